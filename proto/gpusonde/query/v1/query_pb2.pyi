@@ -1,0 +1,263 @@
+from google.protobuf import duration_pb2 as _duration_pb2
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from gpusonde.common.v1 import job_pb2 as _job_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class RunStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    RUN_STATUS_UNSPECIFIED: _ClassVar[RunStatus]
+    RUN_STATUS_ACTIVE: _ClassVar[RunStatus]
+    RUN_STATUS_ENDED: _ClassVar[RunStatus]
+
+class EpochVerdict(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    EPOCH_VERDICT_UNSPECIFIED: _ClassVar[EpochVerdict]
+    EPOCH_VERDICT_EPOCHS: _ClassVar[EpochVerdict]
+    EPOCH_VERDICT_SHORT_CYCLE: _ClassVar[EpochVerdict]
+    EPOCH_VERDICT_NONE: _ClassVar[EpochVerdict]
+
+class EpochStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    EPOCH_STATUS_UNSPECIFIED: _ClassVar[EpochStatus]
+    EPOCH_STATUS_PROVISIONAL: _ClassVar[EpochStatus]
+    EPOCH_STATUS_CONFIRMED: _ClassVar[EpochStatus]
+    EPOCH_STATUS_WITHDRAWN: _ClassVar[EpochStatus]
+
+class PredictionStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PREDICTION_STATUS_UNSPECIFIED: _ClassVar[PredictionStatus]
+    PREDICTION_STATUS_OK: _ClassVar[PredictionStatus]
+    PREDICTION_STATUS_EXTRAPOLATED: _ClassVar[PredictionStatus]
+    PREDICTION_STATUS_INSUFFICIENT_EPOCHS: _ClassVar[PredictionStatus]
+    PREDICTION_STATUS_UNSUPPORTED_GPU: _ClassVar[PredictionStatus]
+RUN_STATUS_UNSPECIFIED: RunStatus
+RUN_STATUS_ACTIVE: RunStatus
+RUN_STATUS_ENDED: RunStatus
+EPOCH_VERDICT_UNSPECIFIED: EpochVerdict
+EPOCH_VERDICT_EPOCHS: EpochVerdict
+EPOCH_VERDICT_SHORT_CYCLE: EpochVerdict
+EPOCH_VERDICT_NONE: EpochVerdict
+EPOCH_STATUS_UNSPECIFIED: EpochStatus
+EPOCH_STATUS_PROVISIONAL: EpochStatus
+EPOCH_STATUS_CONFIRMED: EpochStatus
+EPOCH_STATUS_WITHDRAWN: EpochStatus
+PREDICTION_STATUS_UNSPECIFIED: PredictionStatus
+PREDICTION_STATUS_OK: PredictionStatus
+PREDICTION_STATUS_EXTRAPOLATED: PredictionStatus
+PREDICTION_STATUS_INSUFFICIENT_EPOCHS: PredictionStatus
+PREDICTION_STATUS_UNSUPPORTED_GPU: PredictionStatus
+
+class ListRunsRequest(_message.Message):
+    __slots__ = ("gpu_uuid", "job_id", "page_size", "page_token")
+    GPU_UUID_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    gpu_uuid: str
+    job_id: str
+    page_size: int
+    page_token: str
+    def __init__(self, gpu_uuid: _Optional[str] = ..., job_id: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class ListRunsResponse(_message.Message):
+    __slots__ = ("runs", "next_page_token")
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    runs: _containers.RepeatedCompositeFieldContainer[Run]
+    next_page_token: str
+    def __init__(self, runs: _Optional[_Iterable[_Union[Run, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class Run(_message.Message):
+    __slots__ = ("run_id", "agent_id", "gpu_uuid", "product_name", "job_id", "scheduler", "status", "start_time", "end_time", "tick_count", "missed_ticks", "epoch_count", "verdict", "epoch_period", "epoch_period_lower", "epoch_period_upper", "confidence", "replayed", "host_name", "framebuffer_bytes")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    AGENT_ID_FIELD_NUMBER: _ClassVar[int]
+    GPU_UUID_FIELD_NUMBER: _ClassVar[int]
+    PRODUCT_NAME_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULER_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    START_TIME_FIELD_NUMBER: _ClassVar[int]
+    END_TIME_FIELD_NUMBER: _ClassVar[int]
+    TICK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    MISSED_TICKS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_COUNT_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_PERIOD_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_PERIOD_LOWER_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_PERIOD_UPPER_FIELD_NUMBER: _ClassVar[int]
+    CONFIDENCE_FIELD_NUMBER: _ClassVar[int]
+    REPLAYED_FIELD_NUMBER: _ClassVar[int]
+    HOST_NAME_FIELD_NUMBER: _ClassVar[int]
+    FRAMEBUFFER_BYTES_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    agent_id: str
+    gpu_uuid: str
+    product_name: str
+    job_id: str
+    scheduler: _job_pb2.Scheduler
+    status: RunStatus
+    start_time: _timestamp_pb2.Timestamp
+    end_time: _timestamp_pb2.Timestamp
+    tick_count: int
+    missed_ticks: int
+    epoch_count: int
+    verdict: EpochVerdict
+    epoch_period: _duration_pb2.Duration
+    epoch_period_lower: _duration_pb2.Duration
+    epoch_period_upper: _duration_pb2.Duration
+    confidence: float
+    replayed: bool
+    host_name: str
+    framebuffer_bytes: int
+    def __init__(self, run_id: _Optional[str] = ..., agent_id: _Optional[str] = ..., gpu_uuid: _Optional[str] = ..., product_name: _Optional[str] = ..., job_id: _Optional[str] = ..., scheduler: _Optional[_Union[_job_pb2.Scheduler, str]] = ..., status: _Optional[_Union[RunStatus, str]] = ..., start_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., tick_count: _Optional[int] = ..., missed_ticks: _Optional[int] = ..., epoch_count: _Optional[int] = ..., verdict: _Optional[_Union[EpochVerdict, str]] = ..., epoch_period: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., epoch_period_lower: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., epoch_period_upper: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., confidence: _Optional[float] = ..., replayed: bool = ..., host_name: _Optional[str] = ..., framebuffer_bytes: _Optional[int] = ...) -> None: ...
+
+class ListEpochsRequest(_message.Message):
+    __slots__ = ("run_id", "page_size", "page_token", "include_withdrawn")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    INCLUDE_WITHDRAWN_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    page_size: int
+    page_token: str
+    include_withdrawn: bool
+    def __init__(self, run_id: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., include_withdrawn: bool = ...) -> None: ...
+
+class ListEpochsResponse(_message.Message):
+    __slots__ = ("epochs", "next_page_token", "verdict", "reason")
+    EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    epochs: _containers.RepeatedCompositeFieldContainer[Epoch]
+    next_page_token: str
+    verdict: EpochVerdict
+    reason: str
+    def __init__(self, epochs: _Optional[_Iterable[_Union[Epoch, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., verdict: _Optional[_Union[EpochVerdict, str]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Epoch(_message.Message):
+    __slots__ = ("index", "start_time", "end_time", "confidence", "status", "revision")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    START_TIME_FIELD_NUMBER: _ClassVar[int]
+    END_TIME_FIELD_NUMBER: _ClassVar[int]
+    CONFIDENCE_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    start_time: _timestamp_pb2.Timestamp
+    end_time: _timestamp_pb2.Timestamp
+    confidence: float
+    status: EpochStatus
+    revision: int
+    def __init__(self, index: _Optional[int] = ..., start_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., confidence: _Optional[float] = ..., status: _Optional[_Union[EpochStatus, str]] = ..., revision: _Optional[int] = ...) -> None: ...
+
+class PredictEpochLatencyRequest(_message.Message):
+    __slots__ = ("run_id", "measurement", "target_gpu_models")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    MEASUREMENT_FIELD_NUMBER: _ClassVar[int]
+    TARGET_GPU_MODELS_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    measurement: SourceMeasurement
+    target_gpu_models: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, run_id: _Optional[str] = ..., measurement: _Optional[_Union[SourceMeasurement, _Mapping]] = ..., target_gpu_models: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class SourceMeasurement(_message.Message):
+    __slots__ = ("gpu_model", "epoch_latency", "metrics", "framebuffer_bytes", "epoch_latency_relative_error", "static_attributes")
+    class StaticAttributesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    GPU_MODEL_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_LATENCY_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    FRAMEBUFFER_BYTES_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_LATENCY_RELATIVE_ERROR_FIELD_NUMBER: _ClassVar[int]
+    STATIC_ATTRIBUTES_FIELD_NUMBER: _ClassVar[int]
+    gpu_model: str
+    epoch_latency: _duration_pb2.Duration
+    metrics: _containers.RepeatedCompositeFieldContainer[MetricDistribution]
+    framebuffer_bytes: int
+    epoch_latency_relative_error: float
+    static_attributes: _containers.ScalarMap[str, float]
+    def __init__(self, gpu_model: _Optional[str] = ..., epoch_latency: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., metrics: _Optional[_Iterable[_Union[MetricDistribution, _Mapping]]] = ..., framebuffer_bytes: _Optional[int] = ..., epoch_latency_relative_error: _Optional[float] = ..., static_attributes: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class MetricDistribution(_message.Message):
+    __slots__ = ("metric", "mean", "standard_deviation", "minimum", "quartile_1", "median", "quartile_3", "maximum")
+    METRIC_FIELD_NUMBER: _ClassVar[int]
+    MEAN_FIELD_NUMBER: _ClassVar[int]
+    STANDARD_DEVIATION_FIELD_NUMBER: _ClassVar[int]
+    MINIMUM_FIELD_NUMBER: _ClassVar[int]
+    QUARTILE_1_FIELD_NUMBER: _ClassVar[int]
+    MEDIAN_FIELD_NUMBER: _ClassVar[int]
+    QUARTILE_3_FIELD_NUMBER: _ClassVar[int]
+    MAXIMUM_FIELD_NUMBER: _ClassVar[int]
+    metric: str
+    mean: float
+    standard_deviation: float
+    minimum: float
+    quartile_1: float
+    median: float
+    quartile_3: float
+    maximum: float
+    def __init__(self, metric: _Optional[str] = ..., mean: _Optional[float] = ..., standard_deviation: _Optional[float] = ..., minimum: _Optional[float] = ..., quartile_1: _Optional[float] = ..., median: _Optional[float] = ..., quartile_3: _Optional[float] = ..., maximum: _Optional[float] = ...) -> None: ...
+
+class PredictEpochLatencyResponse(_message.Message):
+    __slots__ = ("predictions", "model_version", "source_gpu_model", "source_epoch_latency")
+    PREDICTIONS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_GPU_MODEL_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_EPOCH_LATENCY_FIELD_NUMBER: _ClassVar[int]
+    predictions: _containers.RepeatedCompositeFieldContainer[EpochLatencyPrediction]
+    model_version: str
+    source_gpu_model: str
+    source_epoch_latency: _duration_pb2.Duration
+    def __init__(self, predictions: _Optional[_Iterable[_Union[EpochLatencyPrediction, _Mapping]]] = ..., model_version: _Optional[str] = ..., source_gpu_model: _Optional[str] = ..., source_epoch_latency: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class EpochLatencyPrediction(_message.Message):
+    __slots__ = ("gpu_model", "epoch_latency", "epoch_latency_lower", "epoch_latency_upper", "interval_coverage", "status", "extrapolated", "method", "reason")
+    GPU_MODEL_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_LATENCY_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_LATENCY_LOWER_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_LATENCY_UPPER_FIELD_NUMBER: _ClassVar[int]
+    INTERVAL_COVERAGE_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    EXTRAPOLATED_FIELD_NUMBER: _ClassVar[int]
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    gpu_model: str
+    epoch_latency: _duration_pb2.Duration
+    epoch_latency_lower: _duration_pb2.Duration
+    epoch_latency_upper: _duration_pb2.Duration
+    interval_coverage: float
+    status: PredictionStatus
+    extrapolated: bool
+    method: str
+    reason: str
+    def __init__(self, gpu_model: _Optional[str] = ..., epoch_latency: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., epoch_latency_lower: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., epoch_latency_upper: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., interval_coverage: _Optional[float] = ..., status: _Optional[_Union[PredictionStatus, str]] = ..., extrapolated: bool = ..., method: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class ReadSamplesRequest(_message.Message):
+    __slots__ = ("gpu_uuid", "metrics", "start_time", "end_time")
+    GPU_UUID_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    START_TIME_FIELD_NUMBER: _ClassVar[int]
+    END_TIME_FIELD_NUMBER: _ClassVar[int]
+    gpu_uuid: str
+    metrics: _containers.RepeatedScalarFieldContainer[str]
+    start_time: _timestamp_pb2.Timestamp
+    end_time: _timestamp_pb2.Timestamp
+    def __init__(self, gpu_uuid: _Optional[str] = ..., metrics: _Optional[_Iterable[str]] = ..., start_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class ReadSamplesResponse(_message.Message):
+    __slots__ = ("arrow_ipc",)
+    ARROW_IPC_FIELD_NUMBER: _ClassVar[int]
+    arrow_ipc: bytes
+    def __init__(self, arrow_ipc: _Optional[bytes] = ...) -> None: ...
