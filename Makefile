@@ -1,0 +1,62 @@
+# Needs only make and Python 3.10 or newer: everything else is installed into .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SOURCES := proto telemetry catalog agent epoch_detect predictor collector cli
+CODE := $(filter-out proto,$(SOURCES)) tests benchmarks
+
+.PHONY: demo test lint format stubs wheel clean help
+
+help:
+	@echo "make demo    install, then run the whole product on loopback with a recorded trace or the GPU of this machine"
+	@echo "make test    install, then run the tests"
+	@echo "make lint    ruff, mypy, import contracts, generated stubs, buf where it is installed"
+	@echo "make format  let ruff rewrite the code"
+	@echo "make stubs   regenerate the protobuf stubs"
+	@echo "make wheel   build the wheel into dist/"
+	@echo "make clean   remove what the other targets made"
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "gpusonde needs Python 3.10 or newer; this is %s. Try: make PYTHON=python3.11 ..." % sys.version.split()[0])'
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "could not create $(VENV); on Debian and Ubuntu install python3-venv" >&2; exit 1; }
+
+$(VENV)/.installed: pyproject.toml | $(BIN)/python
+	@echo "installing gpusonde into $(VENV) (once; a minute or two) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[collector]'
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml | $(VENV)/.installed
+	@echo "installing the development tools into $(VENV) (once) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+demo: $(VENV)/.installed
+	@$(BIN)/gpusonde demo
+
+test: $(VENV)/.installed-dev
+	@$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	@rm -rf build/stubs && mkdir -p build/stubs && proto/generate.sh "$(CURDIR)/$(BIN)/python" "$(CURDIR)/build/stubs"
+	@cd build/stubs && find . -name '*_pb2*' | sort | while read -r stub; do \
+	    cmp -s "$$stub" "../../proto/$$stub" || { echo "proto/$$stub is not what its .proto generates: run 'make stubs'" >&2; exit 1; }; done
+	@echo "stubs: unchanged"
+	@if command -v buf >/dev/null; then cd proto && buf lint && buf format --diff --exit-code && echo "buf: clean"; \
+	    else echo "buf: not installed, skipped"; fi
+
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff check --fix $(CODE)
+	$(BIN)/ruff format $(CODE)
+
+stubs: $(VENV)/.installed-dev
+	proto/generate.sh "$(CURDIR)/$(BIN)/python"
+
+wheel: $(VENV)/.installed
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis demo-output

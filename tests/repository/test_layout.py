@@ -1,0 +1,42 @@
+"""The shape of the repository: one namespace, many source roots."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE_ROOTS = ("proto", "telemetry", "catalog", "agent", "epoch_detect", "predictor", "collector", "cli")
+
+
+def test_the_namespace_package_has_no_init_file():
+    # A stray one breaks editable installs, pytest and import-linter, but not the wheel.
+    assert [str(root) for root in SOURCE_ROOTS if (ROOT / root / "gpusonde" / "__init__.py").exists()] == []
+
+
+def test_every_portion_says_that_it_is_typed():
+    portions = [p for root in SOURCE_ROOTS for p in (ROOT / root / "gpusonde").iterdir() if p.is_dir()]
+    portions = [p for p in portions if p.name != "__pycache__"]
+    assert len(portions) >= 10
+    assert [str(p) for p in portions if not (p / "py.typed").is_file()] == []
+
+
+@pytest.mark.parametrize("setting", ["dev-mode-dirs", "packages = [\n", "pythonpath", "mypy_path"])
+def test_every_source_root_is_listed_wherever_pyproject_lists_them(setting: str):
+    text = (ROOT / "pyproject.toml").read_text()
+    listed = text[text.index(setting) :]
+    listed = listed[: listed.index("]\n")]
+    assert [root for root in SOURCE_ROOTS if f'"{root}' not in listed] == []
+
+
+def test_what_a_gpu_host_imports_needs_no_scientific_stack():
+    code = (
+        "import sys; import gpusonde.agent, gpusonde.telemetry, gpusonde.catalog, gpusonde.cli.main; "
+        "heavy = {'scipy', 'sklearn', 'pandas', 'catboost', 'matplotlib', 'rich', 'pyarrow'} & set(sys.modules); "
+        "sys.exit(f'imported: {sorted(heavy)}' if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
