@@ -1,0 +1,318 @@
+"""``GpuCatalog``: GPUs by any of their names."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from gpusonde.catalog.loading import parse_gpu
+from gpusonde.catalog.names import bracketed, key_of, slice_kind, without_count
+from gpusonde.catalog.sources import DATA_DIRECTORY, CatalogDataError, Source, parse_sources, read_toml
+from gpusonde.catalog.spec import GpuSpec
+
+# Visible over nominal memory: 0.92 on a T4 with ECC, 1.0 on a P100.
+_VISIBLE_MEMORY_LOW = 0.87
+_VISIBLE_MEMORY_HIGH = 1.02
+# Longer names are cut before the nearest known one is looked for, and in messages.
+_LONGEST_NAME = 120
+_SECTIONS = ("sources", "compute_capability", "ambiguous", "families", "not_whole_nvidia_gpus", "gpu")
+
+
+class UnknownGpuError(LookupError):
+    """A name for which the catalogue holds no GPU.
+
+    Attributes:
+        requested: The name as given.
+        nearest: Canonical names that are spelled most alike, best first; may be empty.
+        reason: Why the name cannot be taken for a GPU of the catalogue, where more is known than that it is absent.
+    """
+
+    def __init__(self, requested: str, nearest: Sequence[str] = (), reason: str = "") -> None:
+        """Keep the name, the nearest names and the reason."""
+        self.requested = requested
+        self.nearest = tuple(nearest)
+        self.reason = reason
+        super().__init__(requested)
+
+    def __str__(self) -> str:
+        shown = repr(self.requested if len(self.requested) <= _LONGEST_NAME else self.requested[:_LONGEST_NAME] + "...")
+        message = f"{shown} is {self.reason}; name a whole NVIDIA GPU" if self.reason else f"unknown GPU {shown}"
+        if self.nearest:
+            message += f"; nearest: {', '.join(self.nearest)}"
+        return message + " ('gpusonde gpus' lists all)"
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """What a name was taken for.
+
+    Attributes:
+        spec: The GPU.
+        requested: The name as given.
+        note: Empty when the name means this GPU and no other; else what was assumed, for the user to see.
+        candidates: Canonical names that the name could mean, the taken one first.
+    """
+
+    spec: GpuSpec
+    requested: str
+    note: str = ""
+    candidates: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class AmbiguousName:
+    """A name that stands for several GPUs.
+
+    Attributes:
+        name: The name.
+        candidates: Canonical names, the one to take first.
+        others: GPUs that the name could also mean and that the catalogue does not hold.
+    """
+
+    name: str
+    candidates: tuple[str, ...]
+    others: tuple[str, ...] = ()
+
+
+class GpuCatalog:
+    """The GPUs, their names and what each name means.
+
+    Args:
+        specs: The GPUs, in listing order.
+        ambiguous: Names that stand for several of them.
+        families: Instance family -> canonical name.
+        not_whole_gpus: Instance family -> what it rents instead of a whole NVIDIA GPU.
+
+    Raises:
+        CatalogDataError: Two GPUs share a name, or a name points to a GPU that is not there.
+    """
+
+    def __init__(
+        self,
+        specs: Iterable[GpuSpec],
+        *,
+        ambiguous: Iterable[AmbiguousName] = (),
+        families: Mapping[str, str] | None = None,
+        not_whole_gpus: Mapping[str, str] | None = None,
+    ) -> None:
+        self.specs: tuple[GpuSpec, ...] = tuple(specs)
+        self._ambiguous = tuple(ambiguous)
+        self._families = dict(families or {})
+        self._not_whole_gpus = dict(not_whole_gpus or {})
+
+    @classmethod
+    def load(cls, *extra: Path | str) -> GpuCatalog:
+        """Read the shipped data file, then further ones of the same form, which may add GPUs but replace none.
+
+        Raises:
+            CatalogDataError: A file cannot be read, or holds something that cannot be true.
+        """
+        sources: dict[str, Source] = {}
+        capabilities: dict[str, Any] = {}
+        specs: list[GpuSpec] = []
+        ambiguous: list[AmbiguousName] = []
+        families: dict[str, str] = {}
+        not_whole: dict[str, str] = {}
+        for path in (DATA_DIRECTORY / "gpus.toml", *map(Path, extra)):
+            document = read_toml(path)
+            unknown = [section for section in document if section not in _SECTIONS]
+            if unknown:
+                raise CatalogDataError(f"{path}: unknown section {unknown[0]!r}; known: {', '.join(_SECTIONS)}")
+            sources.update(parse_sources(document.get("sources", {}), path))
+            capabilities.update(_table(document, "compute_capability", path))
+            specs.extend(parse_gpu(table, capabilities, sources, path) for table in document.get("gpu", []))
+            ambiguous.extend(_parse_ambiguous(_table(document, "ambiguous", path), path))
+            families.update(_strings(document, "families", path))
+            not_whole.update(_strings(document, "not_whole_nvidia_gpus", path))
+        catalog = cls(specs, ambiguous=ambiguous, families=families, not_whole_gpus=not_whole)
+        catalog.check()
+        return catalog
+
+    def check(self) -> None:
+        """Verify that every name means one thing and leads to a GPU.
+
+        Raises:
+            CatalogDataError: It does not.
+        """
+        owners: dict[str, str] = {}
+        for spec in self.specs:
+            if len([other for other in self.specs if other.name == spec.name]) > 1:
+                raise CatalogDataError(f"gpu {spec.name!r} is defined twice; give each variant its own name")
+            for alias in (spec.name, *spec.aliases):
+                key = key_of(alias)
+                if not key:
+                    raise CatalogDataError(f"gpu {spec.name!r}: alias {alias!r} holds no plain letters or digits")
+                if owners.setdefault(key, spec.name) != spec.name:
+                    raise CatalogDataError(f"{alias!r} names both {owners[key]!r} and {spec.name!r}")
+        for entry in self._ambiguous:
+            if owners.setdefault(key_of(entry.name), "[ambiguous]") != "[ambiguous]":
+                raise CatalogDataError(f"{entry.name!r} is ambiguous and an alias of {owners[key_of(entry.name)]!r}")
+            for name in entry.candidates:
+                self._require(name, f"ambiguous name {entry.name!r}")
+        for family, name in self._families.items():
+            self._require(name, f"instance family {family!r}")
+
+    def _require(self, name: str, where: str) -> None:
+        if name not in self._by_name:
+            raise CatalogDataError(f"{where} names {name!r}, which is no canonical name of the catalogue")
+
+    @cached_property
+    def _by_name(self) -> dict[str, GpuSpec]:
+        return {spec.name: spec for spec in self.specs}
+
+    @cached_property
+    def _by_key(self) -> dict[str, GpuSpec]:
+        return {key_of(alias): spec for spec in self.specs for alias in (spec.name, *spec.aliases)}
+
+    @cached_property
+    def _ambiguous_by_key(self) -> dict[str, AmbiguousName]:
+        return {key_of(entry.name): entry for entry in self._ambiguous}
+
+    @cached_property
+    def _family_pattern(self) -> re.Pattern[str]:
+        # Longest first, so that p4de is not read as p4d; a size must follow a separator, so that g5g is not g5.
+        families = sorted((*self._families, *self._not_whole_gpus), key=len, reverse=True)
+        return re.compile(rf"(?P<family>{'|'.join(map(re.escape, families))})(?:[._-][\w.-]+)?", re.IGNORECASE)
+
+    def __len__(self) -> int:
+        return len(self.specs)
+
+    def get(self, name: str) -> GpuSpec:
+        """The GPU of this canonical name.
+
+        Raises:
+            UnknownGpuError: No GPU has it; aliases are not tried.
+        """
+        try:
+            return self._by_name[name]
+        except KeyError:
+            raise UnknownGpuError(name, self.nearest(name)) from None
+
+    def resolve(self, name: str, *, memory_bytes: float | None = None) -> Resolution:
+        """Find the GPU that a name means.
+
+        Case, spaces, dashes and the words NVIDIA, Tesla and GeForce do not matter. Instance types and families
+        ("g4dn.xlarge", "p3") and names with a count ("8xH100") or inside an lspci line resolve, too. Nothing is
+        guessed from part of a name: "A10" is not an A100.
+
+        Args:
+            name: Any spelling.
+            memory_bytes: Device memory as the driver shows it (framebuffer total), to tell variants apart.
+
+        Raises:
+            UnknownGpuError: The catalogue holds no such GPU, or the name stands for a part of one.
+        """
+        if (kind := slice_kind(name)) is not None:
+            raise UnknownGpuError(name, self.nearest(name), kind)
+        plain, count = without_count(name.strip())
+        spellings = [plain] if (product := bracketed(plain)) is None else [plain, product]
+        for spelling in spellings:
+            resolution = self._resolve_spelling(name, spelling, memory_bytes)
+            if resolution is not None:
+                if count == 1:
+                    return resolution
+                note = f"one of the {count} GPUs"
+                note = f"{note}; {resolution.note}" if resolution.note else note
+                return Resolution(resolution.spec, name, note, resolution.candidates)
+        raise UnknownGpuError(name, self.nearest(name))
+
+    def _resolve_spelling(self, requested: str, spelling: str, memory_bytes: float | None) -> Resolution | None:
+        key = key_of(spelling)
+        if (entry := self._ambiguous_by_key.get(key)) is not None:
+            return self._choose(requested, entry, memory_bytes)
+        spec = self._by_key.get(key)
+        if spec is None:
+            spec = self._by_family(requested, spelling)
+        if spec is None:
+            return None
+        note = ""
+        if memory_bytes is not None and not _memory_fits(spec, memory_bytes):
+            note = f"taken for {spec.name}, but {_gibibytes(memory_bytes)} of memory do not fit it"
+        return Resolution(spec, requested, note, (spec.name,))
+
+    def _by_family(self, requested: str, spelling: str) -> GpuSpec | None:
+        match = self._family_pattern.fullmatch(spelling.strip())
+        if match is None:
+            return None
+        family = match["family"].casefold()
+        for name, kind in self._not_whole_gpus.items():
+            if name.casefold() == family:
+                raise UnknownGpuError(requested, reason=kind)
+        return next(self._by_name[gpu] for name, gpu in self._families.items() if name.casefold() == family)
+
+    def _choose(self, requested: str, entry: AmbiguousName, memory_bytes: float | None) -> Resolution:
+        candidates = [self._by_name[name] for name in entry.candidates]
+        others = entry.others
+        remark = ""
+        if memory_bytes is not None:
+            fitting = [spec for spec in candidates if _memory_fits(spec, memory_bytes)]
+            if fitting:
+                candidates, others = fitting, ()
+            else:
+                remark = f"; {_gibibytes(memory_bytes)} of memory fit none of them"
+        names = tuple(spec.name for spec in candidates)
+        alternatives = (*names[1:], *(f"{other} (not in the catalogue)" for other in others))
+        note = ""
+        if alternatives or remark:
+            also = f"; also possible: {', '.join(alternatives)}" if alternatives else ""
+            note = f"taken for {names[0]}{also}{remark}"
+        return Resolution(candidates[0], requested, note, names)
+
+    def nearest(self, name: str, count: int = 3) -> tuple[str, ...]:
+        """Canonical names spelled most like ``name``, best first; fewer than ``count`` when little is alike."""
+        key = key_of(without_count(name)[0][:_LONGEST_NAME])
+        if not key:
+            return ()
+        # "3090" is close to anything with digits; names with letters tell more.
+        canonical = {known: spec.name for known, spec in self._by_key.items() if not known.isdigit()}
+        canonical |= {known: entry.candidates[0] for known, entry in self._ambiguous_by_key.items()}
+        matches = difflib.get_close_matches(key, canonical, n=4 * count, cutoff=0.5)
+        return tuple(dict.fromkeys(canonical[match] for match in matches))[:count]
+
+
+def load_gpus(*extra: Path | str) -> GpuCatalog:
+    """The shipped catalogue, with the GPUs of further files added; see ``GpuCatalog.load``."""
+    return GpuCatalog.load(*extra)
+
+
+def _memory_fits(spec: GpuSpec, memory_bytes: float) -> bool:
+    return _VISIBLE_MEMORY_LOW * spec.memory_bytes <= memory_bytes <= _VISIBLE_MEMORY_HIGH * spec.memory_bytes
+
+
+def _gibibytes(memory_bytes: float) -> str:
+    return f"{memory_bytes / (1 << 30):.1f} GiB"
+
+
+def _table(document: Mapping[str, Any], section: str, path: Path) -> Mapping[str, Any]:
+    table = document.get(section, {})
+    if not isinstance(table, Mapping):
+        raise CatalogDataError(f"{path}: {section} must be a table")
+    return table
+
+
+def _strings(document: Mapping[str, Any], section: str, path: Path) -> dict[str, str]:
+    table = _table(document, section, path)
+    for key, value in table.items():
+        if not isinstance(value, str):
+            raise CatalogDataError(f"{path}: {section}.{key} must be a string, not {value!r}")
+    return dict(table)
+
+
+def _parse_ambiguous(table: Mapping[str, Any], path: Path) -> list[AmbiguousName]:
+    entries = []
+    for name, entry in table.items():
+        where = f"{path}: ambiguous name {name!r}"
+        if not isinstance(entry, Mapping) or not set(entry) <= {"candidates", "others"}:
+            raise CatalogDataError(f"{where} needs candidates = [...] and may have others = [...]")
+        lists = [entry.get(key, []) for key in ("candidates", "others")]
+        if not lists[0] or not all(
+            isinstance(names, list) and all(isinstance(n, str) for n in names) for names in lists
+        ):
+            raise CatalogDataError(f"{where}: candidates and others must be lists of names")
+        entries.append(AmbiguousName(name, tuple(lists[0]), tuple(lists[1])))
+    return entries

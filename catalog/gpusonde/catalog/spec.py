@@ -1,0 +1,105 @@
+"""``GpuSpec``: the data sheet of one GPU, with the source of every figure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+
+from gpusonde.catalog.sources import Source
+
+_TEXT = frozenset({"name", "aliases", "architecture", "memory_type", "released", "note", "sources"})
+
+
+@dataclass(frozen=True)
+class GpuSpec:
+    """The data sheet of one GPU.
+
+    A figure that nobody knows is None. A figure of something that the GPU does not have is 0: ``tensor_cores`` before
+    Volta, ``tensor_tf32_tflops`` before Ampere, ``nvlink_bytes_per_second`` of a card without NVLink.
+
+    Attributes:
+        name: Canonical name; tells variants apart (``V100-SXM2-16GB``, ``V100-PCIe-16GB``).
+        aliases: Other spellings: NVML, torch, clouds, papers.
+        architecture: Marketing name of the architecture (``Ampere``).
+        compute_capability: CUDA compute capability as major + minor / 10.
+        sm_count: Streaming multiprocessors enabled.
+        cuda_cores: FP32 lanes, ``sm_count * cores_per_sm``.
+        tensor_cores: Tensor cores enabled.
+        base_clock_mhz: Guaranteed SM clock, MHz.
+        boost_clock_mhz: Highest SM clock of the data sheet, MHz; the peak rates below assume it.
+        memory_bytes: Nominal device memory; the driver shows up to 8 % less where ECC or firmware takes a share.
+        memory_type: ``GDDR6``, ``HBM2e`` ...
+        memory_bus_bits: Width of the memory bus.
+        memory_bandwidth_bytes_per_second: Peak of the memory bus.
+        l2_cache_bytes: Level 2 cache.
+        l1_cache_bytes_per_sm: Level 1 data cache; the unified L1 and shared memory array where the two are one.
+        fp32_tflops: Peak FP32, ``cuda_cores * 2 * boost_clock_mhz``, 1e12 per second.
+        fp16_tflops: Peak FP16 without tensor cores.
+        fp64_tflops: Peak FP64 without tensor cores.
+        tensor_fp16_tflops: Peak dense FP16 with FP32 accumulation on tensor cores.
+        tensor_tf32_tflops: Peak dense TF32 on tensor cores.
+        power_limit_watts: Default board power limit (half of it for one die of a two-die board).
+        pcie_generation: PCI Express generation of the card.
+        pcie_lanes: Lanes of the card; a host may wire fewer.
+        nvlink_bytes_per_second: NVLink, sum of both directions and of all links.
+        max_threads_per_sm: Resident threads per SM.
+        shared_memory_bytes_per_sm: Shared memory per SM.
+        cores_per_sm: FP32 lanes per SM.
+        released: Day of release, ISO 8601; announcement where that is what the source gives.
+        note: What a reader should know before trusting a figure; empty otherwise.
+        sources: Attribute -> source, for every attribute that is not None.
+    """
+
+    name: str
+    aliases: tuple[str, ...]
+    architecture: str
+    compute_capability: float
+    sm_count: int
+    cuda_cores: int
+    tensor_cores: int
+    base_clock_mhz: float | None
+    boost_clock_mhz: float
+    memory_bytes: int
+    memory_type: str
+    memory_bus_bits: int | None
+    memory_bandwidth_bytes_per_second: float
+    l2_cache_bytes: int | None
+    l1_cache_bytes_per_sm: int | None
+    fp32_tflops: float
+    fp16_tflops: float | None
+    fp64_tflops: float | None
+    tensor_fp16_tflops: float | None
+    tensor_tf32_tflops: float | None
+    power_limit_watts: float | None
+    pcie_generation: int | None
+    pcie_lanes: int | None
+    nvlink_bytes_per_second: float | None
+    max_threads_per_sm: int
+    shared_memory_bytes_per_sm: int
+    cores_per_sm: int
+    released: str | None = None
+    note: str = ""
+    sources: Mapping[str, Source] = field(default_factory=dict, repr=False, compare=False)
+
+    def figures(self) -> dict[str, float]:
+        """Every known numeric attribute by name, in the order above and in the attribute's own unit."""
+        return {
+            item.name: float(value)
+            for item in fields(self)
+            if item.name not in _TEXT and (value := getattr(self, item.name)) is not None
+        }
+
+    def source_of(self, attribute: str) -> Source:
+        """Source of one attribute's value.
+
+        Raises:
+            KeyError: ``attribute`` is no attribute of a GPU, or its value is not known.
+        """
+        try:
+            return self.sources[attribute]
+        except KeyError:
+            raise KeyError(f"{self.name} has no figure named {attribute!r}; known: {', '.join(self.sources)}") from None
+
+    def from_memory(self) -> tuple[str, ...]:
+        """Attributes whose value was written down from memory and wants checking."""
+        return tuple(attribute for attribute, source in self.sources.items() if source.from_memory)
