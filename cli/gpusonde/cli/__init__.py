@@ -1,1 +1,1 @@
-"""placeholder"""
+"""The ``gpusonde`` command. Not an API: use the components' packages from Python."""

@@ -1,0 +1,176 @@
+"""``gpusonde detect``: the epochs of one trace."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpusonde.cli import wording
+from gpusonde.cli.output import Output, Screen
+from gpusonde.cli.parsing import Parser, Subparsers, add_command, positive_integer, positive_number
+
+if TYPE_CHECKING:
+    from gpusonde.epoch_detect import EpochDetection
+    from gpusonde.telemetry import Trace
+
+
+def add_trace_options(parser: argparse.ArgumentParser) -> None:
+    """Options that say how a trace file is to be read."""
+    group = parser.add_argument_group("reading the trace")
+    group.add_argument("--gpu", metavar="GPU", help="which GPU of the file: index from 0, UUID or trace_id")
+    group.add_argument(
+        "--gpus",
+        type=positive_integer,
+        metavar="N",
+        help="GPUs interleaved in an nvidia-smi log (else found)",
+    )
+    group.add_argument(
+        "--interval-s",
+        type=positive_number,
+        metavar="S",
+        help="seconds between ticks, for files that do not say",
+    )
+
+
+def read_trace_of(args: argparse.Namespace, path: Path) -> Trace:
+    """Read the one trace that the options of ``add_trace_options`` name."""
+    from gpusonde.telemetry import read_trace
+
+    gpu = int(args.gpu) if args.gpu is not None and args.gpu.isdigit() else args.gpu
+    return read_trace(path, gpu=gpu, gpus=args.gpus, interval_s=args.interval_s)
+
+
+def add_parser(subparsers: Subparsers, common: Parser) -> None:
+    """Declare ``gpusonde detect``."""
+    parser = add_command(
+        subparsers,
+        common,
+        "detect",
+        "find the training epochs of one trace",
+        "Find the training epochs of one trace: gpusonde's CSV or Parquet, an nvidia-smi -lms log or a dcgmi dmon log.",
+    )
+    parser.add_argument("trace", type=Path, metavar="TRACE", help="trace file")
+    add_trace_options(parser)
+    group = parser.add_argument_group("detection")
+    group.add_argument(
+        "--metric", action="append", metavar="M", help="use this metric (repeatable; else those that tell most)"
+    )
+    group.add_argument(
+        "--mode",
+        choices=("default", "paper", "notebook"),
+        default="default",
+        help="our detector, the published method, or the one in its authors' notebook (default: default)",
+    )
+    group.add_argument(
+        "--engine",
+        choices=("port", "luminol"),
+        default="port",
+        help="engine of the published modes: our bit-exact port, or luminol itself (default: port)",
+    )
+    group.add_argument("--plot", type=Path, metavar="PNG", help="also draw the trace with its epochs into this file")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Detect, print, and draw where asked."""
+    from gpusonde.epoch_detect import detect
+
+    output = Output(as_json=args.json)
+    trace = read_trace_of(args, args.trace)
+    with output.progress(f"looking for epochs in {args.trace.name}"):
+        detection = detect(trace, mode=args.mode, metrics=args.metric, engine=args.engine)
+    if args.plot is not None:
+        plot(args.plot, trace, detection)
+    output.result(_payload(args, trace, detection), lambda screen: _render(screen, args, trace, detection))
+    return 0
+
+
+def plot(path: Path, trace: Trace, detection: EpochDetection) -> None:
+    """Draw a trace with what was found in it."""
+    from gpusonde.cli.picture import EpochMarks, draw, epoch_ends
+
+    name = trace.gpu_model or trace.gpu_uuid
+    facts = [f"confidence {detection.confidence:.2f}"] if detection.verdict == "epochs" else [detection.reason]
+    facts += [f"{detection.mode} mode"]
+    if "generated" in trace.attributes:
+        facts.insert(0, "generated trace")
+    starts = detection.epoch_starts_s
+    marks = EpochMarks(
+        starts_s=starts,
+        ends_s=epoch_ends(starts, detection.end_s),
+        headline=f"{name}: {headline(detection)}" if name else headline(detection),
+        detail=" · ".join(facts),
+    )
+    draw(path, trace, marks)
+
+
+def headline(detection: EpochDetection) -> str:
+    """The verdict in one line."""
+    range_ = wording.interval(detection.period_low_s, detection.period_high_s)
+    if detection.verdict == "epochs":
+        found = wording.count(len(detection.epoch_starts_s), "epoch")
+        return f"{found} of {wording.seconds(detection.period_s)} ({range_} s)"
+    if detection.verdict == "short_cycle":
+        return f"a cycle of {wording.seconds(detection.period_s)}, too short to tell an epoch from an iteration"
+    return "no epochs"
+
+
+def _payload(args: argparse.Namespace, trace: Trace, detection: EpochDetection) -> dict[str, Any]:
+    return {
+        "trace": str(args.trace),
+        "gpu_uuid": trace.gpu_uuid or None,
+        "gpu_model": trace.gpu_model or None,
+        "generated": trace.attributes.get("generated"),
+        "ticks": len(trace),
+        "duration_s": trace.duration_s,
+        "interval_s": trace.interval_s,
+        "mode": detection.mode,
+        "metrics": list(detection.metrics),
+        "verdict": detection.verdict,
+        "reason": detection.reason,
+        "period_s": detection.period_s,
+        "period_low_s": detection.period_low_s,
+        "period_high_s": detection.period_high_s,
+        "confidence": detection.confidence,
+        "epochs": len(detection.epoch_starts_s),
+        "epoch_starts_s": detection.epoch_starts_s,
+        "end_s": detection.end_s,
+        "hypotheses": [{"period_s": h.period_s, "cycles": h.cycles, "score": h.score} for h in detection.hypotheses],
+        "warnings": [*trace.warnings, *detection.warnings],
+        "plot": None if args.plot is None else str(args.plot),
+    }
+
+
+def _render(screen: Screen, args: argparse.Namespace, trace: Trace, detection: EpochDetection) -> None:
+    from gpusonde.cli.picture import epoch_ends
+
+    for warning in (*trace.warnings, *detection.warnings):
+        screen.note(f"note: {warning}")
+    if "generated" in trace.attributes:
+        screen.note(f"note: this trace is generated {trace.attributes['generated']}")
+    gpu = " ".join(filter(None, (trace.gpu_model, trace.gpu_uuid)))
+    ticks = f"{wording.count(len(trace), 'tick')} in {wording.seconds(trace.duration_s)}"
+    screen.heading(headline(detection))
+    screen.line(f"{args.trace}{f' ({gpu})' if gpu else ''}: {ticks}, {detection.mode} mode")
+    screen.line(f"metrics: {', '.join(detection.metrics) or 'none'}; confidence {detection.confidence:.2f}")
+    if detection.reason:
+        screen.line(detection.reason)
+    starts = detection.epoch_starts_s
+    if len(starts):
+        ends = epoch_ends(starts, detection.end_s)
+        screen.line()
+        screen.table(
+            ("epoch", "start (s)", "end (s)", "duration (s)"),
+            [
+                (str(i + 1), f"{start:.2f}", f"{end:.2f}", f"{end - start:.2f}")
+                for i, (start, end) in enumerate(zip(starts, ends, strict=True))
+            ],
+            numeric=("epoch", "start (s)", "end (s)", "duration (s)"),
+        )
+    if len(detection.hypotheses) > 1:
+        others = "; ".join(
+            f"{wording.seconds(h.period_s)} x {h.cycles} (score {h.score:.2f})" for h in detection.hypotheses
+        )
+        screen.line(f"periods considered: {others}")
+    if args.plot is not None:
+        screen.line(f"picture: {args.plot}")

@@ -1,0 +1,104 @@
+"""``gpusonde``: parse the command line, run one subcommand, turn errors into one line and an exit code.
+
+Exit codes: 0 done, 1 failed, 2 the command line was wrong, 130 interrupted, 141 the reader of stdout went away.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import cast
+
+from gpusonde.cli import logs
+from gpusonde.cli.errors import Report, describe, one_line
+from gpusonde.cli.output import to_json
+from gpusonde.cli.parsing import CommandModule, Parser, UsageError, common_options
+
+COMMANDS = ("detect", "gpus", "metrics")
+# The daemons' news is worth a line without being asked for.
+_DAEMONS = frozenset({"agent", "collector"})
+
+EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 2, 130, 141
+
+
+def build_parser() -> Parser:
+    """The parser with every subcommand. Importing the command modules does not import the components."""
+    parser = Parser(
+        prog="gpusonde",
+        description="Training progress, epoch latency on any GPU and what to rent, from GPU hardware metrics alone.",
+        epilog="'gpusonde COMMAND --help' explains a command; 'gpusonde demo' shows them all at work.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"gpusonde {version('gpusonde')}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
+    common = common_options()
+    for name in COMMANDS:
+        command_module(name).add_parser(subparsers, common)
+    return parser
+
+
+def command_module(name: str) -> CommandModule:
+    """Import the module of one subcommand."""
+    return cast(CommandModule, importlib.import_module(f"gpusonde.cli.commands.{name}"))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run ``gpusonde`` with the given arguments (the process's own by default) and return the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        args = build_parser().parse_args(arguments)
+    except UsageError as error:
+        return _report_usage(error, as_json="--json" in arguments)
+    level = logging.INFO if args.command in _DAEMONS else logging.WARNING
+    logs.configure(args.log_format, verbose=args.verbose, level=level)
+    return run(args)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the parsed subcommand inside the one error boundary of the command."""
+    try:
+        code = command_module(args.command).run(args)
+        sys.stdout.flush()
+    except UsageError as error:
+        return _report_usage(error, as_json=args.json)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output has seen enough ("| head"). Flushing at exit would complain again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
+    except Exception as error:
+        if args.verbose:
+            traceback.print_exc()
+        return _report(describe(error, args.command), as_json=args.json, has_traceback=args.verbose)
+    return code
+
+
+def _report(report: Report, *, as_json: bool, has_traceback: bool) -> int:
+    print(f"gpusonde: error: {report.message}", file=sys.stderr)
+    if report.is_bug:
+        hint = "please report it" if has_traceback else "please report it with the output of the same command --verbose"
+        print(f"gpusonde: this is a fault in gpusonde: {hint}", file=sys.stderr)
+    if as_json:
+        print(to_json(report.payload()), flush=True)
+    return EXIT_FAILED
+
+
+def _report_usage(error: UsageError, *, as_json: bool) -> int:
+    if error.usage:
+        print(error.usage, file=sys.stderr)
+    print(f"gpusonde: error: {one_line(str(error))}", file=sys.stderr)
+    if as_json:
+        print(to_json(Report("UsageError", one_line(str(error))).payload()), flush=True)
+    return EXIT_USAGE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,164 @@
+"""What a subcommand prints: one JSON object, or text and tables for a reader.
+
+Rich draws the tables where it is installed; a bare agent host gets the same tables as aligned plain text.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any, TextIO
+
+# Tables that go to a file or pipe are not squeezed into 80 columns.
+PIPE_WIDTH = 180
+
+
+class Output:
+    """The place that results go to. Logs and progress never come here: they belong to stderr."""
+
+    def __init__(self, *, as_json: bool, stdout: TextIO | None = None, stderr: TextIO | None = None) -> None:
+        """Write to the given streams, the process's own by default."""
+        self.as_json = as_json
+        self._stdout = stdout or sys.stdout
+        self._stderr = stderr or sys.stderr
+
+    def result(self, payload: Mapping[str, Any], render: Callable[[Screen], None]) -> None:
+        """Print the result: ``payload`` under ``--json``, else whatever ``render`` draws."""
+        if self.as_json:
+            self._stdout.write(to_json(payload) + "\n")
+        else:
+            render(self.screen())
+        self._stdout.flush()
+
+    def screen(self) -> Screen:
+        """The screen for people; under ``--json`` it is stderr, so that stdout stays one object."""
+        return make_screen(self._stderr if self.as_json else self._stdout)
+
+    @contextlib.contextmanager
+    def progress(self, label: str, total: float | None = None) -> Iterator[Callable[[float], None]]:
+        """Show a progress bar on a terminal's stderr; yields a function that sets how much is done."""
+        if not (self._stderr.isatty() and _rich_is_installed()) or self.as_json:
+            yield _ignore
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=Console(file=self._stderr), transient=True) as bar:
+            task = bar.add_task(label, total=total)
+            yield lambda done: bar.update(task, completed=done)
+
+
+class Screen:
+    """Plain text on a stream."""
+
+    def __init__(self, stream: TextIO) -> None:
+        """Write to ``stream``."""
+        self.stream = stream
+
+    def line(self, text: str = "") -> None:
+        """Print one line."""
+        self.stream.write(text + "\n")
+        self.stream.flush()
+
+    def heading(self, text: str) -> None:
+        """Print a heading."""
+        self.line()
+        self.line(text)
+
+    def note(self, text: str) -> None:
+        """Print a remark that matters: what was assumed, left out or generated."""
+        self.line(text)
+
+    def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]], *, numeric: Sequence[str] = ()) -> None:
+        """Print a table; the columns named in ``numeric`` are aligned to the right."""
+        widths = [max(len(column), *(len(row[i]) for row in rows), 0) for i, column in enumerate(columns)]
+
+        def joined(cells: Sequence[str]) -> str:
+            aligned = [
+                cell.rjust(width) if column in numeric else cell.ljust(width)
+                for cell, width, column in zip(cells, widths, columns, strict=True)
+            ]
+            return "  ".join(aligned).rstrip()
+
+        self.line(joined(columns))
+        self.line("  ".join("-" * width for width in widths))
+        for row in rows:
+            self.line(joined(row))
+
+
+class RichScreen(Screen):
+    """The same through Rich: colours on a terminal, box-drawn tables."""
+
+    def __init__(self, stream: TextIO) -> None:
+        """Write to ``stream``."""
+        super().__init__(stream)
+        from rich.console import Console
+
+        self._console = Console(
+            file=stream, width=None if stream.isatty() else PIPE_WIDTH, highlight=False, markup=False, emoji=False
+        )
+
+    def line(self, text: str = "") -> None:
+        """Print one line."""
+        self._console.print(text, soft_wrap=True)
+
+    def heading(self, text: str) -> None:
+        """Print a heading."""
+        self._console.print()
+        self._console.print(text, style="bold", soft_wrap=True)
+
+    def note(self, text: str) -> None:
+        """Print a remark that matters."""
+        self._console.print(text, style="yellow", soft_wrap=True)
+
+    def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]], *, numeric: Sequence[str] = ()) -> None:
+        """Print a table; the columns named in ``numeric`` are aligned to the right."""
+        from rich import box
+        from rich.table import Table
+
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+        for column in columns:
+            table.add_column(column, justify="right" if column in numeric else "left", overflow="fold")
+        for row in rows:
+            table.add_row(*row)
+        self._console.print(table)
+
+
+def make_screen(stream: TextIO) -> Screen:
+    """A Rich screen where Rich is installed, else a plain one."""
+    return RichScreen(stream) if _rich_is_installed() else Screen(stream)
+
+
+def to_json(payload: Mapping[str, Any]) -> str:
+    """Serialise a result: NaN and infinities become null, arrays lists, enumerations their values."""
+    return json.dumps(_plain(payload), allow_nan=False, ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, enum.Enum):
+        return _plain(value.value)
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if hasattr(value, "tolist"):  # NumPy arrays and scalars, without importing NumPy for those who have none
+        return _plain(value.tolist())
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    raise TypeError(f"a {type(value).__name__} has no place in a JSON result")
+
+
+def _rich_is_installed() -> bool:
+    return find_spec("rich") is not None
+
+
+def _ignore(_done: float) -> None:
+    """Progress that nobody watches."""

@@ -1,0 +1,191 @@
+"""The picture of a run: its metrics over time with the epoch boundaries marked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpusonde.telemetry import FloatArray, Trace, Unit, metric
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.ticker import Locator
+
+MAX_PANELS = 4
+# Shown first where the trace has them: what tells epochs apart best, then what a reader knows best.
+_PREFERRED = (
+    "dram_active",
+    "sm_active",
+    "gpu_utilization",
+    "power_watts",
+    "tensor_active",
+    "sm_clock_mhz",
+    "memory_utilization",
+    "pcie_rx_bytes_per_second",
+    "framebuffer_used_bytes",
+)
+_INK, _MUTED, _LINE, _BOUNDARY, _BAND = "#1f2933", "#66727f", "#2f6f9f", "#c8452d", "#f3ebe4"
+# More numbers than this along the top would touch one another.
+_MAX_NUMBERS = 40
+
+
+@dataclass(frozen=True)
+class EpochMarks:
+    """What is marked on the trace, in its own ``time_s``.
+
+    Attributes:
+        starts_s: Shape (n,), start of each epoch.
+        ends_s: Shape (n,), end of each epoch.
+        headline: The verdict in words, for the title.
+        detail: A second, smaller line; may be empty.
+    """
+
+    starts_s: FloatArray
+    ends_s: FloatArray
+    headline: str
+    detail: str = ""
+
+
+def epoch_ends(starts_s: FloatArray, end_s: float) -> FloatArray:
+    """End of each epoch, shape (n,): the start of the next one, and ``end_s`` for the last."""
+    return np.append(starts_s[1:], end_s) if len(starts_s) else np.empty(0)
+
+
+def choose_panels(trace: Trace, wanted: Sequence[str] = ()) -> list[str]:
+    """The metrics worth a panel: those asked for, else up to four that vary, the most telling first."""
+    if wanted:
+        return [name for name in wanted if name in trace.values][:MAX_PANELS]
+    order = [*_PREFERRED, *(name for name in trace.metrics if name not in _PREFERRED)]
+    varying = [name for name in order if name in trace.values and _varies(trace.values[name])]
+    return (varying or list(trace.metrics))[:MAX_PANELS]
+
+
+def draw(path: Path, trace: Trace, marks: EpochMarks, *, panels: Sequence[str] = ()) -> None:
+    """Write the picture as PNG.
+
+    Args:
+        path: File to write; missing folders are made.
+        trace: The ticks to draw.
+        marks: Epoch boundaries and the title.
+        panels: Metrics to draw, at most four; chosen by ``choose_panels`` when empty.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    from matplotlib.figure import Figure
+
+    shown = choose_panels(trace, panels)
+    unit_s, unit_name = _time_unit(trace.duration_s)
+    figure = Figure(figsize=(12.0, 1.3 + 1.55 * len(shown)), dpi=120, facecolor="white", layout="constrained")
+    figure.get_layout_engine().set(h_pad=0.06, w_pad=0.06, hspace=0.04)  # type: ignore[union-attr, call-arg]
+    axes = figure.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0]
+    origin_s = float(trace.time_s[0]) if len(trace) else 0.0
+
+    def on_axis(times: FloatArray) -> FloatArray:
+        return (np.asarray(times, dtype=np.float64) - origin_s) / unit_s
+
+    times, breaks = _with_breaks(trace)
+    for axis, name in zip(axes, shown, strict=True):
+        label, scale = _label(name)
+        values = np.insert(trace.values[name], breaks, np.nan) * scale
+        for i, (start, end) in enumerate(zip(on_axis(marks.starts_s), on_axis(marks.ends_s), strict=True)):
+            if i % 2 == 0:
+                axis.axvspan(start, end, color=_BAND, lw=0, zorder=0)
+            axis.axvline(start, color=_BOUNDARY, lw=0.9, zorder=3)
+        if len(marks.ends_s):
+            axis.axvline(on_axis(marks.ends_s)[-1], color=_BOUNDARY, lw=0.9, ls=(0, (4, 2)), zorder=3)
+        axis.plot(on_axis(times), values, color=_LINE, lw=0.8, zorder=2)
+        axis.set_ylabel(label, fontsize=10, color=_INK)
+        axis.margins(x=0.005, y=0.12)
+        axis.set_ylim(bottom=min(0.0, axis.get_ylim()[0]) if not _is_narrow(values) else None)
+        axis.grid(axis="y", color="#e3e7eb", lw=0.7, zorder=0)
+        axis.tick_params(colors=_MUTED, labelsize=9, length=3)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.spines[["left", "bottom"]].set_color("#c4ccd4")
+        axis.yaxis.set_major_locator(_few_ticks())
+    if shown:
+        _number_epochs(axes[0], on_axis(marks.starts_s), on_axis(marks.ends_s))
+        axes[-1].set_xlabel(f"time since the first tick ({unit_name})", fontsize=10, color=_INK)
+        figure.align_ylabels(list(axes))
+        _write_above(axes[0], marks.detail, 22, fontsize=10, color=_MUTED)
+        _write_above(axes[0], marks.headline, 40, fontsize=14, color=_INK, fontweight="bold")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, format="png")
+
+
+def _write_above(axis: Axes, text: str, points: float, **style: Any) -> None:
+    axis.annotate(text, (0.0, 1.0), xycoords="axes fraction", xytext=(0, points), textcoords="offset points", **style)
+
+
+def _number_epochs(axis: Axes, starts: FloatArray, ends: FloatArray) -> None:
+    every = max(1, -(-len(starts) // _MAX_NUMBERS))
+    for i, middle in enumerate((starts + ends) / 2):
+        if i % every == 0:
+            axis.annotate(
+                str(i + 1) if i else "epoch 1",
+                (middle, 1.0),
+                xycoords=("data", "axes fraction"),
+                xytext=(0, 4),
+                textcoords="offset points",
+                ha="center",
+                fontsize=8.5,
+                color=_BOUNDARY,
+            )
+
+
+def _few_ticks() -> Locator:
+    from matplotlib.ticker import MaxNLocator
+
+    return MaxNLocator(nbins=4, steps=[1, 2, 2.5, 5, 10])
+
+
+def _with_breaks(trace: Trace) -> tuple[FloatArray, npt.NDArray[np.intp]]:
+    """Times with a NaN inserted into every hole, and the positions of the insertions: a hole is not a line."""
+    steps = np.diff(trace.time_s)
+    breaks = np.flatnonzero(steps > max(10 * trace.interval_s, 1.0)) + 1
+    return np.insert(trace.time_s, breaks, np.nan), breaks
+
+
+def _varies(values: FloatArray) -> bool:
+    finite = values[np.isfinite(values)]
+    return bool(finite.size) and float(finite.min()) < float(finite.max())
+
+
+def _is_narrow(values: FloatArray) -> bool:
+    """Whether the values lie so far from zero that an axis from zero would flatten them."""
+    finite = values[np.isfinite(values)]
+    return bool(finite.size) and float(finite.min()) > 0.75 * float(finite.max()) > 0
+
+
+def _time_unit(duration_s: float) -> tuple[float, str]:
+    if duration_s > 3 * 3600:
+        return 3600.0, "hours"
+    if duration_s > 20 * 60:
+        return 60.0, "minutes"
+    return 1.0, "seconds"
+
+
+_UNIT_LABELS = {
+    Unit.RATIO: ("", "%", 100.0),
+    Unit.BYTES: ("_bytes", "GiB", 1 / (1 << 30)),
+    Unit.BYTES_PER_SECOND: ("_bytes_per_second", "GB/s", 1e-9),
+    Unit.WATTS: ("_watts", "W", 1.0),
+    Unit.JOULES: ("_joules", "kJ", 1e-3),
+    Unit.CELSIUS: ("_celsius", "°C", 1.0),
+    Unit.MEGAHERTZ: ("_mhz", "MHz", 1.0),
+    Unit.COUNT: ("", "count", 1.0),
+}
+
+
+def _label(name: str) -> tuple[str, float]:
+    """The axis label of a metric and the factor from its unit to the label's."""
+    suffix, unit, scale = _UNIT_LABELS[metric(name).unit]
+    words = name.removesuffix(suffix).split("_")
+    spelled = {"gpu": "GPU", "sm": "SM", "dram": "DRAM", "pcie": "PCIe", "nvlink": "NVLink", "rx": "in", "tx": "out"}
+    text = " ".join(spelled.get(word, word) for word in words)
+    return f"{text[:1].upper()}{text[1:]}\n({unit})", scale

@@ -1,0 +1,211 @@
+"""The command's frame: exit codes, the error boundary, lazy imports, log lines."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import grpc
+import pytest
+
+from gpusonde.cli import logs, main
+from gpusonde.cli.errors import CommandError, describe
+from gpusonde.telemetry import TraceError
+
+HEAVY = ("scipy", "sklearn", "pandas", "catboost", "matplotlib", "pyarrow")
+
+
+class RaisingCommand:
+    """A subcommand whose ``run`` raises."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def add_parser(self, subparsers: object, common: object) -> None:
+        raise NotImplementedError
+
+    def run(self, args: argparse.Namespace) -> int:
+        raise self.error
+
+
+def run_raising(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException, *, as_json: bool = False, verbose: bool = False
+) -> int:
+    monkeypatch.setattr(main, "command_module", lambda name: RaisingCommand(error))
+    return main.run(argparse.Namespace(command="detect", json=as_json, verbose=verbose))
+
+
+def gpusonde(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "gpusonde.cli", *arguments], capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+@pytest.mark.parametrize("arguments", [[], ["no-such-command"], ["metrics", "--no-such-option"], ["--json"]])
+def test_a_wrong_command_line_exits_2_with_usage_on_stderr(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.main(arguments) == 2
+    printed = capsys.readouterr()
+    assert "usage: gpusonde" in printed.err
+    assert "gpusonde: error:" in printed.err
+
+
+def test_a_wrong_command_line_under_json_prints_one_error_object(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["metrics", "--json", "--nonsense"]) == 2
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["type"] == "UsageError"
+    assert "--nonsense" in error["message"]
+
+
+def test_options_are_never_guessed_from_a_prefix() -> None:
+    assert main.main(["metrics", "--js"]) == 2
+
+
+def test_version_names_the_distribution() -> None:
+    from importlib.metadata import version
+
+    answer = gpusonde("--version")
+    assert (answer.returncode, answer.stdout) == (0, f"gpusonde {version('gpusonde')}\n")
+
+
+def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in main.COMMANDS:
+        with pytest.raises(SystemExit) as stopped:
+            main.main([name, "--help"])
+        assert stopped.value.code == 0
+        assert "--json" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", ["['agent', '--help']", "['gpus', '--json']", "['metrics']", "['--help']"])
+def test_a_gpu_hosts_commands_import_no_scientific_stack(arguments: str) -> None:
+    script = (
+        "import sys\n"
+        "from gpusonde.cli.main import main\n"
+        "try:\n"
+        f"    main({arguments})\n"
+        "except SystemExit:\n"
+        "    pass\n"
+        f"print(sorted(set({HEAVY!r}) & set(sys.modules)), file=sys.stderr)\n"
+    )
+    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert answer.stderr.splitlines()[-1] == "[]"
+
+
+def test_help_imports_no_component() -> None:
+    script = (
+        "import sys\n"
+        "from gpusonde.cli.main import build_parser\n"
+        "build_parser()\n"
+        "print(sorted(m for m in sys.modules if m.startswith('gpusonde.') and not m.startswith('gpusonde.cli')))\n"
+        "print('numpy' in sys.modules, 'grpc' in sys.modules)\n"
+    )
+    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert answer.stdout.splitlines() == ["[]", "False False"]
+
+
+def test_our_own_errors_become_one_line_and_exit_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_raising(monkeypatch, TraceError("the trace has no metric 'x';\n it has 'y'")) == 1
+    printed = capsys.readouterr()
+    assert printed.err == "gpusonde: error: the trace has no metric 'x'; it has 'y'\n"
+    assert printed.out == ""
+
+
+def test_an_error_under_json_is_an_object_with_file_line_and_field(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = CommandError("run.csv:3: field 'time_s': not a number; correct it")
+    error.path, error.line, error.field = Path("run.csv"), 3, "time_s"  # type: ignore[attr-defined]
+    assert run_raising(monkeypatch, error, as_json=True) == 1
+    assert json.loads(capsys.readouterr().out) == {
+        "error": {
+            "type": "CommandError",
+            "message": "run.csv:3: field 'time_s': not a number; correct it",
+            "file": "run.csv",
+            "line": 3,
+            "field": "time_s",
+        }
+    }
+
+
+def test_a_fault_of_ours_says_that_it_is_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_raising(monkeypatch, ZeroDivisionError("division by zero")) == 1
+    assert "this is a fault in gpusonde" in capsys.readouterr().err
+
+
+def test_verbose_shows_the_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    run_raising(monkeypatch, TraceError("bad"), verbose=True)
+    assert "Traceback (most recent call last)" in capsys.readouterr().err
+
+
+def test_ctrl_c_exits_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_raising(monkeypatch, KeyboardInterrupt()) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    command = subprocess.Popen(
+        [sys.executable, "-m", "gpusonde.cli", "metrics", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert command.stdout is not None
+    assert command.stderr is not None
+    command.stdout.close()
+    assert command.stderr.read() == b""
+    command.stderr.close()
+    assert command.wait(timeout=60) == main.EXIT_BROKEN_PIPE
+
+
+def test_an_operating_system_error_names_the_file() -> None:
+    report = describe(FileNotFoundError(2, "No such file or directory", "trace.csv"), "detect")
+    assert (report.message, report.file, report.is_bug) == (
+        "trace.csv: No such file or directory",
+        "trace.csv",
+        False,
+    )
+
+
+def test_a_missing_extra_says_which_one_to_install() -> None:
+    report = describe(ModuleNotFoundError("No module named 'scipy'", name="scipy.signal"), "detect")
+    assert "pip install 'gpusonde[collector]'" in report.message
+    assert report.type == "MissingExtraError"
+
+
+def test_a_module_that_no_extra_brings_is_a_fault_of_ours() -> None:
+    assert describe(ModuleNotFoundError("No module named 'nonsense'", name="nonsense"), "detect").is_bug
+
+
+def test_a_collector_that_is_not_there_is_said_so() -> None:
+    class Unavailable(grpc.RpcError):
+        def code(self) -> grpc.StatusCode:
+            return grpc.StatusCode.UNAVAILABLE
+
+        def details(self) -> str:
+            return "connection refused"
+
+    message = describe(Unavailable(), "runs").message
+    assert "the collector cannot be reached (connection refused)" in message
+    assert "--collector" in message
+
+
+def test_json_log_lines_are_objects(capsys: pytest.CaptureFixture[str]) -> None:
+    before = logging.getLogger().handlers[:], logging.getLogger().level
+    try:
+        logs.configure("json", verbose=False, level=logging.WARNING, stream=sys.stderr)
+        logging.getLogger("gpusonde.agent.uplink").warning("collector %s is away", "c1")
+        logging.getLogger("gpusonde.agent.uplink").info("not printed")
+    finally:
+        logging.getLogger().handlers[:], logging.getLogger().level = before
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    entry = json.loads(lines[0])
+    assert entry["message"] == "collector c1 is away"
+    assert (entry["level"], entry["logger"]) == ("warning", "gpusonde.agent.uplink")
+    assert entry["time"].endswith("+00:00")

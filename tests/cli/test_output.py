@@ -1,0 +1,104 @@
+"""Results as JSON, as Rich tables and as plain text."""
+
+from __future__ import annotations
+
+import enum
+import io
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from gpusonde.cli import wording
+from gpusonde.cli.output import Output, RichScreen, Screen, to_json
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+def test_json_never_holds_nan_or_infinity() -> None:
+    payload = {"nan": float("nan"), "list": [np.float32("inf"), 1.5], "array": np.array([[1.0, np.nan]])}
+    assert json.loads(to_json(payload)) == {"nan": None, "list": [None, 1.5], "array": [[1.0, None]]}
+
+
+def test_json_knows_enumerations_and_numpy_scalars() -> None:
+    assert json.loads(to_json({"a": Colour.RED, "b": np.int64(3), "c": np.bool_(True), "d": None})) == {
+        "a": "red",
+        "b": 3,
+        "c": True,
+        "d": None,
+    }
+
+
+def test_json_refuses_what_it_does_not_know() -> None:
+    with pytest.raises(TypeError, match="object has no place"):
+        to_json({"a": object()})
+
+
+def test_a_result_under_json_is_exactly_one_line_and_nothing_is_rendered() -> None:
+    stdout = io.StringIO()
+
+    def render(screen: Screen) -> None:
+        raise AssertionError("rendered")
+
+    Output(as_json=True, stdout=stdout).result({"epochs": 3}, render)
+    assert stdout.getvalue() == '{"epochs": 3}\n'
+
+
+def test_a_plain_table_is_aligned() -> None:
+    stream = io.StringIO()
+    Screen(stream).table(("name", "watts"), [("T4", "70"), ("A100-SXM4-80GB", "400")], numeric=("watts",))
+    assert stream.getvalue().splitlines() == [
+        "name            watts",
+        "--------------  -----",
+        "T4                 70",
+        "A100-SXM4-80GB    400",
+    ]
+
+
+def test_an_empty_table_shows_its_columns() -> None:
+    stream = io.StringIO()
+    Screen(stream).table(("name", "watts"), [])
+    assert stream.getvalue().splitlines()[0] == "name  watts"
+
+
+def test_a_rich_table_in_a_pipe_keeps_every_cell_on_one_line() -> None:
+    stream = io.StringIO()
+    cells = [f"column {i} with a rather long text" for i in range(5)]
+    RichScreen(stream).table([str(i) for i in range(5)], [cells])
+    assert any(all(cell in line for cell in cells) for line in stream.getvalue().splitlines())
+
+
+def test_brackets_in_a_users_text_are_not_taken_for_markup() -> None:
+    stream = io.StringIO()
+    RichScreen(stream).line("[bold]GPU[/bold]")
+    assert stream.getvalue() == "[bold]GPU[/bold]\n"
+
+
+def test_without_rich_the_tables_are_plain() -> None:
+    script = "import sys; sys.modules['rich'] = None; from gpusonde.cli.main import main; sys.exit(main(['metrics']))"
+    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert answer.stdout.splitlines()[1].startswith("-----")
+    assert "dram_active" in answer.stdout
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(17.4123, "17.4"), (0.004211, "0.00421"), (12345.6, "12,346"), (0.0, "0"), (float("nan"), "-"), (None, "-")],
+)
+def test_numbers_are_rounded_to_three_digits_without_exponent(value: float | None, text: str) -> None:
+    assert wording.number(value) == text
+
+
+def test_quantities_carry_their_unit() -> None:
+    assert wording.seconds(17.38) == "17.4 s"
+    assert wording.percent(0.05) == "5 %"
+    assert wording.gibibytes(16 * 2**30) == "16.0 GiB"
+    assert wording.dollars(0.526) == "$0.526"
+    assert wording.dollars(3.06) == "$3.06"
+    assert wording.interval(17.1, 17.9) == "17.1 to 17.9"
+    assert wording.count(1, "epoch") == "1 epoch"
+    assert wording.count(12, "epoch") == "12 epochs"

@@ -1,0 +1,69 @@
+"""The picture of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpusonde.cli.picture import MAX_PANELS, EpochMarks, choose_panels, draw, epoch_ends
+from gpusonde.telemetry import Trace
+
+
+def make_trace(n: int = 600) -> Trace:
+    time_s = np.arange(n) * 0.1
+    wave = 0.5 + 0.5 * np.sign(np.sin(time_s / 3))
+    return Trace(
+        time_s=time_s,
+        values={
+            "framebuffer_used_bytes": np.full(n, 6e9) + wave,
+            "memory_clock_mhz": np.full(n, 5001.0),
+            "power_watts": 60 + 5 * wave,
+            "gpu_utilization": wave,
+            "sm_active": wave * 0.9,
+            "dram_active": wave * 0.5,
+        },
+    )
+
+
+def test_the_most_telling_metrics_come_first_and_constant_ones_are_left_out() -> None:
+    assert choose_panels(make_trace()) == ["dram_active", "sm_active", "gpu_utilization", "power_watts"]
+
+
+def test_metrics_asked_for_are_shown_up_to_the_limit() -> None:
+    trace = make_trace()
+    assert choose_panels(trace, ["memory_clock_mhz"]) == ["memory_clock_mhz"]
+    assert len(choose_panels(trace, trace.metrics)) == MAX_PANELS
+
+
+def test_a_trace_of_constants_still_gets_a_picture(tmp_path: Path) -> None:
+    trace = Trace(time_s=np.arange(5.0), values={"power_watts": np.full(5, 9.0)})
+    draw(tmp_path / "flat.png", trace, EpochMarks(np.empty(0), np.empty(0), "no epochs"))
+    assert (tmp_path / "flat.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_picture_is_written_where_asked_and_folders_are_made(tmp_path: Path) -> None:
+    trace = make_trace()
+    starts = np.array([5.0, 23.0, 41.0])
+    path = tmp_path / "new" / "epochs.png"
+    draw(path, trace, EpochMarks(starts, epoch_ends(starts, 59.0), "3 epochs", "a detail"))
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_holes_and_missing_values_do_not_stop_the_picture(tmp_path: Path) -> None:
+    trace = make_trace()
+    keep = (trace.time_s < 20) | (trace.time_s > 30)
+    values = {name: np.where(trace.time_s > 50, np.nan, column)[keep] for name, column in trace.values.items()}
+    draw(
+        tmp_path / "holes.png",
+        Trace(time_s=trace.time_s[keep], values=values),
+        EpochMarks(np.array([5.0]), np.array([12.0]), "1 epoch"),
+    )
+    assert (tmp_path / "holes.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(("end", "expected"), [(59.0, [23.0, 41.0, 59.0])])
+def test_an_epoch_ends_where_the_next_starts(end: float, expected: list[float]) -> None:
+    assert epoch_ends(np.array([5.0, 23.0, 41.0]), end).tolist() == expected
+    assert epoch_ends(np.empty(0), float("nan")).size == 0
