@@ -1,0 +1,352 @@
+"""``OfferCatalog``: instance types, their GPUs and prices, read from ``offers.csv``."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+
+from gpusonde.catalog.gpus import GpuCatalog, UnknownGpuError, load_gpus
+from gpusonde.catalog.sources import DATA_DIRECTORY, CatalogDataError, Source, parse_sources, read_toml
+
+BILLINGS = ("on_demand", "spot")
+_COLUMNS = (
+    "provider", "region", "instance_type", "gpu", "gpu_count", "whole_gpu", "vcpu_count", "memory_gib",
+    "network_gbit_per_s", "usd_per_hour", "billing", "price_date", "source", "note",
+)  # fmt: skip
+_GIBIBYTE = 1 << 30
+_GIGABIT = 1e9
+_DATE = re.compile(r"(\d{4})(?:-(\d{2})(?:-(\d{2}))?)?")
+# A price this much older than the same instance type's newest one is history, wherever it was asked.
+_SUPERSEDED_AFTER_DAYS = 365
+
+
+class UnknownProviderError(LookupError):
+    """A provider that no offer names."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """An instance type at a price.
+
+    Attributes:
+        provider: ``aws``, ``gcp``, ``lambda``, ``nebius`` ...
+        region: Region or zone as the provider spells it; ``all`` where one price holds everywhere.
+        instance_type: The provider's name of it.
+        gpu_model: ``GpuSpec.name``; where the catalogue lacks the GPU, its name as the offer's source gives it.
+        gpu_count: GPUs of the instance.
+        vcpu_count: Of the whole instance; None where no source was checked.
+        memory_bytes: Host memory of the whole instance; None where no source was checked.
+        network_bits_per_second: Guaranteed rate of the whole instance; None where no source was checked.
+        usd_per_hour: Price of the whole instance, without tax.
+        billing: ``on_demand`` or ``spot``.
+        price_date: When the price held: ``YYYY``, ``YYYY-MM`` or ``YYYY-MM-DD``; empty where nobody wrote it down.
+        source: Where the price was read.
+        whole_gpu: False for a fraction of a GPU.
+        gpu_known: Whether the catalogue holds the GPU's data sheet; without it no latency can be predicted.
+        note: What to know before relying on the offer; empty otherwise.
+    """
+
+    provider: str
+    region: str
+    instance_type: str
+    gpu_model: str
+    gpu_count: int
+    vcpu_count: int | None
+    memory_bytes: int | None
+    network_bits_per_second: float | None
+    usd_per_hour: float
+    billing: str
+    price_date: str
+    source: Source
+    whole_gpu: bool = True
+    gpu_known: bool = True
+    note: str = ""
+
+    @property
+    def usd_per_gpu_hour(self) -> float:
+        """Price per GPU and hour."""
+        return self.usd_per_hour / self.gpu_count
+
+    def age_days(self, today: date) -> int | None:
+        """Days from the price's date to ``today``, the latest day that the date leaves open; None without a date."""
+        return (today - latest_day(self.price_date)).days if self.price_date else None
+
+    def describe(self) -> str:
+        """One line for a reader: what, where, at which price, of which date."""
+        dated = f"price of {self.price_date}" if self.price_date else "undated price"
+        share = "" if self.whole_gpu else "a fraction of "
+        return (
+            f"{self.provider} {self.region} {self.instance_type} ({share}{self.gpu_count}x {self.gpu_model}):"
+            f" {self.usd_per_hour:.4g} USD/h {self.billing.replace('_', ' ')}, {dated}"
+        )
+
+
+def latest_day(price_date: str) -> date:
+    """Last day of ``YYYY``, ``YYYY-MM`` or ``YYYY-MM-DD``; day one of year one for an empty string.
+
+    Raises:
+        ValueError: The text is none of these or no day of the calendar.
+    """
+    if not price_date:
+        return date.min
+    match = _DATE.fullmatch(price_date)
+    if match is None:
+        raise ValueError(f"{price_date!r} is not a date (YYYY, YYYY-MM or YYYY-MM-DD)")
+    year, month, day = match.groups()
+    if day is not None:
+        return date(int(year), int(month), int(day))
+    if month is not None:
+        first_of_next = date(int(year) + int(month) // 12, int(month) % 12 + 1, 1) if int(month) <= 12 else None
+        if first_of_next is None or int(month) == 0:
+            raise ValueError(f"{price_date!r} has no such month")
+        return date.fromordinal(first_of_next.toordinal() - 1)
+    return date(int(year), 12, 31)
+
+
+class OfferCatalog:
+    """Offers of all providers.
+
+    Args:
+        offers: The offers, in any order.
+        gpus: Resolves GPU names in ``offers``.
+    """
+
+    def __init__(self, offers: Iterable[Offer], gpus: GpuCatalog) -> None:
+        self.all: tuple[Offer, ...] = tuple(sorted(offers, key=_order))
+        self._gpus = gpus
+
+    @classmethod
+    def load(
+        cls, path: Path | str | None = None, *, sources: Path | str | None = None, gpus: GpuCatalog | None = None
+    ) -> OfferCatalog:
+        """Read an offer file, the shipped one by default.
+
+        Args:
+            path: CSV file with the columns of the shipped ``offers.csv``.
+            sources: TOML file with a ``[sources.<id>]`` table for every id in the ``source`` column.
+            gpus: The GPUs that offers may name; the shipped catalogue by default.
+
+        Raises:
+            CatalogDataError: A file cannot be read or a line cannot be used; the message names line and field.
+        """
+        file = Path(path) if path is not None else DATA_DIRECTORY / "offers.csv"
+        source_file = Path(sources) if sources is not None else DATA_DIRECTORY / "offer_sources.toml"
+        known = parse_sources(read_toml(source_file).get("sources", {}), source_file)
+        catalog = gpus if gpus is not None else load_gpus()
+        return cls(_read_offers(file, known, catalog), catalog)
+
+    def __len__(self) -> int:
+        return len(self.all)
+
+    @property
+    def newest_price_date(self) -> str:
+        """Date of the newest price of all; empty when no price has a date."""
+        return max((offer.price_date for offer in self.all), key=latest_day, default="")
+
+    @property
+    def unknown_gpus(self) -> tuple[str, ...]:
+        """GPUs of offers whose data sheet the catalogue lacks."""
+        return tuple(sorted({offer.gpu_model for offer in self.all if not offer.gpu_known}))
+
+    def offers(
+        self,
+        gpu: str | None = None,
+        billing: str | None = "on_demand",
+        newest_only: bool = True,
+        whole_only: bool = True,
+        *,
+        known_only: bool = True,
+        provider: str | None = None,
+        region: str | None = None,
+    ) -> tuple[Offer, ...]:
+        """Offers that satisfy every condition, in a fixed order (provider, region, instance type, newest first).
+
+        Args:
+            gpu: Any spelling of a GPU; an ambiguous one matches what ``GpuCatalog.resolve`` takes it for.
+            billing: ``on_demand``, ``spot`` or None for both.
+            newest_only: Leave out a price when a newer one of the same offer is known, or one of the same instance
+                type in another region that is newer by more than a year.
+            whole_only: Leave out fractions of a GPU.
+            known_only: Leave out GPUs without a data sheet, among them all that are not NVIDIA's.
+            provider: Only this provider's.
+            region: Only this region and its zones, and prices that hold everywhere.
+
+        Raises:
+            UnknownGpuError: Neither the catalogue nor any offer knows ``gpu``.
+            UnknownProviderError: No offer names ``provider``.
+            ValueError: ``billing`` is none of the above.
+        """
+        if billing is not None and billing not in BILLINGS:
+            raise ValueError(f"billing {billing!r}: use {', '.join(BILLINGS)} or None for both")
+        model = None if gpu is None else self._model(gpu)
+        providers = sorted({offer.provider for offer in self.all})
+        if provider is not None and provider not in providers:
+            raise UnknownProviderError(f"no offer of provider {provider!r}; known: {', '.join(providers)}")
+        chosen = (
+            offer
+            for offer in (self._newest() if newest_only else self.all)
+            if (model is None or offer.gpu_model == model)
+            and (billing is None or offer.billing == billing)
+            and (offer.whole_gpu or not whole_only)
+            and (offer.gpu_known or not known_only)
+            and (provider is None or offer.provider == provider)
+            and (region is None or _in_region(offer, region))
+        )
+        return tuple(chosen)
+
+    def _model(self, gpu: str) -> str:
+        if any(offer.gpu_model == gpu for offer in self.all):
+            return gpu
+        return self._gpus.resolve(gpu).spec.name
+
+    def _newest(self) -> list[Offer]:
+        newest_here: dict[tuple[str, ...], date] = {}
+        newest_anywhere: dict[tuple[str, ...], date] = {}
+        for offer in self.all:
+            day = latest_day(offer.price_date)
+            here, anywhere = _same_offer(offer), _same_instance(offer)
+            newest_here[here] = max(day, newest_here.get(here, day))
+            newest_anywhere[anywhere] = max(day, newest_anywhere.get(anywhere, day))
+        kept: dict[tuple[str, ...], Offer] = {}
+        for offer in self.all:
+            day = latest_day(offer.price_date)
+            superseded = (newest_anywhere[_same_instance(offer)] - day).days > _SUPERSEDED_AFTER_DAYS
+            if day == newest_here[_same_offer(offer)] and not superseded:
+                # Two sources may quote one offer on one date: the first in order stands for both.
+                kept.setdefault(_same_offer(offer), offer)
+        return list(kept.values())
+
+
+def load_offers(
+    path: Path | str | None = None, *, sources: Path | str | None = None, gpus: GpuCatalog | None = None
+) -> OfferCatalog:
+    """The shipped offers, or those of another file; see ``OfferCatalog.load``."""
+    return OfferCatalog.load(path, sources=sources, gpus=gpus)
+
+
+def _same_instance(offer: Offer) -> tuple[str, ...]:
+    return (offer.provider, offer.instance_type, offer.gpu_model, str(offer.gpu_count), offer.billing)
+
+
+def _same_offer(offer: Offer) -> tuple[str, ...]:
+    return (*_same_instance(offer), offer.region)
+
+
+def _in_region(offer: Offer, region: str) -> bool:
+    # Zones are the region and a letter: us-east-1a, us-central1-a. A price may name several regions.
+    zone = re.compile(rf"{re.escape(region)}(?:-?[a-z])?")
+    return offer.region == "all" or any(zone.fullmatch(part) for part in offer.region.split("/"))
+
+
+def _order(offer: Offer) -> tuple[str, str, str, str, int, float, str]:
+    newest_first = -latest_day(offer.price_date).toordinal()
+    return (
+        offer.provider, offer.region, offer.instance_type, offer.billing, newest_first, offer.usd_per_hour,
+        offer.source.title,
+    )  # fmt: skip
+
+
+def _read_offers(file: Path, sources: Mapping[str, Source], gpus: GpuCatalog) -> list[Offer]:
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise CatalogDataError(f"{file}: cannot be read: {error.strerror}; name an existing file") from error
+    except UnicodeDecodeError as error:
+        raise CatalogDataError(f"{file}: is not UTF-8 text (byte {error.start})") from error
+    # Comment lines become empty ones, so that the reader's line numbers stay the file's.
+    lines = ["" if line.startswith("#") else line for line in text.splitlines()]
+    reader = csv.reader(io.StringIO("\n".join(lines)), strict=True)
+    header: list[str] = []
+    offers = []
+    try:
+        for fields in filter(None, reader):
+            where = f"{file}:{reader.line_num}"
+            if not header:
+                header = fields
+                missing = [column for column in _COLUMNS if column not in header]
+                if missing:
+                    raise CatalogDataError(f"{where}: lacks column {missing[0]!r}; columns: {','.join(_COLUMNS)}")
+            elif len(fields) != len(header):
+                raise CatalogDataError(f"{where}: has {len(fields)} fields, the header {len(header)}")
+            else:
+                offers.append(_parse_offer(dict(zip(header, fields, strict=True)), sources, gpus, where))
+    except csv.Error as error:
+        raise CatalogDataError(f"{file}:{reader.line_num}: {error}") from error
+    if not header:
+        raise CatalogDataError(f"{file}: is empty; its first line must be {','.join(_COLUMNS)}")
+    return offers
+
+
+def _parse_offer(row: Mapping[str, str], sources: Mapping[str, Source], gpus: GpuCatalog, where: str) -> Offer:
+    for column in ("provider", "region", "instance_type", "gpu"):
+        if not row[column].strip():
+            raise CatalogDataError(f"{where}: field {column!r} is empty")
+    if row["billing"] not in BILLINGS:
+        raise CatalogDataError(f"{where}: field 'billing' is {row['billing']!r}; use {' or '.join(BILLINGS)}")
+    if row["whole_gpu"] not in ("yes", "no"):
+        raise CatalogDataError(f"{where}: field 'whole_gpu' is {row['whole_gpu']!r}; use yes or no")
+    if row["source"] not in sources:
+        raise CatalogDataError(f"{where}: field 'source' is {row['source']!r}; known: {', '.join(sources)}")
+    try:
+        latest_day(row["price_date"])
+    except ValueError as error:
+        raise CatalogDataError(f"{where}: field 'price_date': {error}") from error
+    gpu_count = _number(row, "gpu_count", where, integer=True)
+    usd_per_hour = _number(row, "usd_per_hour", where)
+    if gpu_count is None or usd_per_hour is None:
+        raise CatalogDataError(f"{where}: field 'gpu_count' or 'usd_per_hour' is empty")
+    vcpu_count = _number(row, "vcpu_count", where, integer=True)
+    memory_gib = _number(row, "memory_gib", where)
+    network = _number(row, "network_gbit_per_s", where)
+    gpu_model, gpu_known = _gpu(row["gpu"], gpus, where)
+    return Offer(
+        provider=row["provider"],
+        region=row["region"],
+        instance_type=row["instance_type"],
+        gpu_model=gpu_model,
+        gpu_count=int(gpu_count),
+        vcpu_count=None if vcpu_count is None else int(vcpu_count),
+        memory_bytes=None if memory_gib is None else round(memory_gib * _GIBIBYTE),
+        network_bits_per_second=None if network is None else network * _GIGABIT,
+        usd_per_hour=usd_per_hour,
+        billing=row["billing"],
+        price_date=row["price_date"],
+        source=sources[row["source"]],
+        whole_gpu=row["whole_gpu"] == "yes",
+        gpu_known=gpu_known,
+        note=row["note"],
+    )
+
+
+def _gpu(name: str, gpus: GpuCatalog, where: str) -> tuple[str, bool]:
+    """Canonical name and True, or the name as written and False when the catalogue lacks the GPU."""
+    try:
+        resolution = gpus.resolve(name)
+    except UnknownGpuError:
+        return name, False
+    if resolution.note:
+        # A price belongs to one variant; which one is for the file to say, not to be assumed here.
+        raise CatalogDataError(
+            f"{where}: field 'gpu' is {name!r}, {resolution.note}; write one of {', '.join(resolution.candidates)}"
+        )
+    return resolution.spec.name, True
+
+
+def _number(row: Mapping[str, str], column: str, where: str, *, integer: bool = False) -> float | None:
+    text = row[column].strip()
+    if not text:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (0 < value < math.inf) or (integer and value != int(value)):
+        kind = "positive whole number" if integer else "positive number"
+        raise CatalogDataError(f"{where}: field {column!r} is {text!r}, not a {kind}")
+    return value
