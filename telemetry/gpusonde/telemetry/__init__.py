@@ -1,5 +1,7 @@
 """Metric catalogue, traces and readers of trace files."""
 
+from gpusonde.telemetry.errors import GpuChoiceError, ParquetSupportError, TraceFormatError, TraceTooLargeError
+from gpusonde.telemetry.metadata import TraceMetadata
 from gpusonde.telemetry.metrics import (
     METRIC_BY_CODE,
     METRIC_BY_DCGM_FIELD_ID,
@@ -14,7 +16,9 @@ from gpusonde.telemetry.metrics import (
     metric,
     metric_names,
 )
+from gpusonde.telemetry.readers import read_trace, read_traces
 from gpusonde.telemetry.trace import FloatArray, Trace, TraceError
+from gpusonde.telemetry.writers import TraceWriter, write_trace
 
 __all__ = [
     "METRICS",
@@ -23,13 +27,22 @@ __all__ = [
     "METRIC_BY_NAME",
     "BlankReason",
     "FloatArray",
+    "GpuChoiceError",
     "Metric",
     "MetricKind",
+    "ParquetSupportError",
     "SamplingClass",
     "Trace",
     "TraceError",
+    "TraceFormatError",
+    "TraceMetadata",
+    "TraceTooLargeError",
+    "TraceWriter",
     "Unit",
     "UnknownMetricError",
     "metric",
     "metric_names",
+    "read_trace",
+    "read_traces",
+    "write_trace",
 ]

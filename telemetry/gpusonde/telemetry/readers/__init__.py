@@ -1,0 +1,5 @@
+"""Readers of trace files. The format is told by content, never by the file's name."""
+
+from gpusonde.telemetry.readers.read import read_trace, read_traces
+
+__all__ = ["read_trace", "read_traces"]

@@ -1,0 +1,186 @@
+"""Reader of our own CSV files: ``time_s`` or ``timestamp``, metric columns, ``gpu_uuid`` or ``trace_id``."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpusonde.telemetry.errors import TraceFormatError, shown
+from gpusonde.telemetry.metadata import CSV_KEY, MetadataError, TraceMetadata, finite, from_json, parse_json
+from gpusonde.telemetry.readers.columns import TIME_S, Layout, layout
+from gpusonde.telemetry.readers.delimited import DelimitedFile, RowBlock
+from gpusonde.telemetry.readers.table import GpuLabels, IntArray, Rows, split_by_gpu
+from gpusonde.telemetry.readers.text import DEFAULT_MAX_BYTES
+from gpusonde.telemetry.readers.timestamps import (
+    NANOSECONDS,
+    TIME_ZONE_NOTE,
+    TimestampError,
+    TimestampParser,
+    seconds_from,
+)
+from gpusonde.telemetry.readers.values import CellError, Column
+from gpusonde.telemetry.trace import FloatArray, Trace
+
+
+def read_own_csv(path: str | os.PathLike[str], *, max_bytes: int = DEFAULT_MAX_BYTES) -> list[Trace]:
+    """Read the traces of a CSV file of ours, in the order in which their GPUs first appear.
+
+    Raises:
+        OSError: The file cannot be read.
+        TraceFormatError: The file is not a trace; the error names line and field.
+        TraceTooLargeError: The file is larger than ``max_bytes``.
+    """
+    file = DelimitedFile(path, max_bytes=max_bytes)
+    file.read_header()
+    columns = layout(path, file.header, file.header_line)
+    times = _Times(path, columns)
+    labels = GpuLabels(path)
+    metrics = [Column(name, name, decimal_comma=file.delimiter == ";") for name in columns.metrics]
+    lines: list[IntArray] = []
+    codes: list[IntArray] = []
+    for block in file.rows():
+        try:
+            time = times.parse(block)
+            numbers = [column.parse(block.columns[columns.metrics[column.metric]]) for column in metrics]
+        except CellError as error:
+            if block.doubtful:
+                file.warnings.append(f"line {block.lines[0]}: the last row is incomplete and was left out")
+                continue
+            raise TraceFormatError(path, str(error), line=block.lines[error.index], field=error.header) from None
+        if block.doubtful:
+            file.warnings.append(
+                f"line {block.lines[0]}: the last line has no line end; if the file was cut, its last value is wrong"
+            )
+        times.parts.append(time)
+        for column, parsed in zip(metrics, numbers, strict=True):
+            column.take(parsed, block.lines)
+        lines.append(np.array(block.lines, dtype=np.int64))
+        keys = [block.columns[index] for index in columns.keys]
+        codes.append(
+            labels.add(list(zip(*keys, strict=True)), block.lines)
+            if keys
+            else np.zeros(len(block.lines), dtype=np.int64)
+        )
+    if not lines:
+        raise TraceFormatError(path, "only a header, no complete row below it", line=file.header_line)
+    described = _metadata(path, file.comments)
+    time_s, origin_unix_s, attributes = times.finish()
+    return split_by_gpu(
+        Rows(
+            path,
+            time_s,
+            np.concatenate(lines),
+            np.concatenate(codes),
+            gpus_of(list(labels.codes) or [()], columns, described, origin_unix_s, attributes),
+            metrics,
+            columns.time_field,
+            warnings=(*columns.warnings, *file.warnings),
+        )
+    )
+
+
+def gpus_of(
+    keys: Sequence[tuple[str, ...]],
+    columns: Layout,
+    described: dict[str | None, TraceMetadata],
+    origin_unix_s: float | None,
+    attributes: dict[str, str],
+) -> list[TraceMetadata]:
+    """Join what the rows' keys and the file's metadata say of each trace; ``described[None]`` holds for all."""
+    gpus = []
+    for key in keys:
+        uuid = key[-1] if key else ""
+        known = described.get(uuid)
+        if known is None:
+            common = described.get(None, TraceMetadata())
+            # A file of one trace needs no gpu_uuid column.
+            if not key and len(described) == 1:
+                common = next(iter(described.values()))
+            known = common if not key else replace(common, gpu_uuid=uuid)
+        extra = dict(attributes)
+        if len(key) > (1 if columns.has_gpu_uuid else 0):
+            extra["trace_id"] = key[0]
+        gpus.append(
+            replace(
+                known,
+                origin_unix_s=known.origin_unix_s if origin_unix_s is None else origin_unix_s,
+                attributes={**extra, **known.attributes},
+            )
+        )
+    return gpus
+
+
+@dataclass
+class _Times:
+    """Collects the time column, as seconds or as nanoseconds since 1970."""
+
+    path: str | os.PathLike[str]
+    columns: Layout
+    parts: list[npt.NDArray[Any]] = field(default_factory=list)
+    parser: TimestampParser = field(default_factory=TimestampParser)
+
+    def parse(self, block: RowBlock) -> npt.NDArray[Any]:
+        cells = block.columns[self.columns.time]
+        name = self.columns.time_field
+        if name == TIME_S:
+            return self._seconds(cells)
+        times = np.empty(len(cells), dtype=np.int64)
+        for index, cell in enumerate(cells):
+            try:
+                times[index] = self.parser.nanoseconds(cell)
+            except TimestampError as error:
+                raise CellError(index, name, str(error)) from None
+        return times
+
+    def _seconds(self, cells: Sequence[str]) -> FloatArray:
+        times = np.empty(len(cells))
+        for index, cell in enumerate(cells):
+            try:
+                times[index] = float(cell)
+            except ValueError:
+                raise CellError(
+                    index, TIME_S, f"{shown(cell)} is not a time in seconds; complete or delete the row"
+                ) from None
+        if not np.isfinite(times).all():
+            index = int(np.argmin(np.isfinite(times)))
+            raise CellError(index, TIME_S, f"{shown(cells[index])} is not a finite time; complete or delete the row")
+        return times
+
+    def finish(self) -> tuple[FloatArray, float | None, dict[str, str]]:
+        """Return seconds, the Unix time of their origin, and what to say of them."""
+        times = np.concatenate(self.parts)
+        if self.columns.time_field == TIME_S:
+            return times, None, {}
+        origin = int(times.min())
+        attributes = {} if self.parser.zoned else {"time_zone": TIME_ZONE_NOTE}
+        return seconds_from(times, origin), origin / NANOSECONDS, attributes
+
+
+def _metadata(path: str | os.PathLike[str], comments: Sequence[tuple[int, str]]) -> dict[str | None, TraceMetadata]:
+    """Read ``# key: value`` comments: ours, and those that people write by hand (under None)."""
+    described: dict[str | None, TraceMetadata] = {}
+    by_hand: dict[str, str] = {}
+    for number, comment in comments:
+        key, colon, value = comment.lstrip("# ").partition(":")
+        key, value = key.strip(), value.strip()
+        if not colon or not key:
+            continue
+        if key != CSV_KEY:
+            by_hand[key] = value
+            continue
+        try:
+            one = from_json(parse_json(value))
+        except MetadataError as error:
+            raise TraceFormatError(path, str(error), line=number, field=CSV_KEY) from None
+        described[one.gpu_uuid] = one
+    if by_hand:
+        origin = finite(by_hand.pop("origin_unix_s", math.nan))
+        model = by_hand.pop("gpu_model", "")
+        described[None] = TraceMetadata("", model, origin, by_hand)
+    return described
