@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
 
-from gpusonde.cli.picture import MAX_PANELS, EpochMarks, choose_panels, draw, epoch_ends
+from gpusonde.cli.picture import MAX_PANELS, EpochMarks, choose_panels, draw
 from gpusonde.telemetry import Trace
 
 
@@ -47,7 +46,7 @@ def test_the_picture_is_written_where_asked_and_folders_are_made(tmp_path: Path)
     trace = make_trace()
     starts = np.array([5.0, 23.0, 41.0])
     path = tmp_path / "new" / "epochs.png"
-    draw(path, trace, EpochMarks(starts, epoch_ends(starts, 59.0), "3 epochs", "a detail"))
+    draw(path, trace, EpochMarks(starts, np.append(starts[1:], 59.0), "3 epochs", "a detail"))
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
@@ -61,9 +60,3 @@ def test_holes_and_missing_values_do_not_stop_the_picture(tmp_path: Path) -> Non
         EpochMarks(np.array([5.0]), np.array([12.0]), "1 epoch"),
     )
     assert (tmp_path / "holes.png").stat().st_size > 1000
-
-
-@pytest.mark.parametrize(("end", "expected"), [(59.0, [23.0, 41.0, 59.0])])
-def test_an_epoch_ends_where_the_next_starts(end: float, expected: list[float]) -> None:
-    assert epoch_ends(np.array([5.0, 23.0, 41.0]), end).tolist() == expected
-    assert epoch_ends(np.empty(0), float("nan")).size == 0

@@ -51,11 +51,6 @@ class EpochMarks:
     detail: str = ""
 
 
-def epoch_ends(starts_s: FloatArray, end_s: float) -> FloatArray:
-    """End of each epoch, shape (n,): the start of the next one, and ``end_s`` for the last."""
-    return np.append(starts_s[1:], end_s) if len(starts_s) else np.empty(0)
-
-
 def choose_panels(trace: Trace, wanted: Sequence[str] = ()) -> list[str]:
     """The metrics worth a panel: those asked for, else up to four that vary, the most telling first."""
     if wanted:

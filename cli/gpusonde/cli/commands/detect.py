@@ -87,17 +87,16 @@ def run(args: argparse.Namespace) -> int:
 
 def plot(path: Path, trace: Trace, detection: EpochDetection) -> None:
     """Draw a trace with what was found in it."""
-    from gpusonde.cli.picture import EpochMarks, draw, epoch_ends
+    from gpusonde.cli.picture import EpochMarks, draw
 
     name = trace.gpu_model or trace.gpu_uuid
     facts = [f"confidence {detection.confidence:.2f}"] if detection.verdict == "epochs" else [detection.reason]
     facts += [f"{detection.mode} mode"]
     if "generated" in trace.attributes:
         facts.insert(0, "generated trace")
-    starts = detection.epoch_starts_s
     marks = EpochMarks(
-        starts_s=starts,
-        ends_s=epoch_ends(starts, detection.end_s),
+        starts_s=detection.epoch_starts_s,
+        ends_s=detection.epoch_ends_s,
         headline=f"{name}: {headline(detection)}" if name else headline(detection),
         detail=" · ".join(facts),
     )
@@ -109,7 +108,7 @@ def headline(detection: EpochDetection) -> str:
     range_ = wording.interval(detection.period_low_s, detection.period_high_s)
     if detection.verdict == "epochs":
         found = wording.count(len(detection.epoch_starts_s), "epoch")
-        return f"{found} of {wording.seconds(detection.period_s)} ({range_} s)"
+        return f"{found} of {wording.seconds(detection.period_s)} (95 % interval {range_} s)"
     if detection.verdict == "short_cycle":
         return f"a cycle of {wording.seconds(detection.period_s)}, too short to tell an epoch from an iteration"
     return "no epochs"
@@ -142,8 +141,6 @@ def _payload(args: argparse.Namespace, trace: Trace, detection: EpochDetection) 
 
 
 def _render(screen: Screen, args: argparse.Namespace, trace: Trace, detection: EpochDetection) -> None:
-    from gpusonde.cli.picture import epoch_ends
-
     for warning in (*trace.warnings, *detection.warnings):
         screen.note(f"note: {warning}")
     if "generated" in trace.attributes:
@@ -155,15 +152,13 @@ def _render(screen: Screen, args: argparse.Namespace, trace: Trace, detection: E
     screen.line(f"metrics: {', '.join(detection.metrics) or 'none'}; confidence {detection.confidence:.2f}")
     if detection.reason:
         screen.line(detection.reason)
-    starts = detection.epoch_starts_s
-    if len(starts):
-        ends = epoch_ends(starts, detection.end_s)
+    if detection.epoch_starts_s.size:
         screen.line()
         screen.table(
             ("epoch", "start (s)", "end (s)", "duration (s)"),
             [
                 (str(i + 1), f"{start:.2f}", f"{end:.2f}", f"{end - start:.2f}")
-                for i, (start, end) in enumerate(zip(starts, ends, strict=True))
+                for i, (start, end) in enumerate(zip(detection.epoch_starts_s, detection.epoch_ends_s, strict=True))
             ],
             numeric=("epoch", "start (s)", "end (s)", "duration (s)"),
         )

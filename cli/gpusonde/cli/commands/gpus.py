@@ -104,7 +104,7 @@ def _render_one(screen: Screen, spec: GpuSpec, note: str) -> None:
         [
             (
                 name,
-                wording.number(value, 12) if value != int(value) else f"{int(value):,}",
+                f"{value:,.12g}",
                 f"{source.title}{' (from memory)' if source.from_memory else ''}",
                 source.retrieved,
             )

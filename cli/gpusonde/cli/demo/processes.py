@@ -1,0 +1,131 @@
+"""Child processes that never outlive the demo.
+
+A child gets its own session, so that Ctrl-C reaches the demo alone, which then stops its children in order. Should the
+demo be killed outright, the kernel ends the children (Linux).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+
+from gpusonde.cli.errors import CommandError
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_STOP_GRACE_S = 10.0
+_POLL_S = 0.05
+
+_log = logging.getLogger(__name__)
+
+
+class ChildFailedError(CommandError):
+    """A child process ended, or did not become ready; the message ends with what it logged last."""
+
+
+class Child:
+    """One ``gpusonde`` subcommand in a process of its own, logging to a file.
+
+    Args:
+        name: For messages: ``collector``, ``agent``.
+        arguments: Arguments of ``gpusonde``.
+        log_path: File that takes its stdout and stderr.
+    """
+
+    def __init__(self, name: str, arguments: Sequence[str], log_path: Path) -> None:
+        self.name = name
+        self.log_path = log_path
+        self._arguments = list(arguments)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the process."""
+        die_with_parent = _death_signal() if sys.platform == "linux" else None
+        with self.log_path.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "gpusonde.cli", *self._arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=die_with_parent,  # noqa: PLW1509 - the demo has no threads yet
+            )
+        _log.debug("%s is process %d: gpusonde %s", self.name, self._process.pid, " ".join(self._arguments))
+
+    @property
+    def exit_code(self) -> int | None:
+        """Exit code, or None while it runs."""
+        return None if self._process is None else self._process.poll()
+
+    def check(self) -> None:
+        """Raise ``ChildFailedError`` if the process ended with a failure."""
+        code = self.exit_code
+        if code is not None and code != 0:
+            raise ChildFailedError(f"the {self.name} of the demo ended with exit code {code}: {self.last_words()}")
+
+    def wait_until(self, ready: Callable[[], bool], what: str, timeout_s: float) -> None:
+        """Wait for a condition that the process brings about.
+
+        Raises:
+            ChildFailedError: The process failed, or the time is over.
+        """
+        deadline = time.monotonic() + timeout_s
+        while not ready():
+            self.check()
+            if time.monotonic() > deadline:
+                raise ChildFailedError(f"{what} did not happen within {timeout_s:.0f} s: {self.last_words()}")
+            time.sleep(_POLL_S)
+
+    def stop(self) -> None:
+        """Ask the process to end (SIGTERM), then make it (SIGKILL). Safe to call twice and before ``start``."""
+        process = self._process
+        if process is None or process.poll() is not None:
+            return
+        process.terminate()
+        try:
+            process.wait(_STOP_GRACE_S)
+        except subprocess.TimeoutExpired:
+            _log.warning("the %s did not stop within %.0f s and was killed", self.name, _STOP_GRACE_S)
+            process.kill()
+            process.wait()
+
+    def last_words(self) -> str:
+        """The last lines that the process logged."""
+        try:
+            lines = self.log_path.read_text(encoding="utf-8", errors="replace").split("\n")
+        except OSError as error:
+            return f"its log cannot be read ({error.strerror})"
+        return " / ".join(line.strip() for line in lines[-6:] if line.strip()) or "it logged nothing"
+
+
+@contextlib.contextmanager
+def stopped_by_signals() -> Iterator[None]:
+    """Turn SIGTERM and SIGHUP into KeyboardInterrupt inside the block, so that both clean up as Ctrl-C does."""
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    caught = [signal.SIGTERM, signal.SIGHUP]
+    before = [signal.signal(number, interrupt) for number in caught]
+    try:
+        yield
+    finally:
+        for number, handler in zip(caught, before, strict=True):
+            signal.signal(number, handler)
+
+
+def _death_signal() -> Callable[[], None]:
+    """What a child calls between fork and exec to be ended with its parent; libc is loaded before the fork."""
+    prctl = ctypes.CDLL(None).prctl
+
+    def die_with_parent() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+    return die_with_parent
