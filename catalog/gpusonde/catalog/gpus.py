@@ -101,7 +101,7 @@ class GpuCatalog:
         not_whole_gpus: Mapping[str, str] | None = None,
     ) -> None:
         self.specs: tuple[GpuSpec, ...] = tuple(specs)
-        self._ambiguous = tuple(ambiguous)
+        self.ambiguous: tuple[AmbiguousName, ...] = tuple(ambiguous)
         self._families = dict(families or {})
         self._not_whole_gpus = dict(not_whole_gpus or {})
 
@@ -149,7 +149,7 @@ class GpuCatalog:
                     raise CatalogDataError(f"gpu {spec.name!r}: alias {alias!r} holds no plain letters or digits")
                 if owners.setdefault(key, spec.name) != spec.name:
                     raise CatalogDataError(f"{alias!r} names both {owners[key]!r} and {spec.name!r}")
-        for entry in self._ambiguous:
+        for entry in self.ambiguous:
             if owners.setdefault(key_of(entry.name), "[ambiguous]") != "[ambiguous]":
                 raise CatalogDataError(f"{entry.name!r} is ambiguous and an alias of {owners[key_of(entry.name)]!r}")
             for name in entry.candidates:
@@ -171,7 +171,7 @@ class GpuCatalog:
 
     @cached_property
     def _ambiguous_by_key(self) -> dict[str, AmbiguousName]:
-        return {key_of(entry.name): entry for entry in self._ambiguous}
+        return {key_of(entry.name): entry for entry in self.ambiguous}
 
     @cached_property
     def _family_pattern(self) -> re.Pattern[str]:
