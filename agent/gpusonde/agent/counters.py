@@ -1,0 +1,107 @@
+"""What the agent says about itself: every tick taken or missed, every record kept or lost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gpusonde.telemetry import BlankReason
+
+
+@dataclass
+class SelfCounters:
+    """Counts since the start of the process, written by one thread each and read by any.
+
+    Attributes:
+        ticks: Ticks of one GPU each that the source delivered.
+        missed_ticks: Deadlines that passed without a reading; never caught up.
+        blanks: NaN values by reason.
+        events: GPU events recorded (lost GPUs, XIDs, clock steps).
+        batches: Sample batches appended to the spool.
+        records: Records of any kind appended to the spool.
+        dropped_records: Records given up before they were acknowledged, by reason.
+        lost_ticks: Ticks inside those records, and ticks that never reached the disk.
+        sessions: Streams on which a collector answered our Hello.
+        connection_failures: Attempts that ended with an error, by gRPC status name.
+        sent_records: Records sent, resends included.
+        acked_sequence: Highest sequence that the collector made durable.
+        last_sequence: Highest sequence on the agent's disk.
+        spool_bytes: Size of the spool on disk.
+        lateness_s_sum: Sum over deadlines of the seconds between deadline and reading.
+        lateness_s_max: The worst of them.
+        read_s_sum: Sum of the seconds spent inside the source.
+        read_s_max: The longest reading.
+        deadlines: Deadlines met.
+        source_progress: Share of a finite source that was read, 0..1; None for hardware.
+    """
+
+    ticks: int = 0
+    missed_ticks: int = 0
+    blanks: dict[BlankReason, int] = field(default_factory=dict)
+    events: int = 0
+    batches: int = 0
+    records: int = 0
+    dropped_records: dict[str, int] = field(default_factory=dict)
+    lost_ticks: int = 0
+    sessions: int = 0
+    connection_failures: dict[str, int] = field(default_factory=dict)
+    sent_records: int = 0
+    acked_sequence: int = 0
+    last_sequence: int = 0
+    spool_bytes: int = 0
+    lateness_s_sum: float = 0.0
+    lateness_s_max: float = 0.0
+    read_s_sum: float = 0.0
+    read_s_max: float = 0.0
+    deadlines: int = 0
+    source_progress: float | None = None
+
+    @property
+    def unacked_records(self) -> int:
+        """Records on disk that the collector has not confirmed yet."""
+        return max(0, self.last_sequence - self.acked_sequence)
+
+    @property
+    def reconnects(self) -> int:
+        """Sessions after the first."""
+        return max(0, self.sessions - 1)
+
+    def count_blanks(self, counts: Mapping[BlankReason, int]) -> None:
+        """Add NaN values by reason."""
+        for reason, count in counts.items():
+            self.blanks[reason] = self.blanks.get(reason, 0) + count
+
+    def count_dropped(self, reason: str, records: int, ticks: int) -> None:
+        """Add records that were given up, and the ticks inside them."""
+        self.dropped_records[reason] = self.dropped_records.get(reason, 0) + records
+        self.lost_ticks += ticks
+
+    def count_failure(self, code: str) -> None:
+        """Add one failed connection attempt."""
+        self.connection_failures[code] = self.connection_failures.get(code, 0) + 1
+
+    def as_json(self) -> dict[str, object]:
+        """Return all figures with their unit in the key, ready for ``json.dumps``."""
+        deadlines = max(1, self.deadlines)
+        return {
+            "ticks": self.ticks,
+            "missed_ticks": self.missed_ticks,
+            "blank_values": {reason.value: count for reason, count in sorted(self.blanks.items(), key=str)},
+            "events": self.events,
+            "batches": self.batches,
+            "records": self.records,
+            "dropped_records": dict(self.dropped_records),
+            "lost_ticks": self.lost_ticks,
+            "reconnects": self.reconnects,
+            "connection_failures": dict(self.connection_failures),
+            "sent_records": self.sent_records,
+            "acked_sequence": self.acked_sequence,
+            "last_sequence": self.last_sequence,
+            "unacked_records": self.unacked_records,
+            "spool_bytes": self.spool_bytes,
+            "lateness_mean_s": self.lateness_s_sum / deadlines,
+            "lateness_max_s": self.lateness_s_max,
+            "read_mean_s": self.read_s_sum / deadlines,
+            "read_max_s": self.read_s_max,
+            "source_progress": self.source_progress,
+        }

@@ -1,0 +1,349 @@
+"""The agent: source, sampler, writer, spool and uplink wired together, from start to a clean end."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import logging
+import signal
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from gpusonde.agent.config import AgentConfig
+from gpusonde.agent.counters import SelfCounters
+from gpusonde.agent.host import describe_host
+from gpusonde.agent.quantities import format_duration
+from gpusonde.agent.sampler import Sampler
+from gpusonde.agent.sources.base import GpuSource, SourceInventory
+from gpusonde.agent.sources.select import make_source
+from gpusonde.agent.spool import Spool
+from gpusonde.agent.spool.files import Files
+from gpusonde.agent.uplink import AgentFacts, Uplink, UplinkSettings
+from gpusonde.agent.wire import inventory_record
+from gpusonde.agent.writer import BatchPace, SpoolWriter
+
+log = logging.getLogger(__name__)
+
+_PROGRESS_INTERVAL_S = 0.25
+_POLL_S = 0.05
+# A reading that hangs in the driver must not keep the process from ending.
+_SAMPLER_GRACE_S = 5.0
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class AgentReport:
+    """How an agent ended.
+
+    Attributes:
+        agent_id: Its name at the collector.
+        spool_id: The last run of sequence numbers.
+        source: Name of the source.
+        gpu_uuids: The sampled GPUs.
+        counters: Everything counted.
+        source_ended: A finite source was played to its end.
+        drained: The collector acknowledged every record on disk.
+    """
+
+    agent_id: str
+    spool_id: str
+    source: str
+    gpu_uuids: tuple[str, ...]
+    counters: SelfCounters
+    source_ended: bool
+    drained: bool
+
+    def as_json(self) -> dict[str, object]:
+        """Return the report ready for ``json.dumps``."""
+        return {
+            "agent_id": self.agent_id,
+            "spool_id": self.spool_id,
+            "source": self.source,
+            "gpu_uuids": list(self.gpu_uuids),
+            "source_ended": self.source_ended,
+            "drained": self.drained,
+            **self.counters.as_json(),
+        }
+
+
+def run_agent(
+    config: AgentConfig,
+    *,
+    source: GpuSource | None = None,
+    exit_when_acked: bool = False,
+    ack_timeout_s: float = 60.0,
+    stop: threading.Event | None = None,
+    on_progress: Callable[[SelfCounters], None] | None = None,
+    files: Files | None = None,
+) -> AgentReport:
+    """Run an agent until it is told to stop (SIGTERM, SIGINT or ``stop``).
+
+    On the first signal it stops sampling, writes everything to the spool and gives the collector
+    ``uplink.drain_timeout`` to take it; a second signal ends that wait. What is then left stays in the spool for the
+    next start.
+
+    Args:
+        config: What to sample and where to send it.
+        source: The source; None for the configured one.
+        exit_when_acked: End by itself once a finite source is exhausted and every record acknowledged.
+        ack_timeout_s: With ``exit_when_acked``: give up after so long without an acknowledgement.
+        stop: Stops the agent like a signal, for callers outside the main thread.
+        on_progress: Called four times a second with the counters.
+        files: The file operations of the spool.
+
+    Raises:
+        gpusonde.agent.sources.base.SourceError: The source cannot be used, or is gone.
+        gpusonde.agent.spool.SpoolError: The spool cannot be used.
+        gpusonde.telemetry.TraceError: The trace to replay cannot be read.
+    """
+    counters = SelfCounters()
+    source = source or make_source(config.source)
+    spool = Spool(
+        Path(config.spool.directory).expanduser(),
+        max_bytes=config.spool.max_bytes,
+        agent_id=config.agent.id,
+        counters=counters,
+        files=files,
+    )
+    spool.open()
+    try:
+        inventory = source.open()
+        try:
+            agent = Agent(config, source, inventory, spool, counters)
+            return asyncio.run(agent.run(exit_when_acked, ack_timeout_s, stop, on_progress))
+        finally:
+            source.close()
+    finally:
+        spool.close()
+
+
+class Agent:
+    """The parts of a running agent.
+
+    Args:
+        config: What to sample and where to send it.
+        source: An open source.
+        inventory: What the source gives.
+        spool: An open spool.
+        counters: Shared by all parts.
+    """
+
+    def __init__(
+        self, config: AgentConfig, source: GpuSource, inventory: SourceInventory, spool: Spool, counters: SelfCounters
+    ) -> None:
+        self._config = config
+        self._source = source
+        self._inventory = inventory
+        self._spool = spool
+        self._counters = counters
+        self._stopping = threading.Event()
+        self._hurrying = threading.Event()
+
+    async def run(
+        self,
+        exit_when_acked: bool,
+        ack_timeout_s: float,
+        stop: threading.Event | None,
+        on_progress: Callable[[SelfCounters], None] | None,
+    ) -> AgentReport:
+        """Run to the end; see :func:`run_agent`."""
+        writer, uplink = self._make_writer_and_uplink()
+        sampler = Sampler(self._source, self._inventory, self._config.source.interval_s, writer, self._counters)
+        self._spool.append(inventory_record(self._inventory))
+        self._spool.commit()
+        self._log_start()
+        restore_signals = self._handle_signals()
+        sending = asyncio.ensure_future(uplink.run())
+        watching = asyncio.ensure_future(self._watch(stop, on_progress))
+        try:
+            writing = _in_thread("gpusonde-writer", writer.run)
+            sampling = _in_thread("gpusonde-sampler", sampler.run)
+            await self._until_done(sampling, writing, sending)
+            ended = await self._stop_sampling(sampler, sampling, writer, writing)
+            if ended and not exit_when_acked:
+                await self._until_done(sending)
+            patient = exit_when_acked and ended
+            drained = await self._drain(uplink, sending, ack_timeout_s if patient else None)
+            self._log_end(drained)
+            return AgentReport(
+                agent_id=self._spool.agent_id,
+                spool_id=self._spool.spool_id,
+                source=self._inventory.source,
+                gpu_uuids=tuple(gpu.gpu_uuid for gpu in self._inventory.gpus),
+                counters=self._counters,
+                source_ended=ended,
+                drained=drained,
+            )
+        finally:
+            restore_signals()
+            sampler.stop()
+            writer.finish()
+            for task in (watching, sending):
+                task.cancel()
+            await asyncio.gather(watching, sending, return_exceptions=True)
+            if on_progress is not None:
+                on_progress(self._counters)
+
+    def _make_writer_and_uplink(self) -> tuple[SpoolWriter, Uplink]:
+        uplink_config = self._config.uplink
+        pace = BatchPace(uplink_config.batch_interval_s)
+        uplink = Uplink(
+            self._spool,
+            UplinkSettings(uplink_config.collector, max_unacked_records=uplink_config.max_unacked_records),
+            AgentFacts(
+                host=describe_host(),
+                agent_version=importlib.metadata.version("gpusonde"),
+                start_time_unix_nano=time.time_ns(),
+                instance_id=uuid.uuid4().hex,
+            ),
+            self._counters,
+            on_batch_interval=pace.ask,
+        )
+        writer = SpoolWriter(
+            self._spool,
+            self._inventory,
+            self._counters,
+            pace=pace,
+            commit_interval_s=self._config.spool.commit_interval_s,
+            compress=uplink_config.compression == "zstd",
+            on_commit=uplink.notify,
+        )
+        return writer, uplink
+
+    async def _until_done(self, *parts: asyncio.Future[Any]) -> None:
+        """Return once one of the parts has ended or the agent is to stop."""
+        while not self._stopping.is_set():
+            done, _ = await asyncio.wait(parts, timeout=_POLL_S, return_when=asyncio.FIRST_COMPLETED)
+            if done:
+                return
+
+    async def _stop_sampling(
+        self, sampler: Sampler, sampling: asyncio.Future[bool], writer: SpoolWriter, writing: asyncio.Future[None]
+    ) -> bool:
+        """Stop sampler and writer, in this order; return whether the source had ended by itself."""
+        sampler.stop()
+        await asyncio.wait({sampling}, timeout=_SAMPLER_GRACE_S)
+        if not sampling.done():
+            log.error("the source does not answer; ending without it")
+        ended = sampling.done() and sampling.exception() is None and sampling.result()
+        writer.finish()
+        await writing
+        if ended:
+            writer.end_source()
+            log.info("the source has ended after %d ticks", self._counters.ticks)
+        if sampling.done():
+            sampling.result()
+        return ended
+
+    async def _drain(self, uplink: Uplink, sending: asyncio.Future[None], ack_timeout_s: float | None) -> bool:
+        """Wait until the collector has everything; False when it does not come to that.
+
+        Args:
+            uplink: The uplink.
+            sending: Its task.
+            ack_timeout_s: Longest wait without any progress; None for ``uplink.drain_timeout`` in all.
+        """
+        draining = asyncio.ensure_future(uplink.wait_drained())
+        give_up = self._hurrying if ack_timeout_s is None else self._stopping
+        limit_s = self._config.uplink.drain_timeout_s if ack_timeout_s is None else ack_timeout_s
+        loop = asyncio.get_running_loop()
+        acked, since_s = self._counters.acked_sequence, loop.time()
+        try:
+            while not draining.done():
+                await asyncio.wait({draining, sending}, timeout=_POLL_S, return_when=asyncio.FIRST_COMPLETED)
+                if sending.done():
+                    sending.result()
+                if ack_timeout_s is not None and self._counters.acked_sequence > acked:
+                    acked, since_s = self._counters.acked_sequence, loop.time()
+                if give_up.is_set() or loop.time() - since_s > limit_s:
+                    break
+            return draining.done()
+        finally:
+            draining.cancel()
+
+    async def _watch(self, stop: threading.Event | None, on_progress: Callable[[SelfCounters], None] | None) -> None:
+        """Pass on the caller's wish to stop, and report progress."""
+        loop = asyncio.get_running_loop()
+        report_due_s = loop.time()
+        while True:
+            if stop is not None and stop.is_set():
+                self._stopping.set()
+            if on_progress is not None and loop.time() >= report_due_s:
+                on_progress(self._counters)
+                report_due_s = loop.time() + _PROGRESS_INTERVAL_S
+            await asyncio.sleep(_POLL_S)
+
+    def _handle_signals(self) -> Callable[[], None]:
+        """Stop on SIGTERM and SIGINT; return what undoes that. Only the main thread may ask for signals."""
+        if threading.current_thread() is not threading.main_thread():
+            return lambda: None
+        loop = asyncio.get_running_loop()
+        handled = (signal.SIGTERM, signal.SIGINT)
+        for number in handled:
+            loop.add_signal_handler(number, self._on_signal, signal.Signals(number).name)
+
+        def restore() -> None:
+            for number in handled:
+                loop.remove_signal_handler(number)
+
+        return restore
+
+    def _on_signal(self, name: str) -> None:
+        if self._stopping.is_set():
+            self._hurrying.set()
+        self._stopping.set()
+        log.info("%s: stopping", name)
+
+    def _log_start(self) -> None:
+        log.info(
+            "agent %s samples %d GPUs every %s (source %s, %d metrics); spool %s",
+            self._spool.agent_id,
+            len(self._inventory.gpus),
+            format_duration(self._config.source.interval_s),
+            self._inventory.source,
+            len(self._inventory.metrics),
+            self._spool.directory,
+        )
+
+    def _log_end(self, drained: bool) -> None:
+        if drained:
+            log.info("stopped; the collector has every record")
+        else:
+            log.warning(
+                "stopped; %d records stay in %s for the next start",
+                self._counters.unacked_records,
+                self._spool.directory,
+            )
+
+
+def _in_thread(name: str, work: Callable[[], _T]) -> asyncio.Future[_T]:
+    """Run ``work`` in a daemon thread: one that hangs in a driver call must not keep the process from ending."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[_T] = loop.create_future()
+
+    def settle(result: _T | None, error: BaseException | None) -> None:
+        if future.cancelled():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        result: _T | None = None
+        error: BaseException | None = None
+        try:
+            result = work()
+        except BaseException as caught:
+            error = caught
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return future

@@ -1,0 +1,171 @@
+"""``Sampler``: asks a source for readings at absolute deadlines.
+
+Deadlines are ``start + k * interval`` on the monotonic clock, so that a slow reading does not shift the later ones. A
+deadline that has passed is counted as missed and never made up for: a burst of readings would cost the watched job more
+than the hole is worth.
+
+Time stamps follow the wall clock, whatever it does. When it jumps against the monotonic clock (NTP step, ``date -s``, a
+resumed machine), one CLOCK_STEP event per GPU with the size of the jump precedes the ticks that carry the new time.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from gpusonde.agent.counters import SelfCounters
+from gpusonde.agent.sources.base import GpuEvent, GpuEventKind, GpuSource, Reading, SourceExhausted, SourceInventory
+
+# Slewing moves the clock by at most 0.5 ms per second; anything this large between two ticks is a step.
+_CLOCK_STEP_NS = 50_000_000
+# The two clocks cannot be read at once; if the scheduler came between them, the comparison waits for the next tick.
+_CLOCK_READ_NS = 10_000_000
+# A deadline missed by more than half an interval is left to the next one: two GPM samples closer than that say nothing.
+_TOLERATED_LATENESS = 0.5
+_ROOM_POLL_S = 0.02
+
+
+@dataclass(frozen=True)
+class SampledReading:
+    """A reading and the deadlines missed since the one before."""
+
+    reading: Reading
+    missed_ticks: int = 0
+
+
+class SampleSink(Protocol):
+    """Takes what the sampler reads. Called in the sampler's thread, so it must not block on disk or network."""
+
+    def has_room(self) -> bool:
+        """Whether a source that can wait should be read now."""
+        ...
+
+    def put(self, sampled: SampledReading) -> bool:
+        """Take a reading; False when it had to be dropped (its ticks then count as missed)."""
+        ...
+
+
+class Sampler:
+    """Reads one open source until it ends or is told to stop.
+
+    Args:
+        source: An open source.
+        inventory: What :meth:`GpuSource.open` returned.
+        interval_s: Seconds between deadlines.
+        sink: Where readings go.
+        counters: Filled with ticks, misses and lateness.
+        monotonic: Seconds, never set back.
+        wall_ns: Unix time in nanoseconds.
+        wait: Sleeps for the given seconds or until the sampler is stopped, and returns whether it was.
+    """
+
+    def __init__(
+        self,
+        source: GpuSource,
+        inventory: SourceInventory,
+        interval_s: float,
+        sink: SampleSink,
+        counters: SelfCounters,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+        wall_ns: Callable[[], int] = time.time_ns,
+        wait: Callable[[float], bool] | None = None,
+    ) -> None:
+        self._source = source
+        self._inventory = inventory
+        self._interval_s = interval_s
+        self._sink = sink
+        self._counters = counters
+        self._monotonic = monotonic
+        self._wall_ns = wall_ns
+        self._stopping = threading.Event()
+        self._wait = wait or self._stopping.wait
+        self._missed = 0
+        self._wall_minus_monotonic_ns: int | None = None
+
+    def stop(self) -> None:
+        """Make :meth:`run` return after the reading in progress; callable from any thread."""
+        self._stopping.set()
+
+    def run(self) -> bool:
+        """Sample until the source is exhausted (returns True) or :meth:`stop` is called (returns False).
+
+        Raises:
+            SourceFailedError: The source is gone as a whole.
+        """
+        start_s = self._monotonic()
+        tick = 0
+        while not self._stopping.is_set():
+            deadline_s = start_s + tick * self._interval_s
+            delay_s = deadline_s - self._monotonic()
+            if delay_s > 0 and self._wait(delay_s):
+                break
+            try:
+                if not self._read_due(deadline_s):
+                    break
+            except SourceExhausted:
+                return True
+            tick = self._next_tick(tick, start_s)
+        return False
+
+    def _read_due(self, deadline_s: float) -> bool:
+        """Read once, and again while the source has more that is due; False when stopped meanwhile."""
+        while True:
+            if self._inventory.can_wait:
+                while not self._sink.has_room():
+                    if self._wait(_ROOM_POLL_S):
+                        return False
+            begin_s = self._monotonic()
+            reading = self._source.read(deadline_s)
+            end_s = self._monotonic()
+            self._counters.deadlines += 1
+            self._counters.lateness_s_sum += max(0.0, begin_s - deadline_s)
+            self._counters.lateness_s_max = max(self._counters.lateness_s_max, begin_s - deadline_s)
+            self._counters.read_s_sum += end_s - begin_s
+            self._counters.read_s_max = max(self._counters.read_s_max, end_s - begin_s)
+            self._deliver(reading)
+            if not reading.more or self._stopping.is_set():
+                return not self._stopping.is_set()
+
+    def _deliver(self, reading: Reading) -> None:
+        step = self._clock_step()
+        if step:
+            reading = Reading(reading.ticks, (*step, *reading.events), reading.more)
+        if self._sink.put(SampledReading(reading, self._missed)):
+            self._missed = 0
+            self._counters.ticks += sum(ticks.time_unix_nano.size for ticks in reading.ticks)
+        else:
+            self._missed += 1
+            self._counters.missed_ticks += 1
+        self._counters.source_progress = self._source.progress()
+
+    def _next_tick(self, tick: int, start_s: float) -> int:
+        following = tick + 1
+        behind_s = self._monotonic() - (start_s + following * self._interval_s)
+        if behind_s <= self._interval_s * _TOLERATED_LATENESS:
+            return following
+        skipped = math.ceil(behind_s / self._interval_s - _TOLERATED_LATENESS)
+        if not self._inventory.can_wait:
+            self._missed += skipped
+            self._counters.missed_ticks += skipped
+        return following + skipped
+
+    def _clock_step(self) -> tuple[GpuEvent, ...]:
+        if self._inventory.can_wait:
+            return ()
+        before_ns = round(self._monotonic() * 1e9)
+        now_ns = self._wall_ns()
+        if round(self._monotonic() * 1e9) - before_ns > _CLOCK_READ_NS:
+            return ()
+        difference_ns = now_ns - before_ns
+        previous_ns, self._wall_minus_monotonic_ns = self._wall_minus_monotonic_ns, difference_ns
+        if previous_ns is None or abs(difference_ns - previous_ns) < _CLOCK_STEP_NS:
+            return ()
+        step_us = round((difference_ns - previous_ns) / 1000)
+        return tuple(
+            GpuEvent(gpu, now_ns, GpuEventKind.CLOCK_STEP, step_us) for gpu in range(len(self._inventory.gpus))
+        )

@@ -1,0 +1,1 @@
+"""Sources of GPU readings: recorded traces and vendor libraries."""

@@ -1,0 +1,196 @@
+"""What every source of readings looks like to the sampler.
+
+A source hides one vendor library (or one recorded trace) behind three calls. It decides once, in
+:meth:`GpuSource.open`, which GPUs and which columns it will give, and gives exactly those afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from gpusonde.telemetry import BlankReason, FloatArray, Metric
+
+TimeArray = npt.NDArray[np.int64]
+
+
+class SourceError(Exception):
+    """A source cannot do what it was asked to."""
+
+
+class SourceUnavailableError(SourceError):
+    """The source cannot be opened here; the message says what is missing and what to do."""
+
+
+class SourceFailedError(SourceError):
+    """An open source stopped working as a whole (the driver was unloaded, say)."""
+
+
+class SourceExhausted(Exception):  # noqa: N818 - like StopIteration, an end and not an error
+    """A finite source has no more ticks."""
+
+
+class StaticOrigin(Enum):
+    """Who told a static attribute."""
+
+    NVML = "nvml"
+    CUDA_DRIVER = "cuda_driver"
+    DCGM = "dcgm"
+    RECORDED = "recorded"  # read in a trace file, whoever wrote it there
+
+
+@dataclass(frozen=True)
+class StaticAttribute:
+    """One figure of a device that does not change while the driver is loaded; the unit is in the name."""
+
+    name: str
+    value: float
+    origin: StaticOrigin
+
+
+@dataclass(frozen=True)
+class GpuDescription:
+    """One sampled GPU.
+
+    Attributes:
+        gpu_uuid: Key of the GPU in the fleet.
+        gpu_index: Index on the host; moves across reboots.
+        product_name: As the driver spells it.
+        pci_bus_id: Empty when unknown.
+        framebuffer_bytes: Device memory, 0 when unknown.
+        driver_version: Empty when unknown.
+        mig_uuid: Empty unless the entity is a MIG compute instance.
+        static_attributes: Figures of the device.
+        missing_metrics: Metrics of the catalogue that this GPU cannot give, and why.
+        replayed: True when the samples were not measured on this device now.
+    """
+
+    gpu_uuid: str
+    gpu_index: int = 0
+    product_name: str = ""
+    pci_bus_id: str = ""
+    framebuffer_bytes: int = 0
+    driver_version: str = ""
+    mig_uuid: str = ""
+    static_attributes: tuple[StaticAttribute, ...] = ()
+    missing_metrics: Mapping[str, BlankReason] = field(default_factory=dict)
+    replayed: bool = False
+
+
+@dataclass(frozen=True)
+class SourceInventory:
+    """What an open source gives: its GPUs, its columns and its pace.
+
+    Attributes:
+        source: Name of the source, for example "nvml", "gpm" or "replay".
+        gpus: The GPUs; ticks name them by their index here.
+        metrics: The columns of every tick, in order.
+        interval_s: Seconds between ticks.
+        multiplexed: Names of the metrics that the device measures only part of the time.
+        can_wait: True when a late reading loses nothing because the source keeps its ticks (a recorded trace). Such a
+            source is held back while the spool has no room; hardware never is.
+    """
+
+    source: str
+    gpus: tuple[GpuDescription, ...]
+    metrics: tuple[Metric, ...]
+    interval_s: float
+    multiplexed: frozenset[str] = frozenset()
+    can_wait: bool = False
+
+
+@dataclass(frozen=True)
+class GpuTicks:
+    """One or more consecutive ticks of one GPU.
+
+    Attributes:
+        gpu: Index into :attr:`SourceInventory.gpus`.
+        time_unix_nano: Shape (n,), wall clock, whole microseconds.
+        values: Shape (metrics, n) in the catalogue's units, NaN where the source gave no value.
+        blanks: Column -> why its values are NaN in these ticks; NO_DATA where nothing is said.
+    """
+
+    gpu: int
+    time_unix_nano: TimeArray
+    values: FloatArray
+    blanks: Mapping[int, BlankReason] = field(default_factory=dict)
+
+
+class GpuEventKind(Enum):
+    """What happened to a GPU outside its metrics."""
+
+    XID = "xid"
+    LOST = "lost"
+    RECOVERED = "recovered"
+    CLOCK_STEP = "clock_step"
+
+
+@dataclass(frozen=True)
+class GpuEvent:
+    """An event of one GPU.
+
+    Attributes:
+        gpu: Index into :attr:`SourceInventory.gpus`.
+        time_unix_nano: When, on the wall clock.
+        kind: What.
+        value: XID code, or the size of a clock step in microseconds; 0 otherwise.
+    """
+
+    gpu: int
+    time_unix_nano: int
+    kind: GpuEventKind
+    value: int = 0
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The result of one call of :meth:`GpuSource.read`.
+
+    Attributes:
+        ticks: At most one entry per GPU; a GPU that gave nothing is absent.
+        events: What happened since the previous reading.
+        more: True when further ticks are already due and the caller need not wait for the next deadline.
+    """
+
+    ticks: tuple[GpuTicks, ...] = ()
+    events: tuple[GpuEvent, ...] = ()
+    more: bool = False
+
+
+class GpuSource(Protocol):
+    """Gives readings of the GPUs of this host. Used by one thread at a time."""
+
+    @property
+    def name(self) -> str:
+        """Short name for logs and the inventory."""
+        ...
+
+    def open(self) -> SourceInventory:
+        """Acquire the source and say what it gives.
+
+        Raises:
+            SourceUnavailableError: It cannot be used here; the message says what to do.
+        """
+        ...
+
+    def read(self, deadline_s: float) -> Reading:
+        """Return what is due at ``deadline_s`` (the sampler's monotonic clock).
+
+        Raises:
+            SourceExhausted: A finite source has no more ticks.
+            SourceFailedError: The source is gone as a whole. One GPU's failure is not: it becomes an event.
+        """
+        ...
+
+    def progress(self) -> float | None:
+        """Return the share of a finite source that was read, 0..1; None for hardware."""
+        ...
+
+    def close(self) -> None:
+        """Release everything; safe to call twice and before :meth:`open`."""
+        ...

@@ -1,0 +1,19 @@
+"""The disk spool: records wait here until a collector has made them durable."""
+
+from gpusonde.agent.spool.errors import (
+    SpoolCorruptError,
+    SpoolDirectoryError,
+    SpoolError,
+    SpoolGapError,
+    SpoolLockedError,
+)
+from gpusonde.agent.spool.spool import Spool
+
+__all__ = [
+    "Spool",
+    "SpoolCorruptError",
+    "SpoolDirectoryError",
+    "SpoolError",
+    "SpoolGapError",
+    "SpoolLockedError",
+]

@@ -1,0 +1,124 @@
+"""One segment file: a header that says where it starts, then records that each carry their own checksum.
+
+Layout, all little-endian::
+
+    header   8s magic "GSSPOOL1", u64 first sequence, u32 length of the context, u32 CRC32 of the two before + context
+             then the context: the serialised Inventory record in force at the first sequence (empty in a new spool)
+    record   4s magic "GSR1", u32 payload length, u64 sequence, u32 ticks, u32 CRC32 of the three before + payload
+             then the payload: one serialised ``gpusonde.ingest.v1.Record``
+
+The context makes every segment readable by itself: when older segments are dropped or were acknowledged by another
+collector, the inventory can still be sent ahead of the batches that refer to it.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+SUFFIX = ".seg"
+MAGIC = b"GSSPOOL1"
+RECORD_MAGIC = b"GSR1"
+HEADER = struct.Struct("<8sQII")
+RECORD = struct.Struct("<4sIQII")
+# Far above any batch; a length beyond it is damage, not a record.
+MAX_PAYLOAD_BYTES = 64 << 20
+
+
+def segment_path(directory: Path, first_sequence: int) -> Path:
+    """Return the file of the segment that starts at a sequence; names sort like sequences."""
+    return directory / f"{first_sequence:020d}{SUFFIX}"
+
+
+def encode_header(first_sequence: int, context: bytes) -> bytes:
+    """Return the bytes a segment file starts with."""
+    crc = zlib.crc32(context, zlib.crc32(struct.pack("<QI", first_sequence, len(context))))
+    return HEADER.pack(MAGIC, first_sequence, len(context), crc) + context
+
+
+def encode_record(sequence: int, ticks: int, payload: bytes) -> bytes:
+    """Return the bytes of one record."""
+    crc = zlib.crc32(payload, zlib.crc32(struct.pack("<IQI", len(payload), sequence, ticks)))
+    return RECORD.pack(RECORD_MAGIC, len(payload), sequence, ticks, crc) + payload
+
+
+@dataclass(frozen=True)
+class ScannedRecord:
+    """A record found in a segment's bytes."""
+
+    offset: int
+    sequence: int
+    ticks: int
+    payload: bytes
+
+    @property
+    def end(self) -> int:
+        """Offset of the first byte after the record."""
+        return self.offset + RECORD.size + len(self.payload)
+
+
+@dataclass
+class Scan:
+    """Everything that can be read in a segment file.
+
+    Attributes:
+        context: The header's context; None when the header is damaged.
+        records: Valid records in file order.
+        damaged: True when bytes between the header and the last valid record are not valid records.
+        end: Offset just after the last valid record (or the header); what follows is a torn tail.
+        size: Size of the file.
+    """
+
+    context: bytes | None
+    records: list[ScannedRecord] = field(default_factory=list)
+    damaged: bool = False
+    end: int = 0
+    size: int = 0
+
+
+def parse_record(data: bytes, offset: int) -> ScannedRecord | None:
+    """Return the record at an offset, or None when there is no valid one."""
+    if offset + RECORD.size > len(data):
+        return None
+    magic, length, sequence, ticks, crc = RECORD.unpack_from(data, offset)
+    if magic != RECORD_MAGIC or length > MAX_PAYLOAD_BYTES or offset + RECORD.size + length > len(data):
+        return None
+    payload = data[offset + RECORD.size : offset + RECORD.size + length]
+    if zlib.crc32(payload, zlib.crc32(struct.pack("<IQI", length, sequence, ticks))) != crc:
+        return None
+    return ScannedRecord(offset, sequence, ticks, payload)
+
+
+def scan(data: bytes) -> Scan:
+    """Read a segment's bytes as far as they are valid, and past damage to the next valid record."""
+    result = Scan(context=None, size=len(data))
+    offset = 0
+    header = _parse_header(data)
+    if header is not None:
+        result.context = header
+        offset = result.end = HEADER.size + len(header)
+    while offset < len(data):
+        record = parse_record(data, offset)
+        if record is None:
+            offset = data.find(RECORD_MAGIC, offset + 1)
+            if offset < 0:
+                break
+            continue
+        result.damaged = result.damaged or record.offset != result.end
+        result.records.append(record)
+        offset = result.end = record.end
+    return result
+
+
+def _parse_header(data: bytes) -> bytes | None:
+    if len(data) < HEADER.size:
+        return None
+    magic, first_sequence, length, crc = HEADER.unpack_from(data)
+    context = data[HEADER.size : HEADER.size + length]
+    if magic != MAGIC or len(context) != length:
+        return None
+    if zlib.crc32(context, zlib.crc32(struct.pack("<QI", first_sequence, length))) != crc:
+        return None
+    return context

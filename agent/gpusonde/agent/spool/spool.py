@@ -1,0 +1,459 @@
+"""``Spool``: the agent's memory on disk between the sampler and a collector's acknowledgement."""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import errno
+import logging
+import socket
+import threading
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+from gpusonde.agent.counters import SelfCounters
+from gpusonde.agent.spool.errors import SpoolDirectoryError, SpoolGapError
+from gpusonde.agent.spool.files import Files, OsFiles
+from gpusonde.agent.spool.identity import DirectoryLock, Identity, load_identity, store_identity
+from gpusonde.agent.spool.recovery import Recovery, Segment, loss_record, record_ticks, recover
+from gpusonde.agent.spool.segment import RECORD, encode_header, encode_record, parse_record, segment_path
+from gpusonde.ingest.v1 import ingest_pb2
+
+log = logging.getLogger(__name__)
+
+_LOSS_RECORD_BYTES = 128
+_MAX_HELD_BACK = 1000
+
+
+class Spool:
+    """A bounded queue of records in segment files.
+
+    One thread appends and commits; another may read and acknowledge at the same time. Sequence numbers are never used
+    twice inside a ``spool_id``. A record may be sent only once it is committed: a power loss must not take back what a
+    collector has seen.
+
+    When the spool is full, the oldest segment is dropped and a LossReport appended. When the disk refuses a write, the
+    ticks of that time are lost and counted, and the next write that succeeds is preceded by a LossReport.
+
+    Args:
+        directory: Where the segments, the identity and the lock live; made if absent.
+        max_bytes: Bound of all segments together.
+        segment_bytes: Size at which a new segment is begun.
+        agent_id: Name of the agent; "" keeps the stored one, or makes one of the host name.
+        counters: Filled with what is kept and lost.
+        files: The file operations.
+        new_id: Makes unique names.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        max_bytes: int,
+        segment_bytes: int = 4 << 20,
+        agent_id: str = "",
+        counters: SelfCounters | None = None,
+        files: Files | None = None,
+        new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
+    ) -> None:
+        self._directory = directory
+        self._max_bytes = max_bytes
+        self._segment_bytes = max(1, min(segment_bytes, max_bytes // 8))
+        self._wanted_agent_id = agent_id
+        self._counters = counters or SelfCounters()
+        self._files: Files = files or OsFiles()
+        self._new_id = new_id
+        self._file_lock = DirectoryLock(directory)
+        self._lock = threading.RLock()
+        self._identity = Identity("", "")
+        self._segments: list[Segment] = []
+        self._context = b""
+        self._descriptor = -1
+        self._reader: tuple[int, int] | None = None  # first sequence of the segment, descriptor
+        self._committed = 0
+        self._acked = 0
+        self._refused_ticks = 0
+        self._held_back: list[ingest_pb2.Record] = []
+        self._uncommitted: list[ingest_pb2.Record] = []
+        self._disk_refuses = False
+
+    @property
+    def agent_id(self) -> str:
+        """Name of the agent."""
+        return self._identity.agent_id
+
+    @property
+    def spool_id(self) -> str:
+        """Name of this run of sequence numbers."""
+        with self._lock:
+            return self._identity.spool_id
+
+    @property
+    def directory(self) -> Path:
+        """Where the spool lives."""
+        return self._directory
+
+    @property
+    def first_available_sequence(self) -> int:
+        """Lowest sequence that :meth:`read` gives.
+
+        It is the one before the oldest record if an inventory was in force there: that sequence was acknowledged or
+        dropped, and now stands for the inventory, so that a collector can decode what follows.
+        """
+        with self._lock:
+            oldest = self._segments[0]
+            return oldest.first_sequence - (1 if oldest.context else 0)
+
+    @property
+    def last_sequence(self) -> int:
+        """Highest sequence appended."""
+        with self._lock:
+            return self._segments[-1].last_sequence
+
+    @property
+    def committed_sequence(self) -> int:
+        """Highest sequence that survives a power loss, and so may be sent."""
+        with self._lock:
+            return self._committed
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes in all segments."""
+        with self._lock:
+            return sum(segment.size for segment in self._segments)
+
+    @property
+    def fill_ratio(self) -> float:
+        """Share of the allowed size in use."""
+        return self.size_bytes / self._max_bytes
+
+    def open(self) -> Recovery:
+        """Take the directory, read back what it holds and make it appendable.
+
+        Raises:
+            SpoolLockedError: Another agent uses it.
+            SpoolDirectoryError: It cannot be used.
+            SpoolCorruptError: Its files are damaged beyond repair.
+        """
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SpoolDirectoryError(
+                f"{self._directory}: {error.strerror}; choose a spool directory the agent owns"
+            ) from error
+        self._file_lock.acquire()
+        try:
+            return self._open_locked()
+        except OSError as error:
+            self._file_lock.release()
+            raise SpoolDirectoryError(f"{self._directory}: {error.strerror}; the spool cannot be opened") from error
+        except BaseException:
+            self._file_lock.release()
+            raise
+
+    def append(self, record: ingest_pb2.Record) -> int | None:
+        """Append a record, setting its sequence.
+
+        Returns:
+            The sequence, or None when the disk refused: a batch is then lost and counted, any other record is kept
+            in memory and written ahead of the next one.
+        """
+        with self._lock:
+            try:
+                self._write_held_back()
+                sequence = self._append(record)
+            except OSError as error:
+                self._refuse(record, error)
+                return None
+            if self._disk_refuses:
+                self._disk_refuses = False
+                log.warning("spool %s: the disk accepts writes again", self._directory)
+            return sequence
+
+    def commit(self) -> None:
+        """Make everything appended so far survive a power loss. A refusal by the disk is counted, not raised."""
+        with self._lock:
+            descriptor, last = self._descriptor, self._segments[-1].last_sequence
+            if descriptor < 0 or last == self._committed:
+                return
+        try:
+            # Outside the lock: a slow disk must not hold up the reader.
+            self._files.sync(descriptor)
+        except OSError as error:
+            with self._lock:
+                self._abandon_uncommitted(error)
+            return
+        with self._lock:
+            self._committed = last
+            self._uncommitted.clear()
+
+    def read(self, sequence: int) -> ingest_pb2.Record:
+        """Return a committed record.
+
+        Raises:
+            SpoolGapError: The sequence was dropped, acknowledged and removed, or is not committed yet.
+        """
+        with self._lock:
+            if not self.first_available_sequence <= sequence <= self._committed:
+                raise SpoolGapError(
+                    f"record {sequence} is not in the spool, which holds "
+                    f"{self.first_available_sequence} to {self._committed}"
+                )
+            oldest = self._segments[0]
+            if sequence < oldest.first_sequence:
+                record = ingest_pb2.Record.FromString(oldest.context)
+                record.sequence = sequence
+                return record
+            at = bisect.bisect_right(self._segments, sequence, key=lambda segment: segment.first_sequence) - 1
+            return self._read_from(self._segments[at], sequence)
+
+    def acknowledge(self, sequence: int) -> None:
+        """Note that the collector made everything up to ``sequence`` durable, and free what lies below."""
+        with self._lock:
+            self._acked = max(self._acked, min(sequence, self._committed))
+            self._counters.acked_sequence = self._acked
+            while len(self._segments) > 1 and self._segments[0].last_sequence <= self._acked:
+                if not self._remove_oldest():
+                    break
+            self._count_size()
+
+    def renew(self) -> None:
+        """Continue under a new ``spool_id``, because the collector knows sequences of the old one that we do not.
+
+        Raises:
+            OSError: The new identity cannot be stored.
+        """
+        with self._lock:
+            renewed = Identity(self._identity.agent_id, self._new_id())
+            store_identity(self._directory, renewed, self._files)
+            self._identity = renewed
+            self._acked = self.first_available_sequence - 1
+
+    def close(self) -> None:
+        """Commit, and give the directory back."""
+        with self._lock:
+            if self._descriptor >= 0:
+                self.commit()
+            for descriptor in (self._descriptor, self._reader[1] if self._reader else -1):
+                if descriptor >= 0:
+                    self._files.close(descriptor)
+            self._descriptor, self._reader = -1, None
+            self._file_lock.release()
+
+    def _open_locked(self) -> Recovery:
+        stored = load_identity(self._directory)
+        recovery = recover(self._directory, self._files)
+        self._segments, self._context = recovery.segments, recovery.context
+        # Without segments the next sequence is unknown, and without an identity so is whose sequences these are.
+        spool_id = stored.spool_id if stored and self._segments else self._new_id()
+        default_agent_id = stored.agent_id if stored else f"{socket.gethostname()}-{self._new_id()[:8]}"
+        self._identity = Identity(self._wanted_agent_id or default_agent_id, spool_id)
+        if self._identity != stored:
+            store_identity(self._directory, self._identity, self._files)
+        if self._segments:
+            self._descriptor = self._files.open(self._segments[-1].path)
+            self._files.sync(self._descriptor)
+        else:
+            self._begin_segment(1)
+        self._committed = self._segments[-1].last_sequence
+        self._acked = self.first_available_sequence - 1
+        if recovery.lost_records:
+            self._counters.count_dropped("spool_corrupt", recovery.lost_records, 0)
+        self._count_size()
+        return recovery
+
+    def _append(self, record: ingest_pb2.Record) -> int:
+        room = record.ByteSize() + RECORD.size + 16
+        loss = self._make_room(room)
+        if loss is not None:
+            self._store(loss)
+        return self._store(record)
+
+    def _store(self, record: ingest_pb2.Record) -> int:
+        record.sequence = self._segments[-1].last_sequence + 1
+        payload = record.SerializeToString()
+        encoded = encode_record(record.sequence, record_ticks(record), payload)
+        active = self._segments[-1]
+        if self._descriptor < 0 or (active.offsets and active.size + len(encoded) > self._segment_bytes):
+            self._roll()
+            active = self._segments[-1]
+        self._files.write(self._descriptor, encoded, active.size)
+        active.index(record, len(encoded))
+        if record.HasField("inventory"):
+            self._context = payload
+        if not record.HasField("batch"):
+            self._uncommitted.append(record)
+        self._counters.records += 1
+        self._counters.last_sequence = record.sequence
+        self._count_size()
+        return record.sequence
+
+    def _roll(self) -> None:
+        """Sync the active segment and begin the next one."""
+        if self._descriptor >= 0:
+            try:
+                self._files.sync(self._descriptor)
+            except OSError as error:
+                self._abandon_uncommitted(error)
+                raise
+            self._committed = self._segments[-1].last_sequence
+            self._uncommitted.clear()
+            self._files.close(self._descriptor)
+            self._descriptor = -1
+        self._begin_segment(self._segments[-1].last_sequence + 1)
+
+    def _begin_segment(self, first_sequence: int) -> None:
+        path = segment_path(self._directory, first_sequence)
+        header = encode_header(first_sequence, self._context)
+        # A file of this name can only be what an earlier, failed attempt left.
+        path.unlink(missing_ok=True)
+        descriptor = self._files.create(path)
+        try:
+            self._files.write(descriptor, header, 0)
+            self._files.sync(descriptor)
+            self._files.sync_directory(self._directory)
+        except OSError:
+            self._files.close(descriptor)
+            with contextlib.suppress(OSError):
+                self._files.unlink(path)
+            raise
+        if self._segments and not self._segments[-1].offsets:
+            # The abandoned segment held nothing that counts; the new one has its name and place.
+            self._segments.pop()
+        self._segments.append(Segment(path, first_sequence, self._context, size=len(header)))
+        self._descriptor = descriptor
+
+    def _make_room(self, size: int) -> ingest_pb2.Record | None:
+        """Drop the oldest segments until ``size`` more bytes fit; return the LossReport that says so."""
+        loss: ingest_pb2.LossReport | None = None
+        while self.size_bytes + size + _LOSS_RECORD_BYTES > self._max_bytes:
+            if len(self._segments) == 1:
+                if not self._segments[0].offsets:
+                    break
+                self._roll()
+            oldest = self._segments[0]
+            unacked = max(0, self._acked - oldest.first_sequence + 1)
+            if not self._remove_oldest():
+                break
+            if unacked < len(oldest.offsets):
+                self._counters.count_dropped("spool_full", len(oldest.offsets) - unacked, sum(oldest.ticks[unacked:]))
+                dropped = _loss_of(oldest, unacked)
+                loss = dropped if loss is None else _merge(loss, dropped)
+        if loss is None:
+            return None
+        log.error(
+            "spool %s is full: dropped records %d to %d (%d ticks); raise spool.max_bytes or bring the collector back",
+            self._directory, loss.first_lost_sequence, loss.last_lost_sequence, loss.lost_ticks,
+        )  # fmt: skip
+        return ingest_pb2.Record(loss_report=loss)
+
+    def _remove_oldest(self) -> bool:
+        oldest = self._segments[0]
+        if self._reader is not None and self._reader[0] == oldest.first_sequence:
+            self._files.close(self._reader[1])
+            self._reader = None
+        try:
+            self._files.unlink(oldest.path)
+            # Otherwise a power loss could bring an older segment back while a younger one stays removed: a false gap.
+            self._files.sync_directory(self._directory)
+        except OSError as error:
+            log.warning("%s: cannot be removed: %s", oldest.path, error.strerror)
+            return False
+        self._segments.pop(0)
+        return True
+
+    def _read_from(self, segment: Segment, sequence: int) -> ingest_pb2.Record:
+        if self._reader is None or self._reader[0] != segment.first_sequence:
+            if self._reader is not None:
+                self._files.close(self._reader[1])
+                self._reader = None
+            self._reader = (segment.first_sequence, self._files.open(segment.path))
+        i = sequence - segment.first_sequence
+        start = segment.offsets[i]
+        end = segment.offsets[i + 1] if i + 1 < len(segment.offsets) else segment.size
+        found = parse_record(self._files.read(self._reader[1], end - start, start), 0)
+        if found is None or found.sequence != sequence:
+            log.error("%s: record %d was damaged on the disk and is lost", segment.path, sequence)
+            self._counters.count_dropped("spool_corrupt", 1, segment.ticks[i])
+            lost = loss_record(sequence, sequence, ingest_pb2.LOSS_REASON_SPOOL_CORRUPT, segment.ticks[i])
+            lost.sequence = sequence
+            return lost
+        return ingest_pb2.Record.FromString(found.payload)
+
+    def _write_held_back(self) -> None:
+        if self._refused_ticks:
+            self._append(loss_record(0, 0, ingest_pb2.LOSS_REASON_DISK_FULL, self._refused_ticks))
+            self._refused_ticks = 0
+        while self._held_back:
+            self._append(self._held_back[0])
+            self._held_back.pop(0)
+
+    def _refuse(self, record: ingest_pb2.Record, error: OSError) -> None:
+        if record.HasField("batch"):
+            ticks = record_ticks(record)
+            self._refused_ticks += ticks
+            self._counters.count_dropped("disk_full", 1, ticks)
+        elif len(self._held_back) < _MAX_HELD_BACK:
+            self._held_back.append(record)
+        if not self._disk_refuses:
+            self._disk_refuses = True
+            what = (
+                "the disk is full"
+                if error.errno in (errno.ENOSPC, errno.EDQUOT)
+                else f"the disk fails ({error.strerror})"
+            )
+            log.error(
+                "spool %s: %s; samples are lost until it accepts writes, and will be reported as lost. Free some space",
+                self._directory,
+                what,
+            )
+
+    def _abandon_uncommitted(self, error: OSError) -> None:
+        """Forget what could not be synced. It was never sent, so its sequences may be used again."""
+        active = self._segments[-1]
+        keep = max(0, self._committed - active.first_sequence + 1)
+        ticks = sum(active.ticks[keep:])
+        records = len(active.offsets) - keep
+        if keep < len(active.offsets):
+            active.size = active.offsets[keep]
+        active.offsets, active.ticks = active.offsets[:keep], active.ticks[:keep]
+        active.loss_reports = {s: loss for s, loss in active.loss_reports.items() if s <= self._committed}
+        self._files.close(self._descriptor)
+        # The kernel may have dropped the pages it could not write: the file is not appended to again. The next segment
+        # begins at the first abandoned sequence, and wins over this one when the spool is read back.
+        self._descriptor = -1
+        self._refused_ticks += ticks
+        self._counters.count_dropped("disk_full", records, ticks)
+        self._held_back = [*self._uncommitted, *self._held_back][:_MAX_HELD_BACK]
+        self._uncommitted = []
+        self._disk_refuses = True
+        log.error("spool %s: cannot be synced (%s); %d records are lost", self._directory, error.strerror, records)
+
+    def _count_size(self) -> None:
+        self._counters.spool_bytes = self.size_bytes
+        self._counters.last_sequence = self._segments[-1].last_sequence
+
+
+def _loss_of(segment: Segment, unacked: int) -> ingest_pb2.LossReport:
+    """Return what dropping a segment from its record ``unacked`` on loses, and what LossReports among those told."""
+    loss = ingest_pb2.LossReport(
+        first_lost_sequence=segment.first_sequence + unacked,
+        last_lost_sequence=segment.last_sequence,
+        reason=ingest_pb2.LOSS_REASON_SPOOL_FULL,
+        lost_ticks=sum(segment.ticks[unacked:]),
+    )
+    for sequence, report in segment.loss_reports.items():
+        if sequence >= segment.first_sequence + unacked:
+            loss = _merge(report, loss)
+    return loss
+
+
+def _merge(earlier: ingest_pb2.LossReport, later: ingest_pb2.LossReport) -> ingest_pb2.LossReport:
+    first = min(s for s in (earlier.first_lost_sequence, later.first_lost_sequence) if s)
+    return ingest_pb2.LossReport(
+        first_lost_sequence=first,
+        last_lost_sequence=max(earlier.last_lost_sequence, later.last_lost_sequence),
+        reason=ingest_pb2.LOSS_REASON_SPOOL_FULL,
+        lost_ticks=earlier.lost_ticks + later.lost_ticks,
+    )

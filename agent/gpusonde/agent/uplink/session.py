@@ -1,0 +1,185 @@
+"""One established stream: records out, acks in."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TypeAlias
+
+import grpc
+import grpc.aio
+
+from gpusonde.agent.batch import unpack
+from gpusonde.agent.counters import SelfCounters
+from gpusonde.agent.spool import Spool
+from gpusonde.agent.spool.recovery import loss_record, record_ticks
+from gpusonde.agent.uplink.outcomes import Drained, ResendNeeded, SessionFailed
+from gpusonde.ingest.v1 import ingest_pb2
+
+log = logging.getLogger(__name__)
+
+SampleCall: TypeAlias = "grpc.aio.StreamStreamCall[ingest_pb2.StreamSamplesRequest, ingest_pb2.StreamSamplesResponse]"
+
+_MAX_BATCH_INTERVAL_S = 60.0
+_MESSAGE_OVERHEAD_BYTES = 64
+
+
+class Session:
+    """Sends from ``next_sequence`` on and frees the spool as acks arrive.
+
+    Args:
+        call: The stream, past Hello and HelloAck.
+        spool: Where records come from.
+        counters: Filled with what is sent.
+        wake: Set whenever there may be something to send.
+        ack: The collector's answer to Hello.
+        next_sequence: First sequence to send.
+        max_unacked: Our own bound on records in flight.
+        ack_timeout_s: Longest wait for an ack while records are in flight.
+        on_batch_interval: Told when the collector asks for batches less often.
+    """
+
+    def __init__(
+        self,
+        call: SampleCall,
+        spool: Spool,
+        counters: SelfCounters,
+        wake: asyncio.Event,
+        ack: ingest_pb2.HelloAck,
+        *,
+        next_sequence: int,
+        max_unacked: int,
+        ack_timeout_s: float,
+        on_batch_interval: Callable[[float | None], None],
+    ) -> None:
+        self._call = call
+        self._spool = spool
+        self._counters = counters
+        self._wake = wake
+        self._plain_only = ack.encoding == ingest_pb2.ENCODING_FLOAT32_LE
+        self._max_record_bytes = ack.max_record_bytes
+        self._next = next_sequence
+        self._acked = next_sequence - 1
+        self._own_window = max_unacked
+        self._window = min(max_unacked, ack.max_unacked_records or max_unacked)
+        self._ack_timeout_s = ack_timeout_s
+        self._on_batch_interval = on_batch_interval
+        self._drain: ingest_pb2.Drain | None = None
+
+    async def run(self) -> None:
+        """Run until the session ends.
+
+        Raises:
+            SessionEnd: Always, and which one says how to go on.
+            gpusonde.agent.spool.SpoolGapError: The spool dropped what was to be sent next.
+            grpc.aio.AioRpcError: The stream broke.
+        """
+        receiving = asyncio.ensure_future(self._receive())
+        sending = asyncio.ensure_future(self._send())
+        try:
+            await asyncio.wait({receiving, sending}, return_when=asyncio.FIRST_COMPLETED)
+            if self._drain is not None and not receiving.done():
+                await self._finish_draining(receiving)
+            # The receiver first: it knows the status when the stream broke under both.
+            for task in (receiving, sending):
+                if task.done():
+                    task.result()
+        finally:
+            for task in (receiving, sending):
+                task.cancel()
+            await asyncio.gather(receiving, sending, return_exceptions=True)
+
+    async def _receive(self) -> None:
+        while True:
+            response = await self._call.read()
+            if not isinstance(response, ingest_pb2.StreamSamplesResponse):
+                if self._drain is not None:
+                    raise Drained(self._drain.preferred_target)
+                code = await self._call.code()
+                raise SessionFailed(code.name, await self._call.details() or "the collector closed the stream")
+            kind = response.WhichOneof("payload")
+            if kind == "ack":
+                self._take_ack(response.ack.durable_sequence)
+            elif kind == "throttle":
+                self._take_throttle(response.throttle)
+            elif kind == "drain":
+                self._drain = response.drain
+                self._wake.set()
+            else:
+                log.warning("ignoring an unexpected %s from the collector", kind)
+
+    async def _send(self) -> None:
+        while self._drain is None:
+            self._wake.clear()
+            if self._next <= self._spool.committed_sequence and self._next - self._acked <= self._window:
+                if self._next < self._spool.first_available_sequence:
+                    raise ResendNeeded
+                await self._call.write(ingest_pb2.StreamSamplesRequest(record=self._prepare(self._next)))
+                self._next += 1
+                self._counters.sent_records += 1
+                continue
+            await self._wait_for_news()
+
+    async def _wait_for_news(self) -> None:
+        in_flight = self._next - 1 > self._acked
+        acked_before = self._acked
+        try:
+            await asyncio.wait_for(self._wake.wait(), self._ack_timeout_s if in_flight else None)
+        except asyncio.TimeoutError:
+            if self._acked == acked_before:
+                raise SessionFailed(
+                    grpc.StatusCode.DEADLINE_EXCEEDED.name, f"no ack within {self._ack_timeout_s:g} s"
+                ) from None
+
+    def _prepare(self, sequence: int) -> ingest_pb2.Record:
+        record = self._spool.read(sequence)
+        if self._plain_only and record.HasField("batch"):
+            record.batch.CopyFrom(unpack(record.batch))
+        size = record.ByteSize() + _MESSAGE_OVERHEAD_BYTES
+        if self._max_record_bytes and size > self._max_record_bytes:
+            ticks = record_ticks(record)
+            log.error(
+                "record %d has %d bytes and the collector takes %d: its %d ticks are lost; "
+                "lower uplink.batch_interval or raise the collector's limit",
+                sequence, size, self._max_record_bytes, ticks,
+            )  # fmt: skip
+            self._counters.count_dropped("too_large", 1, ticks)
+            record = loss_record(sequence, sequence, ingest_pb2.LOSS_REASON_UNSPECIFIED, ticks)
+            record.sequence = sequence
+        return record
+
+    def _take_ack(self, durable_sequence: int) -> None:
+        if durable_sequence >= self._next:
+            log.warning("ignoring an ack of record %d, which was not sent", durable_sequence)
+            return
+        self._acked = max(self._acked, durable_sequence)
+        self._spool.acknowledge(self._acked)
+        self._wake.set()
+
+    def _take_throttle(self, throttle: ingest_pb2.Throttle) -> None:
+        if throttle.max_unacked_records:
+            self._window = min(self._own_window, throttle.max_unacked_records)
+        if throttle.batch_interval_ms:
+            self._on_batch_interval(min(throttle.batch_interval_ms / 1e3, _MAX_BATCH_INTERVAL_S))
+        log.info(
+            "the collector asks for at most %d records in flight and a batch every %d ms",
+            self._window, throttle.batch_interval_ms,
+        )  # fmt: skip
+        self._wake.set()
+
+    async def _finish_draining(self, receiving: asyncio.Future[None]) -> None:
+        """Send nothing more and collect the acks of what is in flight, for as long as the collector stays."""
+        drain = self._drain
+        if drain is None:
+            return
+        await self._call.done_writing()
+        deadline = asyncio.get_running_loop().time() + drain.grace_ms / 1e3
+        while self._acked < self._next - 1 and not receiving.done():
+            left_s = deadline - asyncio.get_running_loop().time()
+            if left_s <= 0:
+                break
+            await asyncio.wait({receiving}, timeout=min(left_s, 0.05))
+        if receiving.done():
+            receiving.result()
+        raise Drained(drain.preferred_target)

@@ -1,0 +1,295 @@
+"""``Uplink``: one stream to one collector at a time, for ever.
+
+The spool is the truth; a session only moves it. Each begins with Hello and the collector's durable sequence, sends
+from the next one with a bounded number of records unacknowledged, and frees the spool as acks arrive. However a session
+ends, the next one begins the same way, so that nothing is sent twice to a collector that has it, and nothing is left
+out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import grpc
+import grpc.aio
+
+from gpusonde.agent.counters import SelfCounters
+from gpusonde.agent.spool import Spool, SpoolGapError
+from gpusonde.agent.uplink.backoff import Backoff
+from gpusonde.agent.uplink.outcomes import Drained, ResendNeeded, SessionEnd, SessionFailed
+from gpusonde.agent.uplink.session import SampleCall, Session
+from gpusonde.common.v1 import gpu_pb2
+from gpusonde.ingest.v1 import ingest_pb2
+
+log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class AgentFacts:
+    """What Hello says about the agent.
+
+    Attributes:
+        host: The machine.
+        agent_version: Version of the agent.
+        start_time_unix_nano: When this process started.
+        instance_id: Unique per process.
+    """
+
+    host: gpu_pb2.Host
+    agent_version: str
+    start_time_unix_nano: int
+    instance_id: str
+
+
+@dataclass(frozen=True)
+class UplinkSettings:
+    """How to reach the collector.
+
+    Attributes:
+        collector: Its address, ``host:port`` or any other gRPC target.
+        max_unacked_records: Most records in flight; the collector may ask for fewer.
+        hello_timeout_s: Longest wait for the answer to Hello, connecting included.
+        ack_timeout_s: Longest wait for an ack while records are in flight; then the stream is taken for dead.
+        keepalive_s: Seconds between pings of an idle connection.
+        keepalive_timeout_s: Seconds to wait for a ping's answer.
+    """
+
+    collector: str
+    max_unacked_records: int = 64
+    hello_timeout_s: float = 20.0
+    ack_timeout_s: float = 60.0
+    keepalive_s: float = 20.0
+    keepalive_timeout_s: float = 10.0
+
+
+class Uplink:
+    """Moves committed records from a spool to a collector.
+
+    Args:
+        spool: An open spool.
+        settings: How to reach the collector.
+        facts: What Hello says.
+        counters: Filled with sessions, failures and acks.
+        on_batch_interval: Told when the collector asks for batches less often, and None when it no longer does.
+        backoff: Waits between attempts.
+        credentials: TLS; None for a plain-text channel.
+    """
+
+    def __init__(
+        self,
+        spool: Spool,
+        settings: UplinkSettings,
+        facts: AgentFacts,
+        counters: SelfCounters,
+        *,
+        on_batch_interval: Callable[[float | None], None] = lambda _: None,
+        backoff: Backoff | None = None,
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
+        self._spool = spool
+        self._settings = settings
+        self._facts = facts
+        self._counters = counters
+        self._on_batch_interval = on_batch_interval
+        self._backoff = backoff or Backoff()
+        self._credentials = credentials
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._wake = asyncio.Event()
+        self._target = settings.collector
+        self._said = ""
+
+    def notify(self) -> None:
+        """Tell the uplink that records were committed; callable from any thread, before and after :meth:`run` too."""
+        loop = self._loop
+        if loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(self._wake.set)
+
+    async def run(self) -> None:
+        """Keep a session open until cancelled."""
+        self._loop = asyncio.get_running_loop()
+        while True:
+            delay_s = await self._attempt()
+            if delay_s > 0:
+                await asyncio.sleep(delay_s)
+
+    async def wait_drained(self) -> None:
+        """Return once the collector has acknowledged everything that is committed."""
+        while self._counters.acked_sequence < self._spool.last_sequence:
+            await asyncio.sleep(0.02)
+
+    async def _attempt(self) -> float:
+        """Run one session; return the seconds to wait before the next."""
+        target = self._target
+        # A target that a collector named is tried once; ours is the one to come back to.
+        self._target = self._settings.collector
+        channel = self._open_channel(target)
+        try:
+            await self._session(channel, target)
+        except ResendNeeded:
+            return 0.0
+        except Drained as drained:
+            self._say(
+                f"draining {drained.preferred_target}", logging.INFO,
+                f"collector {target} is shutting down; going to {drained.preferred_target or 'it again'}",
+            )  # fmt: skip
+            self._target = drained.preferred_target or self._settings.collector
+            return 0.0 if drained.preferred_target else self._backoff.next_s()
+        except SessionFailed as failure:
+            self._counters.count_failure(failure.code)
+            return self._report_failure(target, failure)
+        finally:
+            self._on_batch_interval(None)
+            await channel.close()
+        return self._backoff.next_s()
+
+    async def _session(self, channel: grpc.aio.Channel, target: str) -> None:
+        call = channel.stream_stream(
+            "/gpusonde.ingest.v1.IngestService/StreamSamples",
+            request_serializer=_serialize,
+            response_deserializer=ingest_pb2.StreamSamplesResponse.FromString,
+        )()
+        try:
+            first_available = self._spool.first_available_sequence
+            try:
+                ack = await asyncio.wait_for(self._greet(call, first_available), self._settings.hello_timeout_s)
+            except asyncio.TimeoutError:
+                raise SessionFailed(
+                    grpc.StatusCode.DEADLINE_EXCEEDED.name,
+                    f"no answer to Hello within {self._settings.hello_timeout_s:g} s",
+                ) from None
+            self._resume(ack, first_available, target)
+            session = Session(
+                call,
+                self._spool,
+                self._counters,
+                self._wake,
+                ack,
+                next_sequence=max(ack.durable_sequence + 1, first_available),
+                max_unacked=self._settings.max_unacked_records,
+                ack_timeout_s=self._settings.ack_timeout_s,
+                on_batch_interval=self._on_batch_interval,
+            )
+            await session.run()
+        except SessionEnd:
+            raise
+        except SpoolGapError as gap:
+            raise ResendNeeded from gap
+        except (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError) as error:
+            # A write after the end of the call raises InvalidStateError and hides the status.
+            raise SessionFailed(*await _status(call, error)) from error
+        finally:
+            call.cancel()
+
+    async def _greet(
+        self,
+        call: SampleCall,
+        first_available: int,
+    ) -> ingest_pb2.HelloAck:
+        hello = ingest_pb2.Hello(
+            agent_id=self._spool.agent_id,
+            spool_id=self._spool.spool_id,
+            first_available_sequence=first_available,
+            host=self._facts.host,
+            agent_version=self._facts.agent_version,
+            encodings=[ingest_pb2.ENCODING_FLOAT32_LE_ZSTD, ingest_pb2.ENCODING_FLOAT32_LE],
+            agent_start_time_unix_nano=self._facts.start_time_unix_nano,
+            instance_id=self._facts.instance_id,
+        )
+        await call.write(ingest_pb2.StreamSamplesRequest(hello=hello))
+        # Only read(), never "async for" on the same call: grpc.aio allows one of the two.
+        response = await call.read()
+        if not isinstance(response, ingest_pb2.StreamSamplesResponse):
+            raise SessionFailed(*await _status(call, None))
+        if not response.HasField("hello_ack"):
+            raise SessionFailed(
+                grpc.StatusCode.UNIMPLEMENTED.name, f"answered Hello with {response.WhichOneof('payload')}"
+            )
+        return response.hello_ack
+
+    def _resume(self, ack: ingest_pb2.HelloAck, first_available: int, target: str) -> None:
+        self._backoff.reset()
+        self._counters.sessions += 1
+        if ack.durable_sequence > self._spool.committed_sequence:
+            # Our spool was restored from a copy or replaced: its sequences would be taken for resends and dropped.
+            log.warning(
+                "collector %s holds records up to %d of this spool, which ends at %d: continuing under a new spool id",
+                target, ack.durable_sequence, self._spool.committed_sequence,
+            )  # fmt: skip
+            self._spool.renew()
+            raise ResendNeeded
+        self._spool.acknowledge(ack.durable_sequence)
+        waiting = self._spool.committed_sequence - ack.durable_sequence
+        self._say(
+            f"connected {target}", logging.INFO,
+            f"connected to collector {ack.collector_id or target} at {target}; {waiting} records are waiting",
+        )  # fmt: skip
+        if first_available > ack.durable_sequence + 1:
+            log.warning(
+                "records %d to %d never reached collector %s and are no longer in the spool",
+                ack.durable_sequence + 1, first_available - 1, target,
+            )  # fmt: skip
+
+    def _report_failure(self, target: str, failure: SessionFailed) -> float:
+        if failure.advice:
+            self._say(
+                f"refused {failure.code}", logging.ERROR,
+                f"collector {target} refuses this agent ({failure}): {failure.advice}. "
+                f"Samples are kept in {self._spool.directory} meanwhile",
+            )  # fmt: skip
+            return self._backoff.slow_s()
+        self._say(
+            f"away {failure.code}", logging.WARNING,
+            f"collector {target} is not there ({failure}); keeping samples in {self._spool.directory} and trying again",
+        )  # fmt: skip
+        return self._backoff.next_s()
+
+    def _say(self, state: str, level: int, message: str) -> None:
+        """Log a change of state once, however often the state is entered again."""
+        if state != self._said:
+            self._said = state
+            log.log(level, "%s", message)
+
+    def _open_channel(self, target: str) -> grpc.aio.Channel:
+        options = [
+            # Otherwise a new channel inherits the back-off of the connection that has just failed.
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.keepalive_time_ms", round(self._settings.keepalive_s * 1e3)),
+            ("grpc.keepalive_timeout_ms", round(self._settings.keepalive_timeout_s * 1e3)),
+            ("grpc.keepalive_permit_without_calls", 0),
+            ("grpc.http2.max_pings_without_data", 0),
+            ("grpc.max_receive_message_length", 1 << 20),
+            ("grpc.max_send_message_length", 16 << 20),
+            ("grpc.enable_retries", 0),
+        ]
+        if self._credentials is None:
+            return grpc.aio.insecure_channel(target, options=options)
+        return grpc.aio.secure_channel(target, self._credentials, options=options)
+
+
+def _serialize(request: ingest_pb2.StreamSamplesRequest) -> bytes:
+    return request.SerializeToString()
+
+
+async def _status(
+    call: SampleCall,
+    error: BaseException | None,
+) -> tuple[str, str]:
+    """Return the status a call ended with, as far as it can be known."""
+    if isinstance(error, grpc.aio.AioRpcError):
+        return error.code().name, error.details() or ""
+    try:
+        code: grpc.StatusCode = await _within(call.code(), 5.0)
+        details: str = await _within(call.details(), 5.0) or ""
+    except asyncio.TimeoutError:
+        return grpc.StatusCode.UNKNOWN.name, f"the stream broke: {error}"
+    return code.name, details or "the collector closed the stream"
+
+
+async def _within(waited: Awaitable[_T], timeout_s: float) -> _T:
+    return await asyncio.wait_for(waited, timeout_s)

@@ -1,0 +1,153 @@
+"""``SpoolWriter``: readings -> batches -> spool, in a thread of its own.
+
+Between the sampler and the disk stands a bounded queue, so that a disk that stalls for a second costs no tick.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable
+
+from gpusonde.agent.batch import Batcher
+from gpusonde.agent.counters import SelfCounters
+from gpusonde.agent.sampler import SampledReading
+from gpusonde.agent.sources.base import SourceInventory
+from gpusonde.agent.spool import Spool
+from gpusonde.agent.wire import events_record, source_ended_record
+from gpusonde.ingest.v1 import ingest_pb2
+
+# A minute of 10 Hz readings: longer than any disk should stall, and a few megabytes at most.
+_MAX_QUEUED_READINGS = 600
+# A source that can wait is read while less than this share of the spool is in use.
+_FILL_RATIO_WITH_ROOM = 0.5
+# Well under every collector's limit for one record, whatever the batch interval.
+_MAX_BATCH_BYTES = 512 << 10
+
+
+class BatchPace:
+    """How long batches are: as configured, or longer while a collector asks for fewer of them.
+
+    Args:
+        configured_s: Seconds of readings in a batch.
+    """
+
+    def __init__(self, configured_s: float) -> None:
+        self._configured_s = configured_s
+        self._interval_s = configured_s
+
+    @property
+    def interval_s(self) -> float:
+        """Seconds of readings in the next batch."""
+        return self._interval_s
+
+    def ask(self, interval_s: float | None) -> None:
+        """Take a collector's wish, or (None) forget it; callable from any thread."""
+        self._interval_s = self._configured_s if interval_s is None else max(self._configured_s, interval_s)
+
+
+class SpoolWriter:
+    """Takes readings from the sampler and puts them into the spool.
+
+    Args:
+        spool: An open spool.
+        inventory: Columns and GPUs of the readings.
+        counters: Filled with batches, blanks and events.
+        pace: Seconds of readings in a batch.
+        commit_interval_s: Longest time between appending a record and committing it.
+        compress: Whether values are stored as zstd frames.
+        on_commit: Told after each commit.
+        monotonic: Seconds, never set back.
+    """
+
+    def __init__(
+        self,
+        spool: Spool,
+        inventory: SourceInventory,
+        counters: SelfCounters,
+        *,
+        pace: BatchPace,
+        commit_interval_s: float,
+        compress: bool = True,
+        on_commit: Callable[[], None] = lambda: None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._spool = spool
+        self._inventory = inventory
+        self._counters = counters
+        self._pace = pace
+        self._commit_interval_s = commit_interval_s
+        self._on_commit = on_commit
+        self._monotonic = monotonic
+        self._batcher = Batcher(inventory.metrics, compress=compress)
+        self._queue: queue.SimpleQueue[SampledReading | None] = queue.SimpleQueue()
+        self._batch_due_s = 0.0
+
+    def has_room(self) -> bool:
+        """Whether a source that can wait should be read now."""
+        return self._queue.qsize() < 4 and self._spool.fill_ratio < _FILL_RATIO_WITH_ROOM
+
+    def put(self, sampled: SampledReading) -> bool:
+        """Queue a reading; False when its ticks were dropped because the disk has stalled for a minute."""
+        if self._queue.qsize() < _MAX_QUEUED_READINGS:
+            self._queue.put(sampled)
+            return True
+        if sampled.reading.events:
+            reading = type(sampled.reading)(events=sampled.reading.events)
+            self._queue.put(SampledReading(reading))
+        return False
+
+    def finish(self) -> None:
+        """Make :meth:`run` write what is queued and return; callable from any thread."""
+        self._queue.put(None)
+
+    def run(self) -> None:
+        """Write until :meth:`finish`; everything queued before it is then committed."""
+        commit_due_s = self._monotonic() + self._commit_interval_s
+        self._batch_due_s = self._monotonic() + self._pace.interval_s
+        finished = False
+        while not finished:
+            wait_s = max(0.0, min(commit_due_s, self._batch_due_s) - self._monotonic())
+            try:
+                sampled = self._queue.get(timeout=wait_s)
+                if sampled is None:
+                    finished = True
+                else:
+                    self._take(sampled)
+            except queue.Empty:
+                finished = False
+            now_s = self._monotonic()
+            if finished or now_s >= self._batch_due_s or self._batcher.pending_bytes >= _MAX_BATCH_BYTES:
+                self._flush()
+                self._batch_due_s = now_s + self._pace.interval_s
+            if finished or now_s >= commit_due_s:
+                self._spool.commit()
+                self._on_commit()
+                commit_due_s = self._monotonic() + self._commit_interval_s
+
+    def end_source(self) -> None:
+        """Declare the source's end; call after :meth:`run` has returned."""
+        self._spool.append(source_ended_record(range(len(self._inventory.gpus))))
+        self._spool.commit()
+        self._on_commit()
+
+    def _take(self, sampled: SampledReading) -> None:
+        reading = sampled.reading
+        if reading.events:
+            # Ticks before the events first: a clock step or a lost GPU lies between the two.
+            self._flush()
+            self._spool.append(events_record(reading.events))
+            self._counters.events += len(reading.events)
+        for gpu_ticks in reading.ticks:
+            self._batcher.add(gpu_ticks)
+        if sampled.missed_ticks:
+            for gpu in range(len(self._inventory.gpus)):
+                self._batcher.add_missed(gpu, sampled.missed_ticks)
+
+    def _flush(self) -> None:
+        batch = self._batcher.flush()
+        if batch is None:
+            return
+        self._counters.count_blanks(self._batcher.take_blanks())
+        if self._spool.append(ingest_pb2.Record(batch=batch)) is not None:
+            self._counters.batches += 1
