@@ -178,8 +178,9 @@ METRICS: tuple[Metric, ...] = (
            maximum=_BYTES_MAXIMUM),
     Metric("pcie_replay_count", Unit.COUNT, MetricKind.COUNTER, _SLOW, "PCIe replays since the driver was loaded",
            dcgm_field_id=202, codes=("PCIRE", "PCIRP"), maximum=2.0**53),
+    # No code: what dcgmi dmon prints as XIDER (field 230) is the number of the last error, not a count.
     Metric("xid_count", Unit.COUNT, MetricKind.COUNTER, _SLOW, "XID errors seen since the agent started",
-           codes=("XIDER",), maximum=2.0**53),
+           maximum=2.0**53),
 )  # fmt: skip
 
 METRIC_BY_NAME: Mapping[str, Metric] = MappingProxyType({m.name: m for m in METRICS})

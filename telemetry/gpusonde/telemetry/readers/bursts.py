@@ -10,7 +10,7 @@ N = 100), pauses of the whole log (8.7 s), and rows that were lost.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,13 +19,21 @@ import numpy.typing as npt
 from gpusonde.telemetry.trace import FloatArray
 
 IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
 
 MAX_GPUS = 64
 # A burst is believed only where the rows of one come this close together: one GPU is asked within milliseconds, while
 # the shortest pause that people use is 100 ms.
 _WITHIN_BURST_S = 0.06
+_SHORTEST_PAUSE_S = 0.008
 _PAUSE_TO_WITHIN = 3.0
-_ENOUGH_WHOLE_BURSTS = 0.8
+_ENOUGH_WHOLE_BURSTS = 0.7
+_CLEARLY = 0.9
+# Pieces of bursts whose beginnings are this near to one period apart may be two bursts.
+_SAME_PACE = 0.15
+# Rows of one GPU that come every 20 ms or more, with some holes, may look like a few long bursts.
+_FEW_BURSTS = 5
+_ONE_AT_A_TIME_S = 0.02
 _SAMPLE_ROWS = 100_000
 
 
@@ -61,78 +69,92 @@ def deinterleave(time_s: FloatArray, breaks: Sequence[int] = (), gpus: int | Non
         gpus: The number of GPUs where it is known.
 
     Raises:
-        BurstError: ``gpus`` is not given and the times show no clear bursts.
+        BurstError: ``gpus`` is not given and the times show no clear bursts, or it contradicts clear ones.
     """
     gaps = np.diff(time_s)
-    edges = np.zeros(len(gaps), dtype=bool)
+    edges = np.zeros(len(gaps), dtype=np.bool_)
     edges[[index - 1 for index in breaks if 0 < index < len(time_s)]] = True
-    if gpus == 1:
-        return Deinterleaved(np.zeros(len(time_s), dtype=np.int64), 1)
-    threshold, count = _bursts(gaps[:_SAMPLE_ROWS], edges[:_SAMPLE_ROWS], gpus)
-    if count == 1:
-        return Deinterleaved(np.zeros(len(time_s), dtype=np.int64), 1)
-    if threshold is None:
-        # No pauses to go by (nvidia-smi -lms 1): the order of the rows is all there is.
-        return _assign(time_s, np.flatnonzero(edges) + 1, count, merge_all=True)
+    sample = gaps[:_SAMPLE_ROWS], edges[:_SAMPLE_ROWS]
+    found = _bursts(*sample, range(2, MAX_GPUS + 1), _ENOUGH_WHOLE_BURSTS)
+    if gpus is not None and found is not None and found.count != gpus:
+        if found.whole >= _CLEARLY:
+            raise BurstError(f"the rows come in bursts of {found.count}, which contradicts {gpus} GPUs")
+        found = None
+    if found is None and gpus is not None and gpus > 1:
+        found = _bursts(*sample, [gpus], 0.0)
+        if found is None:
+            # No pauses to go by (nvidia-smi -lms 1): the order of the rows is all there is.
+            return _in_order(len(time_s), gpus)
+    if found is None:
+        if gpus is None and len(gaps) and not _steady(gaps, 0.0):
+            raise BurstError("the times do not show how many GPUs take turns in this log")
+        return _in_order(len(time_s), 1)
     # Time that jumps back is a new start, whatever the reason.
-    return _assign(
-        time_s, np.flatnonzero((gaps >= threshold) | (gaps < 0) | edges) + 1, count, merge_all=False, sure=breaks
-    )
+    starts = np.flatnonzero((gaps >= found.shortest_pause_s) | (gaps < 0) | edges) + 1
+    return _assign(time_s, starts, found.count, frozenset(breaks))
 
 
-def _bursts(gaps: FloatArray, edges: npt.NDArray[np.bool_], gpus: int | None) -> tuple[float | None, int]:
-    """Return the gap that ends a burst (None where there is no such gap) and the number of GPUs."""
-    best: tuple[float, float, int] | None = None
-    for count in [gpus] if gpus else range(2, MAX_GPUS + 1):
+@dataclass(frozen=True)
+class _Bursts:
+    shortest_pause_s: float
+    count: int
+    whole: float  # share of the rows that are in bursts of exactly ``count``
+
+
+def _bursts(gaps: FloatArray, edges: BoolArray, counts: Iterable[int], enough: float) -> _Bursts | None:
+    """Return the number of GPUs, of those given, that leaves the most rows in whole bursts; None if no number fits."""
+    best: _Bursts | None = None
+    for count in counts:
         if count > len(gaps) + 1:
             break
         # With this many GPUs, one gap in so many is a pause; take the middle of the longest ones for its length.
         pause = float(np.quantile(gaps, 1.0 - 0.5 / count)) if len(gaps) else 0.0
         within = gaps[gaps < pause / 2]
-        if not within.size or float(np.median(within)) * _PAUSE_TO_WITHIN > pause:
+        if pause < _SHORTEST_PAUSE_S or not within.size:
             continue
-        if gpus is None and float(np.median(within)) > _WITHIN_BURST_S:
+        usual = float(np.median(within))
+        if usual * _PAUSE_TO_WITHIN > pause or usual > _WITHIN_BURST_S:
             continue
         ends = np.flatnonzero((gaps >= pause / 2) | (gaps < 0) | edges) + 1
         sizes = np.diff(np.concatenate([[0], ends, [len(gaps) + 1]]))
-        whole = float((sizes == count).sum() * count / (len(gaps) + 1))
-        bursts = int((sizes == count).sum())
-        if bursts >= 2 and (best is None or whole > best[0]):
-            best = (whole, pause / 2, count)
-    if best is not None and best[0] >= (0.5 if gpus else _ENOUGH_WHOLE_BURSTS):
-        return best[1], best[2]
-    if gpus:
-        return None, gpus
-    if not len(gaps) or _steady(gaps):
-        return None, 1
-    raise BurstError("the times do not show how many GPUs take turns in this log")
+        bursts = int(np.count_nonzero(sizes == count))
+        if bursts < 2 or (bursts < _FEW_BURSTS and _steady(gaps, _ONE_AT_A_TIME_S)):
+            continue
+        whole = bursts * count / (len(gaps) + 1)
+        if whole >= enough and (best is None or whole > best.whole):
+            best = _Bursts(pause / 2, count, whole)
+    return best
 
 
-def _steady(gaps: FloatArray) -> bool:
+def _steady(gaps: FloatArray, at_least_s: float) -> bool:
     """Whether the rows come one at a time: as a pause is a minimum, few gaps are much shorter than most."""
     middle = float(np.median(gaps))
-    return middle > 0 and float(np.mean(gaps < 0.3 * middle)) <= 0.02
+    return middle > at_least_s and float(np.mean(gaps < 0.3 * middle)) <= 0.02
 
 
-def _assign(
-    time_s: FloatArray, starts: IntArray, count: int, *, merge_all: bool, sure: Sequence[int] = ()
-) -> Deinterleaved:
+def _in_order(rows: int, count: int) -> Deinterleaved:
+    """Number the rows one after the other; those of an incomplete last turn are left out."""
+    gpu = np.arange(rows, dtype=np.int64) % count
+    left = rows % count
+    if left:
+        gpu[rows - left :] = -1
+    return Deinterleaved(gpu, count, int(left > 0), left)
+
+
+def _assign(time_s: FloatArray, starts: IntArray, count: int, restarts: frozenset[int]) -> Deinterleaved:
     """Number the rows of whole bursts; put stalled bursts together; leave broken ones out.
 
     Pieces of bursts that follow each other and together hold the rows of whole bursts are a burst in which a GPU
     answered late, unless the pieces come at the pace of bursts: then each may have lost rows, and none can be trusted.
     """
     bounds = np.concatenate([[0], starts, [len(time_s)]]).astype(np.int64)
-    sizes = np.diff(bounds)
+    whole = np.diff(bounds) == count
     gpu = np.full(len(time_s), -1, dtype=np.int64)
-    period = float(np.median(np.diff(time_s[bounds[:-1]]))) if len(sizes) > 2 else np.inf
-    restarts = frozenset(sure)
+    period = float(np.median(np.diff(time_s[bounds[:-1]]))) if len(whole) > 2 else np.inf
     broken = dropped = stalled = 0
-    piece = 0
-    whole = sizes == count
     for first, last in _runs(whole):
-        start, end = int(bounds[first]), int(bounds[last])
         if whole[first]:
+            start, end = int(bounds[first]), int(bounds[last])
             gpu[start:end] = np.arange(end - start) % count
             continue
         piece = first
@@ -141,24 +163,19 @@ def _assign(
             # A restart of the log is never inside of a burst.
             while stop < last and int(bounds[stop]) not in restarts:
                 stop += 1
-            begin, finish = int(bounds[piece]), int(bounds[stop])
-            rows = finish - begin
+            start, end = int(bounds[piece]), int(bounds[stop])
             spacing = np.diff(time_s[bounds[piece:stop]])
-            at_pace = bool((np.abs(spacing - period) < 0.15 * period).any())
-            if rows % count == 0 and (merge_all or not at_pace):
-                gpu[begin:finish] = np.arange(rows) % count
-                stalled += rows // count
-            elif merge_all:
-                kept = rows - rows % count
-                gpu[begin : begin + kept] = np.arange(kept) % count
-                broken, dropped = broken + 1, dropped + rows % count
+            at_pace = bool((np.abs(spacing - period) < _SAME_PACE * period).any())
+            if (end - start) % count == 0 and not at_pace:
+                gpu[start:end] = np.arange(end - start) % count
+                stalled += (end - start) // count
             else:
-                broken, dropped = broken + stop - piece, dropped + rows
+                broken, dropped = broken + stop - piece, dropped + end - start
             piece = stop
-    return Deinterleaved(gpu, count, broken, dropped, 0 if merge_all else stalled)
+    return Deinterleaved(gpu, count, broken, dropped, stalled)
 
 
-def _runs(flags: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
+def _runs(flags: BoolArray) -> list[tuple[int, int]]:
     """Return [first, last) of each run of equal flags."""
     changes = np.flatnonzero(np.diff(flags)) + 1
     edges = [0, *(int(i) for i in changes), len(flags)]

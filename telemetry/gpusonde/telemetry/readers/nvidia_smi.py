@@ -59,9 +59,9 @@ _MESSAGE = re.compile(
 
 
 def is_header(cells: Sequence[str]) -> bool:
-    """Whether these are the column names of an nvidia-smi log: a field with a dot in its name, or with a unit."""
+    """Whether these are the column names of an nvidia-smi log: a field of ours, or a dotted name with a unit."""
     matches = [_HEADER_CELL.fullmatch(cell) for cell in cells]
-    return any(match is not None and (match[1] in FIELDS or match[2] is not None) for match in matches)
+    return any(match is not None and (match[1] in FIELDS or bool(match[2] and "." in match[1])) for match in matches)
 
 
 @dataclass(frozen=True)
@@ -132,6 +132,10 @@ def read_nvidia_smi(
     common = {"time_zone": TIME_ZONE_NOTE, "source": "nvidia-smi"}
     if layout.identity is not None:
         code = np.concatenate(codes)
+        if gpus is not None:
+            file.warnings.append(
+                f"gpus was not used: the column {file.header[layout.identity]} names the GPU of each row"
+            )
         described = [
             TraceMetadata(
                 _uuid(file.header[layout.identity], key[0]),

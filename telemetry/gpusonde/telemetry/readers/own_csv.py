@@ -39,7 +39,7 @@ def read_own_csv(path: str | os.PathLike[str], *, max_bytes: int = DEFAULT_MAX_B
     file = DelimitedFile(path, max_bytes=max_bytes)
     file.read_header()
     columns = layout(path, file.header, file.header_line)
-    times = _Times(path, columns)
+    times = _Times(columns, decimal_comma=file.delimiter == ";")
     labels = GpuLabels(path)
     metrics = [Column(name, name, decimal_comma=file.delimiter == ";") for name in columns.metrics]
     lines: list[IntArray] = []
@@ -120,8 +120,8 @@ def gpus_of(
 class _Times:
     """Collects the time column, as seconds or as nanoseconds since 1970."""
 
-    path: str | os.PathLike[str]
     columns: Layout
+    decimal_comma: bool
     parts: list[npt.NDArray[Any]] = field(default_factory=list)
     parser: TimestampParser = field(default_factory=TimestampParser)
 
@@ -139,6 +139,8 @@ class _Times:
         return times
 
     def _seconds(self, cells: Sequence[str]) -> FloatArray:
+        if self.decimal_comma:
+            cells = [cell.replace(",", ".") for cell in cells]
         times = np.empty(len(cells))
         for index, cell in enumerate(cells):
             try:

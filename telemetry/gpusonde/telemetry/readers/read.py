@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 
 from gpusonde.telemetry.errors import GpuChoiceError
 from gpusonde.telemetry.readers.bursts import MAX_GPUS
+from gpusonde.telemetry.readers.dcgmi import read_dcgmi
 from gpusonde.telemetry.readers.nvidia_smi import read_nvidia_smi
 from gpusonde.telemetry.readers.own_csv import read_own_csv
 from gpusonde.telemetry.readers.own_parquet import read_own_parquet
@@ -48,11 +50,20 @@ def read_traces(
     if interval_s is not None and not 0 < interval_s < float("inf"):
         raise ValueError(f"interval_s must be a positive number of seconds, not {interval_s}")
     kind = sniff(path, max_bytes)
+    unused = []
+    if gpus is not None and kind is not Format.NVIDIA_SMI:
+        unused.append(f"gpus was not used: the rows of a {kind.value} name their GPUs")
+    if interval_s is not None and kind is not Format.DCGMI_DMON:
+        unused.append(f"interval_s was not used: the rows of a {kind.value} have times")
     if kind is Format.PARQUET:
-        return read_own_parquet(path, max_bytes=max_bytes)
-    if kind is Format.NVIDIA_SMI:
-        return read_nvidia_smi(path, gpus=gpus, max_bytes=max_bytes)
-    return read_own_csv(path, max_bytes=max_bytes)
+        traces = read_own_parquet(path, max_bytes=max_bytes)
+    elif kind is Format.NVIDIA_SMI:
+        traces = read_nvidia_smi(path, gpus=gpus, max_bytes=max_bytes)
+    elif kind is Format.DCGMI_DMON:
+        traces = read_dcgmi(path, interval_s=interval_s, max_bytes=max_bytes)
+    else:
+        traces = read_own_csv(path, max_bytes=max_bytes)
+    return [replace(trace, warnings=(*trace.warnings, *unused)) for trace in traces] if unused else traces
 
 
 def read_trace(

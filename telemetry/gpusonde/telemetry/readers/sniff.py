@@ -16,14 +16,15 @@ from gpusonde.telemetry.readers.text import blocks, open_regular
 _PARQUET_MAGIC = b"PAR1"
 _NVIDIA_SMI_ROW = re.compile(r"\d{4}/\d{2}/\d{2} \d{2}:\d{2}:\d{2}(\.\d+)?\s*,")
 _NVIDIA_SMI_DMON = re.compile(r"#\s*gpu\b")
+_DCGMI_HEADER = re.compile(r"#\s*Entity")
 _NUMBERS = re.compile(r"[-+0-9.eE,;\s]+")
 
 
 class Format(Enum):
     """Kinds of trace files."""
 
-    PARQUET = "Parquet"
-    OWN_CSV = "CSV"
+    PARQUET = "Parquet file"
+    OWN_CSV = "CSV file"
     NVIDIA_SMI = "nvidia-smi log"
     DCGMI_DMON = "dcgmi dmon log"
 
@@ -73,6 +74,11 @@ def _by_header(path: str | os.PathLike[str], line: str, number: int) -> Format:
         what = "an nvidia-smi log without a header; record it again without 'noheader' in --format=csv,noheader"
     elif dcgmi.is_row(line):
         what = "rows of dcgmi dmon without their header; keep the lines that begin with #Entity"
+    elif _DCGMI_HEADER.search(line):
+        what = (
+            "a dcgmi dmon log with time stamps in an unknown form; record it again with "
+            "dcgmi dmon ... | ts '%Y-%m-%dT%H:%M:%.S'"
+        )
     elif _NUMBERS.fullmatch(line):
         what = "numbers in place of the names of the columns; put a header line above them, such as time_s,power_watts"
     else:

@@ -85,7 +85,8 @@ def split_by_gpu(rows: Rows) -> list[Trace]:
         TraceFormatError: The times of one GPU do not increase.
     """
     word = rows.place or "line "
-    warnings = (*rows.warnings, *(text for column in rows.columns for text in column.warnings(word)))
+    scope = " in all GPUs of the file" if len(rows.gpus) > 1 else ""
+    warnings = (*rows.warnings, *(text for column in rows.columns for text in column.warnings(word, scope)))
     values = {column.metric: column.values() for column in rows.columns}
     order = np.argsort(rows.codes, kind="stable")
     bounds = np.searchsorted(rows.codes[order], np.arange(len(rows.gpus) + 1))

@@ -68,7 +68,7 @@ class TimestampParser:
             if zone[0] in "+-":
                 offset = int(zone[1:3]) * 3600 + int(zone[-2:]) * 60
                 seconds += -offset if zone[0] == "+" else offset
-        return seconds * NANOSECONDS + (int(fraction.ljust(9, "0")) if fraction else 0)
+        return _in_range(seconds * NANOSECONDS + (int(fraction.ljust(9, "0")) if fraction else 0), text)
 
     def _unix(self, text: str) -> int:
         if _NUMBER.fullmatch(text) is None:
@@ -79,10 +79,13 @@ class TimestampParser:
         whole, _, fraction = text.partition(".")
         scale = unix_scale(int(whole))
         digits = len(str(scale)) - 1
-        nanoseconds = int(whole) * scale + int(fraction[:digits].ljust(digits, "0") or "0")
-        if nanoseconds >= 1 << 63:
-            raise TimestampError(f"{text!r} is a time after the year 2262")
-        return nanoseconds
+        return _in_range(int(whole) * scale + int(fraction[:digits].ljust(digits, "0") or "0"), text)
+
+
+def _in_range(nanoseconds: int, text: str) -> int:
+    if not -(1 << 63) <= nanoseconds < 1 << 63:
+        raise TimestampError(f"{text!r} lies outside of the years 1678 to 2262")
+    return nanoseconds
 
 
 def unix_scale(value: int) -> int:

@@ -127,30 +127,25 @@ class Column:
         return self._parse_each(cells)
 
     def _parse_each(self, cells: Sequence[str]) -> Numbers:
+        unit = METRIC_BY_NAME[self.metric].unit
         raw = np.full(len(cells), np.nan)
         factor = np.full(len(cells), self.factor)
         divisor = np.full(len(cells), self.divisor)
         blanks = 0
         for index, cell in enumerate(cells):
             text = cell.strip()
-            if not text:
-                continue
             match = _NUMBER_AND_UNIT.fullmatch(text)
-            if match is None:
-                if text.lower() not in BLANK_TEXTS:
-                    raise CellError(
-                        index, self.header, f"{shown(cell)} is not a number; leave the cell empty for no value"
-                    )
-                blanks += 1
-                continue
-            number, written = match.groups()
-            raw[index] = float(number)
-            if written:
-                known = conversion(METRIC_BY_NAME[self.metric].unit, written)
-                if known is None:
-                    unit = METRIC_BY_NAME[self.metric].unit.value
-                    raise CellError(index, self.header, f"{shown(cell)} has no unit that can be read as {unit}")
-                factor[index], divisor[index] = known
+            if match is not None:
+                number, written = match.groups()
+                known = conversion(unit, written) if written else (self.factor, self.divisor)
+                if known is not None:
+                    raw[index] = float(number)
+                    factor[index], divisor[index] = known
+                    continue
+            if text and text.lower() not in BLANK_TEXTS:
+                what = f"{shown(cell)} is not a number that can be read as {unit.value}; correct it, or leave it empty"
+                raise CellError(index, self.header, what)
+            blanks += bool(text)
         return Numbers(raw, factor, divisor, blanks)
 
     def take(self, numbers: Numbers, lines: Sequence[int]) -> None:
@@ -176,14 +171,14 @@ class Column:
         """Return all values taken so far, shape (n,)."""
         return np.concatenate(self.parts) if self.parts else np.empty(0)
 
-    def warnings(self, place: str = "line ") -> list[str]:
-        """Say what was read as missing."""
+    def warnings(self, place: str, scope: str) -> list[str]:
+        """Say what was read as missing; ``place`` is the word before a line number, ``scope`` follows the counts."""
         said = []
         if self.blanks:
-            said.append(f"{self.header}: {self.blanks} values were given as not available; they are missing")
+            said.append(f"{self.header}: {self.blanks} values{scope} were given as not available; they are missing")
         if self.impossible:
             said.append(
-                f"{self.header}: {self.impossible} values are sentinels or impossible "
+                f"{self.header}: {self.impossible} values{scope} are sentinels or impossible "
                 f"(the first on {place}{self.first_impossible}); they are taken as missing"
             )
         return said
