@@ -1,0 +1,198 @@
+"""Where exactly the epochs begin: cycles of the phase lock, moved to the level changes of the fastest metric."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from gpusonde.epoch_detect.phase import Lock
+from gpusonde.epoch_detect.signal import Signal
+from gpusonde.telemetry import FloatArray
+
+_PHASE_BINS = 128
+_LONGEST_EPOCH = 1.75  # periods between two boundaries that still hold one epoch (with a stall in it)
+_MATCHED = 0.9  # share of an epoch that must lie in a matched window for it to count without a visible end
+_AT_EDGE = (0.6, 1.6)  # periods from the outermost boundary to the edge of the activity that make an epoch
+_CLEAR = 6.0  # level change over noise beyond which clearer is not better
+_RANK_WEIGHT = 0.7  # worth of a metric relative to the next faster one when looking for the boundaries
+
+
+@dataclass(frozen=True)
+class Epochs:
+    """Epochs found.
+
+    Attributes:
+        starts_s: Shape (epochs,), seconds after the first tick of the signal.
+        ends_s: Shape (epochs,).
+        regular: Shape (epochs,), whether the duration counts for the period: seen at both ends, not slow at the start.
+    """
+
+    starts_s: FloatArray
+    ends_s: FloatArray
+    regular: npt.NDArray[np.bool_]
+
+
+def place_epochs(signal: Signal, chain: Lock, step_s: float, row_order: list[int], *, ended: bool) -> Epochs:
+    """Turn a chain of cycles into epochs.
+
+    Args:
+        signal: The signal at its full resolution; its extent is the extent of the activity.
+        chain: The cycles, in cells of ``step_s`` seconds on the same time axis.
+        step_s: Cell width of the chain.
+        row_order: Rows of the signal, fastest metric first.
+        ended: Whether the activity is over, so that its end also ends an epoch.
+
+    Returns:
+        The epochs; none if no whole epoch lies inside the activity.
+    """
+    scale = step_s / signal.step_s
+    anchors, period = chain.starts.astype(np.float64) * scale, chain.period * scale
+    swinging = max(row_order, key=lambda row: float(np.ptp(_profile(signal.values[row], anchors, period))))
+    phase = _start_phase(_profile(signal.values[swinging], anchors, period))
+    bounds = _snapped(signal, anchors + phase * period, period, row_order)
+    seen = bounds
+    bounds = _with_edges(bounds, chain, phase, period, scale, len(signal) if ended else None)
+    gaps = np.diff(bounds)
+    keep = gaps <= _LONGEST_EPOCH * period
+    starts = bounds[:-1]
+    # After a longer gap (stall, hole, restart) nobody saw the epoch end; it gets the usual length.
+    ends = np.where(keep, bounds[1:], starts + period)
+    lengths = ends - starts
+    # The edge of the activity ends an epoch, but warm-up before the first and a missing pause after the last are not
+    # part of the usual length.
+    inner = keep & np.isin(starts, seen) & np.isin(bounds[1:], seen)
+    counted = inner if inner.sum() >= 2 else keep
+    usual = float(np.median(lengths[counted])) if counted.any() else period
+    regular = counted & (lengths > 0.5 * usual) & (lengths < _LONGEST_EPOCH * usual)
+    first = int(np.argmax(regular))
+    if regular.sum() > 3 and lengths[first] > 1.1 * usual:
+        regular[first] = False
+    to_s = signal.step_s
+    return Epochs(signal.start_s + starts * to_s, signal.start_s + ends * to_s, regular)
+
+
+def _profile(values: FloatArray, anchors: FloatArray, period: float) -> FloatArray:
+    """Median over the cycles of the values at each phase, shape (bins,)."""
+    bins = int(min(_PHASE_BINS, max(8, period)))
+    place = anchors[:, None] + (np.arange(bins) + 0.5) * (period / bins)
+    cells = np.clip(place.astype(np.int64), 0, values.size - 1)
+    profile: FloatArray = np.median(values[cells], axis=0)
+    return profile
+
+
+def _start_phase(profile: FloatArray) -> float:
+    """Phase in [0, 1) at which training starts.
+
+    Training takes most of an epoch, so the epoch starts where the largest deviation from the median level (validation,
+    checkpoint, gap) ends.
+    """
+    bins = profile.size
+    size = np.abs(profile - np.median(profile))
+    marked = size > 0.4 * size.max()
+    if marked.all() or not marked.any():
+        return 0.0
+    first = int(np.argmin(marked))
+    marked, size = np.roll(marked, -first), np.roll(size, -first)
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], marked.astype(np.int8), [0]])))
+    runs: list[tuple[int, int]] = []
+    for begin, end in edges.reshape(-1, 2).tolist():
+        if runs and begin - runs[-1][1] <= max(1, bins // 40):
+            runs[-1] = (runs[-1][0], end)
+        else:
+            runs.append((begin, end))
+    _, end = max(runs, key=lambda run: float(size[run[0] : run[1]].sum()))
+    return float((end + first) % bins) / bins
+
+
+def _snapped(signal: Signal, rough: FloatArray, period: float, row_order: list[int]) -> FloatArray:
+    """Move each place to the level change near it, in the metric and direction where it is clearest.
+
+    A metric counts for less the slower it is, so that a one-second average decides only if nothing faster shows the
+    boundary; a change that leads away from the usual level counts for less than one that leads back to it.
+    """
+    best, places = 0.0, rough
+    for rank, row in enumerate(row_order):
+        values = signal.values[row]
+        for direction in (1.0, -1.0):
+            found = _edges(values * direction, rough, period)
+            clarity = min(found.clarity, _CLEAR) * (1.0 if found.leads_back else 0.5)
+            weight = clarity * _RANK_WEIGHT**rank
+            if weight > best:
+                clear = found.change > 0.3 * np.median(found.change)
+                best, places = weight, np.where(clear, _inside_cell(values, found.cells, found.width), rough)
+    return places
+
+
+@dataclass(frozen=True)
+class _Edges:
+    cells: npt.NDArray[np.int64]
+    change: FloatArray
+    clarity: float
+    leads_back: bool
+    width: int
+
+
+def _edges(values: FloatArray, rough: FloatArray, period: float) -> _Edges:
+    """The largest rise near each place."""
+    n = values.size
+    reach = int(np.clip(max(0.08 * period, min(12, 0.25 * period)), 2, 60))
+    width = int(np.clip(0.03 * period, 1, 8))
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    position = np.arange(n + 1)
+    left, right = np.maximum(position - width, 0), np.minimum(position + width, n)
+    after = (sums[right] - sums[position]) / np.maximum(right - position, 1)
+    before = (sums[position] - sums[left]) / np.maximum(position - left, 1)
+    change = after - before
+    change[[0, n]] = 0.0
+    noise = float(np.median(np.abs(change))) + 0.03
+    offsets = np.arange(-reach, reach + 1)
+    nearby = np.clip(np.round(rough).astype(np.int64)[:, None] + offsets, 0, n)
+    rises = np.maximum(change[nearby], 0.0)
+    choice = np.argmax(rises * (1 - 0.2 * np.abs(offsets) / reach), axis=1)
+    rows = np.arange(rough.size)
+    cells, rise = nearby[rows, choice], rises[rows, choice]
+    usual = float(np.median(values))
+    leads_back = np.median(np.abs(after[cells] - usual)) <= np.median(np.abs(before[cells] - usual))
+    return _Edges(cells, rise, float(np.median(rise)) / noise, bool(leads_back), width)
+
+
+def _inside_cell(values: FloatArray, edges: npt.NDArray[np.int64], width: int) -> FloatArray:
+    """Place of each level change to a fraction of a cell.
+
+    A cell in which the level changes holds a mixture of both levels, which tells where in it the change happened.
+    Values describe the interval before their tick, and cells are centred on ticks: hence the half cell.
+    """
+    n = values.size
+    near = np.clip(edges[:, None] + np.arange(-2, 2), 0, n - 1)
+    far = np.arange(1, width + 1)
+    before = values[np.clip(edges[:, None] - 2 - far, 0, n - 1)].mean(axis=1)
+    after = values[np.clip(edges[:, None] + 1 + far, 0, n - 1)].mean(axis=1)
+    step = after - before
+    steep = np.abs(step) > 0.05
+    cells_after = (values[near] - before[:, None]).sum(axis=1) / np.where(steep, step, 1.0)
+    exact = edges + 2 - np.clip(cells_after, 0.5, 3.5)
+    place: FloatArray = np.where(steep, exact, edges) - 0.5
+    return place
+
+
+def _with_edges(
+    bounds: FloatArray, chain: Lock, phase: float, period: float, scale: float, cells: int | None
+) -> FloatArray:
+    """Add the start of the first and the end of the last epoch where the trace shows them."""
+    last_window_end = (chain.starts[-1] + chain.template.shape[1]) * scale
+    stop = float(last_window_end if cells is None else cells)
+    bounds = np.unique(bounds[(bounds >= -0.1 * period) & (bounds <= stop + 0.1 * period)])
+    if not bounds.size:
+        return bounds
+    ahead, behind = bounds[0] / period, (stop - bounds[-1]) / period
+    if _AT_EDGE[0] <= ahead <= _AT_EDGE[1]:
+        bounds = np.concatenate([[0.0], bounds])
+    elif phase >= _MATCHED and bounds[0] >= period:
+        bounds = np.concatenate([[bounds[0] - period], bounds])
+    if cells is not None and _AT_EDGE[0] <= behind <= _AT_EDGE[1]:
+        bounds = np.append(bounds, stop)
+    elif last_window_end - bounds[-1] >= _MATCHED * period:
+        bounds = np.append(bounds, min(bounds[-1] + period, stop))
+    return bounds

@@ -1,0 +1,76 @@
+"""``detect``: the epochs of one trace, by any of the detectors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+
+from gpusonde.epoch_detect.detector import analyse
+from gpusonde.epoch_detect.history import History
+from gpusonde.epoch_detect.paper import NOTEBOOK, PAPER, detect_with_luminol
+from gpusonde.epoch_detect.result import EpochDetection
+from gpusonde.epoch_detect.ticks import IntArray, trace_values
+from gpusonde.telemetry import FloatArray, Trace
+
+Mode = Literal["default", "paper", "notebook"]
+Engine = Literal["port", "luminol"]
+
+
+def detect(
+    trace: Trace, *, mode: Mode = "default", metrics: Sequence[str] | None = None, engine: Engine = "port"
+) -> EpochDetection:
+    """Find the training epochs of a trace.
+
+    Values are rounded to float32 and times to whole microseconds after the first tick, as they are on the wire, so that
+    a file and the same ticks out of the collector give the same answer. Idle around the activity does not matter.
+
+    Args:
+        trace: The ticks of one GPU.
+        mode: ``default`` for our detector; ``paper`` for the published one as its text has it; ``notebook`` for the
+            variant in its authors' notebook.
+        metrics: Which metrics to use; None for all that tell what the GPU is doing. The published detectors look at
+            one metric only: the first one here, or DRAM activity or the nearest thing the trace has.
+        engine: For the published detectors: our exact port of Luminol, or the package ``luminol`` itself.
+
+    Returns:
+        The detection, in the trace's own time.
+
+    Raises:
+        gpusonde.telemetry.TraceError: The trace does not hold one of ``metrics``.
+        gpusonde.epoch_detect.LuminolMissingError: The engine ``luminol`` is not installed.
+        ValueError: An unknown mode or engine.
+    """
+    if engine not in ("port", "luminol"):
+        raise ValueError(f"unknown engine {engine!r}; choose port or luminol")
+    if mode == "paper":
+        return detect_with_luminol(trace, PAPER, metrics=metrics, engine=engine)
+    if mode == "notebook":
+        return detect_with_luminol(trace, NOTEBOOK, metrics=metrics, engine=engine)
+    if mode != "default":
+        raise ValueError(f"unknown mode {mode!r}; choose default, paper or notebook")
+    names, values = trace_values(trace, metrics)
+    history = History(names)
+    history.append(wire_times(trace.time_s), values)
+    found = analyse(history.ticks())
+    origin = float(trace.time_s[0]) if len(trace) else 0.0
+    return shifted(found, origin)
+
+
+def wire_times(time_s: FloatArray) -> IntArray:
+    """Whole microseconds after the first tick, shape (n,)."""
+    if not time_s.size:
+        return np.empty(0, dtype=np.int64)
+    times: IntArray = np.round((time_s - time_s[0]) * 1e6).astype(np.int64)
+    return times
+
+
+def shifted(detection: EpochDetection, by_s: float) -> EpochDetection:
+    """The same detection on a time axis whose origin lies ``by_s`` seconds earlier."""
+    return replace(
+        detection,
+        epoch_starts_s=detection.epoch_starts_s + by_s,
+        epoch_ends_s=detection.epoch_ends_s + by_s,
+    )

@@ -1,0 +1,169 @@
+"""Bounded memory of a run: all of its ticks at first, then averages of 2, 4, 8 ... of them.
+
+An epoch is a fraction of its run, so the longer the run, the coarser the ticks may be at which it is seen. Offline and
+streaming detection both analyse this memory and nothing else; therefore they agree.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+import zipfile
+
+import numpy as np
+import numpy.typing as npt
+
+from gpusonde.epoch_detect.ticks import Float32Array, IntArray, Ticks, active_range
+
+CAPACITY = 24_576  # 41 minutes at 10 Hz before the first halving; 24 B each with four metrics: 590 kB
+
+
+class History:
+    """Ticks of one run in at most ``capacity`` rows.
+
+    Memory: ``capacity * (8 + 4 * metrics)`` bytes at most; it grows by doubling up to there.
+
+    Args:
+        names: The metrics, in the order of the values given to :meth:`append`.
+        capacity: Most rows to keep; even.
+    """
+
+    def __init__(self, names: tuple[str, ...], capacity: int = CAPACITY) -> None:
+        self.names = names
+        self._capacity = capacity
+        self._merged = 1  # ticks per row
+        self._time = np.empty(0, dtype=np.int64)
+        self._values = np.empty((len(names), 0), dtype=np.float32)
+        self._count = 0
+        self._pending_time: list[int] = []
+        self._pending_values: list[Float32Array] = []
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def last_time_us(self) -> int | None:
+        """Time of the newest tick, or None."""
+        if self._pending_time:
+            return self._pending_time[-1]
+        return int(self._time[self._count - 1]) if self._count else None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held in arrays."""
+        return self._time.nbytes + self._values.nbytes
+
+    def append(self, time_us: IntArray, values: npt.NDArray[np.floating]) -> None:
+        """Add ticks; the outcome does not depend on how they are cut into calls.
+
+        Args:
+            time_us: Shape (n,), increasing, all after the ticks already held.
+            values: Shape (metrics, n).
+        """
+        rows = values.astype(np.float32)
+        done = 0
+        while done < time_us.size:
+            if self._merged == 1:
+                take = min(time_us.size - done, self._capacity - self._count)
+                self._push(time_us[done : done + take], rows[:, done : done + take])
+            else:
+                take = min(time_us.size - done, self._merged - len(self._pending_time))
+                self._pending_time.extend(time_us[done : done + take].tolist())
+                self._pending_values.extend(rows[:, done : done + take].T)
+                if len(self._pending_time) == self._merged:
+                    self._flush()
+            done += take
+            if self._count == self._capacity:
+                self._compact()
+
+    def ticks(self) -> Ticks:
+        """Return what is remembered, times as they were given."""
+        return Ticks(self._time[: self._count].copy(), self._values[:, : self._count].copy(), self.names)
+
+    def to_arrays(self) -> dict[str, npt.NDArray[np.generic]]:
+        """Return the state as plain arrays, for :meth:`from_arrays`."""
+        pending = np.array(self._pending_values, dtype=np.float32).reshape(len(self._pending_time), len(self.names))
+        return {
+            "time": self._time[: self._count],
+            "values": self._values[:, : self._count],
+            "pending_time": np.array(self._pending_time, dtype=np.int64),
+            "pending_values": pending,
+            "sizes": np.array([self._capacity, self._merged], dtype=np.int64),
+        }
+
+    @classmethod
+    def from_arrays(cls, names: tuple[str, ...], arrays: dict[str, npt.NDArray[np.generic]]) -> History:
+        """Rebuild a history from :meth:`to_arrays`.
+
+        Raises:
+            ValueError: The arrays do not fit together.
+        """
+        time, values = arrays["time"].astype(np.int64), arrays["values"].astype(np.float32)
+        capacity, merged = (int(x) for x in arrays["sizes"])
+        pending = arrays["pending_values"].astype(np.float32)
+        pending_time = [int(t) for t in arrays["pending_time"]]
+        fits = values.shape == (len(names), time.size) and pending.shape == (len(pending_time), len(names))
+        if not fits or not time.size <= capacity or merged < 1 or len(pending_time) >= max(merged, 2):
+            raise ValueError("the stored history is inconsistent; drop the state and start the run's tracking anew")
+        history = cls(names, capacity)
+        history._time, history._values, history._count, history._merged = time, values, time.size, merged
+        history._pending_time, history._pending_values = pending_time, list(pending)
+        return history
+
+    def _push(self, time_us: IntArray, rows: Float32Array) -> None:
+        need = self._count + time_us.size
+        if need > self._time.size:
+            size = min(self._capacity, max(1024, 2 * self._time.size, need))
+            time, values = np.empty(size, dtype=np.int64), np.empty((len(self.names), size), dtype=np.float32)
+            time[: self._count] = self._time[: self._count]
+            values[:, : self._count] = self._values[:, : self._count]
+            self._time, self._values = time, values
+        self._time[self._count : need] = time_us
+        self._values[:, self._count : need] = rows
+        self._count = need
+
+    def _flush(self) -> None:
+        time = np.array([sum(self._pending_time) // len(self._pending_time)], dtype=np.int64)
+        self._push(time, _mean(np.array(self._pending_values).T[:, None, :]))
+        self._pending_time, self._pending_values = [], []
+
+    def _compact(self) -> None:
+        """Make room: drop idle before the first activity; if that is not enough, average pairs of rows."""
+        first, _ = active_range(self.ticks())
+        keep = self._capacity // 2
+        if first >= keep:
+            self._time[: self._count - first] = self._time[first : self._count].copy()
+            self._values[:, : self._count - first] = self._values[:, first : self._count].copy()
+            self._count -= first
+            return
+        self._time[:keep] = self._time.reshape(keep, 2).sum(axis=1) // 2
+        self._values[:, :keep] = _mean(self._values.reshape(len(self.names), keep, 2))
+        self._count = keep
+        self._merged *= 2
+
+
+def _mean(groups: Float32Array) -> Float32Array:
+    """Mean over the last axis of the values that there are."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # a group without any value stays NaN, as it should
+        return np.asarray(np.nanmean(groups, axis=-1, dtype=np.float64), dtype=np.float32)
+
+
+def pack(arrays: dict[str, npt.NDArray[np.generic]]) -> bytes:
+    """Serialise arrays without pickle."""
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
+    return buffer.getvalue()
+
+
+def unpack(data: bytes) -> dict[str, npt.NDArray[np.generic]]:
+    """Inverse of :func:`pack`; object arrays are refused.
+
+    Raises:
+        ValueError: The data is no such archive.
+    """
+    try:
+        with np.load(io.BytesIO(data), allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(f"not a stored tracker state ({error}); start the run's tracking anew") from error

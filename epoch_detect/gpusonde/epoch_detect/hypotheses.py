@@ -1,0 +1,107 @@
+"""From candidates to a choice: lock each one, judge how alike its cycles are, settle which of the nested ones it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpusonde.epoch_detect.phase import Lock, lock
+from gpusonde.epoch_detect.tempo import Candidate
+
+_EXAMINED_CYCLES = 48
+_SAME = 0.06  # periods this close are one
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A candidate with its phase lock.
+
+    Attributes:
+        period_s: Seconds, as locked.
+        chain: The cycles in the examined part.
+        candidate: Where it came from.
+        score: How convincing it is, 0..1.
+    """
+
+    period_s: float
+    chain: Lock
+    candidate: Candidate
+    score: float
+
+
+def read(candidate: Candidate) -> Reading | None:
+    """Lock a candidate in the part of its signal that resembles itself best; None if there are not two cycles."""
+    values = candidate.level.values
+    span = int(_EXAMINED_CYCLES * candidate.period)
+    if values.shape[1] > span:
+        first = _best_part(candidate, span)
+        values = values[:, first : first + span]
+    chain = lock(values, candidate.period)
+    if chain is None:
+        return None
+    return Reading(chain.period * candidate.level.step_s, chain, candidate, consistency(chain, candidate))
+
+
+def read_whole(reading: Reading) -> Lock:
+    """Lock the whole signal, starting from the cycle that was found in its examined part."""
+    found = lock(reading.candidate.level.values, reading.candidate.period, reading.chain.template)
+    return found if found is not None and found.cycles >= reading.chain.cycles else reading.chain
+
+
+def consistency(chain: Lock, candidate: Candidate) -> float:
+    """Agreement, explained variance and autocorrelation; few, scattered or sparse cycles count for less."""
+    alike = (
+        0.5 * max(0.0, chain.agreement)
+        + 0.3 * float(np.sqrt(max(0.0, chain.explained)))
+        + 0.2 * min(1.0, max(0.0, candidate.correlation) / 0.6)
+    )
+    return alike * (1 - 0.5 / chain.cycles) * min(1.0, chain.coverage / 0.6) * (1 - min(0.5, chain.scatter))
+
+
+def distinct(readings: list[Reading]) -> list[Reading]:
+    """The best reading of each period, best first."""
+    kept: list[Reading] = []
+    for reading in sorted(readings, key=lambda r: -r.score):
+        if all(abs(reading.period_s / k.period_s - 1) > _SAME for k in kept):
+            kept.append(reading)
+    return kept
+
+
+def choose(readings: list[Reading], shortest_epoch_s: float) -> Reading:
+    """Pick the reading that is the epoch.
+
+    An iteration ripple is often the more regular cycle, so the longest reading that is nearly as consistent as the best
+    wins; but a cycle that falls apart into k equally good ones is k epochs, not one.
+    """
+    best = max(r.score for r in readings)
+    longer = [r for r in readings if r.period_s > shortest_epoch_s and r.chain.cycles >= 3]
+    pool = readings
+    if longer and max(r.score for r in longer) >= 0.55:
+        best = max(r.score for r in longer)
+        pool = longer
+    chosen = max((r for r in pool if r.score >= 0.86 * best), key=lambda r: r.period_s)
+    while (part := _part(chosen, readings, shortest_epoch_s)) is not None:
+        chosen = part
+    return chosen
+
+
+def _part(whole: Reading, readings: list[Reading], shortest_epoch_s: float) -> Reading | None:
+    for k in range(2, 13):
+        parts = [r for r in readings if abs(r.period_s * k / whole.period_s - 1) < _SAME]
+        if not parts:
+            continue
+        part = max(parts, key=lambda r: r.score)
+        alike = part.chain.agreement >= 0.75 * whole.chain.agreement
+        share = 0.8 if part.period_s > shortest_epoch_s else 0.97
+        if alike and part.score >= share * whole.score:
+            return part
+    return None
+
+
+def _best_part(candidate: Candidate, span: int) -> int:
+    values, lag = candidate.level.values, round(candidate.period)
+    product = (values[:, :-lag] * values[:, lag:]).sum(axis=0)
+    sums = np.concatenate([[0.0], np.cumsum(product)])
+    inside = min(span - lag, product.size)
+    return int(np.argmax(sums[inside:] - sums[:-inside]))

@@ -1,0 +1,182 @@
+"""Phase lock: where each cycle of a given period begins, and how alike the cycles are.
+
+A template of one cycle is matched at every position; dynamic programming then picks the chain of positions that match
+best while their distances stay near the period, as in beat tracking (Ellis 2007, "Beat tracking by dynamic
+programming"). The chain is local: it may begin and end anywhere, and it may jump over a stall, a hole or a restart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from gpusonde.telemetry import FloatArray
+
+IntArray = npt.NDArray[np.int64]
+
+TOLERANCE = 0.22  # how far the length of one cycle may be from the period, as a ratio
+_BASELINE = 0.2  # a window must match better than this to make a chain worth extending
+_TEMPO_WEIGHT = 0.4
+_JUMP_COST = 0.8
+_REFINEMENTS = 3
+
+
+@dataclass(frozen=True)
+class Lock:
+    """A chain of cycles.
+
+    Attributes:
+        period: Cells; the median distance of neighbouring cycles, or the period sought if there is no such pair.
+        starts: Shape (cycles,), cells; the phase is arbitrary.
+        joined: Shape (cycles - 1,), whether a cycle follows its predecessor directly, not after a jump.
+        template: Shape (metrics, window), the mean cycle; mean 0 in each window.
+        agreement: Median correlation of a cycle with the mean of the others, -1..1.
+        explained: Share of the cycles' variance that the mean of the others explains; may be negative.
+        scatter: Standard deviation of the cycle lengths as a ratio of the period.
+        coverage: Share of the signal that lies in the chain.
+        strength: Mean amplitude of the cycles relative to the signal's own, about 0..1.
+    """
+
+    period: float
+    starts: IntArray
+    joined: npt.NDArray[np.bool_]
+    template: FloatArray
+    agreement: float
+    explained: float
+    scatter: float
+    coverage: float
+    strength: float
+
+    @property
+    def cycles(self) -> int:
+        """Number of cycles."""
+        return int(self.starts.size)
+
+
+def lock(values: FloatArray, period: float, template: FloatArray | None = None) -> Lock | None:
+    """Find the chain of cycles of about ``period`` cells that agree best.
+
+    Args:
+        values: Shape (metrics, n), without trend.
+        period: Cells, at least 4; ignored where a template is given.
+        template: Shape (metrics, window), the cycle to begin with; None to look for one.
+
+    Returns:
+        The chain, or None if there are not two cycles.
+    """
+    window = max(4, round(period)) if template is None else template.shape[1]
+    n = values.shape[1]
+    positions = n - window + 1
+    if positions < window + 1:
+        return None
+    cycles, norms = _windows(values, window)
+    unit = cycles / np.maximum(norms, 0.25 * np.median(norms) + 1e-9)[:, None]
+    mean_cycle = _seed(unit, window) if template is None else template.reshape(-1)
+    chain: IntArray = np.empty(0, dtype=np.int64)
+    for _ in range(_REFINEMENTS):
+        match = unit @ (mean_cycle / (np.linalg.norm(mean_cycle) + 1e-12))
+        previous, chain = chain, best_chain(match, window)
+        if chain.size < 2:
+            return None
+        mean_cycle = unit[chain].mean(axis=0)
+        if np.array_equal(previous, chain):
+            break
+    return _describe(values, cycles, chain, window)
+
+
+def best_chain(match: FloatArray, window: int) -> IntArray:
+    """Chain of positions with the largest sum of (match - baseline - tempo penalty).
+
+    Args:
+        match: Shape (positions,), correlation with the template.
+        window: Period in cells.
+
+    Returns:
+        Shape (cycles,), increasing positions.
+    """
+    low, high = max(1, int(np.ceil(window * (1 - TOLERANCE)))), int(window * (1 + TOLERANCE)) + 1
+    lags = np.arange(low, high + 1)
+    penalty = _TEMPO_WEIGHT * (np.log(lags / window) / np.log(1 + TOLERANCE)) ** 2
+    n = match.size
+    gain = match - _BASELINE
+    # Padded by ``high`` on the left, so that every lag of every position exists.
+    total = np.full(n + high, -np.inf)
+    back = np.full(n, -1, dtype=np.int64)
+    best_before, best_index = -np.inf, -1
+    for begin in range(0, n, low):
+        here = np.arange(begin, min(begin + low, n))
+        options = total[here[:, None] + high - lags] - penalty
+        choice = np.argmax(options, axis=1)
+        value = options[np.arange(here.size), choice]
+        origin = here - lags[choice]
+        # Positions that have just become too far back for a step are there for a jump.
+        stop = begin - high
+        for_jump = total[max(0, stop - low) + high : stop + high] if stop > 0 else total[:0]
+        if for_jump.size and (peak := int(np.argmax(for_jump))) >= 0 and for_jump[peak] > best_before:
+            best_before, best_index = float(for_jump[peak]), max(0, stop - low) + peak
+        jump = best_before - _JUMP_COST
+        better = jump > value
+        value, origin = np.where(better, jump, value), np.where(better, best_index, origin)
+        extend = value > 0
+        total[here + high] = gain[here] + np.where(extend, value, 0.0)
+        back[here] = np.where(extend, origin, -1)
+    chain = [int(np.argmax(total[high:]))]
+    while back[chain[-1]] >= 0:
+        chain.append(int(back[chain[-1]]))
+    return np.array(chain[::-1], dtype=np.int64)
+
+
+def _windows(values: FloatArray, window: int) -> tuple[FloatArray, FloatArray]:
+    """All windows, mean removed, metrics side by side: shape (positions, metrics * window); and their norms."""
+    view = np.lib.stride_tricks.sliding_window_view(values, window, axis=1)
+    cycles = view - view.mean(axis=2, keepdims=True)
+    cycles = np.ascontiguousarray(cycles.transpose(1, 0, 2)).reshape(view.shape[1], -1)
+    return cycles, np.linalg.norm(cycles, axis=1)
+
+
+def _seed(unit: FloatArray, window: int) -> FloatArray:
+    """Mean of the three (or two) windows in a row that resemble one another best."""
+    positions = unit.shape[0]
+    slack = max(1, window // 10)
+    best = np.full(positions, -2.0)
+    for shift in sorted({window - slack, window, window + slack}):
+        if shift < positions:
+            similar = np.einsum("ij,ij->i", unit[:-shift], unit[shift:])
+            best[: similar.size] = np.maximum(best[: similar.size], similar)
+    if positions > 2 * window:
+        pair = best[: positions - window].copy()
+        ahead = best[window:]
+        triple = np.where(ahead > -2, pair + ahead, -4.0)
+        first = int(np.argmax(triple))
+        rows = [first, first + window, min(first + 2 * window, positions - 1)]
+    else:
+        first = int(np.argmax(best))
+        rows = [first, min(first + window, positions - 1)]
+    seed: FloatArray = unit[rows].mean(axis=0)
+    return seed
+
+
+def _describe(values: FloatArray, cycles: FloatArray, chain: IntArray, window: int) -> Lock:
+    chosen = cycles[chain]
+    others = (chosen.sum(axis=0) - chosen) / (chain.size - 1)
+    norms = np.linalg.norm(chosen, axis=1)
+    correlation = (chosen * others).sum(axis=1) / (norms * np.linalg.norm(others, axis=1) + 1e-12)
+    variance = float((chosen**2).sum())
+    distances = np.diff(chain)
+    joined = distances <= int(window * (1 + TOLERANCE)) + 1
+    regular = distances[joined]
+    period = float(np.mean(regular)) if regular.size else float(window)
+    overall = float(np.sqrt((values**2).mean() * cycles.shape[1])) + 1e-12
+    return Lock(
+        period=period,
+        starts=chain,
+        joined=joined,
+        template=chosen.mean(axis=0).reshape(values.shape[0], window),
+        agreement=float(np.median(correlation)),
+        explained=1.0 - float(((chosen - others) ** 2).sum()) / (variance + 1e-12),
+        scatter=float(np.std(regular) / period) if regular.size > 1 else 0.0,
+        coverage=min(1.0, chain.size * window / values.shape[1]),
+        strength=min(1.0, float(np.median(norms)) / overall),
+    )

@@ -1,0 +1,74 @@
+"""What a detector answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+
+from gpusonde.telemetry import FloatArray
+
+
+class Verdict(str, Enum):
+    """The three answers of a detector; members compare equal to their text."""
+
+    EPOCHS = "epochs"
+    SHORT_CYCLE = "short_cycle"  # a clear cycle of under about 20 ticks: iteration or epoch, undecidable
+    NONE = "none"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One reading of the trace.
+
+    Attributes:
+        period_s: Seconds per cycle.
+        cycles: How many cycles were seen.
+        score: How well the cycles agree, 0..1; comparable between the hypotheses of one trace only.
+    """
+
+    period_s: float
+    cycles: int
+    score: float
+
+
+@dataclass(frozen=True)
+class EpochDetection:
+    """The epochs of one trace.
+
+    Attributes:
+        verdict: ``epochs``, ``short_cycle`` or ``none``.
+        reason: Why, for a human reader.
+        period_s: Typical epoch duration in seconds; NaN without a verdict, like both bounds.
+        period_low_s: Lower end of the 95 % interval of ``period_s``.
+        period_high_s: Upper end of it.
+        confidence: Probability, 0..1, that ``period_s`` is within 10 % of the truth; 0 for ``none``.
+        epoch_starts_s: Shape (epochs,), in the trace's own time.
+        epoch_ends_s: Shape (epochs,); an epoch ends where the next one starts unless a stall or a hole lies between.
+        mode: Which detector answered: ``default``, ``paper`` or ``notebook``.
+        metrics: Metrics that were used.
+        hypotheses: Best readings of the trace, the chosen one first: where cycles nest, P and k P.
+        warnings: What was left out, for the user to see.
+    """
+
+    verdict: str
+    reason: str
+    period_s: float = float("nan")
+    period_low_s: float = float("nan")
+    period_high_s: float = float("nan")
+    confidence: float = 0.0
+    epoch_starts_s: FloatArray = field(default_factory=lambda: np.empty(0))
+    epoch_ends_s: FloatArray = field(default_factory=lambda: np.empty(0))
+    mode: str = "default"
+    metrics: tuple[str, ...] = ()
+    hypotheses: tuple[Hypothesis, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def end_s(self) -> float:
+        """End of the last epoch, in the trace's own time; NaN without epochs."""
+        return float(self.epoch_ends_s[-1]) if self.epoch_ends_s.size else float("nan")

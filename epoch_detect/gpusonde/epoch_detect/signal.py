@@ -1,0 +1,127 @@
+"""From ticks to a uniform, scaled signal at several resolutions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy.ndimage import uniform_filter1d
+
+from gpusonde.epoch_detect.ticks import Ticks
+from gpusonde.telemetry import FloatArray
+
+_CELLS_PER_TICK = 4  # at most; a trace with long holes or mixed rates gets a coarser grid instead of a longer one
+_LEAST_SAMPLES = 24  # shortest signal that a level may have
+
+
+@dataclass(frozen=True)
+class Signal:
+    """Scaled metrics on a uniform grid.
+
+    Attributes:
+        start_s: Time of the left edge of the first cell, in seconds after the first tick.
+        step_s: Width of a cell in seconds.
+        values: Shape (metrics, cells), scaled so that each metric's usual range has width 1.
+        rows: For each row of ``values`` the index of its metric in the ticks.
+    """
+
+    start_s: float
+    step_s: float
+    values: FloatArray
+    rows: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return int(self.values.shape[1])
+
+    def halved(self) -> Signal:
+        """Average neighbouring cells; an odd last cell is left out."""
+        cells = len(self) // 2
+        values = self.values[:, : 2 * cells].reshape(-1, cells, 2).mean(axis=2)
+        return Signal(self.start_s, 2 * self.step_s, values, self.rows)
+
+
+def resample(ticks: Ticks) -> tuple[float, FloatArray]:
+    """Average ticks over cells as wide as their usual spacing; empty cells are interpolated.
+
+    Returns:
+        Cell width in seconds, and the values, shape (metrics, cells), NaN for a metric without any value. The first
+        cell is centred on the first tick.
+    """
+    time_s = (ticks.time_us - ticks.time_us[0]) * 1e-6
+    span = float(time_s[-1])
+    step = max(float(np.median(np.diff(time_s))), span / (_CELLS_PER_TICK * len(ticks)))
+    cells = int(span / step + 0.5) + 1
+    cell = np.minimum((time_s / step + 0.5).astype(np.int64), cells - 1)
+    grid = np.full((len(ticks.names), cells), np.nan)
+    for row, column in zip(grid, ticks.values.astype(np.float64), strict=True):
+        finite = np.isfinite(column)
+        counts = np.bincount(cell[finite], minlength=cells)
+        sums = np.bincount(cell[finite], weights=column[finite], minlength=cells)
+        filled = np.flatnonzero(counts)
+        if filled.size:
+            row[:] = np.interp(np.arange(cells), filled, sums[filled] / counts[filled])
+    return step, grid
+
+
+def scaled_signal(ticks: Ticks) -> Signal | None:
+    """Resample and scale; None if no metric varies.
+
+    Each metric is divided by the distance between its 2nd and 98th percentile and cut off a little beyond them, so that
+    a spike at start-up does not set the scale.
+    """
+    step, grid = resample(ticks)
+    rows, values = [], []
+    for index, row in enumerate(grid):
+        if not np.isfinite(row[0]):
+            continue
+        low, middle, high = np.percentile(row, [2, 50, 98])
+        spread = high - low
+        if spread <= 1e-4 * max(abs(low), abs(high)) or spread < 1e-9:
+            continue
+        values.append((np.clip(row, low - 0.25 * spread, high + 0.25 * spread) - middle) / spread)
+        rows.append(index)
+    return Signal(-0.5 * step, step, np.array(values), tuple(rows)) if rows else None
+
+
+def pyramid(signal: Signal) -> list[Signal]:
+    """The signal at its own resolution and at 1/2, 1/4, ... of it, as long as three cycles could fit."""
+    levels = [signal]
+    while len(levels[-1]) >= 4 * _LEAST_SAMPLES:
+        levels.append(levels[-1].halved())
+    return levels
+
+
+def smoothed(values: FloatArray, width: int) -> FloatArray:
+    """Moving average over ``width`` cells along the last axis."""
+    return uniform_filter1d(values, width, axis=-1, mode="nearest") if width > 1 else values
+
+
+def without_trend(values: FloatArray, width: int) -> FloatArray:
+    """Subtract the moving average over ``width`` cells, which leaves what varies faster than that."""
+    return values - uniform_filter1d(values, min(width, values.shape[-1]), axis=-1, mode="nearest")
+
+
+def autocorrelation(values: FloatArray, lags: int) -> FloatArray:
+    """Unbiased autocorrelation, averaged over the metrics.
+
+    Args:
+        values: Shape (metrics, n), without trend.
+        lags: Number of lags to return, at most n.
+
+    Returns:
+        Shape (lags,); 1 at lag 0.
+    """
+    n = values.shape[1]
+    size = _fast_length(n + lags)
+    power = np.abs(np.fft.rfft(values - values.mean(axis=1, keepdims=True), size)) ** 2
+    raw = np.fft.irfft(power, size)[:, :lags]
+    zero = np.maximum(raw[:, :1], 1e-30)
+    unbiased: npt.NDArray[np.float64] = (raw / zero).mean(axis=0) * n / (n - np.arange(lags))
+    return unbiased
+
+
+def _fast_length(n: int) -> int:
+    """Smallest length >= n of the form 2^k or 3 * 2^k."""
+    power = 1 << (n - 1).bit_length()
+    return power * 3 // 4 if power * 3 // 4 >= n else power

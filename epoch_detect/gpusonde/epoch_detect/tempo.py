@@ -1,0 +1,102 @@
+"""Which periods are worth a closer look: peaks of the autocorrelation at many resolutions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.signal import find_peaks
+
+from gpusonde.epoch_detect.signal import Signal, autocorrelation, pyramid, smoothed, without_trend
+from gpusonde.telemetry import FloatArray
+
+_SHORTEST = 16  # samples per period that a level is made for: 16 ... 40; the finest level takes shorter ones, too
+_LONGEST = 40
+_SHORTEST_OF_ALL = 5
+_TREND = 3  # times the longest period
+_SMOOTHINGS = (1, 3, 6)  # samples; against an iteration ripple that is faster than the cycle sought
+_PEAKS = 4  # per level and smoothing
+_PROMINENCE = 0.03
+_SIEVE_RATIO = 1.17
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A period to examine.
+
+    Attributes:
+        period: In cells of ``level``.
+        level: The signal to examine it in: about 16 to 40 cells per period, smoothed, without trend.
+        smoothing: Cells that were averaged.
+        correlation: Autocorrelation at the period.
+    """
+
+    period: float
+    level: Signal
+    smoothing: int
+    correlation: float
+
+    @property
+    def period_s(self) -> float:
+        """Period in seconds."""
+        return self.period * self.level.step_s
+
+
+def candidates(signal: Signal) -> list[Candidate]:
+    """Periods at which the signal resembles itself, of five cells and up to 1/2.5 of its length."""
+    found: list[Candidate] = []
+    for depth, level in enumerate(pyramid(signal)):
+        shortest = _SHORTEST if depth else _SHORTEST_OF_ALL
+        longest = min(_LONGEST, int(len(level) / 2.5))
+        if longest < shortest + 2:
+            continue
+        for width in _SMOOTHINGS:
+            values = without_trend(smoothed(level.values, width), _TREND * longest)
+            if float(np.abs(values).max()) < 1e-6:
+                continue
+            view = Signal(level.start_s, level.step_s, values, level.rows)
+            correlation = autocorrelation(values, longest + 2)
+            least = max(shortest, 2 * width)
+            peaks = _peaks(correlation, least)
+            peaks += [(p, float(correlation[round(p)])) for p in _sieve(least, longest) if not _near(p, peaks)]
+            found += [Candidate(p, view, width, r) for p, r in peaks]
+    return _distinct(found)
+
+
+def _peaks(correlation: FloatArray, least: int) -> list[tuple[float, float]]:
+    peaks, _ = find_peaks(correlation, prominence=_PROMINENCE)
+    peaks = peaks[(peaks >= least) & (correlation[peaks] > 0.02)]
+    if not peaks.size:
+        return []
+    strongest = peaks[np.argsort(-correlation[peaks])][:_PEAKS].tolist()
+    first_strong = int(peaks[np.argmax(correlation[peaks] > 0.75 * correlation[peaks].max())])
+    if first_strong not in strongest:
+        strongest.append(first_strong)
+    return [_vertex(correlation, p) for p in strongest]
+
+
+def _sieve(least: int, longest: int) -> list[float]:
+    """Periods so close together that the phase lock, with its tolerance, misses none between them."""
+    steps = int(np.log(longest / least) / np.log(_SIEVE_RATIO)) + 1
+    return [least * _SIEVE_RATIO**k for k in range(steps)]
+
+
+def _near(period: float, peaks: list[tuple[float, float]]) -> bool:
+    return any(abs(np.log(period / p)) < 0.5 * np.log(_SIEVE_RATIO) for p, _ in peaks)
+
+
+def _vertex(correlation: FloatArray, peak: int) -> tuple[float, float]:
+    """Place and height of the parabola through a peak and its neighbours."""
+    left, middle, right = correlation[peak - 1 : peak + 2]
+    bend = left - 2 * middle + right
+    shift = 0.5 * (left - right) / bend if bend < 0 else 0.0
+    return peak + float(shift), float(middle - 0.25 * (left - right) * shift)
+
+
+def _distinct(found: list[Candidate]) -> list[Candidate]:
+    """Of candidates within 4 % of one another, keep the best correlated of each smoothing."""
+    kept: list[Candidate] = []
+    for candidate in sorted(found, key=lambda c: -c.correlation):
+        if all(k.smoothing != candidate.smoothing or abs(candidate.period_s / k.period_s - 1) > 0.04 for k in kept):
+            kept.append(candidate)
+    return kept

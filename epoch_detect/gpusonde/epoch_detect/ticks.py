@@ -1,0 +1,112 @@
+"""Ticks as the detector sees them: float32 values at whole microseconds, and where among them the GPU works.
+
+Values cross the wire as float32 and times as whole microseconds. Rounding to that first, always, is what makes a trace
+file and the same ticks out of the collector give the same epochs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy.ndimage import median_filter
+
+from gpusonde.telemetry import FloatArray, MetricKind, SamplingClass, Trace, TraceError, Unit, metric
+
+IntArray = npt.NDArray[np.int64]
+Float32Array = npt.NDArray[np.float32]
+
+LEAST_TICKS = 32
+
+# Metrics that react within a tick or two, best first; used for the places of the boundaries.
+_FASTEST_FIRST = ("sm_active", "graphics_active", "dram_active", "tensor_active", "gpu_utilization")
+# Says what is allocated, not what is being done; slow clocks and temperatures likewise follow, they do not lead.
+_NOT_ACTIVITY = frozenset({Unit.BYTES, Unit.CELSIUS, Unit.MEGAHERTZ, Unit.COUNT, Unit.JOULES})
+_BUSY_SHARE = 0.05  # of a metric's own high level; warm-up before the first epoch reaches about a tenth of it
+_LEVEL_RANK = 20  # a metric's high level is its 20th largest value: idle around the activity does not move it
+
+
+@dataclass(frozen=True)
+class Ticks:
+    """Ticks of one GPU.
+
+    Attributes:
+        time_us: Shape (n,), strictly increasing, whole microseconds from any origin.
+        values: Shape (metrics, n), NaN where there is none.
+        names: The metrics' names.
+    """
+
+    time_us: IntArray
+    values: Float32Array
+    names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return int(self.time_us.size)
+
+    def slice(self, first: int, stop: int) -> Ticks:
+        """Return ticks ``first`` to ``stop - 1``."""
+        return Ticks(self.time_us[first:stop], self.values[:, first:stop], self.names)
+
+
+def usable_metrics(names: Sequence[str]) -> tuple[str, ...]:
+    """Pick the metrics that tell what a GPU is doing; if there is none among them, every gauge."""
+    active = tuple(n for n in names if _is_activity(n))
+    return active or tuple(n for n in names if metric(n).kind is MetricKind.GAUGE)
+
+
+def fastest_first(names: Sequence[str]) -> list[int]:
+    """Indices of the metrics, those that react fastest first; power, a one-second average on many boards, last."""
+
+    def rank(index: int) -> int:
+        name = names[index]
+        if name in _FASTEST_FIRST:
+            return _FASTEST_FIRST.index(name)
+        return len(_FASTEST_FIRST) + (metric(name).unit is not Unit.RATIO) + 2 * (metric(name).unit is Unit.WATTS)
+
+    return sorted(range(len(names)), key=rank)
+
+
+def trace_values(trace: Trace, metrics: Sequence[str] | None) -> tuple[tuple[str, ...], FloatArray]:
+    """Return names and values, shape (metrics, n), of the metrics to use.
+
+    Raises:
+        gpusonde.telemetry.TraceError: A metric that was asked for is not in the trace.
+        gpusonde.telemetry.UnknownMetricError: A metric that was asked for does not exist.
+    """
+    names = tuple(trace.select(metrics).metrics) if metrics is not None else usable_metrics(trace.metrics)
+    if metrics is not None and not names:
+        raise TraceError("no metric was chosen; leave the choice out to use all that the trace has")
+    return names, np.array([trace.values[n] for n in names]).reshape(len(names), len(trace))
+
+
+def active_range(ticks: Ticks) -> tuple[int, int]:
+    """First busy tick and one past the last; (0, 0) if the GPU never works.
+
+    Metrics with a true zero decide if there is one; power, whose idle level is unknown, only in their absence.
+    """
+    busy = np.zeros(len(ticks), dtype=bool)
+    zero_based = [metric(n).unit in (Unit.RATIO, Unit.BYTES_PER_SECOND) for n in ticks.names]
+    for column, has_zero in zip(ticks.values, zero_based, strict=True):
+        finite = np.isfinite(column)
+        if has_zero is not any(zero_based) or not finite.any():
+            continue
+        values = np.where(finite, column, np.nanmin(column)).astype(np.float64)
+        # One odd tick is neither a level nor activity.
+        values = median_filter(values, 3, mode="nearest")
+        rank = min(_LEVEL_RANK, max(1, values.size // 8))
+        high = float(np.partition(values, -rank)[-rank])
+        if has_zero:
+            busy |= values > max(_BUSY_SHARE * high, 1e-6)
+        else:
+            low = float(np.partition(values, rank - 1)[rank - 1])
+            busy |= (values > low + 0.3 * (high - low)) & (high - low > 1e-6 * max(abs(high), 1.0))
+    where = np.flatnonzero(busy)
+    return (int(where[0]), int(where[-1]) + 1) if where.size else (0, 0)
+
+
+def _is_activity(name: str) -> bool:
+    entry = metric(name)
+    fast = entry.sampling_class is SamplingClass.FAST
+    return entry.kind is MetricKind.GAUGE and fast and entry.unit not in _NOT_ACTIVITY

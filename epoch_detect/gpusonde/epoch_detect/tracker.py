@@ -1,0 +1,323 @@
+"""``EpochTracker``: the epochs of a run while it runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpusonde.epoch_detect.detect import shifted
+from gpusonde.epoch_detect.detector import analyse
+from gpusonde.epoch_detect.history import CAPACITY, History, pack, unpack
+from gpusonde.epoch_detect.result import EpochDetection, Hypothesis, Verdict
+from gpusonde.epoch_detect.ticks import usable_metrics
+
+_FIRST_ANALYSIS_S = 5.0
+_GROWTH = 1.15  # the next analysis comes when the run is this much longer: all of them cost eight times the last one
+_SAME_EPOCH = 0.15  # periods by which both ends of an epoch may differ between two analyses
+_MOVED = 0.05  # periods by which a reported epoch may differ from the latest analysis before it is revised
+_STATE_VERSION = 1
+
+
+class EpochStatus(str, Enum):
+    """What the tracker thinks of an epoch that it has reported."""
+
+    PROVISIONAL = "provisional"
+    CONFIRMED = "confirmed"
+    WITHDRAWN = "withdrawn"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class TrackedEpoch:
+    """An epoch that has been reported.
+
+    Attributes:
+        index: Identifies it within the run; never reused. Order the epochs by ``start_s``, not by this.
+        start_s: Start on the time axis of the ticks.
+        end_s: End.
+        confidence: That of the detection which reported or last revised it, 0..1.
+        status: ``provisional``, ``confirmed`` or ``withdrawn``.
+        revision: How often the tracker had changed its mind about the run when this last changed.
+    """
+
+    index: int
+    start_s: float
+    end_s: float
+    confidence: float
+    status: str
+    revision: int
+
+
+class EventKind(str, Enum):
+    """What happened to an epoch."""
+
+    REPORTED = "reported"
+    CONFIRMED = "confirmed"
+    REVISED = "revised"
+    WITHDRAWN = "withdrawn"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class EpochEvent:
+    """A change of the list of epochs; ``epoch`` is as it is after it."""
+
+    kind: str
+    epoch: TrackedEpoch
+
+
+@dataclass
+class _Entry:
+    epoch: TrackedEpoch
+    seen: int = 1
+    missed: int = 0
+
+
+class EpochTracker:
+    """Finds epochs in ticks as they arrive.
+
+    Memory is bounded (see :class:`gpusonde.epoch_detect.history.History`): about 590 kB for four metrics, however long
+    the run. The run is analysed when it has grown by 15 %, so the work per tick does not grow with its length. A
+    reported epoch is confirmed once a second analysis has found it again; it is revised or withdrawn by an event, never
+    silently. After :meth:`finish` the epochs are those that :func:`~gpusonde.epoch_detect.detect` finds in these ticks.
+
+    Args:
+        metrics: Names of the metrics, in the order of the rows given to :meth:`update`.
+        capacity: Most ticks to remember; averages beyond that.
+
+    Raises:
+        gpusonde.telemetry.UnknownMetricError: A metric that does not exist.
+    """
+
+    def __init__(self, metrics: Sequence[str], *, capacity: int = CAPACITY) -> None:
+        self.metrics = tuple(metrics)
+        self._used = usable_metrics(self.metrics)
+        self._rows = [self.metrics.index(name) for name in self._used]
+        self._history = History(self._used, capacity)
+        self._origin_s: float | None = None
+        self._next_us = round(_FIRST_ANALYSIS_S * 1e6)
+        self._entries: list[_Entry] = []
+        self._withdrawn: list[TrackedEpoch] = []
+        self._next_index = 0
+        self._revision = 0
+        self._late = 0
+        self._detection: EpochDetection | None = None
+
+    @property
+    def epochs(self) -> tuple[TrackedEpoch, ...]:
+        """All epochs ever reported, withdrawn ones included, by start."""
+        alive = [entry.epoch for entry in self._entries]
+        return tuple(sorted([*alive, *self._withdrawn], key=lambda e: (e.start_s, e.index)))
+
+    @property
+    def detection(self) -> EpochDetection | None:
+        """Outcome of the latest analysis, or None before the first."""
+        return self._detection
+
+    @property
+    def late_ticks(self) -> int:
+        """Ticks left out because they did not come after the tick before them."""
+        return self._late
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held for ticks."""
+        return self._history.nbytes
+
+    def update(self, time_s: npt.ArrayLike, values: npt.ArrayLike) -> list[EpochEvent]:
+        """Take new ticks.
+
+        Args:
+            time_s: Shape (n,), seconds on any axis, the same for all calls; ticks that do not come after the one
+                before them, or that have no finite time, are left out and counted.
+            values: Shape (metrics, n), NaN where there is no value.
+
+        Returns:
+            What changed; independent of how the ticks are cut into calls, but for the call in which it is reported.
+
+        Raises:
+            ValueError: The shapes do not fit.
+        """
+        times = np.asarray(time_s, dtype=np.float64)
+        columns = np.asarray(values, dtype=np.float64)
+        if times.ndim != 1 or columns.shape != (len(self.metrics), times.size):
+            raise ValueError(
+                f"expected values of shape ({len(self.metrics)}, n) for times of shape (n,), got {columns.shape} "
+                f"and {times.shape}"
+            )
+        times_us, columns = self._in_order(times, columns[self._rows])
+        events: list[EpochEvent] = []
+        done = 0
+        while done < times_us.size:
+            stop = int(np.searchsorted(times_us, self._next_us, side="right"))
+            if stop > done:
+                self._history.append(times_us[done:stop], columns[:, done:stop])
+            done = max(stop, done)
+            if done < times_us.size:
+                events += self._analyse(ended=False)
+                self._next_us = max(round(self._next_us * _GROWTH), self._next_us + round(_FIRST_ANALYSIS_S * 1e6))
+        return events
+
+    def finish(self) -> list[EpochEvent]:
+        """Analyse all that was seen once more, as a whole; call it when the run has ended.
+
+        Returns:
+            What changed; every epoch is confirmed or withdrawn after it.
+        """
+        return self._analyse(ended=True)
+
+    def state(self) -> bytes:
+        """Serialise the tracker; no pickle. At most about as large as its memory."""
+        meta = {
+            "version": _STATE_VERSION,
+            "metrics": self.metrics,
+            "origin_s": self._origin_s,
+            "next_us": self._next_us,
+            "next_index": self._next_index,
+            "revision": self._revision,
+            "late": self._late,
+            "entries": [[*_epoch_row(e.epoch), e.seen, e.missed] for e in self._entries],
+            "withdrawn": [_epoch_row(e) for e in self._withdrawn],
+            "detection": None if self._detection is None else _detection_fields(self._detection),
+        }
+        arrays = {f"history_{name}": array for name, array in self._history.to_arrays().items()}
+        arrays["meta"] = np.frombuffer(json.dumps(meta).encode(), dtype=np.uint8)
+        return pack(arrays)
+
+    @classmethod
+    def restore(cls, data: bytes) -> EpochTracker:
+        """Rebuild a tracker from :meth:`state`.
+
+        Raises:
+            ValueError: The bytes are no such state, or one of another version.
+        """
+        arrays = unpack(data)
+        try:
+            meta = json.loads(arrays["meta"].tobytes())
+            if meta["version"] != _STATE_VERSION:
+                raise ValueError(f"tracker state of version {meta['version']}; this release reads {_STATE_VERSION}")
+            tracker = cls(meta["metrics"])
+            history = {k.removeprefix("history_"): v for k, v in arrays.items() if k != "meta"}
+            tracker._history = History.from_arrays(tracker._used, history)
+            tracker._origin_s = meta["origin_s"]
+            tracker._next_us, tracker._next_index = int(meta["next_us"]), int(meta["next_index"])
+            tracker._revision, tracker._late = int(meta["revision"]), int(meta["late"])
+            tracker._entries = [_Entry(TrackedEpoch(*row[:6]), *row[6:]) for row in meta["entries"]]
+            tracker._withdrawn = [TrackedEpoch(*row) for row in meta["withdrawn"]]
+            tracker._detection = None if meta["detection"] is None else _detection_from(meta["detection"])
+        except (KeyError, TypeError, json.JSONDecodeError) as error:
+            raise ValueError(f"not a tracker state ({error!r}); start the run's tracking anew") from error
+        return tracker
+
+    def _in_order(
+        self, times: npt.NDArray[np.float64], columns: npt.NDArray[np.float64]
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+        """Whole microseconds after the first tick of the run, without the ticks that come late."""
+        finite = np.isfinite(times)
+        if self._origin_s is None and finite.any():
+            self._origin_s = float(times[finite][0])
+        times_us = np.round((times[finite] - (self._origin_s or 0.0)) * 1e6).astype(np.int64)
+        last = self._history.last_time_us
+        newest = np.maximum.accumulate(np.concatenate([[-1 if last is None else last], times_us]))
+        in_order = times_us > newest[:-1]
+        self._late += times.size - int(in_order.sum())
+        return times_us[in_order], columns[:, finite][:, in_order]
+
+    def _analyse(self, *, ended: bool) -> list[EpochEvent]:
+        self._detection = shifted(analyse(self._history.ticks(), ended=ended), self._origin_s or 0.0)
+        return self._reconcile(self._detection, ended)
+
+    def _reconcile(self, found: EpochDetection, ended: bool) -> list[EpochEvent]:
+        """Compare what was reported with what was found now."""
+        events: list[EpochEvent] = []
+        spans = list(zip(found.epoch_starts_s.tolist(), found.epoch_ends_s.tolist(), strict=True))
+        if not ended and found.verdict != Verdict.EPOCHS:
+            spans = []  # most runs look like a short cycle, their iterations, until the first epochs are over
+        period = found.period_s if spans else 0.0
+        matches, fresh = _match([e.epoch for e in self._entries], spans, _SAME_EPOCH * period)
+        changed = self._revision + 1
+        kept: list[_Entry] = []
+        for entry, span in zip(self._entries, matches, strict=True):
+            epoch = entry.epoch
+            if span is None:
+                entry.missed += 1
+                if ended or epoch.status == EpochStatus.PROVISIONAL or entry.missed > 1:
+                    gone = replace(epoch, status=EpochStatus.WITHDRAWN, revision=changed)
+                    self._withdrawn.append(gone)
+                    events.append(EpochEvent(EventKind.WITHDRAWN, gone))
+                else:
+                    kept.append(entry)
+                continue
+            entry.missed = 0
+            entry.seen += 1
+            moved = max(abs(epoch.start_s - span[0]), abs(epoch.end_s - span[1]))
+            if moved > (0.0 if ended else _MOVED * period):
+                entry.epoch = replace(
+                    epoch, start_s=span[0], end_s=span[1], confidence=found.confidence, revision=changed
+                )
+                events.append(EpochEvent(EventKind.REVISED, entry.epoch))
+            if entry.epoch.status == EpochStatus.PROVISIONAL:
+                entry.epoch = replace(entry.epoch, status=EpochStatus.CONFIRMED, confidence=found.confidence)
+                events.append(EpochEvent(EventKind.CONFIRMED, entry.epoch))
+            kept.append(entry)
+        if any(e.kind in (EventKind.REVISED, EventKind.WITHDRAWN) for e in events):
+            self._revision = changed
+        status = EpochStatus.CONFIRMED if ended else EpochStatus.PROVISIONAL
+        for start, end in fresh:
+            epoch = TrackedEpoch(self._next_index, start, end, found.confidence, status, self._revision)
+            self._next_index += 1
+            kept.append(_Entry(epoch))
+            events.append(EpochEvent(EventKind.REPORTED, epoch))
+        self._entries = kept
+        return events
+
+
+def _match(
+    epochs: list[TrackedEpoch], spans: list[tuple[float, float]], tolerance: float
+) -> tuple[list[tuple[float, float] | None], list[tuple[float, float]]]:
+    """Pair epochs with spans whose two ends are within tolerance; return partners, and the spans left over."""
+    starts = np.array([s for s, _ in spans])
+    taken = np.zeros(len(spans), dtype=bool)
+    partners: list[tuple[float, float] | None] = []
+    for epoch in epochs:
+        partner = None
+        if len(spans):
+            nearest = int(np.argmin(np.abs(starts - epoch.start_s)))
+            span = spans[nearest]
+            near = max(abs(span[0] - epoch.start_s), abs(span[1] - epoch.end_s)) <= tolerance
+            if near and not taken[nearest]:
+                taken[nearest], partner = True, span
+        partners.append(partner)
+    return partners, [span for span, used in zip(spans, taken, strict=True) if not used]
+
+
+def _epoch_row(epoch: TrackedEpoch) -> list[float | int | str]:
+    return [epoch.index, epoch.start_s, epoch.end_s, epoch.confidence, str(epoch.status), epoch.revision]
+
+
+def _detection_fields(found: EpochDetection) -> dict[str, object]:
+    fields = {name: getattr(found, name) for name in found.__dataclass_fields__}
+    return {
+        **fields,
+        "verdict": str(found.verdict),
+        "epoch_starts_s": found.epoch_starts_s.tolist(),
+        "epoch_ends_s": found.epoch_ends_s.tolist(),
+        "hypotheses": [[h.period_s, h.cycles, h.score] for h in found.hypotheses],
+    }
+
+
+def _detection_from(fields: dict[str, Any]) -> EpochDetection:
+    arrays = {name: np.array(fields[name], dtype=np.float64) for name in ("epoch_starts_s", "epoch_ends_s")}
+    hypotheses = tuple(Hypothesis(*row) for row in fields["hypotheses"])
+    texts = {"metrics": tuple(fields["metrics"]), "warnings": tuple(fields["warnings"])}
+    return EpochDetection(**{**fields, **arrays, **texts, "hypotheses": hypotheses})

@@ -1,0 +1,146 @@
+"""``EpochTracker``: the same epochs as offline, in bounded memory, revised openly, surviving restarts."""
+
+import numpy as np
+import pytest
+from support.epoch_traces import training_trace
+
+from gpusonde.epoch_detect import EpochEvent, EpochTracker, detect
+from gpusonde.telemetry import Trace
+
+
+def _values(trace: Trace) -> np.ndarray:
+    return np.array([trace.values[name] for name in trace.metrics])
+
+
+def _feed(tracker: EpochTracker, trace: Trace, chunk: int = 10) -> list[EpochEvent]:
+    values = _values(trace)
+    events = []
+    for i in range(0, len(trace), chunk):
+        events += tracker.update(trace.time_s[i : i + chunk], values[:, i : i + chunk])
+    return events
+
+
+def _alive(tracker: EpochTracker) -> list[tuple[float, float]]:
+    return [(e.start_s, e.end_s) for e in tracker.epochs if e.status != "withdrawn"]
+
+
+@pytest.mark.parametrize("chunk", [1, 37, 100_000])
+def test_finish_gives_the_epochs_of_detect_however_the_ticks_arrive(chunk: int) -> None:
+    trace, _ = training_trace(epochs=5)
+    tracker = EpochTracker(trace.metrics)
+    _feed(tracker, trace, chunk)
+    tracker.finish()
+    found = detect(trace)
+    assert _alive(tracker) == list(zip(found.epoch_starts_s.tolist(), found.epoch_ends_s.tolist(), strict=True))
+    assert {e.status for e in tracker.epochs} <= {"confirmed", "withdrawn"}
+    assert tracker.detection is not None
+    assert tracker.detection.period_s == found.period_s
+
+
+def test_wall_clock_times_and_trimmed_idle_give_the_epochs_of_the_file() -> None:
+    trace, _ = training_trace(epochs=6)
+    tracker = EpochTracker(trace.metrics)
+    part = trace.window(9.0, trace.time_s[-1] - 8.0)
+    moved = Trace(part.time_s + 1.7e9, {k: v.astype(np.float32).astype(float) for k, v in part.values.items()})
+    _feed(tracker, moved, 10)
+    tracker.finish()
+    np.testing.assert_allclose([s - 1.7e9 for s, _ in _alive(tracker)], detect(trace).epoch_starts_s, atol=2e-6)
+
+
+def test_first_verdict_comes_after_few_epochs() -> None:
+    trace, starts = training_trace(20.0, 10)
+    tracker = EpochTracker(trace.metrics)
+    events = _feed(tracker, trace.window(0, starts[5]))
+    assert any(event.kind == "reported" for event in events)
+    assert tracker.detection is not None
+    assert tracker.detection.period_s == pytest.approx(20.0, rel=0.02)
+
+
+def test_epochs_change_only_by_events() -> None:
+    trace, _ = training_trace(20.0, 10)
+    tracker = EpochTracker(trace.metrics)
+    known = {}
+    values = _values(trace)
+    for i in range(0, len(trace), 25):
+        for event in tracker.update(trace.time_s[i : i + 25], values[:, i : i + 25]):
+            known[event.epoch.index] = event.epoch
+        assert {e.index: e for e in tracker.epochs} == known
+    for event in tracker.finish():
+        known[event.epoch.index] = event.epoch
+    assert {e.index: e for e in tracker.epochs} == known
+
+
+def test_state_survives_a_restart_in_the_middle_without_a_trace_of_it() -> None:
+    trace, _ = training_trace(20.0, 7)
+    straight, restarted = EpochTracker(trace.metrics), EpochTracker(trace.metrics)
+    values = _values(trace)
+    for i in range(0, len(trace), 50):
+        one = straight.update(trace.time_s[i : i + 50], values[:, i : i + 50])
+        restarted = EpochTracker.restore(restarted.state())
+        assert restarted.update(trace.time_s[i : i + 50], values[:, i : i + 50]) == one
+        assert restarted.epochs == straight.epochs
+    assert restarted.finish() == straight.finish()
+
+
+def test_memory_is_bounded_and_long_runs_are_still_found() -> None:
+    trace, _ = training_trace(30.0, 60)
+    tracker = EpochTracker(trace.metrics, capacity=4096)
+    _feed(tracker, trace, 500)
+    tracker.finish()
+    assert tracker.nbytes <= 4096 * (8 + 4 * 2)
+    assert tracker.detection is not None
+    assert tracker.detection.period_s == pytest.approx(30.0, rel=0.01)
+    assert len(_alive(tracker)) == pytest.approx(60, abs=2)
+
+
+def test_default_memory_stays_under_a_mebibyte_with_four_metrics() -> None:
+    names = ("dram_active", "sm_active", "power_watts", "gpu_utilization")
+    tracker = EpochTracker(names)
+    tracker._next_us = 10**15  # only the memory is of interest here
+    tracker.update(np.arange(80_000) * 0.1, np.random.default_rng(0).random((4, 80_000)))
+    assert tracker.nbytes < 2**20
+    assert len(tracker.state()) < 2**20
+
+
+def test_work_per_tick_does_not_grow_with_history(monkeypatch: pytest.MonkeyPatch) -> None:
+    analysed: list[int] = []
+    from gpusonde.epoch_detect import tracker as module
+
+    real = module.analyse
+    monkeypatch.setattr(
+        module, "analyse", lambda ticks, *, ended: analysed.append(len(ticks)) or real(ticks, ended=ended)
+    )
+    trace, _ = training_trace(30.0, 100, interval_s=0.25)
+    tracker = EpochTracker(trace.metrics, capacity=2048)
+    share = []
+    for i in range(0, len(trace), 3000):
+        tracker.update(trace.time_s[i : i + 3000], _values(trace)[:, i : i + 3000])
+        share.append(sum(analysed) / (i + 3000))
+    assert max(analysed) <= 2048
+    assert share[-1] <= share[0]
+
+
+def test_late_and_timeless_ticks_are_left_out_and_counted() -> None:
+    tracker = EpochTracker(["dram_active"])
+    tracker.update([0.0, 0.1, 0.1, 0.05, np.nan, 0.2], [[1, 1, 1, 1, 1, 1]])
+    tracker.update([0.15, 0.3], [[1, 1]])
+    assert tracker.late_ticks == 4
+
+
+def test_wrong_shapes_are_refused() -> None:
+    tracker = EpochTracker(["dram_active", "sm_active"])
+    with pytest.raises(ValueError, match=r"shape \(2, n\)"):
+        tracker.update([0.0, 0.1], [[1.0, 1.0]])
+
+
+def test_a_run_without_ticks_finishes_with_none() -> None:
+    tracker = EpochTracker(["dram_active"])
+    assert tracker.finish() == []
+    assert tracker.detection is not None
+    assert tracker.detection.verdict == "none"
+
+
+@pytest.mark.parametrize("data", [b"", b"nonsense", b"PK\x03\x04broken"])
+def test_a_broken_state_is_refused_with_what_to_do(data: bytes) -> None:
+    with pytest.raises(ValueError, match="start the run's tracking anew"):
+        EpochTracker.restore(data)
