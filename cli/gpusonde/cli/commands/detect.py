@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpusonde.cli import wording
 from gpusonde.cli.output import Output, Screen
-from gpusonde.cli.parsing import Parser, Subparsers, add_command, positive_integer, positive_number
+from gpusonde.cli.parsing import Parser, Subparsers, UsageError, add_command, positive_integer, positive_number
 
 if TYPE_CHECKING:
     from gpusonde.epoch_detect import EpochDetection
@@ -34,11 +34,19 @@ def add_trace_options(parser: argparse.ArgumentParser) -> None:
 
 
 def read_trace_of(args: argparse.Namespace, path: Path) -> Trace:
-    """Read the one trace that the options of ``add_trace_options`` name."""
-    from gpusonde.telemetry import read_trace
+    """Read the one trace that the options of ``add_trace_options`` name.
 
-    gpu = int(args.gpu) if args.gpu is not None and args.gpu.isdigit() else args.gpu
-    return read_trace(path, gpu=gpu, gpus=args.gpus, interval_s=args.interval_s)
+    Raises:
+        UsageError: An option is out of its range.
+    """
+    from gpusonde.telemetry import TraceError, read_trace
+
+    try:
+        return read_trace(path, gpu=args.gpu, gpus=args.gpus, interval_s=args.interval_s)
+    except TraceError:
+        raise
+    except ValueError as error:
+        raise UsageError(str(error)) from error
 
 
 def add_parser(subparsers: Subparsers, common: Parser) -> None:

@@ -1,0 +1,87 @@
+"""``gpusonde agent``: the daemon on a GPU host."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+from typing import TYPE_CHECKING, Any
+
+from gpusonde.cli import wording
+from gpusonde.cli.daemon import add_config_options, overrides_of, show_config
+from gpusonde.cli.output import Output, Screen
+from gpusonde.cli.parsing import Parser, Subparsers, add_command, address, positive_number
+
+if TYPE_CHECKING:
+    from gpusonde.agent import AgentReport, SelfCounters
+
+
+def add_parser(subparsers: Subparsers, common: Parser) -> None:
+    """Declare ``gpusonde agent``."""
+    parser = add_command(
+        subparsers,
+        common,
+        "agent",
+        "sample this host's GPUs and stream them to a collector",
+        "Sample this host's GPUs (or replay a trace) into a spool on disk and stream it to a collector. Runs until "
+        "SIGTERM or Ctrl-C; a replay ends by itself once the collector has everything.",
+    )
+    add_config_options(parser, "GPUSONDE_AGENT_")
+    group = parser.add_argument_group("agent")
+    group.add_argument("--collector", type=address, metavar="HOST:PORT", help="address of the collector")
+    group.add_argument("--spool", metavar="DIR", help="directory of the spool; one agent each")
+    group.add_argument("--id", metavar="NAME", help="name of this agent at the collector")
+    group.add_argument("--replay", metavar="TRACE", help="play this trace file instead of sampling GPUs")
+    group.add_argument("--speed", type=positive_number, metavar="N", help="replay N times faster than recorded")
+    group.add_argument("--keep-time", action="store_true", help="replay with the recorded wall-clock times")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the agent, or check or print its configuration."""
+    from gpusonde.agent import AgentConfig, run_agent
+
+    flags = {
+        "uplink.collector": args.collector,
+        "spool.directory": args.spool,
+        "agent.id": args.id,
+        "source.trace": args.replay,
+        "source.kind": None if args.replay is None else "replay",
+        "source.speed": None if args.speed is None else repr(args.speed),
+        "source.keep_time": "true" if args.keep_time else None,
+    }
+    config = AgentConfig.load(args.config, environment=os.environ, overrides=overrides_of(args, flags))
+    if args.check_config or args.print_config:
+        return show_config(args, config.to_toml())
+    if not args.verbose:
+        logging.getLogger().setLevel(config.log.level.upper())
+    output = Output(as_json=args.json)
+    is_replay = config.source.kind == "replay"
+    with output.progress("replaying", total=1.0) if is_replay else output.progress("sampling") as show:
+
+        def on_progress(counters: SelfCounters) -> None:
+            if counters.source_progress is not None:
+                show(counters.source_progress)
+
+        report = run_agent(config, exit_when_acked=is_replay, on_progress=on_progress)
+    output.result(report_payload(report), lambda screen: _render(screen, report))
+    return 0 if report.drained or not is_replay else 1
+
+
+def report_payload(report: AgentReport) -> dict[str, Any]:
+    """The report as it appears in JSON: tallies by reason become lists, so that no key is data."""
+    return {key: tally(value) if isinstance(value, dict) else value for key, value in report.as_json().items()}
+
+
+def tally(counts: dict[str, int]) -> list[dict[str, Any]]:
+    """Counts by reason as a list of objects."""
+    return [{"reason": reason, "count": count} for reason, count in counts.items()]
+
+
+def _render(screen: Screen, report: AgentReport) -> None:
+    counters = report.counters
+    screen.line(
+        f"agent {report.agent_id}: {wording.count(counters.ticks, 'tick')} sampled, {counters.missed_ticks} missed, "
+        f"{wording.count(counters.records, 'record')} spooled, {counters.unacked_records} of them not yet acknowledged"
+    )
+    if not report.drained:
+        screen.note("the collector does not have everything yet; the rest is sent when the agent starts again")

@@ -1,0 +1,98 @@
+"""From what the user names (a trace, a row of a runs table) to the measurement that a prediction starts from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from gpusonde.cli.errors import CommandError
+from gpusonde.predictor.crossgpu import SourceMeasurement, run_distributions
+
+if TYPE_CHECKING:
+    from gpusonde.catalog import GpuCatalog
+    from gpusonde.epoch_detect import EpochDetection
+    from gpusonde.predictor.crossgpu import RunsTable
+    from gpusonde.telemetry import Trace
+
+# 97.5 % quantile of the normal distribution: half the width of a 95 % interval in standard errors.
+_STANDARD_ERRORS = 1.959964
+
+
+class NoEpochsError(CommandError):
+    """A trace without epochs, and no epoch latency from the user."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A measurement and what to say about it.
+
+    Attributes:
+        measurement: What a model needs.
+        note: What an ambiguous GPU name was taken for; empty otherwise.
+        measured_s: Target GPU -> epoch latency measured there, where the user's table knows it.
+    """
+
+    measurement: SourceMeasurement
+    note: str = ""
+    measured_s: Mapping[str, float] = field(default_factory=dict)
+
+
+def from_trace(trace: Trace, gpu_model: str | None, epoch_s: float | None, gpus: GpuCatalog) -> Source:
+    """Measure a trace: its metrics over the whole run, and its epoch latency, detected unless given.
+
+    Args:
+        trace: The ticks.
+        gpu_model: GPU it was recorded on; the trace's own if None.
+        epoch_s: Seconds per epoch as the user knows it, or None to detect it.
+        gpus: Catalogue to look the GPU up in.
+
+    Raises:
+        CommandError: Nobody says which GPU the trace was recorded on.
+        NoEpochsError: No epochs were found.
+    """
+    from gpusonde.epoch_detect import detect
+
+    name = gpu_model or trace.gpu_model
+    if not name:
+        raise CommandError("the trace does not say which GPU it was recorded on; name it: --gpu-model NAME")
+    resolution = gpus.resolve(name)
+    if epoch_s is not None:
+        return Source(SourceMeasurement(resolution.spec, epoch_s, run_distributions(trace)), resolution.note)
+    detection = detect(trace)
+    if detection.verdict != "epochs":
+        raise NoEpochsError(
+            f"no epochs found in the trace ({detection.reason}); give their duration yourself: --epoch-s SECONDS"
+        )
+    measurement = SourceMeasurement(
+        gpu=resolution.spec,
+        epoch_latency_s=detection.period_s,
+        metrics=run_distributions(trace),
+        epoch_latency_relative_error=relative_error(detection),
+        epoch_count=len(detection.epoch_starts_s),
+    )
+    return Source(measurement, resolution.note)
+
+
+def from_runs_table(table: RunsTable, row: int) -> Source:
+    """Take one row of a runs table; other rows of the same workload say what was measured elsewhere.
+
+    Raises:
+        CommandError: There is no such row.
+    """
+    try:
+        run = table.run(row)
+    except IndexError as error:
+        raise CommandError(f"--row: {error}") from error
+    measured: dict[str, list[float]] = {}
+    for other in table.counterparts(row):
+        measured.setdefault(other.gpu.name, []).append(other.epoch_latency_s)
+    return Source(run.measurement(), measured_s={gpu: sum(values) / len(values) for gpu, values in measured.items()})
+
+
+def relative_error(detection: EpochDetection) -> float:
+    """Standard error of the detected period as a ratio of it, from the width of its 95 % interval."""
+    width = detection.period_high_s - detection.period_low_s
+    error = width / (2 * _STANDARD_ERRORS * detection.period_s)
+    return error if math.isfinite(error) else 0.0
