@@ -86,7 +86,7 @@ def deinterleave(time_s: FloatArray, breaks: Sequence[int] = (), gpus: int | Non
             # No pauses to go by (nvidia-smi -lms 1): the order of the rows is all there is.
             return _in_order(len(time_s), gpus)
     if found is None:
-        if gpus is None and len(gaps) and not _steady(gaps, 0.0):
+        if gpus is None and len(gaps) and not _steady(gaps, _SHORTEST_PAUSE_S):
             raise BurstError("the times do not show how many GPUs take turns in this log")
         return _in_order(len(time_s), 1)
     # Time that jumps back is a new start, whatever the reason.
