@@ -1,0 +1,340 @@
+"""Evaluation: protocols that hold out what a user's query would not have been seen with, and the errors on it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+
+import numpy as np
+import numpy.typing as npt
+
+from gpusonde.predictor.crossgpu.conformal import Situation
+from gpusonde.predictor.crossgpu.model import LatencyModel
+from gpusonde.predictor.crossgpu.paper_stack import PaperStack
+from gpusonde.predictor.crossgpu.prior import MetricLevel, log_latency_ratio, roofline
+from gpusonde.predictor.crossgpu.runs_table import IndexArray, Run, RunsTable
+from gpusonde.predictor.crossgpu.state import ModelSettings
+
+FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
+
+_TEST_SHARE = 0.2
+
+
+class Protocol(Enum):
+    """What the pairs tested on have that the pairs fitted on have not."""
+
+    RANDOM = "random"  # nothing: the paper's split, which leaks; for parity only
+    CONFIG = "config"  # a configuration (workload, batch, image size, samples)
+    CNN = "cnn"  # a workload
+    TARGET = "target"  # the target GPU, which was in no pair fitted on
+    BOTH = "both"  # both GPUs
+
+
+@dataclass(frozen=True)
+class Split:
+    """One division of the pairs.
+
+    Attributes:
+        training: Which pairs to fit on, shape (pairs,).
+        test: Which pairs to predict, shape (pairs,).
+        seed: Of the division and of the models fitted on it.
+    """
+
+    training: BoolArray
+    test: BoolArray
+    seed: int
+
+
+@dataclass(frozen=True)
+class PairErrors:
+    """Predictions beside measurements; every array has shape (n,).
+
+    Attributes:
+        source_gpu: Names of the source GPUs.
+        target_gpu: Names of the target GPUs.
+        workload: Names of the workloads.
+        measured_s: Measured seconds per epoch on the target.
+        predicted_s: Predicted seconds.
+        low_s: Lower end of the interval, NaN where the model gives none.
+        high_s: Upper end.
+        extrapolated: Whether the model said so.
+    """
+
+    source_gpu: npt.NDArray[np.str_]
+    target_gpu: npt.NDArray[np.str_]
+    workload: npt.NDArray[np.str_]
+    measured_s: FloatArray
+    predicted_s: FloatArray
+    low_s: FloatArray
+    high_s: FloatArray
+    extrapolated: BoolArray
+
+    @classmethod
+    def join(cls, parts: Sequence[PairErrors]) -> PairErrors:
+        """Put several together."""
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in cls.__dataclass_fields__))
+
+    def where(self, mask: BoolArray) -> PairErrors:
+        """The pairs for which ``mask``, shape (n,), is True."""
+        return PairErrors(*(getattr(self, name)[mask] for name in self.__dataclass_fields__))
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Errors of one set of predictions. Shares and errors are ratios (0.05 is 5 %).
+
+    Attributes:
+        pairs: Number of predictions.
+        mape: Mean absolute error relative to the measured latency.
+        median_ape: Median of the same.
+        p90_ape: 90 % quantile of the same.
+        r2: Coefficient of determination, of seconds.
+        rmse_s: Root mean square error in seconds.
+        coverage: Share of intervals that hold the measured latency; NaN without intervals.
+        width: Mean full width of the intervals, relative to the prediction; NaN without intervals.
+        extrapolated: Share of predictions flagged as extrapolated.
+    """
+
+    pairs: int
+    mape: float
+    median_ape: float
+    p90_ape: float
+    r2: float
+    rmse_s: float
+    coverage: float
+    width: float
+    extrapolated: float
+
+    @classmethod
+    def of(cls, errors: PairErrors) -> Scores:
+        """Score predictions."""
+        measured, predicted = errors.measured_s, errors.predicted_s
+        relative = np.abs(predicted / measured - 1)
+        spread = float(np.sum((measured - measured.mean()) ** 2))
+        squared = float(np.sum((measured - predicted) ** 2))
+        with_interval = np.isfinite(errors.low_s)
+        inside = (errors.low_s <= measured) & (measured <= errors.high_s)
+        width = (errors.high_s - errors.low_s) / predicted
+        return cls(
+            pairs=int(measured.size),
+            mape=float(relative.mean()),
+            median_ape=float(np.median(relative)),
+            p90_ape=float(np.quantile(relative, 0.9)),
+            r2=1 - squared / spread if spread > 0 else math.nan,
+            rmse_s=math.sqrt(squared / measured.size),
+            coverage=float(inside[with_interval].mean()) if with_interval.any() else math.nan,
+            width=float(width[with_interval].mean()) if with_interval.any() else math.nan,
+            extrapolated=float(errors.extrapolated.mean()),
+        )
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Result of :func:`evaluate`: the scores of all predictions, by GPU, and the predictions themselves."""
+
+    overall: Scores
+    by_seed: tuple[Scores, ...]
+    by_source: dict[str, Scores]
+    by_target: dict[str, Scores]
+    by_workload: dict[str, Scores]
+    errors: PairErrors
+
+    @classmethod
+    def of(cls, parts: Sequence[tuple[int, PairErrors]]) -> Evaluation:
+        """Score the predictions of several splits, each given with its seed."""
+        errors = PairErrors.join([part for _, part in parts])
+        seeds = sorted({seed for seed, _ in parts})
+
+        def by(labels: npt.NDArray[np.str_]) -> dict[str, Scores]:
+            return {str(name): Scores.of(errors.where(labels == name)) for name in np.unique(labels)}
+
+        return cls(
+            overall=Scores.of(errors),
+            by_seed=tuple(Scores.of(PairErrors.join([p for s, p in parts if s == seed])) for seed in seeds),
+            by_source=by(errors.source_gpu),
+            by_target=by(errors.target_gpu),
+            by_workload=by(errors.workload),
+            errors=errors,
+        )
+
+
+#: Fits on pairs of a table, then predicts other pairs of it (possibly another table's).
+Predictor = Callable[[RunsTable, "tuple[IndexArray, IndexArray]", "tuple[IndexArray, IndexArray]", int], PairErrors]
+
+
+def evaluate(
+    runs: RunsTable,
+    predictor: Predictor,
+    protocol: Protocol,
+    *,
+    seeds: Sequence[int] = (0,),
+    noise: float = 0.0,
+    test: RunsTable | None = None,
+) -> Evaluation:
+    """Evaluate a predictor by a protocol.
+
+    Args:
+        runs: Runs to fit on, and to test on unless ``test`` is given.
+        predictor: :func:`default_predictor`, :func:`paper_predictor` or :func:`prior_predictor`.
+        protocol: What is held out.
+        seeds: Random splits (``RANDOM``, ``CONFIG``) are drawn once per seed; other protocols are run once per seed
+            only when there is noise.
+        noise: Mean absolute relative error to give the sources' epoch latency; one draw per run, shared by its pairs.
+        test: Test on these runs only; pairs fitted on are those of ``runs`` that the protocol allows.
+
+    Raises:
+        ValueError: The table holds too little for the protocol.
+    """
+    if noise == 0 and protocol not in (Protocol.RANDOM, Protocol.CONFIG):
+        seeds = seeds[:1]
+    own = len(runs)
+    table = runs if test is None else RunsTable(runs.runs + test.runs)
+    parts = []
+    for seed in seeds:
+        noisy = with_noise(table, noise, seed)
+        source, target = noisy.pairs()
+        for split in _splits(noisy, source, target, protocol, seed, None if test is None else own):
+            if split.training.any() and split.test.any():
+                fit_on = source[split.training], target[split.training]
+                predict = source[split.test], target[split.test]
+                parts.append((seed, predictor(noisy, fit_on, predict, seed)))
+    if not parts:
+        raise ValueError(f"the table has no pairs to hold out by protocol {protocol.value!r}")
+    return Evaluation.of(parts)
+
+
+def with_noise(runs: RunsTable, noise: float, seed: int) -> RunsTable:
+    """Give every run a detected epoch latency that is off by ``noise`` on average (log-normal), one draw per run."""
+    if noise == 0:
+        return runs
+    # The mean absolute value of a normal variable is sqrt(2 / pi) of its standard deviation.
+    deviation = noise * math.sqrt(math.pi / 2)
+    factors = np.exp(np.random.default_rng(10_000 + seed).normal(0.0, deviation, len(runs))).tolist()
+    return RunsTable(
+        tuple(
+            replace(run, detected_epoch_latency_s=run.epoch_latency_s * factor)
+            for run, factor in zip(runs.runs, factors, strict=True)
+        )
+    )
+
+
+def default_predictor(settings: ModelSettings, protocol: Protocol) -> Predictor:
+    """The default model; only the intervals that the protocol's queries need are calibrated."""
+    needed = {Protocol.TARGET: Situation.ONE_UNSEEN_GPU, Protocol.BOTH: Situation.PRIOR_ONLY}
+    situations = (needed.get(protocol, Situation.SEEN_GPUS), Situation.PRIOR_ONLY)
+
+    def run(
+        table: RunsTable, fit_on: tuple[IndexArray, IndexArray], predict: tuple[IndexArray, IndexArray], seed: int
+    ) -> PairErrors:
+        seeded = replace(settings, situations=situations, residual=replace(settings.residual, seed=seed))
+        return predict_pairs(LatencyModel(seeded).fit(table, pairs=fit_on), table, *predict)
+
+    return run
+
+
+def paper_predictor(make: Callable[[int], PaperStack], part: str = "stack") -> Predictor:
+    """The paper's stack, or one of its base regressors.
+
+    Args:
+        make: Builds an unfitted stack for a seed.
+        part: ``stack``, ``random_forest`` or ``catboost``.
+    """
+
+    def run(
+        table: RunsTable, fit_on: tuple[IndexArray, IndexArray], predict: tuple[IndexArray, IndexArray], seed: int
+    ) -> PairErrors:
+        stack = make(seed).fit(table, pairs=fit_on)
+        return _without_intervals(table, *predict, stack.predict_pairs(table, *predict)[part])
+
+    return run
+
+
+def prior_predictor() -> Predictor:
+    """The physical prior alone: nothing is fitted."""
+
+    def run(
+        table: RunsTable, fit_on: tuple[IndexArray, IndexArray], predict: tuple[IndexArray, IndexArray], seed: int
+    ) -> PairErrors:
+        predicted = []
+        for i, j in zip(*predict, strict=True):
+            source = table.runs[i].measurement()
+            log_ratio = log_latency_ratio(source, table.runs[j].gpu, roofline(source, MetricLevel.NVIDIA_SMI))
+            predicted.append(source.epoch_latency_s * math.exp(log_ratio))
+        return _without_intervals(table, *predict, np.array(predicted))
+
+    return run
+
+
+def predict_pairs(model: LatencyModel, table: RunsTable, source: IndexArray, target: IndexArray) -> PairErrors:
+    """Predict the pairs of a table by a fitted model, through the same call as every other query."""
+    predictions = [
+        model.predict(table.runs[i].measurement(), [table.runs[j].gpu])[0] for i, j in zip(source, target, strict=True)
+    ]
+    errors = _without_intervals(table, source, target, np.array([p.epoch_latency_s for p in predictions]))
+    return replace(
+        errors,
+        low_s=np.array([p.epoch_latency_low_s for p in predictions]),
+        high_s=np.array([p.epoch_latency_high_s for p in predictions]),
+        extrapolated=np.array([p.extrapolated for p in predictions]),
+    )
+
+
+def _without_intervals(table: RunsTable, source: IndexArray, target: IndexArray, predicted: FloatArray) -> PairErrors:
+    def names(of: Callable[[Run], str], indices: IndexArray) -> npt.NDArray[np.str_]:
+        return np.array([of(table.runs[index]) for index in indices])
+
+    nothing = np.full(len(source), np.nan)
+    return PairErrors(
+        source_gpu=names(lambda run: run.gpu.name, source),
+        target_gpu=names(lambda run: run.gpu.name, target),
+        workload=names(lambda run: run.configuration.model, source),
+        measured_s=np.array([table.runs[index].epoch_latency_s for index in target]),
+        predicted_s=predicted,
+        low_s=nothing,
+        high_s=nothing,
+        extrapolated=np.zeros(len(source), dtype=bool),
+    )
+
+
+def _splits(
+    table: RunsTable, source: IndexArray, target: IndexArray, protocol: Protocol, seed: int, own: int | None
+) -> Iterator[Split]:
+    """Divide pairs; with ``own``, runs from that position on are a test table's and are never fitted on."""
+    runs = table.runs
+    gpus = np.array([run.gpu.name for run in runs])
+    from_gpu, to_gpu = gpus[source], gpus[target]
+    fittable = np.ones(len(source), dtype=bool) if own is None else (source < own) & (target < own)
+    testable = np.ones(len(source), dtype=bool) if own is None else (source >= own) & (target >= own)
+    if protocol in (Protocol.TARGET, Protocol.BOTH):
+        for held_out in sorted(set(to_gpu[testable])):
+            test = testable & (to_gpu == held_out)
+            training = fittable & (from_gpu != held_out) & (to_gpu != held_out)
+            if protocol is Protocol.TARGET:
+                yield Split(training, test, seed)
+                continue
+            for other in sorted(set(from_gpu[test])):
+                without = training & (from_gpu != other) & (to_gpu != other)
+                yield Split(without, test & (from_gpu == other), seed)
+        return
+    labels = {
+        Protocol.RANDOM: [str(number) for number in range(len(source))],
+        Protocol.CONFIG: ["|".join(runs[index].configuration) for index in source],
+        Protocol.CNN: [runs[index].configuration.model for index in source],
+    }[protocol]
+    groups = np.array(labels)
+    if own is not None:
+        # One fit serves the whole test table: nothing that it shares by the protocol is fitted on.
+        shared = np.zeros_like(fittable) if protocol is Protocol.RANDOM else np.isin(groups, groups[testable])
+        yield Split(fittable & ~shared, testable, seed)
+        return
+    names = np.unique(groups)
+    if protocol is Protocol.CNN:
+        for name in names:
+            yield Split(groups != name, groups == name, seed)
+        return
+    np.random.default_rng(seed).shuffle(names)
+    test = np.isin(groups, names[: max(1, round(_TEST_SHARE * len(names)))])
+    yield Split(~test, test, seed)

@@ -1,0 +1,168 @@
+"""Features of the default model: one vector per (measurement, target GPU), plain numpy, well under a millisecond.
+
+No feature names the workload, the machine or the clock on the wall. Left out because they give the true run length away
+(docs/latency_prediction.md): throttle sample counts, absolute memory use (a framework takes all memory at once, so its
+mean encodes the run's length), identifiers, time stamps. ``tests/predictor`` pins the list.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from gpusonde.catalog import GpuSpec
+from gpusonde.predictor.crossgpu.measurement import MeasurementError, SourceMeasurement
+
+FloatArray = npt.NDArray[np.float64]
+
+#: Metrics that the default model cannot do without.
+REQUIRED_METRICS = ("gpu_utilization", "memory_utilization", "power_watts", "sm_clock_mhz")
+
+_RATIO_ATTRIBUTES = (
+    "sm_count",
+    "cuda_cores",
+    "cores_per_sm",
+    "boost_clock_mhz",
+    "memory_bandwidth_bytes_per_second",
+    "l2_cache_bytes",
+    "fp32_tflops",
+    "power_limit_watts",
+    "max_threads_per_sm",
+    "shared_memory_bytes_per_sm",
+)
+
+_SOURCE_FEATURES = (
+    "log_epoch_latency",
+    "gpu_utilization_mean",
+    "gpu_utilization_quartile_1",
+    "gpu_utilization_median",
+    "gpu_utilization_quartile_3",
+    "gpu_utilization_maximum",
+    "gpu_utilization_standard_deviation",
+    "memory_utilization_mean",
+    "memory_utilization_median",
+    "memory_utilization_quartile_3",
+    "memory_utilization_maximum",
+    "memory_utilization_standard_deviation",
+    "power_share_mean",
+    "power_share_median",
+    "power_share_maximum",
+    "power_share_standard_deviation",
+    "sm_clock_share_mean",
+    "sm_clock_share_minimum",
+    "memory_share_of_busy",
+    "power_share_per_busy",
+    "log_achieved_bandwidth",
+    "log_busy_seconds",
+    "log_idle_seconds",
+    "log_bytes_per_epoch",
+)
+_PAIR_FEATURES = (
+    *(f"log_ratio_{attribute}" for attribute in _RATIO_ATTRIBUTES),
+    "difference_compute_capability",
+    "busy_times_compute_ratio",
+    "busy_times_bandwidth_ratio",
+    "memory_share_times_bandwidth_ratio",
+    "compute_share_times_compute_ratio",
+    "prior_geometric",
+    "prior_compute",
+    "prior_bandwidth",
+    "prior_linear",
+    "prior_memory_utilization",
+    "prior_quartile_3",
+)
+
+#: The first this many features depend on the source alone.
+SOURCE_FEATURE_COUNT = len(_SOURCE_FEATURES)
+#: Names of the features, in order. Ratios are source / target; logarithms are natural.
+FEATURES: tuple[str, ...] = _SOURCE_FEATURES + _PAIR_FEATURES
+
+# Floors keep logarithms and quotients of an idle GPU finite; they lie below anything seen while training.
+_BUSY_FLOOR = 0.02
+_SHARE_FLOOR = 0.01
+_MEMORY_FLOOR = 0.003
+
+
+def feature_matrix(source: SourceMeasurement, targets: Sequence[GpuSpec]) -> FloatArray:
+    """Features of one measurement against several target GPUs.
+
+    Returns:
+        Shape (targets, features), finite.
+
+    Raises:
+        MeasurementError: A required metric, or a figure of the source GPU or of a target, is not known.
+    """
+    own, figures = _source_features(source)
+    busy, memory_share = own[1], own[18]
+    busy_quartile_3, memory = own[4], own[7]
+    rows = []
+    for target in targets:
+        ratios = [math.log(figures[name] / _figure(target, name)) for name in _RATIO_ATTRIBUTES]
+        bandwidth, compute = ratios[4], ratios[6]
+        rows.append(
+            own
+            + ratios
+            + [source.gpu.compute_capability - target.compute_capability]
+            + [busy * compute, busy * bandwidth, memory_share * bandwidth, (1 - memory_share) * compute]
+            + _priors(busy, busy_quartile_3, memory, min(1.0, memory_share), compute, bandwidth)
+        )
+    return np.array(rows, dtype=np.float64).reshape(-1, len(FEATURES))
+
+
+def _source_features(source: SourceMeasurement) -> tuple[list[float], dict[str, float]]:
+    missing = [name for name in REQUIRED_METRICS if name not in source.metrics]
+    if missing:
+        raise MeasurementError(f"the measurement lacks {', '.join(missing)}, which the learned model needs")
+    figures = {}
+    for name in _RATIO_ATTRIBUTES:
+        value = source.figure(name)
+        if value is None or value <= 0:
+            raise MeasurementError(f"{source.gpu.name} has no known {name}")
+        figures[name] = value
+    latency = source.epoch_latency_s
+    busy, memory = source.metrics["gpu_utilization"], source.metrics["memory_utilization"]
+    power, clock = source.metrics["power_watts"], source.metrics["sm_clock_mhz"]
+    limit, top_clock = figures["power_limit_watts"], figures["boost_clock_mhz"]
+    bandwidth = figures["memory_bandwidth_bytes_per_second"]
+    achieved = math.log(max(memory.mean, _MEMORY_FLOOR) * bandwidth)
+    own = [
+        math.log(latency),
+        busy.mean, busy.quartile_1, busy.median, busy.quartile_3, busy.maximum, busy.standard_deviation,
+        memory.mean, memory.median, memory.quartile_3, memory.maximum, memory.standard_deviation,
+        power.mean / limit, power.median / limit, power.maximum / limit, power.standard_deviation / limit,
+        clock.mean / top_clock, clock.minimum / top_clock,
+        memory.mean / max(busy.mean, _BUSY_FLOOR),
+        power.mean / limit / max(busy.mean, _BUSY_FLOOR),
+        achieved,
+        math.log(latency * max(busy.mean, _SHARE_FLOOR)),
+        math.log(latency * max(1 - busy.mean, _SHARE_FLOOR)),
+        achieved + math.log(latency),
+    ]  # fmt: skip
+    return own, figures
+
+
+def _priors(
+    busy: float, busy_quartile_3: float, memory: float, memory_share: float, compute: float, bandwidth: float
+) -> list[float]:
+    """Six rooflines; the learned model sees where they disagree. ``compute`` and ``bandwidth`` are log ratios."""
+    compute_ratio, bandwidth_ratio = math.exp(compute), math.exp(bandwidth)
+    geometric = math.sqrt(compute_ratio * bandwidth_ratio)
+    mixed = memory_share * bandwidth_ratio + (1 - memory_share) * compute_ratio
+    return [
+        math.log(1 - busy + busy * geometric),
+        math.log(1 - busy + busy * compute_ratio),
+        math.log(1 - busy + busy * bandwidth_ratio),
+        math.log(1 - busy + busy * mixed),
+        math.log(1 - busy + memory * bandwidth_ratio + max(busy - memory, 0.0) * compute_ratio),
+        math.log(1 - busy_quartile_3 + busy_quartile_3 * geometric),
+    ]
+
+
+def _figure(target: GpuSpec, name: str) -> float:
+    value = getattr(target, name)
+    if value is None or value <= 0:
+        raise MeasurementError(f"{target.name} has no known {name}")
+    return float(value)

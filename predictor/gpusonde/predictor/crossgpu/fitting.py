@@ -1,0 +1,96 @@
+"""Fitting the default model: the residual on all pairs, intervals from runs, workloads and GPUs left out in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from gpusonde.predictor.crossgpu.conformal import Calibration, LeftOut, Situation, calibrate_worst
+from gpusonde.predictor.crossgpu.pairs import Pairs, grouped_folds, static_log_ratios
+from gpusonde.predictor.crossgpu.residual import ResidualModel, ResidualSettings
+from gpusonde.predictor.crossgpu.runs_table import RunsTable
+
+FloatArray = npt.NDArray[np.float64]
+
+_CONFIGURATION_FOLDS = 5
+_MINIMUM_ERRORS = 30
+
+
+class Calibrator:
+    """Makes the errors that intervals are read from, on pairs that each fitted model has not seen."""
+
+    def __init__(
+        self,
+        table: RunsTable,
+        pairs: Pairs,
+        settings: ResidualSettings,
+        whole: ResidualModel,
+        *,
+        one_unseen_weight: float,
+        typical_busy: float,
+        coverage: float,
+    ) -> None:
+        """Keep what the folds are made of; ``whole`` gives them its kernel parameters."""
+        self._table, self._pairs, self._settings, self._whole = table, pairs, settings, whole
+        self._weight, self._typical_busy, self._coverage = one_unseen_weight, typical_busy, coverage
+        self._residual = pairs.log_ratio - pairs.prior
+
+    def calibrate(self, situations: Iterable[Situation]) -> Mapping[Situation, Calibration]:
+        """Calibrate the given situations; those with too few left-out pairs get the prior's, the widest there is."""
+        prior = calibrate_worst(self._by_gpu(self._prior_only()), self._coverage)
+        found: dict[Situation, Calibration] = {}
+        for situation in situations:
+            if situation is Situation.PRIOR_ONLY:
+                found[situation] = prior
+            elif situation is Situation.STATIC_ONLY:
+                found[situation] = calibrate_worst(self._by_gpu(self._static_only()), self._coverage)
+            elif situation is Situation.SEEN_GPUS:
+                parts = [LeftOut.join(self._seen_gpus())]
+                found[situation] = self._worst_or(parts, prior)
+            else:
+                found[situation] = self._worst_or(self._one_unseen_gpu(), prior)
+        return found
+
+    def _worst_or(self, parts: Sequence[LeftOut], fallback: Calibration) -> Calibration:
+        enough = [part for part in parts if len(part.log_errors) >= _MINIMUM_ERRORS]
+        return calibrate_worst(enough, self._coverage) if enough else fallback
+
+    def _fit(self, rows: npt.NDArray[np.bool_]) -> ResidualModel:
+        return ResidualModel.fit(self._pairs.features[rows], self._residual[rows], self._settings, like=self._whole)
+
+    def _seen_gpus(self) -> list[LeftOut]:
+        """Configurations left out, and workloads left out: a query may be near a known workload or not."""
+        pairs = self._pairs
+        by_configuration = grouped_folds(pairs.configuration, _CONFIGURATION_FOLDS, self._settings.seed)
+        by_workload = grouped_folds(pairs.workload, len(pairs), self._settings.seed)
+        parts = []
+        for training, held_out in (*by_configuration, *by_workload):
+            if training.sum() >= _MINIMUM_ERRORS:
+                predicted, deviation = self._fit(training).predict(pairs.features[held_out])
+                parts.append(LeftOut(predicted - self._residual[held_out], deviation))
+        return parts
+
+    def _one_unseen_gpu(self) -> list[LeftOut]:
+        """Every GPU left out in turn, with all pairs it is in."""
+        pairs = self._pairs
+        parts = []
+        for gpu in np.unique(np.concatenate([pairs.source_gpu, pairs.target_gpu])):
+            held_out = pairs.touches(int(gpu))
+            if (~held_out).sum() >= _MINIMUM_ERRORS:
+                predicted, _ = self._fit(~held_out).predict(pairs.features[held_out])
+                parts.append(LeftOut.unscaled(self._weight * predicted - self._residual[held_out]))
+        return parts
+
+    def _by_gpu(self, log_errors: FloatArray) -> list[LeftOut]:
+        """Errors of the prior, which has seen no GPU, by the GPU they come from."""
+        gpus = range(len(self._pairs.gpu_names))
+        parts = [LeftOut.unscaled(log_errors[self._pairs.touches(gpu)]) for gpu in gpus]
+        return [part for part in parts if len(part.log_errors)]
+
+    def _prior_only(self) -> FloatArray:
+        return self._residual
+
+    def _static_only(self) -> FloatArray:
+        return static_log_ratios(self._table, self._pairs, self._typical_busy) - self._pairs.log_ratio

@@ -1,0 +1,145 @@
+"""``LatencyModel``: the default predictor, log ratio = prior + residual, with intervals for the situation at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+
+from gpusonde.catalog import GpuSpec
+from gpusonde.predictor.crossgpu.features import SOURCE_FEATURE_COUNT, feature_matrix
+from gpusonde.predictor.crossgpu.fitting import Calibrator
+from gpusonde.predictor.crossgpu.measurement import LatencyPrediction, SourceMeasurement
+from gpusonde.predictor.crossgpu.novelty import GpuNeighbourhood, KnownGpu, RunNeighbourhood
+from gpusonde.predictor.crossgpu.pairs import Pairs
+from gpusonde.predictor.crossgpu.persistence import read_model, write_model
+from gpusonde.predictor.crossgpu.query import Query
+from gpusonde.predictor.crossgpu.residual import ResidualModel
+from gpusonde.predictor.crossgpu.runs_table import IndexArray, RunsTable
+from gpusonde.predictor.crossgpu.state import FittedState, ModelSettings
+
+_SHIPPED = "shipped/latency_model.zip"
+_MINIMUM_PAIRS = 30
+
+
+class NotFittedError(RuntimeError):
+    """A model that predicts before it was fitted or loaded."""
+
+
+class TooFewRunsError(ValueError):
+    """A runs table with too few pairs of runs to fit a model on."""
+
+
+class LatencyModel:
+    """Predicts epoch latency on target GPUs from one run's measurement on a source GPU."""
+
+    def __init__(
+        self, settings: ModelSettings | None = None, *, state: FittedState | None = None, version: str = "unsaved"
+    ) -> None:
+        """Make an unfitted model, or one with a state that was fitted before."""
+        self.settings = settings or ModelSettings()
+        self._state = state
+        self._version = version
+
+    @property
+    def version(self) -> str:
+        """Name of the fitted content; ``unsaved`` until the model has been saved or loaded."""
+        return self._version
+
+    @property
+    def state(self) -> FittedState:
+        """The fitted state.
+
+        Raises:
+            NotFittedError: There is none yet.
+        """
+        if self._state is None:
+            raise NotFittedError("the model is not fitted; call fit(), load() or shipped() first")
+        return self._state
+
+    def fit(self, runs: RunsTable, *, pairs: tuple[IndexArray, IndexArray] | None = None) -> LatencyModel:
+        """Fit to measured runs.
+
+        Args:
+            runs: Configurations must have run on at least two GPUs to count.
+            pairs: Fit to these pairs only: positions of the source runs and of the target runs, each of shape (n,).
+
+        Returns:
+            The model itself.
+
+        Raises:
+            TooFewRunsError: Fewer than 30 pairs of runs share a configuration.
+        """
+        chosen = Pairs.of(runs, pairs)
+        if len(chosen) < _MINIMUM_PAIRS:
+            raise TooFewRunsError(
+                f"{len(chosen)} pairs of runs share a configuration on two GPUs; at least {_MINIMUM_PAIRS} are needed: "
+                "add runs of the same workloads on other GPUs"
+            )
+        settings = self.settings
+        used = runs.subset(np.union1d(chosen.source, chosen.target))
+        residual = ResidualModel.fit(chosen.features, chosen.log_ratio - chosen.prior, settings.residual)
+        typical_busy = float(np.mean([run.metrics["gpu_utilization"].mean for run in used.runs]))
+        calibrator = Calibrator(
+            runs, chosen, settings.residual, residual,
+            one_unseen_weight=settings.one_unseen_weight, typical_busy=typical_busy, coverage=settings.coverage,
+        )  # fmt: skip
+        own = np.concatenate([feature_matrix(run.measurement(), [run.gpu]) for run in used.runs])
+        self._state = FittedState(
+            residual=residual,
+            calibrations=calibrator.calibrate(settings.situations),
+            runs=RunNeighbourhood.fit(own[:, :SOURCE_FEATURE_COUNT], [run.configuration.model for run in used.runs]),
+            gpus=GpuNeighbourhood(tuple({run.gpu.name: KnownGpu.of(run.gpu) for run in used.runs}.values())),
+            typical_busy=typical_busy,
+        )
+        self._version = "unsaved"
+        return self
+
+    def predict(self, source: SourceMeasurement, targets: Sequence[GpuSpec]) -> list[LatencyPrediction]:
+        """Predict the epoch latency on each target.
+
+        Returns:
+            One prediction per target, in order. A target that cannot be predicted has status ``unsupported_gpu`` and
+            NaN latencies; the others are not affected.
+
+        Raises:
+            NotFittedError: The model is neither fitted nor loaded.
+        """
+        return Query(self.settings, self.state, self._version, source).predict(targets)
+
+    def save(self, path: str | Path) -> str:
+        """Write the model into one file, atomically, without pickle.
+
+        Returns:
+            The version, which is also this model's from now on.
+
+        Raises:
+            NotFittedError: There is nothing to save.
+            OSError: The file cannot be written.
+        """
+        self._version = write_model(path, self.settings, self.state)
+        return self._version
+
+    @classmethod
+    def load(cls, path: str | Path) -> LatencyModel:
+        """Read a model that :meth:`save` wrote.
+
+        Raises:
+            ModelFileError: The file is none, is damaged, or is of a version that this program does not read.
+            OSError: The file cannot be read.
+        """
+        settings, state, version = read_model(Path(path).read_bytes(), str(path))
+        return cls(settings, state=state, version=version)
+
+    @classmethod
+    def shipped(cls) -> LatencyModel:
+        """The model that comes with the package; ``MODEL_CARD.md`` beside it says what it was fitted on.
+
+        Raises:
+            ModelFileError: The installation is damaged.
+        """
+        resource = files("gpusonde.predictor.crossgpu").joinpath(_SHIPPED)
+        settings, state, version = read_model(resource.read_bytes(), str(resource))
+        return cls(settings, state=state, version=version)

@@ -1,0 +1,142 @@
+"""How unlike the runs a model was fitted on a run is, and how unlike its GPUs a GPU is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from gpusonde.catalog import GpuSpec
+
+FloatArray = npt.NDArray[np.float64]
+
+# Error of the prior on architectures outside of the fitted range against that inside it: two to three times as large on
+# Kepler and Maxwell (docs/latency_prediction.md). Newer ones are not known to be any better.
+_OTHER_ARCHITECTURE = 2.0
+
+# The same chip under another name: V100 SXM2 with 32 GB behaves as the one with 16 GB.
+_SAME_CHIP = 0.03
+
+
+@dataclass(frozen=True)
+class RunNeighbourhood:
+    """The runs a model was fitted on, as points.
+
+    Attributes:
+        center: Feature means, shape (features,).
+        spread: Feature standard deviations, shape (features,).
+        points: Standardised source features of the runs, shape (runs, features).
+        usual_distance: Distance to the nearest run of another workload that 99 % of the runs keep below.
+    """
+
+    center: FloatArray
+    spread: FloatArray
+    points: FloatArray
+    usual_distance: float
+
+    @classmethod
+    def fit(cls, x: FloatArray, workloads: Sequence[object]) -> RunNeighbourhood:
+        """Fit to the runs' source features.
+
+        Args:
+            x: Shape (runs, features).
+            workloads: Which workload each run is of; runs of the same one do not count as neighbours.
+        """
+        center, spread = x.mean(axis=0), x.std(axis=0)
+        spread = np.where(spread > 1e-9, spread, 1.0)
+        points = ((x - center) / spread).astype(np.float32).astype(np.float64)
+        labels = np.unique([str(workload) for workload in workloads], return_inverse=True)[1]
+        distances = _distances(points, points)
+        distances[labels[:, None] == labels[None, :]] = np.inf
+        nearest = distances.min(axis=1)
+        finite = nearest[np.isfinite(nearest)]
+        usual = float(np.quantile(finite, 0.99)) if finite.size else 1.0
+        return cls(center, spread, points, usual)
+
+    def novelty(self, source_features: FloatArray) -> float:
+        """Distance to the nearest run, 1 being as far as a new workload usually is.
+
+        Args:
+            source_features: Shape (features,).
+        """
+        point = (source_features - self.center) / self.spread
+        return float(_distances(point[None, :], self.points).min()) / self.usual_distance
+
+
+@dataclass(frozen=True)
+class KnownGpu:
+    """A GPU a model was fitted on, as far as telling other GPUs from it needs.
+
+    Attributes:
+        name: Canonical name.
+        compute_capability: CUDA compute capability.
+        sm_count: Streaming multiprocessors.
+        fp32_tflops: Peak FP32.
+        memory_bandwidth_bytes_per_second: Peak of the memory bus.
+    """
+
+    name: str
+    compute_capability: float
+    sm_count: int
+    fp32_tflops: float
+    memory_bandwidth_bytes_per_second: float
+
+    @classmethod
+    def of(cls, gpu: GpuSpec) -> KnownGpu:
+        """Take the figures from a data sheet."""
+        return cls(
+            name=gpu.name,
+            compute_capability=gpu.compute_capability,
+            sm_count=gpu.sm_count,
+            fp32_tflops=gpu.fp32_tflops,
+            memory_bandwidth_bytes_per_second=gpu.memory_bandwidth_bytes_per_second,
+        )
+
+    def distance(self, gpu: GpuSpec | KnownGpu) -> float:
+        """Euclidean distance of the logarithms of FP32 rate and memory bandwidth."""
+        return math.hypot(
+            math.log(self.fp32_tflops / gpu.fp32_tflops),
+            math.log(self.memory_bandwidth_bytes_per_second / gpu.memory_bandwidth_bytes_per_second),
+        )
+
+    def is_chip_of(self, gpu: GpuSpec) -> bool:
+        """Whether ``gpu`` is the same chip at practically the same rates."""
+        return gpu.sm_count == self.sm_count and self.distance(gpu) < _SAME_CHIP
+
+
+@dataclass(frozen=True)
+class GpuNeighbourhood:
+    """The GPUs a model was fitted on."""
+
+    gpus: tuple[KnownGpu, ...]
+
+    def seen(self, gpu: GpuSpec) -> bool:
+        """Whether the model was fitted on this chip."""
+        return any(known.is_chip_of(gpu) for known in self.gpus)
+
+    def widening(self, gpu: GpuSpec) -> float:
+        """Factor, at least 1, by which intervals calibrated on left-out GPUs are too narrow for this one.
+
+        Leaving one GPU out shows errors at the distances between the fitted ones; a GPU further away from all of them
+        than any is from its nearest gets its interval widened in proportion, and one of an architecture older or newer
+        than all of them by a factor of its own.
+        """
+        capabilities = [known.compute_capability for known in self.gpus]
+        inside = min(capabilities) <= gpu.compute_capability <= max(capabilities)
+        return self._distance_factor(gpu) * (1.0 if inside else _OTHER_ARCHITECTURE)
+
+    def _distance_factor(self, gpu: GpuSpec) -> float:
+        if len(self.gpus) < 2:
+            return 2.0
+        usual = max(min(known.distance(other) for other in self.gpus if other is not known) for known in self.gpus)
+        return max(1.0, min(known.distance(gpu) for known in self.gpus) / max(usual, 1e-6))
+
+
+def _distances(a: FloatArray, b: FloatArray) -> FloatArray:
+    """Root mean square difference per feature, shape (len(a), len(b))."""
+    squares = np.einsum("ij,ij->i", a, a)[:, None] + np.einsum("ij,ij->i", b, b)[None, :] - 2.0 * (a @ b.T)
+    distances: FloatArray = np.sqrt(np.maximum(squares, 0.0) / a.shape[1])
+    return distances

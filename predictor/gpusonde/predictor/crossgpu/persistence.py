@@ -1,0 +1,292 @@
+"""Model files: a zip of one JSON document and raw arrays, without pickle, checked before use, written atomically.
+
+Arrays are little-endian bytes whose type and shape stand in the document: nothing has to be parsed, so nothing in a
+foreign file can be made to run or to ask for more memory than the file is allowed to hold.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import math
+import os
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpusonde.predictor.crossgpu.conformal import Calibration, Situation
+from gpusonde.predictor.crossgpu.features import FEATURES, SOURCE_FEATURE_COUNT
+from gpusonde.predictor.crossgpu.gaussian_process import GaussianProcess
+from gpusonde.predictor.crossgpu.novelty import GpuNeighbourhood, KnownGpu, RunNeighbourhood
+from gpusonde.predictor.crossgpu.residual import ResidualModel, ResidualSettings
+from gpusonde.predictor.crossgpu.state import FittedState, ModelSettings
+from gpusonde.predictor.crossgpu.trees import ObliviousTrees
+
+FORMAT = "gpusonde cross-GPU latency model"
+FORMAT_VERSION = 1
+
+_MAXIMUM_FILE_BYTES = 64 << 20
+_MAXIMUM_MANIFEST_BYTES = 4 << 20
+_MAXIMUM_ARRAYS_BYTES = 256 << 20
+_MANIFEST, _ARRAYS = "manifest.json", "arrays.bin"
+# A fixed time stamp: the same model gives the same file, byte for byte.
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+
+class ModelFileError(ValueError):
+    """A file that is no model, is damaged, or was written by another version."""
+
+    def __init__(self, path: str, problem: str) -> None:
+        """Keep the path; ``problem`` says what is wrong and what to do."""
+        self.path = path
+        super().__init__(f"{path}: {problem}")
+
+
+def write_model(path: str | Path, settings: ModelSettings, state: FittedState) -> str:
+    """Write a model, replacing an older file only once the new one is complete and on disk.
+
+    Returns:
+        The model's version: the format's and a digest of its content.
+    """
+    path = Path(path)
+    content, version = encode_model(settings, state)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        # mkstemp's files are private; a model is for whoever may read the folder.
+        Path(name).chmod(0o644)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+    return version
+
+
+def encode_model(settings: ModelSettings, state: FittedState) -> tuple[bytes, str]:
+    """The bytes of a model file, and the model's version."""
+    arrays = _arrays(state)
+    array_bytes = b"".join(arrays[name].astype(dtype).tobytes() for name, dtype in _ARRAY_TYPES.items())
+    manifest = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "features": list(FEATURES),
+        "settings": {
+            "residual": asdict(settings.residual),
+            "coverage": settings.coverage,
+            "one_unseen_weight": settings.one_unseen_weight,
+            "situations": [situation.name for situation in settings.situations],
+        },
+        "process": {name: getattr(state.residual.process, name) for name in ("length", "amplitude", "noise")},
+        "trees": {"bias": state.residual.trees.bias},
+        "calibrations": {situation.name: asdict(value) for situation, value in state.calibrations.items()},
+        "runs": {"usual_distance": state.runs.usual_distance},
+        "gpus": [asdict(gpu) for gpu in state.gpus.gpus],
+        "typical_busy": state.typical_busy,
+        "array_shapes": {name: list(array.shape) for name, array in arrays.items()},
+        "arrays_sha256": hashlib.sha256(array_bytes).hexdigest(),
+    }
+    digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+    manifest["sha256"] = digest
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        _add(archive, _MANIFEST, json.dumps(manifest, indent=1, sort_keys=True).encode())
+        _add(archive, _ARRAYS, array_bytes)
+    return file.getvalue(), _version(digest)
+
+
+def read_model(content: bytes, path: str) -> tuple[ModelSettings, FittedState, str]:
+    """Read a model.
+
+    Args:
+        content: The file's bytes.
+        path: Where they come from, for error messages.
+
+    Returns:
+        Settings, state and version.
+
+    Raises:
+        ModelFileError: The bytes are no model that this program reads.
+    """
+    if len(content) > _MAXIMUM_FILE_BYTES:
+        raise ModelFileError(path, f"larger than {_MAXIMUM_FILE_BYTES >> 20} MiB, no latency model")
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            manifest_bytes = _member(archive, _MANIFEST, _MAXIMUM_MANIFEST_BYTES, path)
+            array_bytes = _member(archive, _ARRAYS, _MAXIMUM_ARRAYS_BYTES, path)
+        manifest = json.loads(manifest_bytes)
+    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError, RuntimeError) as error:
+        if isinstance(error, ModelFileError):
+            raise
+        raise ModelFileError(
+            path, f"not a latency model, or damaged ({error}); make one with 'gpusonde train'"
+        ) from error
+    digest = _check(manifest, array_bytes, path)
+    try:
+        arrays = _unpack(array_bytes, manifest["array_shapes"], path)
+        return _settings(manifest), _state(manifest, arrays, path), _version(digest)
+    except ModelFileError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ModelFileError(path, f"damaged: {type(error).__name__} {error}; restore or fit it again") from error
+
+
+# Every array, in the order they are stored.
+_ARRAY_TYPES = {
+    "process_center": "<f8",
+    "process_spread": "<f8",
+    "process_points": "<f4",
+    "process_weights": "<f8",
+    "trees_feature": "<i2",
+    "trees_border": "<f4",
+    "trees_leaves": "<f4",
+    "runs_center": "<f8",
+    "runs_spread": "<f8",
+    "runs_points": "<f4",
+}
+
+
+def _arrays(state: FittedState) -> dict[str, npt.NDArray[Any]]:
+    process, trees, runs = state.residual.process, state.residual.trees, state.runs
+    return {
+        "process_center": process.center,
+        "process_spread": process.spread,
+        "process_points": process.points,
+        "process_weights": process.weights,
+        "trees_feature": trees.feature,
+        "trees_border": trees.border,
+        "trees_leaves": trees.leaves,
+        "runs_center": runs.center,
+        "runs_spread": runs.spread,
+        "runs_points": runs.points,
+    }
+
+
+def _check(manifest: Any, array_bytes: bytes, path: str) -> str:
+    """Check that the manifest is ours, complete and unchanged; return its digest."""
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise ModelFileError(path, "not a gpusonde latency model; make one with 'gpusonde train'")
+    if manifest.get("format_version") != FORMAT_VERSION:
+        raise ModelFileError(
+            path,
+            f"format version {manifest.get('format_version')}, this program reads {FORMAT_VERSION}: "
+            "fit it again with 'gpusonde train'",
+        )
+    digest = manifest.pop("sha256", None)
+    if digest != hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest():
+        raise ModelFileError(path, "damaged: the manifest does not match its checksum; restore or fit it again")
+    if manifest.get("arrays_sha256") != hashlib.sha256(array_bytes).hexdigest():
+        raise ModelFileError(path, "damaged: the arrays do not match their checksum; restore or fit it again")
+    if manifest.get("features") != list(FEATURES):
+        raise ModelFileError(path, "made for other features than this program computes: fit it again")
+    return str(digest)
+
+
+def _settings(manifest: Mapping[str, Any]) -> ModelSettings:
+    stored = manifest["settings"]
+    return ModelSettings(
+        residual=ResidualSettings(**stored["residual"]),
+        coverage=float(stored["coverage"]),
+        one_unseen_weight=float(stored["one_unseen_weight"]),
+        situations=tuple(Situation[name] for name in stored["situations"]),
+    )
+
+
+def _state(manifest: Mapping[str, Any], arrays: Arrays, path: str) -> FittedState:
+    features, own = len(FEATURES), SOURCE_FEATURE_COUNT
+    points, feature, border, leaves = (
+        arrays[name] for name in ("process_points", "trees_feature", "trees_border", "trees_leaves")
+    )
+    consistent = (
+        arrays["process_center"].shape == arrays["process_spread"].shape == (features,)
+        and points.shape == (arrays["process_weights"].size, features)
+        and feature.shape == border.shape
+        and leaves.shape == (feature.shape[0], 1 << feature.shape[1])
+        and (feature.size == 0 or (feature.min() >= 0 and feature.max() < features))
+        and arrays["runs_center"].shape == arrays["runs_spread"].shape == (own,)
+        and arrays["runs_points"].shape[1] == own
+    )
+    numbers = [
+        *(manifest["process"][name] for name in ("length", "amplitude", "noise")),
+        manifest["trees"]["bias"],
+        manifest["runs"]["usual_distance"],
+        manifest["typical_busy"],
+    ]
+    if not consistent or not all(math.isfinite(number) for number in numbers):
+        raise ModelFileError(path, "damaged: its parts do not fit together; restore or fit it again")
+    process = GaussianProcess(
+        center=arrays["process_center"], spread=arrays["process_spread"], points=points.astype(np.float64),
+        weights=arrays["process_weights"], **manifest["process"],
+    )  # fmt: skip
+    return FittedState(
+        residual=ResidualModel(process, ObliviousTrees(feature, border, leaves, float(manifest["trees"]["bias"]))),
+        calibrations={Situation[name]: Calibration(**value) for name, value in manifest["calibrations"].items()},
+        runs=RunNeighbourhood(
+            center=arrays["runs_center"], spread=arrays["runs_spread"],
+            points=arrays["runs_points"].astype(np.float64), usual_distance=float(manifest["runs"]["usual_distance"]),
+        ),
+        gpus=GpuNeighbourhood(tuple(KnownGpu(**gpu) for gpu in manifest["gpus"])),
+        typical_busy=float(manifest["typical_busy"]),
+    )  # fmt: skip
+
+
+def _unpack(content: bytes, shapes: Mapping[str, list[int]], path: str) -> Arrays:
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    offset = 0
+    for name, dtype in _ARRAY_TYPES.items():
+        shape = [int(size) for size in shapes[name]]
+        if not 1 <= len(shape) <= 2 or min(shape) < 0:
+            raise ModelFileError(path, f"damaged: array {name} has shape {shape}")
+        size = math.prod(shape)
+        array = np.frombuffer(content, dtype=dtype, count=size, offset=offset).reshape(shape)
+        offset += array.nbytes
+        # A tree that ends early has infinite borders; nothing else may be other than a number.
+        if np.isnan(array).any() or (name != "trees_border" and np.isinf(array).any()):
+            raise ModelFileError(path, f"damaged: array {name} holds values that are no numbers")
+        arrays[name] = array.astype(array.dtype.newbyteorder("="))
+    if offset != len(content):
+        raise ModelFileError(path, f"damaged: {len(content) - offset} bytes behind the last array")
+    return arrays
+
+
+def _member(archive: zipfile.ZipFile, name: str, limit: int, path: str) -> bytes:
+    try:
+        info = archive.getinfo(name)
+    except KeyError:
+        raise ModelFileError(path, f"not a latency model: it holds no {name}; make one with 'gpusonde train'") from None
+    if info.file_size > limit:
+        raise ModelFileError(path, f"{name} unpacks to more than {limit >> 20} MiB, no latency model")
+    with archive.open(info) as member:
+        content = member.read(limit + 1)
+    if len(content) > limit:
+        raise ModelFileError(path, f"{name} unpacks to more than {limit >> 20} MiB, no latency model")
+    return content
+
+
+def _add(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
+    info = zipfile.ZipInfo(name, date_time=_EPOCH)
+    info.compress_type = zipfile.ZIP_DEFLATED
+    info.external_attr = 0o644 << 16
+    archive.writestr(info, content)
+
+
+def _version(digest: str) -> str:
+    return f"crossgpu-{FORMAT_VERSION}-{digest[:12]}"

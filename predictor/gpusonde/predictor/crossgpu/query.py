@@ -1,0 +1,190 @@
+"""Answering one query: the level its metrics allow, the situation of each target, the number and its interval."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+import numpy.typing as npt
+
+from gpusonde.catalog import GpuSpec
+from gpusonde.predictor.crossgpu.conformal import Situation
+from gpusonde.predictor.crossgpu.features import REQUIRED_METRICS, SOURCE_FEATURE_COUNT, feature_matrix
+from gpusonde.predictor.crossgpu.measurement import LatencyPrediction, MeasurementError, SourceMeasurement
+from gpusonde.predictor.crossgpu.prior import MetricLevel, Roofline, log_latency_ratio, metric_level, roofline
+from gpusonde.predictor.crossgpu.state import FittedState, ModelSettings
+
+FloatArray = npt.NDArray[np.float64]
+
+_MINIMUM_EPOCHS = 2
+# Beyond this many usual distances the learned part has nothing to say about a run.
+_NOVELTY_LIMIT = 2.0
+_MAXIMUM_NOVELTY_WIDENING = 3.0
+_MEASURED = "measured"
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """Log ratio to the source's latency, with what is to be said about it."""
+
+    log_ratio: float
+    half_width: float
+    method: str
+    extrapolated: bool
+    reasons: tuple[str, ...]
+
+
+class Query:
+    """One measurement put to one fitted model."""
+
+    def __init__(self, settings: ModelSettings, state: FittedState, version: str, source: SourceMeasurement) -> None:
+        """Keep the question."""
+        self._settings, self._state, self._version, self._source = settings, state, version, source
+
+    def predict(self, targets: Sequence[GpuSpec]) -> list[LatencyPrediction]:
+        """Answer for each target, in order."""
+        answers: dict[int, _Answer] = {}
+        level = metric_level(self._source, REQUIRED_METRICS)
+        others = [index for index, target in enumerate(targets) if target.name != self._source.gpu.name]
+        if level is MetricLevel.NVIDIA_SMI:
+            answers = self._with_residual([(index, targets[index]) for index in others])
+        predictions = []
+        for index, target in enumerate(targets):
+            if target.name == self._source.gpu.name:
+                answer = _Answer(0.0, 0.0, _MEASURED, False, ())
+            else:
+                try:
+                    answer = answers.get(index) or self._prior_only(target, level)
+                except ValueError as error:
+                    predictions.append(self._unsupported(target, str(error)))
+                    continue
+            predictions.append(self._prediction(target, answer))
+        return predictions
+
+    def _with_residual(self, targets: Sequence[tuple[int, GpuSpec]]) -> dict[int, _Answer]:
+        """Answers for the targets that the learned part can say something about, by their index."""
+        state, source = self._state, self._source
+        unseen_source = not state.gpus.seen(source.gpu)
+        usable, rows = [], []
+        for index, target in targets:
+            unseen = unseen_source + (not state.gpus.seen(target))
+            if unseen > 1:
+                continue
+            try:
+                rows.append(feature_matrix(source, [target]))
+            except MeasurementError:
+                continue  # a figure is unknown: the prior, which needs fewer, answers or says what is missing
+            usable.append((index, target, unseen))
+        if not usable:
+            return {}
+        features = np.concatenate(rows)
+        residuals, deviations = state.residual.predict(features)
+        novelty = state.runs.novelty(features[0, :SOURCE_FEATURE_COUNT])
+        line = roofline(source, MetricLevel.NVIDIA_SMI)
+        answers = {}
+        for (index, target, unseen), residual, deviation in zip(
+            usable, residuals.tolist(), deviations.tolist(), strict=True
+        ):
+            answers[index] = self._learned(target, line, unseen, residual, deviation, novelty)
+        return answers
+
+    def _learned(
+        self, target: GpuSpec, line: Roofline, unseen: int, residual: float, deviation: float, novelty: float
+    ) -> _Answer:
+        settings, calibrations = self._settings, self._state.calibrations
+        weight = settings.one_unseen_weight if unseen else 1.0
+        reasons = []
+        if unseen:
+            half_width = calibrations[Situation.ONE_UNSEEN_GPU].quantile
+            half_width *= self._widening(target)
+            reasons.append(self._unseen_reason(target))
+        else:
+            half_width = calibrations[Situation.SEEN_GPUS].quantile * deviation
+        if novelty > 1.0:
+            weight *= max(0.0, (_NOVELTY_LIMIT - novelty) / (_NOVELTY_LIMIT - 1.0))
+            half_width = max(half_width, calibrations[Situation.PRIOR_ONLY].quantile)
+            half_width *= min(novelty, _MAXIMUM_NOVELTY_WIDENING)
+            reasons.append(
+                f"the run's metrics are {novelty:.1f} times as far from the fitted runs as a new workload usually is"
+            )
+        log_ratio = log_latency_ratio(self._source, target, line) + weight * residual
+        method = "prior + residual" if weight > 0 else "prior only"
+        return _Answer(log_ratio, half_width, method, bool(reasons), tuple(reasons))
+
+    def _prior_only(self, target: GpuSpec, level: MetricLevel) -> _Answer:
+        """The prior alone: neither GPU was seen, or the metrics do not suffice for more.
+
+        Raises:
+            ValueError: A peak rate of one of the GPUs is not known.
+        """
+        state, source = self._state, self._source
+        if "dram_active" in source.metrics and level is MetricLevel.NVIDIA_SMI:
+            # Nothing learned applies, so the metrics that split the work between memory and compute decide.
+            level = metric_level(source, ("",))
+        static = level is MetricLevel.STATIC
+        line = Roofline(state.typical_busy) if static else roofline(source, level)
+        log_ratio = log_latency_ratio(source, target, line)
+        half_width = state.calibrations[Situation.STATIC_ONLY if static else Situation.PRIOR_ONLY].quantile
+        reasons = []
+        seen = state.gpus.seen(source.gpu) and state.gpus.seen(target)
+        if not seen:
+            half_width *= self._widening(target)
+            reasons.append(self._unseen_reason(target))
+        missing = [name for name in REQUIRED_METRICS if name not in source.metrics]
+        if missing:
+            reasons.append(f"no {', '.join(missing)} from the source, so nothing learned applies")
+        if level is MetricLevel.DCGM:
+            # No measurement tells how good this level is: as wide as if nothing dynamic were known.
+            half_width = max(half_width, state.calibrations[Situation.STATIC_ONLY].quantile)
+            reasons.append("weights from DCGM activity metrics are unvalidated")
+        method = f"prior only, {level.value}" if level is not MetricLevel.NVIDIA_SMI else "prior only"
+        return _Answer(log_ratio, half_width, method, not seen or level is MetricLevel.DCGM, tuple(reasons))
+
+    def _widening(self, target: GpuSpec) -> float:
+        gpus = self._state.gpus
+        return max(gpus.widening(gpu) for gpu in (self._source.gpu, target) if not gpus.seen(gpu))
+
+    def _unseen_reason(self, target: GpuSpec) -> str:
+        unseen = [gpu.name for gpu in (self._source.gpu, target) if not self._state.gpus.seen(gpu)]
+        return f"the model was not fitted on {' and '.join(unseen)}"
+
+    def _prediction(self, target: GpuSpec, answer: _Answer) -> LatencyPrediction:
+        source, settings = self._source, self._settings
+        normal = NormalDist().inv_cdf(0.5 + settings.coverage / 2)
+        # The detector's error and the model's are independent; both are about normal in log space.
+        half_width = math.hypot(answer.half_width, normal * source.epoch_latency_relative_error)
+        latency = source.epoch_latency_s * math.exp(answer.log_ratio)
+        status = "extrapolated" if answer.extrapolated else "ok"
+        reasons = answer.reasons
+        if source.epoch_count is not None and source.epoch_count < _MINIMUM_EPOCHS:
+            status = "insufficient_epochs"
+            reasons = (f"the source's latency comes from {source.epoch_count} whole epochs, fewer than two", *reasons)
+        return LatencyPrediction(
+            target_gpu=target.name,
+            epoch_latency_s=latency,
+            epoch_latency_low_s=latency * math.exp(-half_width),
+            epoch_latency_high_s=latency * math.exp(half_width),
+            interval_coverage=settings.coverage,
+            status=status,
+            extrapolated=answer.extrapolated,
+            method=answer.method,
+            reason="; ".join(reasons),
+            model_version=self._version,
+        )
+
+    def _unsupported(self, target: GpuSpec, reason: str) -> LatencyPrediction:
+        return LatencyPrediction(
+            target_gpu=target.name,
+            epoch_latency_s=math.nan,
+            epoch_latency_low_s=math.nan,
+            epoch_latency_high_s=math.nan,
+            interval_coverage=self._settings.coverage,
+            status="unsupported_gpu",
+            extrapolated=True,
+            method="none",
+            reason=reason,
+            model_version=self._version,
+        )

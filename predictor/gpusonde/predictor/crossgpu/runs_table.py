@@ -1,0 +1,289 @@
+"""``read_runs``: tables of training runs, one row per run, with metric aggregates and the measured epoch latency."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gpusonde.catalog import GpuCatalog, GpuSpec, UnknownGpuError, load_gpus
+from gpusonde.predictor.crossgpu.columns import (
+    AGGREGATES,
+    CONFIGURATION_COLUMNS,
+    GPU_COLUMNS,
+    LATENCY_COLUMN,
+    STATISTICS,
+    UnknownColumnError,
+    classify_columns,
+    recomputed_memory_bandwidth,
+)
+from gpusonde.predictor.crossgpu.measurement import MetricDistribution, SourceMeasurement
+from gpusonde.telemetry import METRIC_BY_NAME
+
+IndexArray = npt.NDArray[np.intp]
+
+_MAXIMUM_BYTES = 256 << 20
+_MAXIMUM_ROWS = 200_000
+
+
+class RunsTableError(ValueError):
+    """A table that cannot be read as runs.
+
+    Attributes:
+        path: The file.
+        line: Line in it, 1 is the heading; 0 when the whole file is meant.
+        field: Column, empty when none is meant.
+    """
+
+    def __init__(self, path: str | Path, line: int, field: str, problem: str) -> None:
+        """Keep where the problem is; ``problem`` says what it is and what to do."""
+        self.path, self.line, self.field = str(path), line, field
+        where = f"{self.path}:{line}: " if line else f"{self.path}: "
+        super().__init__(f"{where}{f'field {field!r}: ' if field else ''}{problem}")
+
+
+class Configuration(NamedTuple):
+    """Identity of a workload: runs with the same one differ only in where they ran. Never a feature of a model."""
+
+    model: str
+    batch_size: str
+    image_size: str
+    sample_count: str
+
+
+@dataclass(frozen=True)
+class Run:
+    """One row of a runs table.
+
+    Attributes:
+        row: Number of the data row, 0 is the first.
+        line: Line in the file.
+        instance: Instance type or host label of the row.
+        gpu: GPU it ran on.
+        configuration: Which workload it was.
+        epoch_latency_s: Measured mean seconds per epoch.
+        metrics: Metric name -> distribution, in the catalogue's units.
+        static_attributes: Figures of the device as the row gives them, named as ``GpuSpec``'s.
+        detected_epoch_latency_s: What the run says of itself as a source: the measured latency, or a detector's.
+        epoch_latency_relative_error: Standard error of the latter as a ratio.
+    """
+
+    row: int
+    line: int
+    instance: str
+    gpu: GpuSpec
+    configuration: Configuration
+    epoch_latency_s: float
+    metrics: Mapping[str, MetricDistribution]
+    static_attributes: Mapping[str, float]
+    detected_epoch_latency_s: float
+    epoch_latency_relative_error: float = 0.0
+
+    def measurement(self) -> SourceMeasurement:
+        """The run as the source of a prediction."""
+        return SourceMeasurement(
+            gpu=self.gpu,
+            epoch_latency_s=self.detected_epoch_latency_s,
+            metrics=self.metrics,
+            epoch_latency_relative_error=self.epoch_latency_relative_error,
+            static_attributes=self.static_attributes,
+        )
+
+
+@dataclass(frozen=True)
+class RunsTable:
+    """Runs of workloads on GPUs, the material models are fitted on."""
+
+    runs: tuple[Run, ...]
+
+    def __len__(self) -> int:
+        return len(self.runs)
+
+    @property
+    def gpu_names(self) -> tuple[str, ...]:
+        """Canonical names of the GPUs that occur, sorted."""
+        return tuple(sorted({run.gpu.name for run in self.runs}))
+
+    def run(self, row: int) -> Run:
+        """The run of data row ``row`` (0 is the first).
+
+        Raises:
+            IndexError: There is no such row; the message gives the range.
+        """
+        if not 0 <= row < len(self.runs):
+            raise IndexError(f"row {row} does not exist: the table has rows 0..{len(self.runs) - 1}")
+        return self.runs[row]
+
+    def counterparts(self, row: int) -> list[Run]:
+        """Other runs of the same configuration on other GPUs: what predictions from ``row`` can be checked against."""
+        chosen = self.run(row)
+        return [
+            run for run in self.runs if run.configuration == chosen.configuration and run.gpu.name != chosen.gpu.name
+        ]
+
+    def pairs(self) -> tuple[IndexArray, IndexArray]:
+        """Every ordered pair of runs of one configuration on two different GPUs.
+
+        Returns:
+            Indices of the source runs and of the target runs, each of shape (pairs,).
+        """
+        groups: dict[Configuration, list[int]] = defaultdict(list)
+        for index, run in enumerate(self.runs):
+            groups[run.configuration].append(index)
+        pairs = [
+            (i, j)
+            for group in groups.values()
+            for i in group
+            for j in group
+            if self.runs[i].gpu.name != self.runs[j].gpu.name
+        ]
+        table = np.array(pairs, dtype=np.intp).reshape(-1, 2)
+        return table[:, 0], table[:, 1]
+
+    def subset(self, indices: Iterable[int]) -> RunsTable:
+        """The runs at the given positions."""
+        return RunsTable(tuple(self.runs[index] for index in indices))
+
+
+def read_runs(path: str | Path, *, gpus: GpuCatalog | None = None) -> RunsTable:
+    """Read a runs table from CSV.
+
+    Columns are those of the hardware-metrics authors' table (nvidia-smi aggregates ``NAME_mean``, ``_std``, ``_min``,
+    ``_25``, ``_50``, ``_75``, ``_max``; deviceQuery figures) or the same aggregates of our own metric names, in our
+    units (``dram_active_mean``). Percent become ratios and MiB bytes; memory bandwidth is recomputed from clock and bus
+    width, because the table's own column is wrong for the P100.
+
+    Args:
+        path: CSV file with a heading.
+        gpus: Catalogue to look the GPUs up in; the one that is shipped when left out.
+
+    Raises:
+        RunsTableError: The file is no such table; says which line and field, and what to do.
+        OSError: The file cannot be read.
+    """
+    path = Path(path)
+    if path.stat().st_size > _MAXIMUM_BYTES:
+        raise RunsTableError(path, 0, "", f"larger than {_MAXIMUM_BYTES >> 20} MiB; split it")
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            rows = list(csv.reader(file))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise RunsTableError(path, 0, "", f"not a CSV text file ({error})") from error
+    if not rows or not any(rows[0]):
+        raise RunsTableError(path, 1, "", "empty file; a heading with the column names is needed")
+    if len(rows) - 1 > _MAXIMUM_ROWS:
+        raise RunsTableError(path, 0, "", f"more than {_MAXIMUM_ROWS} rows; split it")
+    return _Reader(path, rows[0], gpus or load_gpus()).read(rows[1:])
+
+
+class _Reader:
+    """Reads the rows of one file whose heading is known."""
+
+    def __init__(self, path: Path, heading: Sequence[str], gpus: GpuCatalog) -> None:
+        self._path, self._gpus = path, gpus
+        try:
+            self._columns = classify_columns(heading)
+        except UnknownColumnError as error:
+            raise RunsTableError(path, 1, error.column, error.problem) from error
+        self._width = len(heading)
+        self._resolved: dict[tuple[str, float], GpuSpec] = {}
+
+    def read(self, rows: Sequence[Sequence[str]]) -> RunsTable:
+        runs: list[Run] = []
+        for offset, row in enumerate(rows):
+            line = offset + 2
+            if not row:
+                continue
+            if len(row) != self._width:
+                raise RunsTableError(
+                    self._path, line, "", f"{len(row)} fields where the heading has {self._width}: a truncated line?"
+                )
+            runs.append(self._run(len(runs), line, row))
+        if not runs:
+            raise RunsTableError(self._path, 0, "", "the table has a heading but no runs")
+        self._refuse_ratios_for_percent(runs)
+        return RunsTable(tuple(runs))
+
+    def _run(self, number: int, line: int, row: Sequence[str]) -> Run:
+        columns = self._columns
+        latency = self._number(line, row, LATENCY_COLUMN)
+        if latency <= 0:
+            raise RunsTableError(
+                self._path,
+                line,
+                LATENCY_COLUMN,
+                f"{latency:g} s is no epoch latency; remove the row or measure it again",
+            )
+        static = self._static(line, row)
+        identity = [row[columns.position[name]].strip() for name in CONFIGURATION_COLUMNS]
+        return Run(
+            row=number,
+            line=line,
+            instance=row[columns.position["Instances"]].strip() if "Instances" in columns.position else "",
+            gpu=self._gpu(line, row, static.get("memory_bytes", 0.0)),
+            configuration=Configuration(*identity),
+            epoch_latency_s=latency,
+            metrics=MappingProxyType(self._metrics(line, row)),
+            static_attributes=MappingProxyType(static),
+            detected_epoch_latency_s=latency,
+        )
+
+    def _number(self, line: int, row: Sequence[str], column: str) -> float:
+        text = row[self._columns.position[column]].strip()
+        try:
+            value = float(text)
+        except ValueError:
+            raise RunsTableError(self._path, line, column, f"{text!r} is not a number") from None
+        if not math.isfinite(value):
+            raise RunsTableError(self._path, line, column, f"{text!r} is not a finite number")
+        return value
+
+    def _metrics(self, line: int, row: Sequence[str]) -> dict[str, MetricDistribution]:
+        found: dict[str, MetricDistribution] = {}
+        for stem in self._columns.aggregates:
+            name, scale = AGGREGATES[stem]
+            values = [self._number(line, row, f"{stem}_{statistic}") * scale for statistic in STATISTICS]
+            distribution = MetricDistribution(*values)
+            if problem := distribution.fault(METRIC_BY_NAME[name].maximum):
+                raise RunsTableError(self._path, line, stem, problem)
+            found[name] = distribution
+        return found
+
+    def _static(self, line: int, row: Sequence[str]) -> dict[str, float]:
+        found = {
+            attribute: self._number(line, row, column) * scale
+            for column, (attribute, scale) in self._columns.static.items()
+        }
+        bandwidth = recomputed_memory_bandwidth(found.pop("memory_clock_mhz", 0.0), found.get("memory_bus_bits", 0.0))
+        if bandwidth:
+            found["memory_bandwidth_bytes_per_second"] = bandwidth
+        return {attribute: value for attribute, value in found.items() if value > 0}
+
+    def _gpu(self, line: int, row: Sequence[str], memory_bytes: float) -> GpuSpec:
+        column = next(name for name in GPU_COLUMNS if name in self._columns.position)
+        name = row[self._columns.position[column]].strip()
+        key = (name, memory_bytes)
+        if key not in self._resolved:
+            try:
+                resolution = self._gpus.resolve(name, memory_bytes=int(memory_bytes) or None)
+            except UnknownGpuError as error:
+                raise RunsTableError(self._path, line, column, str(error)) from error
+            self._resolved[key] = resolution.spec
+        return self._resolved[key]
+
+    def _refuse_ratios_for_percent(self, runs: Sequence[Run]) -> None:
+        """Ratios in percent columns would be read 100 times too small without any single value being wrong."""
+        for stem, name in (("utilization_gpu", "gpu_utilization"), ("utilization_memory", "memory_utilization")):
+            if stem in self._columns.aggregates and max(run.metrics[name].maximum for run in runs) <= 0.01:
+                raise RunsTableError(
+                    self._path, 0, f"{stem}_max",
+                    f"never above 1: ratios where percent are expected; name the columns {name}_* for ratios",
+                )  # fmt: skip

@@ -1,0 +1,47 @@
+"""What a model is made of: the settings that are chosen, the state that fitting finds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gpusonde.predictor.crossgpu.conformal import Calibration, Situation
+from gpusonde.predictor.crossgpu.novelty import GpuNeighbourhood, RunNeighbourhood
+from gpusonde.predictor.crossgpu.residual import ResidualModel, ResidualSettings
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """Everything about a model that is chosen and not fitted.
+
+    Attributes:
+        residual: How the learned part is fitted.
+        coverage: Nominal coverage of the intervals.
+        one_unseen_weight: Weight of the learned residual when the model was not fitted on one of the two GPUs. It is 1
+            when both are known, and 0 when neither is: there the prior alone is more exact.
+        situations: Situations to calibrate intervals for; an evaluation that needs one of them saves the others' fits.
+    """
+
+    residual: ResidualSettings = field(default_factory=ResidualSettings)
+    coverage: float = 0.9
+    one_unseen_weight: float = 0.9
+    situations: tuple[Situation, ...] = tuple(Situation)
+
+
+@dataclass(frozen=True)
+class FittedState:
+    """What fitting finds.
+
+    Attributes:
+        residual: The learned part.
+        calibrations: Situation -> interval.
+        runs: Neighbourhood of the runs' source features.
+        gpus: The GPUs that were seen.
+        typical_busy: Mean GPU utilisation over the runs, for sources without dynamic metrics.
+    """
+
+    residual: ResidualModel
+    calibrations: Mapping[Situation, Calibration]
+    runs: RunNeighbourhood
+    gpus: GpuNeighbourhood
+    typical_busy: float

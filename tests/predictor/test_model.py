@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from gpusonde.predictor.crossgpu import (
+    LatencyModel,
+    MetricDistribution,
+    NotFittedError,
+    SourceMeasurement,
+    TooFewRunsError,
+)
+from gpusonde.predictor.crossgpu.gaussian_process import GaussianProcess
+from gpusonde.predictor.crossgpu.trees import ObliviousTrees
+
+
+def without(source: SourceMeasurement, *names: str) -> SourceMeasurement:
+    return dataclasses.replace(source, metrics={k: v for k, v in source.metrics.items() if k not in names})
+
+
+def test_seen_gpus_are_predicted_near_the_measured_latency(model, runs, gpus):
+    errors = []
+    for row in range(len(runs)):
+        for other in runs.counterparts(row):
+            (prediction,) = model.predict(runs.run(row).measurement(), [other.gpu])
+            assert prediction.status == "ok"
+            assert prediction.epoch_latency_low_s < prediction.epoch_latency_s < prediction.epoch_latency_high_s
+            errors.append(abs(prediction.epoch_latency_s / other.epoch_latency_s - 1))
+    assert np.mean(errors) < 0.06
+
+
+def test_the_source_gpu_itself_gets_the_measured_latency(model, runs):
+    run = runs.run(3)
+    (prediction,) = model.predict(run.measurement(), [run.gpu])
+    assert prediction.epoch_latency_s == run.epoch_latency_s
+    assert (prediction.status, prediction.method) == ("ok", "measured")
+
+
+def test_an_unseen_target_is_flagged_and_its_interval_is_wider(model, runs, gpus):
+    source = runs.run(0).measurement()
+    seen, unseen, far = model.predict(source, [gpus.get("T4"), gpus.get("A100-SXM4-40GB"), gpus.get("B200")])
+
+    def width(prediction):
+        return prediction.epoch_latency_high_s / prediction.epoch_latency_low_s
+
+    assert (unseen.status, unseen.extrapolated) == ("extrapolated", True)
+    assert "A100-SXM4-40GB" in unseen.reason
+    assert width(seen) < width(unseen) < width(far)
+
+
+def test_the_same_chip_with_more_memory_counts_as_seen(model, runs, gpus):
+    (prediction,) = model.predict(runs.run(0).measurement(), [gpus.get("V100-SXM2-32GB")])
+    assert prediction.status == "ok"
+
+
+def test_with_both_gpus_unseen_the_prior_alone_answers(model, runs, gpus):
+    source = dataclasses.replace(runs.run(0).measurement(), gpu=gpus.get("A100-SXM4-40GB"), static_attributes={})
+    (prediction,) = model.predict(source, [gpus.get("H100-SXM5-80GB")])
+    assert prediction.method == "prior only"
+    assert prediction.status == "extrapolated"
+
+
+def test_a_missing_metric_degrades_openly_to_the_prior(model, runs, gpus):
+    source = without(runs.run(0).measurement(), "memory_utilization")
+    (prediction,) = model.predict(source, [gpus.get("T4")])
+    assert prediction.method == "prior only, gpu_utilization"
+    assert "memory_utilization" in prediction.reason
+    assert prediction.status == "ok"
+
+
+def test_dcgm_metrics_alone_are_called_unvalidated(model, gpus):
+    flat = MetricDistribution(0.5, 0, 0.5, 0.5, 0.5, 0.5, 0.5)
+    source = SourceMeasurement(gpus.get("T4"), 10.0, {"dram_active": flat, "sm_active": flat})
+    (prediction,) = model.predict(source, [gpus.get("A10G")])
+    assert "unvalidated" in prediction.method
+    assert "unvalidated" in prediction.reason
+    assert prediction.extrapolated
+
+
+def test_without_dynamic_metrics_static_figures_answer_with_the_widest_interval(model, runs, gpus):
+    source = dataclasses.replace(runs.run(0).measurement(), metrics={})
+    (static,) = model.predict(source, [gpus.get("T4")])
+    (full,) = model.predict(runs.run(0).measurement(), [gpus.get("T4")])
+    assert static.method == "prior only, static"
+    assert static.epoch_latency_high_s / static.epoch_latency_s > full.epoch_latency_high_s / full.epoch_latency_s
+
+
+def test_the_detectors_error_widens_the_interval(model, runs, gpus):
+    exact = runs.run(0).measurement()
+    rough = dataclasses.replace(exact, epoch_latency_relative_error=0.2)
+    (a,), (b,) = (model.predict(source, [gpus.get("T4")]) for source in (exact, rough))
+    own = math.log(a.epoch_latency_high_s / a.epoch_latency_s)
+    assert math.log(b.epoch_latency_high_s / b.epoch_latency_s) == pytest.approx(
+        math.hypot(own, 1.6449 * 0.2), rel=1e-3
+    )
+    (itself,) = model.predict(rough, [rough.gpu])
+    assert itself.epoch_latency_high_s > itself.epoch_latency_s
+
+
+def test_a_run_unlike_all_fitted_ones_is_flagged(model, runs, gpus):
+    source = runs.run(0).measurement()
+    strange = dataclasses.replace(source, epoch_latency_s=source.epoch_latency_s * 1e6)
+    (prediction,) = model.predict(strange, [gpus.get("T4")])
+    assert prediction.status == "extrapolated"
+    assert "metrics" in prediction.reason
+    assert prediction.method == "prior only"
+
+
+def test_too_few_epochs_are_said(model, runs, gpus):
+    source = dataclasses.replace(runs.run(0).measurement(), epoch_count=1)
+    (prediction,) = model.predict(source, [gpus.get("T4")])
+    assert prediction.status == "insufficient_epochs"
+    assert prediction.epoch_latency_s > 0
+
+
+def test_a_target_with_unknown_rates_does_not_hurt_the_others(model, runs, gpus):
+    unknown = dataclasses.replace(gpus.get("B200"), fp32_tflops=0.0)
+    bad, good = model.predict(runs.run(0).measurement(), [unknown, gpus.get("T4")])
+    assert (bad.status, bad.target_gpu) == ("unsupported_gpu", "B200")
+    assert math.isnan(bad.epoch_latency_s)
+    assert "fp32_tflops" in bad.reason
+    assert good.status == "ok"
+
+
+def test_several_targets_at_once_give_the_same_as_one_by_one(model, runs, gpus):
+    source = runs.run(7).measurement()
+    targets = [gpus.get(name) for name in ("T4", "A10G", "V100-SXM2-16GB", "L4", "P100-PCIe-16GB")]
+    together = model.predict(source, targets)
+    for target, prediction in zip(targets, together, strict=True):
+        (alone,) = model.predict(source, [target])
+        assert alone.epoch_latency_s == pytest.approx(prediction.epoch_latency_s, rel=1e-9)
+
+
+def test_an_unfitted_model_says_so(runs, gpus):
+    with pytest.raises(NotFittedError, match="fit"):
+        LatencyModel().predict(runs.run(0).measurement(), [gpus.get("T4")])
+
+
+def test_too_few_runs_are_refused(runs):
+    with pytest.raises(TooFewRunsError, match="at least 30"):
+        LatencyModel().fit(runs.subset(range(8)))
+
+
+def test_the_trees_taken_out_of_catboost_predict_as_catboost_does():
+    from catboost import CatBoostRegressor
+
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(300, 5)).astype(np.float32).astype(np.float64)
+    x[:, 2] = 1.0  # a constant column, which CatBoost leaves out of its own numbering
+    y = np.sin(x[:, 0]) + x[:, 1] * x[:, 4]
+    ours = ObliviousTrees.fit(x, y, trees=60, learning_rate=0.1, depth=5, seed=3, threads=1)
+    theirs = CatBoostRegressor(
+        iterations=60,
+        learning_rate=0.1,
+        depth=5,
+        random_seed=3,
+        thread_count=1,
+        verbose=False,
+        allow_writing_files=False,
+    ).fit(x.astype(np.float32), y)
+    queries = generator.normal(size=(200, 5)).astype(np.float32)
+    np.testing.assert_allclose(ours.predict(queries.astype(np.float64)), theirs.predict(queries), atol=1e-6)
+
+
+def test_the_gaussian_process_agrees_with_scikit_learns():
+    from sklearn.gaussian_process import GaussianProcessRegressor
+    from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
+
+    generator = np.random.default_rng(1)
+    x = generator.normal(size=(80, 3))
+    y = np.sin(2 * x[:, 0]) + 0.1 * generator.normal(size=80)
+    ours = GaussianProcess.fit(x, y)
+    length = ours.length * math.sqrt(3)  # ours is per root mean square over the three features
+    kernel = ConstantKernel(ours.amplitude**2) * Matern(length, nu=1.5) + WhiteKernel(ours.noise**2)
+    scaled = (x - x.mean(0)) / x.std(0)
+    theirs = GaussianProcessRegressor(kernel, optimizer=None).fit(scaled, y)
+    queries = generator.normal(size=(20, 3))
+    mean, deviation = ours.predict(queries)
+    expected, expected_deviation = theirs.predict((queries - x.mean(0)) / x.std(0), return_std=True)
+    np.testing.assert_allclose(mean, expected, atol=1e-4)
+    # Ours conditions on the nearest point alone, so it is never the smaller one.
+    assert (deviation >= np.sqrt(np.maximum(expected_deviation**2, ours.noise**2)) - 1e-6).all()
+    # And the search found a place no worse than scikit-learn's own.
+    searched = GaussianProcessRegressor(kernel).fit(scaled, y)
+    assert theirs.log_marginal_likelihood_value_ >= searched.log_marginal_likelihood_value_ - 0.5
