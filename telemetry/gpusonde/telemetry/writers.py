@@ -34,11 +34,14 @@ def write_trace(traces: Trace | Iterable[Trace], path: str | os.PathLike[str]) -
     gives the same traces back, every float64 exactly; ``warnings`` are not written.
 
     Raises:
-        TraceError: No trace, two traces with the same ``gpu_uuid``, or another ending.
+        TraceError: No trace, one without ticks, two with the same ``gpu_uuid``, or another ending of the name.
         ParquetSupportError: Parquet, and pyarrow is not installed.
         OSError: The file cannot be written; an older file of that name is left as it was.
     """
     given = [traces] if isinstance(traces, Trace) else list(traces)
+    empty = next((trace for trace in given if not len(trace)), None)
+    if empty is not None:
+        raise TraceError(f"{os.fspath(path)}: the trace of GPU {empty.gpu_uuid!r} has no ticks; leave it out")
     names = list(dict.fromkeys(name for trace in given for name in trace.metrics))
     target = Path(path)
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
@@ -178,13 +181,13 @@ def _check(path: Path, metrics: Sequence[str], gpus: Sequence[TraceMetadata]) ->
         raise TraceError(f"{path}: a trace file ends with .csv or .parquet; choose one of them")
     for name in metrics:
         metric(name)
+    uuids = [gpu.gpu_uuid for gpu in gpus]
+    if not uuids or len(set(uuids)) != len(uuids):
+        raise TraceError(f"{path}: {'two traces have the same gpu_uuid' if uuids else 'no trace'}; give each its own")
     if not metrics:
         raise TraceError(f"{path}: a trace file needs at least one metric")
     if len(set(metrics)) != len(metrics):
         raise TraceError(f"{path}: a metric is named twice")
-    uuids = [gpu.gpu_uuid for gpu in gpus]
-    if not uuids or len(set(uuids)) != len(uuids):
-        raise TraceError(f"{path}: {'two traces have the same gpu_uuid' if uuids else 'no trace'}; give each its own")
     for uuid in uuids:
         if uuid != uuid.strip() or not all(character.isprintable() for character in uuid):
             raise TraceError(f"{path}: gpu_uuid {uuid!r} has blanks around it or control characters")

@@ -152,13 +152,14 @@ class _Times:
         self._name = name
         self._kind = kind
         self._types = pa.types
-        self._parser = TimestampParser(zoned=not pa.types.is_timestamp(kind) or kind.tz is not None)
         self._scale: int | None = None
         self._parts: list[Any] = []
-        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-            self._parser.zoned = False
-        elif not pa.types.is_timestamp(kind):
+        self._text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+        if name == TIME_S or not (self._text or pa.types.is_timestamp(kind)):
             _check_numeric(path, kind, name)
+        self._parser = TimestampParser(
+            zoned=kind.tz is not None if pa.types.is_timestamp(kind) else not self._text,
+        )
 
     def add(self, column: Any, rows: range) -> None:
         """Take one batch.
@@ -173,7 +174,7 @@ class _Times:
             self._parts.append(self._finite(_floats(column), rows))
         elif self._types.is_timestamp(self._kind):
             self._parts.append(column.cast(_timestamp_ns(self._kind)).cast("int64").to_numpy(zero_copy_only=False))
-        elif self._types.is_string(self._kind) or self._types.is_large_string(self._kind):
+        elif self._text:
             self._parts.append(self._parsed(column.to_pylist(), rows))
         else:
             self._parts.append(self._unix(column, rows))
