@@ -5,11 +5,12 @@ import threading
 
 import numpy as np
 import pytest
-from support.scripted_collector import ScriptedCollector
+from support.scripted_collector import Script, ScriptedCollector
 
-from gpusonde.agent import AgentConfig, ReplaySource, SourceUnavailableError, run_agent
+from gpusonde.agent import AgentConfig, ReplaySource, run_agent
 from gpusonde.agent.batch import decode
 from gpusonde.common.v1 import gpu_pb2
+from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.telemetry import Trace, metric
 
 TICKS = 2000
@@ -108,17 +109,8 @@ def test_a_stopped_agent_says_what_it_leaves_behind(tmp_path, trace):
 
 
 def test_a_collector_that_takes_plain_floats_only_gets_them(tmp_path, trace):
-    from support.scripted_collector import Script
-
-    from gpusonde.ingest.v1 import ingest_pb2
-
     with ScriptedCollector(scripts=[Script(encoding=ingest_pb2.ENCODING_FLOAT32_LE)]) as collector:
         run_agent(config(tmp_path, collector), source=ReplaySource([trace], speed=math.inf), exit_when_acked=True)
         batches = [r.batch for r in collector.payloads("batch")]
     assert {b.encoding for b in batches} == {ingest_pb2.ENCODING_FLOAT32_LE}
     assert sum(len(block.values) for b in batches for block in b.blocks) == TICKS * 3 * 4
-
-
-def test_hardware_sources_say_what_to_do_where_there_is_no_driver(tmp_path):
-    with pytest.raises(SourceUnavailableError):
-        run_agent(AgentConfig.load(overrides={"spool.directory": str(tmp_path)}))

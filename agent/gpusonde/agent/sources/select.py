@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from gpusonde.agent.config import SourceConfig
-from gpusonde.agent.sources.base import GpuSource, SourceUnavailableError
+from gpusonde.agent.sources.base import GpuSource
+from gpusonde.agent.sources.nvml.source import NvmlSource
 from gpusonde.agent.sources.replay import ReplaySource
 from gpusonde.telemetry import read_traces
 
@@ -18,4 +19,4 @@ def make_source(config: SourceConfig) -> GpuSource:
     """
     if config.kind == "replay":
         return ReplaySource(read_traces(config.trace), speed=config.speed, keep_time=config.keep_time)
-    raise SourceUnavailableError(f"source {config.kind!r} needs the NVML source; replay a trace instead")
+    return NvmlSource(slow_interval_s=config.slow_interval_s, interval_s=config.interval_s)

@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 from typing import Protocol
 
-
 # A read allocates what it asks for, whatever the file holds.
 _CHUNK_BYTES = 1 << 20
 

@@ -1,0 +1,160 @@
+"""``Nvml``: the pynvml module behind one call that speaks our exceptions.
+
+pynvml is the module of NVIDIA's ``nvidia-ml-py``. A stale package named ``pynvml`` installs a module of the same name,
+which knows nothing of GPM; it is recognised and refused, because half of the metrics would silently be missing.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+from gpusonde.agent.sources.base import SourceError, SourceFailedError, SourceUnavailableError
+from gpusonde.telemetry import BlankReason
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+# nvmlReturn_t, nvml.h
+SUCCESS = 0
+_UNINITIALIZED = 1
+_NOT_SUPPORTED = 3
+_NO_PERMISSION = 4
+_NOT_FOUND = 6
+_DRIVER_NOT_LOADED = 9
+_TIMEOUT = 10
+_LIBRARY_NOT_FOUND = 12
+_FUNCTION_NOT_FOUND = 13
+_GPU_IS_LOST = 15
+_LIB_RM_VERSION_MISMATCH = 18
+_NO_DATA = 21
+_ARGUMENT_VERSION_MISMATCH = 25
+_DEPRECATED = 26
+_NOT_READY = 27
+_GPU_NOT_FOUND = 28
+
+_REASONS = {
+    _NOT_SUPPORTED: BlankReason.NOT_SUPPORTED,
+    _FUNCTION_NOT_FOUND: BlankReason.NOT_SUPPORTED,  # the driver is older than the function
+    _ARGUMENT_VERSION_MISMATCH: BlankReason.NOT_SUPPORTED,
+    _DEPRECATED: BlankReason.NOT_SUPPORTED,
+    _NO_PERMISSION: BlankReason.NO_PERMISSION,
+    _NOT_FOUND: BlankReason.NOT_FOUND,
+    _GPU_NOT_FOUND: BlankReason.NOT_FOUND,
+    _NO_DATA: BlankReason.NO_DATA,
+    _NOT_READY: BlankReason.NO_DATA,
+    _TIMEOUT: BlankReason.NO_DATA,
+    _GPU_IS_LOST: BlankReason.GPU_LOST,
+}
+_LIBRARY_GONE = (_UNINITIALIZED, _DRIVER_NOT_LOADED, _LIB_RM_VERSION_MISMATCH)
+_ADVICE = {
+    _LIBRARY_NOT_FOUND: (
+        "libnvidia-ml.so.1 is not installed: there is no NVIDIA driver here, or the container does not get it "
+        "(start it with --gpus all and the capability 'utility'). Install the driver, or replay a trace instead"
+    ),
+    _DRIVER_NOT_LOADED: "the NVIDIA kernel module is not loaded: run nvidia-smi, or 'modprobe nvidia', as root",
+    _LIB_RM_VERSION_MISMATCH: "the NVIDIA driver was updated under the running kernel module: reboot the host",
+    _NO_PERMISSION: "this user may not open /dev/nvidiactl: add it to the groups video and render",
+}
+
+
+class NvmlCallError(SourceError):
+    """One NVML call failed.
+
+    Attributes:
+        code: The ``nvmlReturn_t``.
+        reason: Why values read by the call are blank.
+    """
+
+    def __init__(self, function: str, code: int, text: str) -> None:
+        """Keep the code and what it means for values."""
+        super().__init__(f"{function}: {text} (NVML error {code})")
+        self.code = code
+        self.reason = blank_reason(code)
+
+
+class GpuLostError(NvmlCallError):
+    """The GPU has fallen off the bus; the others go on."""
+
+
+def blank_reason(code: int) -> BlankReason:
+    """Return why a value is blank that NVML answered with an error code."""
+    return _REASONS.get(code, BlankReason.READ_ERROR)
+
+
+def _translate(function: _F) -> _F:
+    """Turn NVML's errors into ours. The only place that knows pynvml's exception."""
+
+    @functools.wraps(function)
+    def translated(self: Nvml, name: str, *arguments: Any) -> Any:
+        try:
+            return function(self, name, *arguments)
+        except self.module.NVMLError as error:
+            code = int(error.value)
+            if code == _GPU_IS_LOST:
+                raise GpuLostError(name, code, str(error)) from error
+            if code in _LIBRARY_GONE:
+                raise SourceFailedError(f"{name}: {_ADVICE.get(code, str(error))}") from error
+            raise NvmlCallError(name, code, str(error)) from error
+
+    return cast(_F, translated)
+
+
+class Nvml:
+    """An initialised NVML.
+
+    Args:
+        module: The pynvml module.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+
+    @classmethod
+    def load(cls) -> Nvml:
+        """Import pynvml and initialise the driver's library.
+
+        Raises:
+            SourceUnavailableError: No driver, no permission, or a pynvml that is not NVIDIA's.
+        """
+        try:
+            # Only hosts that sample hardware need it.
+            import pynvml  # noqa: PLC0415
+        except ImportError as error:
+            raise SourceUnavailableError(
+                "the Python package nvidia-ml-py is missing: pip install nvidia-ml-py"
+            ) from error
+        if not hasattr(pynvml, "nvmlGpmMetricsGet"):
+            raise SourceUnavailableError(
+                f"{pynvml.__file__} is not the module of nvidia-ml-py but an old package of the same name: "
+                "pip uninstall pynvml; pip install --force-reinstall nvidia-ml-py"
+            )
+        try:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError as error:
+            advice = _ADVICE.get(int(error.value), "run nvidia-smi to see what is wrong with the driver")
+            raise SourceUnavailableError(f"NVML cannot be initialised ({error}): {advice}") from error
+        return cls(pynvml)
+
+    @_translate
+    def call(self, name: str, *arguments: Any) -> Any:
+        """Call a function of pynvml.
+
+        Raises:
+            NvmlCallError: It failed; :class:`GpuLostError` when the GPU is gone.
+            SourceFailedError: The driver is gone as a whole.
+        """
+        return getattr(self.module, name)(*arguments)
+
+    def text(self, name: str, *arguments: Any) -> str:
+        """Call a function that returns text."""
+        value = self.call(name, *arguments)
+        return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+    def close(self) -> None:
+        """Shut the library down.
+
+        Raises:
+            NvmlCallError: It refused.
+        """
+        self.call("nvmlShutdown")

@@ -1,0 +1,80 @@
+"""Compiles the stand-ins for NVIDIA's libraries and hands them to a private copy of pynvml."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+_SOURCES = Path(__file__).parent
+
+
+def compile_library(name: str, soname: str, folder: Path) -> Path:
+    """Compile ``tests/support/<name>.c``; skip the test where no C compiler is."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler (cc or gcc) to build the stand-in for NVIDIA's library")
+    target = folder / soname
+    command = [compiler, "-O1", "-shared", "-fPIC", f"-Wl,-soname,{soname}", "-o", str(target)]
+    subprocess.run([*command, str(_SOURCES / f"{name}.c")], check=True)
+    return target
+
+
+class FakeNvml:
+    """The compiled stand-in and a copy of pynvml that uses it, invisible to the rest of the process."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.library = ctypes.CDLL(str(path))
+        for name in ("fake_level", "fake_integral"):
+            function = getattr(self.library, name)
+            function.restype, function.argtypes = ctypes.c_double, [ctypes.c_int, ctypes.c_double]
+        self.library.fake_reset.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_double]
+        self.library.fake_set_time.argtypes = [ctypes.c_double]
+        self.library.fake_calls.restype = ctypes.c_long
+        self.pynvml = _private_copy("pynvml")
+        self.pynvml.nvmlLib = self.library
+        self.time_s = 1_000_000.0
+
+    def reset(self, gpus: int = 2, *, gpm: bool = True, period_s: float = 10.0) -> None:
+        self.library.fake_reset(gpus, int(gpm), period_s)
+        self.set_time(1_000_000.0)
+
+    def set_time(self, seconds: float) -> None:
+        self.time_s = seconds
+        self.library.fake_set_time(seconds)
+
+    def advance(self, seconds: float) -> None:
+        self.set_time(self.time_s + seconds)
+
+    def fail(self, function: str, code: int, gpu: int = -1) -> None:
+        self.library.fake_fail(function.encode(), gpu, code)
+
+    def heal(self) -> None:
+        self.library.fake_heal()
+
+    def level(self, gpu: int, seconds: float) -> float:
+        return float(self.library.fake_level(gpu, seconds))
+
+    def mean(self, gpu: int, start_s: float, end_s: float) -> float:
+        """The true mean of the level between two times."""
+        integral = self.library.fake_integral
+        return float((integral(gpu, end_s) - integral(gpu, start_s)) / (end_s - start_s))
+
+
+def _private_copy(name: str) -> ModuleType:
+    spec = importlib.util.find_spec(name)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # ctypes structures of the module look themselves up while it runs.
+    registered = f"{name}_of_the_fake"
+    sys.modules[registered] = module
+    spec.loader.exec_module(module)
+    return module

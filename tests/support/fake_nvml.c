@@ -1,0 +1,214 @@
+/* A small libnvidia-ml for tests: GPUs whose metrics follow a ramp of known integral.
+ *
+ * Compiled by support/fake_nvidia.py and handed to a private copy of pynvml, so that no other test sees it. Tests steer
+ * it through the fake_* functions: the clock, failures of single functions on single GPUs, XID events.
+ *
+ * Waveform: level(gpu, t) climbs from 0.2 to 0.8 within each period and is multiplied by (1 - gpu/16).
+ */
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define API __attribute__((visibility("default")))
+#define MAX_GPUS 16
+#define MAX_FAILURES 64
+#define MAX_XIDS 64
+enum { OK = 0, UNINITIALIZED = 1, INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, TOO_SMALL = 7, TIMEOUT = 10,
+       VERSION_MISMATCH = 25 };
+typedef int result;
+typedef unsigned long long u64;
+typedef struct { int index; } gpu_t;
+typedef gpu_t *device;
+typedef struct { char function[64]; int gpu; int code; } failure_t;
+
+static gpu_t gpus[MAX_GPUS];
+static int gpu_count, initialized, with_gpm;
+static double fixed_time, period;
+static failure_t failures[MAX_FAILURES];
+static int failure_count;
+static struct { int gpu; u64 code; } xids[MAX_XIDS];
+static int xid_count, live_samples, live_event_sets;
+static long calls;
+
+/* ---- steering ---- */
+API void fake_reset(int count, int gpm, double period_s) {
+  gpu_count = count; with_gpm = gpm; period = period_s; fixed_time = -1; failure_count = 0; xid_count = 0; calls = 0;
+  for (int i = 0; i < MAX_GPUS; i++) gpus[i].index = i;
+}
+API void fake_set_time(double seconds) { fixed_time = seconds; }
+API void fake_fail(const char *function, int gpu, int code) {
+  failure_t *f = &failures[failure_count++ % MAX_FAILURES];
+  snprintf(f->function, sizeof f->function, "%s", function); f->gpu = gpu; f->code = code;
+}
+API void fake_heal(void) { failure_count = 0; }
+API void fake_push_xid(int gpu, unsigned code) { xids[xid_count].gpu = gpu; xids[xid_count++].code = code; }
+API int fake_live_samples(void) { return live_samples; }
+API int fake_live_event_sets(void) { return live_event_sets; }
+API int fake_initialized(void) { return initialized; }
+API long fake_calls(void) { return calls; }
+
+static double now(void) {
+  struct timespec t;
+  if (fixed_time >= 0) return fixed_time;
+  clock_gettime(CLOCK_REALTIME, &t);
+  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+API double fake_level(int gpu, double t) {
+  double r = t - period * (double)(int64_t)(t / period);
+  return (1.0 - gpu / 16.0) * (0.2 + 0.6 * r / period);
+}
+API double fake_integral(int gpu, double t) {
+  double whole = (double)(int64_t)(t / period), r = t - period * whole;
+  return (1.0 - gpu / 16.0) * (0.5 * period * whole + 0.2 * r + 0.3 * r * r / period);
+}
+static result forced(const char *function, int gpu) {
+  calls++;
+  for (int i = 0; i < failure_count && i < MAX_FAILURES; i++)
+    if ((failures[i].gpu < 0 || failures[i].gpu == gpu) &&
+        (!strcmp(failures[i].function, function) || !strcmp(failures[i].function, "*")))
+      return failures[i].code;
+  return OK;
+}
+#define ENTER do { if (!initialized) return UNINITIALIZED; result f_ = forced(__func__, -2); if (f_) return f_; } while (0)
+#define DEVICE int i; do { if (!initialized) return UNINITIALIZED; if (!d) return INVALID; i = d->index; (void)i; \
+  result f_ = forced(__func__, i); if (f_) return f_; } while (0)
+static double level(int i) { return fake_level(i, now()); }
+static result put(char *b, unsigned n, const char *s) { if (strlen(s) + 1 > n) return TOO_SMALL; strcpy(b, s); return OK; }
+
+/* ---- library ---- */
+API result nvmlInitWithFlags(unsigned flags) {
+  (void)flags; result f = forced("nvmlInit", -2); if (f) return f; initialized++; return OK;
+}
+API result nvmlShutdown(void) { if (!initialized) return UNINITIALIZED; initialized--; return OK; }
+API const char *nvmlErrorString(result r) {
+  switch (r) { case 3: return "Not Supported"; case 4: return "Insufficient Permissions"; case 9: return "Driver Not Loaded";
+    case 15: return "GPU is lost"; default: return "Some Error"; }
+}
+API result nvmlSystemGetDriverVersion(char *b, unsigned n) { ENTER; return put(b, n, "999.1"); }
+API result nvmlDeviceGetCount_v2(unsigned *n) { ENTER; *n = (unsigned)gpu_count; return OK; }
+API result nvmlDeviceGetHandleByIndex_v2(unsigned k, device *d) {
+  if (!initialized) return UNINITIALIZED;
+  if ((int)k >= gpu_count) return INVALID;
+  result f = forced(__func__, (int)k); if (f) return f;
+  *d = &gpus[k]; return OK;
+}
+static void uuid(int i, char *s) { sprintf(s, "GPU-fa4e0000-0000-0000-0000-%012x", i); }
+API result nvmlDeviceGetUUID(device d, char *b, unsigned n) { DEVICE; char s[48]; uuid(i, s); return put(b, n, s); }
+API result nvmlDeviceGetHandleByUUID(const char *u, device *d) {
+  ENTER; char s[48];
+  for (int k = 0; k < gpu_count; k++) {
+    uuid(k, s);
+    if (!strcmp(s, u)) { result f = forced(__func__, k); if (f) return f; *d = &gpus[k]; return OK; }
+  }
+  return NOT_FOUND;
+}
+API result nvmlDeviceGetName(device d, char *b, unsigned n) { DEVICE; return put(b, n, "NVIDIA Fake 80GB HBM3"); }
+typedef struct { char legacy[16]; unsigned domain, bus, dev, id, sub; char bus_id[32]; } pci_t;
+API result nvmlDeviceGetPciInfo_v3(device d, pci_t *p) {
+  DEVICE; memset(p, 0, sizeof *p); sprintf(p->bus_id, "00000000:%02X:00.0", 16 + i); return OK;
+}
+
+/* ---- static figures ---- */
+#define FIGURE(name, value) API result name(device d, unsigned *v) { DEVICE; *v = (value); return OK; }
+FIGURE(nvmlDeviceGetNumGpuCores, 16896)
+FIGURE(nvmlDeviceGetMemoryBusWidth, 5120)
+FIGURE(nvmlDeviceGetEnforcedPowerLimit, 700000)
+FIGURE(nvmlDeviceGetPowerManagementDefaultLimit, 700000)
+FIGURE(nvmlDeviceGetMaxPcieLinkGeneration, 5)
+FIGURE(nvmlDeviceGetMaxPcieLinkWidth, 16)
+FIGURE(nvmlDeviceGetCurrPcieLinkGeneration, 1)
+FIGURE(nvmlDeviceGetCurrPcieLinkWidth, 16)
+API result nvmlDeviceGetCudaComputeCapability(device d, int *a, int *b) { DEVICE; *a = 9; *b = 0; return OK; }
+API result nvmlDeviceGetMaxClockInfo(device d, int t, unsigned *c) { DEVICE; *c = t == 2 ? 2619 : 1980; return OK; }
+API result nvmlDeviceGetTemperatureThreshold(device d, int t, unsigned *c) { DEVICE; (void)t; *c = 92; return OK; }
+
+/* ---- gauges and counters ---- */
+API result nvmlDeviceGetMemoryInfo(device d, u64 *m) {
+  DEVICE; m[0] = (u64)80 << 30; m[2] = (u64)(level(i) * (double)((u64)40 << 30)); m[1] = m[0] - m[2]; return OK;
+}
+typedef struct { unsigned version; u64 total, reserved, free, used; } memory2_t;
+API result nvmlDeviceGetMemoryInfo_v2(device d, memory2_t *m) {
+  DEVICE; m->total = (u64)80 << 30; m->reserved = 1 << 29; m->used = (u64)(level(i) * (double)((u64)40 << 30));
+  m->free = m->total - m->reserved - m->used; return OK;
+}
+API result nvmlDeviceGetBAR1MemoryInfo(device d, u64 *m) { DEVICE; m[0] = (u64)128 << 30; m[2] = 2 << 20; m[1] = m[0] - m[2]; return OK; }
+API result nvmlDeviceGetUtilizationRates(device d, unsigned *u) { DEVICE; u[0] = (unsigned)(100 * level(i)); u[1] = u[0] / 2; return OK; }
+API result nvmlDeviceGetEncoderUtilization(device d, unsigned *u, unsigned *p) { DEVICE; *u = 7; *p = 100000; return OK; }
+API result nvmlDeviceGetDecoderUtilization(device d, unsigned *u, unsigned *p) { DEVICE; *u = 3; *p = 100000; return OK; }
+API result nvmlDeviceGetTemperature(device d, int s, unsigned *c) { DEVICE; (void)s; *c = 40 + (unsigned)(50 * level(i)); return OK; }
+API result nvmlDeviceGetClockInfo(device d, int t, unsigned *c) { DEVICE; *c = t == 2 ? 2619 : (unsigned)(1980 * level(i)); return OK; }
+static double watts(int i) { return 100 + 600 * level(i); }
+API result nvmlDeviceGetPowerUsage(device d, unsigned *p) { DEVICE; *p = (unsigned)(1000 * watts(i)); return OK; }
+static u64 millijoules(int i) { return (u64)(1e3 * (100 * now() + 600 * fake_integral(i, now()))); }
+API result nvmlDeviceGetTotalEnergyConsumption(device d, u64 *e) { DEVICE; *e = millijoules(i); return OK; }
+API result nvmlDeviceGetPcieReplayCounter(device d, unsigned *c) { DEVICE; *c = 5; return OK; }
+typedef struct { unsigned field, scope; long long timestamp, latency; int type; result ret; union { double f64; unsigned u32; u64 u; } value; } field_t;
+API result nvmlDeviceGetFieldValues(device d, int n, field_t *v) {
+  DEVICE;
+  for (int k = 0; k < n; k++) {
+    char name[32]; sprintf(name, "field:%u", v[k].field);
+    v[k].ret = forced(name, i);
+    if (v[k].ret) continue;
+    switch (v[k].field) {
+      case 186: v[k].type = 1; v[k].value.u32 = (unsigned)(1000 * watts(i)); break;
+      case 83: v[k].type = 3; v[k].value.u = millijoules(i); break;
+      case 82: v[k].type = 1; v[k].value.u32 = 61; break;
+      case 94: v[k].type = 1; v[k].value.u32 = 4; break;
+      default: v[k].ret = NOT_SUPPORTED;
+    }
+  }
+  return OK;
+}
+
+/* ---- GPM: samples hold integrals, so a value is the true average between two ---- */
+typedef struct { int gpu; double t, integral; } sample_t;
+typedef struct { unsigned id; result ret; double value; const char *a, *b, *c; } metric_t;
+typedef struct { unsigned version, count; sample_t *older, *newer; metric_t metrics[]; } request_t;
+API result nvmlGpmQueryDeviceSupport(device d, unsigned *s) { DEVICE; if (s[0] != 1) return VERSION_MISMATCH; s[1] = (unsigned)with_gpm; return OK; }
+API result nvmlGpmSampleAlloc(sample_t **s) { ENTER; *s = calloc(1, sizeof **s); live_samples++; return OK; }
+API result nvmlGpmSampleFree(sample_t *s) { ENTER; free(s); live_samples--; return OK; }
+API result nvmlGpmSampleGet(device d, sample_t *s) {
+  DEVICE; if (!with_gpm) return NOT_SUPPORTED;
+  s->gpu = i; s->t = now(); s->integral = fake_integral(i, s->t); return OK;
+}
+API result nvmlGpmMetricsGet(request_t *r) {
+  ENTER;
+  if (r->version != 1) return VERSION_MISMATCH;
+  if (!r->older || !r->newer || r->older->gpu != r->newer->gpu || r->newer->t <= r->older->t) return INVALID;
+  double mean = (r->newer->integral - r->older->integral) / (r->newer->t - r->older->t);
+  for (unsigned k = 0; k < r->count; k++) {
+    metric_t *m = &r->metrics[k];
+    char name[32]; sprintf(name, "gpm:%u", m->id);
+    m->ret = forced(name, r->older->gpu);
+    if (m->ret) continue;
+    switch (m->id) {
+      case 1: m->value = 100 * mean; break;           /* graphics */
+      case 2: m->value = 90 * mean; break;            /* sm */
+      case 3: m->value = 50 * mean; break;            /* occupancy */
+      case 5: m->value = 40 * mean; break;            /* tensor */
+      case 10: m->value = 60 * mean; break;           /* dram */
+      case 11: m->value = 0; break;                   /* fp64 */
+      case 12: m->value = 30 * mean; break;           /* fp32 */
+      case 13: m->value = 0.0 / 0.0; break;           /* fp16: not a number, status OK */
+      case 20: m->value = 1000 * mean; break;         /* pcie tx, MiB/s */
+      case 21: m->value = 2000 * mean; break;         /* pcie rx, MiB/s */
+      default: m->ret = NOT_SUPPORTED;                /* no NVLink on this board */
+    }
+  }
+  return OK;
+}
+
+/* ---- events ---- */
+typedef struct { device d; u64 type, data; unsigned gi, ci; } event_t;
+API result nvmlEventSetCreate(void **s) { ENTER; *s = calloc(1, 8); live_event_sets++; return OK; }
+API result nvmlEventSetFree(void *s) { ENTER; free(s); live_event_sets--; return OK; }
+API result nvmlDeviceRegisterEvents(device d, u64 types, void *s) { DEVICE; (void)types; (void)s; return OK; }
+API result nvmlEventSetWait_v2(void *s, event_t *e, unsigned ms) {
+  ENTER; (void)s; (void)ms;
+  if (!xid_count) return TIMEOUT;
+  memset(e, 0, sizeof *e); e->d = &gpus[xids[0].gpu]; e->type = 8; e->data = xids[0].code;
+  memmove(&xids[0], &xids[1], sizeof xids[0] * (size_t)--xid_count);
+  return OK;
+}
