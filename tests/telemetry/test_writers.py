@@ -90,7 +90,7 @@ def test_a_csv_file_says_in_comments_what_columns_cannot(tmp_path: Path) -> None
     write_trace(_trace("GPU-1", gpu_model="Tesla T4", origin_unix_s=5.5, attributes={"generated": "yes"}), path)
     assert path.read_text(encoding="utf-8") == (
         '# gpusonde-trace: {"gpu_uuid": "GPU-1", "gpu_model": "Tesla T4", "origin_unix_s": 5.5, '
-        '"metrics": ["power_watts"], "attributes": {"generated": "yes"}}\n'
+        '"attributes": {"generated": "yes"}}\n'
         "time_s,gpu_uuid,power_watts\n"
         "0.0,GPU-1,100.0\n"
         "0.1,GPU-1,\n"

@@ -10,6 +10,7 @@ import math
 import os
 import secrets
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -45,7 +46,7 @@ def write_trace(traces: Trace | Iterable[Trace], path: str | os.PathLike[str]) -
     names = list(dict.fromkeys(name for trace in given for name in trace.metrics))
     target = Path(path)
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
-    sink = _sink(target, temporary, names, [TraceMetadata.of(trace) for trace in given])
+    sink = _sink(target, temporary, names, [_metadata(trace, names) for trace in given])
     try:
         for trace in given:
             missing = np.full(len(trace), np.nan)
@@ -58,6 +59,12 @@ def write_trace(traces: Trace | Iterable[Trace], path: str | os.PathLike[str]) -
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
+
+
+def _metadata(trace: Trace, columns: Sequence[str]) -> TraceMetadata:
+    known = TraceMetadata.of(trace)
+    # Only where the file has columns of other traces: a column that someone adds later belongs to all.
+    return replace(known, metrics=None) if list(trace.metrics) == list(columns) else known
 
 
 class TraceWriter:

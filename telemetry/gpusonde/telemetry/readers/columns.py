@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from gpusonde.telemetry.errors import TraceFormatError, shown
+from gpusonde.telemetry.metadata import TraceMetadata
 from gpusonde.telemetry.metrics import METRIC_BY_NAME
 
 TIME_S = "time_s"
@@ -83,6 +84,37 @@ def layout(path: str | os.PathLike[str], header: Sequence[str], line: int | None
         metrics,
         tuple(warnings),
     )
+
+
+def gpus_of(
+    keys: Sequence[tuple[str, ...]],
+    columns: Layout,
+    described: Mapping[str | None, TraceMetadata],
+    origin_unix_s: float | None,
+    attributes: Mapping[str, str],
+) -> list[TraceMetadata]:
+    """Join what the rows' keys and the file's metadata (by ``gpu_uuid``; None: of all) say of each trace."""
+    gpus = []
+    for key in keys:
+        uuid = key[-1] if key else ""
+        known = described.get(uuid)
+        if known is None:
+            common = described.get(None, TraceMetadata())
+            # A file of one trace needs no gpu_uuid column.
+            if not key and len(described) == 1:
+                common = next(iter(described.values()))
+            known = common if not key else replace(common, gpu_uuid=uuid)
+        extra = dict(attributes)
+        if len(key) > (1 if columns.has_gpu_uuid else 0):
+            extra["trace_id"] = key[0]
+        gpus.append(
+            replace(
+                known,
+                origin_unix_s=known.origin_unix_s if origin_unix_s is None else origin_unix_s,
+                attributes={**extra, **known.attributes},
+            )
+        )
+    return gpus
 
 
 def left_out(names: Sequence[str]) -> str:

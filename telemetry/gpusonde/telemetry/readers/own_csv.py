@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from gpusonde.telemetry.errors import TraceFormatError, shown
 from gpusonde.telemetry.metadata import CSV_KEY, MetadataError, TraceMetadata, finite, from_json, parse_json
-from gpusonde.telemetry.readers.columns import TIME_S, Layout, layout
+from gpusonde.telemetry.readers.columns import TIME_S, Layout, gpus_of, layout
 from gpusonde.telemetry.readers.delimited import DelimitedFile, RowBlock
 from gpusonde.telemetry.readers.table import GpuLabels, IntArray, Rows, split_by_gpu
 from gpusonde.telemetry.readers.text import DEFAULT_MAX_BYTES
@@ -83,37 +83,6 @@ def read_own_csv(path: str | os.PathLike[str], *, max_bytes: int = DEFAULT_MAX_B
             warnings=(*columns.warnings, *file.warnings),
         )
     )
-
-
-def gpus_of(
-    keys: Sequence[tuple[str, ...]],
-    columns: Layout,
-    described: dict[str | None, TraceMetadata],
-    origin_unix_s: float | None,
-    attributes: dict[str, str],
-) -> list[TraceMetadata]:
-    """Join what the rows' keys and the file's metadata say of each trace; ``described[None]`` holds for all."""
-    gpus = []
-    for key in keys:
-        uuid = key[-1] if key else ""
-        known = described.get(uuid)
-        if known is None:
-            common = described.get(None, TraceMetadata())
-            # A file of one trace needs no gpu_uuid column.
-            if not key and len(described) == 1:
-                common = next(iter(described.values()))
-            known = common if not key else replace(common, gpu_uuid=uuid)
-        extra = dict(attributes)
-        if len(key) > (1 if columns.has_gpu_uuid else 0):
-            extra["trace_id"] = key[0]
-        gpus.append(
-            replace(
-                known,
-                origin_unix_s=known.origin_unix_s if origin_unix_s is None else origin_unix_s,
-                attributes={**extra, **known.attributes},
-            )
-        )
-    return gpus
 
 
 @dataclass

@@ -9,8 +9,7 @@ import numpy as np
 
 from gpusonde.telemetry.errors import ParquetSupportError, TraceFormatError, TraceTooLargeError, shown
 from gpusonde.telemetry.metadata import PARQUET_KEY, MetadataError, TraceMetadata, from_json, parse_json
-from gpusonde.telemetry.readers.columns import TIME_S, layout
-from gpusonde.telemetry.readers.own_csv import gpus_of
+from gpusonde.telemetry.readers.columns import TIME_S, gpus_of, layout
 from gpusonde.telemetry.readers.table import GpuLabels, IntArray, Rows, split_by_gpu
 from gpusonde.telemetry.readers.text import DEFAULT_MAX_BYTES, open_regular
 from gpusonde.telemetry.readers.timestamps import (
