@@ -1,0 +1,168 @@
+"""What a ``Client`` gives and takes: plain values with their units in their names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """One job's stay on one GPU.
+
+    Attributes:
+        run_id: Name of the run.
+        agent_id: Agent that sampled it.
+        gpu_uuid: Its GPU.
+        product_name: The GPU's name as the driver spells it.
+        framebuffer_bytes: The GPU's memory, 0 when unknown.
+        host_name: Host of the agent.
+        job_id: Scheduler's job, empty when unknown.
+        scheduler: ``slurm``, ``kubernetes``, ``static`` or empty.
+        active: Whether it still goes on.
+        start_unix_nano: First activity.
+        end_unix_nano: Latest tick while it is active, last activity when it is over.
+        tick_count: Ticks from start to end.
+        missed_ticks: Ticks that the sampler skipped meanwhile.
+        verdict: ``epochs``, ``short_cycle``, ``none``, or empty before the first analysis.
+        epoch_count: Epochs found.
+        period_s: Typical epoch duration; NaN when unknown, like both bounds.
+        period_low_s: Lower end of its 95 % interval.
+        period_high_s: Upper end of it.
+        confidence: 0..1.
+        replayed: True when the samples come from a replayed or generated trace.
+    """
+
+    run_id: str
+    agent_id: str
+    gpu_uuid: str
+    product_name: str
+    framebuffer_bytes: int
+    host_name: str
+    job_id: str
+    scheduler: str
+    active: bool
+    start_unix_nano: int
+    end_unix_nano: int
+    tick_count: int
+    missed_ticks: int
+    verdict: str
+    epoch_count: int
+    period_s: float
+    period_low_s: float
+    period_high_s: float
+    confidence: float
+    replayed: bool
+
+
+@dataclass(frozen=True)
+class EpochInfo:
+    """One epoch.
+
+    Attributes:
+        index: Identifies it within its run; order epochs by start.
+        start_unix_nano: Start.
+        end_unix_nano: End.
+        confidence: 0..1.
+        status: ``provisional``, ``confirmed`` or ``withdrawn``.
+        revision: Grows whenever the tracker changes its mind about the run.
+    """
+
+    index: int
+    start_unix_nano: int
+    end_unix_nano: int
+    confidence: float
+    status: str
+    revision: int
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds from start to end."""
+        return (self.end_unix_nano - self.start_unix_nano) / 1e9
+
+
+@dataclass(frozen=True)
+class RunEpochs:
+    """The epochs of a run by start, with the verdict (as in ``RunInfo``) and its reason."""
+
+    verdict: str
+    reason: str
+    epochs: tuple[EpochInfo, ...]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Epoch latency on one target GPU.
+
+    Attributes:
+        gpu_model: The target's canonical name.
+        epoch_latency_s: Seconds of one epoch; NaN when there is no prediction, like both bounds.
+        epoch_latency_low_s: Lower end of the interval.
+        epoch_latency_high_s: Upper end of the interval.
+        interval_coverage: Share of such intervals that should hold the true latency.
+        status: ``ok``, ``extrapolated``, ``insufficient_epochs`` or ``unsupported_gpu``.
+        extrapolated: True when target, source or run lie outside of what the model was fitted on.
+        method: How the number came about.
+        reason: Why the status is not ``ok``.
+    """
+
+    gpu_model: str
+    epoch_latency_s: float
+    epoch_latency_low_s: float
+    epoch_latency_high_s: float
+    interval_coverage: float
+    status: str
+    extrapolated: bool
+    method: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class PredictionSet:
+    """Predictions from one source.
+
+    Attributes:
+        predictions: One per target.
+        model_version: Version of the model that answered.
+        source_gpu_model: What the source GPU's name was taken for.
+        source_epoch_latency_s: Seconds of one epoch on the source GPU.
+    """
+
+    predictions: tuple[Prediction, ...]
+    model_version: str
+    source_gpu_model: str
+    source_epoch_latency_s: float
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """Distribution of one metric over a run, in the metric catalogue's unit."""
+
+    mean: float
+    standard_deviation: float
+    minimum: float
+    quartile_1: float
+    median: float
+    quartile_3: float
+    maximum: float
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What a caller measured itself, as a source for predictions.
+
+    Attributes:
+        gpu_model: Name of the GPU.
+        epoch_latency_s: Seconds of one epoch on it.
+        metrics: Metric name -> distribution over the run.
+        framebuffer_bytes: The GPU's memory, to tell variants apart; 0 when unknown.
+        epoch_latency_relative_error: Standard error of the latency as a ratio of it.
+        static_attributes: Figures read on the device itself.
+    """
+
+    gpu_model: str
+    epoch_latency_s: float
+    metrics: Mapping[str, Distribution] = field(default_factory=dict)
+    framebuffer_bytes: int = 0
+    epoch_latency_relative_error: float = 0.0
+    static_attributes: Mapping[str, float] = field(default_factory=dict)

@@ -1,0 +1,182 @@
+"""``CollectorConfig``: what an operator can set.
+
+Precedence: flags over environment over file over defaults. Every option ``[section] name`` has the environment variable
+``GPUSONDE_COLLECTOR_SECTION_NAME``. Unknown keys are errors, durations and sizes carry their unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+from gpusonde.collector.settings import ConfigError, gather, option, options_of, section_types, to_toml
+
+__all__ = ["CollectorConfig", "ConfigError", "options"]
+
+ENVIRONMENT_PREFIX = "GPUSONDE_COLLECTOR_"
+DEFAULT_LISTEN = "127.0.0.1:7433"
+_LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """``[server]``: where the collector listens."""
+
+    listen: str = option("text", DEFAULT_LISTEN, "host:port; port 0 takes a free one, written to <store>/address")
+    id: str = option("text", "", "name of this collector for its agents; empty: the host's name")
+    reflection: str = option("text", "loopback", "gRPC reflection: loopback (only when listening there), on or off")
+    drain_grace_s: float = option("duration", 5.0, "time that open streams get to end when the collector stops")
+
+
+@dataclass(frozen=True)
+class IngestConfig:
+    """``[ingest]``: what agents may send."""
+
+    commit_interval_s: float = option("duration", 0.1, "time between syncs of the log; acknowledgements wait for one")
+    max_unacked_records: int = option("count", 64, "records that an agent may have in flight")
+    max_record_bytes: int = option("size", 4 << 20, "largest record")
+    max_agents: int = option("count", 2000, "streams open at the same time")
+    max_gpus: int = option("count", 128, "GPUs and MIG instances of one agent")
+    max_metrics: int = option("count", 128, "metrics of one agent")
+    poison_attempts: int = option(
+        "count", 3, "refusals after which a record is put into the quarantine and passed over"
+    )
+    identity_hold_s: float = option(
+        "duration", 60.0, "time a gone agent's id stays closed to a process started earlier"
+    )
+    probe_interval_s: float = option("duration", 1.0, "time between attempts to write to a disk that was full")
+
+
+@dataclass(frozen=True)
+class StoreConfig:
+    """``[store]``: where and how samples are kept."""
+
+    directory: str = option("text", "", "data directory; empty: ~/.local/state/gpusonde/collector")
+    segment_interval_s: float = option("duration", 60.0, "age at which samples move from the log to a Parquet segment")
+    segment_bytes: int = option("size", 128 << 20, "size in memory at which they do so earlier")
+    memory_bytes: int = option("size", 512 << 20, "size in memory beyond which nothing is taken any more")
+    reserve_bytes: int = option("size", 64 << 20, "free disk space that is left for segments and the catalogue")
+
+
+@dataclass(frozen=True)
+class RunsConfig:
+    """``[runs]``: when a run begins and ends."""
+
+    activity_threshold: float = option("number", 0.05, "a tick is active when any activity ratio exceeds this")
+    min_active_s: float = option("duration", 1.0, "activity that makes a run; less is a blip")
+    idle_end_s: float = option("duration", 300.0, "idle time that ends a run; stalls of 120s occur inside of training")
+    held_end_s: float = option("duration", 1800.0, "the same while the job still holds its device memory")
+    gap_end_s: float = option("duration", 600.0, "time without ticks that ends a run")
+    silence_end_s: float = option("duration", 86_400.0, "time without records, on the collector's clock, that does so")
+    track_interval_s: float = option("duration", 0.5, "time between rounds of tracking")
+
+
+@dataclass(frozen=True)
+class PredictionConfig:
+    """``[prediction]``: the model."""
+
+    model: str = option("text", "", "file of 'gpusonde train'; empty: the model that ships with gpusonde")
+
+
+@dataclass(frozen=True)
+class LogConfig:
+    """``[log]``: what is said on stderr."""
+
+    level: str = option("text", "info", "debug, info, warning or error")
+
+
+@dataclass(frozen=True)
+class CollectorConfig:
+    """Everything the collector can be told."""
+
+    server: ServerConfig = field(default_factory=ServerConfig)
+    ingest: IngestConfig = field(default_factory=IngestConfig)
+    store: StoreConfig = field(default_factory=StoreConfig)
+    runs: RunsConfig = field(default_factory=RunsConfig)
+    prediction: PredictionConfig = field(default_factory=PredictionConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+
+    def __post_init__(self) -> None:
+        """Check what depends on more than the kind of a value.
+
+        Raises:
+            ConfigError: A value out of its range.
+        """
+        _check(self)
+
+    @classmethod
+    def load(
+        cls,
+        path: Path | str | None = None,
+        *,
+        environment: Mapping[str, str] = MappingProxyType({}),
+        overrides: Mapping[str, str] = MappingProxyType({}),
+    ) -> CollectorConfig:
+        """Read a configuration.
+
+        Args:
+            path: TOML file, or None for none.
+            environment: Usually ``os.environ``; only ``GPUSONDE_COLLECTOR_*`` is looked at.
+            overrides: Flags, as ``{"server.listen": "0.0.0.0:7433"}``.
+
+        Raises:
+            ConfigError: Unknown keys, values without a unit or out of range, a file that cannot be read.
+        """
+        values = gather(cls, path, environment, ENVIRONMENT_PREFIX, overrides)
+        sections = section_types(cls)
+        return cls(**{name: sections[name](**chosen) for name, chosen in values.items()})
+
+    def to_toml(self) -> str:
+        """Write the configuration as a commented file that ``load`` reads back to the same value."""
+        return to_toml(self)
+
+    @property
+    def directory(self) -> Path:
+        """The data directory."""
+        if self.store.directory:
+            return Path(self.store.directory).expanduser()
+        return Path.home() / ".local" / "state" / "gpusonde" / "collector"
+
+
+def options() -> dict[str, str]:
+    """Return every option as ``section.name`` with its help line, for command lines and documentation."""
+    return options_of(CollectorConfig)
+
+
+def _check(config: CollectorConfig) -> None:
+    host, separator, port = config.server.listen.rpartition(":")
+    if not separator or not host or not port.isdigit() or int(port) > 65_535:
+        raise ConfigError(
+            f"server.listen {config.server.listen!r} is no address; write host:port, for example 0.0.0.0:7433"
+        )
+    if config.server.reflection not in ("loopback", "on", "off"):
+        raise ConfigError(f"server.reflection {config.server.reflection!r} is unknown; use loopback, on or off")
+    if config.log.level not in _LOG_LEVELS:
+        raise ConfigError(f"log.level {config.log.level!r} is unknown; use {', '.join(_LOG_LEVELS)}")
+    if not 0.0 <= config.runs.activity_threshold < 1.0:
+        raise ConfigError("runs.activity_threshold is a ratio: at least 0, less than 1")
+    if config.ingest.max_record_bytes < 1 << 16 or config.ingest.max_record_bytes > 1 << 26:
+        raise ConfigError("ingest.max_record_bytes must lie between 64KiB and 64MiB; the default is 4MiB")
+    if config.runs.held_end_s < config.runs.idle_end_s:
+        raise ConfigError("runs.held_end is shorter than runs.idle_end; use at least the same")
+    ranges = {
+        "ingest.commit_interval": (config.ingest.commit_interval_s, 0.001, 10.0),
+        "ingest.max_unacked_records": (config.ingest.max_unacked_records, 1, 10_000),
+        "ingest.max_agents": (config.ingest.max_agents, 1, 1_000_000),
+        "ingest.max_gpus": (config.ingest.max_gpus, 1, 4096),
+        "ingest.max_metrics": (config.ingest.max_metrics, 1, 4096),
+        "ingest.poison_attempts": (config.ingest.poison_attempts, 1, 1000),
+        "ingest.probe_interval": (config.ingest.probe_interval_s, 0.01, 3600.0),
+        "store.segment_interval": (config.store.segment_interval_s, 0.1, 3600.0),
+        "store.segment_bytes": (config.store.segment_bytes, 1 << 16, 1 << 34),
+        "runs.idle_end": (config.runs.idle_end_s, 1.0, 86_400.0),
+        "runs.gap_end": (config.runs.gap_end_s, 1.0, 86_400.0),
+        "runs.track_interval": (config.runs.track_interval_s, 0.01, 60.0),
+    }
+    for name, (value, low, high) in ranges.items():
+        if not low <= value <= high:
+            raise ConfigError(f"{name} is out of its range of {low:g} to {high:g} (seconds, bytes or a count)")
+    if config.store.memory_bytes < config.store.segment_bytes:
+        raise ConfigError("store.memory_bytes is smaller than store.segment_bytes; use at least the same")

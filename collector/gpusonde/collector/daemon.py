@@ -1,0 +1,292 @@
+"""The collector: store, ingest, tracking and queries wired together, from start to a clean end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpusonde.catalog import load_gpus
+from gpusonde.collector.config import CollectorConfig
+from gpusonde.collector.ingest.agents import Agents
+from gpusonde.collector.ingest.committer import Committer
+from gpusonde.collector.ingest.gate import Gate
+from gpusonde.collector.ingest.quarantine import Quarantine
+from gpusonde.collector.ingest.service import IngestService, StreamOptions
+from gpusonde.collector.notify import notify
+from gpusonde.collector.query.prediction import Predictor
+from gpusonde.collector.query.service import QueryService
+from gpusonde.collector.records.limits import Limits
+from gpusonde.collector.server import Health, bind, build_server, is_loopback
+from gpusonde.collector.storage.errors import StoreError
+from gpusonde.collector.storage.files import FileLayer
+from gpusonde.collector.storage.local import LocalStore, StoreOptions
+from gpusonde.collector.storage.results import Results
+from gpusonde.collector.tracking.epochs import TrackerFactory
+from gpusonde.collector.tracking.follower import GpuFollower
+from gpusonde.collector.tracking.pipeline import EpochPipeline, PipelineOptions
+from gpusonde.collector.tracking.runs import Resume, RunPolicy
+from gpusonde.epoch_detect import EpochTracker
+from gpusonde.predictor.crossgpu import LatencyModel
+
+_LOG = logging.getLogger(__name__)
+_ADDRESS_FILE = "address"
+_MOST_SEAL_CHECK_S = 1.0
+_POLL_S = 0.05
+
+
+@dataclass(frozen=True)
+class CollectorReport:
+    """How a collector ended.
+
+    Attributes:
+        address: Where it listened.
+        counts: What happened, by name: records, repetitions, refusals, gaps, quarantined.
+    """
+
+    address: str
+    counts: dict[str, int]
+
+
+def run_collector(
+    config: CollectorConfig,
+    *,
+    on_ready: Callable[[str], None] | None = None,
+    stop: threading.Event | None = None,
+    files: FileLayer | None = None,
+    make_tracker: TrackerFactory = EpochTracker,
+) -> CollectorReport:
+    """Run a collector until it is told to stop (SIGTERM, SIGINT or ``stop``).
+
+    It then asks its agents to go elsewhere, makes everything received durable and ends. While it serves, the file
+    ``address`` in the data directory holds its address.
+
+    Args:
+        config: Where to listen and what to keep.
+        on_ready: Called with the address once it serves.
+        stop: Stops the collector like a signal, for callers outside of the main thread.
+        files: The file operations of the store.
+        make_tracker: Makes epoch trackers.
+
+    Raises:
+        StoreLockedError: Another collector uses the data directory.
+        StoreError: The data directory cannot be used.
+        AddressInUseError: The address is taken.
+        ModelFileError: The configured model cannot be used.
+    """
+    store = LocalStore(config.directory, _store_options(config), files=files)
+    store.open()
+    try:
+        with _executors("commit", "seal", "track", "query", "control") as executors:
+            return asyncio.run(_Collector(config, store, executors, make_tracker).run(stop, on_ready))
+    finally:
+        store.close()
+
+
+class _Collector:
+    """The parts of one running collector."""
+
+    def __init__(
+        self,
+        config: CollectorConfig,
+        store: LocalStore,
+        executors: dict[str, Executor],
+        make_tracker: TrackerFactory,
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._executors = executors
+        self._counts: Counter[str] = Counter()
+        results = Results(store.database)
+        ingest = config.ingest
+        control = executors["control"]
+        self._health = Health()
+        self._gate = Gate(store, control, ingest.probe_interval_s, self._gate_changed)
+        self._agents = Agents(store, control, ingest.max_agents, ingest.identity_hold_s, time.monotonic)
+        self._committer = Committer(store, executors["commit"], ingest.commit_interval_s, self._gate.store_failed)
+        limits = Limits(
+            record_bytes=ingest.max_record_bytes,
+            agents=ingest.max_agents,
+            gpus=ingest.max_gpus,
+            metrics=ingest.max_metrics,
+        )
+        self._ingest = IngestService(
+            store,
+            self._agents,
+            self._committer,
+            Quarantine(store, control, ingest.poison_attempts),
+            self._gate,
+            control,
+            limits,
+            StreamOptions(
+                collector_id=config.server.id or socket.gethostname(),
+                max_unacked_records=ingest.max_unacked_records,
+                drain_grace_ms=round(config.server.drain_grace_s * 1e3),
+            ),
+            counts=self._counts,
+        )
+        policy = _run_policy(config)
+
+        def follow(agent_id: str, gpu_uuid: str, resume: Resume) -> GpuFollower:
+            return GpuFollower(agent_id, gpu_uuid, store, policy, make_tracker, resume)
+
+        self._pipeline = EpochPipeline(
+            results,
+            follow,
+            executors["track"],
+            PipelineOptions(interval_s=config.runs.track_interval_s, silence_end_s=config.runs.silence_end_s),
+            time.monotonic,
+        )
+        model_file = config.prediction.model
+        self._predictor = Predictor(
+            store, results, load_gpus(), lambda: LatencyModel.load(model_file) if model_file else LatencyModel.shipped()
+        )
+        self._query = QueryService(store, results, self._predictor, executors["query"])
+
+    async def run(self, stop: threading.Event | None, on_ready: Callable[[str], None] | None) -> CollectorReport:
+        """Serve until told to stop."""
+        stopping = asyncio.Event()
+        with _signals(stopping), self._address_file() as address_file:
+            if self._config.prediction.model:
+                await asyncio.get_running_loop().run_in_executor(self._executors["query"], self._predictor.model)
+            self._agents.restore(self._store.agents())
+            self._store.subscribe(self._pipeline.touch)
+            self._pipeline.restore([(gpu.agent_id, gpu.gpu_uuid) for gpu in self._store.gpus()])
+            listen = self._config.server.listen
+            reflect = self._config.server.reflection
+            server = build_server(
+                self._ingest,
+                self._query,
+                self._health,
+                max_record_bytes=self._config.ingest.max_record_bytes,
+                with_reflection=reflect == "on" or (reflect == "loopback" and is_loopback(listen)),
+            )
+            address = bind(server, listen)
+            if not is_loopback(listen):
+                _LOG.warning("%s is reachable from other hosts, without encryption or authentication", address)
+            committing = asyncio.ensure_future(self._committer.run())
+            others = [
+                asyncio.ensure_future(self._gate.run()),
+                asyncio.ensure_future(self._pipeline.run()),
+                asyncio.ensure_future(self._seal_for_ever()),
+            ]
+            await server.start()
+            await self._health.set_ingest(True)
+            await self._health.set_query(True)
+            _replace(address_file, address)
+            _LOG.info("collecting on %s into %s", address, self._store.directory)
+            notify("READY=1")
+            if on_ready:
+                on_ready(address)
+            told = asyncio.ensure_future(_told_to_stop(stopping, stop))
+            done, _ = await asyncio.wait({told, committing, *others}, return_when=asyncio.FIRST_COMPLETED)
+            told.cancel()
+            notify("STOPPING=1")
+            self._ingest.drain()
+            await self._health.set_query(False)
+            await server.stop(self._config.server.drain_grace_s)
+            self._committer.close()
+            for task in others:
+                task.cancel()
+            await asyncio.wait([committing, *others])
+            await self._finish()
+            for task in done:
+                if not task.cancelled() and (fault := task.exception()):
+                    raise fault
+        _LOG.info("stopped; everything received is durable")
+        return CollectorReport(address, dict(self._counts))
+
+    async def _finish(self) -> None:
+        """Bring runs up to date and turn the log into a segment, so that the next start is quick."""
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._executors["track"], lambda: self._pipeline.round(save_all=True))
+        try:
+            await loop.run_in_executor(self._executors["seal"], self._store.seal)
+        except StoreError as error:
+            _LOG.error("the log stays as it is, the next start reads it: %s", error)
+
+    async def _seal_for_ever(self) -> None:
+        pause_s = min(self._config.store.segment_interval_s / 4, _MOST_SEAL_CHECK_S)
+        while True:
+            await asyncio.sleep(pause_s)
+            try:
+                await asyncio.shield(
+                    asyncio.get_running_loop().run_in_executor(self._executors["seal"], self._store.seal_if_due)
+                )
+            except StoreError as error:
+                # Samples stay in the log and in memory; ingest stops by itself when that gets too much.
+                _LOG.error("no segment could be written: %s", error)
+
+    def _gate_changed(self, serving: bool) -> None:
+        task = asyncio.ensure_future(self._health.set_ingest(serving))
+        task.add_done_callback(lambda done: done.exception())
+
+    @contextlib.contextmanager
+    def _address_file(self) -> Iterator[Path]:
+        path = self._store.directory / _ADDRESS_FILE
+        path.unlink(missing_ok=True)
+        try:
+            yield path
+        finally:
+            path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _executors(*names: str) -> Iterator[dict[str, Executor]]:
+    """Make one thread per name: each kind of work is done in order and does not wait for the others."""
+    with contextlib.ExitStack() as stack:
+        yield {name: stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix=name)) for name in names}
+
+
+@contextlib.contextmanager
+def _signals(stopping: asyncio.Event) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+async def _told_to_stop(stopping: asyncio.Event, stop: threading.Event | None) -> None:
+    """Return when a signal has set the one event, or another thread the other."""
+    while not (stop and stop.is_set()):
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(stopping.wait(), _POLL_S if stop else None)
+            return
+
+
+def _replace(path: Path, text: str) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(text + "\n")
+    temporary.rename(path)
+
+
+def _store_options(config: CollectorConfig) -> StoreOptions:
+    store = config.store
+    return StoreOptions(store.segment_interval_s, store.segment_bytes, store.memory_bytes, store.reserve_bytes)
+
+
+def _run_policy(config: CollectorConfig) -> RunPolicy:
+    runs = config.runs
+    return RunPolicy(
+        activity_threshold=runs.activity_threshold,
+        min_active_s=runs.min_active_s,
+        idle_end_s=runs.idle_end_s,
+        held_end_s=runs.held_end_s,
+        gap_end_s=runs.gap_end_s,
+    )

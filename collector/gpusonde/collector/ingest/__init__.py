@@ -1,0 +1,1 @@
+"""IngestService: streams of agents, fencing, group commit."""

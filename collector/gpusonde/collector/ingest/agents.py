@@ -1,0 +1,151 @@
+"""Who may stream: one process per agent id, one stream per process.
+
+Fencing: a new stream of an agent invalidates the older one and is answered only when everything the older one handed
+over is durable. Without it, records buffered on the old stream would be appended after the new one was told where to go
+on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+
+import grpc
+
+from gpusonde.collector.ingest.session import Session, Stop
+from gpusonde.collector.storage.facts import AgentRow
+from gpusonde.collector.storage.store import Store
+from gpusonde.ingest.v1 import ingest_pb2
+
+
+class AdmissionError(Exception):
+    """A greeting that is refused.
+
+    Attributes:
+        code: Status for the agent.
+    """
+
+    def __init__(self, code: grpc.StatusCode, text: str) -> None:
+        """Keep the status beside the text."""
+        self.code = code
+        super().__init__(text)
+
+
+@dataclass
+class _Agent:
+    """The process that currently owns an agent id."""
+
+    instance_id: str
+    spool_id: str
+    start_unix_nano: int
+    seen_at_s: float
+    session: Session | None = None
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def live_session(self) -> Session | None:
+        return self.session if self.session and not self.session.closed else None
+
+
+class Agents:
+    """Admits streams.
+
+    Args:
+        store: Keeps identities over restarts of the collector.
+        executor: Runs the store's blocking calls.
+        largest_count: Streams open at the same time.
+        hold_s: For how long after its last stream a process keeps its agent id against one with an older start time. A
+            host whose clock was set back gets its agent back after that.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self, store: Store, executor: Executor, largest_count: int, hold_s: float, clock: Callable[[], float]
+    ) -> None:
+        self._store = store
+        self._executor = executor
+        self._largest_count = largest_count
+        self._hold_s = hold_s
+        self._clock = clock
+        self._agents: dict[str, _Agent] = {}
+
+    def restore(self, rows: Iterable[AgentRow]) -> None:
+        """Remember the agents of an earlier collector process."""
+        now = self._clock()
+        for row in rows:
+            self._agents[row.agent_id] = _Agent(row.instance_id, row.spool_id, row.start_unix_nano, now)
+
+    def sessions(self) -> list[Session]:
+        """Return the sessions of the open streams."""
+        return [session for agent in self._agents.values() if (session := agent.live_session)]
+
+    async def admit(self, hello: ingest_pb2.Hello) -> Session:
+        """Fence older streams of the agent and return the session of the new one.
+
+        Raises:
+            AdmissionError: Another process owns the agent id, or there are too many agents.
+        """
+        agent = self._agents.get(hello.agent_id)
+        if agent is None:
+            agent = _Agent(hello.instance_id, hello.spool_id, hello.agent_start_time_unix_nano, self._clock())
+            self._agents[hello.agent_id] = agent
+        async with agent.lock:
+            self._check_owner(agent, hello)
+            if agent.live_session is None and len(self.sessions()) >= self._largest_count:
+                raise AdmissionError(
+                    grpc.StatusCode.RESOURCE_EXHAUSTED,
+                    f"{self._largest_count} agents are connected, which is this collector's limit; use another"
+                    " collector or raise limits.agents",
+                )
+            if agent.live_session:
+                agent.live_session.end(
+                    Stop(grpc.StatusCode.ABORTED, "a newer stream of this agent has taken over; this one is closed")
+                )
+            if agent.session:
+                await agent.session.settled()
+            durable = await asyncio.get_running_loop().run_in_executor(
+                self._executor, self._store.introduce, _agent_row(hello)
+            )
+            agent.instance_id = hello.instance_id
+            agent.spool_id = hello.spool_id
+            agent.start_unix_nano = hello.agent_start_time_unix_nano
+            agent.session = Session(hello.agent_id, hello.spool_id, durable, hello.first_available_sequence)
+            return agent.session
+
+    def close(self, session: Session) -> None:
+        """Note the end of a stream."""
+        session.closed = True
+        agent = self._agents[session.agent_id]
+        if agent.session is session:
+            agent.seen_at_s = self._clock()
+
+    def _check_owner(self, agent: _Agent, hello: ingest_pb2.Hello) -> None:
+        if hello.instance_id == agent.instance_id:
+            return
+        second = f"a second agent with the same id: {hello.agent_id!r}"
+        if agent.live_session and hello.spool_id != agent.spool_id:
+            raise AdmissionError(
+                grpc.StatusCode.ALREADY_EXISTS,
+                f"{second} is streaming from another spool; give each agent its own id, or stop the other one",
+            )
+        held = agent.live_session or self._clock() - agent.seen_at_s < self._hold_s
+        if held and hello.agent_start_time_unix_nano <= agent.start_unix_nano:
+            raise AdmissionError(
+                grpc.StatusCode.ALREADY_EXISTS,
+                f"{second} was started later and owns the id now; give each agent its own id, or stop the other one"
+                f" and wait {self._hold_s:.0f} s",
+            )
+
+
+def _agent_row(hello: ingest_pb2.Hello) -> AgentRow:
+    return AgentRow(
+        hello.agent_id,
+        hello.spool_id,
+        hello.instance_id,
+        hello.agent_start_time_unix_nano,
+        hello.host.host_name,
+        hello.agent_version,
+        hello.host.SerializeToString(),
+    )

@@ -1,0 +1,256 @@
+"""``IngestService``: takes the record streams of agents."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from gpusonde.collector.ingest.agents import AdmissionError, Agents
+from gpusonde.collector.ingest.committer import Committer
+from gpusonde.collector.ingest.gate import Gate
+from gpusonde.collector.ingest.quarantine import Quarantine
+from gpusonde.collector.ingest.session import Session, Stop
+from gpusonde.collector.records.decode import check_hello, decode_record
+from gpusonde.collector.records.errors import MissingInventoryError, RecordError, RecordTooLargeError
+from gpusonde.collector.records.limits import Limits
+from gpusonde.collector.records.model import InventoryRecord
+from gpusonde.collector.storage.errors import StoreError
+from gpusonde.collector.storage.log import EntryKind, LogEntry
+from gpusonde.collector.storage.store import Incoming, Store
+from gpusonde.ingest.v1 import ingest_pb2, ingest_pb2_grpc
+
+_LOG = logging.getLogger(__name__)
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Requests = AsyncIterator[ingest_pb2.StreamSamplesRequest]
+
+
+@dataclass(frozen=True)
+class StreamOptions:
+    """What HelloAck and Drain tell the agent.
+
+    Attributes:
+        collector_id: Name of this collector.
+        max_unacked_records: Records in flight; twice as many are taken before the stream is no longer read.
+        drain_grace_ms: For how long the collector goes on after Drain.
+        hello_timeout_s: How long a new stream may stay silent.
+    """
+
+    collector_id: str
+    max_unacked_records: int = 64
+    drain_grace_ms: int = 5000
+    hello_timeout_s: float = 30.0
+
+
+class IngestService(ingest_pb2_grpc.IngestServiceServicer):
+    """Implements ``gpusonde.ingest.v1.IngestService``.
+
+    Args:
+        store: Where records go.
+        agents: Admits streams.
+        committer: Makes records durable.
+        quarantine: Takes records that can never be stored.
+        gate: Says whether records are taken at all.
+        executor: Runs the store's blocking reads.
+        limits: Caps on records.
+        options: What agents are told.
+        counts: What happened, by name, for whoever wants to show it.
+        wall_clock_ns: Unix time in nanoseconds.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        agents: Agents,
+        committer: Committer,
+        quarantine: Quarantine,
+        gate: Gate,
+        executor: Executor,
+        limits: Limits,
+        options: StreamOptions,
+        *,
+        counts: Counter[str],
+        wall_clock_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._store = store
+        self._agents = agents
+        self._committer = committer
+        self._quarantine = quarantine
+        self._gate = gate
+        self._executor = executor
+        self._limits = limits
+        self._options = options
+        self._counts = counts
+        self._wall_clock_ns = wall_clock_ns
+
+    def drain(self) -> None:
+        """Ask every agent to reconnect elsewhere and end its stream."""
+        self._gate.drain()
+        for session in self._agents.sessions():
+            session.end(Stop(grpc.StatusCode.OK, "the collector is shutting down"))
+
+    async def StreamSamples(self, request_iterator: Requests, context: Context) -> None:  # noqa: N802 - gRPC's name
+        """Take one stream: Hello, then records; answer HelloAck, then acknowledgements of what is durable."""
+        hello = await self._hello(request_iterator, context)
+        if refusal := self._gate.closed:
+            await context.abort(refusal.code, refusal.text)
+        try:
+            session = await self._agents.admit(hello)
+        except AdmissionError as error:
+            _LOG.warning("%s: %s", context.peer(), error)
+            await context.abort(error.code, str(error))
+        except StoreError as error:
+            self._gate.store_failed(error)
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        _LOG.info(
+            "agent %s (%s) streams from spool %s after record %d",
+            hello.agent_id, context.peer(), hello.spool_id, session.durable_sequence,
+        )  # fmt: skip
+        try:
+            stop = await self._exchange(hello, session, request_iterator, context)
+        finally:
+            self._agents.close(session)
+        if stop and stop.code is not grpc.StatusCode.OK:
+            await context.abort(stop.code, stop.text)
+
+    async def _hello(self, requests: Requests, context: Context) -> ingest_pb2.Hello:
+        try:
+            request = await asyncio.wait_for(requests.__anext__(), self._options.hello_timeout_s)
+        except (asyncio.TimeoutError, StopAsyncIteration):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message of a stream carries Hello")
+        if request.WhichOneof("payload") != "hello":
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message of a stream carries Hello")
+        try:
+            check_hello(request.hello, self._limits)
+        except RecordError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        return request.hello
+
+    async def _exchange(
+        self, hello: ingest_pb2.Hello, session: Session, requests: Requests, context: Context
+    ) -> Stop | None:
+        """Read records and write acknowledgements until either side has had enough; return why, if it was this one."""
+        await context.write(ingest_pb2.StreamSamplesResponse(hello_ack=self._hello_ack(hello, session)))
+        reader = asyncio.ensure_future(self._take_records(requests, session))
+        try:
+            acknowledged = session.durable_sequence
+            while True:
+                changed = asyncio.ensure_future(session.changed())
+                await asyncio.wait({reader, changed}, return_when=asyncio.FIRST_COMPLETED)
+                changed.cancel()
+                ending = reader.done() or session.stop
+                if ending:
+                    reader.cancel()
+                    await session.settled()
+                if session.durable_sequence > acknowledged:
+                    acknowledged = session.durable_sequence
+                    await context.write(
+                        ingest_pb2.StreamSamplesResponse(ack=ingest_pb2.Ack(durable_sequence=acknowledged))
+                    )
+                if ending:
+                    break
+        finally:
+            reader.cancel()
+        if session.stop is None:
+            await reader  # for the exception, if it ended with one
+            return None
+        if session.stop.code is grpc.StatusCode.OK:
+            drain = ingest_pb2.Drain(grace_ms=self._options.drain_grace_ms)
+            await context.write(ingest_pb2.StreamSamplesResponse(drain=drain))
+        return session.stop
+
+    def _hello_ack(self, hello: ingest_pb2.Hello, session: Session) -> ingest_pb2.HelloAck:
+        packed = ingest_pb2.ENCODING_FLOAT32_LE_ZSTD in hello.encodings
+        return ingest_pb2.HelloAck(
+            durable_sequence=session.durable_sequence,
+            encoding=ingest_pb2.ENCODING_FLOAT32_LE_ZSTD if packed else ingest_pb2.ENCODING_FLOAT32_LE,
+            max_record_bytes=self._limits.record_bytes,
+            max_unacked_records=self._options.max_unacked_records,
+            collector_id=self._options.collector_id,
+        )
+
+    async def _take_records(self, requests: Requests, session: Session) -> None:
+        """Hand the records of a stream to the committer until the agent half-closes it or one is refused."""
+        inventory = await asyncio.get_running_loop().run_in_executor(
+            self._executor, self._store.inventory, session.agent_id, session.spool_id
+        )
+        async for request in requests:
+            if session.stop:
+                return
+            if request.WhichOneof("payload") != "record":
+                session.end(Stop(grpc.StatusCode.INVALID_ARGUMENT, "Hello comes once; later messages carry a Record"))
+                return
+            incoming = await self._take(request.record, session, inventory)
+            # Between here and the committer nothing may be awaited: the session could be fenced meanwhile.
+            if session.stop or incoming is None:
+                continue
+            if isinstance(incoming.decoded, InventoryRecord):
+                inventory = incoming.decoded
+            session.taken(incoming.entry.sequence)
+            self._committer.submit(session, incoming)
+            self._counts["records"] += 1
+            await session.settled(2 * self._options.max_unacked_records - 1)
+
+    async def _take(
+        self, record: ingest_pb2.Record, session: Session, inventory: InventoryRecord | None
+    ) -> Incoming | None:
+        """Decode one record; None when there is nothing to store, and the session ends if the record is refused."""
+        sequence = record.sequence
+        if session.is_repetition(sequence):
+            self._counts["repetitions"] += 1
+            return None
+        if not session.may_follow(sequence):
+            self._counts["gaps"] += 1
+            session.end(
+                Stop(
+                    grpc.StatusCode.OUT_OF_RANGE,
+                    f"record {sequence} leaves a gap: {session.last_sequence + 1} is next; reconnect, and say in"
+                    " Hello.first_available_sequence if earlier ones are lost",
+                )
+            )
+            return None
+        try:
+            decoded = decode_record(record, inventory, self._limits)
+        except RecordError as error:
+            self._counts["refusals"] += 1
+            return await self._refuse(record, session, error)
+        return Incoming(
+            LogEntry(
+                session.agent_id,
+                session.spool_id,
+                sequence,
+                self._wall_clock_ns(),
+                EntryKind.RECORD,
+                record.SerializeToString(),
+            ),
+            decoded,
+        )
+
+    async def _refuse(self, record: ingest_pb2.Record, session: Session, error: RecordError) -> Incoming | None:
+        """End the stream, or, when the agent has come with the same record too often, put it aside for good."""
+        if self._quarantine.is_due(session.agent_id, session.spool_id, record.sequence):
+            try:
+                incoming = await self._quarantine.put(session.agent_id, session.spool_id, record, error)
+            except StoreError as full:
+                session.end_unstored(full)
+                return None
+            self._counts["quarantined"] += 1
+            return incoming
+        if isinstance(error, RecordTooLargeError):
+            code = grpc.StatusCode.RESOURCE_EXHAUSTED
+        elif isinstance(error, MissingInventoryError):
+            code = grpc.StatusCode.FAILED_PRECONDITION
+        else:
+            code = grpc.StatusCode.INVALID_ARGUMENT
+        _LOG.warning("agent %s: record %d is refused: %s", session.agent_id, record.sequence, error)
+        session.end(Stop(code, f"record {record.sequence} is refused: {error}"))
+        return None

@@ -1,0 +1,1 @@
+"""QueryService: runs, epochs, predictions and samples."""

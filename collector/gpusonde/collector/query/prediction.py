@@ -1,0 +1,175 @@
+"""``PredictEpochLatency``: from a stored run, or from what the caller measured, to every other GPU."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+from gpusonde.catalog import GpuCatalog, GpuSpec, Resolution, UnknownGpuError
+from gpusonde.collector.query.errors import InvalidQuestionError, NotFoundError, NotYetError
+from gpusonde.collector.query.runs import duration, find_run, gpu_message
+from gpusonde.collector.storage.results import Results, RunRow
+from gpusonde.collector.storage.store import Store
+from gpusonde.predictor.crossgpu import (
+    LatencyModel,
+    LatencyPrediction,
+    MeasurementError,
+    MetricDistribution,
+    SourceMeasurement,
+    run_distributions,
+)
+from gpusonde.query.v1 import query_pb2
+from gpusonde.telemetry import Trace
+
+_STATUSES = {
+    "ok": query_pb2.PREDICTION_STATUS_OK,
+    "extrapolated": query_pb2.PREDICTION_STATUS_EXTRAPOLATED,
+    "insufficient_epochs": query_pb2.PREDICTION_STATUS_INSUFFICIENT_EPOCHS,
+    "unsupported_gpu": query_pb2.PREDICTION_STATUS_UNSUPPORTED_GPU,
+}
+# The detector's interval is a 95 % one: so many standard errors from end to end.
+_STANDARD_ERRORS_PER_INTERVAL = 2 * 1.96
+_LARGEST_RELATIVE_ERROR = 0.99
+_MOST_TARGETS = 1000
+
+
+class Predictor:
+    """Answers ``PredictEpochLatency``.
+
+    Args:
+        store: Where the samples are.
+        results: Where the runs are.
+        gpus: Resolves names.
+        load_model: Loads the model; called once, at the first question.
+    """
+
+    def __init__(
+        self, store: Store, results: Results, gpus: GpuCatalog, load_model: Callable[[], LatencyModel]
+    ) -> None:
+        self._store = store
+        self._results = results
+        self._gpus = gpus
+        self._load_model = load_model
+        self._model: LatencyModel | None = None
+        self._lock = threading.Lock()
+
+    def predict(self, request: query_pb2.PredictEpochLatencyRequest) -> query_pb2.PredictEpochLatencyResponse:
+        """Answer a request.
+
+        Raises:
+            NotFoundError: No such run, or a GPU that the catalogue does not hold.
+            InvalidQuestionError: A measurement that cannot be.
+            NotYetError: The run has no epochs to predict from.
+        """
+        kind = request.WhichOneof("source")
+        targets = self._targets(request.target_gpu_models)
+        try:
+            if kind == "run_id":
+                source = self._of_run(find_run(self._results, request.run_id))
+            elif kind == "measurement":
+                source = self._of_request(request.measurement)
+            else:
+                raise InvalidQuestionError("field 'source': give a run_id or a measurement")
+            model = self.model()
+            predictions = model.predict(source, targets)
+        except MeasurementError as error:
+            raise InvalidQuestionError(f"field '{kind}': {error}") from None
+        return query_pb2.PredictEpochLatencyResponse(
+            predictions=[_message(prediction) for prediction in predictions],
+            model_version=model.version,
+            source_gpu_model=source.gpu.name,
+            source_epoch_latency=duration(source.epoch_latency_s),
+        )
+
+    def model(self) -> LatencyModel:
+        """Return the model, loading it first if need be."""
+        with self._lock:
+            if self._model is None:
+                self._model = self._load_model()
+            return self._model
+
+    def _targets(self, names: Sequence[str]) -> list[GpuSpec]:
+        if len(names) > _MOST_TARGETS:
+            raise InvalidQuestionError(f"field 'target_gpu_models': at most {_MOST_TARGETS} names are taken")
+        return [self._resolve(name, None).spec for name in names] if names else list(self._gpus.specs)
+
+    def _resolve(self, name: str, memory_bytes: int | None) -> Resolution:
+        try:
+            return self._gpus.resolve(name, memory_bytes=memory_bytes or None)
+        except UnknownGpuError as error:
+            raise NotFoundError(str(error)) from None
+
+    def _of_run(self, run: RunRow) -> SourceMeasurement:
+        if run.verdict != "epochs" or not math.isfinite(run.period_s):
+            found = run.verdict or "not analysed yet"
+            raise NotYetError(
+                f"run {run.run_id} has no epochs to predict from ({found}: {run.reason or 'too short so far'});"
+                " wait for more of it, or give a measurement"
+            )
+        gpus = {(gpu.gpu_uuid, gpu.agent_id): gpu for gpu in self._store.gpus()}
+        described = gpu_message(gpus.get((run.gpu_uuid, run.agent_id)))
+        if not described.product_name:
+            raise NotYetError(
+                f"the agent does not know what model GPU {run.gpu_uuid} is (a replayed trace need not tell); give a"
+                " measurement with its gpu_model instead of the run"
+            )
+        resolution = self._resolve(described.product_name, described.framebuffer_bytes)
+        attributes = {a.name: a.value for a in described.static_attributes if math.isfinite(a.value) and a.value >= 0}
+        error = (run.period_high_s - run.period_low_s) / _STANDARD_ERRORS_PER_INTERVAL / run.period_s
+        return SourceMeasurement(
+            gpu=resolution.spec,
+            epoch_latency_s=run.period_s,
+            metrics=run_distributions(self._trace(run)),
+            epoch_latency_relative_error=min(max(error, 0.0), _LARGEST_RELATIVE_ERROR) if math.isfinite(error) else 0.0,
+            static_attributes=attributes,
+            epoch_count=run.epoch_count,
+        )
+
+    def _trace(self, run: RunRow) -> Trace:
+        samples = self._store.read(
+            run.gpu_uuid, run.start_unix_nano, run.end_unix_nano + 1, first=run.first, last=run.last
+        )
+        time_s = (samples.time_unix_nano - run.start_unix_nano) / 1e9
+        return Trace(time_s, {name: column.astype(float) for name, column in samples.columns.items()})
+
+    def _of_request(self, measurement: query_pb2.SourceMeasurement) -> SourceMeasurement:
+        resolution = self._resolve(measurement.gpu_model, measurement.framebuffer_bytes)
+        return SourceMeasurement(
+            gpu=resolution.spec,
+            epoch_latency_s=measurement.epoch_latency.ToNanoseconds() / 1e9,
+            metrics=_distributions(measurement.metrics),
+            epoch_latency_relative_error=measurement.epoch_latency_relative_error,
+            static_attributes=dict(measurement.static_attributes),
+        )
+
+
+def _distributions(messages: Sequence[query_pb2.MetricDistribution]) -> Mapping[str, MetricDistribution]:
+    found: dict[str, MetricDistribution] = {}
+    for i, message in enumerate(messages):
+        if message.metric in found:
+            raise InvalidQuestionError(f"field 'measurement.metrics[{i}]': {message.metric!r} appears twice")
+        found[message.metric] = MetricDistribution(
+            message.mean,
+            message.standard_deviation,
+            message.minimum,
+            message.quartile_1,
+            message.median,
+            message.quartile_3,
+            message.maximum,
+        )
+    return found
+
+
+def _message(prediction: LatencyPrediction) -> query_pb2.EpochLatencyPrediction:
+    return query_pb2.EpochLatencyPrediction(
+        gpu_model=prediction.target_gpu,
+        epoch_latency=duration(prediction.epoch_latency_s),
+        epoch_latency_lower=duration(prediction.epoch_latency_low_s),
+        epoch_latency_upper=duration(prediction.epoch_latency_high_s),
+        interval_coverage=prediction.interval_coverage,
+        status=_STATUSES[prediction.status],
+        extrapolated=prediction.extrapolated,
+        method=prediction.method,
+        reason=prediction.reason,
+    )

@@ -1,0 +1,136 @@
+"""Runs and epochs as messages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import cast
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from gpusonde.collector.query.errors import NotFoundError
+from gpusonde.collector.query.paging import from_token, page_size, to_token
+from gpusonde.collector.storage.facts import GpuRow
+from gpusonde.collector.storage.results import EpochRow, Results, RunRow
+from gpusonde.collector.storage.store import Store
+from gpusonde.common.v1 import gpu_pb2, job_pb2
+from gpusonde.query.v1 import query_pb2
+
+_VERDICTS = {
+    "epochs": query_pb2.EPOCH_VERDICT_EPOCHS,
+    "short_cycle": query_pb2.EPOCH_VERDICT_SHORT_CYCLE,
+    "none": query_pb2.EPOCH_VERDICT_NONE,
+}
+_STATUSES = {
+    "provisional": query_pb2.EPOCH_STATUS_PROVISIONAL,
+    "confirmed": query_pb2.EPOCH_STATUS_CONFIRMED,
+    "withdrawn": query_pb2.EPOCH_STATUS_WITHDRAWN,
+}
+_NOT_ANALYSED = "too short so far for a first analysis"
+
+
+def find_run(results: Results, run_id: str) -> RunRow:
+    """Return a run.
+
+    Raises:
+        NotFoundError: There is none of that name.
+    """
+    run = results.run(run_id)
+    if run is None:
+        raise NotFoundError(f"no run {run_id[:80]!r}; ListRuns ('gpusonde runs') names those there are")
+    return run
+
+
+def list_runs(results: Results, store: Store, request: query_pb2.ListRunsRequest) -> query_pb2.ListRunsResponse:
+    """Answer ``ListRuns``."""
+    limit = page_size(request.page_size, 100, 1000)
+    place = from_token(request.page_token, (int, str))
+    before = (int(place[0]), str(place[1])) if place else None
+    runs = results.runs(gpu_uuid=request.gpu_uuid, job_id=request.job_id, before=before, limit=limit + 1)
+    page = runs[:limit]
+    gpus = {(gpu.gpu_uuid, gpu.agent_id): gpu for gpu in store.gpus()}
+    response = query_pb2.ListRunsResponse(runs=[_run(run, gpus.get((run.gpu_uuid, run.agent_id))) for run in page])
+    if len(runs) > limit:
+        response.next_page_token = to_token([page[-1].start_unix_nano, page[-1].run_id])
+    return response
+
+
+def list_epochs(results: Results, request: query_pb2.ListEpochsRequest) -> query_pb2.ListEpochsResponse:
+    """Answer ``ListEpochs``."""
+    limit = page_size(request.page_size, 1000, 10_000)
+    place = from_token(request.page_token, (int, int))
+    run = find_run(results, request.run_id)
+    epochs: Iterable[EpochRow] = results.epochs(run.run_id)
+    if not request.include_withdrawn:
+        epochs = (epoch for epoch in epochs if epoch.status != "withdrawn")
+    if place:
+        last = (int(place[0]), int(place[1]))
+        epochs = (epoch for epoch in epochs if (epoch.start_unix_nano, epoch.index) > last)
+    rest = list(epochs)
+    response = query_pb2.ListEpochsResponse(
+        epochs=[_epoch(epoch) for epoch in rest[:limit]],
+        verdict=_VERDICTS.get(run.verdict, query_pb2.EPOCH_VERDICT_UNSPECIFIED),
+        reason=run.reason or _NOT_ANALYSED,
+    )
+    if len(rest) > limit:
+        response.next_page_token = to_token([rest[limit - 1].start_unix_nano, rest[limit - 1].index])
+    return response
+
+
+def timestamp(unix_nano: int) -> Timestamp:
+    """Return a time as a message."""
+    message = Timestamp()
+    message.FromNanoseconds(unix_nano)
+    return message
+
+
+def duration(seconds: float) -> Duration | None:
+    """Return a duration as a message, None for one that is not known."""
+    if not math.isfinite(seconds):
+        return None
+    message = Duration()
+    message.FromNanoseconds(round(seconds * 1e9))
+    return message
+
+
+def gpu_message(gpu: GpuRow | None) -> gpu_pb2.Gpu:
+    """Return a GPU as its agent described it."""
+    return gpu_pb2.Gpu.FromString(gpu.message) if gpu else gpu_pb2.Gpu()
+
+
+def _run(run: RunRow, gpu: GpuRow | None) -> query_pb2.Run:
+    described = gpu_message(gpu)
+    return query_pb2.Run(
+        run_id=run.run_id,
+        agent_id=run.agent_id,
+        gpu_uuid=run.gpu_uuid,
+        product_name=described.product_name,
+        job_id=run.job_id,
+        scheduler=cast(job_pb2.Scheduler, run.scheduler),  # enums are open: any number is fine
+        status=query_pb2.RUN_STATUS_ENDED if run.ended else query_pb2.RUN_STATUS_ACTIVE,
+        start_time=timestamp(run.start_unix_nano),
+        end_time=timestamp(run.end_unix_nano),
+        tick_count=run.tick_count,
+        missed_ticks=run.missed_ticks,
+        epoch_count=run.epoch_count,
+        verdict=_VERDICTS.get(run.verdict, query_pb2.EPOCH_VERDICT_UNSPECIFIED),
+        epoch_period=duration(run.period_s),
+        epoch_period_lower=duration(run.period_low_s),
+        epoch_period_upper=duration(run.period_high_s),
+        confidence=run.confidence,
+        replayed=described.replayed,
+        host_name=gpu.host_name if gpu else "",
+        framebuffer_bytes=described.framebuffer_bytes,
+    )
+
+
+def _epoch(epoch: EpochRow) -> query_pb2.Epoch:
+    return query_pb2.Epoch(
+        index=epoch.index,
+        start_time=timestamp(epoch.start_unix_nano),
+        end_time=timestamp(epoch.end_unix_nano),
+        confidence=epoch.confidence,
+        status=_STATUSES.get(epoch.status, query_pb2.EPOCH_STATUS_UNSPECIFIED),
+        revision=epoch.revision,
+    )

@@ -1,0 +1,111 @@
+"""Samples as one Arrow IPC stream, cut into messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+
+from gpusonde.collector.query.errors import InvalidQuestionError, NotFoundError
+from gpusonde.collector.storage.samples import Samples, column_type
+from gpusonde.collector.storage.store import Store
+from gpusonde.query.v1 import query_pb2
+from gpusonde.telemetry import UnknownMetricError, metric
+
+LARGEST_PIECE_BYTES = 1 << 20
+# Read at a time: 15 minutes of 27 metrics at 10 Hz are about a megabyte.
+_WINDOW_NS = 900 * 1_000_000_000
+_END_OF_TIME = 1 << 62
+
+
+class SampleStream:
+    """The answer to one ``ReadSamples``.
+
+    Args:
+        store: Where the samples are.
+        request: Which ones.
+    """
+
+    def __init__(self, store: Store, request: query_pb2.ReadSamplesRequest) -> None:
+        self._store = store
+        self._request = request
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the stream in pieces of at most a mebibyte; memory stays bounded however long the range is.
+
+        Raises:
+            NotFoundError: No such GPU, or it has no such metric.
+            InvalidQuestionError: No such metric anywhere, or the end comes before the start.
+        """
+        request = self._request
+        start = request.start_time.ToNanoseconds() if request.HasField("start_time") else 0
+        end = request.end_time.ToNanoseconds() if request.HasField("end_time") else _END_OF_TIME
+        if end < start:
+            raise InvalidQuestionError("field 'end_time': comes before start_time")
+        metrics = self._metrics()
+        sink = _Sink()
+        schema = pa.schema(
+            [("time_unix_nano", pa.int64()), *((name, pa.from_numpy_dtype(column_type(name))) for name in metrics)]
+        )
+        with pa.ipc.new_stream(pa.PythonFile(sink, mode="w"), schema) as writer:
+            for window in self._windows(start, end, metrics):
+                writer.write_batch(_record_batch(window, schema))
+                yield from sink.take()
+        yield from sink.take()
+
+    def _windows(self, start: int, end: int, metrics: Sequence[str]) -> Iterator[Samples]:
+        extent = self._store.extent(self._request.gpu_uuid)
+        if extent is None:
+            return
+        start, end = max(start, extent[0]), min(end, extent[1] + 1)
+        while start < end:
+            stop = min(start + _WINDOW_NS, end)
+            samples = self._store.read(self._request.gpu_uuid, start, stop, metrics)
+            if len(samples):
+                yield samples
+            start = stop
+
+    def _metrics(self) -> list[str]:
+        gpu_uuid = self._request.gpu_uuid
+        available = self._store.metrics_of(gpu_uuid)
+        if not available:
+            raise NotFoundError(f"no samples of a GPU {gpu_uuid[:80]!r}; ListRuns ('gpusonde runs') names GPUs")
+        for name in self._request.metrics:
+            try:
+                metric(name)
+            except UnknownMetricError as error:
+                raise InvalidQuestionError(f"field 'metrics': {error}") from None
+            if name not in available:
+                raise NotFoundError(f"GPU {gpu_uuid!r} has no metric {name!r}; it has {', '.join(available)}")
+        return list(dict.fromkeys(self._request.metrics)) or available
+
+
+class _Sink:
+    """Collects what Arrow writes."""
+
+    def __init__(self) -> None:
+        self.closed = False
+        self._buffer = bytearray()
+
+    def write(self, data: bytes) -> int:
+        self._buffer += data
+        return len(data)
+
+    def flush(self) -> None:
+        """Nothing to do: the bytes are taken by hand."""
+
+    def close(self) -> None:
+        self.closed = True
+
+    def take(self) -> Iterator[bytes]:
+        buffer, self._buffer = self._buffer, bytearray()
+        for i in range(0, len(buffer), LARGEST_PIECE_BYTES):
+            yield bytes(buffer[i : i + LARGEST_PIECE_BYTES])
+
+
+def _record_batch(samples: Samples, schema: pa.Schema) -> pa.RecordBatch:
+    columns = [samples.time_unix_nano, *(samples.columns[name] for name in schema.names[1:])]
+    return pa.record_batch(
+        [pa.array(column, field.type, from_pandas=False) for column, field in zip(columns, schema, strict=True)],
+        schema=schema,
+    )

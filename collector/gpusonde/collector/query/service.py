@@ -1,0 +1,90 @@
+"""``QueryService``: the questions' way through gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Executor
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+
+from gpusonde.collector.query.errors import QueryError
+from gpusonde.collector.query.prediction import Predictor
+from gpusonde.collector.query.runs import list_epochs, list_runs
+from gpusonde.collector.query.samples import SampleStream
+from gpusonde.collector.storage.errors import StoreCorruptError, StoreError
+from gpusonde.collector.storage.results import Results
+from gpusonde.collector.storage.store import Store
+from gpusonde.predictor.crossgpu import ModelFileError
+from gpusonde.query.v1 import query_pb2, query_pb2_grpc
+
+_LOG = logging.getLogger(__name__)
+_Answer = TypeVar("_Answer")
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class QueryService(query_pb2_grpc.QueryServiceServicer):
+    """Implements ``gpusonde.query.v1.QueryService``.
+
+    Args:
+        store: Where the samples are.
+        results: Where the runs are.
+        predictor: Predicts.
+        executor: Runs the answers; they compute and block.
+    """
+
+    def __init__(self, store: Store, results: Results, predictor: Predictor, executor: Executor) -> None:
+        self._store = store
+        self._results = results
+        self._predictor = predictor
+        self._executor = executor
+
+    async def ListRuns(  # noqa: N802 - gRPC's name, as below
+        self, request: query_pb2.ListRunsRequest, context: Context
+    ) -> query_pb2.ListRunsResponse:
+        """Return runs, newest first."""
+        return await self._answer(context, lambda: list_runs(self._results, self._store, request))
+
+    async def ListEpochs(  # noqa: N802
+        self, request: query_pb2.ListEpochsRequest, context: Context
+    ) -> query_pb2.ListEpochsResponse:
+        """Return the epochs of a run."""
+        return await self._answer(context, lambda: list_epochs(self._results, request))
+
+    async def PredictEpochLatency(  # noqa: N802
+        self, request: query_pb2.PredictEpochLatencyRequest, context: Context
+    ) -> query_pb2.PredictEpochLatencyResponse:
+        """Predict the epoch latency on other GPUs."""
+        return await self._answer(context, lambda: self._predictor.predict(request))
+
+    async def ReadSamples(  # noqa: N802
+        self, request: query_pb2.ReadSamplesRequest, context: Context
+    ) -> AsyncIterator[query_pb2.ReadSamplesResponse]:
+        """Stream the samples of a GPU."""
+        pieces = SampleStream(self._store, request).pieces()
+        while (piece := await self._answer(context, lambda: next(pieces, None))) is not None:
+            yield query_pb2.ReadSamplesResponse(arrow_ipc=piece)
+
+    async def _answer(self, context: Context, answer: Callable[[], _Answer]) -> _Answer:
+        """Run an answer in the executor and turn its exceptions into statuses."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._executor, answer)
+        except QueryError as error:
+            code, text = error.code, str(error)
+        except StoreCorruptError as error:
+            _LOG.error("%s", error)
+            code, text = grpc.StatusCode.DATA_LOSS, str(error)
+        except StoreError as error:
+            _LOG.error("%s", error)
+            code, text = grpc.StatusCode.UNAVAILABLE, str(error)
+        except ModelFileError as error:
+            code, text = grpc.StatusCode.FAILED_PRECONDITION, f"the collector's model cannot be used: {error}"
+        except Exception as error:  # the client must get a status whatever happened
+            _LOG.exception("a question failed")
+            code, text = grpc.StatusCode.INTERNAL, f"{type(error).__name__}; see the collector's log"
+        await context.abort(code, text)
+        raise AssertionError  # abort raises

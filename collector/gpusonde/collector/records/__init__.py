@@ -1,0 +1,1 @@
+"""Records as they arrive: their limits, their validation and their decoded form."""

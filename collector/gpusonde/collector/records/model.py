@@ -1,0 +1,190 @@
+"""Decoded records: what the store keeps and the trackers read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Int64Array = npt.NDArray[np.int64]
+Float32Array = npt.NDArray[np.float32]
+Float64Array = npt.NDArray[np.float64]
+
+
+class Position(NamedTuple):
+    """Place of a record in the order of arrival of one agent.
+
+    Attributes:
+        spool: The collector's own number of the spool; spools of one agent are numbered in order of first arrival.
+        sequence: Sequence number inside the spool.
+    """
+
+    spool: int
+    sequence: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Columns of a block.
+
+    Attributes:
+        metrics: Names in column order.
+        counters: Indices of the counter columns, in column order.
+    """
+
+    metrics: tuple[str, ...]
+    counters: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class GpuDescription:
+    """One GPU (or MIG instance) of an inventory.
+
+    Attributes:
+        gpu_uuid: Key of the device everywhere in the collector: the MIG instance's UUID where there is one.
+        product_name: Name as the driver spells it.
+        framebuffer_bytes: Memory of the device, 0 when unknown.
+        static_attributes: Figures read on the device; the unit is the suffix of the name.
+        missing_metrics: Metrics the device cannot give.
+        replayed: True when the samples come from a replayed or generated trace.
+        message: The serialised ``gpusonde.common.v1.Gpu``.
+    """
+
+    gpu_uuid: str
+    product_name: str
+    framebuffer_bytes: int
+    static_attributes: Mapping[str, float]
+    missing_metrics: frozenset[str]
+    replayed: bool
+    message: bytes
+
+
+@dataclass(frozen=True)
+class InventoryRecord:
+    """GPUs and columns that the batches after it refer to by index."""
+
+    gpus: tuple[GpuDescription, ...]
+    layout: Layout
+    source: str
+    sampling_interval_us: int
+
+
+@dataclass(frozen=True)
+class Blanks:
+    """How many values of one metric are NaN in a block, and why (a ``gpusonde.common.v1.BlankReason``)."""
+
+    metric: str
+    reason: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Block:
+    """Consecutive ticks of one GPU.
+
+    Attributes:
+        gpu_uuid: The GPU.
+        layout: Columns.
+        time_unix_nano: Shape (n,), strictly increasing.
+        values: Shape (metrics, n), float32; counters are differences to their base.
+        counter_bases: Shape (counters,).
+        missed_ticks: Ticks the sampler skipped before this block.
+        blanks: Reasons of the NaNs.
+    """
+
+    gpu_uuid: str
+    layout: Layout
+    time_unix_nano: Int64Array
+    values: Float32Array
+    counter_bases: Float64Array
+    missed_ticks: int
+    blanks: tuple[Blanks, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes the arrays occupy."""
+        return int(self.time_unix_nano.nbytes + self.values.nbytes + self.counter_bases.nbytes)
+
+
+@dataclass(frozen=True)
+class BatchRecord:
+    """Blocks of one message."""
+
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True)
+class Binding:
+    """One job's hold on one GPU over ``[start, end)``; ``end_unix_nano`` 0 means it still holds it."""
+
+    gpu_uuid: str
+    job_id: str
+    scheduler: int
+    start_unix_nano: int
+    end_unix_nano: int
+    labels: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class BindingsRecord:
+    """Job bindings of one message."""
+
+    bindings: tuple[Binding, ...]
+
+
+@dataclass(frozen=True)
+class LossRecord:
+    """Records the agent gave up (``reason`` is a ``gpusonde.ingest.v1.LossReason``)."""
+
+    first_sequence: int
+    last_sequence: int
+    reason: int
+    lost_ticks: int
+
+
+@dataclass(frozen=True)
+class GpuEvent:
+    """An XID, a lost or recovered GPU, a clock step (``kind`` is a ``gpusonde.ingest.v1.GpuEventKind``)."""
+
+    gpu_uuid: str
+    time_unix_nano: int
+    kind: int
+    value: int
+
+
+@dataclass(frozen=True)
+class EventsRecord:
+    """GPU events of one message."""
+
+    events: tuple[GpuEvent, ...]
+
+
+@dataclass(frozen=True)
+class SourceEndedRecord:
+    """The finite source behind these GPUs has no more ticks."""
+
+    gpu_uuids: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RejectedRecord:
+    """A record that was refused again and again; its bytes lie in the quarantine."""
+
+    field: str
+    problem: str
+    size_bytes: int
+    file_name: str
+
+
+Decoded = (
+    InventoryRecord
+    | BatchRecord
+    | BindingsRecord
+    | LossRecord
+    | EventsRecord
+    | SourceEndedRecord
+    | RejectedRecord
+)  # fmt: skip

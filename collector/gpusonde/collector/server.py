@@ -1,0 +1,95 @@
+"""The gRPC server: options, services, health, reflection."""
+
+from __future__ import annotations
+
+import ipaddress
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from gpusonde.collector.ingest.service import IngestService
+from gpusonde.collector.query.service import QueryService
+from gpusonde.ingest.v1 import ingest_pb2, ingest_pb2_grpc
+from gpusonde.query.v1 import query_pb2, query_pb2_grpc
+
+INGEST = ingest_pb2.DESCRIPTOR.services_by_name["IngestService"].full_name
+QUERY = query_pb2.DESCRIPTOR.services_by_name["QueryService"].full_name
+
+
+class AddressInUseError(RuntimeError):
+    """The address to listen on is taken, or is not ours."""
+
+
+class Health:
+    """``grpc.health.v1``: ingest and the whole are not serving while no records are taken; queries go on."""
+
+    def __init__(self) -> None:
+        self.servicer = health.aio.HealthServicer()
+
+    async def set_ingest(self, serving: bool) -> None:
+        """Say whether records are taken."""
+        for service in ("", INGEST):
+            await self.servicer.set(service, _status(serving))
+
+    async def set_query(self, serving: bool) -> None:
+        """Say whether questions are answered."""
+        await self.servicer.set(QUERY, _status(serving))
+
+
+def build_server(
+    ingest: IngestService, query: QueryService, health_state: Health, *, max_record_bytes: int, with_reflection: bool
+) -> grpc.aio.Server:
+    """Return a server with all services and no address yet."""
+    server = grpc.aio.server(
+        options=[
+            # gRPC shares ports by default: a second collector on this one would silently take half of the streams.
+            ("grpc.so_reuseport", 0),
+            # Records somewhat above the limit are read, so that they can be named, counted and put aside.
+            ("grpc.max_receive_message_length", 2 * max_record_bytes + (1 << 16)),
+            ("grpc.keepalive_time_ms", 20_000),
+            ("grpc.keepalive_timeout_ms", 10_000),
+            ("grpc.keepalive_permit_without_calls", 1),
+            # Agents ping every 20 s; the default permits one ping in 5 minutes and hangs up on the rest.
+            ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+            ("grpc.http2.max_ping_strikes", 0),
+        ]
+    )
+    ingest_pb2_grpc.add_IngestServiceServicer_to_server(ingest, server)  # type: ignore[no-untyped-call]
+    query_pb2_grpc.add_QueryServiceServicer_to_server(query, server)  # type: ignore[no-untyped-call]
+    health_pb2_grpc.add_HealthServicer_to_server(health_state.servicer, server)
+    if with_reflection:
+        reflection.enable_server_reflection((INGEST, QUERY, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    return server
+
+
+def bind(server: grpc.aio.Server, listen: str) -> str:
+    """Make a server listen and return its address with the port it got.
+
+    Raises:
+        AddressInUseError: The address is taken or cannot be used.
+    """
+    try:
+        port = server.add_insecure_port(listen)
+    except RuntimeError as error:
+        raise AddressInUseError(
+            f"cannot listen on {listen}: another process (another collector?) uses it, or it is no address of this"
+            " host; choose another one with server.listen"
+        ) from error
+    return f"{listen.rpartition(':')[0]}:{port}"
+
+
+def is_loopback(listen: str) -> bool:
+    """Whether an address is reachable from this host only."""
+    host = listen.rpartition(":")[0].strip("[]")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _status(serving: bool) -> health_pb2.HealthCheckResponse.ServingStatus:
+    return health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING

@@ -1,0 +1,218 @@
+"""Typed settings from TOML, environment and command line: the machinery below ``CollectorConfig``."""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import Field, dataclass, field, fields
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_BYTES = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)\s*")
+
+
+class ConfigError(ValueError):
+    """A setting that cannot be used; the message names where it stands and what would be right."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One value and where it came from."""
+
+    origin: str
+    section: str
+    name: str
+    value: Any
+
+
+def option(kind: str, default: Any, help_text: str) -> Any:
+    """Declare one option of a section; a duration's field name ends in ``_s``, its TOML name does not."""
+    return field(default=default, metadata={"kind": kind, "help": help_text})
+
+
+def section_types(config: type[Any]) -> dict[str, type[Any]]:
+    """Return the sections of a configuration class by name."""
+    found: dict[str, Any] = {section.name: section.default_factory for section in fields(config)}
+    return found
+
+
+def options_of(config: type[Any]) -> dict[str, str]:
+    """Return every option as ``section.name`` with its help line."""
+    return {
+        f"{name}.{toml_name(entry)}": str(entry.metadata["help"])
+        for name, section in section_types(config).items()
+        for entry in fields(section)
+    }
+
+
+def gather(
+    config: type[Any],
+    path: Path | str | None,
+    environment: Mapping[str, str],
+    prefix: str,
+    overrides: Mapping[str, str],
+) -> dict[str, dict[str, Any]]:
+    """Collect and convert all settings; later origins win: file, environment, command line.
+
+    Raises:
+        ConfigError: An unknown key, a value of the wrong kind or without its unit, a file that cannot be read.
+    """
+    settings: list[Setting] = []
+    if path is not None:
+        settings += _from_file(Path(path))
+    known = {key.replace(".", "_").upper(): key for key in options_of(config)}
+    for variable, value in environment.items():
+        if variable.startswith(prefix):
+            key = known.get(variable[len(prefix) :])
+            if key is None:
+                raise ConfigError(f"environment: {variable} is no option; known are {', '.join(sorted(known))}")
+            settings.append(_setting("environment", key, value))
+    for key, value in overrides.items():
+        if "." not in key:
+            raise ConfigError(f"command line: {key!r} is no option; write section.name, for example server.listen")
+        settings.append(_setting("command line", key, value))
+    values: dict[str, dict[str, Any]] = {}
+    for setting in settings:
+        entry = _find(config, setting)
+        where = f"{setting.origin}: {setting.section}.{setting.name}"
+        values.setdefault(setting.section, {})[entry.name] = _convert(setting.value, entry.metadata["kind"], where)
+    return values
+
+
+def to_toml(config: Any) -> str:
+    """Write a configuration as a commented file."""
+    lines: list[str] = []
+    for name, section in section_types(type(config)).items():
+        lines += [f"# {(section.__doc__ or '').splitlines()[0].split(': ', 1)[-1]}", f"[{name}]"]
+        for entry in fields(section):
+            value = getattr(getattr(config, name), entry.name)
+            lines += [f"# {entry.metadata['help']}", f"{toml_name(entry)} = {_written(value, entry.metadata['kind'])}"]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def toml_name(entry: Field[Any]) -> str:
+    """Return an option's name in files: its unit stands in the value there."""
+    return entry.name.removesuffix("_s") if entry.metadata["kind"] == "duration" else entry.name
+
+
+def _setting(origin: str, key: str, value: str) -> Setting:
+    section, _, name = key.partition(".")
+    return Setting(origin, section, name, value)
+
+
+def _from_file(path: Path) -> list[Setting]:
+    try:
+        with path.open("rb") as file:
+            document = tomllib.load(file)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; give an existing configuration file") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not TOML: {error}") from error
+    settings: list[Setting] = []
+    for section, values in document.items():
+        if not isinstance(values, dict):
+            raise ConfigError(f"{path}: {section} stands outside of a section")
+        settings += [Setting(str(path), section, name, value) for name, value in values.items()]
+    return settings
+
+
+def _find(config: type[Any], setting: Setting) -> Field[Any]:
+    sections = section_types(config)
+    if setting.section not in sections:
+        raise ConfigError(f"{setting.origin}: unknown section [{setting.section}]; known are {', '.join(sections)}")
+    entries = {toml_name(entry): entry for entry in fields(sections[setting.section])}
+    if setting.name not in entries:
+        raise ConfigError(
+            f"{setting.origin}: unknown key {setting.section}.{setting.name}; [{setting.section}] has"
+            f" {', '.join(entries)}"
+        )
+    return entries[setting.name]
+
+
+def _convert(value: Any, kind: str, where: str) -> Any:
+    try:
+        return _CONVERTERS[kind](value)
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ConfigError(f"{value!r} is not text; put it in quotes")
+    return value
+
+
+def _duration(value: Any) -> float:
+    return _quantity(value, _SECONDS, '"100ms" or "10s"')
+
+
+def _size(value: Any) -> int:
+    return round(_quantity(value, _BYTES, '"64MiB" or "4096B"'))
+
+
+def _quantity(value: Any, units: Mapping[str, float], example: str) -> float:
+    match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
+    if match is None or match[2] not in units:
+        raise ConfigError(f"{value!r} has no unit out of {', '.join(units)}; write for example {example}")
+    return float(match[1]) * units[match[2]]
+
+
+def _number(value: Any) -> float:
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise ConfigError(f"{value!r} is not a number")
+    return number
+
+
+def _count(value: Any) -> int:
+    number = _number(value)
+    if number != int(number):
+        raise ConfigError(f"{value!r} is not a whole number")
+    return int(number)
+
+
+def _switch(value: Any) -> bool:
+    if value in (True, "true"):
+        return True
+    if value in (False, "false"):
+        return False
+    raise ConfigError(f"{value!r} is neither true nor false")
+
+
+_CONVERTERS: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
+    {"text": _text, "duration": _duration, "size": _size, "number": _number, "count": _count, "switch": _switch}
+)
+
+
+def _written(value: Any, kind: str) -> str:
+    if kind == "duration":
+        return f'"{_in_unit(value, _SECONDS)}"'
+    if kind == "size":
+        return f'"{_in_unit(value, _BYTES)}"'
+    if kind == "text":
+        return '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return str(value).lower() if kind == "switch" else repr(value)
+
+
+def _in_unit(value: float, units: Mapping[str, float]) -> str:
+    """Write a quantity in the largest unit that leaves a whole number."""
+    for unit, factor in sorted(units.items(), key=lambda item: -item[1]):
+        count = value / factor
+        if count >= 1 and abs(count - round(count)) < 1e-9:
+            return f"{round(count)}{unit}"
+    unit, factor = min(units.items(), key=lambda item: item[1])
+    return f"{value / factor:g}{unit}"

@@ -1,0 +1,1 @@
+"""The durable store: append-only log, memory tail, Parquet segments, SQLite catalogue."""

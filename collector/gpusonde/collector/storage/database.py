@@ -1,0 +1,174 @@
+"""The SQLite file beside the segments: one connection, one writer at a time, every commit synced."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from gpusonde.collector.storage.errors import StoreCorruptError, StoreError, naming_full_disks
+
+_VERSION = 1
+
+_SCHEMA = """
+CREATE TABLE agents (
+    agent_id TEXT PRIMARY KEY, spool_id TEXT NOT NULL, instance_id TEXT NOT NULL, start_unix_nano INTEGER NOT NULL,
+    host_name TEXT NOT NULL, agent_version TEXT NOT NULL, host BLOB NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE spools (
+    spool INTEGER PRIMARY KEY AUTOINCREMENT, agent_id TEXT NOT NULL, spool_id TEXT NOT NULL,
+    stored_sequence INTEGER NOT NULL DEFAULT 0, UNIQUE (agent_id, spool_id)
+);
+CREATE TABLE inventories (
+    spool INTEGER NOT NULL, sequence INTEGER NOT NULL, message BLOB NOT NULL, PRIMARY KEY (spool, sequence)
+) WITHOUT ROWID;
+CREATE TABLE gpus (
+    gpu_uuid TEXT NOT NULL, agent_id TEXT NOT NULL, message BLOB NOT NULL, metrics TEXT NOT NULL,
+    PRIMARY KEY (gpu_uuid, agent_id)
+) WITHOUT ROWID;
+CREATE TABLE segments (
+    segment INTEGER PRIMARY KEY AUTOINCREMENT, file_name TEXT NOT NULL UNIQUE, size_bytes INTEGER NOT NULL,
+    row_count INTEGER NOT NULL, created_unix_nano INTEGER NOT NULL
+);
+CREATE TABLE segment_parts (
+    gpu_uuid TEXT NOT NULL, spool INTEGER NOT NULL, segment INTEGER NOT NULL, row_group INTEGER NOT NULL,
+    first_row INTEGER NOT NULL, row_count INTEGER NOT NULL, first_sequence INTEGER NOT NULL,
+    last_sequence INTEGER NOT NULL, start_unix_nano INTEGER NOT NULL, end_unix_nano INTEGER NOT NULL,
+    PRIMARY KEY (gpu_uuid, spool, segment)
+) WITHOUT ROWID;
+CREATE INDEX segment_parts_by_time ON segment_parts (gpu_uuid, end_unix_nano, start_unix_nano);
+CREATE TABLE job_bindings (
+    spool INTEGER NOT NULL, sequence INTEGER NOT NULL, item INTEGER NOT NULL, gpu_uuid TEXT NOT NULL,
+    job_id TEXT NOT NULL, scheduler INTEGER NOT NULL, start_unix_nano INTEGER NOT NULL, end_unix_nano INTEGER NOT NULL,
+    labels TEXT NOT NULL, PRIMARY KEY (spool, sequence, item)
+) WITHOUT ROWID;
+CREATE INDEX job_bindings_by_gpu ON job_bindings (gpu_uuid, spool, sequence);
+CREATE TABLE source_ends (
+    spool INTEGER NOT NULL, sequence INTEGER NOT NULL, gpu_uuid TEXT NOT NULL, PRIMARY KEY (spool, sequence, gpu_uuid)
+) WITHOUT ROWID;
+CREATE TABLE gpu_events (
+    spool INTEGER NOT NULL, sequence INTEGER NOT NULL, item INTEGER NOT NULL, gpu_uuid TEXT NOT NULL,
+    time_unix_nano INTEGER NOT NULL, kind INTEGER NOT NULL, value INTEGER NOT NULL, PRIMARY KEY (spool, sequence, item)
+) WITHOUT ROWID;
+CREATE INDEX gpu_events_by_gpu ON gpu_events (gpu_uuid, time_unix_nano);
+CREATE TABLE losses (
+    spool INTEGER NOT NULL, sequence INTEGER NOT NULL, first_sequence INTEGER NOT NULL, last_sequence INTEGER NOT NULL,
+    reason INTEGER NOT NULL, lost_ticks INTEGER NOT NULL, PRIMARY KEY (spool, sequence)
+) WITHOUT ROWID;
+CREATE TABLE gaps (
+    spool INTEGER NOT NULL, first_sequence INTEGER NOT NULL, last_sequence INTEGER NOT NULL,
+    PRIMARY KEY (spool, first_sequence)
+) WITHOUT ROWID;
+CREATE TABLE rejections (
+    spool INTEGER NOT NULL, sequence INTEGER NOT NULL, field TEXT NOT NULL, problem TEXT NOT NULL,
+    size_bytes INTEGER NOT NULL, file_name TEXT NOT NULL, PRIMARY KEY (spool, sequence)
+) WITHOUT ROWID;
+CREATE TABLE blank_counts (
+    gpu_uuid TEXT NOT NULL, metric TEXT NOT NULL, reason INTEGER NOT NULL, count INTEGER NOT NULL,
+    PRIMARY KEY (gpu_uuid, metric, reason)
+) WITHOUT ROWID;
+CREATE TABLE runs (
+    run_id TEXT PRIMARY KEY, agent_id TEXT NOT NULL, gpu_uuid TEXT NOT NULL, job_id TEXT NOT NULL,
+    scheduler INTEGER NOT NULL, ended INTEGER NOT NULL, end_reason TEXT NOT NULL, start_unix_nano INTEGER NOT NULL,
+    end_unix_nano INTEGER NOT NULL, first_spool INTEGER NOT NULL, first_sequence INTEGER NOT NULL,
+    last_spool INTEGER NOT NULL, last_sequence INTEGER NOT NULL, tick_count INTEGER NOT NULL,
+    missed_ticks INTEGER NOT NULL, verdict TEXT NOT NULL, reason TEXT NOT NULL, period_s REAL, period_low_s REAL,
+    period_high_s REAL, confidence REAL NOT NULL, epoch_count INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX runs_by_start ON runs (start_unix_nano, run_id);
+CREATE INDEX runs_by_gpu ON runs (gpu_uuid, start_unix_nano, run_id);
+CREATE TABLE epochs (
+    run_id TEXT NOT NULL, revision INTEGER NOT NULL, epoch_index INTEGER NOT NULL, start_unix_nano INTEGER NOT NULL,
+    end_unix_nano INTEGER NOT NULL, confidence REAL NOT NULL, status TEXT NOT NULL,
+    PRIMARY KEY (run_id, epoch_index)
+) WITHOUT ROWID;
+CREATE TABLE tracker_positions (
+    agent_id TEXT NOT NULL, gpu_uuid TEXT NOT NULL, spool INTEGER NOT NULL, sequence INTEGER NOT NULL,
+    not_before_unix_nano INTEGER NOT NULL, PRIMARY KEY (agent_id, gpu_uuid)
+) WITHOUT ROWID;
+"""
+
+
+class Database:
+    """The catalogue's connection.
+
+    Args:
+        path: The SQLite file; made if it is not there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.RLock()
+        self._connection: sqlite3.Connection | None = None
+
+    def open(self) -> None:
+        """Connect and create the tables where they are missing.
+
+        Raises:
+            StoreCorruptError: The file is not an SQLite database.
+            StoreError: It belongs to a newer collector, or cannot be opened.
+        """
+        with naming_full_disks(self.path):
+            connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=10.0)
+            try:
+                self._prepare(connection)
+            except sqlite3.DatabaseError as error:
+                connection.close()
+                if isinstance(error, sqlite3.OperationalError):
+                    raise
+                raise StoreCorruptError(self.path, str(error)) from error
+            except StoreError:
+                connection.close()
+                raise
+        self._connection = connection
+
+    def _prepare(self, connection: sqlite3.Connection) -> None:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA temp_store = MEMORY")
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if version == 0:
+            connection.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {_VERSION}; COMMIT;")
+        elif version != _VERSION:
+            raise StoreError(
+                f"{self.path} has schema version {version}, this collector knows {_VERSION}; run the newer collector"
+            )
+
+    def close(self) -> None:
+        """Close the connection."""
+        with self._lock:
+            if self._connection:
+                self._connection.close()
+                self._connection = None
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """Run statements that become durable together, or not at all.
+
+        Raises:
+            StoreFullError: There is no room.
+            StoreError: SQLite refused.
+        """
+        with self._lock, naming_full_disks(self.path):
+            connection = self._open_connection()
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+
+    def rows(self, statement: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Run a query and return all its rows."""
+        with self._lock, naming_full_disks(self.path):
+            return self._open_connection().execute(statement, parameters).fetchall()
+
+    def _open_connection(self) -> sqlite3.Connection:
+        if self._connection is None:
+            raise StoreError(f"{self.path} is closed")
+        return self._connection

@@ -1,0 +1,146 @@
+"""From the files that a crash left to a store that goes on exactly where acknowledgements ended."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from gpusonde.collector.records.decode import decode_record
+from gpusonde.collector.records.errors import RecordError
+from gpusonde.collector.records.limits import STORED_LIMITS
+from gpusonde.collector.records.model import BatchRecord, Decoded, InventoryRecord, Position, RejectedRecord
+from gpusonde.collector.storage.catalog import SegmentCatalog
+from gpusonde.collector.storage.errors import StoreError
+from gpusonde.collector.storage.facts import Facts
+from gpusonde.collector.storage.files import FileLayer
+from gpusonde.collector.storage.log import EntryKind, LogEntry, PartEnd, log_parts, read_part
+from gpusonde.collector.storage.tail import Generation
+from gpusonde.ingest.v1 import ingest_pb2
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass
+class Recovered:
+    """The state that the files describe.
+
+    Attributes:
+        next_part: Number of the next log part.
+        generation: What the log holds beyond the segments.
+        durable: (agent, spool id) -> durable sequence.
+        spools: (agent, spool id) -> number of the spool.
+        stored: Number of a spool -> sequence up to which it is in segments.
+    """
+
+    next_part: int
+    generation: Generation = field(default_factory=Generation)
+    durable: dict[tuple[str, str], int] = field(default_factory=dict)
+    spools: dict[tuple[str, str], int] = field(default_factory=dict)
+    stored: dict[int, int] = field(default_factory=dict)
+
+
+def recover(
+    log_directory: Path, segment_directory: Path, facts: Facts, segments: SegmentCatalog, files: FileLayer
+) -> Recovered:
+    """Replay the log over the catalogue.
+
+    Entries at or below a spool's stored sequence are in a segment and are skipped; entries that occur twice (written,
+    not acknowledged, sent again) count once; a part ends where its bytes stop being entries.
+
+    Raises:
+        StoreError: The log was written by a newer collector.
+    """
+    _tidy_segments(segment_directory, segments, files)
+    parts = log_parts(log_directory)
+    recovered = Recovered(next_part=parts[-1][0] + 1 if parts else 1)
+    for key, position in facts.spools().items():
+        recovered.spools[key] = position.spool
+        recovered.stored[position.spool] = recovered.durable[key] = position.sequence
+    replay = _Replay(recovered, facts)
+    for _, path in parts:
+        end = PartEnd()
+        try:
+            for entry in read_part(path, end):
+                replay.take(entry)
+        except (RecordError, ValueError) as error:
+            raise StoreError(
+                f"{path}: an entry at byte {end.good_bytes} is from another version of the collector ({error}); start"
+                " that version once, so that it turns its log into segments"
+            ) from error
+        if end.torn_bytes:
+            _LOG.warning(
+                "%s: the last %d bytes are not whole entries and are left out; what was not acknowledged is sent again",
+                path,
+                end.torn_bytes,
+            )
+    replay.save_facts()
+    return recovered
+
+
+def rejection_payload(record: RejectedRecord) -> bytes:
+    """Return the payload of a rejection's log entry."""
+    return json.dumps(asdict(record)).encode()
+
+
+def _tidy_segments(directory: Path, segments: SegmentCatalog, files: FileLayer) -> None:
+    """Remove files that never became part of the store; name registered ones that are gone or have another size."""
+    registered = segments.files()
+    for path in directory.iterdir():
+        if path.suffix == ".tmp" or (path.suffix == ".parquet" and path.name not in registered):
+            files.remove(path)
+    for name, size in registered.items():
+        path = directory / name
+        if not path.exists() or path.stat().st_size != size:
+            _LOG.error("%s is missing or has changed its size; reads of its time range will fail", path)
+
+
+class _Replay:
+    def __init__(self, recovered: Recovered, facts: Facts) -> None:
+        self._recovered = recovered
+        self._facts = facts
+        self._inventories: dict[int, InventoryRecord | None] = {}
+        self._records: list[tuple[Position, str, Decoded, bytes]] = []
+        self._gaps: dict[Position, int] = {}
+
+    def take(self, entry: LogEntry) -> None:
+        recovered = self._recovered
+        key = (entry.agent_id, entry.spool_id)
+        before = recovered.durable.get(key, 0)
+        if entry.sequence <= before:
+            return
+        spool = recovered.spools.get(key)
+        if spool is None:
+            spool = recovered.spools[key] = self._facts.spool_number(*key)
+        position = Position(spool, entry.sequence)
+        decoded = self._decode(entry, position)
+        if entry.sequence > before + 1:
+            self._gaps[Position(spool, before + 1)] = entry.sequence - 1
+        if not isinstance(decoded, BatchRecord):
+            self._records.append((position, entry.agent_id, decoded, entry.payload))
+        recovered.generation.add(position, decoded)
+        recovered.durable[key] = entry.sequence
+
+    def save_facts(self) -> None:
+        """Write facts again: the crash may have come between the log and the catalogue."""
+        if self._records or self._gaps:
+            self._facts.save(self._records, self._gaps)
+
+    def _decode(self, entry: LogEntry, position: Position) -> Decoded:
+        if entry.kind is EntryKind.REJECTION:
+            return RejectedRecord(**json.loads(entry.payload))
+        decoded = decode_record(ingest_pb2.Record.FromString(entry.payload), self._inventory(position), STORED_LIMITS)
+        if isinstance(decoded, InventoryRecord):
+            self._inventories[position.spool] = decoded
+        return decoded
+
+    def _inventory(self, position: Position) -> InventoryRecord | None:
+        if position.spool not in self._inventories:
+            message = self._facts.inventory_message(position.spool, position.sequence)
+            inventory = None
+            if message is not None:
+                decoded = decode_record(ingest_pb2.Record.FromString(message), None, STORED_LIMITS)
+                inventory = decoded if isinstance(decoded, InventoryRecord) else None
+            self._inventories[position.spool] = inventory
+        return self._inventories[position.spool]

@@ -1,0 +1,83 @@
+"""What is in the log and not yet in a segment, kept in memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from gpusonde.collector.records.model import (
+    BatchRecord,
+    BindingsRecord,
+    Decoded,
+    Position,
+    SourceEndedRecord,
+)
+from gpusonde.collector.storage.arrivals import BindingArrived, Mark, SourceEndArrived
+from gpusonde.collector.storage.samples import StoredBlock
+
+
+@dataclass
+class Generation:
+    """The records between two seals.
+
+    Attributes:
+        blocks: GPU -> its blocks in order of arrival.
+        marks: GPU -> its bindings and source ends in order of arrival.
+        blanks: (GPU, metric, reason) -> NaNs.
+        reached: Spool -> highest sequence.
+        nbytes: Bytes of the arrays.
+    """
+
+    blocks: dict[str, list[StoredBlock]] = field(default_factory=dict)
+    marks: dict[str, list[Mark]] = field(default_factory=dict)
+    blanks: Counter[tuple[str, str, int]] = field(default_factory=Counter)
+    reached: dict[int, int] = field(default_factory=dict)
+    nbytes: int = 0
+
+    def add(self, position: Position, record: Decoded) -> list[str]:
+        """Take in one record and return the GPUs it is about."""
+        self.reached[position.spool] = position.sequence
+        if isinstance(record, BatchRecord):
+            for block in record.blocks:
+                self.blocks.setdefault(block.gpu_uuid, []).append(StoredBlock(position, block))
+                self.nbytes += block.nbytes
+                for blank in block.blanks:
+                    self.blanks[block.gpu_uuid, blank.metric, blank.reason] += blank.count
+            return [block.gpu_uuid for block in record.blocks]
+        if isinstance(record, BindingsRecord):
+            for binding in record.bindings:
+                self.marks.setdefault(binding.gpu_uuid, []).append(BindingArrived(position, binding))
+            return [binding.gpu_uuid for binding in record.bindings]
+        if isinstance(record, SourceEndedRecord):
+            for gpu_uuid in record.gpu_uuids:
+                self.marks.setdefault(gpu_uuid, []).append(SourceEndArrived(position))
+            return list(record.gpu_uuids)
+        return []
+
+    def blocks_between(self, gpu_uuid: str, start_unix_nano: int, end_unix_nano: int) -> list[StoredBlock]:
+        """Return a GPU's blocks with ticks in ``[start, end)``."""
+        return [
+            stored
+            for stored in self.blocks.get(gpu_uuid, ())
+            if stored.block.time_unix_nano[-1] >= start_unix_nano and stored.block.time_unix_nano[0] < end_unix_nano
+        ]
+
+    def blocks_after(self, gpu_uuid: str, spools: Iterable[int], after: Position) -> list[StoredBlock]:
+        """Return a GPU's blocks of these spools behind a position."""
+        return [s for s in _newest(self.blocks.get(gpu_uuid, []), after) if s.position.spool in spools]
+
+    def marks_after(self, gpu_uuid: str, spools: Iterable[int], after: Position) -> list[Mark]:
+        """Return a GPU's bindings and source ends of these spools behind a position."""
+        return [m for m in self.marks.get(gpu_uuid, ()) if m.position > after and m.position.spool in spools]
+
+
+def _newest(blocks: list[StoredBlock], after: Position) -> list[StoredBlock]:
+    """Return the blocks behind a position; a reader that keeps up finds its place at the end, so look from there.
+
+    Blocks of another agent's spool may lie between; spools of one agent only ever grow.
+    """
+    i = len(blocks)
+    while i and blocks[i - 1].position > after:
+        i -= 1
+    return blocks[i:]

@@ -1,0 +1,1 @@
+"""Runs and their epochs, found in the samples as they become durable."""

@@ -1,0 +1,137 @@
+"""``RunEpochs``: the epochs of one run, kept up to date by an epoch tracker."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import numpy.typing as npt
+
+from gpusonde.collector.storage.results import EpochRow, RunRow, RunUpdate
+from gpusonde.collector.storage.samples import Samples
+from gpusonde.epoch_detect import EpochDetection, EpochEvent, TrackedEpoch
+
+_LOG = logging.getLogger(__name__)
+_WITHDRAWN = "withdrawn"
+
+
+class Tracker(Protocol):
+    """What is needed of ``gpusonde.epoch_detect.EpochTracker``."""
+
+    @property
+    def epochs(self) -> tuple[TrackedEpoch, ...]:
+        """Every epoch ever reported."""
+
+    @property
+    def detection(self) -> EpochDetection | None:
+        """The latest analysis."""
+
+    def update(self, time_s: npt.ArrayLike, values: npt.ArrayLike) -> list[EpochEvent]:
+        """Take ticks."""
+
+    def finish(self) -> list[EpochEvent]:
+        """Analyse all ticks once more."""
+
+
+TrackerFactory = Callable[[Sequence[str]], Tracker]
+
+
+class RunEpochs:
+    """Feeds a tracker and turns its answers into rows.
+
+    A tracker that fails costs its own run the epochs, nothing else.
+
+    Args:
+        run_id: The run.
+        metrics: Names of the rows that the tracker gets.
+        make_tracker: Makes the tracker.
+    """
+
+    def __init__(self, run_id: str, metrics: Sequence[str], make_tracker: TrackerFactory) -> None:
+        self._run_id = run_id
+        self._metrics = list(metrics)
+        self._make_tracker = make_tracker
+        self._tracker: Tracker | None = None
+        self._origin: int | None = None
+        self._failure = ""
+        self._changed = False
+
+    def update(self, samples: Samples) -> None:
+        """Take ticks of the run, its lead-in first."""
+        if self._failure or not len(samples):
+            return
+        if self._origin is None:
+            self._origin = int(samples.time_unix_nano[0])
+        # Seconds after the first tick: float64 holds those to the nanosecond, Unix seconds only to about a microsecond.
+        time_s = (samples.time_unix_nano - self._origin) / 1e9
+        self._attempt(lambda tracker: tracker.update(time_s, samples.matrix(self._metrics)))
+
+    def finish(self) -> None:
+        """Take the end of the run."""
+        if not self._failure and self._origin is not None:
+            self._attempt(lambda tracker: tracker.finish())
+            self._changed = True
+
+    @property
+    def changed(self) -> bool:
+        """Whether the epochs have changed since the last call of ``row``."""
+        return self._changed
+
+    def row(self, run: RunRow) -> RunUpdate:
+        """Return the run with what is known of its epochs, and the epochs where they have changed."""
+        epochs = self._epochs() if self._changed else None
+        self._changed = False
+        if self._failure:
+            return RunUpdate(replace(run, verdict="none", reason=self._failure), epochs)
+        found = self._tracker.detection if self._tracker else None
+        if self._tracker is None or found is None:
+            return RunUpdate(run, epochs)
+        count = sum(epoch.status != _WITHDRAWN for epoch in self._tracker.epochs)
+        return RunUpdate(
+            replace(
+                run,
+                verdict=str(found.verdict),
+                reason=found.reason,
+                period_s=found.period_s,
+                period_low_s=found.period_low_s,
+                period_high_s=found.period_high_s,
+                confidence=found.confidence,
+                epoch_count=count,
+            ),
+            epochs,
+        )
+
+    def _epochs(self) -> list[EpochRow]:
+        if self._failure or self._tracker is None:
+            return []
+        return [
+            EpochRow(
+                epoch.index,
+                self._unix_nano(epoch.start_s),
+                self._unix_nano(epoch.end_s),
+                epoch.confidence,
+                str(epoch.status),
+                epoch.revision,
+            )
+            for epoch in self._tracker.epochs
+        ]
+
+    def _unix_nano(self, time_s: float) -> int:
+        return (self._origin or 0) + round(time_s * 1e6) * 1000
+
+    def _attempt(self, call: Callable[[Tracker], list[EpochEvent]]) -> None:
+        try:
+            if self._tracker is None:
+                self._tracker = self._make_tracker(self._metrics)
+            before = self._tracker.detection
+            events = call(self._tracker)
+        except Exception as error:  # whatever it is, the other runs go on
+            _LOG.exception("epochs of run %s are no longer tracked", self._run_id)
+            self._failure = f"epoch tracking failed: {error!r}; see the collector's log"
+            self._tracker = None
+            self._changed = True
+            return
+        if events or self._tracker.detection is not before:
+            self._changed = True

@@ -1,0 +1,114 @@
+"""``GpuFollower``: runs and epochs of one GPU, as far as the store has got."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from gpusonde.collector.storage.arrivals import BindingArrived, TicksArrived
+from gpusonde.collector.storage.results import RunUpdate
+from gpusonde.collector.storage.store import Store
+from gpusonde.collector.tracking.epochs import RunEpochs, TrackerFactory
+from gpusonde.collector.tracking.runs import (
+    Resume,
+    RunEnded,
+    RunEvent,
+    RunPolicy,
+    RunStarted,
+    RunTicks,
+    RunTracker,
+    has_activity,
+)
+
+
+class GpuFollower:
+    """Reads what arrived for one GPU since it last looked, and tracks it.
+
+    Because it reads the store, it works the same for ticks of this second, for a backlog, and after a restart.
+
+    Args:
+        agent_id: The agent.
+        gpu_uuid: The GPU.
+        store: Where the ticks are.
+        policy: When runs begin and end.
+        make_tracker: Makes epoch trackers.
+        resume: Where to begin.
+    """
+
+    def __init__(
+        self,
+        agent_id: str,
+        gpu_uuid: str,
+        store: Store,
+        policy: RunPolicy,
+        make_tracker: TrackerFactory,
+        resume: Resume,
+    ) -> None:
+        self._agent_id = agent_id
+        self._gpu_uuid = gpu_uuid
+        self._store = store
+        self._make_tracker = make_tracker
+        self._reached = resume.position
+        self._runs = RunTracker(
+            agent_id,
+            gpu_uuid,
+            policy,
+            has_activity=has_activity(store.metrics_of(gpu_uuid)),
+            resume=resume,
+            bindings=store.bindings(agent_id, gpu_uuid, resume.position),
+        )
+        self._run_id = ""
+        self._epochs: RunEpochs | None = None
+
+    @property
+    def resume(self) -> Resume:
+        """Where another follower has to begin in order to come to the same state."""
+        return self._runs.resume
+
+    @property
+    def has_news(self) -> bool:
+        """Whether the open run's epochs have changed since they were last asked for."""
+        return self._epochs is not None and self._epochs.changed
+
+    def advance(self) -> Iterator[RunUpdate]:
+        """Track everything that has arrived and yield the runs that ended."""
+        for arrival in self._store.arrivals(self._agent_id, self._gpu_uuid, self._reached):
+            if isinstance(arrival, TicksArrived):
+                events = self._runs.ticks(arrival.samples)
+                self._reached = arrival.samples.last_position
+            elif isinstance(arrival, BindingArrived):
+                events = self._runs.binding(arrival.position, arrival.binding)
+                self._reached = arrival.position
+            else:
+                events = self._runs.source_ended(arrival.position)
+                self._reached = arrival.position
+            yield from self._apply(events)
+
+    def end(self, reason: str) -> list[RunUpdate]:
+        """End the open run for a reason outside of the ticks."""
+        return self._apply(self._runs.end(reason))
+
+    def current(self) -> RunUpdate | None:
+        """Return the open run as it stands."""
+        run = self._runs.run
+        return self._epochs.row(run) if run and self._epochs else None
+
+    def _apply(self, events: Sequence[RunEvent]) -> list[RunUpdate]:
+        ended: list[RunUpdate] = []
+        for event in events:
+            if isinstance(event, RunStarted):
+                self._epochs = None
+                self._run_id = event.run.run_id
+            elif isinstance(event, RunTicks):
+                if self._epochs is None:
+                    offered = set(self._store.metrics_of(self._gpu_uuid))
+                    metrics = [name for name in event.samples.columns if name in offered]
+                    self._epochs = RunEpochs(self._run_id, metrics, self._make_tracker)
+                self._epochs.update(event.samples)
+            elif isinstance(event, RunEnded) and self._epochs:
+                self._epochs.finish()
+                ended.append(self._epochs.row(event.run))
+                self._epochs = None
+        return ended
+
+
+FollowerFactory = Callable[[str, str, Resume], GpuFollower]

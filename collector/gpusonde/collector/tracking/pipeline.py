@@ -1,0 +1,179 @@
+"""``EpochPipeline``: keeps the runs and epochs of all GPUs up to date while records arrive."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+from gpusonde.collector.storage.errors import StoreError
+from gpusonde.collector.storage.results import Results, RunUpdate
+from gpusonde.collector.tracking.follower import FollowerFactory, GpuFollower
+from gpusonde.collector.tracking.runs import Resume
+
+_LOG = logging.getLogger(__name__)
+
+_Key = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class PipelineOptions:
+    """How often the pipeline works.
+
+    Attributes:
+        interval_s: Pause between rounds.
+        save_interval_s: How old the stored state of an unchanged run may become.
+        silence_end_s: Wall-clock time without records after which a run is over all the same.
+    """
+
+    interval_s: float = 0.5
+    save_interval_s: float = 5.0
+    silence_end_s: float = 86_400.0
+
+
+class EpochPipeline:
+    """Follows every GPU.
+
+    What waits is a set of GPUs, not of ticks: it cannot outgrow their number however far tracking falls behind, and the
+    ticks wait in the store.
+
+    Args:
+        results: Where runs and epochs are kept.
+        make_follower: Makes the follower of an (agent, GPU).
+        executor: Runs the rounds; they compute and block.
+        options: How often.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        results: Results,
+        make_follower: FollowerFactory,
+        executor: Executor,
+        options: PipelineOptions,
+        clock: Callable[[], float],
+    ) -> None:
+        self._results = results
+        self._make_follower = make_follower
+        self._executor = executor
+        self._options = options
+        self._clock = clock
+        self._resumes: dict[_Key, Resume] = {}
+        self._followers: dict[_Key, GpuFollower] = {}
+        self._heard_at: dict[_Key, float] = {}
+        self._unsaved: dict[_Key, None] = {}
+        self._pending: list[RunUpdate] = []
+        self._broken: set[_Key] = set()
+        self._saved_at = 0.0
+        self._touched: set[_Key] = set()
+        self._lock = threading.Lock()
+        self._wake: Callable[[], None] | None = None
+
+    def restore(self, known: list[_Key]) -> None:
+        """Begin where the stored state says, with every GPU that the store knows."""
+        self._resumes = {key: Resume(*stored) for key, stored in self._results.resumes().items()}
+        self.touch(frozenset(known))
+
+    def touch(self, keys: frozenset[_Key]) -> None:
+        """Note that there is something new; may be called from any thread."""
+        with self._lock:
+            self._touched |= keys
+        if self._wake:
+            self._wake()
+
+    async def run(self) -> None:
+        """Work until cancelled; a round that is under way is finished first."""
+        loop = asyncio.get_running_loop()
+        woken = asyncio.Event()
+
+        def wake() -> None:
+            loop.call_soon_threadsafe(woken.set)
+
+        self._wake = wake
+        try:
+            while True:
+                await asyncio.shield(loop.run_in_executor(self._executor, self.round))
+                if not self._touched:
+                    await _wait(woken, self._options.save_interval_s)
+                woken.clear()
+                await asyncio.sleep(self._options.interval_s)
+        finally:
+            self._wake = None
+
+    def round(self, *, save_all: bool = False) -> None:
+        """Track what is new and store what has changed."""
+        now = self._clock()
+        with self._lock:
+            touched, self._touched = self._touched, set()
+        for key in touched - self._broken:
+            self._heard_at[key] = now
+            self._follow(key)
+        self._end_silent_runs(now)
+        if self._pending or save_all or now - self._saved_at >= self._options.save_interval_s:
+            self._save(now)
+
+    def _follow(self, key: _Key) -> None:
+        try:
+            follower = self._followers.get(key)
+            if follower is None:
+                follower = self._followers[key] = self._make_follower(*key, self._resumes.get(key, Resume()))
+            self._unsaved[key] = None
+            for update in follower.advance():
+                self._pending.append(update)
+            if follower.has_news and (current := follower.current()):
+                self._pending.append(current)
+        except StoreError as error:
+            # The next record of this GPU, or the next start, tries again from where it stands.
+            _LOG.error("GPU %s of agent %s cannot be tracked now: %s", key[1], key[0], error)
+
+        except Exception:  # a fault in tracking one GPU leaves the others and the samples alone
+            _LOG.exception("GPU %s of agent %s is not tracked until the next start", key[1], key[0])
+            self._broken.add(key)
+            self._unsaved.pop(key, None)
+
+    def _end_silent_runs(self, now: float) -> None:
+        for key, heard_at in list(self._heard_at.items()):
+            if now - heard_at < self._options.silence_end_s:
+                continue
+            del self._heard_at[key]
+            self._pending += self._followers[key].end(f"no records for {self._options.silence_end_s:.0f} s")
+            self._unsaved[key] = None
+
+    def _save(self, now: float) -> None:
+        updates = list(self._pending)
+        updates += [update for key in self._unsaved if (update := self._followers[key].current())]
+        resumes = {key: self._followers[key].resume for key in self._unsaved}
+        if not updates and not resumes:
+            return
+        try:
+            self._results.save(updates, resumes)
+        except StoreError as error:
+            # Runs that ended stay pending; the state of the others is taken anew when there is room.
+            self._pending = _latest(updates)
+            _LOG.error("runs and epochs cannot be stored now: %s", error)
+            return
+        self._pending = []
+        self._unsaved.clear()
+        self._saved_at = now
+
+
+async def _wait(event: asyncio.Event, timeout_s: float) -> None:
+    try:
+        await asyncio.wait_for(event.wait(), timeout_s)
+    except asyncio.TimeoutError:
+        return
+
+
+def _latest(updates: list[RunUpdate]) -> list[RunUpdate]:
+    """Keep one update per run: its latest state and the latest epochs that came with any."""
+    latest: dict[str, RunUpdate] = {}
+    for update in updates:
+        older = latest.get(update.run.run_id)
+        if older and update.epochs is None:
+            latest[update.run.run_id] = RunUpdate(update.run, older.epochs)
+        else:
+            latest[update.run.run_id] = update
+    return list(latest.values())
