@@ -6,31 +6,27 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import chain, groupby
+from dataclasses import dataclass
 from pathlib import Path
 
 from gpusonde.collector.records.decode import decode_record
 from gpusonde.collector.records.limits import STORED_LIMITS
 from gpusonde.collector.records.model import BatchRecord, Binding, GpuEvent, InventoryRecord, Position
-from gpusonde.collector.storage.arrivals import Arrival, BindingArrived, Mark, SourceEndArrived, in_order_of_arrival
-from gpusonde.collector.storage.catalog import NewSegment, PartRow, SegmentCatalog
+from gpusonde.collector.storage.arrivals import Arrival
+from gpusonde.collector.storage.catalog import NewSegment, SegmentCatalog
 from gpusonde.collector.storage.database import Database
-from gpusonde.collector.storage.errors import StoreCorruptError, StoreFullError, naming_full_disks
+from gpusonde.collector.storage.errors import StoreFullError, naming_full_disks
 from gpusonde.collector.storage.facts import AgentRow, Facts, GpuRow, LossRow, RejectionRow
 from gpusonde.collector.storage.files import FileLayer, OsFiles, write_durably
 from gpusonde.collector.storage.lock import DirectoryLock
 from gpusonde.collector.storage.log import Log
-from gpusonde.collector.storage.recovery import recover
+from gpusonde.collector.storage.memory import Frozen, Memory
+from gpusonde.collector.storage.reader import Reader
+from gpusonde.collector.storage.recovery import Recovered, recover
 from gpusonde.collector.storage.samples import (
     Samples,
-    StoredBlock,
-    concatenate,
-    empty_samples,
-    in_order_of_time,
-    samples_of,
 )
-from gpusonde.collector.storage.segments import encode_segment, read_segment_part
+from gpusonde.collector.storage.segments import encode_segment
 from gpusonde.collector.storage.store import Incoming, Listener
 from gpusonde.collector.storage.tail import Generation
 from gpusonde.ingest.v1 import ingest_pb2
@@ -56,28 +52,6 @@ class StoreOptions:
     segment_bytes: int = 128 * _MEBIBYTE
     memory_bytes: int = 512 * _MEBIBYTE
     reserve_bytes: int = 64 * _MEBIBYTE
-
-
-@dataclass
-class _Frozen:
-    """A generation on its way into a segment, and the log parts that hold it until then."""
-
-    generation: Generation
-    last_part: int
-
-
-@dataclass
-class _Memory:
-    """The part of the store that changes, read and written under one lock."""
-
-    active: Generation = field(default_factory=Generation)
-    frozen: list[_Frozen] = field(default_factory=list)
-    durable: dict[tuple[str, str], int] = field(default_factory=dict)
-    spools: dict[tuple[str, str], int] = field(default_factory=dict)
-    stored: dict[int, int] = field(default_factory=dict)
-
-    def generations(self) -> list[Generation]:
-        return [*(frozen.generation for frozen in self.frozen), self.active]
 
 
 class LocalStore:
@@ -112,10 +86,9 @@ class LocalStore:
         self._segment_directory = directory / "segments"
         self._log_directory = directory / "log"
         self._log = Log(self._log_directory, self._files, next_part=1)
-        self._memory = _Memory()
+        self._memory = Memory()
         self._append_lock = threading.Lock()
         self._seal_lock = threading.Lock()
-        self._memory_lock = threading.Lock()
         self._sealed_at = 0.0
         self._listeners: list[Listener] = []
 
@@ -131,14 +104,22 @@ class LocalStore:
             for directory in (self.directory, self._segment_directory, self._log_directory, self.quarantine_directory):
                 directory.mkdir(parents=True, exist_ok=True)
             self._directory_lock.acquire()
-            self.database.open()
-            recovered = recover(self._log_directory, self._segment_directory, self._facts, self._segments, self._files)
+            try:
+                recovered = self._recover()
+            except Exception:
+                self.database.close()
+                self._directory_lock.release()
+                raise
         self._log = Log(self._log_directory, self._files, recovered.next_part)
-        memory = _Memory(durable=recovered.durable, spools=recovered.spools, stored=recovered.stored)
+        memory = Memory(durable=recovered.durable, spools=recovered.spools, stored=recovered.stored)
         if recovered.generation.reached:
-            memory.frozen.append(_Frozen(recovered.generation, recovered.next_part - 1))
+            memory.frozen.append(Frozen(recovered.generation, recovered.next_part - 1))
         self._memory = memory
         self._sealed_at = self._monotonic_clock()
+
+    def _recover(self) -> Recovered:
+        self.database.open()
+        return recover(self._log_directory, self._segment_directory, self._facts, self._segments, self._files)
 
     def close(self) -> None:
         """Close the files; everything appended is durable already."""
@@ -171,7 +152,7 @@ class LocalStore:
             if facts or gaps:
                 self._facts.save(facts, gaps)
             touched: set[tuple[str, str]] = set()
-            with self._memory_lock:
+            with self._memory.lock:
                 for position, incoming in fresh:
                     entry = incoming.entry
                     gpus = self._memory.active.add(position, incoming.decoded)
@@ -204,7 +185,7 @@ class LocalStore:
         number = self._memory.spools.get((agent_id, spool_id))
         if number is None:
             number = self._facts.spool_number(agent_id, spool_id)
-            with self._memory_lock:
+            with self._memory.lock:
                 self._memory.spools[agent_id, spool_id] = number
         return number
 
@@ -242,7 +223,7 @@ class LocalStore:
     def introduce(self, agent: AgentRow) -> int:
         """See ``Store.introduce``."""
         spool = self._facts.save_agent(agent)
-        with self._memory_lock:
+        with self._memory.lock:
             self._memory.spools[agent.agent_id, agent.spool_id] = spool
             return self._memory.durable.get((agent.agent_id, agent.spool_id), 0)
 
@@ -280,15 +261,15 @@ class LocalStore:
         with self._seal_lock:
             with self._append_lock:
                 last_part = self._log.rotate()
-                with self._memory_lock:
+                with self._memory.lock:
                     if self._memory.active.reached:
-                        self._memory.frozen.append(_Frozen(self._memory.active, last_part))
+                        self._memory.frozen.append(Frozen(self._memory.active, last_part))
                         self._memory.active = Generation()
             self._sealed_at = self._monotonic_clock()
             while self._memory.frozen:
                 self._seal_one(self._memory.frozen[0])
 
-    def _seal_one(self, frozen: _Frozen) -> None:
+    def _seal_one(self, frozen: Frozen) -> None:
         generation = frozen.generation
         segment = None
         if generation.blocks:
@@ -300,7 +281,7 @@ class LocalStore:
                 write_durably(self._files, path, data)
             segment = NewSegment(name, len(data), sum(part.row_count for part in parts), now, parts)
         stored = [Position(spool, sequence) for spool, sequence in generation.reached.items()]
-        with self._memory_lock:
+        with self._memory.lock:
             self._segments.register(segment, stored, generation.blanks)
             self._memory.frozen.remove(frozen)
             self._memory.stored.update(generation.reached)
@@ -334,92 +315,26 @@ class LocalStore:
         last: Position | None = None,
     ) -> Samples:
         """See ``Store.read``."""
-        wanted = self.metrics_of(gpu_uuid) if metrics is None else list(metrics)
-        with self._memory_lock:
-            parts = self._segments.parts_between(gpu_uuid, start_unix_nano, end_unix_nano)
-            blocks = [
-                stored
-                for generation in self._memory.generations()
-                for stored in generation.blocks_between(gpu_uuid, start_unix_nano, end_unix_nano)
-            ]
-            spools = self._spools_beside(first)
-        pieces = [
-            self._read_part(row, wanted).between(start_unix_nano, end_unix_nano)
-            for row in parts
-            if spools is None or row.part.spool in spools
-        ]
-        blocks = [stored for stored in blocks if spools is None or stored.position.spool in spools]
-        pieces.append(samples_of(blocks, wanted).between(start_unix_nano, end_unix_nano))
-        samples = concatenate([piece for piece in pieces if len(piece)] or [empty_samples(wanted)], wanted)
-        if first:
-            samples = samples.after(Position(first.spool, first.sequence - 1))
-        if last:
-            samples = samples.through(last)
-        return in_order_of_time(samples)
-
-    def _spools_beside(self, position: Position | None) -> frozenset[int] | None:
-        """Return the spools of the agent that owns a position's spool."""
-        if position is None:
-            return None
-        owners = {number: agent_id for (agent_id, _), number in self._memory.spools.items()}
-        return frozenset(n for n, agent_id in owners.items() if agent_id == owners.get(position.spool))
-
-    def _read_part(self, row: PartRow, metrics: Sequence[str]) -> Samples:
-        return read_segment_part(self._segment_directory / row.file_name, row.part, metrics)
+        return self._reader().read(gpu_uuid, start_unix_nano, end_unix_nano, metrics, first=first, last=last)
 
     def extent(self, gpu_uuid: str) -> tuple[int, int] | None:
         """See ``Store.extent``."""
-        with self._memory_lock:
-            sealed = self._segments.extent(gpu_uuid)
-            blocks = [s.block for generation in self._memory.generations() for s in generation.blocks.get(gpu_uuid, ())]
-        firsts = [int(block.time_unix_nano[0]) for block in blocks] + ([sealed[0]] if sealed else [])
-        lasts = [int(block.time_unix_nano[-1]) for block in blocks] + ([sealed[1]] if sealed else [])
-        return (min(firsts), max(lasts)) if firsts else None
-
-    def metrics_of(self, gpu_uuid: str) -> list[str]:
-        """Return the metrics that any agent ever offered for a GPU."""
-        return self._facts.metrics_of(gpu_uuid)
+        return self._reader().extent(gpu_uuid)
 
     def arrivals(self, agent_id: str, gpu_uuid: str, after: Position) -> Iterator[Arrival]:
         """See ``Store.arrivals``."""
-        with self._memory_lock:
-            spools = [number for (agent, _), number in self._memory.spools.items() if agent == agent_id]
-            blocks: list[StoredBlock] = []
-            marks: list[Mark] = []
-            for generation in self._memory.generations():
-                blocks += generation.blocks_after(gpu_uuid, spools, after)
-                marks += generation.marks_after(gpu_uuid, spools, after)
-            parts: list[PartRow] = []
-            # Whoever keeps up never needs the disk.
-            if any((spool, self._memory.stored.get(spool, 0)) > after for spool in spools):
-                parts = self._segments.parts_after(gpu_uuid, spools, after)
-                marks = self._stored_marks(agent_id, gpu_uuid, after)
-        metrics = self.metrics_of(gpu_uuid) if parts else []
-        sealed = (piece for row in parts for piece in self._readable_part(row, metrics, after))
-        return in_order_of_arrival(chain(sealed, _by_spool(blocks)), marks)
+        return self._reader().arrivals(agent_id, gpu_uuid, after)
+
+    def metrics_of(self, gpu_uuid: str) -> list[str]:
+        """See ``Store.metrics_of``."""
+        return self._facts.metrics_of(gpu_uuid)
 
     def bindings(self, agent_id: str, gpu_uuid: str, through: Position) -> list[Binding]:
         """See ``Store.bindings``."""
         return [b for position, b in self._facts.bindings(agent_id, gpu_uuid) if position <= through]
 
-    def _stored_marks(self, agent_id: str, gpu_uuid: str, after: Position) -> list[Mark]:
-        marks: list[Mark] = [
-            BindingArrived(position, binding)
-            for position, binding in self._facts.bindings(agent_id, gpu_uuid)
-            if position > after
-        ]
-        marks += [SourceEndArrived(position) for position in self._facts.source_ends_after(agent_id, gpu_uuid, after)]
-        durable = {spool: self._memory.durable.get(key, 0) for key, spool in self._memory.spools.items()}
-        return sorted(
-            (mark for mark in marks if mark.position.sequence <= durable.get(mark.position.spool, 0)),
-            key=lambda mark: mark.position,
-        )
-
-    def _readable_part(self, row: PartRow, metrics: Sequence[str], after: Position) -> Iterator[Samples]:
-        try:
-            yield self._read_part(row, metrics).after(after)
-        except StoreCorruptError as error:
-            _LOG.error("samples of %s are left out of tracking: %s", row.part.gpu_uuid, error)
+    def _reader(self) -> Reader:
+        return Reader(self._memory, self._facts, self._segments, self._segment_directory)
 
     def gpus(self) -> list[GpuRow]:
         """See ``Store.gpus``."""
@@ -436,9 +351,3 @@ class LocalStore:
     def rejections(self) -> list[RejectionRow]:
         """See ``Store.rejections``."""
         return self._facts.rejections()
-
-
-def _by_spool(blocks: Sequence[StoredBlock]) -> Iterator[Samples]:
-    """Join blocks in order of arrival, one piece per spool."""
-    for _, same in groupby(blocks, key=lambda stored: stored.position.spool):
-        yield samples_of(list(same))

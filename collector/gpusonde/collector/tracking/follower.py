@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from gpusonde.collector.storage.arrivals import BindingArrived, TicksArrived
 from gpusonde.collector.storage.results import RunUpdate
 from gpusonde.collector.storage.store import Store
+from gpusonde.collector.tracking.activity import has_activity
 from gpusonde.collector.tracking.epochs import RunEpochs, TrackerFactory
 from gpusonde.collector.tracking.runs import (
     Resume,
@@ -16,7 +17,6 @@ from gpusonde.collector.tracking.runs import (
     RunStarted,
     RunTicks,
     RunTracker,
-    has_activity,
 )
 
 

@@ -18,12 +18,8 @@ import numpy as np
 from gpusonde.collector.records.model import Binding, Position
 from gpusonde.collector.storage.results import RunRow
 from gpusonde.collector.storage.samples import Samples, concatenate
-from gpusonde.telemetry import METRICS, FloatArray, Unit
+from gpusonde.collector.tracking.activity import activity_of
 
-# Ratios that move when a kernel runs. Video engines do not train networks.
-_ACTIVITY = tuple(
-    m.name for m in METRICS if m.unit is Unit.RATIO and m.name not in ("encoder_utilization", "decoder_utilization")
-)
 _MEMORY = "framebuffer_used_bytes"
 # Less than this above the idle level is the driver's own memory, not a job's.
 _LEAST_HELD_BYTES = 64.0 * (1 << 20)
@@ -178,7 +174,7 @@ class RunTracker:
         if len(samples) and self._resume.not_before_unix_nano:
             samples = _without_the_past(samples, self._resume.not_before_unix_nano)
             self._resume = _BEGINNING
-        activity = _activity(samples)
+        activity = activity_of(samples)
         memory = samples.matrix([_MEMORY])[0]
         begin = 0
         for i, time in enumerate(samples.time_unix_nano.tolist()):
@@ -369,16 +365,6 @@ class RunTracker:
         )
 
 
-def _activity(samples: Samples) -> FloatArray:
-    """Return the largest activity ratio of every tick, NaN where none is known."""
-    matrix = samples.matrix([name for name in _ACTIVITY if name in samples.columns])
-    if not matrix.size:
-        return np.full(len(samples), np.nan)
-    known = np.isfinite(matrix)
-    largest = np.where(known, matrix, -np.inf).max(axis=0)
-    return np.where(known.any(axis=0), largest, np.nan)
-
-
 def _beginning_with(samples: Samples) -> Resume:
     return Resume(Position(int(samples.spool[0]), int(samples.sequence[0]) - 1), int(samples.time_unix_nano[0]))
 
@@ -387,11 +373,6 @@ def _without_the_past(samples: Samples, not_before_unix_nano: int) -> Samples:
     """Leave earlier ticks of the first record out."""
     first = (samples.spool == samples.spool[0]) & (samples.sequence == samples.sequence[0])
     return samples.take(~(first & (samples.time_unix_nano < not_before_unix_nano)))
-
-
-def has_activity(metrics: Sequence[str]) -> bool:
-    """Whether any of the metrics tells that a GPU is working."""
-    return any(name in _ACTIVITY for name in metrics)
 
 
 def _nano(seconds: float) -> int:
