@@ -20,7 +20,20 @@ from gpusonde.cli.errors import Report, describe, one_line
 from gpusonde.cli.output import to_json
 from gpusonde.cli.parsing import CommandModule, Parser, UsageError, common_options
 
-COMMANDS = ("detect", "train", "agent", "record", "gpus", "offers", "metrics")
+COMMANDS = (
+    "demo",
+    "detect",
+    "predict",
+    "train",
+    "agent",
+    "record",
+    "collector",
+    "runs",
+    "epochs",
+    "gpus",
+    "offers",
+    "metrics",
+)
 # The daemons' news is worth a line without being asked for.
 _DAEMONS = frozenset({"agent", "collector"})
 

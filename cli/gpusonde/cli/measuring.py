@@ -7,8 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from gpusonde.cli.errors import CommandError
 from gpusonde.predictor.crossgpu import SourceMeasurement, run_distributions
+from gpusonde.telemetry import Unit, metric
 
 if TYPE_CHECKING:
     from gpusonde.catalog import GpuCatalog
@@ -16,8 +19,10 @@ if TYPE_CHECKING:
     from gpusonde.predictor.crossgpu import RunsTable
     from gpusonde.telemetry import Trace
 
-# 97.5 % quantile of the normal distribution: half the width of a 95 % interval in standard errors.
-_STANDARD_ERRORS = 1.959964
+# The 95 % interval of a normal distribution is so many standard errors wide; a collector computes the same.
+_STANDARD_ERRORS_PER_INTERVAL = 2 * 1.96
+# A ratio above this is work; the same threshold opens a run at the collector.
+_ACTIVE = 0.05
 
 
 class NoEpochsError(CommandError):
@@ -58,8 +63,9 @@ def from_trace(trace: Trace, gpu_model: str | None, epoch_s: float | None, gpus:
     if not name:
         raise CommandError("the trace does not say which GPU it was recorded on; name it: --gpu-model NAME")
     resolution = gpus.resolve(name)
+    metrics = run_distributions(active_part(trace))
     if epoch_s is not None:
-        return Source(SourceMeasurement(resolution.spec, epoch_s, run_distributions(trace)), resolution.note)
+        return Source(SourceMeasurement(resolution.spec, epoch_s, metrics), resolution.note)
     detection = detect(trace)
     if detection.verdict != "epochs":
         raise NoEpochsError(
@@ -68,7 +74,7 @@ def from_trace(trace: Trace, gpu_model: str | None, epoch_s: float | None, gpus:
     measurement = SourceMeasurement(
         gpu=resolution.spec,
         epoch_latency_s=detection.period_s,
-        metrics=run_distributions(trace),
+        metrics=metrics,
         epoch_latency_relative_error=relative_error(detection),
         epoch_count=len(detection.epoch_starts_s),
     )
@@ -91,8 +97,23 @@ def from_runs_table(table: RunsTable, row: int) -> Source:
     return Source(run.measurement(), measured_s={gpu: sum(values) / len(values) for gpu, values in measured.items()})
 
 
+def active_part(trace: Trace) -> Trace:
+    """The trace from the first to the last tick on which the GPU worked: what a collector would call the run.
+
+    A trace without any activity ratio is taken whole.
+    """
+    ratios = [v for name, v in trace.values.items() if metric(name).unit is Unit.RATIO]
+    if not ratios:
+        return trace
+    active = np.flatnonzero((np.nan_to_num(np.array(ratios)) > _ACTIVE).any(axis=0))
+    if not active.size:
+        return trace
+    first, last = trace.time_s[active[0]], trace.time_s[active[-1]]
+    return trace.window(float(first), float(np.nextafter(last, np.inf)))
+
+
 def relative_error(detection: EpochDetection) -> float:
     """Standard error of the detected period as a ratio of it, from the width of its 95 % interval."""
     width = detection.period_high_s - detection.period_low_s
-    error = width / (2 * _STANDARD_ERRORS * detection.period_s)
+    error = width / _STANDARD_ERRORS_PER_INTERVAL / detection.period_s
     return error if math.isfinite(error) else 0.0

@@ -6,6 +6,9 @@ import argparse
 import math
 from typing import NoReturn, Protocol, TypeAlias
 
+# Where the collector listens and the agent sends unless told otherwise.
+DEFAULT_COLLECTOR = "127.0.0.1:7433"
+
 Subparsers: TypeAlias = "argparse._SubParsersAction[Parser]"
 
 
@@ -63,6 +66,17 @@ def add_command(subparsers: Subparsers, common: Parser, name: str, summary: str,
     )
 
 
+def add_collector_option(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--collector`` of the commands that ask one."""
+    parser.add_argument(
+        "--collector",
+        type=address,
+        default=DEFAULT_COLLECTOR,
+        metavar="HOST:PORT",
+        help=f"address of the collector (default: {DEFAULT_COLLECTOR})",
+    )
+
+
 def positive_number(text: str) -> float:
     """Argument type: a finite number above zero."""
     value = _number(text)
@@ -101,7 +115,7 @@ def address(text: str) -> str:
         return text
     host, separator, port = text.rpartition(":")
     if not separator or not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT, for example 127.0.0.1:7070")
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT, for example 127.0.0.1:7433")
     return text
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpusonde.cli import wording
-from gpusonde.cli.commands.agent import tally
 from gpusonde.cli.output import Output, Screen
 from gpusonde.cli.parsing import Parser, Subparsers, UsageError, add_command, positive_number
 
@@ -94,7 +93,6 @@ def _payload(report: RecordReport) -> dict[str, Any]:
         "ticks": counters.ticks,
         "missed_ticks": counters.missed_ticks,
         "dropped_ticks": report.dropped_ticks,
-        "blank_values": tally({reason.value: count for reason, count in counters.blanks.items()}),
         "lateness_max_s": counters.lateness_s_max,
     }
 

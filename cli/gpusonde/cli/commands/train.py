@@ -16,7 +16,7 @@ def add_parser(subparsers: Subparsers, common: Parser) -> None:
         common,
         "train",
         "fit an epoch latency model on a table of runs",
-        "Fit the model that 'gpusonde predict --model' and the collector use. Takes a minute or two.",
+        "Fit the model that 'gpusonde predict --model' and the collector use..",
     )
     parser.add_argument("runs", type=Path, metavar="RUNS.csv", help="one row per run (docs/latency_prediction.md)")
     parser.add_argument("--out", type=Path, required=True, metavar="MODEL", help="file to write the model to")

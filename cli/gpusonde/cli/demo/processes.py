@@ -20,7 +20,7 @@ from types import FrameType
 from gpusonde.cli.errors import CommandError
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_STOP_GRACE_S = 10.0
+_STOP_GRACE_S = 15.0
 _POLL_S = 0.05
 
 _log = logging.getLogger(__name__)
@@ -31,31 +31,32 @@ class ChildFailedError(CommandError):
 
 
 class Child:
-    """One ``gpusonde`` subcommand in a process of its own, logging to a file.
+    """One ``gpusonde`` subcommand in a process of its own.
 
     Args:
         name: For messages: ``collector``, ``agent``.
         arguments: Arguments of ``gpusonde``.
-        log_path: File that takes its stdout and stderr.
+        directory: Folder for ``NAME.log`` (its stderr) and ``NAME.out`` (its stdout).
     """
 
-    def __init__(self, name: str, arguments: Sequence[str], log_path: Path) -> None:
+    def __init__(self, name: str, arguments: Sequence[str], directory: Path) -> None:
         self.name = name
-        self.log_path = log_path
+        self._log_path = directory / f"{name}.log"
+        self._out_path = directory / f"{name}.out"
         self._arguments = list(arguments)
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Start the process."""
         die_with_parent = _death_signal() if sys.platform == "linux" else None
-        with self.log_path.open("wb") as log:
+        with self._log_path.open("wb") as log, self._out_path.open("wb") as out:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "gpusonde.cli", *self._arguments],
                 stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
+                stdout=out,
+                stderr=log,
                 start_new_session=True,
-                preexec_fn=die_with_parent,  # noqa: PLW1509 - the demo has no threads yet
+                preexec_fn=die_with_parent,  # noqa: PLW1509 - one system call, nothing that could wait for a lock
             )
         _log.debug("%s is process %d: gpusonde %s", self.name, self._process.pid, " ".join(self._arguments))
 
@@ -63,6 +64,11 @@ class Child:
     def exit_code(self) -> int | None:
         """Exit code, or None while it runs."""
         return None if self._process is None else self._process.poll()
+
+    @property
+    def stdout(self) -> str:
+        """What it has printed."""
+        return self._out_path.read_text(encoding="utf-8")
 
     def check(self) -> None:
         """Raise ``ChildFailedError`` if the process ended with a failure."""
@@ -93,13 +99,16 @@ class Child:
             process.wait(_STOP_GRACE_S)
         except subprocess.TimeoutExpired:
             _log.warning("the %s did not stop within %.0f s and was killed", self.name, _STOP_GRACE_S)
-            process.kill()
-            process.wait()
+        finally:
+            # Also when a second Ctrl-C ends the wait: nothing stays behind.
+            if process.poll() is None:
+                process.kill()
+                process.wait()
 
     def last_words(self) -> str:
         """The last lines that the process logged."""
         try:
-            lines = self.log_path.read_text(encoding="utf-8", errors="replace").split("\n")
+            lines = self._log_path.read_text(encoding="utf-8", errors="replace").split("\n")
         except OSError as error:
             return f"its log cannot be read ({error.strerror})"
         return " / ".join(line.strip() for line in lines[-6:] if line.strip()) or "it logged nothing"

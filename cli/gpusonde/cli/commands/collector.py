@@ -1,0 +1,61 @@
+"""``gpusonde collector``: the daemon that agents stream to."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+from typing import TYPE_CHECKING
+
+from gpusonde.cli.commands.agent import tally
+from gpusonde.cli.daemon import add_config_options, overrides_of, show_config
+from gpusonde.cli.output import Output, Screen
+from gpusonde.cli.parsing import DEFAULT_COLLECTOR, Parser, Subparsers, add_command
+
+if TYPE_CHECKING:
+    from gpusonde.collector import CollectorReport
+
+
+def add_parser(subparsers: Subparsers, common: Parser) -> None:
+    """Declare ``gpusonde collector``."""
+    parser = add_command(
+        subparsers,
+        common,
+        "collector",
+        "take the agents' streams, keep them, find runs and epochs, answer questions",
+        "Take the agents' streams, keep them, find runs and epochs, answer questions. Runs until SIGTERM or Ctrl-C.",
+    )
+    add_config_options(parser, "GPUSONDE_COLLECTOR_")
+    group = parser.add_argument_group("collector")
+    group.add_argument(
+        "--listen",
+        metavar="HOST:PORT",
+        help=f"where to listen (default: {DEFAULT_COLLECTOR}); port 0 takes a free one, written to DIR/address",
+    )
+    group.add_argument("--store", metavar="DIR", help="data directory; one collector each")
+    group.add_argument("--model", metavar="FILE", help="model written by 'gpusonde train' (default: the shipped one)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the collector, or check or print its configuration."""
+    from gpusonde.collector import CollectorConfig
+
+    flags = {"server.listen": args.listen, "store.directory": args.store, "prediction.model": args.model}
+    config = CollectorConfig.load(args.config, environment=os.environ, overrides=overrides_of(args, flags))
+    if args.check_config or args.print_config:
+        return show_config(args, config.to_toml())
+    from gpusonde.collector import run_collector
+
+    if not args.verbose:
+        logging.getLogger().setLevel(config.log.level.upper())
+    report = run_collector(config)
+    Output(as_json=args.json).result(
+        {"address": report.address, "store": str(config.directory), "counts": tally(report.counts)},
+        lambda screen: _render(screen, report),
+    )
+    return 0
+
+
+def _render(screen: Screen, report: CollectorReport) -> None:
+    counts = ", ".join(f"{count} {name}" for name, count in report.counts.items())
+    screen.line(f"collector at {report.address} has stopped; {counts or 'nothing came in'}")

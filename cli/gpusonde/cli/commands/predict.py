@@ -1,0 +1,168 @@
+"""``gpusonde predict``: epoch latency on other GPUs."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpusonde.cli.commands.detect import add_trace_options, read_trace_of
+from gpusonde.cli.output import Output
+from gpusonde.cli.parsing import (
+    Parser,
+    Subparsers,
+    UsageError,
+    add_command,
+    address,
+    names,
+    positive_number,
+    whole_number,
+)
+
+if TYPE_CHECKING:
+    from gpusonde.catalog import GpuCatalog, GpuSpec
+    from gpusonde.cli.measuring import Source
+    from gpusonde.cli.predictions import Predictions
+    from gpusonde.collector.client import Measurement
+    from gpusonde.predictor.crossgpu import SourceMeasurement
+
+
+def add_parser(subparsers: Subparsers, common: Parser) -> None:
+    """Declare ``gpusonde predict``."""
+    parser = add_command(
+        subparsers,
+        common,
+        "predict",
+        "predict the epoch latency of a run on other GPUs",
+        "Predict the epoch latency of a run on other GPUs. The run is a trace file, a row of a runs table, or a run "
+        "that a collector has seen.",
+    )
+    parser.add_argument(
+        "--targets", type=names, metavar="A,B", help="GPUs to predict for (default: all of the catalogue)"
+    )
+    run_group = parser.add_argument_group("the run (one of --trace, --runs and --run)")
+    run_group.add_argument("--trace", type=Path, metavar="TRACE", help="trace file; its epochs are detected")
+    run_group.add_argument("--gpu-model", metavar="SRC", help="GPU of the trace, where the file does not say")
+    run_group.add_argument(
+        "--epoch-s", type=positive_number, metavar="X", help="seconds per epoch, instead of detecting"
+    )
+    run_group.add_argument("--runs", type=Path, metavar="RUNS.csv", help="runs table")
+    run_group.add_argument("--row", type=whole_number, metavar="N", help="its data row, from 0")
+    run_group.add_argument("--run", metavar="ID", help="run of a collector ('gpusonde runs' lists them)")
+    add_trace_options(parser)
+    model_group = parser.add_argument_group("the model (default: the shipped one)")
+    model_group.add_argument("--model", type=Path, metavar="FILE", help="model written by 'gpusonde train'")
+    model_group.add_argument(
+        "--collector", type=address, metavar="HOST:PORT", help="ask this collector instead of predicting here"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Predict and print."""
+    _check(args)
+    output = Output(as_json=args.json)
+    predictions = _ask_collector(args) if args.collector is not None else _predict_here(args)
+    output.result(predictions.payload(), predictions.render)
+    return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    sources = [name for name in ("trace", "runs", "run") if getattr(args, name) is not None]
+    if len(sources) != 1:
+        raise UsageError("give one of --trace TRACE, --runs RUNS.csv with --row N, and --run ID with --collector")
+    belongs = {
+        "gpu_model": "trace",
+        "epoch_s": "trace",
+        "gpu": "trace",
+        "gpus": "trace",
+        "interval_s": "trace",
+        "row": "runs",
+    }
+    for option, source in belongs.items():
+        if getattr(args, option) is not None and sources != [source]:
+            raise UsageError(f"--{option.replace('_', '-')} belongs to --{source}, not to --{sources[0]}")
+    if args.runs is not None and args.row is None:
+        raise UsageError("--runs needs --row N")
+    if args.run is not None and args.collector is None:
+        raise UsageError("--run needs --collector HOST:PORT")
+    if args.model is not None and args.collector is not None:
+        raise UsageError("--model and --collector exclude each other: a collector has its own model")
+
+
+def _source(args: argparse.Namespace, gpus: GpuCatalog) -> Source:
+    from gpusonde.cli import measuring
+
+    if args.trace is not None:
+        return measuring.from_trace(read_trace_of(args, args.trace), args.gpu_model, args.epoch_s, gpus)
+    from gpusonde.predictor.crossgpu import read_runs
+
+    return measuring.from_runs_table(read_runs(args.runs, gpus=gpus), args.row)
+
+
+def _targets(args: argparse.Namespace, gpus: GpuCatalog) -> tuple[list[GpuSpec], list[str]]:
+    if args.targets is None:
+        return list(gpus.specs), []
+    resolutions = [gpus.resolve(name) for name in args.targets]
+    notes = [f"{resolution.requested}: {resolution.note}" for resolution in resolutions if resolution.note]
+    return [resolution.spec for resolution in resolutions], notes
+
+
+def _predict_here(args: argparse.Namespace) -> Predictions:
+    from gpusonde.catalog import load_gpus
+    from gpusonde.cli.predictions import Predictions
+    from gpusonde.predictor.crossgpu import LatencyModel
+
+    gpus = load_gpus()
+    targets, notes = _targets(args, gpus)
+    source = _source(args, gpus)
+    model = LatencyModel.shipped() if args.model is None else LatencyModel.load(args.model)
+    measurement = source.measurement
+    return Predictions(
+        source_gpu=measurement.gpu.name,
+        epoch_latency_s=measurement.epoch_latency_s,
+        rows=model.predict(measurement, targets),
+        model_version=model.version,
+        notes=[*([source.note] if source.note else []), *notes],
+        measured_s=source.measured_s,
+    )
+
+
+def _ask_collector(args: argparse.Namespace) -> Predictions:
+    from gpusonde.catalog import load_gpus
+    from gpusonde.cli.commands.epochs import find_run
+    from gpusonde.cli.predictions import from_answer
+    from gpusonde.collector.client import Client
+
+    gpus = load_gpus()
+    targets, notes = _targets(args, gpus)
+    names_of_targets = [] if args.targets is None else [spec.name for spec in targets]
+    with Client(args.collector) as client:
+        if args.run is not None:
+            return from_answer(client.predict_run(find_run(client, args.run).run_id, names_of_targets), notes)
+        source = _source(args, gpus)
+        answer = client.predict_measurement(to_wire(source.measurement), names_of_targets)
+        return from_answer(answer, [*([source.note] if source.note else []), *notes], source.measured_s)
+
+
+def to_wire(measurement: SourceMeasurement) -> Measurement:
+    """A measurement as a collector takes it."""
+    from gpusonde.collector.client import Distribution, Measurement
+
+    return Measurement(
+        gpu_model=measurement.gpu.name,
+        epoch_latency_s=measurement.epoch_latency_s,
+        metrics={
+            name: Distribution(
+                distribution.mean,
+                distribution.standard_deviation,
+                distribution.minimum,
+                distribution.quartile_1,
+                distribution.median,
+                distribution.quartile_3,
+                distribution.maximum,
+            )
+            for name, distribution in measurement.metrics.items()
+        },
+        epoch_latency_relative_error=measurement.epoch_latency_relative_error,
+        static_attributes=measurement.static_attributes,
+    )

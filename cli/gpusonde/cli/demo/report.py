@@ -1,0 +1,172 @@
+"""What the demo found, as JSON and as the last page of its screen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpusonde.catalog import CostedOffer, Offer, cheapest, fastest, rank_offers
+from gpusonde.cli import wording
+from gpusonde.cli.commands.offers import offer_payload
+from gpusonde.cli.output import Screen
+from gpusonde.cli.predictions import Predictions
+from gpusonde.cli.runs_view import epochs_payload, headline, render_epochs, run_payload
+from gpusonde.collector.answers import RunEpochs, RunInfo
+from gpusonde.predictor.crossgpu import LatencyPrediction
+
+
+@dataclass(frozen=True)
+class Observation:
+    """How a run was obtained, and what the collector says about it.
+
+    Attributes:
+        mode: ``live`` or ``replay``.
+        trace: The replayed file, or None.
+        generated: How that file was generated, or None for a recording.
+        speed: How many times faster than recorded, or None.
+        run: The run.
+        epochs: Its epochs.
+        ticks_sampled: Ticks that the agent took.
+        ticks_stored: Ticks that came back out of the store.
+        missed_ticks: Deadlines without a reading.
+    """
+
+    mode: str
+    trace: Path | None
+    generated: str | None
+    speed: float | None
+    run: RunInfo
+    epochs: RunEpochs
+    ticks_sampled: int
+    ticks_stored: int
+    missed_ticks: int
+
+
+@dataclass(frozen=True)
+class DemoReport:
+    """Everything the demo has to say.
+
+    Attributes:
+        observation: The run and its epochs.
+        live_note: Why no live GPU is shown, or None.
+        predictions: Its epoch latency on every GPU.
+        offers: One epoch on every offer with one GPU, cheapest first.
+        picture: The picture.
+        elapsed_s: How long the demo took.
+    """
+
+    observation: Observation
+    live_note: str | None
+    predictions: Predictions
+    offers: Sequence[CostedOffer]
+    picture: Path
+    elapsed_s: float
+
+    def payload(self) -> dict[str, Any]:
+        """The report as it appears in JSON."""
+        seen = self.observation
+        best, quickest = cheapest(self.offers), fastest(self.offers)
+        return {
+            "mode": seen.mode,
+            "live_note": self.live_note,
+            "trace": None if seen.trace is None else str(seen.trace),
+            "generated": seen.generated,
+            "speed": seen.speed,
+            "ticks_sampled": seen.ticks_sampled,
+            "ticks_stored": seen.ticks_stored,
+            "missed_ticks": seen.missed_ticks,
+            "run": run_payload(seen.run),
+            "reason": seen.epochs.reason,
+            "epochs": epochs_payload(seen.run, seen.epochs),
+            **self.predictions.payload(),
+            "offers": [self._offer(offer) for offer in self.offers],
+            "cheapest": None if best is None else self._offer(best),
+            "fastest": None if quickest is None else self._offer(quickest),
+            "picture": str(self.picture),
+            "elapsed_s": self.elapsed_s,
+        }
+
+    def _offer(self, costed: CostedOffer) -> dict[str, Any]:
+        row = self._row(costed)
+        low, high = _cost_interval(costed, row)
+        return {
+            **offer_payload(costed.offer),
+            "epoch_latency_s": costed.epoch_latency_s,
+            "usd_per_epoch": costed.usd_per_epoch,
+            "usd_per_epoch_low": low,
+            "usd_per_epoch_high": high,
+            "extrapolated": row.extrapolated,
+        }
+
+    def _row(self, costed: CostedOffer) -> LatencyPrediction:
+        return next(row for row in self.predictions.rows if row.target_gpu == costed.offer.gpu_model)
+
+    def render(self, screen: Screen) -> None:
+        """Print predictions, offers and where the picture is."""
+        best_of: dict[str, CostedOffer] = {}
+        for costed in self.offers:
+            best_of.setdefault(costed.offer.gpu_model, costed)
+        coverage = wording.percent(self.predictions.rows[0].interval_coverage)
+        screen.heading("What one epoch takes and costs elsewhere, on the cheapest machine with one such GPU")
+        columns = ("epoch (s)", f"{coverage} interval (s)", "$ per epoch", f"{coverage} interval ($)")
+        screen.table(
+            ("GPU", *columns, "machine", "price of", "extrapolated"),
+            [self._table_row(costed) for costed in best_of.values()],
+            numeric=columns,
+        )
+        others = len(self.predictions.rows) - len(best_of)
+        screen.line(
+            f"{others} more GPUs are in the catalogue without such an offer ('gpusonde predict'). Extrapolated: the "
+            f"model ({self.predictions.model_version}) has seen no measurement on that GPU, or of such a run."
+        )
+        screen.line()
+        if (best := cheapest(self.offers)) and (quickest := fastest(self.offers)):
+            screen.line(f"cheapest: {self._sentence(best)}")
+            screen.line(f"fastest:  {self._sentence(quickest)}")
+        screen.line()
+        screen.line(f"picture:  {self.picture}")
+
+    def _table_row(self, costed: CostedOffer) -> tuple[str, ...]:
+        row = self._row(costed)
+        return (
+            costed.offer.gpu_model,
+            wording.number(costed.epoch_latency_s),
+            wording.interval(row.epoch_latency_low_s, row.epoch_latency_high_s),
+            wording.number(costed.usd_per_epoch),
+            wording.interval(*_cost_interval(costed, row)),
+            f"{costed.offer.provider} {costed.offer.instance_type}",
+            costed.offer.price_date or "undated",
+            "measured here" if row.method == "measured" else wording.yes_no(row.extrapolated),
+        )
+
+    def _sentence(self, costed: CostedOffer) -> str:
+        offer, row = costed.offer, self._row(costed)
+        note = ", extrapolated" if row.extrapolated else ""
+        return (
+            f"{offer.provider} {offer.instance_type} ({offer.gpu_model}, {offer.region}): "
+            f"{wording.seconds(costed.epoch_latency_s)} "
+            f"({wording.interval(row.epoch_latency_low_s, row.epoch_latency_high_s)} s) and "
+            f"{wording.dollars(costed.usd_per_epoch)} per epoch{note}"
+        )
+
+
+def render_run(screen: Screen, seen: Observation) -> None:
+    """Print the run and its epochs."""
+    run = seen.run
+    screen.heading(f"run {run.run_id} on {run.product_name or run.gpu_uuid}: {headline(run)}")
+    screen.line(seen.epochs.reason)
+    if seen.epochs.epochs:
+        screen.line()
+        render_epochs(screen, run, seen.epochs.epochs)
+
+
+def rank(predictions: Predictions, offers: Sequence[Offer]) -> list[CostedOffer]:
+    """One epoch on every offer with one GPU, cheapest first."""
+    return rank_offers({row.target_gpu: row.epoch_latency_s for row in predictions.rows}, offers)
+
+
+def _cost_interval(costed: CostedOffer, row: LatencyPrediction) -> tuple[float, float]:
+    per_second = costed.usd_per_epoch / costed.epoch_latency_s
+    return per_second * row.epoch_latency_low_s, per_second * row.epoch_latency_high_s

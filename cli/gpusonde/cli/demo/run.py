@@ -1,0 +1,288 @@
+"""The demo: collector and agent in processes of their own, everything through gRPC and the store on disk.
+
+A GPU of this host is watched if there is one; else, or if no training shows on it, a recorded trace is replayed fast.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from gpusonde.catalog import load_offers
+from gpusonde.cli import wording
+from gpusonde.cli.demo.processes import Child, stopped_by_signals
+from gpusonde.cli.demo.report import DemoReport, Observation, rank, render_run
+from gpusonde.cli.demo.traces import bundled_trace
+from gpusonde.cli.errors import CommandError
+from gpusonde.cli.output import Output, Screen
+from gpusonde.cli.picture import EpochMarks, draw
+from gpusonde.cli.predictions import from_answer
+from gpusonde.cli.runs_view import headline
+from gpusonde.collector.answers import RunInfo
+from gpusonde.collector.client import Client
+from gpusonde.telemetry import FloatArray, Trace, read_traces
+
+_START_TIMEOUT_S = 60.0
+_TRACKED_TIMEOUT_S = 60.0
+_PICTURE_MARGIN_NS = 15 * 10**9
+PICTURE = "epochs.png"
+
+
+class NothingToShowError(CommandError):
+    """A trace that the demo cannot show."""
+
+
+@dataclass(frozen=True)
+class DemoOptions:
+    """What the user may choose.
+
+    Attributes:
+        out: Folder for the picture.
+        trace: Trace to replay; the bundled one if None.
+        speed: How many times faster than recorded.
+        watch_s: Seconds to watch a live GPU.
+        replay_only: Do not look for a live GPU.
+    """
+
+    out: Path
+    trace: Path | None = None
+    speed: float = 25.0
+    watch_s: float = 45.0
+    replay_only: bool = False
+
+
+def run_demo(options: DemoOptions, output: Output) -> DemoReport:
+    """Run the demo from start to clean end.
+
+    Raises:
+        CommandError: A process failed, or there is nothing to show.
+        gpusonde.telemetry.TraceError: The trace cannot be read.
+    """
+    started_s = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(stopped_by_signals())
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpusonde-demo-")))
+        demo = _Demo(options, output, directory, stack)
+        demo.start_collector()
+        observation, live_note = demo.observe()
+        render_run(demo.screen, observation)
+        return demo.conclude(observation, live_note, started_s)
+
+
+class _Demo:
+    def __init__(self, options: DemoOptions, output: Output, directory: Path, stack: contextlib.ExitStack) -> None:
+        self.screen: Screen = output.screen()
+        self._options = options
+        self._output = output
+        self._directory = directory
+        self._stack = stack
+        self._address = ""
+
+    def start_collector(self) -> None:
+        """Start the collector on a free port and connect to it."""
+        store = self._directory / "store"
+        collector = Child("collector", ["collector", "--listen", "127.0.0.1:0", "--store", str(store)], self._directory)
+        self._stack.callback(collector.stop)
+        collector.start()
+        with self._output.progress("starting the collector"):
+            collector.wait_until((store / "address").is_file, "the start of the collector", _START_TIMEOUT_S)
+        self._address = (store / "address").read_text(encoding="utf-8").strip()
+        self._client = self._stack.enter_context(Client(self._address))
+        self.screen.line(
+            f"collector at {self._address} and agent, in processes of their own; data in {self._directory}"
+        )
+
+    def observe(self) -> tuple[Observation, str | None]:
+        """Watch a live GPU if there is one with training on it, else replay a trace."""
+        if self._options.replay_only or self._options.trace is not None:
+            return self._replay(), None
+        names, reason = live_gpus()
+        if not names:
+            note = f"no live GPU here: {reason}"
+        else:
+            observation, reason = self._watch(names)
+            if observation is not None:
+                return observation, None
+            note = f"no training epochs on {', '.join(names)} in {self._options.watch_s:.0f} s: {reason}"
+        self.screen.note(note)
+        return self._replay(), note
+
+    def conclude(self, seen: Observation, live_note: str | None, started_s: float) -> DemoReport:
+        """Ask for predictions, rank the offers and draw the picture."""
+        run = seen.run
+        if run.verdict != "epochs":
+            raise NothingToShowError(f"there are no epochs to predict from: {seen.epochs.reason}")
+        with self._output.progress("predicting"):
+            predictions = from_answer(self._client.predict_run(run.run_id))
+        picture = self._options.out / PICTURE
+        draw_run(picture, self._client, seen)
+        return DemoReport(
+            observation=seen,
+            live_note=live_note,
+            predictions=predictions,
+            offers=rank(predictions, load_offers().offers()),
+            picture=picture,
+            elapsed_s=time.monotonic() - started_s,
+        )
+
+    def _replay(self) -> Observation:
+        path = self._options.trace or bundled_trace()
+        traces = read_traces(path)
+        _check_replayable(path, traces)
+        generated = traces[0].attributes.get("generated")
+        if generated is not None:
+            self.screen.note(f"THE TRACE IS GENERATED {generated}")
+        longest = max(traces, key=lambda trace: trace.duration_s)
+        self.screen.line(
+            f"replaying {path.name}: {wording.seconds(longest.duration_s)} of {longest.gpu_model}, "
+            f"{wording.number(self._options.speed)} times faster than in life"
+        )
+        replay = ("--replay", str(path), "--speed", repr(self._options.speed))
+        agent = self._start_agent("replay-agent", replay)
+        ticks = sum(len(trace) for trace in traces)
+        timeout_s = longest.duration_s / self._options.speed + _START_TIMEOUT_S
+        with self._output.progress("sampling, streaming, storing", total=ticks) as show:
+            agent.wait_until(
+                lambda: self._has_ended(agent, show), "the end of the replay", timeout_s + _TRACKED_TIMEOUT_S
+            )
+        with self._output.progress("finding epochs"):
+            agent.wait_until(lambda: not self._pending(), "the analysis of the run", _TRACKED_TIMEOUT_S)
+        report = json.loads(agent.stdout)
+        runs = self._runs_on(report["gpu_uuids"])
+        if not runs:
+            raise NothingToShowError(f"{path}: no run in it: the GPU never works")
+        return self._observation("replay", runs, report, trace=path, generated=generated, speed=self._options.speed)
+
+    def _watch(self, names: Sequence[str]) -> tuple[Observation | None, str]:
+        watch_s = self._options.watch_s
+        self.screen.line(f"watching {', '.join(names)} for {watch_s:.0f} s; train something on it meanwhile")
+        agent = self._start_agent("live-agent", ("--set", "source.kind=nvml"))
+        end_s = time.monotonic() + watch_s
+        with self._output.progress("sampling, streaming, storing", total=watch_s) as show:
+
+            def is_over() -> bool:
+                show(watch_s - (end_s - time.monotonic()))
+                return time.monotonic() >= end_s
+
+            agent.wait_until(is_over, "the end of the watch", watch_s + 1.0)
+        agent.stop()
+        agent.check()
+        report = json.loads(agent.stdout)
+        runs = self._runs_on(report["gpu_uuids"])
+        if not runs:
+            return None, "nothing ran"
+        observation = self._observation("live", runs, report)
+        return (observation, "") if observation.run.verdict == "epochs" else (None, observation.epochs.reason)
+
+    def _start_agent(self, name: str, arguments: Sequence[str]) -> Child:
+        spool = str(self._directory / f"{name}-spool")
+        agent = Child(
+            name,
+            ["agent", "--json", "--collector", self._address, "--spool", spool, "--id", name, *arguments],
+            self._directory,
+        )
+        # Stopped before the collector: the stack unwinds backwards.
+        self._stack.callback(agent.stop)
+        agent.start()
+        return agent
+
+    def _has_ended(self, agent: Child, show: Callable[[float], None]) -> bool:
+        show(sum(run.tick_count for run in self._client.list_runs()))
+        return agent.exit_code == 0
+
+    def _pending(self) -> bool:
+        return any(run.active or not run.verdict for run in self._client.list_runs())
+
+    def _runs_on(self, gpu_uuids: Sequence[str]) -> list[RunInfo]:
+        return [run for run in self._client.list_runs() if run.gpu_uuid in gpu_uuids]
+
+    def _observation(
+        self,
+        mode: str,
+        runs: Sequence[RunInfo],
+        report: dict[str, int],
+        *,
+        trace: Path | None = None,
+        generated: str | None = None,
+        speed: float | None = None,
+    ) -> Observation:
+        run = max(runs, key=lambda candidate: (candidate.verdict == "epochs", candidate.epoch_count))
+        gpus = {candidate.gpu_uuid for candidate in runs}
+        stored = sum(len(self._client.read_samples(gpu_uuid)) for gpu_uuid in gpus)
+        observation = Observation(
+            mode=mode,
+            trace=trace,
+            generated=generated,
+            speed=speed,
+            run=run,
+            epochs=self._client.list_epochs(run.run_id),
+            ticks_sampled=report["ticks"],
+            ticks_stored=stored,
+            missed_ticks=report["missed_ticks"],
+        )
+        self.screen.line(
+            f"{wording.count(observation.ticks_sampled, 'tick')} sampled, {observation.missed_ticks:,} missed, "
+            f"{observation.ticks_stored:,} stored once each"
+        )
+        return observation
+
+
+def live_gpus() -> tuple[list[str], str]:
+    """Names of the GPUs that can be sampled here, and why there are none."""
+    from gpusonde.agent import SourceError, make_source
+    from gpusonde.agent.config import SourceConfig
+
+    try:
+        source = make_source(SourceConfig(kind="nvml"))
+        try:
+            names = [gpu.product_name or gpu.gpu_uuid for gpu in source.open().gpus]
+        finally:
+            source.close()
+    except SourceError as error:
+        return [], str(error)
+    return names, "" if names else "the driver lists none"
+
+
+def draw_run(path: Path, client: Client, seen: Observation) -> None:
+    """Draw a run, as the collector stored it, with some idle time around it and its epochs marked."""
+    run = seen.run
+    trace = client.read_samples(
+        run.gpu_uuid,
+        start_unix_nano=run.start_unix_nano - _PICTURE_MARGIN_NS,
+        end_unix_nano=run.end_unix_nano + _PICTURE_MARGIN_NS,
+    )
+    origin_ns = round((trace.origin_unix_s or 0.0) * 1e9)
+    epochs = seen.epochs.epochs
+    facts = ["generated trace" if seen.generated else f"{seen.mode} of {run.product_name}"]
+    if seen.speed is not None:
+        facts.append(f"replayed {wording.number(seen.speed)} times faster")
+    facts.append(f"run {run.run_id}, out of the collector's store")
+    draw(
+        path,
+        trace,
+        EpochMarks(
+            starts_s=_seconds([epoch.start_unix_nano - origin_ns for epoch in epochs]),
+            ends_s=_seconds([epoch.end_unix_nano - origin_ns for epoch in epochs]),
+            headline=f"{run.product_name or run.gpu_uuid}: {headline(run)}",
+            detail=" · ".join(facts),
+        ),
+    )
+
+
+def _seconds(nanoseconds: Sequence[int]) -> FloatArray:
+    return np.array(nanoseconds, dtype=np.float64) / 1e9
+
+
+def _check_replayable(path: Path, traces: Sequence[Trace]) -> None:
+    if not all(trace.gpu_model for trace in traces):
+        raise NothingToShowError(
+            f"{path}: the trace does not say which GPU it was recorded on, so nothing can be predicted from it; use "
+            "'gpusonde predict --trace FILE --gpu-model NAME'"
+        )

@@ -1,0 +1,73 @@
+"""``gpusonde gpus``, ``offers`` and ``metrics``."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gpusonde.cli.main import main
+
+
+def run_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert main([*arguments, "--json"]) == 0
+    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return answer
+
+
+def test_a_gpu_is_found_by_any_spelling_with_the_source_of_every_figure(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = run_json(capsys, "gpus", "NVIDIA A10G")
+    (gpu,) = answer["gpus"]
+    assert gpu["name"] == "A10G"
+    figures = {figure["name"]: figure for figure in gpu["figures"]}
+    assert figures["sm_count"]["value"] == 80
+    assert all(figure["source"] and figure["retrieved"] for figure in gpu["figures"])
+
+
+def test_an_ambiguous_name_says_what_it_was_taken_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "taken for V100-SXM2-16GB" in run_json(capsys, "gpus", "V100")["note"]
+    assert main(["gpus", "V100"]) == 0
+    assert "taken for V100-SXM2-16GB" in capsys.readouterr().out
+
+
+def test_an_unknown_gpu_is_an_error_with_the_nearest_names(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["gpus", "V1000"]) == 1
+    assert "V100" in capsys.readouterr().err
+
+
+def test_offers_are_whole_gpus_at_on_demand_prices_unless_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    offers = run_json(capsys, "offers")["offers"]
+    assert offers
+    assert all(offer["whole_gpu"] and offer["billing"] == "on_demand" for offer in offers)
+    assert all(offer["price_date"] for offer in offers)
+    assert len(run_json(capsys, "offers", "--fractional")["offers"]) > len(offers)
+    assert len(run_json(capsys, "offers", "--all-dates")["offers"]) > len(offers)
+    spot = run_json(capsys, "offers", "--spot")["offers"]
+    assert {offer["billing"] for offer in spot} == {"spot"}
+
+
+def test_offers_can_be_narrowed_to_gpus_and_providers(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = run_json(capsys, "offers", "--gpu", "Tesla T4,A10G", "--provider", "aws")
+    assert answer["gpus"] == ["T4", "A10G"]
+    assert {offer["gpu_model"] for offer in answer["offers"]} == {"T4", "A10G"}
+    assert {offer["provider"] for offer in answer["offers"]} == {"aws"}
+    assert main(["offers", "--provider", "nobody"]) == 1
+    assert "aws" in capsys.readouterr().err
+
+
+def test_a_gpu_named_twice_lists_its_offers_once(capsys: pytest.CaptureFixture[str]) -> None:
+    once = run_json(capsys, "offers", "--gpu", "T4")["offers"]
+    assert run_json(capsys, "offers", "--gpu", "T4,Tesla T4")["offers"] == once
+
+
+def test_tables_are_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["gpus"], ["offers"], ["offers", "--gpu", "GTX TITAN X"], ["metrics"]):
+        assert main(arguments) == 0
+        assert capsys.readouterr().out.strip()
+
+
+def test_the_metric_catalogue_is_complete(capsys: pytest.CaptureFixture[str]) -> None:
+    from gpusonde.telemetry import METRICS
+
+    assert [entry["name"] for entry in run_json(capsys, "metrics")["metrics"]] == [m.name for m in METRICS]

@@ -1,0 +1,142 @@
+"""``gpusonde detect`` on the bundled trace and on files that are none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpusonde.cli.demo.traces import bundled_trace
+from gpusonde.cli.main import main
+from gpusonde.telemetry import Trace, read_trace, write_trace
+
+SHARED_TRACES = Path(__file__).parents[3] / "shared" / "data" / "traces"
+
+
+def run_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
+    code = main([*arguments, "--json"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1, "exactly one JSON object on stdout"
+    answer: dict[str, Any] = json.loads(lines[0], parse_constant=lambda name: pytest.fail(f"{name} in JSON"))
+    return code, answer
+
+
+def test_the_epochs_of_the_bundled_trace_are_found(capsys: pytest.CaptureFixture[str]) -> None:
+    code, answer = run_json(capsys, "detect", str(bundled_trace()))
+    truth = json.loads(read_trace(bundled_trace()).attributes["true_epoch_starts_s"])
+    assert code == 0
+    assert answer["verdict"] == "epochs"
+    assert answer["period_s"] == pytest.approx(np.median(np.diff(truth)), rel=0.02)
+    assert answer["period_low_s"] < answer["period_s"] < answer["period_high_s"]
+    # A boundary is seen when the next epoch's first batch runs: half a second after the epoch began.
+    assert answer["epochs"] == len(truth) == len(answer["epoch_starts_s"])
+    assert np.allclose(answer["epoch_starts_s"][1:], truth[1:], atol=0.8)
+    assert "not recorded on a GPU" in answer["generated"]
+
+
+def test_the_picture_is_written_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "epochs.png"
+    code, answer = run_json(capsys, "detect", str(bundled_trace()), "--plot", str(path))
+    assert (code, answer["plot"]) == (0, str(path))
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_people_are_told_that_the_trace_is_generated(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["detect", str(bundled_trace())]) == 0
+    printed = capsys.readouterr().out
+    assert "this trace is generated" in printed
+    assert "12 epochs of 17." in printed
+
+
+def test_one_metric_is_enough(capsys: pytest.CaptureFixture[str]) -> None:
+    code, answer = run_json(capsys, "detect", str(bundled_trace()), "--metric", "dram_active")
+    assert (code, answer["metrics"]) == (0, ["dram_active"])
+
+
+@pytest.mark.parametrize("mode", ["paper", "notebook"])
+def test_the_published_modes_answer_too(mode: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, answer = run_json(capsys, "detect", str(bundled_trace()), "--mode", mode)
+    assert (code, answer["mode"]) == (0, mode)
+
+
+def test_an_idle_trace_has_no_epochs_and_nulls_instead_of_nan(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "idle.csv"
+    write_trace(Trace(time_s=np.arange(600) * 0.1, values={"gpu_utilization": np.zeros(600)}), path)
+    code, answer = run_json(capsys, "detect", str(path))
+    assert code == 0
+    assert (answer["verdict"], answer["period_s"], answer["epoch_starts_s"]) == ("none", None, [])
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "empty"),
+        ("time_s,dram_active\n", "no"),
+        ("time_s,dram_active\n0,0.1\n0.1,oops\n", ":3"),
+        ("hello\nworld\n", "trace.csv"),
+    ],
+)
+def test_a_file_that_is_no_trace_is_refused_with_its_name_and_line(
+    content: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text(content)
+    code, answer = run_json(capsys, "detect", str(path))
+    assert code == 1
+    assert answer["error"]["file"] == str(path)
+    assert said in answer["error"]["message"]
+
+
+def test_a_bad_value_is_reported_with_line_and_field(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("time_s,dram_active\n0,0.1\n0.1,oops\n")
+    _, answer = run_json(capsys, "detect", str(path))
+    assert (answer["error"]["line"], answer["error"]["field"]) == (3, "dram_active")
+
+
+def test_a_missing_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, answer = run_json(capsys, "detect", str(tmp_path / "nowhere.csv"))
+    assert code == 1
+    assert answer["error"]["file"] == str(tmp_path / "nowhere.csv")
+
+
+def test_a_metric_that_the_trace_lacks_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    code, answer = run_json(capsys, "detect", str(bundled_trace()), "--metric", "fp64_active")
+    assert code == 1
+    assert "fp64_active" in answer["error"]["message"]
+
+
+def test_a_metric_that_does_not_exist_is_named_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    code, answer = run_json(capsys, "detect", str(bundled_trace()), "--metric", "dram_activ")
+    assert code == 1
+    assert "did you mean dram_active" in answer["error"]["message"]
+
+
+def test_a_file_of_several_gpus_asks_for_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "two.csv"
+    time_s = np.arange(50) * 0.1
+    write_trace([Trace(time_s, {"gpu_utilization": np.ones(50)}, gpu_uuid=f"GPU-{i}") for i in "ab"], path)
+    code, answer = run_json(capsys, "detect", str(path))
+    assert code == 1
+    assert "--gpu" in answer["error"]["message"]
+    assert run_json(capsys, "detect", str(path), "--gpu", "1")[1]["gpu_uuid"] == "GPU-b"
+    assert run_json(capsys, "detect", str(path), "--gpu", "7")[0] == 1
+
+
+def test_an_absurd_number_of_gpus_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["detect", str(bundled_trace()), "--gpus", "0"]) == 2
+    assert main(["detect", str(bundled_trace()), "--gpus", "1000000"]) == 2
+
+
+@pytest.mark.shared_data
+@pytest.mark.skipif(not SHARED_TRACES.is_dir(), reason="../shared/data is absent")
+def test_the_period_of_the_recorded_titan_x_trace_is_within_3_percent(capsys: pytest.CaptureFixture[str]) -> None:
+    code, answer = run_json(capsys, "detect", str(SHARED_TRACES / "raw" / "titanx_nvidia_smi_2gpu.csv"), "--gpu", "0")
+    assert code == 0
+    assert answer["verdict"] == "epochs"
+    assert answer["period_s"] == pytest.approx(13.16, rel=0.03)
