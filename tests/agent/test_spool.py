@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from support.faulty_files import FaultyFiles, copy_directory
+from support.faulty_files import FaultyFiles, UnsyncedFiles, copy_directory
 
 from gpusonde.agent.counters import SelfCounters
 from gpusonde.agent.spool import Spool, SpoolCorruptError, SpoolDirectoryError, SpoolGapError, SpoolLockedError
@@ -158,9 +158,12 @@ def test_the_inventory_outlives_the_segment_it_was_written_in(directory, how):
     spool.close()
 
 
+QUICK = {"segment_bytes": 1 << 16, "files": UnsyncedFiles()}
+
+
 def small_spool(directory):
     """One segment with an inventory and four batches; returns its path and the end offset of each record."""
-    spool = opened(directory, segment_bytes=1 << 16)
+    spool = opened(directory, **QUICK)
     spool.append(inventory())
     for i in range(4):
         spool.append(batch(i, size=20))
@@ -176,12 +179,12 @@ def test_a_file_cut_at_any_byte_keeps_every_whole_record(tmp_path):
         with (directory / path.name).open("r+b") as file:
             file.truncate(size)
         whole = sum(end <= size for end in ends)
-        spool = opened(directory, segment_bytes=1 << 16)
+        spool = opened(directory, **QUICK)
         assert spool.last_sequence == whole
         assert spool.append(batch(99)) == whole + 1
         spool.commit()
         spool.close()
-        again = opened(directory, segment_bytes=1 << 16)
+        again = opened(directory, **QUICK)
         assert [r.sequence for r in everything(again)] == list(range(1, whole + 2))
         assert not any(r.HasField("loss_report") for r in everything(again))
         assert value(again.read(whole + 1)) == 99
@@ -198,7 +201,7 @@ def test_a_flipped_bit_anywhere_loses_at_most_its_own_record_and_says_so(tmp_pat
         damaged[offset] ^= 1 << (offset % 8)
         (directory / path.name).write_bytes(damaged)
         counters = SelfCounters()
-        spool = opened(directory, segment_bytes=1 << 16, counters=counters)
+        spool = opened(directory, **QUICK, counters=counters)
         hit = 1 + sum(end <= offset for end in ends) if offset >= HEADER.size else None
         for record in everything(spool):
             if record.HasField("loss_report"):

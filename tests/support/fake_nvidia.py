@@ -69,12 +69,14 @@ class FakeNvml:
 
 
 def _private_copy(name: str) -> ModuleType:
-    spec = importlib.util.find_spec(name)
+    original = importlib.util.find_spec(name)
+    assert original is not None
+    assert original.origin is not None
+    spec = importlib.util.spec_from_file_location(f"{name}_of_the_fake", original.origin)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    # ctypes structures of the module look themselves up while it runs.
-    registered = f"{name}_of_the_fake"
-    sys.modules[registered] = module
+    # The module looks itself up while it runs.
+    sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module

@@ -11,6 +11,16 @@ from pathlib import Path
 from gpusonde.agent.spool.files import OsFiles
 
 
+class UnsyncedFiles(OsFiles):
+    """Real files that are never synced, for tests that open thousands of spools and pull no plug."""
+
+    def sync(self, descriptor: int) -> None:
+        return None
+
+    def sync_directory(self, path: Path) -> None:
+        return None
+
+
 class FaultyFiles(OsFiles):
     """Real files below one directory, with faults.
 

@@ -1,0 +1,207 @@
+"""The sampler on a simulated clock: absolute deadlines, missed ticks, jumps of the wall clock."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from gpusonde.agent.counters import SelfCounters
+from gpusonde.agent.sampler import Sampler
+from gpusonde.agent.sources.base import (
+    GpuDescription,
+    GpuEventKind,
+    GpuTicks,
+    Reading,
+    SourceExhausted,
+    SourceFailedError,
+    SourceInventory,
+)
+from gpusonde.telemetry import metric
+
+INTERVAL_S = 0.1
+
+
+class World:
+    """A monotonic and a wall clock that move only when something takes time, and a source that takes some."""
+
+    name = "simulated"
+
+    def __init__(self, read_s=lambda tick: 0.0, ticks=50, more=lambda tick: False, can_wait=False):
+        self.now_s = 1000.0
+        self.wall_offset_s = 1.7e9
+        self.read_s = read_s
+        self.ticks = ticks
+        self.more = more
+        self.tick = 0
+        self.read_at = []
+        self.delivered = []
+        self.room = lambda: True
+        self.accept = lambda: True
+        self.inventory = SourceInventory(
+            "simulated",
+            (GpuDescription("a"), GpuDescription("b")),
+            (metric("sm_active"),),
+            INTERVAL_S,
+            can_wait=can_wait,
+        )
+        self.counters = SelfCounters()
+        self.sampler = Sampler(
+            self, self.inventory, INTERVAL_S, self, self.counters,
+            monotonic=lambda: self.now_s, wall_ns=self.wall_ns, wait=self.wait,
+        )  # fmt: skip
+
+    def wall_ns(self):
+        return round((self.now_s + self.wall_offset_s) * 1e9)
+
+    def wait(self, seconds):
+        self.now_s += seconds
+        return False
+
+    def read(self, deadline_s):
+        if self.tick == self.ticks:
+            raise SourceExhausted
+        self.read_at.append(round(self.now_s - 1000.0, 6))
+        stamp = self.wall_ns()
+        self.now_s += self.read_s(self.tick)
+        self.tick += 1
+        ticks = tuple(GpuTicks(g, np.array([stamp]), np.zeros((1, 1))) for g in (0, 1))
+        return Reading(ticks, more=self.more(self.tick))
+
+    def progress(self):
+        return None
+
+    def has_room(self):
+        return self.room()
+
+    def put(self, sampled):
+        if not self.accept():
+            return False
+        self.delivered.append(sampled)
+        return True
+
+    @property
+    def events(self):
+        return [event for sampled in self.delivered for event in sampled.reading.events]
+
+
+def test_deadlines_do_not_drift_however_long_a_reading_takes():
+    world = World(read_s=lambda tick: 0.03)
+    assert world.sampler.run()
+    assert world.read_at == [round(i * INTERVAL_S, 6) for i in range(50)]
+    assert world.counters.missed_ticks == 0
+    assert world.counters.ticks == 100
+    assert world.counters.read_s_max == pytest.approx(0.03)
+
+
+def test_a_long_reading_costs_the_deadlines_it_covered_and_they_are_counted():
+    world = World(read_s=lambda tick: 0.47 if tick == 5 else 0.0, ticks=10)
+    world.sampler.run()
+    # 0.5 + 0.47 = 0.97: the deadlines 0.6 to 0.9 are gone, 1.0 is kept.
+    assert world.read_at == [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 1.0, 1.1, 1.2, 1.3]
+    assert world.counters.missed_ticks == 4
+    assert [s.missed_ticks for s in world.delivered] == [0, 0, 0, 0, 0, 0, 4, 0, 0, 0]
+
+
+def test_a_reading_late_by_less_than_half_an_interval_is_taken():
+    world = World(read_s=lambda tick: 0.14 if tick == 1 else 0.0, ticks=4)
+    world.sampler.run()
+    assert world.read_at == [0.0, 0.1, 0.24, 0.3]
+    assert world.counters.missed_ticks == 0
+    assert world.counters.lateness_s_max == pytest.approx(0.04)
+
+
+@pytest.mark.parametrize("step_s", [3600.0, -3600.0, 0.25, -0.25])
+def test_a_step_of_the_wall_clock_is_one_event_per_gpu_with_its_size(step_s):
+    world = World(ticks=20)
+    steps = {10: step_s}
+
+    def read_s(tick):
+        world.wall_offset_s += steps.pop(tick, 0.0)
+        return 0.001
+
+    world.read_s = read_s
+    world.sampler.run()
+    assert [(e.gpu, e.kind) for e in world.events] == [(0, GpuEventKind.CLOCK_STEP), (1, GpuEventKind.CLOCK_STEP)]
+    assert world.events[0].value == pytest.approx(step_s * 1e6, abs=2)
+    assert len(world.read_at) == 20
+    assert world.counters.missed_ticks == 0
+
+
+def test_slewing_is_no_step():
+    world = World(ticks=1000)
+
+    def read_s(tick):
+        world.wall_offset_s += 500e-6 * INTERVAL_S
+        return 0.001
+
+    world.read_s = read_s
+    world.sampler.run()
+    assert world.events == []
+
+
+def test_a_machine_that_slept_is_a_step_forward_and_no_missed_tick():
+    world = World(ticks=20)
+
+    def read_s(tick):
+        world.wall_offset_s += 8 * 3600 if tick == 10 else 0
+        return 0.001
+
+    world.read_s = read_s
+    world.sampler.run()
+    assert world.events[0].value == pytest.approx(8 * 3600e6, abs=2)
+    assert world.counters.missed_ticks == 0
+
+
+def test_readings_that_find_no_place_count_as_missed_and_are_told_with_the_next():
+    world = World(ticks=10)
+    world.accept = lambda: not 3 < world.tick <= 6
+    world.sampler.run()
+    assert world.counters.missed_ticks == 3
+    assert [s.missed_ticks for s in world.delivered] == [0, 0, 0, 3, 0, 0, 0]
+    assert world.counters.ticks == 14
+
+
+def test_a_recorded_trace_waits_for_room_and_hardware_does_not():
+    for can_wait in (True, False):
+        world = World(ticks=10, can_wait=can_wait)
+        world.room = lambda world=world: world.now_s > 1002.0
+        world.sampler.run()
+        assert (world.read_at[0] >= 2.0) is can_wait
+        assert world.counters.missed_ticks == 0
+        assert world.counters.ticks == 20
+
+
+def test_what_is_already_due_is_read_without_waiting():
+    world = World(ticks=10, more=lambda tick: tick < 5, can_wait=True)
+    world.sampler.run()
+    assert world.read_at[:6] == [0.0] * 5 + [0.1]
+
+
+def test_stop_ends_the_run_after_the_reading_in_progress():
+    world = World(ticks=10)
+    world.accept = lambda: world.sampler.stop() or True
+    assert world.sampler.run() is False
+    assert len(world.delivered) == 1
+
+
+def test_a_source_that_fails_as_a_whole_ends_the_run():
+    world = World()
+
+    def fail(deadline_s):
+        raise SourceFailedError("gone")
+
+    world.read = fail
+    with pytest.raises(SourceFailedError):
+        world.sampler.run()
+
+
+def test_stop_interrupts_the_wait_for_the_next_deadline():
+    world = World()
+    sampler = Sampler(world, world.inventory, 3600.0, world, world.counters)
+    thread = threading.Thread(target=sampler.run)
+    thread.start()
+    while not world.delivered:
+        pass
+    sampler.stop()
+    thread.join(timeout=5)
+    assert not thread.is_alive()

@@ -1,0 +1,334 @@
+"""The uplink against a real gRPC server that acks late, dies, throttles, drains and refuses."""
+
+import asyncio
+import itertools
+import logging
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+from support.scripted_collector import Script, ScriptedCollector
+
+from gpusonde.agent.counters import SelfCounters
+from gpusonde.agent.spool import Spool
+from gpusonde.agent.uplink import AgentFacts, Backoff, Uplink, UplinkSettings
+from gpusonde.common.v1 import gpu_pb2
+from gpusonde.ingest.v1 import ingest_pb2
+
+
+def batch(value=0, size=50):
+    block = ingest_pb2.GpuBlock(tick_count=10, start_time_unix_nano=value, values=b"\x05" * size)
+    return ingest_pb2.Record(batch=ingest_pb2.SampleBatch(blocks=[block]))
+
+
+def inventory():
+    return ingest_pb2.Record(inventory=ingest_pb2.Inventory(gpus=[gpu_pb2.Gpu(gpu_uuid="gpu")]))
+
+
+class Rig:
+    """A spool, its uplink and a quick back-off that remembers what was asked of it."""
+
+    def __init__(self, directory, **spool_options):
+        self.counters = SelfCounters()
+        self.spool = Spool(directory, **{"max_bytes": 1 << 22, "counters": self.counters, **spool_options})
+        self.spool.open()
+        self.bounds = []
+        self.intervals = []
+        self.uplink = None
+
+    def fill(self, count):
+        for i in range(count):
+            self.spool.append(inventory() if self.spool.last_sequence == 0 else batch(i))
+        self.spool.commit()
+        if self.uplink is not None:
+            self.uplink.notify()
+
+    def backoff(self):
+        def draw(low, high):
+            self.bounds.append((low, high))
+            return 0.01
+
+        return Backoff(uniform=draw)
+
+    def run(self, target, until=None, timeout_s=15.0, during=None, **settings):
+        """Run the uplink until a condition holds (or everything is acknowledged)."""
+        self.uplink = Uplink(
+            self.spool,
+            UplinkSettings(target, **settings),
+            AgentFacts(gpu_pb2.Host(host_name="here"), "1.2.3", 17, "instance"),
+            self.counters,
+            on_batch_interval=self.intervals.append,
+            backoff=self.backoff(),
+        )
+        condition = until or (lambda: self.counters.acked_sequence == self.spool.last_sequence)
+
+        async def main():
+            running = asyncio.ensure_future(self.uplink.run())
+            deadline = time.monotonic() + timeout_s
+            try:
+                while not condition():
+                    assert time.monotonic() < deadline, f"not within {timeout_s} s: {self.counters}"
+                    assert not running.done(), running.exception()
+                    if during is not None:
+                        during()
+                    await asyncio.sleep(0.01)
+            finally:
+                began = time.monotonic()
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
+                assert time.monotonic() - began < 2.0
+
+        asyncio.run(main())
+
+
+@pytest.fixture
+def rig(tmp_path):
+    rig = Rig(tmp_path / "spool")
+    yield rig
+    rig.spool.close()
+
+
+def sequences(collector):
+    return [record.sequence for record in collector.records()]
+
+
+def test_hello_says_who_the_agent_is_and_what_it_holds(rig):
+    rig.fill(3)
+    with ScriptedCollector() as collector:
+        rig.run(collector.target)
+    hello = collector.hellos[0]
+    assert (hello.agent_id, hello.spool_id) == (rig.spool.agent_id, rig.spool.spool_id)
+    assert hello.first_available_sequence == 1
+    assert (hello.agent_version, hello.instance_id, hello.agent_start_time_unix_nano) == ("1.2.3", "instance", 17)
+    assert hello.host.host_name == "here"
+    assert list(hello.encodings) == [ingest_pb2.ENCODING_FLOAT32_LE_ZSTD, ingest_pb2.ENCODING_FLOAT32_LE]
+
+
+def test_a_stream_that_dies_again_and_again_loses_nothing_and_doubles_nothing(rig):
+    rig.fill(300)
+    scripts = [Script(die_after=n, max_unacked_records=16) for n in (1, 7, 30, 2, 50)] + [Script(close_after=20)]
+    with ScriptedCollector(scripts=scripts) as collector:
+        rig.run(collector.target)
+        assert sequences(collector) == list(range(1, 301))
+    assert collector.gaps == []
+    # What was stored but not yet acknowledged is not sent again: Hello asks first.
+    assert collector.duplicates == 0
+    assert rig.counters.sessions == 7
+    assert sum(rig.counters.connection_failures.values()) == 6
+
+
+def test_no_more_records_are_in_flight_than_the_collector_allows(rig):
+    rig.fill(40)
+    with ScriptedCollector(scripts=[Script(ack=False, max_unacked_records=5)]) as collector:
+        rig.run(collector.target, until=lambda: collector.highest_unacked >= 5)
+        time.sleep(0.2)
+        assert collector.highest_unacked == 5
+        assert rig.counters.unacked_records == 40
+
+
+def test_late_acks_move_the_window_on(rig):
+    rig.fill(40)
+
+    def ack_what_is_there():
+        stored = sequences(collector)
+        if stored:
+            ack = ingest_pb2.Ack(durable_sequence=stored[-1])
+            collector.send(ingest_pb2.StreamSamplesResponse(ack=ack))
+
+    with ScriptedCollector(scripts=[Script(ack=False, max_unacked_records=5)]) as collector:
+        rig.run(collector.target, during=ack_what_is_there)
+        assert sequences(collector) == list(range(1, 41))
+    assert collector.highest_unacked <= 40
+    assert len(collector.hellos) == 1
+
+
+def test_throttle_narrows_the_window_and_lengthens_the_batches(rig):
+    rig.fill(30)
+    throttle = ingest_pb2.Throttle(max_unacked_records=2, batch_interval_ms=5000)
+    with ScriptedCollector(scripts=[Script(throttle_after=(10, throttle))]) as collector:
+        rig.run(collector.target, until=lambda: 5.0 in rig.intervals)
+        rig.run(collector.target)
+    # Forgotten when the session ends.
+    assert rig.intervals[-1] is None
+
+
+def test_drain_moves_the_agent_to_the_preferred_collector(rig):
+    rig.fill(20)
+    with ScriptedCollector() as refuge:
+        script = Script(drain_after=5, preferred_target=refuge.target, max_unacked_records=4)
+        with ScriptedCollector(scripts=[script]) as collector:
+            rig.run(collector.target)
+            first, second = sequences(collector), sequences(refuge)
+    assert first == list(range(1, len(first) + 1))
+    assert 5 <= len(first) < 20
+    # The refuge has never seen this spool, so it begins with what is still on disk.
+    assert second[-1] == 20
+    assert refuge.gaps == []
+    assert rig.bounds == []
+
+
+def test_drain_without_another_address_waits_before_coming_back(rig):
+    rig.fill(20)
+    with ScriptedCollector(scripts=[Script(drain_after=5, max_unacked_records=4)]) as collector:
+        rig.run(collector.target)
+        assert sequences(collector) == list(range(1, 21))
+        assert collector.duplicates == 0
+    assert len(rig.bounds) == 1
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.ALREADY_EXISTS, grpc.StatusCode.FAILED_PRECONDITION])
+def test_a_second_agent_of_the_same_name_is_told_what_to_do_and_asks_again_slowly(rig, caplog, code):
+    rig.fill(3)
+    with ScriptedCollector(scripts=[Script(refuse=code)] * 3) as collector:
+        rig.run(collector.target)
+        assert sequences(collector) == [1, 2, 3]
+    refusals = [r for r in caplog.records if "refuses this agent" in r.message]
+    assert len(refusals) == 1
+    assert refusals[0].levelno == logging.ERROR
+    assert "agent.id" in refusals[0].message
+    assert rig.bounds == [(15.0, 30.0)] * 3
+
+
+def test_an_address_that_is_no_collector_is_named(rig, caplog):
+    rig.fill(1)
+    server = grpc.server(ThreadPoolExecutor(1))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    rig.run(f"127.0.0.1:{port}", until=lambda: "UNIMPLEMENTED" in rig.counters.connection_failures)
+    server.stop(0)
+    assert "not a gpusonde collector" in caplog.text
+
+
+def test_a_collector_that_does_not_answer_hello_is_left(rig):
+    rig.fill(2)
+    with ScriptedCollector(scripts=[Script(silent=True)]) as collector:
+        rig.run(collector.target, hello_timeout_s=0.3)
+        assert sequences(collector) == [1, 2]
+    assert rig.counters.connection_failures == {"DEADLINE_EXCEEDED": 1}
+
+
+def test_a_collector_that_stops_acknowledging_is_left(rig):
+    rig.fill(10)
+    with ScriptedCollector(scripts=[Script(ack=False)]) as collector:
+        rig.run(collector.target, ack_timeout_s=0.3)
+        assert sequences(collector) == list(range(1, 11))
+        assert collector.duplicates == 0
+    assert len(collector.hellos) == 2
+
+
+def test_a_collector_that_comes_back_gets_the_rest_and_each_change_is_said_once(rig, caplog):
+    caplog.set_level(logging.INFO)
+    rig.fill(10)
+    with ScriptedCollector() as collector:
+        rig.run(collector.target)
+        collector.stop()
+        rig.fill(10)
+        rig.run(collector.target, until=lambda: len(rig.bounds) >= 8)
+        collector.start()
+        rig.run(collector.target)
+        assert sequences(collector) == list(range(1, 21))
+    assert caplog.text.count("is not there") == 1
+    assert caplog.text.count("connected to collector") == 2
+
+
+def test_waits_double_up_to_half_a_minute_with_full_jitter(rig):
+    rig.fill(1)
+    rig.run("127.0.0.1:1", until=lambda: len(rig.bounds) >= 9)
+    assert rig.bounds[:9] == [(0.0, b) for b in (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0)]
+
+
+def test_shutdown_does_not_wait_for_the_back_off(rig):
+    rig.fill(1)
+    uplink = Uplink(
+        rig.spool,
+        UplinkSettings("127.0.0.1:1"),
+        AgentFacts(gpu_pb2.Host(), "", 0, ""),
+        rig.counters,
+        backoff=Backoff(uniform=lambda _low, _high: 1000.0),
+    )
+
+    async def main():
+        running = asyncio.ensure_future(uplink.run())
+        while not rig.counters.connection_failures:
+            await asyncio.sleep(0.01)
+        began = time.monotonic()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        return time.monotonic() - began
+
+    assert asyncio.run(main()) < 1.0
+
+
+def test_a_collector_that_knows_more_than_we_do_gets_everything_under_a_new_spool_id(rig, caplog):
+    rig.fill(5)
+    old = rig.spool.spool_id
+    with ScriptedCollector(scripts=[Script(durable_sequence=500)]) as collector:
+        rig.run(collector.target)
+        assert collector.hellos[0].spool_id == old
+        assert collector.hellos[1].spool_id == rig.spool.spool_id != old
+        stored = collector.stored[rig.spool.agent_id, rig.spool.spool_id]
+        assert sorted(stored) == [1, 2, 3, 4, 5]
+    assert "new spool id" in caplog.text
+
+
+def test_what_was_dropped_meanwhile_is_skipped_at_hello_with_the_inventory_first(tmp_path):
+    rig = Rig(tmp_path / "spool", max_bytes=8192)
+    rig.fill(300)
+    first = rig.spool.first_available_sequence
+    assert first > 1
+    with ScriptedCollector() as collector:
+        rig.run(collector.target)
+        records = collector.records()
+    assert collector.hellos[0].first_available_sequence == first
+    assert [r.sequence for r in records] == list(range(first, rig.spool.last_sequence + 1))
+    assert collector.gaps == []
+    assert records[0].HasField("inventory")
+    assert any(r.HasField("loss_report") for r in records)
+    rig.spool.close()
+
+
+def test_what_is_dropped_while_connected_ends_the_session_and_is_declared_in_the_next(tmp_path):
+    rig = Rig(tmp_path / "spool", max_bytes=8192)
+    rig.fill(2)
+    flood = iter(range(1))
+
+    def overflow():
+        if collector.highest_unacked and next(flood, None) is not None:
+            rig.fill(300)
+            ack = ingest_pb2.Ack(durable_sequence=sequences(collector)[-1])
+            collector.send(ingest_pb2.StreamSamplesResponse(ack=ack))
+
+    with ScriptedCollector(scripts=[Script(ack=False, max_unacked_records=2)]) as collector:
+        rig.run(collector.target, during=overflow)
+        stored = sequences(collector)
+    assert len(collector.hellos) == 2
+    assert collector.gaps == []
+    jumps = [(a, b) for a, b in itertools.pairwise(stored) if b != a + 1]
+    assert jumps == [(2, collector.hellos[1].first_available_sequence)]
+    rig.spool.close()
+
+
+def test_a_record_the_collector_cannot_take_becomes_a_loss_and_stops_nothing(rig, caplog):
+    rig.fill(2)
+    rig.spool.append(batch(size=5000))
+    rig.fill(2)
+    with ScriptedCollector(scripts=[Script(max_record_bytes=1000)]) as collector:
+        rig.run(collector.target)
+        assert sequences(collector) == [1, 2, 3, 4, 5]
+        report = collector.records()[2].loss_report
+    assert (report.first_lost_sequence, report.last_lost_sequence, report.lost_ticks) == (3, 3, 10)
+    assert rig.counters.dropped_records == {"too_large": 1}
+    assert "the collector takes 1000" in caplog.text
+
+
+def test_an_ack_of_what_was_never_sent_is_not_believed(rig, caplog):
+    rig.fill(5)
+
+    def lie():
+        if collector.highest_unacked == 5:
+            collector.send(ingest_pb2.StreamSamplesResponse(ack=ingest_pb2.Ack(durable_sequence=99)))
+
+    with ScriptedCollector(scripts=[Script(ack=False)]) as collector:
+        rig.run(collector.target, during=lie, until=lambda: "was not sent" in caplog.text)
+    assert rig.counters.acked_sequence == 0
