@@ -351,3 +351,7 @@ class LocalStore:
     def rejections(self) -> list[RejectionRow]:
         """See ``Store.rejections``."""
         return self._facts.rejections()
+
+    def blank_counts(self, gpu_uuid: str) -> dict[tuple[str, int], int]:
+        """See ``Store.blank_counts``."""
+        return self._facts.blank_counts(gpu_uuid)

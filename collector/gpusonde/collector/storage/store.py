@@ -121,3 +121,6 @@ class Store(Protocol):
 
     def rejections(self) -> list[RejectionRow]:
         """Return the records refused for good."""
+
+    def blank_counts(self, gpu_uuid: str) -> dict[tuple[str, int], int]:
+        """Return (metric, ``gpusonde.common.v1.BlankReason``) -> NaNs of a GPU; those of the last minute may be missing."""

@@ -1,0 +1,115 @@
+"""Collectors for tests: in a thread of this process, or in a process of its own that can be killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from support.wire_agent import wait_until
+
+from gpusonde.collector import CollectorConfig, run_collector
+
+QUICK = {
+    "server.listen": "127.0.0.1:0",
+    "server.drain_grace": "2s",
+    "ingest.commit_interval": "10ms",
+    "ingest.probe_interval": "50ms",
+    "store.reserve_bytes": "1MiB",
+    "runs.track_interval": "20ms",
+}
+
+
+class ThreadCollector:
+    """``run_collector`` in a thread; one at a time, because grpc.aio has one poller per process."""
+
+    def __init__(self, directory: Path, files=None, make_tracker=None, **settings):
+        overrides = QUICK | {"store.directory": str(directory)} | {k.replace("__", "."): v for k, v in settings.items()}
+        self._config = CollectorConfig.load(overrides=overrides)
+        self._more = {"files": files} | ({"make_tracker": make_tracker} if make_tracker else {})
+        self._stop = threading.Event()
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.report = None
+        self.error = None
+        self.target = ""
+
+    def _run(self):
+        try:
+            self.report = run_collector(self._config, on_ready=self._set_ready, stop=self._stop, **self._more)
+        except Exception as error:
+            self.error = error
+        self._ready.set()
+
+    def _set_ready(self, address):
+        self.target = address
+        self._ready.set()
+
+    def __enter__(self):
+        self._thread.start()
+        assert self._ready.wait(30)
+        if self.error:
+            raise self.error
+        return self
+
+    def __exit__(self, *_):
+        self.stop()
+        if self.error:
+            raise self.error
+
+    def stop(self):
+        self._stop.set()
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+        return self.report
+
+
+_MAIN = """
+import logging, sys
+logging.basicConfig(level=logging.INFO)
+from gpusonde.collector import CollectorConfig, run_collector
+run_collector(CollectorConfig.load(overrides=dict(a.split("=", 1) for a in sys.argv[1:])))
+"""
+
+
+class ProcessCollector:
+    """A collector in a process of its own. The port is kept over restarts."""
+
+    def __init__(self, directory: Path, **settings):
+        self.directory = directory
+        self.log_path = directory.with_suffix(".log")
+        self._settings = QUICK | {"store.directory": str(directory)}
+        self._settings |= {k.replace("__", "."): v for k, v in settings.items()}
+        self._process = None
+        self.target = ""
+
+    def start(self):
+        address = self.directory / "address"
+        address.unlink(missing_ok=True)
+        arguments = [f"{key}={value}" for key, value in self._settings.items()]
+        with self.log_path.open("ab") as log:
+            self._process = subprocess.Popen([sys.executable, "-c", _MAIN, *arguments], stderr=log, env=os.environ)
+        wait_until(lambda: address.exists() or self._process.poll() is not None, 60, "start of the collector")
+        assert self._process.poll() is None, self.log_path.read_text()[-2000:]
+        self.target = address.read_text().strip()
+        self._settings["server.listen"] = self.target
+        return self
+
+    def kill(self):
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait()
+
+    def terminate(self):
+        """SIGTERM; return the exit code."""
+        self._process.send_signal(signal.SIGTERM)
+        return self._process.wait(30)
+
+    def __enter__(self):
+        return self.start()
+
+    def __exit__(self, *_):
+        if self._process and self._process.poll() is None:
+            self.kill()

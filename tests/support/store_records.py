@@ -1,0 +1,30 @@
+"""Records for a store, without a wire between."""
+
+from __future__ import annotations
+
+from support.wire_agent import batch, inventory
+
+from gpusonde.collector.records.decode import decode_record
+from gpusonde.collector.records.limits import Limits
+from gpusonde.collector.storage.log import EntryKind, LogEntry
+from gpusonde.collector.storage.store import Incoming
+
+EVER = (0, 1 << 62)
+
+
+class Feed:
+    """Decodes records of one spool as ingest would."""
+
+    def __init__(self, agent_id="agent-1", spool_id="spool-1", **inventory_facts):
+        self.agent_id, self.spool_id = agent_id, spool_id
+        self.first = inventory(1, **inventory_facts)
+        self.inventory = decode_record(self.first, None, Limits())
+
+    def incoming(self, record):
+        decoded = decode_record(record, self.inventory, Limits())
+        entry = LogEntry(self.agent_id, self.spool_id, record.sequence, 1, EntryKind.RECORD, record.SerializeToString())
+        return Incoming(entry, decoded)
+
+    def batches(self, first, last):
+        """Records ``first`` to ``last``; number 1 is the inventory, number k holds ticks 10 (k - 2) and following."""
+        return [self.incoming(self.first if k == 1 else batch(k)) for k in range(first, last + 1)]
