@@ -166,14 +166,15 @@ class Spool:
             except OSError as error:
                 self._refuse(record, error)
                 return None
-            if self._disk_refuses:
-                self._disk_refuses = False
-                log.warning("spool %s: the disk accepts writes again", self._directory)
+            self._note_disk_accepts()
             return sequence
 
     def commit(self) -> None:
         """Make everything appended so far survive a power loss. A refusal by the disk is counted, not raised."""
         with self._lock:
+            # A loss is told as soon as there is room for its report, not only when there is something else to write.
+            with contextlib.suppress(OSError):
+                self._write_held_back()
             descriptor, last = self._descriptor, self._segments[-1].last_sequence
             if descriptor < 0 or last == self._committed:
                 return
@@ -388,6 +389,11 @@ class Spool:
         while self._held_back:
             self._append(self._held_back[0])
             self._held_back.pop(0)
+
+    def _note_disk_accepts(self) -> None:
+        if self._disk_refuses:
+            self._disk_refuses = False
+            log.warning("spool %s: the disk accepts writes again", self._directory)
 
     def _refuse(self, record: ingest_pb2.Record, error: OSError) -> None:
         if record.HasField("batch"):

@@ -1,0 +1,141 @@
+"""SpoolWriter: batches by time and size, events between the ticks they part, a stalled disk."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from gpusonde.agent.counters import SelfCounters
+from gpusonde.agent.sampler import SampledReading
+from gpusonde.agent.sources.base import (
+    GpuDescription,
+    GpuEvent,
+    GpuEventKind,
+    GpuTicks,
+    Reading,
+    SourceInventory,
+)
+from gpusonde.agent.spool import Spool
+from gpusonde.agent.writer import BatchPace, SpoolWriter
+from gpusonde.telemetry import BlankReason, metric
+
+INVENTORY = SourceInventory("test", (GpuDescription("a"), GpuDescription("b")), (metric("sm_active"),), 0.1)
+
+
+def reading(second, events=(), count=1):
+    times = np.array([round(second * 1e9) + i * 1000 for i in range(count)], dtype=np.int64)
+    return Reading((GpuTicks(0, times, np.zeros((1, count))),), tuple(events))
+
+
+class Rig:
+    def __init__(self, directory, pace_s=1.0):
+        self.counters = SelfCounters()
+        self.spool = Spool(directory, max_bytes=1 << 20, counters=self.counters)
+        self.spool.open()
+        self.commits = 0
+        self.pace = BatchPace(pace_s)
+        self.writer = SpoolWriter(
+            self.spool, INVENTORY, self.counters,
+            pace=self.pace, commit_interval_s=0.02, on_commit=self.committed,
+        )  # fmt: skip
+
+    def committed(self):
+        self.commits += 1
+
+    def records(self):
+        return [self.spool.read(s) for s in range(1, self.spool.committed_sequence + 1)]
+
+
+@pytest.fixture
+def rig(tmp_path):
+    rig = Rig(tmp_path / "spool", pace_s=60.0)
+    yield rig
+    rig.spool.close()
+
+
+def test_everything_queued_is_written_and_committed_at_the_end(rig):
+    for i in range(10):
+        rig.writer.put(SampledReading(reading(i)))
+    rig.writer.finish()
+    rig.writer.run()
+    (record,) = rig.records()
+    assert record.batch.blocks[0].tick_count == 10
+    assert rig.counters.batches == 1
+    rig.writer.end_source()
+    assert list(rig.records()[-1].source_ended.gpus) == [0, 1]
+
+
+def test_events_stand_between_the_ticks_before_and_after_them(rig):
+    rig.writer.put(SampledReading(reading(1)))
+    rig.writer.put(SampledReading(reading(2)))
+    step = [GpuEvent(g, 3, GpuEventKind.CLOCK_STEP, -5) for g in (0, 1)]
+    rig.writer.put(SampledReading(reading(3, step)))
+    rig.writer.finish()
+    rig.writer.run()
+    before, events, after = rig.records()
+    assert before.batch.blocks[0].tick_count == 2
+    assert [(e.gpu, e.value) for e in events.gpu_events.events] == [(0, -5), (1, -5)]
+    assert after.batch.blocks[0].tick_count == 1
+    assert rig.counters.events == 2
+
+
+def test_missed_ticks_are_told_for_every_gpu(rig):
+    rig.writer.put(SampledReading(reading(1), missed_ticks=4))
+    rig.writer.finish()
+    rig.writer.run()
+    assert rig.records()[0].batch.blocks[0].missed_ticks == 4
+
+
+def test_a_large_reading_does_not_wait_for_the_batch_interval(rig):
+    for i in range(3):
+        rig.writer.put(SampledReading(reading(i, count=70_000)))
+    rig.writer.finish()
+    rig.writer.run()
+    assert rig.counters.batches == 3
+
+
+def test_a_batch_is_written_when_its_interval_is_over(tmp_path):
+    rig = Rig(tmp_path / "spool", pace_s=0.05)
+    thread = threading.Thread(target=rig.writer.run)
+    thread.start()
+    rig.writer.put(SampledReading(reading(1)))
+    deadline = threading.Event()
+    while rig.spool.committed_sequence == 0 and not deadline.wait(0.01):
+        pass
+    rig.writer.finish()
+    thread.join()
+    assert rig.counters.batches == 1
+    assert rig.commits >= 1
+    rig.spool.close()
+
+
+def test_a_collector_may_ask_for_longer_batches_but_not_for_shorter_ones():
+    pace = BatchPace(1.0)
+    pace.ask(5.0)
+    assert pace.interval_s == 5.0
+    pace.ask(0.1)
+    assert pace.interval_s == 1.0
+    pace.ask(5.0)
+    pace.ask(None)
+    assert pace.interval_s == 1.0
+
+
+def test_a_disk_that_stalls_for_a_minute_costs_ticks_but_no_event(rig):
+    event = GpuEvent(0, 1, GpuEventKind.LOST)
+    taken = [rig.writer.put(SampledReading(reading(i, [event] if i == 605 else ()))) for i in range(610)]
+    assert taken == [True] * 600 + [False] * 10
+    assert not rig.writer.has_room()
+    rig.writer.finish()
+    rig.writer.run()
+    assert rig.counters.events == 1
+    assert sum(b.tick_count for r in rig.records() for b in r.batch.blocks) == 600
+    assert rig.writer.has_room()
+
+
+def test_blanks_are_counted_by_reason(rig):
+    ticks = GpuTicks(0, np.array([1000]), np.full((1, 1), np.nan), {0: BlankReason.GPU_LOST})
+    rig.writer.put(SampledReading(Reading((ticks,))))
+    rig.writer.finish()
+    rig.writer.run()
+    assert rig.counters.blanks == {BlankReason.GPU_LOST: 1}
+    assert rig.counters.as_json()["blank_values"] == {"gpu_lost": 1}
