@@ -1,0 +1,245 @@
+"""Epochs of runs: the same as offline, however the ticks arrive and however often the collector starts."""
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.trace_records import incoming, trace_records
+from support.wire_agent import wait_until
+
+from gpusonde.collector import LocalStore
+from gpusonde.collector.storage.errors import StoreFullError
+from gpusonde.collector.storage.local import StoreOptions
+from gpusonde.collector.storage.results import Results
+from gpusonde.collector.tracking.follower import GpuFollower
+from gpusonde.collector.tracking.pipeline import EpochPipeline, PipelineOptions
+from gpusonde.collector.tracking.runs import RunPolicy
+from gpusonde.epoch_detect import EpochTracker, detect
+from gpusonde.telemetry import read_trace
+
+START_NS = 1_700_000_000_000_000_000
+DEMO_TRACE = Path(__file__).parents[1] / "data" / "demo_trace.parquet"
+
+
+@pytest.fixture(scope="module")
+def trace():
+    return read_trace(DEMO_TRACE)
+
+
+@pytest.fixture(scope="module")
+def records(trace):
+    return incoming(trace_records(trace))
+
+
+class Setup:
+    """A store and a pipeline that a test drives by hand; ``restart`` makes new ones on the same directory."""
+
+    def __init__(self, directory, make_tracker=EpochTracker, results=Results, silence_end_s=86_400.0):
+        self._directory = directory
+        self._make_tracker = make_tracker
+        self._make_results = results
+        self._silence_end_s = silence_end_s
+        self.now = 0.0
+        self.store = None
+        self.restart()
+
+    def restart(self):
+        if self.store:
+            self.store.close()
+        self.store = LocalStore(self._directory, StoreOptions(reserve_bytes=0))
+        self.store.open()
+        self.results = self._make_results(self.store.database)
+        self.pipeline = EpochPipeline(
+            self.results,
+            lambda agent, gpu, resume: GpuFollower(agent, gpu, self.store, RunPolicy(), self._make_tracker, resume),
+            None,
+            PipelineOptions(silence_end_s=self._silence_end_s),
+            lambda: self.now,
+        )
+        self.store.subscribe(self.pipeline.touch)
+        self.pipeline.restore([(gpu.agent_id, gpu.gpu_uuid) for gpu in self.store.gpus()])
+
+    def feed(self, records, group):
+        for i in range(0, len(records), group):
+            self.store.append(records[i : i + group])
+            self.now += 1.0
+            self.pipeline.round()
+
+    def runs(self):
+        return self.results.runs(limit=100)
+
+
+@pytest.fixture
+def setup(tmp_path):
+    made = []
+
+    def make(**more):
+        made.append(Setup(tmp_path / "data", **more))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.store.close()
+
+
+def kept_epochs(setup, run):
+    return [epoch for epoch in setup.results.epochs(run.run_id) if epoch.status != "withdrawn"]
+
+
+def assert_same_as_offline(setup, trace):
+    offline = detect(trace)
+    (run,) = setup.runs()
+    assert run.ended
+    assert run.verdict == offline.verdict == "epochs"
+    assert run.reason == offline.reason
+    assert (run.period_s, run.period_low_s, run.period_high_s) == pytest.approx(
+        (offline.period_s, offline.period_low_s, offline.period_high_s), abs=1e-9
+    )
+    epochs = kept_epochs(setup, run)
+    origin = START_NS + round(trace.time_s[0] * 1e6) * 1000
+    starts = [(epoch.start_unix_nano - origin) / 1e9 for epoch in epochs]
+    ends = [(epoch.end_unix_nano - origin) / 1e9 for epoch in epochs]
+    assert starts == pytest.approx((offline.epoch_starts_s - trace.time_s[0]).tolist(), abs=1e-6)
+    assert ends == pytest.approx((offline.epoch_ends_s - trace.time_s[0]).tolist(), abs=1e-6)
+    assert run.epoch_count == len(epochs)
+    assert {epoch.status for epoch in epochs} == {"confirmed"}
+
+
+@pytest.mark.parametrize("group", [7, 1000])
+def test_the_epochs_of_a_run_are_those_of_the_trace(setup, trace, records, group):
+    subject = setup()
+    subject.feed(records, group)
+    assert_same_as_offline(subject, trace)
+
+
+def test_epochs_are_there_while_the_run_goes_on(setup, records):
+    subject = setup()
+    subject.feed(records[:180], 10)
+    (run,) = subject.runs()
+    assert not run.ended
+    assert run.verdict == "epochs"
+    assert len(kept_epochs(subject, run)) >= 5
+
+
+@pytest.mark.parametrize("stops", [(60,), (3, 50, 51, 120, 200)])
+@pytest.mark.parametrize("sealed", [False, True], ids=["from the log", "from segments"])
+def test_a_restart_in_the_middle_of_a_run_changes_nothing(setup, trace, records, stops, sealed):
+    subject = setup()
+    first = 0
+    for stop in stops:
+        subject.feed(records[first:stop], 10)
+        if sealed:
+            subject.store.seal()
+        subject.restart()
+        first = stop
+    subject.feed(records[first:], 10)
+    assert_same_as_offline(subject, trace)
+
+
+def test_records_that_came_while_tracking_was_away_are_caught_up_with(setup, trace, records):
+    subject = setup()
+    subject.store.append(records)
+    subject.store.seal()
+    subject.restart()
+    subject.pipeline.round()
+    assert_same_as_offline(subject, trace)
+
+
+class FailingTracker:
+    def __init__(self, metrics):
+        raise MemoryError("no tracker for you")
+
+
+def test_a_tracker_that_fails_costs_its_run_the_epochs_and_nothing_else(setup, records):
+    subject = setup(make_tracker=FailingTracker)
+    subject.feed(records, 20)
+    (run,) = subject.runs()
+    assert run.ended
+    assert run.tick_count > 2000
+    assert run.verdict == "none"
+    assert "no tracker for you" in run.reason
+
+
+class FailingResults(Results):
+    failing = False
+
+    def save(self, updates, resumes):
+        if self.failing:
+            raise StoreFullError("no room")
+        super().save(updates, resumes)
+
+
+def test_results_that_do_not_fit_are_stored_when_there_is_room(setup, trace, records):
+    subject = setup(results=FailingResults)
+    subject.results.failing = True
+    subject.feed(records, 10)
+    assert subject.runs() == []
+    subject.results.failing = False
+    subject.pipeline.round()
+    assert_same_as_offline(subject, trace)
+
+
+def test_a_run_whose_agent_is_silent_for_a_day_is_over(setup, records):
+    subject = setup()
+    subject.feed(records[:100], 10)
+    subject.now += 86_000
+    subject.pipeline.round()
+    assert not subject.runs()[0].ended
+    subject.now += 400
+    subject.pipeline.round()
+    (run,) = subject.runs()
+    assert run.ended
+    assert run.end_reason == "no records for 86400 s"
+    subject.restart()
+    subject.pipeline.round()
+    assert [run.ended for run in subject.runs()] == [True]
+
+
+def test_one_gpu_with_a_fault_in_its_tracking_leaves_the_others_alone(setup, records, trace):
+    def make_follower(agent, gpu, resume):
+        if gpu == "GPU-bad":
+            raise RuntimeError("a fault of ours")
+        return GpuFollower(agent, gpu, subject.store, RunPolicy(), EpochTracker, resume)
+
+    subject = setup()
+    subject.pipeline._make_follower = make_follower
+    bad = incoming(trace_records(trace, gpu_uuid="GPU-bad"), agent_id="agent-2")
+    subject.store.append(bad)
+    subject.feed(records, 100)
+    assert_same_as_offline(subject, trace)
+
+
+def test_two_agents_that_see_the_same_gpu_have_runs_of_their_own(setup, records, trace):
+    subject = setup()
+    other = incoming(trace_records(trace, start_ns=START_NS + 50_000_000), agent_id="agent-2")
+    for one, two in zip(records, other, strict=True):
+        subject.store.append([one, two])
+    subject.pipeline.round()
+    assert [run.agent_id for run in subject.runs()] == ["agent-2", "agent-1"]
+    assert {run.epoch_count for run in subject.runs()} == {len(detect(trace).epoch_starts_s)}
+
+
+def test_the_running_pipeline_follows_what_becomes_durable_and_stops_cleanly(setup, records, trace):
+    subject = setup()
+    with ThreadPoolExecutor(1) as executor:
+        subject.pipeline._executor = executor
+        subject.pipeline._options = PipelineOptions(interval_s=0.01)
+
+        async def scene():
+            task = asyncio.ensure_future(subject.pipeline.run())
+            feeder = threading.Thread(target=lambda: [subject.store.append([record]) for record in records])
+            feeder.start()
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(
+                None, lambda: wait_until(lambda: subject.runs() and subject.runs()[0].ended, what="end of the run")
+            )
+            task.cancel()
+            await asyncio.wait([task])
+            feeder.join()
+
+        asyncio.run(scene())
+    assert_same_as_offline(subject, trace)
+    assert np.isfinite(subject.runs()[0].period_s)
