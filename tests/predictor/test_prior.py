@@ -33,6 +33,16 @@ def test_an_idle_gpu_gains_nothing_from_a_faster_one(gpus):
     assert log_latency_ratio(source, gpus.get("H100-SXM5-80GB"), roofline(source, MetricLevel.UTILIZATION)) == 0.0
 
 
+def test_memory_utilization_moves_the_weight_a_little(gpus):
+    def weight(memory: float) -> float:
+        source = measurement(gpus, **{**dict.fromkeys(REQUIRED_METRICS, 0.8), "memory_utilization": memory})
+        return roofline(source, MetricLevel.NVIDIA_SMI).bandwidth_weight
+
+    assert weight(0.4) == pytest.approx(0.5)
+    assert weight(0.0) == pytest.approx(0.3)
+    assert weight(0.8) == pytest.approx(0.7)
+
+
 def test_dram_activity_moves_the_weight_to_the_memory_bandwidth(gpus):
     target = gpus.get("P100-PCIe-16GB")  # T4 -> P100: 2.3 times the bandwidth, 1.2 times the FP32 rate
     ratios = []

@@ -77,6 +77,27 @@ class PairErrors:
         """Put several together."""
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in cls.__dataclass_fields__))
 
+    @classmethod
+    def without_intervals(
+        cls, table: RunsTable, source: IndexArray, target: IndexArray, predicted_s: FloatArray
+    ) -> PairErrors:
+        """Predictions of a model that gives seconds alone, for pairs of a table."""
+
+        def names(of: Callable[[Run], str], indices: IndexArray) -> npt.NDArray[np.str_]:
+            return np.array([of(table.runs[index]) for index in indices])
+
+        nothing = np.full(len(source), np.nan)
+        return cls(
+            source_gpu=names(lambda run: run.gpu.name, source),
+            target_gpu=names(lambda run: run.gpu.name, target),
+            workload=names(lambda run: run.configuration.model, source),
+            measured_s=np.array([table.runs[index].epoch_latency_s for index in target]),
+            predicted_s=predicted_s,
+            low_s=nothing,
+            high_s=nothing,
+            extrapolated=np.zeros(len(source), dtype=bool),
+        )
+
     def where(self, mask: BoolArray) -> PairErrors:
         """The pairs for which ``mask``, shape (n,), is True."""
         return PairErrors(*(getattr(self, name)[mask] for name in self.__dataclass_fields__))
@@ -247,13 +268,17 @@ def paper_predictor(make: Callable[[int], PaperStack], part: str = "stack") -> P
         table: RunsTable, fit_on: tuple[IndexArray, IndexArray], predict: tuple[IndexArray, IndexArray], seed: int
     ) -> PairErrors:
         stack = make(seed).fit(table, pairs=fit_on)
-        return _without_intervals(table, *predict, stack.predict_pairs(table, *predict)[part])
+        return PairErrors.without_intervals(table, *predict, stack.predict_pairs(table, *predict)[part])
 
     return run
 
 
-def prior_predictor() -> Predictor:
-    """The physical prior alone: nothing is fitted."""
+def prior_predictor(level: MetricLevel = MetricLevel.UTILIZATION) -> Predictor:
+    """The physical prior alone: nothing is fitted.
+
+    Args:
+        level: Metrics it may use; with ``UTILIZATION`` bandwidth and FP32 rate weigh the same.
+    """
 
     def run(
         table: RunsTable, fit_on: tuple[IndexArray, IndexArray], predict: tuple[IndexArray, IndexArray], seed: int
@@ -261,9 +286,9 @@ def prior_predictor() -> Predictor:
         predicted = []
         for i, j in zip(*predict, strict=True):
             source = table.runs[i].measurement()
-            log_ratio = log_latency_ratio(source, table.runs[j].gpu, roofline(source, MetricLevel.NVIDIA_SMI))
+            log_ratio = log_latency_ratio(source, table.runs[j].gpu, roofline(source, level))
             predicted.append(source.epoch_latency_s * math.exp(log_ratio))
-        return _without_intervals(table, *predict, np.array(predicted))
+        return PairErrors.without_intervals(table, *predict, np.array(predicted))
 
     return run
 
@@ -273,29 +298,12 @@ def predict_pairs(model: LatencyModel, table: RunsTable, source: IndexArray, tar
     predictions = [
         model.predict(table.runs[i].measurement(), [table.runs[j].gpu])[0] for i, j in zip(source, target, strict=True)
     ]
-    errors = _without_intervals(table, source, target, np.array([p.epoch_latency_s for p in predictions]))
+    errors = PairErrors.without_intervals(table, source, target, np.array([p.epoch_latency_s for p in predictions]))
     return replace(
         errors,
         low_s=np.array([p.epoch_latency_low_s for p in predictions]),
         high_s=np.array([p.epoch_latency_high_s for p in predictions]),
         extrapolated=np.array([p.extrapolated for p in predictions]),
-    )
-
-
-def _without_intervals(table: RunsTable, source: IndexArray, target: IndexArray, predicted: FloatArray) -> PairErrors:
-    def names(of: Callable[[Run], str], indices: IndexArray) -> npt.NDArray[np.str_]:
-        return np.array([of(table.runs[index]) for index in indices])
-
-    nothing = np.full(len(source), np.nan)
-    return PairErrors(
-        source_gpu=names(lambda run: run.gpu.name, source),
-        target_gpu=names(lambda run: run.gpu.name, target),
-        workload=names(lambda run: run.configuration.model, source),
-        measured_s=np.array([table.runs[index].epoch_latency_s for index in target]),
-        predicted_s=predicted,
-        low_s=nothing,
-        high_s=nothing,
-        extrapolated=np.zeros(len(source), dtype=bool),
     )
 
 

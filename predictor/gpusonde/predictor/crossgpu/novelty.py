@@ -13,12 +13,12 @@ from gpusonde.catalog import GpuSpec
 
 FloatArray = npt.NDArray[np.float64]
 
-# Error of the prior on architectures outside of the fitted range against that inside it: two to three times as large on
-# Kepler and Maxwell (docs/latency_prediction.md). Newer ones are not known to be any better.
-_OTHER_ARCHITECTURE = 2.0
-
 # The same chip under another name: V100 SXM2 with 32 GB behaves as the one with 16 GB.
 _SAME_CHIP = 0.03
+# Widening where a single fitted GPU shows nothing about others, and the most that is ever applied: beyond it an
+# interval says no more than that nothing is known.
+_SINGLE_GPU = 2.0
+_LARGEST = 4.0
 
 
 @dataclass(frozen=True)
@@ -120,19 +120,26 @@ class GpuNeighbourhood:
     def widening(self, gpu: GpuSpec) -> float:
         """Factor, at least 1, by which intervals calibrated on left-out GPUs are too narrow for this one.
 
-        Leaving one GPU out shows errors at the distances between the fitted ones; a GPU further away from all of them
-        than any is from its nearest gets its interval widened in proportion, and one of an architecture older or newer
-        than all of them by a factor of its own.
+        Leaving one GPU out shows errors at the distances, in peak rates and in architecture generations, between the
+        fitted ones. A GPU further from all of them than any is from its nearest gets its interval widened in proportion
+        to each.
         """
-        capabilities = [known.compute_capability for known in self.gpus]
-        inside = min(capabilities) <= gpu.compute_capability <= max(capabilities)
-        return self._distance_factor(gpu) * (1.0 if inside else _OTHER_ARCHITECTURE)
-
-    def _distance_factor(self, gpu: GpuSpec) -> float:
         if len(self.gpus) < 2:
-            return 2.0
-        usual = max(min(known.distance(other) for other in self.gpus if other is not known) for known in self.gpus)
-        return max(1.0, min(known.distance(gpu) for known in self.gpus) / max(usual, 1e-6))
+            return _SINGLE_GPU
+        rest = [(known, [other for other in self.gpus if other is not known]) for known in self.gpus]
+        usual_distance = max(min(known.distance(other) for other in others) for known, others in rest)
+        usual_generations = max(_generations(known, others) for known, others in rest)
+        distance = min(known.distance(gpu) for known in self.gpus)
+        by_distance = max(1.0, distance / max(usual_distance, _SAME_CHIP))
+        by_generation = max(1.0, _generations(gpu, self.gpus) / max(usual_generations, 1))
+        return min(_LARGEST, by_distance * by_generation)
+
+
+def _generations(gpu: GpuSpec | KnownGpu, others: Sequence[KnownGpu]) -> int:
+    """By how many major compute capabilities the GPU lies outside of the others' range."""
+    generations = [int(other.compute_capability) for other in others]
+    own = int(gpu.compute_capability)
+    return max(min(generations) - own, own - max(generations), 0)
 
 
 def _distances(a: FloatArray, b: FloatArray) -> FloatArray:

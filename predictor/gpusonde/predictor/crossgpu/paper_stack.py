@@ -125,7 +125,7 @@ class PaperStack:
         from sklearn.ensemble import HistGradientBoostingRegressor  # noqa: PLC0415
 
         source, target = runs.pairs() if pairs is None else pairs
-        x = self._features(runs, source, target)
+        x = self.features(runs, source, target)
         y = np.array([runs.runs[index].epoch_latency_s for index in target])
         configurations = [runs.runs[index].configuration for index in source]
         out_of_fold = np.zeros((len(y), 2))
@@ -146,7 +146,7 @@ class PaperStack:
 
     def predict_pairs(self, runs: RunsTable, source: IndexArray, target: IndexArray) -> dict[str, FloatArray]:
         """Seconds per epoch for pairs of runs, by the stack and by each of its base regressors, each of shape (n,)."""
-        return self.predict_features(self._features(runs, source, target))
+        return self.predict_features(self.features(runs, source, target))
 
     def predict_features(self, x: FloatArray) -> dict[str, FloatArray]:
         """Seconds per epoch for feature rows, by ``random_forest``, ``catboost`` and the ``stack`` of both."""
@@ -154,7 +154,8 @@ class PaperStack:
         stacked = np.asarray(self._meta.predict(np.column_stack(base)), dtype=np.float64)
         return {"random_forest": base[0], "catboost": base[1], "stack": stacked}
 
-    def _features(self, runs: RunsTable, source: IndexArray, target: IndexArray) -> FloatArray:
+    def features(self, runs: RunsTable, source: IndexArray, target: IndexArray) -> FloatArray:
+        """The stack's inputs for pairs of runs, shape (pairs, features)."""
         rows = [
             paper_features(runs.runs[i].measurement(), [runs.runs[j].gpu], self.groups)
             for i, j in zip(source, target, strict=True)

@@ -237,7 +237,11 @@ def _state(manifest: Mapping[str, Any], arrays: Arrays, path: str) -> FittedStat
         weights=arrays["process_weights"], **manifest["process"],
     )  # fmt: skip
     return FittedState(
-        residual=ResidualModel(process, ObliviousTrees(feature, border, leaves, float(manifest["trees"]["bias"]))),
+        residual=ResidualModel(
+            process,
+            ObliviousTrees(feature, border, leaves, float(manifest["trees"]["bias"])),
+            float(manifest["settings"]["residual"]["process_weight"]),
+        ),
         calibrations={Situation[name]: Calibration(**value) for name, value in manifest["calibrations"].items()},
         runs=RunNeighbourhood(
             center=arrays["runs_center"], spread=arrays["runs_spread"],

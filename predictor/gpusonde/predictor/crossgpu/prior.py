@@ -5,8 +5,9 @@ pipeline, launch gaps) does not change::
 
     t_target / t_source = (1 - u) + u * FP32_ratio ** (1 - w) * bandwidth_ratio ** w        ratios are source / target
 
-``u`` is the share of time the GPU worked. ``w``, the weight of the memory bandwidth, is 1/2 unless DCGM's activity
-metrics say how the work was split (design, reference page "latency prediction", sections 0 and 6).
+``u`` is the share of time the GPU worked. ``w``, the weight of the memory bandwidth, is 1/2 where nothing tells how
+the work was split; with nvidia-smi's memory utilisation it moves a little to either side, with DCGM's activity metrics
+fully. Measured errors: docs/latency_prediction.md.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from gpusonde.catalog import GpuSpec
 from gpusonde.predictor.crossgpu.measurement import SourceMeasurement
 
 DEFAULT_BANDWIDTH_WEIGHT = 0.5
+# Memory utilisation is the share of time in which memory was accessed at all, not at its peak rate: an indication
+# only. Trusting it fully (a slope of 1) is worse than not at all on the measured runs, 0.2 to 0.6 are all better.
+_MEMORY_SHARE_SLOPE = 0.4
 
 
 class MetricLevel(Enum):
@@ -72,7 +76,11 @@ def roofline(source: SourceMeasurement, level: MetricLevel) -> Roofline:
     if level is MetricLevel.STATIC:
         return Roofline(busy=1.0)
     if level is not MetricLevel.DCGM:
-        return Roofline(busy=min(1.0, metrics["gpu_utilization"].mean))
+        busy = min(1.0, metrics["gpu_utilization"].mean)
+        if level is MetricLevel.UTILIZATION or busy <= 0:
+            return Roofline(busy)
+        share = min(1.0, metrics["memory_utilization"].mean / busy)
+        return Roofline(busy, DEFAULT_BANDWIDTH_WEIGHT + _MEMORY_SHARE_SLOPE * (share - 0.5))
     mean = {name: min(1.0, distribution.mean) for name, distribution in metrics.items()}
     busy = max(mean.get("graphics_active", 0.0), mean.get("sm_active", 0.0), mean["dram_active"])
     tensor = mean.get("tensor_active", 0.0)

@@ -15,29 +15,42 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class ResidualSettings:
-    """How the trees are fitted; the Gaussian process finds its own parameters.
+    """How the two regressors are fitted; the process finds its length scale, amplitude and noise itself.
 
     Attributes:
+        process_weight: Share of the process in the mean of the two.
+        degrees_of_freedom: Of the process' Student-t noise.
         trees: Number of trees.
         learning_rate: Shrinkage of each tree.
         depth: Levels of each tree.
+        feature_share: Share of the features that each split may choose from: smoother where no run was, and faster.
         seed: Random seed.
         threads: Threads for fitting; changes nothing but the time it takes.
     """
 
-    trees: int = 350
+    process_weight: float = 0.6
+    degrees_of_freedom: float = 4.0
+    trees: int = 400
     learning_rate: float = 0.07
     depth: int = 6
+    feature_share: float = 0.3
     seed: int = 0
     threads: int = 2
 
 
 @dataclass(frozen=True)
 class ResidualModel:
-    """Two regressors of the residual that err differently: one smooth, one stepwise."""
+    """Two regressors of the residual that err differently: one smooth, one stepwise.
+
+    Attributes:
+        process: The smooth one.
+        trees: The stepwise one.
+        process_weight: Share of the process in their mean.
+    """
 
     process: GaussianProcess
     trees: ObliviousTrees
+    process_weight: float
 
     @classmethod
     def fit(
@@ -51,12 +64,14 @@ class ResidualModel:
             settings: For the trees.
             like: Take the process' length, amplitude and noise from this model.
         """
-        process = GaussianProcess.fit(x, y, like=None if like is None else like.process)
+        process = GaussianProcess.fit(
+            x, y, like=None if like is None else like.process, degrees_of_freedom=settings.degrees_of_freedom
+        )
         trees = ObliviousTrees.fit(
             x, y, trees=settings.trees, learning_rate=settings.learning_rate, depth=settings.depth,
-            seed=settings.seed, threads=settings.threads,
+            feature_share=settings.feature_share, seed=settings.seed, threads=settings.threads,
         )  # fmt: skip
-        return cls(process, trees)
+        return cls(process, trees, settings.process_weight)
 
     def predict(self, x: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Residual, and how uncertain the query's place in feature space makes it (standard deviation).
@@ -68,4 +83,5 @@ class ResidualModel:
             Two arrays of shape (queries,).
         """
         smooth, deviation = self.process.predict(x)
-        return 0.5 * (smooth + self.trees.predict(x)), deviation
+        weight = self.process_weight
+        return weight * smooth + (1 - weight) * self.trees.predict(x), deviation

@@ -24,7 +24,7 @@ class ModelSettings:
 
     residual: ResidualSettings = field(default_factory=ResidualSettings)
     coverage: float = 0.9
-    one_unseen_weight: float = 0.9
+    one_unseen_weight: float = 0.8
     situations: tuple[Situation, ...] = tuple(Situation)
 
 

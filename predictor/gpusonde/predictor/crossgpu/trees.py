@@ -51,7 +51,16 @@ class ObliviousTrees:
 
     @classmethod
     def fit(
-        cls, x: FloatArray, y: FloatArray, *, trees: int, learning_rate: float, depth: int, seed: int, threads: int
+        cls,
+        x: FloatArray,
+        y: FloatArray,
+        *,
+        trees: int,
+        learning_rate: float,
+        depth: int,
+        seed: int,
+        threads: int,
+        feature_share: float = 1.0,
     ) -> ObliviousTrees:
         """Fit with CatBoost, root mean square error.
 
@@ -62,13 +71,14 @@ class ObliviousTrees:
             learning_rate: Shrinkage of each.
             depth: Levels of each.
             seed: Random seed.
-            threads: Threads to use; the result depends on neither their number nor the machine.
+            threads: Threads to use; they change nothing but the time it takes.
+            feature_share: Share of the features that each split may choose from.
         """
         from catboost import CatBoostRegressor  # noqa: PLC0415
 
         model = CatBoostRegressor(
             iterations=trees, learning_rate=learning_rate, depth=depth, random_seed=seed, thread_count=threads,
-            allow_writing_files=False, verbose=False,
+            rsm=feature_share, allow_writing_files=False, verbose=False,
         )  # fmt: skip
         model.fit(x.astype(np.float32), y)
         with tempfile.TemporaryDirectory() as folder:
