@@ -7,7 +7,6 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
-from gpusonde.cli.commands.agent import tally
 from gpusonde.cli.daemon import add_config_options, overrides_of, show_config
 from gpusonde.cli.output import Output, Screen
 from gpusonde.cli.parsing import DEFAULT_COLLECTOR, Parser, Subparsers, add_command
@@ -49,8 +48,9 @@ def run(args: argparse.Namespace) -> int:
     if not args.verbose:
         logging.getLogger().setLevel(config.log.level.upper())
     report = run_collector(config)
+    counts = [{"name": name, "count": count} for name, count in report.counts.items()]
     Output(as_json=args.json).result(
-        {"address": report.address, "store": str(config.directory), "counts": tally(report.counts)},
+        {"address": report.address, "store": str(config.directory), "counts": counts},
         lambda screen: _render(screen, report),
     )
     return 0

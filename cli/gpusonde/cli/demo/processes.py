@@ -1,14 +1,14 @@
 """Child processes that never outlive the demo.
 
 A child gets its own session, so that Ctrl-C reaches the demo alone, which then stops its children in order. Should the
-demo be killed outright, the kernel ends the children (Linux).
+demo be killed outright, the kernel ends the children (``child.py``).
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -19,7 +19,6 @@ from types import FrameType
 
 from gpusonde.cli.errors import CommandError
 
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _STOP_GRACE_S = 15.0
 _POLL_S = 0.05
 
@@ -48,15 +47,13 @@ class Child:
 
     def start(self) -> None:
         """Start the process."""
-        die_with_parent = _death_signal() if sys.platform == "linux" else None
         with self._log_path.open("wb") as log, self._out_path.open("wb") as out:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "gpusonde.cli", *self._arguments],
+                [sys.executable, "-m", "gpusonde.cli.demo.child", str(os.getpid()), *self._arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=die_with_parent,  # noqa: PLW1509 - one system call, nothing that could wait for a lock
             )
         _log.debug("%s is process %d: gpusonde %s", self.name, self._process.pid, " ".join(self._arguments))
 
@@ -128,13 +125,3 @@ def stopped_by_signals() -> Iterator[None]:
     finally:
         for number, handler in zip(caught, before, strict=True):
             signal.signal(number, handler)
-
-
-def _death_signal() -> Callable[[], None]:
-    """What a child calls between fork and exec to be ended with its parent; libc is loaded before the fork."""
-    prctl = ctypes.CDLL(None).prctl
-
-    def die_with_parent() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-    return die_with_parent

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gpusonde.catalog import load_offers
+from gpusonde.catalog import GpuCatalog, UnknownGpuError, load_gpus, load_offers
 from gpusonde.cli import wording
 from gpusonde.cli.demo.processes import Child, stopped_by_signals
 from gpusonde.cli.demo.report import DemoReport, Observation, rank, render_run
@@ -31,6 +31,9 @@ from gpusonde.telemetry import FloatArray, Trace, read_traces
 
 _START_TIMEOUT_S = 60.0
 _TRACKED_TIMEOUT_S = 60.0
+# The collector looks for runs twice a second.
+_FIRST_RUN_TIMEOUT_S = 5.0
+_POLL_S = 0.1
 _PICTURE_MARGIN_NS = 15 * 10**9
 PICTURE = "epochs.png"
 
@@ -152,10 +155,9 @@ class _Demo:
             agent.wait_until(
                 lambda: self._has_ended(agent, show), "the end of the replay", timeout_s + _TRACKED_TIMEOUT_S
             )
-        with self._output.progress("finding epochs"):
-            agent.wait_until(lambda: not self._pending(), "the analysis of the run", _TRACKED_TIMEOUT_S)
         report = json.loads(agent.stdout)
-        runs = self._runs_on(report["gpu_uuids"])
+        with self._output.progress("finding epochs"):
+            runs = self._analysed_runs(report["gpu_uuids"], must_be_over=True)
         if not runs:
             raise NothingToShowError(f"{path}: no run in it: the GPU never works")
         return self._observation("replay", runs, report, trace=path, generated=generated, speed=self._options.speed)
@@ -175,9 +177,11 @@ class _Demo:
         agent.stop()
         agent.check()
         report = json.loads(agent.stdout)
-        runs = self._runs_on(report["gpu_uuids"])
+        with self._output.progress("finding epochs"):
+            # A job that is watched goes on after the demo: its run stays open.
+            runs = self._analysed_runs(report["gpu_uuids"], must_be_over=False)
         if not runs:
-            return None, "nothing ran"
+            return None, "nothing ran long enough"
         observation = self._observation("live", runs, report)
         return (observation, "") if observation.run.verdict == "epochs" else (None, observation.epochs.reason)
 
@@ -197,11 +201,22 @@ class _Demo:
         show(sum(run.tick_count for run in self._client.list_runs()))
         return agent.exit_code == 0
 
-    def _pending(self) -> bool:
-        return any(run.active or not run.verdict for run in self._client.list_runs())
+    def _analysed_runs(self, gpu_uuids: Sequence[str], *, must_be_over: bool) -> list[RunInfo]:
+        """The analysed runs on these GPUs; none if none shows up for a while.
 
-    def _runs_on(self, gpu_uuids: Sequence[str]) -> list[RunInfo]:
-        return [run for run in self._client.list_runs() if run.gpu_uuid in gpu_uuids]
+        Raises:
+            NothingToShowError: A run that must be over and analysed is not.
+        """
+        patience_s = time.monotonic() + _FIRST_RUN_TIMEOUT_S
+        end_s = time.monotonic() + _TRACKED_TIMEOUT_S
+        while True:
+            runs = [run for run in self._client.list_runs() if run.gpu_uuid in gpu_uuids]
+            analysed = [run for run in runs if run.verdict and not (must_be_over and run.active)]
+            if (runs and len(analysed) == len(runs)) or (time.monotonic() > patience_s and not (runs and must_be_over)):
+                return analysed
+            if time.monotonic() > end_s:
+                raise NothingToShowError(f"the collector did not analyse the run within {_TRACKED_TIMEOUT_S:.0f} s")
+            time.sleep(_POLL_S)
 
     def _observation(
         self,
@@ -235,10 +250,11 @@ class _Demo:
 
 
 def live_gpus() -> tuple[list[str], str]:
-    """Names of the GPUs that can be sampled here, and why there are none."""
+    """Names of the GPUs here that can be sampled and predicted from, and why there are none."""
     from gpusonde.agent import SourceError, make_source
     from gpusonde.agent.config import SourceConfig
 
+    catalog = load_gpus()
     try:
         source = make_source(SourceConfig(kind="nvml"))
         try:
@@ -247,7 +263,19 @@ def live_gpus() -> tuple[list[str], str]:
             source.close()
     except SourceError as error:
         return [], str(error)
-    return names, "" if names else "the driver lists none"
+    known = [name for name in names if _is_known(name, catalog)]
+    return (
+        known,
+        "" if known else f"{', '.join(names) or 'none'} listed by the driver, and the catalogue knows no such GPU",
+    )
+
+
+def _is_known(name: str, catalog: GpuCatalog) -> bool:
+    try:
+        catalog.resolve(name)
+    except UnknownGpuError:
+        return False
+    return True
 
 
 def draw_run(path: Path, client: Client, seen: Observation) -> None:

@@ -1,0 +1,136 @@
+"""``docs/cli.md`` lists the options and the JSON keys of every command, no more and no less."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+from typing import Any
+
+import pytest
+from support.cli_page import Section, keys_of, read_page
+from support.collector_process import CollectorProcess, ask, running_collector
+from support.synthetic_runs import synthetic_runs, write_runs
+
+from gpusonde.cli import main
+from gpusonde.cli.demo.traces import bundled_trace
+from gpusonde.cli.parsing import Parser, common_options
+
+PAGE = read_page()
+COMMON_OPTIONS = {"--json", "--verbose", "--log-format", "--help"}
+
+
+@pytest.fixture(scope="session")
+def collector_report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a collector prints at its end."""
+    with running_collector(tmp_path_factory.mktemp("short")) as collector:
+        pass
+    return collector.report()
+
+
+@pytest.fixture(scope="session")
+def answers(
+    collector: CollectorProcess,
+    run: dict[str, Any],
+    agent_report: dict[str, Any],
+    collector_report: dict[str, Any],
+    demo_report: dict[str, Any],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, list[dict[str, Any]]]:
+    """Command -> what it prints under ``--json``; several answers where a command has several."""
+    folder = tmp_path_factory.mktemp("answers")
+    trace, at = str(bundled_trace()), ("--collector", collector.address)
+    table = write_runs(folder / "runs.csv", synthetic_runs())
+    return {
+        "demo": [demo_report],
+        "detect": [ask("detect", trace), ask("detect", trace, "--plot", str(folder / "p.png"))],
+        "predict": [
+            ask("predict", "--trace", trace),
+            ask("predict", "--runs", str(table), "--row", "0"),
+            ask("predict", "--run", run["run_id"], "--targets", "V100", *at),
+        ],
+        "train": [ask("train", str(table), "--out", str(folder / "model"))],
+        "agent": [agent_report, ask("agent", "--print-config"), ask("agent", "--check-config")],
+        "record": [ask("record", str(folder / "copy.csv"), "--replay", trace, "--speed", "1000")],
+        "collector": [collector_report, ask("collector", "--print-config")],
+        "runs": [ask("runs", *at)],
+        "epochs": [ask("epochs", "--latest", *at)],
+        "gpus": [ask("gpus"), ask("gpus", "V100")],
+        "offers": [ask("offers", "--gpu", "V100,T4"), ask("offers", "--spot")],
+        "metrics": [ask("metrics")],
+    }
+
+
+def subparser(command: str) -> Parser:
+    """The parser of one subcommand."""
+    parser = main.build_parser()
+    (subparsers,) = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
+    found = subparsers.choices[command]
+    assert isinstance(found, Parser)
+    return found
+
+
+def options_of(parser: argparse.ArgumentParser) -> set[str]:
+    """Long options of a parser."""
+    return {option for action in parser._actions for option in action.option_strings if option.startswith("--")}
+
+
+def mismatch(answers: list[dict[str, Any]], section: Section) -> tuple[set[str], set[str]]:
+    """Keys that are printed but not on the page, and keys of the page that nothing printed.
+
+    An empty list hides the keys of its elements, so it vouches for whatever the page says of them.
+    """
+    printed = {key for answer in answers for key in keys_of(answer)}
+    # A key that may be null or an object is printed plain when it is null.
+    undocumented = {
+        key for key in printed - section.keys if not any(known.startswith((key, f"{key}.")) for known in section.keys)
+    }
+    empty = {key for key in printed if key.endswith("[]")}
+    missing = {key for key in section.keys - printed if not any(key.startswith(list_) for list_ in empty)}
+    return undocumented, missing
+
+
+def test_every_command_has_its_section() -> None:
+    assert set(main.COMMANDS) <= set(PAGE)
+
+
+@pytest.mark.parametrize("command", main.COMMANDS)
+def test_the_page_lists_every_option(command: str) -> None:
+    assert options_of(subparser(command)) - COMMON_OPTIONS == PAGE[command].options
+
+
+def test_the_page_lists_the_common_options() -> None:
+    assert options_of(common_options()) | {"--help"} == PAGE["Every command"].options
+
+
+@pytest.mark.parametrize("command", main.COMMANDS)
+def test_the_page_lists_every_json_key(command: str, answers: dict[str, list[dict[str, Any]]]) -> None:
+    assert mismatch(answers[command], PAGE[command]) == (set(), set())
+
+
+def test_the_page_lists_the_keys_of_an_error() -> None:
+    stdout = io.StringIO()
+    with contextlib.redirect_stdout(stdout):
+        assert main.main(["gpus", "V1000", "--json"]) == 1
+    assert set(keys_of(json.loads(stdout.getvalue()))) == PAGE["Every command"].keys
+
+
+@pytest.mark.parametrize("command", main.COMMANDS)
+def test_every_key_names_its_unit_and_the_page_repeats_it(command: str) -> None:
+    suffixes = {"_s": "seconds", "_bytes": "bytes", "_per_second": "bits per second"}
+    for key, unit in PAGE[command].units.items():
+        name = key.removesuffix("[]")
+        for suffix, expected in suffixes.items():
+            if name.endswith(suffix):
+                assert unit == expected, key
+        if "usd" in name:
+            assert unit.startswith("US dollars"), key
+
+
+def test_shares_and_errors_are_ratios(answers: dict[str, list[dict[str, Any]]]) -> None:
+    for section in PAGE.values():
+        for key, unit in section.units.items():
+            assert "%" not in unit, key
+    assert 0 <= answers["detect"][0]["confidence"] <= 1
+    assert answers["predict"][0]["predictions"][0]["interval_coverage"] == 0.9

@@ -1,0 +1,175 @@
+"""A trace file gives the same epochs and predictions directly and through agent, gRPC and collector."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.collector_process import CollectorProcess, ask, replay, running_collector, wait_for_ended_runs
+
+from gpusonde.cli.demo.traces import bundled_trace
+from gpusonde.cli.main import main
+from gpusonde.collector.client import Client
+from gpusonde.telemetry import read_trace, read_traces, write_trace
+
+SHARED = Path(__file__).parents[3] / "shared" / "data"
+TITAN_X = SHARED / "traces" / "raw" / "titanx_nvidia_smi_2gpu.csv"
+RUNS = SHARED / "cross_gpu" / "hardware_metrics_runs.csv"
+
+
+def same_epochs(detected: dict[str, Any], answer: dict[str, Any]) -> None:
+    """Assert that ``detect`` and ``epochs`` say the same; their clocks differ by a constant."""
+    run, epochs = answer["run"], answer["epochs"]
+    assert run["verdict"] == detected["verdict"] == "epochs"
+    for key in ("period_s", "period_low_s", "period_high_s", "confidence"):
+        assert run[key] == pytest.approx(detected[key], rel=1e-6), key
+    assert len(epochs) == detected["epochs"] == run["epochs"]
+    starts = np.array([epoch["start_s"] for epoch in epochs])
+    expected = np.array(detected["epoch_starts_s"])
+    assert np.allclose(np.diff(starts), np.diff(expected), atol=5e-6)
+    assert epochs[-1]["end_s"] - starts[-1] == pytest.approx(detected["end_s"] - expected[-1], abs=5e-6)
+
+
+def test_every_tick_of_the_trace_is_stored_once_with_its_values(
+    collector: CollectorProcess, run: dict[str, Any]
+) -> None:
+    trace = read_trace(bundled_trace())
+    with Client(collector.address) as client:
+        stored = client.read_samples(run["gpu_uuid"])
+    assert len(stored) == len(trace)
+    assert np.allclose(stored.time_s, trace.time_s - trace.time_s[0], atol=2e-6)
+    for name in trace.metrics:
+        assert np.array_equal(stored.values[name].astype("f4"), trace.values[name].astype("f4")), name
+
+
+def test_epochs_of_the_bundled_trace_are_the_same_directly_and_through_the_collector(
+    collector: CollectorProcess, run: dict[str, Any]
+) -> None:
+    detected = ask("detect", str(bundled_trace()))
+    same_epochs(detected, ask("epochs", run["run_id"], "--collector", collector.address))
+    assert run["replayed"]
+    assert run["gpu_model"] == "Tesla T4"
+
+
+def test_a_run_is_predicted_by_the_collector_as_its_trace_is_here(
+    collector: CollectorProcess, run: dict[str, Any]
+) -> None:
+    targets = ["--targets", "A10G,V100,P100,H100,T4"]
+    here = ask("predict", "--trace", str(bundled_trace()), *targets)
+    there = ask("predict", "--run", run["run_id"], "--collector", collector.address, *targets)
+    assert there["model_version"] == here["model_version"]
+    assert there["source_gpu_model"] == here["source_gpu_model"] == "T4"
+    for mine, theirs in zip(here["predictions"], there["predictions"], strict=True):
+        assert theirs["gpu_model"] == mine["gpu_model"]
+        assert theirs["status"] == mine["status"]
+        for key in ("epoch_latency_s", "epoch_latency_low_s", "epoch_latency_high_s"):
+            # Samples cross the wire as float32, durations in nanoseconds.
+            assert theirs[key] == pytest.approx(mine[key], rel=1e-5), key
+
+
+def test_a_measurement_gets_the_same_numbers_here_and_by_grpc(collector: CollectorProcess) -> None:
+    arguments = ["predict", "--trace", str(bundled_trace()), "--epoch-s", "12.5"]
+    here = ask(*arguments)["predictions"]
+    there = ask(*arguments, "--collector", collector.address)["predictions"]
+    assert len(here) == len(there) > 40
+    for mine, theirs in zip(here, there, strict=True):
+        for key in ("epoch_latency_s", "epoch_latency_low_s", "epoch_latency_high_s"):
+            assert theirs[key] == (None if mine[key] is None else pytest.approx(mine[key], abs=1e-9))
+        assert {k: theirs[k] for k in ("gpu_model", "status", "extrapolated", "method", "reason")} == {
+            k: mine[k] for k in ("gpu_model", "status", "extrapolated", "method", "reason")
+        }
+
+
+def test_the_beginning_of_a_runs_name_and_latest_both_find_it(
+    collector: CollectorProcess, run: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    address = ["--collector", collector.address]
+    by_prefix = ask("epochs", run["run_id"][:-3], *address)
+    assert by_prefix["run"]["run_id"] == run["run_id"]
+    newest = ask("runs", "--limit", "1", *address)["runs"][0]["run_id"]
+    assert ask("epochs", "--latest", *address)["run"]["run_id"] == newest
+    assert main(["epochs", run["run_id"], *address]) == 0
+    assert "12 epochs of 17." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["epochs", "nonsense"], "no run 'nonsense'"),
+        (["predict", "--run", "nonsense", "--targets", "T4"], "no run 'nonsense'"),
+        (["predict", "--run", "2", "--targets", "V1000"], "V100"),
+    ],
+)
+def test_what_the_collector_does_not_know_is_said_so(
+    arguments: list[str], said: str, collector: CollectorProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*arguments, "--collector", collector.address, "--json"]) == 1
+    assert said in json.loads(capsys.readouterr().out)["error"]["message"]
+
+
+@pytest.mark.parametrize("command", [["runs"], ["epochs", "--latest"], ["predict", "--run", "x"]])
+def test_a_collector_that_is_not_there_is_one_clear_line(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command, "--collector", "127.0.0.1:1"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "127.0.0.1:1" in line
+    assert "gpusonde collector" in line
+
+
+def test_a_trace_without_a_gpu_model_is_stored_but_not_predicted(
+    collector: CollectorProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    anonymous = tmp_path / "anonymous.parquet"
+    write_trace(dataclasses.replace(read_trace(bundled_trace()), gpu_model="", gpu_uuid="GPU-anonymous"), anonymous)
+    replay(anonymous, collector.address, tmp_path, agent="anonymous")
+    runs = wait_for_ended_runs(collector.address, 2)
+    (found,) = [r for r in runs if r["gpu_uuid"] == "GPU-anonymous"]
+    assert found["verdict"] == "epochs"
+    assert main(["predict", "--run", found["run_id"], "--collector", collector.address, "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["error"]["type"] == "CollectorError"
+
+
+@pytest.mark.shared_data
+@pytest.mark.skipif(not TITAN_X.is_file(), reason="../shared/data is absent")
+def test_epochs_of_recorded_titan_x_gpus_are_the_same_directly_and_through_the_collector(tmp_path: Path) -> None:
+    with running_collector(tmp_path) as collector:
+        replay(TITAN_X, collector.address, tmp_path, speed=60.0, agent="titanx")
+        wait_for_ended_runs(collector.address)
+        detected = ask("detect", str(TITAN_X), "--gpu", "0")
+        assert detected["period_s"] == pytest.approx(13.16, rel=0.03)
+        runs = ask("runs", "--collector", collector.address)["runs"]
+        answers = [ask("epochs", run["run_id"], "--collector", collector.address) for run in runs]
+        matching = [a for a in answers if a["run"]["period_s"] == pytest.approx(detected["period_s"], rel=1e-6)]
+        assert matching, [answer["run"] for answer in answers]
+        same_epochs(detected, matching[0])
+
+
+@pytest.mark.shared_data
+@pytest.mark.skipif(not RUNS.is_file(), reason="../shared/data is absent")
+@pytest.mark.parametrize("row", [0, 100, 259, 400])
+def test_rows_of_the_runs_table_get_the_same_numbers_here_and_by_grpc(collector: CollectorProcess, row: int) -> None:
+    arguments = ["predict", "--runs", str(RUNS), "--row", str(row), "--targets", "A10G,P100,V100,T4"]
+    here = ask(*arguments)
+    there = ask(*arguments, "--collector", collector.address)
+    for mine, theirs in zip(here["predictions"], there["predictions"], strict=True):
+        assert theirs["measured_epoch_latency_s"] == mine["measured_epoch_latency_s"]
+        for key in ("epoch_latency_s", "epoch_latency_low_s", "epoch_latency_high_s"):
+            assert theirs[key] == pytest.approx(mine[key], abs=2e-9), key
+
+
+def test_two_gpus_of_one_file_become_two_runs(tmp_path: Path) -> None:
+    trace = read_trace(bundled_trace()).window(0.0, 120.0)
+    path = tmp_path / "two.parquet"
+    write_trace([dataclasses.replace(trace, gpu_uuid=f"GPU-{name}") for name in "ab"], path)
+    assert len(read_traces(path)) == 2
+    with running_collector(tmp_path) as collector:
+        replay(path, collector.address, tmp_path)
+        runs = wait_for_ended_runs(collector.address, 2)
+        assert sorted(run["gpu_uuid"] for run in runs) == ["GPU-a", "GPU-b"]
+        assert runs[0]["epochs"] == runs[1]["epochs"] > 3
+    assert {entry["name"] for entry in collector.report()["counts"]} >= {"records"}
