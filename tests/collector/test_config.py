@@ -1,0 +1,92 @@
+"""Configuration: where values come from, what is refused, and that the shipped file shows the defaults."""
+
+from pathlib import Path
+
+import pytest
+
+from gpusonde.collector.config import CollectorConfig, ConfigError, options
+
+SHIPPED = Path(__file__).parents[2] / "deploy" / "config" / "collector.toml"
+
+
+def load(text, tmp_path, **more):
+    path = tmp_path / "collector.toml"
+    path.write_text(text)
+    return CollectorConfig.load(path, **more)
+
+
+def test_flags_win_over_environment_over_file_over_defaults(tmp_path):
+    text = '[store]\nsegment_interval = "10s"\nreserve_bytes = "1GiB"\n[ingest]\nmax_agents = 7\n'
+    config = load(
+        text,
+        tmp_path,
+        environment={"GPUSONDE_COLLECTOR_STORE_SEGMENT_INTERVAL": "20s", "GPUSONDE_COLLECTOR_INGEST_MAX_AGENTS": "8"},
+        overrides={"ingest.max_agents": "9"},
+    )
+    assert config.store.segment_interval_s == 20.0
+    assert config.store.reserve_bytes == 1 << 30
+    assert config.ingest.max_agents == 9
+    assert config.ingest.commit_interval_s == 0.1
+
+
+def test_what_is_printed_reads_back_to_the_same(tmp_path):
+    config = CollectorConfig.load(
+        overrides={"server.id": 'a "quoted" \\ name', "runs.idle_end": "1500ms", "runs.activity_threshold": "0.1"}
+    )
+    assert load(config.to_toml(), tmp_path) == config
+
+
+def test_the_shipped_file_shows_every_option_with_its_default():
+    assert CollectorConfig.load(SHIPPED) == CollectorConfig()
+    text = SHIPPED.read_text()
+    for key in options():
+        assert f"\n{key.split('.')[1]} = " in text, key
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[store]\nsegment_intervall = 1\n", "unknown key store.segment_intervall; [store] has directory"),
+        ("[shop]\n", None),
+        ("[shop]\nx = 1\n", "unknown section [shop]; known are server"),
+        ("x = 1\n", "x stands outside of a section"),
+        ("[store]\nsegment_interval = 60\n", "60 has no unit out of ms, s"),
+        ('[store]\nsegment_interval = "60"\n', "'60' has no unit"),
+        ('[store]\nsegment_interval = "60 parsecs"\n', "has no unit"),
+        ('[store]\nreserve_bytes = "1GB"\n', "has no unit out of B, KiB"),
+        ("[server]\nid = 5\n", "5 is not text; put it in quotes"),
+        ("[ingest]\nmax_agents = 1.5\n", "1.5 is not a whole number"),
+        ("[ingest]\nmax_agents = true\n", "True is not a number"),
+        ("[ingest]\nmax_agents = 0\n", "ingest.max_agents is out of its range"),
+        ('[server]\nlisten = "somewhere"\n', "is no address; write host:port"),
+        ('[server]\nlisten = "host:99999"\n', "is no address"),
+        ('[server]\nreflection = "maybe"\n', "use loopback, on or off"),
+        ('[log]\nlevel = "loud"\n', "use debug, info"),
+        ("[runs]\nactivity_threshold = 2\n", "is a ratio"),
+        ('[runs]\nheld_end = "1s"\n', "is shorter than runs.idle_end"),
+        ("not toml", "not TOML"),
+    ],
+)
+def test_a_mistake_is_an_error_that_says_where_and_what(tmp_path, text, words):
+    if words is None:
+        load(text, tmp_path)
+        return
+    with pytest.raises(ConfigError) as caught:
+        load(text, tmp_path)
+    assert words in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_an_error(tmp_path):
+    with pytest.raises(ConfigError, match="No such file"):
+        CollectorConfig.load(tmp_path / "none.toml")
+
+
+def test_an_unknown_environment_variable_is_an_error():
+    with pytest.raises(ConfigError, match="GPUSONDE_COLLECTOR_PORT is no option"):
+        CollectorConfig.load(environment={"GPUSONDE_COLLECTOR_PORT": "1"})
+
+
+def test_the_data_directory_has_a_home(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert CollectorConfig().directory == tmp_path / ".local/state/gpusonde/collector"
+    assert CollectorConfig.load(overrides={"store.directory": "~/x"}).directory == tmp_path / "x"

@@ -1,0 +1,311 @@
+"""QueryService and Client over real gRPC, on what was really ingested."""
+
+import math
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from support.running_collector import ThreadCollector
+from support.trace_records import trace_records
+from support.wire_agent import WireStream, hello, wait_until
+
+from gpusonde.catalog import load_gpus
+from gpusonde.collector.client import Client, CollectorError, Distribution, Measurement
+from gpusonde.epoch_detect import detect
+from gpusonde.predictor.crossgpu import LatencyModel, SourceMeasurement, run_distributions
+from gpusonde.query.v1 import query_pb2, query_pb2_grpc
+from gpusonde.telemetry import read_trace
+
+DEMO_TRACE = Path(__file__).parents[1] / "data" / "demo_trace.parquet"
+START_NS = 1_700_000_000_000_000_000
+
+
+@pytest.fixture(scope="module")
+def trace():
+    return read_trace(DEMO_TRACE).window(0, 130)
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory, trace):
+    """A collector that holds one run with epochs, one too short for any, and one of a GPU nobody knows."""
+    with ThreadCollector(tmp_path_factory.mktemp("collector") / "data", store__segment_interval="100ms") as collector:
+        streams = [
+            (hello("agent-1"), trace_records(trace)),
+            (hello("agent-2"), trace_records(trace.window(40, 42.5), START_NS + 10**12, gpu_uuid="GPU-short")),
+            (hello("agent-3"), trace_records(_of_model(trace, "Matrox G200"), START_NS + 2 * 10**12, gpu_uuid="GPU-x")),
+            (hello("agent-4"), trace_records(_of_model(trace, ""), START_NS + 3 * 10**12, gpu_uuid="GPU-nameless")),
+        ]
+        for greeting, records in streams:
+            with WireStream(collector.target, greeting) as stream:
+                stream.greet()
+                stream.send(*records).wait_acked(len(records))
+        with Client(collector.target) as client:
+            wait_until(lambda: len(_ended(client)) == 4, 60, "end of all runs")
+        yield collector
+
+
+def _of_model(trace, model):
+    return type(trace)(trace.time_s, trace.values, trace.gpu_uuid, model)
+
+
+def _ended(client):
+    return [run for run in client.list_runs() if not run.active]
+
+
+@pytest.fixture
+def client(filled):
+    with Client(filled.target) as asking:
+        yield asking
+
+
+@pytest.fixture
+def run(client):
+    (found,) = client.list_runs(gpu_uuid="GPU-generated-demo-t4")
+    return found
+
+
+def refusal(call, *arguments, **more):
+    with pytest.raises(CollectorError) as caught:
+        call(*arguments, **more)
+    return caught.value.code, str(caught.value)
+
+
+def test_a_run_tells_what_is_known_of_it(run, trace):
+    offline = detect(trace)
+    assert run.agent_id == "agent-1"
+    assert run.product_name == "Tesla T4"
+    assert run.host_name == "host-1"
+    assert run.replayed
+    assert run.verdict == "epochs"
+    assert run.epoch_count == len(offline.epoch_starts_s)
+    assert run.period_s == pytest.approx(offline.period_s, abs=1e-8)
+    assert run.period_low_s < run.period_s < run.period_high_s
+    assert 0.5 < run.confidence <= 1
+    assert run.tick_count > 1000
+    assert run.missed_ticks == 0
+
+
+def test_runs_come_newest_first_in_pages(filled, client):
+    everything = client.list_runs()
+    assert [run.gpu_uuid for run in everything] == ["GPU-nameless", "GPU-x", "GPU-short", "GPU-generated-demo-t4"]
+    assert client.list_runs(limit=2) == everything[:2]
+    assert client.list_runs(job_id="no such job") == []
+    with grpc.insecure_channel(filled.target) as channel:
+        stub = query_pb2_grpc.QueryServiceStub(channel)
+        pages, token = [], ""
+        while not pages or token:
+            answer = stub.ListRuns(query_pb2.ListRunsRequest(page_size=3, page_token=token))
+            pages.append([run.run_id for run in answer.runs])
+            token = answer.next_page_token
+        assert pages == [[run.run_id for run in everything[:3]], [everything[3].run_id]]
+
+
+def test_epochs_of_a_run_are_those_of_the_trace(filled, client, run, trace):
+    offline = detect(trace)
+    found = client.list_epochs(run.run_id)
+    assert (found.verdict, found.reason) == ("epochs", offline.reason)
+    starts = [(epoch.start_unix_nano - START_NS) / 1e9 for epoch in found.epochs]
+    assert starts == pytest.approx(offline.epoch_starts_s.tolist(), abs=1e-6)
+    assert all(epoch.status == "confirmed" for epoch in found.epochs)
+    assert found.epochs[0].duration_s == pytest.approx(offline.epoch_ends_s[0] - offline.epoch_starts_s[0], abs=1e-6)
+    with grpc.insecure_channel(filled.target) as channel:
+        stub = query_pb2_grpc.QueryServiceStub(channel)
+        first = stub.ListEpochs(query_pb2.ListEpochsRequest(run_id=run.run_id, page_size=2))
+        rest = stub.ListEpochs(query_pb2.ListEpochsRequest(run_id=run.run_id, page_token=first.next_page_token))
+        assert len(first.epochs) == 2
+        assert len(first.epochs) + len(rest.epochs) == len(found.epochs)
+        assert not rest.next_page_token
+
+
+def test_a_run_without_epochs_says_why(client):
+    (short,) = client.list_runs(gpu_uuid="GPU-short")
+    found = client.list_epochs(short.run_id)
+    assert found.epochs == ()
+    assert found.verdict == "none"
+    assert found.reason
+    code, text = refusal(client.predict_run, short.run_id)
+    assert code == "FAILED_PRECONDITION"
+    assert "has no epochs to predict from" in text
+    assert math.isnan(short.period_s)
+
+
+def test_a_prediction_of_a_run_is_that_of_its_trace(client, run, trace):
+    origin = (run.start_unix_nano - START_NS) / 1e9
+    end = (run.end_unix_nano - START_NS) / 1e9
+    inside = trace.window(origin - 1e-6, end + 1e-6)
+    as_float32 = type(trace)(inside.time_s, {k: v.astype(np.float32) for k, v in inside.values.items()})
+    gpus = load_gpus()
+    targets = ["V100-SXM2-16GB", "A10"]
+    error = (run.period_high_s - run.period_low_s) / 3.92 / run.period_s
+    source = SourceMeasurement(
+        gpus.resolve("Tesla T4").spec,
+        run.period_s,
+        run_distributions(as_float32),
+        epoch_latency_relative_error=error,
+        epoch_count=run.epoch_count,
+    )
+    expected = LatencyModel.shipped().predict(source, [gpus.resolve(name).spec for name in targets])
+    found = client.predict_run(run.run_id, targets)
+    assert found.source_gpu_model == "T4"
+    assert found.source_epoch_latency_s == pytest.approx(run.period_s)
+    assert found.model_version == LatencyModel.shipped().version
+    assert [p.gpu_model for p in found.predictions] == [p.target_gpu for p in expected]
+    for one, other in zip(found.predictions, expected, strict=True):
+        assert one.epoch_latency_s == pytest.approx(other.epoch_latency_s, rel=1e-6)
+        assert one.epoch_latency_low_s == pytest.approx(other.epoch_latency_low_s, rel=1e-6)
+        assert one.epoch_latency_high_s == pytest.approx(other.epoch_latency_high_s, rel=1e-6)
+        assert (one.status, one.extrapolated, one.method) == (other.status, other.extrapolated, other.method)
+        assert one.interval_coverage == other.interval_coverage
+
+
+def test_without_targets_every_gpu_of_the_catalogue_is_predicted(client, run):
+    assert len(client.predict_run(run.run_id).predictions) == len(load_gpus().specs)
+
+
+def distribution(mean):
+    return Distribution(mean, mean / 10, mean / 2, mean * 0.9, mean, mean * 1.1, mean * 1.5)
+
+
+def test_a_measurement_in_the_request_is_predicted_from(client):
+    metrics = {"gpu_utilization": distribution(0.6), "power_watts": distribution(60.0)}
+    found = client.predict_measurement(Measurement("Tesla T4", 20.0, metrics), ["V100"])
+    assert found.source_epoch_latency_s == 20.0
+    assert found.predictions[0].gpu_model.startswith("V100")
+    assert 0 < found.predictions[0].epoch_latency_low_s < found.predictions[0].epoch_latency_high_s
+
+
+@pytest.mark.parametrize(
+    ("measurement", "targets", "code", "words"),
+    [
+        (Measurement("Voodoo 2", 20.0), (), "NOT_FOUND", "unknown GPU 'Voodoo 2'"),
+        (Measurement("T4", 20.0), ("Voodoo 2",), "NOT_FOUND", "unknown GPU 'Voodoo 2'"),
+        (Measurement("T4", 0.0), (), "INVALID_ARGUMENT", "epoch_latency_s is 0.0"),
+        (Measurement("T4", 20.0, {"nonsense": distribution(1)}), (), "INVALID_ARGUMENT", "nonsense"),
+        (Measurement("T4", 20.0, {"sm_active": distribution(-1)}), (), "INVALID_ARGUMENT", "sm_active"),
+        (
+            Measurement("T4", 20.0, epoch_latency_relative_error=2.0),
+            (),
+            "INVALID_ARGUMENT",
+            "epoch_latency_relative_error",
+        ),
+    ],
+)
+def test_an_impossible_measurement_is_refused_with_the_reason(client, measurement, targets, code, words):
+    found = refusal(client.predict_measurement, measurement, targets)
+    assert found[0] == code
+    assert words in found[1]
+
+
+def test_a_gpu_that_the_catalogue_does_not_hold_is_named(client):
+    (unknown,) = client.list_runs(gpu_uuid="GPU-x")
+    code, text = refusal(client.predict_run, unknown.run_id)
+    assert code == "NOT_FOUND"
+    assert "Matrox G200" in text
+    (nameless,) = client.list_runs(gpu_uuid="GPU-nameless")
+    code, text = refusal(client.predict_run, nameless.run_id)
+    assert code == "FAILED_PRECONDITION"
+    assert "give a measurement with its gpu_model" in text
+
+
+def test_a_run_that_does_not_exist_is_not_found(client):
+    for call in (client.list_epochs, client.predict_run):
+        code, text = refusal(call, "nonsense")
+        assert code == "NOT_FOUND"
+        assert "no run 'nonsense'" in text
+
+
+@pytest.mark.parametrize(
+    ("method", "request_message", "field"),
+    [
+        ("ListRuns", query_pb2.ListRunsRequest(page_size=-1), "page_size"),
+        ("ListRuns", query_pb2.ListRunsRequest(page_size=1001), "page_size"),
+        ("ListRuns", query_pb2.ListRunsRequest(page_token="; DROP TABLE runs"), "page_token"),
+        ("ListRuns", query_pb2.ListRunsRequest(page_token="W10="), "page_token"),
+        ("ListRuns", query_pb2.ListRunsRequest(page_token="Ww" * 5000), "page_token"),
+        ("PredictEpochLatency", query_pb2.PredictEpochLatencyRequest(), "source"),
+    ],
+)
+def test_a_bad_request_names_its_field(filled, method, request_message, field):
+    with grpc.insecure_channel(filled.target) as channel:
+        stub = query_pb2_grpc.QueryServiceStub(channel)
+        with pytest.raises(grpc.RpcError) as caught:
+            getattr(stub, method)(request_message)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert f"field '{field}'" in caught.value.details()
+
+
+def test_samples_come_back_as_they_were_taken(client, trace):
+    found = client.read_samples("GPU-generated-demo-t4")
+    assert set(found.metrics) == set(trace.metrics)
+    assert found.time_s == pytest.approx(trace.time_s - trace.time_s[0], abs=1e-6)
+    assert found.origin_unix_s == pytest.approx(START_NS / 1e9)
+    for name in trace.metrics:
+        assert np.array_equal(found.values[name], trace.values[name].astype(np.float32), equal_nan=True), name
+
+
+def test_samples_of_a_range_and_of_some_metrics(client, run):
+    start = START_NS + 10 * 10**9
+    found = client.read_samples(
+        "GPU-generated-demo-t4", metrics=["power_watts"], start_unix_nano=start, end_unix_nano=start + 10**9
+    )
+    assert found.metrics == ("power_watts",)
+    assert len(found) == 10
+    assert len(client.read_samples("GPU-generated-demo-t4", start_unix_nano=start * 2)) == 0
+    inside = client.read_run(run)
+    assert len(inside) == run.tick_count
+    assert inside.gpu_model == "Tesla T4"
+
+
+def test_pieces_of_the_arrow_stream_are_at_most_a_mebibyte(filled):
+    with grpc.insecure_channel(filled.target) as channel:
+        request = query_pb2.ReadSamplesRequest(gpu_uuid="GPU-generated-demo-t4")
+        sizes = [len(r.arrow_ipc) for r in query_pb2_grpc.QueryServiceStub(channel).ReadSamples(request)]
+    assert sizes
+    assert max(sizes) <= 1 << 20
+
+
+def test_samples_that_do_not_exist_are_refused_by_name(client):
+    assert refusal(client.read_samples, "GPU-nobody")[0] == "NOT_FOUND"
+    code, text = refusal(client.read_samples, "GPU-generated-demo-t4", metrics=["sm_activ"])
+    assert (code, "did you mean sm_active" in text) == ("INVALID_ARGUMENT", True)
+    code, text = refusal(client.read_samples, "GPU-generated-demo-t4", metrics=["fp64_active"])
+    assert (code, "has no metric 'fp64_active'; it has" in text) == ("NOT_FOUND", True)
+    code, _ = refusal(client.read_samples, "GPU-generated-demo-t4", start_unix_nano=10, end_unix_nano=5)
+    assert code == "INVALID_ARGUMENT"
+
+
+def test_a_collector_that_is_not_there_is_an_error_with_advice():
+    with Client("127.0.0.1:1", timeout_s=5) as nobody:
+        code, text = refusal(nobody.list_runs)
+    assert code == "UNAVAILABLE"
+    assert "no collector answers at 127.0.0.1:1" in text
+    assert "start one with 'gpusonde collector'" in text
+
+
+@pytest.mark.parametrize("service", ["", "gpusonde.ingest.v1.IngestService", "gpusonde.query.v1.QueryService"])
+def test_health_is_served(filled, service):
+    with grpc.insecure_channel(filled.target) as channel:
+        answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service))
+    assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+def test_reflection_lists_the_services_on_loopback(filled):
+    with grpc.insecure_channel(filled.target) as channel:
+        ask = reflection_pb2.ServerReflectionRequest(list_services="")
+        (answer,) = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(iter([ask]))
+    names = {service.name for service in answer.list_services_response.service}
+    assert {"gpusonde.ingest.v1.IngestService", "gpusonde.query.v1.QueryService"} <= names
+
+
+def test_reflection_can_be_switched_off(tmp_path):
+    with (
+        ThreadCollector(tmp_path / "data", server__reflection="off") as collector,
+        grpc.insecure_channel(collector.target) as channel,
+    ):
+        ask = reflection_pb2.ServerReflectionRequest(list_services="")
+        with pytest.raises(grpc.RpcError) as caught:
+            list(reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(iter([ask])))
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
