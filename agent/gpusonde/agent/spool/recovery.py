@@ -12,16 +12,16 @@ Rules:
 from __future__ import annotations
 
 import logging
-from array import array
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
-from gpusonde.agent.batch import batch_ticks
 from gpusonde.agent.spool.errors import SpoolCorruptError
 from gpusonde.agent.spool.files import Files, write_file
+from gpusonde.agent.spool.index import Segment, record_ticks
+from gpusonde.agent.spool.losses import loss_record
 from gpusonde.agent.spool.segment import SUFFIX, ScannedRecord, encode_header, encode_record, scan, segment_path
 from gpusonde.ingest.v1 import ingest_pb2
 
@@ -30,42 +30,6 @@ log = logging.getLogger(__name__)
 # More missing sequences than any disk error explains: files of different spools were mixed.
 _MAX_HOLES = 1_000_000
 _READ_ALL = 1 << 40
-
-
-@dataclass
-class Segment:
-    """What is known of one segment file without reading it.
-
-    Attributes:
-        path: The file.
-        first_sequence: Sequence of the first record; of the next one to come while there is none.
-        context: Serialised Inventory record in force at the first record; empty in a new spool.
-        offsets: Offset of each record; record i has sequence ``first_sequence + i``.
-        ticks: Ticks in each record.
-        loss_reports: LossReports inside, by sequence: they must outlive the segment.
-        size: Bytes up to the end of the last record.
-    """
-
-    path: Path
-    first_sequence: int
-    context: bytes = b""
-    offsets: array[int] = field(default_factory=lambda: array("Q"))
-    ticks: array[int] = field(default_factory=lambda: array("I"))
-    loss_reports: dict[int, ingest_pb2.LossReport] = field(default_factory=dict)
-    size: int = 0
-
-    @property
-    def last_sequence(self) -> int:
-        """Sequence of the last record, ``first_sequence - 1`` when there is none."""
-        return self.first_sequence + len(self.offsets) - 1
-
-    def index(self, record: ingest_pb2.Record, encoded_bytes: int) -> None:
-        """Note a record that was written at :attr:`size`."""
-        self.offsets.append(self.size)
-        self.ticks.append(record_ticks(record))
-        if record.HasField("loss_report"):
-            self.loss_reports[record.sequence] = record.loss_report
-        self.size += encoded_bytes
 
 
 @dataclass(frozen=True)
@@ -83,20 +47,6 @@ class Recovery:
     context: bytes
     lost_records: int
     torn_bytes: int
-
-
-def record_ticks(record: ingest_pb2.Record) -> int:
-    """Return the ticks of one GPU each inside a record."""
-    return batch_ticks(record.batch) if record.HasField("batch") else 0
-
-
-def loss_record(first: int, last: int, reason: ingest_pb2.LossReason, ticks: int) -> ingest_pb2.Record:
-    """Return the record that declares a loss; ``first == last == 0`` when the ticks never had a sequence."""
-    return ingest_pb2.Record(
-        loss_report=ingest_pb2.LossReport(
-            first_lost_sequence=first, last_lost_sequence=last, reason=reason, lost_ticks=ticks
-        )
-    )
 
 
 def recover(directory: Path, files: Files) -> Recovery:

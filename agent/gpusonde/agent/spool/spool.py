@@ -16,8 +16,11 @@ from gpusonde.agent.counters import SelfCounters
 from gpusonde.agent.spool.errors import SpoolDirectoryError, SpoolGapError
 from gpusonde.agent.spool.files import Files, OsFiles
 from gpusonde.agent.spool.identity import DirectoryLock, Identity, load_identity, store_identity
-from gpusonde.agent.spool.recovery import Recovery, Segment, loss_record, record_ticks, recover
-from gpusonde.agent.spool.segment import RECORD, encode_header, encode_record, parse_record, segment_path
+from gpusonde.agent.spool.index import Segment, record_ticks
+from gpusonde.agent.spool.losses import loss_of, loss_record, merge
+from gpusonde.agent.spool.reader import SegmentReader
+from gpusonde.agent.spool.recovery import Recovery, recover
+from gpusonde.agent.spool.segment import RECORD, encode_header, encode_record, segment_path
 from gpusonde.ingest.v1 import ingest_pb2
 
 log = logging.getLogger(__name__)
@@ -70,7 +73,7 @@ class Spool:
         self._segments: list[Segment] = []
         self._context = b""
         self._descriptor = -1
-        self._reader: tuple[int, int] | None = None  # first sequence of the segment, descriptor
+        self._reader = SegmentReader(self._files)
         self._committed = 0
         self._acked = 0
         self._refused_ticks = 0
@@ -207,7 +210,15 @@ class Spool:
                 record.sequence = sequence
                 return record
             at = bisect.bisect_right(self._segments, sequence, key=lambda segment: segment.first_sequence) - 1
-            return self._read_from(self._segments[at], sequence)
+            segment = self._segments[at]
+            found = self._reader.read(segment, sequence)
+            if found is None:
+                log.error("%s: record %d was damaged on the disk and is lost", segment.path, sequence)
+                ticks = segment.ticks[sequence - segment.first_sequence]
+                self._counters.count_dropped("spool_corrupt", 1, ticks)
+                found = loss_record(sequence, sequence, ingest_pb2.LOSS_REASON_SPOOL_CORRUPT, ticks)
+                found.sequence = sequence
+            return found
 
     def acknowledge(self, sequence: int) -> None:
         """Note that the collector made everything up to ``sequence`` durable, and free what lies below."""
@@ -234,12 +245,12 @@ class Spool:
     def close(self) -> None:
         """Commit, and give the directory back."""
         with self._lock:
-            if self._descriptor >= 0:
+            if self._segments:
                 self.commit()
-            for descriptor in (self._descriptor, self._reader[1] if self._reader else -1):
-                if descriptor >= 0:
-                    self._files.close(descriptor)
-            self._descriptor, self._reader = -1, None
+            if self._descriptor >= 0:
+                self._files.close(self._descriptor)
+                self._descriptor = -1
+            self._reader.close()
             self._file_lock.release()
 
     def _open_locked(self) -> Recovery:
@@ -339,8 +350,8 @@ class Spool:
                 break
             if unacked < len(oldest.offsets):
                 self._counters.count_dropped("spool_full", len(oldest.offsets) - unacked, sum(oldest.ticks[unacked:]))
-                dropped = _loss_of(oldest, unacked)
-                loss = dropped if loss is None else _merge(loss, dropped)
+                dropped = loss_of(oldest, unacked)
+                loss = dropped if loss is None else merge(loss, dropped)
         if loss is None:
             return None
         log.error(
@@ -351,9 +362,7 @@ class Spool:
 
     def _remove_oldest(self) -> bool:
         oldest = self._segments[0]
-        if self._reader is not None and self._reader[0] == oldest.first_sequence:
-            self._files.close(self._reader[1])
-            self._reader = None
+        self._reader.forget(oldest)
         try:
             self._files.unlink(oldest.path)
             # Otherwise a power loss could bring an older segment back while a younger one stays removed: a false gap.
@@ -363,24 +372,6 @@ class Spool:
             return False
         self._segments.pop(0)
         return True
-
-    def _read_from(self, segment: Segment, sequence: int) -> ingest_pb2.Record:
-        if self._reader is None or self._reader[0] != segment.first_sequence:
-            if self._reader is not None:
-                self._files.close(self._reader[1])
-                self._reader = None
-            self._reader = (segment.first_sequence, self._files.open(segment.path))
-        i = sequence - segment.first_sequence
-        start = segment.offsets[i]
-        end = segment.offsets[i + 1] if i + 1 < len(segment.offsets) else segment.size
-        found = parse_record(self._files.read(self._reader[1], end - start, start), 0)
-        if found is None or found.sequence != sequence:
-            log.error("%s: record %d was damaged on the disk and is lost", segment.path, sequence)
-            self._counters.count_dropped("spool_corrupt", 1, segment.ticks[i])
-            lost = loss_record(sequence, sequence, ingest_pb2.LOSS_REASON_SPOOL_CORRUPT, segment.ticks[i])
-            lost.sequence = sequence
-            return lost
-        return ingest_pb2.Record.FromString(found.payload)
 
     def _write_held_back(self) -> None:
         if self._refused_ticks:
@@ -439,27 +430,3 @@ class Spool:
     def _count_size(self) -> None:
         self._counters.spool_bytes = self.size_bytes
         self._counters.last_sequence = self._segments[-1].last_sequence
-
-
-def _loss_of(segment: Segment, unacked: int) -> ingest_pb2.LossReport:
-    """Return what dropping a segment from its record ``unacked`` on loses, and what LossReports among those told."""
-    loss = ingest_pb2.LossReport(
-        first_lost_sequence=segment.first_sequence + unacked,
-        last_lost_sequence=segment.last_sequence,
-        reason=ingest_pb2.LOSS_REASON_SPOOL_FULL,
-        lost_ticks=sum(segment.ticks[unacked:]),
-    )
-    for sequence, report in segment.loss_reports.items():
-        if sequence >= segment.first_sequence + unacked:
-            loss = _merge(report, loss)
-    return loss
-
-
-def _merge(earlier: ingest_pb2.LossReport, later: ingest_pb2.LossReport) -> ingest_pb2.LossReport:
-    first = min(s for s in (earlier.first_lost_sequence, later.first_lost_sequence) if s)
-    return ingest_pb2.LossReport(
-        first_lost_sequence=first,
-        last_lost_sequence=max(earlier.last_lost_sequence, later.last_lost_sequence),
-        reason=ingest_pb2.LOSS_REASON_SPOOL_FULL,
-        lost_ticks=earlier.lost_ticks + later.lost_ticks,
-    )

@@ -13,7 +13,8 @@ import grpc.aio
 from gpusonde.agent.batch import unpack
 from gpusonde.agent.counters import SelfCounters
 from gpusonde.agent.spool import Spool
-from gpusonde.agent.spool.recovery import loss_record, record_ticks
+from gpusonde.agent.spool.index import record_ticks
+from gpusonde.agent.spool.losses import loss_record
 from gpusonde.agent.uplink.outcomes import Drained, ResendNeeded, SessionFailed
 from gpusonde.ingest.v1 import ingest_pb2
 
