@@ -182,20 +182,20 @@ def test_a_trace_without_epochs_shows_the_run_and_says_that_there_are_none(tmp_p
 
 
 def test_a_gpu_of_this_host_is_watched_live(tmp_path: Path) -> None:
-    demo = start_demo(tmp_path, "--watch-s", "16", "--json", environment=fake_driver(tmp_path, period_s=3.0))
+    demo = start_demo(tmp_path, "--watch-s", "13", "--json", environment=fake_driver(tmp_path, period_s=2.4))
     out, errors = demo.communicate(timeout=_TIMEOUT_S)
     assert demo.returncode == 0, errors
     report = json.loads(out)
     assert (report["mode"], report["live_note"], report["trace"]) == ("live", None, None)
     assert not report["run"]["replayed"]
-    assert report["run"]["period_s"] == pytest.approx(3.0, rel=0.05)
+    assert report["run"]["period_s"] == pytest.approx(2.4, rel=0.05)
     assert report["ticks_sampled"] == report["ticks_stored"] > 100
     assert Path(report["picture"]).is_file()
     assert leftovers(tmp_path) == []
 
 
 def test_a_gpu_without_training_is_said_so_before_the_replay(tmp_path: Path) -> None:
-    demo = start_demo(tmp_path, "--watch-s", "3", "--speed", "200", environment=fake_driver(tmp_path, period_s=1e6))
+    demo = start_demo(tmp_path, "--watch-s", "2", "--speed", "200", environment=fake_driver(tmp_path, period_s=1e6))
     screen, errors = demo.communicate(timeout=_TIMEOUT_S)
     assert demo.returncode == 0, errors
     assert "no training epochs on" in screen

@@ -14,7 +14,7 @@ from support.collector_process import CollectorProcess, ask, replay, running_col
 from gpusonde.cli.demo.traces import bundled_trace
 from gpusonde.cli.main import main
 from gpusonde.collector.client import Client
-from gpusonde.telemetry import read_trace, read_traces, write_trace
+from gpusonde.telemetry import read_trace, write_trace
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 TITAN_X = SHARED / "traces" / "raw" / "titanx_nvidia_smi_2gpu.csv"
@@ -121,24 +121,11 @@ def test_a_collector_that_is_not_there_is_one_clear_line(
     assert "gpusonde collector" in line
 
 
-def test_a_trace_without_a_gpu_model_is_stored_but_not_predicted(
-    collector: CollectorProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    anonymous = tmp_path / "anonymous.parquet"
-    write_trace(dataclasses.replace(read_trace(bundled_trace()), gpu_model="", gpu_uuid="GPU-anonymous"), anonymous)
-    replay(anonymous, collector.address, tmp_path, agent="anonymous")
-    runs = wait_for_ended_runs(collector.address, 2)
-    (found,) = [r for r in runs if r["gpu_uuid"] == "GPU-anonymous"]
-    assert found["verdict"] == "epochs"
-    assert main(["predict", "--run", found["run_id"], "--collector", collector.address, "--json"]) == 1
-    assert json.loads(capsys.readouterr().out)["error"]["type"] == "CollectorError"
-
-
 @pytest.mark.shared_data
 @pytest.mark.skipif(not TITAN_X.is_file(), reason="../shared/data is absent")
 def test_epochs_of_recorded_titan_x_gpus_are_the_same_directly_and_through_the_collector(tmp_path: Path) -> None:
     with running_collector(tmp_path) as collector:
-        replay(TITAN_X, collector.address, tmp_path, speed=60.0, agent="titanx")
+        replay(TITAN_X, collector.address, tmp_path, speed=200.0, agent="titanx")
         wait_for_ended_runs(collector.address)
         detected = ask("detect", str(TITAN_X), "--gpu", "0")
         assert detected["period_s"] == pytest.approx(13.16, rel=0.03)
@@ -162,14 +149,26 @@ def test_rows_of_the_runs_table_get_the_same_numbers_here_and_by_grpc(collector:
             assert theirs[key] == pytest.approx(mine[key], abs=2e-9), key
 
 
-def test_two_gpus_of_one_file_become_two_runs(tmp_path: Path) -> None:
+def test_gpus_of_one_file_become_runs_and_one_without_a_model_is_not_predicted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     trace = read_trace(bundled_trace()).window(0.0, 120.0)
     path = tmp_path / "two.parquet"
-    write_trace([dataclasses.replace(trace, gpu_uuid=f"GPU-{name}") for name in "ab"], path)
-    assert len(read_traces(path)) == 2
+    write_trace(
+        [
+            dataclasses.replace(trace, gpu_uuid="GPU-named"),
+            dataclasses.replace(trace, gpu_uuid="GPU-anonymous", gpu_model=""),
+        ],
+        path,
+    )
     with running_collector(tmp_path) as collector:
         replay(path, collector.address, tmp_path)
-        runs = wait_for_ended_runs(collector.address, 2)
-        assert sorted(run["gpu_uuid"] for run in runs) == ["GPU-a", "GPU-b"]
-        assert runs[0]["epochs"] == runs[1]["epochs"] > 3
+        runs = {run["gpu_uuid"]: run for run in wait_for_ended_runs(collector.address, 2)}
+        assert set(runs) == {"GPU-named", "GPU-anonymous"}
+        assert runs["GPU-named"]["epochs"] == runs["GPU-anonymous"]["epochs"] > 3
+        predict = ["predict", "--collector", collector.address, "--targets", "A10G", "--json", "--run"]
+        assert main([*predict, runs["GPU-named"]["run_id"]]) == 0
+        capsys.readouterr()
+        assert main([*predict, runs["GPU-anonymous"]["run_id"]]) == 1
+        assert json.loads(capsys.readouterr().out)["error"]["type"] == "CollectorError"
     assert {entry["name"] for entry in collector.report()["counts"]} >= {"records"}

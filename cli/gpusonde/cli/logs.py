@@ -38,7 +38,7 @@ class TextFormatter(logging.Formatter):
 
 
 def configure(log_format: str, *, verbose: bool, level: int, stream: TextIO | None = None) -> None:
-    """Send all log records of ``level`` (DEBUG when verbose) and above to ``stream``, stderr by default."""
+    """Send log records of ``level`` and above to ``stream``, stderr by default; our own from DEBUG when verbose."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     root = logging.getLogger()
@@ -47,3 +47,12 @@ def configure(log_format: str, *, verbose: bool, level: int, stream: TextIO | No
     root.addHandler(handler)
     root.setLevel(level)
     logging.getLogger("gpusonde").setLevel(logging.DEBUG if verbose else level)
+
+
+def set_level(name: str) -> None:
+    """Change how much gpusonde's own loggers say.
+
+    Args:
+        name: ``debug``, ``info``, ``warning`` or ``error``.
+    """
+    logging.getLogger("gpusonde").setLevel(name.upper())

@@ -124,7 +124,8 @@ class RichScreen(Screen):
 
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
         for column in columns:
-            table.add_column(column, justify="right" if column in numeric else "left", overflow="fold")
+            is_number = column in numeric
+            table.add_column(column, justify="right" if is_number else "left", no_wrap=is_number, overflow="fold")
         for row in rows:
             table.add_row(*row)
         self._console.print(table)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 from typing import TYPE_CHECKING, Any
 
-from gpusonde.cli import wording
+from gpusonde.cli import logs, wording
 from gpusonde.cli.daemon import add_config_options, overrides_of, show_config
 from gpusonde.cli.output import Output, Screen
 from gpusonde.cli.parsing import Parser, Subparsers, add_command, address, positive_number
@@ -53,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     if args.check_config or args.print_config:
         return show_config(args, config.to_toml())
     if not args.verbose:
-        logging.getLogger().setLevel(config.log.level.upper())
+        logs.set_level(config.log.level)
     output = Output(as_json=args.json)
     is_replay = config.source.kind == "replay"
     with output.progress("replaying", total=1.0) if is_replay else output.progress("sampling") as show:

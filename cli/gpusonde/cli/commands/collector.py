@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 from typing import TYPE_CHECKING
 
+from gpusonde.cli import logs
 from gpusonde.cli.daemon import add_config_options, overrides_of, show_config
 from gpusonde.cli.output import Output, Screen
 from gpusonde.cli.parsing import DEFAULT_COLLECTOR, Parser, Subparsers, add_command
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     from gpusonde.collector import run_collector
 
     if not args.verbose:
-        logging.getLogger().setLevel(config.log.level.upper())
+        logs.set_level(config.log.level)
     report = run_collector(config)
     counts = [{"name": name, "count": count} for name, count in report.counts.items()]
     Output(as_json=args.json).result(

@@ -32,7 +32,7 @@ from gpusonde.telemetry import FloatArray, Trace, read_traces
 _START_TIMEOUT_S = 60.0
 _TRACKED_TIMEOUT_S = 60.0
 # The collector looks for runs twice a second.
-_FIRST_RUN_TIMEOUT_S = 5.0
+_FIRST_RUN_TIMEOUT_S = 3.0
 _POLL_S = 0.1
 _PICTURE_MARGIN_NS = 15 * 10**9
 PICTURE = "epochs.png"
@@ -145,7 +145,7 @@ class _Demo:
         longest = max(traces, key=lambda trace: trace.duration_s)
         self.screen.line(
             f"replaying {path.name}: {wording.seconds(longest.duration_s)} of {longest.gpu_model}, "
-            f"{wording.number(self._options.speed)} times faster than in life"
+            f"{self._options.speed:g} times faster than it would be recorded"
         )
         replay = ("--replay", str(path), "--speed", repr(self._options.speed))
         agent = self._start_agent("replay-agent", replay)
@@ -290,7 +290,7 @@ def draw_run(path: Path, client: Client, seen: Observation) -> None:
     epochs = seen.epochs.epochs
     facts = ["generated trace" if seen.generated else f"{seen.mode} of {run.product_name}"]
     if seen.speed is not None:
-        facts.append(f"replayed {wording.number(seen.speed)} times faster")
+        facts.append(f"replayed {seen.speed:g} times faster")
     facts.append(f"run {run.run_id}, out of the collector's store")
     draw(
         path,

@@ -1,0 +1,90 @@
+"""What works on a GPU host with the bare ``gpusonde``, and what says which extra it needs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.synthetic_runs import synthetic_runs, write_runs
+
+from gpusonde.telemetry import Trace, write_trace
+
+ABSENT = ("scipy", "sklearn", "pandas", "catboost", "pyarrow", "matplotlib", "rich", "grpc_health", "grpc_reflection")
+
+
+def bare(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a subcommand in a process that has none of the extras."""
+    script = (
+        f"import sys; sys.modules.update(dict.fromkeys({ABSENT!r}))\n"
+        "from gpusonde.cli.main import main\n"
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("bare") / "trace.csv"
+    write_trace(Trace(np.arange(50) * 0.1, {"gpu_utilization": np.ones(50)}, gpu_model="Tesla T4"), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["gpus", "T4"],
+        ["offers", "--gpu", "T4"],
+        ["metrics"],
+        ["agent", "--check-config"],
+        ["agent", "--print-config", "--json"],
+    ],
+)
+def test_tables_and_configuration_need_no_extra(arguments: list[str]) -> None:
+    answer = bare(*arguments)
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout
+
+
+def test_recording_needs_no_extra(trace: Path, tmp_path: Path) -> None:
+    answer = bare("record", str(tmp_path / "copy.csv"), "--replay", str(trace), "--speed", "100", "--json")
+    assert answer.returncode == 0, answer.stderr
+    assert json.loads(answer.stdout)["ticks"] == 50
+
+
+def test_recording_parquet_names_the_extra(trace: Path, tmp_path: Path) -> None:
+    answer = bare("record", str(tmp_path / "copy.parquet"), "--replay", str(trace), "--speed", "100")
+    assert answer.returncode == 1
+    assert "pip install 'gpusonde[collector]'" in answer.stderr
+
+
+@pytest.mark.parametrize("arguments", [["runs"], ["epochs", "--latest"]])
+def test_asking_a_collector_needs_no_extra(arguments: list[str]) -> None:
+    answer = bare(*arguments, "--collector", "127.0.0.1:1")
+    assert answer.returncode == 1
+    assert "127.0.0.1:1" in answer.stderr
+    assert "pip install" not in answer.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["detect", "TRACE"],
+        ["predict", "--trace", "TRACE", "--epoch-s", "5"],
+        ["train", "TABLE", "--out", "m"],
+        ["collector", "--listen", "127.0.0.1:0", "--store", "STORE"],
+        ["demo"],
+    ],
+)
+def test_the_rest_says_which_extra_to_install(arguments: list[str], trace: Path, tmp_path: Path) -> None:
+    table = write_runs(tmp_path / "runs.csv", synthetic_runs())
+    words = {"TRACE": str(trace), "STORE": str(tmp_path / "store"), "TABLE": str(table)}
+    answer = bare(*(words.get(word, word) for word in arguments))
+    assert answer.returncode == 1
+    assert "pip install 'gpusonde[collector]'" in answer.stderr
+    assert len(answer.stderr.splitlines()) == 1, answer.stderr
