@@ -16,8 +16,8 @@ class PowerLost(Exception):
 class FaultyStoreFiles(OsFiles):
     """Real files with faults.
 
-    ``room`` is how many more bytes fit (None: any number); a write that does not fit is done in part. ``sync_fails`` and
-    ``truncate_fails`` make those fail with EIO. ``power_lost_in`` counts operations down to a ``PowerLost``.
+    ``room`` is how many more bytes fit (None: any number); a write that does not fit is done in part. ``sync_fails``
+    and ``truncate_fails`` make those fail with EIO. ``power_lost_in`` counts operations down to a ``PowerLost``.
     ``lose_power`` then rewrites the directories to what a disk may hold: of a file at least what was synced, of a
     directory's names at least those of its last sync.
     """

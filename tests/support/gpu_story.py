@@ -11,8 +11,9 @@ _ACTIVITY = {"busy": 0.8, "idle": 0.0, "blank": np.nan}
 
 
 def story(*chapters, interval_s=0.1, start_ns=START_NS, ticks_per_record=10, memory=None, spool=1):
-    """Samples of chapters (what, seconds): ``busy``, ``idle``, ``blank`` (NaN), ``gap`` (no ticks), ``back`` (clock set back).
+    """Samples of chapters (what, seconds).
 
+    What: ``busy``, ``idle``, ``blank`` (NaN), ``gap`` (no ticks) or ``back`` (the clock is set back).
     ``memory`` maps what to bytes of device memory in use.
     """
     times, activity, held = [], [], []

@@ -140,6 +140,9 @@ class WireStream:
             self._out.put(ingest_pb2.StreamSamplesRequest(record=record))
         return self
 
+    def send_serialized(self, record):
+        self._out.put(ingest_pb2.StreamSamplesRequest(record=ingest_pb2.Record.FromString(record)))
+
     def send_raw(self, request):
         self._out.put(request)
         return self

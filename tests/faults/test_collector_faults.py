@@ -1,0 +1,277 @@
+"""Real processes, killed and starved: every sample the agent took is in the store once.
+
+``GPUSONDE_FAULT_RECORDS=12000 GPUSONDE_FAULT_KILLS=20`` makes the chaos test as long as a release wants it.
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from support.faulty_store_files import FaultyStoreFiles, flip_byte
+from support.running_collector import ProcessCollector, ThreadCollector
+from support.spooling_agent import ResumingAgent
+from support.store_records import EVER
+from support.trace_records import trace_records
+from support.wire_agent import START_NS, TICK_NS, WireStream, batch, hello, inventory, wait_until
+
+from gpusonde.collector import LocalStore
+from gpusonde.collector.client import Client, CollectorError
+from gpusonde.collector.records.model import Position
+from gpusonde.collector.storage.arrivals import TicksArrived
+from gpusonde.collector.storage.local import StoreOptions
+from gpusonde.epoch_detect import detect
+from gpusonde.telemetry import read_trace
+
+DEMO_TRACE = Path(__file__).parents[1] / "data" / "demo_trace.parquet"
+SUPPORT = Path(__file__).parents[1] / "support"
+CHAOS_RECORDS = int(os.environ.get("GPUSONDE_FAULT_RECORDS", "1500"))
+CHAOS_KILLS = int(os.environ.get("GPUSONDE_FAULT_KILLS", "3"))
+
+
+def sequences_and_ticks(directory, agent_id="agent-1", gpu_uuid="GPU-a"):
+    """Open the store of a stopped collector: the record and the number of every tick, in order of arrival."""
+    store = LocalStore(directory, StoreOptions(reserve_bytes=0))
+    store.open()
+    try:
+        pieces = [
+            arrival.samples
+            for arrival in store.arrivals(agent_id, gpu_uuid, Position(0, 0))
+            if isinstance(arrival, TicksArrived)
+        ]
+        assert len(store.read(gpu_uuid, *EVER)) == sum(map(len, pieces))
+        assert store.losses() == []
+        assert store.rejections() == []
+    finally:
+        store.close()
+    sequences = np.concatenate([piece.sequence for piece in pieces])
+    ticks = np.concatenate([(piece.time_unix_nano - START_NS) // TICK_NS for piece in pieces])
+    return sequences, ticks
+
+
+def assert_every_record_once_and_in_order(directory, records):
+    sequences, ticks = sequences_and_ticks(directory)
+    assert ticks.tolist() == list(range(10 * (records - 1)))
+    assert sequences.tolist() == [tick // 10 + 2 for tick in range(10 * (records - 1))]
+
+
+def test_a_collector_killed_in_the_middle_of_a_demo_sized_stream_has_every_sample_once(tmp_path):
+    trace = read_trace(DEMO_TRACE)
+    records = trace_records(trace, ticks_per_record=5)
+    with ProcessCollector(tmp_path / "data", store__segment_interval="500ms") as collector:
+        sent = []
+        agent = ResumingAgent(collector.target, hello, sent, len(records))
+        thread = threading.Thread(target=agent.run)
+        thread.start()
+        for i, record in enumerate(records):
+            sent.append(record.SerializeToString())
+            if i in (len(records) // 3, 2 * len(records) // 3):
+                wait_until(lambda: agent.acked > i // 2, what="acknowledgements")  # noqa: B023
+                collector.kill()
+                collector.start()
+        thread.join(60)
+        assert agent.acked == len(records)
+        assert agent.streams >= 3
+        with Client(collector.target) as client:
+            stored = client.read_samples(trace.gpu_uuid)
+            wait_until(lambda: client.list_runs() and not client.list_runs()[0].active, what="end of the run")
+            (run,) = client.list_runs()
+            epochs = client.list_epochs(run.run_id)
+    assert stored.time_s == pytest.approx(trace.time_s - trace.time_s[0], abs=1e-6)
+    for name in trace.metrics:
+        assert np.array_equal(stored.values[name], trace.values[name].astype(np.float32)), name
+    offline = detect(trace)
+    starts = [(epoch.start_unix_nano - START_NS) / 1e9 for epoch in epochs.epochs]
+    assert starts == pytest.approx(offline.epoch_starts_s.tolist(), abs=1e-6)
+    assert run.period_s == pytest.approx(offline.period_s, abs=1e-8)
+
+
+def test_collector_and_agent_killed_at_random_moments_lose_and_repeat_nothing(tmp_path):
+    chance = random.Random(7)
+    with ProcessCollector(tmp_path / "data", store__segment_interval="700ms") as collector:
+        command = [sys.executable, str(SUPPORT / "spooling_agent.py"), collector.target, str(tmp_path / "spool")]
+        command += [str(CHAOS_RECORDS), "0.002"]
+        kills = {"agent": 0, "collector": 0}
+        agent = subprocess.Popen(command)
+        try:
+            while agent.poll() is None:
+                both_done = min(kills.values()) >= CHAOS_KILLS
+                try:
+                    agent.wait(60 if both_done else chance.uniform(0.5, 1.5))
+                    break
+                except subprocess.TimeoutExpired:
+                    assert not both_done
+                if kills["agent"] < kills["collector"]:
+                    agent.send_signal(signal.SIGKILL)
+                    agent.wait()
+                    agent = subprocess.Popen(command)
+                    kills["agent"] += 1
+                else:
+                    collector.kill()
+                    collector.start()
+                    kills["collector"] += 1
+            assert agent.returncode == 0
+        finally:
+            agent.kill()
+            agent.wait()
+        assert kills["collector"] >= 1
+        assert collector.terminate() == 0
+    assert_every_record_once_and_in_order(tmp_path / "data", CHAOS_RECORDS)
+
+
+def real_agent(collector, directory, trace_path, speed):
+    """The product's own agent replaying a trace, as a process."""
+    code = (
+        "import sys, json\n"
+        "from gpusonde.agent import AgentConfig, run_agent\n"
+        "config = AgentConfig.load(overrides=dict(a.split('=', 1) for a in sys.argv[1:]))\n"
+        "print(json.dumps(run_agent(config, exit_when_acked=True).as_json()))\n"
+    )
+    settings = {
+        "source.kind": "replay",
+        "source.trace": str(trace_path),
+        "source.speed": str(speed),
+        "spool.directory": str(directory),
+        "uplink.collector": collector.target,
+        "uplink.batch_interval": "100ms",
+        "agent.id": "real-agent",
+    }
+    arguments = [f"{key}={value}" for key, value in settings.items()]
+    return subprocess.Popen([sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, text=True)
+
+
+def test_the_real_agent_rides_out_a_killed_collector(tmp_path):
+    trace = read_trace(DEMO_TRACE)
+    with ProcessCollector(tmp_path / "data") as collector:
+        agent = real_agent(collector, tmp_path / "spool", DEMO_TRACE, 40)
+        with Client(collector.target) as client:
+            for share in (0.2, 0.6):
+                wanted = share * len(trace)
+                wait_until(lambda: stored_so_far(client, trace.gpu_uuid) > wanted, 30, "samples")  # noqa: B023
+                collector.kill()
+                collector.start()
+        output, _ = agent.communicate(timeout=60)
+        report = json.loads(output)
+        assert report["drained"]
+        with Client(collector.target) as client:
+            stored = client.read_samples(trace.gpu_uuid)
+            wait_until(lambda: not client.list_runs()[0].active, what="end of the run")
+            assert client.list_runs()[0].period_s == pytest.approx(detect(trace).period_s, rel=1e-6)
+    assert len(stored) == len(trace) == report["ticks"]
+    assert stored.time_s == pytest.approx(trace.time_s - trace.time_s[0], abs=2e-6)
+    for name in trace.metrics:
+        assert np.array_equal(stored.values[name], trace.values[name].astype(np.float32)), name
+
+
+def stored_so_far(client, gpu_uuid):
+    try:
+        return len(client.read_samples(gpu_uuid, metrics=["power_watts"]))
+    except CollectorError:
+        return 0
+
+
+def test_a_terminated_collector_drains_and_leaves_no_log(tmp_path):
+    with ProcessCollector(tmp_path / "data") as collector:
+        with WireStream(collector.target, hello()) as stream:
+            stream.greet()
+            stream.send(inventory(), *(batch(k) for k in range(2, 40)))
+            stream.wait_acked(20)
+            assert collector.terminate() == 0
+            assert stream.end()[0] in ("OK", "UNAVAILABLE")
+            acked = stream.acked
+        assert not (tmp_path / "data" / "address").exists()
+    assert list((tmp_path / "data" / "log").iterdir()) == []
+    sequences, _ = sequences_and_ticks(tmp_path / "data")
+    assert sequences[-1] >= acked
+
+
+def test_damaged_files_do_not_stop_a_collector_and_are_named(tmp_path):
+    with ProcessCollector(tmp_path / "data") as collector:
+        with WireStream(collector.target, hello()) as stream:
+            stream.greet()
+            stream.send(inventory(), *(batch(k) for k in range(2, 40))).wait_acked(39)
+        assert collector.terminate() == 0
+        collector.start()
+        with WireStream(collector.target, hello()) as stream:
+            stream.greet()
+            stream.send(*(batch(k) for k in range(40, 50))).wait_acked(49)
+        collector.kill()
+        (segment,) = (tmp_path / "data" / "segments").iterdir()
+        flip_byte(segment, 300)
+        (part,) = (tmp_path / "data" / "log").iterdir()
+        with part.open("ab") as log:
+            log.write(b"torn tail")
+        collector.start()
+        with WireStream(collector.target, hello()) as stream:
+            assert stream.greet().durable_sequence == 49
+            stream.send(batch(50)).wait_acked(50)
+        with Client(collector.target) as client:
+            with pytest.raises(CollectorError, match=segment.name) as caught:
+                client.read_samples("GPU-a")
+            assert caught.value.code == "DATA_LOSS"
+            after = START_NS + 380 * TICK_NS
+            assert len(client.read_samples("GPU-a", start_unix_nano=after)) == 110
+        assert "the last 9 bytes are not whole entries" in collector.log_path.read_text()
+
+
+def health(target, service="gpusonde.ingest.v1.IngestService"):
+    with grpc.insecure_channel(target) as channel:
+        return health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service)).status
+
+
+def test_a_full_disk_is_said_nothing_is_acknowledged_and_all_is_taken_when_there_is_room(tmp_path):
+    files = FaultyStoreFiles()
+    serving, not_serving = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+    total = 60
+    records = [(inventory() if k == 1 else batch(k)).SerializeToString() for k in range(1, total + 1)]
+    with ThreadCollector(tmp_path / "data", files=files, store__reserve_bytes="0B") as collector:
+        agent = ResumingAgent(collector.target, hello, records[:20], total)
+        thread = threading.Thread(target=agent.run)
+        thread.start()
+        wait_until(lambda: agent.acked == 20, what="the first acknowledgements")
+        files.room = 2000
+        agent.records += records[20:]
+        wait_until(lambda: health(collector.target) == not_serving, what="not serving")
+        assert health(collector.target, "") == not_serving
+        assert health(collector.target, "gpusonde.query.v1.QueryService") == serving
+        wait_until(lambda: len(agent.statuses) >= 2, what="a second refusal")
+        assert {code for code, _ in agent.statuses} == {"RESOURCE_EXHAUSTED"}
+        assert "no space left" in agent.statuses[0][1]
+        assert agent.acked < total
+        with Client(collector.target) as client:
+            assert len(client.read_samples("GPU-a")) == 10 * (agent.acked - 1)
+        files.room = None
+        thread.join(30)
+        assert agent.acked == total
+        wait_until(lambda: health(collector.target) == serving, what="serving again")
+    assert_every_record_once_and_in_order(tmp_path / "data", total)
+
+
+def test_of_two_agents_with_one_id_the_second_is_told_and_the_first_goes_on(tmp_path):
+    with ProcessCollector(tmp_path / "data") as collector:
+        records = [(inventory() if k == 1 else batch(k)).SerializeToString() for k in range(1, 101)]
+        first = ResumingAgent(collector.target, hello, records[:50], 100)
+        thread = threading.Thread(target=first.run)
+        thread.start()
+        wait_until(lambda: first.acked == 50, what="the first agent's acknowledgements")
+        second = ResumingAgent(
+            collector.target, lambda: hello(spool_id="spool-2", start=5_000, instance="instance-2"), records, 100
+        )
+        assert not second.run()
+        ((code, text),) = second.statuses
+        assert code == "ALREADY_EXISTS"
+        assert "a second agent with the same id: 'agent-1'" in text
+        first.records += records[50:]
+        thread.join(30)
+        assert first.acked == 100
+        assert first.streams == 1
+        assert collector.terminate() == 0
+    assert_every_record_once_and_in_order(tmp_path / "data", 100)
