@@ -22,9 +22,9 @@ def recorded(runs, protocol, **options):
     """What a protocol fits on and tests on."""
     splits = []
 
-    def predictor(table, fit_on, predict, seed):
-        splits.append((fit_on, predict))
-        return prior_predictor()(table, fit_on, predict, seed)
+    def predictor(task):
+        splits.append((task.fit_on, task.predict))
+        return prior_predictor()(task)
 
     evaluate(runs, predictor, protocol, **options)
     return splits
@@ -90,6 +90,19 @@ def test_noise_is_drawn_once_per_run_and_has_the_stated_mean(runs):
     assert np.mean(errors) == pytest.approx(0.096, rel=0.25)
     assert [run.epoch_latency_s for run in noisy.runs] == [run.epoch_latency_s for run in runs.runs]
     assert with_noise(runs, 0.0, seed=3) is runs
+
+
+def test_noise_of_queries_alone_is_declared_and_not_fitted_on(runs):
+    tasks = []
+
+    def predictor(task):
+        tasks.append(task)
+        return prior_predictor()(task)
+
+    evaluate(runs, predictor, Protocol.CONFIG, noise=0.096, noise_in_training=False)
+    (task,) = tasks
+    assert all(run.detected_epoch_latency_s == run.epoch_latency_s for run in task.training.runs)
+    assert all(run.epoch_latency_relative_error == pytest.approx(0.12, rel=0.01) for run in task.test.runs)
 
 
 def test_scores_are_ratios_and_seconds():

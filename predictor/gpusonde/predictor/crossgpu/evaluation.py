@@ -182,8 +182,26 @@ class Evaluation:
         )
 
 
-#: Fits on pairs of a table, then predicts other pairs of it (possibly another table's).
-Predictor = Callable[[RunsTable, "tuple[IndexArray, IndexArray]", "tuple[IndexArray, IndexArray]", int], PairErrors]
+@dataclass(frozen=True)
+class Task:
+    """What a predictor is asked: fit on pairs of one table, predict other pairs of (a noisier copy of) it.
+
+    Attributes:
+        training: Runs to fit on.
+        fit_on: Positions of the source runs and of the target runs to fit on, each of shape (n,).
+        test: The same runs as the sources of queries.
+        predict: Pairs to predict.
+        seed: Of the split; for the model to use.
+    """
+
+    training: RunsTable
+    fit_on: tuple[IndexArray, IndexArray]
+    test: RunsTable
+    predict: tuple[IndexArray, IndexArray]
+    seed: int
+
+
+Predictor = Callable[[Task], PairErrors]
 
 
 def evaluate(
@@ -193,6 +211,7 @@ def evaluate(
     *,
     seeds: Sequence[int] = (0,),
     noise: float = 0.0,
+    noise_in_training: bool = True,
     test: RunsTable | None = None,
 ) -> Evaluation:
     """Evaluate a predictor by a protocol.
@@ -204,6 +223,8 @@ def evaluate(
         seeds: Random splits (``RANDOM``, ``CONFIG``) are drawn once per seed; other protocols are run once per seed
             only when there is noise.
         noise: Mean absolute relative error to give the sources' epoch latency; one draw per run, shared by its pairs.
+        noise_in_training: Fit on the noisy latencies too, as the paper does; otherwise only queries are noisy, and they
+            say so (``epoch_latency_relative_error``), as a detector does.
         test: Test on these runs only; pairs fitted on are those of ``runs`` that the protocol allows.
 
     Raises:
@@ -215,20 +236,28 @@ def evaluate(
     table = runs if test is None else RunsTable(runs.runs + test.runs)
     parts = []
     for seed in seeds:
-        noisy = with_noise(table, noise, seed)
-        source, target = noisy.pairs()
-        for split in _splits(noisy, source, target, protocol, seed, None if test is None else own):
+        noisy = with_noise(table, noise, seed, declared=not noise_in_training)
+        source, target = table.pairs()
+        for split in _splits(table, source, target, protocol, seed, None if test is None else own):
             if split.training.any() and split.test.any():
                 fit_on = source[split.training], target[split.training]
                 predict = source[split.test], target[split.test]
-                parts.append((seed, predictor(noisy, fit_on, predict, seed)))
+                training = noisy if noise_in_training else table
+                parts.append((seed, predictor(Task(training, fit_on, noisy, predict, seed))))
     if not parts:
         raise ValueError(f"the table has no pairs to hold out by protocol {protocol.value!r}")
     return Evaluation.of(parts)
 
 
-def with_noise(runs: RunsTable, noise: float, seed: int) -> RunsTable:
-    """Give every run a detected epoch latency that is off by ``noise`` on average (log-normal), one draw per run."""
+def with_noise(runs: RunsTable, noise: float, seed: int, *, declared: bool = False) -> RunsTable:
+    """Give every run a detected epoch latency that is off by ``noise`` on average (log-normal), one draw per run.
+
+    Args:
+        runs: The runs.
+        noise: Mean absolute relative error.
+        seed: Random seed.
+        declared: Let the runs state their standard error.
+    """
     if noise == 0:
         return runs
     # The mean absolute value of a normal variable is sqrt(2 / pi) of its standard deviation.
@@ -236,7 +265,11 @@ def with_noise(runs: RunsTable, noise: float, seed: int) -> RunsTable:
     factors = np.exp(np.random.default_rng(10_000 + seed).normal(0.0, deviation, len(runs))).tolist()
     return RunsTable(
         tuple(
-            replace(run, detected_epoch_latency_s=run.epoch_latency_s * factor)
+            replace(
+                run,
+                detected_epoch_latency_s=run.epoch_latency_s * factor,
+                epoch_latency_relative_error=deviation if declared else 0.0,
+            )
             for run, factor in zip(runs.runs, factors, strict=True)
         )
     )
@@ -247,11 +280,9 @@ def default_predictor(settings: ModelSettings, protocol: Protocol) -> Predictor:
     needed = {Protocol.TARGET: Situation.ONE_UNSEEN_GPU, Protocol.BOTH: Situation.PRIOR_ONLY}
     situations = (needed.get(protocol, Situation.SEEN_GPUS), Situation.PRIOR_ONLY)
 
-    def run(
-        table: RunsTable, fit_on: tuple[IndexArray, IndexArray], predict: tuple[IndexArray, IndexArray], seed: int
-    ) -> PairErrors:
-        seeded = replace(settings, situations=situations, residual=replace(settings.residual, seed=seed))
-        return predict_pairs(LatencyModel(seeded).fit(table, pairs=fit_on), table, *predict)
+    def run(task: Task) -> PairErrors:
+        seeded = replace(settings, situations=situations, residual=replace(settings.residual, seed=task.seed))
+        return predict_pairs(LatencyModel(seeded).fit(task.training, pairs=task.fit_on), task.test, *task.predict)
 
     return run
 
@@ -264,11 +295,10 @@ def paper_predictor(make: Callable[[int], PaperStack], part: str = "stack") -> P
         part: ``stack``, ``random_forest`` or ``catboost``.
     """
 
-    def run(
-        table: RunsTable, fit_on: tuple[IndexArray, IndexArray], predict: tuple[IndexArray, IndexArray], seed: int
-    ) -> PairErrors:
-        stack = make(seed).fit(table, pairs=fit_on)
-        return PairErrors.without_intervals(table, *predict, stack.predict_pairs(table, *predict)[part])
+    def run(task: Task) -> PairErrors:
+        stack = make(task.seed).fit(task.training, pairs=task.fit_on)
+        predicted = stack.predict_pairs(task.test, *task.predict)[part]
+        return PairErrors.without_intervals(task.test, *task.predict, predicted)
 
     return run
 
@@ -280,15 +310,13 @@ def prior_predictor(level: MetricLevel = MetricLevel.UTILIZATION) -> Predictor:
         level: Metrics it may use; with ``UTILIZATION`` bandwidth and FP32 rate weigh the same.
     """
 
-    def run(
-        table: RunsTable, fit_on: tuple[IndexArray, IndexArray], predict: tuple[IndexArray, IndexArray], seed: int
-    ) -> PairErrors:
+    def run(task: Task) -> PairErrors:
         predicted = []
-        for i, j in zip(*predict, strict=True):
-            source = table.runs[i].measurement()
-            log_ratio = log_latency_ratio(source, table.runs[j].gpu, roofline(source, level))
+        for i, j in zip(*task.predict, strict=True):
+            source = task.test.runs[i].measurement()
+            log_ratio = log_latency_ratio(source, task.test.runs[j].gpu, roofline(source, level))
             predicted.append(source.epoch_latency_s * math.exp(log_ratio))
-        return PairErrors.without_intervals(table, *predict, np.array(predicted))
+        return PairErrors.without_intervals(task.test, *task.predict, np.array(predicted))
 
     return run
 

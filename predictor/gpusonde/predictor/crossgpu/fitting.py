@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusonde.predictor.crossgpu.conformal import Calibration, LeftOut, Situation, calibrate_worst
-from gpusonde.predictor.crossgpu.pairs import Pairs, grouped_folds, static_log_ratios
+from gpusonde.predictor.crossgpu.pairs import BoolArray, Pairs, grouped_folds, static_log_ratios
 from gpusonde.predictor.crossgpu.residual import ResidualModel, ResidualSettings
 from gpusonde.predictor.crossgpu.runs_table import RunsTable
 
@@ -47,8 +47,7 @@ class Calibrator:
             elif situation is Situation.STATIC_ONLY:
                 found[situation] = calibrate_worst(self._by_gpu(self._static_only()), self._coverage)
             elif situation is Situation.SEEN_GPUS:
-                parts = [LeftOut.join(self._seen_gpus())]
-                found[situation] = self._worst_or(parts, prior)
+                found[situation] = self._worst_or(self._seen_gpus(), prior)
             else:
                 found[situation] = self._worst_or(self._one_unseen_gpu(), prior)
         return found
@@ -57,18 +56,24 @@ class Calibrator:
         enough = [part for part in parts if len(part.log_errors) >= _MINIMUM_ERRORS]
         return calibrate_worst(enough, self._coverage) if enough else fallback
 
-    def _fit(self, rows: npt.NDArray[np.bool_]) -> ResidualModel:
+    def _fit(self, rows: BoolArray) -> ResidualModel:
         return ResidualModel.fit(self._pairs.features[rows], self._residual[rows], self._settings, like=self._whole)
 
     def _seen_gpus(self) -> list[LeftOut]:
-        """Configurations left out, and workloads left out: a query may be near a known workload or not."""
+        """Errors on configurations left out, and on whole workloads left out.
+
+        The scale makes the two comparable, so either's quantile would do in theory; the larger one is taken.
+        """
         pairs = self._pairs
         by_configuration = grouped_folds(pairs.configuration, _CONFIGURATION_FOLDS, self._settings.seed)
         by_workload = grouped_folds(pairs.workload, len(pairs), self._settings.seed)
+        return [LeftOut.join(self._left_out(folds)) for folds in (by_configuration, by_workload)]
+
+    def _left_out(self, folds: Iterable[tuple[BoolArray, BoolArray]]) -> list[LeftOut]:
         parts = []
-        for training, held_out in (*by_configuration, *by_workload):
+        for training, held_out in folds:
             if training.sum() >= _MINIMUM_ERRORS:
-                predicted, deviation = self._fit(training).predict(pairs.features[held_out])
+                predicted, deviation = self._fit(training).predict(self._pairs.features[held_out])
                 parts.append(LeftOut(predicted - self._residual[held_out], deviation))
         return parts
 
