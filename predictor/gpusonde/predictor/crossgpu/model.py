@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from gpusonde.catalog import GpuSpec
+from gpusonde.predictor.crossgpu.combination import combine_predictions
 from gpusonde.predictor.crossgpu.features import SOURCE_FEATURE_COUNT, feature_matrix
 from gpusonde.predictor.crossgpu.fitting import Calibrator
 from gpusonde.predictor.crossgpu.measurement import LatencyPrediction, SourceMeasurement
@@ -108,6 +109,26 @@ class LatencyModel:
             NotFittedError: The model is neither fitted nor loaded.
         """
         return Query(self.settings, self.state, self._version, source).predict(targets)
+
+    def predict_combined(
+        self, sources: Sequence[SourceMeasurement], targets: Sequence[GpuSpec]
+    ) -> list[LatencyPrediction]:
+        """Predict for a job that was measured on several GPUs.
+
+        Args:
+            sources: One measurement per GPU it ran on, at least one.
+            targets: GPUs to predict for.
+
+        Returns:
+            One prediction per target, in order.
+
+        Raises:
+            ValueError: No source is given.
+        """
+        if not sources:
+            raise ValueError("no source measurement is given")
+        by_source = [self.predict(source, targets) for source in sources]
+        return [combine_predictions(predictions) for predictions in zip(*by_source, strict=True)]
 
     def save(self, path: str | Path) -> str:
         """Write the model into one file, atomically, without pickle.
