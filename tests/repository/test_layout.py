@@ -32,6 +32,13 @@ def test_every_source_root_is_listed_wherever_pyproject_lists_them(setting: str)
     assert [root for root in SOURCE_ROOTS if f'"{root}' not in listed] == []
 
 
+def test_the_type_checker_is_told_every_package_by_name():
+    # Given the bare namespace, mypy checks its first portion only and reports success.
+    text = (ROOT / "pyproject.toml").read_text()
+    section = text[text.index("[tool.mypy]") : text.index("warn_unreachable")]
+    assert [root for root in SOURCE_ROOTS if root != "proto" and f'"gpusonde.{root}"' not in section] == []
+
+
 def test_what_a_gpu_host_imports_needs_no_scientific_stack():
     code = (
         "import sys; import gpusonde.agent, gpusonde.telemetry, gpusonde.catalog, gpusonde.cli.main; "
