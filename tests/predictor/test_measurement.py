@@ -48,3 +48,9 @@ def test_the_whole_run_of_a_trace_is_summarised_without_blank_metrics():
     found = run_distributions(trace)
     assert list(found) == ["gpu_utilization"]
     assert found["gpu_utilization"].mean == pytest.approx(0.625)
+
+
+def test_a_static_attribute_in_another_unit_is_refused(gpus):
+    with pytest.raises(MeasurementError, match=r"memory_bandwidth_bytes_per_second.*another unit"):
+        SourceMeasurement(gpus.get("T4"), 1.0, static_attributes={"memory_bandwidth_bytes_per_second": 320.0})
+    SourceMeasurement(gpus.get("T4"), 1.0, static_attributes={"power_limit_watts": 60.0, "something_else": 3.0})

@@ -139,6 +139,12 @@ def test_an_unknown_gpu_is_refused_with_line_and_field(tmp_path):
     assert (error.line, error.field) == (4, "name")
 
 
+def test_a_device_figure_in_another_unit_is_refused_with_its_line(tmp_path):
+    error = refusal(written(tmp_path, put("power_limitW", 70_000)))
+    assert error.line == 4
+    assert "power_limit_watts" in str(error)
+
+
 def test_a_truncated_line_is_refused(tmp_path):
     path = written(tmp_path)
     path.write_text(path.read_text()[:-200])

@@ -16,6 +16,8 @@ from gpusonde.telemetry import METRIC_BY_NAME, Trace, metric
 
 # Distributions come from many hands (pandas, Arrow, float32 on the wire): an order that is off by rounding is no fault.
 _ROUNDING = 1e-4
+# A slice of a GPU may have an eighth of its parts; what differs by more is in another unit.
+_LARGEST_DIFFERENCE = 10.0
 
 
 class MeasurementError(ValueError):
@@ -133,6 +135,12 @@ class SourceMeasurement:
         for name, value in self.static_attributes.items():
             if not (math.isfinite(value) and value >= 0):
                 raise MeasurementError(f"static_attributes[{name!r}] is {value}; it must be a finite number >= 0")
+            known = getattr(self.gpu, name, None)
+            if value and isinstance(known, int | float) and known and not _same_magnitude(value, known):
+                raise MeasurementError(
+                    f"static_attributes[{name!r}] is {value:g} where {self.gpu.name} has {known:g}: "
+                    "another unit, or another GPU?"
+                )
         object.__setattr__(self, "metrics", MappingProxyType(dict(self.metrics)))
         object.__setattr__(self, "static_attributes", MappingProxyType(dict(self.static_attributes)))
 
@@ -186,6 +194,10 @@ def run_distributions(trace: Trace) -> dict[str, MetricDistribution]:
         if usable.size:
             found[name] = MetricDistribution.from_values(usable)
     return found
+
+
+def _same_magnitude(a: float, b: float) -> bool:
+    return 1 / _LARGEST_DIFFERENCE <= a / b <= _LARGEST_DIFFERENCE
 
 
 def _unknown(name: str) -> str:

@@ -25,7 +25,7 @@ from gpusonde.predictor.crossgpu.columns import (
     classify_columns,
     recomputed_memory_bandwidth,
 )
-from gpusonde.predictor.crossgpu.measurement import MetricDistribution, SourceMeasurement
+from gpusonde.predictor.crossgpu.measurement import MeasurementError, MetricDistribution, SourceMeasurement
 from gpusonde.telemetry import METRIC_BY_NAME
 
 IndexArray = npt.NDArray[np.intp]
@@ -224,7 +224,7 @@ class _Reader:
             )
         static = self._static(line, row)
         identity = [row[columns.position[name]].strip() for name in CONFIGURATION_COLUMNS]
-        return Run(
+        run = Run(
             row=number,
             line=line,
             instance=row[columns.position["Instances"]].strip() if "Instances" in columns.position else "",
@@ -235,6 +235,11 @@ class _Reader:
             static_attributes=MappingProxyType(static),
             detected_epoch_latency_s=latency,
         )
+        try:
+            run.measurement()
+        except MeasurementError as error:
+            raise RunsTableError(self._path, line, "", str(error)) from error
+        return run
 
     def _number(self, line: int, row: Sequence[str], column: str) -> float:
         text = row[self._columns.position[column]].strip()
