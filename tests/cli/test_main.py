@@ -151,9 +151,10 @@ def test_ctrl_c_exits_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     assert capsys.readouterr().err == "interrupted\n"
 
 
-def test_a_reader_that_goes_away_is_no_error() -> None:
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_reader_that_goes_away_is_no_error(options: list[str]) -> None:
     command = subprocess.Popen(
-        [sys.executable, "-m", "gpusonde.cli", "metrics", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-m", "gpusonde.cli", "metrics", *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     assert command.stdout is not None
     assert command.stderr is not None
@@ -209,3 +210,12 @@ def test_json_log_lines_are_objects(capsys: pytest.CaptureFixture[str]) -> None:
     assert entry["message"] == "collector c1 is away"
     assert (entry["level"], entry["logger"]) == ("warning", "gpusonde.agent.uplink")
     assert entry["time"].endswith("+00:00")
+
+
+def test_grpc_asks_no_proxy_for_a_collector_on_this_host() -> None:
+    environment = {"http_proxy": "http://proxy:3128", "no_proxy": "example.org"}
+    main.spare_loopback_from_proxies(environment)
+    assert environment["no_grpc_proxy"] == "example.org,localhost,127.0.0.1,::1"
+    without = {"HOME": "/root"}
+    main.spare_loopback_from_proxies(without)
+    assert without == {"HOME": "/root"}

@@ -84,7 +84,7 @@ def test_the_run_is_sampled_streamed_stored_and_its_epochs_found(demo_report: di
     assert demo_report["ticks_sampled"] == demo_report["ticks_stored"] == len(trace)
     assert demo_report["run"]["verdict"] == "epochs"
     assert demo_report["run"]["replayed"]
-    assert demo_report["run"]["period_s"] == pytest.approx(np.median(np.diff(truth)), rel=0.03)
+    assert demo_report["run"]["period_s"] == pytest.approx(np.mean(np.diff(truth)[1:]), rel=0.03)
     assert len(demo_report["epochs"]) == len(truth)
 
 
@@ -114,7 +114,9 @@ def test_it_cleans_up_after_itself(demo_report: dict[str, Any], demo_folder: Pat
 
 
 def test_a_second_demo_works_and_its_screen_says_what_matters(demo_report: dict[str, Any], demo_folder: Path) -> None:
-    demo = start_demo(demo_folder, "--replay", "--speed", "200")
+    # A proxy that the network demands, and settings of this host's real agent, do not concern the demo.
+    foreign = {"http_proxy": "http://127.0.0.1:9", "GPUSONDE_AGENT_SOURCE_INTERVAL": "20s"}
+    demo = start_demo(demo_folder, "--replay", "--speed", "200", environment=foreign)
     screen, errors = demo.communicate(timeout=_TIMEOUT_S)
     assert demo.returncode == 0, errors
     for said in (

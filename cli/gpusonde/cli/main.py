@@ -11,8 +11,7 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Sequence
-from importlib.metadata import version
+from collections.abc import MutableMapping, Sequence
 from typing import cast
 
 from gpusonde.cli import logs
@@ -48,12 +47,22 @@ def build_parser() -> Parser:
         epilog="'gpusonde COMMAND --help' explains a command; 'gpusonde demo' shows them all at work.",
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=f"gpusonde {version('gpusonde')}")
+    parser.add_argument("--version", action=_PrintVersion, nargs=0, help="print the version and exit")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
     common = common_options()
     for name in COMMANDS:
         command_module(name).add_parser(subparsers, common)
     return parser
+
+
+class _PrintVersion(argparse.Action):
+    """Look the version up only when it is asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_unused: object) -> None:
+        from importlib.metadata import version
+
+        print(f"gpusonde {version('gpusonde')}")
+        parser.exit()
 
 
 def command_module(name: str) -> CommandModule:
@@ -68,9 +77,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = build_parser().parse_args(arguments)
     except UsageError as error:
         return _report_usage(error, as_json="--json" in arguments)
+    spare_loopback_from_proxies(os.environ)
     level = logging.INFO if args.command in _DAEMONS else logging.WARNING
     logs.configure(args.log_format, verbose=args.verbose, level=level)
     return run(args)
+
+
+def spare_loopback_from_proxies(environment: MutableMapping[str, str]) -> None:
+    """Keep gRPC from asking an HTTP proxy for a collector on this very host, which it does by itself."""
+    if any(environment.get(name) for name in ("grpc_proxy", "https_proxy", "http_proxy")):
+        # The first of the two that is set hides the other one.
+        exempt = environment.get("no_grpc_proxy") or environment.get("no_proxy") or ""
+        environment["no_grpc_proxy"] = ",".join(filter(None, (exempt, "localhost", "127.0.0.1", "::1")))
 
 
 def run(args: argparse.Namespace) -> int:

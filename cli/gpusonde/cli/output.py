@@ -100,7 +100,13 @@ class RichScreen(Screen):
         super().__init__(stream)
         from rich.console import Console
 
-        self._console = Console(
+        class PlainConsole(Console):
+            """Rich would leave the process by itself when the reader of a pipe is gone."""
+
+            def on_broken_pipe(self) -> None:
+                raise BrokenPipeError
+
+        self._console = PlainConsole(
             file=stream, width=None if stream.isatty() else PIPE_WIDTH, highlight=False, markup=False, emoji=False
         )
 

@@ -54,6 +54,7 @@ class Child:
                 stdout=out,
                 stderr=log,
                 start_new_session=True,
+                env=_environment(),
             )
         _log.debug("%s is process %d: gpusonde %s", self.name, self._process.pid, " ".join(self._arguments))
 
@@ -125,3 +126,9 @@ def stopped_by_signals() -> Iterator[None]:
     finally:
         for number, handler in zip(caught, before, strict=True):
             signal.signal(number, handler)
+
+
+def _environment() -> dict[str, str]:
+    """The environment without settings of this host's real agent and collector: the demo is its own."""
+    settings = ("GPUSONDE_AGENT_", "GPUSONDE_COLLECTOR_")
+    return {name: value for name, value in os.environ.items() if not name.startswith(settings)}
