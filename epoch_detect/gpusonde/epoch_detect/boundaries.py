@@ -14,6 +14,7 @@ from gpusonde.telemetry import FloatArray
 _PHASE_BINS = 128
 _LONGEST_EPOCH = 1.75  # periods between two boundaries that still hold one epoch (with a stall in it)
 _MATCHED = 0.9  # share of an epoch that must lie in a matched window for it to count without a visible end
+_WARM_UP = 0.3  # periods from the start of the activity to the first level change that still belong to the first epoch
 _AT_EDGE = (0.6, 1.6)  # periods from the outermost boundary to the edge of the activity that make an epoch
 _CLEAR = 6.0  # level change over noise beyond which clearer is not better
 _RANK_WEIGHT = 0.7  # worth of a metric relative to the next faster one when looking for the boundaries
@@ -51,9 +52,14 @@ def place_epochs(signal: Signal, chain: Lock, step_s: float, row_order: list[int
     anchors, period = chain.starts.astype(np.float64) * scale, chain.period * scale
     swinging = max(row_order, key=lambda row: float(np.ptp(_profile(signal.values[row], anchors, period))))
     phase = _start_phase(_profile(signal.values[swinging], anchors, period))
-    bounds = _snapped(signal, anchors + phase * period, period, row_order)
-    seen = bounds
-    bounds = _with_edges(bounds, chain, phase, period, scale, len(signal) if ended else None)
+    rough = anchors + phase * period
+    # One more on either side, which counts if the trace shows a level change there as clear as the others.
+    rough = np.concatenate([rough[:1] - period, rough, rough[-1:] + period])
+    snapped, clear = _snapped(signal, rough, period, row_order)
+    clear[1:-1] = True
+    clear &= np.concatenate([[True], np.diff(snapped) > 0.3 * period])
+    seen = snapped[clear]
+    bounds = _with_edges(seen, chain, phase, period, scale, len(signal) if ended else None, begins=bool(clear[0]))
     gaps = np.diff(bounds)
     keep = gaps <= _LONGEST_EPOCH * period
     starts = bounds[:-1]
@@ -106,13 +112,16 @@ def _start_phase(profile: FloatArray) -> float:
     return float((end + first) % bins) / bins
 
 
-def _snapped(signal: Signal, rough: FloatArray, period: float, row_order: list[int]) -> FloatArray:
+def _snapped(
+    signal: Signal, rough: FloatArray, period: float, row_order: list[int]
+) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
     """Move each place to the level change near it, in the metric and direction where it is clearest.
 
     A metric counts for less the slower it is, so that a one-second average decides only if nothing faster shows the
     boundary; a change that leads away from the usual level counts for less than one that leads back to it.
     """
     best, places = 0.0, rough
+    clear = np.zeros(rough.size, dtype=bool)
     for rank, row in enumerate(row_order):
         values = signal.values[row]
         for direction in (1.0, -1.0):
@@ -120,9 +129,11 @@ def _snapped(signal: Signal, rough: FloatArray, period: float, row_order: list[i
             clarity = min(found.clarity, _CLEAR) * (1.0 if found.leads_back else 0.5)
             weight = clarity * _RANK_WEIGHT**rank
             if weight > best:
-                clear = found.change > 0.3 * np.median(found.change)
-                best, places = weight, np.where(clear, _inside_cell(values, found.cells, found.width), rough)
-    return places
+                typical = float(np.median(found.change))
+                fine = _inside_cell(values * direction, found.cells, found.width)
+                best, places = weight, np.where(found.change > 0.3 * typical, fine, rough)
+                clear = found.change > 0.6 * typical
+    return places, clear
 
 
 @dataclass(frozen=True)
@@ -159,26 +170,30 @@ def _edges(values: FloatArray, rough: FloatArray, period: float) -> _Edges:
 
 
 def _inside_cell(values: FloatArray, edges: npt.NDArray[np.int64], width: int) -> FloatArray:
-    """Place of each level change to a fraction of a cell.
+    """Place of each rise to a fraction of a cell.
 
     A cell in which the level changes holds a mixture of both levels, which tells where in it the change happened.
     Values describe the interval before their tick, and cells are centred on ticks: hence the half cell.
     """
     n = values.size
-    near = np.clip(edges[:, None] + np.arange(-2, 2), 0, n - 1)
-    far = np.arange(1, width + 1)
-    before = values[np.clip(edges[:, None] - 2 - far, 0, n - 1)].mean(axis=1)
-    after = values[np.clip(edges[:, None] + 1 + far, 0, n - 1)].mean(axis=1)
+
+    def level(shift: int) -> FloatArray:
+        picked: FloatArray = values[np.clip(edges + shift, 0, n - 1)]
+        return picked
+
+    after = np.mean([level(shift) for shift in range(1, width + 1)], axis=0)
+    # A gap may be as short as a cell, so the level before is the lowest nearby, not a mean.
+    before = np.minimum.reduce([level(-2), level(-1), level(0)])
     step = after - before
-    steep = np.abs(step) > 0.05
-    cells_after = (values[near] - before[:, None]).sum(axis=1) / np.where(steep, step, 1.0)
-    exact = edges + 2 - np.clip(cells_after, 0.5, 3.5)
-    place: FloatArray = np.where(steep, exact, edges) - 0.5
+    steep = step > 0.05
+    scale = np.where(steep, step, 1.0)
+    share = [np.clip((level(shift) - before) / scale, 0, 1) for shift in (-1, 0)]
+    place: FloatArray = np.where(steep, edges + 1 - share[0] - share[1], edges) - 0.5
     return place
 
 
 def _with_edges(
-    bounds: FloatArray, chain: Lock, phase: float, period: float, scale: float, cells: int | None
+    bounds: FloatArray, chain: Lock, phase: float, period: float, scale: float, cells: int | None, *, begins: bool
 ) -> FloatArray:
     """Add the start of the first and the end of the last epoch where the trace shows them."""
     last_window_end = (chain.starts[-1] + chain.template.shape[1]) * scale
@@ -187,7 +202,10 @@ def _with_edges(
     if not bounds.size:
         return bounds
     ahead, behind = bounds[0] / period, (stop - bounds[-1]) / period
-    if _AT_EDGE[0] <= ahead <= _AT_EDGE[1]:
+    if begins:
+        if 0 < ahead <= _WARM_UP:
+            bounds = np.concatenate([[0.0], bounds[1:]])
+    elif _AT_EDGE[0] <= ahead <= _AT_EDGE[1]:
         bounds = np.concatenate([[0.0], bounds])
     elif phase >= _MATCHED and bounds[0] >= period:
         bounds = np.concatenate([[bounds[0] - period], bounds])

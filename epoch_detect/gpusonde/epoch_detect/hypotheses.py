@@ -1,4 +1,4 @@
-"""From candidates to a choice: lock each one, judge how alike its cycles are, settle which of the nested ones it is."""
+"""Readings of a trace: each candidate with its phase lock, and how consistent its cycles are."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from gpusonde.epoch_detect.phase import Lock, lock
 from gpusonde.epoch_detect.tempo import Candidate
 
-_EXAMINED_CYCLES = 48
+_EXAMINED_CYCLES = 32
 _SAME = 0.06  # periods this close are one
 
 
@@ -66,37 +66,6 @@ def distinct(readings: list[Reading]) -> list[Reading]:
         if all(abs(reading.period_s / k.period_s - 1) > _SAME for k in kept):
             kept.append(reading)
     return kept
-
-
-def choose(readings: list[Reading], shortest_epoch_s: float) -> Reading:
-    """Pick the reading that is the epoch.
-
-    An iteration ripple is often the more regular cycle, so the longest reading that is nearly as consistent as the best
-    wins; but a cycle that falls apart into k equally good ones is k epochs, not one.
-    """
-    best = max(r.score for r in readings)
-    longer = [r for r in readings if r.period_s > shortest_epoch_s and r.chain.cycles >= 3]
-    pool = readings
-    if longer and max(r.score for r in longer) >= 0.55:
-        best = max(r.score for r in longer)
-        pool = longer
-    chosen = max((r for r in pool if r.score >= 0.86 * best), key=lambda r: r.period_s)
-    while (part := _part(chosen, readings, shortest_epoch_s)) is not None:
-        chosen = part
-    return chosen
-
-
-def _part(whole: Reading, readings: list[Reading], shortest_epoch_s: float) -> Reading | None:
-    for k in range(2, 13):
-        parts = [r for r in readings if abs(r.period_s * k / whole.period_s - 1) < _SAME]
-        if not parts:
-            continue
-        part = max(parts, key=lambda r: r.score)
-        alike = part.chain.agreement >= 0.75 * whole.chain.agreement
-        share = 0.8 if part.period_s > shortest_epoch_s else 0.97
-        if alike and part.score >= share * whole.score:
-            return part
-    return None
 
 
 def _best_part(candidate: Candidate, span: int) -> int:

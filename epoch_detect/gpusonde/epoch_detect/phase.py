@@ -21,6 +21,7 @@ _BASELINE = 0.2  # a window must match better than this to make a chain worth ex
 _TEMPO_WEIGHT = 0.4
 _JUMP_COST = 0.8
 _REFINEMENTS = 3
+_HOPELESS = 0.45  # mean match of a first chain that further rounds would not save
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,9 @@ class Lock:
         scatter: Standard deviation of the cycle lengths as a ratio of the period.
         coverage: Share of the signal that lies in the chain.
         strength: Mean amplitude of the cycles relative to the signal's own, about 0..1.
+        weakest: The correlation that nine of ten cycles exceed, -1..1.
+        neighbours: Mean correlation of cycles 1, 2 and 3 places apart, -1..1; NaN for too few cycles.
+        contrast: How many standard deviations the matches of the chain lie above those of all positions.
     """
 
     period: float
@@ -48,6 +52,9 @@ class Lock:
     scatter: float
     coverage: float
     strength: float
+    weakest: float
+    neighbours: tuple[float, float, float]
+    contrast: float
 
     @property
     def cycles(self) -> int:
@@ -81,9 +88,10 @@ def lock(values: FloatArray, period: float, template: FloatArray | None = None) 
         if chain.size < 2:
             return None
         mean_cycle = unit[chain].mean(axis=0)
-        if np.array_equal(previous, chain):
+        if np.array_equal(previous, chain) or match[chain].mean() < _HOPELESS:
             break
-    return _describe(values, cycles, chain, window)
+    spread = float(match.std()) + 1e-9
+    return _describe(values, cycles, chain, window, float(match[chain].mean() - match.mean()) / spread)
 
 
 def best_chain(match: FloatArray, window: int) -> IntArray:
@@ -101,27 +109,34 @@ def best_chain(match: FloatArray, window: int) -> IntArray:
     penalty = _TEMPO_WEIGHT * (np.log(lags / window) / np.log(1 + TOLERANCE)) ** 2
     n = match.size
     gain = match - _BASELINE
-    # Padded by ``high`` on the left, so that every lag of every position exists.
+    # Padded by ``high`` on the left, so that every lag of every position exists; window i of the view then holds the
+    # totals from lag ``high`` down to lag ``low`` of position i, also while they are being filled in.
     total = np.full(n + high, -np.inf)
+    reachable = np.lib.stride_tricks.sliding_window_view(total, lags.size)
+    penalty = penalty[::-1]
     back = np.full(n, -1, dtype=np.int64)
     best_before, best_index = -np.inf, -1
     for begin in range(0, n, low):
-        here = np.arange(begin, min(begin + low, n))
-        options = total[here[:, None] + high - lags] - penalty
-        choice = np.argmax(options, axis=1)
-        value = options[np.arange(here.size), choice]
-        origin = here - lags[choice]
+        end = min(begin + low, n)
+        options = reachable[begin:end] - penalty
+        choice = options.argmax(axis=1)
+        value = options.max(axis=1)
+        origin = np.arange(begin, end) - high + choice
         # Positions that have just become too far back for a step are there for a jump.
         stop = begin - high
-        for_jump = total[max(0, stop - low) + high : stop + high] if stop > 0 else total[:0]
-        if for_jump.size and (peak := int(np.argmax(for_jump))) >= 0 and for_jump[peak] > best_before:
-            best_before, best_index = float(for_jump[peak]), max(0, stop - low) + peak
+        if stop > 0:
+            start = max(0, stop - low)
+            passed = total[start + high : stop + high]
+            peak = int(passed.argmax())
+            if passed[peak] > best_before:
+                best_before, best_index = float(passed[peak]), start + peak
         jump = best_before - _JUMP_COST
         better = jump > value
-        value, origin = np.where(better, jump, value), np.where(better, best_index, origin)
+        if better.any():
+            value, origin = np.where(better, jump, value), np.where(better, best_index, origin)
         extend = value > 0
-        total[here + high] = gain[here] + np.where(extend, value, 0.0)
-        back[here] = np.where(extend, origin, -1)
+        total[begin + high : end + high] = gain[begin:end] + np.where(extend, value, 0.0)
+        back[begin:end] = np.where(extend, origin, -1)
     chain = [int(np.argmax(total[high:]))]
     while back[chain[-1]] >= 0:
         chain.append(int(back[chain[-1]]))
@@ -158,7 +173,7 @@ def _seed(unit: FloatArray, window: int) -> FloatArray:
     return seed
 
 
-def _describe(values: FloatArray, cycles: FloatArray, chain: IntArray, window: int) -> Lock:
+def _describe(values: FloatArray, cycles: FloatArray, chain: IntArray, window: int, contrast: float) -> Lock:
     chosen = cycles[chain]
     others = (chosen.sum(axis=0) - chosen) / (chain.size - 1)
     norms = np.linalg.norm(chosen, axis=1)
@@ -179,4 +194,15 @@ def _describe(values: FloatArray, cycles: FloatArray, chain: IntArray, window: i
         scatter=float(np.std(regular) / period) if regular.size > 1 else 0.0,
         coverage=min(1.0, chain.size * window / values.shape[1]),
         strength=min(1.0, float(np.median(norms)) / overall),
+        weakest=float(np.percentile(correlation, 10)),
+        neighbours=_neighbour_correlations(chosen / (norms[:, None] + 1e-12)),
+        contrast=contrast,
     )
+
+
+def _neighbour_correlations(unit: FloatArray) -> tuple[float, float, float]:
+    one, two, three = (
+        float((unit[:-apart] * unit[apart:]).sum(axis=1).mean()) if unit.shape[0] > apart else float("nan")
+        for apart in (1, 2, 3)
+    )
+    return one, two, three

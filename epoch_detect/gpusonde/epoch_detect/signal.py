@@ -102,6 +102,20 @@ def without_trend(values: FloatArray, width: int) -> FloatArray:
     return values - uniform_filter1d(values, min(width, values.shape[-1]), axis=-1, mode="nearest")
 
 
+def changes(values: FloatArray, width: int) -> FloatArray:
+    """Difference of the means over the ``width`` cells after and before each cell's left edge, without outliers."""
+    sums = np.concatenate([np.zeros((values.shape[0], 1)), np.cumsum(values, axis=1)], axis=1)
+    n = values.shape[1]
+    here = np.arange(n)
+    left, right = np.maximum(here - width, 0), np.minimum(here + width, n)
+    before = (sums[:, here] - sums[:, left]) / np.maximum(here - left, 1)
+    difference = (sums[:, right] - sums[:, here]) / (right - here) - before
+    difference[:, 0] = 0.0
+    low, high = np.percentile(difference, [1, 99], axis=1, keepdims=True)
+    clipped: FloatArray = np.clip(difference, 1.2 * np.minimum(low, 0), 1.2 * np.maximum(high, 0))
+    return clipped
+
+
 def autocorrelation(values: FloatArray, lags: int) -> FloatArray:
     """Unbiased autocorrelation, averaged over the metrics.
 

@@ -7,14 +7,16 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.signal import find_peaks
 
-from gpusonde.epoch_detect.signal import Signal, autocorrelation, pyramid, smoothed, without_trend
+from gpusonde.epoch_detect.signal import Signal, autocorrelation, changes, pyramid, smoothed, without_trend
 from gpusonde.telemetry import FloatArray
 
 _SHORTEST = 16  # samples per period that a level is made for: 16 ... 40; the finest level takes shorter ones, too
 _LONGEST = 40
 _SHORTEST_OF_ALL = 5
 _TREND = 3  # times the longest period
-_SMOOTHINGS = (1, 3, 6)  # samples; against an iteration ripple that is faster than the cycle sought
+# (cells to average, whether to look at changes instead of levels). Averages stand against an iteration ripple that is
+# faster than the cycle sought, changes against plateaus that have nothing to do with it, such as another tenant's.
+_VIEWS = ((1, False), (3, False), (6, False), (2, True))
 _PEAKS = 4  # per level and smoothing
 _PROMINENCE = 0.03
 _SIEVE_RATIO = 1.17
@@ -28,12 +30,14 @@ class Candidate:
         period: In cells of ``level``.
         level: The signal to examine it in: about 16 to 40 cells per period, smoothed, without trend.
         smoothing: Cells that were averaged.
+        changes: Whether the signal was replaced by its changes.
         correlation: Autocorrelation at the period.
     """
 
     period: float
     level: Signal
     smoothing: int
+    changes: bool
     correlation: float
 
     @property
@@ -50,16 +54,19 @@ def candidates(signal: Signal) -> list[Candidate]:
         longest = min(_LONGEST, int(len(level) / 2.5))
         if longest < shortest + 2:
             continue
-        for width in _SMOOTHINGS:
-            values = without_trend(smoothed(level.values, width), _TREND * longest)
+        for width, of_changes in _VIEWS:
+            if of_changes:
+                values = changes(level.values, width)
+            else:
+                values = without_trend(smoothed(level.values, width), _TREND * longest)
             if float(np.abs(values).max()) < 1e-6:
                 continue
             view = Signal(level.start_s, level.step_s, values, level.rows)
             correlation = autocorrelation(values, longest + 2)
-            least = max(shortest, 2 * width)
+            least = shortest if of_changes else max(shortest, 2 * width)
             peaks = _peaks(correlation, least)
             peaks += [(p, float(correlation[round(p)])) for p in _sieve(least, longest) if not _near(p, peaks)]
-            found += [Candidate(p, view, width, r) for p, r in peaks]
+            found += [Candidate(p, view, width, of_changes, r) for p, r in peaks]
     return _distinct(found)
 
 
@@ -94,7 +101,7 @@ def _vertex(correlation: FloatArray, peak: int) -> tuple[float, float]:
 
 
 def _distinct(found: list[Candidate]) -> list[Candidate]:
-    """Of candidates within 4 % of one another, keep the best correlated of each smoothing."""
+    """Of candidates within 4 % of one another, keep the best correlated of each view."""
     kept: list[Candidate] = []
     for candidate in sorted(found, key=lambda c: -c.correlation):
         if all(k.smoothing != candidate.smoothing or abs(candidate.period_s / k.period_s - 1) > 0.04 for k in kept):

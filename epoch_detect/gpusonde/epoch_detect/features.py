@@ -1,0 +1,167 @@
+"""What speaks for and against each reading of a trace, as numbers for the scorer."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gpusonde.epoch_detect.hypotheses import Reading
+from gpusonde.epoch_detect.phase import Lock
+from gpusonde.telemetry import FloatArray
+
+FEATURES = (
+    "log_ticks",  # of the period
+    "log_possible_cycles",  # in the whole activity
+    "log_cycles",
+    "smoothing",
+    "autocorrelation",
+    "agreement",
+    "weakest",
+    "explained",
+    "scatter",
+    "coverage",
+    "strength",
+    "contrast",
+    "jumps",
+    "neighbours",
+    "next_but_one_gain",  # cycles two apart agree better than neighbours: the period is a half
+    "next_but_two_gain",
+    "within_template",  # the template repeats in itself: the period is a multiple
+    "edge",
+    "plateau",
+    "swing",
+    "metrics",
+    "of_changes",
+    "agreement_of_levels",
+    "explained_of_levels",
+    "weakest_of_levels",
+    "agreement_of_changes",
+    "explained_of_changes",
+    "weakest_of_changes",
+    "contrast_of_changes",
+    "support",
+    "score",
+    "below_best",
+    "best_longer",
+    "best_longer_agreement",
+    "best_shorter",
+    "best_multiple",
+    "best_multiple_agreement",
+    "best_part",
+    "best_part_agreement",
+    "best_unrelated",
+    "median_unrelated",
+    "log_ratio_to_best",
+)
+_HARMONICS = tuple(range(2, 9))
+_SAME = 0.06
+
+
+def feature_table(kept: list[Reading], all_readings: list[Reading], ticks: int, step_s: float) -> FloatArray:
+    """Features of each reading.
+
+    Args:
+        kept: Readings of distinct periods.
+        all_readings: All of them, near duplicates of other smoothings and resolutions included.
+        ticks: Number of ticks while the GPU worked.
+        step_s: Seconds between ticks.
+
+    Returns:
+        Shape (kept, features), NaN where a feature does not apply.
+    """
+    periods = np.array([r.period_s for r in kept])
+    scores = np.array([r.score for r in kept])
+    agreements = np.array([r.chain.agreement for r in kept])
+    every = np.array([r.period_s for r in all_readings])
+    every_score = np.array([r.score for r in all_readings])
+    of_changes = np.array([r.candidate.changes for r in all_readings])
+    best = int(np.argmax(scores))
+    rows = []
+    for i, reading in enumerate(kept):
+        ratio = periods / periods[i]
+        multiple = _harmonic(ratio)
+        part = _harmonic(1 / ratio)
+        unrelated = ~(multiple | part | (np.abs(ratio - 1) < _SAME))
+        twins = np.abs(every / periods[i] - 1) < 0.04
+        rows.append(
+            [
+                np.log(periods[i] / step_s),
+                np.log(ticks * step_s / periods[i]),
+                np.log(reading.chain.cycles),
+                reading.candidate.smoothing,
+                reading.candidate.correlation,
+                *_of_chain(reading.chain),
+                reading.candidate.changes,
+                *_of_view(twins & ~of_changes, all_readings)[:3],
+                *_of_view(twins & of_changes, all_readings),
+                int((every_score[twins] > 0.8 * scores[i]).sum()),
+                scores[i],
+                scores[best] - scores[i],
+                _largest(scores, ratio > 1.5),
+                _largest(agreements, ratio > 1.5),
+                _largest(scores, ratio < 0.67),
+                _largest(scores, multiple),
+                _largest(agreements, multiple),
+                _largest(scores, part),
+                _largest(agreements, part),
+                _largest(scores, unrelated),
+                float(np.median(scores[unrelated])) if unrelated.any() else np.nan,
+                np.log(periods[i] / periods[best]),
+            ]
+        )
+    return np.array(rows, dtype=np.float64)
+
+
+def _of_chain(chain: Lock) -> list[float]:
+    one, two, three = chain.neighbours
+    template = chain.template
+    spans = np.ptp(template, axis=1)
+    row = template[int(np.argmax(spans))]
+    swing = float(spans.max())
+    level = np.median(row)
+    return [
+        chain.agreement,
+        chain.weakest,
+        chain.explained,
+        chain.scatter,
+        chain.coverage,
+        chain.strength,
+        chain.contrast,
+        1.0 - float(chain.joined.mean()),
+        one,
+        two - one,
+        three - one,
+        _self_similarity(template),
+        float(np.abs(np.diff(row)).max()) / (swing + 1e-12),
+        float((np.abs(row - level) < 0.15 * swing).mean()),
+        swing,
+        template.shape[0],
+    ]
+
+
+def _of_view(where: np.ndarray[tuple[int], np.dtype[np.bool_]], readings: list[Reading]) -> list[float]:
+    """Agreement, explained variance, weakest agreement and contrast of the best of some readings."""
+    if not where.any():
+        return [np.nan] * 4
+    best = max((readings[i] for i in np.flatnonzero(where)), key=lambda r: r.score).chain
+    return [best.agreement, best.explained, best.weakest, best.contrast]
+
+
+def _self_similarity(template: FloatArray) -> float:
+    """Largest circular correlation of the template with itself at a half, a third ... a sixth of its length."""
+    flat = template - template.mean(axis=1, keepdims=True)
+    power = float((flat**2).sum()) + 1e-12
+    window = template.shape[1]
+    shifts = {round(window * j / k) for k in range(2, 7) for j in range(1, k)} - {0, window}
+    return max(float((flat * np.roll(flat, shift, axis=1)).sum()) / power for shift in shifts)
+
+
+def _harmonic(ratio: FloatArray) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    nearest = np.round(ratio)
+    hit: np.ndarray[tuple[int], np.dtype[np.bool_]] = (
+        (nearest >= _HARMONICS[0]) & (nearest <= _HARMONICS[-1]) & (np.abs(ratio / np.maximum(nearest, 1) - 1) < _SAME)
+    )
+    return hit
+
+
+def _largest(values: FloatArray, where: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> float:
+    return float(values[where].max()) if where.any() else float("nan")
