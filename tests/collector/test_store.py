@@ -132,8 +132,21 @@ def test_reading_takes_a_range_of_time_and_columns(open_store):
     assert ((samples.time_unix_nano - START_NS) // TICK_NS).tolist() == list(range(15, 25))
     assert list(samples.columns) == ["power_watts"]
     assert len(store.read("GPU-nobody", *EVER)) == 0
-    assert store.extent("GPU-a") == (START_NS, START_NS + 49 * TICK_NS)
-    assert store.extent("GPU-nobody") is None
+
+
+def test_the_next_tick_is_found_over_any_distance(open_store):
+    store = open_store()
+    feed = Feed()
+    nineteen_seventy = batch(2, block(start_ns=TICK_NS))
+    store.append([feed.incoming(feed.first), feed.incoming(nineteen_seventy), feed.incoming(batch(3))])
+    for _ in range(2):
+        assert store.next_tick("GPU-a", 0) == TICK_NS
+        assert store.next_tick("GPU-a", TICK_NS + 1) == 2 * TICK_NS
+        assert store.next_tick("GPU-a", 11 * TICK_NS) == START_NS + 10 * TICK_NS
+        assert store.next_tick("GPU-a", START_NS + 19 * TICK_NS) == START_NS + 19 * TICK_NS
+        assert store.next_tick("GPU-a", START_NS + 20 * TICK_NS) is None
+        assert store.next_tick("GPU-nobody", 0) is None
+        store.seal()
 
 
 def test_a_gpu_without_a_metric_reads_nan_beside_one_with_it(open_store):

@@ -18,7 +18,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from support.faulty_store_files import FaultyStoreFiles, flip_byte
 from support.running_collector import ProcessCollector, ThreadCollector
-from support.spooling_agent import ResumingAgent
+from support.spooling_agent import ResumingAgent, Spool
 from support.store_records import EVER
 from support.trace_records import trace_records
 from support.wire_agent import START_NS, TICK_NS, WireStream, batch, hello, inventory, wait_until
@@ -96,35 +96,31 @@ def test_a_collector_killed_in_the_middle_of_a_demo_sized_stream_has_every_sampl
 
 def test_collector_and_agent_killed_at_random_moments_lose_and_repeat_nothing(tmp_path):
     chance = random.Random(7)
+    spool = tmp_path / "spool"
     with ProcessCollector(tmp_path / "data", store__segment_interval="700ms") as collector:
-        command = [sys.executable, str(SUPPORT / "spooling_agent.py"), collector.target, str(tmp_path / "spool")]
+        command = [sys.executable, str(SUPPORT / "spooling_agent.py"), collector.target, str(spool)]
         command += [str(CHAOS_RECORDS), "0.002"]
-        kills = {"agent": 0, "collector": 0}
         agent = subprocess.Popen(command)
         try:
-            while agent.poll() is None:
-                both_done = min(kills.values()) >= CHAOS_KILLS
-                try:
-                    agent.wait(60 if both_done else chance.uniform(0.5, 1.5))
-                    break
-                except subprocess.TimeoutExpired:
-                    assert not both_done
-                if kills["agent"] < kills["collector"]:
-                    agent.send_signal(signal.SIGKILL)
-                    agent.wait()
-                    agent = subprocess.Popen(command)
-                    kills["agent"] += 1
-                else:
-                    collector.kill()
-                    collector.start()
-                    kills["collector"] += 1
-            assert agent.returncode == 0
+            for _ in range(CHAOS_KILLS):
+                with pytest.raises(subprocess.TimeoutExpired):
+                    agent.wait(chance.uniform(0.3, 1.2))
+                collector.kill()
+                collector.start()
+                with pytest.raises(subprocess.TimeoutExpired):
+                    agent.wait(chance.uniform(0.3, 1.2))
+                agent.send_signal(signal.SIGKILL)
+                agent.wait()
+                agent = subprocess.Popen(command)
+            Path(f"{spool}.enough").touch()
+            assert agent.wait(120) == 0
         finally:
             agent.kill()
             agent.wait()
-        assert kills["collector"] >= 1
         assert collector.terminate() == 0
-    assert_every_record_once_and_in_order(tmp_path / "data", CHAOS_RECORDS)
+    taken = len(Spool(spool).records)
+    assert taken >= CHAOS_RECORDS
+    assert_every_record_once_and_in_order(tmp_path / "data", taken)
 
 
 def real_agent(collector, directory, trace_path, speed):

@@ -1,10 +1,11 @@
 """A small agent with a spool on disk: as a class, and as a process that can be killed at any moment.
 
 It keeps the protocol's promises and nothing else: a record is in the spool file before it is sent, records are sent
-from the collector's durable sequence on, and those of a spool are the same after every start. Record 1 is the inventory,
-record k holds ticks 10 (k - 2) and following (see ``wire_agent``).
+from the collector's durable sequence on, and those of a spool are the same after every start. Record 1 is the
+inventory, record k holds ticks 10 (k - 2) and following (see ``wire_agent``).
 
-Process: ``python spooling_agent.py TARGET SPOOL_FILE RECORDS PAUSE_S``.
+Process: ``python spooling_agent.py TARGET SPOOL_FILE RECORDS PAUSE_S``. It samples at least so many records, and goes
+on until the file ``SPOOL_FILE.enough`` exists; then it sends the rest and exits with 0.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class Spool:
 class ResumingAgent:
     """Streams the records of a list, which may grow meanwhile, until all ``total`` of them are acknowledged.
 
-    ``hello`` makes a greeting. Every end of a stream but ``refused`` statuses is followed by the next stream.
+    ``total`` may be set later; until then it is infinite. ``hello`` makes a greeting. Every end of a stream but
+    ``refused`` statuses is followed by the next stream.
     """
 
     refused = ("ALREADY_EXISTS", "FAILED_PRECONDITION")
@@ -115,16 +117,19 @@ def main():
     spool = Spool(path)
     started = time.time_ns()
 
+    greeting = lambda: hello(start=started, instance=f"i{started}")  # noqa: E731
+    agent = ResumingAgent(target, greeting, spool.records, float("inf"))
+
     def sample():
-        while len(spool.records) < total:
+        enough = Path(f"{path}.enough")
+        while len(spool.records) < total or not enough.exists():
             sequence = len(spool.records) + 1
             record = inventory() if sequence == 1 else batch(sequence)
             spool.append(record.SerializeToString())
             time.sleep(pause_s)
+        agent.total = len(spool.records)
 
     threading.Thread(target=sample, daemon=True).start()
-    greeting = lambda: hello(start=started, instance=f"i{started}")  # noqa: E731
-    agent = ResumingAgent(target, greeting, spool.records, total)
     sys.exit(0 if agent.run(600.0) else 1)
 
 

@@ -110,6 +110,7 @@ class _Collector:
         ingest = config.ingest
         control = executors["control"]
         self._health = Health()
+        self._health_changes: set[asyncio.Future[None]] = set()
         self._gate = Gate(store, control, ingest.probe_interval_s, self._gate_changed)
         self._agents = Agents(store, control, ingest.max_agents, ingest.identity_hold_s, time.monotonic)
         self._committer = Committer(store, executors["commit"], ingest.commit_interval_s, self._gate.store_failed)
@@ -228,7 +229,9 @@ class _Collector:
 
     def _gate_changed(self, serving: bool) -> None:
         task = asyncio.ensure_future(self._health.set_ingest(serving))
-        task.add_done_callback(lambda done: done.exception())
+        # The loop alone would not keep the task alive.
+        self._health_changes.add(task)
+        task.add_done_callback(self._health_changes.discard)
 
     @contextlib.contextmanager
     def _address_file(self) -> Iterator[Path]:

@@ -115,6 +115,11 @@ class IngestService(ingest_pb2_grpc.IngestServiceServicer):
             "agent %s (%s) streams from spool %s after record %d",
             hello.agent_id, context.peer(), hello.spool_id, session.durable_sequence,
         )  # fmt: skip
+        if hello.first_available_sequence > session.durable_sequence + 1:
+            _LOG.warning(
+                "agent %s has lost records %d to %d of spool %s",
+                hello.agent_id, session.durable_sequence + 1, hello.first_available_sequence - 1, hello.spool_id,
+            )  # fmt: skip
         try:
             stop = await self._exchange(hello, session, request_iterator, context)
         finally:

@@ -54,16 +54,10 @@ class SampleStream:
         yield from sink.take()
 
     def _windows(self, start: int, end: int, metrics: Sequence[str]) -> Iterator[Samples]:
-        extent = self._store.extent(self._request.gpu_uuid)
-        if extent is None:
-            return
-        start, end = max(start, extent[0]), min(end, extent[1] + 1)
-        while start < end:
-            stop = min(start + _WINDOW_NS, end)
-            samples = self._store.read(self._request.gpu_uuid, start, stop, metrics)
-            if len(samples):
-                yield samples
-            start = stop
+        # From tick to tick: a host that once woke up in 1970 leaves decades without any between.
+        while (tick := self._store.next_tick(self._request.gpu_uuid, start)) is not None and tick < end:
+            start = min(tick + _WINDOW_NS, end)
+            yield self._store.read(self._request.gpu_uuid, tick, start, metrics)
 
     def _metrics(self) -> list[str]:
         gpu_uuid = self._request.gpu_uuid

@@ -109,13 +109,6 @@ class SegmentCatalog:
             f"gpu_uuid = ? AND spool IN ({marks}) AND (spool, last_sequence) > (?, ?)", (gpu_uuid, *spools, *after)
         )
 
-    def extent(self, gpu_uuid: str) -> tuple[int, int] | None:
-        """Return the earliest and latest tick of a GPU, or None."""
-        ((first, last),) = self._database.rows(
-            "SELECT MIN(start_unix_nano), MAX(end_unix_nano) FROM segment_parts WHERE gpu_uuid = ?", (gpu_uuid,)
-        )
-        return None if first is None else (first, last)
-
     def _parts(self, condition: str, parameters: Sequence[object]) -> list[PartRow]:
         rows = self._database.rows(
             f"SELECT {_PART} FROM segment_parts JOIN segments USING (segment) WHERE {condition}"  # noqa: S608 - own text

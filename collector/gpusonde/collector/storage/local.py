@@ -233,6 +233,7 @@ class LocalStore:
         Raises:
             StoreFullError: There is no room.
         """
+        self.check_space()
         with naming_full_disks(self.quarantine_directory):
             write_durably(self._files, self.quarantine_directory / name, data)
 
@@ -283,8 +284,7 @@ class LocalStore:
         stored = [Position(spool, sequence) for spool, sequence in generation.reached.items()]
         with self._memory.lock:
             self._segments.register(segment, stored, generation.blanks)
-            self._memory.frozen.remove(frozen)
-            self._memory.stored.update(generation.reached)
+            self._memory.seal_done(frozen)
         with naming_full_disks(self._log_directory):
             self._log.remove_through(frozen.last_part)
 
@@ -317,9 +317,9 @@ class LocalStore:
         """See ``Store.read``."""
         return self._reader().read(gpu_uuid, start_unix_nano, end_unix_nano, metrics, first=first, last=last)
 
-    def extent(self, gpu_uuid: str) -> tuple[int, int] | None:
-        """See ``Store.extent``."""
-        return self._reader().extent(gpu_uuid)
+    def next_tick(self, gpu_uuid: str, start_unix_nano: int) -> int | None:
+        """See ``Store.next_tick``."""
+        return self._reader().next_tick(gpu_uuid, start_unix_nano)
 
     def arrivals(self, agent_id: str, gpu_uuid: str, after: Position) -> Iterator[Arrival]:
         """See ``Store.arrivals``."""

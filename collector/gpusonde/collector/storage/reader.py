@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, groupby
 from pathlib import Path
 
-from gpusonde.collector.records.model import Position
+from gpusonde.collector.records.model import Int64Array, Position
 from gpusonde.collector.storage.arrivals import Arrival, BindingArrived, Mark, SourceEndArrived, in_order_of_arrival
 from gpusonde.collector.storage.catalog import PartRow, SegmentCatalog
 from gpusonde.collector.storage.errors import StoreCorruptError
@@ -24,6 +24,7 @@ from gpusonde.collector.storage.samples import (
 from gpusonde.collector.storage.segments import read_segment_part
 
 _LOG = logging.getLogger(__name__)
+_END_OF_TIME = 1 << 62
 
 
 class Reader:
@@ -86,14 +87,26 @@ class Reader:
     def _read_part(self, row: PartRow, metrics: Sequence[str]) -> Samples:
         return read_segment_part(self._directory / row.file_name, row.part, metrics)
 
-    def extent(self, gpu_uuid: str) -> tuple[int, int] | None:
-        """See ``Store.extent``."""
+    def next_tick(self, gpu_uuid: str, start_unix_nano: int) -> int | None:
+        """See ``Store.next_tick``."""
         with self._memory.lock:
-            sealed = self._segments.extent(gpu_uuid)
-            blocks = [s.block for generation in self._memory.generations() for s in generation.blocks.get(gpu_uuid, ())]
-        firsts = [int(block.time_unix_nano[0]) for block in blocks] + ([sealed[0]] if sealed else [])
-        lasts = [int(block.time_unix_nano[-1]) for block in blocks] + ([sealed[1]] if sealed else [])
-        return (min(firsts), max(lasts)) if firsts else None
+            parts = self._segments.parts_between(gpu_uuid, start_unix_nano, _END_OF_TIME)
+            blocks = [
+                stored.block
+                for generation in self._memory.generations()
+                for stored in generation.blocks_between(gpu_uuid, start_unix_nano, _END_OF_TIME)
+            ]
+        ticks = [_first_from(block.time_unix_nano, start_unix_nano) for block in blocks]
+        best = min((tick for tick in ticks if tick is not None), default=None)
+        for row in sorted(parts, key=lambda row: row.part.start_unix_nano):
+            if best is not None and row.part.start_unix_nano >= best:
+                break
+            tick = row.part.start_unix_nano
+            if tick < start_unix_nano:
+                found = _first_from(self._read_part(row, ()).time_unix_nano, start_unix_nano)
+                tick = _END_OF_TIME if found is None else found
+            best = tick if best is None else min(best, tick)
+        return best
 
     def arrivals(self, agent_id: str, gpu_uuid: str, after: Position) -> Iterator[Arrival]:
         """See ``Store.arrivals``."""
@@ -101,13 +114,18 @@ class Reader:
             spools = [number for (agent, _), number in self._memory.spools.items() if agent == agent_id]
             blocks: list[StoredBlock] = []
             marks: list[Mark] = []
-            for generation in self._memory.generations():
+            for generation in self._memory.latest_generations():
                 blocks += generation.blocks_after(gpu_uuid, spools, after)
                 marks += generation.marks_after(gpu_uuid, spools, after)
             parts: list[PartRow] = []
             # Whoever keeps up never needs the disk.
-            if any((spool, self._memory.stored.get(spool, 0)) > after for spool in spools):
+            if any((spool, self._memory.only_stored(spool)) > after for spool in spools):
                 parts = self._segments.parts_after(gpu_uuid, spools, after)
+                blocks = [
+                    block
+                    for block in blocks
+                    if block.position.sequence > self._memory.stored.get(block.position.spool, 0)
+                ]
                 marks = self._stored_marks(agent_id, gpu_uuid, after)
         metrics = self._facts.metrics_of(gpu_uuid) if parts else []
         sealed = (piece for row in parts for piece in self._readable_part(row, metrics, after))
@@ -137,3 +155,9 @@ def _by_spool(blocks: Sequence[StoredBlock]) -> Iterator[Samples]:
     """Join blocks in order of arrival, one piece per spool."""
     for _, same in groupby(blocks, key=lambda stored: stored.position.spool):
         yield samples_of(list(same))
+
+
+def _first_from(time_unix_nano: Int64Array, start_unix_nano: int) -> int | None:
+    """Return the earliest of the times that is not before a time."""
+    after = time_unix_nano[time_unix_nano >= start_unix_nano]
+    return int(after.min()) if after.size else None

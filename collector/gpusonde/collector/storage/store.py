@@ -95,8 +95,8 @@ class Store(Protocol):
             StoreCorruptError: A segment that is needed cannot be read.
         """
 
-    def extent(self, gpu_uuid: str) -> tuple[int, int] | None:
-        """Return the earliest and latest tick of a GPU, or None if it has none."""
+    def next_tick(self, gpu_uuid: str, start_unix_nano: int) -> int | None:
+        """Return the time of a GPU's first tick that is not before a time, or None if there is no such tick."""
 
     def arrivals(self, agent_id: str, gpu_uuid: str, after: Position) -> Iterator[Arrival]:
         """Yield what an agent said about a GPU behind a position, in order of arrival, ticks with all columns.
@@ -123,4 +123,4 @@ class Store(Protocol):
         """Return the records refused for good."""
 
     def blank_counts(self, gpu_uuid: str) -> dict[tuple[str, int], int]:
-        """Return (metric, ``gpusonde.common.v1.BlankReason``) -> NaNs of a GPU; those of the last minute may be missing."""
+        """Return (metric, ``gpusonde.common.v1.BlankReason``) -> NaNs of a GPU, as far as they are in segments."""
