@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import io
 import json
+import re
 import subprocess
 import sys
 
@@ -70,6 +71,26 @@ def test_a_rich_table_in_a_pipe_keeps_every_cell_on_one_line() -> None:
     cells = [f"column {i} with a rather long text" for i in range(5)]
     RichScreen(stream).table([str(i) for i in range(5)], [cells])
     assert any(all(cell in line for cell in cells) for line in stream.getvalue().splitlines())
+
+
+class Terminal(io.StringIO):
+    """A terminal for Rich, as wide as the environment says."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("width", "shown"), [(60, ["name", "watts", "remark", "note"]), (38, ["name", "watts", "note"])]
+)
+def test_a_narrow_terminal_gets_fewer_columns(width: int, shown: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("NO_COLOR", "1")
+    stream = Terminal()
+    columns = ("name", "watts", "remark", "note")
+    RichScreen(stream).table(columns, [("T4", "70", "a rather long text", "short")], optional=("remark", "name"))
+    heading = re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue()).splitlines()[0]
+    assert heading.split() == shown
 
 
 def test_brackets_in_a_users_text_are_not_taken_for_markup() -> None:

@@ -128,7 +128,7 @@ def test_a_second_demo_works_and_its_screen_says_what_matters(demo_report: dict[
         "$ per epoch",
         "price of",
         "extrapolated",
-        "measured here",
+        "measured",
         "cheapest: ",
         "fastest:  ",
         f"picture:  {demo_folder / 'out' / 'epochs.png'}",

@@ -16,6 +16,8 @@ from typing import Any, TextIO
 
 # Tables that go to a file or pipe are not squeezed into 80 columns.
 PIPE_WIDTH = 180
+# Between two columns of a Rich table.
+_GAP = 3
 
 
 class Output:
@@ -75,9 +77,23 @@ class Screen:
         """Print a remark that matters: what was assumed, left out or generated."""
         self.line(text)
 
-    def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]], *, numeric: Sequence[str] = ()) -> None:
-        """Print a table; the columns named in ``numeric`` are aligned to the right."""
-        widths = [max(len(column), *(len(row[i]) for row in rows), 0) for i, column in enumerate(columns)]
+    def table(
+        self,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[str]],
+        *,
+        numeric: Sequence[str] = (),
+        optional: Sequence[str] = (),
+    ) -> None:
+        """Print a table.
+
+        Args:
+            columns: Headings.
+            rows: Cells, one per column.
+            numeric: Columns to align to the right.
+            optional: Columns to leave out, the first one first, while a terminal is too narrow for the table.
+        """
+        widths = _widths(columns, rows)
 
         def joined(cells: Sequence[str]) -> str:
             aligned = [
@@ -123,11 +139,23 @@ class RichScreen(Screen):
         """Print a remark that matters."""
         self._console.print(text, style="yellow", soft_wrap=True)
 
-    def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]], *, numeric: Sequence[str] = ()) -> None:
-        """Print a table; the columns named in ``numeric`` are aligned to the right."""
+    def table(
+        self,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[str]],
+        *,
+        numeric: Sequence[str] = (),
+        optional: Sequence[str] = (),
+    ) -> None:
+        """Print a table."""
         from rich import box
         from rich.table import Table
 
+        for name in optional:
+            if sum(_widths(columns, rows)) + _GAP * (len(columns) - 1) <= self._console.width:
+                break
+            kept = [i for i, column in enumerate(columns) if column != name]
+            columns, rows = [columns[i] for i in kept], [[row[i] for i in kept] for row in rows]
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
         for column in columns:
             is_number = column in numeric
@@ -161,6 +189,10 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     raise TypeError(f"a {type(value).__name__} has no place in a JSON result")
+
+
+def _widths(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
+    return [max(len(column), *(len(row[i]) for row in rows), 0) for i, column in enumerate(columns)]
 
 
 def _rich_is_installed() -> bool:

@@ -85,6 +85,7 @@ class Predictions:
                 for row in fastest_first(self.rows)
             ],
             numeric=(*latency, *measured),
+            optional=("remark", "method"),
         )
         screen.line(f"model {self.model_version}")
 

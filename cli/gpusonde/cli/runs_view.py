@@ -78,6 +78,7 @@ def render_runs(screen: Screen, runs: Sequence[RunInfo]) -> None:
             for run in runs
         ],
         numeric=("duration (s)", "epochs", "epoch (s)", "95 % interval (s)"),
+        optional=("job", "host", "duration (s)", "95 % interval (s)", "started"),
     )
 
 

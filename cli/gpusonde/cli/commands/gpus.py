@@ -86,6 +86,7 @@ def _render_all(screen: Screen, specs: list[GpuSpec]) -> None:
             for spec in specs
         ],
         numeric=columns[2:],
+        optional=("boost (MHz)", "power (W)", "architecture", "SMs"),
     )
     screen.line()
     screen.line("'gpusonde gpus NAME' shows every figure of one with its source.")
@@ -112,4 +113,5 @@ def _render_one(screen: Screen, spec: GpuSpec, note: str) -> None:
             for source in (spec.source_of(name),)
         ],
         numeric=("value",),
+        optional=("retrieved",),
     )

@@ -49,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
                 for m in METRICS
             ],
             numeric=("DCGM",),
+            optional=("codes", "DCGM", "kind", "sampled"),
         )
 
     Output(as_json=args.json).result(payload, render)

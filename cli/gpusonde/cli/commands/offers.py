@@ -107,4 +107,5 @@ def _render(screen: Screen, offers: list[Offer], notes: list[str], billing: str)
             for offer in offers
         ],
         numeric=("GPUs", "vCPUs", "memory", "network (Gbit/s)", "$ per hour"),
+        optional=("vCPUs", "memory", "network (Gbit/s)", "price of", "region"),
     )

@@ -115,6 +115,7 @@ class DemoReport:
             ("GPU", *columns, "machine", "price of", "extrapolated"),
             [self._table_row(costed) for costed in best_of.values()],
             numeric=columns,
+            optional=(columns[3], "machine", "price of"),
         )
         others = len(self.predictions.rows) - len(best_of)
         screen.line(
@@ -138,7 +139,7 @@ class DemoReport:
             wording.interval(*_cost_interval(costed, row)),
             f"{costed.offer.provider} {costed.offer.instance_type}",
             costed.offer.price_date or "undated",
-            "measured here" if row.method == "measured" else wording.yes_no(row.extrapolated),
+            "measured" if row.method == "measured" else wording.yes_no(row.extrapolated),
         )
 
     def _sentence(self, costed: CostedOffer) -> str:
@@ -148,7 +149,7 @@ class DemoReport:
             f"{offer.provider} {offer.instance_type} ({offer.gpu_model}, {offer.region}): "
             f"{wording.seconds(costed.epoch_latency_s)} "
             f"({wording.interval(row.epoch_latency_low_s, row.epoch_latency_high_s)} s) and "
-            f"{wording.dollars(costed.usd_per_epoch)} per epoch{note}"
+            f"{wording.dollars(costed.usd_per_epoch)} per epoch at its price of {offer.price_date or 'no date'}{note}"
         )
 
 
