@@ -256,7 +256,7 @@ def section_prior(runs: RunsTable) -> str:
 
 
 def section_combined(runs: RunsTable) -> str:
-    """Every CNN left out in turn; its runs predicted from each other run of the configuration, and from all together."""
+    """Every CNN left out in turn; its runs predicted from each other run of the configuration and from all together."""
     source, target = runs.pairs()
     workload = np.array([run.configuration.model for run in runs.runs])
     settings = ModelSettings(situations=(Situation.SEEN_GPUS, Situation.PRIOR_ONLY))
@@ -284,8 +284,8 @@ def section_combined(runs: RunsTable) -> str:
         ),
     ]
     return (
-        "## Several sources, CNN held out\n\nThe same target runs, predicted from every other run of their configuration "
-        "and from all of those together.\n\n"
+        "## Several sources, CNN held out\n\nThe same target runs, predicted from every other run of their "
+        "configuration and from all of those together.\n\n"
         + table(("sources", "predictions", "mean error", "median", "coverage of 90 %"), rows)
     )
 

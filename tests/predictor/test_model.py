@@ -56,6 +56,21 @@ def test_the_same_chip_with_more_memory_counts_as_seen(model, runs, gpus):
     assert prediction.status == "ok"
 
 
+@pytest.mark.parametrize(("own", "other"), [("V100-SXM2-16GB", "V100-SXM2-32GB"), ("V100-PCIe-16GB", "V100-PCIe-32GB")])
+def test_a_variant_of_the_source_itself_takes_as_long_as_the_source(model, runs, gpus, own, other):
+    source = dataclasses.replace(runs.run(1).measurement(), gpu=gpus.get(own), static_attributes={})
+    (prediction,) = model.predict(source, [gpus.get(other)])
+    assert prediction.epoch_latency_s == source.epoch_latency_s
+    assert (prediction.status, prediction.method) == ("ok", "same chip")
+    assert prediction.epoch_latency_low_s < source.epoch_latency_s < prediction.epoch_latency_high_s
+
+
+def test_a_card_of_the_same_chip_for_less_power_is_another_gpu(model, runs, gpus):
+    source = dataclasses.replace(runs.run(1).measurement(), gpu=gpus.get("A100-SXM4-40GB"), static_attributes={})
+    (prediction,) = model.predict(source, [gpus.get("A100-PCIe-40GB")])
+    assert prediction.status == "extrapolated"
+
+
 def test_with_both_gpus_unseen_the_prior_alone_answers(model, runs, gpus):
     source = dataclasses.replace(runs.run(0).measurement(), gpu=gpus.get("A100-SXM4-40GB"), static_attributes={})
     (prediction,) = model.predict(source, [gpus.get("H100-SXM5-80GB")])

@@ -76,6 +76,7 @@ class KnownGpu:
         sm_count: Streaming multiprocessors.
         fp32_tflops: Peak FP32.
         memory_bandwidth_bytes_per_second: Peak of the memory bus.
+        power_limit_watts: Board power limit, 0 where it is not known. The same chip on a card for less power is slower.
     """
 
     name: str
@@ -83,6 +84,7 @@ class KnownGpu:
     sm_count: int
     fp32_tflops: float
     memory_bandwidth_bytes_per_second: float
+    power_limit_watts: float
 
     @classmethod
     def of(cls, gpu: GpuSpec) -> KnownGpu:
@@ -93,6 +95,7 @@ class KnownGpu:
             sm_count=gpu.sm_count,
             fp32_tflops=gpu.fp32_tflops,
             memory_bandwidth_bytes_per_second=gpu.memory_bandwidth_bytes_per_second,
+            power_limit_watts=gpu.power_limit_watts or 0.0,
         )
 
     def distance(self, gpu: GpuSpec | KnownGpu) -> float:
@@ -104,7 +107,12 @@ class KnownGpu:
 
     def is_chip_of(self, gpu: GpuSpec) -> bool:
         """Whether ``gpu`` is the same chip at practically the same rates."""
-        return gpu.sm_count == self.sm_count and self.distance(gpu) < _SAME_CHIP
+        rates = (
+            (self.fp32_tflops, gpu.fp32_tflops),
+            (self.memory_bandwidth_bytes_per_second, gpu.memory_bandwidth_bytes_per_second),
+            (self.power_limit_watts, gpu.power_limit_watts or 0.0),
+        )
+        return gpu.sm_count == self.sm_count and all(abs(own - other) <= _SAME_CHIP * own for own, other in rates)
 
 
 @dataclass(frozen=True)

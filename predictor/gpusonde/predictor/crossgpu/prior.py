@@ -58,11 +58,17 @@ def metric_level(source: SourceMeasurement, required: tuple[str, ...]) -> Metric
     """
     if all(name in source.metrics for name in required):
         return MetricLevel.NVIDIA_SMI
-    if "dram_active" in source.metrics and ("sm_active" in source.metrics or "graphics_active" in source.metrics):
+    if has_activity(source):
         return MetricLevel.DCGM
     if "gpu_utilization" in source.metrics:
         return MetricLevel.UTILIZATION
     return MetricLevel.STATIC
+
+
+def has_activity(source: SourceMeasurement) -> bool:
+    """Whether the source has the DCGM activity metrics that split its time between memory and compute."""
+    metrics = source.metrics
+    return "dram_active" in metrics and ("sm_active" in metrics or "graphics_active" in metrics)
 
 
 def roofline(source: SourceMeasurement, level: MetricLevel) -> Roofline:

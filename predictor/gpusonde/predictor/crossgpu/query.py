@@ -14,7 +14,15 @@ from gpusonde.catalog import GpuSpec
 from gpusonde.predictor.crossgpu.conformal import Situation
 from gpusonde.predictor.crossgpu.features import REQUIRED_METRICS, SOURCE_FEATURE_COUNT, feature_matrix
 from gpusonde.predictor.crossgpu.measurement import LatencyPrediction, MeasurementError, SourceMeasurement
-from gpusonde.predictor.crossgpu.prior import MetricLevel, Roofline, log_latency_ratio, metric_level, roofline
+from gpusonde.predictor.crossgpu.novelty import KnownGpu
+from gpusonde.predictor.crossgpu.prior import (
+    MetricLevel,
+    Roofline,
+    has_activity,
+    log_latency_ratio,
+    metric_level,
+    roofline,
+)
 from gpusonde.predictor.crossgpu.state import FittedState, ModelSettings
 
 FloatArray = npt.NDArray[np.float64]
@@ -46,23 +54,31 @@ class Query:
 
     def predict(self, targets: Sequence[GpuSpec]) -> list[LatencyPrediction]:
         """Answer for each target, in order."""
-        answers: dict[int, _Answer] = {}
+        answers = {index: self._same_chip(target) for index, target in enumerate(targets) if self._is_same_chip(target)}
         level = metric_level(self._source, REQUIRED_METRICS)
-        others = [index for index, target in enumerate(targets) if target.name != self._source.gpu.name]
         if level is MetricLevel.NVIDIA_SMI:
-            answers = self._with_residual([(index, targets[index]) for index in others])
+            others = [(index, target) for index, target in enumerate(targets) if index not in answers]
+            answers.update(self._with_residual(others))
         predictions = []
         for index, target in enumerate(targets):
-            if target.name == self._source.gpu.name:
-                answer = _Answer(0.0, 0.0, _MEASURED, False, ())
+            try:
+                answer = answers.get(index) or self._prior_only(target, level)
+            except ValueError as error:
+                predictions.append(self._unsupported(target, str(error)))
             else:
-                try:
-                    answer = answers.get(index) or self._prior_only(target, level)
-                except ValueError as error:
-                    predictions.append(self._unsupported(target, str(error)))
-                    continue
-            predictions.append(self._prediction(target, answer))
+                predictions.append(self._prediction(target, answer))
         return predictions
+
+    def _is_same_chip(self, target: GpuSpec) -> bool:
+        return KnownGpu.of(self._source.gpu).is_chip_of(target)
+
+    def _same_chip(self, target: GpuSpec) -> _Answer:
+        """The GPU that was measured, or a variant of it with, say, more memory: no model has anything to add."""
+        if target.name == self._source.gpu.name:
+            return _Answer(0.0, 0.0, _MEASURED, False, ())
+        # What runs of one workload on one GPU differ by is all that remains.
+        spread = self._state.calibrations[Situation.SEEN_GPUS].quantile * self._state.residual.process.noise
+        return _Answer(0.0, spread, "same chip", False, ())
 
     def _with_residual(self, targets: Sequence[tuple[int, GpuSpec]]) -> dict[int, _Answer]:
         """Answers for the targets that the learned part can say something about, by their index."""
@@ -121,9 +137,9 @@ class Query:
             ValueError: A peak rate of one of the GPUs is not known.
         """
         state, source = self._state, self._source
-        if "dram_active" in source.metrics and level is MetricLevel.NVIDIA_SMI:
+        if level is MetricLevel.NVIDIA_SMI and has_activity(source):
             # Nothing learned applies, so the metrics that split the work between memory and compute decide.
-            level = metric_level(source, ("",))
+            level = MetricLevel.DCGM
         static = level is MetricLevel.STATIC
         line = Roofline(state.typical_busy) if static else roofline(source, level)
         log_ratio = log_latency_ratio(source, target, line)
