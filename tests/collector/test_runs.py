@@ -157,6 +157,8 @@ def test_news_of_a_job_that_was_over_before_changes_nothing():
 STORIES = [
     story(("idle", 20), ("busy", 60), ("idle", 400), ("busy", 30), ("idle", 310), ("busy", 20)),
     story(("busy", 60), ("gap", 700), ("busy", 60), ("back", 900), ("busy", 30), ("idle", 5)),
+    story(("busy", 60.4), ("gap", 700), ("busy", 30.3), ("back", 60), ("busy", 0.3), ("idle", 15), ("busy", 9.1)),
+    story(("busy", 61.5), ("gap", 700), ("busy", 60.9), ("gap", 700), ("busy", 31.3), ticks_per_record=30),
     story(("idle", 8), *[("busy", 0.4), ("idle", 2.0)] * 20, ("idle", 350), ("busy", 4)),
 ]
 

@@ -46,6 +46,9 @@ def ticks_of(store, gpu_uuid="GPU-a"):
     expected = ((ticks % 100) / 100).astype(np.float32)
     assert (samples.columns["sm_active"] == expected).all()
     assert (samples.sequence == ticks // 10 + 2).all()
+    # Reading in order of time shows one tick per instant; what is really there shows in order of arrival.
+    arrivals = store.arrivals("agent-1", gpu_uuid, Position(0, 0))
+    assert sum(len(a.samples) for a in arrivals if isinstance(a, TicksArrived)) == len(ticks)
     return ticks.tolist()
 
 
@@ -221,9 +224,28 @@ def test_arrivals_come_in_the_order_in_which_they_were_said(open_store, seals):
             elif isinstance(arrival, SourceEndArrived):
                 found.append(("ended", arrival.position.sequence))
         assert found == [2, ("bound", 3), 4, 5, ("ended", 6)]
-        (after,) = store.arrivals("agent-1", "GPU-a", Position(1, 5))
-        assert isinstance(after, SourceEndArrived)
+        for reached in range(7):
+            rest = store.arrivals("agent-1", "GPU-a", Position(1, reached))
+            assert [s for a in rest for s in _sequences(a)] == [s for s in range(2, 7) if s > reached]
         store = open_store()
+
+
+def _sequences(arrival):
+    if isinstance(arrival, TicksArrived):
+        return sorted(set(arrival.samples.sequence.tolist()))
+    return [arrival.position.sequence]
+
+
+def test_a_reader_a_second_behind_a_seal_does_not_need_the_segment(open_store, tmp_path):
+    store = open_store()
+    for last in (5, 9):
+        store.append(Feed().batches(last - 4, last))
+        store.seal()
+    store.append(Feed().batches(10, 11))
+    for segment in (tmp_path / "data" / "segments").iterdir():
+        segment.unlink()
+    pieces = [arrival.samples for arrival in store.arrivals("agent-1", "GPU-a", Position(1, 6))]
+    assert [sequence for piece in pieces for sequence in sorted(set(piece.sequence.tolist()))] == [7, 8, 9, 10, 11]
 
 
 def test_facts_beside_samples_are_kept(open_store):
