@@ -95,7 +95,7 @@ def test_an_agent_killed_at_random_leaves_no_hole_and_no_double(tmp_path, start)
         assert agent.returncode == 0, errors
         records = collector.records()
     report = json.loads(out)
-    assert report["drained"]
+    assert report["drained"], errors
     assert {hello.spool_id for hello in collector.hellos} == {report["spool_id"]}
     assert [r.sequence for r in records] == list(range(1, report["last_sequence"] + 1))
     assert collector.gaps == []

@@ -13,6 +13,8 @@ from support.scripted_collector import Script, ScriptedCollector
 from gpusonde.agent.counters import SelfCounters
 from gpusonde.agent.spool import Spool
 from gpusonde.agent.uplink import AgentFacts, Backoff, Uplink, UplinkSettings
+from gpusonde.agent.uplink.session import Session
+from gpusonde.agent.uplink.waiting import end, within
 from gpusonde.common.v1 import gpu_pb2
 from gpusonde.ingest.v1 import ingest_pb2
 
@@ -332,3 +334,68 @@ def test_an_ack_of_what_was_never_sent_is_not_believed(rig, caplog):
     with ScriptedCollector(scripts=[Script(ack=False)]) as collector:
         rig.run(collector.target, during=lie, until=lambda: "was not sent" in caplog.text)
     assert rig.counters.acked_sequence == 0
+
+
+class EagerCall:
+    """A stream on which the ack of a record arrives before its write returns, as happens on a loaded machine."""
+
+    def __init__(self):
+        self.responses = asyncio.Queue()
+        self.written = []
+
+    async def write(self, request):
+        self.written.append(request.record.sequence)
+        ack = ingest_pb2.Ack(durable_sequence=request.record.sequence)
+        await self.responses.put(ingest_pb2.StreamSamplesResponse(ack=ack))
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+    async def read(self):
+        return await self.responses.get()
+
+
+def test_an_ack_that_overtakes_the_end_of_its_write_counts(rig, caplog):
+    rig.fill(5)
+
+    async def main():
+        session = Session(
+            EagerCall(), rig.spool, rig.counters, asyncio.Event(), ingest_pb2.HelloAck(),
+            next_sequence=1, max_unacked=64, ack_timeout_s=60, on_batch_interval=lambda _: None,
+        )  # fmt: skip
+        running = asyncio.ensure_future(session.run())
+        while rig.counters.acked_sequence < 5:
+            await asyncio.sleep(0)
+            assert not running.done(), running.exception()
+        await end(running)
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+    assert "was not sent" not in caplog.text
+
+
+def test_a_cancellation_that_meets_the_result_is_not_lost():
+    """What made shutdown hang: asyncio.wait_for of Python 3.11 gives the result and forgets the cancellation."""
+
+    async def wait_for_ever(event, cancelled):
+        try:
+            while True:
+                await within(event.wait(), 60)
+                event.clear()
+        except asyncio.CancelledError:
+            cancelled.append(True)
+            raise
+
+    async def main():
+        event, cancelled = asyncio.Event(), []
+        task = asyncio.ensure_future(wait_for_ever(event, cancelled))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        event.set()
+        for _ in range(2):
+            await asyncio.sleep(0)
+        began = time.monotonic()
+        await end(task)
+        return cancelled, time.monotonic() - began
+
+    cancelled, took_s = asyncio.run(main())
+    assert cancelled == [True]
+    assert took_s < 5

@@ -24,6 +24,7 @@ from gpusonde.agent.sources.select import make_source
 from gpusonde.agent.spool import Spool
 from gpusonde.agent.spool.files import Files
 from gpusonde.agent.uplink import AgentFacts, Uplink, UplinkSettings
+from gpusonde.agent.uplink.waiting import end
 from gpusonde.agent.wire import inventory_record
 from gpusonde.agent.writer import BatchPace, SpoolWriter
 
@@ -184,9 +185,7 @@ class Agent:
             restore_signals()
             sampler.stop()
             writer.finish()
-            for task in (watching, sending):
-                task.cancel()
-            await asyncio.gather(watching, sending, return_exceptions=True)
+            await end(watching, sending)
             if on_progress is not None:
                 on_progress(self._counters)
 

@@ -16,6 +16,7 @@ from gpusonde.agent.spool import Spool
 from gpusonde.agent.spool.index import record_ticks
 from gpusonde.agent.spool.losses import loss_record
 from gpusonde.agent.uplink.outcomes import Drained, ResendNeeded, SessionFailed
+from gpusonde.agent.uplink.waiting import end, within
 from gpusonde.ingest.v1 import ingest_pb2
 
 log = logging.getLogger(__name__)
@@ -87,9 +88,7 @@ class Session:
                 if task.done():
                     task.result()
         finally:
-            for task in (receiving, sending):
-                task.cancel()
-            await asyncio.gather(receiving, sending, return_exceptions=True)
+            await end(receiving, sending)
 
     async def _receive(self) -> None:
         while True:
@@ -116,9 +115,11 @@ class Session:
             if self._next <= self._spool.committed_sequence and self._next - self._acked <= self._window:
                 if self._next < self._spool.first_available_sequence:
                     raise ResendNeeded
-                await self._call.write(ingest_pb2.StreamSamplesRequest(record=self._prepare(self._next)))
+                request = ingest_pb2.StreamSamplesRequest(record=self._prepare(self._next))
+                # Counted before the write: the ack can arrive before the write returns.
                 self._next += 1
                 self._counters.sent_records += 1
+                await self._call.write(request)
                 continue
             await self._wait_for_news()
 
@@ -126,7 +127,7 @@ class Session:
         in_flight = self._next - 1 > self._acked
         acked_before = self._acked
         try:
-            await asyncio.wait_for(self._wake.wait(), self._ack_timeout_s if in_flight else None)
+            await within(self._wake.wait(), self._ack_timeout_s if in_flight else None)
         except asyncio.TimeoutError:
             if self._acked == acked_before:
                 raise SessionFailed(

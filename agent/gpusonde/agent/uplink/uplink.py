@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
 import grpc
 import grpc.aio
@@ -22,12 +21,13 @@ from gpusonde.agent.spool import Spool, SpoolGapError
 from gpusonde.agent.uplink.backoff import Backoff
 from gpusonde.agent.uplink.outcomes import Drained, ResendNeeded, SessionEnd, SessionFailed
 from gpusonde.agent.uplink.session import SampleCall, Session
+from gpusonde.agent.uplink.waiting import within
 from gpusonde.common.v1 import gpu_pb2
 from gpusonde.ingest.v1 import ingest_pb2
 
 log = logging.getLogger(__name__)
 
-_T = TypeVar("_T")
+_STATUS_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class Uplink:
         try:
             first_available = self._spool.first_available_sequence
             try:
-                ack = await asyncio.wait_for(self._greet(call, first_available), self._settings.hello_timeout_s)
+                ack = await within(self._greet(call, first_available), self._settings.hello_timeout_s)
             except asyncio.TimeoutError:
                 raise SessionFailed(
                     grpc.StatusCode.DEADLINE_EXCEEDED.name,
@@ -244,7 +244,7 @@ class Uplink:
             )  # fmt: skip
             return self._backoff.slow_s()
         self._say(
-            f"away {failure.code}", logging.WARNING,
+            "away", logging.WARNING,
             f"collector {target} is not there ({failure}); keeping samples in {self._spool.directory} and trying again",
         )  # fmt: skip
         return self._backoff.next_s()
@@ -284,12 +284,8 @@ async def _status(
     if isinstance(error, grpc.aio.AioRpcError):
         return error.code().name, error.details() or ""
     try:
-        code: grpc.StatusCode = await _within(call.code(), 5.0)
-        details: str = await _within(call.details(), 5.0) or ""
+        code: grpc.StatusCode = await within(call.code(), _STATUS_TIMEOUT_S)
+        details: str = await within(call.details(), _STATUS_TIMEOUT_S) or ""
     except asyncio.TimeoutError:
         return grpc.StatusCode.UNKNOWN.name, f"the stream broke: {error}"
     return code.name, details or "the collector closed the stream"
-
-
-async def _within(waited: Awaitable[_T], timeout_s: float) -> _T:
-    return await asyncio.wait_for(waited, timeout_s)
