@@ -1,5 +1,7 @@
 """The configuration: where settings come from, and what is wrong with them."""
 
+from pathlib import Path
+
 import pytest
 
 from gpusonde.agent import AgentConfig, ConfigError
@@ -125,3 +127,17 @@ def test_sizes(text, size):
 def test_nonsense_is_no_duration(text):
     with pytest.raises(QuantityError):
         parse_duration_s(text)
+
+
+def test_the_shipped_file_shows_every_option_with_its_default():
+    path = Path(__file__).parents[2] / "deploy" / "config" / "agent.toml"
+    assert AgentConfig.load(path) == AgentConfig()
+    text = path.read_text()
+    for option in options():
+        assert f"\n{option.partition('.')[2]} = " in text
+
+
+def test_the_spool_has_a_place_in_the_home_of_whoever_runs_the_agent(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert AgentConfig().spool.path == tmp_path / ".local" / "state" / "gpusonde" / "spool"
+    assert AgentConfig.load(overrides={"spool.directory": "~/s"}).spool.path == tmp_path / "s"

@@ -32,15 +32,8 @@ class ConfigError(ValueError):
     """A setting that cannot be used; the message names where it stands and what would be right."""
 
 
-def _default_spool() -> str:
-    return str(Path.home() / ".local" / "state" / "gpusonde" / "spool")
-
-
 def _option(kind: str, default: Any, help_text: str) -> Any:
-    metadata = {"kind": kind, "help": help_text}
-    if callable(default):
-        return field(default_factory=default, metadata=metadata)
-    return field(default=default, metadata=metadata)
+    return field(default=default, metadata={"kind": kind, "help": help_text})
 
 
 @dataclass(frozen=True)
@@ -70,13 +63,19 @@ class SourceConfig:
 class SpoolConfig:
     """``[spool]``: where samples wait for the collector."""
 
-    directory: str = _option("text", _default_spool, "directory of the spool; one agent each")
+    directory: str = _option("text", "", "directory, one agent each; empty: ~/.local/state/gpusonde/spool")
     max_bytes: int = _option(
         "size", 1 << 30, "bound of the spool; beyond it the oldest records are dropped and reported"
     )
     commit_interval_s: float = _option(
-        "duration", 0.1, "time between syncs to the disk; a power loss costs at most this"
+        "duration", 0.1, "time between syncs to the disk; nothing is sent before it is synced"
     )
+
+    @property
+    def path(self) -> Path:
+        """The directory, with the default filled in."""
+        chosen = self.directory or "~/.local/state/gpusonde/spool"
+        return Path(chosen).expanduser()
 
 
 @dataclass(frozen=True)

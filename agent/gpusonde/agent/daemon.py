@@ -11,12 +11,12 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 from gpusonde.agent.config import AgentConfig
 from gpusonde.agent.counters import SelfCounters
 from gpusonde.agent.host import describe_host
+from gpusonde.agent.notify import notify
 from gpusonde.agent.quantities import format_duration
 from gpusonde.agent.sampler import Sampler
 from gpusonde.agent.sources.base import GpuSource, SourceInventory
@@ -106,7 +106,7 @@ def run_agent(
     counters = SelfCounters()
     source = source or make_source(config.source)
     spool = Spool(
-        Path(config.spool.directory).expanduser(),
+        config.spool.path,
         max_bytes=config.spool.max_bytes,
         agent_id=config.agent.id,
         counters=counters,
@@ -165,7 +165,10 @@ class Agent:
         try:
             writing = _in_thread("gpusonde-writer", writer.run)
             sampling = _in_thread("gpusonde-sampler", sampler.run)
+            notify("READY=1")
             await self._until_done(sampling, writing, sending)
+            if self._stopping.is_set():
+                notify("STOPPING=1")
             ended = await self._stop_sampling(sampler, sampling, writer, writing)
             if ended and not exit_when_acked:
                 await self._until_done(sending)
