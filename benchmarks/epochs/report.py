@@ -18,9 +18,9 @@ _COLUMNS = ("detector", "traces", "MAPE", "median APE", "within 5 %", "within 10
 
 _EXPLANATION = """\
 A trace's answer is the period of a verdict `epochs` or `short_cycle`; a positive without an answer counts with an error
-of 100 % and as a miss; false positives are negatives with the verdict `epochs`. Every detector gets the traces
-untrimmed with all their metrics; the published modes and the peers look at one metric, after our own trimming of idle. What the
-sets are and what falls short: [epoch_detection.md](../epoch_detection.md)."""
+of 100 % and as a miss; false positives are negatives with the verdict `epochs`. Every detector gets untrimmed traces.
+The default detector uses all their metrics, the published modes and the peers one, after our own trimming of idle. What
+the sets are and what falls short: [epoch_detection.md](../epoch_detection.md)."""
 
 
 def write_report(path: Path, results: dict[str, dict[str, Result]], machine: str, missing: list[str]) -> None:

@@ -106,10 +106,12 @@ def test_work_per_tick_does_not_grow_with_history(monkeypatch: pytest.MonkeyPatc
     analysed: list[int] = []
     from gpusonde.epoch_detect import tracker as module
 
-    real = module.analyse
-    monkeypatch.setattr(
-        module, "analyse", lambda ticks, *, ended: analysed.append(len(ticks)) or real(ticks, ended=ended)
-    )
+    def counted(name: str) -> None:
+        real = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda ticks, *a, **k: analysed.append(len(ticks)) or real(ticks, *a, **k))
+
+    counted("analyse_and_hold")
+    counted("extend")
     trace, _ = training_trace(30.0, 100, interval_s=0.25)
     tracker = EpochTracker(trace.metrics, capacity=2048)
     share = []

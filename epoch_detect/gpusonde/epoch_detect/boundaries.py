@@ -14,7 +14,6 @@ from gpusonde.telemetry import FloatArray
 _PHASE_BINS = 128
 _LONGEST_EPOCH = 1.75  # periods between two boundaries that still hold one epoch (with a stall in it)
 _MATCHED = 0.9  # share of an epoch that must lie in a matched window for it to count without a visible end
-_WARM_UP = 0.3  # periods from the start of the activity to the first level change that still belong to the first epoch
 _AT_EDGE = (0.6, 1.6)  # periods from the outermost boundary to the edge of the activity that make an epoch
 _CLEAR = 6.0  # level change over noise beyond which clearer is not better
 _RANK_WEIGHT = 0.7  # worth of a metric relative to the next faster one when looking for the boundaries
@@ -72,9 +71,8 @@ def place_epochs(signal: Signal, chain: Lock, step_s: float, row_order: list[int
     counted = inner if inner.sum() >= 2 else keep
     usual = float(np.median(lengths[counted])) if counted.any() else period
     regular = counted & (lengths > 0.5 * usual) & (lengths < _LONGEST_EPOCH * usual)
-    first = int(np.argmax(regular))
-    if regular.sum() > 3 and lengths[first] > 1.1 * usual:
-        regular[first] = False
+    if regular.sum() > 3:
+        regular[0] = False  # the first epoch compiles, fills caches, allocates
     to_s = signal.step_s
     return Epochs(signal.start_s + starts * to_s, signal.start_s + ends * to_s, regular)
 
@@ -202,12 +200,10 @@ def _with_edges(
     if not bounds.size:
         return bounds
     ahead, behind = bounds[0] / period, (stop - bounds[-1]) / period
-    if begins:
-        if 0 < ahead <= _WARM_UP:
-            bounds = np.concatenate([[0.0], bounds[1:]])
-    elif _AT_EDGE[0] <= ahead <= _AT_EDGE[1]:
+    # Where the level change at which the first epoch starts was seen, nothing is left to guess.
+    if not begins and _AT_EDGE[0] <= ahead <= _AT_EDGE[1]:
         bounds = np.concatenate([[0.0], bounds])
-    elif phase >= _MATCHED and bounds[0] >= period:
+    elif not begins and phase >= _MATCHED and bounds[0] >= period:
         bounds = np.concatenate([[bounds[0] - period], bounds])
     if cells is not None and _AT_EDGE[0] <= behind <= _AT_EDGE[1]:
         bounds = np.append(bounds, stop)

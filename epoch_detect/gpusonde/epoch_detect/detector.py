@@ -9,17 +9,21 @@ import numpy as np
 from gpusonde.epoch_detect.boundaries import Epochs, place_epochs
 from gpusonde.epoch_detect.features import feature_table
 from gpusonde.epoch_detect.hypotheses import Reading, distinct, read, read_whole
+from gpusonde.epoch_detect.phase import Lock, lock
 from gpusonde.epoch_detect.result import EpochDetection, Hypothesis, Verdict
 from gpusonde.epoch_detect.scorer import Scorer
 from gpusonde.epoch_detect.signal import Signal, scaled_signal
-from gpusonde.epoch_detect.tempo import candidates
-from gpusonde.epoch_detect.ticks import LEAST_TICKS, Ticks, active_range, fastest_first
+from gpusonde.epoch_detect.tempo import candidates, longest_period, view_of
+from gpusonde.epoch_detect.ticks import LEAST_TICKS, Ticks, active_range, busy_ticks, fastest_first
 from gpusonde.telemetry import FloatArray
 
 SHORT_CYCLE_TICKS = 20  # below, an iteration and an epoch look the same
 _LEAST_CONFIDENCE = 0.5
 _LEAST_CYCLES = 2
 _REPORTED_HYPOTHESES = 3
+_WARM_UP = 0.5  # periods that warm-up before the first level change may take
+_WARM_UP_BUSY = 0.7  # share of the ticks in it at which the GPU must work
+_HOLDING = 0.85  # share of their former agreement that the cycles must keep for a known cycle to hold
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,40 @@ class Readings:
     features: FloatArray
 
 
+@dataclass(frozen=True)
+class Hold:
+    """A reading to go on with when more ticks have come.
+
+    Attributes:
+        step_s: Cell width of the level in which the cycle was found.
+        smoothing: The view of the level.
+        changes: The view of the level.
+        template: Shape (rows, window), the cycle.
+        rows: The metrics of the template.
+        agreement: How alike the cycles were.
+        confidence: Of the detection.
+    """
+
+    step_s: float
+    smoothing: int
+    changes: bool
+    template: FloatArray
+    rows: tuple[int, ...]
+    agreement: float
+    confidence: float
+
+
 def analyse(ticks: Ticks, *, ended: bool = True, scorer: Scorer | None = None) -> EpochDetection:
+    """Find the epochs in ticks; times are seconds on the ticks' own axis.
+
+    Args and returns are those of :func:`analyse_and_hold`, without what to hold.
+    """
+    return analyse_and_hold(ticks, ended=ended, scorer=scorer)[0]
+
+
+def analyse_and_hold(
+    ticks: Ticks, *, ended: bool = True, scorer: Scorer | None = None
+) -> tuple[EpochDetection, Hold | None]:
     """Find the epochs in ticks; times are seconds on the ticks' own axis.
 
     Args:
@@ -48,11 +85,12 @@ def analyse(ticks: Ticks, *, ended: bool = True, scorer: Scorer | None = None) -
         scorer: Judges the readings; None for the shipped one.
 
     Returns:
-        The detection; ``none`` with the reason where there is nothing to find.
+        The detection, ``none`` with the reason where there is nothing to find; and what :func:`extend` needs, if epochs
+        were found.
     """
     found = read_all(ticks)
     if isinstance(found, str):
-        return EpochDetection(Verdict.NONE, found, metrics=ticks.names)
+        return EpochDetection(Verdict.NONE, found, metrics=ticks.names), None
     probabilities = (scorer or Scorer.shipped()).probability(found.features)
     order = np.argsort(-probabilities, kind="stable")
     hypotheses = tuple(
@@ -65,13 +103,56 @@ def analyse(ticks: Ticks, *, ended: bool = True, scorer: Scorer | None = None) -
         reason = (
             f"the likeliest cycle, {chosen.period_s:.4g} s, is an epoch with a probability of {confidence:.2f} only"
         )
-        return replace(nothing, reason=reason)
-    epochs = _place(found, chosen, ended)
+        return replace(nothing, reason=reason), None
+    level = chosen.candidate.level
+    chain = read_whole(chosen)
+    epochs = _place(found.active, found.signal, chain, level.step_s, ended)
     if epochs.regular.sum() < 2:
-        return replace(nothing, reason="no two whole epochs lie inside the activity")
-    period, low, high = _period(epochs, found.signal.step_s)
-    origin = float(found.active.time_us[0]) * 1e-6
-    short = period < SHORT_CYCLE_TICKS * found.signal.step_s
+        return replace(nothing, reason="no two whole epochs lie inside the activity"), None
+    view = chosen.candidate
+    hold = Hold(
+        level.step_s, view.smoothing, view.changes, chain.template, found.signal.rows, chain.agreement, confidence
+    )
+    return _detection(found.active, found.signal.step_s, epochs, confidence, hypotheses), hold
+
+
+def extend(ticks: Ticks, hold: Hold, hypotheses: tuple[Hypothesis, ...]) -> EpochDetection | None:
+    """Go on with a known cycle through more ticks of the same run; far cheaper than to analyse them afresh.
+
+    Args:
+        ticks: The ticks so far, of a run that goes on.
+        hold: The cycle.
+        hypotheses: To repeat in the answer.
+
+    Returns:
+        The detection; None if the cycle does not hold any more, so that a fresh analysis is due.
+    """
+    first, stop = active_range(ticks)
+    if stop - first < LEAST_TICKS:
+        return None
+    active = ticks.slice(first, stop)
+    signal = scaled_signal(active)
+    if signal is None or signal.rows != hold.rows:
+        return None
+    level = signal
+    while level.step_s < 0.75 * hold.step_s and len(level) > 1:
+        level = level.halved()
+    if abs(level.step_s / hold.step_s - 1) > 0.02:
+        return None
+    view = view_of(level, hold.smoothing, hold.changes, longest_period(level))
+    chain = lock(view.values, float(hold.template.shape[1]), hold.template)
+    if chain is None or chain.agreement < _HOLDING * hold.agreement:
+        return None
+    epochs = _place(active, signal, chain, level.step_s, ended=False)
+    return _detection(active, signal.step_s, epochs, hold.confidence, hypotheses) if epochs.regular.sum() > 1 else None
+
+
+def _detection(
+    active: Ticks, step_s: float, epochs: Epochs, confidence: float, hypotheses: tuple[Hypothesis, ...]
+) -> EpochDetection:
+    period, low, high = _period(epochs, step_s)
+    origin = float(active.time_us[0]) * 1e-6
+    short = period < SHORT_CYCLE_TICKS * step_s
     cycles = f"{epochs.starts_s.size} cycles of {period:.4g} s"
     return EpochDetection(
         verdict=Verdict.SHORT_CYCLE if short else Verdict.EPOCHS,
@@ -82,7 +163,7 @@ def analyse(ticks: Ticks, *, ended: bool = True, scorer: Scorer | None = None) -
         confidence=confidence,
         epoch_starts_s=origin + epochs.starts_s,
         epoch_ends_s=origin + epochs.ends_s,
-        metrics=ticks.names,
+        metrics=active.names,
         hypotheses=hypotheses,
     )
 
@@ -109,9 +190,16 @@ def read_all(ticks: Ticks) -> Readings | str:
     return Readings(active, signal, kept, feature_table(kept, every, len(active), signal.step_s))
 
 
-def _place(found: Readings, chosen: Reading, ended: bool) -> Epochs:
-    rows = fastest_first([found.active.names[i] for i in found.signal.rows])
-    return place_epochs(found.signal, read_whole(chosen), chosen.candidate.level.step_s, rows, ended=ended)
+def _place(active: Ticks, signal: Signal, chain: Lock, step_s: float, ended: bool) -> Epochs:
+    rows = fastest_first([active.names[i] for i in signal.rows])
+    epochs = place_epochs(signal, chain, step_s, rows, ended=ended)
+    if not epochs.starts_s.size or not 0 < epochs.starts_s[0] <= _WARM_UP * chain.period * step_s:
+        return epochs
+    before = (active.time_us - active.time_us[0]) * 1e-6 < epochs.starts_s[0]
+    if busy_ticks(active)[before].mean() < _WARM_UP_BUSY:
+        return epochs
+    # Busy right up to the first level change: compiling and loading, which is part of the first epoch.
+    return replace(epochs, starts_s=np.concatenate([[0.0], epochs.starts_s[1:]]))
 
 
 def _period(epochs: Epochs, step_s: float) -> tuple[float, float, float]:

@@ -46,23 +46,40 @@ class Candidate:
         return self.period * self.level.step_s
 
 
+def view_of(level: Signal, width: int, of_changes: bool, longest: int) -> Signal:
+    """One view of a level: its changes, or the smoothed level without its trend.
+
+    Args:
+        level: The signal at some resolution.
+        width: Cells to average.
+        of_changes: Whether to look at changes instead of levels.
+        longest: Longest period of interest in cells; the trend is what varies more slowly than that.
+    """
+    if of_changes:
+        values = changes(level.values, width)
+    else:
+        values = without_trend(smoothed(level.values, width), _TREND * longest)
+    return Signal(level.start_s, level.step_s, values, level.rows)
+
+
+def longest_period(level: Signal) -> int:
+    """Longest period in cells that is looked for in a level."""
+    return min(_LONGEST, int(len(level) / 2.5))
+
+
 def candidates(signal: Signal) -> list[Candidate]:
     """Periods at which the signal resembles itself, of five cells and up to 1/2.5 of its length."""
     found: list[Candidate] = []
     for depth, level in enumerate(pyramid(signal)):
         shortest = _SHORTEST if depth else _SHORTEST_OF_ALL
-        longest = min(_LONGEST, int(len(level) / 2.5))
+        longest = longest_period(level)
         if longest < shortest + 2:
             continue
         for width, of_changes in _VIEWS:
-            if of_changes:
-                values = changes(level.values, width)
-            else:
-                values = without_trend(smoothed(level.values, width), _TREND * longest)
-            if float(np.abs(values).max()) < 1e-6:
+            view = view_of(level, width, of_changes, longest)
+            if float(np.abs(view.values).max()) < 1e-6:
                 continue
-            view = Signal(level.start_s, level.step_s, values, level.rows)
-            correlation = autocorrelation(values, longest + 2)
+            correlation = autocorrelation(view.values, longest + 2)
             least = shortest if of_changes else max(shortest, 2 * width)
             peaks = _peaks(correlation, least)
             peaks += [(p, float(correlation[round(p)])) for p in _sieve(least, longest) if not _near(p, peaks)]

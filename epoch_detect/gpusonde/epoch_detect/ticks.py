@@ -82,7 +82,13 @@ def trace_values(trace: Trace, metrics: Sequence[str] | None) -> tuple[tuple[str
 
 
 def active_range(ticks: Ticks) -> tuple[int, int]:
-    """First busy tick and one past the last; (0, 0) if the GPU never works.
+    """First busy tick and one past the last; (0, 0) if the GPU never works."""
+    where = np.flatnonzero(busy_ticks(ticks))
+    return (int(where[0]), int(where[-1]) + 1) if where.size else (0, 0)
+
+
+def busy_ticks(ticks: Ticks) -> npt.NDArray[np.bool_]:
+    """Shape (n,), whether the GPU works.
 
     Metrics with a true zero decide if there is one; power, whose idle level is unknown, only in their absence.
     """
@@ -102,8 +108,7 @@ def active_range(ticks: Ticks) -> tuple[int, int]:
         else:
             low = float(np.partition(values, rank - 1)[rank - 1])
             busy |= (values > low + 0.3 * (high - low)) & (high - low > 1e-6 * max(abs(high), 1.0))
-    where = np.flatnonzero(busy)
-    return (int(where[0]), int(where[-1]) + 1) if where.size else (0, 0)
+    return busy
 
 
 def _is_activity(name: str) -> bool:

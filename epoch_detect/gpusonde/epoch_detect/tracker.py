@@ -12,13 +12,16 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusonde.epoch_detect.detect import shifted
-from gpusonde.epoch_detect.detector import analyse
+from gpusonde.epoch_detect.detector import Hold, analyse_and_hold, extend
 from gpusonde.epoch_detect.history import CAPACITY, History, pack, unpack
 from gpusonde.epoch_detect.result import EpochDetection, Hypothesis, Verdict
 from gpusonde.epoch_detect.ticks import usable_metrics
 
 _FIRST_ANALYSIS_S = 5.0
-_GROWTH = 1.15  # the next analysis comes when the run is this much longer: all of them cost eight times the last one
+_GROWTH = 1.15  # the next analysis comes when the run is this much longer
+_GROWTH_HELD = 2.0  # the same while a confident cycle holds, which is then followed from epoch to epoch
+_CONFIDENT = 0.9
+_FOLLOW = 0.05  # a cycle is followed after a period, at the earliest when the run is this share longer
 _SAME_EPOCH = 0.15  # periods by which both ends of an epoch may differ between two analyses
 _MOVED = 0.05  # periods by which a reported epoch may differ from the latest analysis before it is revised
 _STATE_VERSION = 1
@@ -87,7 +90,8 @@ class EpochTracker:
     """Finds epochs in ticks as they arrive.
 
     Memory is bounded (see :class:`gpusonde.epoch_detect.history.History`): about 590 kB for four metrics, however long
-    the run. The run is analysed when it has grown by 15 %, so the work per tick does not grow with its length. A
+    the run. The run is analysed when it has grown by 15 %, or to twice its length while a confident cycle holds, which
+    is then followed from epoch to epoch; so the work per tick does not grow with the length of the run. A
     reported epoch is confirmed once a second analysis has found it again; it is revised or withdrawn by an event, never
     silently. After :meth:`finish` the epochs are those that :func:`~gpusonde.epoch_detect.detect` finds in these ticks.
 
@@ -106,6 +110,8 @@ class EpochTracker:
         self._history = History(self._used, capacity)
         self._origin_s: float | None = None
         self._next_us = round(_FIRST_ANALYSIS_S * 1e6)
+        self._follow_us: int | None = None
+        self._hold: Hold | None = None
         self._entries: list[_Entry] = []
         self._withdrawn: list[TrackedEpoch] = []
         self._next_index = 0
@@ -159,13 +165,13 @@ class EpochTracker:
         events: list[EpochEvent] = []
         done = 0
         while done < times_us.size:
-            stop = int(np.searchsorted(times_us, self._next_us, side="right"))
+            due = self._next_us if self._follow_us is None else min(self._next_us, self._follow_us)
+            stop = int(np.searchsorted(times_us, due, side="right"))
             if stop > done:
                 self._history.append(times_us[done:stop], columns[:, done:stop])
             done = max(stop, done)
             if done < times_us.size:
-                events += self._analyse(ended=False)
-                self._next_us = max(round(self._next_us * _GROWTH), self._next_us + round(_FIRST_ANALYSIS_S * 1e6))
+                events += self._follow(due) if due < self._next_us else self._analyse(due, ended=False)
         return events
 
     def finish(self) -> list[EpochEvent]:
@@ -174,7 +180,7 @@ class EpochTracker:
         Returns:
             What changed; every epoch is confirmed or withdrawn after it.
         """
-        return self._analyse(ended=True)
+        return self._analyse(self._next_us, ended=True)
 
     def state(self) -> bytes:
         """Serialise the tracker; no pickle. At most about as large as its memory."""
@@ -183,6 +189,8 @@ class EpochTracker:
             "metrics": self.metrics,
             "origin_s": self._origin_s,
             "next_us": self._next_us,
+            "follow_us": self._follow_us,
+            "hold": None if self._hold is None else {**vars(self._hold), "template": self._hold.template.tolist()},
             "next_index": self._next_index,
             "revision": self._revision,
             "late": self._late,
@@ -211,6 +219,8 @@ class EpochTracker:
             tracker._history = History.from_arrays(tracker._used, history)
             tracker._origin_s = meta["origin_s"]
             tracker._next_us, tracker._next_index = int(meta["next_us"]), int(meta["next_index"])
+            tracker._follow_us = meta["follow_us"]
+            tracker._hold = None if meta["hold"] is None else _hold_from(meta["hold"])
             tracker._revision, tracker._late = int(meta["revision"]), int(meta["late"])
             tracker._entries = [_Entry(TrackedEpoch(*row[:6]), *row[6:]) for row in meta["entries"]]
             tracker._withdrawn = [TrackedEpoch(*row) for row in meta["withdrawn"]]
@@ -233,9 +243,30 @@ class EpochTracker:
         self._late += times.size - int(in_order.sum())
         return times_us[in_order], columns[:, finite][:, in_order]
 
-    def _analyse(self, *, ended: bool) -> list[EpochEvent]:
-        self._detection = shifted(analyse(self._history.ticks(), ended=ended), self._origin_s or 0.0)
+    def _analyse(self, now_us: int, *, ended: bool) -> list[EpochEvent]:
+        found, self._hold = analyse_and_hold(self._history.ticks(), ended=ended)
+        held = self._hold is not None and found.verdict == Verdict.EPOCHS and found.confidence >= _CONFIDENT
+        growth = _GROWTH_HELD if held else _GROWTH
+        self._next_us = max(round(now_us * growth), now_us + round(_FIRST_ANALYSIS_S * 1e6))
+        self._follow_us = self._after(now_us, found.period_s) if held else None
+        self._detection = shifted(found, self._origin_s or 0.0)
         return self._reconcile(self._detection, ended)
+
+    def _follow(self, now_us: int) -> list[EpochEvent]:
+        """Take the known cycle through the new ticks; look afresh if it does not hold."""
+        last = self._detection
+        if last is None or self._hold is None:
+            return self._analyse(now_us, ended=False)
+        found = extend(self._history.ticks(), self._hold, last.hypotheses)
+        if found is None or abs(found.period_s / last.period_s - 1) > _SAME_EPOCH:
+            return self._analyse(now_us, ended=False)
+        self._follow_us = self._after(now_us, found.period_s)
+        self._detection = shifted(found, self._origin_s or 0.0)
+        return self._reconcile(self._detection, ended=False)
+
+    @staticmethod
+    def _after(now_us: int, period_s: float) -> int:
+        return max(now_us + round(period_s * 1e6), round(now_us * (1 + _FOLLOW)))
 
     def _reconcile(self, found: EpochDetection, ended: bool) -> list[EpochEvent]:
         """Compare what was reported with what was found now."""
@@ -314,6 +345,10 @@ def _detection_fields(found: EpochDetection) -> dict[str, object]:
         "epoch_ends_s": found.epoch_ends_s.tolist(),
         "hypotheses": [[h.period_s, h.cycles, h.score] for h in found.hypotheses],
     }
+
+
+def _hold_from(fields: dict[str, Any]) -> Hold:
+    return Hold(**{**fields, "template": np.array(fields["template"]), "rows": tuple(fields["rows"])})
 
 
 def _detection_from(fields: dict[str, Any]) -> EpochDetection:
