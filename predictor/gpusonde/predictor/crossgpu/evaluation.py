@@ -278,7 +278,7 @@ def with_noise(runs: RunsTable, noise: float, seed: int, *, declared: bool = Fal
 def default_predictor(settings: ModelSettings, protocol: Protocol) -> Predictor:
     """The default model; only the intervals that the protocol's queries need are calibrated."""
     needed = {Protocol.TARGET: Situation.ONE_UNSEEN_GPU, Protocol.BOTH: Situation.PRIOR_ONLY}
-    situations = (needed.get(protocol, Situation.SEEN_GPUS), Situation.PRIOR_ONLY)
+    situations = (needed.get(protocol, Situation.SEEN_GPUS),)
 
     def run(task: Task) -> PairErrors:
         seeded = replace(settings, situations=situations, residual=replace(settings.residual, seed=task.seed))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -37,19 +37,16 @@ class Calibrator:
         self._weight, self._typical_busy, self._coverage = one_unseen_weight, typical_busy, coverage
         self._residual = pairs.log_ratio - pairs.prior
 
-    def calibrate(self, situations: Iterable[Situation]) -> Mapping[Situation, Calibration]:
-        """Calibrate the given situations; those with too few left-out pairs get the prior's, the widest there is."""
+    def calibrate(self, situations: Collection[Situation]) -> Mapping[Situation, Calibration]:
+        """Calibrate the prior and the given situations; those with too few left-out pairs get the prior's interval."""
         prior = calibrate_worst(self._by_gpu(self._prior_only()), self._coverage)
-        found: dict[Situation, Calibration] = {}
-        for situation in situations:
-            if situation is Situation.PRIOR_ONLY:
-                found[situation] = prior
-            elif situation is Situation.STATIC_ONLY:
-                found[situation] = calibrate_worst(self._by_gpu(self._static_only()), self._coverage)
-            elif situation is Situation.SEEN_GPUS:
-                found[situation] = self._worst_or(self._seen_gpus(), prior)
-            else:
-                found[situation] = self._worst_or(self._one_unseen_gpu(), prior)
+        found = {Situation.PRIOR_ONLY: prior}
+        if Situation.STATIC_ONLY in situations:
+            found[Situation.STATIC_ONLY] = calibrate_worst(self._by_gpu(self._static_only()), self._coverage)
+        if Situation.SEEN_GPUS in situations:
+            found[Situation.SEEN_GPUS] = self._worst_or(self._seen_gpus(), prior)
+        if Situation.ONE_UNSEEN_GPU in situations:
+            found[Situation.ONE_UNSEEN_GPU] = self._worst_or(self._one_unseen_gpu(), prior)
         return found
 
     def _worst_or(self, parts: Sequence[LeftOut], fallback: Calibration) -> Calibration:

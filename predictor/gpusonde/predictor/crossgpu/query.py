@@ -77,7 +77,7 @@ class Query:
         if target.name == self._source.gpu.name:
             return _Answer(0.0, 0.0, _MEASURED, False, ())
         # What runs of one workload on one GPU differ by is all that remains.
-        spread = self._state.calibrations[Situation.SEEN_GPUS].quantile * self._state.residual.process.noise
+        spread = self._state.calibration(Situation.SEEN_GPUS).quantile * self._state.residual.process.noise
         return _Answer(0.0, spread, "same chip", False, ())
 
     def _with_residual(self, targets: Sequence[tuple[int, GpuSpec]]) -> dict[int, _Answer]:
@@ -110,18 +110,18 @@ class Query:
     def _learned(
         self, target: GpuSpec, line: Roofline, unseen: int, residual: float, deviation: float, novelty: float
     ) -> _Answer:
-        settings, calibrations = self._settings, self._state.calibrations
-        weight = settings.one_unseen_weight if unseen else 1.0
+        state = self._state
+        weight = self._settings.one_unseen_weight if unseen else 1.0
         reasons = []
         if unseen:
-            half_width = calibrations[Situation.ONE_UNSEEN_GPU].quantile
+            half_width = state.calibration(Situation.ONE_UNSEEN_GPU).quantile
             half_width *= self._widening(target)
             reasons.append(self._unseen_reason(target))
         else:
-            half_width = calibrations[Situation.SEEN_GPUS].quantile * deviation
+            half_width = state.calibration(Situation.SEEN_GPUS).quantile * deviation
         if novelty > 1.0:
             weight *= max(0.0, (_NOVELTY_LIMIT - novelty) / (_NOVELTY_LIMIT - 1.0))
-            half_width = max(half_width, calibrations[Situation.PRIOR_ONLY].quantile)
+            half_width = max(half_width, state.calibration(Situation.PRIOR_ONLY).quantile)
             half_width *= min(novelty, _MAXIMUM_NOVELTY_WIDENING)
             reasons.append(
                 f"the run's metrics are {novelty:.1f} times as far from the fitted runs as a new workload usually is"
@@ -143,7 +143,7 @@ class Query:
         static = level is MetricLevel.STATIC
         line = Roofline(state.typical_busy) if static else roofline(source, level)
         log_ratio = log_latency_ratio(source, target, line)
-        half_width = state.calibrations[Situation.STATIC_ONLY if static else Situation.PRIOR_ONLY].quantile
+        half_width = state.calibration(Situation.STATIC_ONLY if static else Situation.PRIOR_ONLY).quantile
         reasons = []
         seen = state.gpus.seen(source.gpu) and state.gpus.seen(target)
         if not seen:
@@ -154,7 +154,7 @@ class Query:
             reasons.append(f"no {', '.join(missing)} from the source, so nothing learned applies")
         if level is MetricLevel.DCGM:
             # No measurement tells how good this level is: as wide as if nothing dynamic were known.
-            half_width = max(half_width, state.calibrations[Situation.STATIC_ONLY].quantile)
+            half_width = max(half_width, state.calibration(Situation.STATIC_ONLY).quantile)
             reasons.append("weights from DCGM activity metrics are unvalidated")
         method = f"prior only, {level.value}" if level is not MetricLevel.NVIDIA_SMI else "prior only"
         return _Answer(log_ratio, half_width, method, not seen or level is MetricLevel.DCGM, tuple(reasons))

@@ -19,7 +19,8 @@ class ModelSettings:
         coverage: Nominal coverage of the intervals.
         one_unseen_weight: Weight of the learned residual when the model was not fitted on one of the two GPUs. It is 1
             when both are known, and 0 when neither is: there the prior alone is more exact.
-        situations: Situations to calibrate intervals for; an evaluation that needs one of them saves the others' fits.
+        situations: Situations to calibrate intervals for besides that of the prior; an evaluation that needs one of
+            them saves the others' fits.
     """
 
     residual: ResidualSettings = field(default_factory=ResidualSettings)
@@ -45,3 +46,7 @@ class FittedState:
     runs: RunNeighbourhood
     gpus: GpuNeighbourhood
     typical_busy: float
+
+    def calibration(self, situation: Situation) -> Calibration:
+        """Interval of a situation; the prior's, which is always there, when the situation was not calibrated."""
+        return self.calibrations.get(situation, self.calibrations[Situation.PRIOR_ONLY])
