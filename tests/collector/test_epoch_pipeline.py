@@ -148,6 +148,33 @@ def test_records_that_came_while_tracking_was_away_are_caught_up_with(setup, tra
     assert_same_as_offline(subject, trace)
 
 
+class SlowClock:
+    """Goes on by a second at every look."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        self.now += 1.0
+        return self.now
+
+
+@pytest.mark.parametrize("within_s", [0.0, 2.0, 5.0])
+def test_tracking_that_is_cut_short_goes_on_at_the_next_start(setup, trace, records, within_s):
+    subject = setup()
+    for i in range(0, len(records), 10):
+        subject.store.append(records[i : i + 10])
+        if i % 100 == 0:
+            subject.store.seal()
+    subject.pipeline._clock = SlowClock()
+    subject.pipeline.hurry(within_s)
+    subject.pipeline.finish()
+    assert not any(run.ended for run in subject.runs())
+    subject.restart()
+    subject.pipeline.round()
+    assert_same_as_offline(subject, trace)
+
+
 class FailingTracker:
     def __init__(self, metrics):
         raise MemoryError("no tracker for you")

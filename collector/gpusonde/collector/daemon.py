@@ -192,6 +192,7 @@ class _Collector:
             done, _ = await asyncio.wait({told, committing, *others}, return_when=asyncio.FIRST_COMPLETED)
             told.cancel()
             notify("STOPPING=1")
+            self._pipeline.hurry(self._config.server.drain_grace_s)
             self._ingest.drain()
             await self._health.set_query(False)
             await server.stop(self._config.server.drain_grace_s)
@@ -209,7 +210,7 @@ class _Collector:
     async def _finish(self) -> None:
         """Bring runs up to date and turn the log into a segment, so that the next start is quick."""
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._executors["track"], lambda: self._pipeline.round(save_all=True))
+        await loop.run_in_executor(self._executors["track"], self._pipeline.finish)
         try:
             await loop.run_in_executor(self._executors["seal"], self._store.seal)
         except StoreError as error:

@@ -69,8 +69,8 @@ class GpuFollower:
         """Whether the open run's epochs have changed since they were last asked for."""
         return self._epochs is not None and self._epochs.changed
 
-    def advance(self) -> Iterator[RunUpdate]:
-        """Track everything that has arrived and yield the runs that ended."""
+    def advance(self, stop: Callable[[], bool] = lambda: False) -> Iterator[RunUpdate]:
+        """Track everything that has arrived, or until ``stop()``, and yield the runs that ended."""
         for arrival in self._store.arrivals(self._agent_id, self._gpu_uuid, self._reached):
             if isinstance(arrival, TicksArrived):
                 events = self._runs.ticks(arrival.samples)
@@ -82,6 +82,8 @@ class GpuFollower:
                 events = self._runs.source_ended(arrival.position)
                 self._reached = arrival.position
             yield from self._apply(events)
+            if stop():
+                return
 
     def end(self, reason: str) -> list[RunUpdate]:
         """End the open run for a reason outside of the ticks."""

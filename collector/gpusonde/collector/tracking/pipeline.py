@@ -68,6 +68,7 @@ class EpochPipeline:
         self._pending: list[RunUpdate] = []
         self._broken: set[_Key] = set()
         self._saved_at = 0.0
+        self._deadline: float | None = None
         self._touched: set[_Key] = set()
         self._lock = threading.Lock()
         self._wake: Callable[[], None] | None = None
@@ -103,17 +104,35 @@ class EpochPipeline:
         finally:
             self._wake = None
 
-    def round(self, *, save_all: bool = False) -> None:
+    def round(self) -> None:
         """Track what is new and store what has changed."""
-        now = self._clock()
         with self._lock:
             touched, self._touched = self._touched, set()
         for key in touched - self._broken:
-            self._heard_at[key] = now
+            if self._is_late():
+                break
+            self._heard_at[key] = self._clock()
             self._follow(key)
-        self._end_silent_runs(now)
-        if self._pending or save_all or now - self._saved_at >= self._options.save_interval_s:
-            self._save(now)
+            if self._clock() - self._saved_at >= self._options.save_interval_s:
+                self._save()
+        self._end_silent_runs()
+        if self._pending or self._clock() - self._saved_at >= self._options.save_interval_s:
+            self._save()
+
+    def hurry(self, within_s: float) -> None:
+        """Have rounds, one under way included, stop where they are after a time; may be called from any thread.
+
+        What they leave is not lost: the next start goes on from what is stored.
+        """
+        self._deadline = self._clock() + within_s
+
+    def finish(self) -> None:
+        """Track what the deadline allows and store how far everything is."""
+        self.round()
+        self._save()
+
+    def _is_late(self) -> bool:
+        return self._deadline is not None and self._clock() >= self._deadline
 
     def _follow(self, key: _Key) -> None:
         try:
@@ -121,28 +140,29 @@ class EpochPipeline:
             if follower is None:
                 follower = self._followers[key] = self._make_follower(*key, self._resumes.get(key, Resume()))
             self._unsaved[key] = None
-            for update in follower.advance():
+            for update in follower.advance(self._is_late):
                 self._pending.append(update)
             if follower.has_news and (current := follower.current()):
                 self._pending.append(current)
         except StoreError as error:
             # The next record of this GPU, or the next start, tries again from where it stands.
             _LOG.error("GPU %s of agent %s cannot be tracked now: %s", key[1], key[0], error)
-
         except Exception:  # a fault in tracking one GPU leaves the others and the samples alone
             _LOG.exception("GPU %s of agent %s is not tracked until the next start", key[1], key[0])
             self._broken.add(key)
             self._unsaved.pop(key, None)
 
-    def _end_silent_runs(self, now: float) -> None:
+    def _end_silent_runs(self) -> None:
+        now = self._clock()
         for key, heard_at in list(self._heard_at.items()):
             if now - heard_at < self._options.silence_end_s:
                 continue
             del self._heard_at[key]
-            self._pending += self._followers[key].end(f"no records for {self._options.silence_end_s:.0f} s")
-            self._unsaved[key] = None
+            if follower := self._followers.get(key):
+                self._pending += follower.end(f"no records for {self._options.silence_end_s:.0f} s")
+                self._unsaved[key] = None
 
-    def _save(self, now: float) -> None:
+    def _save(self) -> None:
         updates = list(self._pending)
         updates += [update for key in self._unsaved if (update := self._followers[key].current())]
         resumes = {key: self._followers[key].resume for key in self._unsaved}
@@ -157,7 +177,7 @@ class EpochPipeline:
             return
         self._pending = []
         self._unsaved.clear()
-        self._saved_at = now
+        self._saved_at = self._clock()
 
 
 async def _wait(event: asyncio.Event, timeout_s: float) -> None:
