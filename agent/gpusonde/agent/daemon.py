@@ -143,8 +143,8 @@ class Agent:
         self._inventory = inventory
         self._spool = spool
         self._counters = counters
-        self._stopping = threading.Event()
-        self._hurrying = threading.Event()
+        self._stopping = asyncio.Event()
+        self._hurrying = asyncio.Event()
 
     async def run(
         self,
@@ -220,10 +220,11 @@ class Agent:
 
     async def _until_done(self, *parts: asyncio.Future[Any]) -> None:
         """Return once one of the parts has ended or the agent is to stop."""
-        while not self._stopping.is_set():
-            done, _ = await asyncio.wait(parts, timeout=_POLL_S, return_when=asyncio.FIRST_COMPLETED)
-            if done:
-                return
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait({*parts, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await end(stopping)
 
     async def _stop_sampling(
         self, sampler: Sampler, sampling: asyncio.Future[bool], writer: SpoolWriter, writing: asyncio.Future[None]
@@ -271,6 +272,9 @@ class Agent:
 
     async def _watch(self, stop: threading.Event | None, on_progress: Callable[[SelfCounters], None] | None) -> None:
         """Pass on the caller's wish to stop, and report progress."""
+        if stop is None and on_progress is None:
+            # A daemon is stopped by signals; it has nothing to wake up for.
+            return
         loop = asyncio.get_running_loop()
         report_due_s = loop.time()
         while True:

@@ -56,7 +56,7 @@ class SpoolWriter:
         pace: Seconds of readings in a batch.
         commit_interval_s: Longest time between appending a record and committing it.
         compress: Whether values are stored as zstd frames.
-        on_commit: Told after each commit.
+        on_commit: Told after each commit of something.
         monotonic: Seconds, never set back.
     """
 
@@ -121,8 +121,8 @@ class SpoolWriter:
                 self._flush()
                 self._batch_due_s = now_s + self._pace.interval_s
             if finished or now_s >= commit_due_s:
-                self._spool.commit()
-                self._on_commit()
+                if self._spool.commit():
+                    self._on_commit()
                 commit_due_s = self._monotonic() + self._commit_interval_s
 
     def end_source(self) -> None:

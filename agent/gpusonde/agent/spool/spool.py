@@ -172,25 +172,29 @@ class Spool:
             self._note_disk_accepts()
             return sequence
 
-    def commit(self) -> None:
-        """Make everything appended so far survive a power loss. A refusal by the disk is counted, not raised."""
+    def commit(self) -> bool:
+        """Make everything appended so far survive a power loss; return whether there was something.
+
+        A refusal by the disk is counted, not raised.
+        """
         with self._lock:
             # A loss is told as soon as there is room for its report, not only when there is something else to write.
             with contextlib.suppress(OSError):
                 self._write_held_back()
             descriptor, last = self._descriptor, self._segments[-1].last_sequence
             if descriptor < 0 or last == self._committed:
-                return
+                return False
         try:
             # Outside the lock: a slow disk must not hold up the reader.
             self._files.sync(descriptor)
         except OSError as error:
             with self._lock:
                 self._abandon_uncommitted(error)
-            return
+            return False
         with self._lock:
             self._committed = last
             self._uncommitted.clear()
+        return True
 
     def read(self, sequence: int) -> ingest_pb2.Record:
         """Return a committed record.
