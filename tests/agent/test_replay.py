@@ -113,6 +113,7 @@ def test_a_long_backlog_comes_in_bounded_readings():
     [
         ([], {}, "no trace"),
         ([trace(n=0)], {}, "no ticks"),
+        ([trace(uuid="a"), trace(uuid="a")], {}, "same gpu_uuid"),
         ([trace()], {"speed": 0.0}, "not positive"),
         ([trace()], {"speed": math.nan}, "not positive"),
         ([trace()], {"keep_time": True}, "without keep_time"),

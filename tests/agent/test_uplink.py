@@ -1,6 +1,7 @@
 """The uplink against a real gRPC server that acks late, dies, throttles, drains and refuses."""
 
 import asyncio
+import errno
 import itertools
 import logging
 import time
@@ -12,6 +13,7 @@ from support.scripted_collector import Script, ScriptedCollector
 
 from gpusonde.agent.counters import SelfCounters
 from gpusonde.agent.spool import Spool
+from gpusonde.agent.spool.files import OsFiles
 from gpusonde.agent.uplink import AgentFacts, Backoff, Uplink, UplinkSettings
 from gpusonde.agent.uplink.session import Session
 from gpusonde.agent.uplink.waiting import end, within
@@ -240,6 +242,21 @@ def test_waits_double_up_to_half_a_minute_with_full_jitter(rig):
     assert rig.bounds[:9] == [(0.0, b) for b in (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0)]
 
 
+def test_a_collector_that_answers_and_then_fails_is_not_asked_in_a_tight_loop(rig):
+    rig.fill(5)
+    with ScriptedCollector(scripts=[Script(ack=False, die_after=1, durable_sequence=0)] * 6) as collector:
+        rig.run(collector.target, until=lambda: len(rig.bounds) >= 6)
+    assert [high for _, high in rig.bounds[:6]] == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0]
+
+
+def test_a_collector_that_always_knows_more_is_not_asked_in_a_tight_loop(rig):
+    rig.fill(5)
+    with ScriptedCollector(scripts=[Script(durable_sequence=500)] * 50) as collector:
+        rig.run(collector.target, until=lambda: len(rig.bounds) >= 5)
+        assert len(collector.hellos) <= 7
+    assert rig.bounds[4] == (0.0, 8.0)
+
+
 def test_shutdown_does_not_wait_for_the_back_off(rig):
     rig.fill(1)
     uplink = Uplink(
@@ -334,6 +351,27 @@ def test_an_ack_of_what_was_never_sent_is_not_believed(rig, caplog):
     with ScriptedCollector(scripts=[Script(ack=False)]) as collector:
         rig.run(collector.target, during=lie, until=lambda: "was not sent" in caplog.text)
     assert rig.counters.acked_sequence == 0
+
+
+def test_a_spool_that_cannot_be_read_stops_nothing(tmp_path, caplog):
+    class Unreadable(OsFiles):
+        broken = True
+
+        def open(self, path):
+            if self.broken:
+                raise OSError(errno.EIO, "Input/output error")
+            return super().open(path)
+
+    files = Unreadable()
+    rig = Rig(tmp_path / "spool", files=files)
+    rig.fill(5)
+    with ScriptedCollector() as collector:
+        rig.run(collector.target, until=lambda: rig.counters.connection_failures.get("SPOOL", 0) >= 3)
+        files.broken = False
+        rig.run(collector.target)
+        assert sequences(collector) == [1, 2, 3, 4, 5]
+    assert "check its disk" in caplog.text
+    rig.spool.close()
 
 
 class EagerCall:

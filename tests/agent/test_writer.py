@@ -4,6 +4,7 @@ import threading
 
 import numpy as np
 import pytest
+from support.faulty_files import FaultyFiles
 
 from gpusonde.agent.counters import SelfCounters
 from gpusonde.agent.sampler import SampledReading
@@ -28,9 +29,9 @@ def reading(second, events=(), count=1):
 
 
 class Rig:
-    def __init__(self, directory, pace_s=1.0):
+    def __init__(self, directory, pace_s=1.0, files=None):
         self.counters = SelfCounters()
-        self.spool = Spool(directory, max_bytes=1 << 20, counters=self.counters)
+        self.spool = Spool(directory, max_bytes=1 << 20, counters=self.counters, files=files)
         self.spool.open()
         self.commits = 0
         self.pace = BatchPace(pace_s)
@@ -130,6 +131,21 @@ def test_a_disk_that_stalls_for_a_minute_costs_ticks_but_no_event(rig):
     assert rig.counters.events == 1
     assert sum(b.tick_count for r in rig.records() for b in r.batch.blocks) == 600
     assert rig.writer.has_room()
+
+
+def test_a_source_that_can_wait_waits_for_a_full_disk_to_get_room(tmp_path):
+    files = FaultyFiles()
+    rig = Rig(tmp_path / "spool", files=files)
+    files.full = True
+    rig.writer.put(SampledReading(reading(1)))
+    rig.writer.finish()
+    rig.writer.run()
+    assert not rig.writer.has_room()
+    files.full = False
+    rig.spool.commit()
+    assert rig.writer.has_room()
+    assert rig.records()[0].loss_report.lost_ticks == 1
+    rig.spool.close()
 
 
 def test_blanks_are_counted_by_reason(rig):

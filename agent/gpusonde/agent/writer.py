@@ -19,7 +19,8 @@ from gpusonde.ingest.v1 import ingest_pb2
 
 # A minute of 10 Hz readings: longer than any disk should stall, and a few megabytes at most.
 _MAX_QUEUED_READINGS = 600
-# A source that can wait is read while less than this share of the spool is in use.
+# A source that can wait is read while no more wait here, and while less than this share of the spool is in use.
+_QUEUED_WITH_ROOM = 4
 _FILL_RATIO_WITH_ROOM = 0.5
 # Well under every collector's limit for one record, whatever the batch interval.
 _MAX_BATCH_BYTES = 512 << 10
@@ -85,7 +86,11 @@ class SpoolWriter:
 
     def has_room(self) -> bool:
         """Whether a source that can wait should be read now."""
-        return self._queue.qsize() < 4 and self._spool.fill_ratio < _FILL_RATIO_WITH_ROOM
+        return (
+            self._queue.qsize() < _QUEUED_WITH_ROOM
+            and self._spool.fill_ratio < _FILL_RATIO_WITH_ROOM
+            and self._spool.accepts_writes
+        )
 
     def put(self, sampled: SampledReading) -> bool:
         """Queue a reading; False when its ticks were dropped because the disk has stalled for a minute."""

@@ -145,6 +145,9 @@ class ReplaySource:
             raise SourceUnavailableError(
                 f"replay speed {self._speed} is not positive; 1 is real time, 10 ten times faster"
             )
+        named = [trace.gpu_uuid for trace in self._traces if trace.gpu_uuid]
+        if len(set(named)) < len(named):
+            raise SourceUnavailableError("two traces have the same gpu_uuid; give each GPU its own")
         for index, trace in enumerate(self._traces):
             if len(trace) == 0:
                 raise SourceUnavailableError(f"trace {index} has no ticks, so there is nothing to replay")

@@ -127,6 +127,11 @@ class Spool:
             return sum(segment.size for segment in self._segments)
 
     @property
+    def accepts_writes(self) -> bool:
+        """False from a write that the disk refused until one that it takes."""
+        return not self._disk_refuses
+
+    @property
     def fill_ratio(self) -> float:
         """Share of the allowed size in use."""
         return self.size_bytes / self._max_bytes
@@ -181,6 +186,7 @@ class Spool:
             # A loss is told as soon as there is room for its report, not only when there is something else to write.
             with contextlib.suppress(OSError):
                 self._write_held_back()
+                self._note_disk_accepts()
             descriptor, last = self._descriptor, self._segments[-1].last_sequence
             if descriptor < 0 or last == self._committed:
                 return False

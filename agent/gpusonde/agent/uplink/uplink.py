@@ -28,6 +28,7 @@ from gpusonde.ingest.v1 import ingest_pb2
 log = logging.getLogger(__name__)
 
 _STATUS_TIMEOUT_S = 5.0
+_LASTING_SESSION_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,7 @@ class Uplink:
         self._wake = asyncio.Event()
         self._target = settings.collector
         self._said = ""
+        self._hurried = False
 
     def notify(self) -> None:
         """Tell the uplink that records were committed; callable from any thread, before and after :meth:`run` too."""
@@ -129,20 +131,36 @@ class Uplink:
         # A target that a collector named is tried once; ours is the one to come back to.
         self._target = self._settings.collector
         channel = self._open_channel(target)
+        loop = asyncio.get_running_loop()
+        acked_before, began_s = self._counters.acked_sequence, loop.time()
         try:
-            await self._session(channel, target)
+            try:
+                await self._session(channel, target)
+            finally:
+                # Hello alone is no success: a collector that answers it and then fails must not be asked in a tight loop.
+                if self._counters.acked_sequence > acked_before or loop.time() - began_s > _LASTING_SESSION_S:
+                    self._backoff.reset()
+                    self._hurried = False
         except ResendNeeded:
-            return 0.0
+            return self._at_once()
         except Drained as drained:
             self._say(
                 f"draining {drained.preferred_target}", logging.INFO,
                 f"collector {target} is shutting down; going to {drained.preferred_target or 'it again'}",
             )  # fmt: skip
             self._target = drained.preferred_target or self._settings.collector
-            return 0.0 if drained.preferred_target else self._backoff.next_s()
+            return self._at_once() if drained.preferred_target else self._backoff.next_s()
         except SessionFailed as failure:
             self._counters.count_failure(failure.code)
             return self._report_failure(target, failure)
+        except OSError as error:
+            # Sampling goes on: the disk may recover, and what it refuses is counted by the spool.
+            self._counters.count_failure("SPOOL")
+            self._say(
+                "spool",
+                logging.ERROR,
+                f"the spool {self._spool.directory} cannot be read ({error.strerror}): check its disk; trying again",
+            )
         finally:
             self._on_batch_interval(None)
             await channel.close()
@@ -213,7 +231,6 @@ class Uplink:
         return response.hello_ack
 
     def _resume(self, ack: ingest_pb2.HelloAck, first_available: int, target: str) -> None:
-        self._backoff.reset()
         self._counters.sessions += 1
         if ack.durable_sequence > self._spool.committed_sequence:
             # Our spool was restored from a copy or replaced: its sequences would be taken for resends and dropped.
@@ -234,6 +251,13 @@ class Uplink:
                 "records %d to %d never reached collector %s and are no longer in the spool",
                 ack.durable_sequence + 1, first_available - 1, target,
             )  # fmt: skip
+
+    def _at_once(self) -> float:
+        """Go on without a wait, but not twice running without progress."""
+        if self._hurried:
+            return self._backoff.next_s()
+        self._hurried = True
+        return 0.0
 
     def _report_failure(self, target: str, failure: SessionFailed) -> float:
         if failure.advice:
