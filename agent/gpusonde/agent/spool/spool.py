@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gpusonde.agent.counters import SelfCounters
+from gpusonde.agent.spool.appender import Appender
 from gpusonde.agent.spool.errors import SpoolDirectoryError, SpoolGapError
 from gpusonde.agent.spool.files import Files, OsFiles
 from gpusonde.agent.spool.identity import DirectoryLock, Identity, load_identity, store_identity
@@ -20,7 +21,7 @@ from gpusonde.agent.spool.index import Segment, record_ticks
 from gpusonde.agent.spool.losses import loss_of, loss_record, merge
 from gpusonde.agent.spool.reader import SegmentReader
 from gpusonde.agent.spool.recovery import Recovery, recover
-from gpusonde.agent.spool.segment import RECORD, encode_header, encode_record, segment_path
+from gpusonde.agent.spool.segment import RECORD, encode_record
 from gpusonde.ingest.v1 import ingest_pb2
 
 log = logging.getLogger(__name__)
@@ -72,7 +73,7 @@ class Spool:
         self._identity = Identity("", "")
         self._segments: list[Segment] = []
         self._context = b""
-        self._descriptor = -1
+        self._appender = Appender(directory, self._files)
         self._reader = SegmentReader(self._files)
         self._committed = 0
         self._acked = 0
@@ -187,12 +188,12 @@ class Spool:
             with contextlib.suppress(OSError):
                 self._write_held_back()
                 self._note_disk_accepts()
-            descriptor, last = self._descriptor, self._segments[-1].last_sequence
-            if descriptor < 0 or last == self._committed:
+            last = self._segments[-1].last_sequence
+            if not self._appender.is_open or last == self._committed:
                 return False
         try:
             # Outside the lock: a slow disk must not hold up the reader.
-            self._files.sync(descriptor)
+            self._appender.sync()
         except OSError as error:
             with self._lock:
                 self._abandon_uncommitted(error)
@@ -257,9 +258,7 @@ class Spool:
         with self._lock:
             if self._segments:
                 self.commit()
-            if self._descriptor >= 0:
-                self._files.close(self._descriptor)
-                self._descriptor = -1
+            self._appender.close()
             self._reader.close()
             self._file_lock.release()
 
@@ -274,8 +273,7 @@ class Spool:
         if self._identity != stored:
             store_identity(self._directory, self._identity, self._files)
         if self._segments:
-            self._descriptor = self._files.open(self._segments[-1].path)
-            self._files.sync(self._descriptor)
+            self._appender.resume(self._segments[-1])
         else:
             self._begin_segment(1)
         self._committed = self._segments[-1].last_sequence
@@ -297,10 +295,10 @@ class Spool:
         payload = record.SerializeToString()
         encoded = encode_record(record.sequence, record_ticks(record), payload)
         active = self._segments[-1]
-        if self._descriptor < 0 or (active.offsets and active.size + len(encoded) > self._segment_bytes):
+        if not self._appender.is_open or (active.offsets and active.size + len(encoded) > self._segment_bytes):
             self._roll()
             active = self._segments[-1]
-        self._files.write(self._descriptor, encoded, active.size)
+        self._appender.write(encoded, active.size)
         active.index(record, len(encoded))
         if record.HasField("inventory"):
             self._context = payload
@@ -313,38 +311,23 @@ class Spool:
 
     def _roll(self) -> None:
         """Sync the active segment and begin the next one."""
-        if self._descriptor >= 0:
+        if self._appender.is_open:
             try:
-                self._files.sync(self._descriptor)
+                self._appender.sync()
             except OSError as error:
                 self._abandon_uncommitted(error)
                 raise
             self._committed = self._segments[-1].last_sequence
             self._uncommitted.clear()
-            self._files.close(self._descriptor)
-            self._descriptor = -1
+            self._appender.close()
         self._begin_segment(self._segments[-1].last_sequence + 1)
 
     def _begin_segment(self, first_sequence: int) -> None:
-        path = segment_path(self._directory, first_sequence)
-        header = encode_header(first_sequence, self._context)
-        # A file of this name can only be what an earlier, failed attempt left.
-        path.unlink(missing_ok=True)
-        descriptor = self._files.create(path)
-        try:
-            self._files.write(descriptor, header, 0)
-            self._files.sync(descriptor)
-            self._files.sync_directory(self._directory)
-        except OSError:
-            self._files.close(descriptor)
-            with contextlib.suppress(OSError):
-                self._files.unlink(path)
-            raise
+        segment = self._appender.begin(first_sequence, self._context)
         if self._segments and not self._segments[-1].offsets:
             # The abandoned segment held nothing that counts; the new one has its name and place.
             self._segments.pop()
-        self._segments.append(Segment(path, first_sequence, self._context, size=len(header)))
-        self._descriptor = descriptor
+        self._segments.append(segment)
 
     def _make_room(self, size: int) -> ingest_pb2.Record | None:
         """Drop the oldest segments until ``size`` more bytes fit; return the LossReport that says so."""
@@ -426,10 +409,9 @@ class Spool:
             active.size = active.offsets[keep]
         active.offsets, active.ticks = active.offsets[:keep], active.ticks[:keep]
         active.loss_reports = {s: loss for s, loss in active.loss_reports.items() if s <= self._committed}
-        self._files.close(self._descriptor)
         # The kernel may have dropped the pages it could not write: the file is not appended to again. The next segment
         # begins at the first abandoned sequence, and wins over this one when the spool is read back.
-        self._descriptor = -1
+        self._appender.close()
         self._refused_ticks += ticks
         self._counters.count_dropped("disk_full", records, ticks)
         self._held_back = [*self._uncommitted, *self._held_back][:_MAX_HELD_BACK]

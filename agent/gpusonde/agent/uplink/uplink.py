@@ -137,7 +137,7 @@ class Uplink:
             try:
                 await self._session(channel, target)
             finally:
-                # Hello alone is no success: a collector that answers it and then fails must not be asked in a tight loop.
+                # Hello alone is no success: a collector that answers it and then fails is not asked in a tight loop.
                 if self._counters.acked_sequence > acked_before or loop.time() - began_s > _LASTING_SESSION_S:
                     self._backoff.reset()
                     self._hurried = False
