@@ -1,0 +1,68 @@
+"""The collector as a service: what it tells systemd, where it says it listens, what keeps it from starting."""
+
+import logging
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+from support.running_collector import ThreadCollector
+from support.wire_agent import wait_until
+
+from gpusonde.collector.notify import notify
+from gpusonde.collector.server import AddressInUseError, is_loopback
+from gpusonde.predictor.crossgpu import ModelFileError
+
+UNIT = Path(__file__).parents[2] / "deploy" / "systemd" / "gpusonde-collector.service"
+
+
+def test_systemd_hears_of_the_state(tmp_path):
+    path = str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+        channel.bind(path)
+        notify("READY=1", {"NOTIFY_SOCKET": path})
+        assert channel.recv(100) == b"READY=1"
+    notify("READY=1", {})
+
+
+def test_the_address_is_in_a_file_while_the_collector_serves(tmp_path):
+    with ThreadCollector(tmp_path / "data") as collector:
+        assert (tmp_path / "data" / "address").read_text() == collector.target + "\n"
+    assert not (tmp_path / "data" / "address").exists()
+
+
+def test_listening_to_the_world_is_warned_about(tmp_path, caplog):
+    with caplog.at_level(logging.WARNING), ThreadCollector(tmp_path / "data", server__listen="0.0.0.0:0"):
+        wait_until(lambda: "reachable from other hosts, without encryption" in caplog.text)
+
+
+@pytest.mark.parametrize(
+    ("listen", "expected"),
+    [("127.0.0.1:1", True), ("[::1]:1", True), ("localhost:1", True), ("0.0.0.0:1", False), ("gpu-host:1", False)],
+)
+def test_loopback_is_told_from_the_world(listen, expected):
+    assert is_loopback(listen) is expected
+
+
+def test_a_model_that_cannot_be_used_keeps_the_collector_from_starting(tmp_path):
+    model = tmp_path / "model"
+    model.write_bytes(b"no model")
+    with pytest.raises(ModelFileError, match="model"):
+        ThreadCollector(tmp_path / "data", prediction__model=str(model)).__enter__()
+
+
+def test_an_address_that_is_not_ours_keeps_the_collector_from_starting(tmp_path):
+    with pytest.raises(AddressInUseError, match="no address of this host"):
+        ThreadCollector(tmp_path / "data", server__listen="192.0.2.1:7433").__enter__()
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+def test_the_unit_is_valid_and_hardened(tmp_path):
+    # The command is not installed here; systemd checks that it exists.
+    copy = tmp_path / UNIT.name
+    copy.write_text(UNIT.read_text().replace("/usr/bin/gpusonde", "/usr/bin/true"))
+    verify = subprocess.run(["systemd-analyze", "verify", str(copy)], capture_output=True, text=True, check=False)
+    assert (verify.returncode, verify.stderr) == (0, "")
+    command = ["systemd-analyze", "security", "--offline=true", "--threshold=20", str(copy)]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
