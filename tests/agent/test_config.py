@@ -6,7 +6,7 @@ import pytest
 
 from gpusonde.agent import AgentConfig, ConfigError
 from gpusonde.agent.config import options
-from gpusonde.agent.quantities import (
+from gpusonde.settings import (
     QuantityError,
     format_duration,
     format_size,

@@ -6,20 +6,23 @@ Precedence: flags over environment over file over defaults. Every option ``[sect
 
 from __future__ import annotations
 
-import math
-import sys
-from collections.abc import Callable, Mapping
-from dataclasses import Field, dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
-from gpusonde.agent.quantities import QuantityError, format_duration, format_size, parse_duration_s, parse_size_bytes
+from gpusonde.settings import (
+    ConfigError,
+    format_duration,
+    format_size,
+    gather,
+    option,
+    options_of,
+    section_types,
+    to_toml,
+)
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+__all__ = ["AgentConfig", "ConfigError", "SourceConfig", "options"]
 
 ENVIRONMENT_PREFIX = "GPUSONDE_AGENT_"
 DEFAULT_COLLECTOR = "127.0.0.1:7433"
@@ -28,19 +31,11 @@ MINIMUM_INTERVAL_S = 0.1
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
-class ConfigError(ValueError):
-    """A setting that cannot be used; the message names where it stands and what would be right."""
-
-
-def _option(kind: str, default: Any, help_text: str) -> Any:
-    return field(default=default, metadata={"kind": kind, "help": help_text})
-
-
 @dataclass(frozen=True)
 class IdentityConfig:
     """``[agent]``: who the agent is."""
 
-    id: str = _option(
+    id: str = option(
         "text", "", "name of this agent at the collector; empty: host name and a random part, kept beside the spool"
     )
 
@@ -49,25 +44,25 @@ class IdentityConfig:
 class SourceConfig:
     """``[source]``: what is sampled."""
 
-    kind: str = _option("text", "auto", "auto, nvml (GPM metrics where the GPU has them) or replay")
-    interval_s: float = _option("duration", 0.1, "time between ticks, at least 100ms")
-    slow_interval_s: float = _option(
+    kind: str = option("text", "auto", "auto, nvml (GPM metrics where the GPU has them) or replay")
+    interval_s: float = option("duration", 0.1, "time between ticks, at least 100ms")
+    slow_interval_s: float = option(
         "duration", 10.0, "time between readings of slow metrics (temperatures, energy ...)"
     )
-    trace: str = _option("text", "", "trace file to replay")
-    speed: float = _option("number", 1.0, "replay speed; 10 is ten times faster than it was recorded")
-    keep_time: bool = _option("switch", False, "replay with the recorded wall-clock times")
+    trace: str = option("text", "", "trace file to replay")
+    speed: float = option("number", 1.0, "replay speed; 10 is ten times faster than it was recorded")
+    keep_time: bool = option("switch", False, "replay with the recorded wall-clock times")
 
 
 @dataclass(frozen=True)
 class SpoolConfig:
     """``[spool]``: where samples wait for the collector."""
 
-    directory: str = _option("text", "", "directory, one agent each; empty: ~/.local/state/gpusonde/spool")
-    max_bytes: int = _option(
+    directory: str = option("text", "", "directory, one agent each; empty: ~/.local/state/gpusonde/spool")
+    max_bytes: int = option(
         "size", 1 << 30, "bound of the spool; beyond it the oldest records are dropped and reported"
     )
-    commit_interval_s: float = _option(
+    commit_interval_s: float = option(
         "duration", 0.1, "time between syncs to the disk; nothing is sent before it is synced"
     )
 
@@ -82,18 +77,18 @@ class SpoolConfig:
 class UplinkConfig:
     """``[uplink]``: the way to the collector."""
 
-    collector: str = _option("text", DEFAULT_COLLECTOR, "address of the collector, host:port")
-    batch_interval_s: float = _option("duration", 1.0, "time covered by one record")
-    compression: str = _option("text", "zstd", "zstd or none")
-    max_unacked_records: int = _option("count", 64, "most records in flight without an acknowledgement")
-    drain_timeout_s: float = _option("duration", 10.0, "time to empty the spool to the collector when stopped")
+    collector: str = option("text", DEFAULT_COLLECTOR, "address of the collector, host:port")
+    batch_interval_s: float = option("duration", 1.0, "time covered by one record")
+    compression: str = option("text", "zstd", "zstd or none")
+    max_unacked_records: int = option("count", 64, "most records in flight without an acknowledgement")
+    drain_timeout_s: float = option("duration", 10.0, "time to empty the spool to the collector when stopped")
 
 
 @dataclass(frozen=True)
 class LogConfig:
     """``[log]``: what is said on stderr."""
 
-    level: str = _option("text", "info", "debug, info, warning or error")
+    level: str = option("text", "info", "debug, info, warning or error")
 
 
 @dataclass(frozen=True)
@@ -132,36 +127,18 @@ class AgentConfig:
         Raises:
             ConfigError: Unknown keys, values without a unit or out of range, a file that cannot be read.
         """
-        chosen: dict[str, dict[str, Any]] = {}
-        for origin, section, name, value in _all_settings(path, environment, overrides):
-            option = _find(section, name, origin)
-            chosen.setdefault(section, {})[option.name] = _convert(value, option, f"{origin}: {section}.{name}")
-        sections = {f.name: f for f in fields(cls)}
-        return cls(**{name: _section_type(sections[name])(**values) for name, values in chosen.items()})
+        values = gather(cls, path, environment, ENVIRONMENT_PREFIX, overrides)
+        sections = section_types(cls)
+        return cls(**{name: sections[name](**chosen) for name, chosen in values.items()})
 
     def to_toml(self) -> str:
         """Write the configuration as a commented file that :meth:`load` reads back to the same value."""
-        lines = []
-        for section in fields(self):
-            section_type = _section_type(section)
-            lines += [f"# {(section_type.__doc__ or '').splitlines()[0].split(': ', 1)[-1]}", f"[{section.name}]"]
-            values = getattr(self, section.name)
-            for option in fields(section_type):
-                lines.append(f"# {option.metadata['help']}")
-                lines.append(
-                    f"{_toml_name(option)} = {_to_toml(getattr(values, option.name), option.metadata['kind'])}"
-                )
-            lines.append("")
-        return "\n".join(lines)
+        return to_toml(self)
 
 
 def options() -> dict[str, str]:
     """Return every option as ``section.name`` with its help line, for command lines and documentation."""
-    return {
-        f"{section.name}.{_toml_name(option)}": str(option.metadata["help"])
-        for section in fields(AgentConfig)
-        for option in fields(_section_type(section))
-    }
+    return options_of(AgentConfig)
 
 
 def _check(config: AgentConfig) -> None:
@@ -193,135 +170,3 @@ def _check(config: AgentConfig) -> None:
         raise ConfigError("uplink.collector is empty; give the collector's host:port")
     if config.log.level not in _LOG_LEVELS:
         raise ConfigError(f"log.level {config.log.level!r} is unknown; use {', '.join(_LOG_LEVELS)}")
-
-
-def _all_settings(
-    path: Path | str | None, environment: Mapping[str, str], overrides: Mapping[str, str]
-) -> list[tuple[str, str, str, Any]]:
-    settings: list[tuple[str, str, str, Any]] = []
-    if path is not None:
-        for section, values in _read_toml(Path(path)).items():
-            if not isinstance(values, dict):
-                raise ConfigError(f"{path}: {section} stands outside a section; known sections are {_section_names()}")
-            settings += [(str(path), section, name, value) for name, value in values.items()]
-    known = {key.replace(".", "_").upper(): key for key in options()}
-    for variable, value in environment.items():
-        if variable.startswith(ENVIRONMENT_PREFIX):
-            key = known.get(variable[len(ENVIRONMENT_PREFIX) :])
-            if key is None:
-                raise ConfigError(f"environment: {variable} is no option; known are {', '.join(sorted(known))}")
-            settings.append(("environment", *_split(key, "environment"), value))
-    settings += [("command line", *_split(key, "command line"), value) for key, value in overrides.items()]
-    return settings
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        with path.open("rb") as file:
-            return tomllib.load(file)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}; give an existing configuration file") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: not TOML: {error}") from error
-
-
-def _split(key: str, origin: str) -> tuple[str, str]:
-    section, dot, name = key.partition(".")
-    if not dot:
-        raise ConfigError(f"{origin}: {key!r} is no option; write section.name, for example source.interval")
-    return section, name
-
-
-def _find(section: str, name: str, origin: str) -> Field[Any]:
-    for candidate in fields(AgentConfig):
-        if candidate.name == section:
-            for option in fields(_section_type(candidate)):
-                if _toml_name(option) == name:
-                    return option
-            known = ", ".join(_toml_name(option) for option in fields(_section_type(candidate)))
-            raise ConfigError(f"{origin}: unknown key {section}.{name}; [{section}] has {known}")
-    raise ConfigError(f"{origin}: unknown section [{section}]; known are {_section_names()}")
-
-
-def _section_type(section: Field[Any]) -> type[Any]:
-    factory: Any = section.default_factory
-    return factory  # type: ignore[no-any-return]
-
-
-def _section_names() -> str:
-    return ", ".join(section.name for section in fields(AgentConfig))
-
-
-def _toml_name(option: Field[Any]) -> str:
-    # The unit is in the value there ("100ms"), in the name here.
-    return option.name.removesuffix("_s") if option.metadata["kind"] == "duration" else option.name
-
-
-def _convert(value: Any, option: Field[Any], where: str) -> Any:
-    try:
-        return _CONVERTERS[option.metadata["kind"]](value)
-    except (QuantityError, ConfigError) as error:
-        raise ConfigError(f"{where}: {error}") from None
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ConfigError(f"{value!r} is not text; put it in quotes")
-    return value
-
-
-def _duration(value: Any) -> float:
-    if not isinstance(value, str):
-        raise ConfigError(f'{value!r} has no unit; write for example "100ms" or "10s"')
-    return parse_duration_s(value)
-
-
-def _size(value: Any) -> int:
-    if isinstance(value, int) and not isinstance(value, bool):
-        raise ConfigError(f'{value!r} has no unit; write for example "1GiB" or "{value}B"')
-    return parse_size_bytes(_text(value))
-
-
-def _number(value: Any) -> float:
-    try:
-        if isinstance(value, bool):
-            raise ValueError  # noqa: TRY301, TRY004 - one message for everything that is no number
-        number = float(value)
-    except (TypeError, ValueError):
-        raise ConfigError(f"{value!r} is not a number") from None
-    if math.isnan(number):
-        raise ConfigError(f"{value!r} is not a number")
-    return number
-
-
-def _count(value: Any) -> int:
-    number = _number(value)
-    if number != int(number):
-        raise ConfigError(f"{value!r} is not a whole number")
-    return int(number)
-
-
-def _switch(value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    if value in ("true", "false"):
-        return bool(value == "true")
-    raise ConfigError(f"{value!r} is neither true nor false")
-
-
-_CONVERTERS: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
-    {"text": _text, "duration": _duration, "size": _size, "number": _number, "count": _count, "switch": _switch}
-)
-
-
-def _to_toml(value: Any, kind: str) -> str:
-    if kind == "duration":
-        return f'"{format_duration(value)}"'
-    if kind == "size":
-        return f'"{format_size(value)}"'
-    if kind == "switch":
-        return str(value).lower()
-    if kind in ("number", "count"):
-        return f"{value!r}"
-    escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
-from gpusonde.collector.settings import ConfigError, gather, option, options_of, section_types, to_toml
+from gpusonde.settings import ConfigError, gather, option, options_of, section_types, to_toml
 
 __all__ = ["CollectorConfig", "ConfigError", "options"]
 

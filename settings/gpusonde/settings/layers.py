@@ -1,24 +1,32 @@
-"""Typed settings from TOML, environment and command line: the machinery below ``CollectorConfig``."""
+"""Typed settings from TOML, environment and command line: the machinery below the daemons' configuration classes.
+
+A configuration is a frozen dataclass whose fields are sections, themselves frozen dataclasses whose fields are declared
+with ``option``. Precedence: command line over environment over file over defaults. Every option ``[section] name`` has
+the environment variable ``PREFIX_SECTION_NAME``. Unknown keys are errors; durations and sizes carry their unit.
+"""
 
 from __future__ import annotations
 
 import math
-import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from gpusonde.settings.quantities import (
+    QuantityError,
+    format_duration,
+    format_size,
+    parse_duration_s,
+    parse_size_bytes,
+)
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
-
-_SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-_BYTES = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
-_QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)\s*")
 
 
 class ConfigError(ValueError):
@@ -69,7 +77,7 @@ def gather(
     """
     settings: list[Setting] = []
     if path is not None:
-        settings += _from_file(Path(path))
+        settings += _from_file(Path(path), section_types(config))
     known = {key.replace(".", "_").upper(): key for key in options_of(config)}
     for variable, value in environment.items():
         if variable.startswith(prefix):
@@ -79,7 +87,7 @@ def gather(
             settings.append(_setting("environment", key, value))
     for key, value in overrides.items():
         if "." not in key:
-            raise ConfigError(f"command line: {key!r} is no option; write section.name, for example server.listen")
+            raise ConfigError(f"command line: {key!r} is no option; write section.name as in --print-config")
         settings.append(_setting("command line", key, value))
     values: dict[str, dict[str, Any]] = {}
     for setting in settings:
@@ -111,7 +119,7 @@ def _setting(origin: str, key: str, value: str) -> Setting:
     return Setting(origin, section, name, value)
 
 
-def _from_file(path: Path) -> list[Setting]:
+def _from_file(path: Path, known: Iterable[str]) -> list[Setting]:
     try:
         with path.open("rb") as file:
             document = tomllib.load(file)
@@ -122,7 +130,7 @@ def _from_file(path: Path) -> list[Setting]:
     settings: list[Setting] = []
     for section, values in document.items():
         if not isinstance(values, dict):
-            raise ConfigError(f"{path}: {section} stands outside of a section")
+            raise ConfigError(f"{path}: {section} stands outside a section; known sections are {', '.join(known)}")
         settings += [Setting(str(path), section, name, value) for name, value in values.items()]
     return settings
 
@@ -143,7 +151,7 @@ def _find(config: type[Any], setting: Setting) -> Field[Any]:
 def _convert(value: Any, kind: str, where: str) -> Any:
     try:
         return _CONVERTERS[kind](value)
-    except ValueError as error:
+    except (QuantityError, ConfigError) as error:
         raise ConfigError(f"{where}: {error}") from None
 
 
@@ -154,18 +162,15 @@ def _text(value: Any) -> str:
 
 
 def _duration(value: Any) -> float:
-    return _quantity(value, _SECONDS, '"100ms" or "10s"')
+    if not isinstance(value, str):
+        raise ConfigError(f'{value!r} has no unit; write for example "100ms" or "10s"')
+    return parse_duration_s(value)
 
 
 def _size(value: Any) -> int:
-    return round(_quantity(value, _BYTES, '"64MiB" or "4096B"'))
-
-
-def _quantity(value: Any, units: Mapping[str, float], example: str) -> float:
-    match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
-    if match is None or match[2] not in units:
-        raise ConfigError(f"{value!r} has no unit out of {', '.join(units)}; write for example {example}")
-    return float(match[1]) * units[match[2]]
+    if not isinstance(value, str):
+        raise ConfigError(f'{value!r} has no unit; write for example "64MiB" or "4096B"')
+    return parse_size_bytes(value)
 
 
 def _number(value: Any) -> float:
@@ -200,19 +205,9 @@ _CONVERTERS: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
 
 def _written(value: Any, kind: str) -> str:
     if kind == "duration":
-        return f'"{_in_unit(value, _SECONDS)}"'
+        return f'"{format_duration(value)}"'
     if kind == "size":
-        return f'"{_in_unit(value, _BYTES)}"'
+        return f'"{format_size(value)}"'
     if kind == "text":
         return '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
     return str(value).lower() if kind == "switch" else repr(value)
-
-
-def _in_unit(value: float, units: Mapping[str, float]) -> str:
-    """Write a quantity in the largest unit that leaves a whole number."""
-    for unit, factor in sorted(units.items(), key=lambda item: -item[1]):
-        count = value / factor
-        if count >= 1 and abs(count - round(count)) < 1e-9:
-            return f"{round(count)}{unit}"
-    unit, factor = min(units.items(), key=lambda item: item[1])
-    return f"{value / factor:g}{unit}"
