@@ -24,7 +24,6 @@ from pictures import draw_reliability, draw_scatter
 from sklearn.ensemble import HistGradientBoostingRegressor
 
 from gpusonde.predictor.crossgpu import LatencyModel, ModelSettings, PaperStack, RunsTable, read_runs
-from gpusonde.predictor.crossgpu.conformal import Situation
 from gpusonde.predictor.crossgpu.evaluation import (
     Evaluation,
     PairErrors,
@@ -36,6 +35,7 @@ from gpusonde.predictor.crossgpu.evaluation import (
     paper_predictor,
     prior_predictor,
 )
+from gpusonde.predictor.crossgpu.intervals.conformal import Situation
 from gpusonde.predictor.crossgpu.paper_stack import FeatureGroups
 from gpusonde.predictor.crossgpu.prior import MetricLevel
 

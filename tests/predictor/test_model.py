@@ -15,10 +15,10 @@ from gpusonde.predictor.crossgpu import (
     TooFewRunsError,
     read_runs,
 )
-from gpusonde.predictor.crossgpu.conformal import Situation
 from gpusonde.predictor.crossgpu.evaluation import Scores, predict_pairs
-from gpusonde.predictor.crossgpu.gaussian_process import GaussianProcess
-from gpusonde.predictor.crossgpu.trees import ObliviousTrees
+from gpusonde.predictor.crossgpu.intervals.conformal import Situation
+from gpusonde.predictor.crossgpu.regression.gaussian_process import GaussianProcess
+from gpusonde.predictor.crossgpu.regression.trees import ObliviousTrees
 
 
 def without(source: SourceMeasurement, *names: str) -> SourceMeasurement:

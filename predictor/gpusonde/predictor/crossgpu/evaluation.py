@@ -10,11 +10,11 @@ from enum import Enum
 import numpy as np
 import numpy.typing as npt
 
-from gpusonde.predictor.crossgpu.conformal import Situation
+from gpusonde.predictor.crossgpu.intervals.conformal import Situation
 from gpusonde.predictor.crossgpu.model import LatencyModel
 from gpusonde.predictor.crossgpu.paper_stack import PaperStack
 from gpusonde.predictor.crossgpu.prior import MetricLevel, log_latency_ratio, roofline
-from gpusonde.predictor.crossgpu.runs_table import IndexArray, Run, RunsTable
+from gpusonde.predictor.crossgpu.runs.table import IndexArray, Run, RunsTable
 from gpusonde.predictor.crossgpu.state import ModelSettings
 
 FloatArray = npt.NDArray[np.float64]

@@ -11,14 +11,14 @@ import numpy as np
 from gpusonde.catalog import GpuSpec
 from gpusonde.predictor.crossgpu.combination import combine_predictions
 from gpusonde.predictor.crossgpu.features import SOURCE_FEATURE_COUNT, feature_matrix
-from gpusonde.predictor.crossgpu.fitting import Calibrator
+from gpusonde.predictor.crossgpu.intervals.calibrator import Calibrator
+from gpusonde.predictor.crossgpu.intervals.novelty import GpuNeighbourhood, KnownGpu, RunNeighbourhood
 from gpusonde.predictor.crossgpu.measurement import LatencyPrediction, SourceMeasurement
-from gpusonde.predictor.crossgpu.novelty import GpuNeighbourhood, KnownGpu, RunNeighbourhood
-from gpusonde.predictor.crossgpu.pairs import Pairs
 from gpusonde.predictor.crossgpu.persistence import read_model, write_model
 from gpusonde.predictor.crossgpu.query import Query
-from gpusonde.predictor.crossgpu.residual import ResidualModel
-from gpusonde.predictor.crossgpu.runs_table import IndexArray, RunsTable
+from gpusonde.predictor.crossgpu.regression.residual import ResidualModel
+from gpusonde.predictor.crossgpu.runs.pairs import Pairs
+from gpusonde.predictor.crossgpu.runs.table import IndexArray, RunsTable
 from gpusonde.predictor.crossgpu.state import FittedState, ModelSettings
 
 _SHIPPED = "shipped/latency_model.zip"

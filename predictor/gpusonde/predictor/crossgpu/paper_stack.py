@@ -18,7 +18,7 @@ import numpy.typing as npt
 from gpusonde.catalog import GpuSpec
 from gpusonde.predictor.crossgpu.features import REQUIRED_METRICS
 from gpusonde.predictor.crossgpu.measurement import MeasurementError, MetricDistribution, SourceMeasurement
-from gpusonde.predictor.crossgpu.runs_table import IndexArray, RunsTable
+from gpusonde.predictor.crossgpu.runs.table import IndexArray, RunsTable
 
 FloatArray = npt.NDArray[np.float64]
 

@@ -22,13 +22,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpusonde.predictor.crossgpu.conformal import Calibration, Situation
 from gpusonde.predictor.crossgpu.features import FEATURES, SOURCE_FEATURE_COUNT
-from gpusonde.predictor.crossgpu.gaussian_process import GaussianProcess
-from gpusonde.predictor.crossgpu.novelty import GpuNeighbourhood, KnownGpu, RunNeighbourhood
-from gpusonde.predictor.crossgpu.residual import ResidualModel, ResidualSettings
+from gpusonde.predictor.crossgpu.intervals.conformal import Calibration, Situation
+from gpusonde.predictor.crossgpu.intervals.novelty import GpuNeighbourhood, KnownGpu, RunNeighbourhood
+from gpusonde.predictor.crossgpu.regression.gaussian_process import GaussianProcess
+from gpusonde.predictor.crossgpu.regression.residual import ResidualModel, ResidualSettings
+from gpusonde.predictor.crossgpu.regression.trees import ObliviousTrees
 from gpusonde.predictor.crossgpu.state import FittedState, ModelSettings
-from gpusonde.predictor.crossgpu.trees import ObliviousTrees
 
 FORMAT = "gpusonde cross-GPU latency model"
 FORMAT_VERSION = 1

@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusonde.catalog import GpuSpec
-from gpusonde.predictor.crossgpu.conformal import Situation
 from gpusonde.predictor.crossgpu.features import REQUIRED_METRICS, SOURCE_FEATURE_COUNT, feature_matrix
+from gpusonde.predictor.crossgpu.intervals.conformal import Situation
+from gpusonde.predictor.crossgpu.intervals.novelty import KnownGpu
 from gpusonde.predictor.crossgpu.measurement import LatencyPrediction, MeasurementError, SourceMeasurement
-from gpusonde.predictor.crossgpu.novelty import KnownGpu
 from gpusonde.predictor.crossgpu.prior import (
     MetricLevel,
     Roofline,

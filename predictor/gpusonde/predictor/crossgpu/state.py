@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gpusonde.predictor.crossgpu.conformal import Calibration, Situation
-from gpusonde.predictor.crossgpu.novelty import GpuNeighbourhood, RunNeighbourhood
-from gpusonde.predictor.crossgpu.residual import ResidualModel, ResidualSettings
+from gpusonde.predictor.crossgpu.intervals.conformal import Calibration, Situation
+from gpusonde.predictor.crossgpu.intervals.novelty import GpuNeighbourhood, RunNeighbourhood
+from gpusonde.predictor.crossgpu.regression.residual import ResidualModel, ResidualSettings
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusonde.catalog import GpuCatalog, GpuSpec, UnknownGpuError, load_gpus
-from gpusonde.predictor.crossgpu.columns import (
+from gpusonde.predictor.crossgpu.measurement import MeasurementError, MetricDistribution, SourceMeasurement
+from gpusonde.predictor.crossgpu.runs.columns import (
     AGGREGATES,
     CONFIGURATION_COLUMNS,
     GPU_COLUMNS,
@@ -25,7 +26,6 @@ from gpusonde.predictor.crossgpu.columns import (
     classify_columns,
     recomputed_memory_bandwidth,
 )
-from gpusonde.predictor.crossgpu.measurement import MeasurementError, MetricDistribution, SourceMeasurement
 from gpusonde.telemetry import METRIC_BY_NAME
 
 IndexArray = npt.NDArray[np.intp]

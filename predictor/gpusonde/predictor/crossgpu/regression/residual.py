@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gpusonde.predictor.crossgpu.gaussian_process import GaussianProcess
-from gpusonde.predictor.crossgpu.trees import ObliviousTrees
+from gpusonde.predictor.crossgpu.regression.gaussian_process import GaussianProcess
+from gpusonde.predictor.crossgpu.regression.trees import ObliviousTrees
 
 FloatArray = npt.NDArray[np.float64]
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from gpusonde.predictor.crossgpu.features import REQUIRED_METRICS, feature_matrix
 from gpusonde.predictor.crossgpu.prior import Roofline, log_latency_ratio, metric_level, roofline
-from gpusonde.predictor.crossgpu.runs_table import IndexArray, RunsTable
+from gpusonde.predictor.crossgpu.runs.table import IndexArray, RunsTable
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]

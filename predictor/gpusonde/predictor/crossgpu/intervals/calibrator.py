@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from gpusonde.predictor.crossgpu.conformal import Calibration, LeftOut, Situation, calibrate_worst
-from gpusonde.predictor.crossgpu.pairs import BoolArray, Pairs, grouped_folds, static_log_ratios
-from gpusonde.predictor.crossgpu.residual import ResidualModel, ResidualSettings
-from gpusonde.predictor.crossgpu.runs_table import RunsTable
+from gpusonde.predictor.crossgpu.intervals.conformal import Calibration, LeftOut, Situation, calibrate_worst
+from gpusonde.predictor.crossgpu.regression.residual import ResidualModel, ResidualSettings
+from gpusonde.predictor.crossgpu.runs.pairs import BoolArray, Pairs, grouped_folds, static_log_ratios
+from gpusonde.predictor.crossgpu.runs.table import RunsTable
 
 FloatArray = npt.NDArray[np.float64]
 
