@@ -13,7 +13,7 @@ from support.wire_agent import wait_until
 from gpusonde.collector import LocalStore
 from gpusonde.collector.storage.errors import StoreFullError
 from gpusonde.collector.storage.local import StoreOptions
-from gpusonde.collector.storage.results import Results
+from gpusonde.collector.storage.tables.results import Results
 from gpusonde.collector.tracking.follower import GpuFollower
 from gpusonde.collector.tracking.pipeline import EpochPipeline, PipelineOptions
 from gpusonde.collector.tracking.runs import RunPolicy

@@ -6,7 +6,7 @@ import errno
 import random
 from pathlib import Path
 
-from gpusonde.collector.storage.files import OsFiles
+from gpusonde.collector.storage.disk.files import OsFiles
 
 
 class PowerLost(Exception):

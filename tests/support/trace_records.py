@@ -44,7 +44,7 @@ def incoming(records, agent_id="agent-1", spool_id="spool-1"):
     from gpusonde.collector.records.decode import decode_record
     from gpusonde.collector.records.limits import Limits
     from gpusonde.collector.records.model import InventoryRecord
-    from gpusonde.collector.storage.log import EntryKind, LogEntry
+    from gpusonde.collector.storage.disk.log import EntryKind, LogEntry
     from gpusonde.collector.storage.store import Incoming
 
     inventory, found = None, []

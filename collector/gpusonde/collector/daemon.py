@@ -27,10 +27,10 @@ from gpusonde.collector.query.prediction import Predictor
 from gpusonde.collector.query.service import QueryService
 from gpusonde.collector.records.limits import Limits
 from gpusonde.collector.server import Health, bind, build_server, is_loopback
+from gpusonde.collector.storage.disk.files import FileLayer
 from gpusonde.collector.storage.errors import StoreError
-from gpusonde.collector.storage.files import FileLayer
 from gpusonde.collector.storage.local import LocalStore, StoreOptions
-from gpusonde.collector.storage.results import Results
+from gpusonde.collector.storage.tables.results import Results
 from gpusonde.collector.tracking.epochs import TrackerFactory
 from gpusonde.collector.tracking.follower import GpuFollower
 from gpusonde.collector.tracking.pipeline import EpochPipeline, PipelineOptions

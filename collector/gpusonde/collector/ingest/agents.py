@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 import grpc
 
 from gpusonde.collector.ingest.session import Session, Stop
-from gpusonde.collector.storage.facts import AgentRow
 from gpusonde.collector.storage.store import Store
+from gpusonde.collector.storage.tables.facts import AgentRow
 from gpusonde.ingest.v1 import ingest_pb2
 
 

@@ -23,8 +23,8 @@ from gpusonde.collector.records.decode import check_hello, decode_record
 from gpusonde.collector.records.errors import MissingInventoryError, RecordError, RecordTooLargeError
 from gpusonde.collector.records.limits import Limits
 from gpusonde.collector.records.model import InventoryRecord
+from gpusonde.collector.storage.disk.log import EntryKind, LogEntry
 from gpusonde.collector.storage.errors import StoreError
-from gpusonde.collector.storage.log import EntryKind, LogEntry
 from gpusonde.collector.storage.store import Incoming, Store
 from gpusonde.ingest.v1 import ingest_pb2, ingest_pb2_grpc
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from gpusonde.catalog import GpuCatalog, GpuSpec, Resolution, UnknownGpuError
 from gpusonde.collector.query.errors import InvalidQuestionError, NotFoundError, NotYetError
 from gpusonde.collector.query.runs import duration, find_run, gpu_message
-from gpusonde.collector.storage.results import Results, RunRow
 from gpusonde.collector.storage.samples import concatenate
 from gpusonde.collector.storage.store import Store
+from gpusonde.collector.storage.tables.results import Results, RunRow
 from gpusonde.predictor.crossgpu import (
     LatencyModel,
     LatencyPrediction,

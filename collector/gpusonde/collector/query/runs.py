@@ -11,9 +11,9 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from gpusonde.collector.query.errors import NotFoundError
 from gpusonde.collector.query.paging import from_token, page_size, to_token
-from gpusonde.collector.storage.facts import GpuRow
-from gpusonde.collector.storage.results import EpochRow, Results, RunRow
 from gpusonde.collector.storage.store import Store
+from gpusonde.collector.storage.tables.facts import GpuRow
+from gpusonde.collector.storage.tables.results import EpochRow, Results, RunRow
 from gpusonde.common.v1 import gpu_pb2, job_pb2
 from gpusonde.query.v1 import query_pb2
 

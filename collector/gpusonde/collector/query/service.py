@@ -16,8 +16,8 @@ from gpusonde.collector.query.prediction import Predictor
 from gpusonde.collector.query.runs import list_epochs, list_runs
 from gpusonde.collector.query.samples import SampleStream
 from gpusonde.collector.storage.errors import StoreCorruptError, StoreError
-from gpusonde.collector.storage.results import Results
 from gpusonde.collector.storage.store import Store
+from gpusonde.collector.storage.tables.results import Results
 from gpusonde.predictor.crossgpu import ModelFileError
 from gpusonde.query.v1 import query_pb2, query_pb2_grpc
 

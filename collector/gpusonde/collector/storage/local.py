@@ -13,21 +13,21 @@ from gpusonde.collector.records.decode import decode_record
 from gpusonde.collector.records.limits import STORED_LIMITS
 from gpusonde.collector.records.model import BatchRecord, Binding, GpuEvent, InventoryRecord, Position
 from gpusonde.collector.storage.arrivals import Arrival
-from gpusonde.collector.storage.catalog import NewSegment, SegmentCatalog
-from gpusonde.collector.storage.database import Database
+from gpusonde.collector.storage.disk.files import FileLayer, OsFiles, write_durably
+from gpusonde.collector.storage.disk.lock import DirectoryLock
+from gpusonde.collector.storage.disk.log import Log
+from gpusonde.collector.storage.disk.segments import encode_segment
 from gpusonde.collector.storage.errors import StoreFullError, naming_full_disks
-from gpusonde.collector.storage.facts import AgentRow, Facts, GpuRow, LossRow, RejectionRow
-from gpusonde.collector.storage.files import FileLayer, OsFiles, write_durably
-from gpusonde.collector.storage.lock import DirectoryLock
-from gpusonde.collector.storage.log import Log
 from gpusonde.collector.storage.memory import Frozen, Memory
 from gpusonde.collector.storage.reader import Reader
 from gpusonde.collector.storage.recovery import Recovered, recover
 from gpusonde.collector.storage.samples import (
     Samples,
 )
-from gpusonde.collector.storage.segments import encode_segment
 from gpusonde.collector.storage.store import Incoming, Listener
+from gpusonde.collector.storage.tables.database import Database
+from gpusonde.collector.storage.tables.facts import AgentRow, Facts, GpuRow, LossRow, RejectionRow
+from gpusonde.collector.storage.tables.segment_catalog import NewSegment, SegmentCatalog
 from gpusonde.collector.storage.tail import Generation
 from gpusonde.ingest.v1 import ingest_pb2
 

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from gpusonde.collector.records.model import Int64Array, Position
 from gpusonde.collector.storage.arrivals import Arrival, BindingArrived, Mark, SourceEndArrived, in_order_of_arrival
-from gpusonde.collector.storage.catalog import PartRow, SegmentCatalog
+from gpusonde.collector.storage.disk.segments import read_segment_part
 from gpusonde.collector.storage.errors import StoreCorruptError
-from gpusonde.collector.storage.facts import Facts
 from gpusonde.collector.storage.memory import Memory
 from gpusonde.collector.storage.samples import (
     Samples,
@@ -21,7 +20,8 @@ from gpusonde.collector.storage.samples import (
     in_order_of_time,
     samples_of,
 )
-from gpusonde.collector.storage.segments import read_segment_part
+from gpusonde.collector.storage.tables.facts import Facts
+from gpusonde.collector.storage.tables.segment_catalog import PartRow, SegmentCatalog
 
 _LOG = logging.getLogger(__name__)
 _END_OF_TIME = 1 << 62

@@ -8,9 +8,9 @@ from typing import Protocol
 
 from gpusonde.collector.records.model import Binding, Decoded, GpuEvent, InventoryRecord, Position
 from gpusonde.collector.storage.arrivals import Arrival
-from gpusonde.collector.storage.facts import AgentRow, GpuRow, LossRow, RejectionRow
-from gpusonde.collector.storage.log import LogEntry
+from gpusonde.collector.storage.disk.log import LogEntry
 from gpusonde.collector.storage.samples import Samples
+from gpusonde.collector.storage.tables.facts import AgentRow, GpuRow, LossRow, RejectionRow
 
 # Called with (agent_id, gpu_uuid) pairs that have something new.
 Listener = Callable[[frozenset[tuple[str, str]]], None]

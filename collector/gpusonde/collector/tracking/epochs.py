@@ -9,8 +9,8 @@ from typing import Protocol
 
 import numpy.typing as npt
 
-from gpusonde.collector.storage.results import EpochRow, RunRow, RunUpdate
 from gpusonde.collector.storage.samples import Samples
+from gpusonde.collector.storage.tables.results import EpochRow, RunRow, RunUpdate
 from gpusonde.epoch_detect import EpochDetection, EpochEvent, TrackedEpoch
 
 _LOG = logging.getLogger(__name__)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from gpusonde.collector.storage.arrivals import BindingArrived, TicksArrived
-from gpusonde.collector.storage.results import RunUpdate
 from gpusonde.collector.storage.store import Store
+from gpusonde.collector.storage.tables.results import RunUpdate
 from gpusonde.collector.tracking.activity import has_activity
 from gpusonde.collector.tracking.epochs import RunEpochs, TrackerFactory
 from gpusonde.collector.tracking.runs import (

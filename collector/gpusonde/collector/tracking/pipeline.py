@@ -10,7 +10,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from gpusonde.collector.storage.errors import StoreError
-from gpusonde.collector.storage.results import Results, RunUpdate
+from gpusonde.collector.storage.tables.results import Results, RunUpdate
 from gpusonde.collector.tracking.follower import FollowerFactory, GpuFollower
 from gpusonde.collector.tracking.runs import Resume
 

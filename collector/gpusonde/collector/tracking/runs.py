@@ -16,8 +16,8 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from gpusonde.collector.records.model import Binding, Position
-from gpusonde.collector.storage.results import RunRow
 from gpusonde.collector.storage.samples import Samples, concatenate
+from gpusonde.collector.storage.tables.results import RunRow
 from gpusonde.collector.tracking.activity import activity_of
 
 _MEMORY = "framebuffer_used_bytes"

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 
 from gpusonde.collector.records.model import Position
-from gpusonde.collector.storage.database import Database
+from gpusonde.collector.storage.tables.database import Database
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from gpusonde.collector.records.model import (
     RejectedRecord,
     SourceEndedRecord,
 )
-from gpusonde.collector.storage.database import Database
+from gpusonde.collector.storage.tables.database import Database
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
-from gpusonde.collector.storage.files import FileLayer, OutputFile
+from gpusonde.collector.storage.disk.files import FileLayer, OutputFile
 
 _MAGIC = b"GSLOG001"
 _HEAD = struct.Struct("<II")

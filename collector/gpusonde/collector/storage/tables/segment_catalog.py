@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gpusonde.collector.records.model import Position
-from gpusonde.collector.storage.database import Database
-from gpusonde.collector.storage.segments import SegmentPart
+from gpusonde.collector.storage.disk.segments import SegmentPart
+from gpusonde.collector.storage.tables.database import Database
 
 _PART = (
     "file_name, gpu_uuid, spool, row_group, first_row, segment_parts.row_count, first_sequence, last_sequence,"

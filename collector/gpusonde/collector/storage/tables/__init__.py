@@ -1,0 +1,1 @@
+"""The SQLite catalogue and its tables."""
