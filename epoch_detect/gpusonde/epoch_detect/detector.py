@@ -19,8 +19,13 @@ from gpusonde.telemetry import FloatArray
 
 SHORT_CYCLE_TICKS = 20  # below, an iteration and an epoch look the same
 _LEAST_CONFIDENCE = 0.5
+_LEAST_CONFIDENCE_OF_FEW = 0.7  # of two or three cycles, which agree by chance more easily than the scorer was taught
+_FEW_CYCLES = 3
 _LEAST_CYCLES = 2
 _REPORTED_HYPOTHESES = 3
+_LEAST_BUSY = (
+    0.2  # of the ticks from the first to the last activity; training with long pauses works for a half or more
+)
 _WARM_UP = 0.5  # periods that warm-up before the first level change may take
 _WARM_UP_BUSY = 0.7  # share of the ticks in it at which the GPU must work
 _HOLDING = 0.85  # share of their former agreement that the cycles must keep for a known cycle to hold
@@ -99,7 +104,7 @@ def analyse_and_hold(
     )
     chosen, confidence = found.readings[order[0]], float(probabilities[order[0]])
     nothing = EpochDetection(Verdict.NONE, "", metrics=ticks.names, hypotheses=hypotheses)
-    if confidence < _LEAST_CONFIDENCE:
+    if confidence < (_LEAST_CONFIDENCE_OF_FEW if chosen.chain.cycles <= _FEW_CYCLES else _LEAST_CONFIDENCE):
         reason = (
             f"the likeliest cycle, {chosen.period_s:.4g} s, is an epoch with a probability of {confidence:.2f} only"
         )
@@ -180,6 +185,9 @@ def read_all(ticks: Ticks) -> Readings | str:
     if stop - first < LEAST_TICKS:
         return f"the GPU works for {stop - first} ticks only; at least {LEAST_TICKS} are needed"
     active = ticks.slice(first, stop)
+    busy = float(busy_ticks(active).mean())
+    if busy < _LEAST_BUSY:
+        return f"the GPU works for {100 * busy:.0f} % of the time only, more like a scheduled job than like training"
     signal = scaled_signal(active)
     if signal is None:
         return "every metric is constant while the GPU works"
