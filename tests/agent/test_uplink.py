@@ -55,7 +55,7 @@ class Rig:
 
         return Backoff(uniform=draw)
 
-    def run(self, target, until=None, timeout_s=15.0, during=None, **settings):
+    def run(self, target, until=None, timeout_s=60.0, during=None, **settings):
         """Run the uplink until a condition holds (or everything is acknowledged)."""
         self.uplink = Uplink(
             self.spool,
@@ -406,7 +406,7 @@ def test_an_ack_that_overtakes_the_end_of_its_write_counts(rig, caplog):
             assert not running.done(), running.exception()
         await end(running)
 
-    asyncio.run(asyncio.wait_for(main(), 10))
+    asyncio.run(asyncio.wait_for(main(), 60))
     assert "was not sent" not in caplog.text
 
 

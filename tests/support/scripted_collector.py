@@ -77,7 +77,7 @@ class ScriptedCollector(ingest_pb2_grpc.IngestServiceServicer):
             self._server.stop(0).wait()
             self._server = None
 
-    def wait_for(self, condition, timeout_s: float = 20.0) -> None:
+    def wait_for(self, condition, timeout_s: float = 60.0) -> None:
         with self.changed:
             assert self.changed.wait_for(condition, timeout_s), f"not within {timeout_s} s; stored {self.summary()}"
 
