@@ -12,6 +12,7 @@ import pytest
 from support.scripted_collector import ScriptedCollector
 
 from gpusonde.agent.batch import decode
+from gpusonde.agent.spool.segment import scan
 from gpusonde.telemetry import metric
 
 # An agent whose source counts ticks for ever: tick i carries the value i, so that the collector's side can tell which
@@ -77,6 +78,13 @@ def wait_for(agent, condition, timeout_s=60.0):
         time.sleep(0.005)
 
 
+def spooled_batches(directory):
+    """How many batches lie in the newest segment of a running agent."""
+    segments = sorted(directory.glob("*.seg"))
+    records = scan(segments[-1].read_bytes()).records if segments else []
+    return sum(record.ticks > 0 for record in records)
+
+
 def test_an_agent_killed_at_random_leaves_no_hole_and_no_double(tmp_path, start):
     chance = random.Random(1)
     with ScriptedCollector() as collector:
@@ -121,7 +129,6 @@ def test_sigterm_writes_what_was_sampled_drains_and_exits_zero(tmp_path, start):
     with ScriptedCollector() as collector:
         agent = start(tmp_path / "spool", collector.target, **{"uplink.batch_interval": "30s"})
         wait_for(agent, lambda: collector.hellos)
-        time.sleep(0.25)
         agent.send_signal(signal.SIGTERM)
         out, errors = agent.communicate(timeout=60)
         assert agent.returncode == 0, errors
@@ -133,8 +140,7 @@ def test_sigterm_writes_what_was_sampled_drains_and_exits_zero(tmp_path, start):
 
 def test_sigterm_without_a_collector_ends_within_the_grace_and_keeps_everything(tmp_path, start):
     agent = start(tmp_path / "spool", "127.0.0.1:1", **{"uplink.drain_timeout": "200ms"})
-    wait_for(agent, lambda: list((tmp_path / "spool").glob("*.seg")))
-    time.sleep(0.3)
+    wait_for(agent, lambda: spooled_batches(tmp_path / "spool"))
     began = time.monotonic()
     agent.send_signal(signal.SIGTERM)
     out, errors = agent.communicate(timeout=60)
@@ -148,8 +154,7 @@ def test_sigterm_without_a_collector_ends_within_the_grace_and_keeps_everything(
 
 def test_a_second_signal_ends_the_wait_for_the_collector(tmp_path, start):
     agent = start(tmp_path / "spool", "127.0.0.1:1", **{"uplink.drain_timeout": "1h"})
-    wait_for(agent, lambda: list((tmp_path / "spool").glob("*.seg")))
-    time.sleep(0.3)
+    wait_for(agent, lambda: spooled_batches(tmp_path / "spool"))
     agent.send_signal(signal.SIGTERM)
     time.sleep(0.3)
     assert agent.poll() is None
