@@ -123,3 +123,10 @@ def test_quantities_carry_their_unit() -> None:
     assert wording.interval(17.1, 17.9) == "17.1 to 17.9"
     assert wording.count(1, "epoch") == "1 epoch"
     assert wording.count(12, "epoch") == "12 epochs"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.5, "0.50"), (0.99, "0.99"), (0.9977, ">0.99"), (1.0, ">0.99"), (0.0, "<0.01")]
+)
+def test_a_probability_never_claims_certainty(value: float, text: str) -> None:
+    assert wording.probability(value) == text

@@ -87,9 +87,7 @@ def headline(run: RunInfo) -> str:
     if run.verdict == "epochs":
         interval = wording.interval(run.period_low_s, run.period_high_s)
         found = wording.count(run.epoch_count, "epoch")
-        return (
-            f"{found} of {wording.seconds(run.period_s)} (95 % interval {interval} s), confidence {run.confidence:.2f}"
-        )
+        return f"{found} of {wording.seconds(run.period_s)} (95 % interval {interval} s), confidence {wording.probability(run.confidence)}"
     if run.verdict == "short_cycle":
         return f"a cycle of {wording.seconds(run.period_s)}, too short to tell an epoch from an iteration"
     return "no epochs" if run.verdict else "not analysed yet"
@@ -106,7 +104,7 @@ def render_epochs(screen: Screen, run: RunInfo, epochs: Sequence[EpochInfo]) -> 
                 f"{_since(run, epoch.start_unix_nano):.2f}",
                 f"{_since(run, epoch.end_unix_nano):.2f}",
                 f"{epoch.duration_s:.2f}",
-                f"{epoch.confidence:.2f}",
+                wording.probability(epoch.confidence),
                 epoch.status,
             )
             for i, epoch in enumerate(epochs)

@@ -33,6 +33,13 @@ def percent(ratio: float | None, digits: int = 0) -> str:
     return ABSENT if ratio is None or not math.isfinite(ratio) else f"{100 * ratio:.{digits}f} %"
 
 
+def probability(value: float) -> str:
+    """A probability with two decimals, which never claims certainty."""
+    if math.isnan(value):
+        return ABSENT
+    return ">0.99" if value > 0.99 else "<0.01" if value < 0.01 else f"{value:.2f}"
+
+
 def gibibytes(value: float | None) -> str:
     """An amount of memory."""
     return ABSENT if value is None else f"{number(value / (1 << 30))} GiB"

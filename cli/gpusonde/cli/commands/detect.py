@@ -98,7 +98,11 @@ def plot(path: Path, trace: Trace, detection: EpochDetection) -> None:
     from gpusonde.cli.picture import EpochMarks, draw
 
     name = trace.gpu_model or trace.gpu_uuid
-    facts = [f"confidence {detection.confidence:.2f}"] if detection.verdict == "epochs" else [detection.reason]
+    facts = (
+        [f"confidence {wording.probability(detection.confidence)}"]
+        if detection.verdict == "epochs"
+        else [detection.reason]
+    )
     facts += [f"{detection.mode} mode"]
     if "generated" in trace.attributes:
         facts.insert(0, "generated trace")
@@ -157,7 +161,9 @@ def _render(screen: Screen, args: argparse.Namespace, trace: Trace, detection: E
     ticks = f"{wording.count(len(trace), 'tick')} in {wording.seconds(trace.duration_s)}"
     screen.heading(headline(detection))
     screen.line(f"{args.trace}{f' ({gpu})' if gpu else ''}: {ticks}, {detection.mode} mode")
-    screen.line(f"metrics: {', '.join(detection.metrics) or 'none'}; confidence {detection.confidence:.2f}")
+    screen.line(
+        f"metrics: {', '.join(detection.metrics) or 'none'}; confidence {wording.probability(detection.confidence)}"
+    )
     if detection.reason:
         screen.line(detection.reason)
     if detection.epoch_starts_s.size:
