@@ -87,7 +87,8 @@ def headline(run: RunInfo) -> str:
     if run.verdict == "epochs":
         interval = wording.interval(run.period_low_s, run.period_high_s)
         found = wording.count(run.epoch_count, "epoch")
-        return f"{found} of {wording.seconds(run.period_s)} (95 % interval {interval} s), confidence {wording.probability(run.confidence)}"
+        confidence = wording.probability(run.confidence)
+        return f"{found} of {wording.seconds(run.period_s)} (95 % interval {interval} s), confidence {confidence}"
     if run.verdict == "short_cycle":
         return f"a cycle of {wording.seconds(run.period_s)}, too short to tell an epoch from an iteration"
     return "no epochs" if run.verdict else "not analysed yet"
