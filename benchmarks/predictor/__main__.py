@@ -66,6 +66,8 @@ def main() -> None:
     parser.add_argument("--only", choices=("default",), help="leave the paper's stack out")
     parser.add_argument("--protocols", nargs="+", default=[protocol.value for protocol in Protocol])
     arguments = parser.parse_args()
+    # Now, not after an hour: the pictures go there too.
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
     runs = read_runs(arguments.runs)
     protocols = [Protocol(name) for name in arguments.protocols]
     started = time.monotonic()
@@ -87,7 +89,6 @@ def main() -> None:
         sections += [section_ablation(runs), section_single_models(runs)]
     sections += [section_latency(runs), section_picture(default, arguments.out.parent)]
     sections.append(f"\nThe whole took {(time.monotonic() - started) / 60:.0f} minutes.\n")
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text("\n".join(sections), encoding="utf-8")
     print("\n".join(sections))
 
