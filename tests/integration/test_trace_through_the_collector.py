@@ -126,7 +126,7 @@ def test_a_collector_that_is_not_there_is_one_clear_line(
 def test_epochs_of_recorded_titan_x_gpus_are_the_same_directly_and_through_the_collector(tmp_path: Path) -> None:
     with running_collector(tmp_path) as collector:
         replay(TITAN_X, collector.address, tmp_path, speed=200.0, agent="titanx")
-        wait_for_ended_runs(collector.address)
+        wait_for_ended_runs(collector.address, count=2)
         detected = ask("detect", str(TITAN_X), "--gpu", "0")
         assert detected["period_s"] == pytest.approx(13.16, rel=0.03)
         runs = ask("runs", "--collector", collector.address)["runs"]

@@ -47,7 +47,8 @@ class Child:
 
     def start(self) -> None:
         """Start the process."""
-        with self._log_path.open("wb") as log, self._out_path.open("wb") as out:
+        # A Ctrl-C between the fork and the assignment would leave a process that nobody knows.
+        with self._log_path.open("wb") as log, self._out_path.open("wb") as out, _uninterrupted():
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "gpusonde.cli.demo.child", str(os.getpid()), *self._arguments],
                 stdin=subprocess.DEVNULL,
@@ -126,6 +127,26 @@ def stopped_by_signals() -> Iterator[None]:
     finally:
         for number, handler in zip(caught, before, strict=True):
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Put signals that end the demo off to the end of the block.
+
+    With handlers and not with a signal mask: a child would inherit the mask.
+    """
+    arrived: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, _: arrived.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if arrived:
+        raise KeyboardInterrupt
 
 
 def _environment() -> dict[str, str]:
