@@ -76,6 +76,30 @@ def test_what_is_wrong_is_named_with_its_place_and_the_remedy(tmp_path, text, wh
         assert "agent.toml" in str(caught.value)
 
 
+def test_a_file_that_is_no_text_is_refused_with_its_name(tmp_path):
+    path = tmp_path / "agent.toml"
+    path.write_bytes(b'[agent]\nid = "\x9c"\n')
+    with pytest.raises(ConfigError, match="save the file as UTF-8") as caught:
+        AgentConfig.load(path)
+    assert caught.value.path == str(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ('[source]\nintervall = "1s"', "source.intervall"),
+        ("[source]\ninterval = 3", "source.interval"),
+        ('[sauce]\ninterval = "1s"', "sauce"),
+        ('interval = "1s"', "interval"),
+    ],
+)
+def test_an_error_keeps_file_and_field(tmp_path, text, field):
+    path = write(tmp_path, text)
+    with pytest.raises(ConfigError) as caught:
+        AgentConfig.load(path)
+    assert (caught.value.path, caught.value.field) == (str(path), field)
+
+
 def test_a_misspelt_environment_variable_is_an_error():
     with pytest.raises(ConfigError, match="GPUSONDE_AGENT_SPEED is no option"):
         AgentConfig.load(environment={"GPUSONDE_AGENT_SPEED": "2"})
@@ -90,7 +114,7 @@ def test_the_printed_configuration_is_a_file_that_says_the_same(tmp_path):
     config = AgentConfig.load(
         overrides={
             "source.kind": "replay",
-            "source.trace": 'C:\\odd "name".csv',
+            "source.trace": 'C:\\odd "name"\twith a tab.csv',
             "source.speed": "12.5",
             "source.keep_time": "true",
             "source.interval": "150ms",

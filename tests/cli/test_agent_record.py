@@ -44,7 +44,8 @@ def test_a_good_configuration_is_said_to_be_good(capsys: pytest.CaptureFixture[s
     ("arguments", "code", "said"),
     [
         (["--set", "source.interval=10ms"], 1, "100ms"),
-        (["--set", "source.intervall=1s"], 1, "intervall"),
+        (["--set", "source.intervall=1s"], 2, "intervall"),
+        (["--set", "source.interval=1"], 2, "has no unit"),
         (["--set", "nonsense"], 2, "SECTION.NAME=VALUE"),
         (["--config", "/nowhere/agent.toml"], 1, "/nowhere/agent.toml"),
         (["--collector", "nowhere"], 2, "HOST:PORT"),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from gpusonde.cli.output import Output
 from gpusonde.cli.parsing import UsageError
+from gpusonde.settings import ConfigError
 
 
 def add_config_options(parser: argparse.ArgumentParser, environment_prefix: str) -> None:
@@ -42,6 +44,21 @@ def overrides_of(args: argparse.Namespace, flags: Mapping[str, str | None]) -> d
             raise UsageError(f"--set {setting!r}: write SECTION.NAME=VALUE")
         chosen[key.strip()] = value.strip()
     return chosen | {key: value for key, value in flags.items() if value is not None}
+
+
+@contextlib.contextmanager
+def usage_errors_of_settings() -> Iterator[None]:
+    """Tell settings that are wrong on the command line from those in a file or in the environment.
+
+    Raises:
+        UsageError: A flag or ``--set`` names no option, or its value is of the wrong kind.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        if error.on_command_line:
+            raise UsageError(str(error)) from error
+        raise
 
 
 def show_config(args: argparse.Namespace, toml: str) -> int:

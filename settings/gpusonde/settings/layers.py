@@ -7,6 +7,7 @@ the environment variable ``PREFIX_SECTION_NAME``. Unknown keys are errors; durat
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -29,15 +30,31 @@ else:
     import tomli as tomllib
 
 
+COMMAND_LINE = "command line"
+
+
 class ConfigError(ValueError):
-    """A setting that cannot be used; the message names where it stands and what would be right."""
+    """A setting that cannot be used; the message names where it stands and what would be right.
+
+    Attributes:
+        path: The configuration file at fault, or None.
+        field: The option as ``section.name``, or the section; None when none is meant.
+        on_command_line: Whether the command line is at fault.
+    """
+
+    def __init__(self, problem: str, *, origin: str | Path = "", field: str | None = None) -> None:
+        """Keep the place; ``origin`` is the file's path, or the words for another origin."""
+        self.path = str(origin) if isinstance(origin, Path) else None
+        self.field = field
+        self.on_command_line = origin == COMMAND_LINE
+        super().__init__(f"{origin}: {problem}" if str(origin) else problem)
 
 
 @dataclass(frozen=True)
 class Setting:
     """One value and where it came from."""
 
-    origin: str
+    origin: str | Path
     section: str
     name: str
     value: Any
@@ -83,17 +100,22 @@ def gather(
         if variable.startswith(prefix):
             key = known.get(variable[len(prefix) :])
             if key is None:
-                raise ConfigError(f"environment: {variable} is no option; known are {', '.join(sorted(known))}")
+                raise ConfigError(
+                    f"{variable} is no option; known are {', '.join(sorted(known))}",
+                    origin="environment",
+                    field=variable,
+                )
             settings.append(_setting("environment", key, value))
     for key, value in overrides.items():
         if "." not in key:
-            raise ConfigError(f"command line: {key!r} is no option; write section.name as in --print-config")
-        settings.append(_setting("command line", key, value))
+            raise ConfigError(
+                f"{key!r} is no option; write section.name as in --print-config", origin=COMMAND_LINE, field=key
+            )
+        settings.append(_setting(COMMAND_LINE, key, value))
     values: dict[str, dict[str, Any]] = {}
     for setting in settings:
         entry = _find(config, setting)
-        where = f"{setting.origin}: {setting.section}.{setting.name}"
-        values.setdefault(setting.section, {})[entry.name] = _convert(setting.value, entry.metadata["kind"], where)
+        values.setdefault(setting.section, {})[entry.name] = _convert(setting, entry.metadata["kind"])
     return values
 
 
@@ -114,7 +136,7 @@ def toml_name(entry: Field[Any]) -> str:
     return entry.name.removesuffix("_s") if entry.metadata["kind"] == "duration" else entry.name
 
 
-def _setting(origin: str, key: str, value: str) -> Setting:
+def _setting(origin: str | Path, key: str, value: str) -> Setting:
     section, _, name = key.partition(".")
     return Setting(origin, section, name, value)
 
@@ -124,35 +146,45 @@ def _from_file(path: Path, known: Iterable[str]) -> list[Setting]:
         with path.open("rb") as file:
             document = tomllib.load(file)
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}; give an existing configuration file") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: not TOML: {error}") from error
+        raise ConfigError(f"{error.strerror}; give an existing configuration file", origin=path) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"not TOML: byte {error.start} is no UTF-8; save the file as UTF-8", origin=path) from error
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ConfigError(f"not TOML: {error}", origin=path) from error
     settings: list[Setting] = []
     for section, values in document.items():
         if not isinstance(values, dict):
-            raise ConfigError(f"{path}: {section} stands outside a section; known sections are {', '.join(known)}")
-        settings += [Setting(str(path), section, name, value) for name, value in values.items()]
+            raise ConfigError(
+                f"{section} stands outside a section; known sections are {', '.join(known)}", origin=path, field=section
+            )
+        settings += [Setting(path, section, name, value) for name, value in values.items()]
     return settings
 
 
 def _find(config: type[Any], setting: Setting) -> Field[Any]:
     sections = section_types(config)
     if setting.section not in sections:
-        raise ConfigError(f"{setting.origin}: unknown section [{setting.section}]; known are {', '.join(sections)}")
+        raise ConfigError(
+            f"unknown section [{setting.section}]; known are {', '.join(sections)}",
+            origin=setting.origin,
+            field=setting.section,
+        )
     entries = {toml_name(entry): entry for entry in fields(sections[setting.section])}
     if setting.name not in entries:
         raise ConfigError(
-            f"{setting.origin}: unknown key {setting.section}.{setting.name}; [{setting.section}] has"
-            f" {', '.join(entries)}"
+            f"unknown key {setting.section}.{setting.name}; [{setting.section}] has {', '.join(entries)}",
+            origin=setting.origin,
+            field=f"{setting.section}.{setting.name}",
         )
     return entries[setting.name]
 
 
-def _convert(value: Any, kind: str, where: str) -> Any:
+def _convert(setting: Setting, kind: str) -> Any:
     try:
-        return _CONVERTERS[kind](value)
+        return _CONVERTERS[kind](setting.value)
     except (QuantityError, ConfigError) as error:
-        raise ConfigError(f"{where}: {error}") from None
+        key = f"{setting.section}.{setting.name}"
+        raise ConfigError(f"{key}: {error}", origin=setting.origin, field=key) from None
 
 
 def _text(value: Any) -> str:
@@ -209,5 +241,5 @@ def _written(value: Any, kind: str) -> str:
     if kind == "size":
         return f'"{format_size(value)}"'
     if kind == "text":
-        return '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
+        return json.dumps(value, ensure_ascii=False)  # TOML's basic strings know JSON's escapes
     return str(value).lower() if kind == "switch" else repr(value)

@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from gpusonde.cli import logs, wording
-from gpusonde.cli.daemon import add_config_options, overrides_of, show_config
+from gpusonde.cli.daemon import add_config_options, overrides_of, show_config, usage_errors_of_settings
 from gpusonde.cli.output import Output, Screen
 from gpusonde.cli.parsing import Parser, Subparsers, add_command, address, positive_number
 
@@ -48,7 +48,8 @@ def run(args: argparse.Namespace) -> int:
         "source.speed": None if args.speed is None else repr(args.speed),
         "source.keep_time": "true" if args.keep_time else None,
     }
-    config = AgentConfig.load(args.config, environment=os.environ, overrides=overrides_of(args, flags))
+    with usage_errors_of_settings():
+        config = AgentConfig.load(args.config, environment=os.environ, overrides=overrides_of(args, flags))
     if args.check_config or args.print_config:
         return show_config(args, config.to_toml())
     if not args.verbose:

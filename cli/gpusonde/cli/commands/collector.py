@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING
 
 from gpusonde.cli import logs
-from gpusonde.cli.daemon import add_config_options, overrides_of, show_config
+from gpusonde.cli.daemon import add_config_options, overrides_of, show_config, usage_errors_of_settings
 from gpusonde.cli.output import Output, Screen
 from gpusonde.cli.parsing import DEFAULT_COLLECTOR, Parser, Subparsers, add_command
 
@@ -40,7 +40,8 @@ def run(args: argparse.Namespace) -> int:
     from gpusonde.collector import CollectorConfig
 
     flags = {"server.listen": args.listen, "store.directory": args.store, "prediction.model": args.model}
-    config = CollectorConfig.load(args.config, environment=os.environ, overrides=overrides_of(args, flags))
+    with usage_errors_of_settings():
+        config = CollectorConfig.load(args.config, environment=os.environ, overrides=overrides_of(args, flags))
     if args.check_config or args.print_config:
         return show_config(args, config.to_toml())
     from gpusonde.collector import run_collector
