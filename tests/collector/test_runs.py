@@ -1,5 +1,6 @@
 """Where runs begin and end, and that the same records always give the same runs."""
 
+import dataclasses
 import random
 
 import pytest
@@ -171,7 +172,8 @@ def test_runs_do_not_depend_on_how_the_ticks_are_cut(samples):
 
 
 def ids_and_rows(events):
-    return [event.run for event in events if isinstance(event, RunEnded)]
+    # As tuples: from Python 3.13 on, a dataclass with a NaN does not equal itself.
+    return [dataclasses.astuple(event.run) for event in events if isinstance(event, RunEnded)]
 
 
 @pytest.mark.parametrize("samples", STORIES)
@@ -193,4 +195,6 @@ def test_a_tracker_that_begins_where_another_one_stood_comes_to_the_same_runs(sa
             resume = subject.resume
             subject, reached = tracker(resume=resume), resume.position
     assert found == expected
-    assert subject.run == steady.run
+    assert (subject.run is None) == (steady.run is None)
+    if subject.run and steady.run:
+        assert dataclasses.astuple(subject.run) == dataclasses.astuple(steady.run)
