@@ -164,6 +164,33 @@ def test_a_reader_that_goes_away_is_no_error(options: list[str]) -> None:
     assert command.wait(timeout=60) == main.EXIT_BROKEN_PIPE
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device /dev/full")
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_full_disk_under_stdout_is_one_line_and_exit_1(options: list[str]) -> None:
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        command = subprocess.run(
+            [sys.executable, "-m", "gpusonde.cli", "metrics", *options],
+            stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60,
+        )  # fmt: skip
+    assert command.stderr == "gpusonde: error: standard output: No space left on device\n"
+    assert command.returncode == 1
+
+
+@pytest.mark.parametrize("options", ["", "--json"])
+def test_a_process_without_stdout_or_stderr_does_its_work(options: str) -> None:
+    def shell(line: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False, timeout=60)
+
+    command = f"{sys.executable} -m gpusonde.cli gpus {options}"
+    silent = shell(f"{command} >&-")
+    assert (silent.returncode, silent.stderr) == (0, "")
+    refused = shell(f"{command} no-such-gpu 2>&-")
+    assert refused.returncode == 1
+    assert bool(refused.stdout) is bool(options)
+    if options:
+        assert json.loads(refused.stdout)["error"]["type"] == "UnknownGpuError"
+
+
 def test_an_operating_system_error_names_the_file() -> None:
     report = describe(FileNotFoundError(2, "No such file or directory", "trace.csv"), "detect")
     assert (report.message, report.file, report.is_bug) == (

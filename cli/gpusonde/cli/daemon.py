@@ -9,7 +9,6 @@ from pathlib import Path
 
 from gpusonde.cli.output import Output
 from gpusonde.cli.parsing import UsageError
-from gpusonde.settings import ConfigError
 
 
 def add_config_options(parser: argparse.ArgumentParser, environment_prefix: str) -> None:
@@ -53,6 +52,8 @@ def usage_errors_of_settings() -> Iterator[None]:
     Raises:
         UsageError: A flag or ``--set`` names no option, or its value is of the wrong kind.
     """
+    from gpusonde.settings import ConfigError
+
     try:
         yield
     except ConfigError as error:

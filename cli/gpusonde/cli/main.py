@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 failed, 2 the command line was wrong, 130 interrupted, 141
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import logging
 import os
@@ -73,6 +74,7 @@ def command_module(name: str) -> CommandModule:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``gpusonde`` with the given arguments (the process's own by default) and return the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    replace_closed_streams()
     try:
         args = build_parser().parse_args(arguments)
     except UsageError as error:
@@ -81,6 +83,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     level = logging.INFO if args.command in _DAEMONS else logging.WARNING
     logs.configure(args.log_format, verbose=args.verbose, level=level)
     return run(args)
+
+
+def replace_closed_streams() -> None:
+    """Give a process that was started without stdout or stderr (``>&-``) one that nobody reads."""
+    # Python has None there, and print then writes what is meant for stderr to stdout.
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
 
 def spare_loopback_from_proxies(environment: MutableMapping[str, str]) -> None:
@@ -103,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         # The reader of our output has seen enough ("| head"). Flushing at exit would complain again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _forget_stdout()
         return EXIT_BROKEN_PIPE
     except Exception as error:
         if args.verbose:
@@ -118,7 +129,7 @@ def _report(report: Report, *, as_json: bool, has_traceback: bool) -> int:
         hint = "please report it" if has_traceback else "please report it with the output of the same command --verbose"
         print(f"gpusonde: this is a fault in gpusonde: {hint}", file=sys.stderr)
     if as_json:
-        print(to_json(report.payload()), flush=True)
+        _print_error_object(report)
     return EXIT_FAILED
 
 
@@ -127,8 +138,22 @@ def _report_usage(error: UsageError, *, as_json: bool) -> int:
         print(error.usage, file=sys.stderr)
     print(f"gpusonde: error: {one_line(str(error))}", file=sys.stderr)
     if as_json:
-        print(to_json(Report("UsageError", one_line(str(error))).payload()), flush=True)
+        _print_error_object(Report("UsageError", one_line(str(error))))
     return EXIT_USAGE
+
+
+def _print_error_object(report: Report) -> None:
+    try:
+        print(to_json(report.payload()), flush=True)
+    except OSError:
+        # stdout itself is at fault (a full disk, a reader that went away); stderr has the message. What is left in the
+        # buffer would fail again at exit.
+        _forget_stdout()
+
+
+def _forget_stdout() -> None:
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -31,11 +31,15 @@ class Output:
 
     def result(self, payload: Mapping[str, Any], render: Callable[[Screen], None]) -> None:
         """Print the result: ``payload`` under ``--json``, else whatever ``render`` draws."""
-        if self.as_json:
-            self._stdout.write(to_json(payload) + "\n")
-        else:
-            render(self.screen())
-        self._stdout.flush()
+        try:
+            if self.as_json:
+                self._stdout.write(to_json(payload) + "\n")
+            else:
+                render(self.screen())
+            self._stdout.flush()
+        except OSError as error:
+            error.filename = error.filename or "standard output"
+            raise
 
     def screen(self) -> Screen:
         """The screen for people; under ``--json`` it is stderr, so that stdout stays one object."""
