@@ -14,6 +14,8 @@ from gpusonde.collector.storage.errors import StoreError, StoreFullError
 from gpusonde.collector.storage.store import Store
 
 _LOG = logging.getLogger(__name__)
+# A disk can stay full for days, and the log may lie on it.
+_REMINDER_INTERVAL_S = 300.0
 
 
 class Gate:
@@ -46,7 +48,7 @@ class Gate:
         """Close until the store can be written again."""
         if self._stop:
             return
-        _LOG.error("no records are taken: %s", error)
+        _LOG.error("no records are taken: %s; the collector goes on by itself when it can store again", error)
         full = isinstance(error, StoreFullError)
         code = grpc.StatusCode.RESOURCE_EXHAUSTED if full else grpc.StatusCode.UNAVAILABLE
         self._stop = Stop(code, f"the collector cannot store records: {error}")
@@ -61,16 +63,25 @@ class Gate:
 
     async def run(self) -> None:
         """Probe a store that failed until it can be written; runs until it is cancelled."""
+        loop = asyncio.get_running_loop()
         while True:
             await self._failed.wait()
-            await asyncio.sleep(self._probe_interval_s)
-            try:
-                await asyncio.get_running_loop().run_in_executor(self._executor, self._store.check_writable)
-            except StoreError as error:
-                _LOG.warning("still no records are taken: %s", error)
-                continue
+            reminder_s = loop.time() + _REMINDER_INTERVAL_S
+            while (error := await self._probe()) is not None:
+                if loop.time() >= reminder_s:
+                    _LOG.warning("still no records are taken: %s", error)
+                    reminder_s = loop.time() + _REMINDER_INTERVAL_S
             self._failed.clear()
             if not self._draining:
                 self._stop = None
                 _LOG.info("records are taken again")
                 self._on_change(True)
+
+    async def _probe(self) -> StoreError | None:
+        """Wait, then try to write; returns why that fails."""
+        await asyncio.sleep(self._probe_interval_s)
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._executor, self._store.check_writable)
+        except StoreError as error:
+            return error
+        return None

@@ -50,9 +50,9 @@ def naming_full_disks(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in _NO_SPACE:
-            raise StoreFullError(f"no space left for {path}; free some, the collector goes on by itself") from error
+            raise StoreFullError(f"no space left for {path}; free some") from error
         raise StoreError(f"{path}: {error.strerror or error}") from error
     except sqlite3.OperationalError as error:
         if "full" in str(error):
-            raise StoreFullError(f"no space left for {path}; free some, the collector goes on by itself") from error
+            raise StoreFullError(f"no space left for {path}; free some") from error
         raise StoreError(f"{path}: {error}") from error

@@ -208,8 +208,8 @@ class LocalStore:
             free = self._files.free_bytes(self.directory)
         if free < self._options.reserve_bytes:
             raise StoreFullError(
-                f"{self.directory} has {free} bytes left and {self._options.reserve_bytes} are kept in reserve; free"
-                " some, the collector goes on by itself"
+                f"{self.directory} has {free:,} bytes left and {self._options.reserve_bytes:,} are kept in reserve;"
+                " free some"
             )
 
     def check_writable(self) -> None:

@@ -1,0 +1,49 @@
+"""What the collector says and does while its store cannot be written."""
+
+import asyncio
+import logging
+from concurrent.futures import ThreadPoolExecutor
+
+from gpusonde.collector.ingest.gate import Gate
+from gpusonde.collector.storage.errors import StoreFullError
+
+
+class FullStore:
+    """A store on a full disk, until so many probes were made."""
+
+    def __init__(self, probes: int) -> None:
+        self.probes = probes
+
+    def check_writable(self) -> None:
+        self.probes -= 1
+        if self.probes > 0:
+            raise StoreFullError("no space left for data; free some")
+
+
+def test_a_full_disk_is_said_once_and_its_end_once(caplog):
+    caplog.set_level(logging.INFO, logger="gpusonde.collector.ingest.gate")
+    changes = []
+
+    async def scenario():
+        opened = asyncio.Event()
+
+        def on_change(is_open):
+            changes.append(is_open)
+            if is_open:
+                opened.set()
+
+        with ThreadPoolExecutor(1) as executor:
+            gate = Gate(FullStore(probes=200), executor, 0.0001, on_change)
+            gate.store_failed(StoreFullError("no space left for data; free some"))
+            running = asyncio.ensure_future(gate.run())
+            await asyncio.wait_for(opened.wait(), 30)
+            running.cancel()
+        assert gate.closed is None
+
+    asyncio.run(scenario())
+    assert changes == [False, True]
+    said = [record.getMessage() for record in caplog.records if record.name == "gpusonde.collector.ingest.gate"]
+    assert said[0].startswith(
+        "no records are taken: no space left for data; free some; the collector goes on by itself"
+    )
+    assert said[1:] == ["records are taken again"]
