@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from gpusonde.agent import AgentConfig, ConfigError
-from gpusonde.agent.config import options
 from gpusonde.settings import (
     QuantityError,
     format_duration,
@@ -127,9 +126,9 @@ def test_the_printed_configuration_is_a_file_that_says_the_same(tmp_path):
 
 
 def test_every_option_has_a_line_of_help():
-    assert all(options().values())
-    assert "source.interval" in options()
-    assert "spool.max_bytes" in options()
+    assert all(AgentConfig.options().values())
+    assert "source.interval" in AgentConfig.options()
+    assert "spool.max_bytes" in AgentConfig.options()
 
 
 @pytest.mark.parametrize(
@@ -157,7 +156,7 @@ def test_the_shipped_file_shows_every_option_with_its_default():
     path = Path(__file__).parents[2] / "deploy" / "config" / "agent.toml"
     assert AgentConfig.load(path) == AgentConfig()
     text = path.read_text()
-    for option in options():
+    for option in AgentConfig.options():
         assert f"\n{option.partition('.')[2]} = " in text
 
 

@@ -6,29 +6,17 @@ Precedence: flags over environment over file over defaults. Every option ``[sect
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
+from typing import ClassVar
 
-from gpusonde.settings import (
-    ConfigError,
-    format_duration,
-    format_size,
-    gather,
-    option,
-    options_of,
-    section_types,
-    to_toml,
-)
+from gpusonde.settings import ConfigError, Configuration, LogConfig, format_duration, format_size, option
 
-__all__ = ["AgentConfig", "ConfigError", "SourceConfig", "options"]
+__all__ = ["AgentConfig", "ConfigError", "SourceConfig"]
 
-ENVIRONMENT_PREFIX = "GPUSONDE_AGENT_"
 DEFAULT_COLLECTOR = "127.0.0.1:7433"
 # Below this, profiling metrics are invalid on Hopper (NVIDIA/DCGM issue 310) and the watched job notices.
 MINIMUM_INTERVAL_S = 0.1
-_LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 @dataclass(frozen=True)
@@ -85,15 +73,10 @@ class UplinkConfig:
 
 
 @dataclass(frozen=True)
-class LogConfig:
-    """``[log]``: what is said on stderr."""
-
-    level: str = option("text", "info", "debug, info, warning or error")
-
-
-@dataclass(frozen=True)
-class AgentConfig:
+class AgentConfig(Configuration):
     """Everything the agent can be told."""
+
+    environment_prefix: ClassVar[str] = "GPUSONDE_AGENT_"
 
     agent: IdentityConfig = field(default_factory=IdentityConfig)
     source: SourceConfig = field(default_factory=SourceConfig)
@@ -108,37 +91,6 @@ class AgentConfig:
             ConfigError: A value out of its range.
         """
         _check(self)
-
-    @classmethod
-    def load(
-        cls,
-        path: Path | str | None = None,
-        *,
-        environment: Mapping[str, str] = MappingProxyType({}),
-        overrides: Mapping[str, str] = MappingProxyType({}),
-    ) -> AgentConfig:
-        """Read a configuration.
-
-        Args:
-            path: TOML file, or None for none.
-            environment: Usually ``os.environ``; only ``GPUSONDE_AGENT_*`` is looked at.
-            overrides: Flags, as ``{"source.interval": "200ms"}``.
-
-        Raises:
-            ConfigError: Unknown keys, values without a unit or out of range, a file that cannot be read.
-        """
-        values = gather(cls, path, environment, ENVIRONMENT_PREFIX, overrides)
-        sections = section_types(cls)
-        return cls(**{name: sections[name](**chosen) for name, chosen in values.items()})
-
-    def to_toml(self) -> str:
-        """Write the configuration as a commented file that :meth:`load` reads back to the same value."""
-        return to_toml(self)
-
-
-def options() -> dict[str, str]:
-    """Return every option as ``section.name`` with its help line, for command lines and documentation."""
-    return options_of(AgentConfig)
 
 
 def _check(config: AgentConfig) -> None:
@@ -168,5 +120,3 @@ def _check(config: AgentConfig) -> None:
         raise ConfigError("uplink.max_unacked_records must lie between 1 and 10000; the default is 64")
     if not uplink.collector:
         raise ConfigError("uplink.collector is empty; give the collector's host:port")
-    if config.log.level not in _LOG_LEVELS:
-        raise ConfigError(f"log.level {config.log.level!r} is unknown; use {', '.join(_LOG_LEVELS)}")

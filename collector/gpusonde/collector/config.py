@@ -6,18 +6,15 @@ Precedence: flags over environment over file over defaults. Every option ``[sect
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
+from typing import ClassVar
 
-from gpusonde.settings import ConfigError, gather, option, options_of, section_types, to_toml
+from gpusonde.settings import ConfigError, Configuration, LogConfig, option
 
-__all__ = ["CollectorConfig", "ConfigError", "options"]
+__all__ = ["CollectorConfig", "ConfigError"]
 
-ENVIRONMENT_PREFIX = "GPUSONDE_COLLECTOR_"
 DEFAULT_LISTEN = "127.0.0.1:7433"
-_LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 @dataclass(frozen=True)
@@ -81,15 +78,10 @@ class PredictionConfig:
 
 
 @dataclass(frozen=True)
-class LogConfig:
-    """``[log]``: what is said on stderr."""
-
-    level: str = option("text", "info", "debug, info, warning or error")
-
-
-@dataclass(frozen=True)
-class CollectorConfig:
+class CollectorConfig(Configuration):
     """Everything the collector can be told."""
+
+    environment_prefix: ClassVar[str] = "GPUSONDE_COLLECTOR_"
 
     server: ServerConfig = field(default_factory=ServerConfig)
     ingest: IngestConfig = field(default_factory=IngestConfig)
@@ -106,43 +98,12 @@ class CollectorConfig:
         """
         _check(self)
 
-    @classmethod
-    def load(
-        cls,
-        path: Path | str | None = None,
-        *,
-        environment: Mapping[str, str] = MappingProxyType({}),
-        overrides: Mapping[str, str] = MappingProxyType({}),
-    ) -> CollectorConfig:
-        """Read a configuration.
-
-        Args:
-            path: TOML file, or None for none.
-            environment: Usually ``os.environ``; only ``GPUSONDE_COLLECTOR_*`` is looked at.
-            overrides: Flags, as ``{"server.listen": "0.0.0.0:7433"}``.
-
-        Raises:
-            ConfigError: Unknown keys, values without a unit or out of range, a file that cannot be read.
-        """
-        values = gather(cls, path, environment, ENVIRONMENT_PREFIX, overrides)
-        sections = section_types(cls)
-        return cls(**{name: sections[name](**chosen) for name, chosen in values.items()})
-
-    def to_toml(self) -> str:
-        """Write the configuration as a commented file that ``load`` reads back to the same value."""
-        return to_toml(self)
-
     @property
     def directory(self) -> Path:
         """The data directory."""
         if self.store.directory:
             return Path(self.store.directory).expanduser()
         return Path.home() / ".local" / "state" / "gpusonde" / "collector"
-
-
-def options() -> dict[str, str]:
-    """Return every option as ``section.name`` with its help line, for command lines and documentation."""
-    return options_of(CollectorConfig)
 
 
 def _check(config: CollectorConfig) -> None:
@@ -153,8 +114,6 @@ def _check(config: CollectorConfig) -> None:
         )
     if config.server.reflection not in ("loopback", "on", "off"):
         raise ConfigError(f"server.reflection {config.server.reflection!r} is unknown; use loopback, on or off")
-    if config.log.level not in _LOG_LEVELS:
-        raise ConfigError(f"log.level {config.log.level!r} is unknown; use {', '.join(_LOG_LEVELS)}")
     if not 0.0 <= config.runs.activity_threshold < 1.0:
         raise ConfigError("runs.activity_threshold is a ratio: at least 0, less than 1")
     if config.ingest.max_record_bytes < 1 << 16 or config.ingest.max_record_bytes > 1 << 26:

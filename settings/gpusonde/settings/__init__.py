@@ -1,13 +1,7 @@
 """Settings of the daemons: TOML, environment and command line in layers, quantities with their units."""
 
-from gpusonde.settings.layers import (
-    ConfigError,
-    gather,
-    option,
-    options_of,
-    section_types,
-    to_toml,
-)
+from gpusonde.settings.configuration import Configuration, LogConfig
+from gpusonde.settings.layers import ConfigError, option
 from gpusonde.settings.quantities import (
     QuantityError,
     format_duration,
@@ -18,14 +12,12 @@ from gpusonde.settings.quantities import (
 
 __all__ = [
     "ConfigError",
+    "Configuration",
+    "LogConfig",
     "QuantityError",
     "format_duration",
     "format_size",
-    "gather",
     "option",
-    "options_of",
     "parse_duration_s",
     "parse_size_bytes",
-    "section_types",
-    "to_toml",
 ]
