@@ -236,6 +236,18 @@ def test_a_collector_that_comes_back_gets_the_rest_and_each_change_is_said_once(
     assert caplog.text.count("connected to collector") == 2
 
 
+def test_a_collector_on_a_full_disk_is_not_said_to_be_gone(rig, caplog):
+    caplog.set_level(logging.INFO)
+    rig.fill(3)
+    full = Script(refuse=grpc.StatusCode.RESOURCE_EXHAUSTED, refuse_details="no space left for data")
+    with ScriptedCollector(scripts=[full] * 3) as collector:
+        rig.run(collector.target)
+        assert sequences(collector) == [1, 2, 3]
+    assert caplog.text.count("takes no records now") == 1
+    assert "no space left for data" in caplog.text
+    assert "is not there" not in caplog.text
+
+
 def test_waits_double_up_to_half_a_minute_with_full_jitter(rig):
     rig.fill(1)
     rig.run("127.0.0.1:1", until=lambda: len(rig.bounds) >= 9)

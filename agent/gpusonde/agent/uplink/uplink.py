@@ -267,9 +267,11 @@ class Uplink:
                 f"Samples are kept in {self._spool.directory} meanwhile",
             )  # fmt: skip
             return self._backoff.slow_s()
+        full = failure.code == grpc.StatusCode.RESOURCE_EXHAUSTED.name
         self._say(
-            "away", logging.WARNING,
-            f"collector {target} is not there ({failure}); keeping samples in {self._spool.directory} and trying again",
+            "full" if full else "away", logging.WARNING,
+            f"collector {target} {'takes no records now' if full else 'is not there'} ({failure}); keeping samples in "
+            f"{self._spool.directory} and trying again",
         )  # fmt: skip
         return self._backoff.next_s()
 
