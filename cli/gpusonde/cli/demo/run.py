@@ -6,7 +6,9 @@ A GPU of this host is watched if there is one; else, or if no training shows on 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -68,9 +70,11 @@ def run_demo(options: DemoOptions, output: Output) -> DemoReport:
 
     Raises:
         CommandError: A process failed, or there is nothing to show.
+        OSError: The picture's folder cannot be written.
         gpusonde.telemetry.TraceError: The trace cannot be read.
     """
     started_s = time.monotonic()
+    check_folder(options.out)
     with contextlib.ExitStack() as stack:
         stack.enter_context(stopped_by_signals())
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpusonde-demo-")))
@@ -79,6 +83,19 @@ def run_demo(options: DemoOptions, output: Output) -> DemoReport:
         observation, live_note = demo.observe()
         render_run(demo.screen, observation)
         return demo.conclude(observation, live_note, started_s)
+
+
+def check_folder(folder: Path) -> None:
+    """See before a minute's work whether its result can be put where the user wants it.
+
+    Raises:
+        OSError: The folder cannot be written or made.
+    """
+    existing = next(place for place in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(place))
+    if not existing.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(existing))
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(existing))
 
 
 class _Demo:
