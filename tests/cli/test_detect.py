@@ -109,6 +109,15 @@ def test_a_metric_that_the_trace_lacks_is_named(capsys: pytest.CaptureFixture[st
     code, answer = run_json(capsys, "detect", str(bundled_trace()), "--metric", "fp64_active")
     assert code == 1
     assert "fp64_active" in answer["error"]["message"]
+    assert (answer["error"]["file"], answer["error"]["field"]) == (str(bundled_trace()), "fp64_active")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device /dev/full")
+def test_a_picture_for_which_there_is_no_room_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    code, answer = run_json(capsys, "detect", str(bundled_trace()), "--plot", "/dev/full")
+    assert code == 1
+    assert answer["error"]["file"] == "/dev/full"
+    assert Path("/dev/full").exists()
 
 
 def test_a_metric_that_does_not_exist_is_named_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:

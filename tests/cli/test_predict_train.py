@@ -92,6 +92,7 @@ def test_a_trace_that_does_not_name_its_gpu_needs_the_option(
     code, answer = run_json(capsys, "predict", "--trace", str(path), "--targets", "T4", "--epoch-s", "5")
     assert code == 1
     assert "--gpu-model" in answer["error"]["message"]
+    assert answer["error"]["file"] == str(path)
 
 
 def test_a_trace_without_epochs_asks_for_their_duration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,6 +101,7 @@ def test_a_trace_without_epochs_asks_for_their_duration(tmp_path: Path, capsys: 
     code, answer = run_json(capsys, "predict", "--trace", str(path), "--gpu-model", "T4", "--targets", "A10G")
     assert code == 1
     assert "--epoch-s" in answer["error"]["message"]
+    assert answer["error"]["file"] == str(path)
 
 
 def test_a_file_that_is_no_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -58,10 +58,17 @@ def test_a_failed_save_leaves_the_previous_model_in_place(model, saved, tmp_path
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(OSError, match="No space") as caught:
         model.save(path)
+    assert caught.value.filename == str(path)
     assert path.read_bytes() == saved.read_bytes()
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_in_the_models_place_is_named(model, tmp_path):
+    with pytest.raises(IsADirectoryError) as caught:
+        model.save(tmp_path)
+    assert caught.value.filename == str(tmp_path)
 
 
 def test_a_truncated_file_is_refused(saved, tmp_path):

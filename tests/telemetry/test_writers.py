@@ -188,6 +188,35 @@ def test_what_was_recorded_before_an_error_is_kept(tmp_path: Path, extension: st
     assert len(read_trace(path)) == 1
 
 
+@_EXTENSIONS
+def test_a_full_disk_names_the_file_keeps_its_ticks_and_leaves_no_litter(
+    tmp_path: Path, extension: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / f"t.{extension}"
+    writer = TraceWriter(path, ["power_watts"])
+    writer.append([0.0, 0.1], [[1, 2]])
+
+    def full(_descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left") as caught:
+        writer.close()
+    assert caught.value.filename == str(path)
+    if extension == "csv":
+        assert len(read_trace(path)) == 2
+    else:
+        assert not os.listdir(tmp_path)
+
+
+@_EXTENSIONS
+def test_a_folder_that_is_not_there_is_reported_with_the_files_own_name(tmp_path: Path, extension: str) -> None:
+    path = tmp_path / "missing" / f"t.{extension}"
+    with pytest.raises(FileNotFoundError) as caught:
+        TraceWriter(path, ["power_watts"]).append([0.0], [[1]])
+    assert caught.value.filename == str(path)
+
+
 def test_a_long_recording_becomes_several_row_groups(tmp_path: Path) -> None:
     pq = pytest.importorskip("pyarrow.parquet")
     path = tmp_path / "t.parquet"

@@ -6,8 +6,11 @@ the operating system's and gRPC's, translated into words. Anything else is a fau
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 # Distributions that only the "collector" extra brings; a bare agent host has none of them.
@@ -76,7 +79,7 @@ def describe(error: BaseException, command: str) -> Report:
             name,
             one_line(str(error)),
             file=None if file is None else str(file),
-            line=line if isinstance(line, int) else None,
+            line=line if isinstance(line, int) and line > 0 else None,
             field=field if isinstance(field, str) and field else None,
         )
     if isinstance(error, OSError):
@@ -87,6 +90,19 @@ def describe(error: BaseException, command: str) -> Report:
     if isinstance(error, MemoryError):
         return Report(name, "out of memory")
     return Report(name, one_line(f"{name}: {error}"), is_bug=True)
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Name the file in errors about its content, which are raised by parts that do not know where it came from."""
+    try:
+        yield
+    except (CommandError, ValueError) as error:
+        if _is_ours(error) and getattr(error, "path", None) is None:
+            vars(error)["path"] = str(path)
+            if str(path) not in str(error):
+                error.args = (f"{path}: {error}",)
+        raise
 
 
 def one_line(text: str) -> str:

@@ -110,7 +110,13 @@ def draw(path: Path, trace: Trace, marks: EpochMarks, *, panels: Sequence[str] =
         _write_above(axes[0], marks.detail, 22, fontsize=10, color=_MUTED)
         _write_above(axes[0], marks.headline, 40, fontsize=14, color=_INK, fontweight="bold")
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, format="png")
+    try:
+        figure.savefig(path, format="png")
+    except OSError as error:
+        if path.is_file():
+            path.unlink()  # half a picture
+        error.filename = str(path)
+        raise
 
 
 def _write_above(axis: Axes, text: str, points: float, **style: Any) -> None:

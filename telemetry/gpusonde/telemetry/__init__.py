@@ -17,7 +17,7 @@ from gpusonde.telemetry.metrics import (
     metric_names,
 )
 from gpusonde.telemetry.readers import read_trace, read_traces
-from gpusonde.telemetry.trace import FloatArray, Trace, TraceError
+from gpusonde.telemetry.trace import FloatArray, MissingMetricError, Trace, TraceError
 from gpusonde.telemetry.writers import TraceWriter, write_trace
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "GpuChoiceError",
     "Metric",
     "MetricKind",
+    "MissingMetricError",
     "ParquetSupportError",
     "SamplingClass",
     "Trace",

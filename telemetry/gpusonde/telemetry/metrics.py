@@ -91,7 +91,7 @@ class UnknownMetricError(KeyError):
 
     def __init__(self, name: str, nearest: tuple[str, ...]) -> None:
         """Keep the offending name and the nearest known ones."""
-        self.name = name
+        self.name = self.field = name
         self.nearest = nearest
         super().__init__(name)
 

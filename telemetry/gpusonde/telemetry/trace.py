@@ -18,6 +18,19 @@ class TraceError(ValueError):
     """Arrays that are not a trace: wrong shapes, times that do not increase, unknown metrics."""
 
 
+class MissingMetricError(TraceError):
+    """A metric was asked for that the trace does not hold.
+
+    Attributes:
+        field: Its name.
+    """
+
+    def __init__(self, name: str, available: tuple[str, ...]) -> None:
+        """Say which metrics there are."""
+        self.field = name
+        super().__init__(f"the trace has no metric {name!r}; it has {', '.join(available) or 'none'}")
+
+
 @dataclass(frozen=True)
 class Trace:
     """The ticks of one GPU.
@@ -87,13 +100,13 @@ class Trace:
         """Return the trace with only the named metrics, in that order.
 
         Raises:
-            TraceError: The trace does not hold one of them.
+            MissingMetricError: The trace does not hold one of them.
         """
         chosen = list(names)
         for name in chosen:
             metric(name)
             if name not in self.values:
-                raise TraceError(f"the trace has no metric {name!r}; it has {', '.join(self.values) or 'none'}")
+                raise MissingMetricError(name, tuple(self.values))
         return replace(self, values={name: self.values[name] for name in chosen})
 
     def window(self, start_s: float, end_s: float) -> Trace:

@@ -9,7 +9,7 @@ import json
 import math
 import os
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -46,19 +46,20 @@ def write_trace(traces: Trace | Iterable[Trace], path: str | os.PathLike[str]) -
     names = list(dict.fromkeys(name for trace in given for name in trace.metrics))
     target = Path(path)
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
-    sink = _sink(target, temporary, names, [_metadata(trace, names) for trace in given])
-    try:
-        for trace in given:
-            missing = np.full(len(trace), np.nan)
-            sink.write(trace.gpu_uuid, trace.time_s, [trace.values.get(name, missing) for name in names])
-        sink.finish()
-        temporary.replace(target)
-        _sync_folder(target.parent)
-    except BaseException:
-        sink.abandon()
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
+    with _errors_naming(target):
+        sink = _sink(target, temporary, names, [_metadata(trace, names) for trace in given])
+        try:
+            for trace in given:
+                missing = np.full(len(trace), np.nan)
+                sink.write(trace.gpu_uuid, trace.time_s, [trace.values.get(name, missing) for name in names])
+            sink.finish()
+            temporary.replace(target)
+            _sync_folder(target.parent)
+        except BaseException:
+            sink.abandon()
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
 
 
 def _metadata(trace: Trace, columns: Sequence[str]) -> TraceMetadata:
@@ -72,7 +73,7 @@ class TraceWriter:
 
     A CSV file is there from the first tick, and each ``append`` is flushed: a crash costs at most the line being
     written. A Parquet file gets its name only in ``close``; until then it is a hidden file beside it, which a crash
-    leaves unreadable, so prefer CSV for recordings that must survive.
+    leaves unreadable and a full disk makes useless, so prefer CSV for recordings that must survive.
 
     ``with TraceWriter(...) as writer`` closes the file in the end, also after an error: what was recorded is kept.
     """
@@ -139,24 +140,37 @@ class TraceWriter:
         last = self._last.get(gpu_uuid, -math.inf)
         if not np.isfinite(times).all() or (np.diff(times, prepend=last) <= 0).any():
             raise TraceError(f"{self._path}: the times of GPU {gpu_uuid!r} do not increase after {last} s")
-        self._open().write(gpu_uuid, times, list(block))
+        with _errors_naming(self._path):
+            self._open().write(gpu_uuid, times, list(block))
         self._last[gpu_uuid] = float(times[-1])
 
     def close(self) -> None:
         """Finish the file and sync it. A writer without ticks leaves no file. Closing twice does nothing.
 
         Raises:
-            OSError: The file cannot be finished.
+            OSError: The file cannot be finished; ticks that reached a CSV file are kept.
         """
         if self._closed:
             return
         self._closed = True
         if self._sink is None:
             return
-        self._sink.finish()
-        if self._sink.path != self._path:
-            self._sink.path.replace(self._path)
-        _sync_folder(self._path.parent)
+        with _errors_naming(self._path):
+            try:
+                self._sink.finish()
+                if self._sink.path != self._path:
+                    self._sink.path.replace(self._path)
+                _sync_folder(self._path.parent)
+            except BaseException:
+                self._sink.abandon()
+                self._remove_useless(self._sink.path)
+                raise
+
+    def _remove_useless(self, place: Path) -> None:
+        """Remove what nobody can read: a Parquet file without its end, or a file without a byte."""
+        with contextlib.suppress(OSError):
+            if place != self._path or (place.is_file() and not place.stat().st_size):
+                place.unlink()
 
     def _open(self) -> _Sink:
         if self._sink is None:
@@ -283,6 +297,16 @@ class _ParquetSink:
             self._writer.close()
         with contextlib.suppress(OSError):
             self._file.close()
+
+
+@contextlib.contextmanager
+def _errors_naming(path: Path) -> Iterator[None]:
+    """Name the file that the user asked for: a failed write names none, and a temporary file is our own affair."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = os.fspath(path)
+        raise
 
 
 def _sync_folder(folder: Path) -> None:

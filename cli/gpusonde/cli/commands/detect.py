@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpusonde.cli import wording
+from gpusonde.cli.errors import naming
 from gpusonde.cli.output import Output, Screen
 from gpusonde.cli.parsing import Parser, Subparsers, UsageError, add_command, positive_integer, positive_number
 
@@ -42,7 +43,8 @@ def read_trace_of(args: argparse.Namespace, path: Path) -> Trace:
     from gpusonde.telemetry import TraceError, read_trace
 
     try:
-        return read_trace(path, gpu=args.gpu, gpus=args.gpus, interval_s=args.interval_s)
+        with naming(path):
+            return read_trace(path, gpu=args.gpu, gpus=args.gpus, interval_s=args.interval_s)
     except TraceError:
         raise
     except ValueError as error:
@@ -85,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
 
     output = Output(as_json=args.json)
     trace = read_trace_of(args, args.trace)
-    with output.progress(f"looking for epochs in {args.trace.name}"):
+    with output.progress(f"looking for epochs in {args.trace.name}"), naming(args.trace):
         detection = detect(trace, mode=args.mode, metrics=args.metric, engine=args.engine)
     if args.plot is not None:
         plot(args.plot, trace, detection)

@@ -32,8 +32,10 @@ def run(args: argparse.Namespace) -> int:
     from gpusonde.cli.runs_view import epochs_payload, headline, render_epochs, run_payload
     from gpusonde.collector.client import Client
 
-    if (args.run is None) is not args.latest:
+    if args.run is None and not args.latest:
         raise UsageError("name a RUN ('gpusonde runs' lists them), or use --latest")
+    if args.run is not None and args.latest:
+        raise UsageError("give a RUN or --latest, not both")
     with Client(args.collector) as client:
         chosen = find_run(client, args.run)
         found = client.list_epochs(chosen.run_id, include_withdrawn=args.withdrawn)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpusonde.cli.commands.detect import add_trace_options, read_trace_of
+from gpusonde.cli.errors import naming
 from gpusonde.cli.output import Output
 from gpusonde.cli.parsing import (
     Parser,
@@ -93,10 +94,14 @@ def _source(args: argparse.Namespace, gpus: GpuCatalog) -> Source:
     from gpusonde.cli import measuring
 
     if args.trace is not None:
-        return measuring.from_trace(read_trace_of(args, args.trace), args.gpu_model, args.epoch_s, gpus)
+        trace = read_trace_of(args, args.trace)
+        with naming(args.trace):
+            return measuring.from_trace(trace, args.gpu_model, args.epoch_s, gpus)
     from gpusonde.predictor.crossgpu import read_runs
 
-    return measuring.from_runs_table(read_runs(args.runs, gpus=gpus), args.row)
+    table = read_runs(args.runs, gpus=gpus)
+    with naming(args.runs):
+        return measuring.from_runs_table(table, args.row)
 
 
 def _targets(args: argparse.Namespace, gpus: GpuCatalog) -> tuple[list[GpuSpec], list[str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from gpusonde.cli.errors import naming
 from gpusonde.cli.output import Output, Screen
 from gpusonde.cli.parsing import Parser, Subparsers, add_command
 
@@ -16,7 +17,7 @@ def add_parser(subparsers: Subparsers, common: Parser) -> None:
         common,
         "train",
         "fit an epoch latency model on a table of runs",
-        "Fit the model that 'gpusonde predict --model' and the collector use..",
+        "Fit the model that 'gpusonde predict --model' and the collector use.",
     )
     parser.add_argument("runs", type=Path, metavar="RUNS.csv", help="one row per run (docs/latency_prediction.md)")
     parser.add_argument("--out", type=Path, required=True, metavar="MODEL", help="file to write the model to")
@@ -29,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     output = Output(as_json=args.json)
     table = read_runs(args.runs)
     sources, _ = table.pairs()
-    with output.progress(f"fitting on {len(table)} runs"):
+    with output.progress(f"fitting on {len(table)} runs"), naming(args.runs):
         model = LatencyModel().fit(table)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     model.save(args.out)

@@ -61,6 +61,21 @@ def write_model(path: str | Path, settings: ModelSettings, state: FittedState) -
     path = Path(path)
     content, version = encode_model(settings, state)
     path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        _replace(path, content)
+    except OSError as error:
+        # A failed write names no file, and the temporary one is our own affair.
+        error.filename = str(path)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+    return version
+
+
+def _replace(path: Path, content: bytes) -> None:
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -73,12 +88,6 @@ def write_model(path: str | Path, settings: ModelSettings, state: FittedState) -
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-    return version
 
 
 def encode_model(settings: ModelSettings, state: FittedState) -> tuple[bytes, str]:
