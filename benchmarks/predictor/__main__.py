@@ -124,7 +124,10 @@ def heading(path: Path, runs: RunsTable) -> str:
         f"{len(runs)} runs, {len(source)} ordered pairs, on {', '.join(runs.gpu_names)}. Errors are "
         "relative to the measured epoch latency. ± is the standard deviation over seeds where splits or noise are "
         "random (five unless said; one for the noisy CNN and target rows). Protocols and model: "
-        "[../latency_prediction.md](../latency_prediction.md).\n"
+        "[../latency_prediction.md](../latency_prediction.md).\n\n"
+        "The default model's few constants (slope of the memory utilisation's weight, degrees of freedom of the noise, "
+        "shares of process and trees, tree settings) were chosen by cross-validation on these same runs, so its "
+        "figures are somewhat optimistic; runs of a CNN that nobody looked at while choosing are the real test.\n"
     )
 
 
