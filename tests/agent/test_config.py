@@ -65,6 +65,8 @@ def test_flags_win_over_environment_over_file_over_defaults(tmp_path):
         ("[uplink]\nmax_unacked_records = 0", "between 1 and 10000"),
         ('[uplink]\ncollector = ""', "host:port"),
         ('[log]\nlevel = "loud"', "debug, info, warning"),
+        ('[agent]\nid = "a b"', "beginning with a letter or digit"),
+        ('[agent]\nid = "a\\nb"', "beginning with a letter or digit"),
         ("[source\n", "not TOML"),
     ],
 )

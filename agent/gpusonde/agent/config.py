@@ -6,6 +6,7 @@ Precedence: flags over environment over file over defaults. Every option ``[sect
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -17,6 +18,8 @@ __all__ = ["AgentConfig", "ConfigError", "SourceConfig"]
 DEFAULT_COLLECTOR = "127.0.0.1:7433"
 # Below this, profiling metrics are invalid on Hopper (NVIDIA/DCGM issue 310) and the watched job notices.
 MINIMUM_INTERVAL_S = 0.1
+# What a collector takes for an identity.
+_IDENTITY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}")
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,12 @@ class AgentConfig(Configuration):
 
 def _check(config: AgentConfig) -> None:
     source, uplink = config.source, config.uplink
+    if config.agent.id and not _IDENTITY.fullmatch(config.agent.id):
+        raise ConfigError(
+            f"agent.id {config.agent.id!r} is no name a collector takes; use 1 to 128 of A-Z a-z 0-9 . _ : @ -, "
+            "beginning with a letter or digit",
+            field="agent.id",
+        )
     if source.kind not in ("auto", "nvml", "replay"):
         raise ConfigError(f"source.kind {source.kind!r} is unknown; use auto, nvml or replay")
     if source.kind == "replay" and not source.trace:
