@@ -1,5 +1,6 @@
 """IngestService over real gRPC: resume, fencing, what is refused and what survives a refusal."""
 
+import grpc
 import pytest
 from support.running_collector import ThreadCollector
 from support.wire_agent import WireStream, batch, block, hello, inventory
@@ -200,6 +201,17 @@ def test_a_stream_that_begins_with_a_record_is_refused(collector):
     with WireStream(collector.target, None) as stream:
         code, text = stream.send(inventory()).end()
     assert (code, text) == ("INVALID_ARGUMENT", "the first message of a stream carries Hello")
+
+
+@pytest.mark.parametrize("greeted", [False, True])
+def test_a_message_that_is_no_request_is_an_invalid_argument(collector, greeted):
+    messages = [ingest_pb2.StreamSamplesRequest(hello=hello()).SerializeToString()] * greeted + [b"\xff" * 100]
+    with grpc.insecure_channel(collector.target) as channel:
+        call = channel.stream_stream("/gpusonde.ingest.v1.IngestService/StreamSamples")
+        with pytest.raises(grpc.RpcError) as caught:
+            list(call(iter(messages), timeout=30))
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "no StreamSamplesRequest" in caught.value.details()
 
 
 def test_a_second_hello_in_a_stream_is_refused(collector):

@@ -13,6 +13,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from gpusonde.collector.ingest.agents import AdmissionError, Agents
 from gpusonde.collector.ingest.committer import Committer
@@ -29,6 +30,8 @@ from gpusonde.collector.storage.store import Incoming, Store
 from gpusonde.ingest.v1 import ingest_pb2, ingest_pb2_grpc
 
 _LOG = logging.getLogger(__name__)
+
+_UNREADABLE = "the message is no StreamSamplesRequest; run one version of agent and collector"
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Requests = AsyncIterator[ingest_pb2.StreamSamplesRequest]
@@ -132,6 +135,9 @@ class IngestService(ingest_pb2_grpc.IngestServiceServicer):
             request = await asyncio.wait_for(requests.__anext__(), self._options.hello_timeout_s)
         except (asyncio.TimeoutError, StopAsyncIteration):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message of a stream carries Hello")
+        except DecodeError:
+            _LOG.warning("%s: sent what is no StreamSamplesRequest", context.peer())
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, _UNREADABLE)
         if request.WhichOneof("payload") != "hello":
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message of a stream carries Hello")
         try:
@@ -188,7 +194,14 @@ class IngestService(ingest_pb2_grpc.IngestServiceServicer):
         inventory = await asyncio.get_running_loop().run_in_executor(
             self._executor, self._store.inventory, session.agent_id, session.spool_id
         )
-        async for request in requests:
+        while True:
+            try:
+                request = await requests.__anext__()
+            except StopAsyncIteration:
+                return
+            except DecodeError:
+                session.end(Stop(grpc.StatusCode.INVALID_ARGUMENT, _UNREADABLE))
+                return
             if session.stop:
                 return
             if request.WhichOneof("payload") != "record":
