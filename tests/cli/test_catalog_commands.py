@@ -71,3 +71,10 @@ def test_the_metric_catalogue_is_complete(capsys: pytest.CaptureFixture[str]) ->
     from gpusonde.telemetry import METRICS
 
     assert [entry["name"] for entry in run_json(capsys, "metrics")["metrics"]] == [m.name for m in METRICS]
+
+
+def test_a_region_that_no_offer_names_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    unknown = run_json(capsys, "offers", "--region", "us-est-1")
+    assert "no offer names the region 'us-est-1'" in " ".join(unknown["notes"])
+    assert {offer["region"] for offer in unknown["offers"]} == {"all"}
+    assert not run_json(capsys, "offers", "--region", "us-east-1")["notes"]

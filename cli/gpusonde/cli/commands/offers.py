@@ -52,6 +52,8 @@ def run(args: argparse.Namespace) -> int:
             region=args.region,
         )
     ]
+    if args.region and offers and all(offer.region == "all" for offer in offers):
+        notes.append(f"no offer names the region {args.region!r}; those shown have one price in all regions")
     offers.sort(key=lambda offer: (offer.gpu_model, offer.usd_per_gpu_hour))
     Output(as_json=args.json).result(
         {"gpus": wanted, "billing": billing, "notes": notes, "offers": [offer_payload(offer) for offer in offers]},
