@@ -20,9 +20,26 @@ class FullStore:
             raise StoreFullError("no space left for data; free some")
 
 
-def test_a_full_disk_is_said_once_and_its_end_once(caplog):
-    caplog.set_level(logging.INFO, logger="gpusonde.collector.ingest.gate")
+class Collecting(logging.Handler):
+    """Keeps the lines of a log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.append(record.getMessage())
+
+
+def test_a_full_disk_is_said_once_and_its_end_once(request):
     changes = []
+    log = logging.getLogger("gpusonde.collector.ingest.gate")
+    handler = Collecting()
+    # A handler of its own, whatever the command's tests have made of the loggers above it.
+    log.addHandler(handler)
+    request.addfinalizer(lambda: log.removeHandler(handler))
+    request.addfinalizer(lambda: log.setLevel(logging.NOTSET))
+    log.setLevel(logging.INFO)
 
     async def scenario():
         opened = asyncio.Event()
@@ -42,7 +59,7 @@ def test_a_full_disk_is_said_once_and_its_end_once(caplog):
 
     asyncio.run(scenario())
     assert changes == [False, True]
-    said = [record.getMessage() for record in caplog.records if record.name == "gpusonde.collector.ingest.gate"]
+    said = handler.said
     assert said[0].startswith(
         "no records are taken: no space left for data; free some; the collector goes on by itself"
     )
