@@ -8,32 +8,22 @@ import importlib.util
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import sets
 from peers import PEERS
-from report import write_report
+from report import Result, write_report
 
 from gpusonde.epoch_detect import EpochDetection, detect
-from gpusonde.epoch_detect.evaluation import Summary, TraceScore, reliability, score, summarise
+from gpusonde.epoch_detect.evaluation import reliability, score, summarise
 from gpusonde.telemetry import Trace
-
-
-@dataclass(frozen=True)
-class Result:
-    """One detector on one set."""
-
-    summary: Summary
-    scores: list[TraceScore]
-    cpu_s_per_trace_hour: float
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, default=Path("../shared/data/traces"))
     parser.add_argument("--out", type=Path, help="write the table into this Markdown file")
-    parser.add_argument("--per-family", type=int, default=20, help="set-aside traces per family")
+    parser.add_argument("--per-family", type=int, default=8, help="set-aside traces per family")
     parser.add_argument("--set", action="append", help="only sets whose name contains this")
     arguments = parser.parse_args()
     detectors: dict[str, Callable[[Trace], EpochDetection]] = {

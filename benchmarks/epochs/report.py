@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import datetime
 import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from gpusonde.epoch_detect.evaluation import TraceScore, reliability
-
-if TYPE_CHECKING:
-    from __main__ import Result
+from gpusonde.epoch_detect.evaluation import Summary, TraceScore, reliability
 
 _COLUMNS = ("detector", "traces", "MAPE", "median APE", "within 5 %", "within 10 %", "declared", "MAPE of declared",
             "false positives", "boundary error", "boundary recall", "CPU per trace-hour")  # fmt: skip
-
 
 _EXPLANATION = """\
 A trace's answer is the period of a verdict `epochs` or `short_cycle`; a positive without an answer counts with an error
 of 100 % and as a miss; false positives are negatives with the verdict `epochs`. Every detector gets untrimmed traces.
 The default detector uses all their metrics, the published modes and the peers one, after our own trimming of idle. What
 the sets are and what falls short: [epoch_detection.md](../epoch_detection.md)."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """One detector on one set."""
+
+    summary: Summary
+    scores: list[TraceScore]
+    cpu_s_per_trace_hour: float
 
 
 def write_report(path: Path, results: dict[str, dict[str, Result]], machine: str, missing: list[str]) -> None:
