@@ -64,7 +64,9 @@ def find_run(client: Client, name: str | None) -> RunInfo:
         if not runs:
             raise UnknownRunError("the collector has seen no run yet; is an agent streaming to it?")
         return runs[0]
-    found = [run for run in runs if run.run_id == name] or [run for run in runs if run.run_id.startswith(name)]
+    # Every name begins with the empty one.
+    begin = [run for run in runs if name and run.run_id.startswith(name)]
+    found = [run for run in begin if run.run_id == name] or begin
     if len(found) != 1:
         what = f"{len(found)} runs begin with {name!r}: write more of it" if found else f"no run {name!r}"
         raise UnknownRunError(f"{what}; 'gpusonde runs' lists them")
