@@ -131,3 +131,13 @@ def test_one_chosen_metric_suffices() -> None:
         found = detect(trace, metrics=[name])
         assert found.metrics == (name,)
         assert found.period_s == pytest.approx(20.0, rel=0.01)
+
+
+def test_a_long_stretch_without_ticks_is_named_because_epochs_in_it_are_guesses() -> None:
+    trace, _ = training_trace()
+    time_s = trace.time_s.copy()
+    time_s[600:] += 3600.0
+    (warning,) = detect(Trace(time_s, trace.values)).warnings
+    assert "no ticks for 3,600.1 s after" in warning
+    assert "clock jumped" in warning
+    assert detect(trace).warnings == ()

@@ -12,7 +12,7 @@ from gpusonde.epoch_detect.detector import analyse
 from gpusonde.epoch_detect.history import History
 from gpusonde.epoch_detect.paper import NOTEBOOK, PAPER, detect_with_luminol
 from gpusonde.epoch_detect.result import EpochDetection
-from gpusonde.epoch_detect.ticks import IntArray, trace_values
+from gpusonde.epoch_detect.ticks import IntArray, hole_warnings, trace_values
 from gpusonde.telemetry import FloatArray, Trace
 
 Mode = Literal["default", "paper", "notebook"]
@@ -36,7 +36,7 @@ def detect(
         engine: For the published detectors: our exact port of Luminol, or the package ``luminol`` itself.
 
     Returns:
-        The detection, in the trace's own time.
+        The detection, in the trace's own time. Its warnings name a long stretch without ticks.
 
     Raises:
         gpusonde.telemetry.TraceError: The trace does not hold one of ``metrics``.
@@ -46,11 +46,17 @@ def detect(
     if engine not in ("port", "luminol"):
         raise ValueError(f"unknown engine {engine!r}; choose port or luminol")
     if mode == "paper":
-        return detect_with_luminol(trace, PAPER, metrics=metrics, engine=engine)
-    if mode == "notebook":
-        return detect_with_luminol(trace, NOTEBOOK, metrics=metrics, engine=engine)
-    if mode != "default":
+        found = detect_with_luminol(trace, PAPER, metrics=metrics, engine=engine)
+    elif mode == "notebook":
+        found = detect_with_luminol(trace, NOTEBOOK, metrics=metrics, engine=engine)
+    elif mode == "default":
+        found = _detect_cycles(trace, metrics)
+    else:
         raise ValueError(f"unknown mode {mode!r}; choose default, paper or notebook")
+    return replace(found, warnings=(*found.warnings, *hole_warnings(trace.time_s)))
+
+
+def _detect_cycles(trace: Trace, metrics: Sequence[str] | None) -> EpochDetection:
     names, values = trace_values(trace, metrics)
     history = History(names)
     history.append(wire_times(trace.time_s), values)

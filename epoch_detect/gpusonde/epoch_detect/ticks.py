@@ -25,6 +25,8 @@ _FASTEST_FIRST = ("sm_active", "graphics_active", "dram_active", "tensor_active"
 # Says what is allocated, not what is being done; slow clocks and temperatures likewise follow, they do not lead.
 _NOT_ACTIVITY = frozenset({Unit.BYTES, Unit.CELSIUS, Unit.MEGAHERTZ, Unit.COUNT, Unit.JOULES})
 _BUSY_SHARE = 0.05  # of a metric's own high level; warm-up before the first epoch reaches about a tenth of it
+_LEAST_HOLE_S = 10.0  # recorded logs have holes of up to 9 s from a busy driver
+_LEAST_HOLE_TICKS = 20
 _LEVEL_RANK = 20  # a metric's high level is its 20th largest value: idle around the activity does not move it
 
 
@@ -66,6 +68,26 @@ def fastest_first(names: Sequence[str]) -> list[int]:
         return len(_FASTEST_FIRST) + (metric(name).unit is not Unit.RATIO) + 2 * (metric(name).unit is Unit.WATTS)
 
     return sorted(range(len(names)), key=rank)
+
+
+def hole_warnings(time_s: FloatArray) -> tuple[str, ...]:
+    """Name the longest stretch without ticks, if it is long enough to look like a stopped sampler or a stepped clock.
+
+    Args:
+        time_s: Shape (n,), strictly increasing.
+    """
+    if time_s.size < LEAST_TICKS:
+        return ()
+    steps = np.diff(time_s)
+    holes = steps > max(_LEAST_HOLE_S, _LEAST_HOLE_TICKS * float(np.median(steps)))
+    if not holes.any():
+        return ()
+    longest = int(np.argmax(steps))
+    others = int(holes.sum()) - 1
+    more = f" ({others} more of this kind)" if others else ""
+    where = f"no ticks for {steps[longest]:,.1f} s after {time_s[longest]:,.1f} s{more}"
+    advice = "if the job did not go on meanwhile, cut the trace there and look at the parts"
+    return (f"{where}: the sampler stood still or the clock jumped; {advice}",)
 
 
 def trace_values(trace: Trace, metrics: Sequence[str] | None) -> tuple[tuple[str, ...], FloatArray]:
