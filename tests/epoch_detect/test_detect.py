@@ -141,3 +141,11 @@ def test_a_long_stretch_without_ticks_is_named_because_epochs_in_it_are_guesses(
     assert "no ticks for 3,600.1 s after" in warning
     assert "clock jumped" in warning
     assert detect(trace).warnings == ()
+
+
+@pytest.mark.parametrize("first_tick_s", np.arange(0.0, 2.4, 0.1))
+def test_a_short_look_at_a_ramp_gives_its_period_wherever_it_begins(first_tick_s: float) -> None:
+    time_s = np.arange(130) * 0.1 + np.random.default_rng(7).normal(0, 5e-4, 130)
+    level = 0.2 + 0.6 * (((time_s + first_tick_s) % 2.4) / 2.4)
+    found = detect(Trace(time_s, {"sm_active": level, "power_watts": 100 + 400 * level}))
+    assert found.period_s == pytest.approx(2.4, rel=0.02)

@@ -16,6 +16,7 @@ _LONGEST_EPOCH = 1.75  # periods between two boundaries that still hold one epoc
 _MATCHED = 0.9  # share of an epoch that must lie in a matched window for it to count without a visible end
 _AT_EDGE = (0.6, 1.6)  # periods from the outermost boundary to the edge of the activity that make an epoch
 _CLEAR = 6.0  # level change over noise beyond which clearer is not better
+_ELSEWHERE = 0.5  # what a level change is worth less when it lies farther from the chain than the others do
 _RANK_WEIGHT = 0.7  # worth of a metric relative to the next faster one when looking for the boundaries
 
 
@@ -57,7 +58,7 @@ def place_epochs(signal: Signal, chain: Lock, step_s: float, row_order: list[int
     snapped, clear = _snapped(signal, rough, period, row_order)
     clear[1:-1] = True
     clear &= np.concatenate([[True], np.diff(snapped) > 0.3 * period])
-    seen = snapped[clear]
+    seen, matched = snapped[clear], snapped[1:-1]
     bounds = _with_edges(seen, chain, phase, period, scale, len(signal) if ended else None, begins=bool(clear[0]))
     gaps = np.diff(bounds)
     keep = gaps <= _LONGEST_EPOCH * period
@@ -66,9 +67,9 @@ def place_epochs(signal: Signal, chain: Lock, step_s: float, row_order: list[int
     ends = np.where(keep, bounds[1:], starts + period)
     lengths = ends - starts
     # The edge of the activity ends an epoch, but warm-up before the first and a missing pause after the last are not
-    # part of the usual length.
-    inner = keep & np.isin(starts, seen) & np.isin(bounds[1:], seen)
-    counted = inner if inner.sum() >= 2 else keep
+    # part of the usual length; a boundary next to the chain was seen, but nothing says that it is of the same kind.
+    between = [keep & np.isin(starts, kind) & np.isin(bounds[1:], kind) for kind in (matched, seen)]
+    counted = next((inner for inner in between if inner.sum() >= 2), keep)
     usual = float(np.median(lengths[counted])) if counted.any() else period
     regular = counted & (lengths > 0.5 * usual) & (lengths < _LONGEST_EPOCH * usual)
     if regular.sum() > 3:
@@ -129,7 +130,8 @@ def _snapped(
             if weight > best:
                 typical = float(np.median(found.change))
                 fine = _inside_cell(values * direction, found.cells, found.width)
-                best, places = weight, np.where(found.change > 0.3 * typical, fine, rough)
+                shown = found.change > 0.3 * typical
+                best, places = weight, np.where(shown, fine, rough + np.median((fine - rough)[shown]))
                 clear = found.change > 0.6 * typical
     return places, clear
 
@@ -160,6 +162,9 @@ def _edges(values: FloatArray, rough: FloatArray, period: float) -> _Edges:
     nearby = np.clip(np.round(rough).astype(np.int64)[:, None] + offsets, 0, n)
     rises = np.maximum(change[nearby], 0.0)
     choice = np.argmax(rises * (1 - 0.2 * np.abs(offsets) / reach), axis=1)
+    # The chain is off by the same distance everywhere, give or take; a rise elsewhere must be the larger to be taken.
+    common = int(np.median(offsets[choice]))
+    choice = np.argmax(rises * (1 - _ELSEWHERE * np.minimum(np.abs(offsets - common) / reach, 1)), axis=1)
     rows = np.arange(rough.size)
     cells, rise = nearby[rows, choice], rises[rows, choice]
     usual = float(np.median(values))

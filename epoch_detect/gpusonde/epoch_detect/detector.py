@@ -206,8 +206,11 @@ def _place(active: Ticks, signal: Signal, chain: Lock, step_s: float, ended: boo
     before = (active.time_us - active.time_us[0]) * 1e-6 < epochs.starts_s[0]
     if busy_ticks(active)[before].mean() < _WARM_UP_BUSY:
         return epochs
-    # Busy right up to the first level change: compiling and loading, which is part of the first epoch.
-    return replace(epochs, starts_s=np.concatenate([[0.0], epochs.starts_s[1:]]))
+    # Busy right up to the first level change: compiling and loading, which is part of the first epoch. Hence its length
+    # says nothing about the others.
+    regular = epochs.regular.copy()
+    regular[0] &= regular[1:].sum() < _LEAST_CYCLES
+    return replace(epochs, starts_s=np.concatenate([[0.0], epochs.starts_s[1:]]), regular=regular)
 
 
 def _period(epochs: Epochs, step_s: float) -> tuple[float, float, float]:
