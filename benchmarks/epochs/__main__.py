@@ -39,6 +39,7 @@ def main() -> None:
         "synthetic_negatives": lambda: sets.synthetic(folder, "synthetic_negatives"),
         "real GPU": lambda: sets.real(folder, sets.is_real_gpu),
         "Keras on CPU": lambda: sets.real(folder, sets.is_keras_on_cpu),
+        "disturbed families": lambda: sets.disturbed_traces(arguments.per_family),
         "set-aside families": lambda: sets.set_aside_traces(arguments.per_family),
     }
     results: dict[str, dict[str, Result]] = {}

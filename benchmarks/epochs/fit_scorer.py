@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
+from dataclasses import replace
 from pathlib import Path
 
 import families
@@ -15,15 +16,18 @@ from generator import Example, render
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.linear_model import LogisticRegression
 
-import gpusonde.epoch_detect.scorer as scorer_module
+import gpusonde.epoch_detect.cycles.scorer as scorer_module
+from gpusonde.epoch_detect.cycles.detector import Readings, mean_period, read_all, settle
+from gpusonde.epoch_detect.cycles.features import FEATURES
+from gpusonde.epoch_detect.cycles.scorer import Scorer
 from gpusonde.epoch_detect.detect import wire_times
-from gpusonde.epoch_detect.detector import Readings, read_all
-from gpusonde.epoch_detect.features import FEATURES
 from gpusonde.epoch_detect.history import History
 from gpusonde.epoch_detect.ticks import trace_values
 
 RIGHT = 0.06  # a reading within this ratio of the truth is right
-_SHARE_OF_POSITIVES = 0.6
+RIGHT_ANSWER = 0.10  # so is an answer
+_SHARE_OF_POSITIVES = 0.65
+_SHARE_OF_CUT = 0.3
 # But for how long the GPU idles, a scheduled job looks like a checkpoint cycle; the detector has a rule for it.
 _LEFT_OUT = {"timer"}
 # The more of it, the likelier the reading is right, all else being equal: what is known is not left to the data.
@@ -40,65 +44,104 @@ def example(seed: int, number: int) -> Example:
     rng = np.random.default_rng([seed, number])
     group = families.POSITIVE if rng.random() < _SHARE_OF_POSITIVES else families.NEGATIVE
     family = list(group)[rng.integers(len(group))]
-    return render(f"{family}-{number}", family, group[family](rng), rng)
+    made = render(f"{family}-{number}", family, group[family](rng), rng)
+    if rng.random() < _SHARE_OF_CUT:  # recorded from the middle of a run, or while it goes on
+        span = made.trace.duration_s
+        begin = rng.uniform(0, 0.4) * span if rng.random() < 0.3 else 0.0
+        made = replace(made, trace=made.trace.window(begin, max(begin + 10.0, rng.uniform(0.2, 1.0) * span)))
+    return made
+
+
+def truths(made: Example) -> tuple[float, ...]:
+    """Periods that count as right."""
+    return made.regimes or (() if made.period_s is None else (made.period_s,))
+
+
+def readings(made: Example, number: int) -> Readings | None:
+    """What the detector sees in a trace, every third as if its run went on; None if there is nothing to judge."""
+    names, values = trace_values(made.trace, None)
+    history = History(names)
+    history.append(wire_times(made.trace.time_s), values)
+    found = read_all(history.ticks(), ended=number % 3 > 0)
+    return found if isinstance(found, Readings) else None
 
 
 def labelled(task: tuple[int, int]) -> tuple[np.ndarray, np.ndarray] | None:
     """Features and labels of the readings of one trace; None if it has no reading."""
     made = example(*task)
-    if made.family in _LEFT_OUT:
-        return None
-    names, values = trace_values(made.trace, None)
-    history = History(names)
-    history.append(wire_times(made.trace.time_s), values)
-    found = read_all(history.ticks())
-    if not isinstance(found, Readings):
+    found = None if made.family in _LEFT_OUT else readings(made, task[1])
+    if found is None:
         return None
     periods = np.array([r.period_s for r in found.readings])
     right = np.zeros(periods.size, dtype=bool)
-    if made.period_s is not None:
-        # The mean holds pauses that the cycles themselves do not, so the median counts as well.
-        for truth in (made.period_s, float(np.median(np.diff(made.epoch_starts_s)))):
-            right |= np.abs(periods / truth - 1) < RIGHT
+    # The mean holds pauses that the cycles themselves do not, so the median counts as well.
+    medians = (float(np.median(np.diff(made.epoch_starts_s))),) if truths(made) else ()
+    for truth in (*truths(made), *medians):
+        right |= np.abs(periods / truth - 1) < RIGHT
     return found.features.astype(np.float32), right
+
+
+def outcome(task: tuple[int, int, Scorer]) -> tuple[float, bool] | None:
+    """What the trees give for the likeliest reading of a trace, and whether its answer is right within 10 %."""
+    seed, number, scorer = task
+    made = example(seed, number)
+    found = None if made.family in _LEFT_OUT else readings(made, number)
+    if found is None:
+        return None
+    odds = scorer.log_odds(found.features)
+    best = int(np.argmax(odds))
+    _, epochs = settle(found, found.readings[best], ended=True)
+    if epochs.regular.sum() < 2:
+        return None
+    period = mean_period(epochs, found.signal.step_s)[0]
+    return float(odds[best]), any(abs(period / truth - 1) <= RIGHT_ANSWER for truth in truths(made))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--traces", type=int, default=5000)
-    parser.add_argument("--seed", type=int, default=300)
+    parser.add_argument("--traces", type=int, default=16_000)
+    parser.add_argument("--seed", type=int, default=500)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--cache", type=Path, help="keep the features here, to fit again without generating")
     parser.add_argument("--out", type=Path, default=Path(scorer_module.__file__).with_name("scorer.npz"))
     arguments = parser.parse_args()
-    if arguments.cache and arguments.cache.exists():
-        with np.load(arguments.cache) as cache:
-            table, right, group = cache["table"], cache["right"], cache["group"]
-    else:
-        with multiprocessing.Pool(arguments.processes) as pool:
+    with multiprocessing.Pool(arguments.processes) as pool:
+        if arguments.cache and arguments.cache.exists():
+            with np.load(arguments.cache) as cache:
+                table, right, group = cache["table"], cache["right"], cache["group"]
+        else:
             tasks = [(arguments.seed, number) for number in range(arguments.traces)]
-            made = [m for m in pool.imap(labelled, tasks, chunksize=8) if m is not None]
-        table, right = np.concatenate([m[0] for m in made]), np.concatenate([m[1] for m in made])
-        group = np.repeat(np.arange(len(made)), [len(m[1]) for m in made])
-        if arguments.cache:
-            np.savez_compressed(arguments.cache, table=table, right=right, group=group)
-    calibrating = group % 5 == 4
-    model = HistGradientBoostingClassifier(
-        max_iter=250, max_leaf_nodes=10, learning_rate=0.06, min_samples_leaf=40, l2_regularization=5, random_state=0,
-        monotonic_cst=[(name in SPEAKS_FOR) - (name in SPEAKS_AGAINST) for name in FEATURES],
-    )  # fmt: skip
-    model.fit(table[~calibrating], right[~calibrating])
-    raw, calibrated = calibration(model.predict_proba(table)[:, 1][calibrating], right[calibrating], group[calibrating])
-    np.savez_compressed(
-        arguments.out, features=np.array(FEATURES), raw=raw, calibrated=calibrated, **tree_arrays(model)
-    )
-    print(f"{right.sum()} of {right.size} readings right, {group.max() + 1} traces -> {arguments.out}")
+            made = list(pool.imap(labelled, tasks, chunksize=8))
+            table = np.concatenate([m[0] for m in made if m])
+            right = np.concatenate([m[1] for m in made if m])
+            group = np.concatenate([np.full(len(m[1]), number) for number, m in enumerate(made) if m])
+            if arguments.cache:
+                np.savez_compressed(arguments.cache, table=table, right=right, group=group)
+        fitting = group % 5 != 4
+        model = HistGradientBoostingClassifier(
+            max_iter=400, max_leaf_nodes=12, learning_rate=0.05, min_samples_leaf=40, l2_regularization=5,
+            random_state=0, monotonic_cst=[(name in SPEAKS_FOR) - (name in SPEAKS_AGAINST) for name in FEATURES],
+        )  # fmt: skip
+        model.fit(table[fitting], right[fitting])
+        trees = {"features": np.array(FEATURES), **tree_arrays(model)}
+        _save(arguments.out, trees, np.array([0.0, 1.0]), np.array([0.0, 1.0]))
+        with arguments.out.open("rb") as file:
+            scorer = Scorer.load(file)
+        calibrating = [(arguments.seed, int(number), scorer) for number in np.unique(group[~fitting])]
+        outcomes = [o for o in pool.imap(outcome, calibrating, chunksize=8) if o]
+    raw, calibrated = calibration(*(np.array(column) for column in zip(*outcomes, strict=True)))
+    _save(arguments.out, trees, raw, calibrated)
+    print(f"{right.sum()} of {right.size} readings right, {np.unique(group).size} traces -> {arguments.out}")
 
 
-def calibration(probability: np.ndarray, right: np.ndarray, group: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """How often the likeliest reading of a trace is right, as a curve over its probability."""
-    chosen = [int(i) for i in _best_of_each(probability, group)]
-    curve = LogisticRegression().fit(_log_odds(probability[chosen])[:, None], right[chosen])
+def _save(path: Path, trees: dict[str, np.ndarray], raw: np.ndarray, calibrated: np.ndarray) -> None:
+    np.savez_compressed(path, raw=raw, calibrated=calibrated, **trees)  # type: ignore[arg-type]
+
+
+def calibration(odds: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """How often the answer of a trace is right, as a curve over the probability that the trees give its reading."""
+    bound = float(_log_odds(np.array([0.0]))[0])
+    curve = LogisticRegression().fit(np.clip(odds, bound, -bound)[:, None], right)
     grid = np.concatenate([[0.0], 1 / (1 + np.exp(-np.linspace(-6, 6, 97))), [1.0]])
     return grid, curve.predict_proba(_log_odds(grid)[:, None])[:, 1]
 
@@ -106,12 +149,6 @@ def calibration(probability: np.ndarray, right: np.ndarray, group: np.ndarray) -
 def _log_odds(probability: np.ndarray) -> np.ndarray:
     bounded = np.clip(probability, 1e-3, 1 - 1e-3)
     return np.asarray(np.log(bounded / (1 - bounded)))
-
-
-def _best_of_each(probability: np.ndarray, group: np.ndarray) -> list[int]:
-    order = np.lexsort((-probability, group))
-    first = np.concatenate([[True], np.diff(group[order]) != 0])
-    return order[first].tolist()
 
 
 def tree_arrays(model: HistGradientBoostingClassifier) -> dict[str, np.ndarray]:

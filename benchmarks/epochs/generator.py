@@ -67,7 +67,7 @@ def size(rng: Generator) -> tuple[float, int]:
     """Period in seconds and number of epochs of a run of at most an hour, more often a few minutes."""
     longest_run_s = log_uniform(rng, 60, 3600)
     while True:
-        period, epochs = log_uniform(rng, 0.8, 600), round(log_uniform(rng, 3, 200))
+        period, epochs = log_uniform(rng, 0.8, 600), round(log_uniform(rng, 3, rng.choice([12, 200])))
         if period * epochs <= longest_run_s:
             return period, epochs
 
@@ -85,7 +85,8 @@ def render(name: str, family: str, plan: Plan, rng: Generator) -> Example:
     level, rippling = levels[segment], ripples[segment]
     busy = (segment > 0) & (segment < levels.size - 1)
     work = level * (1 + _ripple(rng, cells, _median_epoch(plan, edges)) * rippling)
-    work = work + busy * _disturbances(rng, middle, edges[-1])
+    work = (work + busy * _disturbances(rng, middle, edges[-1])) * _standstills(rng, middle, edges[-1])
+    work = work + _blips(rng, middle, ~busy)
     starts = tuple(float(edges[1 + i]) for i in plan.epoch_starts)
     end = float(edges[-2])
     period = float(np.mean(np.diff([*starts, end])[1:])) if len(starts) > 1 else None
@@ -120,11 +121,34 @@ def _disturbances(rng: Generator, time: np.ndarray, total: float) -> np.ndarray:
         inertia_s, spread = log_uniform(rng, 0.2, 30), log_uniform(rng, 0.005, 0.08)
         steps = rng.normal(0, spread * np.sqrt(2 / (inertia_s * FINE_HZ)), time.size)
         change += lfilter([1.0], [1.0, 1 / (inertia_s * FINE_HZ) - 1.0], steps)
-    if rng.random() < 0.3:  # another tenant comes and goes
-        for _ in range(rng.integers(1, 4)):
-            begin, length = rng.uniform(0, total), log_uniform(rng, 2, max(4, total / 4))
+    if rng.random() < 0.4:  # another tenant comes and goes
+        often = rng.random() < 0.5
+        for _ in range(rng.integers(1, 20 if often else 4)):
+            begin, length = rng.uniform(0, total), log_uniform(rng, 2, max(4, total / (20 if often else 4)))
             change += rng.uniform(-0.1, 0.3) * ((time >= begin) & (time < begin + length))
     return change
+
+
+def _standstills(rng: Generator, time: np.ndarray, total: float) -> np.ndarray:
+    """1, and 0 where everything stands still for a moment: a slow disk, a lock, a log that is written."""
+    running = np.ones(time.size)
+    if rng.random() < 0.4:
+        longest = log_uniform(rng, 0.15, 4)
+        for _ in range(rng.poisson(total / log_uniform(rng, 10, 300))):
+            begin = rng.uniform(0, total)
+            first, stop = np.searchsorted(time, [begin, begin + log_uniform(rng, 0.08, longest)])
+            running[first:stop] = rng.uniform(0, 0.1)
+    return running
+
+
+def _blips(rng: Generator, time: np.ndarray, outside: np.ndarray) -> np.ndarray:
+    """Something small on the GPU before or after the job: a look at the data, an evaluation by hand."""
+    level = np.zeros(time.size)
+    if rng.random() < 0.25 and outside.any():
+        for _ in range(rng.integers(1, 4)):
+            begin = float(rng.choice(time[outside]))
+            level[(time >= begin) & (time < begin + log_uniform(rng, 0.3, 10))] = rng.uniform(0.03, 0.4)
+    return np.where(outside, level, 0.0)
 
 
 def _sampled(rng: Generator, time: np.ndarray, work: np.ndarray, busy: np.ndarray) -> Trace:

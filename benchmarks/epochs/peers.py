@@ -8,8 +8,8 @@ import numpy as np
 from scipy.signal import find_peaks
 
 from gpusonde.epoch_detect import EpochDetection, Verdict
+from gpusonde.epoch_detect.cycles.signal import resample
 from gpusonde.epoch_detect.detect import wire_times
-from gpusonde.epoch_detect.signal import resample
 from gpusonde.epoch_detect.ticks import Ticks, active_range, trace_values
 from gpusonde.telemetry import Trace
 

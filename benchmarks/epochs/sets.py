@@ -6,9 +6,10 @@ import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import disturbed
 import numpy as np
 import set_aside
-from generator import render
+from generator import Family, render
 
 from gpusonde.epoch_detect.evaluation import Truth, read_truth
 from gpusonde.telemetry import Trace, read_trace, read_traces
@@ -52,12 +53,21 @@ def is_keras_on_cpu(entry: dict[str, str]) -> bool:
     return entry["file"].startswith("cpu_")
 
 
+def disturbed_traces(per_family: int) -> Set:
+    """Traces of families whose kinds of disturbance the scorer knows."""
+    return _generated((disturbed.POSITIVE, disturbed.NEGATIVE), per_family, _SEED)
+
+
 def set_aside_traces(per_family: int) -> Set:
     """Traces of the families that nothing was fitted to."""
-    for group in (set_aside.POSITIVE, set_aside.NEGATIVE):
+    return _generated((set_aside.POSITIVE, set_aside.NEGATIVE), per_family, _SEED + 1)
+
+
+def _generated(groups: Iterable[dict[str, Family]], per_family: int, seed: int) -> Set:
+    for group in groups:
         for index, (family, plan) in enumerate(group.items()):
             for number in range(per_family):
-                rng = np.random.default_rng([_SEED, index, number, len(group)])
+                rng = np.random.default_rng([seed, index, number, len(group)])
                 made = render(f"{family}-{number}", family, plan(rng), rng)
                 periods = made.regimes or (() if made.period_s is None else (made.period_s,))
                 yield made.name, made.trace, Truth(periods, made.epoch_starts_s, family)

@@ -5,8 +5,8 @@ import io
 import numpy as np
 import pytest
 
-from gpusonde.epoch_detect.features import FEATURES
-from gpusonde.epoch_detect.scorer import Scorer, ScorerError
+from gpusonde.epoch_detect.cycles.features import FEATURES
+from gpusonde.epoch_detect.cycles.scorer import Scorer, ScorerError
 
 
 def test_shipped_scorer_gives_probabilities_also_for_missing_features() -> None:

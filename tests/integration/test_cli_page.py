@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from support.cli_page import Section, keys_of, read_page
 from support.collector_process import CollectorProcess, ask, running_collector
+from support.epoch_traces import write_scored_traces
 from support.synthetic_runs import synthetic_runs, write_runs
 
 from gpusonde.cli import main
@@ -51,6 +52,7 @@ def answers(
             ask("predict", "--run", run["run_id"], "--targets", "V100", *at),
         ],
         "train": [ask("train", str(table), "--out", str(folder / "model"))],
+        "evaluate": [ask("evaluate", "epochs", *map(str, write_scored_traces(folder)))],
         "agent": [agent_report, ask("agent", "--print-config"), ask("agent", "--check-config")],
         "record": [ask("record", str(folder / "copy.csv"), "--replay", trace, "--speed", "1000")],
         "collector": [collector_report, ask("collector", "--print-config")],
@@ -72,8 +74,10 @@ def subparser(command: str) -> Parser:
 
 
 def options_of(parser: argparse.ArgumentParser) -> set[str]:
-    """Long options of a parser."""
-    return {option for action in parser._actions for option in action.option_strings if option.startswith("--")}
+    """Long options of a parser and of the parsers below it."""
+    own = {option for action in parser._actions for option in action.option_strings if option.startswith("--")}
+    below = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
+    return own.union(*(options_of(choice) for action in below for choice in action.choices.values()))
 
 
 def mismatch(answers: list[dict[str, Any]], section: Section) -> tuple[set[str], set[str]]:

@@ -1,8 +1,11 @@
 """Small traces with known epochs, for tests that need one and not a realistic one."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 
-from gpusonde.telemetry import Trace
+from gpusonde.telemetry import Trace, write_trace
 
 
 def training_trace(
@@ -26,3 +29,23 @@ def training_trace(
     power = np.where(busy, 90 + 150 * level, 55) + rng.normal(0, 2, n)
     starts = idle_s + period_s * np.arange(epochs)
     return Trace(time, {"dram_active": dram, "power_watts": power}), starts
+
+
+def write_scored_traces(folder: Path) -> tuple[Path, Path]:
+    """Two trainings (``a``, ``b``) and a flat line (``flat``) in one file, and their truth in another."""
+    traces, truth = [], {}
+    for name, period_s in (("a", 12.0), ("b", 20.0)):
+        trace, starts = training_trace(period_s, 6)
+        traces.append(_named(trace, name))
+        truth[name] = {"period_s": period_s, "epoch_starts_s": starts.tolist(), "shape": "plain"}
+    rng = np.random.default_rng(1)
+    flat = {name: rng.normal(0.5, 0.01, 900) for name in trace.values}
+    traces.append(_named(Trace(np.arange(900) * 0.1, flat), "flat"))
+    truth["flat"] = {"period_s": None, "shape": "steady"}
+    write_trace(traces, folder / "traces.parquet")
+    (folder / "truth.json").write_text(json.dumps(truth))
+    return folder / "traces.parquet", folder / "truth.json"
+
+
+def _named(trace: Trace, name: str) -> Trace:
+    return Trace(trace.time_s, dict(trace.values), gpu_uuid=name)

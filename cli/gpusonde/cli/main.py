@@ -25,6 +25,7 @@ COMMANDS = (
     "detect",
     "predict",
     "train",
+    "evaluate",
     "agent",
     "record",
     "collector",

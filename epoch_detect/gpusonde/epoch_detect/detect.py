@@ -8,9 +8,9 @@ from typing import Literal
 
 import numpy as np
 
-from gpusonde.epoch_detect.detector import analyse
+from gpusonde.epoch_detect.cycles.detector import analyse
 from gpusonde.epoch_detect.history import History
-from gpusonde.epoch_detect.paper import NOTEBOOK, PAPER, detect_with_luminol
+from gpusonde.epoch_detect.published.paper import NOTEBOOK, PAPER, detect_with_luminol
 from gpusonde.epoch_detect.result import EpochDetection
 from gpusonde.epoch_detect.ticks import IntArray, hole_warnings, trace_values
 from gpusonde.telemetry import FloatArray, Trace

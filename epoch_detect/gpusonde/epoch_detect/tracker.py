@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gpusonde.epoch_detect.cycles.detector import Hold, analyse_and_hold, extend
 from gpusonde.epoch_detect.detect import shifted
-from gpusonde.epoch_detect.detector import Hold, analyse_and_hold, extend
 from gpusonde.epoch_detect.history import CAPACITY, History, pack, unpack
 from gpusonde.epoch_detect.result import EpochDetection, Hypothesis, Verdict
 from gpusonde.epoch_detect.ticks import usable_metrics

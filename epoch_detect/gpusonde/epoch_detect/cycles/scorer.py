@@ -14,7 +14,7 @@ from typing import IO
 import numpy as np
 import numpy.typing as npt
 
-from gpusonde.epoch_detect.features import FEATURES
+from gpusonde.epoch_detect.cycles.features import FEATURES
 from gpusonde.telemetry import FloatArray
 
 _ARRAYS = ("roots", "feature", "threshold", "missing_left", "left", "right", "value", "base", "raw", "calibrated")
@@ -108,5 +108,5 @@ class Scorer:
 
 @functools.cache
 def _shipped() -> Scorer:
-    with resources.files("gpusonde.epoch_detect").joinpath("scorer.npz").open("rb") as file:
+    with resources.files("gpusonde.epoch_detect.cycles").joinpath("scorer.npz").open("rb") as file:
         return Scorer.load(file)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 import numpy.typing as npt
 
-from gpusonde.epoch_detect.bitmap import FloatArray
+from gpusonde.epoch_detect.published.bitmap import FloatArray
 
 
 class LuminolMissingError(RuntimeError):
@@ -21,7 +21,7 @@ class LuminolMissingError(RuntimeError):
 
 
 def original_luminol_scores(values: npt.ArrayLike, time: npt.ArrayLike | None = None) -> FloatArray:
-    """Run ``luminol.AnomalyDetector`` itself; the counterpart of :func:`gpusonde.epoch_detect.bitmap.luminol_scores`.
+    """Run ``luminol.AnomalyDetector`` itself; the counterpart of ``published.bitmap.luminol_scores``.
 
     Args:
         values: Shape (n,).

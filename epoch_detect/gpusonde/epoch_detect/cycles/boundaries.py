@@ -7,14 +7,15 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gpusonde.epoch_detect.phase import Lock
-from gpusonde.epoch_detect.signal import Signal
+from gpusonde.epoch_detect.cycles.phase import Lock, start_phase
+from gpusonde.epoch_detect.cycles.signal import Signal
 from gpusonde.telemetry import FloatArray
 
 _PHASE_BINS = 128
 _LONGEST_EPOCH = 1.75  # periods between two boundaries that still hold one epoch (with a stall in it)
 _MATCHED = 0.9  # share of an epoch that must lie in a matched window for it to count without a visible end
 _AT_EDGE = (0.6, 1.6)  # periods from the outermost boundary to the edge of the activity that make an epoch
+_LIKE_THE_OTHERS = 0.15  # by how much the length of the last epoch may differ to count, as a ratio
 _CLEAR = 6.0  # level change over noise beyond which clearer is not better
 _ELSEWHERE = 0.5  # what a level change is worth less when it lies farther from the chain than the others do
 _RANK_WEIGHT = 0.7  # worth of a metric relative to the next faster one when looking for the boundaries
@@ -51,12 +52,15 @@ def place_epochs(signal: Signal, chain: Lock, step_s: float, row_order: list[int
     scale = step_s / signal.step_s
     anchors, period = chain.starts.astype(np.float64) * scale, chain.period * scale
     swinging = max(row_order, key=lambda row: float(np.ptp(_profile(signal.values[row], anchors, period))))
-    phase = _start_phase(_profile(signal.values[swinging], anchors, period))
-    rough = anchors + phase * period
-    # One more on either side, which counts if the trace shows a level change there as clear as the others.
-    rough = np.concatenate([rough[:1] - period, rough, rough[-1:] + period])
+    phase = start_phase(_profile(signal.values[swinging], anchors, period))
+    starts_of_chain = anchors + phase * period
+    # Beside the chain's own: one on either side, and where the chain jumps the end of the cycle before. They count if
+    # the trace shows a level change there as clear as the others.
+    jumps = ~chain.joined & (np.diff(starts_of_chain) > _LONGEST_EPOCH * period)
+    inner = np.sort(np.concatenate([starts_of_chain, starts_of_chain[:-1][jumps] + period]))
+    rough = np.concatenate([starts_of_chain[:1] - period, inner, starts_of_chain[-1:] + period])
     snapped, clear = _snapped(signal, rough, period, row_order)
-    clear[1:-1] = True
+    clear |= np.isin(rough, starts_of_chain)
     clear &= np.concatenate([[True], np.diff(snapped) > 0.3 * period])
     seen, matched = snapped[clear], snapped[1:-1]
     bounds = _with_edges(seen, chain, phase, period, scale, len(signal) if ended else None, begins=bool(clear[0]))
@@ -72,8 +76,14 @@ def place_epochs(signal: Signal, chain: Lock, step_s: float, row_order: list[int
     counted = next((inner for inner in between if inner.sum() >= 2), keep)
     usual = float(np.median(lengths[counted])) if counted.any() else period
     regular = counted & (lengths > 0.5 * usual) & (lengths < _LONGEST_EPOCH * usual)
-    if regular.sum() > 3:
-        regular[0] = False  # the first epoch compiles, fills caches, allocates
+    # The first epoch compiles, fills caches, allocates; where there are few others the last may stand in for it, though
+    # nothing but the end of the activity ends it.
+    others = regular.copy()
+    others[:1] = False
+    if others.sum() < 2 and others.any() and keep[-1]:
+        others[-1] |= abs(lengths[-1] / float(np.median(lengths[others])) - 1) < _LIKE_THE_OTHERS
+    if others.sum() >= 2:
+        regular = others
     to_s = signal.step_s
     return Epochs(signal.start_s + starts * to_s, signal.start_s + ends * to_s, regular)
 
@@ -85,30 +95,6 @@ def _profile(values: FloatArray, anchors: FloatArray, period: float) -> FloatArr
     cells = np.clip(place.astype(np.int64), 0, values.size - 1)
     profile: FloatArray = np.median(values[cells], axis=0)
     return profile
-
-
-def _start_phase(profile: FloatArray) -> float:
-    """Phase in [0, 1) at which training starts.
-
-    Training takes most of an epoch, so the epoch starts where the largest deviation from the median level (validation,
-    checkpoint, gap) ends.
-    """
-    bins = profile.size
-    size = np.abs(profile - np.median(profile))
-    marked = size > 0.4 * size.max()
-    if marked.all() or not marked.any():
-        return 0.0
-    first = int(np.argmin(marked))
-    marked, size = np.roll(marked, -first), np.roll(size, -first)
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], marked.astype(np.int8), [0]])))
-    runs: list[tuple[int, int]] = []
-    for begin, end in edges.reshape(-1, 2).tolist():
-        if runs and begin - runs[-1][1] <= max(1, bins // 40):
-            runs[-1] = (runs[-1][0], end)
-        else:
-            runs.append((begin, end))
-    _, end = max(runs, key=lambda run: float(size[run[0] : run[1]].sum()))
-    return float((end + first) % bins) / bins
 
 
 def _snapped(

@@ -6,14 +6,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gpusonde.epoch_detect.boundaries import Epochs, place_epochs
-from gpusonde.epoch_detect.features import feature_table
-from gpusonde.epoch_detect.hypotheses import Reading, distinct, read, read_whole
-from gpusonde.epoch_detect.phase import Lock, lock
+from gpusonde.epoch_detect.cycles.boundaries import Epochs, place_epochs
+from gpusonde.epoch_detect.cycles.features import feature_table
+from gpusonde.epoch_detect.cycles.holes import Clock, seen_epochs, with_short_holes
+from gpusonde.epoch_detect.cycles.hypotheses import Reading, distinct, read, read_whole
+from gpusonde.epoch_detect.cycles.phase import Lock, lock
+from gpusonde.epoch_detect.cycles.scorer import Scorer
+from gpusonde.epoch_detect.cycles.signal import Signal, scaled_signal
+from gpusonde.epoch_detect.cycles.tempo import candidates, longest_period, view_of
 from gpusonde.epoch_detect.result import EpochDetection, Hypothesis, Verdict
-from gpusonde.epoch_detect.scorer import Scorer
-from gpusonde.epoch_detect.signal import Signal, scaled_signal
-from gpusonde.epoch_detect.tempo import candidates, longest_period, view_of
 from gpusonde.epoch_detect.ticks import LEAST_TICKS, Ticks, active_range, busy_ticks, fastest_first
 from gpusonde.telemetry import FloatArray
 
@@ -36,13 +37,15 @@ class Readings:
     """All readings of the active part of some ticks.
 
     Attributes:
-        active: The ticks from the first to the last at which the GPU worked.
+        active: The ticks from the first to the last at which the GPU worked, long holes shortened.
+        clock: From their time to that of the ticks.
         signal: They, scaled, on a uniform grid.
         readings: The readings of distinct periods.
         features: Shape (readings, features).
     """
 
     active: Ticks
+    clock: Clock
     signal: Signal
     readings: list[Reading]
     features: FloatArray
@@ -93,7 +96,7 @@ def analyse_and_hold(
         The detection, ``none`` with the reason where there is nothing to find; and what :func:`extend` needs, if epochs
         were found.
     """
-    found = read_all(ticks)
+    found = read_all(ticks, ended=ended)
     if isinstance(found, str):
         return EpochDetection(Verdict.NONE, found, metrics=ticks.names), None
     probabilities = (scorer or Scorer.shipped()).probability(found.features)
@@ -109,16 +112,29 @@ def analyse_and_hold(
             f"the likeliest cycle, {chosen.period_s:.4g} s, is an epoch with a probability of {confidence:.2f} only"
         )
         return replace(nothing, reason=reason), None
-    level = chosen.candidate.level
-    chain = read_whole(chosen)
-    epochs = _place(found.active, found.signal, chain, level.step_s, ended)
+    chain, epochs = settle(found, chosen, ended=ended)
     if epochs.regular.sum() < 2:
         return replace(nothing, reason="no two whole epochs lie inside the activity"), None
     view = chosen.candidate
     hold = Hold(
-        level.step_s, view.smoothing, view.changes, chain.template, found.signal.rows, chain.agreement, confidence
+        view.level.step_s, view.smoothing, view.changes, chain.template, found.signal.rows, chain.agreement, confidence
     )
-    return _detection(found.active, found.signal.step_s, epochs, confidence, hypotheses), hold
+    return _detection(found.active.names, found.clock, found.signal.step_s, epochs, confidence, hypotheses), hold
+
+
+def settle(found: Readings, chosen: Reading, *, ended: bool) -> tuple[Lock, Epochs]:
+    """Lay the epochs of one reading through all of the activity.
+
+    Args:
+        found: The readings.
+        chosen: One of them.
+        ended: Whether the run is over.
+
+    Returns:
+        The cycles, in cells of the reading's level, and the epochs.
+    """
+    chain = read_whole(chosen)
+    return chain, _place(found.active, found.signal, chain, chosen.candidate.level.step_s, ended)
 
 
 def extend(ticks: Ticks, hold: Hold, hypotheses: tuple[Hypothesis, ...]) -> EpochDetection | None:
@@ -135,7 +151,7 @@ def extend(ticks: Ticks, hold: Hold, hypotheses: tuple[Hypothesis, ...]) -> Epoc
     first, stop = active_range(ticks)
     if stop - first < LEAST_TICKS:
         return None
-    active = ticks.slice(first, stop)
+    active, clock = with_short_holes(ticks.slice(first, stop))
     signal = scaled_signal(active)
     if signal is None or signal.rows != hold.rows:
         return None
@@ -149,14 +165,20 @@ def extend(ticks: Ticks, hold: Hold, hypotheses: tuple[Hypothesis, ...]) -> Epoc
     if chain is None or chain.agreement < _HOLDING * hold.agreement:
         return None
     epochs = _place(active, signal, chain, level.step_s, ended=False)
-    return _detection(active, signal.step_s, epochs, hold.confidence, hypotheses) if epochs.regular.sum() > 1 else None
+    if epochs.regular.sum() < _LEAST_CYCLES:
+        return None
+    return _detection(active.names, clock, signal.step_s, epochs, hold.confidence, hypotheses)
 
 
 def _detection(
-    active: Ticks, step_s: float, epochs: Epochs, confidence: float, hypotheses: tuple[Hypothesis, ...]
+    names: tuple[str, ...],
+    clock: Clock,
+    step_s: float,
+    epochs: Epochs,
+    confidence: float,
+    hypotheses: tuple[Hypothesis, ...],
 ) -> EpochDetection:
-    period, low, high = _period(epochs, step_s)
-    origin = float(active.time_us[0]) * 1e-6
+    period, low, high = mean_period(epochs, step_s)
     short = period < SHORT_CYCLE_TICKS * step_s
     cycles = f"{epochs.starts_s.size} cycles of {period:.4g} s"
     return EpochDetection(
@@ -166,15 +188,20 @@ def _detection(
         period_low_s=low,
         period_high_s=high,
         confidence=confidence,
-        epoch_starts_s=origin + epochs.starts_s,
-        epoch_ends_s=origin + epochs.ends_s,
-        metrics=active.names,
+        epoch_starts_s=clock.real(epochs.starts_s),
+        epoch_ends_s=clock.real(epochs.ends_s),
+        metrics=names,
         hypotheses=hypotheses,
     )
 
 
-def read_all(ticks: Ticks) -> Readings | str:
-    """Every reading of the ticks with its features; or the reason why there is none."""
+def read_all(ticks: Ticks, *, ended: bool = True) -> Readings | str:
+    """Every reading of the ticks with its features; or the reason why there is none.
+
+    Args:
+        ticks: Any number of ticks.
+        ended: Whether the run is over.
+    """
     if len(ticks) < LEAST_TICKS:
         return f"{len(ticks)} ticks; at least {LEAST_TICKS} are needed"
     has_value = np.isfinite(ticks.values).any(axis=0)
@@ -184,7 +211,7 @@ def read_all(ticks: Ticks) -> Readings | str:
     first, stop = active_range(ticks)
     if stop - first < LEAST_TICKS:
         return f"the GPU works for {stop - first} ticks only; at least {LEAST_TICKS} are needed"
-    active = ticks.slice(first, stop)
+    active, clock = with_short_holes(ticks.slice(first, stop))
     busy = float(busy_ticks(active).mean())
     if busy < _LEAST_BUSY:
         return f"the GPU works for {100 * busy:.0f} % of the time only, more like a scheduled job than like training"
@@ -195,12 +222,12 @@ def read_all(ticks: Ticks) -> Readings | str:
     if not every:
         return "nothing repeats"
     kept = distinct(every)
-    return Readings(active, signal, kept, feature_table(kept, every, len(active), signal.step_s))
+    return Readings(active, clock, signal, kept, feature_table(kept, every, len(active), signal.step_s, ended=ended))
 
 
 def _place(active: Ticks, signal: Signal, chain: Lock, step_s: float, ended: bool) -> Epochs:
     rows = fastest_first([active.names[i] for i in signal.rows])
-    epochs = place_epochs(signal, chain, step_s, rows, ended=ended)
+    epochs = seen_epochs(place_epochs(signal, chain, step_s, rows, ended=ended), active.time_us)
     if not epochs.starts_s.size or not 0 < epochs.starts_s[0] <= _WARM_UP * chain.period * step_s:
         return epochs
     before = (active.time_us - active.time_us[0]) * 1e-6 < epochs.starts_s[0]
@@ -213,7 +240,7 @@ def _place(active: Ticks, signal: Signal, chain: Lock, step_s: float, ended: boo
     return replace(epochs, starts_s=np.concatenate([[0.0], epochs.starts_s[1:]]), regular=regular)
 
 
-def _period(epochs: Epochs, step_s: float) -> tuple[float, float, float]:
+def mean_period(epochs: Epochs, step_s: float) -> tuple[float, float, float]:
     """Mean duration of the regular epochs with its 95 % interval (normal), at least the resolution of the ticks."""
     lengths = (epochs.ends_s - epochs.starts_s)[epochs.regular]
     mean = float(lengths.mean())

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpusonde.epoch_detect.phase import Lock, lock
-from gpusonde.epoch_detect.tempo import Candidate
+from gpusonde.epoch_detect.cycles.phase import Lock, lock
+from gpusonde.epoch_detect.cycles.tempo import Candidate
+from gpusonde.telemetry import FloatArray
 
 _EXAMINED_CYCLES = 32
 _SAME = 0.06  # periods this close are one
@@ -22,17 +23,24 @@ class Reading:
         chain: The cycles in the examined part.
         candidate: Where it came from.
         score: How convincing it is, 0..1.
+        first: Cell of the candidate's level at which the examined part begins.
     """
 
     period_s: float
     chain: Lock
     candidate: Candidate
     score: float
+    first: int = 0
+
+    @property
+    def starts_s(self) -> FloatArray:
+        """Shape (cycles,), where the cycles start, in seconds after the start of the signal; the phase is arbitrary."""
+        return np.asarray((self.first + self.chain.starts) * self.candidate.level.step_s)
 
 
 def read(candidate: Candidate) -> Reading | None:
     """Lock a candidate in the part of its signal that resembles itself best; None if there are not two cycles."""
-    values = candidate.level.values
+    values, first = candidate.level.values, 0
     span = int(_EXAMINED_CYCLES * candidate.period)
     if values.shape[1] > span:
         first = _best_part(candidate, span)
@@ -40,7 +48,7 @@ def read(candidate: Candidate) -> Reading | None:
     chain = lock(values, candidate.period)
     if chain is None:
         return None
-    return Reading(chain.period * candidate.level.step_s, chain, candidate, consistency(chain, candidate))
+    return Reading(chain.period * candidate.level.step_s, chain, candidate, consistency(chain, candidate), first)
 
 
 def read_whole(reading: Reading) -> Lock:

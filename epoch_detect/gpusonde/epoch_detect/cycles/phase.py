@@ -21,6 +21,7 @@ _BASELINE = 0.2  # a window must match better than this to make a chain worth ex
 _TEMPO_WEIGHT = 0.4
 _JUMP_COST = 0.8
 _REFINEMENTS = 3
+_LEAST_RESEMBLANCE = 0.52  # of the three windows in a row that are most alike; of true epochs it was never below 0.59
 _HOPELESS = 0.45  # mean match of a first chain that further rounds would not save
 
 
@@ -71,7 +72,7 @@ def lock(values: FloatArray, period: float, template: FloatArray | None = None) 
         template: Shape (metrics, window), the cycle to begin with; None to look for one.
 
     Returns:
-        The chain, or None if there are not two cycles.
+        The chain, or None if there are not two cycles that resemble one another.
     """
     window = max(4, round(period)) if template is None else template.shape[1]
     n = values.shape[1]
@@ -80,7 +81,12 @@ def lock(values: FloatArray, period: float, template: FloatArray | None = None) 
         return None
     cycles, norms = _windows(values, window)
     unit = cycles / np.maximum(norms, 0.25 * np.median(norms) + 1e-9)[:, None]
-    mean_cycle = _seed(unit, window) if template is None else template.reshape(-1)
+    if template is None:
+        mean_cycle, resemblance = _seed(unit, window)
+        if resemblance < _LEAST_RESEMBLANCE:
+            return None
+    else:
+        mean_cycle = template.reshape(-1)
     chain: IntArray = np.empty(0, dtype=np.int64)
     for _ in range(_REFINEMENTS):
         match = unit @ (mean_cycle / (np.linalg.norm(mean_cycle) + 1e-12))
@@ -105,7 +111,7 @@ def best_chain(match: FloatArray, window: int) -> IntArray:
         Shape (cycles,), increasing positions.
     """
     low, high = max(1, int(np.ceil(window * (1 - TOLERANCE)))), int(window * (1 + TOLERANCE)) + 1
-    lags = np.arange(low, high + 1)
+    lags = np.arange(high, low - 1, -1)
     penalty = _TEMPO_WEIGHT * (np.log(lags / window) / np.log(1 + TOLERANCE)) ** 2
     n = match.size
     gain = match - _BASELINE
@@ -113,34 +119,55 @@ def best_chain(match: FloatArray, window: int) -> IntArray:
     # totals from lag ``high`` down to lag ``low`` of position i, also while they are being filled in.
     total = np.full(n + high, -np.inf)
     reachable = np.lib.stride_tricks.sliding_window_view(total, lags.size)
-    penalty = penalty[::-1]
-    back = np.full(n, -1, dtype=np.int64)
-    best_before, best_index = -np.inf, -1
-    for begin in range(0, n, low):
+    # Positions that are too far back for a step are there for a jump; ``jumps`` holds the best total of them per block.
+    jumps = np.full(-(-n // low), -np.inf)
+    farthest, best_jump = high, -np.inf
+    for block, begin in enumerate(range(0, n, low)):
         end = min(begin + low, n)
-        options = reachable[begin:end] - penalty
-        choice = options.argmax(axis=1)
-        value = options.max(axis=1)
-        origin = np.arange(begin, end) - high + choice
-        # Positions that have just become too far back for a step are there for a jump.
-        stop = begin - high
-        if stop > 0:
-            start = max(0, stop - low)
-            passed = total[start + high : stop + high]
-            peak = int(passed.argmax())
-            if passed[peak] > best_before:
-                best_before, best_index = float(passed[peak]), start + peak
-        jump = best_before - _JUMP_COST
-        better = jump > value
-        if better.any():
-            value, origin = np.where(better, jump, value), np.where(better, best_index, origin)
-        extend = value > 0
-        total[begin + high : end + high] = gain[begin:end] + np.where(extend, value, 0.0)
-        back[begin:end] = np.where(extend, origin, -1)
-    chain = [int(np.argmax(total[high:]))]
-    while back[chain[-1]] >= 0:
-        chain.append(int(back[chain[-1]]))
-    return np.array(chain[::-1], dtype=np.int64)
+        if begin > farthest:
+            best_jump = max(best_jump, float(total[farthest:begin].max()))
+            farthest = begin
+        jumps[block] = best_jump - _JUMP_COST
+        value = (reachable[begin:end] - penalty).max(axis=1)
+        np.maximum(value, max(jumps[block], 0.0), out=value)
+        np.add(value, gain[begin:end], out=total[begin + high : end + high])
+    here = int(np.argmax(total[high:]))
+    chain = [here]
+    while True:
+        options = reachable[here] - penalty
+        choice = int(options.argmax())
+        jump = float(jumps[here // low])
+        if max(float(options[choice]), jump) <= 0:
+            return np.array(chain[::-1], dtype=np.int64)
+        if options[choice] >= jump:
+            here += choice - high
+        else:
+            here = int(np.argmax(total[high : here // low * low]))
+        chain.append(here)
+
+
+def start_phase(profile: FloatArray) -> float:
+    """Phase in [0, 1) at which training starts.
+
+    Training takes most of an epoch, so the epoch starts where the largest deviation from the median level (validation,
+    checkpoint, gap) ends.
+    """
+    bins = profile.size
+    size = np.abs(profile - np.median(profile))
+    marked = size > 0.4 * size.max()
+    if marked.all() or not marked.any():
+        return 0.0
+    first = int(np.argmin(marked))
+    marked, size = np.roll(marked, -first), np.roll(size, -first)
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], marked.astype(np.int8), [0]])))
+    runs: list[tuple[int, int]] = []
+    for begin, end in edges.reshape(-1, 2).tolist():
+        if runs and begin - runs[-1][1] <= max(1, bins // 40):
+            runs[-1] = (runs[-1][0], end)
+        else:
+            runs.append((begin, end))
+    _, end = max(runs, key=lambda run: float(size[run[0] : run[1]].sum()))
+    return float((end + first) % bins) / bins
 
 
 def _windows(values: FloatArray, window: int) -> tuple[FloatArray, FloatArray]:
@@ -151,8 +178,8 @@ def _windows(values: FloatArray, window: int) -> tuple[FloatArray, FloatArray]:
     return cycles, np.linalg.norm(cycles, axis=1)
 
 
-def _seed(unit: FloatArray, window: int) -> FloatArray:
-    """Mean of the three (or two) windows in a row that resemble one another best."""
+def _seed(unit: FloatArray, window: int) -> tuple[FloatArray, float]:
+    """Mean of the three (or two) windows in a row that resemble one another best, and how much they do, -1..1."""
     positions = unit.shape[0]
     slack = max(1, window // 10)
     best = np.full(positions, -2.0)
@@ -166,11 +193,13 @@ def _seed(unit: FloatArray, window: int) -> FloatArray:
         triple = np.where(ahead > -2, pair + ahead, -4.0)
         first = int(np.argmax(triple))
         rows = [first, first + window, min(first + 2 * window, positions - 1)]
+        resemblance = 0.5 * float(triple[first])
     else:
         first = int(np.argmax(best))
         rows = [first, min(first + window, positions - 1)]
+        resemblance = float(best[first])
     seed: FloatArray = unit[rows].mean(axis=0)
-    return seed
+    return seed, resemblance
 
 
 def _describe(values: FloatArray, cycles: FloatArray, chain: IntArray, window: int, contrast: float) -> Lock:

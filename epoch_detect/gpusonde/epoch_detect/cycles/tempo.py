@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.signal import find_peaks
 
-from gpusonde.epoch_detect.signal import Signal, autocorrelation, changes, pyramid, smoothed, without_trend
+from gpusonde.epoch_detect.cycles.signal import Signal, autocorrelation, changes, pyramid, smoothed, without_trend
 from gpusonde.telemetry import FloatArray
 
 _SHORTEST = 16  # samples per period that a level is made for: 16 ... 40; the finest level takes shorter ones, too
@@ -19,7 +19,7 @@ _TREND = 3  # times the longest period
 _VIEWS = ((1, False), (3, False), (6, False), (2, True))
 _PEAKS = 4  # per level and smoothing
 _PROMINENCE = 0.03
-_SIEVE_RATIO = 1.17
+_SIEVE_RATIO = 1.25
 
 
 @dataclass(frozen=True)

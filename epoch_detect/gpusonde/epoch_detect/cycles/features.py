@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpusonde.epoch_detect.hypotheses import Reading
-from gpusonde.epoch_detect.phase import Lock
+from gpusonde.epoch_detect.cycles.hypotheses import Reading
+from gpusonde.epoch_detect.cycles.phase import Lock, start_phase
 from gpusonde.telemetry import FloatArray
 
 FEATURES = (
@@ -51,12 +51,26 @@ FEATURES = (
     "best_unrelated",
     "median_unrelated",
     "log_ratio_to_best",
+    "lies_in",  # a longer cycle always holds the same number of these: epochs within a checkpoint cycle, or evaluations
+    "lies_in_count",
+    "lies_in_excess",  # what the longer cycle holds beyond them, in cycles
+    "lies_in_cycles",
+    "holds",  # the same, seen from the longer cycle
+    "holds_count",
+    "holds_excess",
+    "holds_scatter",
+    "begin_phase",  # periods between the start of the activity and the nearest boundary: epochs fill their run
+    "end_phase",
 )
+_NESTING_PARTNERS = 10
+_NEAR_EDGE = 2.0  # periods from the edge of the activity beyond which the boundaries are not extrapolated to it
 _HARMONICS = tuple(range(2, 9))
 _SAME = 0.06
 
 
-def feature_table(kept: list[Reading], all_readings: list[Reading], ticks: int, step_s: float) -> FloatArray:
+def feature_table(
+    kept: list[Reading], all_readings: list[Reading], ticks: int, step_s: float, *, ended: bool
+) -> FloatArray:
     """Features of each reading.
 
     Args:
@@ -64,6 +78,7 @@ def feature_table(kept: list[Reading], all_readings: list[Reading], ticks: int, 
         all_readings: All of them, near duplicates of other smoothings and resolutions included.
         ticks: Number of ticks while the GPU worked.
         step_s: Seconds between ticks.
+        ended: Whether the activity is over; while it is not, its last tick says nothing.
 
     Returns:
         Shape (kept, features), NaN where a feature does not apply.
@@ -75,6 +90,7 @@ def feature_table(kept: list[Reading], all_readings: list[Reading], ticks: int, 
     every_score = np.array([r.score for r in all_readings])
     of_changes = np.array([r.candidate.changes for r in all_readings])
     best = int(np.argmax(scores))
+    partners = sorted(kept, key=lambda r: -r.score)[:_NESTING_PARTNERS]
     rows = []
     for i, reading in enumerate(kept):
         ratio = periods / periods[i]
@@ -106,6 +122,8 @@ def feature_table(kept: list[Reading], all_readings: list[Reading], ticks: int, 
                 _largest(scores, unrelated),
                 float(np.median(scores[unrelated])) if unrelated.any() else np.nan,
                 np.log(periods[i] / periods[best]),
+                *_nesting(reading, partners),
+                *_edge_phases(reading, ended=ended),
             ]
         )
     return np.array(rows, dtype=np.float64)
@@ -136,6 +154,45 @@ def _of_chain(chain: Lock) -> list[float]:
         swing,
         template.shape[0],
     ]
+
+
+def _nesting(reading: Reading, partners: list[Reading]) -> list[float]:
+    """How regularly the cycles lie in those of a longer reading, and hold those of a shorter one; see ``FEATURES``."""
+    lies_in, holds = [0.0, np.nan, np.nan, np.nan], [0.0, np.nan, np.nan, np.nan]
+    for partner in partners:
+        if partner.period_s > 1.5 * reading.period_s:
+            share, count = _children_per_parent(partner, reading)
+            if share * partner.score > lies_in[0]:
+                excess = partner.period_s / reading.period_s - count
+                lies_in = [share * partner.score, count, excess, np.log(partner.chain.cycles)]
+        elif reading.period_s > 1.5 * partner.period_s:
+            share, count = _children_per_parent(reading, partner)
+            if share * partner.score > holds[0]:
+                excess = reading.period_s / partner.period_s - count
+                holds = [share * partner.score, count, excess, partner.chain.scatter]
+    return lies_in + holds
+
+
+def _edge_phases(reading: Reading, *, ended: bool) -> tuple[float, float]:
+    """Periods from the first and the last activity to the nearest boundary, 0..0.5; NaN where that cannot be told."""
+    template, period = reading.chain.template, reading.chain.period
+    row = template[int(np.argmax(np.ptp(template, axis=1)))]
+    offset = reading.first + start_phase(row) * template.shape[1]
+    first = (reading.chain.starts[0] + offset) / period
+    last = (len(reading.candidate.level) - reading.chain.starts[-1] - offset) / period
+    begin, end = (abs(d - round(d)) if d < _NEAR_EDGE else np.nan for d in (first, last))
+    return begin, end if ended else np.nan
+
+
+def _children_per_parent(parent: Reading, child: Reading) -> tuple[float, float]:
+    """Share of the longer cycles that hold the usual number of shorter ones, and that number."""
+    children, bounds = child.starts_s, parent.starts_s
+    inside = (bounds[:-1] >= children[0] - child.period_s) & (bounds[1:] <= children[-1] + child.period_s)
+    counts = np.diff(np.searchsorted(children, bounds))[inside & parent.chain.joined]
+    if counts.size < 2:
+        return 0.0, np.nan
+    usual = float(np.median(counts))
+    return float((counts == usual).mean()), usual
 
 
 def _of_view(where: np.ndarray[tuple[int], np.dtype[np.bool_]], readings: list[Reading]) -> list[float]:

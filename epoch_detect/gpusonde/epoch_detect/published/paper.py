@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.signal import find_peaks, savgol_filter
 
-from gpusonde.epoch_detect.bitmap import luminol_scores
-from gpusonde.epoch_detect.luminol_engine import original_luminol_scores
+from gpusonde.epoch_detect.published.bitmap import luminol_scores
+from gpusonde.epoch_detect.published.luminol_engine import original_luminol_scores
 from gpusonde.epoch_detect.result import EpochDetection, Hypothesis, Verdict
 from gpusonde.epoch_detect.ticks import LEAST_TICKS, Ticks, active_range
 from gpusonde.telemetry import FloatArray, Trace, TraceError

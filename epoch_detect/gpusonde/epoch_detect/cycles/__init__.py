@@ -1,0 +1,1 @@
+"""The default detector: cycles that repeat, and how likely they are epochs."""

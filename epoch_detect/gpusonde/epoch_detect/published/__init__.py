@@ -1,0 +1,1 @@
+"""The published detector: Luminol, Savitzky-Golay, peaks."""
