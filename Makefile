@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 SOURCES := proto telemetry catalog settings agent epoch_detect predictor collector cli
 CODE := $(filter-out proto,$(SOURCES)) tests benchmarks
 
-.PHONY: demo test lint format stubs wheel clean help
+.PHONY: demo test lint format stubs benchmark-epochs wheel clean help
 
 help:
 	@echo "make demo    install, then run the whole product on loopback with a recorded trace or the GPU of this machine"
@@ -13,6 +13,7 @@ help:
 	@echo "make lint    ruff, mypy, import contracts, generated stubs, buf where it is installed"
 	@echo "make format  let ruff rewrite the code"
 	@echo "make stubs   regenerate the protobuf stubs"
+	@echo "make benchmark-epochs  compare the epoch detectors (needs ../shared/data; half an hour)"
 	@echo "make wheel   build the wheel into dist/"
 	@echo "make clean   remove what the other targets made"
 
@@ -54,6 +55,10 @@ format: $(VENV)/.installed-dev
 
 stubs: $(VENV)/.installed-dev
 	proto/generate.sh "$(CURDIR)/$(BIN)/python"
+
+benchmark-epochs: $(VENV)/.installed-dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[peers]'
+	$(BIN)/python benchmarks/epochs --out docs/results/epochs.md
 
 wheel: $(VENV)/.installed
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .

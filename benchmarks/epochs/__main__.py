@@ -11,8 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import sets
+from exactness import exactness
 from peers import PEERS
+from pictures import draw_pictures
 from report import Result, write_report
+from streaming import streaming
 
 from gpusonde.epoch_detect import EpochDetection, detect
 from gpusonde.epoch_detect.evaluation import reliability, score, summarise
@@ -24,6 +27,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("../shared/data/traces"))
     parser.add_argument("--out", type=Path, help="write the table into this Markdown file")
     parser.add_argument("--per-family", type=int, default=8, help="set-aside traces per family")
+    parser.add_argument("--streaming-every", type=int, default=2, help="stream every n-th trace only")
     parser.add_argument("--set", action="append", help="only sets whose name contains this")
     arguments = parser.parse_args()
     detectors: dict[str, Callable[[Trace], EpochDetection]] = {
@@ -54,7 +58,11 @@ def main() -> None:
     for line in reliability(own):
         print(line)
     if arguments.out:
-        write_report(arguments.out, results, platform.processor() or platform.machine(), missing)
+        more = streaming(folder, arguments.streaming_every)
+        if importlib.util.find_spec("luminol"):
+            more += exactness()
+        more += draw_pictures(arguments.out.parent.parent / "images", arguments.per_family)
+        write_report(arguments.out, results, more, platform.processor() or platform.machine(), missing)
 
 
 def compare(traces: list[tuple[str, Trace, sets.Truth]], detectors: dict[str, Callable[[Trace], EpochDetection]]):

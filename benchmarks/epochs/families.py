@@ -180,7 +180,8 @@ def _some_phases(rng: Generator) -> list[Phase]:
     if kind == 2:
         parts, share, level = int(rng.integers(2, 7)), rng.uniform(0.03, 0.15), train * rng.uniform(0.2, 0.85)
         end = rng.choice([0.0, rng.uniform(0.02, 0.15)])
-        last = rng.uniform(1.5, 4) if not end or rng.random() < 0.5 else 1.0
+        # Were the last evaluation like the others, nothing would tell this from epochs with a pause after every few.
+        last = rng.uniform(1.5, 4)
         phases: list[Phase] = []
         for part in range(parts):
             phases += [(1.0, train, True), (share * (last if part == parts - 1 else 1), level, True)]
@@ -208,7 +209,7 @@ def nested(rng: Generator) -> Plan:
 def extra_pauses(rng: Generator) -> Plan:
     """Something more after every few epochs."""
     every = int(rng.integers(2, 9))
-    pauses = Disturbances(pause_every=every, pause=log_uniform(rng, 0.02, 0.8), pause_level=rng.uniform(0, 0.3))
+    pauses = Disturbances(pause_every=every, pause=log_uniform(rng, 0.02, 1.2), pause_level=rng.uniform(0, 0.3))
     return _run_of(rng, _some_phases(rng), pauses, *_at_least(rng, 2 * every))
 
 

@@ -99,8 +99,8 @@ def outcome(task: tuple[int, int, Scorer]) -> tuple[float, bool] | None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--traces", type=int, default=16_000)
-    parser.add_argument("--seed", type=int, default=500)
+    parser.add_argument("--traces", type=int, default=20_000)
+    parser.add_argument("--seed", type=int, default=700)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--cache", type=Path, help="keep the features here, to fit again without generating")
     parser.add_argument("--out", type=Path, default=Path(scorer_module.__file__).with_name("scorer.npz"))

@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpusonde.epoch_detect.evaluation import Summary, TraceScore, reliability
+from gpusonde.epoch_detect.evaluation import Summary, TraceScore, reliability, summarise
 
 _COLUMNS = ("detector", "traces", "MAPE", "median APE", "within 5 %", "within 10 %", "declared", "MAPE of declared",
             "false positives", "boundary error", "boundary recall", "CPU per trace-hour")  # fmt: skip
@@ -28,8 +28,10 @@ class Result:
     cpu_s_per_trace_hour: float
 
 
-def write_report(path: Path, results: dict[str, dict[str, Result]], machine: str, missing: list[str]) -> None:
-    """Write the tables of all sets, of the set-aside families one by one, and of the reliability."""
+def write_report(
+    path: Path, results: dict[str, dict[str, Result]], more: list[str], machine: str, missing: list[str]
+) -> None:
+    """Write the tables of all sets, of the generated families one by one, of the reliability, and ``more`` lines."""
     today = datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat()
     printed = (
         f"Printed by `python benchmarks/epochs --out docs/results/epochs.md` on {today}, {machine}, "
@@ -42,10 +44,11 @@ def write_report(path: Path, results: dict[str, dict[str, Result]], machine: str
         lines += [f"## {name}", "", "| " + " | ".join(_COLUMNS) + " |", "|" + "---|" * len(_COLUMNS)]
         lines += [_row(detector, result) for detector, result in by_detector.items()]
         lines.append("")
-        if name == "set-aside families":
+        if name.endswith("families"):
             lines += _by_family(by_detector["default"].scores)
     own = [s for by_detector in results.values() for s in by_detector["default"].scores]
     lines += _reliability(own)
+    lines += more
     path.write_text("\n".join(lines), encoding="utf-8")
 
 
@@ -67,8 +70,6 @@ def _by_family(scores: list[TraceScore]) -> list[str]:
         "| family | traces | within 10 % | declared | MAPE of declared |",
     ]
     lines.append("|---|---|---|---|---|")
-    from gpusonde.epoch_detect.evaluation import summarise
-
     for family in dict.fromkeys(s.shape for s in scores):
         s = summarise(x for x in scores if x.shape == family)
         if s.positives:

@@ -149,3 +149,19 @@ def test_the_period_of_the_recorded_titan_x_trace_is_within_3_percent(capsys: py
     assert code == 0
     assert answer["verdict"] == "epochs"
     assert answer["period_s"] == pytest.approx(13.16, rel=0.03)
+
+
+def test_the_end_of_the_job_is_told_from_the_number_of_epochs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["detect", str(bundled_trace()), "--total-epochs", "30", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    estimate = answer["estimate"]
+    assert (estimate["epochs_done"], estimate["epochs_left"]) == (answer["epochs"], 30 - answer["epochs"])
+    expected = answer["end_s"] + estimate["epochs_left"] * answer["period_s"]
+    assert estimate["end_low_s"] < expected < estimate["end_high_s"]
+    assert [row["start_s"] for row in answer["epoch_table"]] == answer["epoch_starts_s"]
+    assert all(row["energy_joules"] > 0 for row in answer["epoch_table"])
+
+
+def test_more_epochs_than_the_job_has_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["detect", str(bundled_trace()), "--total-epochs", "5"]) == 1
+    assert "more than the 5" in capsys.readouterr().err

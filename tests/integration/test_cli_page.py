@@ -45,7 +45,7 @@ def answers(
     table = write_runs(folder / "runs.csv", synthetic_runs())
     return {
         "demo": [demo_report],
-        "detect": [ask("detect", trace), ask("detect", trace, "--plot", str(folder / "p.png"))],
+        "detect": [ask("detect", trace), ask("detect", trace, "--plot", str(folder / "p.png"), "--total-epochs", "40")],
         "predict": [
             ask("predict", "--trace", trace),
             ask("predict", "--runs", str(table), "--row", "0"),

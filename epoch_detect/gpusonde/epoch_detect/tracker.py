@@ -18,9 +18,9 @@ from gpusonde.epoch_detect.result import EpochDetection, Hypothesis, Verdict
 from gpusonde.epoch_detect.ticks import usable_metrics
 
 _FIRST_ANALYSIS_S = 5.0
-_GROWTH = 1.15  # the next analysis comes when the run is this much longer
+_GROWTH = (1.15, 1.3)  # the next analysis comes when the run is this much longer: earlier if a cycle more may tell
 _GROWTH_HELD = 2.0  # the same while a confident cycle holds, which is then followed from epoch to epoch
-_CONFIDENT = 0.9
+_CONFIDENT = 0.8
 _FOLLOW = 0.05  # a cycle is followed after a period, at the earliest when the run is this share longer
 _SAME_EPOCH = 0.15  # periods by which both ends of an epoch may differ between two analyses
 _MOVED = 0.05  # periods by which a reported epoch may differ from the latest analysis before it is revised
@@ -246,7 +246,7 @@ class EpochTracker:
     def _analyse(self, now_us: int, *, ended: bool) -> list[EpochEvent]:
         found, self._hold = analyse_and_hold(self._history.ticks(), ended=ended)
         held = self._hold is not None and found.verdict == Verdict.EPOCHS and found.confidence >= _CONFIDENT
-        growth = _GROWTH_HELD if held else _GROWTH
+        growth = _GROWTH_HELD if held else _growth(now_us * 1e-6, found.hypotheses)
         self._next_us = max(round(now_us * growth), now_us + round(_FIRST_ANALYSIS_S * 1e6))
         self._follow_us = self._after(now_us, found.period_s) if held else None
         self._detection = shifted(found, self._origin_s or 0.0)
@@ -311,6 +311,13 @@ class EpochTracker:
             events.append(EpochEvent(EventKind.REPORTED, epoch))
         self._entries = kept
         return events
+
+
+def _growth(elapsed_s: float, hypotheses: tuple[Hypothesis, ...]) -> float:
+    """How much longer the run must be for another analysis to tell more: by one cycle, if one is in sight."""
+    least, most = _GROWTH
+    cycle = hypotheses[0].period_s / elapsed_s if hypotheses else 0.0
+    return 1 + cycle if least <= 1 + cycle <= most else most
 
 
 def _match(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpusonde.cli import wording
+from gpusonde.cli.epoch_progress import Progress, progress_of, progress_payload, render_progress
 from gpusonde.cli.errors import naming
 from gpusonde.cli.output import Output, Screen
 from gpusonde.cli.parsing import Parser, Subparsers, UsageError, add_command, positive_integer, positive_number
@@ -78,6 +79,12 @@ def add_parser(subparsers: Subparsers, common: Parser) -> None:
         default="port",
         help="engine of the published modes: our bit-exact port, or luminol itself (default: port)",
     )
+    group.add_argument(
+        "--total-epochs",
+        type=positive_integer,
+        metavar="N",
+        help="epochs the job is to run for; says when it will be done",
+    )
     group.add_argument("--plot", type=Path, metavar="PNG", help="also draw the trace with its epochs into this file")
 
 
@@ -89,9 +96,11 @@ def run(args: argparse.Namespace) -> int:
     trace = read_trace_of(args, args.trace)
     with output.progress(f"looking for epochs in {args.trace.name}"), naming(args.trace):
         detection = detect(trace, mode=args.mode, metrics=args.metric, engine=args.engine)
+    progress = progress_of(trace, detection, args.total_epochs)
     if args.plot is not None:
         plot(args.plot, trace, detection)
-    output.result(_payload(args, trace, detection), lambda screen: _render(screen, args, trace, detection))
+    payload = {**_payload(args, trace, detection), **progress_payload(progress)}
+    output.result(payload, lambda screen: _render(screen, args, trace, detection, progress))
     return 0
 
 
@@ -154,7 +163,9 @@ def _payload(args: argparse.Namespace, trace: Trace, detection: EpochDetection) 
     }
 
 
-def _render(screen: Screen, args: argparse.Namespace, trace: Trace, detection: EpochDetection) -> None:
+def _render(
+    screen: Screen, args: argparse.Namespace, trace: Trace, detection: EpochDetection, progress: Progress
+) -> None:
     for warning in (*trace.warnings, *detection.warnings):
         screen.note(f"note: {warning}")
     if "generated" in trace.attributes:
@@ -168,16 +179,7 @@ def _render(screen: Screen, args: argparse.Namespace, trace: Trace, detection: E
     )
     if detection.reason:
         screen.line(detection.reason)
-    if detection.epoch_starts_s.size:
-        screen.line()
-        screen.table(
-            ("epoch", "start (s)", "end (s)", "duration (s)"),
-            [
-                (str(i + 1), f"{start:.2f}", f"{end:.2f}", f"{end - start:.2f}")
-                for i, (start, end) in enumerate(zip(detection.epoch_starts_s, detection.epoch_ends_s, strict=True))
-            ],
-            numeric=("epoch", "start (s)", "end (s)", "duration (s)"),
-        )
+    render_progress(screen, progress)
     if len(detection.hypotheses) > 1:
         others = "; ".join(
             f"{wording.seconds(h.period_s)} x {h.cycles} (score {h.score:.2f})" for h in detection.hypotheses

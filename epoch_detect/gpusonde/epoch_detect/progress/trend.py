@@ -1,0 +1,126 @@
+"""How the duration of the epochs changes: gradually, and at once."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.ndimage import median_filter
+from scipy.stats import theilslopes
+
+from gpusonde.telemetry import FloatArray
+
+_MOST_EPOCHS = 400  # the newest are looked at; the search takes the square of their number
+_SHORTEST_STRETCH = 3  # epochs; one long epoch is a pause, not a change
+_LEAST_SCATTER = 0.004  # of the duration: boundaries are placed to a tick, not to nothing
+_PENALTY = 5.0  # times log(epochs) that a change must explain; false alarms on steady noise: see the tests
+_LEAST_CHANGE = 0.04  # as a ratio: less is real, perhaps, but of no use to anybody
+_OUTLIER = 3.0  # standard deviations beyond which a single epoch counts no more
+
+
+@dataclass(frozen=True)
+class ChangePoint:
+    """From one epoch to the next the duration changed for good.
+
+    Attributes:
+        epoch: Index of the first epoch of the new duration.
+        before_s: Median duration of the stretch before.
+        after_s: Median duration of the stretch from there on.
+    """
+
+    epoch: int
+    before_s: float
+    after_s: float
+
+    @property
+    def change(self) -> float:
+        """Ratio: 0.25 for epochs that take a quarter longer."""
+        return self.after_s / self.before_s - 1
+
+
+@dataclass(frozen=True)
+class Trend:
+    """Trend of the durations.
+
+    Attributes:
+        change_points: Slow-downs and speed-ups, in order.
+        recent_s: Median duration since the last change point.
+        change_per_epoch: Ratio by which each epoch since then takes longer than the one before; 0 for under 5 epochs.
+        change_per_epoch_low: Lower end of its 95 % interval (Theil-Sen).
+        change_per_epoch_high: Upper end of it.
+    """
+
+    change_points: tuple[ChangePoint, ...]
+    recent_s: float
+    change_per_epoch: float
+    change_per_epoch_low: float
+    change_per_epoch_high: float
+
+
+def duration_trend(durations_s: FloatArray) -> Trend:
+    """Find change points and the gradual change after the last one.
+
+    Optimal partitioning (Jackson et al. 2005) of the logarithms into stretches of equal mean; the noise is estimated
+    from the differences of neighbours, which a change does not inflate.
+
+    Args:
+        durations_s: Shape (epochs,), positive; leave the slow first epoch out.
+
+    Raises:
+        ValueError: No duration, or one that is not positive.
+    """
+    if not durations_s.size or not (durations_s > 0).all():
+        raise ValueError("durations of epochs are positive, and there is at least one")
+    offset = max(0, durations_s.size - _MOST_EPOCHS)
+    logs = np.log(durations_s[offset:])
+    bounds = [0, *_changes(logs), logs.size]
+    medians = [float(np.exp(np.median(logs[a:b]))) for a, b in itertools.pairwise(bounds)]
+    points = tuple(
+        ChangePoint(offset + at, before, after)
+        for at, before, after in zip(bounds[1:-1], medians[:-1], medians[1:], strict=True)
+    )
+    recent = logs[bounds[-2] :]
+    slope = low = high = 0.0
+    if recent.size >= 5:
+        slope, _, low, high = (float(x) for x in np.expm1(theilslopes(recent)))
+    return Trend(points, medians[-1], slope, low, high)
+
+
+def _changes(logs: FloatArray) -> list[int]:
+    """Indices at which a new stretch begins."""
+    n = logs.size
+    if n < 2 * _SHORTEST_STRETCH:
+        return []
+    scatter = max(_LEAST_SCATTER, float(np.median(np.abs(np.diff(logs)))) / (0.6745 * np.sqrt(2)))
+    usual = median_filter(logs, 5, mode="nearest")
+    calm = usual + np.clip(logs - usual, -_OUTLIER * scatter, _OUTLIER * scatter)
+    sums, squares = (np.concatenate([[0.0], np.cumsum(x)]) for x in (calm, calm**2))
+    best, last = np.full(n + 1, np.inf), np.zeros(n + 1, dtype=np.int64)
+    best[0] = -_PENALTY * np.log(n)
+    for end in range(_SHORTEST_STRETCH, n + 1):
+        begins = np.arange(0, end - _SHORTEST_STRETCH + 1)
+        size = end - begins
+        cost = squares[end] - squares[begins] - (sums[end] - sums[begins]) ** 2 / size
+        total = best[begins] + cost / scatter**2 + _PENALTY * np.log(n)
+        last[end] = begins[np.argmin(total)]
+        best[end] = total.min()
+    found: list[int] = []
+    at = int(last[n])
+    while at > 0:
+        found.insert(0, at)
+        at = int(last[at])
+    return _worth_telling(logs, found)
+
+
+def _worth_telling(logs: FloatArray, found: list[int]) -> list[int]:
+    """Leave out the smallest change, as long as it is too small, and look at the merged stretches again."""
+    kept = list(found)
+    while kept:
+        bounds = [0, *kept, logs.size]
+        medians = [float(np.median(logs[a:b])) for a, b in itertools.pairwise(bounds)]
+        sizes = np.abs(np.diff(medians))
+        if sizes.min() >= np.log1p(_LEAST_CHANGE):
+            break
+        del kept[int(np.argmin(sizes))]
+    return kept

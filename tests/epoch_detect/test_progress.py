@@ -1,0 +1,152 @@
+"""What the epochs give: their table, the trend of their duration, the end of the job, idle and stalls."""
+
+import numpy as np
+import pytest
+from support.epoch_traces import training_trace
+
+from gpusonde.epoch_detect.progress import (
+    TotalEpochsError,
+    duration_trend,
+    epoch_table,
+    estimate_end,
+    time_shares,
+)
+
+
+def test_means_and_energy_of_each_epoch_are_those_of_its_ticks() -> None:
+    time = np.arange(0.0, 40.05, 0.1)
+    power = np.where(time <= 20, 100.0, 300.0)
+    first, second = epoch_table(
+        time, {"power_watts": power, "sm_active": power / 1000}, np.array([0.0, 20.0]), np.array([20.0, 40.0])
+    )
+    assert first.mean_metrics == pytest.approx({"power_watts": 100.0, "sm_active": 0.1})
+    assert second.mean_metrics["power_watts"] == pytest.approx(300.0)
+    assert first.energy_joules == pytest.approx(2000.0, rel=0.01)
+    assert second.energy_joules == pytest.approx(6000.0, rel=0.01)
+    assert second.duration_s == pytest.approx(20.0)
+
+
+def test_the_energy_counter_is_preferred_and_read_between_ticks() -> None:
+    time = np.arange(0.0, 30.0, 1.0)
+    values = {"energy_joules": 250.0 * time, "power_watts": np.full(30, 1.0)}
+    (epoch,) = epoch_table(time, values, np.array([2.5]), np.array([12.5]))
+    assert epoch.energy_joules == pytest.approx(2500.0)
+    assert "energy_joules" not in epoch.mean_metrics
+
+
+def test_a_counter_that_begins_anew_gives_way_to_power() -> None:
+    time = np.arange(0.0, 30.0, 0.1)
+    values = {"energy_joules": np.where(time < 15, 9e6 + 200 * time, 200 * time), "power_watts": np.full(300, 200.0)}
+    (epoch,) = epoch_table(time, values, np.array([10.0]), np.array([20.0]))
+    assert epoch.energy_joules == pytest.approx(2000.0, rel=0.01)
+
+
+def test_energy_of_an_epoch_with_a_hole_in_it_is_not_made_up() -> None:
+    time = np.concatenate([np.arange(0.0, 10.0, 0.1), np.arange(14.0, 20.0, 0.1)])
+    (epoch,) = epoch_table(time, {"power_watts": np.full(time.size, 100.0)}, np.array([1.0]), np.array([19.0]))
+    assert epoch.seen_share == pytest.approx(14 / 18, abs=0.02)
+    assert np.isnan(epoch.energy_joules)
+    assert epoch.mean_metrics["power_watts"] == pytest.approx(100.0)
+
+
+def test_a_metric_without_values_has_no_mean() -> None:
+    (epoch,) = epoch_table(
+        np.arange(0.0, 20.0, 0.1), {"sm_active": np.full(200, np.nan)}, np.array([1.0]), np.array([9.0])
+    )
+    assert np.isnan(epoch.mean_metrics["sm_active"])
+    assert np.isnan(epoch.energy_joules)
+
+
+@pytest.mark.parametrize(("before", "after"), [(20, 4), (8, 8), (4, 40), (150, 30)])
+@pytest.mark.parametrize("change", [0.15, -0.15, 1.0])
+def test_a_lasting_change_of_duration_is_found_at_its_epoch(before: int, after: int, change: float) -> None:
+    rng = np.random.default_rng(before + after)
+    durations = np.concatenate([np.full(before, 40.0), np.full(after, 40.0 * (1 + change))])
+    trend = duration_trend(durations * rng.normal(1, 0.02, durations.size))
+    assert len(trend.change_points) == 1
+    point = trend.change_points[0]
+    assert abs(point.epoch - before) <= 1
+    assert point.change == pytest.approx(change, abs=0.03)
+    assert trend.recent_s == pytest.approx(40.0 * (1 + change), rel=0.03)
+
+
+def test_steady_epochs_give_hardly_any_false_alarm() -> None:
+    rng = np.random.default_rng(4)
+    alarms = sum(
+        bool(duration_trend(30 * rng.lognormal(0, scatter, n)).change_points)
+        for n in (6, 20, 100)
+        for scatter in (0.003, 0.02, 0.1)
+        for _ in range(30)
+    )
+    assert alarms <= 0.02 * 270
+
+
+def test_a_single_pause_is_no_change() -> None:
+    durations = np.full(30, 12.0) * np.random.default_rng(2).normal(1, 0.01, 30)
+    durations[[7, 19]] *= 2.5
+    assert duration_trend(durations).change_points == ()
+
+
+def test_gradual_growth_is_told_per_epoch() -> None:
+    trend = duration_trend(10 * 1.002 ** np.arange(12) * np.random.default_rng(5).normal(1, 0.002, 12))
+    assert trend.change_per_epoch == pytest.approx(0.002, abs=0.0005)
+    assert trend.change_per_epoch_low < 0.002 < trend.change_per_epoch_high
+
+
+@pytest.mark.parametrize("durations", [[], [3.0, 0.0], [1.0, -2.0]])
+def test_durations_that_are_none_are_refused(durations: list[float]) -> None:
+    with pytest.raises(ValueError, match="positive"):
+        duration_trend(np.array(durations))
+
+
+def test_nine_of_ten_ends_lie_in_their_interval() -> None:
+    rng = np.random.default_rng(6)
+    inside = []
+    for _ in range(300):
+        ends = np.cumsum(np.concatenate([[50.0], rng.normal(30.0, 1.5, 39)]))
+        starts = np.concatenate([[0.0], ends[:-1]])
+        done = int(rng.integers(5, 35))
+        estimate = estimate_end(starts[:done], ends[:done], 40, float(ends[done - 1]))
+        inside.append(estimate.end_low_s <= ends[-1] <= estimate.end_high_s)
+    assert 0.86 <= np.mean(inside) <= 0.98
+
+
+def test_the_end_is_told_from_the_epochs_since_the_slow_down() -> None:
+    ends = np.cumsum([*[20.0] * 10, *[40.0] * 10])
+    estimate = estimate_end(np.concatenate([[0.0], ends[:-1]]), ends, 30, float(ends[-1]))
+    assert (estimate.epochs_done, estimate.epochs_left) == (20, 10)
+    assert estimate.end_s == pytest.approx(ends[-1] + 400.0, rel=0.01)
+
+
+def test_a_job_that_is_late_is_not_said_to_have_ended() -> None:
+    ends = np.arange(1, 11) * 10.0
+    estimate = estimate_end(ends - 10.0, ends, 11, now_s=500.0)
+    assert (estimate.end_low_s, estimate.end_s) == (500.0, 500.0)
+
+
+def test_a_finished_job_ends_with_its_last_epoch() -> None:
+    ends = np.arange(1, 6) * 10.0
+    assert estimate_end(ends - 10.0, ends, 5, 80.0).end_high_s == 50.0
+
+
+@pytest.mark.parametrize(("done", "total", "words"), [(2, 9, "at least 3"), (5, 4, "more than the 4")])
+def test_impossible_totals_are_refused(done: int, total: int, words: str) -> None:
+    ends = np.arange(1, done + 1) * 10.0
+    with pytest.raises(TotalEpochsError, match=words):
+        estimate_end(ends - 10.0, ends, total, 100.0)
+
+
+def test_idle_and_stalls_are_told_apart() -> None:
+    trace, starts = training_trace(20.0, 6, validation=0.0)
+    values = {name: column.copy() for name, column in trace.values.items()}
+    for start in starts:  # two seconds of idle belong to every epoch
+        values["dram_active"][(trace.time_s > start + 10) & (trace.time_s <= start + 12)] = 0.0
+    values["dram_active"][(trace.time_s > starts[3] + 14) & (trace.time_s <= starts[3] + 19)] = 0.0
+    shares = time_shares(trace.time_s, values, starts, starts + 20.0)
+    assert shares.idle == pytest.approx((6 * 2 + 5) / 120, abs=0.01)
+    assert shares.stalled == pytest.approx(5 / 120, abs=0.01)
+
+
+def test_shares_of_nothing_are_not_numbers() -> None:
+    empty = np.empty(0)
+    assert np.isnan(time_shares(np.arange(50.0), {"sm_active": np.zeros(50)}, empty, empty).idle)
