@@ -20,7 +20,7 @@ from gpusonde.telemetry import FloatArray
 
 SHORT_CYCLE_TICKS = 20  # below, an iteration and an epoch look the same
 _LEAST_CONFIDENCE = 0.45
-_LEAST_CONFIDENCE_OF_FEW = 0.6  # of two or three cycles, which agree by chance more easily than the scorer was taught
+_LEAST_CONFIDENCE_OF_FEW = 0.55  # of two or three cycles, which agree by chance more easily than the scorer was taught
 _FEW_CYCLES = 3
 _LEAST_CYCLES = 2
 _REPORTED_HYPOTHESES = 3
