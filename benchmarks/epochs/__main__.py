@@ -41,8 +41,8 @@ def main() -> None:
         "synthetic_paper_regime": lambda: sets.synthetic(folder, "synthetic_paper_regime"),
         "synthetic_epochs": lambda: sets.synthetic(folder, "synthetic_epochs"),
         "synthetic_negatives": lambda: sets.synthetic(folder, "synthetic_negatives"),
-        "real GPU": lambda: sets.real(folder, sets.is_real_gpu),
-        "Keras on CPU": lambda: sets.real(folder, sets.is_keras_on_cpu),
+        "real GPU": lambda: sets.real(folder, "h100_*", "titanx_*"),
+        "Keras on CPU": lambda: sets.real(folder, "cpu_*"),
         "disturbed families": lambda: sets.disturbed_traces(arguments.per_family),
         "set-aside families": lambda: sets.set_aside_traces(arguments.per_family),
     }

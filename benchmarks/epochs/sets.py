@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable
+import fnmatch
+from collections.abc import Iterable
 from pathlib import Path
 
 import disturbed
@@ -11,7 +11,7 @@ import numpy as np
 import set_aside
 from generator import Family, render
 
-from gpusonde.epoch_detect.evaluation import Truth, read_truth
+from gpusonde.epoch_detect.truth import Truth, read_truth
 from gpusonde.telemetry import Trace, read_trace, read_traces
 
 Set = Iterable[tuple[str, Trace, Truth]]
@@ -21,36 +21,17 @@ _SEED = 31_415  # of the set-aside traces; the scorer is fitted with another
 
 def synthetic(folder: Path, name: str) -> Set:
     """One of the generated sets beside the repository."""
-    truth = read_truth(folder / f"{name}.truth.json")
+    truth = read_truth(folder / f"{name}.truth.json").truth
     for trace in read_traces(folder / f"{name}.parquet"):
         trace_id = trace.attributes["trace_id"]
         yield trace_id, trace, truth[trace_id]
 
 
-def real(folder: Path, wanted: Callable[[dict[str, str]], bool]) -> Set:
-    """Measured traces, untrimmed, all metrics."""
-    for entry in json.loads((folder / "manifest.json").read_text()):
-        if not wanted(entry):
-            continue
-        trace = read_trace(folder / entry["file"], gpu=0)
-        starts = [float(s) for s in entry.get("epoch_or_cycle_starts_s") or ()]
-        window = entry.get("regular_window")
-        if window:
-            starts = [s for s in starts if window[0] <= s <= window[1]]
-        periods = [float(entry["period_s"])]
-        if entry["file"] == "h100_ckpt100.csv":  # 40 s in its first half, then 80 s; both are right
-            periods.append(float(np.median(np.diff(entry["epoch_or_cycle_starts_s"][-4:]))))
-        yield entry["file"], trace, Truth(tuple(periods), tuple(starts), entry["file"].split("_")[0])
-
-
-def is_real_gpu(entry: dict[str, str]) -> bool:
-    """Checkpoint cycles on H100 and Titan X whose truth is trusted."""
-    return entry["file"].startswith(("h100_", "titanx_")) and entry["trust"].startswith(("high", "medium"))
-
-
-def is_keras_on_cpu(entry: dict[str, str]) -> bool:
-    """Keras on a shared CPU: very irregular."""
-    return entry["file"].startswith("cpu_")
+def real(folder: Path, *patterns: str) -> Set:
+    """Measured traces whose truth is trusted: first GPU, untrimmed, all metrics."""
+    for file, truth in read_truth(folder / "manifest.json").truth.items():
+        if any(fnmatch.fnmatchcase(file, pattern) for pattern in patterns):
+            yield file, read_trace(folder / file, gpu=0), truth
 
 
 def disturbed_traces(per_family: int) -> Set:

@@ -12,7 +12,7 @@ import sets
 from generator import render
 
 from gpusonde.epoch_detect import EpochTracker
-from gpusonde.epoch_detect.evaluation import Truth
+from gpusonde.epoch_detect.truth import Truth
 from gpusonde.telemetry import Trace
 
 RIGHT = 0.10

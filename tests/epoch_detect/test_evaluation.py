@@ -1,12 +1,11 @@
 """Scoring: what counts as an answer, an error and a false positive."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from gpusonde.epoch_detect import EpochDetection, Verdict
-from gpusonde.epoch_detect.evaluation import Truth, TruthError, evaluate, read_truth, reliability, score, summarise
+from gpusonde.epoch_detect.evaluation import evaluate, reliability, score, summarise
+from gpusonde.epoch_detect.truth import Truth, TruthError
 from gpusonde.telemetry import Trace
 
 TRACE = Trace(np.arange(3.0), {"dram_active": np.zeros(3)})
@@ -41,6 +40,39 @@ def test_only_the_verdict_epochs_is_a_false_positive() -> None:
     assert (summary.mape, summary.declared, summary.positives) == (None, None, 0)
 
 
+def test_an_error_of_just_five_or_ten_percent_is_within_it() -> None:
+    summary = summarise(score("t", _found(Verdict.EPOCHS, p), Truth((10.0,))) for p in (9.0, 11.0, 9.5, 10.5, 11.01))
+    assert (summary.within_5pct, summary.within_10pct) == (0.4, 0.8)
+
+
+def test_silence_about_a_positive_is_an_error_of_100_percent_whatever_the_period_and_its_confidence() -> None:
+    silent = score("t", _found(Verdict.NONE, 10.0, 0.99), Truth((10.0, 20.0)))
+    assert (silent.ape, silent.period_s) == (1.0, None)
+    summary = summarise([silent])
+    assert (summary.mape, summary.median_ape, summary.within_10pct, summary.declared) == (1.0, 1.0, 0.0, 0.0)
+    assert summary.mape_declared is None
+
+
+@pytest.mark.parametrize("period_s", [float("nan"), float("inf"), 0.0, -3.0])
+def test_a_verdict_without_a_period_is_no_answer(period_s: float) -> None:
+    scored = score("t", _found(Verdict.EPOCHS, period_s), Truth((10.0,)))
+    assert (scored.ape, scored.period_s) == (1.0, None)
+
+
+def test_false_positives_do_not_touch_the_errors_and_positives_not_the_false_positives() -> None:
+    summary = summarise(
+        [score("p", _found(Verdict.EPOCHS, 10.0), Truth((10.0,))), score("n", _found(Verdict.EPOCHS, 3.0), Truth(()))]
+    )
+    assert (summary.traces, summary.positives, summary.negatives) == (2, 1, 1)
+    assert (summary.mape, summary.false_positive_rate) == (0.0, 1.0)
+
+
+def test_a_set_without_traces_has_no_figures() -> None:
+    summary = summarise([])
+    assert (summary.traces, summary.mape, summary.false_positive_rate, summary.boundary_recall) == (0, None, None, None)
+    assert reliability([]) == ()
+
+
 def test_the_nearest_of_several_regimes_counts() -> None:
     assert score("r", _found(Verdict.EPOCHS, 79.0), Truth((40.0, 80.0))).ape == pytest.approx(1 / 80)
 
@@ -53,6 +85,33 @@ def test_boundaries_are_scored_where_the_period_is_right() -> None:
     assert scored.boundary_errors_s == pytest.approx((0.1, 0.0, 1.0))
     assert scored.boundaries_found == pytest.approx(2 / 3)
     assert score("b", found, Truth((20.0,), (0.0,))).boundary_errors_s == ()
+
+
+def test_boundaries_are_found_to_within_a_twentieth_of_a_long_period_and_0_3_s_of_a_short_one() -> None:
+    for period_s, off_s, share in ((100.0, 4.9, 1.0), (100.0, 5.1, 0.0), (2.0, 0.29, 1.0), (2.0, 0.31, 0.0)):
+        starts = np.array([0.0, period_s])
+        found = EpochDetection(Verdict.EPOCHS, "", period_s=period_s, epoch_starts_s=starts, epoch_ends_s=starts)
+        assert score("b", found, Truth((period_s,), (off_s,))).boundaries_found == share
+
+
+def test_recall_is_the_mean_over_traces_and_the_boundary_error_the_median_over_boundaries() -> None:
+    starts = np.array([0.0, 10.0, 20.0])
+    found = EpochDetection(Verdict.EPOCHS, "", period_s=10.0, epoch_starts_s=starts, epoch_ends_s=starts)
+    summary = summarise(
+        [score("a", found, Truth((10.0,), (0.0, 10.0, 20.0))), score("b", found, Truth((10.0,), (4.0,)))]
+    )
+    assert (summary.boundary_recall, summary.boundary_error_median_s) == (0.5, 0.0)
+
+
+def test_a_right_period_without_boundaries_speaks_neither_for_nor_against_them() -> None:
+    scored = score("p", _found(Verdict.EPOCHS, 10.0), Truth((10.0,), (0.0, 10.0)))
+    assert (scored.boundary_errors_s, scored.boundaries_found) == ((), None)
+
+
+def test_reliability_covers_every_confidence_and_leaves_out_a_detector_that_states_none() -> None:
+    truth = Truth((10.0,))
+    bins = reliability(score("t", _found(Verdict.EPOCHS, 10.0, c), truth) for c in (0.0, 0.3, 0.5, 1.0))
+    assert [(b.low, b.high, b.answers) for b in bins] == [(0.0, 0.5, 1), (0.5, 0.7, 1), (0.98, 1.0, 1)]
 
 
 def test_reliability_counts_the_share_of_right_answers_per_confidence_and_wrong_ones_on_negatives() -> None:
@@ -71,15 +130,3 @@ def test_a_set_is_scored_as_a_whole_and_by_shape() -> None:
     assert {k: v.within_10pct for k, v in result.by_shape.items()} == {"round": 1.0, "square": 0.0}
     with pytest.raises(TruthError, match="no truth for trace 'c'"):
         evaluate([("c", TRACE)], truth, lambda _: _found(Verdict.NONE))
-
-
-def test_truth_files_are_read_and_bad_ones_refused_by_name(tmp_path: Path) -> None:
-    path = tmp_path / "truth.json"
-    path.write_text('{"a": {"period_s": 2.5, "epoch_starts_s": [1, 2], "shape": "x"}, "n": {"period_s": null}}')
-    assert read_truth(path) == {"a": Truth((2.5,), (1.0, 2.0), "x"), "n": Truth(())}
-    for text, message in (("{", "not JSON"), ("[]", "an object of trace ids"), ('{"a": {}}', "trace 'a'")):
-        path.write_text(text)
-        with pytest.raises(TruthError, match=message):
-            read_truth(path)
-    with pytest.raises(TruthError, match="give the truth file"):
-        read_truth(tmp_path / "missing.json")

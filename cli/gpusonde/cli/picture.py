@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,7 @@ _PREFERRED = (
     "pcie_rx_bytes_per_second",
     "framebuffer_used_bytes",
 )
-_INK, _MUTED, _LINE, _BOUNDARY, _BAND = "#1f2933", "#66727f", "#2f6f9f", "#c8452d", "#f3ebe4"
+_INK, _MUTED, _LINE, _BOUNDARY, _BAND, _TRUE = "#1f2933", "#66727f", "#2f6f9f", "#c8452d", "#f3ebe4", "#2e8b57"
 # More numbers than this along the top would touch one another.
 _MAX_NUMBERS = 40
 
@@ -43,12 +43,14 @@ class EpochMarks:
         ends_s: Shape (n,), end of each epoch.
         headline: The verdict in words, for the title.
         detail: A second, smaller line; may be empty.
+        true_starts_s: Shape (m,), where epochs are known to start; empty where that is not known.
     """
 
     starts_s: FloatArray
     ends_s: FloatArray
     headline: str
     detail: str = ""
+    true_starts_s: FloatArray = field(default_factory=lambda: np.empty(0))
 
 
 def choose_panels(trace: Trace, wanted: Sequence[str] = ()) -> list[str]:
@@ -94,6 +96,9 @@ def draw(path: Path, trace: Trace, marks: EpochMarks, *, panels: Sequence[str] =
             axis.axvline(start, color=_BOUNDARY, lw=0.9, zorder=3)
         if len(marks.ends_s):
             axis.axvline(on_axis(marks.ends_s)[-1], color=_BOUNDARY, lw=0.9, ls=(0, (4, 2)), zorder=3)
+        for start in on_axis(marks.true_starts_s):
+            # From below to a third of the height, so that a boundary found at the same place stays visible.
+            axis.axvline(start, ymax=0.33, color=_TRUE, lw=2.4, alpha=0.8, zorder=1)
         axis.plot(on_axis(times), values, color=_LINE, lw=0.8, zorder=2)
         axis.set_ylabel(label, fontsize=10, color=_INK)
         axis.margins(x=0.005, y=0.12)

@@ -7,37 +7,20 @@ with an error of 100 % and as a miss. The false positive rate is the share of ne
 from __future__ import annotations
 
 import itertools
-import json
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from gpusonde.epoch_detect.result import EpochDetection, Verdict
+from gpusonde.epoch_detect.truth import Truth, TruthError
 from gpusonde.telemetry import Trace
 
+_RIGHT = 0.10  # an answer with an error of at most this is right
+_NEAR = 0.05
 _BOUNDARY_TOLERANCE_S = 0.3
 _BOUNDARY_TOLERANCE = 0.05  # of the period, where that is more
-
-
-class TruthError(ValueError):
-    """A truth file that cannot be read."""
-
-
-@dataclass(frozen=True)
-class Truth:
-    """What is true of a trace.
-
-    Attributes:
-        periods_s: Right periods: one, or several where the trace has several regimes; none for a negative.
-        epoch_starts_s: Shape (epochs,); may be empty where only the period is known.
-        shape: Kind of trace, to group by.
-    """
-
-    periods_s: tuple[float, ...]
-    epoch_starts_s: tuple[float, ...] = ()
-    shape: str = ""
 
 
 @dataclass(frozen=True)
@@ -52,7 +35,8 @@ class TraceScore:
         true_period_s: The nearest right period, or None for a negative.
         ape: Absolute relative error as a ratio, 1 without an answer, None for a negative.
         confidence: The detector's confidence, 0..1.
-        boundary_errors_s: Distance of each true epoch start from the nearest one found; only if ``ape`` is below 0.1.
+        boundary_errors_s: Distance of each true epoch start from the nearest start or end found, in seconds; only where
+            ``ape`` is at most 0.1 and epochs were placed.
         boundaries_found: Share of true epoch starts found to within 0.3 s or 5 % of the period; None like above.
     """
 
@@ -74,6 +58,7 @@ class Summary:
     Attributes:
         traces: Number of traces.
         positives: Number of them that have epochs.
+        negatives: Number of them that have none.
         declared: Share of the positives with an answer.
         mape: Mean absolute relative error of the positives.
         median_ape: Median of it.
@@ -87,6 +72,7 @@ class Summary:
 
     traces: int
     positives: int
+    negatives: int
     declared: float | None
     mape: float | None
     median_ape: float | None
@@ -117,45 +103,29 @@ class EpochEvaluation:
     overall: Summary
     by_shape: Mapping[str, Summary]
 
-
-def read_truth(path: str | Path) -> dict[str, Truth]:
-    """Read a truth file: JSON, per trace id ``period_s`` (null for negatives), ``epoch_starts_s``, ``shape``.
-
-    Raises:
-        TruthError: The file is missing or not of that form.
-    """
-    try:
-        entries = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise TruthError(f"{path}: {error.strerror or error}; give the truth file of the traces") from error
-    except ValueError as error:
-        raise TruthError(f"{path}: not JSON ({error}); expected an object of trace ids") from error
-    if not isinstance(entries, dict):
-        raise TruthError(f"{path}: expected an object of trace ids, got a {type(entries).__name__}")
-    truth = {}
-    for name, entry in entries.items():
-        try:
-            period = entry["period_s"]
-            periods = (*(() if period is None else (float(period),)), *map(float, entry.get("regimes_s") or ()))
-            starts = tuple(float(s) for s in entry.get("epoch_starts_s") or ())
-            truth[name] = Truth(periods, starts, str(entry.get("shape", "")))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise TruthError(f"{path}: trace {name!r}: {error!r}; each needs a number or null as period_s") from error
-    return truth
+    @classmethod
+    def of(cls, scores: Iterable[TraceScore]) -> EpochEvaluation:
+        """Sum up the scores of a set."""
+        every = tuple(scores)
+        shapes = sorted({s.shape for s in every})
+        by_shape = {shape: summarise(s for s in every if s.shape == shape) for shape in shapes}
+        return cls(every, summarise(every), by_shape)
 
 
 def score(trace_id: str, found: EpochDetection, truth: Truth) -> TraceScore:
     """Compare one answer with the truth."""
-    answered = found.verdict in (Verdict.EPOCHS, Verdict.SHORT_CYCLE)
+    # A detector of others may declare epochs without a period: that is no answer.
+    answered = found.verdict != Verdict.NONE and math.isfinite(found.period_s) and found.period_s > 0
     period = found.period_s if answered else None
     if not truth.periods_s:
         return TraceScore(trace_id, truth.shape, str(found.verdict), period, None, None, found.confidence)
-    nearest = min(truth.periods_s, key=lambda p: abs((period or 0.0) / p - 1))
-    ape = 1.0 if period is None else abs(period / nearest - 1)
+    apes = [1.0 if period is None else abs(period - p) / p for p in truth.periods_s]
+    ape = min(apes)
+    nearest = truth.periods_s[apes.index(ape)]
     errors: tuple[float, ...] = ()
     recall = None
-    if period is not None and ape < 0.1 and truth.epoch_starts_s and found.epoch_starts_s.size:
-        places = np.append(found.epoch_starts_s, found.epoch_ends_s)
+    places = np.append(found.epoch_starts_s, found.epoch_ends_s)
+    if period is not None and ape <= _RIGHT and truth.epoch_starts_s and places.size:
         distance = np.abs(places[:, None] - np.array(truth.epoch_starts_s)).min(axis=0)
         errors = tuple(distance.tolist())
         tolerance = max(_BOUNDARY_TOLERANCE_S, _BOUNDARY_TOLERANCE * nearest)
@@ -179,11 +149,9 @@ def evaluate(
     scores = []
     for trace_id, trace in traces:
         if trace_id not in truth:
-            raise TruthError(f"no truth for trace {trace_id!r}; the truth file and the traces belong to different sets")
+            raise TruthError(f"no truth for trace {trace_id!r}; add it, or leave the trace out", field=trace_id)
         scores.append(score(trace_id, detector(trace), truth[trace_id]))
-    shapes = sorted({s.shape for s in scores})
-    by_shape = {shape: summarise([s for s in scores if s.shape == shape]) for shape in shapes}
-    return EpochEvaluation(tuple(scores), summarise(scores), by_shape)
+    return EpochEvaluation.of(scores)
 
 
 def summarise(scores: Iterable[TraceScore]) -> Summary:
@@ -198,11 +166,12 @@ def summarise(scores: Iterable[TraceScore]) -> Summary:
     return Summary(
         traces=len(every),
         positives=len(positives),
+        negatives=len(negatives),
         declared=_mean(declared),
         mape=_mean(apes),
         median_ape=float(np.median(apes)) if apes.size else None,
-        within_5pct=_mean(apes <= 0.05),
-        within_10pct=_mean(apes <= 0.10),
+        within_5pct=_mean(apes <= _NEAR),
+        within_10pct=_mean(apes <= _RIGHT),
         mape_declared=_mean(apes[declared]),
         false_positive_rate=_mean(np.array([s.verdict == Verdict.EPOCHS for s in negatives])),
         boundary_error_median_s=float(np.median(boundaries)) if boundaries.size else None,
@@ -211,10 +180,13 @@ def summarise(scores: Iterable[TraceScore]) -> Summary:
 
 
 def reliability(
-    scores: Iterable[TraceScore], edges: tuple[float, ...] = (0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 1.0)
+    scores: Iterable[TraceScore], edges: tuple[float, ...] = (0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 1.0)
 ) -> tuple[ReliabilityBin, ...]:
-    """Of the answers of each range of confidence, the share within 10 %; an answer to a negative is a wrong one."""
-    answers = [(s.confidence, s.ape is not None and s.ape <= 0.10) for s in scores if _is_answer(s)]
+    """Of the answers of each range of confidence, the share within 10 %; an answer to a negative is a wrong one.
+
+    A confidence of 0 is that of a detector which states none; it belongs to no range.
+    """
+    answers = [(s.confidence, s.ape is not None and s.ape <= _RIGHT) for s in scores if _is_answer(s)]
     bins = []
     for low, high in itertools.pairwise(edges):
         inside = [(c, right) for c, right in answers if low <= c < high or (c == high == edges[-1])]
@@ -226,7 +198,8 @@ def reliability(
 
 def _is_answer(score_: TraceScore) -> bool:
     # A short cycle in a negative is its iteration, which is what the verdict says.
-    return score_.period_s is not None and not (score_.ape is None and score_.verdict == Verdict.SHORT_CYCLE)
+    states_it = score_.period_s is not None and score_.confidence > 0
+    return states_it and not (score_.ape is None and score_.verdict == Verdict.SHORT_CYCLE)
 
 
 def _mean(values: np.ndarray[tuple[int], np.dtype[np.generic]]) -> float | None:

@@ -1,0 +1,1 @@
+"""What ``gpusonde evaluate`` can score: one module for each subject."""

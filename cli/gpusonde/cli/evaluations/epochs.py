@@ -1,0 +1,208 @@
+"""``gpusonde evaluate epochs``: how well the detector does on traces whose epochs are known."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpusonde.cli import wording
+from gpusonde.cli.errors import naming
+from gpusonde.cli.evaluations.traces import TraceSet
+from gpusonde.cli.output import Output, Screen
+from gpusonde.cli.parsing import Parser, Subparsers, add_command
+
+if TYPE_CHECKING:
+    from gpusonde.epoch_detect import EpochDetection
+    from gpusonde.epoch_detect.evaluation import EpochEvaluation, Summary
+    from gpusonde.epoch_detect.truth import Truth
+    from gpusonde.telemetry import Trace
+
+_SHARES = ("MAPE", "median APE", "within 5 %", "within 10 %", "declared", "MAPE of declared", "false positives")
+_COLUMNS = ("shape", "traces", *_SHARES)
+_OPTIONAL = ("within 5 %", "median APE", "MAPE of declared")
+_TRACE_COLUMNS = ("trace", "shape", "verdict", "period (s)", "true (s)", "error", "confidence", "boundaries found")
+
+
+def add_parser(subparsers: Subparsers, common: Parser) -> None:
+    """Declare ``gpusonde evaluate epochs``."""
+    parser = add_command(
+        subparsers,
+        common,
+        "epochs",
+        "the epoch detector, on traces whose epochs are known",
+        "Score the epoch detector on many traces whose epochs are known; how, is written in docs/epoch_detection.md.",
+    )
+    parser.add_argument(
+        "traces", type=Path, metavar="TRACES", help="trace file with a trace_id for each trace, or a folder of files"
+    )
+    parser.add_argument(
+        "truth",
+        type=Path,
+        metavar="TRUTH.json",
+        help="for each trace_id its period_s, null for no epochs; or the manifest of the folder",
+    )
+    group = parser.add_argument_group("detection")
+    group.add_argument(
+        "--mode",
+        choices=("default", "paper", "notebook"),
+        default="default",
+        help="our detector, the published method, or the one in its authors' notebook (default: default)",
+    )
+    group.add_argument(
+        "--metric", action="append", metavar="M", help="use this metric (repeatable; else those that tell most)"
+    )
+    group.add_argument(
+        "--only", action="append", metavar="PATTERN", help="score these traces only, as in 'h100_*' (repeatable)"
+    )
+    group = parser.add_argument_group("more output")
+    group.add_argument("--per-trace", action="store_true", help="also list every trace (--json always does)")
+    group.add_argument("--plot-dir", type=Path, metavar="DIR", help="also draw every trace into this folder")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Detect, score, print."""
+    from gpusonde.epoch_detect import detect
+    from gpusonde.epoch_detect.evaluation import EpochEvaluation, score
+
+    output = Output(as_json=args.json)
+    traces = TraceSet.open(args.traces, args.truth, args.only or ())
+    pictures = None if args.plot_dir is None else _Pictures(args.plot_dir)
+    scores, rows = [], []
+    cpu_s = duration_s = 0.0
+    with output.progress(f"looking for epochs in {wording.count(len(traces), 'trace')}", len(traces)) as show:
+        for name, trace, truth in traces:
+            begin = time.process_time()
+            with naming(args.traces):
+                found = detect(trace, mode=args.mode, metrics=args.metric)
+            spent = time.process_time() - begin
+            cpu_s, duration_s = cpu_s + spent, duration_s + trace.duration_s
+            scores.append(score(name, found, truth))
+            plot = None if pictures is None else str(pictures.draw(name, trace, found, truth))
+            rows.append({**dataclasses.asdict(scores[-1]), "reason": found.reason, "cpu_s": spent, "plot": plot})
+            show(len(scores))
+    result = EpochEvaluation.of(scores)
+    payload = _payload(args, traces, result, rows)
+    payload["duration_s"] = duration_s
+    payload["cpu_seconds_per_trace_hour"] = cpu_s / (duration_s / 3600) if duration_s else None
+    output.result(payload, lambda screen: _render(screen, args, result, payload))
+    return 0
+
+
+class _Pictures:
+    """A folder with a picture for each trace."""
+
+    def __init__(self, folder: Path) -> None:
+        # Refused before the minutes of work, not after them.
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._taken: set[str] = set()
+
+    def draw(self, trace_id: str, trace: Trace, found: EpochDetection, truth: Truth) -> Path:
+        """Draw one trace with its epochs, true and found; returns the file."""
+        import numpy as np
+
+        from gpusonde.cli.commands.detect import headline
+        from gpusonde.cli.picture import EpochMarks, draw
+
+        stem = re.sub(r"[^\w.-]", "_", trace_id)
+        while stem in self._taken:
+            stem += "_"
+        self._taken.add(stem)
+        path = self._folder / f"{stem}.png"
+        draw(
+            path,
+            trace,
+            EpochMarks(
+                starts_s=found.epoch_starts_s,
+                ends_s=found.epoch_ends_s,
+                headline=f"{trace_id}: {headline(found)}",
+                detail=f"true (green): {true_words(truth)} · confidence {wording.probability(found.confidence)} · "
+                f"{found.mode} mode",
+                true_starts_s=np.array(truth.epoch_starts_s),
+            ),
+        )
+        return path
+
+
+def true_words(truth: Truth) -> str:
+    """The truth about a trace in words."""
+    return " or ".join(wording.seconds(period) for period in truth.periods_s) or "no epochs"
+
+
+def _payload(
+    args: argparse.Namespace, traces: TraceSet, result: EpochEvaluation, rows: list[dict[str, Any]]
+) -> dict[str, Any]:
+    from gpusonde.epoch_detect.evaluation import reliability
+
+    return {
+        "traces_file": str(args.traces),
+        "truth_file": str(args.truth),
+        "mode": args.mode,
+        "metrics": args.metric or [],
+        "only": args.only or [],
+        **dataclasses.asdict(result.overall),
+        "reliability": [dataclasses.asdict(b) for b in reliability(result.scores)],
+        "per_shape": [{"shape": shape, **dataclasses.asdict(s)} for shape, s in result.by_shape.items()],
+        "per_trace": rows,
+        "left_out": [{"trace_id": name, "reason": reason} for name, reason in traces.left_out.items()],
+    }
+
+
+def _render(screen: Screen, args: argparse.Namespace, result: EpochEvaluation, payload: dict[str, Any]) -> None:
+    for row in payload["left_out"]:
+        screen.note(f"note: {row['trace_id']} is left out: {row['reason']}")
+    overall = result.overall
+    counted = f"{wording.count(overall.positives, 'trace')} with epochs, {overall.negatives} without"
+    screen.heading(f"{args.traces}: {counted}, {args.mode} mode")
+    shapes = [_shape_row(shape or "-", summary) for shape, summary in result.by_shape.items()]
+    rows = [_shape_row("all", overall), *(shapes if len(shapes) > 1 else ())]
+    screen.table(_COLUMNS, rows, numeric=_COLUMNS[1:], optional=_OPTIONAL)
+    if overall.boundary_error_median_s is not None:
+        recall = _percent(overall.boundary_recall)
+        screen.line(f"boundaries: median error {overall.boundary_error_median_s:.3f} s, {recall} of them found")
+    if payload["cpu_seconds_per_trace_hour"] is not None:
+        screen.line(f"cost: {payload['cpu_seconds_per_trace_hour']:.2f} CPU seconds per trace-hour")
+    if payload["reliability"]:
+        screen.line()
+        columns = ("confidence", "answers", "mean confidence", "right")
+        screen.table(columns, [_bin_row(b) for b in payload["reliability"]], numeric=columns[1:])
+    if args.per_trace:
+        screen.line()
+        rows = [_trace_row(row) for row in payload["per_trace"]]
+        screen.table(_TRACE_COLUMNS, rows, numeric=_TRACE_COLUMNS[3:], optional=("boundaries found", "shape"))
+    if args.plot_dir is not None:
+        screen.line(f"pictures: {args.plot_dir}")
+
+
+def _shape_row(name: str, summary: Summary) -> tuple[str, ...]:
+    s = summary
+    shares = (
+        s.mape, s.median_ape, s.within_5pct, s.within_10pct, s.declared, s.mape_declared, s.false_positive_rate
+    )  # fmt: skip
+    return (name, str(s.traces), *(_percent(share) for share in shares))
+
+
+def _bin_row(row: dict[str, Any]) -> tuple[str, ...]:
+    range_ = f"{row['low']:.2f} to {row['high']:.2f}"
+    return (range_, str(row["answers"]), f"{row['mean_confidence']:.3f}", _percent(row["right"]))
+
+
+def _trace_row(row: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        row["trace_id"],
+        row["shape"] or "-",
+        row["verdict"],
+        wording.number(row["period_s"], 4),
+        wording.number(row["true_period_s"], 4),
+        _percent(row["ape"]),
+        wording.probability(row["confidence"]),
+        _percent(row["boundaries_found"]),
+    )
+
+
+def _percent(share: float | None) -> str:
+    return wording.percent(share, 1)
