@@ -75,8 +75,9 @@ def test_version_names_the_distribution() -> None:
 
 def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
     for name in main.COMMANDS:
+        subject = ["epochs"] if name == "evaluate" else []
         with pytest.raises(SystemExit) as stopped:
-            main.main([name, "--help"])
+            main.main([name, *subject, "--help"])
         assert stopped.value.code == 0
         assert "--json" in capsys.readouterr().out
 
