@@ -13,7 +13,7 @@ help:
 	@echo "make lint    ruff, mypy, import contracts, generated stubs, buf where it is installed"
 	@echo "make format  let ruff rewrite the code"
 	@echo "make stubs   regenerate the protobuf stubs"
-	@echo "make benchmark-epochs  compare the epoch detectors (needs ../shared/data; half an hour)"
+	@echo "make benchmark-epochs  compare the epoch detectors (needs ../shared/data; about half an hour on two cores)"
 	@echo "make wheel   build the wheel into dist/"
 	@echo "make clean   remove what the other targets made"
 
@@ -58,7 +58,7 @@ stubs: $(VENV)/.installed-dev
 
 benchmark-epochs: $(VENV)/.installed-dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[peers]'
-	$(BIN)/python benchmarks/epochs --out docs/results/epochs.md
+	$(BIN)/python benchmarks/epochs --out docs/results/epochs.md --jobs 2
 
 wheel: $(VENV)/.installed
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .

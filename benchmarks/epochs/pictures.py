@@ -2,90 +2,109 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
-import matplotlib as mpl
-import sets
+import numpy as np
+from compare import OWN, Case, Result
+from sets import SET_ASIDE
 
-from gpusonde.epoch_detect import EpochDetection, detect
-from gpusonde.epoch_detect.evaluation import TraceScore, score
-from gpusonde.telemetry import Trace
+from gpusonde.cli import wording
+from gpusonde.cli.picture import EpochMarks, draw
+from gpusonde.epoch_detect import EpochDetection
+from gpusonde.epoch_detect.evaluation import TraceScore
 
-mpl.use("Agg")
-import matplotlib.pyplot as plt
+_RIGHT = 0.10
 
-_TRUE, _FOUND = "#2e8b57", "#c8452d"
-_Case = tuple[str, Trace, sets.Truth]
+# What makes a trace worth showing; None where it is no such case. The first of the best is shown.
+_Rank = Callable[[TraceScore], float | None]
 
 
-def draw_pictures(folder: Path, per_family: int) -> list[str]:
+def draw_pictures(
+    folder: Path, page_folder: Path, cases: dict[str, list[Case]], results: dict[str, dict[str, Result]]
+) -> list[str]:
     """Draw what the set-aside families have to show.
+
+    Args:
+        folder: Where the pictures go.
+        page_folder: Where the page stands that links to them.
+        cases: The sets of the benchmark.
+        results: What the detectors answered.
 
     Returns:
         Lines of the report.
     """
-    scored = []
-    for trace_id, trace, truth in sets.set_aside_traces(per_family):
-        found = detect(trace)
-        scored.append(((trace_id, trace, truth), found, score(trace_id, found, truth)))
-    kinds: list[tuple[str, str, Callable[[TraceScore], float | None]]] = [
-        ("success", "the most confident right answer", lambda s: s.confidence if _is_right(s) else None),
-        ("none", "a negative without an answer", lambda s: 1.0 if s.ape is None and s.period_s is None else None),
-        ("failure", "the most confident wrong answer", lambda s: s.confidence if _is_wrong(s) else None),
-    ]
-    lines = [
-        "## Three pictures",
-        "",
-        "From the set-aside families (generated): green the true epochs, red those found.",
-        "",
-    ]
-    for name, caption, rank in kinds:
-        ranked = [(worth, i) for i, (_, _, s) in enumerate(scored) if (worth := rank(s)) is not None]
-        if not ranked:
-            lines += [f"No picture for: {caption}; there was none.", ""]
-            continue
-        case, found, _ = scored[max(ranked, key=lambda pair: (pair[0], -pair[1]))[1]]
+    if SET_ASIDE not in cases:
+        return []
+    result = results[SET_ASIDE][OWN]
+    explanation = (
+        "Of generated traces of the set-aside families, chosen by the program. Green: where epochs truly start; red: "
+        "those found."
+    )
+    lines = ["## Three pictures", "", explanation, ""]
+    for name, ranks in _KINDS.items():
+        picked = next((p for caption, rank in ranks if (p := _best(caption, rank, result.scores))), None)
         path = folder / f"epochs_{name}.png"
-        _draw(path, case, found)
-        lines += [
-            f"{caption.capitalize()}: {case[2].shape.replace('_', ' ')}",
-            "",
-            f"![{caption}](../images/{path.name})",
-            "",
-        ]
+        if picked is None:
+            path.unlink(missing_ok=True)  # that of an earlier run
+            lines += [f"No picture of a {name}: there is none.", ""]
+            continue
+        caption, i = picked
+        _draw(path, cases[SET_ASIDE][i], result.found[i])
+        family = result.scores[i].shape.replace("_", " ")
+        link = Path(os.path.relpath(path, page_folder)).as_posix()
+        lines += [f"**{name.capitalize()}**: {caption} ({family}).", "", f"![{caption}, {family}]({link})", ""]
     return lines
 
 
-def _is_right(s: TraceScore) -> bool:
-    return s.ape is not None and s.ape <= 0.1
+def _best(caption: str, rank: _Rank, scores: list[TraceScore]) -> tuple[str, int] | None:
+    ranked = [(worth, -i) for i, s in enumerate(scores) if (worth := rank(s)) is not None]
+    return (caption, -max(ranked)[1]) if ranked else None
 
 
-def _is_wrong(s: TraceScore) -> bool:
-    return s.period_s is not None and not _is_right(s) and not (s.ape is None and s.verdict == "short_cycle")
+def _rightly_answered(s: TraceScore) -> float | None:
+    return s.confidence if s.ape is not None and s.ape <= _RIGHT else None
 
 
-def _draw(path: Path, case: _Case, found: EpochDetection) -> None:
+def _rightly_silent(s: TraceScore) -> float | None:
+    return 1.0 if s.ape is None and s.period_s is None else None
+
+
+def _wrongly_answered(s: TraceScore) -> float | None:
+    is_wrong = s.verdict == "epochs" if s.ape is None else s.period_s is not None and s.ape > _RIGHT
+    return s.confidence if is_wrong else None
+
+
+def _wrongly_silent(s: TraceScore) -> float | None:
+    return 1.0 if s.ape is not None and s.period_s is None else None
+
+
+_KINDS: dict[str, list[tuple[str, _Rank]]] = {
+    "success": [("the most confident right answer", _rightly_answered)],
+    "none": [("a trace without epochs, and none found", _rightly_silent)],
+    "failure": [
+        ("the most confident wrong answer", _wrongly_answered),
+        ("epochs that were not found; no answer was wrong", _wrongly_silent),
+    ],
+}
+
+
+def _draw(path: Path, case: Case, found: EpochDetection) -> None:
     _, trace, truth = case
-    figure, axes = plt.subplots(len(trace.metrics), 1, figsize=(11, 1.2 + 1.4 * len(trace.metrics)), sharex=True)
-    for axis, name in zip([axes] if len(trace.metrics) == 1 else axes, trace.metrics, strict=True):
-        axis.plot(trace.time_s, trace.values[name], lw=0.5, color="#2f6f9f")
-        axis.set_ylabel(name, fontsize=8)
-        for start in truth.epoch_starts_s:
-            axis.axvline(start, color=_TRUE, lw=1.6, alpha=0.6)
-        for start in (*found.epoch_starts_s, *found.epoch_ends_s[-1:]):
-            axis.axvline(start, color=_FOUND, lw=0.9, ls="--")
-        axis.set_xlabel("time (s)")
-        axis.label_outer()
-    true = " or ".join(f"{period:.3g} s" for period in truth.periods_s) or "no epochs"
-    answer = found.verdict
-    if found.period_s == found.period_s:
-        low, high = found.period_low_s, found.period_high_s
-        answer += (
-            f" of {found.period_s:.3g} s (95 % interval {low:.3g} to {high:.3g} s), confidence {found.confidence:.2f}"
-        )
-    figure.suptitle(f"generated trace, {truth.shape.replace('_', ' ')}: true {true}; found: {answer}", fontsize=9)
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=80)
-    plt.close(figure)
+    family = truth.shape.replace("_", " ")
+    true = " or ".join(wording.seconds(period) for period in truth.periods_s) or "no epochs"
+    answer = str(found.verdict)
+    if np.isfinite(found.period_s):
+        interval = wording.interval(found.period_low_s, found.period_high_s)
+        answer += f" of {wording.seconds(found.period_s)} (95 % interval {interval} s)"
+    else:
+        answer += f" ({found.reason})"
+    marks = EpochMarks(
+        starts_s=found.epoch_starts_s,
+        ends_s=found.epoch_ends_s,
+        headline=f"Generated trace ({family}), true: {true}",
+        detail=f"found (red): {answer} · confidence {wording.probability(found.confidence)} · green: true epoch starts",
+        true_starts_s=np.array(truth.epoch_starts_s),
+    )
+    draw(path, trace, marks)

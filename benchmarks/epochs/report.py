@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import datetime
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpusonde.epoch_detect.evaluation import Summary, TraceScore, reliability, summarise
+from compare import OWN, Result
+
+from gpusonde.epoch_detect.evaluation import TraceScore, reliability, summarise
 
 _COLUMNS = ("detector", "traces", "MAPE", "median APE", "within 5 %", "within 10 %", "declared", "MAPE of declared",
             "false positives", "boundary error", "boundary recall", "CPU per trace-hour")  # fmt: skip
@@ -15,86 +18,88 @@ _COLUMNS = ("detector", "traces", "MAPE", "median APE", "within 5 %", "within 10
 _EXPLANATION = """\
 A trace's answer is the period of a verdict `epochs` or `short_cycle`; a positive without an answer counts with an error
 of 100 % and as a miss; false positives are negatives with the verdict `epochs`. Every detector gets untrimmed traces.
-The default detector uses all their metrics, the published modes and the peers one, after our own trimming of idle. What
-the sets are and what falls short: [epoch_detection.md](../epoch_detection.md)."""
+The default detector uses all their metrics, the published modes and the peers one, after our own trimming of idle.
+`gpusonde evaluate epochs` scores the same way. What falls short: [epoch_detection.md](../epoch_detection.md)."""
 
 
 @dataclass(frozen=True)
-class Result:
-    """One detector on one set."""
+class Origin:
+    """Where the figures of a page come from: the command, the machine, and what was not installed."""
 
-    summary: Summary
-    scores: list[TraceScore]
-    cpu_s_per_trace_hour: float
+    command: str
+    machine: str
+    missing: list[str]
 
 
 def write_report(
-    path: Path, results: dict[str, dict[str, Result]], more: list[str], machine: str, missing: list[str]
+    path: Path,
+    origin: Origin,
+    described: Mapping[str, str],
+    results: dict[str, dict[str, Result]],
+    more: list[str],
 ) -> None:
     """Write the tables of all sets, of the generated families one by one, of the reliability, and ``more`` lines."""
     today = datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat()
     printed = (
-        f"Printed by `python benchmarks/epochs --out docs/results/epochs.md` on {today}, {machine}, "
-        f"{os.cpu_count()} cores, shared with other work (CPU seconds, not wall time)."
+        f"Printed by `{origin.command}` on {today}, {origin.machine}, {os.cpu_count()} cores, shared with other work "
+        "(CPU seconds, not wall time)."
     )
     lines = ["# Epoch detection: results", "", printed, "", _EXPLANATION, ""]
-    if missing:
-        lines += [f"Not installed when this was printed, hence left out: {', '.join(missing)}.", ""]
+    if origin.missing:
+        lines += [f"Not installed when this was printed, hence left out: {', '.join(origin.missing)}.", ""]
     for name, by_detector in results.items():
-        lines += [f"## {name}", "", "| " + " | ".join(_COLUMNS) + " |", "|" + "---|" * len(_COLUMNS)]
-        lines += [_row(detector, result) for detector, result in by_detector.items()]
-        lines.append("")
+        lines += [f"## {name}", "", described[name], ""]
+        lines += table(_COLUMNS, [_row(detector, result) for detector, result in by_detector.items()])
         if name.endswith("families"):
-            lines += _by_family(by_detector["default"].scores)
-    own = [s for by_detector in results.values() for s in by_detector["default"].scores]
-    lines += _reliability(own)
-    lines += more
-    path.write_text("\n".join(lines), encoding="utf-8")
+            lines += _by_family(by_detector[OWN].scores)
+    lines += _reliability([s for by_detector in results.values() for s in by_detector[OWN].scores])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join([*lines, *more]), encoding="utf-8")
 
 
-def _row(detector: str, result: Result) -> str:
+def table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
+    """Lines of a Markdown table, with an empty one after it."""
+    head = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    return [*head, *("| " + " | ".join(row) + " |" for row in rows), ""]
+
+
+def percent(value: float | None) -> str:
+    """A ratio as percent; a dash for None."""
+    return "-" if value is None else f"{100 * value:.1f} %"
+
+
+def _row(detector: str, result: Result) -> tuple[str, ...]:
     s = result.summary
-    cells = [
-        detector, str(s.traces), _percent(s.mape), _percent(s.median_ape), _percent(s.within_5pct),
-        _percent(s.within_10pct), _percent(s.declared), _percent(s.mape_declared), _percent(s.false_positive_rate),
+    return (
+        detector, str(s.traces), percent(s.mape), percent(s.median_ape), percent(s.within_5pct),
+        percent(s.within_10pct), percent(s.declared), percent(s.mape_declared), percent(s.false_positive_rate),
         "-" if s.boundary_error_median_s is None else f"{s.boundary_error_median_s:.2f} s",
-        _percent(s.boundary_recall), f"{result.cpu_s_per_trace_hour:.2f} s",
-    ]  # fmt: skip
-    return "| " + " | ".join(cells) + " |"
+        percent(s.boundary_recall), f"{result.cpu_s_per_trace_hour:.2f} s",
+    )  # fmt: skip
 
 
 def _by_family(scores: list[TraceScore]) -> list[str]:
-    lines = [
-        "Default detector, family by family:",
-        "",
-        "| family | traces | within 10 % | declared | MAPE of declared |",
-    ]
-    lines.append("|---|---|---|---|---|")
+    rows = []
     for family in dict.fromkeys(s.shape for s in scores):
         s = summarise(x for x in scores if x.shape == family)
-        if s.positives:
-            lines.append(
-                f"| {family} | {s.traces} | {_percent(s.within_10pct)} | {_percent(s.declared)} "
-                f"| {_percent(s.mape_declared)} |"
+        name = family.replace("_", " ") + ("" if s.positives else " (negative)")
+        rows.append(
+            (
+                name, str(s.traces), percent(s.within_10pct), percent(s.declared), percent(s.mape_declared),
+                percent(s.false_positive_rate), percent(s.boundary_recall),
             )
-        else:
-            lines.append(f"| {family} (negative) | {s.traces} | - | {_percent(s.false_positive_rate)} | - |")
-    return [*lines, ""]
+        )  # fmt: skip
+    columns = (
+        "family", "traces", "within 10 %", "declared", "MAPE of declared", "false positives", "boundary recall",
+    )  # fmt: skip
+    return ["Default detector, family by family:", "", *table(columns, rows)]
 
 
 def _reliability(scores: list[TraceScore]) -> list[str]:
-    lines = [
-        "## Reliability of the confidence",
-        "",
-        "All answers of the default detector on all sets above; right means within 10 %.",
-        "",
-        "| confidence | answers | mean confidence | right |",
-        "|---|---|---|---|",
+    rows = [
+        (f"{b.low:.2f} to {b.high:.2f}", str(b.answers), f"{b.mean_confidence:.3f}", percent(b.right))
+        for b in reliability(scores)
     ]
-    for b in reliability(scores):
-        lines.append(f"| {b.low:.2f} to {b.high:.2f} | {b.answers} | {b.mean_confidence:.3f} | {_percent(b.right)} |")
-    return [*lines, ""]
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.1f} %"
+    explanation = "All answers of the default detector on all sets above; right means within 10 %."
+    columns = ("confidence", "answers", "mean confidence", "right")
+    return ["## Reliability of the confidence", "", explanation, "", *table(columns, rows)]

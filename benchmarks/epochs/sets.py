@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import disturbed
@@ -17,6 +18,62 @@ from gpusonde.telemetry import Trace, read_trace, read_traces
 Set = Iterable[tuple[str, Trace, Truth]]
 
 _SEED = 31_415  # of the set-aside traces; the scorer is fitted with another
+
+
+@dataclass(frozen=True)
+class NamedSet:
+    """A set of the benchmark.
+
+    Attributes:
+        what: What is in it, for the reader of the page.
+        traces: Reads or generates it.
+        knows_all_epochs: Whether the start of every epoch is known, and not only those of a regular stretch.
+    """
+
+    what: str
+    traces: Callable[[], Set]
+    knows_all_epochs: bool = True
+
+
+SET_ASIDE = "set-aside families"
+
+
+def every_set(folder: Path, per_family: int) -> dict[str, NamedSet]:
+    """All sets by name.
+
+    Args:
+        folder: Traces beside the repository.
+        per_family: How many traces of each generated family.
+    """
+    return {
+        "synthetic_paper_regime": NamedSet(
+            "Generated elsewhere: ten epochs each, as in the paper.",
+            lambda: synthetic(folder, "synthetic_paper_regime"),
+        ),
+        "synthetic_epochs": NamedSet(
+            "Generated elsewhere: short and long epochs, few and many.", lambda: synthetic(folder, "synthetic_epochs")
+        ),
+        "synthetic_negatives": NamedSet(
+            "Generated elsewhere: serving, pre-training, random walks, idle.",
+            lambda: synthetic(folder, "synthetic_negatives"),
+        ),
+        "real GPU": NamedSet(
+            "Measured checkpoint cycles on H100 and Titan X, trust high or medium, untrimmed, first GPU, all metrics.",
+            lambda: real(folder, "h100_*", "titanx_*"),
+            knows_all_epochs=False,
+        ),
+        "Keras on CPU": NamedSet(
+            "Measured epochs on a shared CPU, very irregular.", lambda: real(folder, "cpu_*"), knows_all_epochs=False
+        ),
+        "disturbed families": NamedSet(
+            f"Generated here, {per_family} of each family; the scorer was fitted to other traces so disturbed.",
+            lambda: disturbed_traces(per_family),
+        ),
+        SET_ASIDE: NamedSet(
+            f"Generated here, {per_family} of each family; nothing was fitted to these families.",
+            lambda: set_aside_traces(per_family),
+        ),
+    }
 
 
 def synthetic(folder: Path, name: str) -> Set:
