@@ -33,6 +33,10 @@ def main() -> None:
     }
     if not chosen:
         parser.error("no set has such a name; leave --set out to see them all")
+    if any(each.is_read for each in chosen.values()) and not arguments.data.is_dir():
+        parser.error(
+            f"there is no folder {arguments.data}: name it with --data, or take --set families, which need none"
+        )
     cases: dict[str, list[Case]] = {}
     results: dict[str, dict[str, Result]] = {}
     for name, each in chosen.items():

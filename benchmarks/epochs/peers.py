@@ -33,11 +33,10 @@ def _series(trace: Trace) -> tuple[float, np.ndarray] | None:
     return step, grid[0] - grid[0].mean()
 
 
-def _answer(period_s: float | None, starts: np.ndarray | None = None) -> EpochDetection:
+def _answer(period_s: float | None) -> EpochDetection:
     if period_s is None or not np.isfinite(period_s) or period_s <= 0:
         return EpochDetection(Verdict.NONE, "nothing found")
-    places = np.empty(0) if starts is None else starts
-    return EpochDetection(Verdict.EPOCHS, "peer", period_s=float(period_s), epoch_starts_s=places, epoch_ends_s=places)
+    return EpochDetection(Verdict.EPOCHS, "peer", period_s=float(period_s))
 
 
 def fft_peak(trace: Trace) -> EpochDetection:

@@ -28,11 +28,13 @@ class NamedSet:
         what: What is in it, for the reader of the page.
         traces: Reads or generates it.
         knows_all_epochs: Whether the start of every epoch is known, and not only those of a regular stretch.
+        is_read: Whether it is read from files, and not generated here.
     """
 
     what: str
     traces: Callable[[], Set]
     knows_all_epochs: bool = True
+    is_read: bool = True
 
 
 SET_ASIDE = "set-aside families"
@@ -68,10 +70,12 @@ def every_set(folder: Path, per_family: int) -> dict[str, NamedSet]:
         "disturbed families": NamedSet(
             f"Generated here, {per_family} of each family; the scorer was fitted to other traces so disturbed.",
             lambda: disturbed_traces(per_family),
+            is_read=False,
         ),
         SET_ASIDE: NamedSet(
             f"Generated here, {per_family} of each family; nothing was fitted to these families.",
             lambda: set_aside_traces(per_family),
+            is_read=False,
         ),
     }
 

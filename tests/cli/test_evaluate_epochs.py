@@ -202,6 +202,10 @@ class TestRefusals:
         found = evaluated(capsys, *write_scored_traces(tmp_path), "--metric", "tensor_active")
         assert found["code"] == 1
         assert "tensor_active" in found["error"]["message"]
+        folder = tmp_path / "folder"
+        folder.mkdir()
+        found = evaluated(capsys, *write_manifest(folder), "--metric", "tensor_active")
+        assert found["error"]["file"] == str(folder / "lab_a.csv")
 
     def test_a_folder_for_pictures_that_cannot_be_made_is_refused(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -50,6 +50,13 @@ def test_the_picture_is_written_where_asked_and_folders_are_made(tmp_path: Path)
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
+def test_true_starts_are_drawn_beside_those_found(tmp_path: Path) -> None:
+    trace, found = make_trace(), (np.array([5.0, 23.0]), np.array([23.0, 41.0]))
+    draw(tmp_path / "found.png", trace, EpochMarks(*found, "2 epochs"))
+    draw(tmp_path / "both.png", trace, EpochMarks(*found, "2 epochs", true_starts_s=np.array([5.0, 14.0, 23.0])))
+    assert (tmp_path / "found.png").read_bytes() != (tmp_path / "both.png").read_bytes()
+
+
 def test_holes_and_missing_values_do_not_stop_the_picture(tmp_path: Path) -> None:
     trace = make_trace()
     keep = (trace.time_s < 20) | (trace.time_s > 30)

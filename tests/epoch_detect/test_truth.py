@@ -8,6 +8,8 @@ import pytest
 
 from gpusonde.epoch_detect.truth import Truth, TruthError, read_truth
 
+MANIFEST = Path(__file__).parents[3] / "shared" / "data" / "traces" / "manifest.json"
+
 
 def written(folder: Path, content: Any) -> Path:
     path = folder / "truth.json"
@@ -109,3 +111,13 @@ def test_what_is_not_trusted_or_has_no_period_is_left_out(
 ) -> None:
     found = read_truth(written(tmp_path, [manifest_entry(**changes)]))
     assert ("rig_a.csv" in found.truth, "rig_a.csv" in found.left_out) == (is_scored, not is_scored)
+
+
+@pytest.mark.shared_data
+@pytest.mark.skipif(not MANIFEST.exists(), reason=f"{MANIFEST} is not here")
+def test_of_the_measured_gpu_traces_twelve_are_scored_and_only_one_has_two_regimes() -> None:
+    truth = {file: t for file, t in read_truth(MANIFEST).truth.items() if file.startswith(("h100_", "titanx_"))}
+    assert len(truth) == 12
+    (several,) = [t.periods_s for t in truth.values() if len(t.periods_s) > 1]
+    assert several == pytest.approx((40.39, 79.5), abs=0.1)
+    assert several == truth["h100_ckpt100.csv"].periods_s

@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     with output.progress(f"looking for epochs in {wording.count(len(traces), 'trace')}", len(traces)) as show:
         for name, trace, truth in traces:
             begin = time.process_time()
-            with naming(args.traces):
+            with naming(traces.file_of(name)):
                 found = detect(trace, mode=args.mode, metrics=args.metric)
             spent = time.process_time() - begin
             cpu_s, duration_s = cpu_s + spent, duration_s + trace.duration_s

@@ -76,6 +76,10 @@ class TraceSet:
             raise UsageError(f"{source}: no trace to score{asked}{left}")
         return cls(truth, given.left_out, source, loaded)
 
+    def file_of(self, name: str) -> Path:
+        """The file that a trace is in."""
+        return self._source if name in self._loaded else self._source / name
+
     def __len__(self) -> int:
         return len(self.truth)
 
@@ -86,7 +90,7 @@ class TraceSet:
         for name, truth in self.truth.items():
             trace = self._loaded.get(name)
             if trace is None:
-                path = self._source / name
+                path = self.file_of(name)
                 with naming(path):
                     trace = read_trace(path, gpu=0)
             yield name, trace, truth
