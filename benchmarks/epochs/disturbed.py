@@ -8,14 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 from families import epoch_lengths, warm_up
-from generator import Family, Plan, log_uniform, size
+from generator import Family, Plan, log_uniform, size_of_at_least
 from numpy.random import Generator
-
-
-def _epoch(plan: Plan, length: float, train: float, validation: float, share: float) -> None:
-    plan.begin_epoch()
-    plan.add(length * (1 - share), train)
-    plan.add(length * share, validation)
 
 
 def _levels(rng: Generator) -> tuple[float, float, float]:
@@ -24,21 +18,14 @@ def _levels(rng: Generator) -> tuple[float, float, float]:
     return train, float(train * rng.uniform(0.3, 0.8)), rng.uniform(0.06, 0.3)
 
 
-def _many(rng: Generator, least: int) -> tuple[float, int]:
-    while True:
-        period, epochs = size(rng)
-        if epochs >= least:
-            return period, epochs
-
-
 def checkpoint_every_k_epochs(rng: Generator) -> Plan:
     """Validation after every epoch, a checkpoint after every k-th."""
     plan = Plan()
-    period, epochs = _many(rng, 8)
+    period, epochs = size_of_at_least(rng, 8)
     train, validation, share = _levels(rng)
     k, pause = int(rng.integers(2, 6)), rng.uniform(0.05, 0.4)
     for i, length in enumerate(epoch_lengths(rng, period, epochs)):
-        _epoch(plan, length, train, validation, share)
+        plan.train_and_validate(length, train, validation, share)
         if (i + 1) % k == 0:
             plan.add(length * pause, 0.03, ripples=False)
     return plan
@@ -47,7 +34,7 @@ def checkpoint_every_k_epochs(rng: Generator) -> Plan:
 def evaluation_inside_the_epoch(rng: Generator) -> Plan:
     """Two to four evaluations per epoch, a longer one with a checkpoint at its end."""
     plan = Plan()
-    period, epochs = _many(rng, 4)
+    period, epochs = size_of_at_least(rng, 4)
     period = max(period, 4.0)
     train, validation, share = _levels(rng)
     parts = int(rng.integers(2, 5))
@@ -63,7 +50,7 @@ def evaluation_inside_the_epoch(rng: Generator) -> Plan:
 def validation_at_the_training_level(rng: Generator) -> Plan:
     """Validation looks like training; only short gaps before and after it show."""
     plan = Plan()
-    period, epochs = _many(rng, 4)
+    period, epochs = size_of_at_least(rng, 4)
     level, share, gap = rng.uniform(0.3, 0.9), rng.uniform(0.08, 0.3), rng.uniform(0.01, 0.04)
     for length in epoch_lengths(rng, period, epochs):
         plan.begin_epoch()
@@ -77,7 +64,7 @@ def validation_at_the_training_level(rng: Generator) -> Plan:
 def stalls(rng: Generator) -> Plan:
     """The input pipeline stalls at random, for up to a whole period, in a fifth of the epochs."""
     plan = Plan()
-    period, epochs = _many(rng, 5)
+    period, epochs = size_of_at_least(rng, 5)
     train, validation, share = _levels(rng)
     for length in epoch_lengths(rng, period, epochs):
         plan.begin_epoch()
@@ -93,31 +80,31 @@ def stalls(rng: Generator) -> Plan:
 def throttling(rng: Generator) -> Plan:
     """The GPU gets hot: in some stretches epochs take 10-35 % longer at a lower level."""
     plan = Plan()
-    period, epochs = _many(rng, 6)
+    period, epochs = size_of_at_least(rng, 6)
     train, validation, share = _levels(rng)
     slow = False
     for length in epoch_lengths(rng, period, epochs):
         slow ^= bool(rng.random() < 0.2)
         factor = rng.uniform(1.1, 1.35) if slow else 1.0
-        _epoch(plan, length * factor, train / factor, validation / factor, share)
+        plan.train_and_validate(length * factor, train / factor, validation / factor, share)
     return plan
 
 
 def curriculum(rng: Generator) -> Plan:
     """Epochs grow (or shrink) steadily by up to two thirds over the run."""
     plan = Plan()
-    period, epochs = _many(rng, 6)
+    period, epochs = size_of_at_least(rng, 6)
     train, validation, share = _levels(rng)
     growth = rng.uniform(0.15, 0.65) * rng.choice([-0.6, 1.0])
     for i, length in enumerate(epoch_lengths(rng, period, epochs)):
-        _epoch(plan, length * (1 + growth * i / epochs), train * (1 + 0.2 * i / epochs), validation, share)
+        plan.train_and_validate(length * (1 + growth * i / epochs), train * (1 + 0.2 * i / epochs), validation, share)
     return plan
 
 
 def restart(rng: Generator) -> Plan:
     """The job dies in the middle of an epoch, the GPU idles, the job starts again."""
     plan = Plan()
-    period, epochs = _many(rng, 8)
+    period, epochs = size_of_at_least(rng, 8)
     train, validation, share = _levels(rng)
     breaks = set(rng.integers(3, epochs - 2, rng.integers(1, 3)).tolist())
     for i, length in enumerate(epoch_lengths(rng, period, epochs)):
@@ -125,7 +112,7 @@ def restart(rng: Generator) -> Plan:
             plan.add(length * rng.uniform(0.1, 0.7), train)
             plan.add(rng.uniform(5, 90), 0.0, ripples=False)
             warm_up(rng, plan, period)
-        _epoch(plan, length, train, validation, share)
+        plan.train_and_validate(length, train, validation, share)
     plan.regimes = (period,)
     return plan
 
@@ -133,11 +120,11 @@ def restart(rng: Generator) -> Plan:
 def regime_change(rng: Generator) -> Plan:
     """From some epoch on, epochs take 1.4 to 3 times as long (another batch size, a slower disk)."""
     plan = Plan()
-    period, epochs = _many(rng, 10)
+    period, epochs = size_of_at_least(rng, 10)
     train, validation, share = _levels(rng)
     change, factor = int(epochs * rng.uniform(0.35, 0.65)), rng.uniform(1.4, 3.0)
     for i, length in enumerate(epoch_lengths(rng, period, epochs)):
-        _epoch(plan, length * (factor if i >= change else 1), train, validation, share)
+        plan.train_and_validate(length * (factor if i >= change else 1), train, validation, share)
     plan.regimes = (period, period * factor)
     return plan
 
@@ -145,7 +132,7 @@ def regime_change(rng: Generator) -> Plan:
 def busy_neighbour(rng: Generator) -> Plan:
     """Another tenant comes and goes all the time and takes as much as the job itself."""
     plan = Plan()
-    period, epochs = _many(rng, 6)
+    period, epochs = size_of_at_least(rng, 6)
     train, validation, share = _levels(rng)
     train, validation = train * 0.6, validation * 0.6
     extra, left = 0.0, 0.0

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from generator import Family, Plan, log_uniform, size
+from generator import Family, Plan, log_uniform, size, size_of_at_least
 from numpy.random import Generator
 
 
@@ -194,13 +194,6 @@ def _some_phases(rng: Generator) -> list[Phase]:
     return [(float(s), float(lv), bool(rng.random() < 0.7)) for s, lv in zip(shares, levels, strict=True)]
 
 
-def _at_least(rng: Generator, least: int) -> tuple[float, int]:
-    while True:
-        period, epochs = size(rng)
-        if epochs >= least:
-            return period, epochs
-
-
 def nested(rng: Generator) -> Plan:
     """Undisturbed epochs of any phases, evaluations inside them included."""
     return _run_of(rng, _some_phases(rng), Disturbances(), *size(rng))
@@ -210,25 +203,25 @@ def extra_pauses(rng: Generator) -> Plan:
     """Something more after every few epochs."""
     every = int(rng.integers(2, 9))
     pauses = Disturbances(pause_every=every, pause=log_uniform(rng, 0.02, 1.2), pause_level=rng.uniform(0, 0.3))
-    return _run_of(rng, _some_phases(rng), pauses, *_at_least(rng, 2 * every))
+    return _run_of(rng, _some_phases(rng), pauses, *size_of_at_least(rng, 2 * every))
 
 
 def stalled(rng: Generator) -> Plan:
     """The input stalls in some epochs."""
     d = Disturbances(stall_chance=rng.uniform(0.04, 0.35), longest_stall=rng.uniform(0.2, 1.5))
-    return _run_of(rng, _some_phases(rng), d, *_at_least(rng, 4))
+    return _run_of(rng, _some_phases(rng), d, *size_of_at_least(rng, 4))
 
 
 def died(rng: Generator) -> Plan:
     """The job dies in the middle of one to three epochs and begins them anew after a while."""
-    period, epochs = _at_least(rng, 6)
+    period, epochs = size_of_at_least(rng, 6)
     d = Disturbances(outages=tuple(rng.integers(2, epochs - 1, rng.integers(1, 4)).tolist()))
     return _run_of(rng, _some_phases(rng), d, period, epochs)
 
 
 def changing(rng: Generator) -> Plan:
     """Epochs that slow down and recover, grow or shrink, or take longer from some point on."""
-    period, epochs = _at_least(rng, 6)
+    period, epochs = size_of_at_least(rng, 6)
     kind = rng.integers(3)
     d = Disturbances(
         slow_chance=0.2 if kind == 0 else 0.0,
@@ -241,7 +234,7 @@ def changing(rng: Generator) -> Plan:
 def troubled(rng: Generator) -> Plan:
     """Several of these at once."""
     every = int(rng.integers(2, 7)) if rng.random() < 0.4 else 0
-    period, epochs = _at_least(rng, max(5, 2 * every))
+    period, epochs = size_of_at_least(rng, max(5, 2 * every))
     d = Disturbances(
         pause_every=every, pause=log_uniform(rng, 0.02, 0.6), pause_level=rng.uniform(0, 0.3),
         stall_chance=rng.choice([0.0, 0.1]), longest_stall=0.8, slow_chance=rng.choice([0.0, 0.1]),

@@ -42,6 +42,12 @@ class Plan:
         """The next segment starts an epoch."""
         self.epoch_starts.append(len(self.segments))
 
+    def train_and_validate(self, seconds: float, train: float, validation: float, share: float) -> None:
+        """Append an epoch of training and, for ``share`` of its time, validation."""
+        self.begin_epoch()
+        self.add(seconds * (1 - share), train)
+        self.add(seconds * share, validation)
+
 
 @dataclass(frozen=True)
 class Example:
@@ -61,6 +67,14 @@ Family = Callable[[Generator], Plan]
 def log_uniform(rng: Generator, low: float, high: float) -> float:
     """One draw, uniform in the logarithm."""
     return float(np.exp(rng.uniform(np.log(low), np.log(high))))
+
+
+def size_of_at_least(rng: Generator, least_epochs: int, shortest_s: float = 0.0) -> tuple[float, int]:
+    """The same as :func:`size`, of at least so many epochs of at least so many seconds."""
+    while True:
+        period, epochs = size(rng)
+        if epochs >= least_epochs and period >= shortest_s:
+            return period, epochs
 
 
 def size(rng: Generator) -> tuple[float, int]:

@@ -7,21 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 from families import epoch_lengths, warm_up
-from generator import Family, Plan, log_uniform, size
+from generator import Family, Plan, log_uniform, size_of_at_least
 from numpy.random import Generator
-
-
-def _at_least(rng: Generator, epochs_wanted: int, shortest_s: float = 0.8) -> tuple[float, int]:
-    while True:
-        period, epochs = size(rng)
-        if epochs >= epochs_wanted and period >= shortest_s:
-            return period, epochs
-
-
-def _train_and_validate(plan: Plan, length: float, train: float, validation: float, share: float) -> None:
-    plan.begin_epoch()
-    plan.add(length * (1 - share), train)
-    plan.add(length * share, validation)
 
 
 def _levels(rng: Generator) -> tuple[float, float, float]:
@@ -33,13 +20,13 @@ def _levels(rng: Generator) -> tuple[float, float, float]:
 def progressive_resizing(rng: Generator) -> Plan:
     """The images grow twice during the run; each time the epochs get longer and the GPU busier."""
     plan = Plan()
-    period, epochs = _at_least(rng, 12)
+    period, epochs = size_of_at_least(rng, 12)
     train, validation, share = _levels(rng)
     factors = np.cumprod([1.0, rng.uniform(1.3, 1.8), rng.uniform(1.3, 1.8)])
     for i, length in enumerate(epoch_lengths(rng, period, epochs)):
         stage = min(3 * i // epochs, 2)
         level = min(1.0, train * (0.7 + 0.15 * stage))
-        _train_and_validate(plan, length * factors[stage], level, validation, share)
+        plan.train_and_validate(length * factors[stage], level, validation, share)
     plan.regimes = tuple(float(period * factor) for factor in factors)
     return plan
 
@@ -47,7 +34,7 @@ def progressive_resizing(rng: Generator) -> Plan:
 def alternating_updates(rng: Generator) -> Plan:
     """Two networks are trained in turns, many turns per epoch; images are generated at the end of each."""
     plan = Plan()
-    period, epochs = _at_least(rng, 4, 6.0)
+    period, epochs = size_of_at_least(rng, 4, 6.0)
     one, other = rng.uniform(0.5, 0.9), rng.uniform(0.15, 0.45)
     turns, share = int(rng.integers(3, 13)), rng.uniform(0.03, 0.12)
     for length in epoch_lengths(rng, period, epochs):
@@ -62,7 +49,7 @@ def alternating_updates(rng: Generator) -> Plan:
 def cache_warms(rng: Generator) -> Plan:
     """Each epoch begins slowly, waiting for data, and gets faster: the level climbs in steps."""
     plan = Plan()
-    period, epochs = _at_least(rng, 4)
+    period, epochs = size_of_at_least(rng, 4)
     high, low, steps = rng.uniform(0.6, 0.95), rng.uniform(0.1, 0.4), int(rng.integers(4, 20))
     curve = rng.uniform(0.3, 1.5)
     for length in epoch_lengths(rng, period, epochs):
@@ -75,14 +62,14 @@ def cache_warms(rng: Generator) -> Plan:
 def unfrozen(rng: Generator) -> Plan:
     """First only the head is trained, then everything: longer epochs at another level."""
     plan = Plan()
-    period, epochs = _at_least(rng, 8)
+    period, epochs = size_of_at_least(rng, 8)
     train, validation, share = _levels(rng)
     change, factor = round(epochs * rng.uniform(0.2, 0.5)), rng.uniform(0.4, 0.75)
     for i, length in enumerate(epoch_lengths(rng, period, epochs)):
         if i < change:
-            _train_and_validate(plan, length * factor, train * 0.6, validation * 0.8, share)
+            plan.train_and_validate(length * factor, train * 0.6, validation * 0.8, share)
         else:
-            _train_and_validate(plan, length, train, validation, share)
+            plan.train_and_validate(length, train, validation, share)
     plan.regimes = (period * factor, period)
     return plan
 
@@ -90,12 +77,12 @@ def unfrozen(rng: Generator) -> Plan:
 def preempted(rng: Generator) -> Plan:
     """A spot instance is taken away between epochs, for long; the job goes on from its checkpoint."""
     plan = Plan()
-    period, epochs = _at_least(rng, 6)
+    period, epochs = size_of_at_least(rng, 6)
     train, validation, share = _levels(rng)
     pause = rng.uniform(0.02, 0.1)
     breaks = set(rng.integers(2, epochs - 1, rng.integers(1, 4)).tolist())
     for i, length in enumerate(epoch_lengths(rng, period, epochs)):
-        _train_and_validate(plan, length * (1 - pause), train, validation, share)
+        plan.train_and_validate(length * (1 - pause), train, validation, share)
         plan.add(length * pause, 0.02, ripples=False)
         if i in breaks:
             plan.add(min(900.0, period * log_uniform(rng, 1, 20)), 0.0, ripples=False)
@@ -107,11 +94,11 @@ def preempted(rng: Generator) -> Plan:
 def several_trials(rng: Generator) -> Plan:
     """The same training again and again with other parameters, a few epochs each, with time to set up between them."""
     plan = Plan()
-    period, epochs = _at_least(rng, 9)
+    period, epochs = size_of_at_least(rng, 9)
     train, validation, share = _levels(rng)
     of_each, set_up = int(rng.integers(3, 8)), rng.uniform(0.2, 1.2)
     for i, length in enumerate(epoch_lengths(rng, period, epochs)):
-        _train_and_validate(plan, length, train, validation, share)
+        plan.train_and_validate(length, train, validation, share)
         if (i + 1) % of_each == 0 and i + 1 < epochs:
             plan.add(period * set_up * rng.normal(1, 0.05), 0.02, ripples=False)
     plan.regimes = (period,)
@@ -121,7 +108,7 @@ def several_trials(rng: Generator) -> Plan:
 def second_job(rng: Generator) -> Plan:
     """A smaller job with epochs of its own shares the GPU all the time."""
     plan = Plan()
-    period, epochs = _at_least(rng, 5, 2.0)
+    period, epochs = size_of_at_least(rng, 5, 2.0)
     train, validation, share = _levels(rng)
     other, swing = period * rng.choice([rng.uniform(0.15, 0.7), rng.uniform(1.3, 2.8)]), rng.uniform(0.05, 0.15)
     clock = 0.0
@@ -141,7 +128,7 @@ def second_job(rng: Generator) -> Plan:
 def few_long_steps(rng: Generator) -> Plan:
     """Gradients are accumulated: a few long steps per epoch, each ending in a dip nearly as deep as the epoch's own."""
     plan = Plan()
-    period, epochs = _at_least(rng, 4, 6.0)
+    period, epochs = size_of_at_least(rng, 4, 6.0)
     level, steps = rng.uniform(0.5, 0.95), int(rng.integers(4, 16))
     dip, end = level * rng.uniform(0.3, 0.6), rng.uniform(0.05, 0.15)
     for k, length in enumerate(epoch_lengths(rng, period, epochs)):

@@ -19,6 +19,7 @@ IntArray = npt.NDArray[np.int64]
 Float32Array = npt.NDArray[np.float32]
 
 LEAST_TICKS = 32
+HOLE = 5.0  # usual distances between ticks: a longer one is a hole, of which nothing is known
 
 # Metrics that react within a tick or two, best first; used for the places of the boundaries.
 _FASTEST_FIRST = ("sm_active", "graphics_active", "dram_active", "tensor_active", "gpu_utilization")
@@ -101,6 +102,16 @@ def trace_values(trace: Trace, metrics: Sequence[str] | None) -> tuple[tuple[str
     if metrics is not None and not names:
         raise TraceError("no metric was chosen; leave the choice out to use all that the trace has")
     return names, np.array([trace.values[n] for n in names]).reshape(len(names), len(trace))
+
+
+def seconds_seen(time_s: FloatArray) -> FloatArray:
+    """For how many seconds each tick speaks: those since the tick before it, none after a hole.
+
+    Args:
+        time_s: Shape (n,), n at least 2, increasing.
+    """
+    steps = np.diff(time_s, prepend=time_s[0])
+    return np.where(steps <= HOLE * float(np.median(steps[1:])), steps, 0.0)
 
 
 def active_range(ticks: Ticks) -> tuple[int, int]:

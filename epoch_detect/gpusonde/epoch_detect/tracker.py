@@ -90,8 +90,8 @@ class EpochTracker:
     """Finds epochs in ticks as they arrive.
 
     Memory is bounded (see :class:`gpusonde.epoch_detect.history.History`): about 590 kB for four metrics, however long
-    the run. The run is analysed when it has grown by 15 %, or to twice its length while a confident cycle holds, which
-    is then followed from epoch to epoch; so the work per tick does not grow with the length of the run. A
+    the run. The run is analysed when it has grown by 15 to 30 %, or to twice its length while a confident cycle holds,
+    which is then followed from epoch to epoch; so the work per tick does not grow with the length of the run. A
     reported epoch is confirmed once a second analysis has found it again; it is revised or withdrawn by an event, never
     silently. After :meth:`finish` the epochs are those that :func:`~gpusonde.epoch_detect.detect` finds in these ticks.
 

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpusonde.epoch_detect.ticks import Ticks, active_range, busy_ticks, usable_metrics
+from gpusonde.epoch_detect.ticks import Ticks, active_range, busy_ticks, seconds_seen, usable_metrics
 from gpusonde.telemetry import FloatArray
-
-_HOLE = 5.0  # usual distances between ticks: a longer one is a hole, of which nothing is known
 
 
 @dataclass(frozen=True)
@@ -49,8 +47,7 @@ def time_shares(
     first, stop = active_range(ticks)
     if stop - first < 2:
         return Shares(float("nan"), float("nan"))
-    steps = np.diff(time_s, prepend=time_s[0])
-    seen = np.where(steps <= _HOLE * float(np.median(steps[1:])), steps, 0.0)
+    seen = seconds_seen(time_s)
     idle = np.cumsum(np.where(busy_ticks(ticks), 0.0, seen))
     known = np.cumsum(seen)
     total = float(known[stop - 1] - known[first])

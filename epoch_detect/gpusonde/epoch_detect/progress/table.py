@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gpusonde.epoch_detect.ticks import seconds_seen
 from gpusonde.telemetry import FloatArray
 
-_HOLE = 5.0  # usual distances between ticks: a longer one is a hole, of which the tick after it says nothing
 _LEAST_SEEN = 0.9  # share of an epoch that ticks must speak for to give its energy
 _COUNTER, _POWER = "energy_joules", "power_watts"
 
@@ -55,8 +55,7 @@ def epoch_table(
     """
     if time_s.size < 2:
         return ()
-    steps = np.diff(time_s, prepend=time_s[0])
-    weights = np.where(steps <= _HOLE * float(np.median(steps[1:])), steps, 0.0)
+    weights = seconds_seen(time_s)
     table = []
     for start, end in zip(starts_s.tolist(), ends_s.tolist(), strict=True):
         inside = slice(*np.searchsorted(time_s, [start, end], side="right"))
