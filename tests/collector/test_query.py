@@ -15,6 +15,7 @@ from support.wire_agent import WireStream, hello, wait_until
 from gpusonde.catalog import load_gpus
 from gpusonde.collector.client import Client, CollectorError, Distribution, Measurement
 from gpusonde.epoch_detect import detect
+from gpusonde.epoch_detect.progress import duration_trend, epoch_table, estimate_end, time_shares
 from gpusonde.predictor.crossgpu import LatencyModel, SourceMeasurement, run_distributions
 from gpusonde.query.v1 import query_pb2, query_pb2_grpc
 from gpusonde.telemetry import read_trace
@@ -118,6 +119,61 @@ def test_epochs_of_a_run_are_those_of_the_trace(filled, client, run, trace):
         assert len(first.epochs) == 2
         assert len(first.epochs) + len(rest.epochs) == len(found.epochs)
         assert not rest.next_page_token
+
+
+def test_what_the_epochs_of_a_run_tell_is_that_of_the_trace(client, run, trace):
+    wait_until(lambda: not client.list_epochs(run.run_id).pending_summaries, what="summaries")
+    offline = detect(trace)
+    starts, ends = offline.epoch_starts_s, offline.epoch_ends_s
+    found = client.list_epochs(run.run_id, total_epochs=20)
+    for epoch, expected in zip(found.epochs, epoch_table(trace.time_s, trace.values, starts, ends), strict=True):
+        assert epoch.mean_metrics == pytest.approx(expected.mean_metrics, rel=1e-6)
+        assert epoch.energy_joules == pytest.approx(expected.energy_joules, rel=1e-6)
+        assert epoch.seen_share == pytest.approx(expected.seen_share, rel=1e-6)
+    shares = time_shares(trace.time_s, trace.values, starts, ends)
+    assert (found.idle_share, found.stalled_share) == pytest.approx((shares.idle, shares.stalled), abs=1e-6)
+    trend = duration_trend((ends - starts)[1:])
+    assert found.trend.changes == trend.change_points == ()
+    assert found.trend.recent_s == pytest.approx(trend.recent_s, abs=1e-6)
+    assert found.trend.change_per_epoch == pytest.approx(trend.change_per_epoch, abs=1e-6)
+    end = estimate_end(starts, ends, 20, trace.time_s[-1])
+    assert (found.estimate.epochs_done, found.estimate.epochs_left) == (len(starts), 20 - len(starts))
+    assert (found.estimate.end_unix_nano - START_NS) / 1e9 == pytest.approx(end.end_s, abs=1e-4)
+    assert (found.estimate.end_low_unix_nano - START_NS) / 1e9 == pytest.approx(end.end_low_s, abs=1e-4)
+    assert (found.estimate.end_high_unix_nano - START_NS) / 1e9 == pytest.approx(end.end_high_s, abs=1e-4)
+    assert found.estimate.interval_coverage == 0.9
+
+
+def test_every_page_tells_of_the_whole_run(filled, run):
+    with grpc.insecure_channel(filled.target) as channel:
+        stub = query_pb2_grpc.QueryServiceStub(channel)
+        whole = stub.ListEpochs(query_pb2.ListEpochsRequest(run_id=run.run_id, total_epochs=9))
+        request = query_pb2.ListEpochsRequest(run_id=run.run_id, page_size=2, total_epochs=9)
+        pages = [stub.ListEpochs(request)]
+        while request.page_token != pages[-1].next_page_token:
+            request.page_token = pages[-1].next_page_token
+            pages.append(stub.ListEpochs(request))
+            if not pages[-1].next_page_token:
+                break
+    assert [epoch for page in pages for epoch in page.epochs] == list(whole.epochs)
+    assert len(pages) > 2
+    for page in pages:
+        assert (page.trend, page.estimate, page.idle_share) == (whole.trend, whole.estimate, whole.idle_share)
+
+
+def test_a_total_that_cannot_be_names_its_field_and_what_to_do(client, run):
+    code, text = refusal(client.list_epochs, run.run_id, total_epochs=2)
+    assert code == "INVALID_ARGUMENT"
+    assert "field 'total_epochs'" in text
+    assert "more than the 2" in text
+    assert "or leave it out" in text
+
+
+def test_too_few_epochs_for_an_estimate_are_no_error(client):
+    (short,) = client.list_runs(gpu_uuid="GPU-short")
+    found = client.list_epochs(short.run_id, total_epochs=10)
+    assert (found.estimate, found.trend) == (None, None)
+    assert "at least 3 are needed" in found.estimate_reason
 
 
 def test_a_run_without_epochs_says_why(client):

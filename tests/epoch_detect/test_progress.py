@@ -5,12 +5,14 @@ import pytest
 from support.epoch_traces import training_trace
 
 from gpusonde.epoch_detect.progress import (
+    EpochSums,
     TotalEpochsError,
     duration_trend,
     epoch_table,
     estimate_end,
     time_shares,
 )
+from gpusonde.epoch_detect.ticks import seconds_seen
 
 
 def test_means_and_energy_of_each_epoch_are_those_of_its_ticks() -> None:
@@ -47,6 +49,26 @@ def test_energy_of_an_epoch_with_a_hole_in_it_is_not_made_up() -> None:
     assert epoch.seen_share == pytest.approx(14 / 18, abs=0.02)
     assert np.isnan(epoch.energy_joules)
     assert epoch.mean_metrics["power_watts"] == pytest.approx(100.0)
+
+
+@pytest.mark.parametrize("piece", [2, 7, 50, 1000])
+def test_an_epoch_added_up_in_pieces_is_the_same(piece: int) -> None:
+    time = np.concatenate([np.arange(0.0, 10.0, 0.1), np.arange(10.8, 30.0, 0.1)])
+    values = {"energy_joules": 3e6 + 55.0 * time, "power_watts": 50 + time, "sm_active": np.sin(time)}
+    values["energy_joules"][np.arange(time.size) % 10 != 4] = np.nan
+    values["sm_active"][20:40] = np.nan
+    (whole,) = epoch_table(time, values, np.array([2.03]), np.array([27.77]))
+    sums = EpochSums(2.03, 27.77)
+    seen = seconds_seen(time)
+    for first in range(0, time.size - 1, piece - 1):  # neighbours share a tick
+        part = slice(first, first + piece)
+        weights = seen[part].copy()
+        weights[0] = 0.0
+        sums.add(time[part], weights, {name: column[part] for name, column in values.items()})
+    found = sums.summary()
+    assert found.mean_metrics == pytest.approx(whole.mean_metrics)
+    assert (found.seen_share, found.energy_joules) == pytest.approx((whole.seen_share, whole.energy_joules))
+    assert whole.energy_joules == pytest.approx(55.0 * 25.74)
 
 
 def test_a_metric_without_values_has_no_mean() -> None:

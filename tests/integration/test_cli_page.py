@@ -57,7 +57,7 @@ def answers(
         "record": [ask("record", str(folder / "copy.csv"), "--replay", trace, "--speed", "1000")],
         "collector": [collector_report, ask("collector", "--print-config")],
         "runs": [ask("runs", *at)],
-        "epochs": [ask("epochs", "--latest", *at)],
+        "epochs": [ask("epochs", "--latest", *at), ask("epochs", run["run_id"], "--total-epochs", "40", *at)],
         "gpus": [ask("gpus"), ask("gpus", "V100")],
         "offers": [ask("offers", "--gpu", "V100,T4"), ask("offers", "--spot")],
         "metrics": [ask("metrics")],

@@ -9,7 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.collector_process import CollectorProcess, ask, replay, running_collector, wait_for_ended_runs
+from support.collector_process import (
+    CollectorProcess,
+    ask,
+    replay,
+    running_collector,
+    wait_for_ended_runs,
+    wait_for_summaries,
+)
 
 from gpusonde.cli.demo.traces import bundled_trace
 from gpusonde.cli.main import main
@@ -53,6 +60,58 @@ def test_epochs_of_the_bundled_trace_are_the_same_directly_and_through_the_colle
     same_epochs(detected, ask("epochs", run["run_id"], "--collector", collector.address))
     assert run["replayed"]
     assert run["gpu_model"] == "Tesla T4"
+
+
+def test_what_the_epochs_tell_is_the_same_directly_and_through_the_collector(
+    collector: CollectorProcess, run: dict[str, Any]
+) -> None:
+    here = ask("detect", str(bundled_trace()), "--total-epochs", "40")
+    wait_for_summaries(collector.address, run["run_id"])
+    there = ask("epochs", run["run_id"], "--total-epochs", "40", "--collector", collector.address)
+    for mine, theirs in zip(here["epoch_table"], there["epochs"], strict=True):
+        # Values cross the wire as float32, and are stored with nine digits.
+        assert theirs["seen_share"] == pytest.approx(mine["seen_share"], rel=1e-6)
+        assert theirs["energy_joules"] == pytest.approx(mine["energy_joules"], rel=1e-6)
+        assert {m["metric"]: m["mean"] for m in theirs["metrics"]} == pytest.approx(
+            {m["metric"]: m["mean"] for m in mine["metrics"]}, rel=1e-6
+        )
+    for key in ("idle_share", "stalled_share"):
+        assert there[key] == pytest.approx(here[key], abs=1e-6), key
+    # Ends of epochs are rounded to the microsecond.
+    assert there["trend"].pop("change_points") == here["trend"].pop("change_points") == []
+    assert there["trend"] == pytest.approx(here["trend"], abs=1e-6)
+    mine, theirs = here["estimate"], there["estimate"]
+    assert (theirs["epochs_done"], theirs["epochs_left"]) == (12, 28)
+    last_start = there["epochs"][-1]["start_s"] - here["epoch_starts_s"][-1]
+    for key in ("end_s", "end_low_s", "end_high_s"):
+        assert theirs[key] - last_start == pytest.approx(mine[key], abs=1e-4), key
+
+
+def test_the_screen_tells_of_a_run_what_detect_tells_of_its_trace(
+    collector: CollectorProcess, run: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["epochs", run["run_id"], "--total-epochs", "40", "--collector", collector.address]) == 0
+    screen = capsys.readouterr().out
+    for said in (
+        "energy (kJ)",
+        "mean ",
+        "no lasting change of the duration",
+        "lost in stalls",
+        "12 epochs done, 28 left",
+    ):
+        assert said in screen, said
+    assert "the run is over before the job was" in screen
+
+
+def test_a_total_that_the_run_has_gone_beyond_is_refused(
+    collector: CollectorProcess, run: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["epochs", run["run_id"], "--collector", collector.address, "--total-epochs"]
+    assert main([*arguments, "5"]) == 1
+    error = capsys.readouterr().err
+    assert "field 'total_epochs': 12 epochs are over, more than the 5" in error
+    assert "or leave it out" in error
+    assert main([*arguments, "4294967296"]) == 2
 
 
 def test_a_run_is_predicted_by_the_collector_as_its_trace_is_here(

@@ -115,3 +115,11 @@ def wait_for_ended_runs(collector: str, count: int = 1) -> list[dict[str, Any]]:
             return runs
         assert time.monotonic() < deadline, runs
         time.sleep(0.2)
+
+
+def wait_for_summaries(collector: str, run_id: str) -> None:
+    """Return once mean metrics and energy of all confirmed epochs are there, which is a moment after the run's end."""
+    deadline = time.monotonic() + _TIMEOUT_S
+    while pending := ask("epochs", run_id, "--collector", collector)["pending_summaries"]:
+        assert time.monotonic() < deadline, pending
+        time.sleep(0.1)

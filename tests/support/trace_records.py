@@ -6,6 +6,7 @@ import numpy as np
 from support.wire_agent import descriptor, gpu, source_ended
 
 from gpusonde.ingest.v1 import ingest_pb2
+from gpusonde.telemetry import MetricKind, metric
 
 
 def trace_records(trace, start_ns=1_700_000_000_000_000_000, ticks_per_record=10, end=True, gpu_uuid=None):
@@ -24,13 +25,18 @@ def trace_records(trace, start_ns=1_700_000_000_000_000_000, ticks_per_record=10
     ]
     micros = np.round(trace.time_s * 1e6).astype(np.int64)
     values = np.stack([trace.values[name] for name in trace.metrics])
+    counters = [row for row, name in enumerate(trace.metrics) if metric(name).kind is MetricKind.COUNTER]
     for i in range(0, len(trace), ticks_per_record):
         piece = slice(i, i + ticks_per_record)
+        bases = np.nan_to_num(np.nanmin(values[counters, piece], axis=1, initial=np.inf), posinf=0.0)
+        relative = values[:, piece].copy()
+        relative[counters] -= bases[:, None]
         block = ingest_pb2.GpuBlock(
+            counter_bases=bases.tolist(),
             tick_count=len(micros[piece]),
             start_time_unix_nano=start_ns + int(micros[i]) * 1000,
             tick_offsets_us=(micros[piece] - micros[i]).astype("<i4").tobytes(),
-            values=values[:, piece].astype("<f4").tobytes(),
+            values=relative.astype("<f4").tobytes(),
         )
         batch = ingest_pb2.SampleBatch(blocks=[block], encoding=ingest_pb2.ENCODING_FLOAT32_LE)
         records.append(ingest_pb2.Record(sequence=len(records) + 1, batch=batch))

@@ -1,9 +1,9 @@
-"""What the epochs of a trace tell, as JSON and as text: table, trend, idle and stalls, end of the job."""
+"""What the epochs of a trace or of a run tell, as JSON and as text: table, trend, idle and stalls, end of the job."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,25 +11,71 @@ from gpusonde.cli import wording
 from gpusonde.cli.output import Screen
 
 if TYPE_CHECKING:
+    from gpusonde.collector.answers import RunEpochs, RunInfo
     from gpusonde.epoch_detect import EpochDetection
-    from gpusonde.epoch_detect.progress import EndEstimate, EpochSummary, Shares, Trend
     from gpusonde.telemetry import Trace
 
 _SHOWN_METRICS = 4
 
 
 @dataclass(frozen=True)
-class Progress:
-    """Everything about the epochs of one trace; ``trend`` and ``estimate`` are None where there is nothing to say."""
+class EpochFigures:
+    """One epoch; see ``gpusonde.epoch_detect.progress.EpochSummary``. Runs of a collector tell the last two as well."""
 
-    table: tuple[EpochSummary, ...]
-    trend: Trend | None
-    shares: Shares
-    estimate: EndEstimate | None
+    start_s: float
+    end_s: float
+    seen_share: float
+    energy_joules: float
+    mean_metrics: Mapping[str, float]
+    confidence: float = math.nan
+    status: str = ""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A lasting change of the duration; ``epoch`` is the first after it, counted from 1 and with the first epoch."""
+
+    epoch: int
+    before_s: float
+    after_s: float
+    change: float
+
+
+@dataclass(frozen=True)
+class TrendFigures:
+    """See ``gpusonde.epoch_detect.progress.Trend``."""
+
+    changes: Sequence[Change]
+    recent_s: float
+    change_per_epoch: float
+    change_per_epoch_low: float
+    change_per_epoch_high: float
+
+
+@dataclass(frozen=True)
+class EstimateFigures:
+    """See ``gpusonde.epoch_detect.progress.EndEstimate``."""
+
+    epochs_done: int
+    epochs_left: int
+    end_s: float
+    end_low_s: float
+    end_high_s: float
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Everything that epochs tell; ``trend`` and ``estimate`` are None where there is nothing to say."""
+
+    table: Sequence[EpochFigures]
+    trend: TrendFigures | None
+    idle_share: float
+    stalled_share: float
+    estimate: EstimateFigures | None
 
 
 def progress_of(trace: Trace, detection: EpochDetection, total_epochs: int | None) -> Progress:
-    """Work out what the epochs tell.
+    """Work out what the epochs of a trace tell.
 
     Raises:
         gpusonde.epoch_detect.progress.TotalEpochsError: ``total_epochs`` does not fit what was found.
@@ -39,31 +85,82 @@ def progress_of(trace: Trace, detection: EpochDetection, total_epochs: int | Non
     starts, ends = detection.epoch_starts_s, detection.epoch_ends_s
     estimate = None
     if total_epochs is not None:
-        estimate = estimate_end(starts, ends, total_epochs, float(trace.time_s[-1]))
+        end = estimate_end(starts, ends, total_epochs, float(trace.time_s[-1]))
+        estimate = EstimateFigures(end.epochs_done, end.epochs_left, end.end_s, end.end_low_s, end.end_high_s)
     durations = (ends - starts)[1:]  # the first one compiles, fills caches, allocates
-    return Progress(
-        epoch_table(trace.time_s, trace.values, starts, ends),
-        duration_trend(durations) if durations.size else None,
-        time_shares(trace.time_s, trace.values, starts, ends),
-        estimate,
-    )
+    trend = None
+    if durations.size:
+        found = duration_trend(durations)
+        trend = TrendFigures(
+            [Change(p.epoch + 2, p.before_s, p.after_s, p.change) for p in found.change_points],
+            found.recent_s,
+            found.change_per_epoch,
+            found.change_per_epoch_low,
+            found.change_per_epoch_high,
+        )
+    shares = time_shares(trace.time_s, trace.values, starts, ends)
+    table = [
+        EpochFigures(e.start_s, e.end_s, e.seen_share, e.energy_joules, e.mean_metrics)
+        for e in epoch_table(trace.time_s, trace.values, starts, ends)
+    ]
+    return Progress(table, trend, shares.idle, shares.stalled, estimate)
 
 
-def progress_payload(progress: Progress) -> dict[str, Any]:
-    """Keys for ``--json``."""
+def progress_of_run(run: RunInfo, found: RunEpochs) -> Progress:
+    """Put what a collector answered into the same form; times count from the start of the run."""
+
+    def since(unix_nano: int) -> float:
+        return (unix_nano - run.start_unix_nano) / 1e9
+
+    estimate = None
+    if (end := found.estimate) is not None:
+        times = (end.end_unix_nano, end.end_low_unix_nano, end.end_high_unix_nano)
+        estimate = EstimateFigures(end.epochs_done, end.epochs_left, *map(since, times))
+    trend = None
+    if (asked := found.trend) is not None:
+        trend = TrendFigures(
+            [Change(c.epoch, c.before_s, c.after_s, c.change) for c in asked.changes],
+            asked.recent_s,
+            asked.change_per_epoch,
+            asked.change_per_epoch_low,
+            asked.change_per_epoch_high,
+        )
+    table = [
+        EpochFigures(
+            since(e.start_unix_nano),
+            since(e.end_unix_nano),
+            e.seen_share,
+            e.energy_joules,
+            e.mean_metrics,
+            e.confidence,
+            e.status,
+        )
+        for e in found.epochs
+    ]
+    return Progress(table, trend, found.idle_share, found.stalled_share, estimate)
+
+
+def figures_payload(epoch: EpochFigures) -> dict[str, Any]:
+    """Keys of one epoch's figures for ``--json``."""
+    return {
+        "seen_share": epoch.seen_share,
+        "energy_joules": epoch.energy_joules,
+        "metrics": [{"metric": name, "mean": mean} for name, mean in epoch.mean_metrics.items()],
+    }
+
+
+def table_payload(progress: Progress) -> list[dict[str, Any]]:
+    """The table for ``--json``."""
+    return [
+        {"start_s": e.start_s, "end_s": e.end_s, "duration_s": e.end_s - e.start_s, **figures_payload(e)}
+        for e in progress.table
+    ]
+
+
+def totals_payload(progress: Progress) -> dict[str, Any]:
+    """What the epochs tell together, for ``--json``."""
     trend = progress.trend
     return {
-        "epoch_table": [
-            {
-                "start_s": epoch.start_s,
-                "end_s": epoch.end_s,
-                "duration_s": epoch.duration_s,
-                "seen_share": epoch.seen_share,
-                "energy_joules": epoch.energy_joules,
-                "metrics": [{"metric": name, "mean": mean} for name, mean in epoch.mean_metrics.items()],
-            }
-            for epoch in progress.table
-        ],
         "trend": None
         if trend is None
         else {
@@ -71,15 +168,11 @@ def progress_payload(progress: Progress) -> dict[str, Any]:
             "change_per_epoch": trend.change_per_epoch,
             "change_per_epoch_low": trend.change_per_epoch_low,
             "change_per_epoch_high": trend.change_per_epoch_high,
-            # Counted from 1 and with the first epoch, which the trend leaves out, as in the table on the screen.
-            "change_points": [
-                {"epoch": p.epoch + 2, "before_s": p.before_s, "after_s": p.after_s, "change": p.change}
-                for p in trend.change_points
-            ],
+            "change_points": [vars(change) for change in trend.changes],
         },
-        "idle_share": progress.shares.idle,
-        "stalled_share": progress.shares.stalled,
-        "estimate": None if progress.estimate is None else dataclasses.asdict(progress.estimate),
+        "idle_share": progress.idle_share,
+        "stalled_share": progress.stalled_share,
+        "estimate": None if progress.estimate is None else vars(progress.estimate),
     }
 
 
@@ -87,27 +180,34 @@ def render_progress(screen: Screen, progress: Progress) -> None:
     """Print the table and what follows from it."""
     if not progress.table:
         return
-    names = [n for n, mean in progress.table[0].mean_metrics.items() if math.isfinite(mean)][:_SHOWN_METRICS]
-    columns = ("epoch", "start (s)", "end (s)", "duration (s)", "energy (kJ)", *(f"mean {name}" for name in names))
+    known = next((epoch for epoch in progress.table if epoch.mean_metrics), progress.table[0])
+    names = [name for name, mean in known.mean_metrics.items() if math.isfinite(mean)][:_SHOWN_METRICS]
+    means = [f"mean {name}" for name in names]
+    tracked = any(epoch.status for epoch in progress.table)
+    columns = ("epoch", "start (s)", "end (s)", "duration (s)", *(["confidence"] if tracked else []), "energy (kJ)")
+    columns = (*columns, *means)
     screen.line()
     screen.table(
-        columns,
+        (*columns, *(["status"] if tracked else [])),
         [
             (
                 str(i + 1),
                 f"{epoch.start_s:.2f}",
                 f"{epoch.end_s:.2f}",
-                f"{epoch.duration_s:.2f}",
-                "-" if math.isnan(epoch.energy_joules) else f"{epoch.energy_joules / 1000:.3g}",
-                *(wording.number(epoch.mean_metrics[name]) for name in names),
+                f"{epoch.end_s - epoch.start_s:.2f}",
+                *([wording.probability(epoch.confidence)] if tracked else []),
+                wording.ABSENT if math.isnan(epoch.energy_joules) else f"{epoch.energy_joules / 1000:.3g}",
+                *(wording.number(epoch.mean_metrics.get(name)) for name in names),
+                *([epoch.status] if tracked else []),
             )
             for i, epoch in enumerate(progress.table)
         ],
         numeric=columns,
+        optional=(*reversed(means), "confidence"),
     )
     if progress.trend is not None:
         _render_trend(screen, progress.trend)
-    idle, stalled = progress.shares.idle, progress.shares.stalled
+    idle, stalled = progress.idle_share, progress.stalled_share
     screen.line(f"idle {wording.percent(idle, 1)} of the time; lost in stalls {wording.percent(stalled, 1)}")
     if (estimate := progress.estimate) is not None:
         range_ = wording.interval(estimate.end_low_s, estimate.end_high_s)
@@ -117,12 +217,12 @@ def render_progress(screen: Screen, progress: Progress) -> None:
         )
 
 
-def _render_trend(screen: Screen, trend: Trend) -> None:
-    for point in trend.change_points:
+def _render_trend(screen: Screen, trend: TrendFigures) -> None:
+    for point in trend.changes:
         kind = "slower" if point.change > 0 else "faster"
         screen.line(
-            f"from epoch {point.epoch + 2} on {wording.percent(abs(point.change))} {kind}: "
+            f"from epoch {point.epoch} on {wording.percent(abs(point.change))} {kind}: "
             f"{wording.seconds(point.before_s)} -> {wording.seconds(point.after_s)}"
         )
-    if not trend.change_points:
+    if not trend.changes:
         screen.line(f"no lasting change of the duration; median {wording.seconds(trend.recent_s)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -66,6 +67,9 @@ class EpochInfo:
         confidence: 0..1.
         status: ``provisional``, ``confirmed`` or ``withdrawn``.
         revision: Grows whenever the tracker changes its mind about the run.
+        seen_share: Share of it that ticks speak for, 0..1; NaN, as all below, until the samples have been gone through.
+        energy_joules: Energy used in it; NaN where neither the driver's counter nor the power tells it.
+        mean_metrics: Metric -> mean over it in the metric catalogue's unit, without metrics that had no value.
     """
 
     index: int
@@ -74,6 +78,9 @@ class EpochInfo:
     confidence: float
     status: str
     revision: int
+    seen_share: float = math.nan
+    energy_joules: float = math.nan
+    mean_metrics: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def duration_s(self) -> float:
@@ -82,12 +89,87 @@ class EpochInfo:
 
 
 @dataclass(frozen=True)
+class DurationChange:
+    """A lasting change of the duration from one epoch to the next.
+
+    Attributes:
+        epoch: First epoch of the new duration: its place by start, counted from 1, without withdrawn ones.
+        before_s: Median duration before.
+        after_s: Median duration after.
+        change: Ratio: 0.25 for epochs that take a quarter longer.
+    """
+
+    epoch: int
+    before_s: float
+    after_s: float
+    change: float
+
+
+@dataclass(frozen=True)
+class DurationTrend:
+    """How the duration of the epochs of a run changes, the slow first epoch left out.
+
+    Attributes:
+        changes: Slow-downs and speed-ups, in order.
+        recent_s: Median duration since the last change.
+        change_per_epoch: Ratio by which each epoch since then takes longer than the one before.
+        change_per_epoch_low: Lower end of its 95 % interval.
+        change_per_epoch_high: Upper end of it.
+    """
+
+    changes: tuple[DurationChange, ...]
+    recent_s: float
+    change_per_epoch: float
+    change_per_epoch_low: float
+    change_per_epoch_high: float
+
+
+@dataclass(frozen=True)
+class EndEstimate:
+    """When the last epoch ends if the run goes on as it did.
+
+    Attributes:
+        epochs_done: Epochs that are over.
+        epochs_left: Epochs still to come, the one under way included.
+        end_unix_nano: Expected end.
+        end_low_unix_nano: Lower end of its interval.
+        end_high_unix_nano: Upper end of it.
+        interval_coverage: Share of such intervals that should hold the true end.
+    """
+
+    epochs_done: int
+    epochs_left: int
+    end_unix_nano: int
+    end_low_unix_nano: int
+    end_high_unix_nano: int
+    interval_coverage: float
+
+
+@dataclass(frozen=True)
 class RunEpochs:
-    """The epochs of a run by start, with the verdict (as in ``RunInfo``) and its reason."""
+    """The epochs of a run and what they tell together.
+
+    Attributes:
+        verdict: As in ``RunInfo``.
+        reason: Why the verdict is what it is.
+        epochs: By start.
+        trend: None for fewer than two epochs.
+        idle_share: Share of the time from first to last activity in which the GPU did not work; NaN when unknown.
+        stalled_share: Share of it lost to idle that an epoch of this run does not usually have, or between epochs.
+        estimate: When the job will be done; None unless the total number of epochs was given and enough are over.
+        estimate_reason: Why there is no estimate although the total number was given.
+        pending_summaries: Confirmed epochs whose metrics and energy are still to be worked out.
+    """
 
     verdict: str
     reason: str
     epochs: tuple[EpochInfo, ...]
+    trend: DurationTrend | None = None
+    idle_share: float = math.nan
+    stalled_share: float = math.nan
+    estimate: EndEstimate | None = None
+    estimate_reason: str = ""
+    pending_summaries: int = 0
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,9 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from gpusonde.collector.answers import (
     Distribution,
+    DurationChange,
+    DurationTrend,
+    EndEstimate,
     EpochInfo,
     Measurement,
     Prediction,
@@ -30,6 +33,9 @@ __all__ = [
     "Client",
     "CollectorError",
     "Distribution",
+    "DurationChange",
+    "DurationTrend",
+    "EndEstimate",
     "EpochInfo",
     "Measurement",
     "Prediction",
@@ -109,21 +115,30 @@ class Client:
                 break
         return runs
 
-    def list_epochs(self, run_id: str, *, include_withdrawn: bool = False) -> RunEpochs:
-        """Return the epochs of a run by start.
+    def list_epochs(
+        self, run_id: str, *, include_withdrawn: bool = False, total_epochs: int | None = None
+    ) -> RunEpochs:
+        """Return the epochs of a run by start, and what they tell together.
+
+        Args:
+            run_id: The run.
+            include_withdrawn: Also epochs that a later revision withdrew.
+            total_epochs: Epochs that the job is to run for, for an estimate of its end.
 
         Raises:
-            CollectorError: There is no such run, or no answer.
+            CollectorError: There is no such run, more epochs are over than ``total_epochs``, or no answer.
         """
         epochs: list[EpochInfo] = []
-        request = query_pb2.ListEpochsRequest(run_id=run_id, include_withdrawn=include_withdrawn, page_size=_PAGE_SIZE)
+        request = query_pb2.ListEpochsRequest(
+            run_id=run_id, include_withdrawn=include_withdrawn, page_size=_PAGE_SIZE, total_epochs=total_epochs
+        )
         while True:
             with self._errors():
                 response = self._stub.ListEpochs(request, timeout=self._timeout_s)
             epochs += [_epoch(epoch) for epoch in response.epochs]
             request.page_token = response.next_page_token
             if not response.next_page_token:
-                return RunEpochs(_VERDICTS.get(response.verdict, ""), response.reason, tuple(epochs))
+                return _run_epochs(response, epochs)
 
     def predict_run(self, run_id: str, targets: Sequence[str] = ()) -> PredictionSet:
         """Predict the epoch latency of a stored run on other GPUs.
@@ -259,7 +274,22 @@ def _run(run: query_pb2.Run) -> RunInfo:
     )
 
 
+def _run_epochs(response: query_pb2.ListEpochsResponse, epochs: Sequence[EpochInfo]) -> RunEpochs:
+    return RunEpochs(
+        verdict=_VERDICTS.get(response.verdict, ""),
+        reason=response.reason,
+        epochs=tuple(epochs),
+        trend=_trend(response.trend) if response.HasField("trend") else None,
+        idle_share=response.idle_share if response.HasField("idle_share") else math.nan,
+        stalled_share=response.stalled_share if response.HasField("stalled_share") else math.nan,
+        estimate=_estimate(response.estimate) if response.HasField("estimate") else None,
+        estimate_reason=response.estimate_reason,
+        pending_summaries=response.pending_summaries,
+    )
+
+
 def _epoch(epoch: query_pb2.Epoch) -> EpochInfo:
+    summary = epoch.summary
     return EpochInfo(
         epoch.index,
         epoch.start_time.ToNanoseconds(),
@@ -267,6 +297,33 @@ def _epoch(epoch: query_pb2.Epoch) -> EpochInfo:
         epoch.confidence,
         _EPOCH_STATUSES.get(epoch.status, ""),
         epoch.revision,
+        seen_share=summary.seen_share if epoch.HasField("summary") else math.nan,
+        energy_joules=summary.energy_joules if summary.HasField("energy_joules") else math.nan,
+        mean_metrics={item.metric: item.mean for item in summary.mean_metrics},
+    )
+
+
+def _trend(trend: query_pb2.DurationTrend) -> DurationTrend:
+    return DurationTrend(
+        tuple(
+            DurationChange(c.epoch, c.before.ToNanoseconds() / 1e9, c.after.ToNanoseconds() / 1e9, c.change)
+            for c in trend.changes
+        ),
+        trend.recent.ToNanoseconds() / 1e9,
+        trend.change_per_epoch,
+        trend.change_per_epoch_lower,
+        trend.change_per_epoch_upper,
+    )
+
+
+def _estimate(estimate: query_pb2.EndEstimate) -> EndEstimate:
+    return EndEstimate(
+        estimate.epochs_done,
+        estimate.epochs_left,
+        estimate.end_time.ToNanoseconds(),
+        estimate.end_time_lower.ToNanoseconds(),
+        estimate.end_time_upper.ToNanoseconds(),
+        estimate.interval_coverage,
     )
 
 

@@ -35,6 +35,7 @@ from gpusonde.collector.tracking.epochs import TrackerFactory
 from gpusonde.collector.tracking.follower import GpuFollower
 from gpusonde.collector.tracking.pipeline import EpochPipeline, PipelineOptions
 from gpusonde.collector.tracking.runs import Resume, RunPolicy
+from gpusonde.collector.tracking.summaries import EpochSummaries
 from gpusonde.epoch_detect import EpochTracker
 from gpusonde.predictor.crossgpu import LatencyModel
 
@@ -143,8 +144,13 @@ class _Collector:
         self._pipeline = EpochPipeline(
             results,
             follow,
+            EpochSummaries(store, results),
             executors["track"],
-            PipelineOptions(interval_s=config.runs.track_interval_s, silence_end_s=config.runs.silence_end_s),
+            PipelineOptions(
+                interval_s=config.runs.track_interval_s,
+                silence_end_s=config.runs.silence_end_s,
+                summary_time_s=config.runs.summary_time_s,
+            ),
             time.monotonic,
         )
         model_file = config.prediction.model

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import warnings
 import zipfile
+import zlib
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,10 @@ import numpy.typing as npt
 from gpusonde.epoch_detect.ticks import Float32Array, IntArray, Ticks, active_range
 
 CAPACITY = 24_576  # 41 minutes at 10 Hz before the first halving; 24 B each with four metrics: 590 kB
+_LARGEST_CAPACITY = 1 << 20  # of a stored history: a damaged one must not ask for more
+_MOST_MERGED = 1 << 20  # ticks per row; 82 years at 10 Hz
+_LARGEST_STATE_BYTES = 1 << 26
+_UNREADABLE = (OSError, ValueError, KeyError, EOFError, MemoryError, RuntimeError, zipfile.BadZipFile, zlib.error)
 
 
 class History:
@@ -103,7 +108,9 @@ class History:
         pending = arrays["pending_values"].astype(np.float32)
         pending_time = [int(t) for t in arrays["pending_time"]]
         fits = values.shape == (len(names), time.size) and pending.shape == (len(pending_time), len(names))
-        if not fits or not time.size <= capacity or merged < 1 or len(pending_time) >= max(merged, 2):
+        bounded = time.size <= capacity <= _LARGEST_CAPACITY and capacity % 2 == 0 and 1 <= merged <= _MOST_MERGED
+        in_order = (np.diff(np.concatenate([time, np.array(pending_time, dtype=np.int64)])) > 0).all()
+        if not (fits and bounded and in_order) or len(pending_time) >= max(merged, 2):
             raise ValueError("the stored history is inconsistent; drop the state and start the run's tracking anew")
         history = cls(names, capacity)
         history._time, history._values, history._count, history._merged = time, values, time.size, merged
@@ -150,20 +157,24 @@ def _mean(groups: Float32Array) -> Float32Array:
 
 
 def pack(arrays: dict[str, npt.NDArray[np.generic]]) -> bytes:
-    """Serialise arrays without pickle."""
+    """Serialise arrays without pickle, and uncompressed: samples are noise, which takes 40 times as long to shrink."""
     buffer = io.BytesIO()
-    np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
+    np.savez(buffer, **arrays)  # type: ignore[arg-type]
     return buffer.getvalue()
 
 
 def unpack(data: bytes) -> dict[str, npt.NDArray[np.generic]]:
-    """Inverse of :func:`pack`; object arrays are refused.
+    """Inverse of :func:`pack`; object arrays, and archives that unpack to more than 64 MiB, are refused.
 
     Raises:
         ValueError: The data is no such archive.
     """
     try:
-        with np.load(io.BytesIO(data), allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        with zipfile.ZipFile(io.BytesIO(data)) as members:
+            unpacked_bytes = sum(member.file_size for member in members.infolist())
+        if unpacked_bytes <= _LARGEST_STATE_BYTES:
+            with np.load(io.BytesIO(data), allow_pickle=False) as archive:
+                return {name: archive[name] for name in archive.files}
+    except _UNREADABLE as error:
         raise ValueError(f"not a stored tracker state ({error}); start the run's tracking anew") from error
+    raise ValueError(f"a tracker state of {unpacked_bytes} bytes is too large; start the run's tracking anew")

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from gpusonde.epoch_detect.cycles.detector import Hold, analyse_and_hold, extend
 from gpusonde.epoch_detect.detect import shifted
 from gpusonde.epoch_detect.history import CAPACITY, History, pack, unpack
+from gpusonde.epoch_detect.progress.shares import Shares, time_shares
 from gpusonde.epoch_detect.result import EpochDetection, Hypothesis, Verdict
 from gpusonde.epoch_detect.ticks import usable_metrics
 
@@ -181,6 +182,17 @@ class EpochTracker:
             What changed; every epoch is confirmed or withdrawn after it.
         """
         return self._analyse(self._next_us, ended=True)
+
+    def shares(self) -> Shares:
+        """Idle and stalled share of the run so far, from the remembered ticks and the epochs that stand.
+
+        While every tick is remembered as it was, these are the figures of :func:`time_shares` on the run's ticks.
+        """
+        ticks = self._history.ticks()
+        spans = np.array([(e.start_s, e.end_s) for e in self.epochs if e.status != EpochStatus.WITHDRAWN])
+        spans = spans.reshape(-1, 2) - (self._origin_s or 0.0)
+        values = dict(zip(ticks.names, ticks.values.astype(np.float64), strict=True))
+        return time_shares(np.asarray(ticks.time_us * 1e-6, dtype=np.float64), values, *spans.T)
 
     def state(self) -> bytes:
         """Serialise the tracker; no pickle. At most about as large as its memory."""

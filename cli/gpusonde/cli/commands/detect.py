@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpusonde.cli import wording
-from gpusonde.cli.epoch_progress import Progress, progress_of, progress_payload, render_progress
+from gpusonde.cli.epoch_progress import Progress, progress_of, render_progress, table_payload, totals_payload
 from gpusonde.cli.errors import naming
 from gpusonde.cli.output import Output, Screen
 from gpusonde.cli.parsing import Parser, Subparsers, UsageError, add_command, positive_integer, positive_number
@@ -99,7 +99,8 @@ def run(args: argparse.Namespace) -> int:
     progress = progress_of(trace, detection, args.total_epochs)
     if args.plot is not None:
         plot(args.plot, trace, detection)
-    payload = {**_payload(args, trace, detection), **progress_payload(progress)}
+    payload = _payload(args, trace, detection)
+    payload |= {"epoch_table": table_payload(progress), **totals_payload(progress)}
     output.result(payload, lambda screen: _render(screen, args, trace, detection, progress))
     return 0
 

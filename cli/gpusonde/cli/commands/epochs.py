@@ -5,13 +5,17 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from gpusonde.cli import wording
 from gpusonde.cli.errors import CommandError
 from gpusonde.cli.output import Output, Screen
-from gpusonde.cli.parsing import Parser, Subparsers, UsageError, add_collector_option, add_command
+from gpusonde.cli.parsing import Parser, Subparsers, UsageError, add_collector_option, add_command, positive_integer
 
 if TYPE_CHECKING:
-    from gpusonde.collector.answers import RunInfo
+    from gpusonde.collector.answers import RunEpochs, RunInfo
     from gpusonde.collector.client import Client
+
+# What the request holds.
+_MOST_EPOCHS = 2**32 - 1
 
 
 class UnknownRunError(CommandError):
@@ -24,33 +28,71 @@ def add_parser(subparsers: Subparsers, common: Parser) -> None:
     parser.add_argument("run", nargs="?", metavar="RUN", help="run; the beginning of its name is enough")
     parser.add_argument("--latest", action="store_true", help="the newest run")
     parser.add_argument("--withdrawn", action="store_true", help="also epochs that a later revision withdrew")
+    parser.add_argument(
+        "--total-epochs",
+        type=positive_integer,
+        metavar="N",
+        help="epochs the job is to run for; says when it will be done",
+    )
     add_collector_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Ask and print."""
-    from gpusonde.cli.runs_view import epochs_payload, headline, render_epochs, run_payload
+    from gpusonde.cli.epoch_progress import figures_payload, progress_of_run, render_progress, totals_payload
+    from gpusonde.cli.runs_view import epochs_payload, headline, iso_time, run_payload
     from gpusonde.collector.client import Client
 
     if args.run is None and not args.latest:
         raise UsageError("name a RUN ('gpusonde runs' lists them), or use --latest")
     if args.run is not None and args.latest:
         raise UsageError("give a RUN or --latest, not both")
+    if (args.total_epochs or 0) > _MOST_EPOCHS:
+        raise UsageError(f"--total-epochs is at most {_MOST_EPOCHS}")
     with Client(args.collector) as client:
         chosen = find_run(client, args.run)
-        found = client.list_epochs(chosen.run_id, include_withdrawn=args.withdrawn)
+        found = client.list_epochs(chosen.run_id, include_withdrawn=args.withdrawn, total_epochs=args.total_epochs)
+    progress = progress_of_run(chosen, found)
+    totals = totals_payload(progress)
+    if found.estimate is not None:
+        totals["estimate"] = {
+            **totals["estimate"],
+            "end_time": iso_time(found.estimate.end_unix_nano),
+            "end_low_time": iso_time(found.estimate.end_low_unix_nano),
+            "end_high_time": iso_time(found.estimate.end_high_unix_nano),
+        }
+    rows = zip(epochs_payload(chosen, found), progress.table, strict=True)
 
     def render(screen: Screen) -> None:
         screen.heading(f"run {chosen.run_id} on {chosen.product_name or chosen.gpu_uuid}: {headline(chosen)}")
         screen.line(found.reason)
-        if found.epochs:
-            screen.line()
-            render_epochs(screen, chosen, found.epochs)
+        render_progress(screen, progress)
+        _render_remarks(screen, chosen, found)
 
     Output(as_json=args.json).result(
-        {"run": run_payload(chosen), "reason": found.reason, "epochs": epochs_payload(chosen, found)}, render
+        {
+            "run": run_payload(chosen),
+            "reason": found.reason,
+            "epochs": [{**row, **figures_payload(figures)} for row, figures in rows],
+            **totals,
+            "estimate_reason": found.estimate_reason or None,
+            "pending_summaries": found.pending_summaries,
+        },
+        render,
     )
     return 0
+
+
+def _render_remarks(screen: Screen, run: RunInfo, found: RunEpochs) -> None:
+    if found.estimate is not None and found.estimate.epochs_left and not run.active:
+        screen.note("the run is over before the job was: that is when it would have been done")
+    if found.estimate_reason:
+        screen.note(f"no estimate of the end yet: {found.estimate_reason}")
+    if found.pending_summaries:
+        screen.note(
+            f"mean metrics and energy of {wording.count(found.pending_summaries, 'epoch')} are still being worked out;"
+            " if they do not come, the collector's log says why"
+        )
 
 
 def find_run(client: Client, name: str | None) -> RunInfo:

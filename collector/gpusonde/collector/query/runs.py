@@ -1,9 +1,8 @@
-"""Runs and epochs as messages."""
+"""Runs as messages, and the words that they share with epochs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import cast
 
 from google.protobuf.duration_pb2 import Duration
@@ -13,21 +12,15 @@ from gpusonde.collector.query.errors import NotFoundError
 from gpusonde.collector.query.paging import from_token, page_size, to_token
 from gpusonde.collector.storage.store import Store
 from gpusonde.collector.storage.tables.facts import GpuRow
-from gpusonde.collector.storage.tables.results import EpochRow, Results, RunRow
+from gpusonde.collector.storage.tables.results import Results, RunRow
 from gpusonde.common.v1 import gpu_pb2, job_pb2
 from gpusonde.query.v1 import query_pb2
 
-_VERDICTS = {
+VERDICTS = {
     "epochs": query_pb2.EPOCH_VERDICT_EPOCHS,
     "short_cycle": query_pb2.EPOCH_VERDICT_SHORT_CYCLE,
     "none": query_pb2.EPOCH_VERDICT_NONE,
 }
-_STATUSES = {
-    "provisional": query_pb2.EPOCH_STATUS_PROVISIONAL,
-    "confirmed": query_pb2.EPOCH_STATUS_CONFIRMED,
-    "withdrawn": query_pb2.EPOCH_STATUS_WITHDRAWN,
-}
-_NOT_ANALYSED = "too short so far for a first analysis"
 
 
 def find_run(results: Results, run_id: str) -> RunRow:
@@ -53,28 +46,6 @@ def list_runs(results: Results, store: Store, request: query_pb2.ListRunsRequest
     response = query_pb2.ListRunsResponse(runs=[_run(run, gpus.get((run.gpu_uuid, run.agent_id))) for run in page])
     if len(runs) > limit:
         response.next_page_token = to_token([page[-1].start_unix_nano, page[-1].run_id])
-    return response
-
-
-def list_epochs(results: Results, request: query_pb2.ListEpochsRequest) -> query_pb2.ListEpochsResponse:
-    """Answer ``ListEpochs``."""
-    limit = page_size(request.page_size, 1000, 10_000)
-    place = from_token(request.page_token, (int, int))
-    run = find_run(results, request.run_id)
-    epochs: Iterable[EpochRow] = results.epochs(run.run_id)
-    if not request.include_withdrawn:
-        epochs = (epoch for epoch in epochs if epoch.status != "withdrawn")
-    if place:
-        last = (int(place[0]), int(place[1]))
-        epochs = (epoch for epoch in epochs if (epoch.start_unix_nano, epoch.index) > last)
-    rest = list(epochs)
-    response = query_pb2.ListEpochsResponse(
-        epochs=[_epoch(epoch) for epoch in rest[:limit]],
-        verdict=_VERDICTS.get(run.verdict, query_pb2.EPOCH_VERDICT_UNSPECIFIED),
-        reason=run.reason or _NOT_ANALYSED,
-    )
-    if len(rest) > limit:
-        response.next_page_token = to_token([rest[limit - 1].start_unix_nano, rest[limit - 1].index])
     return response
 
 
@@ -114,7 +85,7 @@ def _run(run: RunRow, gpu: GpuRow | None) -> query_pb2.Run:
         tick_count=run.tick_count,
         missed_ticks=run.missed_ticks,
         epoch_count=run.epoch_count,
-        verdict=_VERDICTS.get(run.verdict, query_pb2.EPOCH_VERDICT_UNSPECIFIED),
+        verdict=VERDICTS.get(run.verdict, query_pb2.EPOCH_VERDICT_UNSPECIFIED),
         epoch_period=duration(run.period_s),
         epoch_period_lower=duration(run.period_low_s),
         epoch_period_upper=duration(run.period_high_s),
@@ -122,15 +93,4 @@ def _run(run: RunRow, gpu: GpuRow | None) -> query_pb2.Run:
         replayed=described.replayed,
         host_name=gpu.host_name if gpu else "",
         framebuffer_bytes=described.framebuffer_bytes,
-    )
-
-
-def _epoch(epoch: EpochRow) -> query_pb2.Epoch:
-    return query_pb2.Epoch(
-        index=epoch.index,
-        start_time=timestamp(epoch.start_unix_nano),
-        end_time=timestamp(epoch.end_unix_nano),
-        confidence=epoch.confidence,
-        status=_STATUSES.get(epoch.status, query_pb2.EPOCH_STATUS_UNSPECIFIED),
-        revision=epoch.revision,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -12,6 +13,7 @@ import numpy.typing as npt
 from gpusonde.collector.storage.samples import Samples
 from gpusonde.collector.storage.tables.results import EpochRow, RunRow, RunUpdate
 from gpusonde.epoch_detect import EpochDetection, EpochEvent, TrackedEpoch
+from gpusonde.epoch_detect.progress import Shares
 
 _LOG = logging.getLogger(__name__)
 _WITHDRAWN = "withdrawn"
@@ -33,6 +35,9 @@ class Tracker(Protocol):
 
     def finish(self) -> list[EpochEvent]:
         """Analyse all ticks once more."""
+
+    def shares(self) -> Shares:
+        """Idle and stalled share of the time."""
 
 
 TrackerFactory = Callable[[Sequence[str]], Tracker]
@@ -57,6 +62,7 @@ class RunEpochs:
         self._origin: int | None = None
         self._failure = ""
         self._changed = False
+        self._shares = Shares(math.nan, math.nan)
 
     def update(self, samples: Samples) -> None:
         """Take ticks of the run, its lead-in first."""
@@ -99,6 +105,8 @@ class RunEpochs:
                 period_high_s=found.period_high_s,
                 confidence=found.confidence,
                 epoch_count=count,
+                idle_share=self._shares.idle,
+                stalled_share=self._shares.stalled,
             ),
             epochs,
         )
@@ -127,11 +135,13 @@ class RunEpochs:
                 self._tracker = self._make_tracker(self._metrics)
             before = self._tracker.detection
             events = call(self._tracker)
+            news = bool(events) or self._tracker.detection is not before
+            if news:
+                self._shares = self._tracker.shares()
         except Exception as error:  # whatever it is, the other runs go on
             _LOG.exception("epochs of run %s are no longer tracked", self._run_id)
             self._failure = f"epoch tracking failed: {error!r}; see the collector's log"
             self._tracker = None
             self._changed = True
             return
-        if events or self._tracker.detection is not before:
-            self._changed = True
+        self._changed |= news

@@ -13,6 +13,7 @@ from gpusonde.collector.storage.errors import StoreError
 from gpusonde.collector.storage.tables.results import Results, RunUpdate
 from gpusonde.collector.tracking.follower import FollowerFactory, GpuFollower
 from gpusonde.collector.tracking.runs import Resume
+from gpusonde.collector.tracking.summaries import EpochSummaries
 
 _LOG = logging.getLogger(__name__)
 
@@ -27,11 +28,13 @@ class PipelineOptions:
         interval_s: Pause between rounds.
         save_interval_s: How old the stored state of an unchanged run may become.
         silence_end_s: Wall-clock time without records after which a run is over all the same.
+        summary_time_s: Time of each round for mean metrics and energy of epochs, beyond which at most one piece goes.
     """
 
     interval_s: float = 0.5
     save_interval_s: float = 5.0
     silence_end_s: float = 86_400.0
+    summary_time_s: float = 0.2
 
 
 class EpochPipeline:
@@ -43,6 +46,7 @@ class EpochPipeline:
     Args:
         results: Where runs and epochs are kept.
         make_follower: Makes the follower of an (agent, GPU).
+        summaries: Works out mean metrics and energy.
         executor: Runs the rounds; they compute and block.
         options: How often.
         clock: Monotonic seconds.
@@ -52,12 +56,14 @@ class EpochPipeline:
         self,
         results: Results,
         make_follower: FollowerFactory,
+        summaries: EpochSummaries,
         executor: Executor,
         options: PipelineOptions,
         clock: Callable[[], float],
     ) -> None:
         self._results = results
         self._make_follower = make_follower
+        self._summaries = summaries
         self._executor = executor
         self._options = options
         self._clock = clock
@@ -68,6 +74,7 @@ class EpochPipeline:
         self._pending: list[RunUpdate] = []
         self._broken: set[_Key] = set()
         self._saved_at = 0.0
+        self._summarise_from = 0.0
         self._deadline: float | None = None
         self._touched: set[_Key] = set()
         self._lock = threading.Lock()
@@ -76,6 +83,7 @@ class EpochPipeline:
     def restore(self, known: list[_Key]) -> None:
         """Begin where the stored state says, with every GPU that the store knows."""
         self._resumes = {key: Resume(*stored) for key, stored in self._results.resumes().items()}
+        self._summaries.restore()
         self.touch(frozenset(known))
 
     def touch(self, keys: frozenset[_Key]) -> None:
@@ -97,7 +105,7 @@ class EpochPipeline:
         try:
             while True:
                 await asyncio.shield(loop.run_in_executor(self._executor, self.round))
-                if not self._touched:
+                if not self._touched and not self._may_summarise():
                     await _wait(woken, self._options.save_interval_s)
                 woken.clear()
                 await asyncio.sleep(self._options.interval_s)
@@ -118,6 +126,7 @@ class EpochPipeline:
         self._end_silent_runs()
         if self._pending or self._clock() - self._saved_at >= self._options.save_interval_s:
             self._save()
+        self._summarise()
 
     def hurry(self, within_s: float) -> None:
         """Have rounds, one under way included, stop where they are after a time; may be called from any thread.
@@ -162,6 +171,20 @@ class EpochPipeline:
                 self._pending += follower.end(f"no records for {self._options.silence_end_s:.0f} s")
                 self._unsaved[key] = None
 
+    def _may_summarise(self) -> bool:
+        return self._summaries.waiting and self._clock() >= self._summarise_from
+
+    def _summarise(self) -> None:
+        """Work out mean metrics and energy, for so long that no GPU waits noticeably."""
+        if not self._may_summarise():
+            return
+        until = self._clock() + self._options.summary_time_s
+        try:
+            self._summaries.work(lambda: self._clock() >= until or self._is_late())
+        except StoreError as error:
+            self._summarise_from = self._clock() + self._options.save_interval_s
+            _LOG.error("mean metrics and energy of epochs cannot be stored now: %s", error)
+
     def _save(self) -> None:
         updates = list(self._pending)
         updates += [update for key in self._unsaved if (update := self._followers[key].current())]
@@ -175,6 +198,9 @@ class EpochPipeline:
             self._pending = _latest(updates)
             _LOG.error("runs and epochs cannot be stored now: %s", error)
             return
+        for update in updates:
+            if update.epochs is not None:
+                self._summaries.add(update.run.run_id)
         self._pending = []
         self._unsaved.clear()
         self._saved_at = self._clock()

@@ -12,7 +12,7 @@ from gpusonde.telemetry import FloatArray
 
 COVERAGE = 0.9
 _LEAST_SCATTER = 0.02  # of the duration: epochs alike so far need not stay so
-_FEWEST = 3
+FEWEST_EPOCHS = 3
 
 
 class TotalEpochsError(ValueError):
@@ -54,9 +54,9 @@ def estimate_end(starts_s: FloatArray, ends_s: FloatArray, total_epochs: int, no
         TotalEpochsError: More epochs are over than there are to be, or fewer than three are.
     """
     done = int(starts_s.size)
-    if done < _FEWEST:
+    if done < FEWEST_EPOCHS:
         raise TotalEpochsError(
-            f"{done} epochs are over; at least {_FEWEST} are needed to say when the job will be done"
+            f"{done} epochs are over; at least {FEWEST_EPOCHS} are needed to say when the job will be done"
         )
     if total_epochs < done:
         raise TotalEpochsError(f"{done} epochs are over, more than the {total_epochs} that the job is said to have")

@@ -12,6 +12,7 @@ from gpusonde.telemetry import FloatArray
 
 _LEAST_SEEN = 0.9  # share of an epoch that ticks must speak for to give its energy
 _COUNTER, _POWER = "energy_joules", "power_watts"
+_NAN = float("nan")
 
 
 @dataclass(frozen=True)
@@ -38,14 +39,60 @@ class EpochSummary:
         return self.end_s - self.start_s
 
 
-def epoch_table(
-    time_s: FloatArray, values: Mapping[str, FloatArray], starts_s: FloatArray, ends_s: FloatArray
-) -> tuple[EpochSummary, ...]:
-    """Summarise each epoch.
+class EpochSums:
+    """Adds up one epoch piece by piece: an epoch of days needs no more memory than the largest piece.
 
     A tick speaks for the time since the tick before it. Means weigh the ticks by that time. Energy is the difference of
     the driver's counter, to the fraction of a tick; without a counter it is the sum of power times that time, scaled to
     the whole epoch.
+
+    Args:
+        start_s: Start on the time axis of the ticks.
+        end_s: End, after the start.
+    """
+
+    def __init__(self, start_s: float, end_s: float) -> None:
+        self.start_s = start_s
+        self.end_s = end_s
+        self._seen_s = 0.0
+        self._sums: dict[str, float] = {}
+        self._weights: dict[str, float] = {}
+        self._counter = _Counter(start_s, end_s)
+
+    def add(self, time_s: FloatArray, seen_s: FloatArray, values: Mapping[str, FloatArray]) -> None:
+        """Take a piece; ticks outside of the epoch may be among it, and its counter needs one on either side.
+
+        Args:
+            time_s: Shape (n,), increasing, behind the pieces before; the last tick may begin the next piece.
+            seen_s: Shape (n,), for how many seconds each tick speaks; none for a tick that was in a piece before.
+            values: Metric -> shape (n,), NaN where there is no value.
+        """
+        inside = slice(*np.searchsorted(time_s, [self.start_s, self.end_s], side="right"))
+        weights = seen_s[inside]
+        self._seen_s += float(weights.sum())
+        for name, column in values.items():
+            if name == _COUNTER:
+                self._counter.add(time_s, column)
+                continue
+            weight = np.where(np.isfinite(column[inside]), weights, 0.0)
+            self._weights[name] = self._weights.get(name, 0.0) + float(weight.sum())
+            self._sums[name] = self._sums.get(name, 0.0) + float(np.where(weight > 0, column[inside], 0.0) @ weight)
+
+    def summary(self) -> EpochSummary:
+        """What the pieces so far add up to."""
+        length = self.end_s - self.start_s
+        seen = min(1.0, self._seen_s / length)
+        means = {name: total / w if (w := self._weights[name]) > 0 else _NAN for name, total in self._sums.items()}
+        energy = self._counter.difference
+        if np.isnan(energy) and seen >= _LEAST_SEEN and _POWER in means:
+            energy = means[_POWER] * length
+        return EpochSummary(self.start_s, self.end_s, seen, means, energy)
+
+
+def epoch_table(
+    time_s: FloatArray, values: Mapping[str, FloatArray], starts_s: FloatArray, ends_s: FloatArray
+) -> tuple[EpochSummary, ...]:
+    """Summarise each epoch, as :class:`EpochSums` does.
 
     Args:
         time_s: Shape (n,), increasing.
@@ -55,36 +102,41 @@ def epoch_table(
     """
     if time_s.size < 2:
         return ()
-    weights = seconds_seen(time_s)
+    seen_s = seconds_seen(time_s)
     table = []
     for start, end in zip(starts_s.tolist(), ends_s.tolist(), strict=True):
-        inside = slice(*np.searchsorted(time_s, [start, end], side="right"))
-        seen = min(1.0, float(weights[inside].sum()) / (end - start))
-        means = {
-            name: _weighted_mean(column[inside], weights[inside]) for name, column in values.items() if name != _COUNTER
-        }
-        energy = float("nan")
-        if _COUNTER in values:
-            energy = _counted(time_s, values[_COUNTER], start, end)
-        if np.isnan(energy) and seen >= _LEAST_SEEN and _POWER in values:
-            energy = means[_POWER] * (end - start)
-        table.append(EpochSummary(start, end, seen, means, energy))
+        sums = EpochSums(start, end)
+        sums.add(time_s, seen_s, values)
+        table.append(sums.summary())
     return tuple(table)
 
 
-def _weighted_mean(column: FloatArray, weights: FloatArray) -> float:
-    weight = np.where(np.isfinite(column), weights, 0.0)
-    total = float(weight.sum())
-    return float(np.where(weight > 0, column, 0.0) @ weight) / total if total > 0 else float("nan")
+class _Counter:
+    """Reads a counter, which may begin anew, at the start and at the end of an epoch."""
 
+    def __init__(self, start_s: float, end_s: float) -> None:
+        self._start_s = start_s
+        self._end_s = end_s
+        self._last_time, self._last_count = np.empty(0), np.empty(0)
+        self._at_start = self._at_end = _NAN
+        self._began_anew = False
 
-def _counted(time_s: FloatArray, counter: FloatArray, start: float, end: float) -> float:
-    """Difference of a counter that may begin anew; NaN if it did, or does not reach over the epoch."""
-    known = np.isfinite(counter)
-    times, counts = time_s[known], counter[known]
-    first, stop = np.searchsorted(times, [start, end])
-    around = counts[max(first - 1, 0) : stop + 1]
-    if around.size < 2 or first == 0 or stop == times.size or (np.diff(around) < 0).any():
-        return float("nan")
-    at_start, at_end = np.interp([start, end], times, counts)
-    return float(at_end - at_start)
+    @property
+    def difference(self) -> float:
+        """How far it counted; NaN if it began anew, or does not reach over the epoch."""
+        return _NAN if self._began_anew else self._at_end - self._at_start
+
+    def add(self, time_s: FloatArray, counts: FloatArray) -> None:
+        """Take a piece."""
+        known = np.isfinite(counts)
+        times = np.concatenate([self._last_time, time_s[known]])
+        counts = np.concatenate([self._last_count, counts[known]])
+        if not times.size:
+            return
+        crossing = (times[1:] >= self._start_s) & (times[:-1] < self._end_s)
+        self._began_anew |= bool((np.diff(counts)[crossing] < 0).any())
+        if np.isnan(self._at_start) and times[0] < self._start_s <= times[-1]:
+            self._at_start = float(np.interp(self._start_s, times, counts))
+        if np.isnan(self._at_end) and times[0] < self._end_s <= times[-1]:
+            self._at_end = float(np.interp(self._end_s, times, counts))
+        self._last_time, self._last_count = times[-1:], counts[-1:]

@@ -118,44 +118,120 @@ class Run(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., agent_id: _Optional[str] = ..., gpu_uuid: _Optional[str] = ..., product_name: _Optional[str] = ..., job_id: _Optional[str] = ..., scheduler: _Optional[_Union[_job_pb2.Scheduler, str]] = ..., status: _Optional[_Union[RunStatus, str]] = ..., start_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., tick_count: _Optional[int] = ..., missed_ticks: _Optional[int] = ..., epoch_count: _Optional[int] = ..., verdict: _Optional[_Union[EpochVerdict, str]] = ..., epoch_period: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., epoch_period_lower: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., epoch_period_upper: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., confidence: _Optional[float] = ..., replayed: bool = ..., host_name: _Optional[str] = ..., framebuffer_bytes: _Optional[int] = ...) -> None: ...
 
 class ListEpochsRequest(_message.Message):
-    __slots__ = ("run_id", "page_size", "page_token", "include_withdrawn")
+    __slots__ = ("run_id", "page_size", "page_token", "include_withdrawn", "total_epochs")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     INCLUDE_WITHDRAWN_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_EPOCHS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     page_size: int
     page_token: str
     include_withdrawn: bool
-    def __init__(self, run_id: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., include_withdrawn: bool = ...) -> None: ...
+    total_epochs: int
+    def __init__(self, run_id: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., include_withdrawn: bool = ..., total_epochs: _Optional[int] = ...) -> None: ...
 
 class ListEpochsResponse(_message.Message):
-    __slots__ = ("epochs", "next_page_token", "verdict", "reason")
+    __slots__ = ("epochs", "next_page_token", "verdict", "reason", "trend", "idle_share", "stalled_share", "estimate", "estimate_reason", "pending_summaries")
     EPOCHS_FIELD_NUMBER: _ClassVar[int]
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     VERDICT_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    TREND_FIELD_NUMBER: _ClassVar[int]
+    IDLE_SHARE_FIELD_NUMBER: _ClassVar[int]
+    STALLED_SHARE_FIELD_NUMBER: _ClassVar[int]
+    ESTIMATE_FIELD_NUMBER: _ClassVar[int]
+    ESTIMATE_REASON_FIELD_NUMBER: _ClassVar[int]
+    PENDING_SUMMARIES_FIELD_NUMBER: _ClassVar[int]
     epochs: _containers.RepeatedCompositeFieldContainer[Epoch]
     next_page_token: str
     verdict: EpochVerdict
     reason: str
-    def __init__(self, epochs: _Optional[_Iterable[_Union[Epoch, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., verdict: _Optional[_Union[EpochVerdict, str]] = ..., reason: _Optional[str] = ...) -> None: ...
+    trend: DurationTrend
+    idle_share: float
+    stalled_share: float
+    estimate: EndEstimate
+    estimate_reason: str
+    pending_summaries: int
+    def __init__(self, epochs: _Optional[_Iterable[_Union[Epoch, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., verdict: _Optional[_Union[EpochVerdict, str]] = ..., reason: _Optional[str] = ..., trend: _Optional[_Union[DurationTrend, _Mapping]] = ..., idle_share: _Optional[float] = ..., stalled_share: _Optional[float] = ..., estimate: _Optional[_Union[EndEstimate, _Mapping]] = ..., estimate_reason: _Optional[str] = ..., pending_summaries: _Optional[int] = ...) -> None: ...
 
 class Epoch(_message.Message):
-    __slots__ = ("index", "start_time", "end_time", "confidence", "status", "revision")
+    __slots__ = ("index", "start_time", "end_time", "confidence", "status", "revision", "summary")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     START_TIME_FIELD_NUMBER: _ClassVar[int]
     END_TIME_FIELD_NUMBER: _ClassVar[int]
     CONFIDENCE_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
     index: int
     start_time: _timestamp_pb2.Timestamp
     end_time: _timestamp_pb2.Timestamp
     confidence: float
     status: EpochStatus
     revision: int
-    def __init__(self, index: _Optional[int] = ..., start_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., confidence: _Optional[float] = ..., status: _Optional[_Union[EpochStatus, str]] = ..., revision: _Optional[int] = ...) -> None: ...
+    summary: EpochSummary
+    def __init__(self, index: _Optional[int] = ..., start_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., confidence: _Optional[float] = ..., status: _Optional[_Union[EpochStatus, str]] = ..., revision: _Optional[int] = ..., summary: _Optional[_Union[EpochSummary, _Mapping]] = ...) -> None: ...
+
+class EpochSummary(_message.Message):
+    __slots__ = ("seen_share", "energy_joules", "mean_metrics")
+    SEEN_SHARE_FIELD_NUMBER: _ClassVar[int]
+    ENERGY_JOULES_FIELD_NUMBER: _ClassVar[int]
+    MEAN_METRICS_FIELD_NUMBER: _ClassVar[int]
+    seen_share: float
+    energy_joules: float
+    mean_metrics: _containers.RepeatedCompositeFieldContainer[MetricMean]
+    def __init__(self, seen_share: _Optional[float] = ..., energy_joules: _Optional[float] = ..., mean_metrics: _Optional[_Iterable[_Union[MetricMean, _Mapping]]] = ...) -> None: ...
+
+class MetricMean(_message.Message):
+    __slots__ = ("metric", "mean")
+    METRIC_FIELD_NUMBER: _ClassVar[int]
+    MEAN_FIELD_NUMBER: _ClassVar[int]
+    metric: str
+    mean: float
+    def __init__(self, metric: _Optional[str] = ..., mean: _Optional[float] = ...) -> None: ...
+
+class DurationTrend(_message.Message):
+    __slots__ = ("changes", "recent", "change_per_epoch", "change_per_epoch_lower", "change_per_epoch_upper")
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    RECENT_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_PER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_PER_EPOCH_LOWER_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_PER_EPOCH_UPPER_FIELD_NUMBER: _ClassVar[int]
+    changes: _containers.RepeatedCompositeFieldContainer[DurationChange]
+    recent: _duration_pb2.Duration
+    change_per_epoch: float
+    change_per_epoch_lower: float
+    change_per_epoch_upper: float
+    def __init__(self, changes: _Optional[_Iterable[_Union[DurationChange, _Mapping]]] = ..., recent: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., change_per_epoch: _Optional[float] = ..., change_per_epoch_lower: _Optional[float] = ..., change_per_epoch_upper: _Optional[float] = ...) -> None: ...
+
+class DurationChange(_message.Message):
+    __slots__ = ("epoch", "before", "after", "change")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    before: _duration_pb2.Duration
+    after: _duration_pb2.Duration
+    change: float
+    def __init__(self, epoch: _Optional[int] = ..., before: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., after: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., change: _Optional[float] = ...) -> None: ...
+
+class EndEstimate(_message.Message):
+    __slots__ = ("epochs_done", "epochs_left", "end_time", "end_time_lower", "end_time_upper", "interval_coverage")
+    EPOCHS_DONE_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_LEFT_FIELD_NUMBER: _ClassVar[int]
+    END_TIME_FIELD_NUMBER: _ClassVar[int]
+    END_TIME_LOWER_FIELD_NUMBER: _ClassVar[int]
+    END_TIME_UPPER_FIELD_NUMBER: _ClassVar[int]
+    INTERVAL_COVERAGE_FIELD_NUMBER: _ClassVar[int]
+    epochs_done: int
+    epochs_left: int
+    end_time: _timestamp_pb2.Timestamp
+    end_time_lower: _timestamp_pb2.Timestamp
+    end_time_upper: _timestamp_pb2.Timestamp
+    interval_coverage: float
+    def __init__(self, epochs_done: _Optional[int] = ..., epochs_left: _Optional[int] = ..., end_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., end_time_lower: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., end_time_upper: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., interval_coverage: _Optional[float] = ...) -> None: ...
 
 class PredictEpochLatencyRequest(_message.Message):
     __slots__ = ("run_id", "measurement", "target_gpu_models")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
@@ -11,7 +12,8 @@ from typing import Any
 
 from gpusonde.collector.storage.errors import StoreCorruptError, StoreError, naming_full_disks
 
-_VERSION = 1
+_LOG = logging.getLogger(__name__)
+_VERSION = 2
 
 _SCHEMA = """
 CREATE TABLE agents (
@@ -76,20 +78,32 @@ CREATE TABLE runs (
     end_unix_nano INTEGER NOT NULL, first_spool INTEGER NOT NULL, first_sequence INTEGER NOT NULL,
     last_spool INTEGER NOT NULL, last_sequence INTEGER NOT NULL, tick_count INTEGER NOT NULL,
     missed_ticks INTEGER NOT NULL, verdict TEXT NOT NULL, reason TEXT NOT NULL, period_s REAL, period_low_s REAL,
-    period_high_s REAL, confidence REAL NOT NULL, epoch_count INTEGER NOT NULL
+    period_high_s REAL, confidence REAL NOT NULL, epoch_count INTEGER NOT NULL, idle_share REAL, stalled_share REAL
 ) WITHOUT ROWID;
 CREATE INDEX runs_by_start ON runs (start_unix_nano, run_id);
 CREATE INDEX runs_by_gpu ON runs (gpu_uuid, start_unix_nano, run_id);
 CREATE TABLE epochs (
     run_id TEXT NOT NULL, revision INTEGER NOT NULL, epoch_index INTEGER NOT NULL, start_unix_nano INTEGER NOT NULL,
-    end_unix_nano INTEGER NOT NULL, confidence REAL NOT NULL, status TEXT NOT NULL,
+    end_unix_nano INTEGER NOT NULL, confidence REAL NOT NULL, status TEXT NOT NULL, summary TEXT,
     PRIMARY KEY (run_id, epoch_index)
 ) WITHOUT ROWID;
+CREATE INDEX epochs_to_summarise ON epochs (run_id, start_unix_nano) WHERE status = 'confirmed' AND summary IS NULL;
 CREATE TABLE tracker_positions (
     agent_id TEXT NOT NULL, gpu_uuid TEXT NOT NULL, spool INTEGER NOT NULL, sequence INTEGER NOT NULL,
     not_before_unix_nano INTEGER NOT NULL, PRIMARY KEY (agent_id, gpu_uuid)
 ) WITHOUT ROWID;
 """
+
+# What makes a catalogue of each older version one of the next.
+_MIGRATIONS = {
+    # Shares of a run, and what the ticks of each epoch add up to; the epochs of older runs are summarised afterwards.
+    1: """
+ALTER TABLE runs ADD COLUMN idle_share REAL;
+ALTER TABLE runs ADD COLUMN stalled_share REAL;
+ALTER TABLE epochs ADD COLUMN summary TEXT;
+CREATE INDEX epochs_to_summarise ON epochs (run_id, start_unix_nano) WHERE status = 'confirmed' AND summary IS NULL;
+""",
+}
 
 
 class Database:
@@ -105,7 +119,7 @@ class Database:
         self._connection: sqlite3.Connection | None = None
 
     def open(self) -> None:
-        """Connect and create the tables where they are missing.
+        """Connect, create the tables where they are missing, and bring those of an older collector up to date.
 
         Raises:
             StoreCorruptError: The file is not an SQLite database.
@@ -132,10 +146,17 @@ class Database:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         if version == 0:
             connection.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {_VERSION}; COMMIT;")
-        elif version != _VERSION:
+            return
+        if version > _VERSION:
             raise StoreError(
                 f"{self.path} has schema version {version}, this collector knows {_VERSION}; run the newer collector"
             )
+        for known in range(version, _VERSION):
+            # One transaction each: a crash leaves one version or the next.
+            connection.executescript(
+                f"BEGIN IMMEDIATE; {_MIGRATIONS[known]} PRAGMA user_version = {known + 1}; COMMIT;"
+            )
+            _LOG.info("%s now has schema version %d, which older collectors do not read", self.path, known + 1)
 
     def close(self) -> None:
         """Close the connection."""

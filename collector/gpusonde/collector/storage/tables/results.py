@@ -1,7 +1,11 @@
-"""Runs, their epochs, and how far tracking has come: all derived from the samples, and kept for ever."""
+"""Runs, their epochs, and how far tracking has come: all derived from the samples, and kept for ever.
+
+Which epochs still need a summary is not kept beside them: they are those that have none.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 import sqlite3
 from collections.abc import Mapping, Sequence
@@ -38,6 +42,8 @@ class RunRow:
         period_high_s: Upper end of its interval.
         confidence: 0..1.
         epoch_count: Epochs that were not withdrawn.
+        idle_share: Share of the time from first to last activity in which the GPU did not work; NaN when unknown.
+        stalled_share: Share of it lost to unusual idle and between epochs; NaN when unknown.
     """
 
     run_id: str
@@ -62,6 +68,8 @@ class RunRow:
     period_high_s: float = math.nan
     confidence: float = 0.0
     epoch_count: int = 0
+    idle_share: float = math.nan
+    stalled_share: float = math.nan
 
     @property
     def first(self) -> Position:
@@ -96,6 +104,21 @@ class EpochRow:
 
 
 @dataclass(frozen=True)
+class SummaryRow:
+    """What the ticks of one epoch add up to.
+
+    Attributes:
+        seen_share: Share of the epoch that ticks speak for, 0..1.
+        energy_joules: Energy used in it; NaN when unknown.
+        means: Metric -> mean over the epoch, without metrics that had no value.
+    """
+
+    seen_share: float
+    energy_joules: float
+    means: Mapping[str, float]
+
+
+@dataclass(frozen=True)
 class RunUpdate:
     """A run and, where they changed, all its epochs."""
 
@@ -105,6 +128,21 @@ class RunUpdate:
 
 _RUN_COLUMNS = ", ".join(field.name for field in fields(RunRow))
 _RUN_MARKS = ", ".join("?" for _ in fields(RunRow))
+_MAYBE_UNKNOWN = ("period_s", "period_low_s", "period_high_s", "idle_share", "stalled_share")
+# The words of the index that finds them.
+_TO_SUMMARISE = "status = 'confirmed' AND summary IS NULL"
+# Most epochs of an update are as they were and are not written again; an epoch keeps its summary while its bounds hold.
+_SAVE_EPOCH = """
+INSERT INTO epochs (run_id, epoch_index, start_unix_nano, end_unix_nano, confidence, status, revision)
+VALUES (?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (run_id, epoch_index) DO UPDATE SET
+    summary = CASE WHEN start_unix_nano = excluded.start_unix_nano AND end_unix_nano = excluded.end_unix_nano
+              THEN summary END,
+    start_unix_nano = excluded.start_unix_nano, end_unix_nano = excluded.end_unix_nano,
+    confidence = excluded.confidence, status = excluded.status, revision = excluded.revision
+WHERE (start_unix_nano, end_unix_nano, confidence, status, revision)
+    IS NOT (excluded.start_unix_nano, excluded.end_unix_nano, excluded.confidence, excluded.status, excluded.revision)
+"""
 
 
 class Results:
@@ -181,19 +219,76 @@ class Results:
         )
         return [EpochRow(*row) for row in rows]
 
+    def save_summaries(self, run_id: str, summaries: Sequence[tuple[EpochRow, SummaryRow]]) -> None:
+        """Store what epochs add up to, for those whose bounds are still the same."""
+        with self._database.transaction() as connection:
+            connection.executemany(
+                "UPDATE epochs SET summary = ?"
+                " WHERE run_id = ? AND epoch_index = ? AND start_unix_nano = ? AND end_unix_nano = ?",
+                [
+                    (_summary_text(summary), run_id, epoch.index, epoch.start_unix_nano, epoch.end_unix_nano)
+                    for epoch, summary in summaries
+                ],
+            )
+
+    def summaries(self, run_id: str, epochs: Sequence[EpochRow]) -> dict[int, SummaryRow]:
+        """Return the summaries, by index, of neighbouring epochs of a run, as far as there are any."""
+        if not epochs:
+            return {}
+        rows = self._database.rows(
+            "SELECT epoch_index, summary FROM epochs"
+            " WHERE run_id = ? AND start_unix_nano BETWEEN ? AND ? AND summary IS NOT NULL",
+            (run_id, epochs[0].start_unix_nano, epochs[-1].start_unix_nano),
+        )
+        return {index: _summary_row(text) for index, text in rows}
+
+    def to_summarise(self, run_id: str, after_unix_nano: int, limit: int) -> list[EpochRow]:
+        """Return the first confirmed epochs of a run without a summary that start after a time, by start."""
+        rows = self._database.rows(
+            "SELECT epoch_index, start_unix_nano, end_unix_nano, confidence, status, revision FROM epochs"  # noqa: S608
+            f" WHERE run_id = ? AND start_unix_nano > ? AND {_TO_SUMMARISE} ORDER BY start_unix_nano LIMIT ?",
+            (run_id, after_unix_nano, limit),
+        )
+        return [EpochRow(*row) for row in rows]
+
+    def count_to_summarise(self, run_id: str) -> int:
+        """Return how many confirmed epochs of a run have no summary yet."""
+        statement = f"SELECT COUNT(*) FROM epochs WHERE run_id = ? AND {_TO_SUMMARISE}"  # noqa: S608 - own text
+        return int(self._database.rows(statement, (run_id,))[0][0])
+
+    def runs_to_summarise(self) -> list[str]:
+        """Return the runs with confirmed epochs that have no summary yet."""
+        statement = f"SELECT DISTINCT run_id FROM epochs WHERE {_TO_SUMMARISE} ORDER BY run_id"  # noqa: S608
+        return [run_id for (run_id,) in self._database.rows(statement)]
+
+
+def _summary_text(summary: SummaryRow) -> str:
+    """As JSON, nine digits each: a float32's worth and a little more, some 35 bytes per metric."""
+
+    def short(value: float) -> float | None:
+        return float(f"{value:.9g}") if math.isfinite(value) else None
+
+    means = {name: mean for name, value in summary.means.items() if (mean := short(value)) is not None}
+    fields = [short(summary.seen_share), short(summary.energy_joules), means]
+    return json.dumps(fields, separators=(",", ":"))
+
+
+def _summary_row(text: str) -> SummaryRow:
+    seen, energy, means = json.loads(text)
+    return SummaryRow(seen, math.nan if energy is None else energy, means)
+
 
 def _save_run(connection: sqlite3.Connection, update: RunUpdate) -> None:
     values = [None if isinstance(v, float) and math.isnan(v) else v for v in astuple(update.run)]
     connection.execute(f"INSERT OR REPLACE INTO runs ({_RUN_COLUMNS}) VALUES ({_RUN_MARKS})", values)  # noqa: S608
     if update.epochs is None:
         return
-    connection.execute("DELETE FROM epochs WHERE run_id = ?", (update.run.run_id,))
+    run_id = update.run.run_id
     connection.executemany(
-        "INSERT INTO epochs (run_id, epoch_index, start_unix_nano, end_unix_nano, confidence, status, revision)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?)",
+        _SAVE_EPOCH,
         [
             (
-                update.run.run_id,
+                run_id,
                 epoch.index,
                 epoch.start_unix_nano,
                 epoch.end_unix_nano,
@@ -204,11 +299,14 @@ def _save_run(connection: sqlite3.Connection, update: RunUpdate) -> None:
             for epoch in update.epochs
         ],
     )
+    # A tracker never drops an index; one that reads the run again from its start has fewer of them for a while.
+    last = max((epoch.index for epoch in update.epochs), default=-1)
+    connection.execute("DELETE FROM epochs WHERE run_id = ? AND epoch_index > ?", (run_id, last))
 
 
 def _run_row(row: tuple[object, ...]) -> RunRow:
     named = dict(zip((field.name for field in fields(RunRow)), row, strict=True))
-    for name in ("period_s", "period_low_s", "period_high_s"):
+    for name in _MAYBE_UNKNOWN:
         named[name] = math.nan if named[name] is None else named[name]
     named["ended"] = bool(named["ended"])
     return RunRow(**named)  # type: ignore[arg-type]

@@ -1,0 +1,52 @@
+"""A store and the tracking of its runs, driven by hand."""
+
+from __future__ import annotations
+
+from gpusonde.collector import LocalStore
+from gpusonde.collector.storage.local import StoreOptions
+from gpusonde.collector.storage.tables.results import Results
+from gpusonde.collector.tracking.follower import GpuFollower
+from gpusonde.collector.tracking.pipeline import EpochPipeline, PipelineOptions
+from gpusonde.collector.tracking.runs import RunPolicy
+from gpusonde.collector.tracking.summaries import EpochSummaries
+from gpusonde.epoch_detect import EpochTracker
+
+
+class TrackedStore:
+    """A store and a pipeline that a test drives by hand; ``restart`` makes new ones on the same directory."""
+
+    def __init__(self, directory, make_tracker=EpochTracker, results=Results, silence_end_s=86_400.0):
+        self._directory = directory
+        self._make_tracker = make_tracker
+        self._make_results = results
+        self._silence_end_s = silence_end_s
+        self.now = 0.0
+        self.store = None
+        self.restart()
+
+    def restart(self):
+        if self.store:
+            self.store.close()
+        self.store = LocalStore(self._directory, StoreOptions(reserve_bytes=0))
+        self.store.open()
+        self.results = self._make_results(self.store.database)
+        self.summaries = EpochSummaries(self.store, self.results)
+        self.pipeline = EpochPipeline(
+            self.results,
+            lambda agent, gpu, resume: GpuFollower(agent, gpu, self.store, RunPolicy(), self._make_tracker, resume),
+            self.summaries,
+            None,
+            PipelineOptions(silence_end_s=self._silence_end_s),
+            lambda: self.now,
+        )
+        self.store.subscribe(self.pipeline.touch)
+        self.pipeline.restore([(gpu.agent_id, gpu.gpu_uuid) for gpu in self.store.gpus()])
+
+    def feed(self, records, group):
+        for i in range(0, len(records), group):
+            self.store.append(records[i : i + group])
+            self.now += 1.0
+            self.pipeline.round()
+
+    def runs(self):
+        return self.results.runs(limit=100)
