@@ -187,10 +187,10 @@ def test_a_run_whose_agent_is_silent_for_a_day_is_over(setup, records):
 
 
 def test_one_gpu_with_a_fault_in_its_tracking_leaves_the_others_alone(setup, records, trace):
-    def make_follower(agent, gpu, resume):
+    def make_follower(agent, gpu, resume, state):
         if gpu == "GPU-bad":
             raise RuntimeError("a fault of ours")
-        return GpuFollower(agent, gpu, subject.store, RunPolicy(), EpochTracker, resume)
+        return GpuFollower(agent, gpu, subject.store, RunPolicy(), EpochTracker, resume, state)
 
     subject = setup()
     subject.pipeline._make_follower = make_follower

@@ -95,6 +95,45 @@ def test_a_collector_killed_in_the_middle_of_a_demo_sized_stream_has_every_sampl
     assert run.period_s == pytest.approx(offline.period_s, abs=1e-8)
 
 
+def test_a_killed_collector_goes_on_tracking_where_it_stood_and_ends_with_the_same_epochs(tmp_path):
+    trace = read_trace(DEMO_TRACE)
+    records = trace_records(trace, ticks_per_record=5)
+    with ProcessCollector(tmp_path / "data", runs__state_interval="1s", store__segment_interval="1s") as collector:
+        sent = []
+        agent = ResumingAgent(collector.target, hello, sent, len(records))
+        thread = threading.Thread(target=agent.run)
+        thread.start()
+        for share in (0.4, 0.7, 0.9):
+            sent += [record.SerializeToString() for record in records[len(sent) : round(share * len(records))]]
+            wait_until(lambda: agent.acked == len(agent.records), what="acknowledgements")
+            states = tmp_path / "data" / "tracking"
+            before = {path: path.stat().st_mtime_ns for path in states.glob("*.state")} if states.is_dir() else {}
+            wait_until(
+                lambda: any(before.get(p) != p.stat().st_mtime_ns for p in states.glob("*.state")),  # noqa: B023
+                30,
+                "a stored state",
+            )
+            collector.kill()
+            collector.start()
+        sent += [record.SerializeToString() for record in records[len(sent) :]]
+        thread.join(60)
+        assert agent.acked == len(records)
+        with Client(collector.target) as client:
+            wait_until(lambda: client.list_runs() and not client.list_runs()[0].active, what="end of the run")
+            (run,) = client.list_runs()
+            wait_until(lambda: not client.list_epochs(run.run_id).pending_summaries, what="mean metrics and energy")
+            epochs = client.list_epochs(run.run_id)
+        log = collector.log_path.read_text()
+    assert "again from its start" not in log
+    assert "Traceback" not in log
+    offline = detect(trace)
+    starts = [(epoch.start_unix_nano - START_NS) / 1e9 for epoch in epochs.epochs]
+    assert starts == pytest.approx(offline.epoch_starts_s.tolist(), abs=1e-6)
+    assert run.period_s == pytest.approx(offline.period_s, abs=1e-8)
+    assert all(epoch.energy_joules > 0 for epoch in epochs.epochs)
+    assert list((tmp_path / "data" / "tracking").iterdir()) == []
+
+
 def test_collector_and_agent_killed_at_random_moments_lose_and_repeat_nothing(tmp_path):
     chance = random.Random(7)
     spool = tmp_path / "spool"

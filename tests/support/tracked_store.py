@@ -8,6 +8,7 @@ from gpusonde.collector.storage.tables.results import Results
 from gpusonde.collector.tracking.follower import GpuFollower
 from gpusonde.collector.tracking.pipeline import EpochPipeline, PipelineOptions
 from gpusonde.collector.tracking.runs import RunPolicy
+from gpusonde.collector.tracking.state_keeper import StateKeeper, StateOptions
 from gpusonde.collector.tracking.summaries import EpochSummaries
 from gpusonde.epoch_detect import EpochTracker
 
@@ -15,11 +16,14 @@ from gpusonde.epoch_detect import EpochTracker
 class TrackedStore:
     """A store and a pipeline that a test drives by hand; ``restart`` makes new ones on the same directory."""
 
-    def __init__(self, directory, make_tracker=EpochTracker, results=Results, silence_end_s=86_400.0):
+    def __init__(
+        self, directory, make_tracker=EpochTracker, results=Results, silence_end_s=86_400.0, state_interval_s=300.0
+    ):
         self._directory = directory
         self._make_tracker = make_tracker
         self._make_results = results
         self._silence_end_s = silence_end_s
+        self._state_options = StateOptions(interval_s=state_interval_s)
         self.now = 0.0
         self.store = None
         self.restart()
@@ -30,17 +34,24 @@ class TrackedStore:
         self.store = LocalStore(self._directory, StoreOptions(reserve_bytes=0))
         self.store.open()
         self.results = self._make_results(self.store.database)
+        self.states = StateKeeper(
+            self.store.tracking_states, self.store, self.results, self._state_options, lambda: self.now
+        )
         self.summaries = EpochSummaries(self.store, self.results)
         self.pipeline = EpochPipeline(
             self.results,
-            lambda agent, gpu, resume: GpuFollower(agent, gpu, self.store, RunPolicy(), self._make_tracker, resume),
+            self.follow,
             self.summaries,
+            self.states,
             None,
             PipelineOptions(silence_end_s=self._silence_end_s),
             lambda: self.now,
         )
         self.store.subscribe(self.pipeline.touch)
         self.pipeline.restore([(gpu.agent_id, gpu.gpu_uuid) for gpu in self.store.gpus()])
+
+    def follow(self, agent, gpu, resume, state):
+        return GpuFollower(agent, gpu, self.store, RunPolicy(), self._make_tracker, resume, state)
 
     def feed(self, records, group):
         for i in range(0, len(records), group):

@@ -68,6 +68,9 @@ class RunsConfig:
     gap_end_s: float = option("duration", 600.0, "time without ticks that ends a run")
     silence_end_s: float = option("duration", 86_400.0, "time without records, on the collector's clock, that does so")
     track_interval_s: float = option("duration", 0.5, "time between rounds of tracking")
+    state_interval_s: float = option(
+        "duration", 300.0, "time between two stored states of an open run; a crash costs reading again so much of it"
+    )
     summary_time_s: float = option("duration", 0.2, "time per round for mean metrics and energy of epochs")
 
 
@@ -134,6 +137,7 @@ def _check(config: CollectorConfig) -> None:
         "runs.idle_end": (config.runs.idle_end_s, 1.0, 86_400.0),
         "runs.gap_end": (config.runs.gap_end_s, 1.0, 86_400.0),
         "runs.track_interval": (config.runs.track_interval_s, 0.01, 60.0),
+        "runs.state_interval": (config.runs.state_interval_s, 1.0, 86_400.0),
         "runs.summary_time": (config.runs.summary_time_s, 0.001, 10.0),
     }
     for name, (value, low, high) in ranges.items():

@@ -33,8 +33,11 @@ from gpusonde.collector.storage.local import LocalStore, StoreOptions
 from gpusonde.collector.storage.tables.results import Results
 from gpusonde.collector.tracking.epochs import TrackerFactory
 from gpusonde.collector.tracking.follower import GpuFollower
+from gpusonde.collector.tracking.follower_state import FollowerState
 from gpusonde.collector.tracking.pipeline import EpochPipeline, PipelineOptions
-from gpusonde.collector.tracking.runs import Resume, RunPolicy
+from gpusonde.collector.tracking.run_state import Resume
+from gpusonde.collector.tracking.runs import RunPolicy
+from gpusonde.collector.tracking.state_keeper import StateKeeper, StateOptions
 from gpusonde.collector.tracking.summaries import EpochSummaries
 from gpusonde.epoch_detect import EpochTracker
 from gpusonde.predictor.crossgpu import LatencyModel
@@ -138,13 +141,20 @@ class _Collector:
         )
         policy = _run_policy(config)
 
-        def follow(agent_id: str, gpu_uuid: str, resume: Resume) -> GpuFollower:
-            return GpuFollower(agent_id, gpu_uuid, store, policy, make_tracker, resume)
+        def follow(agent_id: str, gpu_uuid: str, resume: Resume, state: FollowerState | None) -> GpuFollower:
+            return GpuFollower(agent_id, gpu_uuid, store, policy, make_tracker, resume, state)
 
         self._pipeline = EpochPipeline(
             results,
             follow,
             EpochSummaries(store, results),
+            StateKeeper(
+                store.tracking_states,
+                store,
+                results,
+                StateOptions(interval_s=config.runs.state_interval_s, shutdown_s=config.server.drain_grace_s),
+                time.monotonic,
+            ),
             executors["track"],
             PipelineOptions(
                 interval_s=config.runs.track_interval_s,

@@ -17,13 +17,12 @@ from gpusonde.collector.storage.disk.files import FileLayer, OsFiles, write_dura
 from gpusonde.collector.storage.disk.lock import DirectoryLock
 from gpusonde.collector.storage.disk.log import Log
 from gpusonde.collector.storage.disk.segments import encode_segment
+from gpusonde.collector.storage.disk.state_files import StateFiles
 from gpusonde.collector.storage.errors import StoreFullError, naming_full_disks
 from gpusonde.collector.storage.memory import Frozen, Memory
 from gpusonde.collector.storage.reader import Reader
 from gpusonde.collector.storage.recovery import Recovered, recover
-from gpusonde.collector.storage.samples import (
-    Samples,
-)
+from gpusonde.collector.storage.samples import Samples
 from gpusonde.collector.storage.store import Incoming, Listener
 from gpusonde.collector.storage.tables.database import Database
 from gpusonde.collector.storage.tables.facts import AgentRow, Facts, GpuRow, LossRow, RejectionRow
@@ -91,6 +90,7 @@ class LocalStore:
         self._seal_lock = threading.Lock()
         self._sealed_at = 0.0
         self._listeners: list[Listener] = []
+        self.tracking_states = StateFiles(directory / "tracking", self._files, self.check_space)
 
     def open(self) -> None:
         """Take the directory, replay the log, remove what a crash left half-made.
@@ -328,6 +328,14 @@ class LocalStore:
     def metrics_of(self, gpu_uuid: str) -> list[str]:
         """See ``Store.metrics_of``."""
         return self._facts.metrics_of(gpu_uuid)
+
+    def holds(self, agent_id: str, position: Position) -> bool:
+        """See ``Store.holds``."""
+        with self._memory.lock:
+            spools = {
+                n: self._memory.durable.get(key, 0) for key, n in self._memory.spools.items() if key[0] == agent_id
+            }
+        return 0 < position.sequence <= spools.get(position.spool, 0)
 
     def bindings(self, agent_id: str, gpu_uuid: str, through: Position) -> list[Binding]:
         """See ``Store.bindings``."""

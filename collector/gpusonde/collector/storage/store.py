@@ -104,6 +104,9 @@ class Store(Protocol):
         A segment that cannot be read is logged and left out: tracking goes on.
         """
 
+    def holds(self, agent_id: str, position: Position) -> bool:
+        """Return whether a record at a position is one of an agent's that are durable."""
+
     def bindings(self, agent_id: str, gpu_uuid: str, through: Position) -> list[Binding]:
         """Return an agent's job bindings of a GPU up to and including a position, in order of arrival."""
 

@@ -12,6 +12,8 @@ import numpy.typing as npt
 
 from gpusonde.collector.storage.samples import Samples
 from gpusonde.collector.storage.tables.results import EpochRow, RunRow, RunUpdate
+from gpusonde.collector.tracking.follower_state import EpochsState, UnusableStateError
+from gpusonde.collector.tracking.run_state import number, text, whole
 from gpusonde.epoch_detect import EpochDetection, EpochEvent, TrackedEpoch
 from gpusonde.epoch_detect.progress import Shares
 
@@ -39,8 +41,12 @@ class Tracker(Protocol):
     def shares(self) -> Shares:
         """Idle and stalled share of the time."""
 
+    def state(self) -> bytes:
+        """Everything that another tracker needs to go on here."""
+
 
 TrackerFactory = Callable[[Sequence[str]], Tracker]
+TrackerRestorer = Callable[[bytes], Tracker]
 
 
 class RunEpochs:
@@ -63,9 +69,53 @@ class RunEpochs:
         self._failure = ""
         self._changed = False
         self._shares = Shares(math.nan, math.nan)
+        self._restored = False
+
+    @classmethod
+    def restored(
+        cls, run_id: str, state: EpochsState, make_tracker: TrackerFactory, restore_tracker: TrackerRestorer
+    ) -> RunEpochs:
+        """Go on where another one stood.
+
+        Raises:
+            UnusableStateError: The tracker cannot be rebuilt.
+        """
+        epochs = cls(run_id, state.metrics, make_tracker)
+        epochs._origin = state.origin_unix_nano
+        try:
+            epochs._tracker = restore_tracker(state.tracker)
+            epochs._check()
+        except Exception as error:  # whatever the bytes are, the samples are still there
+            raise UnusableStateError(str(error) or repr(error)) from error
+        epochs._shares = state.shares
+        # The catalogue may be of a later moment, and samples since then unreadable by now.
+        epochs._changed = epochs._restored = True
+        return epochs
+
+    def _check(self) -> None:
+        """Raise unless what the tracker says can be stored."""
+        for epoch in self._epochs():
+            for count in (epoch.index, epoch.start_unix_nano, epoch.end_unix_nano, epoch.revision):
+                whole(count)
+            number(epoch.confidence)
+            text(epoch.status)
+        if found := self._tracker.detection if self._tracker else None:
+            for value in (found.period_s, found.period_low_s, found.period_high_s, found.confidence):
+                number(value)
+            text(found.verdict), text(found.reason)
+
+    def state(self) -> EpochsState | None:
+        """Return what another one needs to go on here; None where it is better to begin again."""
+        if self._failure or self._tracker is None or self._origin is None:
+            return None
+        return EpochsState(tuple(self._metrics), self._origin, self._shares, self._tracker.state())
 
     def update(self, samples: Samples) -> None:
-        """Take ticks of the run, its lead-in first."""
+        """Take ticks of the run, its lead-in first.
+
+        Raises:
+            UnusableStateError: The tracker was made of a state, and fails.
+        """
         if self._failure or not len(samples):
             return
         if self._origin is None:
@@ -75,7 +125,11 @@ class RunEpochs:
         self._attempt(lambda tracker: tracker.update(time_s, samples.matrix(self._metrics)))
 
     def finish(self) -> None:
-        """Take the end of the run."""
+        """Take the end of the run.
+
+        Raises:
+            UnusableStateError: As for ``update``.
+        """
         if not self._failure and self._origin is not None:
             self._attempt(lambda tracker: tracker.finish())
             self._changed = True
@@ -139,6 +193,9 @@ class RunEpochs:
             if news:
                 self._shares = self._tracker.shares()
         except Exception as error:  # whatever it is, the other runs go on
+            if self._restored:
+                # Perhaps it is the state that is at fault: the run deserves a tracker that has seen all of it.
+                raise UnusableStateError(f"the tracker made of it fails: {error!r}") from error
             _LOG.exception("epochs of run %s are no longer tracked", self._run_id)
             self._failure = f"epoch tracking failed: {error!r}; see the collector's log"
             self._tracker = None

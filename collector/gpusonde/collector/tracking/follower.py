@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 
 from gpusonde.collector.storage.arrivals import BindingArrived, TicksArrived
 from gpusonde.collector.storage.store import Store
 from gpusonde.collector.storage.tables.results import RunUpdate
 from gpusonde.collector.tracking.activity import has_activity
-from gpusonde.collector.tracking.epochs import RunEpochs, TrackerFactory
+from gpusonde.collector.tracking.epochs import RunEpochs, TrackerFactory, TrackerRestorer
+from gpusonde.collector.tracking.follower_state import FollowerState, UnusableStateError
+from gpusonde.collector.tracking.run_state import Resume
 from gpusonde.collector.tracking.runs import (
-    Resume,
     RunEnded,
     RunEvent,
     RunPolicy,
@@ -18,6 +20,7 @@ from gpusonde.collector.tracking.runs import (
     RunTicks,
     RunTracker,
 )
+from gpusonde.epoch_detect import EpochTracker
 
 
 class GpuFollower:
@@ -32,6 +35,11 @@ class GpuFollower:
         policy: When runs begin and end.
         make_tracker: Makes epoch trackers.
         resume: Where to begin.
+        state: What an earlier follower knew; this one goes on there instead.
+        restore_tracker: Makes an epoch tracker of its state.
+
+    Raises:
+        UnusableStateError: The state was made under another policy, or the epoch tracker cannot be rebuilt.
     """
 
     def __init__(
@@ -42,22 +50,33 @@ class GpuFollower:
         policy: RunPolicy,
         make_tracker: TrackerFactory,
         resume: Resume,
+        state: FollowerState | None = None,
+        restore_tracker: TrackerRestorer = EpochTracker.restore,
     ) -> None:
         self._agent_id = agent_id
         self._gpu_uuid = gpu_uuid
         self._store = store
         self._make_tracker = make_tracker
+        self._policy = policy
+        self._run_id = ""
+        self._epochs: RunEpochs | None = None
         self._reached = resume.position
+        self._restored = state is not None
+        if state:
+            if state.policy != asdict(policy):
+                raise UnusableStateError("the options that say when runs begin and end have changed")
+            self._reached = state.reached
+            self._run_id = state.run_id
+            self._epochs = RunEpochs.restored(state.run_id, state.epochs, make_tracker, restore_tracker)
         self._runs = RunTracker(
             agent_id,
             gpu_uuid,
             policy,
             has_activity=has_activity(store.metrics_of(gpu_uuid)),
             resume=resume,
-            bindings=store.bindings(agent_id, gpu_uuid, resume.position),
+            bindings=store.bindings(agent_id, gpu_uuid, self._reached),
+            state=state.runs if state else None,
         )
-        self._run_id = ""
-        self._epochs: RunEpochs | None = None
 
     @property
     def resume(self) -> Resume:
@@ -65,12 +84,34 @@ class GpuFollower:
         return self._runs.resume
 
     @property
+    def restored(self) -> bool:
+        """Whether what it knows of the open run comes from a stored state."""
+        return self._restored
+
+    @property
+    def has_run(self) -> bool:
+        """Whether a run is open."""
+        return self._runs.is_open
+
+    def state(self) -> FollowerState | None:
+        """Return what another follower needs to go on here; None where ``resume`` says enough, or is better."""
+        runs, epochs = self._runs.state(), self._epochs.state() if self._epochs else None
+        if runs is None or epochs is None:
+            return None
+        return FollowerState(self._agent_id, self._gpu_uuid, asdict(self._policy), self._reached, runs, epochs)
+
+    @property
     def has_news(self) -> bool:
         """Whether the open run's epochs have changed since they were last asked for."""
         return self._epochs is not None and self._epochs.changed
 
     def advance(self, stop: Callable[[], bool] = lambda: False) -> Iterator[RunUpdate]:
-        """Track everything that has arrived, or until ``stop()``, and yield the runs that ended."""
+        """Track everything that has arrived, or until ``stop()``, and yield the runs that ended.
+
+        Raises:
+            UnusableStateError: The follower went on from a state, and its epoch tracker fails.
+            StoreError: The store cannot be read. After either one the follower cannot be used any more.
+        """
         for arrival in self._store.arrivals(self._agent_id, self._gpu_uuid, self._reached):
             if isinstance(arrival, TicksArrived):
                 events = self._runs.ticks(arrival.samples)
@@ -110,7 +151,8 @@ class GpuFollower:
                 self._epochs.finish()
                 ended.append(self._epochs.row(event.run))
                 self._epochs = None
+                self._restored = False
         return ended
 
 
-FollowerFactory = Callable[[str, str, Resume], GpuFollower]
+FollowerFactory = Callable[[str, str, Resume, FollowerState | None], GpuFollower]

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from gpusonde.collector.storage.errors import StoreError
 from gpusonde.collector.storage.tables.results import Results, RunUpdate
 from gpusonde.collector.tracking.follower import FollowerFactory, GpuFollower
-from gpusonde.collector.tracking.runs import Resume
+from gpusonde.collector.tracking.follower_state import UnusableStateError
+from gpusonde.collector.tracking.run_state import Resume
+from gpusonde.collector.tracking.state_keeper import StateKeeper
 from gpusonde.collector.tracking.summaries import EpochSummaries
 
 _LOG = logging.getLogger(__name__)
@@ -47,6 +49,7 @@ class EpochPipeline:
         results: Where runs and epochs are kept.
         make_follower: Makes the follower of an (agent, GPU).
         summaries: Works out mean metrics and energy.
+        states: Stores what the followers know, for the next start.
         executor: Runs the rounds; they compute and block.
         options: How often.
         clock: Monotonic seconds.
@@ -57,6 +60,7 @@ class EpochPipeline:
         results: Results,
         make_follower: FollowerFactory,
         summaries: EpochSummaries,
+        states: StateKeeper,
         executor: Executor,
         options: PipelineOptions,
         clock: Callable[[], float],
@@ -64,6 +68,7 @@ class EpochPipeline:
         self._results = results
         self._make_follower = make_follower
         self._summaries = summaries
+        self._states = states
         self._executor = executor
         self._options = options
         self._clock = clock
@@ -84,6 +89,7 @@ class EpochPipeline:
         """Begin where the stored state says, with every GPU that the store knows."""
         self._resumes = {key: Resume(*stored) for key, stored in self._results.resumes().items()}
         self._summaries.restore()
+        self._states.restore(known)
         self.touch(frozenset(known))
 
     def touch(self, keys: frozenset[_Key]) -> None:
@@ -138,7 +144,8 @@ class EpochPipeline:
     def finish(self) -> None:
         """Track what the deadline allows and store how far everything is."""
         self.round()
-        self._save()
+        if self._save():
+            self._states.keep_all(self._followers)
 
     def _is_late(self) -> bool:
         return self._deadline is not None and self._clock() >= self._deadline
@@ -147,19 +154,48 @@ class EpochPipeline:
         try:
             follower = self._followers.get(key)
             if follower is None:
-                follower = self._followers[key] = self._make_follower(*key, self._resumes.get(key, Resume()))
+                follower = self._followers[key] = self._begin(key)
             self._unsaved[key] = None
+            self._states.touch(key)
             for update in follower.advance(self._is_late):
                 self._pending.append(update)
             if follower.has_news and (current := follower.current()):
                 self._pending.append(current)
+        except UnusableStateError as error:
+            self._begin_again(key, error)
         except StoreError as error:
-            # The next record of this GPU, or the next start, tries again from where it stands.
+            # The next record of this GPU, or the next start, tries again from where the catalogue stands.
             _LOG.error("GPU %s of agent %s cannot be tracked now: %s", key[1], key[0], error)
-        except Exception:  # a fault in tracking one GPU leaves the others and the samples alone
+            self._drop(key)
+        except Exception as error:  # a fault in tracking one GPU leaves the others and the samples alone
+            if (follower := self._followers.get(key)) and follower.restored:
+                self._begin_again(key, error)
+                return
             _LOG.exception("GPU %s of agent %s is not tracked until the next start", key[1], key[0])
             self._broken.add(key)
             self._unsaved.pop(key, None)
+            self._states.forget(key)
+
+    def _begin(self, key: _Key) -> GpuFollower:
+        """Make the follower of a GPU, of its stored state where that can be used."""
+        resume = self._resumes.get(key, Resume())
+        if state := self._states.load(key, resume):
+            try:
+                return self._make_follower(*key, resume, state)
+            except UnusableStateError as error:
+                self._states.refuse(key, error)
+        return self._make_follower(*key, resume, None)
+
+    def _begin_again(self, key: _Key, error: Exception) -> None:
+        """Let a state be that leads to faults."""
+        self._states.refuse(key, error)
+        self._drop(key)
+        self.touch(frozenset([key]))
+
+    def _drop(self, key: _Key) -> None:
+        """Forget a follower that stopped in the middle of something; another one begins at what is stored."""
+        self._followers.pop(key, None)
+        self._unsaved.pop(key, None)
 
     def _end_silent_runs(self) -> None:
         now = self._clock()
@@ -185,25 +221,30 @@ class EpochPipeline:
             self._summarise_from = self._clock() + self._options.save_interval_s
             _LOG.error("mean metrics and energy of epochs cannot be stored now: %s", error)
 
-    def _save(self) -> None:
+    def _save(self) -> bool:
+        """Store what has changed; return whether the catalogue now has all that the followers know."""
         updates = list(self._pending)
         updates += [update for key in self._unsaved if (update := self._followers[key].current())]
         resumes = {key: self._followers[key].resume for key in self._unsaved}
         if not updates and not resumes:
-            return
+            self._states.keep(self._followers)
+            return True
         try:
             self._results.save(updates, resumes)
         except StoreError as error:
             # Runs that ended stay pending; the state of the others is taken anew when there is room.
             self._pending = _latest(updates)
             _LOG.error("runs and epochs cannot be stored now: %s", error)
-            return
+            return False
+        self._resumes.update(resumes)
         for update in updates:
             if update.epochs is not None:
                 self._summaries.add(update.run.run_id)
         self._pending = []
         self._unsaved.clear()
         self._saved_at = self._clock()
+        self._states.keep(self._followers)
+        return True
 
 
 async def _wait(event: asyncio.Event, timeout_s: float) -> None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -19,13 +19,11 @@ from gpusonde.collector.records.model import Binding, Position
 from gpusonde.collector.storage.samples import Samples, concatenate
 from gpusonde.collector.storage.tables.results import RunRow
 from gpusonde.collector.tracking.activity import activity_of
+from gpusonde.collector.tracking.run_state import OpenRun, Resume, RunState
 
 _MEMORY = "framebuffer_used_bytes"
 # Less than this above the idle level is the driver's own memory, not a job's.
 _LEAST_HELD_BYTES = 64.0 * (1 << 20)
-
-
-_NOWHERE = Position(0, 0)
 
 
 @dataclass(frozen=True)
@@ -51,18 +49,6 @@ class RunPolicy:
     clock_tolerance_s: float = 2.0
     lead_in_s: float = 10.0
     binding_slack_s: float = 60.0
-
-
-class Resume(NamedTuple):
-    """Where a new tracker has to begin in order to come to the same state as an old one.
-
-    Attributes:
-        position: It gets the records behind this one.
-        not_before_unix_nano: Earlier ticks of the first of them belong to what is over already.
-    """
-
-    position: Position = _NOWHERE
-    not_before_unix_nano: int = 0
 
 
 _BEGINNING = Resume()
@@ -93,26 +79,6 @@ RunEvent: TypeAlias = RunStarted | RunTicks | RunEnded
 
 
 @dataclass
-class _Open:
-    """The open run."""
-
-    run_id: str
-    job: Binding | None
-    start: int
-    first: Position
-    resume: Resume
-    memory_floor: float
-    memory_peak: float = 0.0
-    ticks: int = 0
-    missed: int = 0
-    last_active: int = 0
-    # Figures up to and including the last active tick: those of the run, once it is over.
-    active_ticks: int = 0
-    active_missed: int = 0
-    active_position: Position = _NOWHERE
-
-
-@dataclass
 class _Idle:
     """Time between runs: the lead-in of the next one, and its first activity if that may be one."""
 
@@ -131,7 +97,8 @@ class RunTracker:
         policy: When runs begin and end.
         has_activity: Whether the GPU has any activity ratio; without one, every tick counts as active.
         resume: Where the tracker begins.
-        bindings: Job bindings up to there.
+        bindings: Job bindings up to there, or up to where the state was taken.
+        state: What an earlier tracker knew; this one goes on there instead.
     """
 
     def __init__(
@@ -143,18 +110,26 @@ class RunTracker:
         has_activity: bool = True,
         resume: Resume = _BEGINNING,
         bindings: Sequence[Binding] = (),
+        state: RunState | None = None,
     ) -> None:
         self._agent_id = agent_id
         self._gpu_uuid = gpu_uuid
         self._policy = policy
         self._resume = resume
         self._bindings: dict[tuple[str, int], Binding] = {(b.job_id, b.start_unix_nano): b for b in bindings}
-        self._open: _Open | None = None
+        self._open: OpenRun | None = None
         self._idle = _Idle()
         self._last_time: int | None = None
         self._last_position = resume.position
         self._memory = math.nan
         self._has_activity = has_activity
+        if state:
+            self._resume = _BEGINNING
+            self._open = state.run
+            self._last_time = state.last_time
+            self._last_position = state.last_position
+            self._memory = state.memory
+            self._has_activity = state.has_activity
 
     @property
     def resume(self) -> Resume:
@@ -164,9 +139,20 @@ class RunTracker:
         return _beginning_with(self._idle.recent[0]) if self._idle.recent else Resume(self._last_position)
 
     @property
+    def is_open(self) -> bool:
+        """Whether a run is open."""
+        return self._open is not None
+
+    @property
     def run(self) -> RunRow | None:
         """The open run as it stands."""
         return self._row(self._open, ended="") if self._open else None
+
+    def state(self) -> RunState | None:
+        """Return what another tracker needs to go on here; None between runs, where ``resume`` says enough."""
+        if self._open is None or self._last_time is None:
+            return None
+        return RunState(replace(self._open), self._last_time, self._last_position, self._memory, self._has_activity)
 
     def ticks(self, samples: Samples) -> list[RunEvent]:
         """Take ticks in order of arrival and return what follows from them."""
@@ -263,7 +249,7 @@ class RunTracker:
             idle.candidate = None
         return False
 
-    def _step_open(self, run: _Open, time: int, active: bool) -> str:
+    def _step_open(self, run: OpenRun, time: int, active: bool) -> str:
         """Take one tick of the run; return why the run is over, or nothing."""
         if self._memory == self._memory:
             run.memory_peak = max(run.memory_peak, self._memory)
@@ -277,7 +263,7 @@ class RunTracker:
             return f"idle for {idle_s:.0f} s"
         return ""
 
-    def _holds_memory(self, run: _Open) -> bool:
+    def _holds_memory(self, run: OpenRun) -> bool:
         grown = run.memory_peak - run.memory_floor
         return grown > _LEAST_HELD_BYTES and self._memory >= run.memory_floor + grown / 2
 
@@ -295,7 +281,7 @@ class RunTracker:
         before = samples.between(0, start).columns.get(_MEMORY)
         known = before[np.isfinite(before)] if before is not None else np.empty(0)
         floor = float(np.median(known)) if known.size else 0.0
-        self._open = _Open(run_id, self._job_at(start), start, first, _beginning_with(samples), floor)
+        self._open = OpenRun(run_id, self._job_at(start), start, first, _beginning_with(samples), floor)
         self._open.last_active = start
         row = self._row(self._open, ended="")
         return [RunStarted(row), *self._pass_on(samples)]
@@ -343,7 +329,7 @@ class RunTracker:
         ]
         return max(holders, key=lambda b: b.start_unix_nano, default=None)
 
-    def _row(self, run: _Open, ended: str) -> RunRow:
+    def _row(self, run: OpenRun, ended: str) -> RunRow:
         over = bool(ended)
         last = run.active_position if over else self._last_position
         return RunRow(

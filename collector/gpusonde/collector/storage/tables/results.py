@@ -186,6 +186,15 @@ class Results:
         rows = self._database.rows(f"SELECT {_RUN_COLUMNS} FROM runs WHERE run_id = ?", (run_id,))  # noqa: S608
         return _run_row(rows[0]) if rows else None
 
+    def open_run(self, agent_id: str, gpu_uuid: str) -> str:
+        """Return the newest run of a GPU that goes on, or nothing."""
+        rows = self._database.rows(
+            "SELECT run_id FROM runs WHERE gpu_uuid = ? AND agent_id = ? AND NOT ended"
+            " ORDER BY start_unix_nano DESC LIMIT 1",
+            (gpu_uuid, agent_id),
+        )
+        return rows[0][0] if rows else ""
+
     def runs(
         self, *, gpu_uuid: str = "", job_id: str = "", before: tuple[int, str] | None = None, limit: int
     ) -> list[RunRow]:
