@@ -8,12 +8,17 @@ from pathlib import Path
 
 import pytest
 from support.running_collector import ThreadCollector
-from support.wire_agent import wait_until
+from support.trace_records import trace_records
+from support.wire_agent import START_NS, WireStream, hello, wait_until
 
+from gpusonde.collector.client import Client
 from gpusonde.collector.notify import notify
 from gpusonde.collector.server import AddressInUseError, is_loopback
+from gpusonde.epoch_detect import detect
 from gpusonde.predictor.crossgpu import ModelFileError
+from gpusonde.telemetry import read_trace
 
+DEMO_TRACE = Path(__file__).parents[1] / "data" / "demo_trace.parquet"
 UNIT = Path(__file__).parents[2] / "deploy" / "systemd" / "gpusonde-collector.service"
 
 
@@ -66,3 +71,26 @@ def test_the_unit_is_valid_and_hardened(tmp_path):
     assert (verify.returncode, verify.stderr) == (0, "")
     command = ["systemd-analyze", "security", "--offline=true", "--threshold=20", str(copy)]
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def test_a_collector_that_was_stopped_goes_on_with_its_open_runs(tmp_path, caplog):
+    trace = read_trace(DEMO_TRACE).window(0, 110)
+    records = trace_records(trace)
+    stored = []
+    for part in (records[:70], records[70:]):
+        with (
+            caplog.at_level(logging.INFO),
+            ThreadCollector(tmp_path / "data") as collector,
+            WireStream(collector.target, hello()) as stream,
+            Client(collector.target) as client,
+        ):
+            stream.greet()
+            stream.send(*part).wait_acked(part[-1].sequence)
+            if part[-1] is records[-1]:
+                wait_until(lambda: not client.list_runs()[0].active, what="end of the run")
+                (run,) = client.list_runs()
+                starts = [(e.start_unix_nano - START_NS) / 1e9 for e in client.list_epochs(run.run_id).epochs]
+        stored.append(len(list((tmp_path / "data" / "tracking").iterdir())))
+    assert stored == [1, 0]
+    assert "again from its start" not in caplog.text
+    assert starts == pytest.approx(detect(trace).epoch_starts_s.tolist(), abs=1e-6)

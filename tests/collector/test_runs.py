@@ -1,12 +1,14 @@
 """Where runs begin and end, and that the same records always give the same runs."""
 
 import dataclasses
+import json
 import random
 
 import pytest
 from support.gpu_story import seconds, story
 
 from gpusonde.collector.records.model import Binding, Position
+from gpusonde.collector.tracking.run_state import RunState
 from gpusonde.collector.tracking.runs import RunEnded, RunPolicy, RunStarted, RunTicks, RunTracker
 
 GIB = float(1 << 30)
@@ -198,3 +200,35 @@ def test_a_tracker_that_begins_where_another_one_stood_comes_to_the_same_runs(sa
     assert (subject.run is None) == (steady.run is None)
     if subject.run and steady.run:
         assert dataclasses.astuple(subject.run) == dataclasses.astuple(steady.run)
+
+
+@pytest.mark.parametrize("samples", STORIES)
+@pytest.mark.parametrize("seed", range(8))
+def test_a_tracker_made_of_the_state_of_another_one_goes_on_as_that_would_have(samples, seed):
+    chance = random.Random(seed)
+    steady, subject = tracker(), tracker()
+    expected, found = [], []
+    while len(samples):
+        last = Position(1, int(samples.sequence[0]) + chance.randint(0, 30))
+        piece, samples = samples.through(last), samples.after(last)
+        expected += events_as_text(steady.ticks(piece))
+        found += events_as_text(subject.ticks(piece))
+        assert (subject.state() is None) == (subject.run is None)
+        if state := subject.state():
+            subject = tracker(state=RunState.from_json(json.loads(json.dumps(state.to_json()))))
+            assert repr(subject.state()) == repr(state)
+            assert subject.resume == steady.resume
+    assert found == expected
+
+
+def events_as_text(events):
+    return [repr(event.run) for event in events if not isinstance(event, RunTicks)]
+
+
+def test_the_job_of_the_run_is_part_of_the_state():
+    subject = tracker(bindings=[binding("job-1", -10)])
+    subject.ticks(story(("busy", 30)))
+    state = RunState.from_json(json.loads(json.dumps(subject.state().to_json())))
+    again = tracker(bindings=[binding("job-1", -10)], state=state)
+    (event,) = again.binding(Position(1, 31), binding("job-2", 29))
+    assert (event.run.job_id, event.run.end_reason) == ("job-1", "job job-2 took the GPU")

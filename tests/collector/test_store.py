@@ -484,3 +484,17 @@ def test_power_loss_at_any_moment_loses_nothing_acknowledged(tmp_path, seed):
     assert ticks_of(store) == list(range(10 * sent))
     assert store.losses() == []
     store.close()
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_the_store_knows_which_records_of_an_agent_are_durable(open_store, sealed):
+    store = open_store()
+    store.append(Feed().batches(1, 5))
+    store.append(Feed(agent_id="agent-2", spool_id="other").batches(1, 3))
+    if sealed:
+        store.seal()
+    store = open_store()
+    assert [store.holds("agent-1", Position(1, sequence)) for sequence in (0, 1, 5, 6)] == [False, True, True, False]
+    assert store.holds("agent-2", Position(2, 3))
+    assert not store.holds("agent-2", Position(1, 3))
+    assert not store.holds("nobody", Position(1, 3))

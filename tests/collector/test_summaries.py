@@ -163,6 +163,29 @@ def test_long_epochs_are_read_in_pieces_of_15_minutes_and_add_up_to_the_same(set
     assert_same(summaries_of(subject), table)
 
 
+def test_a_round_of_tracking_spends_its_time_on_a_few_pieces_and_the_rest_waits(setup):
+    trace, starts, ends = long_epochs()
+    subject = setup()
+    stored_by_hand(subject, trace, starts, ends)
+    reads = []
+    read = subject.store.read
+
+    def slow(*arguments, **more):
+        reads.append(arguments)
+        subject.now += 0.15
+        return read(*arguments, **more)
+
+    subject.store.read = slow
+    subject.pipeline.round()
+    assert len(reads) == 2  # the second began within the 0.2 s
+    assert subject.summaries.waiting
+    while subject.summaries.waiting:
+        before = len(reads)
+        subject.pipeline.round()
+        assert len(reads) <= before + 2
+    assert None not in summaries_of(subject)
+
+
 def test_what_is_left_at_a_stop_is_done_after_the_next_start(setup, trace, records, monkeypatch):
     subject = setup()
     monkeypatch.setattr(subject.summaries, "work", lambda stop: None)

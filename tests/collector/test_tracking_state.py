@@ -260,10 +260,10 @@ def test_the_state_of_a_run_that_the_catalogue_calls_over_is_left_out(setup, rec
 
 
 def bomb():
-    """A small archive that unpacks to a gibibyte."""
+    """A small archive that unpacks to 128 MiB."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("meta.npy", "w") as member:
-        for _ in range(128):
+        for _ in range(16):
             member.write(bytes(1 << 23))
     return buffer.getvalue()
 
@@ -344,18 +344,31 @@ class FailsLater(EpochTracker):
         raise FloatingPointError("rebuilt wrongly")
 
 
-def test_a_rebuilt_tracker_that_fails_gives_way_to_one_that_has_seen_all(
-    setup, records, uninterrupted, caplog, monkeypatch
-):
+def test_a_rebuilt_tracker_that_fails_gives_way_to_one_that_has_seen_all(setup, records, uninterrupted, caplog):
     subject, _ = stored_midway(setup, records)
-    restore = EpochTracker.restore.__func__
-    monkeypatch.setattr(
-        "gpusonde.collector.tracking.follower.GpuFollower.__init__.__defaults__",
-        (None, lambda data: restore(FailsLater, data)),
-        raising=False,
-    )
+    subject.restore_tracker = FailsLater.restore
     subject.restart()
     subject.feed(records[120:], 20)
     subject.pipeline.round()
     assert caplog.text.count("the tracker made of it fails: FloatingPointError('rebuilt wrongly')") == 1
     assert outcome(subject) == uninterrupted
+
+
+def test_a_run_that_goes_on_in_another_spool_goes_on_after_a_restart(setup, trace, uninterrupted):
+    first = trace_records(dataclasses.replace(trace, gpu_uuid=GPU))
+    cut = 80
+    renumbered = []
+    for sequence, record in enumerate([first[0], *first[cut:]], 1):
+        copy = type(record).FromString(record.SerializeToString())
+        copy.sequence = sequence
+        renumbered.append(copy)
+    subject = setup()
+    subject.feed(incoming(first[:cut]), 10)
+    subject.pipeline.finish()
+    subject.restart()
+    later = incoming(renumbered, spool_id="spool-2")
+    subject.feed(later[:40], 10)
+    subject.pipeline.finish()
+    subject.restart()
+    subject.feed(later[40:], 10)
+    assert outcome(subject)[1] == uninterrupted[1]

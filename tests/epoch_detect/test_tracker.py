@@ -1,10 +1,14 @@
 """``EpochTracker``: the same epochs as offline, in bounded memory, revised openly, surviving restarts."""
 
+import io
+import zipfile
+
 import numpy as np
 import pytest
 from support.epoch_traces import training_trace
 
 from gpusonde.epoch_detect import EpochEvent, EpochTracker, detect
+from gpusonde.epoch_detect.progress import time_shares
 from gpusonde.telemetry import Trace
 
 
@@ -146,3 +150,27 @@ def test_a_run_without_ticks_finishes_with_none() -> None:
 def test_a_broken_state_is_refused_with_what_to_do(data: bytes) -> None:
     with pytest.raises(ValueError, match="start the run's tracking anew"):
         EpochTracker.restore(data)
+
+
+def test_shares_are_those_of_the_ticks_and_survive_a_restart() -> None:
+    trace, _ = training_trace(20.0, 5)
+    tracker = EpochTracker(trace.metrics)
+    _feed(tracker, trace)
+    tracker.finish()
+    found = detect(trace)
+    expected = time_shares(trace.time_s, trace.values, found.epoch_starts_s, found.epoch_ends_s)
+    shares = tracker.shares()
+    assert (shares.idle, shares.stalled) == pytest.approx((expected.idle, expected.stalled), abs=1e-6)
+    assert EpochTracker.restore(tracker.state()).shares() == shares
+
+
+def test_shares_of_a_run_that_has_just_begun_are_not_numbers() -> None:
+    assert np.isnan(EpochTracker(["dram_active"]).shares().idle)
+
+
+def test_a_state_that_unpacks_to_more_than_any_tracker_holds_is_refused() -> None:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("meta.npy", bytes((1 << 26) + 1))
+    with pytest.raises(ValueError, match="is too large; start the run's tracking anew"):
+        EpochTracker.restore(buffer.getvalue())

@@ -52,7 +52,11 @@ def answers(
             ask("predict", "--run", run["run_id"], "--targets", "V100", *at),
         ],
         "train": [ask("train", str(table), "--out", str(folder / "model"))],
-        "evaluate": [ask("evaluate", "epochs", *map(str, write_scored_traces(folder)))],
+        "evaluate": [
+            ask("evaluate", "epochs", *map(str, write_scored_traces(folder))),
+            ask("evaluate", "predictor", str(table), "--protocol", "config", "--mode", "prior"),
+            ask("evaluate", "predictor", str(table), "--protocol", "config", "--mode", "default,prior"),
+        ],
         "agent": [agent_report, ask("agent", "--print-config"), ask("agent", "--check-config")],
         "record": [ask("record", str(folder / "copy.csv"), "--replay", trace, "--speed", "1000")],
         "collector": [collector_report, ask("collector", "--print-config")],

@@ -24,6 +24,7 @@ class TrackedStore:
         self._make_results = results
         self._silence_end_s = silence_end_s
         self._state_options = StateOptions(interval_s=state_interval_s)
+        self.restore_tracker = EpochTracker.restore
         self.now = 0.0
         self.store = None
         self.restart()
@@ -51,7 +52,8 @@ class TrackedStore:
         self.pipeline.restore([(gpu.agent_id, gpu.gpu_uuid) for gpu in self.store.gpus()])
 
     def follow(self, agent, gpu, resume, state):
-        return GpuFollower(agent, gpu, self.store, RunPolicy(), self._make_tracker, resume, state)
+        policy, restore = RunPolicy(), self.restore_tracker
+        return GpuFollower(agent, gpu, self.store, policy, self._make_tracker, resume, state, restore)
 
     def feed(self, records, group):
         for i in range(0, len(records), group):

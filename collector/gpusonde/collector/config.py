@@ -71,7 +71,7 @@ class RunsConfig:
     state_interval_s: float = option(
         "duration", 300.0, "time between two stored states of an open run; a crash costs reading again so much of it"
     )
-    summary_time_s: float = option("duration", 0.2, "time per round for mean metrics and energy of epochs")
+    summary_time_s: float = option("duration", 0.2, "time per round for mean metrics and energy of epochs, at least")
 
 
 @dataclass(frozen=True)

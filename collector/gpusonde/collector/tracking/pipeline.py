@@ -20,6 +20,8 @@ from gpusonde.collector.tracking.summaries import EpochSummaries
 _LOG = logging.getLogger(__name__)
 
 _Key = tuple[str, str]
+# Of the time that tracking took: where rounds are long there are many epochs to summarise in each.
+_SUMMARY_SHARE = 0.25
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,8 @@ class PipelineOptions:
         interval_s: Pause between rounds.
         save_interval_s: How old the stored state of an unchanged run may become.
         silence_end_s: Wall-clock time without records after which a run is over all the same.
-        summary_time_s: Time of each round for mean metrics and energy of epochs, beyond which at most one piece goes.
+        summary_time_s: Time of each round for mean metrics and energy of epochs, or a quarter of what tracking took
+            where that is more; at most one piece goes beyond.
     """
 
     interval_s: float = 0.5
@@ -120,6 +123,7 @@ class EpochPipeline:
 
     def round(self) -> None:
         """Track what is new and store what has changed."""
+        began_at = self._clock()
         with self._lock:
             touched, self._touched = self._touched, set()
         for key in touched - self._broken:
@@ -132,7 +136,7 @@ class EpochPipeline:
         self._end_silent_runs()
         if self._pending or self._clock() - self._saved_at >= self._options.save_interval_s:
             self._save()
-        self._summarise()
+        self._summarise(self._clock() - began_at)
 
     def hurry(self, within_s: float) -> None:
         """Have rounds, one under way included, stop where they are after a time; may be called from any thread.
@@ -210,11 +214,11 @@ class EpochPipeline:
     def _may_summarise(self) -> bool:
         return self._summaries.waiting and self._clock() >= self._summarise_from
 
-    def _summarise(self) -> None:
+    def _summarise(self, tracked_s: float) -> None:
         """Work out mean metrics and energy, for so long that no GPU waits noticeably."""
         if not self._may_summarise():
             return
-        until = self._clock() + self._options.summary_time_s
+        until = self._clock() + max(self._options.summary_time_s, tracked_s * _SUMMARY_SHARE)
         try:
             self._summaries.work(lambda: self._clock() >= until or self._is_late())
         except StoreError as error:
