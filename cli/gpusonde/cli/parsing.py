@@ -85,6 +85,14 @@ def positive_number(text: str) -> float:
     return value
 
 
+def ratio(text: str) -> float:
+    """Argument type: a finite number from 0 up."""
+    value = _number(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is negative")
+    return value
+
+
 def positive_integer(text: str) -> int:
     """Argument type: a whole number above zero."""
     value = _whole(text)

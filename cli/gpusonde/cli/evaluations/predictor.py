@@ -1,0 +1,219 @@
+"""``gpusonde evaluate predictor``: how well epoch latencies are predicted on runs that a model has not seen."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpusonde.cli import wording
+from gpusonde.cli.errors import CommandError, naming
+from gpusonde.cli.output import Output, Screen
+from gpusonde.cli.parsing import Parser, Subparsers, UsageError, add_command, names, positive_integer, ratio
+
+if TYPE_CHECKING:
+    from gpusonde.predictor.crossgpu.evaluation import Evaluation, Predictor, Protocol, Scores
+    from gpusonde.predictor.crossgpu.runs.table import RunsTable
+
+_PROTOCOLS = {
+    "random": "random pairs (leaks)",
+    "config": "unseen configuration",
+    "cnn": "unseen workload",
+    "target": "unseen target GPU",
+    "both": "both GPUs unseen",
+}
+_MODES = ("default", "prior", "paper")
+_MOST_SEEDS = 20
+_COLUMNS = ("held out", "mode", "predictions", "mean error", "median", "90 % quantile", "coverage", "width", "flagged")
+
+
+def add_parser(subparsers: Subparsers, common: Parser) -> None:
+    """Declare ``gpusonde evaluate predictor``."""
+    parser = add_command(
+        subparsers,
+        common,
+        "predictor",
+        "the epoch latency predictor, on runs measured on several GPUs",
+        "Fit the predictor to a part of a runs table and score it on the rest, by protocols that hold out what a query "
+        "would be new in (docs/latency_prediction.md). On the table that the shipped model was fitted on this is its "
+        "model card. Minutes; --mode paper takes the longest.",
+    )
+    parser.add_argument("runs", type=Path, metavar="RUNS.csv", help="runs table: one row per run")
+    group = parser.add_argument_group("what is scored")
+    group.add_argument(
+        "--protocol",
+        type=names,
+        default=list(_PROTOCOLS),
+        metavar="A,B",
+        help=f"what is held out: {', '.join(_PROTOCOLS)} (default: each in turn)",
+    )
+    group.add_argument(
+        "--mode",
+        "--model",
+        type=names,
+        default=["default", "prior"],
+        metavar="A,B",
+        help="default: our model; prior: its physical part alone; paper: the published stack (default: default,prior)",
+    )
+    group.add_argument(
+        "--test", type=Path, metavar="OTHER.csv", help="fit on RUNS.csv as far as the protocol allows, score on this"
+    )
+    group.add_argument(
+        "--noise",
+        type=ratio,
+        default=0.0,
+        metavar="X",
+        help="mean relative error to put on the sources' epoch latency, as a detector would (default: 0)",
+    )
+    group.add_argument(
+        "--seeds", type=positive_integer, default=1, metavar="N", help="random splits and noise, N times (default: 1)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Fit, predict, score, print."""
+    _check(args)
+    from gpusonde.predictor.crossgpu import read_runs
+
+    output = Output(as_json=args.json)
+    table = read_runs(args.runs)
+    test = None if args.test is None else read_runs(args.test)
+    rows = []
+    for protocol in args.protocol:
+        for mode in args.mode:
+            rows.append(_row(output, args, table, test, protocol, mode))
+    if all(row["mape"] is None for row in rows):
+        with naming(args.runs):
+            raise CommandError(rows[0]["reason"])
+    payload = {
+        "runs_file": str(args.runs),
+        "test_file": None if args.test is None else str(args.test),
+        "runs": len(table if test is None else test),
+        "gpus": list((table if test is None else test).gpu_names),
+        "noise": args.noise,
+        "seeds": args.seeds,
+        # One question, one answer: its scores need not be looked for in a list.
+        **({key: rows[0][key] for key in _score_keys()} if len(rows) == 1 else {}),
+        "results": rows,
+    }
+    output.result(payload, lambda screen: _render(screen, payload))
+    return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    for option, chosen, known in (("protocol", args.protocol, tuple(_PROTOCOLS)), ("mode", args.mode, _MODES)):
+        for name in chosen:
+            if name not in known:
+                raise UsageError(f"--{option} {name!r} is unknown; use {', '.join(known)}")
+        if len(set(chosen)) != len(chosen):
+            raise UsageError(f"--{option} names something twice")
+    if args.seeds > _MOST_SEEDS:
+        raise UsageError(f"--seeds is at most {_MOST_SEEDS}")
+    if args.noise >= 1:
+        raise UsageError("--noise is a ratio: 0.096 is 9.6 %")
+
+
+def _row(
+    output: Output, args: argparse.Namespace, table: RunsTable, test: RunsTable | None, protocol: str, mode: str
+) -> dict[str, Any]:
+    """Scores of one mode by one protocol; a table that is too small for it gives nulls and a reason."""
+    from gpusonde.predictor.crossgpu import TooFewRunsError
+    from gpusonde.predictor.crossgpu.evaluation import Protocol, UnsuitableTableError, evaluate
+
+    seeds = range(args.seeds)
+    label = f"{_PROTOCOLS[protocol]}, {mode}"
+    try:
+        with output.progress(label, 1.0) as show:
+            said = _Steps(label, as_json=args.json)
+
+            def progress(done: int, total: int) -> None:
+                show(done / total)
+                said(done, total)
+
+            found = evaluate(
+                table, _predictor(mode, Protocol(protocol)), Protocol(protocol),
+                seeds=seeds, noise=args.noise, test=test, progress=progress,
+            )  # fmt: skip
+    except (TooFewRunsError, UnsuitableTableError) as error:
+        return {"protocol": protocol, "mode": mode, "reason": str(error), **dict.fromkeys(_score_keys())} | {
+            "by_source": [], "by_target": [], "by_workload": []
+        }  # fmt: skip
+    own = {"protocol": protocol, "mode": mode, "reason": None}
+    return {**own, **_scores(found.overall), "mape_deviation": _spread(found)} | {
+        name: [{label: key, **_scores(scores)} for key, scores in groups.items()]
+        for name, label, groups in (
+            ("by_source", "gpu_model", found.by_source),
+            ("by_target", "gpu_model", found.by_target),
+            ("by_workload", "workload", found.by_workload),
+        )
+    }
+
+
+class _Steps:
+    """A line on stderr for every split, where no bar is drawn: minutes without a sign of life look like a hang."""
+
+    def __init__(self, label: str, *, as_json: bool) -> None:
+        self._label, self._quiet = label, sys.stderr.isatty() and not as_json
+
+    def __call__(self, done: int, total: int) -> None:
+        if not self._quiet:
+            print(f"{self._label}: {done} of {total}", file=sys.stderr, flush=True)
+
+
+def _predictor(mode: str, protocol: Protocol) -> Predictor:
+    from gpusonde.predictor.crossgpu import ModelSettings, PaperStack
+    from gpusonde.predictor.crossgpu.evaluation import default_predictor, paper_predictor, prior_predictor
+
+    if mode == "paper":
+        return paper_predictor(lambda seed: PaperStack(seed=seed))
+    return prior_predictor() if mode == "prior" else default_predictor(ModelSettings(), protocol)
+
+
+def _spread(found: Evaluation) -> float:
+    """Standard deviation of the mean error over seeds."""
+    errors = [scores.mape for scores in found.by_seed]
+    return statistics.stdev(errors) if len(errors) > 1 else math.nan
+
+
+def _score_keys() -> Sequence[str]:
+    from gpusonde.predictor.crossgpu.evaluation import Scores
+
+    return [*(_json_name(field.name) for field in dataclasses.fields(Scores)), "mape_deviation"]
+
+
+def _scores(scores: Scores) -> dict[str, Any]:
+    return {_json_name(name): value for name, value in dataclasses.asdict(scores).items()}
+
+
+def _json_name(attribute: str) -> str:
+    return {"pairs": "predictions", "width": "interval_width"}.get(attribute, attribute)
+
+
+def _render(screen: Screen, payload: dict[str, Any]) -> None:
+    where = payload["test_file"] or payload["runs_file"]
+    noise = f", sources {wording.percent(payload['noise'], 1)} off" if payload["noise"] else ""
+    screen.heading(f"{where}: {payload['runs']} runs on {', '.join(payload['gpus'])}{noise}")
+    screen.table(_COLUMNS, [_cells(row) for row in payload["results"]], numeric=_COLUMNS[2:], optional=("flagged",))
+    for row in payload["results"]:
+        if row["reason"]:
+            screen.note(f"note: {row['protocol']}, {row['mode']}: {row['reason']}")
+    screen.line("errors are relative to the measured latency; coverage and full width are those of 90 % intervals")
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    if row["mape"] is None:
+        return (_PROTOCOLS[row["protocol"]], row["mode"], *[wording.ABSENT] * (len(_COLUMNS) - 2))
+    spread = "" if math.isnan(row["mape_deviation"]) else f" ± {100 * row['mape_deviation']:.1f}"
+    return (
+        _PROTOCOLS[row["protocol"]],
+        row["mode"],
+        str(row["predictions"]),
+        f"{100 * row['mape']:.1f}{spread} %",
+        *(wording.percent(row[key], 1) for key in ("median_ape", "p90_ape", "coverage", "interval_width")),
+        wording.percent(row["extrapolated"], 0),
+    )

@@ -1,0 +1,32 @@
+"""Evaluation: protocols that hold out what a user's query would not have been seen with, and the errors on it."""
+
+from __future__ import annotations
+
+from gpusonde.predictor.crossgpu.evaluation.predictors import (
+    Predictor,
+    Task,
+    default_predictor,
+    paper_predictor,
+    predict_pairs,
+    prior_predictor,
+)
+from gpusonde.predictor.crossgpu.evaluation.protocols import Protocol, Split
+from gpusonde.predictor.crossgpu.evaluation.run import UnsuitableTableError, evaluate, with_noise
+from gpusonde.predictor.crossgpu.evaluation.scores import Evaluation, PairErrors, Scores
+
+__all__ = [
+    "Evaluation",
+    "PairErrors",
+    "Predictor",
+    "Protocol",
+    "Scores",
+    "Split",
+    "Task",
+    "UnsuitableTableError",
+    "default_predictor",
+    "evaluate",
+    "paper_predictor",
+    "predict_pairs",
+    "prior_predictor",
+    "with_noise",
+]
