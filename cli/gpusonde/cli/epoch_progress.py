@@ -180,8 +180,7 @@ def render_progress(screen: Screen, progress: Progress) -> None:
     """Print the table and what follows from it."""
     if not progress.table:
         return
-    known = next((epoch for epoch in progress.table if epoch.mean_metrics), progress.table[0])
-    names = [name for name, mean in known.mean_metrics.items() if math.isfinite(mean)][:_SHOWN_METRICS]
+    names = _shown_metrics(progress.table)
     means = [f"mean {name}" for name in names]
     tracked = any(epoch.status for epoch in progress.table)
     columns = ("epoch", "start (s)", "end (s)", "duration (s)", *(["confidence"] if tracked else []), "energy (kJ)")
@@ -215,6 +214,18 @@ def render_progress(screen: Screen, progress: Progress) -> None:
             f"{estimate.epochs_done} epochs done, {estimate.epochs_left} left: the job ends at "
             f"{wording.seconds(estimate.end_s)} (90 % interval {range_} s)"
         )
+
+
+def _shown_metrics(table: Sequence[EpochFigures]) -> list[str]:
+    """The first few metrics that have a mean, in the catalogue's order, whatever the order in a file or a store."""
+    from gpusonde.telemetry import METRICS
+
+    known = next((epoch for epoch in table if epoch.mean_metrics), table[0])
+    means = (known.mean_metrics.get(metric.name) for metric in METRICS)
+    names = [
+        metric.name for metric, mean in zip(METRICS, means, strict=True) if mean is not None and math.isfinite(mean)
+    ]
+    return names[:_SHOWN_METRICS]
 
 
 def _render_trend(screen: Screen, trend: TrendFigures) -> None:
