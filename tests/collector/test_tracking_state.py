@@ -239,6 +239,7 @@ def put(place, value):
         (put(["reached"], [2, 5]), "ahead of the samples"),
         (put(["policy", "idle_end_s"], 120.0), "options that say when runs begin and end have changed"),
         (put(["runs", "last_time"], "soon"), "no whole number"),
+        (put(["runs", "memory"], 10**400), "does not fit"),
         (put(["metrics"], 7), "does not fit"),
         (put(["metrics"], ["dram_active"]), "shape"),
     ],
@@ -352,6 +353,29 @@ def test_a_rebuilt_tracker_that_fails_gives_way_to_one_that_has_seen_all(setup, 
     subject.pipeline.round()
     assert caplog.text.count("the tracker made of it fails: FloatingPointError('rebuilt wrongly')") == 1
     assert outcome(subject) == uninterrupted
+
+
+class FailsAtTheEnd(EpochTracker):
+    """A tracker that fails once it was rebuilt, when its run is over."""
+
+    def finish(self):
+        raise FloatingPointError("rebuilt wrongly")
+
+
+def test_a_rebuilt_tracker_that_fails_when_a_silent_run_is_ended_gives_way_too(setup, records, caplog):
+    subject, _ = stored_midway(setup, records)
+    subject.restore_tracker = FailsAtTheEnd.restore
+    subject.restart()
+    subject.pipeline.round()
+    subject.now += 90_000
+    subject.pipeline.round()
+    assert "the tracker made of it fails" in caplog.text
+    subject.pipeline.round()
+    assert not subject.runs()[0].ended
+    subject.now += 90_000
+    subject.pipeline.round()
+    (run,) = subject.runs()
+    assert (run.ended, run.verdict) == (True, "epochs")
 
 
 def test_a_run_that_goes_on_in_another_spool_goes_on_after_a_restart(setup, trace, uninterrupted):

@@ -127,7 +127,11 @@ class GpuFollower:
                 return
 
     def end(self, reason: str) -> list[RunUpdate]:
-        """End the open run for a reason outside of the ticks."""
+        """End the open run for a reason outside of the ticks.
+
+        Raises:
+            UnusableStateError: As for ``advance``.
+        """
         return self._apply(self._runs.end(reason))
 
     def current(self) -> RunUpdate | None:

@@ -17,6 +17,8 @@ from gpusonde.collector.tracking.run_state import RunState, number, position, te
 from gpusonde.epoch_detect.progress import Shares
 
 _LENGTH = struct.Struct("<I")
+# What reading fields of another kind, number or depth than expected ends in.
+_MISFITS = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError, struct.error)
 
 
 class UnusableStateError(Exception):
@@ -93,9 +95,9 @@ class FollowerState:
             (length,) = _LENGTH.unpack_from(data)
             begin = _LENGTH.size + length
             if begin > len(data):
-                raise ValueError("it is cut off")  # noqa: TRY301 - as for everything else that does not fit
+                raise ValueError("it is cut off")
             return cls._from_json(json.loads(data[_LENGTH.size : begin]), data[begin:])
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError, struct.error) as error:
+        except _MISFITS as error:
             raise UnusableStateError(f"its content does not fit: {error!r}") from error
 
     @classmethod

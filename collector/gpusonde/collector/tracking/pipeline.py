@@ -208,8 +208,11 @@ class EpochPipeline:
                 continue
             del self._heard_at[key]
             if follower := self._followers.get(key):
-                self._pending += follower.end(f"no records for {self._options.silence_end_s:.0f} s")
-                self._unsaved[key] = None
+                try:
+                    self._pending += follower.end(f"no records for {self._options.silence_end_s:.0f} s")
+                    self._unsaved[key] = None
+                except UnusableStateError as error:
+                    self._begin_again(key, error)
 
     def _may_summarise(self) -> bool:
         return self._summaries.waiting and self._clock() >= self._summarise_from
