@@ -79,7 +79,7 @@ def test_a_collector_that_was_stopped_goes_on_with_its_open_runs(tmp_path, caplo
     stored = []
     for part in (records[:70], records[70:]):
         with (
-            caplog.at_level(logging.INFO),
+            caplog.at_level(logging.INFO, logger="gpusonde"),
             ThreadCollector(tmp_path / "data") as collector,
             WireStream(collector.target, hello()) as stream,
             Client(collector.target) as client,

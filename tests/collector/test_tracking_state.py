@@ -119,7 +119,7 @@ def test_after_a_graceful_restart_nothing_is_read_again(setup, records, monkeypa
     subject.pipeline.finish()
     subject.restart()
     counted = ticks_read(subject, monkeypatch)
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO, logger="gpusonde"):
         subject.pipeline.round()
         assert counted == []
         subject.feed(records[100:110], 10)
@@ -148,7 +148,7 @@ def test_without_a_state_the_run_is_read_again_from_its_start(setup, records, un
     file.unlink()
     subject.restart()
     counted = ticks_read(subject, monkeypatch)
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO, logger="gpusonde"):
         subject.pipeline.round()
     assert sum(counted) > 850
     assert caplog.text.count("has no stored state and is read again from its start") == 1
