@@ -6,13 +6,10 @@ from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
-import numpy as np
-
 from gpusonde.catalog import GpuSpec
 from gpusonde.predictor.crossgpu.combination import combine_predictions
-from gpusonde.predictor.crossgpu.features import SOURCE_FEATURE_COUNT, feature_matrix
 from gpusonde.predictor.crossgpu.intervals.calibrator import Calibrator
-from gpusonde.predictor.crossgpu.intervals.novelty import GpuNeighbourhood, KnownGpu, RunNeighbourhood
+from gpusonde.predictor.crossgpu.intervals.novelty import GpuNeighbourhood, RunNeighbourhood
 from gpusonde.predictor.crossgpu.measurement import LatencyPrediction, SourceMeasurement
 from gpusonde.predictor.crossgpu.persistence import read_model, write_model
 from gpusonde.predictor.crossgpu.query import Query
@@ -23,6 +20,8 @@ from gpusonde.predictor.crossgpu.state import FittedState, ModelSettings
 
 _SHIPPED = "shipped/latency_model.zip"
 _MINIMUM_PAIRS = 30
+# A GPU on which fewer configurations ran counts as new: what was learned of it may be those configurations' own.
+_MINIMUM_CONFIGURATIONS = 5
 
 
 class NotFittedError(RuntimeError):
@@ -73,26 +72,32 @@ class LatencyModel:
         Raises:
             TooFewRunsError: Fewer than 30 pairs of runs share a configuration.
         """
-        chosen = Pairs.of(runs, pairs)
-        if len(chosen) < _MINIMUM_PAIRS:
+        return self.fit_pairs(Pairs.of(runs, pairs))
+
+    def fit_pairs(self, pairs: Pairs) -> LatencyModel:
+        """Fit to pairs of runs, whichever tables they come from.
+
+        Raises:
+            TooFewRunsError: They are fewer than 30.
+        """
+        if len(pairs) < _MINIMUM_PAIRS:
             raise TooFewRunsError(
-                f"{len(chosen)} pairs of runs share a configuration on two GPUs; at least {_MINIMUM_PAIRS} are needed: "
+                f"{len(pairs)} pairs of runs share a configuration on two GPUs; at least {_MINIMUM_PAIRS} are needed: "
                 "add runs of the same workloads on other GPUs"
             )
         settings = self.settings
-        used = runs.subset(np.union1d(chosen.source, chosen.target))
-        residual = ResidualModel.fit(chosen.features, chosen.log_ratio - chosen.prior, settings.residual)
-        typical_busy = float(np.mean([run.metrics["gpu_utilization"].mean for run in used.runs]))
+        residual = ResidualModel.fit(pairs.features, pairs.log_ratio - pairs.prior, settings.residual)
+        sources, positions = pairs.sources()
+        typical_busy = pairs.typical_busy()
         calibrator = Calibrator(
-            runs, chosen, settings.residual, residual,
+            pairs, settings.residual, residual,
             one_unseen_weight=settings.one_unseen_weight, typical_busy=typical_busy, coverage=settings.coverage,
         )  # fmt: skip
-        own = np.concatenate([feature_matrix(run.measurement(), [run.gpu]) for run in used.runs])
         self._state = FittedState(
             residual=residual,
             calibrations=calibrator.calibrate(settings.situations),
-            runs=RunNeighbourhood.fit(own[:, :SOURCE_FEATURE_COUNT], [run.configuration.model for run in used.runs]),
-            gpus=GpuNeighbourhood(tuple({run.gpu.name: KnownGpu.of(run.gpu) for run in used.runs}.values())),
+            runs=RunNeighbourhood.fit(sources, pairs.workload[positions].tolist()),
+            gpus=GpuNeighbourhood(pairs.well_known_gpus(_MINIMUM_CONFIGURATIONS)),
             typical_busy=typical_busy,
         )
         self._version = "unsaved"

@@ -112,11 +112,6 @@ def log_latency_ratio(source: SourceMeasurement, target: GpuSpec, line: Roofline
     return math.log((1 - line.busy) + line.busy * working)
 
 
-def log_static_ratio(source: SourceMeasurement, target: GpuSpec) -> float:
-    """The prior for a GPU that always works: how far apart the two GPUs are, signed, in log space."""
-    return log_latency_ratio(source, target, Roofline(busy=1.0))
-
-
 def _log_ratio(source: SourceMeasurement, target: GpuSpec, attribute: str) -> float:
     numerator, denominator = source.figure(attribute), getattr(target, attribute)
     if not numerator or not denominator:

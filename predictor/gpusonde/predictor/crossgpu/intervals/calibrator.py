@@ -9,8 +9,7 @@ import numpy.typing as npt
 
 from gpusonde.predictor.crossgpu.intervals.conformal import Calibration, LeftOut, Situation, calibrate_worst
 from gpusonde.predictor.crossgpu.regression.residual import ResidualModel, ResidualSettings
-from gpusonde.predictor.crossgpu.runs.pairs import BoolArray, Pairs, grouped_folds, static_log_ratios
-from gpusonde.predictor.crossgpu.runs.table import RunsTable
+from gpusonde.predictor.crossgpu.runs.pairs import BoolArray, Pairs, grouped_folds
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -23,7 +22,6 @@ class Calibrator:
 
     def __init__(
         self,
-        table: RunsTable,
         pairs: Pairs,
         settings: ResidualSettings,
         whole: ResidualModel,
@@ -33,7 +31,7 @@ class Calibrator:
         coverage: float,
     ) -> None:
         """Keep what the folds are made of; ``whole`` gives them its kernel parameters."""
-        self._table, self._pairs, self._settings, self._whole = table, pairs, settings, whole
+        self._pairs, self._settings, self._whole = pairs, settings, whole
         self._weight, self._typical_busy, self._coverage = one_unseen_weight, typical_busy, coverage
         self._residual = pairs.log_ratio - pairs.prior
 
@@ -95,4 +93,4 @@ class Calibrator:
         return self._residual
 
     def _static_only(self) -> FloatArray:
-        return static_log_ratios(self._table, self._pairs, self._typical_busy) - self._pairs.log_ratio
+        return self._pairs.static_log_ratios(self._typical_busy) - self._pairs.log_ratio

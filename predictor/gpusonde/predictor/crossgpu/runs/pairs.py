@@ -1,40 +1,50 @@
-"""Pairs of runs as arrays: one configuration, two GPUs, the ratio of their epoch latencies."""
+"""Pairs of runs as arrays, what models are fitted on: one configuration, two GPUs, the ratio of their latencies."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gpusonde.predictor.crossgpu.features import REQUIRED_METRICS, feature_matrix
-from gpusonde.predictor.crossgpu.prior import Roofline, log_latency_ratio, metric_level, roofline
+from gpusonde.predictor.crossgpu.features import REQUIRED_METRICS, SOURCE_FEATURE_COUNT, feature_matrix
+from gpusonde.predictor.crossgpu.intervals.novelty import KnownGpu
+from gpusonde.predictor.crossgpu.prior import log_latency_ratio, metric_level, roofline
 from gpusonde.predictor.crossgpu.runs.table import IndexArray, RunsTable
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
+# Of the source features: mean GPU utilisation.
+_BUSY = 1
+# The time of a pair of a table, whose runs have none: it never grows old.
+TIMELESS = 0.0
+_ARRAYS = (
+    "features", "prior", "log_ratio", "configuration", "workload", "source_gpu", "target_gpu", "time_unix_s",
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Pairs:
-    """All ordered pairs of a runs table; every array has shape (pairs,) unless said otherwise.
+    """Ordered pairs of runs; every array has shape (pairs,) unless said otherwise.
 
     Attributes:
-        source: Index of the source run.
-        target: Index of the target run.
         features: Shape (pairs, features).
         prior: Log ratio (target / source) by the prior.
         log_ratio: Log of (target's measured latency / source's detected latency).
-        configuration: Number of the pair's configuration.
-        workload: Number of the pair's workload (the configuration's model).
-        source_gpu: Number of the source GPU, into ``gpu_names``.
+        configuration: Number of the pair's configuration, into ``configurations``.
+        workload: Number of the pair's workload, into ``workloads``; a configuration belongs to one workload.
+        source_gpu: Number of the source GPU, into ``gpus``.
         target_gpu: Number of the target GPU.
-        gpu_names: Canonical names, sorted.
+        time_unix_s: When the later of the two runs ended; 0 for pairs of a table, which do not grow old.
+        configurations: Names of configurations; those of a fleet are its jobs.
+        workloads: Names of workloads.
+        gpus: The GPUs.
     """
 
-    source: IndexArray
-    target: IndexArray
     features: FloatArray
     prior: FloatArray
     log_ratio: FloatArray
@@ -42,10 +52,13 @@ class Pairs:
     workload: IndexArray
     source_gpu: IndexArray
     target_gpu: IndexArray
-    gpu_names: tuple[str, ...]
+    time_unix_s: FloatArray
+    configurations: tuple[str, ...]
+    workloads: tuple[str, ...]
+    gpus: tuple[KnownGpu, ...]
 
     def __len__(self) -> int:
-        return int(self.source.size)
+        return int(self.prior.size)
 
     @classmethod
     def of(cls, table: RunsTable, indices: tuple[IndexArray, IndexArray] | None = None) -> Pairs:
@@ -70,38 +83,116 @@ class Pairs:
             prior += [log_latency_ratio(measurement, gpu, line) for gpu in targets]
         measured = np.array([run.epoch_latency_s for run in runs])
         detected = np.array([run.detected_epoch_latency_s for run in runs])
-        configurations = _number([run.configuration for run in runs])
-        workloads = _number([(run.configuration.model,) for run in runs])
-        gpus = _number([(run.gpu.name,) for run in runs])
+        configurations, configuration = _numbered(["|".join(run.configuration) for run in runs])
+        workloads, workload = _numbered([run.configuration.model for run in runs])
+        names, gpu = _numbered([run.gpu.name for run in runs])
+        known = {run.gpu.name: KnownGpu.of(run.gpu) for run in runs}
         return cls(
-            source=source,
-            target=target,
             features=np.concatenate(features) if features else np.zeros((0, 0)),
             prior=np.array(prior),
             log_ratio=np.log(measured[target] / detected[source]),
-            configuration=configurations[source],
-            workload=workloads[source],
-            source_gpu=gpus[source],
-            target_gpu=gpus[target],
-            gpu_names=table.gpu_names,
+            configuration=configuration[source],
+            workload=workload[source],
+            source_gpu=gpu[source],
+            target_gpu=gpu[target],
+            time_unix_s=np.full(len(source), TIMELESS),
+            configurations=configurations,
+            workloads=workloads,
+            gpus=tuple(known[name] for name in names),
         )
+
+    @classmethod
+    def join(cls, parts: Sequence[Pairs]) -> Pairs:
+        """Put pairs of several origins together; equal names mean the same thing, empty parts are left out."""
+        parts = [part for part in parts if len(part)]
+        if len(parts) == 1:
+            return parts[0]
+        gpus = {gpu.name: gpu for part in parts for gpu in part.gpus}
+        configurations = tuple(sorted({name for part in parts for name in part.configurations}))
+        workloads = tuple(sorted({name for part in parts for name in part.workloads}))
+        names = tuple(sorted(gpus))
+
+        def joined(name: str) -> Any:
+            return np.concatenate([getattr(part, name) for part in parts])
+
+        def renumbered(name: str, own: Callable[[Pairs], tuple[str, ...]], common: tuple[str, ...]) -> IndexArray:
+            place = {label: number for number, label in enumerate(common)}
+            tables = [np.array([place[label] for label in own(part)], dtype=np.intp) for part in parts]
+            return np.concatenate([table[getattr(p, name)] for table, p in zip(tables, parts, strict=True)])
+
+        return cls(
+            features=joined("features"),
+            prior=joined("prior"),
+            log_ratio=joined("log_ratio"),
+            configuration=renumbered("configuration", lambda part: part.configurations, configurations),
+            workload=renumbered("workload", lambda part: part.workloads, workloads),
+            source_gpu=renumbered("source_gpu", lambda part: part.gpu_names, names),
+            target_gpu=renumbered("target_gpu", lambda part: part.gpu_names, names),
+            time_unix_s=joined("time_unix_s"),
+            configurations=configurations,
+            workloads=workloads,
+            gpus=tuple(gpus[name] for name in names),
+        )
+
+    @property
+    def gpu_names(self) -> tuple[str, ...]:
+        """Canonical names of the GPUs."""
+        return tuple(gpu.name for gpu in self.gpus)
+
+    def where(self, mask: BoolArray) -> Pairs:
+        """The pairs for which ``mask``, shape (pairs,), is True; the names stay."""
+        arrays: dict[str, Any] = {name: getattr(self, name)[mask] for name in _ARRAYS}
+        return replace(self, **arrays)
 
     def touches(self, gpu: int) -> BoolArray:
         """Which pairs have the GPU as source or target, shape (pairs,)."""
         mask: BoolArray = (self.source_gpu == gpu) | (self.target_gpu == gpu)
         return mask
 
+    def sources(self) -> tuple[FloatArray, IndexArray]:
+        """The source runs behind the pairs.
 
-def static_log_ratios(table: RunsTable, pairs: Pairs, busy: float) -> FloatArray:
-    """The prior without any dynamic metric: a GPU that works a ``busy`` share of the time, shape (pairs,)."""
-    runs = table.runs
-    line = Roofline(busy)
-    return np.array(
-        [
-            log_latency_ratio(runs[i].measurement(), runs[j].gpu, line)
-            for i, j in zip(pairs.source, pairs.target, strict=True)
-        ]
-    )
+        Returns:
+            Their features, shape (runs, source features), and the position of a pair of each, shape (runs,).
+        """
+        own = self.features[:, :SOURCE_FEATURE_COUNT]
+        _, first = np.unique(own, axis=0, return_index=True)
+        positions: IndexArray = np.sort(first)
+        return own[positions], positions
+
+    def typical_busy(self) -> float:
+        """Mean GPU utilisation over the source runs."""
+        return float(self.sources()[0][:, _BUSY].mean())
+
+    def static_log_ratios(self, busy: float) -> FloatArray:
+        """The prior without any dynamic metric: a GPU that works a ``busy`` share of the time, shape (pairs,)."""
+        log_rates = np.array(
+            [math.log(gpu.fp32_tflops * gpu.memory_bandwidth_bytes_per_second) / 2 for gpu in self.gpus]
+        )
+        working = np.exp(log_rates[self.source_gpu] - log_rates[self.target_gpu])
+        ratios: FloatArray = np.log((1 - busy) + busy * working)
+        return ratios
+
+    def well_known_gpus(self, configurations: int) -> tuple[KnownGpu, ...]:
+        """GPUs that at least so many configurations ran on."""
+
+        def count(gpu: int) -> int:
+            return len(np.unique(self.configuration[self.touches(gpu)]))
+
+        return tuple(gpu for number, gpu in enumerate(self.gpus) if count(number) >= configurations)
+
+
+def decayed_weights(time_unix_s: FloatArray, now_unix_s: float, half_life_s: float) -> FloatArray:
+    """Weight of each pair in a fit: halved with every half-life that has passed; 1 for pairs without a time.
+
+    Args:
+        time_unix_s: Shape (pairs,).
+        now_unix_s: The present; pairs from the future weigh 1.
+        half_life_s: Above zero; infinite for samples that do not grow old.
+    """
+    age = np.where(time_unix_s == TIMELESS, 0.0, np.maximum(now_unix_s - time_unix_s, 0.0))
+    weights: FloatArray = np.exp(-math.log(2.0) * age / half_life_s)
+    return weights
 
 
 def grouped_folds(groups: IndexArray, folds: int, seed: int) -> Iterator[tuple[BoolArray, BoolArray]]:
@@ -122,6 +213,7 @@ def grouped_folds(groups: IndexArray, folds: int, seed: int) -> Iterator[tuple[B
         yield ~held_out, held_out
 
 
-def _number(labels: Sequence[tuple[str, ...]]) -> IndexArray:
-    numbers = {label: number for number, label in enumerate(sorted(set(labels)))}
-    return np.array([numbers[label] for label in labels], dtype=np.intp)
+def _numbered(labels: Sequence[str]) -> tuple[tuple[str, ...], IndexArray]:
+    names = tuple(sorted(set(labels)))
+    numbers = {label: number for number, label in enumerate(names)}
+    return names, np.array([numbers[label] for label in labels], dtype=np.intp)

@@ -1,0 +1,62 @@
+"""Pairs: selecting, joining and weighing them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from gpusonde.predictor.crossgpu import LatencyModel
+from gpusonde.predictor.crossgpu.runs.pairs import TIMELESS, Pairs, decayed_weights
+
+DAY_S = 86_400.0
+
+
+@pytest.fixture(scope="module")
+def pairs(runs):
+    return Pairs.of(runs)
+
+
+def test_parts_joined_again_mean_what_they_meant(pairs):
+    other = np.array([pairs.workloads[number] == "Net2" for number in pairs.workload])
+    a, b = pairs.where(other), pairs.where(~other)
+    # The parts as two tables would give them: names that the other part has, and only their own.
+    a = replace(a, workloads=("Net2",), workload=np.zeros(len(a), dtype=np.intp))
+    joined = Pairs.join([b, a])
+    assert len(joined) == len(pairs)
+    assert [joined.workloads[n] for n in joined.workload[-len(a) :]] == ["Net2"] * len(a)
+    names = [[p.configurations[n] for n in p.configuration] for p in (b, a)]
+    assert [joined.configurations[n] for n in joined.configuration] == [*names[0], *names[1]]
+    gpus = [[(p.gpu_names[i], p.gpu_names[j]) for i, j in zip(p.source_gpu, p.target_gpu, strict=True)] for p in (b, a)]
+    assert [
+        (joined.gpu_names[i], joined.gpu_names[j]) for i, j in zip(joined.source_gpu, joined.target_gpu, strict=True)
+    ] == [*gpus[0], *gpus[1]]
+
+
+def test_a_model_does_not_mind_where_its_pairs_come_from(pairs, runs, small_settings):
+    quick = replace(small_settings, situations=())
+    half = pairs.configuration % 2 == 0
+    whole = LatencyModel(quick).fit(runs)
+    joined = LatencyModel(quick).fit_pairs(Pairs.join([pairs.where(half), pairs.where(~half)]))
+    source, target = runs.run(0).measurement(), [runs.run(3).gpu]
+    (a,), (b,) = whole.predict(source, target), joined.predict(source, target)
+    # Trees draw at random from rows in another order.
+    assert b.epoch_latency_s == pytest.approx(a.epoch_latency_s, rel=0.03)
+
+
+def test_a_gpu_that_few_configurations_ran_on_still_counts_as_new(pairs, runs, small_settings, gpus):
+    t4 = pairs.gpu_names.index("T4")
+    few = pairs.where(~pairs.touches(t4) | (pairs.configuration < 3))
+    model = LatencyModel(replace(small_settings, situations=())).fit_pairs(few)
+    (prediction,) = model.predict(runs.run(0).measurement(), [gpus.get("T4")])
+    assert prediction.status == "extrapolated"
+    assert "T4" in prediction.reason
+
+
+def test_weights_halve_with_every_half_life_and_tables_never_age():
+    now = 100 * DAY_S
+    times = np.array([TIMELESS, now, now - 30 * DAY_S, now - 60 * DAY_S, now + DAY_S])
+    assert decayed_weights(times, now, 30 * DAY_S).tolist() == pytest.approx([1, 1, 0.5, 0.25, 1])
+    assert decayed_weights(times, now, math.inf).tolist() == [1] * 5
