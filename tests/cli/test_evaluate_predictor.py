@@ -113,9 +113,20 @@ def test_impossible_options_are_usage_errors(
     assert said in capsys.readouterr().err
 
 
+def test_timings_score_what_is_said_without_metrics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "timings.csv"
+    rows = ["a,one,T4,fp32,2.0,True", "a,one,V100,fp32,1.0,True", "a,one,A10G,fp32,0.9,False"]
+    path.write_text("pair_key,dataset,gpu,precision,t_rel,main\n" + "\n".join(rows) + "\n")
+    found = evaluated(capsys, path)
+    assert [(row["rows"], row["predictions"]) for row in found["results"]] == [("main", 2), ("all", 6)]
+    assert {row["protocol"] for row in found["results"]} == {"static"}
+    assert main(["evaluate", "predictor", str(path), "--protocol", "config"]) == 2
+    assert "without metrics" in capsys.readouterr().err
+
+
 @pytest.mark.shared_data
 @pytest.mark.skipif(not RUNS.is_file(), reason="../shared/data is absent")
 def test_the_model_card_is_reproduced(capsys: pytest.CaptureFixture[str]) -> None:
     found = evaluated(capsys, RUNS, "--protocol", "both", "--mode", "default")
-    assert found["mape"] == pytest.approx(0.129, abs=0.003)
-    assert found["coverage"] == pytest.approx(0.91, abs=0.02)
+    assert found["mape"] == pytest.approx(0.132, abs=0.003)
+    assert found["coverage"] == pytest.approx(0.94, abs=0.02)

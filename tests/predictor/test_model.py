@@ -11,12 +11,14 @@ from gpusonde.predictor.crossgpu import (
     MetricDistribution,
     ModelSettings,
     NotFittedError,
+    Precision,
     SourceMeasurement,
     TooFewRunsError,
     read_runs,
 )
 from gpusonde.predictor.crossgpu.evaluation import Scores, predict_pairs
 from gpusonde.predictor.crossgpu.intervals.conformal import Situation
+from gpusonde.predictor.crossgpu.intervals.novelty import KnownGpu, rate_uncertainty
 from gpusonde.predictor.crossgpu.regression.gaussian_process import GaussianProcess
 from gpusonde.predictor.crossgpu.regression.trees import ObliviousTrees
 
@@ -146,9 +148,32 @@ def test_a_target_with_unknown_rates_does_not_hurt_the_others(model, runs, gpus)
 
 def test_a_situation_that_was_not_calibrated_gets_the_priors_interval(runs, gpus, small_settings):
     quick = LatencyModel(dataclasses.replace(small_settings, situations=())).fit(runs)
-    (prediction,) = quick.predict(runs.run(0).measurement(), [gpus.get("A100-SXM4-40GB")])
-    prior = quick.state.calibration(Situation.PRIOR_ONLY).quantile
+    source, target = runs.run(0).measurement(), gpus.get("A100-SXM4-40GB")
+    (prediction,) = quick.predict(source, [target])
+    scale = rate_uncertainty(KnownGpu.of(source.gpu), KnownGpu.of(target))
+    prior = quick.state.calibrations[Situation.PRIOR_ONLY].quantile * scale
     assert math.log(prediction.epoch_latency_high_s / prediction.epoch_latency_s) >= prior * 0.999
+
+
+def test_a_gpu_that_power_holds_back_gets_a_wider_interval(model, runs, gpus):
+    source = dataclasses.replace(runs.run(0).measurement(), gpu=gpus.get("A100-SXM4-80GB"), static_attributes={})
+    # Much the same peak rates; the L4 has 72 W for a boost clock of 2.6 times its base clock.
+    l4 = gpus.get("L4")
+    steady = dataclasses.replace(l4, name="steady", base_clock_mhz=l4.boost_clock_mhz, power_limit_watts=200.0)
+    a, b = model.predict(source, [l4, steady])
+    assert a.epoch_latency_s == pytest.approx(b.epoch_latency_s)
+    widths = [math.log(p.epoch_latency_high_s / p.epoch_latency_s) for p in (a, b)]
+    assert widths[0] > 1.3 * widths[1]
+
+
+def test_a_precision_the_model_was_not_fitted_on_gets_the_prior_and_says_so(model, runs, gpus):
+    fp32 = runs.run(0).measurement()
+    targets = [gpus.get("T4"), gpus.get("V100-SXM2-16GB")]
+    mixed = model.predict(dataclasses.replace(fp32, precision=Precision.MIXED), targets)
+    assert {p.status for p in mixed} == {"extrapolated"}
+    assert "fitted on FP32" in mixed[0].reason
+    # Both have tensor cores and the P100 of the source has none: they gain more than in FP32.
+    assert all(a.epoch_latency_s < b.epoch_latency_s for a, b in zip(mixed, model.predict(fp32, targets), strict=True))
 
 
 @pytest.mark.shared_data

@@ -26,10 +26,23 @@ _PROTOCOLS = {
     "cnn": "unseen workload",
     "target": "unseen target GPU",
     "both": "both GPUs unseen",
+    "static": "unseen GPU, no metrics",
 }
 _MODES = ("default", "prior", "paper")
+_DEFAULT_MODES = ("default", "prior")
 _MOST_SEEDS = 20
-_COLUMNS = ("held out", "mode", "predictions", "mean error", "median", "90 % quantile", "coverage", "width", "flagged")
+_COLUMNS = (
+    "held out",
+    "mode",
+    "rows",
+    "predictions",
+    "mean error",
+    "median",
+    "90 % quantile",
+    "coverage",
+    "width",
+    "flagged",
+)
 
 
 def add_parser(subparsers: Subparsers, common: Parser) -> None:
@@ -41,14 +54,14 @@ def add_parser(subparsers: Subparsers, common: Parser) -> None:
         "the epoch latency predictor, on runs measured on several GPUs",
         "Fit the predictor to a part of a runs table and score it on the rest, by protocols that hold out what a query "
         "would be new in (docs/latency_prediction.md). On the table that the shipped model was fitted on this is its "
-        "model card. Minutes; --mode paper takes the longest.",
+        "model card. Minutes; --mode paper takes the longest. A table of timings, which has no metrics, scores what "
+        "the shipped model says without any.",
     )
-    parser.add_argument("runs", type=Path, metavar="RUNS.csv", help="runs table: one row per run")
+    parser.add_argument("runs", type=Path, metavar="RUNS.csv", help="runs table: one row per run; or timings")
     group = parser.add_argument_group("what is scored")
     group.add_argument(
         "--protocol",
         type=names,
-        default=list(_PROTOCOLS),
         metavar="A,B",
         help=f"what is held out: {', '.join(_PROTOCOLS)} (default: each in turn)",
     )
@@ -56,7 +69,6 @@ def add_parser(subparsers: Subparsers, common: Parser) -> None:
         "--mode",
         "--model",
         type=names,
-        default=["default", "prior"],
         metavar="A,B",
         help="default: our model; prior: its physical part alone; paper: the published stack (default: default,prior)",
     )
@@ -79,13 +91,18 @@ def run(args: argparse.Namespace) -> int:
     """Fit, predict, score, print."""
     _check(args)
     from gpusonde.predictor.crossgpu import read_runs
+    from gpusonde.predictor.crossgpu.evaluation import is_timings_table
 
     output = Output(as_json=args.json)
+    if is_timings_table(args.runs):
+        payload = _score_timings(output, args)
+        output.result(payload, lambda screen: _render(screen, payload))
+        return 0
     table = read_runs(args.runs)
     test = None if args.test is None else read_runs(args.test)
     rows = []
-    for protocol in args.protocol:
-        for mode in args.mode:
+    for protocol in args.protocol or _PROTOCOLS:
+        for mode in args.mode or _DEFAULT_MODES:
             rows.append(_row(output, args, table, test, protocol, mode))
     if all(row["mape"] is None for row in rows):
         with naming(args.runs):
@@ -107,15 +124,41 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     for option, chosen, known in (("protocol", args.protocol, tuple(_PROTOCOLS)), ("mode", args.mode, _MODES)):
-        for name in chosen:
+        for name in chosen or ():
             if name not in known:
                 raise UsageError(f"--{option} {name!r} is unknown; use {', '.join(known)}")
-        if len(set(chosen)) != len(chosen):
+        if chosen and len(set(chosen)) != len(chosen):
             raise UsageError(f"--{option} names something twice")
     if args.seeds > _MOST_SEEDS:
         raise UsageError(f"--seeds is at most {_MOST_SEEDS}")
     if args.noise >= 1:
         raise UsageError("--noise is a ratio: 0.096 is 9.6 %")
+
+
+def _score_timings(output: Output, args: argparse.Namespace) -> dict[str, Any]:
+    """What the shipped model says of timings, of those that their makers trust and of all."""
+    from gpusonde.predictor.crossgpu import LatencyModel
+    from gpusonde.predictor.crossgpu.evaluation import evaluate_timings, read_timings
+
+    if (args.protocol or ["static"]) != ["static"] or (args.mode or ["default"]) != ["default"]:
+        raise UsageError(f"{args.runs} has timings without metrics: only --protocol static --mode default fits it")
+    if args.test is not None or args.noise:
+        raise UsageError("--test and --noise belong to runs tables; nothing is fitted to timings")
+    timings, model = read_timings(args.runs), LatencyModel.shipped()
+    results = []
+    for only_main in (True, False):
+        own = {"protocol": "static", "mode": "default", "rows": "main" if only_main else "all", "reason": None}
+        with output.progress(f"predicting {own['rows']} rows"), naming(args.runs):
+            results.append({**own, **_result(evaluate_timings(timings, model, only_main=only_main))})
+    return {
+        "runs_file": str(args.runs),
+        "test_file": None,
+        "runs": len(timings),
+        "gpus": sorted({timing.gpu.name for timing in timings}),
+        "noise": 0.0,
+        "seeds": 1,
+        "results": results,
+    }
 
 
 def _row(
@@ -140,11 +183,14 @@ def _row(
                 seeds=seeds, noise=args.noise, test=test, progress=progress,
             )  # fmt: skip
     except (TooFewRunsError, UnsuitableTableError) as error:
-        return {"protocol": protocol, "mode": mode, "reason": str(error), **dict.fromkeys(_score_keys())} | {
-            "by_source": [], "by_target": [], "by_workload": []
+        return {"protocol": protocol, "mode": mode, "rows": "all", "reason": str(error)} | {
+            **dict.fromkeys(_score_keys()), "by_source": [], "by_target": [], "by_workload": []
         }  # fmt: skip
-    own = {"protocol": protocol, "mode": mode, "reason": None}
-    return {**own, **_scores(found.overall), "mape_deviation": _spread(found)} | {
+    return {"protocol": protocol, "mode": mode, "rows": "all", "reason": None, **_result(found)}
+
+
+def _result(found: Evaluation) -> dict[str, Any]:
+    return {**_scores(found.overall), "mape_deviation": _spread(found)} | {
         name: [{label: key, **_scores(scores)} for key, scores in groups.items()]
         for name, label, groups in (
             ("by_source", "gpu_model", found.by_source),
@@ -198,7 +244,7 @@ def _render(screen: Screen, payload: dict[str, Any]) -> None:
     where = payload["test_file"] or payload["runs_file"]
     noise = f", sources {wording.percent(payload['noise'], 1)} off" if payload["noise"] else ""
     screen.heading(f"{where}: {payload['runs']} runs on {', '.join(payload['gpus'])}{noise}")
-    screen.table(_COLUMNS, [_cells(row) for row in payload["results"]], numeric=_COLUMNS[2:], optional=("flagged",))
+    screen.table(_COLUMNS, [_cells(row) for row in payload["results"]], numeric=_COLUMNS[3:], optional=("flagged",))
     for row in payload["results"]:
         if row["reason"]:
             screen.note(f"note: {row['protocol']}, {row['mode']}: {row['reason']}")
@@ -207,11 +253,12 @@ def _render(screen: Screen, payload: dict[str, Any]) -> None:
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     if row["mape"] is None:
-        return (_PROTOCOLS[row["protocol"]], row["mode"], *[wording.ABSENT] * (len(_COLUMNS) - 2))
+        return (_PROTOCOLS[row["protocol"]], row["mode"], row["rows"], *[wording.ABSENT] * (len(_COLUMNS) - 3))
     spread = "" if math.isnan(row["mape_deviation"]) else f" ± {100 * row['mape_deviation']:.1f}"
     return (
         _PROTOCOLS[row["protocol"]],
         row["mode"],
+        row["rows"],
         str(row["predictions"]),
         f"{100 * row['mape']:.1f}{spread} %",
         *(wording.percent(row[key], 1) for key in ("median_ape", "p90_ape", "coverage", "interval_width")),

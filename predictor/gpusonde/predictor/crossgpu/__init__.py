@@ -14,6 +14,7 @@ from gpusonde.predictor.crossgpu.measurement import (
     LatencyPrediction,
     MeasurementError,
     MetricDistribution,
+    Precision,
     SourceMeasurement,
     run_distributions,
 )
@@ -35,6 +36,7 @@ __all__ = [
     "ModelSettings",
     "NotFittedError",
     "PaperStack",
+    "Precision",
     "Run",
     "RunsTable",
     "RunsTableError",

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from enum import Enum
 from types import MappingProxyType
 
 import numpy as np
@@ -18,6 +19,14 @@ from gpusonde.telemetry import METRIC_BY_NAME, Trace, metric
 _ROUNDING = 1e-4
 # A slice of a GPU may have an eighth of its parts; what differs by more is in another unit.
 _LARGEST_DIFFERENCE = 10.0
+
+
+class Precision(Enum):
+    """What a job's matrix products are computed in."""
+
+    FP32 = "fp32"  # where frameworks may use TF32 for it, that too
+    MIXED = "mixed"  # FP16 or BF16, with or without FP32 master weights
+    FP64 = "fp64"
 
 
 class MeasurementError(ValueError):
@@ -105,6 +114,7 @@ class SourceMeasurement:
         epoch_latency_relative_error: Standard error of ``epoch_latency_s`` as a ratio of it; 0 when it is exact.
         static_attributes: Figures read on the device itself, named as ``GpuSpec``'s; they take precedence over it.
         epoch_count: Whole epochs behind ``epoch_latency_s``, None when not known.
+        precision: Of the job's matrix products; no metric tells, so FP32 unless somebody knows better.
 
     Raises:
         MeasurementError: A value is impossible; the message names it.
@@ -116,6 +126,7 @@ class SourceMeasurement:
     epoch_latency_relative_error: float = 0.0
     static_attributes: Mapping[str, float] = field(default_factory=dict)
     epoch_count: int | None = None
+    precision: Precision = Precision.FP32
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.epoch_latency_s) and self.epoch_latency_s > 0):

@@ -88,17 +88,15 @@ class LatencyModel:
         settings = self.settings
         residual = ResidualModel.fit(pairs.features, pairs.log_ratio - pairs.prior, settings.residual)
         sources, positions = pairs.sources()
-        typical_busy = pairs.typical_busy()
         calibrator = Calibrator(
             pairs, settings.residual, residual,
-            one_unseen_weight=settings.one_unseen_weight, typical_busy=typical_busy, coverage=settings.coverage,
+            one_unseen_weight=settings.one_unseen_weight, coverage=settings.coverage,
         )  # fmt: skip
         self._state = FittedState(
             residual=residual,
             calibrations=calibrator.calibrate(settings.situations),
             runs=RunNeighbourhood.fit(sources, pairs.workload[positions].tolist()),
             gpus=GpuNeighbourhood(pairs.well_known_gpus(_MINIMUM_CONFIGURATIONS)),
-            typical_busy=typical_busy,
         )
         self._version = "unsaved"
         return self

@@ -31,7 +31,7 @@ from gpusonde.predictor.crossgpu.regression.trees import ObliviousTrees
 from gpusonde.predictor.crossgpu.state import FittedState, ModelSettings
 
 FORMAT = "gpusonde cross-GPU latency model"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 _MAXIMUM_FILE_BYTES = 64 << 20
 _MAXIMUM_MANIFEST_BYTES = 4 << 20
@@ -109,7 +109,6 @@ def encode_model(settings: ModelSettings, state: FittedState) -> tuple[bytes, st
         "calibrations": {situation.name: asdict(value) for situation, value in state.calibrations.items()},
         "runs": {"usual_distance": state.runs.usual_distance},
         "gpus": [asdict(gpu) for gpu in state.gpus.gpus],
-        "typical_busy": state.typical_busy,
         "array_shapes": {name: list(array.shape) for name, array in arrays.items()},
         "arrays_sha256": hashlib.sha256(array_bytes).hexdigest(),
     }
@@ -237,7 +236,6 @@ def _state(manifest: Mapping[str, Any], arrays: Arrays, path: str) -> FittedStat
         *(manifest["process"][name] for name in ("length", "amplitude", "noise")),
         manifest["trees"]["bias"],
         manifest["runs"]["usual_distance"],
-        manifest["typical_busy"],
     ]
     if not consistent or not all(math.isfinite(number) for number in numbers):
         raise ModelFileError(path, "damaged: its parts do not fit together; restore or fit it again")
@@ -257,7 +255,6 @@ def _state(manifest: Mapping[str, Any], arrays: Arrays, path: str) -> FittedStat
             points=arrays["runs_points"].astype(np.float64), usual_distance=float(manifest["runs"]["usual_distance"]),
         ),
         gpus=GpuNeighbourhood(tuple(KnownGpu(**gpu) for gpu in manifest["gpus"])),
-        typical_busy=float(manifest["typical_busy"]),
     )  # fmt: skip
 
 

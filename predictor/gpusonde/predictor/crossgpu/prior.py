@@ -1,13 +1,13 @@
 """The physical prior: how much faster a job gets on another GPU, from utilisation and peak rates, nothing fitted.
 
-While the GPU works, time scales with the geometric mean of FP32 rate and memory bandwidth; the rest of the time (input
-pipeline, launch gaps) does not change::
+While the GPU works, time scales with the geometric mean of its compute rate and its memory bandwidth; the rest of the
+time (input pipeline, launch gaps) does not change::
 
-    t_target / t_source = (1 - u) + u * FP32_ratio ** (1 - w) * bandwidth_ratio ** w        ratios are source / target
+    t_target / t_source = (1 - u) + u * compute_ratio ** (1 - w) * bandwidth_ratio ** w    ratios are source / target
 
 ``u`` is the share of time the GPU worked. ``w``, the weight of the memory bandwidth, is 1/2 where nothing tells how
 the work was split; with nvidia-smi's memory utilisation it moves a little to either side, with DCGM's activity metrics
-fully. Measured errors: docs/latency_prediction.md.
+fully. ``rates.py`` says what a compute rate is. Measured errors: docs/latency_prediction.md.
 """
 
 from __future__ import annotations
@@ -17,12 +17,16 @@ from dataclasses import dataclass
 from enum import Enum
 
 from gpusonde.catalog import GpuSpec
-from gpusonde.predictor.crossgpu.measurement import SourceMeasurement
+from gpusonde.predictor.crossgpu.measurement import Precision, SourceMeasurement
+from gpusonde.predictor.crossgpu.rates import DEFAULT_TENSOR_WEIGHT, log_compute_rate
 
 DEFAULT_BANDWIDTH_WEIGHT = 0.5
 # Memory utilisation is the share of time in which memory was accessed at all, not at its peak rate: an indication
-# only. Trusting it fully (a slope of 1) is worse than not at all on the measured runs, 0.2 to 0.6 are all better.
-_MEMORY_SHARE_SLOPE = 0.4
+# only. Trusting it fully (a slope of 1) is worse than not at all on the measured runs, 0.1 to 0.3 are all better.
+_MEMORY_SHARE_SLOPE = 0.2
+# Without dynamic metrics the variance of the log error grows with the distance of the two GPUs: it is this share of
+# |log ratio| on the runs the shipped model is fitted on (docs/latency_prediction.md).
+_STATIC_VARIANCE = 0.13
 
 
 class MetricLevel(Enum):
@@ -40,13 +44,15 @@ class Roofline:
 
     Attributes:
         busy: Share of time in which the GPU worked, 0..1.
-        bandwidth_weight: Exponent of the memory bandwidth, 0..1; the FP32 (or tensor) rate has the rest.
+        bandwidth_weight: Exponent of the memory bandwidth, 0..1; the compute rate has the rest.
         tensor_weight: Share of the compute part that ran on tensor cores, 0..1.
+        precision: Of that work; the run's own where it is None.
     """
 
     busy: float
     bandwidth_weight: float = DEFAULT_BANDWIDTH_WEIGHT
-    tensor_weight: float = 0.0
+    tensor_weight: float = DEFAULT_TENSOR_WEIGHT
+    precision: Precision | None = None
 
 
 def metric_level(source: SourceMeasurement, required: tuple[str, ...]) -> MetricLevel:
@@ -94,7 +100,10 @@ def roofline(source: SourceMeasurement, level: MetricLevel) -> Roofline:
     compute = max(tensor, pipes) if tensor + pipes > 0 else mean.get("sm_active", mean["dram_active"])
     memory = mean["dram_active"]
     weight = memory / (memory + compute) if memory + compute > 0 else DEFAULT_BANDWIDTH_WEIGHT
-    return Roofline(busy, weight, tensor / (tensor + pipes) if tensor + pipes > 0 else 0.0)
+    if tensor + pipes <= 0:
+        return Roofline(busy, weight)
+    # What the tensor pipe works on is 16 bits wide nearly always.
+    return Roofline(busy, weight, tensor / (tensor + pipes), Precision.MIXED if tensor > 0 else None)
 
 
 def log_latency_ratio(source: SourceMeasurement, target: GpuSpec, line: Roofline) -> float:
@@ -103,18 +112,44 @@ def log_latency_ratio(source: SourceMeasurement, target: GpuSpec, line: Roofline
     Raises:
         ValueError: A peak rate of one of the GPUs is not known.
     """
-    bandwidth = _log_ratio(source, target, "memory_bandwidth_bytes_per_second")
-    compute = _log_ratio(source, target, "fp32_tflops")
-    if line.tensor_weight > 0 and (source.gpu.tensor_fp16_tflops or 0) > 0 and (target.tensor_fp16_tflops or 0) > 0:
-        tensor = _log_ratio(source, target, "tensor_fp16_tflops")
-        compute = (1 - line.tensor_weight) * compute + line.tensor_weight * tensor
-    working = math.exp((1 - line.bandwidth_weight) * compute + line.bandwidth_weight * bandwidth)
+    own, theirs = source.figure("memory_bandwidth_bytes_per_second"), target.memory_bandwidth_bytes_per_second
+    if not own or not theirs:
+        raise ValueError(
+            f"{source.gpu.name if not own else target.name} has no known memory_bandwidth_bytes_per_second"
+        )
+    precision = line.precision or source.precision
+    compute = log_compute_rate(source.gpu, precision, line.tensor_weight) - log_compute_rate(
+        target, precision, line.tensor_weight
+    )
+    working = math.exp((1 - line.bandwidth_weight) * compute + line.bandwidth_weight * math.log(own / theirs))
     return math.log((1 - line.busy) + line.busy * working)
 
 
-def _log_ratio(source: SourceMeasurement, target: GpuSpec, attribute: str) -> float:
-    numerator, denominator = source.figure(attribute), getattr(target, attribute)
-    if not numerator or not denominator:
-        missing = source.gpu.name if not numerator else target.name
-        raise ValueError(f"{missing} has no known {attribute}")
-    return math.log(numerator / denominator)
+def log_peak_ratio(source: SourceMeasurement, target: GpuSpec) -> float:
+    """The simplest prior, the baseline of every evaluation: utilisation, peak FP32 rate and memory bandwidth.
+
+    Raises:
+        ValueError: A peak rate of one of the GPUs is not known.
+    """
+    busy = min(1.0, source.metrics["gpu_utilization"].mean) if "gpu_utilization" in source.metrics else 1.0
+    ratios = []
+    for name in ("fp32_tflops", "memory_bandwidth_bytes_per_second"):
+        own, theirs = source.figure(name), getattr(target, name)
+        if not own or not theirs:
+            raise ValueError(f"{target.name if own else source.gpu.name} has no known {name}")
+        ratios.append(own / theirs)
+    return math.log((1 - busy) + busy * math.sqrt(math.prod(ratios)))
+
+
+def log_static_ratio(source: SourceMeasurement, target: GpuSpec) -> float:
+    """The prediction without dynamic metrics: the prior of a GPU that always works, less the variance of its log error.
+
+    A relative error weighs too long a prediction more than too short a one. Of a log-normal quantity the value with the
+    least expected relative error lies the variance of its logarithm below the median, which matters here because the
+    variance is large; where the GPUs are alike it is nothing.
+
+    Raises:
+        ValueError: A peak rate of one of the GPUs is not known.
+    """
+    ratio = log_latency_ratio(source, target, Roofline(busy=1.0))
+    return ratio - _STATIC_VARIANCE * abs(ratio)

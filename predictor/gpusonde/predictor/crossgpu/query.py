@@ -13,13 +13,14 @@ import numpy.typing as npt
 from gpusonde.catalog import GpuSpec
 from gpusonde.predictor.crossgpu.features import REQUIRED_METRICS, SOURCE_FEATURE_COUNT, feature_matrix
 from gpusonde.predictor.crossgpu.intervals.conformal import Situation
-from gpusonde.predictor.crossgpu.intervals.novelty import KnownGpu
-from gpusonde.predictor.crossgpu.measurement import LatencyPrediction, MeasurementError, SourceMeasurement
+from gpusonde.predictor.crossgpu.intervals.novelty import KnownGpu, rate_uncertainty
+from gpusonde.predictor.crossgpu.measurement import LatencyPrediction, MeasurementError, Precision, SourceMeasurement
 from gpusonde.predictor.crossgpu.prior import (
     MetricLevel,
     Roofline,
     has_activity,
     log_latency_ratio,
+    log_static_ratio,
     metric_level,
     roofline,
 )
@@ -56,7 +57,7 @@ class Query:
         """Answer for each target, in order."""
         answers = {index: self._same_chip(target) for index, target in enumerate(targets) if self._is_same_chip(target)}
         level = metric_level(self._source, REQUIRED_METRICS)
-        if level is MetricLevel.NVIDIA_SMI:
+        if level is MetricLevel.NVIDIA_SMI and self._source.precision is Precision.FP32:
             others = [(index, target) for index, target in enumerate(targets) if index not in answers]
             answers.update(self._with_residual(others))
         predictions = []
@@ -77,7 +78,7 @@ class Query:
         if target.name == self._source.gpu.name:
             return _Answer(0.0, 0.0, _MEASURED, False, ())
         # What runs of one workload on one GPU differ by is all that remains.
-        spread = self._state.calibration(Situation.SEEN_GPUS).quantile * self._state.residual.process.noise
+        spread = self._seen_half_width(target, self._state.residual.process.noise)
         return _Answer(0.0, spread, "same chip", False, ())
 
     def _with_residual(self, targets: Sequence[tuple[int, GpuSpec]]) -> dict[int, _Answer]:
@@ -110,23 +111,22 @@ class Query:
     def _learned(
         self, target: GpuSpec, line: Roofline, unseen: int, residual: float, deviation: float, novelty: float
     ) -> _Answer:
-        state = self._state
+        source = self._source
         weight = self._settings.one_unseen_weight if unseen else 1.0
         reasons = []
         if unseen:
-            half_width = state.calibration(Situation.ONE_UNSEEN_GPU).quantile
-            half_width *= self._widening(target)
+            half_width = self._half_width(Situation.ONE_UNSEEN_GPU, target) * self._widening(target)
             reasons.append(self._unseen_reason(target))
         else:
-            half_width = state.calibration(Situation.SEEN_GPUS).quantile * deviation
+            half_width = self._seen_half_width(target, deviation)
         if novelty > 1.0:
             weight *= max(0.0, (_NOVELTY_LIMIT - novelty) / (_NOVELTY_LIMIT - 1.0))
-            half_width = max(half_width, state.calibration(Situation.PRIOR_ONLY).quantile)
+            half_width = max(half_width, self._half_width(Situation.PRIOR_ONLY, target))
             half_width *= min(novelty, _MAXIMUM_NOVELTY_WIDENING)
             reasons.append(
                 f"the run's metrics are {novelty:.1f} times as far from the fitted runs as a new workload usually is"
             )
-        log_ratio = log_latency_ratio(self._source, target, line) + weight * residual
+        log_ratio = log_latency_ratio(source, target, line) + weight * residual
         method = "prior + residual" if weight > 0 else "prior only"
         return _Answer(log_ratio, half_width, method, bool(reasons), tuple(reasons))
 
@@ -141,9 +141,12 @@ class Query:
             # Nothing learned applies, so the metrics that split the work between memory and compute decide.
             level = MetricLevel.DCGM
         static = level is MetricLevel.STATIC
-        line = Roofline(state.typical_busy) if static else roofline(source, level)
-        log_ratio = log_latency_ratio(source, target, line)
-        half_width = state.calibration(Situation.STATIC_ONLY if static else Situation.PRIOR_ONLY).quantile
+        if static:
+            log_ratio = log_static_ratio(source, target)
+        else:
+            log_ratio = log_latency_ratio(source, target, roofline(source, level))
+        situation = Situation.STATIC_ONLY if static else Situation.PRIOR_ONLY
+        half_width = self._half_width(situation, target)
         reasons = []
         seen = state.gpus.seen(source.gpu) and state.gpus.seen(target)
         if not seen:
@@ -152,20 +155,40 @@ class Query:
         missing = [name for name in REQUIRED_METRICS if name not in source.metrics]
         if missing:
             reasons.append(f"no {', '.join(missing)} from the source, so nothing learned applies")
+        other_precision = source.precision is not Precision.FP32
+        if other_precision:
+            reasons.append(f"the model was fitted on FP32 training, this is {source.precision.value}")
         if level is MetricLevel.DCGM:
             # No measurement tells how good this level is: as wide as if nothing dynamic were known.
-            half_width = max(half_width, state.calibration(Situation.STATIC_ONLY).quantile)
+            half_width = max(half_width, self._half_width(Situation.STATIC_ONLY, target))
             reasons.append("weights from DCGM activity metrics are unvalidated")
         method = f"prior only, {level.value}" if level is not MetricLevel.NVIDIA_SMI else "prior only"
-        return _Answer(log_ratio, half_width, method, not seen or level is MetricLevel.DCGM, tuple(reasons))
+        extrapolated = not seen or other_precision or level is MetricLevel.DCGM
+        return _Answer(log_ratio, half_width, method, extrapolated, tuple(reasons))
+
+    def _half_width(self, situation: Situation, target: GpuSpec) -> float:
+        """Half width where GPUs are known by their data sheets only; the prior's where the situation has none."""
+        state = self._state
+        calibrated = situation in state.calibrations
+        learned = situation is Situation.ONE_UNSEEN_GPU and calibrated
+        gpus = self._unseen(target) if learned else [self._source.gpu, target]
+        calibration = state.calibrations[situation if calibrated else Situation.PRIOR_ONLY]
+        return calibration.quantile * rate_uncertainty(*map(KnownGpu.of, gpus))
+
+    def _seen_half_width(self, target: GpuSpec, deviation: float) -> float:
+        calibration = self._state.calibrations.get(Situation.SEEN_GPUS)
+        return (
+            self._half_width(Situation.PRIOR_ONLY, target) if calibration is None else calibration.quantile * deviation
+        )
+
+    def _unseen(self, target: GpuSpec) -> list[GpuSpec]:
+        return [gpu for gpu in (self._source.gpu, target) if not self._state.gpus.seen(gpu)]
 
     def _widening(self, target: GpuSpec) -> float:
-        gpus = self._state.gpus
-        return max(gpus.widening(gpu) for gpu in (self._source.gpu, target) if not gpus.seen(gpu))
+        return max(self._state.gpus.widening(gpu) for gpu in self._unseen(target))
 
     def _unseen_reason(self, target: GpuSpec) -> str:
-        unseen = [gpu.name for gpu in (self._source.gpu, target) if not self._state.gpus.seen(gpu)]
-        return f"the model was not fitted on {' and '.join(unseen)}"
+        return f"the model was not fitted on {' and '.join(gpu.name for gpu in self._unseen(target))}"
 
     def _prediction(self, target: GpuSpec, answer: _Answer) -> LatencyPrediction:
         source, settings = self._source, self._settings

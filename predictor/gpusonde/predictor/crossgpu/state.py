@@ -35,18 +35,12 @@ class FittedState:
 
     Attributes:
         residual: The learned part.
-        calibrations: Situation -> interval.
+        calibrations: Situation -> interval; that of the prior is always there.
         runs: Neighbourhood of the runs' source features.
         gpus: The GPUs that were seen.
-        typical_busy: Mean GPU utilisation over the runs, for sources without dynamic metrics.
     """
 
     residual: ResidualModel
     calibrations: Mapping[Situation, Calibration]
     runs: RunNeighbourhood
     gpus: GpuNeighbourhood
-    typical_busy: float
-
-    def calibration(self, situation: Situation) -> Calibration:
-        """Interval of a situation; the prior's, which is always there, when the situation was not calibrated."""
-        return self.calibrations.get(situation, self.calibrations[Situation.PRIOR_ONLY])

@@ -13,6 +13,7 @@ from gpusonde.predictor.crossgpu.evaluation.predictors import (
 from gpusonde.predictor.crossgpu.evaluation.protocols import Protocol, Split
 from gpusonde.predictor.crossgpu.evaluation.run import UnsuitableTableError, evaluate, with_noise
 from gpusonde.predictor.crossgpu.evaluation.scores import Evaluation, PairErrors, Scores
+from gpusonde.predictor.crossgpu.evaluation.timings import Timing, evaluate_timings, is_timings_table, read_timings
 
 __all__ = [
     "Evaluation",
@@ -22,11 +23,15 @@ __all__ = [
     "Scores",
     "Split",
     "Task",
+    "Timing",
     "UnsuitableTableError",
     "default_predictor",
     "evaluate",
+    "evaluate_timings",
+    "is_timings_table",
     "paper_predictor",
     "predict_pairs",
     "prior_predictor",
+    "read_timings",
     "with_noise",
 ]

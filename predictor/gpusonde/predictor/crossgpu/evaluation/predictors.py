@@ -13,7 +13,7 @@ from gpusonde.predictor.crossgpu.evaluation.scores import PairErrors
 from gpusonde.predictor.crossgpu.intervals.conformal import Situation
 from gpusonde.predictor.crossgpu.model import LatencyModel
 from gpusonde.predictor.crossgpu.paper_stack import PaperStack
-from gpusonde.predictor.crossgpu.prior import MetricLevel, log_latency_ratio, roofline
+from gpusonde.predictor.crossgpu.prior import MetricLevel, log_latency_ratio, log_peak_ratio, log_static_ratio, roofline
 from gpusonde.predictor.crossgpu.runs.table import IndexArray, RunsTable
 from gpusonde.predictor.crossgpu.state import ModelSettings
 
@@ -42,7 +42,11 @@ Predictor = Callable[[Task], PairErrors]
 
 def default_predictor(settings: ModelSettings, protocol: Protocol) -> Predictor:
     """The default model; only the intervals that the protocol's queries need are calibrated."""
-    needed = {Protocol.TARGET: Situation.ONE_UNSEEN_GPU, Protocol.BOTH: Situation.PRIOR_ONLY}
+    needed = {
+        Protocol.TARGET: Situation.ONE_UNSEEN_GPU,
+        Protocol.BOTH: Situation.PRIOR_ONLY,
+        Protocol.STATIC: Situation.STATIC_ONLY,
+    }
     situations = (needed.get(protocol, Situation.SEEN_GPUS),)
 
     def run(task: Task) -> PairErrors:
@@ -68,18 +72,24 @@ def paper_predictor(make: Callable[[int], PaperStack], part: str = "stack") -> P
     return run
 
 
-def prior_predictor(level: MetricLevel = MetricLevel.UTILIZATION) -> Predictor:
-    """The physical prior alone: nothing is fitted.
+def prior_predictor(level: MetricLevel | None = None) -> Predictor:
+    """A physical prior alone: nothing is fitted.
 
     Args:
-        level: Metrics it may use; with ``UTILIZATION`` bandwidth and FP32 rate weigh the same.
+        level: Metrics that our prior may use; the simplest prior, of utilisation and peak rates, when left out.
     """
 
     def run(task: Task) -> PairErrors:
         predicted = []
         for i, j in zip(*task.predict, strict=True):
             source = task.test.runs[i].measurement()
-            log_ratio = log_latency_ratio(source, task.test.runs[j].gpu, roofline(source, level))
+            target = task.test.runs[j].gpu
+            if level is None:
+                log_ratio = log_peak_ratio(source, target)
+            elif level is MetricLevel.STATIC:
+                log_ratio = log_static_ratio(source, target)
+            else:
+                log_ratio = log_latency_ratio(source, target, roofline(source, level))
             predicted.append(source.epoch_latency_s * math.exp(log_ratio))
         return PairErrors.without_intervals(task.test, *task.predict, np.array(predicted))
 

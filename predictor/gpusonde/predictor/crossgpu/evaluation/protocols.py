@@ -24,6 +24,7 @@ class Protocol(Enum):
     CNN = "cnn"  # a workload
     TARGET = "target"  # the target GPU, which was in no pair fitted on
     BOTH = "both"  # both GPUs
+    STATIC = "static"  # the target GPU, and every dynamic metric of the source
 
 
 @dataclass(frozen=True)
@@ -59,11 +60,11 @@ def splits(
     from_gpu, to_gpu = gpus[source], gpus[target]
     fittable = np.ones(len(source), dtype=bool) if own is None else (source < own) & (target < own)
     testable = np.ones(len(source), dtype=bool) if own is None else (source >= own) & (target >= own)
-    if protocol in (Protocol.TARGET, Protocol.BOTH):
+    if protocol in (Protocol.TARGET, Protocol.BOTH, Protocol.STATIC):
         for held_out in sorted(set(to_gpu[testable])):
             test = testable & (to_gpu == held_out)
             training = fittable & (from_gpu != held_out) & (to_gpu != held_out)
-            if protocol is Protocol.TARGET:
+            if protocol is not Protocol.BOTH:
                 yield Split(training, test, seed)
                 continue
             for other in sorted(set(from_gpu[test])):

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusonde.predictor.crossgpu.intervals.conformal import Calibration, LeftOut, Situation, calibrate_worst
+from gpusonde.predictor.crossgpu.intervals.novelty import rate_uncertainty
 from gpusonde.predictor.crossgpu.regression.residual import ResidualModel, ResidualSettings
 from gpusonde.predictor.crossgpu.runs.pairs import BoolArray, Pairs, grouped_folds
 
@@ -27,29 +28,29 @@ class Calibrator:
         whole: ResidualModel,
         *,
         one_unseen_weight: float,
-        typical_busy: float,
         coverage: float,
     ) -> None:
         """Keep what the folds are made of; ``whole`` gives them its kernel parameters."""
         self._pairs, self._settings, self._whole = pairs, settings, whole
-        self._weight, self._typical_busy, self._coverage = one_unseen_weight, typical_busy, coverage
+        self._weight, self._coverage = one_unseen_weight, coverage
         self._residual = pairs.log_ratio - pairs.prior
 
     def calibrate(self, situations: Collection[Situation]) -> Mapping[Situation, Calibration]:
-        """Calibrate the prior and the given situations; those with too few left-out pairs get the prior's interval."""
+        """Calibrate the prior and the given situations; those with too few left-out pairs are left out."""
         prior = calibrate_worst(self._by_gpu(self._prior_only()), self._coverage)
         found = {Situation.PRIOR_ONLY: prior}
         if Situation.STATIC_ONLY in situations:
             found[Situation.STATIC_ONLY] = calibrate_worst(self._by_gpu(self._static_only()), self._coverage)
         if Situation.SEEN_GPUS in situations:
-            found[Situation.SEEN_GPUS] = self._worst_or(self._seen_gpus(), prior)
+            self._add(found, Situation.SEEN_GPUS, self._seen_gpus())
         if Situation.ONE_UNSEEN_GPU in situations:
-            found[Situation.ONE_UNSEEN_GPU] = self._worst_or(self._one_unseen_gpu(), prior)
+            self._add(found, Situation.ONE_UNSEEN_GPU, self._one_unseen_gpu())
         return found
 
-    def _worst_or(self, parts: Sequence[LeftOut], fallback: Calibration) -> Calibration:
+    def _add(self, found: dict[Situation, Calibration], situation: Situation, parts: Sequence[LeftOut]) -> None:
         enough = [part for part in parts if len(part.log_errors) >= _MINIMUM_ERRORS]
-        return calibrate_worst(enough, self._coverage) if enough else fallback
+        if enough:
+            found[situation] = calibrate_worst(enough, self._coverage)
 
     def _fit(self, rows: BoolArray) -> ResidualModel:
         return ResidualModel.fit(self._pairs.features[rows], self._residual[rows], self._settings, like=self._whole)
@@ -80,17 +81,21 @@ class Calibrator:
             held_out = pairs.touches(int(gpu))
             if (~held_out).sum() >= _MINIMUM_ERRORS:
                 predicted, _ = self._fit(~held_out).predict(pairs.features[held_out])
-                parts.append(LeftOut.unscaled(self._weight * predicted - self._residual[held_out]))
+                errors = self._weight * predicted - self._residual[held_out]
+                parts.append(LeftOut(errors, np.full(len(errors), rate_uncertainty(pairs.gpus[gpu]))))
         return parts
 
     def _by_gpu(self, log_errors: FloatArray) -> list[LeftOut]:
         """Errors of the prior, which has seen no GPU, by the GPU they come from."""
-        gpus = range(len(self._pairs.gpu_names))
-        parts = [LeftOut.unscaled(log_errors[self._pairs.touches(gpu)]) for gpu in gpus]
+        pairs = self._pairs
+        between = np.array([[rate_uncertainty(a, b) for b in pairs.gpus] for a in pairs.gpus])
+        scales = between[pairs.source_gpu, pairs.target_gpu]
+        masks = [pairs.touches(gpu) for gpu in range(len(pairs.gpus))]
+        parts = [LeftOut(log_errors[mask], scales[mask]) for mask in masks]
         return [part for part in parts if len(part.log_errors)]
 
     def _prior_only(self) -> FloatArray:
         return self._residual
 
     def _static_only(self) -> FloatArray:
-        return self._pairs.static_log_ratios(self._typical_busy) - self._pairs.log_ratio
+        return self._pairs.static - self._pairs.log_ratio

@@ -41,16 +41,11 @@ class LeftOut:
 
     Attributes:
         log_errors: Predicted minus true log ratio, shape (n,).
-        scales: Positive scale of each error, shape (n,); ones for intervals of one width.
+        scales: Positive scale of each error, shape (n,): the interval of a query is as wide as its own scale makes it.
     """
 
     log_errors: FloatArray
     scales: FloatArray
-
-    @classmethod
-    def unscaled(cls, log_errors: FloatArray) -> LeftOut:
-        """Errors for an interval of one width."""
-        return cls(log_errors, np.ones_like(log_errors))
 
     @classmethod
     def join(cls, parts: Sequence[LeftOut]) -> LeftOut:

@@ -18,6 +18,10 @@ _SAME_CHIP = 0.03
 # Widening where a single fitted GPU shows nothing about others, and the most that is ever applied: beyond it an
 # interval says no more than that nothing is known.
 _SINGLE_GPU = 2.0
+# Of the T4, the widest among the measured GPUs.
+_UNKNOWN_CLOCK_RANGE = 2.7
+# Standard deviation of the log error that workloads have on GPUs which hold their boost clock.
+_WORKLOAD_SPREAD = 0.13
 _LARGEST = 4.0
 
 
@@ -77,6 +81,7 @@ class KnownGpu:
         fp32_tflops: Peak FP32.
         memory_bandwidth_bytes_per_second: Peak of the memory bus.
         power_limit_watts: Board power limit, 0 where it is not known. The same chip on a card for less power is slower.
+        clock_range: Boost clock / base clock, at least 1. Where it is large, the power limit decides on the clock.
     """
 
     name: str
@@ -85,6 +90,7 @@ class KnownGpu:
     fp32_tflops: float
     memory_bandwidth_bytes_per_second: float
     power_limit_watts: float
+    clock_range: float
 
     @classmethod
     def of(cls, gpu: GpuSpec) -> KnownGpu:
@@ -96,6 +102,9 @@ class KnownGpu:
             fp32_tflops=gpu.fp32_tflops,
             memory_bandwidth_bytes_per_second=gpu.memory_bandwidth_bytes_per_second,
             power_limit_watts=gpu.power_limit_watts or 0.0,
+            clock_range=max(1.0, gpu.boost_clock_mhz / gpu.base_clock_mhz)
+            if gpu.boost_clock_mhz and gpu.base_clock_mhz
+            else _UNKNOWN_CLOCK_RANGE,
         )
 
     def distance(self, gpu: GpuSpec | KnownGpu) -> float:
@@ -113,6 +122,16 @@ class KnownGpu:
             (self.power_limit_watts, gpu.power_limit_watts or 0.0),
         )
         return gpu.sm_count == self.sm_count and all(abs(own - other) <= _SAME_CHIP * own for own, other in rates)
+
+
+def rate_uncertainty(*unseen: KnownGpu) -> float:
+    """Scale of the log error of a prediction that knows these GPUs by their data sheets only.
+
+    A sustained clock lies anywhere between base and boost, and half of the work follows it, the rest the memory: a
+    uniform logarithm of that range, halved, beside what workloads differ by on any GPU.
+    """
+    clocks = (math.log(gpu.clock_range) / 2 / math.sqrt(12) for gpu in unseen)
+    return math.hypot(_WORKLOAD_SPREAD, *clocks)
 
 
 @dataclass(frozen=True)

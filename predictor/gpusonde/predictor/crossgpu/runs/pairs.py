@@ -12,18 +12,16 @@ import numpy.typing as npt
 
 from gpusonde.predictor.crossgpu.features import REQUIRED_METRICS, SOURCE_FEATURE_COUNT, feature_matrix
 from gpusonde.predictor.crossgpu.intervals.novelty import KnownGpu
-from gpusonde.predictor.crossgpu.prior import log_latency_ratio, metric_level, roofline
+from gpusonde.predictor.crossgpu.prior import log_latency_ratio, log_static_ratio, metric_level, roofline
 from gpusonde.predictor.crossgpu.runs.table import IndexArray, RunsTable
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
-# Of the source features: mean GPU utilisation.
-_BUSY = 1
 # The time of a pair of a table, whose runs have none: it never grows old.
 TIMELESS = 0.0
 _ARRAYS = (
-    "features", "prior", "log_ratio", "configuration", "workload", "source_gpu", "target_gpu", "time_unix_s",
+    "features", "prior", "static", "log_ratio", "configuration", "workload", "source_gpu", "target_gpu", "time_unix_s",
 )  # fmt: skip
 
 
@@ -34,6 +32,7 @@ class Pairs:
     Attributes:
         features: Shape (pairs, features).
         prior: Log ratio (target / source) by the prior.
+        static: The same by what needs no dynamic metrics.
         log_ratio: Log of (target's measured latency / source's detected latency).
         configuration: Number of the pair's configuration, into ``configurations``.
         workload: Number of the pair's workload, into ``workloads``; a configuration belongs to one workload.
@@ -47,6 +46,7 @@ class Pairs:
 
     features: FloatArray
     prior: FloatArray
+    static: FloatArray
     log_ratio: FloatArray
     configuration: IndexArray
     workload: IndexArray
@@ -73,7 +73,7 @@ class Pairs:
         source, target = source[order], target[order]
         runs = table.runs
         measurements = [run.measurement() for run in runs]
-        features, prior = [], []
+        features, prior, static = [], [], []
         # A feature matrix per source run: its own part is computed once for all its targets.
         for index in np.unique(source):
             measurement = measurements[index]
@@ -81,6 +81,7 @@ class Pairs:
             features.append(feature_matrix(measurement, targets))
             line = roofline(measurement, metric_level(measurement, REQUIRED_METRICS))
             prior += [log_latency_ratio(measurement, gpu, line) for gpu in targets]
+            static += [log_static_ratio(measurement, gpu) for gpu in targets]
         measured = np.array([run.epoch_latency_s for run in runs])
         detected = np.array([run.detected_epoch_latency_s for run in runs])
         configurations, configuration = _numbered(["|".join(run.configuration) for run in runs])
@@ -90,6 +91,7 @@ class Pairs:
         return cls(
             features=np.concatenate(features) if features else np.zeros((0, 0)),
             prior=np.array(prior),
+            static=np.array(static),
             log_ratio=np.log(measured[target] / detected[source]),
             configuration=configuration[source],
             workload=workload[source],
@@ -123,6 +125,7 @@ class Pairs:
         return cls(
             features=joined("features"),
             prior=joined("prior"),
+            static=joined("static"),
             log_ratio=joined("log_ratio"),
             configuration=renumbered("configuration", lambda part: part.configurations, configurations),
             workload=renumbered("workload", lambda part: part.workloads, workloads),
@@ -159,19 +162,6 @@ class Pairs:
         _, first = np.unique(own, axis=0, return_index=True)
         positions: IndexArray = np.sort(first)
         return own[positions], positions
-
-    def typical_busy(self) -> float:
-        """Mean GPU utilisation over the source runs."""
-        return float(self.sources()[0][:, _BUSY].mean())
-
-    def static_log_ratios(self, busy: float) -> FloatArray:
-        """The prior without any dynamic metric: a GPU that works a ``busy`` share of the time, shape (pairs,)."""
-        log_rates = np.array(
-            [math.log(gpu.fp32_tflops * gpu.memory_bandwidth_bytes_per_second) / 2 for gpu in self.gpus]
-        )
-        working = np.exp(log_rates[self.source_gpu] - log_rates[self.target_gpu])
-        ratios: FloatArray = np.log((1 - busy) + busy * working)
-        return ratios
 
     def well_known_gpus(self, configurations: int) -> tuple[KnownGpu, ...]:
         """GPUs that at least so many configurations ran on."""
