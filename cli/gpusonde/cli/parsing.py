@@ -10,6 +10,7 @@ from typing import NoReturn, Protocol, TypeAlias
 DEFAULT_COLLECTOR = "127.0.0.1:7433"
 
 Subparsers: TypeAlias = "argparse._SubParsersAction[Parser]"
+OptionGroup: TypeAlias = "argparse._ArgumentGroup"
 
 
 class UsageError(Exception):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpusonde.cli import wording
+from gpusonde.cli.detection_options import add_detection_options
 from gpusonde.cli.epoch_progress import Progress, progress_of, render_progress, table_payload, totals_payload
 from gpusonde.cli.errors import naming
 from gpusonde.cli.output import Output, Screen
@@ -63,16 +64,7 @@ def add_parser(subparsers: Subparsers, common: Parser) -> None:
     )
     parser.add_argument("trace", type=Path, metavar="TRACE", help="trace file")
     add_trace_options(parser)
-    group = parser.add_argument_group("detection")
-    group.add_argument(
-        "--metric", action="append", metavar="M", help="use this metric (repeatable; else those that tell most)"
-    )
-    group.add_argument(
-        "--mode",
-        choices=("default", "paper", "notebook"),
-        default="default",
-        help="our detector, the published method, or the one in its authors' notebook (default: default)",
-    )
+    group = add_detection_options(parser)
     group.add_argument(
         "--engine",
         choices=("port", "luminol"),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpusonde.cli import wording
+from gpusonde.cli.detection_options import add_detection_options
 from gpusonde.cli.errors import naming
 from gpusonde.cli.evaluations.traces import TraceSet
 from gpusonde.cli.output import Output, Screen
@@ -45,16 +46,7 @@ def add_parser(subparsers: Subparsers, common: Parser) -> None:
         metavar="TRUTH.json",
         help="for each trace_id its period_s, null for no epochs; or the manifest of the folder",
     )
-    group = parser.add_argument_group("detection")
-    group.add_argument(
-        "--mode",
-        choices=("default", "paper", "notebook"),
-        default="default",
-        help="our detector, the published method, or the one in its authors' notebook (default: default)",
-    )
-    group.add_argument(
-        "--metric", action="append", metavar="M", help="use this metric (repeatable; else those that tell most)"
-    )
+    group = add_detection_options(parser)
     group.add_argument(
         "--only", action="append", metavar="PATTERN", help="score these traces only, as in 'h100_*' (repeatable)"
     )
