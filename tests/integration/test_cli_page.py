@@ -12,6 +12,7 @@ import pytest
 from support.cli_page import Section, keys_of, read_page
 from support.collector_process import CollectorProcess, ask, running_collector
 from support.epoch_traces import write_scored_traces
+from support.fleet_store import write_fleet
 from support.synthetic_runs import synthetic_runs, write_runs
 
 from gpusonde.cli import main
@@ -43,6 +44,8 @@ def answers(
     folder = tmp_path_factory.mktemp("answers")
     trace, at = str(bundled_trace()), ("--collector", collector.address)
     table = write_runs(folder / "runs.csv", synthetic_runs())
+    fleet = folder / "fleet"
+    write_fleet(fleet, jobs=2, batches=2)
     return {
         "demo": [demo_report],
         "detect": [ask("detect", trace), ask("detect", trace, "--plot", str(folder / "p.png"), "--total-epochs", "40")],
@@ -51,7 +54,12 @@ def answers(
             ask("predict", "--runs", str(table), "--row", "0"),
             ask("predict", "--run", run["run_id"], "--targets", "V100", *at),
         ],
-        "train": [ask("train", str(table), "--out", str(folder / "model"))],
+        "train": [
+            ask("train", str(table), "--out", str(folder / "model")),
+            ask("train", "--from-store", str(fleet), str(table)),
+            ask("train", "--from-store", str(fleet)),
+            ask("train", "--rollback", str(fleet)),
+        ],
         "evaluate": [
             ask("evaluate", "epochs", *map(str, write_scored_traces(folder))),
             ask("evaluate", "predictor", str(table), "--protocol", "config", "--mode", "prior"),

@@ -4,6 +4,7 @@ import json
 import pickle
 import zipfile
 
+import numpy as np
 import pytest
 
 from gpusonde.predictor.crossgpu import LatencyModel, ModelFileError, NotFittedError
@@ -42,6 +43,15 @@ def test_a_loaded_model_answers_exactly_as_the_saved_one(model, saved, runs, gpu
     for row in (0, 17, 42):
         source = runs.run(row).measurement()
         assert loaded.predict(source, targets) == model.predict(source, targets)
+
+
+def test_a_model_remembers_what_it_was_fitted_on(model, saved):
+    pairs, kept = model.state.pairs, LatencyModel.load(saved).state.pairs
+    for name in ("features", "prior", "static", "log_ratio"):
+        np.testing.assert_allclose(getattr(kept, name), getattr(pairs, name), rtol=1e-5, atol=1e-6)
+    for name in ("configuration", "workload", "source_gpu", "target_gpu", "time_unix_s"):
+        assert getattr(kept, name).tolist() == getattr(pairs, name).tolist()
+    assert (kept.configurations, kept.workloads, kept.gpus) == (pairs.configurations, pairs.workloads, pairs.gpus)
 
 
 def test_the_same_model_gives_the_same_file(model, saved, tmp_path):
@@ -119,7 +129,7 @@ def test_another_format_version_is_refused_with_advice(saved, tmp_path):
 def test_a_changed_number_is_refused(saved, tmp_path):
     contents = members(saved)
     manifest = json.loads(contents["manifest.json"])
-    manifest["typical_busy"] = 0.1
+    manifest["process"]["noise"] = 0.1
     path = rewritten(tmp_path / "model.zip", {**contents, "manifest.json": json.dumps(manifest)})
     assert "checksum" in refusal(path)
 

@@ -78,7 +78,9 @@ class RunsConfig:
 class PredictionConfig:
     """``[prediction]``: the model."""
 
-    model: str = option("text", "", "file of 'gpusonde train'; empty: the model that ships with gpusonde")
+    model: str = option(
+        "text", "", "file of 'gpusonde train'; empty: what 'gpusonde train --from-store' has put in service"
+    )
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import signal
 import socket
@@ -41,6 +42,7 @@ from gpusonde.collector.tracking.state_keeper import StateKeeper, StateOptions
 from gpusonde.collector.tracking.summaries import EpochSummaries
 from gpusonde.epoch_detect import EpochTracker
 from gpusonde.predictor.crossgpu import LatencyModel
+from gpusonde.predictor.crossgpu.learning.versions import MODELS, ModelInService, ModelVersions
 
 _LOG = logging.getLogger(__name__)
 _ADDRESS_FILE = "address"
@@ -163,10 +165,7 @@ class _Collector:
             ),
             time.monotonic,
         )
-        model_file = config.prediction.model
-        self._predictor = Predictor(
-            store, results, load_gpus(), lambda: LatencyModel.load(model_file) if model_file else LatencyModel.shipped()
-        )
+        self._predictor = Predictor(store, results, load_gpus(), _model_source(config))
         self._query = QueryService(store, results, self._predictor, executors["query"])
 
     async def run(self, stop: threading.Event | None, on_ready: Callable[[str], None] | None) -> CollectorReport:
@@ -288,6 +287,13 @@ async def _told_to_stop(stopping: asyncio.Event, stop: threading.Event | None) -
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(stopping.wait(), _POLL_S if stop else None)
             return
+
+
+def _model_source(config: CollectorConfig) -> Callable[[], LatencyModel]:
+    """The configured file, read once; else whatever is in service in the data directory when a question comes."""
+    if not config.prediction.model:
+        return ModelInService(ModelVersions(config.directory / MODELS)).model
+    return functools.cache(lambda: LatencyModel.load(config.prediction.model))
 
 
 def _replace(path: Path, text: str) -> None:

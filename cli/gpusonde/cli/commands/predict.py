@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gpusonde.cli.measuring import Source
     from gpusonde.cli.predictions import Predictions
     from gpusonde.collector.client import Measurement
-    from gpusonde.predictor.crossgpu import SourceMeasurement
+    from gpusonde.predictor.crossgpu import LatencyModel, SourceMeasurement
 
 
 def add_parser(subparsers: Subparsers, common: Parser) -> None:
@@ -52,7 +52,12 @@ def add_parser(subparsers: Subparsers, common: Parser) -> None:
     run_group.add_argument("--run", metavar="ID", help="run of a collector ('gpusonde runs' lists them)")
     add_trace_options(parser)
     model_group = parser.add_argument_group("the model (default: the shipped one)")
-    model_group.add_argument("--model", type=Path, metavar="FILE", help="model written by 'gpusonde train'")
+    model_group.add_argument(
+        "--model",
+        type=Path,
+        metavar="FILE",
+        help="model written by 'gpusonde train'; or a collector's data directory, for the model in service there",
+    )
     model_group.add_argument(
         "--collector", type=address, metavar="HOST:PORT", help="ask this collector instead of predicting here"
     )
@@ -115,21 +120,32 @@ def _targets(args: argparse.Namespace, gpus: GpuCatalog) -> tuple[list[GpuSpec],
 def _predict_here(args: argparse.Namespace) -> Predictions:
     from gpusonde.catalog import load_gpus
     from gpusonde.cli.predictions import Predictions
-    from gpusonde.predictor.crossgpu import LatencyModel
 
     gpus = load_gpus()
     targets, notes = _targets(args, gpus)
     source = _source(args, gpus)
-    model = LatencyModel.shipped() if args.model is None else LatencyModel.load(args.model)
+    model, problems = _model(args.model)
     measurement = source.measurement
     return Predictions(
         source_gpu=measurement.gpu.name,
         epoch_latency_s=measurement.epoch_latency_s,
         rows=model.predict(measurement, targets),
         model_version=model.version,
-        notes=[*([source.note] if source.note else []), *notes],
+        notes=[*problems, *([source.note] if source.note else []), *notes],
         measured_s=source.measured_s,
     )
+
+
+def _model(path: Path | None) -> tuple[LatencyModel, list[str]]:
+    """The model to ask, and what was wrong with others that should have come before it."""
+    from gpusonde.predictor.crossgpu import LatencyModel
+    from gpusonde.predictor.crossgpu.learning.versions import MODELS, ModelVersions
+
+    if path is None:
+        return LatencyModel.shipped(), []
+    if path.is_dir():
+        return ModelVersions(path / MODELS).in_service()
+    return LatencyModel.load(path), []
 
 
 def _ask_collector(args: argparse.Namespace) -> Predictions:

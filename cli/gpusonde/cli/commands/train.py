@@ -1,13 +1,25 @@
-"""``gpusonde train``: fit an epoch latency model on a table of runs."""
+"""``gpusonde train``: fit an epoch latency model on a table of runs, or on what a collector has seen."""
 
 from __future__ import annotations
 
 import argparse
+import math
+import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from gpusonde.cli import wording
 from gpusonde.cli.errors import naming
 from gpusonde.cli.output import Output, Screen
-from gpusonde.cli.parsing import Parser, Subparsers, add_command
+from gpusonde.cli.parsing import Parser, Subparsers, UsageError, add_command, positive_integer, positive_number
+
+if TYPE_CHECKING:
+    from gpusonde.collector.fleet import FleetRuns
+    from gpusonde.predictor.crossgpu.learning.candidate import Lesson
+
+_DEFAULT_KEPT = 5
+_DEFAULT_HALF_LIFE_DAYS = 180.0
+_DAY_S = 86_400.0
 
 
 def add_parser(subparsers: Subparsers, common: Parser) -> None:
@@ -16,23 +28,69 @@ def add_parser(subparsers: Subparsers, common: Parser) -> None:
         subparsers,
         common,
         "train",
-        "fit an epoch latency model on a table of runs",
-        "Fit the model that 'gpusonde predict --model' and the collector use.",
+        "fit the epoch latency model on a table of runs or on a collector's store, or roll it back",
+        "Fit the model that 'gpusonde predict' and the collector use: on a table of runs, written to a file (--out); "
+        "or on the jobs of a collector's store that ran on several GPU models (--from-store), put in service there "
+        "only if it is better than the model in service on jobs that neither has seen. --rollback takes the latest "
+        "such model out of service.",
     )
-    parser.add_argument("runs", type=Path, metavar="RUNS.csv", help="one row per run (docs/latency_prediction.md)")
-    parser.add_argument("--out", type=Path, required=True, metavar="MODEL", help="file to write the model to")
+    parser.add_argument(
+        "runs",
+        type=Path,
+        nargs="?",
+        metavar="RUNS.csv",
+        help="one row per run (docs/latency_prediction.md); with --from-store: to fit on besides, instead of what the "
+        "model in service was fitted on",
+    )
+    parser.add_argument("--out", type=Path, metavar="MODEL", help="file to write the model to")
+    group = parser.add_argument_group("learning from a fleet")
+    group.add_argument("--from-store", type=Path, metavar="STORE", help="data directory of a collector, running or not")
+    group.add_argument(
+        "--half-life-days",
+        type=positive_number,
+        metavar="D",
+        help=f"age at which a job's runs count half (default: {_DEFAULT_HALF_LIFE_DAYS:g})",
+    )
+    group.add_argument(
+        "--keep", type=positive_integer, metavar="N", help=f"versions that stay (default: {_DEFAULT_KEPT})"
+    )
+    group.add_argument(
+        "--rollback", type=Path, metavar="STORE", help="put the model in service again that was before the present one"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Fit and save."""
+    """Fit and save, learn, or roll back."""
+    _check(args)
+    output = Output(as_json=args.json)
+    if args.rollback is not None:
+        return _roll_back(output, args.rollback)
+    return _fit(output, args) if args.from_store is None else _learn(output, args)
+
+
+def _check(args: argparse.Namespace) -> None:
+    if args.rollback is not None:
+        others = [args.runs, args.out, args.from_store, args.half_life_days, args.keep]
+        if any(other is not None for other in others):
+            raise UsageError("--rollback STORE stands alone")
+    elif args.from_store is None:
+        if args.runs is None:
+            raise UsageError("give RUNS.csv with --out MODEL, or --from-store STORE, or --rollback STORE")
+        if args.out is None:
+            raise UsageError("RUNS.csv needs --out MODEL")
+        if args.half_life_days is not None or args.keep is not None:
+            raise UsageError("--half-life-days and --keep belong to --from-store")
+    elif args.out is not None:
+        raise UsageError("--out belongs to RUNS.csv alone; --from-store keeps its models in the store")
+
+
+def _fit(output: Output, args: argparse.Namespace) -> int:
     from gpusonde.predictor.crossgpu import LatencyModel, read_runs
 
-    output = Output(as_json=args.json)
     table = read_runs(args.runs)
     sources, _ = table.pairs()
     with output.progress(f"fitting on {len(table)} runs"), naming(args.runs):
         model = LatencyModel().fit(table)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
     model.save(args.out)
 
     def render(screen: Screen) -> None:
@@ -51,4 +109,103 @@ def run(args: argparse.Namespace) -> int:
         },
         render,
     )
+    return 0
+
+
+def _learn(output: Output, args: argparse.Namespace) -> int:
+    from gpusonde.catalog import load_gpus
+    from gpusonde.collector.fleet import fleet_runs
+    from gpusonde.collector.storage.snapshot import StoreSnapshot
+    from gpusonde.predictor.crossgpu import read_runs
+    from gpusonde.predictor.crossgpu.learning.candidate import learn
+    from gpusonde.predictor.crossgpu.learning.versions import MODELS, ModelVersions
+
+    table = None if args.runs is None else read_runs(args.runs)
+    days = _DEFAULT_HALF_LIFE_DAYS if args.half_life_days is None else args.half_life_days
+    versions = ModelVersions(args.from_store / MODELS)
+    with StoreSnapshot(args.from_store) as store, output.progress("reading runs of jobs", 1.0) as show:
+        fleet = fleet_runs(store, load_gpus(), progress=show)
+    with versions.locked():
+        current, problems = versions.in_service()
+        with output.progress(f"comparing with {current.version}", 1.0) as show:
+            lesson = learn(
+                current, fleet.table, now_unix_s=time.time(), half_life_s=days * _DAY_S, table=table, progress=show
+            )
+        former = current.version
+        if lesson.candidate is not None:
+            versions.install(lesson.candidate, keep=args.keep or _DEFAULT_KEPT)
+        served = lesson.candidate or current
+        payload = {
+            "store": str(args.from_store),
+            **_fleet_payload(fleet),
+            **_lesson_payload(lesson),
+            "half_life_days": days,
+            "former_version": former,
+            "model_version": served.version,
+            "model": str(versions.path(served.version)) if served.version in versions.listed() else None,
+            "versions": list(versions.listed()),
+            "notes": problems,
+        }
+    output.result(payload, lambda screen: _render(screen, payload))
+    return 0
+
+
+def _fleet_payload(fleet: FleetRuns) -> dict[str, Any]:
+    return {
+        "jobs": fleet.jobs,
+        "runs": len(fleet.table),
+        "replayed_runs": fleet.replayed,
+        "gpus": list(fleet.table.gpu_names),
+        "left_out": [{"reason": reason, "runs": count} for reason, count in sorted(fleet.left_out.items())],
+    }
+
+
+def _lesson_payload(lesson: Lesson) -> dict[str, Any]:
+    found = lesson.comparison
+    return {
+        "pairs": lesson.pairs,
+        "carried_pairs": lesson.carried_pairs,
+        "held_out_jobs": 0 if found is None else found.configurations,
+        "held_out_pairs": 0 if found is None else found.pairs,
+        "current_mape": math.nan if found is None else found.current_mape,
+        "candidate_mape": math.nan if found is None else found.candidate_mape,
+        "replaced": lesson.candidate is not None,
+        "reason": lesson.reason,
+    }
+
+
+def _render(screen: Screen, payload: dict[str, Any]) -> None:
+    for note in payload["notes"]:
+        screen.note(f"note: {note}")
+    runs = f"{payload['runs']} runs of {payload['jobs']} jobs on {', '.join(payload['gpus']) or 'no GPU'}"
+    replayed = f", {payload['replayed_runs']} of them replayed" if payload["replayed_runs"] else ""
+    screen.line(f"{runs}{replayed}: {payload['pairs']} pairs, beside {payload['carried_pairs']} carried ones")
+    for item in payload["left_out"]:
+        screen.line(f"left out: {item['runs']} {item['reason']}")
+    if payload["held_out_pairs"]:
+        screen.table(
+            ("model", "mean error"),
+            [
+                (f"in service ({payload['former_version']})", wording.percent(payload["current_mape"], 1)),
+                ("candidate", wording.percent(payload["candidate_mape"], 1)),
+            ],
+            numeric=("mean error",),
+        )
+        held_out = f"{payload['held_out_pairs']} pairs of {payload['held_out_jobs']} jobs"
+        screen.line(f"on {held_out}, each held out from the candidate and new to the model in service")
+    screen.line(f"{payload['reason']}: {payload['model_version']} is in service")
+
+
+def _roll_back(output: Output, store: Path) -> int:
+    from gpusonde.predictor.crossgpu.learning.versions import MODELS, ModelVersions
+
+    versions = ModelVersions(store / MODELS)
+    former, now = versions.roll_back()
+    payload = {
+        "store": str(store),
+        "former_version": former,
+        "model_version": now,
+        "versions": list(versions.listed()),
+    }
+    output.result(payload, lambda screen: screen.line(f"{now} is in service again, {former} is not any more"))
     return 0

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import math
-import threading
 from collections.abc import Callable, Mapping, Sequence
 
-from gpusonde.catalog import GpuCatalog, GpuSpec, Resolution, UnknownGpuError
-from gpusonde.collector.query.errors import InvalidQuestionError, NotFoundError, NotYetError
-from gpusonde.collector.query.runs import duration, find_run, gpu_message
-from gpusonde.collector.storage.samples import concatenate
+from gpusonde.catalog import GpuCatalog, GpuSpec
+from gpusonde.collector.query.errors import InvalidQuestionError
+from gpusonde.collector.query.measurement import RunMeasurer, resolve
+from gpusonde.collector.query.runs import duration, find_run
 from gpusonde.collector.storage.store import Store
-from gpusonde.collector.storage.tables.results import Results, RunRow
+from gpusonde.collector.storage.tables.results import Results
 from gpusonde.predictor.crossgpu import (
     LatencyModel,
     LatencyPrediction,
     MeasurementError,
     MetricDistribution,
     SourceMeasurement,
-    run_distributions,
 )
 from gpusonde.query.v1 import query_pb2
-from gpusonde.telemetry import Trace
 
 _STATUSES = {
     "ok": query_pb2.PREDICTION_STATUS_OK,
@@ -29,13 +25,7 @@ _STATUSES = {
     "insufficient_epochs": query_pb2.PREDICTION_STATUS_INSUFFICIENT_EPOCHS,
     "unsupported_gpu": query_pb2.PREDICTION_STATUS_UNSUPPORTED_GPU,
 }
-# The detector's interval is a 95 % one: so many standard errors from end to end.
-_STANDARD_ERRORS_PER_INTERVAL = 2 * 1.96
-_LARGEST_RELATIVE_ERROR = 0.99
 _MOST_TARGETS = 1000
-# Of a run of days, 48 pieces of 15 minutes tell the distributions as well as all of it, in bounded memory.
-_PIECES = 48
-_PIECE_NS = 900 * 1_000_000_000
 
 
 class Predictor:
@@ -45,18 +35,14 @@ class Predictor:
         store: Where the samples are.
         results: Where the runs are.
         gpus: Resolves names.
-        load_model: Loads the model; called once, at the first question.
+        model: Gives the model in service, at every question.
     """
 
-    def __init__(
-        self, store: Store, results: Results, gpus: GpuCatalog, load_model: Callable[[], LatencyModel]
-    ) -> None:
-        self._store = store
+    def __init__(self, store: Store, results: Results, gpus: GpuCatalog, model: Callable[[], LatencyModel]) -> None:
+        self._measurer = RunMeasurer(store, gpus)
         self._results = results
         self._gpus = gpus
-        self._load_model = load_model
-        self._model: LatencyModel | None = None
-        self._lock = threading.Lock()
+        self.model = model
 
     def predict(self, request: query_pb2.PredictEpochLatencyRequest) -> query_pb2.PredictEpochLatencyResponse:
         """Answer a request.
@@ -70,7 +56,7 @@ class Predictor:
         targets = self._targets(request.target_gpu_models)
         try:
             if kind == "run_id":
-                source = self._of_run(find_run(self._results, request.run_id))
+                source = self._measurer.measure(find_run(self._results, request.run_id))
             elif kind == "measurement":
                 source = self._of_request(request.measurement)
             else:
@@ -86,66 +72,13 @@ class Predictor:
             source_epoch_latency=duration(source.epoch_latency_s),
         )
 
-    def model(self) -> LatencyModel:
-        """Return the model, loading it first if need be."""
-        with self._lock:
-            if self._model is None:
-                self._model = self._load_model()
-            return self._model
-
     def _targets(self, names: Sequence[str]) -> list[GpuSpec]:
         if len(names) > _MOST_TARGETS:
             raise InvalidQuestionError(f"field 'target_gpu_models': at most {_MOST_TARGETS} names are taken")
-        return [self._resolve(name, None).spec for name in names] if names else list(self._gpus.specs)
-
-    def _resolve(self, name: str, memory_bytes: int | None) -> Resolution:
-        try:
-            return self._gpus.resolve(name, memory_bytes=memory_bytes or None)
-        except UnknownGpuError as error:
-            raise NotFoundError(str(error)) from None
-
-    def _of_run(self, run: RunRow) -> SourceMeasurement:
-        if run.verdict != "epochs" or not math.isfinite(run.period_s):
-            found = run.verdict or "not analysed yet"
-            raise NotYetError(
-                f"run {run.run_id} has no epochs to predict from ({found}: {run.reason or 'too short so far'});"
-                " wait for more of it, or give a measurement"
-            )
-        gpus = {(gpu.gpu_uuid, gpu.agent_id): gpu for gpu in self._store.gpus()}
-        described = gpu_message(gpus.get((run.gpu_uuid, run.agent_id)))
-        if not described.product_name:
-            raise NotYetError(
-                f"the agent does not know what model GPU {run.gpu_uuid} is (a replayed trace need not tell); give a"
-                " measurement with its gpu_model instead of the run"
-            )
-        resolution = self._resolve(described.product_name, described.framebuffer_bytes)
-        attributes = {a.name: a.value for a in described.static_attributes if math.isfinite(a.value) and a.value >= 0}
-        error = (run.period_high_s - run.period_low_s) / _STANDARD_ERRORS_PER_INTERVAL / run.period_s
-        return SourceMeasurement(
-            gpu=resolution.spec,
-            epoch_latency_s=run.period_s,
-            metrics=run_distributions(self._trace(run)),
-            epoch_latency_relative_error=min(max(error, 0.0), _LARGEST_RELATIVE_ERROR) if math.isfinite(error) else 0.0,
-            static_attributes=attributes,
-            epoch_count=run.epoch_count,
-        )
-
-    def _trace(self, run: RunRow) -> Trace:
-        """Return the ticks of a run; of a long one, pieces spread evenly over it."""
-        start, end = run.start_unix_nano, run.end_unix_nano + 1
-        count = _PIECES if end - start > _PIECES * _PIECE_NS else 1
-        length = _PIECE_NS if count > 1 else end - start
-        starts = [start + (end - length - start) * i // max(count - 1, 1) for i in range(count)]
-        metrics = self._store.metrics_of(run.gpu_uuid)
-        samples = concatenate(
-            [self._store.read(run.gpu_uuid, s, s + length, metrics, first=run.first, last=run.last) for s in starts],
-            metrics,
-        )
-        time_s = (samples.time_unix_nano - run.start_unix_nano) / 1e9
-        return Trace(time_s, {name: column.astype(float) for name, column in samples.columns.items()})
+        return [resolve(self._gpus, name).spec for name in names] if names else list(self._gpus.specs)
 
     def _of_request(self, measurement: query_pb2.SourceMeasurement) -> SourceMeasurement:
-        resolution = self._resolve(measurement.gpu_model, measurement.framebuffer_bytes)
+        resolution = resolve(self._gpus, measurement.gpu_model, measurement.framebuffer_bytes)
         return SourceMeasurement(
             gpu=resolution.spec,
             epoch_latency_s=measurement.epoch_latency.ToNanoseconds() / 1e9,

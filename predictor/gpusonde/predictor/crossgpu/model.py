@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+
 from gpusonde.catalog import GpuSpec
 from gpusonde.predictor.crossgpu.combination import combine_predictions
 from gpusonde.predictor.crossgpu.intervals.calibrator import Calibrator
@@ -17,6 +20,8 @@ from gpusonde.predictor.crossgpu.regression.residual import ResidualModel
 from gpusonde.predictor.crossgpu.runs.pairs import Pairs
 from gpusonde.predictor.crossgpu.runs.table import IndexArray, RunsTable
 from gpusonde.predictor.crossgpu.state import FittedState, ModelSettings
+
+FloatArray = npt.NDArray[np.float64]
 
 _SHIPPED = "shipped/latency_model.zip"
 _MINIMUM_PAIRS = 30
@@ -74,8 +79,15 @@ class LatencyModel:
         """
         return self.fit_pairs(Pairs.of(runs, pairs))
 
-    def fit_pairs(self, pairs: Pairs) -> LatencyModel:
+    def fit_pairs(self, pairs: Pairs, weights: FloatArray | None = None) -> LatencyModel:
         """Fit to pairs of runs, whichever tables they come from.
+
+        Args:
+            pairs: The pairs; the model keeps them, so that it can be fitted again with more.
+            weights: How much each counts, shape (pairs,), in 0..1; 1 when left out.
+
+        Returns:
+            The model itself.
 
         Raises:
             TooFewRunsError: They are fewer than 30.
@@ -86,17 +98,19 @@ class LatencyModel:
                 "add runs of the same workloads on other GPUs"
             )
         settings = self.settings
-        residual = ResidualModel.fit(pairs.features, pairs.log_ratio - pairs.prior, settings.residual)
+        weights = np.ones(len(pairs)) if weights is None else weights
+        residual = ResidualModel.fit(pairs.features, pairs.log_ratio - pairs.prior, settings.residual, weights=weights)
         sources, positions = pairs.sources()
         calibrator = Calibrator(
             pairs, settings.residual, residual,
-            one_unseen_weight=settings.one_unseen_weight, coverage=settings.coverage,
+            one_unseen_weight=settings.one_unseen_weight, coverage=settings.coverage, weights=weights,
         )  # fmt: skip
         self._state = FittedState(
             residual=residual,
             calibrations=calibrator.calibrate(settings.situations),
             runs=RunNeighbourhood.fit(sources, pairs.workload[positions].tolist()),
             gpus=GpuNeighbourhood(pairs.well_known_gpus(_MINIMUM_CONFIGURATIONS)),
+            pairs=pairs,
         )
         self._version = "unsaved"
         return self

@@ -28,6 +28,7 @@ from gpusonde.predictor.crossgpu.intervals.novelty import GpuNeighbourhood, Know
 from gpusonde.predictor.crossgpu.regression.gaussian_process import GaussianProcess
 from gpusonde.predictor.crossgpu.regression.residual import ResidualModel, ResidualSettings
 from gpusonde.predictor.crossgpu.regression.trees import ObliviousTrees
+from gpusonde.predictor.crossgpu.runs.pairs import Pairs
 from gpusonde.predictor.crossgpu.state import FittedState, ModelSettings
 
 FORMAT = "gpusonde cross-GPU latency model"
@@ -61,6 +62,16 @@ def write_model(path: str | Path, settings: ModelSettings, state: FittedState) -
     path = Path(path)
     content, version = encode_model(settings, state)
     path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, content)
+    return version
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file so that whoever reads it finds the old content or the new, whatever happens meanwhile.
+
+    Raises:
+        OSError: It cannot be written; the old file stays.
+    """
     try:
         _replace(path, content)
     except OSError as error:
@@ -72,7 +83,6 @@ def write_model(path: str | Path, settings: ModelSettings, state: FittedState) -
         os.fsync(folder)
     finally:
         os.close(folder)
-    return version
 
 
 def _replace(path: Path, content: bytes) -> None:
@@ -108,7 +118,12 @@ def encode_model(settings: ModelSettings, state: FittedState) -> tuple[bytes, st
         "trees": {"bias": state.residual.trees.bias},
         "calibrations": {situation.name: asdict(value) for situation, value in state.calibrations.items()},
         "runs": {"usual_distance": state.runs.usual_distance},
-        "gpus": [asdict(gpu) for gpu in state.gpus.gpus],
+        "gpus": [gpu.name for gpu in state.gpus.gpus],
+        "pairs": {
+            "configurations": list(state.pairs.configurations),
+            "workloads": list(state.pairs.workloads),
+            "gpus": [asdict(gpu) for gpu in state.pairs.gpus],
+        },
         "array_shapes": {name: list(array.shape) for name, array in arrays.items()},
         "arrays_sha256": hashlib.sha256(array_bytes).hexdigest(),
     }
@@ -169,7 +184,17 @@ _ARRAY_TYPES = {
     "runs_center": "<f8",
     "runs_spread": "<f8",
     "runs_points": "<f4",
+    "pairs_prior": "<f4",
+    "pairs_static": "<f4",
+    "pairs_log_ratio": "<f4",
+    "pairs_configuration": "<i4",
+    "pairs_workload": "<i4",
+    "pairs_source_gpu": "<i4",
+    "pairs_target_gpu": "<i4",
+    "pairs_time_unix_s": "<f8",
 }
+# The pairs' features are the points of the process, which are stored already.
+_PAIR_ARRAYS = tuple(name for name in _ARRAY_TYPES if name.startswith("pairs_"))
 
 
 def _arrays(state: FittedState) -> dict[str, npt.NDArray[Any]]:
@@ -185,6 +210,7 @@ def _arrays(state: FittedState) -> dict[str, npt.NDArray[Any]]:
         "runs_center": runs.center,
         "runs_spread": runs.spread,
         "runs_points": runs.points,
+        **{name: getattr(state.pairs, name.removeprefix("pairs_")) for name in _PAIR_ARRAYS},
     }
 
 
@@ -231,6 +257,7 @@ def _state(manifest: Mapping[str, Any], arrays: Arrays, path: str) -> FittedStat
         and (feature.size == 0 or (feature.min() >= 0 and feature.max() < features))
         and arrays["runs_center"].shape == arrays["runs_spread"].shape == (own,)
         and arrays["runs_points"].shape[1] == own
+        and all(arrays[name].shape == arrays["process_weights"].shape for name in _PAIR_ARRAYS)
     )
     numbers = [
         *(manifest["process"][name] for name in ("length", "amplitude", "noise")),
@@ -243,6 +270,8 @@ def _state(manifest: Mapping[str, Any], arrays: Arrays, path: str) -> FittedStat
         center=arrays["process_center"], spread=arrays["process_spread"], points=points.astype(np.float64),
         weights=arrays["process_weights"], **manifest["process"],
     )  # fmt: skip
+    pairs = _pairs(manifest["pairs"], arrays, process, path)
+    known = {gpu.name: gpu for gpu in pairs.gpus}
     return FittedState(
         residual=ResidualModel(
             process,
@@ -254,8 +283,31 @@ def _state(manifest: Mapping[str, Any], arrays: Arrays, path: str) -> FittedStat
             center=arrays["runs_center"], spread=arrays["runs_spread"],
             points=arrays["runs_points"].astype(np.float64), usual_distance=float(manifest["runs"]["usual_distance"]),
         ),
-        gpus=GpuNeighbourhood(tuple(KnownGpu(**gpu) for gpu in manifest["gpus"])),
+        gpus=GpuNeighbourhood(tuple(known[name] for name in manifest["gpus"])),
+        pairs=pairs,
     )  # fmt: skip
+
+
+def _pairs(manifest: Mapping[str, Any], arrays: Arrays, process: GaussianProcess, path: str) -> Pairs:
+    configurations, workloads = tuple(map(str, manifest["configurations"])), tuple(map(str, manifest["workloads"]))
+    gpus = tuple(KnownGpu(**gpu) for gpu in manifest["gpus"])
+    for name, labels in (
+        ("configuration", configurations), ("workload", workloads), ("source_gpu", gpus), ("target_gpu", gpus)
+    ):  # fmt: skip
+        numbers = arrays[f"pairs_{name}"]
+        if numbers.size and not 0 <= numbers.min() <= numbers.max() < len(labels):
+            raise ModelFileError(path, f"damaged: a pair's {name} is not listed; restore or fit it again")
+    own: dict[str, Any] = {
+        name.removeprefix("pairs_"): arrays[name].astype(np.intp if _ARRAY_TYPES[name] == "<i4" else np.float64)
+        for name in _PAIR_ARRAYS
+    }
+    return Pairs(
+        features=process.points * process.spread + process.center,
+        configurations=configurations,
+        workloads=workloads,
+        gpus=gpus,
+        **own,
+    )
 
 
 def _unpack(content: bytes, shapes: Mapping[str, list[int]], path: str) -> Arrays:

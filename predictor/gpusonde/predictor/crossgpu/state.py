@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from gpusonde.predictor.crossgpu.intervals.conformal import Calibration, Situation
 from gpusonde.predictor.crossgpu.intervals.novelty import GpuNeighbourhood, RunNeighbourhood
 from gpusonde.predictor.crossgpu.regression.residual import ResidualModel, ResidualSettings
+from gpusonde.predictor.crossgpu.runs.pairs import Pairs
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,11 @@ class FittedState:
         calibrations: Situation -> interval; that of the prior is always there.
         runs: Neighbourhood of the runs' source features.
         gpus: The GPUs that were seen.
+        pairs: What all this was fitted on.
     """
 
     residual: ResidualModel
     calibrations: Mapping[Situation, Calibration]
     runs: RunNeighbourhood
     gpus: GpuNeighbourhood
+    pairs: Pairs

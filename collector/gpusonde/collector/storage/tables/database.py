@@ -139,6 +139,33 @@ class Database:
                 raise
         self._connection = connection
 
+    def open_read_only(self) -> None:
+        """Connect beside whoever else uses the file, a running collector included; nothing can be written.
+
+        Raises:
+            StoreCorruptError: The file is not an SQLite database.
+            StoreError: It is not there, or belongs to another version of the collector.
+        """
+        if not self.path.is_file():
+            raise StoreError(f"{self.path.parent} is no data directory of a collector: it holds no {self.path.name}")
+        with naming_full_disks(self.path):
+            connection = sqlite3.connect(
+                f"{self.path.absolute().as_uri()}?mode=ro", uri=True, check_same_thread=False, timeout=10.0
+            )
+            try:
+                (version,) = connection.execute("PRAGMA user_version").fetchone()
+            except sqlite3.DatabaseError as error:
+                connection.close()
+                if isinstance(error, sqlite3.OperationalError):
+                    raise
+                raise StoreCorruptError(self.path, str(error)) from error
+        if version != _VERSION:
+            connection.close()
+            raise StoreError(
+                f"{self.path} has schema version {version}, not {_VERSION}: start the newer of the two collectors once"
+            )
+        self._connection = connection
+
     def _prepare(self, connection: sqlite3.Connection) -> None:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from gpusonde.catalog import GpuCatalog, GpuSpec, UnknownGpuError, load_gpus
+from gpusonde.predictor.crossgpu.evaluation.run import UnsuitableTableError
 from gpusonde.predictor.crossgpu.evaluation.scores import Evaluation, PairErrors
 from gpusonde.predictor.crossgpu.measurement import Precision, SourceMeasurement
 from gpusonde.predictor.crossgpu.model import LatencyModel
@@ -144,7 +145,7 @@ def evaluate_timings(timings: Sequence[Timing], model: LatencyModel, *, only_mai
         The scores; the workloads in it are the datasets.
 
     Raises:
-        ValueError: No job ran on two GPUs.
+        UnsuitableTableError: No job ran on two GPUs.
     """
     jobs: dict[str, dict[str, list[Timing]]] = defaultdict(lambda: defaultdict(list))
     for timing in timings:
@@ -156,7 +157,7 @@ def evaluate_timings(timings: Sequence[Timing], model: LatencyModel, *, only_mai
         for source in ran if len(ran) > 1 else ():
             parts.append(_errors(model, source, [other for other in ran if other is not source]))
     if not parts:
-        raise ValueError("no job of the table ran on two GPUs, so nothing can be predicted")
+        raise UnsuitableTableError("no job of the table ran on two GPUs, so nothing can be predicted")
     return Evaluation.of([(0, PairErrors.join(parts))])
 
 

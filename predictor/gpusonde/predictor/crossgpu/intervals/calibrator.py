@@ -29,8 +29,10 @@ class Calibrator:
         *,
         one_unseen_weight: float,
         coverage: float,
+        weights: FloatArray,
     ) -> None:
         """Keep what the folds are made of; ``whole`` gives them its kernel parameters."""
+        self._weights = weights
         self._pairs, self._settings, self._whole = pairs, settings, whole
         self._weight, self._coverage = one_unseen_weight, coverage
         self._residual = pairs.log_ratio - pairs.prior
@@ -53,7 +55,10 @@ class Calibrator:
             found[situation] = calibrate_worst(enough, self._coverage)
 
     def _fit(self, rows: BoolArray) -> ResidualModel:
-        return ResidualModel.fit(self._pairs.features[rows], self._residual[rows], self._settings, like=self._whole)
+        return ResidualModel.fit(
+            self._pairs.features[rows], self._residual[rows], self._settings,
+            like=self._whole, weights=self._weights[rows],
+        )  # fmt: skip
 
     def _seen_gpus(self) -> list[LeftOut]:
         """Errors on configurations left out, and on whole workloads left out.

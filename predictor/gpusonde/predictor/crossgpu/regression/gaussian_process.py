@@ -53,6 +53,7 @@ class GaussianProcess:
         *,
         like: GaussianProcess | None = None,
         degrees_of_freedom: float | None = None,
+        weights: FloatArray | None = None,
     ) -> GaussianProcess:
         """Fit to data.
 
@@ -62,6 +63,7 @@ class GaussianProcess:
             like: Take length, amplitude and noise from this process instead of searching for them (folds of a cross
                 validation, which differ little from the whole).
             degrees_of_freedom: Of Student-t noise; normal noise when left out.
+            weights: Shape (n,), in 0..1: a point of weight 1/2 has twice the noise's variance. All 1 when left out.
         """
         center = np.asarray(x.mean(axis=0), dtype=np.float64)
         spread = x.std(axis=0)
@@ -71,7 +73,8 @@ class GaussianProcess:
         points = ((x - center) / scale).astype(np.float32).astype(np.float64)
         distances = _squared_distances(points, points)
         features = points.shape[1]
-        precision = np.ones(len(y))
+        given = np.ones(len(y)) if weights is None else weights
+        precision = given.copy()
         parameters = None if like is None else (like.length, like.amplitude, like.noise)
         for _ in range(1 if degrees_of_freedom is None else _REWEIGHTINGS):
             if like is None or parameters is None:
@@ -79,12 +82,12 @@ class GaussianProcess:
             length, amplitude, noise = parameters
             kernel = _matern(distances, features, length, amplitude)[0]
             kernel[np.diag_indices_from(kernel)] += noise**2 / precision + _JITTER
-            weights = np.asarray(np.linalg.solve(kernel, y), dtype=np.float64)
+            solution = np.asarray(np.linalg.solve(kernel, y), dtype=np.float64)
             if degrees_of_freedom is not None:
-                residual = noise / precision * weights
+                residual = noise / precision * solution
                 precision = (degrees_of_freedom + 1) / (degrees_of_freedom + residual**2)
-                precision /= precision.mean()
-        return cls(center, scale, points, weights, length, amplitude, noise)
+                precision *= given / precision.mean()
+        return cls(center, scale, points, solution, length, amplitude, noise)
 
     def predict(self, x: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Mean, and standard deviation given the nearest training point alone.

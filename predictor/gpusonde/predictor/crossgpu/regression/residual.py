@@ -54,7 +54,13 @@ class ResidualModel:
 
     @classmethod
     def fit(
-        cls, x: FloatArray, y: FloatArray, settings: ResidualSettings, *, like: ResidualModel | None = None
+        cls,
+        x: FloatArray,
+        y: FloatArray,
+        settings: ResidualSettings,
+        *,
+        like: ResidualModel | None = None,
+        weights: FloatArray | None = None,
     ) -> ResidualModel:
         """Fit both.
 
@@ -63,13 +69,15 @@ class ResidualModel:
             y: Log latency ratio minus prior, shape (n,).
             settings: For the trees.
             like: Take the process' length, amplitude and noise from this model.
+            weights: Of the rows, shape (n,), in 0..1; all 1 when left out.
         """
         process = GaussianProcess.fit(
-            x, y, like=None if like is None else like.process, degrees_of_freedom=settings.degrees_of_freedom
-        )
+            x, y, like=None if like is None else like.process, degrees_of_freedom=settings.degrees_of_freedom,
+            weights=weights,
+        )  # fmt: skip
         trees = ObliviousTrees.fit(
             x, y, trees=settings.trees, learning_rate=settings.learning_rate, depth=settings.depth,
-            feature_share=settings.feature_share, seed=settings.seed, threads=settings.threads,
+            feature_share=settings.feature_share, seed=settings.seed, threads=settings.threads, weights=weights,
         )  # fmt: skip
         return cls(process, trees, settings.process_weight)
 

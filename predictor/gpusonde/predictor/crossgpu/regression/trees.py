@@ -61,6 +61,7 @@ class ObliviousTrees:
         seed: int,
         threads: int,
         feature_share: float = 1.0,
+        weights: FloatArray | None = None,
     ) -> ObliviousTrees:
         """Fit with CatBoost, root mean square error.
 
@@ -73,6 +74,7 @@ class ObliviousTrees:
             seed: Random seed.
             threads: Threads to use; they change nothing but the time it takes.
             feature_share: Share of the features that each split may choose from.
+            weights: Of the rows, shape (n,); all 1 when left out.
         """
         from catboost import CatBoostRegressor  # noqa: PLC0415
 
@@ -80,7 +82,7 @@ class ObliviousTrees:
             iterations=trees, learning_rate=learning_rate, depth=depth, random_seed=seed, thread_count=threads,
             rsm=feature_share, allow_writing_files=False, verbose=False,
         )  # fmt: skip
-        model.fit(x.astype(np.float32), y)
+        model.fit(x.astype(np.float32), y, sample_weight=weights)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.json"
             model.save_model(str(path), format="json")

@@ -86,6 +86,7 @@ class Pairs:
         detected = np.array([run.detected_epoch_latency_s for run in runs])
         configurations, configuration = _numbered(["|".join(run.configuration) for run in runs])
         workloads, workload = _numbered([run.configuration.model for run in runs])
+        ends = np.array([run.end_unix_s for run in runs])
         names, gpu = _numbered([run.gpu.name for run in runs])
         known = {run.gpu.name: KnownGpu.of(run.gpu) for run in runs}
         return cls(
@@ -97,7 +98,7 @@ class Pairs:
             workload=workload[source],
             source_gpu=gpu[source],
             target_gpu=gpu[target],
-            time_unix_s=np.full(len(source), TIMELESS),
+            time_unix_s=np.maximum(ends[source], ends[target]),
             configurations=configurations,
             workloads=workloads,
             gpus=tuple(known[name] for name in names),

@@ -74,6 +74,7 @@ class Run:
         static_attributes: Figures of the device as the row gives them, named as ``GpuSpec``'s.
         detected_epoch_latency_s: What the run says of itself as a source: the measured latency, or a detector's.
         epoch_latency_relative_error: Standard error of the latter as a ratio.
+        end_unix_s: When it ended; 0 where nobody knows, as in tables.
     """
 
     row: int
@@ -86,6 +87,7 @@ class Run:
     static_attributes: Mapping[str, float]
     detected_epoch_latency_s: float
     epoch_latency_relative_error: float = 0.0
+    end_unix_s: float = 0.0
 
     def measurement(self) -> SourceMeasurement:
         """The run as the source of a prediction."""
