@@ -16,12 +16,16 @@ import argparse
 import datetime
 import platform
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+from fleet import fleet_section
 from pictures import draw_reliability, draw_scatter
+from queries import queries_section
 from sklearn.ensemble import HistGradientBoostingRegressor
+from static import static_section
+from text import log, percent, table, with_spread
 
 from gpusonde.predictor.crossgpu import LatencyModel, ModelSettings, PaperStack, RunsTable, read_runs
 from gpusonde.predictor.crossgpu.evaluation import (
@@ -49,6 +53,7 @@ BARS = {
     Protocol.CNN: "<= 7 %",
     Protocol.TARGET: "<= 12.5 %, below the prior",
     Protocol.BOTH: "<= 14 %, below the prior",
+    Protocol.STATIC: "",
 }
 HELD_OUT = {
     Protocol.RANDOM: "a fifth of the pairs (the paper's split, which leaks)",
@@ -56,12 +61,14 @@ HELD_OUT = {
     Protocol.CNN: "one CNN",
     Protocol.TARGET: "the target GPU",
     Protocol.BOTH: "both GPUs",
+    Protocol.STATIC: "the target GPU and all metrics",
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path)
+    parser.add_argument("--timings", type=Path, help="default: cross_gpu_long.csv beside the runs")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results" / "predictor.md")
     parser.add_argument("--only", choices=("default",), help="leave the paper's stack out")
     parser.add_argument("--protocols", nargs="+", default=[protocol.value for protocol in Protocol])
@@ -83,35 +90,16 @@ def main() -> None:
         section_by_gpu(default),
         section_intervals(default, arguments.out.parent),
         section_prior(runs),
+        static_section(arguments.timings or arguments.runs.with_name("cross_gpu_long.csv")),
         section_combined(runs),
+        fleet_section(runs),
     ]
     if arguments.only is None:
         sections += [section_ablation(runs), section_single_models(runs)]
-    sections += [section_latency(runs), section_picture(default, arguments.out.parent)]
+    sections += [queries_section(runs), section_picture(default, arguments.out.parent)]
     sections.append(f"\nThe whole took {(time.monotonic() - started) / 60:.0f} minutes.\n")
     arguments.out.write_text("\n".join(sections), encoding="utf-8")
     print("\n".join(sections))
-
-
-def log(name: str, result: Evaluation) -> Evaluation:
-    print(f"{time.strftime('%H:%M:%S')} {name}: {percent(result.overall.mape)}", flush=True)
-    return result
-
-
-def percent(value: float, digits: int = 1) -> str:
-    return "" if np.isnan(value) else f"{100 * value:.{digits}f} %"
-
-
-def with_spread(result: Evaluation) -> str:
-    """MAPE over all predictions, with the standard deviation over seeds where there are several."""
-    seeds = [scores.mape for scores in result.by_seed]
-    text = f"{100 * result.overall.mape:.1f}"
-    return f"{text} ± {100 * np.std(seeds, ddof=1):.1f} %" if len(seeds) > 1 else f"{text} %"
-
-
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    return "\n".join([*lines, *("| " + " | ".join(str(cell) for cell in row) + " |" for row in rows)]) + "\n"
 
 
 def heading(path: Path, runs: RunsTable) -> str:
@@ -147,7 +135,7 @@ def section_protocols(
     rows = []
     for protocol in protocols:
         scores = default[protocol].overall
-        published = paper(runs, protocol) if with_paper else None
+        published = paper(runs, protocol) if with_paper and protocol is not Protocol.STATIC else None
         rows.append(
             (
                 HELD_OUT[protocol],
@@ -245,17 +233,18 @@ def section_intervals(default: dict[Protocol, Evaluation], folder: Path) -> str:
 def section_prior(runs: RunsTable) -> str:
     rows = []
     levels = {
+        None: "utilisation, with peak FP32 rates (the baseline)",
         MetricLevel.UTILIZATION: "utilisation",
         MetricLevel.NVIDIA_SMI: "utilisation and memory utilisation",
-        MetricLevel.STATIC: "nothing dynamic (a GPU that always works)",
+        MetricLevel.STATIC: "nothing dynamic",
     }
     for level, name in levels.items():
         scores = evaluate(runs, prior_predictor(level), Protocol.CNN).overall
         rows.append((name, percent(scores.mape), percent(scores.median_ape), percent(scores.p90_ape)))
     return (
         "## The prior alone, by what it knows of the source\n\nNothing is fitted, except that the slope of the memory "
-        "utilisation's weight (0.4) was chosen on these runs.\n\n"
-        + table(("metrics", "mean error", "median", "90 % quantile"), rows)
+        "utilisation's weight (0.2) was chosen on these runs, and the caution without metrics (0.13) measured on them."
+        "\n\n" + table(("metrics", "mean error", "median", "90 % quantile"), rows)
     )
 
 
@@ -348,23 +337,6 @@ def section_single_models(runs: RunsTable) -> str:
         "## Paper stack against its parts (the form of Fig. 12)\n\nTwo seeds. The paper reports that the stack is "
         "better than CatBoost by 16.7 %, than random forest by 20.2 % and than HistGradientBoosting by 32 %.\n\n"
         + table(("held out", "model", "mean error", "stack is better by"), rows)
-    )
-
-
-def section_latency(runs: RunsTable) -> str:
-    model = LatencyModel.shipped()
-    targets = {run.gpu.name: run.gpu for run in runs.runs}
-    seconds = []
-    for run in [*runs.runs[:50], *runs.runs]:
-        target = next(gpu for name, gpu in targets.items() if name != run.gpu.name)
-        measurement = run.measurement()
-        start = time.perf_counter()
-        model.predict(measurement, [target])
-        seconds.append(time.perf_counter() - start)
-    p50, p99 = np.quantile(seconds[50:], (0.5, 0.99))
-    return (
-        "## Time of one query\n\nOne target, features included, warm, in process: "
-        f"p50 {1000 * p50:.2f} ms, p99 {1000 * p99:.2f} ms ({len(seconds) - 50} queries).\n"
     )
 
 

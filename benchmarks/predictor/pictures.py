@@ -19,6 +19,7 @@ _TITLES = {
     Protocol.CNN: "unseen CNN",
     Protocol.TARGET: "unseen target GPU",
     Protocol.BOTH: "both GPUs unseen",
+    Protocol.STATIC: "GPU unseen, no metrics",
 }
 
 

@@ -55,10 +55,31 @@ def test_idle_around_the_job_does_not_change_the_prediction(tmp_path: Path, caps
     assert latencies[0] == pytest.approx(latencies[1], rel=1e-3)
 
 
+def test_an_epoch_latency_alone_is_predicted_from_static_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    def asked(*more: str) -> dict[str, Any]:
+        question = ("predict", "--gpu-model", "Tesla T4", "--epoch-s", "20", "--targets", "A100-SXM4-40GB,P100", *more)
+        code, answer = run_json(capsys, *question)
+        assert code == 0
+        return answer
+
+    plain, mixed = asked(), asked("--precision", "mixed")
+    assert plain["source_epoch_latency_s"] == 20
+    a100, p100 = plain["predictions"]
+    assert (a100["method"], a100["status"]) == ("prior only, static", "extrapolated")
+    assert "gpu_utilization" in a100["reason"]
+    assert a100["epoch_latency_s"] < p100["epoch_latency_s"]
+    # P100 has no tensor cores to lose to.
+    assert mixed["predictions"][1]["epoch_latency_s"] > p100["epoch_latency_s"]
+    assert "mixed" in mixed["predictions"][0]["reason"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         ([], "give one of"),
+        (["--gpu-model", "T4"], "give one of"),
+        (["--gpu-model", "T4", "--epoch-s", "3", "--gpu", "0"], "--gpu belongs to --trace"),
+        (["--runs", "a", "--row", "1", "--precision", "fp64"], "--precision belongs to --trace"),
         (["--trace", "a", "--runs", "b"], "give one of"),
         (["--runs", "b"], "--row"),
         (["--run", "x"], "--collector"),

@@ -225,6 +225,19 @@ def distribution(mean):
     return Distribution(mean, mean / 10, mean / 2, mean * 0.9, mean, mean * 1.1, mean * 1.5)
 
 
+def test_the_precision_of_a_measurement_counts(client):
+    def seconds(precision):
+        measurement = Measurement("Tesla T4", 20.0, precision=precision)
+        return client.predict_measurement(measurement, ["P100-PCIe-16GB"]).predictions[0].epoch_latency_s
+
+    assert seconds("fp32") == seconds("") < seconds("mixed")
+    assert seconds("fp64") < seconds("fp32")
+    code, text = refusal(client.predict_measurement, Measurement("Tesla T4", 20.0, precision="fp8"), ["T4"])
+    assert code == "INVALID_ARGUMENT"
+    assert "measurement.precision" in text
+    assert "mixed" in text
+
+
 def test_a_measurement_in_the_request_is_predicted_from(client):
     metrics = {"gpu_utilization": distribution(0.6), "power_watts": distribution(60.0)}
     found = client.predict_measurement(Measurement("Tesla T4", 20.0, metrics), ["V100"])

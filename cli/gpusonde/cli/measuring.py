@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gpusonde.cli.errors import CommandError
-from gpusonde.predictor.crossgpu import SourceMeasurement, run_distributions
+from gpusonde.predictor.crossgpu import Precision, SourceMeasurement, run_distributions
 from gpusonde.telemetry import Unit, metric
 
 if TYPE_CHECKING:
@@ -44,7 +44,9 @@ class Source:
     measured_s: Mapping[str, float] = field(default_factory=dict)
 
 
-def from_trace(trace: Trace, gpu_model: str | None, epoch_s: float | None, gpus: GpuCatalog) -> Source:
+def from_trace(
+    trace: Trace, gpu_model: str | None, epoch_s: float | None, gpus: GpuCatalog, precision: str = "fp32"
+) -> Source:
     """Measure a trace: its metrics over the whole run, and its epoch latency, detected unless given.
 
     Args:
@@ -52,6 +54,7 @@ def from_trace(trace: Trace, gpu_model: str | None, epoch_s: float | None, gpus:
         gpu_model: GPU it was recorded on; the trace's own if None.
         epoch_s: Seconds per epoch as the user knows it, or None to detect it.
         gpus: Catalogue to look the GPU up in.
+        precision: Of the job's matrix products: ``fp32``, ``mixed`` or ``fp64``.
 
     Raises:
         CommandError: Nobody says which GPU the trace was recorded on.
@@ -65,7 +68,8 @@ def from_trace(trace: Trace, gpu_model: str | None, epoch_s: float | None, gpus:
     resolution = gpus.resolve(name)
     metrics = run_distributions(active_part(trace))
     if epoch_s is not None:
-        return Source(SourceMeasurement(resolution.spec, epoch_s, metrics), resolution.note)
+        known = SourceMeasurement(resolution.spec, epoch_s, metrics, precision=Precision(precision))
+        return Source(known, resolution.note)
     detection = detect(trace)
     if detection.verdict != "epochs":
         raise NoEpochsError(
@@ -77,8 +81,19 @@ def from_trace(trace: Trace, gpu_model: str | None, epoch_s: float | None, gpus:
         metrics=metrics,
         epoch_latency_relative_error=relative_error(detection),
         epoch_count=len(detection.epoch_starts_s),
+        precision=Precision(precision),
     )
     return Source(measurement, resolution.note)
+
+
+def from_latency(gpu_model: str, epoch_s: float, gpus: GpuCatalog, precision: str) -> Source:
+    """Take the user's word for GPU and epoch latency; nothing dynamic is known.
+
+    Raises:
+        UnknownGpuError: The catalogue does not hold the GPU.
+    """
+    resolution = gpus.resolve(gpu_model)
+    return Source(SourceMeasurement(resolution.spec, epoch_s, precision=Precision(precision)), resolution.note)
 
 
 def from_runs_table(table: RunsTable, row: int) -> Source:

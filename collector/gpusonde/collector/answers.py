@@ -240,6 +240,7 @@ class Measurement:
         framebuffer_bytes: The GPU's memory, to tell variants apart; 0 when unknown.
         epoch_latency_relative_error: Standard error of the latency as a ratio of it.
         static_attributes: Figures read on the device itself.
+        precision: Of the job's matrix products: ``fp32``, ``mixed`` or ``fp64``.
     """
 
     gpu_model: str
@@ -248,3 +249,4 @@ class Measurement:
     framebuffer_bytes: int = 0
     epoch_latency_relative_error: float = 0.0
     static_attributes: Mapping[str, float] = field(default_factory=dict)
+    precision: str = "fp32"

@@ -177,6 +177,7 @@ class Client:
             framebuffer_bytes=measurement.framebuffer_bytes,
             epoch_latency_relative_error=measurement.epoch_latency_relative_error,
             static_attributes=dict(measurement.static_attributes),
+            precision=measurement.precision,
         )
         return self._predict(query_pb2.PredictEpochLatencyRequest(measurement=message, target_gpu_models=targets))
 

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from gpusonde.collector.client import Measurement
     from gpusonde.predictor.crossgpu import LatencyModel, SourceMeasurement
 
+_PRECISIONS = ("fp32", "mixed", "fp64")
+
 
 def add_parser(subparsers: Subparsers, common: Parser) -> None:
     """Declare ``gpusonde predict``."""
@@ -35,17 +37,22 @@ def add_parser(subparsers: Subparsers, common: Parser) -> None:
         common,
         "predict",
         "predict the epoch latency of a run on other GPUs",
-        "Predict the epoch latency of a run on other GPUs. The run is a trace file, a row of a runs table, or a run "
-        "that a collector has seen.",
+        "Predict the epoch latency of a run on other GPUs. The run is a trace file, a row of a runs table, a run that "
+        "a collector has seen, or, without any metric, an epoch latency on a GPU (--gpu-model with --epoch-s).",
     )
     parser.add_argument(
         "--targets", type=names, metavar="A,B", help="GPUs to predict for (default: all of the catalogue)"
     )
-    run_group = parser.add_argument_group("the run (one of --trace, --runs and --run)")
+    run_group = parser.add_argument_group("the run (one of --trace, --runs, --run, and --gpu-model with --epoch-s)")
     run_group.add_argument("--trace", type=Path, metavar="TRACE", help="trace file; its epochs are detected")
     run_group.add_argument("--gpu-model", metavar="SRC", help="GPU of the trace, where the file does not say")
     run_group.add_argument(
         "--epoch-s", type=positive_number, metavar="X", help="seconds per epoch, instead of detecting"
+    )
+    run_group.add_argument(
+        "--precision",
+        choices=_PRECISIONS,
+        help="of the job's matrix products, which no metric tells (default: fp32)",
     )
     run_group.add_argument("--runs", type=Path, metavar="RUNS.csv", help="runs table")
     run_group.add_argument("--row", type=whole_number, metavar="N", help="its data row, from 0")
@@ -74,9 +81,15 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     sources = [name for name in ("trace", "runs", "run") if getattr(args, name) is not None]
+    if not sources and args.gpu_model is not None and args.epoch_s is not None:
+        sources = ["gpu_model"]
     if len(sources) != 1:
-        raise UsageError("give one of --trace TRACE, --runs RUNS.csv with --row N, and --run ID with --collector")
+        raise UsageError(
+            "give one of --trace TRACE, --runs RUNS.csv with --row N, --run ID with --collector, and --gpu-model SRC "
+            "with --epoch-s X"
+        )
     belongs = {
+        "precision": "trace",
         "gpu_model": "trace",
         "epoch_s": "trace",
         "gpu": "trace",
@@ -85,8 +98,11 @@ def _check(args: argparse.Namespace) -> None:
         "row": "runs",
     }
     for option, source in belongs.items():
-        if getattr(args, option) is not None and sources != [source]:
-            raise UsageError(f"--{option.replace('_', '-')} belongs to --{source}, not to --{sources[0]}")
+        of_latency = sources == ["gpu_model"] and option in ("gpu_model", "epoch_s", "precision")
+        if getattr(args, option) is not None and sources != [source] and not of_latency:
+            raise UsageError(
+                f"--{option.replace('_', '-')} belongs to --{source}, not to --{sources[0].replace('_', '-')}"
+            )
     if args.runs is not None and args.row is None:
         raise UsageError("--runs needs --row N")
     if args.run is not None and args.collector is None:
@@ -98,10 +114,13 @@ def _check(args: argparse.Namespace) -> None:
 def _source(args: argparse.Namespace, gpus: GpuCatalog) -> Source:
     from gpusonde.cli import measuring
 
+    precision = args.precision or _PRECISIONS[0]
     if args.trace is not None:
         trace = read_trace_of(args, args.trace)
         with naming(args.trace):
-            return measuring.from_trace(trace, args.gpu_model, args.epoch_s, gpus)
+            return measuring.from_trace(trace, args.gpu_model, args.epoch_s, gpus, precision)
+    if args.runs is None:
+        return measuring.from_latency(args.gpu_model, args.epoch_s, gpus, precision)
     from gpusonde.predictor.crossgpu import read_runs
 
     table = read_runs(args.runs, gpus=gpus)
@@ -186,4 +205,5 @@ def to_wire(measurement: SourceMeasurement) -> Measurement:
         },
         epoch_latency_relative_error=measurement.epoch_latency_relative_error,
         static_attributes=measurement.static_attributes,
+        precision=measurement.precision.value,
     )

@@ -15,6 +15,7 @@ from gpusonde.predictor.crossgpu import (
     LatencyPrediction,
     MeasurementError,
     MetricDistribution,
+    Precision,
     SourceMeasurement,
 )
 from gpusonde.query.v1 import query_pb2
@@ -85,7 +86,16 @@ class Predictor:
             metrics=_distributions(measurement.metrics),
             epoch_latency_relative_error=measurement.epoch_latency_relative_error,
             static_attributes=dict(measurement.static_attributes),
+            precision=_precision(measurement.precision),
         )
+
+
+def _precision(name: str) -> Precision:
+    try:
+        return Precision(name or Precision.FP32.value)
+    except ValueError:
+        known = ", ".join(precision.value for precision in Precision)
+        raise InvalidQuestionError(f"field 'measurement.precision': {name[:40]!r} is unknown; use {known}") from None
 
 
 def _distributions(messages: Sequence[query_pb2.MetricDistribution]) -> Mapping[str, MetricDistribution]:

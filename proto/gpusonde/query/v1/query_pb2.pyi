@@ -244,7 +244,7 @@ class PredictEpochLatencyRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., measurement: _Optional[_Union[SourceMeasurement, _Mapping]] = ..., target_gpu_models: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SourceMeasurement(_message.Message):
-    __slots__ = ("gpu_model", "epoch_latency", "metrics", "framebuffer_bytes", "epoch_latency_relative_error", "static_attributes")
+    __slots__ = ("gpu_model", "epoch_latency", "metrics", "framebuffer_bytes", "epoch_latency_relative_error", "static_attributes", "precision")
     class StaticAttributesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -258,13 +258,15 @@ class SourceMeasurement(_message.Message):
     FRAMEBUFFER_BYTES_FIELD_NUMBER: _ClassVar[int]
     EPOCH_LATENCY_RELATIVE_ERROR_FIELD_NUMBER: _ClassVar[int]
     STATIC_ATTRIBUTES_FIELD_NUMBER: _ClassVar[int]
+    PRECISION_FIELD_NUMBER: _ClassVar[int]
     gpu_model: str
     epoch_latency: _duration_pb2.Duration
     metrics: _containers.RepeatedCompositeFieldContainer[MetricDistribution]
     framebuffer_bytes: int
     epoch_latency_relative_error: float
     static_attributes: _containers.ScalarMap[str, float]
-    def __init__(self, gpu_model: _Optional[str] = ..., epoch_latency: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., metrics: _Optional[_Iterable[_Union[MetricDistribution, _Mapping]]] = ..., framebuffer_bytes: _Optional[int] = ..., epoch_latency_relative_error: _Optional[float] = ..., static_attributes: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    precision: str
+    def __init__(self, gpu_model: _Optional[str] = ..., epoch_latency: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., metrics: _Optional[_Iterable[_Union[MetricDistribution, _Mapping]]] = ..., framebuffer_bytes: _Optional[int] = ..., epoch_latency_relative_error: _Optional[float] = ..., static_attributes: _Optional[_Mapping[str, float]] = ..., precision: _Optional[str] = ...) -> None: ...
 
 class MetricDistribution(_message.Message):
     __slots__ = ("metric", "mean", "standard_deviation", "minimum", "quartile_1", "median", "quartile_3", "maximum")

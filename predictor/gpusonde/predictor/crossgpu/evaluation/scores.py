@@ -23,6 +23,7 @@ class PairErrors:
         source_gpu: Names of the source GPUs.
         target_gpu: Names of the target GPUs.
         workload: Names of the workloads.
+        source_s: Seconds per epoch on the source, as the query had them.
         measured_s: Measured seconds per epoch on the target.
         predicted_s: Predicted seconds.
         low_s: Lower end of the interval, NaN where the model gives none.
@@ -33,6 +34,7 @@ class PairErrors:
     source_gpu: npt.NDArray[np.str_]
     target_gpu: npt.NDArray[np.str_]
     workload: npt.NDArray[np.str_]
+    source_s: FloatArray
     measured_s: FloatArray
     predicted_s: FloatArray
     low_s: FloatArray
@@ -58,6 +60,7 @@ class PairErrors:
             source_gpu=names(lambda run: run.gpu.name, source),
             target_gpu=names(lambda run: run.gpu.name, target),
             workload=names(lambda run: run.configuration.model, source),
+            source_s=np.array([table.runs[index].detected_epoch_latency_s for index in source]),
             measured_s=np.array([table.runs[index].epoch_latency_s for index in target]),
             predicted_s=predicted_s,
             low_s=nothing,

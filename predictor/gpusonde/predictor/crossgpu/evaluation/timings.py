@@ -173,6 +173,7 @@ def _errors(model: LatencyModel, source: Timing, others: Sequence[Timing]) -> Pa
         source_gpu=np.array([source.gpu.name] * len(others)),
         target_gpu=np.array([other.gpu.name for other in others]),
         workload=np.array([source.dataset] * len(others)),
+        source_s=np.full(len(others), source.seconds),
         measured_s=np.array([other.seconds for other in others]),
         predicted_s=np.array([p.epoch_latency_s for p in predictions]),
         low_s=np.array([p.epoch_latency_low_s for p in predictions]),

@@ -1,0 +1,98 @@
+"""How long one query takes: in this process, and over gRPC on loopback from a collector in a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+from text import table
+
+from gpusonde.catalog import load_gpus
+from gpusonde.cli.commands.predict import to_wire
+from gpusonde.collector.client import Client
+from gpusonde.predictor.crossgpu import LatencyModel, RunsTable
+
+_WARM_UP = 200
+_QUERIES = 3000
+_START_TIMEOUT_S = 60.0
+
+
+def measure_queries(runs: RunsTable) -> list[tuple[str, float, float, float, int]]:
+    """Ask about runs in turn, features included.
+
+    Returns:
+        For each way of asking: its name, median, 99 % quantile and maximum in seconds, number of queries.
+    """
+    model, every = LatencyModel.shipped(), list(load_gpus().specs)
+    seen = {run.gpu.name: run.gpu for run in runs.runs}
+    # The next of the four GPUs, so that the learned part answers.
+    names = sorted(seen)
+    other = {name: seen[names[(i + 1) % len(names)]] for i, name in enumerate(names)}
+    with _collector() as address, Client(address) as client:
+        ways: list[tuple[str, Callable[[int], object]]] = [
+            (
+                "in process, one target",
+                lambda i: model.predict(runs.run(i).measurement(), [other[runs.run(i).gpu.name]]),
+            ),
+            (f"in process, {len(every)} targets", lambda i: model.predict(runs.run(i).measurement(), every)),
+            (
+                "gRPC on loopback, one target",
+                lambda i: client.predict_measurement(
+                    to_wire(runs.run(i).measurement()), [other[runs.run(i).gpu.name].name]
+                ),
+            ),
+            (
+                f"gRPC on loopback, {len(every)} targets",
+                lambda i: client.predict_measurement(to_wire(runs.run(i).measurement()), []),
+            ),
+        ]
+        return [(name, *_timed(ask, len(runs)), _QUERIES) for name, ask in ways]
+
+
+def queries_section(runs: RunsTable) -> str:
+    """Times as a table."""
+    rows = [
+        (name, count, *(f"{1000 * seconds:.2f} ms" for seconds in (p50, p99, worst)))
+        for name, p50, p99, worst, count in measure_queries(runs)
+    ]
+    return (
+        "## Time of one query\n\nFrom a run's measurement to predictions, features included, warm. Over gRPC the "
+        "collector is a process of its own and the client's part is included. Aims for one target: p50 < 1 ms and "
+        "p99 < 5 ms in process, p99 < 10 ms over gRPC.\n\n"
+        + table(("asked", "queries", "median", "99 % quantile", "longest"), rows)
+    )
+
+
+def _timed(ask: Callable[[int], object], runs: int) -> tuple[float, float, float]:
+    seconds = []
+    for i in range(_WARM_UP + _QUERIES):
+        start = time.perf_counter()
+        ask(i % runs)
+        seconds.append(time.perf_counter() - start)
+    measured = np.array(seconds[_WARM_UP:])
+    return float(np.quantile(measured, 0.5)), float(np.quantile(measured, 0.99)), float(measured.max())
+
+
+@contextlib.contextmanager
+def _collector() -> Iterator[str]:
+    """A collector with an empty store; yields its address."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "gpusonde.cli", "collector", "--listen", "127.0.0.1:0", "--store", folder]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            file, deadline = Path(folder) / "address", time.monotonic() + _START_TIMEOUT_S
+            while not file.is_file():
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(f"no collector: {' '.join(command)} ended with {process.poll()}")
+                time.sleep(0.05)
+            yield file.read_text(encoding="utf-8").strip()
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait()
