@@ -5,6 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import pickle
+import signal
+import subprocess
+import sys
+import threading
 
 import pytest
 
@@ -89,6 +93,38 @@ def test_a_crash_at_any_step_of_installing_leaves_the_former_model(versions, mod
         break
     assert fatal > 2
     assert versions.in_service()[0].version == models[1].version
+
+
+_INSTALL_FOR_EVER = """
+import sys
+from gpusonde.predictor.crossgpu import LatencyModel
+from gpusonde.predictor.crossgpu.learning.versions import ModelVersions
+versions, models = ModelVersions(sys.argv[1]), [LatencyModel.load(path) for path in sys.argv[2:]]
+print("ready", flush=True)
+while True:
+    for model in models:
+        versions.install(model, keep=1)
+"""
+
+
+def test_a_process_killed_while_it_installs_leaves_a_whole_model(versions, models, tmp_path):
+    files = [tmp_path / f"{number}.zip" for number in range(2)]
+    known = {model.save(file) for model, file in zip(models, files, strict=False)}
+    for delay_s in (0.0, 0.004, 0.011, 0.023, 0.05):
+        process = subprocess.Popen(
+            [sys.executable, "-c", _INSTALL_FOR_EVER, str(versions.folder), *map(str, files)], stdout=subprocess.PIPE
+        )
+        assert process.stdout.readline() == b"ready\n"
+        # Killed somewhere in a loop of a few milliseconds; where, does not matter.
+        threading.Event().wait(delay_s)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+        model, problems = versions.in_service()
+        assert problems == []
+        assert model.version in known | {LatencyModel.shipped().version}
+    versions.install(models[2], keep=1)
+    assert sorted(path.name for path in versions.folder.iterdir()) == [f"{models[2].version}.zip", LIST]
 
 
 def test_a_full_disk_leaves_the_former_model_and_names_the_file(versions, models, monkeypatch):

@@ -23,6 +23,8 @@ _MOST_RUNS_MEASURED = 1000
 # More stays of one job on one GPU model say little more.
 _MOST_STAYS = 3
 _MINIMUM_EPOCHS = 3
+# Width of the interval of the epoch latency, as a ratio of it: what is known worse says little about a GPU.
+_WIDEST_INTERVAL = 0.4
 _NANOSECONDS = 1e9
 
 
@@ -131,6 +133,8 @@ def _stay(
         reason = "still running"
     elif run.verdict != "epochs" or run.epoch_count < _MINIMUM_EPOCHS:
         reason = f"fewer than {_MINIMUM_EPOCHS} epochs found"
+    elif run.period_high_s - run.period_low_s > _WIDEST_INTERVAL * run.period_s:
+        reason = f"with an epoch latency that is not known to {_WIDEST_INTERVAL:.0%} (width of its interval)"
     elif not store.holds(run):
         reason = "not in segments yet"
     elif described.mig_uuid:

@@ -113,7 +113,7 @@ class ModelVersions:
         return LatencyModel.shipped(), problems
 
     def install(self, model: LatencyModel, *, keep: int = DEFAULT_KEPT) -> str:
-        """Put a model in service and forget all but the newest ones.
+        """Put a model in service and forget all but the newest ones; whoever may not be alone holds :meth:`locked`.
 
         Args:
             model: A fitted model.
@@ -185,6 +185,9 @@ class ModelVersions:
         for path in self.folder.glob("crossgpu-*.zip"):
             if path.stem not in versions:
                 path.unlink(missing_ok=True)
+        # What processes that were killed had begun to write.
+        for path in self.folder.glob(".*"):
+            path.unlink(missing_ok=True)
 
 
 class ModelInService:
