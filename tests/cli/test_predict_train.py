@@ -136,6 +136,13 @@ def test_a_file_that_is_no_model_is_refused(tmp_path: Path, capsys: pytest.Captu
     assert str(path) in answer["error"]["message"]
 
 
+def test_a_folder_that_holds_no_models_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    question = ("predict", "--gpu-model", "T4", "--epoch-s", "9", "--targets", "A10G", "--model", str(tmp_path))
+    code, answer = run_json(capsys, *question)
+    assert code == 1
+    assert str(tmp_path) in answer["error"]["message"]
+
+
 def test_a_file_that_is_no_runs_table_is_refused_with_its_field(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpusonde.cli.commands.detect import add_trace_options, read_trace_of
-from gpusonde.cli.errors import naming
+from gpusonde.cli.errors import CommandError, naming
 from gpusonde.cli.output import Output
 from gpusonde.cli.parsing import (
     Parser,
@@ -163,6 +163,10 @@ def _model(path: Path | None) -> tuple[LatencyModel, list[str]]:
     if path is None:
         return LatencyModel.shipped(), []
     if path.is_dir():
+        if not any((path / name).exists() for name in (MODELS, "catalog.sqlite")):
+            raise CommandError(
+                f"{path} is neither a model nor a collector's data directory; name the file or directory"
+            )
         return ModelVersions(path / MODELS).in_service()
     return LatencyModel.load(path), []
 
