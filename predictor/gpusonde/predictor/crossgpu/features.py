@@ -112,6 +112,11 @@ def feature_matrix(source: SourceMeasurement, targets: Sequence[GpuSpec]) -> Flo
     return np.array(rows, dtype=np.float64).reshape(-1, len(FEATURES))
 
 
+def has_figures(target: GpuSpec) -> bool:
+    """Whether everything that features need of a target GPU is known."""
+    return all((getattr(target, name) or 0) > 0 for name in _RATIO_ATTRIBUTES)
+
+
 def _source_features(source: SourceMeasurement) -> tuple[list[float], dict[str, float]]:
     missing = [name for name in REQUIRED_METRICS if name not in source.metrics]
     if missing:

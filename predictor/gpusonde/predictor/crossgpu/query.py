@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusonde.catalog import GpuSpec
-from gpusonde.predictor.crossgpu.features import REQUIRED_METRICS, SOURCE_FEATURE_COUNT, feature_matrix
+from gpusonde.predictor.crossgpu.features import REQUIRED_METRICS, SOURCE_FEATURE_COUNT, feature_matrix, has_figures
 from gpusonde.predictor.crossgpu.intervals.conformal import Situation
 from gpusonde.predictor.crossgpu.intervals.novelty import KnownGpu, rate_uncertainty
 from gpusonde.predictor.crossgpu.measurement import LatencyPrediction, MeasurementError, Precision, SourceMeasurement
@@ -84,20 +84,14 @@ class Query:
     def _with_residual(self, targets: Sequence[tuple[int, GpuSpec]]) -> dict[int, _Answer]:
         """Answers for the targets that the learned part can say something about, by their index."""
         state, source = self._state, self._source
-        unseen_source = not state.gpus.seen(source.gpu)
-        usable, rows = [], []
-        for index, target in targets:
-            unseen = unseen_source + (not state.gpus.seen(target))
-            if unseen > 1:
-                continue
-            try:
-                rows.append(feature_matrix(source, [target]))
-            except MeasurementError:
-                continue  # a figure is unknown: the prior, which needs fewer, answers or says what is missing
-            usable.append((index, target, unseen))
+        usable = [(index, target, len(self._unseen(target))) for index, target in targets if has_figures(target)]
+        usable = [found for found in usable if found[2] < 2]
         if not usable:
             return {}
-        features = np.concatenate(rows)
+        try:
+            features = feature_matrix(source, [target for _, target, _ in usable])
+        except MeasurementError:
+            return {}  # a figure of the source is unknown: the prior needs fewer, or says what is missing
         residuals, deviations = state.residual.predict(features)
         novelty = state.runs.novelty(features[0, :SOURCE_FEATURE_COUNT])
         line = roofline(source, MetricLevel.NVIDIA_SMI)

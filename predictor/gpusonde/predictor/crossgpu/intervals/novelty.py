@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -153,13 +154,20 @@ class GpuNeighbourhood:
         """
         if len(self.gpus) < 2:
             return _SINGLE_GPU
-        rest = [(known, [other for other in self.gpus if other is not known]) for known in self.gpus]
-        usual_distance = max(min(known.distance(other) for other in others) for known, others in rest)
-        usual_generations = max(_generations(known, others) for known, others in rest)
+        usual_distance, usual_generations = self._usual
         distance = min(known.distance(gpu) for known in self.gpus)
         by_distance = max(1.0, distance / max(usual_distance, _SAME_CHIP))
         by_generation = max(1.0, _generations(gpu, self.gpus) / max(usual_generations, 1))
         return min(_LARGEST, by_distance * by_generation)
+
+    @cached_property
+    def _usual(self) -> tuple[float, int]:
+        """The largest distance, in rates and in generations, of a fitted GPU from the others."""
+        rest = [(known, [other for other in self.gpus if other is not known]) for known in self.gpus]
+        return (
+            max(min(known.distance(other) for other in others) for known, others in rest),
+            max(_generations(known, others) for known, others in rest),
+        )
 
 
 def _generations(gpu: GpuSpec | KnownGpu, others: Sequence[KnownGpu]) -> int:
