@@ -120,6 +120,7 @@ def test_timings_score_what_is_said_without_metrics(tmp_path: Path, capsys: pyte
     found = evaluated(capsys, path)
     assert [(row["rows"], row["predictions"]) for row in found["results"]] == [("main", 2), ("all", 6)]
     assert {row["protocol"] for row in found["results"]} == {"static"}
+    assert found["mape"] == found["results"][0]["mape"]
     assert main(["evaluate", "predictor", str(path), "--protocol", "config"]) == 2
     assert "without metrics" in capsys.readouterr().err
 

@@ -157,6 +157,7 @@ def _score_timings(output: Output, args: argparse.Namespace) -> dict[str, Any]:
         "gpus": sorted({timing.gpu.name for timing in timings}),
         "noise": 0.0,
         "seeds": 1,
+        **{key: results[0][key] for key in _score_keys()},
         "results": results,
     }
 
