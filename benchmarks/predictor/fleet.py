@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 from text import percent, table
 
-from gpusonde.predictor.crossgpu import LatencyModel, RunsTable
+from gpusonde.predictor.crossgpu import LatencyModel, ModelSettings, RunsTable
 from gpusonde.predictor.crossgpu.learning.candidate import learn
 
-_JOBS = (4, 8, 16, 32)
+_JOBS = (8, 32)
 
 
 def fleet_section(runs: RunsTable) -> str:
@@ -27,7 +27,8 @@ def fleet_section(runs: RunsTable) -> str:
             fleet = [run for index in order[:jobs] for run in whole[index]]
             known = {run.configuration for run in fleet}
             rest = RunsTable(tuple(r for r in runs.runs if r.gpu.name != gpu and r.configuration not in known))
-            current = LatencyModel().fit(rest)
+            # Intervals have no part in the comparison.
+            current = LatencyModel(ModelSettings(situations=())).fit(rest)
             now = time.time()
             stayed = RunsTable(tuple(replace(run, end_unix_s=now) for run in fleet))
             lesson = learn(current, stayed, now_unix_s=now, half_life_s=180 * 86_400.0)
