@@ -1,7 +1,7 @@
 """Families with disturbances that the scorer's own families have too, in other code and with other figures.
 
 They were set aside for the final test at first; the scorer has been fitted to disturbances since (``families.py``), so
-they say how it does on what it knows by kind. What it does not know: ``set_aside.py``.
+they say how it does on what it knows by kind. What it does not know: ``seen_once.py`` and ``set_aside.py``.
 """
 
 from __future__ import annotations

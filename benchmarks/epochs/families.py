@@ -202,7 +202,8 @@ def nested(rng: Generator) -> Plan:
 def extra_pauses(rng: Generator) -> Plan:
     """Something more after every few epochs."""
     every = int(rng.integers(2, 9))
-    pauses = Disturbances(pause_every=every, pause=log_uniform(rng, 0.02, 1.2), pause_level=rng.uniform(0, 0.3))
+    level = rng.uniform(0, rng.choice([0.08, 0.3]))  # a checkpoint leaves the GPU idle, a longer evaluation does not
+    pauses = Disturbances(pause_every=every, pause=log_uniform(rng, 0.02, 1.2), pause_level=level)
     return _run_of(rng, _some_phases(rng), pauses, *size_of_at_least(rng, 2 * every))
 
 

@@ -17,7 +17,7 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.linear_model import LogisticRegression
 
 import gpusonde.epoch_detect.cycles.scorer as scorer_module
-from gpusonde.epoch_detect.cycles.detector import Readings, mean_period, read_all, settle
+from gpusonde.epoch_detect.cycles.detector import Readings, choose, mean_period, read_all
 from gpusonde.epoch_detect.cycles.features import FEATURES
 from gpusonde.epoch_detect.cycles.scorer import Scorer
 from gpusonde.epoch_detect.detect import wire_times
@@ -72,7 +72,7 @@ def labelled(task: tuple[int, int]) -> tuple[np.ndarray, np.ndarray] | None:
     found = None if made.family in _LEFT_OUT else readings(made, task[1])
     if found is None:
         return None
-    periods = np.array([r.period_s for r in found.readings])
+    periods = np.array([r.usual_s for r in found.readings])
     right = np.zeros(periods.size, dtype=bool)
     # The mean holds pauses that the cycles themselves do not, so the median counts as well.
     medians = (float(np.median(np.diff(made.epoch_starts_s))),) if truths(made) else ()
@@ -82,24 +82,22 @@ def labelled(task: tuple[int, int]) -> tuple[np.ndarray, np.ndarray] | None:
 
 
 def outcome(task: tuple[int, int, Scorer]) -> tuple[float, bool] | None:
-    """What the trees give for the likeliest reading of a trace, and whether its answer is right within 10 %."""
+    """Probability that the trees give the answer of a trace, and whether it is right within 10 %."""
     seed, number, scorer = task
     made = example(seed, number)
     found = None if made.family in _LEFT_OUT else readings(made, number)
     if found is None:
         return None
-    odds = scorer.log_odds(found.features)
-    best = int(np.argmax(odds))
-    _, epochs = settle(found, found.readings[best], ended=True)
-    if epochs.regular.sum() < 2:
+    choice = choose(found, scorer.probability(found.features), ended=True)
+    if choice.epochs.regular.sum() < 2:
         return None
-    period = mean_period(epochs, found.signal.step_s)[0]
-    return float(odds[best]), any(abs(period / truth - 1) <= RIGHT_ANSWER for truth in truths(made))
+    period = mean_period(choice.epochs, choice.reading.strand.signal.step_s)[0]
+    return choice.probability, any(abs(period / truth - 1) <= RIGHT_ANSWER for truth in truths(made))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--traces", type=int, default=20_000)
+    parser.add_argument("--traces", type=int, default=32_000)
     parser.add_argument("--seed", type=int, default=700)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--cache", type=Path, help="keep the features here, to fit again without generating")
@@ -119,7 +117,7 @@ def main() -> None:
                 np.savez_compressed(arguments.cache, table=table, right=right, group=group)
         fitting = group % 5 != 4
         model = HistGradientBoostingClassifier(
-            max_iter=400, max_leaf_nodes=12, learning_rate=0.05, min_samples_leaf=40, l2_regularization=5,
+            max_iter=800, max_leaf_nodes=24, learning_rate=0.05, min_samples_leaf=40, l2_regularization=5,
             random_state=0, monotonic_cst=[(name in SPEAKS_FOR) - (name in SPEAKS_AGAINST) for name in FEATURES],
         )  # fmt: skip
         model.fit(table[fitting], right[fitting])
@@ -138,10 +136,9 @@ def _save(path: Path, trees: dict[str, np.ndarray], raw: np.ndarray, calibrated:
     np.savez_compressed(path, raw=raw, calibrated=calibrated, **trees)  # type: ignore[arg-type]
 
 
-def calibration(odds: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def calibration(probability: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """How often the answer of a trace is right, as a curve over the probability that the trees give its reading."""
-    bound = float(_log_odds(np.array([0.0]))[0])
-    curve = LogisticRegression().fit(np.clip(odds, bound, -bound)[:, None], right)
+    curve = LogisticRegression().fit(_log_odds(probability)[:, None], right)
     grid = np.concatenate([[0.0], 1 / (1 + np.exp(-np.linspace(-6, 6, 97))), [1.0]])
     return grid, curve.predict_proba(_log_odds(grid)[:, None])[:, 1]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import disturbed
 import numpy as np
+import seen_once
 import set_aside
 from generator import Family, render
 
@@ -72,8 +73,13 @@ def every_set(folder: Path, per_family: int) -> dict[str, NamedSet]:
             lambda: disturbed_traces(per_family),
             is_read=False,
         ),
+        "families seen once": NamedSet(
+            f"Generated here, {per_family} of each family; nothing was fitted to them, but earlier figures were known.",
+            lambda: seen_once_traces(per_family),
+            is_read=False,
+        ),
         SET_ASIDE: NamedSet(
-            f"Generated here, {per_family} of each family; nothing was fitted to these families.",
+            f"Generated here, {per_family} of each family; nothing was fitted to them, and they were written last.",
             lambda: set_aside_traces(per_family),
             is_read=False,
         ),
@@ -100,9 +106,14 @@ def disturbed_traces(per_family: int) -> Set:
     return _generated((disturbed.POSITIVE, disturbed.NEGATIVE), per_family, _SEED)
 
 
+def seen_once_traces(per_family: int) -> Set:
+    """Traces of the families that were set aside before, and have been looked at since."""
+    return _generated((seen_once.POSITIVE, seen_once.NEGATIVE), per_family, _SEED + 1)
+
+
 def set_aside_traces(per_family: int) -> Set:
     """Traces of the families that nothing was fitted to."""
-    return _generated((set_aside.POSITIVE, set_aside.NEGATIVE), per_family, _SEED + 1)
+    return _generated((set_aside.POSITIVE, set_aside.NEGATIVE), per_family, _SEED + 2)
 
 
 def _generated(groups: Iterable[dict[str, Family]], per_family: int, seed: int) -> Set:

@@ -39,6 +39,7 @@ def test_finish_gives_the_epochs_of_detect_however_the_ticks_arrive(chunk: int) 
     assert {e.status for e in tracker.epochs} <= {"confirmed", "withdrawn"}
     assert tracker.detection is not None
     assert tracker.detection.period_s == found.period_s
+    assert {e.confidence for e in tracker.epochs if e.status == "confirmed"} == {found.confidence}
 
 
 def test_wall_clock_times_and_trimmed_idle_give_the_epochs_of_the_file() -> None:

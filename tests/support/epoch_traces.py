@@ -31,6 +31,23 @@ def training_trace(
     return Trace(time, {"dram_active": dram, "power_watts": power}), starts
 
 
+def trace_of(
+    epochs: list[list[tuple[float, float]]], *, idle_s: float = 15.0, interval_s: float = 0.1, seed: int = 5
+) -> tuple[Trace, np.ndarray]:
+    """A trace of epochs, each a list of (seconds, activity); also the true epoch starts."""
+    rng = np.random.default_rng(seed)
+    phases = [(idle_s, 0.0), *(phase for epoch in epochs for phase in epoch), (idle_s, 0.0)]
+    ends = np.cumsum([seconds for seconds, _ in phases])
+    time = np.arange(1, int(ends[-1] / interval_s)) * interval_s
+    # A tick tells about the interval before it.
+    level = np.array([activity for _, activity in phases])[np.searchsorted(ends, time - interval_s / 2)]
+    dram = np.where(level > 0, level + rng.normal(0, 0.02, time.size), 0.0).clip(0)
+    power = 55 + 185 * level + rng.normal(0, 2, time.size)
+    lengths = [sum(seconds for seconds, _ in epoch) for epoch in epochs]
+    starts = idle_s + np.concatenate([[0.0], np.cumsum(lengths)[:-1]])
+    return Trace(time, {"dram_active": dram, "power_watts": power}), starts
+
+
 def write_scored_traces(folder: Path) -> tuple[Path, Path]:
     """Two trainings (``a``, ``b``) and a flat line (``flat``) in one file, and their truth in another."""
     traces, truth = [], {}

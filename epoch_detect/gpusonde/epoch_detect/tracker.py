@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusonde.epoch_detect.cycles.detector import Hold, analyse_and_hold, extend
+from gpusonde.epoch_detect.cycles.regimes import Pattern
 from gpusonde.epoch_detect.detect import shifted
 from gpusonde.epoch_detect.history import CAPACITY, History, pack, unpack
 from gpusonde.epoch_detect.progress.shares import Shares, time_shares
@@ -25,7 +26,7 @@ _CONFIDENT = 0.8
 _FOLLOW = 0.05  # a cycle is followed after a period, at the earliest when the run is this share longer
 _SAME_EPOCH = 0.15  # periods by which both ends of an epoch may differ between two analyses
 _MOVED = 0.05  # periods by which a reported epoch may differ from the latest analysis before it is revised
-_STATE_VERSION = 1
+_STATE_VERSION = 2
 
 
 class EpochStatus(str, Enum):
@@ -47,7 +48,7 @@ class TrackedEpoch:
         index: Identifies it within the run; never reused. Order the epochs by ``start_s``, not by this.
         start_s: Start on the time axis of the ticks.
         end_s: End.
-        confidence: That of the detection which reported or last revised it, 0..1.
+        confidence: That of the detection which reported or last revised it, 0..1; once the run has ended, of the last.
         status: ``provisional``, ``confirmed`` or ``withdrawn``.
         revision: How often the tracker had changed its mind about the run when this last changed.
     """
@@ -202,7 +203,7 @@ class EpochTracker:
             "origin_s": self._origin_s,
             "next_us": self._next_us,
             "follow_us": self._follow_us,
-            "hold": None if self._hold is None else {**vars(self._hold), "template": self._hold.template.tolist()},
+            "hold": None if self._hold is None else _hold_fields(self._hold),
             "next_index": self._next_index,
             "revision": self._revision,
             "late": self._late,
@@ -309,7 +310,8 @@ class EpochTracker:
                     epoch, start_s=span[0], end_s=span[1], confidence=found.confidence, revision=changed
                 )
                 events.append(EpochEvent(EventKind.REVISED, entry.epoch))
-            if entry.epoch.status == EpochStatus.PROVISIONAL:
+            # The last analysis judges all epochs, also those confirmed before that it did not move.
+            if entry.epoch.status == EpochStatus.PROVISIONAL or (ended and entry.epoch.confidence != found.confidence):
                 entry.epoch = replace(entry.epoch, status=EpochStatus.CONFIRMED, confidence=found.confidence)
                 events.append(EpochEvent(EventKind.CONFIRMED, entry.epoch))
             kept.append(entry)
@@ -366,8 +368,15 @@ def _detection_fields(found: EpochDetection) -> dict[str, object]:
     }
 
 
+def _hold_fields(hold: Hold) -> dict[str, Any]:
+    patterns = [{**vars(p), "template": p.template.tolist()} for p in (hold.pattern, *hold.others)]
+    return {**vars(hold), "pattern": patterns[0], "others": patterns[1:]}
+
+
 def _hold_from(fields: dict[str, Any]) -> Hold:
-    return Hold(**{**fields, "template": np.array(fields["template"]), "rows": tuple(fields["rows"])})
+    stored = [fields["pattern"], *fields["others"]]
+    pattern, *others = (Pattern(**{**p, "template": np.array(p["template"])}) for p in stored)
+    return Hold(**{**fields, "rows": tuple(fields["rows"]), "pattern": pattern, "others": tuple(others)})
 
 
 def _detection_from(fields: dict[str, Any]) -> EpochDetection:

@@ -7,16 +7,27 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gpusonde.epoch_detect.cycles.phase import Lock, start_phase
+from gpusonde.epoch_detect.cycles.phase import Lock, deviating, start_phase
 from gpusonde.epoch_detect.cycles.signal import Signal
 from gpusonde.telemetry import FloatArray
 
 _PHASE_BINS = 128
+_PROFILE_WIDTHS = (0, 2, 4, 8)  # bins
+_FEW_DEVIATIONS = 4
+_WAITING = 0.2  # of the highest level: where the usual level is below, the GPU waits for most of the epoch
 _LONGEST_EPOCH = 1.75  # periods between two boundaries that still hold one epoch (with a stall in it)
 _MATCHED = 0.9  # share of an epoch that must lie in a matched window for it to count without a visible end
 _AT_EDGE = (0.6, 1.6)  # periods from the outermost boundary to the edge of the activity that make an epoch
 _LIKE_THE_OTHERS = 0.15  # by how much the length of the last epoch may differ to count, as a ratio
+_LEAST_TO_COMPARE = 3  # epochs
+_OFF_BY = 2.0  # cells
 _CLEAR = 6.0  # level change over noise beyond which clearer is not better
+_CHANGE_WIDTHS = (2, 4)  # times the usual width
+_WIDEST_CHANGE = 0.1  # periods
+_BETWEEN = np.array([0.3, 0.5, 0.7])  # of the way from one boundary to the next
+_STANDS_OUT = 2.0  # how much larger the changes at the boundaries are than those between them
+_CLEARER = 1.5  # the same, by how much a wider mean must improve it
+_LEAST_CHANGE = 0.03
 _ELSEWHERE = 0.5  # what a level change is worth less when it lies farther from the chain than the others do
 _RANK_WEIGHT = 0.7  # worth of a metric relative to the next faster one when looking for the boundaries
 
@@ -51,8 +62,7 @@ def place_epochs(signal: Signal, chain: Lock, step_s: float, row_order: list[int
     """
     scale = step_s / signal.step_s
     anchors, period = chain.starts.astype(np.float64) * scale, chain.period * scale
-    swinging = max(row_order, key=lambda row: float(np.ptp(_profile(signal.values[row], anchors, period))))
-    phase = start_phase(_profile(signal.values[swinging], anchors, period))
+    phase = _phase(signal, anchors, period)
     starts_of_chain = anchors + phase * period
     # Beside the chain's own: one on either side, and where the chain jumps the end of the cycle before. They count if
     # the trace shows a level change there as clear as the others.
@@ -88,13 +98,50 @@ def place_epochs(signal: Signal, chain: Lock, step_s: float, row_order: list[int
     return Epochs(signal.start_s + starts * to_s, signal.start_s + ends * to_s, regular)
 
 
+def moved_to_changes(signal: Signal, epochs: Epochs, row_order: list[int]) -> Epochs:
+    """Move boundaries that are off by a tick or two to the level changes there; arguments as above."""
+    if epochs.starts_s.size < _LEAST_TO_COMPARE:
+        return epochs
+    period_s = float(np.median(epochs.ends_s - epochs.starts_s))
+    rough, where = np.unique(np.concatenate([epochs.starts_s, epochs.ends_s]), return_inverse=True)
+    cells, _ = _snapped(signal, (rough - signal.start_s) / signal.step_s, period_s / signal.step_s, row_order)
+    places = signal.start_s + cells * signal.step_s
+    moved = np.maximum.accumulate(np.where(np.abs(places - rough) <= _OFF_BY * signal.step_s, places, rough))
+    count = epochs.starts_s.size
+    return Epochs(moved[where[:count]], moved[where[count:]], epochs.regular)
+
+
+def _phase(signal: Signal, anchors: FloatArray, period: float) -> float:
+    """Phase at which the epochs start, from the metric whose level changes most."""
+    profiles = [_profile(row, anchors, period) for row in signal.values]
+    waiting = any(
+        float(np.median(profile)) - zero < _WAITING * (float(profile.max()) - zero)
+        for profile, zero in zip(profiles, signal.zeros, strict=True)
+    )
+    return start_phase(max(profiles, key=lambda profile: float(np.ptp(profile))), waiting=waiting)
+
+
 def _profile(values: FloatArray, anchors: FloatArray, period: float) -> FloatArray:
-    """Median over the cycles of the values at each phase, shape (bins,)."""
+    """Median over the cycles of the level at each phase, shape (bins,).
+
+    Where iterations make the level swing, what it is at one place says little, and the profile deviates everywhere.
+    Then it is that of means over as few bins as will do.
+    """
     bins = int(min(_PHASE_BINS, max(8, period)))
     place = anchors[:, None] + (np.arange(bins) + 0.5) * (period / bins)
-    cells = np.clip(place.astype(np.int64), 0, values.size - 1)
-    profile: FloatArray = np.median(values[cells], axis=0)
-    return profile
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    fewest, chosen = bins, np.zeros(bins)
+    for width in _PROFILE_WIDTHS:
+        half = 0.5 * width * period / bins
+        begin = np.clip((place - half).astype(np.int64), 0, values.size - 1)
+        end = np.clip((place + half).astype(np.int64) + 1, begin + 1, values.size)
+        profile = np.median((sums[end] - sums[begin]) / (end - begin), axis=0)
+        deviations = int((np.diff(deviating(profile).astype(np.int8)) > 0).sum())
+        if deviations < fewest:
+            fewest, chosen = deviations, profile
+        if deviations <= _FEW_DEVIATIONS:
+            break
+    return chosen
 
 
 def _snapped(
@@ -132,10 +179,22 @@ class _Edges:
 
 
 def _edges(values: FloatArray, rough: FloatArray, period: float) -> _Edges:
-    """The largest rise near each place."""
+    """The largest rise near each place, between means over as few cells as it takes to stand out from others."""
+    narrow = int(np.clip(0.03 * period, 1, 8))
+    best, chosen = _edges_of_width(values, rough, period, narrow)
+    for width in (narrow * times for times in _CHANGE_WIDTHS):
+        if best >= _STANDS_OUT or width > _WIDEST_CHANGE * period:
+            break
+        outstanding, edges = _edges_of_width(values, rough, period, width)
+        if outstanding > _CLEARER * best:
+            best, chosen = outstanding, edges
+    return chosen
+
+
+def _edges_of_width(values: FloatArray, rough: FloatArray, period: float, width: int) -> tuple[float, _Edges]:
+    """How many times as large the rises are as those elsewhere, and the rises."""
     n = values.size
     reach = int(np.clip(max(0.08 * period, min(12, 0.25 * period)), 2, 60))
-    width = int(np.clip(0.03 * period, 1, 8))
     sums = np.concatenate([[0.0], np.cumsum(values)])
     position = np.arange(n + 1)
     left, right = np.maximum(position - width, 0), np.minimum(position + width, n)
@@ -143,19 +202,27 @@ def _edges(values: FloatArray, rough: FloatArray, period: float) -> _Edges:
     before = (sums[position] - sums[left]) / np.maximum(position - left, 1)
     change = after - before
     change[[0, n]] = 0.0
-    noise = float(np.median(np.abs(change))) + 0.03
+    noise = float(np.median(np.abs(change))) + _LEAST_CHANGE
     offsets = np.arange(-reach, reach + 1)
-    nearby = np.clip(np.round(rough).astype(np.int64)[:, None] + offsets, 0, n)
-    rises = np.maximum(change[nearby], 0.0)
+
+    def nearby(places: FloatArray) -> npt.NDArray[np.int64]:
+        near: npt.NDArray[np.int64] = np.clip(np.round(places).astype(np.int64)[:, None] + offsets, 0, n)
+        return near
+
+    near = nearby(rough)
+    rises = np.maximum(change[near], 0.0)
     choice = np.argmax(rises * (1 - 0.2 * np.abs(offsets) / reach), axis=1)
     # The chain is off by the same distance everywhere, give or take; a rise elsewhere must be the larger to be taken.
     common = int(np.median(offsets[choice]))
     choice = np.argmax(rises * (1 - _ELSEWHERE * np.minimum(np.abs(offsets - common) / reach, 1)), axis=1)
     rows = np.arange(rough.size)
-    cells, rise = nearby[rows, choice], rises[rows, choice]
-    usual = float(np.median(values))
+    cells, rise = near[rows, choice], rises[rows, choice]
+    usual = float(np.median(after))
     leads_back = np.median(np.abs(after[cells] - usual)) <= np.median(np.abs(before[cells] - usual))
-    return _Edges(cells, rise, float(np.median(rise)) / noise, bool(leads_back), width)
+    edges = _Edges(cells, rise, float(np.median(rise)) / noise, bool(leads_back), width)
+    between = (rough[:-1, None] + np.diff(rough)[:, None] * _BETWEEN).ravel()
+    others = np.maximum(change[nearby(between)].max(axis=1), 0.0)
+    return float(np.median(rise)) / (float(np.median(others)) + _LEAST_CHANGE), edges
 
 
 def _inside_cell(values: FloatArray, edges: npt.NDArray[np.int64], width: int) -> FloatArray:

@@ -2,33 +2,42 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gpusonde.epoch_detect.cycles.boundaries import Epochs, place_epochs
+from gpusonde.epoch_detect.cycles.boundaries import Epochs, moved_to_changes, place_epochs
 from gpusonde.epoch_detect.cycles.features import feature_table
 from gpusonde.epoch_detect.cycles.holes import Clock, seen_epochs, with_short_holes
 from gpusonde.epoch_detect.cycles.hypotheses import Reading, distinct, read, read_whole
+from gpusonde.epoch_detect.cycles.pauses import Strand, strand, strands
 from gpusonde.epoch_detect.cycles.phase import Lock, lock
+from gpusonde.epoch_detect.cycles.regimes import Pattern, filled, other_tempos
 from gpusonde.epoch_detect.cycles.scorer import Scorer
-from gpusonde.epoch_detect.cycles.signal import Signal, scaled_signal
-from gpusonde.epoch_detect.cycles.tempo import candidates, longest_period, view_of
+from gpusonde.epoch_detect.cycles.signal import scaled_signal
+from gpusonde.epoch_detect.cycles.tempo import candidates
 from gpusonde.epoch_detect.result import EpochDetection, Hypothesis, Verdict
 from gpusonde.epoch_detect.ticks import LEAST_TICKS, Ticks, active_range, busy_ticks, fastest_first
 from gpusonde.telemetry import FloatArray
 
 SHORT_CYCLE_TICKS = 20  # below, an iteration and an epoch look the same
-_LEAST_CONFIDENCE = 0.45
-_LEAST_CONFIDENCE_OF_FEW = 0.55  # of two or three cycles, which agree by chance more easily than the scorer was taught
+_LEAST_CONFIDENCE = 0.40
+_LEAST_CONFIDENCE_OF_FEW = 0.35  # of two or three cycles, which the scorer hardly ever sees where there are none
 _FEW_CYCLES = 3
 _LEAST_CYCLES = 2
 _REPORTED_HYPOTHESES = 3
-_LEAST_BUSY = (
-    0.2  # of the ticks from the first to the last activity; training with long pauses works for a half or more
-)
+_SAME = 0.06  # readings this close in length are one hypothesis
+_LEAST_BUSY = 0.2  # of the ticks of the activity; training with long pauses works for a half or more
 _WARM_UP = 0.5  # periods that warm-up before the first level change may take
 _WARM_UP_BUSY = 0.7  # share of the ticks in it at which the GPU must work
+_LEAST_OF_REGIME = 3  # epochs before and after a change of their duration
+_OTHER_REGIME = 0.2  # of the logarithm of the duration
+_UNEXPLAINED = 0.25  # share of the variance of the durations that a single change may leave
+_AS_LIKELY = 0.9  # of the probability of the likeliest reading
+_AS_LIKELY_READINGS = 3
+_DOUBTFUL = 0.03  # half the interval of the mean duration, as a ratio
+_MUCH_LESS = 0.33
 _HOLDING = 0.85  # share of their former agreement that the cycles must keep for a known cycle to hold
 
 
@@ -39,16 +48,38 @@ class Readings:
     Attributes:
         active: The ticks from the first to the last at which the GPU worked, long holes shortened.
         clock: From their time to that of the ticks.
-        signal: They, scaled, on a uniform grid.
-        readings: The readings of distinct periods.
+        readings: The readings of distinct periods, with and without pauses.
         features: Shape (readings, features).
     """
 
     active: Ticks
     clock: Clock
-    signal: Signal
     readings: list[Reading]
     features: FloatArray
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The reading that makes the answer.
+
+    Attributes:
+        reading: One of the readings.
+        probability: That it is right.
+        chain: Its cycles, in cells of the reading's level.
+        epochs: They fill all of the activity.
+    """
+
+    reading: Reading
+    probability: float
+    chain: Lock
+    epochs: Epochs
+
+    def doubt(self) -> float:
+        """Half the interval of the mean duration, as a ratio; infinite where there is none."""
+        if self.epochs.regular.sum() < _LEAST_CYCLES:
+            return math.inf
+        mean, low, high = mean_period(self.epochs, self.reading.strand.signal.step_s)
+        return 0.5 * (high - low) / mean
 
 
 @dataclass(frozen=True)
@@ -56,20 +87,18 @@ class Hold:
     """A reading to go on with when more ticks have come.
 
     Attributes:
-        step_s: Cell width of the level in which the cycle was found.
-        smoothing: The view of the level.
-        changes: The view of the level.
-        template: Shape (rows, window), the cycle.
-        rows: The metrics of the template.
+        cut: What was left out of the strand in which the cycle was found.
+        rows: The metrics of the patterns.
+        pattern: The cycle.
+        others: The same cycle at other tempos.
         agreement: How alike the cycles were.
         confidence: Of the detection.
     """
 
-    step_s: float
-    smoothing: int
-    changes: bool
-    template: FloatArray
+    cut: int
     rows: tuple[int, ...]
+    pattern: Pattern
+    others: tuple[Pattern, ...]
     agreement: float
     confidence: float
 
@@ -101,25 +130,53 @@ def analyse_and_hold(
         return EpochDetection(Verdict.NONE, found, metrics=ticks.names), None
     probabilities = (scorer or Scorer.shipped()).probability(found.features)
     order = np.argsort(-probabilities, kind="stable")
-    hypotheses = tuple(
-        Hypothesis(found.readings[i].period_s, found.readings[i].chain.cycles, float(probabilities[i]))
-        for i in order[:_REPORTED_HYPOTHESES]
-    )
-    chosen, confidence = found.readings[order[0]], float(probabilities[order[0]])
+    hypotheses = _hypotheses([(found.readings[i], float(probabilities[i])) for i in order])
+    choice = choose(found, probabilities, ended=ended)
+    chosen, confidence = choice.reading, choice.probability
     nothing = EpochDetection(Verdict.NONE, "", metrics=ticks.names, hypotheses=hypotheses)
     if confidence < (_LEAST_CONFIDENCE_OF_FEW if chosen.chain.cycles <= _FEW_CYCLES else _LEAST_CONFIDENCE):
-        reason = (
-            f"the likeliest cycle, {chosen.period_s:.4g} s, is an epoch with a probability of {confidence:.2f} only"
-        )
+        reason = f"the likeliest cycle, {chosen.usual_s:.4g} s, is an epoch with a probability of {confidence:.2f} only"
         return replace(nothing, reason=reason), None
-    chain, epochs = settle(found, chosen, ended=ended)
-    if epochs.regular.sum() < 2:
+    signal, epochs = chosen.strand.signal, choice.epochs
+    if epochs.regular.sum() < _LEAST_CYCLES:
         return replace(nothing, reason="no two whole epochs lie inside the activity"), None
-    view = chosen.candidate
     hold = Hold(
-        view.level.step_s, view.smoothing, view.changes, chain.template, found.signal.rows, chain.agreement, confidence
+        chosen.strand.cut, signal.rows, replace(Pattern.of(chosen), template=choice.chain.template),
+        other_tempos(chosen, found.readings), choice.chain.agreement, confidence,
+    )  # fmt: skip
+    return _detection(found.active.names, found.clock, signal.step_s, epochs, confidence, hypotheses), hold
+
+
+def _hypotheses(ranked: list[tuple[Reading, float]]) -> tuple[Hypothesis, ...]:
+    """The likeliest readings of different length."""
+    kept: list[Hypothesis] = []
+    for reading, probability in ranked:
+        period_s = reading.usual_s if reading.strand.cut else reading.period_s
+        if all(abs(period_s / k.period_s - 1) > _SAME for k in kept):
+            kept.append(Hypothesis(period_s, reading.chain.cycles, probability))
+        if len(kept) == _REPORTED_HYPOTHESES:
+            break
+    return tuple(kept)
+
+
+def choose(found: Readings, probabilities: FloatArray, *, ended: bool) -> Choice:
+    """Take the likeliest reading; or one about as likely whose epochs are of one length, where its are not at all.
+
+    Args:
+        found: The readings.
+        probabilities: Shape (readings,).
+        ended: Whether the run is over.
+    """
+    order = np.argsort(-probabilities, kind="stable")[:_AS_LIKELY_READINGS]
+    choices = (
+        Choice(found.readings[i], float(probabilities[i]), *settle(found, found.readings[i], ended=ended))
+        for i in order
+        if probabilities[i] >= _AS_LIKELY * probabilities[order[0]]
     )
-    return _detection(found.active.names, found.clock, found.signal.step_s, epochs, confidence, hypotheses), hold
+    likeliest = next(choices)
+    if (doubt := likeliest.doubt()) <= _DOUBTFUL:
+        return likeliest
+    return next((choice for choice in choices if choice.doubt() < _MUCH_LESS * doubt), likeliest)
 
 
 def settle(found: Readings, chosen: Reading, *, ended: bool) -> tuple[Lock, Epochs]:
@@ -134,7 +191,8 @@ def settle(found: Readings, chosen: Reading, *, ended: bool) -> tuple[Lock, Epoc
         The cycles, in cells of the reading's level, and the epochs.
     """
     chain = read_whole(chosen)
-    return chain, _place(found.active, found.signal, chain, chosen.candidate.level.step_s, ended)
+    others = other_tempos(chosen, found.readings)
+    return chain, _place(found.active, chosen.strand, chain, chosen.candidate.level.step_s, others, ended)
 
 
 def extend(ticks: Ticks, hold: Hold, hypotheses: tuple[Hypothesis, ...]) -> EpochDetection | None:
@@ -152,22 +210,19 @@ def extend(ticks: Ticks, hold: Hold, hypotheses: tuple[Hypothesis, ...]) -> Epoc
     if stop - first < LEAST_TICKS:
         return None
     active, clock = with_short_holes(ticks.slice(first, stop))
-    signal = scaled_signal(active)
-    if signal is None or signal.rows != hold.rows:
+    among = strand(active, hold.cut)
+    if among is None or among.signal.rows != hold.rows:
         return None
-    level = signal
-    while level.step_s < 0.75 * hold.step_s and len(level) > 1:
-        level = level.halved()
-    if abs(level.step_s / hold.step_s - 1) > 0.02:
+    view = hold.pattern.view(among.signal)
+    if view is None:
         return None
-    view = view_of(level, hold.smoothing, hold.changes, longest_period(level))
-    chain = lock(view.values, float(hold.template.shape[1]), hold.template)
+    chain = lock(view.values, float(hold.pattern.template.shape[1]), hold.pattern.template)
     if chain is None or chain.agreement < _HOLDING * hold.agreement:
         return None
-    epochs = _place(active, signal, chain, level.step_s, ended=False)
+    epochs = _place(active, among, chain, view.step_s, hold.others, ended=False)
     if epochs.regular.sum() < _LEAST_CYCLES:
         return None
-    return _detection(active.names, clock, signal.step_s, epochs, hold.confidence, hypotheses)
+    return _detection(active.names, clock, among.signal.step_s, epochs, hold.confidence, hypotheses)
 
 
 def _detection(
@@ -215,19 +270,26 @@ def read_all(ticks: Ticks, *, ended: bool = True) -> Readings | str:
     busy = float(busy_ticks(active).mean())
     if busy < _LEAST_BUSY:
         return f"the GPU works for {100 * busy:.0f} % of the time only, more like a scheduled job than like training"
-    signal = scaled_signal(active)
-    if signal is None:
+    found = list(strands(active))
+    if not found:
         return "every metric is constant while the GPU works"
-    every = [r for c in candidates(signal) if (r := read(c)) is not None and r.chain.cycles >= _LEAST_CYCLES]
+    every = [r for s in found for c in candidates(s.signal) if (r := read(c, s)) and r.chain.cycles >= _LEAST_CYCLES]
     if not every:
         return "nothing repeats"
     kept = distinct(every)
-    return Readings(active, clock, signal, kept, feature_table(kept, every, len(active), signal.step_s, ended=ended))
+    return Readings(active, clock, kept, feature_table(kept, every, ended=ended))
 
 
-def _place(active: Ticks, signal: Signal, chain: Lock, step_s: float, ended: bool) -> Epochs:
-    rows = fastest_first([active.names[i] for i in signal.rows])
-    epochs = seen_epochs(place_epochs(signal, chain, step_s, rows, ended=ended), active.time_us)
+def _place(
+    active: Ticks, among: Strand, chain: Lock, step_s: float, others: tuple[Pattern, ...], ended: bool
+) -> Epochs:
+    rows = fastest_first([active.names[i] for i in among.signal.rows])
+    placed = place_epochs(among.signal, chain, step_s, rows, ended=ended)
+    placed = filled(among.signal, placed, others, rows, ended=ended)
+    whole = among.whole(placed)
+    if among.cut and (signal := scaled_signal(active)) is not None:
+        whole = moved_to_changes(signal, whole, fastest_first([active.names[i] for i in signal.rows]))
+    epochs = seen_epochs(whole, active.time_us)
     if not epochs.starts_s.size or not 0 < epochs.starts_s[0] <= _WARM_UP * chain.period * step_s:
         return epochs
     before = (active.time_us - active.time_us[0]) * 1e-6 < epochs.starts_s[0]
@@ -241,8 +303,27 @@ def _place(active: Ticks, signal: Signal, chain: Lock, step_s: float, ended: boo
 
 
 def mean_period(epochs: Epochs, step_s: float) -> tuple[float, float, float]:
-    """Mean duration of the regular epochs with its 95 % interval (normal), at least the resolution of the ticks."""
-    lengths = (epochs.ends_s - epochs.starts_s)[epochs.regular]
+    """Mean duration of the regular epochs with its 95 % interval (normal), at least the resolution of the ticks.
+
+    If they take clearly longer from some epoch on, or shorter, then of the longer one of the two stretches.
+    """
+    lengths = _of_one_regime((epochs.ends_s - epochs.starts_s)[epochs.regular])
     mean = float(lengths.mean())
     half = float(1.96 * lengths.std(ddof=1) / np.sqrt(lengths.size) + step_s / lengths.size)
     return mean, mean - half, mean + half
+
+
+def _of_one_regime(lengths: FloatArray) -> FloatArray:
+    n = lengths.size
+    if n < 2 * _LEAST_OF_REGIME:
+        return lengths
+    sums, squares = np.cumsum(lengths), np.cumsum(lengths**2)
+    first = np.arange(_LEAST_OF_REGIME, n - _LEAST_OF_REGIME + 1)
+    before, after = sums[first - 1] / first, (sums[-1] - sums[first - 1]) / (n - first)
+    within = squares[-1] - first * before**2 - (n - first) * after**2
+    best = int(np.argmin(within))
+    total = float(squares[-1] - sums[-1] ** 2 / n)
+    if within[best] > _UNEXPLAINED * total or abs(np.log(after[best] / before[best])) < _OTHER_REGIME:
+        return lengths
+    at = int(first[best])
+    return lengths[:at] if at > n - at else lengths[at:]

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from gpusonde.epoch_detect.cycles.hypotheses import Reading
+from gpusonde.epoch_detect.cycles.likeness import likeness, stretched
+from gpusonde.epoch_detect.cycles.markers import MARKERS, markers
+from gpusonde.epoch_detect.cycles.order import median
 from gpusonde.epoch_detect.cycles.phase import Lock, start_phase
 from gpusonde.telemetry import FloatArray
 
@@ -61,28 +66,52 @@ FEATURES = (
     "holds_scatter",
     "begin_phase",  # periods between the start of the activity and the nearest boundary: epochs fill their run
     "end_phase",
+    "cut",  # what was left out: nothing, long pauses, all pauses
+    "removed",  # share of the time
+    "best_elsewhere",  # score where other pauses were left out
+    "same_elsewhere",  # the same of readings of this length
+    "with_pauses",  # usual length with what was left out, in periods
+    *MARKERS,
+    "continued",  # share of the activity that other readings with a like cycle add: epochs that got longer or shorter
 )
 _NESTING_PARTNERS = 10
 _NEAR_EDGE = 2.0  # periods from the edge of the activity beyond which the boundaries are not extrapolated to it
 _HARMONICS = tuple(range(2, 9))
 _SAME = 0.06
+_SAME_LENGTH = 0.08
+_OTHER_LENGTH = 0.15  # of the logarithm; a chain follows smaller changes itself
+_GRID = 256
 
 
-def feature_table(
-    kept: list[Reading], all_readings: list[Reading], ticks: int, step_s: float, *, ended: bool
-) -> FloatArray:
+def feature_table(kept: list[Reading], all_readings: list[Reading], *, ended: bool) -> FloatArray:
     """Features of each reading.
 
     Args:
         kept: Readings of distinct periods.
         all_readings: All of them, near duplicates of other smoothings and resolutions included.
-        ticks: Number of ticks while the GPU worked.
-        step_s: Seconds between ticks.
         ended: Whether the activity is over; while it is not, its last tick says nothing.
 
     Returns:
         Shape (kept, features), NaN where a feature does not apply.
     """
+    partners = sorted(kept, key=lambda r: -r.score)[:_NESTING_PARTNERS]
+    table = np.empty((len(kept), len(FEATURES)))
+    for strand in {id(r.strand): r.strand for r in kept}.values():
+        here = [i for i, r in enumerate(kept) if r.strand is strand]
+        elsewhere = [(r.usual_s, r.score) for r in kept if r.strand is not strand]
+        table[here] = _of_strand(
+            [kept[i] for i in here], [r for r in all_readings if r.strand is strand], partners,
+            np.array(elsewhere).reshape(-1, 2), ended=ended,
+        )  # fmt: skip
+    return table
+
+
+def _of_strand(
+    kept: list[Reading], all_readings: list[Reading], partners: list[Reading], elsewhere: FloatArray, *, ended: bool
+) -> FloatArray:
+    strand = kept[0].strand
+    extents = [_Extent.of(r) for r in partners if r.strand is strand]
+    ticks, step_s = len(strand.ticks), strand.signal.step_s
     periods = np.array([r.period_s for r in kept])
     scores = np.array([r.score for r in kept])
     agreements = np.array([r.chain.agreement for r in kept])
@@ -90,7 +119,6 @@ def feature_table(
     every_score = np.array([r.score for r in all_readings])
     of_changes = np.array([r.candidate.changes for r in all_readings])
     best = int(np.argmax(scores))
-    partners = sorted(kept, key=lambda r: -r.score)[:_NESTING_PARTNERS]
     rows = []
     for i, reading in enumerate(kept):
         ratio = periods / periods[i]
@@ -124,9 +152,51 @@ def feature_table(
                 np.log(periods[i] / periods[best]),
                 *_nesting(reading, partners),
                 *_edge_phases(reading, ended=ended),
+                strand.cut,
+                strand.removed,
+                _largest(elsewhere[:, 1], elsewhere[:, 0] > 0),
+                _largest(elsewhere[:, 1], np.abs(elsewhere[:, 0] / reading.usual_s - 1) < _SAME_LENGTH),
+                reading.usual_s / reading.period_s,
+                *markers(reading),
+                _continued(reading, extents),
             ]
         )
     return np.array(rows, dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class _Extent:
+    """Where the cycles of a reading lie, and their shape."""
+
+    reading: Reading
+    covered: np.ndarray[tuple[int], np.dtype[np.bool_]]
+    shape: FloatArray
+
+    @classmethod
+    def of(cls, reading: Reading) -> _Extent:
+        return cls(reading, _covered(reading), stretched(reading.chain.template))
+
+
+def _continued(reading: Reading, partners: list[_Extent]) -> float:
+    """Share of the activity that cycles of another length but the same shape cover, where these ones do not."""
+    mine, shape, most = _covered(reading), None, 0.0
+    for partner in partners:
+        if abs(np.log(partner.reading.period_s / reading.period_s)) > _OTHER_LENGTH:
+            beyond = float(np.count_nonzero(partner.covered & ~mine)) / _GRID
+            if beyond > most + 0.02:
+                shape = stretched(reading.chain.template) if shape is None else shape
+                most = max(most, beyond * max(0.0, likeness(shape, partner.shape)))
+    return most
+
+
+def _covered(reading: Reading) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Shape (_GRID,), which parts of the strand lie in the reading's cycles."""
+    level = reading.candidate.level
+    edges = (reading.first + reading.chain.starts) / len(level) * _GRID
+    width = reading.chain.template.shape[1] / len(level) * _GRID
+    place = np.arange(_GRID) + 0.5
+    last = np.searchsorted(edges, place, side="right") - 1
+    return np.asarray((last >= 0) & (place - edges[np.maximum(last, 0)] < width))
 
 
 def _of_chain(chain: Lock) -> list[float]:
@@ -135,7 +205,7 @@ def _of_chain(chain: Lock) -> list[float]:
     spans = np.ptp(template, axis=1)
     row = template[int(np.argmax(spans))]
     swing = float(spans.max())
-    level = np.median(row)
+    level = median(row)
     return [
         chain.agreement,
         chain.weakest,
@@ -191,7 +261,7 @@ def _children_per_parent(parent: Reading, child: Reading) -> tuple[float, float]
     counts = np.diff(np.searchsorted(children, bounds))[inside & parent.chain.joined]
     if counts.size < 2:
         return 0.0, np.nan
-    usual = float(np.median(counts))
+    usual = median(counts)
     return float((counts == usual).mean()), usual
 
 

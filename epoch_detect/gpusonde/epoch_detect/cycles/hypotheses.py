@@ -6,12 +6,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gpusonde.epoch_detect.cycles.order import median
+from gpusonde.epoch_detect.cycles.pauses import Strand
 from gpusonde.epoch_detect.cycles.phase import Lock, lock
 from gpusonde.epoch_detect.cycles.tempo import Candidate
 from gpusonde.telemetry import FloatArray
 
-_EXAMINED_CYCLES = 32
+_EXAMINED_CYCLES = 24
 _SAME = 0.06  # periods this close are one
+_RETUNED = 2  # times at most
+_OUT_OF_TUNE = 0.05  # of the length of the template
 
 
 @dataclass(frozen=True)
@@ -19,10 +23,11 @@ class Reading:
     """A candidate with its phase lock.
 
     Attributes:
-        period_s: Seconds, as locked.
+        period_s: Seconds, as locked, without what its strand leaves out.
         chain: The cycles in the examined part.
         candidate: Where it came from.
         score: How convincing it is, 0..1.
+        strand: In which the candidate was found.
         first: Cell of the candidate's level at which the examined part begins.
     """
 
@@ -30,15 +35,22 @@ class Reading:
     chain: Lock
     candidate: Candidate
     score: float
+    strand: Strand
     first: int = 0
 
     @property
     def starts_s(self) -> FloatArray:
-        """Shape (cycles,), where the cycles start, in seconds after the start of the signal; the phase is arbitrary."""
-        return np.asarray((self.first + self.chain.starts) * self.candidate.level.step_s)
+        """Shape (cycles,), where the cycles start, in seconds of the activity; the phase is arbitrary."""
+        return self.strand.activity_s((self.first + self.chain.starts) * self.candidate.level.step_s)
+
+    @property
+    def usual_s(self) -> float:
+        """Median distance of neighbouring cycles in seconds of the activity, with what the strand leaves out."""
+        distances = np.diff(self.starts_s)[self.chain.joined]
+        return median(distances) if distances.size else self.period_s
 
 
-def read(candidate: Candidate) -> Reading | None:
+def read(candidate: Candidate, strand: Strand) -> Reading | None:
     """Lock a candidate in the part of its signal that resembles itself best; None if there are not two cycles."""
     values, first = candidate.level.values, 0
     span = int(_EXAMINED_CYCLES * candidate.period)
@@ -48,13 +60,25 @@ def read(candidate: Candidate) -> Reading | None:
     chain = lock(values, candidate.period)
     if chain is None:
         return None
-    return Reading(chain.period * candidate.level.step_s, chain, candidate, consistency(chain, candidate), first)
+    score = consistency(chain, candidate)
+    return Reading(chain.period * candidate.level.step_s, chain, candidate, score, strand, first)
 
 
 def read_whole(reading: Reading) -> Lock:
     """Lock the whole signal, starting from the cycle that was found in its examined part."""
-    found = lock(reading.candidate.level.values, reading.candidate.period, reading.chain.template)
-    return found if found is not None and found.cycles >= reading.chain.cycles else reading.chain
+    values = reading.candidate.level.values
+    found = lock(values, reading.candidate.period, reading.chain.template)
+    if found is None or found.cycles < reading.chain.cycles:
+        found = reading.chain
+    for _ in range(_RETUNED):
+        # Cycles that are all longer than their template, or shorter, come out between the two.
+        if abs(found.period / found.template.shape[1] - 1) <= _OUT_OF_TUNE:
+            break
+        tuned = lock(values, found.period)
+        if tuned is None or tuned.cycles < found.cycles or tuned.agreement < found.agreement:
+            break
+        found = tuned
+    return found
 
 
 def consistency(chain: Lock, candidate: Candidate) -> float:
@@ -68,10 +92,10 @@ def consistency(chain: Lock, candidate: Candidate) -> float:
 
 
 def distinct(readings: list[Reading]) -> list[Reading]:
-    """The best reading of each period, best first."""
+    """The best reading of each period in each strand, best first."""
     kept: list[Reading] = []
     for reading in sorted(readings, key=lambda r: -r.score):
-        if all(abs(reading.period_s / k.period_s - 1) > _SAME for k in kept):
+        if all(k.strand is not reading.strand or abs(reading.period_s / k.period_s - 1) > _SAME for k in kept):
             kept.append(reading)
     return kept
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from gpusonde.epoch_detect.cycles.order import median, quantile
 from gpusonde.telemetry import FloatArray
 
 IntArray = npt.NDArray[np.int64]
@@ -22,6 +23,7 @@ _TEMPO_WEIGHT = 0.4
 _JUMP_COST = 0.8
 _REFINEMENTS = 3
 _LEAST_RESEMBLANCE = 0.52  # of the three windows in a row that are most alike; of true epochs it was never below 0.59
+_AS_LARGE = 0.75  # of the largest deviation from the usual level
 _HOPELESS = 0.45  # mean match of a first chain that further rounds would not save
 
 
@@ -80,7 +82,7 @@ def lock(values: FloatArray, period: float, template: FloatArray | None = None) 
     if positions < window + 1:
         return None
     cycles, norms = _windows(values, window)
-    unit = cycles / np.maximum(norms, 0.25 * np.median(norms) + 1e-9)[:, None]
+    unit = cycles / np.maximum(norms, 0.25 * median(norms) + 1e-9)[:, None]
     if template is None:
         mean_cycle, resemblance = _seed(unit, window)
         if resemblance < _LEAST_RESEMBLANCE:
@@ -146,15 +148,25 @@ def best_chain(match: FloatArray, window: int) -> IntArray:
         chain.append(here)
 
 
-def start_phase(profile: FloatArray) -> float:
+def deviating(profile: FloatArray) -> npt.NDArray[np.bool_]:
+    """Where a profile is far from its median, beside where it is farthest; shape (bins,) as the profile."""
+    size = np.abs(profile - median(profile))
+    marked: npt.NDArray[np.bool_] = size > 0.4 * size.max()
+    return marked
+
+
+def start_phase(profile: FloatArray, *, waiting: bool = False) -> float:
     """Phase in [0, 1) at which training starts.
 
     Training takes most of an epoch, so the epoch starts where the largest deviation from the median level (validation,
     checkpoint, gap) ends.
+
+    Args:
+        profile: Shape (bins,), the level at each phase.
+        waiting: Whether the GPU waits for most of the epoch: then the deviation is the training, with which it starts.
     """
     bins = profile.size
-    size = np.abs(profile - np.median(profile))
-    marked = size > 0.4 * size.max()
+    size, marked = np.abs(profile - median(profile)), deviating(profile)
     if marked.all() or not marked.any():
         return 0.0
     first = int(np.argmin(marked))
@@ -166,8 +178,15 @@ def start_phase(profile: FloatArray) -> float:
             runs[-1] = (runs[-1][0], end)
         else:
             runs.append((begin, end))
-    _, end = max(runs, key=lambda run: float(size[run[0] : run[1]].sum()))
-    return float((end + first) % bins) / bins
+    sizes = [float(size[begin:end].sum()) for begin, end in runs]
+    next_begins = [begin for begin, _ in runs[1:]] + [runs[0][0] + bins]
+    # Of deviations about as large, that before the longest stretch at the usual level, which is training.
+    _, begin, end = max(
+        (following - end, begin, end)
+        for (begin, end), following, extent in zip(runs, next_begins, sizes, strict=True)
+        if extent >= _AS_LARGE * max(sizes)
+    )
+    return float(((begin if waiting else end) + first) % bins) / bins
 
 
 def _windows(values: FloatArray, window: int) -> tuple[FloatArray, FloatArray]:
@@ -218,12 +237,12 @@ def _describe(values: FloatArray, cycles: FloatArray, chain: IntArray, window: i
         starts=chain,
         joined=joined,
         template=chosen.mean(axis=0).reshape(values.shape[0], window),
-        agreement=float(np.median(correlation)),
+        agreement=median(correlation),
         explained=1.0 - float(((chosen - others) ** 2).sum()) / (variance + 1e-12),
         scatter=float(np.std(regular) / period) if regular.size > 1 else 0.0,
         coverage=min(1.0, chain.size * window / values.shape[1]),
-        strength=min(1.0, float(np.median(norms)) / overall),
-        weakest=float(np.percentile(correlation, 10)),
+        strength=min(1.0, median(norms) / overall),
+        weakest=quantile(correlation, 0.1),
         neighbours=_neighbour_correlations(chosen / (norms[:, None] + 1e-12)),
         contrast=contrast,
     )

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from scipy.ndimage import uniform_filter1d
 
 from gpusonde.epoch_detect.ticks import Ticks
-from gpusonde.telemetry import FloatArray
+from gpusonde.telemetry import FloatArray, Unit, metric
 
 _CELLS_PER_TICK = 4  # at most; a trace with long holes or mixed rates gets a coarser grid instead of a longer one
 _LEAST_SAMPLES = 24  # shortest signal that a level may have
@@ -24,12 +24,14 @@ class Signal:
         step_s: Width of a cell in seconds.
         values: Shape (metrics, cells), scaled so that each metric's usual range has width 1.
         rows: For each row of ``values`` the index of its metric in the ticks.
+        zeros: For each row where its zero lies; NaN if its idle level is unknown, or if the zero means nothing.
     """
 
     start_s: float
     step_s: float
     values: FloatArray
     rows: tuple[int, ...]
+    zeros: tuple[float, ...]
 
     def __len__(self) -> int:
         return int(self.values.shape[1])
@@ -38,7 +40,7 @@ class Signal:
         """Average neighbouring cells; an odd last cell is left out."""
         cells = len(self) // 2
         values = self.values[:, : 2 * cells].reshape(-1, cells, 2).mean(axis=2)
-        return Signal(self.start_s, 2 * self.step_s, values, self.rows)
+        return Signal(self.start_s, 2 * self.step_s, values, self.rows, self.zeros)
 
 
 def resample(ticks: Ticks) -> tuple[float, FloatArray]:
@@ -71,7 +73,7 @@ def scaled_signal(ticks: Ticks) -> Signal | None:
     a spike at start-up does not set the scale.
     """
     step, grid = resample(ticks)
-    rows, values = [], []
+    rows, values, zeros = [], [], []
     for index, row in enumerate(grid):
         if not np.isfinite(row[0]):
             continue
@@ -81,7 +83,9 @@ def scaled_signal(ticks: Ticks) -> Signal | None:
             continue
         values.append((np.clip(row, low - 0.25 * spread, high + 0.25 * spread) - middle) / spread)
         rows.append(index)
-    return Signal(-0.5 * step, step, np.array(values), tuple(rows)) if rows else None
+        has_zero = metric(ticks.names[index]).unit in (Unit.RATIO, Unit.BYTES_PER_SECOND)
+        zeros.append(-float(middle) / float(spread) if has_zero else float("nan"))
+    return Signal(-0.5 * step, step, np.array(values), tuple(rows), tuple(zeros)) if rows else None
 
 
 def pyramid(signal: Signal) -> list[Signal]:

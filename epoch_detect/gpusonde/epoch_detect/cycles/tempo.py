@@ -16,7 +16,7 @@ _SHORTEST_OF_ALL = 5
 _TREND = 3  # times the longest period
 # (cells to average, whether to look at changes instead of levels). Averages stand against an iteration ripple that is
 # faster than the cycle sought, changes against plateaus that have nothing to do with it, such as another tenant's.
-_VIEWS = ((1, False), (3, False), (6, False), (2, True))
+_VIEWS = ((1, False), (4, False), (2, True))
 _PEAKS = 4  # per level and smoothing
 _PROMINENCE = 0.03
 _SIEVE_RATIO = 1.25
@@ -59,7 +59,7 @@ def view_of(level: Signal, width: int, of_changes: bool, longest: int) -> Signal
         values = changes(level.values, width)
     else:
         values = without_trend(smoothed(level.values, width), _TREND * longest)
-    return Signal(level.start_s, level.step_s, values, level.rows)
+    return Signal(level.start_s, level.step_s, values, level.rows, (float("nan"),) * len(level.rows))
 
 
 def longest_period(level: Signal) -> int:

@@ -1,0 +1,145 @@
+"""Runs whose epochs get longer or shorter at some point: the same cycle at another tempo fills what one leaves out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpusonde.epoch_detect.cycles.boundaries import Epochs, place_epochs
+from gpusonde.epoch_detect.cycles.hypotheses import Reading
+from gpusonde.epoch_detect.cycles.likeness import likeness, stretched
+from gpusonde.epoch_detect.cycles.phase import Lock, lock
+from gpusonde.epoch_detect.cycles.signal import Signal
+from gpusonde.epoch_detect.cycles.tempo import longest_period, view_of
+from gpusonde.telemetry import FloatArray
+
+_OTHER_TEMPO = 0.15  # of the logarithm of the period; a chain of cycles follows smaller changes itself
+_MOST_CHANGE = 1.2  # of it: three times as long or short
+_ALIKE = 0.7  # the cycle must be the same but for its length
+_LEAST_AGREEMENT = 0.6
+_LEAST_CYCLES = 2
+_LEAST_COVERAGE = 0.6  # of the free stretch
+_LEAST_STRETCH = 1.7  # periods that must be free for cycles to be looked for
+_SAME_STEP = 0.02
+_MOST_PATTERNS = 3
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A cycle and the view of the signal in which to look for it.
+
+    Attributes:
+        step_s: Cell width of the view.
+        smoothing: Cells that are averaged.
+        changes: Whether the view shows changes instead of levels.
+        template: Shape (rows, cells), the cycle.
+    """
+
+    step_s: float
+    smoothing: int
+    changes: bool
+    template: FloatArray
+
+    @property
+    def period_s(self) -> float:
+        """Length of the cycle in seconds."""
+        return self.step_s * self.template.shape[1]
+
+    @classmethod
+    def of(cls, reading: Reading) -> Pattern:
+        """The cycle of a reading."""
+        view = reading.candidate
+        return cls(view.level.step_s, view.smoothing, view.changes, reading.chain.template)
+
+    def view(self, signal: Signal) -> Signal | None:
+        """The signal as the pattern sees it; None if the grid has become another one."""
+        level = signal
+        while level.step_s < 0.75 * self.step_s and len(level) > 1:
+            level = level.halved()
+        if abs(level.step_s / self.step_s - 1) > _SAME_STEP:
+            return None
+        return view_of(level, self.smoothing, self.changes, longest_period(level))
+
+
+def other_tempos(chosen: Reading, readings: list[Reading]) -> tuple[Pattern, ...]:
+    """Cycles like the chosen one of clearly other lengths, most convincing first."""
+    shape = stretched(chosen.chain.template)
+    found = [
+        r
+        for r in readings
+        if r.strand is chosen.strand
+        and _OTHER_TEMPO < abs(np.log(r.period_s / chosen.period_s)) < _MOST_CHANGE
+        and r.chain.agreement >= _LEAST_AGREEMENT
+        and likeness(stretched(r.chain.template), shape) >= _ALIKE
+    ]
+    return tuple(Pattern.of(r) for r in sorted(found, key=lambda r: -r.score * r.chain.coverage)[:_MOST_PATTERNS])
+
+
+def filled(signal: Signal, epochs: Epochs, others: tuple[Pattern, ...], rows: list[int], *, ended: bool) -> Epochs:
+    """Add epochs of other lengths where there are none.
+
+    Args:
+        signal: The signal at its full resolution.
+        epochs: Those of the chosen cycle.
+        others: Cycles of other lengths.
+        rows: Rows of the signal, fastest metric first.
+        ended: Whether the activity is over.
+
+    Returns:
+        All epochs; the added ones are not regular, so that they do not count for the period.
+    """
+    for pattern in others:
+        view = pattern.view(signal)
+        if view is None:
+            continue
+        for begin_s, end_s in _free(signal, epochs, _LEAST_STRETCH * pattern.period_s):
+            added = _within(signal, view, pattern, begin_s, end_s, rows, ended=ended)
+            if added is not None:
+                epochs = _merged(epochs, added)
+    return epochs
+
+
+def _free(signal: Signal, epochs: Epochs, least_s: float) -> list[tuple[float, float]]:
+    """Stretches without epochs, in seconds of the signal."""
+    end = signal.start_s + len(signal) * signal.step_s
+    begins = np.concatenate([[signal.start_s], epochs.ends_s])
+    ends = np.concatenate([epochs.starts_s, [end]])
+    return [(float(a), float(b)) for a, b in zip(begins, ends, strict=True) if b - a >= least_s]
+
+
+def _within(
+    signal: Signal, view: Signal, pattern: Pattern, begin_s: float, end_s: float, rows: list[int], *, ended: bool
+) -> Epochs | None:
+    scale = round(view.step_s / signal.step_s)
+    first = max(0, int((begin_s - signal.start_s) / view.step_s))
+    stop = min(len(view), int(np.ceil((end_s - signal.start_s) / view.step_s)))
+    values = view.values[:, first:stop]
+    if values.shape[1] < _LEAST_CYCLES * pattern.template.shape[1]:
+        return None
+    chain: Lock | None = lock(values, float(pattern.template.shape[1]), pattern.template)
+    if chain is None or chain.cycles < _LEAST_CYCLES or chain.agreement < _LEAST_AGREEMENT:
+        return None
+    if chain.coverage < _LEAST_COVERAGE:
+        return None
+    at_end = stop >= len(view)
+    part = Signal(
+        signal.start_s + first * scale * signal.step_s,
+        signal.step_s,
+        signal.values[:, first * scale : len(signal) if at_end else stop * scale],
+        signal.rows,
+        signal.zeros,
+    )
+    found = place_epochs(part, chain, pattern.step_s, rows, ended=ended and at_end)
+    slack = 0.1 * pattern.period_s
+    inside = (found.starts_s >= begin_s - slack) & (found.ends_s <= end_s + slack)
+    starts, ends = np.maximum(found.starts_s, begin_s), np.minimum(found.ends_s, end_s)
+    return Epochs(starts[inside], ends[inside], np.zeros(int(inside.sum()), dtype=bool))
+
+
+def _merged(epochs: Epochs, added: Epochs) -> Epochs:
+    starts = np.concatenate([epochs.starts_s, added.starts_s])
+    order = np.argsort(starts, kind="stable")
+    ends = np.concatenate([epochs.ends_s, added.ends_s])
+    regular = np.concatenate([epochs.regular, added.regular])
+    return Epochs(starts[order], ends[order], regular[order])
