@@ -41,7 +41,8 @@ class Reading:
     @property
     def starts_s(self) -> FloatArray:
         """Shape (cycles,), where the cycles start, in seconds of the activity; the phase is arbitrary."""
-        return self.strand.activity_s((self.first + self.chain.starts) * self.candidate.level.step_s)
+        cells = (self.first + self.chain.starts).astype(np.float64)
+        return self.strand.activity_s(cells * self.candidate.level.step_s)
 
     @property
     def usual_s(self) -> float:

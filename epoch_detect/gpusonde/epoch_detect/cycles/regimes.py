@@ -44,7 +44,7 @@ class Pattern:
     @property
     def period_s(self) -> float:
         """Length of the cycle in seconds."""
-        return self.step_s * self.template.shape[1]
+        return self.step_s * int(self.template.shape[1])
 
     @classmethod
     def of(cls, reading: Reading) -> Pattern:
