@@ -110,6 +110,7 @@ def test_scores_are_ratios_and_seconds():
         source_gpu=np.array(["T4"] * 4),
         target_gpu=np.array(["A10G"] * 4),
         workload=np.array(["Net"] * 4),
+        source_s=np.full(4, 2.0),
         measured_s=np.array([1.0, 2.0, 4.0, 8.0]),
         predicted_s=np.array([1.1, 2.0, 3.6, 8.8]),
         low_s=np.array([0.9, 1.0, 3.7, 8.0]),
