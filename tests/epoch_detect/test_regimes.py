@@ -23,7 +23,7 @@ def test_the_period_is_that_of_one_of_the_regimes(factor: float) -> None:
     assert min(abs(detect(trace).period_s / p - 1) for p in (12.0, 12.0 * factor)) < 0.02
 
 
-@pytest.mark.parametrize("factor", [0.6, 0.7, 1.5])
+@pytest.mark.parametrize("factor", [0.6, 0.7, 1.5, 2.0])
 def test_the_epochs_of_both_regimes_are_found(factor: float) -> None:
     trace, starts = _two_regimes(factor)
     found = detect(trace)

@@ -11,7 +11,7 @@ from gpusonde.epoch_detect.cycles.boundaries import Epochs, moved_to_changes, pl
 from gpusonde.epoch_detect.cycles.features import feature_table
 from gpusonde.epoch_detect.cycles.holes import Clock, seen_epochs, with_short_holes
 from gpusonde.epoch_detect.cycles.hypotheses import Reading, distinct, read, read_whole
-from gpusonde.epoch_detect.cycles.pauses import Strand, strand, strands
+from gpusonde.epoch_detect.cycles.pauses import LITTLE_WORK, Strand, strand, strands, work
 from gpusonde.epoch_detect.cycles.phase import Lock, lock
 from gpusonde.epoch_detect.cycles.regimes import Pattern, filled, other_tempos
 from gpusonde.epoch_detect.cycles.scorer import Scorer
@@ -30,6 +30,7 @@ _REPORTED_HYPOTHESES = 3
 _SAME = 0.06  # readings this close in length are one hypothesis
 _LEAST_BUSY = 0.2  # of the ticks of the activity; training with long pauses works for a half or more
 _WARM_UP = 0.5  # periods that warm-up before the first level change may take
+_LONG_WARM_UP = 1.25  # the same where it is little work
 _WARM_UP_BUSY = 0.7  # share of the ticks in it at which the GPU must work
 _LEAST_OF_REGIME = 3  # epochs before and after a change of their duration
 _OTHER_REGIME = 0.2  # of the logarithm of the duration
@@ -289,14 +290,22 @@ def _place(
     whole = among.whole(placed)
     if among.cut and (signal := scaled_signal(active)) is not None:
         whole = moved_to_changes(signal, whole, fastest_first([active.names[i] for i in signal.rows]))
-    epochs = seen_epochs(whole, active.time_us)
-    if not epochs.starts_s.size or not 0 < epochs.starts_s[0] <= _WARM_UP * chain.period * step_s:
+    return _with_warm_up(active, seen_epochs(whole, active.time_us), chain.period * step_s)
+
+
+def _with_warm_up(active: Ticks, epochs: Epochs, period_s: float) -> Epochs:
+    """Let the first epoch begin with the activity, if the GPU is busy from there to the first level change.
+
+    That is compiling and loading, which is part of the first epoch; it may take as long as an epoch where it is clearly
+    less work. Hence the length of the first epoch says nothing about the others.
+    """
+    if not epochs.starts_s.size or not 0 < epochs.starts_s[0] <= _LONG_WARM_UP * period_s:
         return epochs
     before = (active.time_us - active.time_us[0]) * 1e-6 < epochs.starts_s[0]
     if busy_ticks(active)[before].mean() < _WARM_UP_BUSY:
         return epochs
-    # Busy right up to the first level change: compiling and loading, which is part of the first epoch. Hence its length
-    # says nothing about the others.
+    if epochs.starts_s[0] > _WARM_UP * period_s and np.median(work(active)[before]) > LITTLE_WORK:
+        return epochs
     regular = epochs.regular.copy()
     regular[0] &= regular[1:].sum() < _LEAST_CYCLES
     return replace(epochs, starts_s=np.concatenate([[0.0], epochs.starts_s[1:]]), regular=regular)

@@ -18,7 +18,7 @@ from gpusonde.epoch_detect.cycles.signal import Signal, scaled_signal
 from gpusonde.epoch_detect.ticks import LEAST_TICKS, Ticks
 from gpusonde.telemetry import FloatArray, Unit, metric
 
-_LOW = 0.35  # of the usual level of work: below, the GPU pauses
+LITTLE_WORK = 0.35  # of the usual level of work: below, the GPU pauses
 _WORK = 0.3  # of the high level: what exceeds it is work, whose median is the usual level
 _HIGH = 98  # percentile of the values that is the high level
 _LEAST_REMOVED = 0.02  # share of the time below which the pauses hide nothing
@@ -130,13 +130,13 @@ def strand(active: Ticks, cut: int) -> Strand | None:
 
 def _pauses(active: Ticks) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """First tick, and one past the last, of every stretch with hardly any work; a single odd tick is none."""
-    low = median_filter(_work(active) < _LOW, 3, mode="nearest")
+    low = median_filter(work(active) < LITTLE_WORK, 3, mode="nearest")
     low[[0, -1]] = False
     edges = np.flatnonzero(np.diff(low.astype(np.int8))) + 1
     return edges[::2], edges[1::2]
 
 
-def _work(active: Ticks) -> FloatArray:
+def work(active: Ticks) -> FloatArray:
     """Shape (n,), how much the GPU works, as a ratio of its usual level; the mean over the metrics."""
     zero_based = [metric(n).unit in (Unit.RATIO, Unit.BYTES_PER_SECOND) for n in active.names]
     total, rows = np.zeros(len(active)), 0

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
+from scipy.ndimage import uniform_filter1d
 
 from gpusonde.epoch_detect.cycles.boundaries import Epochs, place_epochs
 from gpusonde.epoch_detect.cycles.hypotheses import Reading
@@ -22,6 +24,9 @@ _LEAST_CYCLES = 2
 _LEAST_COVERAGE = 0.6  # of the free stretch
 _LEAST_STRETCH = 1.7  # periods that must be free for cycles to be looked for
 _SAME_STEP = 0.02
+_HALVES_ALIKE = 0.7
+_HALVES_UNLIKE = 0.3
+_LEAST_CELLS = 16  # of half an epoch
 _MOST_PATTERNS = 3
 
 
@@ -89,6 +94,16 @@ def filled(signal: Signal, epochs: Epochs, others: tuple[Pattern, ...], rows: li
     Returns:
         All epochs; the added ones are not regular, so that they do not count for the period.
     """
+    pairs = _pairs(signal, epochs) if others else np.zeros(0, dtype=bool)
+    if pairs.any():
+        alone = Epochs(epochs.starts_s[~pairs], epochs.ends_s[~pairs], epochs.regular[~pairs])
+        split = _filled(signal, alone, others, rows, ended=ended)
+        if split.starts_s.size >= epochs.starts_s.size + pairs.sum() - 1:
+            return split
+    return _filled(signal, epochs, others, rows, ended=ended)
+
+
+def _filled(signal: Signal, epochs: Epochs, others: tuple[Pattern, ...], rows: list[int], *, ended: bool) -> Epochs:
     for pattern in others:
         view = pattern.view(signal)
         if view is None:
@@ -98,6 +113,28 @@ def filled(signal: Signal, epochs: Epochs, others: tuple[Pattern, ...], rows: li
             if added is not None:
                 epochs = _merged(epochs, added)
     return epochs
+
+
+def _pairs(signal: Signal, epochs: Epochs) -> npt.NDArray[np.bool_]:
+    """Which epochs, several in a row, are two short ones each: their halves are alike, unlike those of the others."""
+    likenesses = np.array([_of_halves(signal, a, b) for a, b in zip(epochs.starts_s, epochs.ends_s, strict=True)])
+    alike = likenesses > _HALVES_ALIKE
+    in_a_row: npt.NDArray[np.bool_] = alike & (np.append(alike[1:], False) | np.append(False, alike[:-1]))
+    others = likenesses[~in_a_row & epochs.regular]
+    if others.size < _LEAST_CYCLES or float(np.median(others)) > _HALVES_UNLIKE:
+        return np.zeros(alike.size, dtype=bool)
+    return in_a_row
+
+
+def _of_halves(signal: Signal, begin_s: float, end_s: float) -> float:
+    """Correlation of the two halves of an epoch, -1..1."""
+    first, stop = np.clip(np.round((np.array([begin_s, end_s]) - signal.start_s) / signal.step_s), 0, len(signal))
+    cells = int(stop - first) // 2
+    if cells < _LEAST_CELLS:
+        return 0.0
+    width = max(1, cells // 32)
+    halves = uniform_filter1d(signal.values[:, int(first) : int(first) + 2 * cells], width, axis=1, mode="nearest")
+    return float((stretched(halves[:, :cells]) * stretched(halves[:, cells:])).sum())
 
 
 def _free(signal: Signal, epochs: Epochs, least_s: float) -> list[tuple[float, float]]:
