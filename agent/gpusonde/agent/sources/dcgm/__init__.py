@@ -1,0 +1,1 @@
+"""DCGM: NVIDIA's data centre GPU manager, read through the Python bindings that come with it."""

@@ -1,0 +1,126 @@
+"""Finds NVIDIA's Python bindings of DCGM where its packages put them.
+
+The bindings (``pydcgm``, ``dcgm_agent``, ``dcgm_structs`` ...) are flat modules in a folder of the DCGM package. They
+are on no package index, and they are not vendored here because they must match the installed ``libdcgm``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpusonde.agent.sources.base import SourceUnavailableError
+
+# DCGM 4, DCGM 3.
+INSTALLED_FOLDERS = (
+    Path("/usr/share/datacenter-gpu-manager-4/bindings/python3"),
+    Path("/usr/local/dcgm/bindings/python3"),
+)
+_LIBRARY_NOT_FOUND = -25
+
+
+@dataclass(frozen=True)
+class Bindings:
+    """The modules of one installation.
+
+    Attributes:
+        pydcgm: Classes around the engine: ``DcgmHandle``, ``DcgmFieldGroup`` ...
+        agent: The calls of ``dcgm_agent.h``.
+        structs: Error codes, exceptions, ctypes structures.
+        folder: Where they were found.
+    """
+
+    pydcgm: Any
+    agent: Any
+    structs: Any
+    folder: str
+
+    @property
+    def library_version(self) -> str:
+        """Version of ``libdcgm``, for example "4.4.2"; empty when it does not tell."""
+        try:
+            facts = str(self.agent.dcgmVersionInfo().rawBuildInfoString)
+        except (self.structs.DCGMError, AttributeError):
+            return ""
+        pairs = (fact.partition(":") for fact in facts.split(";"))
+        return next((value for key, _, value in pairs if key == "version"), "")
+
+
+def load_bindings(folder: str = "", installed: Sequence[Path] = INSTALLED_FOLDERS) -> Bindings:
+    """Import the bindings and load ``libdcgm``.
+
+    Args:
+        folder: Where the bindings are; empty to look in the folders of the packages, then on Python's own path.
+        installed: The folders of the packages, the preferred one first.
+
+    Raises:
+        SourceUnavailableError: No bindings, or none that goes with a library; the message tells each place and what
+            is wrong there.
+    """
+    candidates: tuple[Path | None, ...] = (Path(folder),) if folder else (*installed, None)
+    refusals = []
+    for candidate in candidates:
+        try:
+            return _import(candidate)
+        except _UnusableError as error:
+            refusals.append(f"{candidate or 'Python path'}: {error}")
+    raise SourceUnavailableError(
+        f"the Python bindings of DCGM were not found ({'; '.join(refusals)}): install DCGM's package "
+        "(datacenter-gpu-manager-4-core, or datacenter-gpu-manager for version 3), or set source.dcgm_bindings to the "
+        "folder that holds pydcgm.py"
+    )
+
+
+class _UnusableError(Exception):
+    """One place has no bindings, or unusable ones."""
+
+
+def _import(folder: Path | None) -> Bindings:
+    added = False
+    if folder is not None:
+        if not (folder / "pydcgm.py").is_file():
+            raise _UnusableError("no pydcgm.py")
+        if str(folder) not in sys.path:
+            # At the end: developers' copies hold modules called "utils" and "logger".
+            sys.path.append(str(folder))
+            added = True
+    try:
+        return _import_modules(folder)
+    except _UnusableError:
+        if added:
+            sys.path.remove(str(folder))
+            _forget_modules(str(folder))
+        raise
+
+
+def _import_modules(folder: Path | None) -> Bindings:
+    try:
+        structs = importlib.import_module("dcgm_structs")
+    except ImportError as error:
+        raise _UnusableError("no module dcgm_structs" if folder is None else str(error)) from error
+    try:
+        # Before pydcgm: it loads the library, and an import of the rest cannot tell that there is none.
+        structs._dcgmInit()
+        pydcgm = importlib.import_module("pydcgm")
+        agent = importlib.import_module("dcgm_agent")
+    except ImportError as error:
+        raise _UnusableError(str(error)) from error
+    except structs.DCGMError as error:
+        if error.value == _LIBRARY_NOT_FOUND:
+            raise _UnusableError("the libdcgm of the same major version is not installed") from error
+        raise _UnusableError(f"libdcgm cannot be used: {error}") from error
+    found = os.path.dirname(getattr(structs, "__file__", "") or "")
+    if folder is not None and Path(found) != folder:
+        raise _UnusableError(f"bindings of {found} are loaded already")
+    return Bindings(pydcgm, agent, structs, found)
+
+
+def _forget_modules(folder: str) -> None:
+    for name, module in list(sys.modules.items()):
+        if os.path.dirname(getattr(module, "__file__", None) or "") == folder:
+            del sys.modules[name]

@@ -1,0 +1,73 @@
+"""Gives the profiling counters to another profiler for as long as a file exists.
+
+Before Hopper the counters belong to one profiler per host: Nsight and CUPTI fail while DCGM reads them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+
+from gpusonde.agent.sources.dcgm.engine import Engine
+from gpusonde.agent.sources.dcgm.errors import DcgmCallError, EngineLostError
+
+log = logging.getLogger(__name__)
+
+_CHECK_INTERVAL_S = 0.5
+
+
+class ProfilingPause:
+    """Pauses and resumes the engine's profiling.
+
+    The engine is never resumed by a start or an end of the agent, only when the file goes away: a profiler may be at
+    work.
+
+    Args:
+        path: The file; empty for never.
+        exists: Whether a path exists.
+    """
+
+    def __init__(self, path: str, exists: Callable[[str], bool] = os.path.exists) -> None:
+        self._path = path
+        self._exists = exists
+        self._checked_s = float("-inf")
+        self.paused = False
+
+    def check(self, engine: Engine, now_s: float) -> None:
+        """Look at the file, at most twice a second, and do what it says.
+
+        Raises:
+            EngineLostError: The engine is gone.
+        """
+        if not self._path or now_s - self._checked_s < _CHECK_INTERVAL_S:
+            return
+        self._checked_s = now_s
+        wanted = self._exists(self._path)
+        if wanted == self.paused:
+            return
+        try:
+            if wanted:
+                engine.pause_profiling()
+                log.warning("%s exists: profiling metrics are paused, their values are blank", self._path)
+            else:
+                engine.resume_profiling()
+                log.warning("%s is gone: profiling metrics are measured again", self._path)
+        except EngineLostError:
+            raise
+        except DcgmCallError as error:
+            log.warning("%s; tried again every %g s", error, _CHECK_INTERVAL_S)
+            return
+        self.paused = wanted
+
+    def forget(self) -> None:
+        """The engine is another one: it is not paused until the file is looked at again."""
+        self.paused = False
+        self._checked_s = float("-inf")
+
+    def close(self) -> None:
+        """Say what is left behind."""
+        if self.paused:
+            log.warning(
+                "the engine's profiling stays paused, because %s exists; 'dcgmi profile --resume' ends that", self._path
+            )

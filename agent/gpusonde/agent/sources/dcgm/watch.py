@@ -1,0 +1,157 @@
+"""``Watch``: one set of fields that the engine records for some GPUs, and what it recorded since the last look."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from gpusonde.agent.sources.dcgm.engine import Engine
+from gpusonde.agent.sources.dcgm.errors import NO_DATA, DcgmCallError, EngineLostError, translated
+from gpusonde.agent.sources.dcgm.values import EngineValue, read_value
+
+# How long the engine keeps what was not fetched. Long enough for a stalled host, short because it is memory of the
+# engine: 100 values per field at 10 Hz.
+_KEEP_S = 10.0
+_KEEP_INTERVALS = 3.0
+# dcgm_fields.h: DCGM_FE_GPU
+_GPU_ENTITY = 1
+
+
+class Watch:
+    """A field group watched on a group of GPUs.
+
+    The bindings' own collectors are not used: some return only the last of several values, repeat the last one when
+    there is nothing new, or drop the rest of a batch behind a value they do not know. The raw callback does not.
+
+    Args:
+        engine: An open engine.
+        name: What the watch is for, part of its name in the engine.
+        gpu_ids: DCGM's ids of the GPUs.
+        field_ids: Numbers of the fields.
+        interval_s: Seconds between measurements.
+        wall_ns: Unix time in nanoseconds.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        name: str,
+        gpu_ids: Sequence[int],
+        field_ids: Sequence[int],
+        interval_s: float,
+        wall_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self.name = name
+        self.gpu_ids = tuple(gpu_ids)
+        self.field_ids = tuple(field_ids)
+        self._engine = engine
+        self._interval_s = interval_s
+        self._wall_ns = wall_ns
+        self._group: Any = None
+        self._fields: Any = None
+        self._since_us = 0
+        self._seen_us: dict[tuple[int, int], int] = {}
+        self._values: list[EngineValue] = []
+        self._failure: Exception | None = None
+        # Kept for as long as the engine may call it: ctypes does not hold it.
+        self._callback = engine.bindings.agent.dcgmFieldValueEntityEnumeration_f(self._take)
+
+    def open(self) -> None:
+        """Make the groups and start recording.
+
+        Raises:
+            DcgmCallError: The engine refuses; one field that a GPU lacks is enough when it is a profiling field.
+        """
+        # A name is taken until its owner disconnects, and another agent may watch the same engine.
+        name = f"gpusonde-{self.name}-{uuid.uuid4().hex[:12]}"
+        self._group = self._engine.make_group(name, self.gpu_ids)
+        self._fields = self._engine.make_field_group(name, self.field_ids)
+        try:
+            self._watch()
+        except DcgmCallError:
+            self.close()
+            raise
+
+    def read(self) -> list[EngineValue]:
+        """Return what was recorded since the previous call, in the engine's order.
+
+        Raises:
+            DcgmCallError: The engine refuses; :class:`EngineLostError` when it is gone.
+        """
+        now_us = self._wall_ns() // 1000
+        if self._since_us > now_us + 1_000_000:
+            # The clock was set back: nothing would be newer than before for as long as the step was.
+            self._since_us = now_us
+            self._seen_us.clear()
+        self._values, self._failure = [], None
+        agent = self._engine.bindings.agent
+        try:
+            with translated(self._engine.bindings.structs, f"values of {self.name}"):
+                self._since_us = agent.dcgmGetValuesSince_v2(
+                    self._engine.handle,
+                    self._group.GetId(),
+                    self._fields.fieldGroupId,
+                    self._since_us,
+                    self._callback,
+                    None,
+                )
+        except DcgmCallError as error:
+            if error.code != NO_DATA:
+                raise
+        if self._failure is not None:
+            raise self._failure
+        return self._values
+
+    def renew(self) -> None:
+        """Stop and start recording, which brings stuck profiling fields back.
+
+        Raises:
+            DcgmCallError: The engine refuses.
+        """
+        structs = self._engine.bindings.structs
+        with translated(structs, f"ending the watch of {self.name}"):
+            self._group.samples.UnwatchFields(self._fields)
+        self._watch()
+
+    def close(self) -> None:
+        """Stop recording and give the groups back."""
+        structs = self._engine.bindings.structs
+        fields, self._fields = self._fields, None
+        group, self._group = self._group, None
+        for release in (
+            *([lambda: group.samples.UnwatchFields(fields), fields.Delete] if fields is not None else []),
+            *([group.Delete] if group is not None else []),
+        ):
+            try:
+                with translated(structs, f"closing {self.name}"):
+                    release()
+            except EngineLostError:
+                # The engine cleans up after a connection that ended.
+                return
+            except DcgmCallError:
+                continue
+
+    def _watch(self) -> None:
+        self._since_us = self._wall_ns() // 1000
+        keep_s = max(_KEEP_S, _KEEP_INTERVALS * self._interval_s)
+        with translated(self._engine.bindings.structs, f"watching {self.name}"):
+            self._group.samples.WatchFields(self._fields, round(self._interval_s * 1e6), keep_s, 0)
+
+    def _take(self, entity_group: int, entity_id: int, values: Any, count: int, _user_data: Any) -> int:
+        """Copy values out of the engine's memory; called by ``dcgmGetValuesSince_v2``."""
+        try:
+            if entity_group == _GPU_ENTITY:
+                for i in range(count):
+                    value = read_value(entity_id, values[i])
+                    # Some versions deliver the last value again while there is no new one. A time of 0 is no time.
+                    key = (entity_id, value.field_id)
+                    if value.time_us and value.time_us <= self._seen_us.get(key, 0):
+                        continue
+                    self._seen_us[key] = value.time_us
+                    self._values.append(value)
+        except Exception as error:
+            # ctypes would print it and go on without the rest of the batch.
+            self._failure = self._failure or error
+        return 0

@@ -1,0 +1,85 @@
+"""A host with the stand-in for DCGM: makes sources over it and steps its clock."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from support.fake_dcgm import engine as fake
+from support.fake_dcgm.engine import FakeEngine
+
+from gpusonde.agent.sources.base import GpuEvent, SourceInventory, SourceUnavailableError
+from gpusonde.agent.sources.dcgm.bindings import load_bindings
+from gpusonde.agent.sources.dcgm.source import DcgmSource
+from gpusonde.telemetry import BlankReason
+
+BINDINGS = Path(fake.__file__).parent / "bindings"
+_MODULES = ("pydcgm", "dcgm_agent", "dcgm_structs", "dcgm_fields")
+
+
+def no_nvml():
+    raise SourceUnavailableError("no NVML in this test")
+
+
+def forget_bindings() -> None:
+    """Let the next test import its own."""
+    for name in _MODULES:
+        sys.modules.pop(name, None)
+    sys.path[:] = [entry for entry in sys.path if entry != str(BINDINGS)]
+
+
+class DcgmHost:
+    """An engine, a source over it and the ticks it gave."""
+
+    def __init__(self, engine: FakeEngine) -> None:
+        self.engine = engine
+        self.monotonic_s = 100.0
+        self.names: list[str] = []
+        self.ticks: dict[int, list[tuple[float, Mapping[str, float], Mapping[str, BlankReason]]]] = {}
+        self.events: list[GpuEvent] = []
+        self.reads = 0
+        fake.install(engine)
+
+    def advance(self, seconds: float) -> None:
+        self.monotonic_s += seconds
+        self.engine.advance(seconds)
+
+    def source(self, **options) -> DcgmSource:
+        options = {
+            "bindings_folder": str(BINDINGS),
+            "load": load_bindings,
+            "load_nvml": no_nvml,
+            "cuda_attributes": dict,
+            **options,
+        }
+        return DcgmSource(
+            wall_ns=lambda: round(self.engine.time_s * 1e9),
+            monotonic=lambda: self.monotonic_s,
+            sleep=self.advance,
+            **options,
+        )
+
+    def open(self, source: DcgmSource) -> SourceInventory:
+        inventory = source.open()
+        self.names = [m.name for m in inventory.metrics]
+        return inventory
+
+    def run(self, source: DcgmSource, seconds: float, step_s: float = 0.1) -> None:
+        """Read for so long; what came is kept, later ticks behind earlier ones."""
+        for _ in range(round(seconds / step_s)):
+            self.advance(step_s)
+            more = True
+            while more:
+                reading = source.read(self.monotonic_s)
+                self.reads += 1
+                more = reading.more
+                self.events += reading.events
+                for part in reading.ticks:
+                    blanks = {self.names[column]: reason for column, reason in part.blanks.items()}
+                    for i, time_ns in enumerate(part.time_unix_nano.tolist()):
+                        values = dict(zip(self.names, part.values[:, i].tolist(), strict=True))
+                        self.ticks.setdefault(part.gpu, []).append((time_ns / 1e9, values, blanks))
+
+    def column(self, name: str, gpu: int = 0) -> list[float]:
+        return [values[name] for _, values, _ in self.ticks.get(gpu, [])]

@@ -1,0 +1,111 @@
+"""Calls of DCGM's ``dcgm_agent`` that an agent needs; a real C callback type, so that a wrong signature fails."""
+
+import ctypes
+
+import dcgm_fields
+import dcgm_structs
+from support.fake_dcgm.engine import DOUBLE_FIELDS, WatchState, current
+
+dcgmFieldValueEntityEnumeration_f = ctypes.CFUNCTYPE(
+    ctypes.c_int32,
+    ctypes.c_uint32,
+    ctypes.c_uint32,
+    ctypes.POINTER(dcgm_structs.c_dcgmFieldValue_v1),
+    ctypes.c_int32,
+    ctypes.c_void_p,
+)
+
+
+def _check(handle, function):
+    if handle is None or not handle.alive:
+        raise dcgm_structs.DCGMError(dcgm_structs.DCGM_ST_CONNECTION_NOT_VALID)
+    dcgm_structs._dcgmCheckReturn(handle.engine.fail(function))
+
+
+def dcgmVersionInfo():
+    info = dcgm_structs.c_dcgmVersionInfo_v2()
+    info.rawBuildInfoString = f"version:{ {3: '3.3.9', 4: '4.4.2'}[current().version] };arch:x86_64".encode()
+    if current().version < 4:
+        # Here version 3 decodes too.
+        return type("VersionInfo", (), {"rawBuildInfoString": info.rawBuildInfoString.decode()})()
+    return info
+
+
+def dcgmGetAllDevices(handle):
+    _check(handle, "dcgmGetAllDevices")
+    return list(range(handle.engine.gpus))
+
+
+def dcgmGetDeviceAttributes(handle, gpu):
+    _check(handle, "dcgmGetDeviceAttributes")
+    facts = dcgm_structs.c_dcgmDeviceAttributes_v3()
+    facts.identifiers.uuid = handle.engine.uuid(gpu).encode()
+    facts.identifiers.deviceName = b"NVIDIA Fake 80GB HBM3"
+    facts.identifiers.pciBusId = f"00000000:{0x10 + gpu:02X}:00.0".encode()
+    facts.identifiers.driverVersion = b"<<<NULL>>>" if gpu == 1 else b"999.1"
+    facts.memoryUsage.fbTotal = 81920
+    facts.memoryUsage.bar1Total = 131072
+    facts.powerLimits.enforcedPowerLimit = 700
+    facts.powerLimits.defaultPowerLimit = 0x7FFFFFF2
+    facts.thermalSettings.shutdownTemp = 95
+    return facts
+
+
+def dcgmWatchFields(handle, group, field_group, interval_us, keep_s, keep_samples):
+    _check(handle, "dcgmWatchFields")
+    engine = handle.engine
+    gpus, fields = handle.groups[group.value], handle.field_groups[field_group.value]
+    if any(f >= 1001 for f in fields):
+        dcgm_structs._dcgmCheckReturn(engine.fail("profiling watch"))
+    dcgm_structs._dcgmCheckReturn(engine.watch_code(gpus, fields))
+    engine.stuck -= set(fields)
+    engine.zeros -= set(fields)
+    handle.watches[group.value, field_group.value] = WatchState(
+        gpus, fields, interval_us / 1e6, keep_s, engine.time_s + 0.003
+    )
+
+
+def dcgmUnwatchFields(handle, group, field_group):
+    _check(handle, "dcgmUnwatchFields")
+    handle.watches.pop((group.value, field_group.value), None)
+
+
+def dcgmGetValuesSince_v2(handle, group, field_group, since_us, callback, user_data):
+    _check(handle, "dcgmGetValuesSince_v2")
+    watch = handle.watches.get((group.value, field_group.value))
+    following_us = since_us
+    for gpu in watch.gpus if watch else ():
+        for field_id in watch.fields:
+            rows = handle.engine.measured(watch, gpu, field_id, since_us / 1e6)
+            values = (dcgm_structs.c_dcgmFieldValue_v1 * len(rows))()
+            for value, (at_s, number, status) in zip(values, rows, strict=True):
+                value.fieldId, value.status, value.ts = field_id, status, round(at_s * 1e6)
+                if field_id in DOUBLE_FIELDS:
+                    value.fieldType, value.value.dbl = ord(dcgm_fields.DCGM_FT_DOUBLE), number
+                else:
+                    value.fieldType, value.value.i64 = ord(dcgm_fields.DCGM_FT_INT64), int(number)
+                following_us = max(following_us, value.ts + 1)
+            if rows:
+                callback(dcgm_fields.DCGM_FE_GPU, gpu, values, len(rows), user_data)
+    return following_us
+
+
+def dcgmProfGetSupportedMetricGroups(handle, gpu):
+    _check(handle, "dcgmProfGetSupportedMetricGroups")
+    answer = dcgm_structs.c_dcgmProfGetMetricGroups_v3()
+    groups = handle.engine.metric_groups(gpu)
+    answer.numMetricGroups = len(groups)
+    for target, (major, minor, fields) in zip(answer.metricGroups, groups, strict=False):
+        target.majorId, target.minorId, target.numFieldIds = major, minor, len(fields)
+        target.fieldIds[: len(fields)] = fields
+    return answer
+
+
+def dcgmProfPause(handle):
+    _check(handle, "dcgmProfPause")
+    handle.engine.paused = True
+
+
+def dcgmProfResume(handle):
+    _check(handle, "dcgmProfResume")
+    handle.engine.paused = False

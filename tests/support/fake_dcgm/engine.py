@@ -1,0 +1,189 @@
+"""A host engine in memory: fields are measured on its own clock from a waveform whose integral is known."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from gpusonde.telemetry import METRIC_BY_DCGM_FIELD_ID, Unit
+
+NOT_SUPPORTED, GPU_IS_LOST, CONNECTION_NOT_VALID, MODULE_NOT_LOADED, MULTI_PASS = -6, -18, -21, -33, -38
+PROFILING_FIELDS = tuple(f for f in METRIC_BY_DCGM_FIELD_ID if f >= 1001)
+DOUBLE_FIELDS = frozenset({155, *(f for f in PROFILING_FIELDS if f <= 1008)})
+INT64_BLANK, DOUBLE_BLANK = 0x7FFFFFFFFFFFFFF0, 140737488355328.0
+
+# (major, minor, fields) as `dcgmi profile -l` shows them.
+HOPPER = ((0, 0, PROFILING_FIELDS),)
+TURING = (
+    (0, 1, (1002, 1003, 1004, 1007)),
+    (0, 2, (1006,)),
+    (0, 3, (1008,)),
+    (1, 0, (1005,)),
+    (2, 0, (1009, 1010)),
+    (3, 0, (1001,)),
+    (4, 0, (1011, 1012)),
+)
+# Of the level, per field; the profiling fields are means over the time between two measurements.
+SHARES = {1001: 1.0, 1002: 0.9, 1003: 0.5, 1004: 0.7, 1005: 0.6, 1006: 0.0, 1007: 0.3, 1008: 0.1}
+BYTES_PER_LEVEL = {1009: 1e9, 1010: 2e9, 1011: 3e9, 1012: 4e9}
+
+
+@dataclass
+class WatchState:
+    """What one connection watches."""
+
+    gpus: tuple[int, ...]
+    fields: tuple[int, ...]
+    interval_s: float
+    keep_s: float
+    start_s: float
+    times_s: dict[int, float] = field(default_factory=dict)
+
+
+@dataclass
+class FakeEngine:
+    """The engine and everything that can go wrong with it; times in seconds of its own clock."""
+
+    version: int = 4
+    gpus: int = 2
+    groups: dict[int, tuple[tuple[int, int, tuple[int, ...]], ...]] = field(default_factory=dict)
+    period_s: float = 10.0
+    time_s: float = 1_700_000_000.0
+    lag_s: float = 0.0
+    drift: float = 0.0
+    jitter_s: float = 0.0
+    profiling_phase_s: float = 0.0
+    library: bool = True
+    remote: bool = True
+    embeddable: bool = True
+    max_passes: int = 5
+    calls: list[str] = field(default_factory=list)
+    refused: dict[str, int] = field(default_factory=dict)
+    blanks: dict[tuple[int, int], int | str] = field(default_factory=dict)
+    lost: set[int] = field(default_factory=set)
+    silent: set[int] = field(default_factory=set)
+    stuck: set[int] = field(default_factory=set)
+    zeros: set[int] = field(default_factory=set)
+    xids: list[tuple[int, float, int]] = field(default_factory=list)
+    paused: bool = False
+    connections: list[Connection] = field(default_factory=list)
+
+    def advance(self, seconds: float) -> None:
+        self.time_s += seconds
+
+    def kill(self) -> None:
+        """The host engine ends: its connections are dead and its groups gone."""
+        self.remote = False
+        for connection in self.connections:
+            connection.alive = False
+        self.connections.clear()
+
+    def uuid(self, gpu: int) -> str:
+        return f"GPU-dc60000{gpu}-0000-0000-0000-000000000000"
+
+    def level(self, gpu: int, seconds: float) -> float:
+        high = (seconds % self.period_s) < 0.9 * self.period_s
+        return (0.8 if high else 0.2) - 0.05 * gpu
+
+    def mean(self, gpu: int, start_s: float, end_s: float) -> float:
+        """The true mean of the level between two times."""
+        return (self._integral(end_s) - self._integral(start_s)) / (end_s - start_s) - 0.05 * gpu
+
+    def _integral(self, seconds: float) -> float:
+        periods, rest = divmod(seconds, self.period_s)
+        high = min(rest, 0.9 * self.period_s)
+        return periods * self.period_s * 0.74 + 0.8 * high + 0.2 * (rest - high)
+
+    def fail(self, function: str) -> int:
+        """The code that a function answers; 0 for success."""
+        self.calls.append(function)
+        return self.refused.get(function, 0)
+
+    def metric_groups(self, gpu: int) -> tuple[tuple[int, int, tuple[int, ...]], ...]:
+        return self.groups.get(gpu, HOPPER)
+
+    def watch_code(self, gpus: tuple[int, ...], fields: tuple[int, ...]) -> int:
+        """One profiling field that a GPU lacks is enough to refuse all."""
+        for gpu in gpus:
+            groups = self.metric_groups(gpu)
+            wanted = {f for f in fields if f >= 1001}
+            if wanted - {f for _, _, ids in groups for f in ids}:
+                return NOT_SUPPORTED
+            passes = {major: {m for M, m, ids in groups if major == M and wanted & set(ids)} for major, _, _ in groups}
+            if max(map(len, passes.values()), default=0) > self.max_passes:
+                return MULTI_PASS
+        return 0
+
+    def measured(self, watch: WatchState, gpu: int, field_id: int, since_s: float) -> list[tuple[float, float, int]]:
+        """(time, number, status) of one field, oldest first."""
+        if field_id == 230:
+            return [(at, float(code), 0) for which, at, code in self.xids if which == gpu and since_s <= at]
+        if gpu in self.silent or field_id in self.stuck:
+            return []
+        step_s = watch.interval_s * (1.0 + self.drift)
+        phase_s = self.profiling_phase_s if field_id >= 1001 else 0.0
+        oldest_s = max(since_s, self.time_s - watch.keep_s)
+        number = max(0, math.floor((oldest_s - watch.start_s - phase_s) / step_s) - 1)
+        rows = []
+        while True:
+            at_s = watch.start_s + phase_s + number * step_s + self.jitter_s * math.sin(1.7 * number)
+            if at_s > self.time_s - self.lag_s:
+                return rows
+            if at_s >= oldest_s:
+                rows.append((at_s, *self._value(gpu, field_id, at_s, step_s, number)))
+            number += 1
+
+    def _value(self, gpu: int, field_id: int, at_s: float, step_s: float, number: int) -> tuple[float, int]:
+        blank = self.blanks.get((gpu, field_id))
+        if gpu in self.lost:
+            return 0.0, GPU_IS_LOST
+        if isinstance(blank, int) and blank < 0:
+            return 0.0, blank
+        is_profiling = field_id >= 1001
+        early = is_profiling and self.version == 3 and number < 2
+        if blank is not None or early or (is_profiling and self.paused):
+            offset = {"not found": 1, "not supported": 2, "no permission": 3}.get(str(blank), 0)
+            return (DOUBLE_BLANK if field_id in DOUBLE_FIELDS else INT64_BLANK) + offset, 0
+        if field_id in self.zeros:
+            return 0.0, 0
+        if is_profiling:
+            mean = self.mean(gpu, at_s - step_s, at_s)
+            return SHARES[field_id] * mean if field_id in SHARES else BYTES_PER_LEVEL[field_id] * mean, 0
+        return self._plain(gpu, field_id, at_s), 0
+
+    def _plain(self, gpu: int, field_id: int, at_s: float) -> float:
+        level = self.level(gpu, at_s)
+        known = {203: 100 * level, 204: 40 * level, 155: 100 + 600 * level, 100: 1980 * level, 252: 40960 * level}
+        if field_id in known:
+            return known[field_id]
+        if field_id == 156:
+            # Millijoules since the clock's zero.
+            return 1e3 * (100 * at_s + 600 * (self._integral(at_s) - 0.05 * gpu * at_s)) % 1e15
+        return {Unit.CELSIUS: 50.0, Unit.MEGAHERTZ: 2619.0, Unit.BYTES: 1000.0}.get(
+            METRIC_BY_DCGM_FIELD_ID[field_id].unit, 4.0
+        )
+
+
+class Connection:
+    """One client's groups and watches."""
+
+    def __init__(self, engine: FakeEngine, address: str) -> None:
+        self.engine = engine
+        self.address = address
+        self.alive = True
+        self.groups: dict[int, tuple[int, ...]] = {}
+        self.field_groups: dict[int, tuple[int, ...]] = {}
+        self.watches: dict[tuple[int, int], WatchState] = {}
+        engine.connections.append(self)
+
+
+_CURRENT: list[FakeEngine] = []
+
+
+def install(engine: FakeEngine) -> None:
+    """Make the modules of the stand-in talk to this engine."""
+    _CURRENT[:] = [engine]
+
+
+def current() -> FakeEngine:
+    return _CURRENT[0]
