@@ -9,6 +9,7 @@ from support.dcgm_agent_host import BINDINGS
 from support.fake_dcgm.engine import TURING
 
 from gpusonde.agent.sources.base import GpuEventKind, SourceFailedError, SourceUnavailableError, StaticOrigin
+from gpusonde.agent.sources.dcgm.bindings import load_bindings
 from gpusonde.telemetry import METRICS, BlankReason
 
 
@@ -417,8 +418,6 @@ def test_an_error_in_the_callback_is_not_swallowed(dcgm_host, monkeypatch):
 
 
 def test_the_bindings_are_found_where_the_packages_put_them_and_each_refusal_is_told(dcgm_host, tmp_path):
-    from gpusonde.agent.sources.dcgm.bindings import load_bindings
-
     nowhere = tmp_path / "v4"
     found = load_bindings("", installed=(nowhere, BINDINGS))
     assert found.folder == str(BINDINGS)
@@ -426,8 +425,6 @@ def test_the_bindings_are_found_where_the_packages_put_them_and_each_refusal_is_
 
 
 def test_missing_bindings_and_a_missing_library_are_told_apart(dcgm_host, tmp_path):
-    from gpusonde.agent.sources.dcgm.bindings import load_bindings
-
     with pytest.raises(SourceUnavailableError, match=r"no pydcgm\.py.*source\.dcgm_bindings"):
         load_bindings(str(tmp_path))
     dcgm_host.engine.library = False
@@ -435,6 +432,13 @@ def test_missing_bindings_and_a_missing_library_are_told_apart(dcgm_host, tmp_pa
         load_bindings("", installed=(BINDINGS,))
     dcgm_host.engine.library = True
     assert load_bindings("", installed=(BINDINGS,)).folder == str(BINDINGS)
+
+
+def test_bindings_that_are_too_old_are_refused(dcgm_host, monkeypatch):
+    agent = load_bindings(str(BINDINGS)).agent
+    monkeypatch.delattr(agent, "dcgmGetValuesSince_v2")
+    with pytest.raises(SourceUnavailableError, match="older than DCGM 3"):
+        load_bindings(str(BINDINGS))
 
 
 def test_nothing_is_logged_as_an_error_while_all_is_well(dcgm_host, caplog):

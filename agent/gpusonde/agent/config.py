@@ -18,6 +18,7 @@ __all__ = ["AgentConfig", "ConfigError", "SourceConfig"]
 DEFAULT_COLLECTOR = "127.0.0.1:7433"
 # Below this, profiling metrics are invalid on Hopper (NVIDIA/DCGM issue 310) and the watched job notices.
 MINIMUM_INTERVAL_S = 0.1
+_ENGINE_ADDRESS = re.compile(r"embedded|unix:///.+|.+:\d{1,5}")
 # What a collector takes for an identity.
 _IDENTITY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}")
 
@@ -35,10 +36,22 @@ class IdentityConfig:
 class SourceConfig:
     """``[source]``: what is sampled."""
 
-    kind: str = option("text", "auto", "auto, nvml (GPM metrics where the GPU has them) or replay")
+    kind: str = option(
+        "text", "auto", "auto (dcgm, else nvml), dcgm, nvml (GPM metrics where the GPU has them) or replay"
+    )
     interval_s: float = option("duration", 0.1, "time between ticks, at least 100ms")
     slow_interval_s: float = option(
         "duration", 10.0, "time between readings of slow metrics (temperatures, energy ...)"
+    )
+    dcgm_address: str = option(
+        "text", "127.0.0.1:5555", "DCGM host engine: HOST:PORT, unix:///PATH, or embedded for one inside the agent"
+    )
+    dcgm_embedded: bool = option("switch", True, "start a DCGM engine inside the agent when no host engine answers")
+    dcgm_bindings: str = option(
+        "text", "", "folder of DCGM's Python bindings; empty: where its packages for versions 4 and 3 put them"
+    )
+    profiler_pause_file: str = option(
+        "text", "", "while this file exists, DCGM leaves the profiling counters to another profiler; empty: never"
     )
     trace: str = option("text", "", "trace file to replay")
     speed: float = option("number", 1.0, "replay speed; 10 is ten times faster than it was recorded")
@@ -104,8 +117,14 @@ def _check(config: AgentConfig) -> None:
             "beginning with a letter or digit",
             field="agent.id",
         )
-    if source.kind not in ("auto", "nvml", "replay"):
-        raise ConfigError(f"source.kind {source.kind!r} is unknown; use auto, nvml or replay")
+    if source.kind not in ("auto", "dcgm", "nvml", "replay"):
+        raise ConfigError(f"source.kind {source.kind!r} is unknown; use auto, dcgm, nvml or replay")
+    if not _ENGINE_ADDRESS.fullmatch(source.dcgm_address):
+        raise ConfigError(
+            f"source.dcgm_address {source.dcgm_address!r} is no address of a host engine; use HOST:PORT, unix:///PATH "
+            "or embedded",
+            field="source.dcgm_address",
+        )
     if source.kind == "replay" and not source.trace:
         raise ConfigError("source.kind is replay but source.trace names no file")
     if source.interval_s < MINIMUM_INTERVAL_S:

@@ -22,6 +22,7 @@ INSTALLED_FOLDERS = (
     Path("/usr/local/dcgm/bindings/python3"),
 )
 _LIBRARY_NOT_FOUND = -25
+_NEEDED = ("dcgmGetValuesSince_v2", "dcgmProfGetSupportedMetricGroups", "dcgmProfPause")
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,8 @@ def _import_modules(folder: Path | None) -> Bindings:
         if error.value == _LIBRARY_NOT_FOUND:
             raise _UnusableError("the libdcgm of the same major version is not installed") from error
         raise _UnusableError(f"libdcgm cannot be used: {error}") from error
+    if not all(hasattr(agent, name) for name in _NEEDED):
+        raise _UnusableError("bindings older than DCGM 3")
     found = os.path.dirname(getattr(structs, "__file__", "") or "")
     if folder is not None and Path(found) != folder:
         raise _UnusableError(f"bindings of {found} are loaded already")

@@ -1,0 +1,81 @@
+"""``AutoSource``: the best source that this host has."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from gpusonde.agent.sources.base import GpuSource, Reading, SourceError, SourceInventory, SourceUnavailableError
+
+log = logging.getLogger(__name__)
+
+# Any of them tells that a source profiles; utilisation and power come from every source.
+_PROFILING = frozenset({"graphics_active", "sm_active", "dram_active"})
+
+
+class AutoSource:
+    """Opens its candidates in their order and keeps the first that gives profiling metrics.
+
+    If none does, the first that opened at all is kept. Every refusal is logged with its reason.
+
+    Args:
+        candidates: Sources, not yet open, the preferred one first.
+    """
+
+    def __init__(self, candidates: Sequence[GpuSource]) -> None:
+        self._candidates = tuple(candidates)
+        self._chosen: GpuSource | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of the chosen source; "auto" before :meth:`open`."""
+        return self._chosen.name if self._chosen is not None else "auto"
+
+    def open(self) -> SourceInventory:
+        """Choose a source.
+
+        Raises:
+            SourceUnavailableError: None can be opened; the message says what each of them lacks.
+        """
+        refusals: list[str] = []
+        fallback: tuple[GpuSource, SourceInventory] | None = None
+        for source in self._candidates:
+            try:
+                inventory = source.open()
+            except SourceError as error:
+                refusals.append(f"{source.name}: {error}")
+                log.info("source %s is not used: %s", source.name, error)
+                continue
+            if _PROFILING & {m.name for m in inventory.metrics}:
+                if fallback is not None:
+                    fallback[0].close()
+                return self._choose(source, inventory)
+            log.info("source %s gives no profiling metrics on this host; looking for one that does", source.name)
+            if fallback is None:
+                fallback = source, inventory
+            else:
+                source.close()
+        if fallback is None:
+            raise SourceUnavailableError("no source can be used on this host. " + "; ".join(refusals))
+        return self._choose(*fallback)
+
+    def read(self, deadline_s: float) -> Reading:
+        """Read the chosen source; see :meth:`~gpusonde.agent.sources.base.GpuSource.read`."""
+        if self._chosen is None:
+            raise SourceError("the source is not open: call open() first")
+        return self._chosen.read(deadline_s)
+
+    def progress(self) -> float | None:
+        """Return what the chosen source says; None for hardware."""
+        return self._chosen.progress() if self._chosen is not None else None
+
+    def close(self) -> None:
+        """Close the chosen source."""
+        chosen, self._chosen = self._chosen, None
+        if chosen is not None:
+            chosen.close()
+
+    def _choose(self, source: GpuSource, inventory: SourceInventory) -> SourceInventory:
+        self._chosen = source
+        log.info("source %s is used (%d GPUs, %d metrics)", source.name, len(inventory.gpus), len(inventory.metrics))
+        return inventory
