@@ -40,7 +40,7 @@ def test_dcgm_is_preferred(dcgm_host, fake_nvml):
 def test_without_an_engine_gpm_is_taken_and_the_reason_logged(dcgm_host, fake_nvml, caplog):
     dcgm_host.engine.remote = dcgm_host.engine.embeddable = False
     source = AutoSource([dcgm_host.source(), nvml_source(fake_nvml)])
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO, logger="gpusonde"):
         assert source.open().source == "gpm"
     source.close()
     assert "source dcgm is not used: no DCGM engine" in caplog.text
@@ -50,7 +50,7 @@ def test_without_an_engine_gpm_is_taken_and_the_reason_logged(dcgm_host, fake_nv
 def test_an_engine_that_may_not_profile_gives_way_to_gpm(dcgm_host, fake_nvml, caplog):
     dcgm_host.engine.refused = {"profiling watch": -33}
     source = AutoSource([dcgm_host.source(), nvml_source(fake_nvml)])
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO, logger="gpusonde"):
         assert source.open().source == "gpm"
     assert dcgm_host.engine.connections == []
     assert "source dcgm gives no profiling metrics" in caplog.text

@@ -65,7 +65,12 @@ def answers(
             ask("evaluate", "predictor", str(table), "--protocol", "config", "--mode", "prior"),
             ask("evaluate", "predictor", str(table), "--protocol", "config", "--mode", "default,prior"),
         ],
-        "agent": [agent_report, ask("agent", "--print-config"), ask("agent", "--check-config")],
+        "agent": [
+            agent_report,
+            ask("agent", "--print-config"),
+            ask("agent", "--check-config"),
+            ask("agent", "doctor", "--set", "source.kind=replay", "--set", f"source.trace={trace}"),
+        ],
         "record": [ask("record", str(folder / "copy.csv"), "--replay", trace, "--speed", "1000")],
         "collector": [collector_report, ask("collector", "--print-config")],
         "runs": [ask("runs", *at)],

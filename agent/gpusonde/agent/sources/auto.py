@@ -13,6 +13,11 @@ log = logging.getLogger(__name__)
 _PROFILING = frozenset({"graphics_active", "sm_active", "dram_active"})
 
 
+def profiles(inventory: SourceInventory) -> bool:
+    """Whether a source gives profiling metrics on this host."""
+    return bool(_PROFILING & {m.name for m in inventory.metrics})
+
+
 class AutoSource:
     """Opens its candidates in their order and keeps the first that gives profiling metrics.
 
@@ -46,7 +51,7 @@ class AutoSource:
                 refusals.append(f"{source.name}: {error}")
                 log.info("source %s is not used: %s", source.name, error)
                 continue
-            if _PROFILING & {m.name for m in inventory.metrics}:
+            if profiles(inventory):
                 if fallback is not None:
                     fallback[0].close()
                 return self._choose(source, inventory)

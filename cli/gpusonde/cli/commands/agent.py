@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpusonde.cli import logs, wording
+from gpusonde.cli import agent_doctor, logs, wording
 from gpusonde.cli.daemon import add_config_options, overrides_of, show_config, usage_errors_of_settings
 from gpusonde.cli.output import Output, Screen
 from gpusonde.cli.parsing import Parser, Subparsers, add_command, address, positive_number
@@ -23,7 +24,8 @@ def add_parser(subparsers: Subparsers, common: Parser) -> None:
         "agent",
         "sample this host's GPUs and stream them to a collector",
         "Sample this host's GPUs (or replay a trace) into a spool on disk and stream it to a collector. Runs until "
-        "SIGTERM or Ctrl-C; a replay ends by itself once the collector has everything.",
+        "SIGTERM or Ctrl-C; a replay ends by itself once the collector has everything. 'gpusonde agent doctor' says "
+        "what can be sampled here.",
     )
     add_config_options(parser, "GPUSONDE_AGENT_")
     group = parser.add_argument_group("agent")
@@ -33,10 +35,33 @@ def add_parser(subparsers: Subparsers, common: Parser) -> None:
     group.add_argument("--replay", metavar="TRACE", help="play this trace file instead of sampling GPUs")
     group.add_argument("--speed", type=positive_number, metavar="N", help="replay N times faster than recorded")
     group.add_argument("--keep-time", action="store_true", help="replay with the recorded wall-clock times")
+    _add_doctor(parser)
+
+
+def _add_doctor(agent: Parser) -> None:
+    # Options are repeated, so that they may follow the word; left out there, they keep what was given before it.
+    actions = agent.add_subparsers(dest="action", metavar="doctor", required=False, parser_class=Parser)
+    doctor = actions.add_parser(
+        "doctor",
+        help="say what can be sampled on this host, what cannot and why",
+        description="Try every source of this host for two seconds and say what can be sampled, what cannot, why, and "
+        "what to do. Exit code 0 when something can be sampled, else 1.",
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    group = doctor.add_argument_group("output")
+    group.add_argument("--json", action="store_true", help="print one JSON object on stdout (keys: docs/cli.md)")
+    group.add_argument("--verbose", action="store_true", help="log debug messages; show tracebacks of errors")
+    group.add_argument("--log-format", choices=("text", "json"), help="form of the log lines on stderr")
+    group = doctor.add_argument_group("configuration", "The host is examined as an agent with it would sample.")
+    group.add_argument("--config", type=Path, metavar="FILE.toml", help="configuration file")
+    group.add_argument("--set", action="append", metavar="SECTION.NAME=VALUE", help="override one setting (repeatable)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the agent, or check or print its configuration."""
+    """Run the agent, or check or print its configuration, or examine the host."""
+    if args.action == "doctor":
+        return agent_doctor.run(args)
     from gpusonde.agent import AgentConfig, run_agent
 
     flags = {

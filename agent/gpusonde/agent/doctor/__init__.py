@@ -1,0 +1,15 @@
+"""Says what can be sampled on this host, what cannot, and what to do about it."""
+
+from gpusonde.agent.doctor.examine import examine
+from gpusonde.agent.doctor.findings import Diagnosis, GpuFinding, MetricFinding, SourceFinding
+from gpusonde.agent.doctor.system import SystemFacts, read_system
+
+__all__ = [
+    "Diagnosis",
+    "GpuFinding",
+    "MetricFinding",
+    "SourceFinding",
+    "SystemFacts",
+    "examine",
+    "read_system",
+]

@@ -1,0 +1,162 @@
+"""``examine``: opens every source as the agent would, samples it briefly, and keeps what it said."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpusonde.agent.config import SourceConfig
+from gpusonde.agent.doctor.advice import advise
+from gpusonde.agent.doctor.findings import Diagnosis, GpuFinding, MetricFinding, SourceFinding
+from gpusonde.agent.doctor.system import SystemFacts, read_system
+from gpusonde.agent.sources.auto import profiles
+from gpusonde.agent.sources.base import GpuSource, SourceError, SourceExhausted, SourceInventory
+from gpusonde.agent.sources.dcgm.source import DcgmSource
+from gpusonde.agent.sources.select import make_dcgm, make_nvml, make_source
+from gpusonde.telemetry import METRICS, BlankReason, Metric, SamplingClass, TraceError
+
+# Long enough for a tick that waits for late values; short enough to wait for at a terminal.
+_SAMPLING_S = 2.0
+
+
+@dataclass(frozen=True)
+class _Sampled:
+    """What came in a short sampling: ticks, and the columns that held a number, by GPU."""
+
+    seconds: float
+    ticks: dict[int, int]
+    measured: dict[int, set[int]]
+
+
+def examine(
+    config: SourceConfig,
+    *,
+    sources: Sequence[GpuSource] | None = None,
+    read_facts: Callable[[], SystemFacts] = read_system,
+    monotonic: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Diagnosis:
+    """Try every source of this host for two seconds each.
+
+    Args:
+        config: How the agent would sample.
+        sources: What to try, not yet open; None for what the configuration and this host may have.
+        read_facts: Asks the operating system.
+        monotonic: Seconds, never set back.
+        sleep: Waits for seconds.
+    """
+    findings = []
+    candidates: Sequence[GpuSource]
+    try:
+        candidates = sources if sources is not None else _candidates(config)
+    except (TraceError, OSError) as error:
+        candidates = []
+        findings.append(SourceFinding(config.kind, usable=False, reason=str(error)))
+    findings += [_try(source, config, monotonic, sleep) for source in candidates]
+    system = read_facts()
+    chosen = _choose(findings, config.kind)
+    paused = bool(config.profiler_pause_file) and os.path.exists(config.profiler_pause_file)
+    return Diagnosis(system, tuple(findings), chosen, tuple(advise(system, findings, chosen, config, paused)))
+
+
+def _candidates(config: SourceConfig) -> list[GpuSource]:
+    return [make_source(config)] if config.kind == "replay" else [make_dcgm(config), make_nvml(config)]
+
+
+def _choose(findings: Sequence[SourceFinding], kind: str) -> SourceFinding | None:
+    """Choose as the agent would: the named source, or the first that profiles, or the first that works."""
+    usable = [f for f in findings if f.usable and kind in ("auto", f.name)]
+    return next((f for f in usable if f.profiles), usable[0] if usable else None)
+
+
+def _try(
+    source: GpuSource, config: SourceConfig, monotonic: Callable[[], float], sleep: Callable[[float], None]
+) -> SourceFinding:
+    try:
+        inventory = source.open()
+        try:
+            facts = _dcgm_facts(source)
+            sampled = _sample(source, inventory, config.interval_s, monotonic, sleep)
+        finally:
+            source.close()
+    except SourceError as error:
+        return SourceFinding(source.name, usable=False, reason=str(error), **_dcgm_facts(source))
+    gpus = tuple(_gpu(inventory, index, sampled, config) for index in range(len(inventory.gpus)))
+    if not any(gpu.tick_rate_hz for gpu in gpus):
+        reason = f"it opened, but no GPU gave a tick in {_SAMPLING_S:g} s"
+        return SourceFinding(source.name, usable=False, reason=reason, gpus=gpus, **facts)
+    return SourceFinding(source.name, usable=True, gpus=gpus, profiles=profiles(inventory), **facts)
+
+
+def _dcgm_facts(source: GpuSource) -> dict[str, Any]:
+    if not isinstance(source, DcgmSource):
+        return {}
+    return {
+        "bindings_folder": source.bindings_found,
+        "library_version": source.library_version,
+        "engine_address": source.engine_address,
+        "refusals": tuple(source.refusals),
+    }
+
+
+def _sample(
+    source: GpuSource,
+    inventory: SourceInventory,
+    interval_s: float,
+    monotonic: Callable[[], float],
+    sleep: Callable[[float], None],
+) -> _Sampled:
+    start_s = monotonic()
+    ticks: dict[int, int] = {}
+    measured: dict[int, set[int]] = {}
+    for number in range(max(2, round(_SAMPLING_S / interval_s))):
+        deadline_s = start_s + number * interval_s
+        if (wait_s := deadline_s - monotonic()) > 0:
+            sleep(wait_s)
+        try:
+            reading = source.read(deadline_s)
+        except SourceExhausted:
+            break
+        for part in reading.ticks:
+            ticks[part.gpu] = ticks.get(part.gpu, 0) + int(part.time_unix_nano.size)
+            columns = np.flatnonzero(~np.isnan(part.values).all(axis=1)).tolist()
+            measured.setdefault(part.gpu, set()).update(columns)
+    return _Sampled(max(monotonic() - start_s, interval_s), ticks, measured)
+
+
+def _gpu(inventory: SourceInventory, index: int, sampled: _Sampled, config: SourceConfig) -> GpuFinding:
+    gpu = inventory.gpus[index]
+    column = {m.name: i for i, m in enumerate(inventory.metrics)}
+    measured = sampled.measured.get(index, set())
+    metrics = []
+    for metric in METRICS:
+        missing = gpu.missing_metrics.get(metric.name)
+        if missing is None and metric.name not in column:
+            missing = BlankReason.NOT_FOUND
+        metrics.append(
+            MetricFinding(
+                name=metric.name,
+                origin=_origin(metric, inventory.source),
+                interval_s=config.slow_interval_s
+                if metric.sampling_class is SamplingClass.SLOW
+                else inventory.interval_s,
+                multiplexed=metric.name in inventory.multiplexed,
+                has_value=missing is None and column[metric.name] in measured,
+                missing_reason=missing,
+            )
+        )
+    rate_hz = sampled.ticks.get(index, 0) / sampled.seconds
+    return GpuFinding(gpu.gpu_uuid, gpu.gpu_index, gpu.product_name, gpu.driver_version, rate_hz, tuple(metrics))
+
+
+def _origin(metric: Metric, source: str) -> str:
+    if source == "dcgm" and metric.dcgm_field_id is not None:
+        return f"dcgm {metric.dcgm_field_id}"
+    if source == "gpm":
+        return f"gpm {metric.gpm_metric_id}" if metric.gpm_metric_id is not None else "nvml"
+    return source

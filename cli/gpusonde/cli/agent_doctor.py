@@ -1,0 +1,124 @@
+"""``gpusonde agent doctor``: what can be sampled on this host, what cannot and why."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import TYPE_CHECKING, Any
+
+from gpusonde.cli import logs, wording
+from gpusonde.cli.daemon import overrides_of, usage_errors_of_settings
+from gpusonde.cli.output import Output, Screen
+
+if TYPE_CHECKING:
+    from gpusonde.agent.doctor import Diagnosis, GpuFinding, SourceFinding
+
+
+def run(args: argparse.Namespace) -> int:
+    """Examine the host; 0 when something can be sampled, else 1."""
+    from gpusonde.agent import AgentConfig
+    from gpusonde.agent.doctor import examine
+
+    with usage_errors_of_settings():
+        config = AgentConfig.load(args.config, environment=os.environ, overrides=overrides_of(args, {}))
+    if not args.verbose:
+        # What a daemon tells about its choice stands in the findings.
+        logs.set_level("warning")
+    output = Output(as_json=args.json)
+    with output.progress("trying the sources"):
+        diagnosis = examine(config.source)
+    output.result(payload(diagnosis, config.source.kind), lambda screen: render(screen, diagnosis))
+    return 0 if diagnosis.chosen is not None else 1
+
+
+def payload(diagnosis: Diagnosis, kind: str) -> dict[str, Any]:
+    """The diagnosis as it appears in JSON."""
+    system = diagnosis.system
+    chosen = diagnosis.chosen
+    return {
+        "can_sample": chosen is not None,
+        "source_kind": kind,
+        "source": chosen.name if chosen is not None else None,
+        "driver_version": diagnosis.driver_version or None,
+        "is_root": system.is_root,
+        "profiling_admin_only": system.profiling_admin_only,
+        "device_nodes": [{"path": node.path, "accessible": node.accessible} for node in system.device_nodes],
+        "sources": [_source(finding) for finding in diagnosis.sources],
+        "gpus": [_gpu(gpu) for gpu in chosen.gpus] if chosen is not None else [],
+        "advice": list(diagnosis.advice),
+    }
+
+
+def render(screen: Screen, diagnosis: Diagnosis) -> None:
+    """Draw the diagnosis for a reader."""
+    system, chosen = diagnosis.system, diagnosis.chosen
+    screen.line(f"driver: {diagnosis.driver_version or 'no NVIDIA kernel module is loaded'}")
+    nodes = [f"{node.path}{'' if node.accessible else ' (no access)'}" for node in system.device_nodes]
+    screen.line(f"device files: {', '.join(nodes) or 'none'}; running as root: {wording.yes_no(system.is_root)}")
+    if system.profiling_admin_only is not None:
+        screen.line(f"profiling reserved for root by the driver: {wording.yes_no(system.profiling_admin_only)}")
+    for finding in diagnosis.sources:
+        screen.heading(f"source {finding.name}: {'usable' if finding.usable else 'not usable'}")
+        if finding.bindings_folder:
+            screen.line(f"bindings: {finding.bindings_folder} (DCGM {finding.library_version or 'of unknown version'})")
+        if finding.engine_address:
+            screen.line(f"engine: {finding.engine_address}")
+        if finding.reason:
+            screen.line(finding.reason)
+    if chosen is not None:
+        for gpu in chosen.gpus:
+            _render_gpu(screen, gpu)
+    screen.heading(f"the agent would sample with {chosen.name}" if chosen else "nothing can be sampled on this host")
+    for advice in diagnosis.advice:
+        screen.note(f"- {advice}")
+
+
+def _render_gpu(screen: Screen, gpu: GpuFinding) -> None:
+    screen.heading(
+        f"GPU {gpu.gpu_index} {gpu.product_name} ({gpu.gpu_uuid}): {wording.number(gpu.tick_rate_hz)} ticks per second"
+    )
+    rows = []
+    for metric in gpu.metrics:
+        if metric.missing_reason is not None:
+            state = f"missing: {metric.missing_reason.value}"
+        elif not metric.has_value:
+            state = "no value yet"
+        else:
+            state = "measured in turns" if metric.multiplexed else "measured"
+        is_missing = metric.missing_reason is not None
+        every = wording.ABSENT if is_missing else wording.seconds(metric.interval_s)
+        rows.append((metric.name, wording.ABSENT if is_missing else metric.origin, every, state))
+    screen.table(("metric", "from", "every", "state"), rows)
+
+
+def _source(finding: SourceFinding) -> dict[str, Any]:
+    return {
+        "name": finding.name,
+        "usable": finding.usable,
+        "reason": finding.reason or None,
+        "profiles": finding.profiles,
+        "bindings_folder": finding.bindings_folder or None,
+        "library_version": finding.library_version or None,
+        "engine_address": finding.engine_address or None,
+        "refusals": list(finding.refusals),
+    }
+
+
+def _gpu(gpu: GpuFinding) -> dict[str, Any]:
+    return {
+        "gpu_uuid": gpu.gpu_uuid,
+        "gpu_index": gpu.gpu_index,
+        "product_name": gpu.product_name,
+        "tick_rate_hz": gpu.tick_rate_hz,
+        "metrics": [
+            {
+                "name": metric.name,
+                "origin": metric.origin,
+                "interval_s": metric.interval_s,
+                "multiplexed": metric.multiplexed,
+                "has_value": metric.has_value,
+                "missing_reason": metric.missing_reason,
+            }
+            for metric in gpu.metrics
+        ],
+    }

@@ -1,0 +1,180 @@
+"""``agent doctor``: what it finds on hosts with and without what it needs."""
+
+import json
+import logging
+import sys
+
+import pytest
+from support.dcgm_agent_host import no_nvml
+from support.fake_dcgm.engine import TURING
+
+from gpusonde.agent.config import SourceConfig
+from gpusonde.agent.doctor import SystemFacts, examine, read_system
+from gpusonde.agent.sources.nvml.library import Nvml
+from gpusonde.agent.sources.nvml.source import NvmlSource
+from gpusonde.cli.agent_doctor import payload, render
+from gpusonde.cli.demo.traces import bundled_trace
+from gpusonde.cli.main import main
+from gpusonde.cli.output import Screen
+from gpusonde.telemetry import METRICS, BlankReason
+
+DRIVER = SystemFacts("570.1", profiling_admin_only=False, is_root=False, device_nodes=())
+
+
+def nvml_source(fake):
+    def load():
+        fake.pynvml.nvmlInit()
+        return Nvml(fake.pynvml)
+
+    return NvmlSource(load=load, cuda_attributes=dict, wall_ns=lambda: round(fake.time_s * 1e9), sleep=fake.advance)
+
+
+def diagnose(host, *sources, config=None, facts=DRIVER):
+    return examine(
+        config or SourceConfig(),
+        sources=sources,
+        read_facts=lambda: facts,
+        monotonic=lambda: host.monotonic_s,
+        sleep=host.advance,
+    )
+
+
+@pytest.fixture
+def logging_kept():
+    """The command sets logging up for its process; the tests' own comes back afterwards."""
+    root, ours = logging.getLogger(), logging.getLogger("gpusonde")
+    before = root.handlers[:], root.level, ours.level
+    yield
+    root.handlers[:], root.level = before[:2]
+    ours.setLevel(before[2])
+
+
+def text_of(diagnosis, capsys):
+    render(Screen(sys.stdout), diagnosis)
+    return capsys.readouterr().out
+
+
+def test_a_healthy_engine_is_shown_with_fields_origins_and_rates(dcgm_host, capsys):
+    dcgm_host.engine.groups = {1: TURING}
+    diagnosis = diagnose(dcgm_host, dcgm_host.source(), NvmlSource(load=no_nvml))
+    assert diagnosis.chosen is diagnosis.sources[0]
+    assert diagnosis.chosen.library_version == "4.4.2"
+    assert diagnosis.chosen.engine_address == "127.0.0.1:5555"
+    assert diagnosis.sources[1].reason == "no NVML in this test"
+    gpu = diagnosis.chosen.gpus[1]
+    metrics = {m.name: m for m in gpu.metrics}
+    assert set(metrics) == {m.name for m in METRICS}
+    assert gpu.tick_rate_hz == pytest.approx(10, rel=0.15)
+    assert (metrics["sm_active"].origin, metrics["sm_active"].interval_s) == ("dcgm 1002", 0.1)
+    assert (metrics["energy_joules"].origin, metrics["energy_joules"].interval_s) == ("dcgm 156", 10.0)
+    assert metrics["sm_active"].multiplexed
+    assert metrics["sm_active"].has_value
+    assert diagnosis.advice == ()
+    assert dcgm_host.engine.connections == []
+    said = text_of(diagnosis, capsys)
+    assert "driver: 570.1" in said
+    assert "the agent would sample with dcgm" in said
+    assert "measured in turns" in said
+
+
+def test_a_field_that_a_gpu_lacks_is_shown_with_the_reason(dcgm_host, capsys):
+    dcgm_host.engine.blanks = {(0, 140): "not supported"}
+    diagnosis = diagnose(dcgm_host, dcgm_host.source())
+    (row,) = [m for m in diagnosis.chosen.gpus[0].metrics if m.name == "memory_temperature_celsius"]
+    assert row.missing_reason is BlankReason.NOT_SUPPORTED
+    assert "missing: not_supported" in text_of(diagnosis, capsys)
+
+
+def test_gpm_is_chosen_where_the_engine_may_not_profile(dcgm_host, fake_nvml):
+    dcgm_host.engine.refused = {"profiling watch": -33}
+    nvml = nvml_source(fake_nvml)
+    diagnosis = diagnose(dcgm_host, dcgm_host.source(), nvml)
+    assert (diagnosis.chosen.name, diagnosis.sources[0].usable) == ("nvml", True)
+    origins = {m.name: m.origin for m in diagnosis.chosen.gpus[0].metrics}
+    assert (origins["sm_active"], origins["gpu_utilization"]) == ("gpm 2", "nvml")
+    assert any("datacenter-gpu-manager-4-proprietary" in advice for advice in diagnosis.advice)
+
+
+def test_refused_profiling_is_explained_by_the_driver_s_restriction(dcgm_host):
+    dcgm_host.engine.refused = {"profiling watch": -17}
+    facts = SystemFacts("570.1", profiling_admin_only=True, is_root=False, device_nodes=())
+    diagnosis = diagnose(dcgm_host, dcgm_host.source(), facts=facts)
+    assert not diagnosis.chosen.profiles
+    assert any("no source gives activity ratios" in advice for advice in diagnosis.advice)
+    assert any("the driver reserves profiling for root" in advice for advice in diagnosis.advice)
+
+
+def test_a_source_that_is_asked_for_but_broken_is_not_replaced(dcgm_host, fake_nvml):
+    dcgm_host.engine.remote = dcgm_host.engine.embeddable = False
+    diagnosis = diagnose(dcgm_host, dcgm_host.source(), nvml_source(fake_nvml), config=SourceConfig(kind="dcgm"))
+    assert diagnosis.chosen is None
+    assert any("set source.kind to auto" in advice for advice in diagnosis.advice)
+
+
+def test_gpus_that_open_but_give_no_tick_are_not_called_usable(dcgm_host):
+    dcgm_host.engine.silent = {0, 1}
+    diagnosis = diagnose(dcgm_host, dcgm_host.source())
+    assert diagnosis.chosen is None
+    assert "no GPU gave a tick" in diagnosis.sources[0].reason
+
+
+def test_a_pause_for_a_profiler_is_told(dcgm_host, tmp_path):
+    pause = tmp_path / "profiling"
+    pause.touch()
+    config = SourceConfig(profiler_pause_file=str(pause))
+    diagnosis = diagnose(dcgm_host, dcgm_host.source(pause_file=str(pause)), config=config)
+    assert any(f"{pause} exists" in advice for advice in diagnosis.advice)
+
+
+def test_the_driver_and_the_rights_are_read_from_the_system(tmp_path):
+    proc, dev = tmp_path / "proc", tmp_path / "dev"
+    proc.mkdir()
+    dev.mkdir()
+    (proc / "version").write_text(
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12 19:39:15 UTC 2024\nGCC version: gcc\n"
+    )
+    (proc / "params").write_text("ResmanDebugLevel: 4294967295\nRmProfilingAdminOnly: 1\n")
+    for name in ("nvidia0", "nvidiactl", "nvidia-uvm", "null"):
+        (dev / name).touch()
+    facts = read_system(proc, dev)
+    assert (facts.driver_version, facts.profiling_admin_only) == ("535.183.01", True)
+    assert [node.path for node in facts.device_nodes] == [str(dev / "nvidia0"), str(dev / "nvidiactl")]
+    assert all(node.accessible for node in facts.device_nodes)
+    open_module = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build\n"
+    (proc / "version").write_text(open_module)
+    assert read_system(proc, dev).driver_version == "570.86.15"
+    nothing = read_system(tmp_path / "none", tmp_path / "none")
+    assert (nothing.driver_version, nothing.profiling_admin_only, nothing.device_nodes) == ("", None, ())
+
+
+def test_a_host_without_a_gpu_is_told_what_is_missing(dcgm_host, capsys):
+    dcgm_host.engine.library = False
+    facts = SystemFacts("", profiling_admin_only=None, is_root=True, device_nodes=())
+    diagnosis = diagnose(dcgm_host, dcgm_host.source(), NvmlSource(load=no_nvml), facts=facts)
+    said = text_of(diagnosis, capsys)
+    assert "no NVIDIA kernel module is loaded" in said
+    assert "nothing can be sampled on this host" in said
+    assert "the libdcgm of the same major version is not installed" in said
+    found = payload(diagnosis, "auto")
+    assert (found["can_sample"], found["source"], found["gpus"]) == (False, None, [])
+    assert "gpusonde agent --replay FILE" in found["advice"][0]
+
+
+@pytest.mark.usefixtures("logging_kept")
+@pytest.mark.parametrize("before", [(), ("--json",)])
+def test_the_command_says_yes_to_a_trace_that_can_be_replayed(capsys, before):
+    after = () if before else ("--json",)
+    replay = ("--set", "source.kind=replay", "--set", f"source.trace={bundled_trace()}")
+    assert main(["agent", *before, "doctor", *replay, *after]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["can_sample"], found["source"]) == (True, "replay")
+    assert found["gpus"][0]["tick_rate_hz"] > 0
+
+
+@pytest.mark.usefixtures("logging_kept")
+def test_the_command_fails_when_nothing_can_be_sampled(capsys, tmp_path):
+    missing = ("--set", "source.kind=replay", "--set", f"source.trace={tmp_path / 'none.csv'}")
+    assert main(["agent", "doctor", "--json", *missing]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert not found["can_sample"]
+    assert "none.csv" in found["sources"][0]["reason"]
