@@ -5,12 +5,14 @@ import math
 
 import numpy as np
 import pytest
-from support.dcgm_agent_host import BINDINGS
-from support.fake_dcgm.engine import TURING
+from support.dcgm_agent_host import BINDINGS, forget_bindings, no_nvml
+from support.fake_dcgm.engine import TURING, LiveEngine, install
 
+from gpusonde.agent import record
 from gpusonde.agent.sources.base import GpuEventKind, SourceFailedError, SourceUnavailableError, StaticOrigin
 from gpusonde.agent.sources.dcgm.bindings import load_bindings
-from gpusonde.telemetry import METRICS, BlankReason
+from gpusonde.agent.sources.dcgm.source import DcgmSource
+from gpusonde.telemetry import METRICS, BlankReason, read_traces
 
 
 def test_profiling_values_have_the_true_integral(dcgm_host_of_each_version):
@@ -272,6 +274,7 @@ def test_a_lost_gpu_is_an_event_and_the_others_go_on(dcgm_host, how):
     gone.add(1)
     dcgm_host.run(source, 10.0)
     others, its = len(dcgm_host.ticks[0]), len(dcgm_host.ticks[1])
+    assert 10 <= its <= 12
     assert [(e.gpu, e.kind) for e in dcgm_host.events] == [(1, GpuEventKind.LOST)]
     assert others > its + 40
     gone.clear()
@@ -280,6 +283,24 @@ def test_a_lost_gpu_is_an_event_and_the_others_go_on(dcgm_host, how):
     assert [(e.gpu, e.kind) for e in dcgm_host.events[1:]] == [(1, GpuEventKind.RECOVERED)]
     assert len(dcgm_host.ticks[1]) > its + 20
     assert dcgm_host.ticks[1][-1][1]["sm_active"] > 0
+
+
+def test_a_recording_holds_the_waveform(tmp_path):
+    """The source behind the real sampler, on the real clock."""
+    engine = LiveEngine(period_s=1.0)
+    install(engine)
+    source = DcgmSource(bindings_folder=str(BINDINGS), load_nvml=no_nvml, cuda_attributes=dict)
+    try:
+        report = record(source, tmp_path / "trace.csv", duration_s=2.5)
+    finally:
+        forget_bindings()
+    assert report.counters.ticks >= 30
+    trace = read_traces(tmp_path / "trace.csv")[0]
+    assert np.diff(trace.time_s) == pytest.approx(0.1, abs=1e-3)
+    for time_s, value in zip(trace.time_s, trace.values["sm_active"], strict=True):
+        end_s = trace.origin_unix_s + time_s
+        assert value == pytest.approx(0.9 * engine.mean(0, end_s - 0.1, end_s), abs=0.01)
+    assert engine.connections == []
 
 
 def test_xid_errors_are_events_and_a_counter(dcgm_host):
@@ -392,6 +413,7 @@ def test_the_inventory_names_the_board_from_the_engine_where_nvml_is_not(dcgm_ho
     assert (first.driver_version, second.driver_version) == ("999.1", "")
     assert first.framebuffer_bytes == 80 << 30
     assert figures["power_limit_watts"] == (700.0, StaticOrigin.DCGM)
+    assert source.library_version == {3: "3.3.9", 4: "4.4.2"}[host.engine.version]
     assert figures["sm_count"] == (132.0, StaticOrigin.CUDA_DRIVER)
     assert "default_power_limit_watts" not in figures
 

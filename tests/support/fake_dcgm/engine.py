@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass, field
 
 from gpusonde.telemetry import METRIC_BY_DCGM_FIELD_ID, Unit
@@ -162,6 +163,18 @@ class FakeEngine:
         return {Unit.CELSIUS: 50.0, Unit.MEGAHERTZ: 2619.0, Unit.BYTES: 1000.0}.get(
             METRIC_BY_DCGM_FIELD_ID[field_id].unit, 4.0
         )
+
+
+class LiveEngine(FakeEngine):
+    """An engine on the host's own clock."""
+
+    @property
+    def time_s(self) -> float:
+        return time.time()
+
+    @time_s.setter
+    def time_s(self, seconds: float) -> None:
+        """The clock is not ours to set."""
 
 
 class Connection:

@@ -25,9 +25,6 @@ def _check(handle, function):
 def dcgmVersionInfo():
     info = dcgm_structs.c_dcgmVersionInfo_v2()
     info.rawBuildInfoString = f"version:{ {3: '3.3.9', 4: '4.4.2'}[current().version] };arch:x86_64".encode()
-    if current().version < 4:
-        # Here version 3 decodes too.
-        return type("VersionInfo", (), {"rawBuildInfoString": info.rawBuildInfoString.decode()})()
     return info
 
 

@@ -45,9 +45,11 @@ class Bindings:
     def library_version(self) -> str:
         """Version of ``libdcgm``, for example "4.4.2"; empty when it does not tell."""
         try:
-            facts = str(self.agent.dcgmVersionInfo().rawBuildInfoString)
+            facts = self.agent.dcgmVersionInfo().rawBuildInfoString
         except (self.structs.DCGMError, AttributeError):
             return ""
+        if isinstance(facts, bytes):
+            facts = facts.decode(errors="replace")
         pairs = (fact.partition(":") for fact in facts.split(";"))
         return next((value for key, _, value in pairs if key == "version"), "")
 

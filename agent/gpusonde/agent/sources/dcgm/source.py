@@ -167,8 +167,7 @@ class DcgmSource:
                 self._lose_engine(error, deadline_s, events)
         ticks = []
         for gpu in self._gpus:
-            if not gpu.lost:
-                gpu.collect(now_us, deadline_s)
+            gpu.collect(now_us, deadline_s)
             following = gpu.next_ticks()
             if following is not None:
                 ticks.append(following)

@@ -68,6 +68,7 @@ class Watch:
         name = f"gpusonde-{self.name}-{uuid.uuid4().hex[:12]}"
         self._group = self._engine.make_group(name, self.gpu_ids)
         self._fields = self._engine.make_field_group(name, self.field_ids)
+        self._since_us = self._wall_ns() // 1000
         try:
             self._watch()
         except DcgmCallError:
@@ -134,7 +135,6 @@ class Watch:
                 continue
 
     def _watch(self) -> None:
-        self._since_us = self._wall_ns() // 1000
         keep_s = max(_KEEP_S, _KEEP_INTERVALS * self._interval_s)
         with translated(self._engine.bindings.structs, f"watching {self.name}"):
             self._group.samples.WatchFields(self._fields, round(self._interval_s * 1e6), keep_s, 0)
