@@ -11,6 +11,7 @@ from pathlib import Path
 import sets
 from compare import Case, Result, compare, missing_packages
 from exactness import exactness
+from offline_cost import offline_cost
 from pictures import draw_pictures
 from report import Origin, write_report
 from streaming import streaming
@@ -49,6 +50,7 @@ def main() -> None:
         streamed = {name: cases[name] for name, each in chosen.items() if each.knows_all_epochs}
         more = [
             *streaming(streamed, arguments.streaming_every, arguments.jobs),
+            *offline_cost(),
             *exactness(),
             *draw_pictures(arguments.images, arguments.out.parent, cases, results),
         ]
