@@ -5,7 +5,7 @@ import logging
 import sys
 
 import pytest
-from support.dcgm_agent_host import no_nvml
+from support.dcgm_agent_host import BINDINGS, no_nvml
 from support.fake_dcgm.engine import TURING
 
 from gpusonde.agent.config import SourceConfig
@@ -108,6 +108,8 @@ def test_a_source_that_is_asked_for_but_broken_is_not_replaced(dcgm_host, fake_n
     dcgm_host.engine.remote = dcgm_host.engine.embeddable = False
     diagnosis = diagnose(dcgm_host, dcgm_host.source(), nvml_source(fake_nvml), config=SourceConfig(kind="dcgm"))
     assert diagnosis.chosen is None
+    assert diagnosis.sources[0].bindings_folder == str(BINDINGS)
+    assert "systemctl start nvidia-dcgm" in diagnosis.sources[0].reason
     assert any("set source.kind to auto" in advice for advice in diagnosis.advice)
 
 

@@ -67,6 +67,17 @@ def test_without_any_profiling_the_first_source_that_opened_is_kept(dcgm_host, f
     source.close()
 
 
+def test_a_fault_in_one_source_does_not_leave_another_one_open(dcgm_host):
+    def broken():
+        raise ZeroDivisionError
+
+    dcgm_host.engine.refused = {"profiling watch": -33}
+    source = AutoSource([dcgm_host.source(), NvmlSource(load=broken)])
+    with pytest.raises(ZeroDivisionError):
+        source.open()
+    assert dcgm_host.engine.connections == []
+
+
 def test_when_nothing_opens_the_error_tells_what_each_source_lacks(dcgm_host):
     dcgm_host.engine.library = False
     source = AutoSource([dcgm_host.source(), NvmlSource(load=no_nvml)])

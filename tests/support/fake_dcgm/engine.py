@@ -54,6 +54,7 @@ class FakeEngine:
     drift: float = 0.0
     jitter_s: float = 0.0
     profiling_phase_s: float = 0.0
+    answer_s: float = 0.0
     library: bool = True
     remote: bool = True
     embeddable: bool = True

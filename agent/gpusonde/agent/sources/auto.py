@@ -30,6 +30,7 @@ class AutoSource:
     def __init__(self, candidates: Sequence[GpuSource]) -> None:
         self._candidates = tuple(candidates)
         self._chosen: GpuSource | None = None
+        self._fallback: GpuSource | None = None
 
     @property
     def name(self) -> str:
@@ -42,27 +43,11 @@ class AutoSource:
         Raises:
             SourceUnavailableError: None can be opened; the message says what each of them lacks.
         """
-        refusals: list[str] = []
-        fallback: tuple[GpuSource, SourceInventory] | None = None
-        for source in self._candidates:
-            try:
-                inventory = source.open()
-            except SourceError as error:
-                refusals.append(f"{source.name}: {error}")
-                log.info("source %s is not used: %s", source.name, error)
-                continue
-            if profiles(inventory):
-                if fallback is not None:
-                    fallback[0].close()
-                return self._choose(source, inventory)
-            log.info("source %s gives no profiling metrics on this host; looking for one that does", source.name)
-            if fallback is None:
-                fallback = source, inventory
-            else:
-                source.close()
-        if fallback is None:
-            raise SourceUnavailableError("no source can be used on this host. " + "; ".join(refusals))
-        return self._choose(*fallback)
+        try:
+            return self._open()
+        except BaseException:
+            self.close()
+            raise
 
     def read(self, deadline_s: float) -> Reading:
         """Read the chosen source; see :meth:`~gpusonde.agent.sources.base.GpuSource.read`."""
@@ -75,12 +60,35 @@ class AutoSource:
         return self._chosen.progress() if self._chosen is not None else None
 
     def close(self) -> None:
-        """Close the chosen source."""
-        chosen, self._chosen = self._chosen, None
-        if chosen is not None:
-            chosen.close()
+        """Close the chosen source; safe to call twice and before :meth:`open`."""
+        opened, self._chosen, self._fallback = self._chosen or self._fallback, None, None
+        if opened is not None:
+            opened.close()
+
+    def _open(self) -> SourceInventory:
+        refusals: list[str] = []
+        fallback: SourceInventory | None = None
+        for source in self._candidates:
+            try:
+                inventory = source.open()
+            except SourceError as error:
+                refusals.append(f"{source.name}: {error}")
+                log.info("source %s is not used: %s", source.name, error)
+                continue
+            if profiles(inventory):
+                if self._fallback is not None:
+                    self._fallback.close()
+                return self._choose(source, inventory)
+            log.info("source %s gives no profiling metrics on this host; looking for one that does", source.name)
+            if fallback is None:
+                self._fallback, fallback = source, inventory
+            else:
+                source.close()
+        if self._fallback is None or fallback is None:
+            raise SourceUnavailableError("no source can be used on this host. " + "; ".join(refusals))
+        return self._choose(self._fallback, fallback)
 
     def _choose(self, source: GpuSource, inventory: SourceInventory) -> SourceInventory:
-        self._chosen = source
+        self._chosen, self._fallback = source, None
         log.info("source %s is used (%d GPUs, %d metrics)", source.name, len(inventory.gpus), len(inventory.metrics))
         return inventory

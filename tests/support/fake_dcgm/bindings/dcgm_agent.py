@@ -73,6 +73,8 @@ def dcgmGetValuesSince_v2(handle, group, field_group, since_us, callback, user_d
     following_us = since_us
     for gpu in watch.gpus if watch else ():
         for field_id in watch.fields:
+            # The engine goes on measuring while it answers.
+            handle.engine.advance(handle.engine.answer_s)
             rows = handle.engine.measured(watch, gpu, field_id, since_us / 1e6)
             values = (dcgm_structs.c_dcgmFieldValue_v1 * len(rows))()
             for value, (at_s, number, status) in zip(values, rows, strict=True):

@@ -335,6 +335,9 @@ class DcgmSource:
         except EngineLostError:
             raise
         except DcgmCallError as error:
+            if watch is self._watches.fast[0]:
+                # Silent, and not even the plain metrics can be watched again: only a new connection can help.
+                raise EngineLostError(f"engine at {self.engine_address}", error.code, str(error)) from error
             log.warning("%s; tried again later", error)
 
     def _renew_zeros(self, now_s: float) -> None:

@@ -15,6 +15,7 @@ from gpusonde.agent.sources.dcgm.values import EngineValue, read_value
 # engine: 100 values per field at 10 Hz.
 _KEEP_S = 10.0
 _KEEP_INTERVALS = 3.0
+_OVERLAP_INTERVALS = 2.0
 # dcgm_fields.h: DCGM_FE_GPU
 _GPU_ENTITY = 1
 
@@ -90,7 +91,7 @@ class Watch:
         agent = self._engine.bindings.agent
         try:
             with translated(self._engine.bindings.structs, f"values of {self.name}"):
-                self._since_us = agent.dcgmGetValuesSince_v2(
+                following_us = agent.dcgmGetValuesSince_v2(
                     self._engine.handle,
                     self._group.GetId(),
                     self._fields.fieldGroupId,
@@ -101,6 +102,8 @@ class Watch:
         except DcgmCallError as error:
             if error.code != NO_DATA:
                 raise
+        else:
+            self._since_us = self._resume_from(following_us)
         if self._failure is not None:
             raise self._failure
         return self._values
@@ -139,18 +142,30 @@ class Watch:
         with translated(self._engine.bindings.structs, f"watching {self.name}"):
             self._group.samples.WatchFields(self._fields, round(self._interval_s * 1e6), keep_s, 0)
 
+    def _resume_from(self, following_us: int) -> int:
+        """Return the time to ask from next.
+
+        The engine measures while it answers, one field after the other, and tells the time after the newest value it
+        gave. A field that it answered for just before measuring it would lose that value, so the oldest of the fields'
+        newest times counts, for at most two intervals.
+        """
+        oldest_us = min(self._seen_us.values(), default=following_us) + 1
+        overlap_us = round(_OVERLAP_INTERVALS * self._interval_s * 1e6)
+        return max(min(following_us, oldest_us), following_us - overlap_us)
+
     def _take(self, entity_group: int, entity_id: int, values: Any, count: int, _user_data: Any) -> int:
         """Copy values out of the engine's memory; called by ``dcgmGetValuesSince_v2``."""
         try:
             if entity_group == _GPU_ENTITY:
                 for i in range(count):
-                    value = read_value(entity_id, values[i])
-                    # Some versions deliver the last value again while there is no new one. A time of 0 is no time.
-                    key = (entity_id, value.field_id)
-                    if value.time_us and value.time_us <= self._seen_us.get(key, 0):
-                        continue
-                    self._seen_us[key] = value.time_us
-                    self._values.append(value)
+                    value = values[i]
+                    # A value may come twice: see _resume_from, and some versions repeat the last one. 0 is no time.
+                    key, time_us = (entity_id, value.fieldId), value.ts
+                    if time_us:
+                        if time_us <= self._seen_us.get(key, 0):
+                            continue
+                        self._seen_us[key] = time_us
+                    self._values.append(read_value(entity_id, value))
         except Exception as error:
             # ctypes would print it and go on without the rest of the batch.
             self._failure = self._failure or error
