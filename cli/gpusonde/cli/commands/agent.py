@@ -40,7 +40,7 @@ def add_parser(subparsers: Subparsers, common: Parser) -> None:
 
 def _add_doctor(agent: Parser) -> None:
     # Options are repeated, so that they may follow the word; left out there, they keep what was given before it.
-    actions = agent.add_subparsers(dest="action", metavar="doctor", required=False, parser_class=Parser)
+    actions = agent.add_subparsers(dest="action", metavar="[doctor]", required=False, parser_class=Parser)
     doctor = actions.add_parser(
         "doctor",
         help="say what can be sampled on this host, what cannot and why",
