@@ -3,12 +3,10 @@
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
 from support.trace_records import incoming, trace_records
-from support.tracked_store import TrackedStore
 from support.wire_agent import wait_until
 
 from gpusonde.collector.storage.errors import StoreFullError
@@ -17,33 +15,8 @@ from gpusonde.collector.tracking.follower import GpuFollower
 from gpusonde.collector.tracking.pipeline import PipelineOptions
 from gpusonde.collector.tracking.runs import RunPolicy
 from gpusonde.epoch_detect import EpochTracker, detect
-from gpusonde.telemetry import read_trace
 
 START_NS = 1_700_000_000_000_000_000
-DEMO_TRACE = Path(__file__).parents[1] / "data" / "demo_trace.parquet"
-
-
-@pytest.fixture(scope="module")
-def trace():
-    return read_trace(DEMO_TRACE).window(0, 110)  # five epochs
-
-
-@pytest.fixture(scope="module")
-def records(trace):
-    return incoming(trace_records(trace))
-
-
-@pytest.fixture
-def setup(tmp_path):
-    made = []
-
-    def make(**more):
-        made.append(TrackedStore(tmp_path / "data", **more))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.store.close()
 
 
 def kept_epochs(setup, run):

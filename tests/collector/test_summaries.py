@@ -10,40 +10,16 @@ import numpy as np
 import pytest
 from support.faulty_store_files import flip_byte
 from support.trace_records import incoming, trace_records
-from support.tracked_store import TrackedStore
 
 from gpusonde.collector.storage.errors import StoreFullError
 from gpusonde.collector.storage.tables.results import EpochRow, Results, RunUpdate
 from gpusonde.collector.tracking.summaries import _RunReader
 from gpusonde.epoch_detect import detect
 from gpusonde.epoch_detect.progress import epoch_table, time_shares
-from gpusonde.telemetry import Trace, read_trace
+from gpusonde.telemetry import Trace
 
 DATA = Path(__file__).parents[1] / "data"
 START_NS = 1_700_000_000_000_000_000
-
-
-@pytest.fixture(scope="module")
-def trace():
-    return read_trace(DATA / "demo_trace.parquet").window(0, 110)  # five epochs
-
-
-@pytest.fixture(scope="module")
-def records(trace):
-    return incoming(trace_records(trace))
-
-
-@pytest.fixture
-def setup(tmp_path):
-    made = []
-
-    def make(**more):
-        made.append(TrackedStore(tmp_path / "data", **more))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.store.close()
 
 
 def summaries_of(subject):

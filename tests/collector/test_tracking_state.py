@@ -1,6 +1,7 @@
 """Tracking survives restarts: it goes on where it stood, and what is stored of it can never lead it astray."""
 
 import dataclasses
+import functools
 import io
 import json
 import logging
@@ -49,16 +50,8 @@ def uninterrupted(records, tmp_path_factory):
 
 
 @pytest.fixture
-def setup(tmp_path):
-    made = []
-
-    def make(**more):
-        made.append(TrackedStore(tmp_path / "data", **{"state_interval_s": 10.0, **more}))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.store.close()
+def setup(setup):
+    return functools.partial(setup, state_interval_s=10.0)
 
 
 def outcome(subject):
