@@ -12,10 +12,10 @@ from support.trace_records import trace_records
 from support.wire_agent import START_NS, WireStream, hello, wait_until
 
 from gpusonde.collector.client import Client
-from gpusonde.collector.notify import notify
 from gpusonde.collector.server import AddressInUseError, is_loopback
 from gpusonde.epoch_detect import detect
 from gpusonde.predictor.crossgpu import ModelFileError
+from gpusonde.service.notify import notify
 from gpusonde.telemetry import read_trace
 
 DEMO_TRACE = Path(__file__).parents[1] / "data" / "demo_trace.parquet"

@@ -9,7 +9,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCE_ROOTS = ("proto", "telemetry", "catalog", "settings", "agent", "epoch_detect", "predictor", "collector", "cli")
+SOURCE_ROOTS = (
+    "proto",
+    "telemetry",
+    "catalog",
+    "settings",
+    "service",
+    "agent",
+    "epoch_detect",
+    "predictor",
+    "collector",
+    "cli",
+)
 
 
 def test_the_namespace_package_has_no_init_file():

@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 from gpusonde.agent.config import AgentConfig
 from gpusonde.agent.counters import SelfCounters
 from gpusonde.agent.host import describe_host
-from gpusonde.agent.notify import notify
 from gpusonde.agent.sampler import Sampler
 from gpusonde.agent.sources.base import GpuSource, SourceInventory
 from gpusonde.agent.sources.select import make_source
@@ -26,6 +25,7 @@ from gpusonde.agent.uplink import AgentFacts, Uplink, UplinkSettings
 from gpusonde.agent.uplink.waiting import end
 from gpusonde.agent.wire import inventory_record
 from gpusonde.agent.writer import BatchPace, SpoolWriter
+from gpusonde.service.notify import notify
 from gpusonde.settings import format_duration
 
 log = logging.getLogger(__name__)

@@ -23,7 +23,6 @@ from gpusonde.collector.ingest.committer import Committer
 from gpusonde.collector.ingest.gate import Gate
 from gpusonde.collector.ingest.quarantine import Quarantine
 from gpusonde.collector.ingest.service import IngestService, StreamOptions
-from gpusonde.collector.notify import notify
 from gpusonde.collector.query.prediction import Predictor
 from gpusonde.collector.query.service import QueryService
 from gpusonde.collector.records.limits import Limits
@@ -43,6 +42,7 @@ from gpusonde.collector.tracking.summaries import EpochSummaries
 from gpusonde.epoch_detect import EpochTracker
 from gpusonde.predictor.crossgpu import LatencyModel
 from gpusonde.predictor.crossgpu.learning.versions import MODELS, ModelInService, ModelVersions
+from gpusonde.service.notify import notify
 
 _LOG = logging.getLogger(__name__)
 _ADDRESS_FILE = "address"

@@ -1,4 +1,4 @@
-"""Telling systemd (``Type=notify``) how the agent is doing."""
+"""Telling systemd (``Type=notify``) how the daemon is doing."""
 
 from __future__ import annotations
 

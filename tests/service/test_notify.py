@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from gpusonde.agent.notify import notify
+from gpusonde.service.notify import notify
 
 
 @pytest.fixture

@@ -1,0 +1,1 @@
+"""What both daemons need of their surroundings: systemd, TLS, logs, self metrics."""
