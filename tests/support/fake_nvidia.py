@@ -7,10 +7,13 @@ import importlib.util
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from gpusonde.agent.sources.nvml.library import Nvml
 
 _SOURCES = Path(__file__).parent
 
@@ -58,6 +61,28 @@ class FakeNvml:
 
     def heal(self) -> None:
         self.library.fake_heal()
+
+    def set_mig(
+        self, gpu: int, slot: int, slices: int, gpu_instance: int, compute_instance: int = 0, made: int = 1
+    ) -> str:
+        """Put a MIG instance into a slot (no slices: empty it) and return its UUID."""
+        self.library.fake_set_mig(gpu, slot, slices, gpu_instance, compute_instance, made)
+        return f"MIG-fa4e0000-0000-0000-{made:04x}-{gpu:08x}{slot:04x}"
+
+    def add_process(self, pid: int, gpu: int, slot: int = -1) -> None:
+        self.library.fake_add_process(gpu, slot, pid)
+
+    def uuid(self, gpu: int) -> str:
+        return f"GPU-fa4e0000-0000-0000-0000-{gpu:012x}"
+
+    def loader(self) -> Callable[[], Nvml]:
+        """Makes the library as a source does."""
+
+        def load() -> Nvml:
+            self.pynvml.nvmlInit()
+            return Nvml(self.pynvml)
+
+        return load
 
     def level(self, gpu: int, seconds: float) -> float:
         return float(self.library.fake_level(gpu, seconds))

@@ -15,15 +15,21 @@
 #define MAX_GPUS 16
 #define MAX_FAILURES 64
 #define MAX_XIDS 64
+#define MAX_MIG 7
+#define MAX_PROCESSES 32
 enum { OK = 0, UNINITIALIZED = 1, INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, TOO_SMALL = 7, TIMEOUT = 10,
        VERSION_MISMATCH = 25 };
 typedef int result;
 typedef unsigned long long u64;
-typedef struct { int index; } gpu_t;
+typedef struct { int index, instance; } gpu_t; /* instance: -1 for a whole GPU, else its slot */
 typedef gpu_t *device;
 typedef struct { char function[64]; int gpu; int code; } failure_t;
 
-static gpu_t gpus[MAX_GPUS];
+static gpu_t gpus[MAX_GPUS], instances[MAX_GPUS][MAX_MIG];
+static int mig_mode[MAX_GPUS];
+static struct { int slices, gpu_instance, compute_instance, generation; } migs[MAX_GPUS][MAX_MIG];
+static struct { int gpu, instance; unsigned pid; } processes[MAX_PROCESSES];
+static int process_count;
 static int gpu_count, initialized, with_gpm;
 static double fixed_time, period;
 static failure_t failures[MAX_FAILURES];
@@ -35,7 +41,20 @@ static long calls;
 /* ---- steering ---- */
 API void fake_reset(int count, int gpm, double period_s) {
   gpu_count = count; with_gpm = gpm; period = period_s; fixed_time = -1; failure_count = 0; xid_count = 0; calls = 0;
-  for (int i = 0; i < MAX_GPUS; i++) gpus[i].index = i;
+  process_count = 0; memset(mig_mode, 0, sizeof mig_mode); memset(migs, 0, sizeof migs);
+  for (int i = 0; i < MAX_GPUS; i++) {
+    gpus[i].index = i; gpus[i].instance = -1;
+    for (int k = 0; k < MAX_MIG; k++) { instances[i][k].index = i; instances[i][k].instance = k; }
+  }
+}
+/* A slot with no slices is empty. The generation is part of the UUID: an instance made anew is another one. */
+API void fake_set_mig(int gpu, int slot, int slices, int gpu_instance, int compute_instance, int generation) {
+  mig_mode[gpu] = 1; migs[gpu][slot].slices = slices; migs[gpu][slot].gpu_instance = gpu_instance;
+  migs[gpu][slot].compute_instance = compute_instance; migs[gpu][slot].generation = generation;
+}
+API void fake_set_count(int count) { gpu_count = count; }
+API void fake_add_process(int gpu, int instance, unsigned pid) {
+  processes[process_count].gpu = gpu; processes[process_count].instance = instance; processes[process_count++].pid = pid;
 }
 API void fake_set_time(double seconds) { fixed_time = seconds; }
 API void fake_fail(const char *function, int gpu, int code) {
@@ -95,7 +114,11 @@ API result nvmlDeviceGetHandleByIndex_v2(unsigned k, device *d) {
   *d = &gpus[k]; return OK;
 }
 static void uuid(int i, char *s) { sprintf(s, "GPU-fa4e0000-0000-0000-0000-%012x", i); }
-API result nvmlDeviceGetUUID(device d, char *b, unsigned n) { DEVICE; char s[48]; uuid(i, s); return put(b, n, s); }
+API result nvmlDeviceGetUUID(device d, char *b, unsigned n) {
+  DEVICE; char s[48]; uuid(i, s);
+  if (d->instance >= 0) sprintf(s, "MIG-fa4e0000-0000-0000-%04x-%08x%04x", migs[i][d->instance].generation, i, d->instance);
+  return put(b, n, s);
+}
 API result nvmlDeviceGetHandleByUUID(const char *u, device *d) {
   ENTER; char s[48];
   for (int k = 0; k < gpu_count; k++) {
@@ -198,6 +221,33 @@ API result nvmlGpmMetricsGet(request_t *r) {
     }
   }
   return OK;
+}
+
+/* ---- MIG and processes ---- */
+API result nvmlDeviceGetMigMode(device d, unsigned *now, unsigned *later) {
+  DEVICE; if (!mig_mode[i]) return NOT_SUPPORTED; *now = *later = 1; return OK;
+}
+API result nvmlDeviceGetMaxMigDeviceCount(device d, unsigned *n) { DEVICE; *n = mig_mode[i] ? MAX_MIG : 0; return OK; }
+API result nvmlDeviceGetMigDeviceHandleByIndex(device d, unsigned k, device *m) {
+  DEVICE; if (k >= MAX_MIG) return INVALID; if (!migs[i][k].slices) return NOT_FOUND; *m = &instances[i][k]; return OK;
+}
+API result nvmlDeviceGetGpuInstanceId(device d, unsigned *id) {
+  DEVICE; if (d->instance < 0) return INVALID; *id = (unsigned)migs[i][d->instance].gpu_instance; return OK;
+}
+API result nvmlDeviceGetComputeInstanceId(device d, unsigned *id) {
+  DEVICE; if (d->instance < 0) return INVALID; *id = (unsigned)migs[i][d->instance].compute_instance; return OK;
+}
+typedef struct { unsigned pid; u64 used; unsigned gi, ci; } process_t;
+API result nvmlDeviceGetComputeRunningProcesses_v3(device d, unsigned *n, process_t *p) {
+  DEVICE;
+  unsigned found = 0, room = *n;
+  for (int k = 0; k < process_count; k++) {
+    if (processes[k].gpu != i || (d->instance >= 0 && processes[k].instance != d->instance)) continue;
+    if (p && found < room) { p[found].pid = processes[k].pid; p[found].used = 1 << 30; p[found].gi = p[found].ci = 0xFFFFFFFF; }
+    found++;
+  }
+  *n = found;
+  return found > room ? TOO_SMALL : OK;
 }
 
 /* ---- events ---- */

@@ -5,7 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from gpusonde.agent.sources.base import GpuSource, Reading, SourceError, SourceInventory, SourceUnavailableError
+from gpusonde.agent.sources.base import (
+    GpuSource,
+    Reading,
+    SourceError,
+    SourceInventory,
+    SourceStatistics,
+    SourceUnavailableError,
+)
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +38,12 @@ class AutoSource:
         self._candidates = tuple(candidates)
         self._chosen: GpuSource | None = None
         self._fallback: GpuSource | None = None
+        self._before_open = SourceStatistics()
+
+    @property
+    def statistics(self) -> SourceStatistics:
+        """Those of the chosen source; see :attr:`~gpusonde.agent.sources.base.GpuSource.statistics`."""
+        return self._chosen.statistics if self._chosen is not None else self._before_open
 
     @property
     def name(self) -> str:

@@ -58,13 +58,13 @@ class GpuDescription:
     """One sampled GPU.
 
     Attributes:
-        gpu_uuid: Key of the GPU in the fleet.
+        gpu_uuid: UUID of the board; for a MIG instance that of the GPU it is a part of.
         gpu_index: Index on the host; moves across reboots.
         product_name: As the driver spells it.
         pci_bus_id: Empty when unknown.
         framebuffer_bytes: Device memory, 0 when unknown.
         driver_version: Empty when unknown.
-        mig_uuid: Empty unless the entity is a MIG compute instance.
+        mig_uuid: Empty unless the entity is a MIG compute instance; it then is its key in the fleet.
         static_attributes: Figures of the device.
         missing_metrics: Metrics of the catalogue that this GPU cannot give, and why.
         replayed: True when the samples were not measured on this device now.
@@ -80,6 +80,11 @@ class GpuDescription:
     static_attributes: tuple[StaticAttribute, ...] = ()
     missing_metrics: Mapping[str, BlankReason] = field(default_factory=dict)
     replayed: bool = False
+
+    @property
+    def key(self) -> str:
+        """The name by which fleet, jobs and processes know it: the MIG instance's UUID, else the GPU's."""
+        return self.mig_uuid or self.gpu_uuid
 
 
 @dataclass(frozen=True)
@@ -155,11 +160,36 @@ class Reading:
         ticks: At most one entry per GPU; a GPU that gave nothing is absent.
         events: What happened since the previous reading.
         more: True when further ticks are already due and the caller need not wait for the next deadline.
+        inventory: What the source gives from this reading's events and ticks on, where that has changed (a GPU that was
+            absent has come, MIG instances were made anew); None for what was said before. GPUs that were there keep
+            their index.
     """
 
     ticks: tuple[GpuTicks, ...] = ()
     events: tuple[GpuEvent, ...] = ()
     more: bool = False
+    inventory: SourceInventory | None = None
+
+
+@dataclass
+class SourceStatistics:
+    """What a source counts about itself; written by its thread, read by any.
+
+    Attributes:
+        lag_s: Seconds from measuring the newest value to its arrival here; 0 for a source that measures itself.
+        suspect_ticks: Ticks of one GPU whose profiling values were all zero for long while the driver said "busy".
+        capped_ratios: Ratios of MIG instances above 1, stored as 1.
+        hung_calls: Calls into the vendor's library that did not return in time and were given up.
+        reconnects: Connections to a host engine after the first.
+        inventories: Changes of the inventory after the first.
+    """
+
+    lag_s: float = 0.0
+    suspect_ticks: int = 0
+    capped_ratios: int = 0
+    hung_calls: int = 0
+    reconnects: int = 0
+    inventories: int = 0
 
 
 class GpuSource(Protocol):
@@ -168,6 +198,11 @@ class GpuSource(Protocol):
     @property
     def name(self) -> str:
         """Short name for logs and the inventory."""
+        ...
+
+    @property
+    def statistics(self) -> SourceStatistics:
+        """What the source counts about itself; one object for the life of the source."""
         ...
 
     def open(self) -> SourceInventory:
@@ -193,4 +228,21 @@ class GpuSource(Protocol):
 
     def close(self) -> None:
         """Release everything; safe to call twice and before :meth:`open`."""
+        ...
+
+
+class ProcessReader(Protocol):
+    """Says which processes compute on which GPU. Used by one thread at a time, which need not be the sampler's."""
+
+    def compute_processes(self) -> dict[str, tuple[int, ...]]:
+        """Return the process ids on each GPU by :attr:`GpuDescription.key`, ascending; idle GPUs have an empty tuple.
+
+        The ids are those of the host's PID namespace. A GPU that does not answer, or whose processes this user may not
+        see, is absent. A GPU that is split into MIG instances is absent too: its instances are there. One call takes
+        milliseconds in the driver: meant for every few seconds, not for every tick.
+        """
+        ...
+
+    def close(self) -> None:
+        """Release everything; safe to call twice and before the first question."""
         ...

@@ -16,6 +16,7 @@ from gpusonde.agent.sources.base import (
     Reading,
     SourceExhausted,
     SourceInventory,
+    SourceStatistics,
     SourceUnavailableError,
     StaticAttribute,
     StaticOrigin,
@@ -72,6 +73,7 @@ class ReplaySource:
         self._monotonic = monotonic
         self._wall_ns = wall_ns
         self._new_uuid = new_uuid
+        self.statistics = SourceStatistics()
         self._tracks: list[_Track] = []
         self._start_s = 0.0
 

@@ -6,8 +6,9 @@ import math
 
 from gpusonde.agent.config import SourceConfig
 from gpusonde.agent.sources.auto import AutoSource
-from gpusonde.agent.sources.base import GpuSource
+from gpusonde.agent.sources.base import GpuSource, ProcessReader
 from gpusonde.agent.sources.dcgm.source import DcgmSource
+from gpusonde.agent.sources.nvml.processes import NvmlProcesses
 from gpusonde.agent.sources.nvml.source import NvmlSource
 from gpusonde.agent.sources.replay import ReplaySource
 from gpusonde.telemetry import read_traces
@@ -54,3 +55,8 @@ def make_dcgm(config: SourceConfig, patience_s: float = math.inf) -> DcgmSource:
 def make_nvml(config: SourceConfig) -> NvmlSource:
     """Return the NVML source, not yet open."""
     return NvmlSource(slow_interval_s=config.slow_interval_s, interval_s=config.interval_s)
+
+
+def make_process_reader(config: SourceConfig) -> ProcessReader | None:
+    """Return what tells the processes of the sampled GPUs; None for a replay, whose GPUs are not here."""
+    return None if config.kind == "replay" else NvmlProcesses()

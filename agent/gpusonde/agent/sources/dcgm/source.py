@@ -16,6 +16,7 @@ from gpusonde.agent.sources.base import (
     Reading,
     SourceFailedError,
     SourceInventory,
+    SourceStatistics,
     SourceUnavailableError,
 )
 from gpusonde.agent.sources.dcgm.bindings import Bindings, load_bindings
@@ -97,6 +98,7 @@ class DcgmSource:
         self._wall_ns = wall_ns
         self._monotonic = monotonic
         self._sleep = sleep
+        self.statistics = SourceStatistics()
         self._pause = ProfilingPause(pause_file)
         self._bindings: Bindings | None = None
         self._engine: Engine | None = None

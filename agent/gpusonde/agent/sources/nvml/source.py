@@ -16,6 +16,7 @@ from gpusonde.agent.sources.base import (
     GpuTicks,
     Reading,
     SourceInventory,
+    SourceStatistics,
     SourceUnavailableError,
 )
 from gpusonde.agent.sources.nvml.gpu import NvmlGpu
@@ -62,6 +63,7 @@ class NvmlSource:
         self._cuda_attributes = cuda_attributes
         self._wall_ns = wall_ns
         self._sleep = sleep
+        self.statistics = SourceStatistics()
         self._nvml: Nvml | None = None
         self._gpus: list[NvmlGpu] = []
         self._columns: tuple[Metric, ...] = ()
