@@ -1,0 +1,171 @@
+"""``Endpoint``: ``/metrics``, ``/-/healthy`` and ``/-/ready`` over HTTP, in a thread of its own.
+
+It answers while the daemon's event loop is stuck, which is when its answers matter. It is not a web server: GET only,
+one request per connection, and bounds on connections, the size of a request and the time that a client may take.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+
+from prometheus_client import CollectorRegistry, generate_latest
+
+from gpusonde.service.listen import split_address
+
+log = logging.getLogger(__name__)
+
+# Returns why not, or None when all is well. Called in the endpoint's thread; it must not block.
+Check = Callable[[], "str | None"]
+
+_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_PLAIN_TYPE = "text/plain; charset=utf-8"
+_JOIN_S = 5.0
+
+
+@dataclass(frozen=True)
+class EndpointLimits:
+    """What clients may cost.
+
+    Attributes:
+        connections: Connections at the same time; further ones get 503.
+        request_bytes: Request line and headers.
+        request_s: Time from the connection to the end of the request.
+        answer_s: Time for taking the answer.
+    """
+
+    connections: int = 8
+    request_bytes: int = 8192
+    request_s: float = 5.0
+    answer_s: float = 10.0
+
+
+@dataclass(frozen=True)
+class _Answer:
+    status: HTTPStatus
+    body: bytes
+    content_type: str = _PLAIN_TYPE
+
+    def encode(self) -> bytes:
+        head = [
+            f"HTTP/1.1 {self.status.value} {self.status.phrase}",
+            f"Content-Type: {self.content_type}",
+            f"Content-Length: {len(self.body)}",
+            "Cache-Control: no-store",
+            "X-Content-Type-Options: nosniff",
+            "Connection: close",
+        ]
+        if self.status is HTTPStatus.METHOD_NOT_ALLOWED:
+            head.append("Allow: GET")
+        return "\r\n".join([*head, "", ""]).encode() + self.body
+
+
+class Endpoint:
+    """Serves one registry and two checks.
+
+    Args:
+        registry: What ``/metrics`` shows.
+        healthy: Why the daemon should be restarted; None when it should not.
+        ready: Why the daemon does not do its work now; None when it does.
+        limits: What clients may cost.
+    """
+
+    def __init__(
+        self, registry: CollectorRegistry, healthy: Check, ready: Check, limits: EndpointLimits | None = None
+    ) -> None:
+        self._registry = registry
+        self._checks = {"/-/healthy": healthy, "/-/ready": ready}
+        self._limits = limits or EndpointLimits()
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping: asyncio.Event | None = None
+        self._connections = 0
+
+    def start(self, listen: str) -> str:
+        """Serve on ``host:port`` and return the address with the port it got.
+
+        Raises:
+            ValueError: It is no address.
+            OSError: The address is taken, or is none of this host.
+        """
+        host, port = split_address(listen)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        channel = socket.create_server((host, port), family=family, backlog=2 * self._limits.connections)
+        port = channel.getsockname()[1]
+        started = threading.Event()
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._run(channel, started)), name="gpusonde-metrics", daemon=True
+        )
+        self._thread.start()
+        started.wait()
+        return f"{listen.rpartition(':')[0]}:{port}"
+
+    def stop(self) -> None:
+        """Close the address and return once nothing is served any more."""
+        thread, self._thread = self._thread, None
+        if thread is None or self._loop is None or self._stopping is None:
+            return
+        self._loop.call_soon_threadsafe(self._stopping.set)
+        thread.join(_JOIN_S)
+
+    async def _run(self, channel: socket.socket, started: threading.Event) -> None:
+        self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
+        server = await asyncio.start_server(self._serve, sock=channel, limit=self._limits.request_bytes)
+        started.set()
+        try:
+            await self._stopping.wait()
+        finally:
+            server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._connections += 1
+        # So that drain() returns when the kernel has everything: an answer that nobody takes then ends by the clock.
+        writer.transport.set_write_buffer_limits(0)
+        try:
+            if self._connections > self._limits.connections:
+                answer: _Answer | None = _Answer(HTTPStatus.SERVICE_UNAVAILABLE, b"too many connections\n")
+            else:
+                answer = await self._answer(reader)
+            if answer is not None:
+                writer.write(answer.encode())
+                await asyncio.wait_for(writer.drain(), self._limits.answer_s)
+            writer.close()
+        except (OSError, asyncio.TimeoutError):
+            writer.transport.abort()
+        finally:
+            self._connections -= 1
+
+    async def _answer(self, reader: asyncio.StreamReader) -> _Answer | None:
+        try:
+            request = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), self._limits.request_s)
+        except asyncio.TimeoutError:
+            return _Answer(HTTPStatus.REQUEST_TIMEOUT, b"the request took too long\n")
+        except asyncio.LimitOverrunError:
+            return _Answer(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, b"the request is too large\n")
+        except asyncio.IncompleteReadError:
+            return None
+        words = request.split(b"\r\n", 1)[0].split(b" ")
+        if len(words) != 3 or not words[2].startswith(b"HTTP/1."):
+            return _Answer(HTTPStatus.BAD_REQUEST, b"this is no HTTP/1 request\n")
+        if words[0] != b"GET":
+            return _Answer(HTTPStatus.METHOD_NOT_ALLOWED, b"only GET is answered\n")
+        return self._get(words[1].split(b"?", 1)[0].decode("latin-1"))
+
+    def _get(self, path: str) -> _Answer:
+        try:
+            if path == "/metrics":
+                return _Answer(HTTPStatus.OK, generate_latest(self._registry), _METRICS_TYPE)
+            if path in self._checks:
+                reason = self._checks[path]()
+                status = HTTPStatus.OK if reason is None else HTTPStatus.SERVICE_UNAVAILABLE
+                return _Answer(status, f"{reason or 'ok'}\n".encode())
+        except Exception:  # a fault in one figure must not take the health checks away
+            log.exception("%s could not be answered", path)
+            return _Answer(HTTPStatus.INTERNAL_SERVER_ERROR, b"a fault in gpusonde; see the daemon's log\n")
+        known = ", ".join(["/metrics", *self._checks])
+        return _Answer(HTTPStatus.NOT_FOUND, f"known are {known}\n".encode())

@@ -1,0 +1,220 @@
+"""The endpoint of self metrics: what it answers, and that no client can hold it up."""
+
+import contextlib
+import http.client
+import socket
+
+import pytest
+from prometheus_client import CollectorRegistry
+from support.wire_agent import wait_until
+
+from gpusonde.service import families
+from gpusonde.service.distribution import Distribution
+from gpusonde.service.endpoint import Endpoint, EndpointLimits
+from gpusonde.service.listen import is_loopback, split_address
+from gpusonde.service.monitoring import Monitoring
+
+
+class Figures:
+    """A collector whose figures a test sets."""
+
+    def __init__(self):
+        self.ticks = 3
+        self.fault = None
+
+    def collect(self):
+        if self.fault:
+            raise self.fault
+        yield families.counter("test_ticks", "Ticks.", self.ticks)
+
+
+class Rig:
+    """An endpoint on a free port, and what it serves."""
+
+    def __init__(self, **limits):
+        self.figures = Figures()
+        self.unhealthy = self.unready = None
+        self.registry = CollectorRegistry()
+        self.registry.register(self.figures)
+        self.endpoint = Endpoint(
+            self.registry, lambda: self.unhealthy, lambda: self.unready, EndpointLimits(**limits) if limits else None
+        )
+        self.address = self.endpoint.start("127.0.0.1:0")
+
+    def get(self, path, method="GET"):
+        connection = http.client.HTTPConnection(self.address, timeout=20)
+        with contextlib.closing(connection):
+            connection.request(method, path)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode(), dict(answer.getheaders())
+
+    def raw(self, data):
+        """Send bytes and return everything that comes back until the end of the connection."""
+        with self.connect() as channel:
+            channel.sendall(data)
+            return _read_all(channel)
+
+    def connect(self):
+        return socket.create_connection(split_address(self.address), timeout=20)
+
+
+def _read_all(channel):
+    parts = []
+    with contextlib.suppress(ConnectionResetError):
+        while part := channel.recv(65536):
+            parts.append(part)
+    return b"".join(parts)
+
+
+@pytest.fixture
+def rig():
+    made = Rig()
+    yield made
+    made.endpoint.stop()
+
+
+def test_metrics_are_read_when_they_are_asked_for(rig):
+    text = "# HELP test_ticks_total Ticks.\n# TYPE test_ticks_total counter\ntest_ticks_total {}\n"
+    assert rig.get("/metrics")[:2] == (200, text.format("3.0"))
+    rig.figures.ticks = 4
+    status, body, headers = rig.get("/metrics?name=x")
+    assert (status, body) == (200, text.format("4.0"))
+    assert headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+
+
+def test_checks_say_why_not(rig):
+    assert rig.get("/-/healthy")[:2] == (200, "ok\n")
+    rig.unready = "the disk is full"
+    assert rig.get("/-/healthy")[:2] == (200, "ok\n")
+    assert rig.get("/-/ready")[:2] == (503, "the disk is full\n")
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (b"POST /metrics HTTP/1.1\r\n\r\n", b"405"),
+        (b"HEAD /metrics HTTP/1.1\r\n\r\n", b"405"),
+        (b"GET /etc/passwd HTTP/1.1\r\n\r\n", b"404"),
+        (b"GET /../metrics HTTP/1.1\r\n\r\n", b"404"),
+        (b"GET  HTTP/1.1\r\n\r\n", b"404"),
+        (b"GET /metrics\r\n\r\n", b"400"),
+        (b"\x16\x03\x01\x02\x00\r\n\r\n", b"400"),
+        (b"GET /metrics HTTP/1.1\r\nX: " + b"x" * 10_000 + b"\r\n\r\n", b"431"),
+        (b"x" * 100_000, b"431"),
+    ],
+)
+def test_what_is_no_proper_question_is_refused(rig, request_bytes, status):
+    assert rig.raw(request_bytes).split(b" ")[1] == status
+    assert rig.get("/-/healthy")[0] == 200
+
+
+def test_a_client_that_goes_away_in_its_request_leaves_nothing_behind(rig):
+    with rig.connect() as channel:
+        channel.sendall(b"GET /metr")
+    assert rig.get("/metrics")[0] == 200
+
+
+def test_a_fault_in_a_figure_is_logged_and_the_checks_go_on(rig, caplog):
+    rig.figures.fault = ValueError("of the test")
+    assert rig.get("/metrics")[0] == 500
+    assert "could not be answered" in caplog.text
+    assert rig.get("/-/ready")[0] == 200
+
+
+def test_a_client_that_sends_too_slowly_is_turned_away():
+    rig = Rig(request_s=0.2)
+    with contextlib.closing(rig.connect()) as channel:
+        channel.sendall(b"GET /metrics HTTP/1.1\r\n")
+        assert _read_all(channel).split(b" ")[1] == b"408"
+    rig.endpoint.stop()
+
+
+def test_a_client_that_does_not_take_its_answer_is_cut_off():
+    rig = Rig(connections=1, answer_s=0.2)
+    rig.unhealthy = "x" * (32 << 20)
+    with contextlib.closing(rig.connect()) as channel:
+        channel.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        channel.sendall(b"GET /-/healthy HTTP/1.1\r\n\r\n")
+        # The only connection is free again once the endpoint has given up, although this client keeps its own.
+        wait_until(lambda: rig.get("/-/ready")[0] == 200, 20, "end of the slow client")
+    rig.endpoint.stop()
+
+
+def test_more_connections_than_allowed_are_refused_and_the_rest_served():
+    rig = Rig(connections=2, request_s=20.0)
+    with contextlib.ExitStack() as stack:
+        waiting = [stack.enter_context(contextlib.closing(rig.connect())) for _ in range(2)]
+        for channel in waiting:
+            channel.sendall(b"GET /metrics HTTP/1.1\r\n")
+        assert rig.raw(b"").split(b" ")[1] == b"503"
+        for channel in waiting:
+            channel.sendall(b"\r\n")
+            assert _read_all(channel).split(b" ")[1] == b"200"
+    rig.endpoint.stop()
+
+
+def test_a_stopped_endpoint_can_be_started_again(rig):
+    before = rig.address
+    rig.endpoint.stop()
+    with pytest.raises(ConnectionRefusedError):
+        rig.connect()
+    assert rig.endpoint.start(before) == before
+    assert rig.get("/-/ready")[0] == 200
+
+
+def test_a_distribution_counts_by_upper_bound():
+    seconds = Distribution((0.1, 1.0))
+    for value in (0.05, 0.1, 0.5, 7.0):
+        seconds.observe(value)
+    assert seconds.cumulative() == [(0.1, 2), (1.0, 3), (float("inf"), 4)]
+    registry = CollectorRegistry()
+
+    class One:
+        def collect(self):
+            yield families.histogram("test_seconds", "Time.", seconds)
+
+    registry.register(One())
+    assert registry.get_sample_value("test_seconds_bucket", {"le": "1.0"}) == 3
+    assert registry.get_sample_value("test_seconds_bucket", {"le": "+Inf"}) == 4
+    assert registry.get_sample_value("test_seconds_count") == 4
+    assert registry.get_sample_value("test_seconds_sum") == pytest.approx(7.65)
+
+
+@pytest.mark.parametrize("text", ["", "9435", "host:", ":9435", "host:x", "host:70000", "::1:9435", "[]:1", "host:１"])
+def test_what_is_no_address_is_named(text):
+    with pytest.raises(ValueError, match="is no address"):
+        split_address(text)
+
+
+def test_addresses_are_host_and_port():
+    assert split_address("127.0.0.1:0") == ("127.0.0.1", 0)
+    assert split_address("[::1]:9435") == ("::1", 9435)
+    assert [is_loopback(a) for a in ("127.1.2.3:1", "[::1]:1", "localhost:1")] == [True] * 3
+    assert [is_loopback(a) for a in ("0.0.0.0:1", "[::]:1", "10.0.0.1:1", "host:1")] == [False] * 4
+
+
+def test_the_address_is_told_in_a_file_while_it_is_served(tmp_path):
+    monitoring = Monitoring(Endpoint(CollectorRegistry(), lambda: None, lambda: None), tmp_path)
+    assert monitoring.serve("127.0.0.1:0")
+    address = (tmp_path / "metrics_address").read_text().strip()
+    assert address.startswith("127.0.0.1:")
+    assert monitoring.serve("")
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(split_address(address), timeout=20)
+
+
+def test_a_taken_address_costs_the_metrics_and_not_the_daemon(tmp_path, caplog, rig):
+    monitoring = Monitoring(Endpoint(CollectorRegistry(), lambda: None, lambda: None), tmp_path)
+    assert not monitoring.serve(rig.address)
+    assert "choose another metrics.listen" in caplog.text
+    # The next configuration is tried again.
+    assert monitoring.serve("127.0.0.1:0")
+    monitoring.stop()
+
+
+def test_an_address_that_others_can_reach_is_warned_about(tmp_path, caplog):
+    monitoring = Monitoring(Endpoint(CollectorRegistry(), lambda: None, lambda: None), tmp_path)
+    assert monitoring.serve("0.0.0.0:0")
+    assert "can be read by other hosts" in caplog.text
+    monitoring.stop()
