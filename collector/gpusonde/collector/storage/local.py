@@ -14,8 +14,10 @@ from gpusonde.collector.records.limits import STORED_LIMITS
 from gpusonde.collector.records.model import BatchRecord, Binding, GpuEvent, InventoryRecord, Position
 from gpusonde.collector.storage.arrivals import Arrival
 from gpusonde.collector.storage.disk.files import FileLayer, OsFiles, write_durably
+from gpusonde.collector.storage.disk.layout import SegmentKind, StoreLayout
 from gpusonde.collector.storage.disk.lock import DirectoryLock
 from gpusonde.collector.storage.disk.log import Log
+from gpusonde.collector.storage.disk.segment_files import CacheOptions, SegmentFiles
 from gpusonde.collector.storage.disk.segments import encode_segment
 from gpusonde.collector.storage.disk.state_files import StateFiles
 from gpusonde.collector.storage.errors import StoreFullError, naming_full_disks
@@ -45,12 +47,14 @@ class StoreOptions:
         segment_bytes: Size at which it does so earlier.
         memory_bytes: Beyond this much in memory nothing is taken any more: segments cannot be written.
         reserve_bytes: Free space that is left on the disk, for the catalogue and for segments.
+        cache_bytes: Memory for columns that were read last.
     """
 
     segment_interval_s: float = 60.0
     segment_bytes: int = 128 * _MEBIBYTE
     memory_bytes: int = 512 * _MEBIBYTE
     reserve_bytes: int = 64 * _MEBIBYTE
+    cache_bytes: int = 64 * _MEBIBYTE
 
 
 class LocalStore:
@@ -74,7 +78,8 @@ class LocalStore:
         monotonic_clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.directory = directory
-        self.database = Database(directory / "catalog.sqlite")
+        self.layout = StoreLayout(directory)
+        self.database = Database(self.layout.catalog)
         self._options = options or StoreOptions()
         self._files = files or OsFiles()
         self._wall_clock_ns = wall_clock_ns
@@ -82,8 +87,9 @@ class LocalStore:
         self._directory_lock = DirectoryLock(directory)
         self._facts = Facts(self.database)
         self._segments = SegmentCatalog(self.database)
-        self._segment_directory = directory / "segments"
-        self._log_directory = directory / "log"
+        self._segment_files = SegmentFiles(CacheOptions(column_bytes=self._options.cache_bytes))
+        self._segment_directory = self.layout.folder(SegmentKind.MINUTE)
+        self._log_directory = self.layout.log
         self._log = Log(self._log_directory, self._files, next_part=1)
         self._memory = Memory()
         self._append_lock = threading.Lock()
@@ -101,8 +107,8 @@ class LocalStore:
             StoreError: The directory cannot be used.
         """
         with naming_full_disks(self.directory):
-            for directory in (self.directory, self._segment_directory, self._log_directory, self.quarantine_directory):
-                directory.mkdir(parents=True, exist_ok=True)
+            for folder in (*self.layout.segment_folders, self._log_directory, self.quarantine_directory):
+                folder.mkdir(parents=True, exist_ok=True)
             self._directory_lock.acquire()
             try:
                 recovered = self._recover()
@@ -119,7 +125,7 @@ class LocalStore:
 
     def _recover(self) -> Recovered:
         self.database.open()
-        return recover(self._log_directory, self._segment_directory, self._facts, self._segments, self._files)
+        return recover(self.layout, self._facts, self._segments, self._files)
 
     def close(self) -> None:
         """Close the files; everything appended is durable already."""
@@ -131,7 +137,7 @@ class LocalStore:
     @property
     def quarantine_directory(self) -> Path:
         """Where the bytes of refused records lie."""
-        return self.directory / "quarantine"
+        return self.layout.quarantine
 
     # Writing -----------------------------------------------------------------------------------------------------
 
@@ -342,7 +348,7 @@ class LocalStore:
         return [b for position, b in self._facts.bindings(agent_id, gpu_uuid) if position <= through]
 
     def _reader(self) -> Reader:
-        return Reader(self._memory, self._facts, self._segments, self._segment_directory)
+        return Reader(self._memory, self._facts, self._segments, self.layout, self._segment_files)
 
     def gpus(self) -> list[GpuRow]:
         """See ``Store.gpus``."""

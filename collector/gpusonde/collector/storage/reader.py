@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, groupby
-from pathlib import Path
 
-from gpusonde.collector.records.model import Int64Array, Position
+from gpusonde.collector.records.model import Block, Int64Array, Position
 from gpusonde.collector.storage.arrivals import Arrival, BindingArrived, Mark, SourceEndArrived, in_order_of_arrival
-from gpusonde.collector.storage.disk.segments import read_segment_part
+from gpusonde.collector.storage.disk.layout import SegmentKind, StoreLayout
+from gpusonde.collector.storage.disk.segment_files import SegmentFiles, SegmentGoneError
 from gpusonde.collector.storage.errors import StoreCorruptError
 from gpusonde.collector.storage.memory import Memory
+from gpusonde.collector.storage.parts import read_averages, read_ticks
 from gpusonde.collector.storage.samples import (
     Samples,
     StoredBlock,
@@ -30,18 +31,25 @@ _END_OF_TIME = 1 << 62
 class Reader:
     """Reads samples; see ``Store`` for what its methods promise.
 
+    Compaction and retention may remove a segment between the look into the catalogue and the reading. Then the
+    catalogue knows better meanwhile and is asked again.
+
     Args:
         memory: What is not in segments.
         facts: Bindings and source ends.
         segments: What is in segments.
-        directory: Where the segments lie.
+        layout: Where the segments lie.
+        files: Reads them.
     """
 
-    def __init__(self, memory: Memory, facts: Facts, segments: SegmentCatalog, directory: Path) -> None:
+    def __init__(
+        self, memory: Memory, facts: Facts, segments: SegmentCatalog, layout: StoreLayout, files: SegmentFiles
+    ) -> None:
         self._memory = memory
         self._facts = facts
         self._segments = segments
-        self._directory = directory
+        self._layout = layout
+        self._files = files
 
     def read(
         self,
@@ -55,27 +63,37 @@ class Reader:
     ) -> Samples:
         """See ``Store.read``."""
         wanted = self._facts.metrics_of(gpu_uuid) if metrics is None else list(metrics)
-        with self._memory.lock:
-            parts = self._segments.parts_between(gpu_uuid, start_unix_nano, end_unix_nano)
-            blocks = [
-                stored
-                for generation in self._memory.generations()
-                for stored in generation.blocks_between(gpu_uuid, start_unix_nano, end_unix_nano)
-            ]
-            spools = self._spools_beside(first)
-        pieces = [
-            self._read_part(row, wanted).between(start_unix_nano, end_unix_nano)
-            for row in parts
-            if spools is None or row.part.spool in spools
-        ]
+        while True:
+            with self._memory.lock:
+                rows = self._segments.parts_between(gpu_uuid, start_unix_nano, end_unix_nano)
+                blocks = self._blocks_between(gpu_uuid, start_unix_nano, end_unix_nano)
+                spools = self._spools_beside(first)
+            rows = [row for row in rows if spools is None or row.part.spool in spools]
+            try:
+                pieces = self._read_averages([row for row in rows if row.kind is SegmentKind.SECOND], wanted)
+                pieces += [
+                    self._read_part(row, wanted, keep=True) for row in rows if row.kind is not SegmentKind.SECOND
+                ]
+                break
+            except SegmentGoneError as error:
+                if self._segments.is_registered(error.path.name):
+                    raise
         blocks = [stored for stored in blocks if spools is None or stored.position.spool in spools]
-        pieces.append(samples_of(blocks, wanted).between(start_unix_nano, end_unix_nano))
+        pieces.append(samples_of(blocks, wanted))
+        pieces = [piece.between(start_unix_nano, end_unix_nano) for piece in pieces]
         samples = concatenate([piece for piece in pieces if len(piece)] or [empty_samples(wanted)], wanted)
         if first:
             samples = samples.after(Position(first.spool, first.sequence - 1))
         if last:
             samples = samples.through(last)
         return in_order_of_time(samples)
+
+    def _blocks_between(self, gpu_uuid: str, start_unix_nano: int, end_unix_nano: int) -> list[StoredBlock]:
+        return [
+            stored
+            for generation in self._memory.generations()
+            for stored in generation.blocks_between(gpu_uuid, start_unix_nano, end_unix_nano)
+        ]
 
     def _spools_beside(self, position: Position | None) -> frozenset[int] | None:
         """Return the spools of the agent that owns a position's spool."""
@@ -84,29 +102,36 @@ class Reader:
         owners = {number: agent_id for (agent_id, _), number in self._memory.spools.items()}
         return frozenset(n for n, agent_id in owners.items() if agent_id == owners.get(position.spool))
 
-    def _read_part(self, row: PartRow, metrics: Sequence[str]) -> Samples:
-        return read_segment_part(self._directory / row.file_name, row.part, metrics)
+    def _read_part(self, row: PartRow, metrics: Sequence[str], *, keep: bool = False) -> Samples:
+        return read_ticks(self._files, self._layout, row, metrics, keep=keep)
+
+    def _read_averages(self, rows: Sequence[PartRow], metrics: Sequence[str]) -> list[Samples]:
+        return [read_averages(self._files, self._layout, rows, metrics)] if rows else []
 
     def next_tick(self, gpu_uuid: str, start_unix_nano: int) -> int | None:
         """See ``Store.next_tick``."""
-        with self._memory.lock:
-            parts = self._segments.parts_between(gpu_uuid, start_unix_nano, _END_OF_TIME)
-            blocks = [
-                stored.block
-                for generation in self._memory.generations()
-                for stored in generation.blocks_between(gpu_uuid, start_unix_nano, _END_OF_TIME)
-            ]
+        while True:
+            with self._memory.lock:
+                rows = self._segments.parts_between(gpu_uuid, start_unix_nano, _END_OF_TIME)
+                blocks = [s.block for s in self._blocks_between(gpu_uuid, start_unix_nano, _END_OF_TIME)]
+            try:
+                return self._earliest(rows, blocks, start_unix_nano)
+            except SegmentGoneError as error:
+                if self._segments.is_registered(error.path.name):
+                    raise
+
+    def _earliest(self, rows: Sequence[PartRow], blocks: Sequence[Block], start_unix_nano: int) -> int | None:
         ticks = [_first_from(block.time_unix_nano, start_unix_nano) for block in blocks]
         best = min((tick for tick in ticks if tick is not None), default=None)
-        for row in sorted(parts, key=lambda row: row.part.start_unix_nano):
+        for row in sorted(rows, key=lambda row: row.part.start_unix_nano):
             if best is not None and row.part.start_unix_nano >= best:
                 break
             tick = row.part.start_unix_nano
             if tick < start_unix_nano:
-                found = _first_from(self._read_part(row, ()).time_unix_nano, start_unix_nano)
+                found = _first_from(self._read_part(row, (), keep=True).time_unix_nano, start_unix_nano)
                 tick = _END_OF_TIME if found is None else found
             best = tick if best is None else min(best, tick)
-        return best
+        return None if best == _END_OF_TIME else best
 
     def arrivals(self, agent_id: str, gpu_uuid: str, after: Position) -> Iterator[Arrival]:
         """See ``Store.arrivals``."""
@@ -118,18 +143,41 @@ class Reader:
                 blocks += generation.blocks_after(gpu_uuid, spools, after)
                 marks += generation.marks_after(gpu_uuid, spools, after)
             parts: list[PartRow] = []
+            stored: dict[int, int] = {}
             # Whoever keeps up never needs the disk.
             if any((spool, self._memory.only_stored(spool)) > after for spool in spools):
                 parts = self._segments.parts_after(gpu_uuid, spools, after)
-                blocks = [
-                    block
-                    for block in blocks
-                    if block.position.sequence > self._memory.stored.get(block.position.spool, 0)
-                ]
+                stored = {spool: self._memory.stored.get(spool, 0) for spool in spools}
+                blocks = [block for block in blocks if block.position.sequence > stored[block.position.spool]]
                 marks = self._stored_marks(agent_id, gpu_uuid, after)
-        metrics = self._facts.metrics_of(gpu_uuid) if parts else []
-        sealed = (piece for row in parts for piece in self._readable_part(row, metrics, after))
-        return in_order_of_arrival(chain(sealed, _by_spool(blocks)), marks)
+        return in_order_of_arrival(chain(self._sealed(gpu_uuid, parts, stored, after), _by_spool(blocks)), marks)
+
+    def _sealed(
+        self, gpu_uuid: str, rows: Sequence[PartRow], stored: Mapping[int, int], after: Position
+    ) -> Iterator[Samples]:
+        """Yield what was in segments when ``stored`` was taken, however long the caller takes over it."""
+        metrics = self._facts.metrics_of(gpu_uuid) if rows else []
+        while rows:
+            left: Sequence[PartRow] = ()
+            for row in rows:
+                try:
+                    piece = self._read_part(row, metrics).after(after)
+                except SegmentGoneError as error:
+                    if self._segments.is_registered(row.file_name):
+                        _LOG.error("samples of %s are left out of tracking: %s", gpu_uuid, error)
+                        continue
+                    left = self._segments.parts_after(gpu_uuid, list(stored), after)
+                    break
+                except StoreCorruptError as error:
+                    _LOG.error("samples of %s are left out of tracking: %s", gpu_uuid, error)
+                    continue
+                # What was sealed since then is among the caller's blocks.
+                if row.part.last_sequence > stored[row.part.spool]:
+                    piece = piece.take(piece.sequence <= stored[row.part.spool])
+                if len(piece):
+                    after = piece.last_position
+                    yield piece
+            rows = left
 
     def _stored_marks(self, agent_id: str, gpu_uuid: str, after: Position) -> list[Mark]:
         marks: list[Mark] = [
@@ -143,12 +191,6 @@ class Reader:
             (mark for mark in marks if mark.position.sequence <= durable.get(mark.position.spool, 0)),
             key=lambda mark: mark.position,
         )
-
-    def _readable_part(self, row: PartRow, metrics: Sequence[str], after: Position) -> Iterator[Samples]:
-        try:
-            yield self._read_part(row, metrics).after(after)
-        except StoreCorruptError as error:
-            _LOG.error("samples of %s are left out of tracking: %s", row.part.gpu_uuid, error)
 
 
 def _by_spool(blocks: Sequence[StoredBlock]) -> Iterator[Samples]:

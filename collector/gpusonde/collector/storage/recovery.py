@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 
 from gpusonde.collector.records.decode import decode_record
 from gpusonde.collector.records.errors import RecordError
 from gpusonde.collector.records.limits import STORED_LIMITS
 from gpusonde.collector.records.model import BatchRecord, Decoded, InventoryRecord, Position, RejectedRecord
 from gpusonde.collector.storage.disk.files import FileLayer
+from gpusonde.collector.storage.disk.layout import StoreLayout
 from gpusonde.collector.storage.disk.log import EntryKind, LogEntry, PartEnd, log_parts, read_part
 from gpusonde.collector.storage.errors import StoreError
 from gpusonde.collector.storage.tables.facts import Facts
@@ -41,9 +41,7 @@ class Recovered:
     stored: dict[int, int] = field(default_factory=dict)
 
 
-def recover(
-    log_directory: Path, segment_directory: Path, facts: Facts, segments: SegmentCatalog, files: FileLayer
-) -> Recovered:
+def recover(layout: StoreLayout, facts: Facts, segments: SegmentCatalog, files: FileLayer) -> Recovered:
     """Replay the log over the catalogue.
 
     Entries at or below a spool's stored sequence are in a segment and are skipped; entries that occur twice (written,
@@ -52,8 +50,8 @@ def recover(
     Raises:
         StoreError: The log was written by a newer collector.
     """
-    _tidy_segments(segment_directory, segments, files)
-    parts = log_parts(log_directory)
+    _tidy_segments(layout, segments, files)
+    parts = log_parts(layout.log)
     recovered = Recovered(next_part=parts[-1][0] + 1 if parts else 1)
     for key, position in facts.spools().items():
         recovered.spools[key] = position.spool
@@ -84,14 +82,14 @@ def rejection_payload(record: RejectedRecord) -> bytes:
     return json.dumps(asdict(record)).encode()
 
 
-def _tidy_segments(directory: Path, segments: SegmentCatalog, files: FileLayer) -> None:
-    """Remove files that never became part of the store; name registered ones that are gone or have another size."""
-    registered = segments.files()
-    for path in directory.iterdir():
-        if path.suffix == ".tmp" or (path.suffix == ".parquet" and path.name not in registered):
-            files.remove(path)
-    for name, size in registered.items():
-        path = directory / name
+def _tidy_segments(layout: StoreLayout, segments: SegmentCatalog, files: FileLayer) -> None:
+    """Remove files that are not part of the store, or no more; name registered ones that are gone or have changed."""
+    registered = {layout.path(segment.kind, segment.file_name): segment.size_bytes for segment in segments.files()}
+    for folder in layout.segment_folders:
+        for path in folder.iterdir():
+            if path.suffix == ".tmp" or (path.suffix == ".parquet" and path not in registered):
+                files.remove(path)
+    for path, size in registered.items():
         if not path.exists() or path.stat().st_size != size:
             _LOG.error("%s is missing or has changed its size; reads of its time range will fail", path)
 

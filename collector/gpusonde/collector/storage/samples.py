@@ -26,6 +26,8 @@ class Samples:
         sequence: Shape (n,).
         missed_ticks: Shape (n,); ticks the sampler skipped just before this one.
         columns: Metric -> shape (n,), float32 for gauges and float64 for counters, NaN where there is no value.
+        resolution_s: 0 where every tick is as it was sampled; else the width of the widest average among them, in
+            seconds, the time being that of its beginning: older ticks are kept as such averages only.
     """
 
     time_unix_nano: Int64Array
@@ -33,6 +35,7 @@ class Samples:
     sequence: Int64Array
     missed_ticks: Int64Array
     columns: Mapping[str, Column]
+    resolution_s: float = 0.0
 
     def __len__(self) -> int:
         return int(self.time_unix_nano.size)
@@ -45,11 +48,14 @@ class Samples:
             self.sequence[index],
             self.missed_ticks[index],
             {name: column[index] for name, column in self.columns.items()},
+            self.resolution_s,
         )
 
     def between(self, start_unix_nano: int, end_unix_nano: int) -> Samples:
         """Return the ticks with ``start <= time < end``."""
         time = self.time_unix_nano
+        if not len(self) or (time.min() >= start_unix_nano and time.max() < end_unix_nano):
+            return self
         return self.take((time >= start_unix_nano) & (time < end_unix_nano))
 
     def after(self, position: Position) -> Samples:
@@ -117,6 +123,7 @@ def concatenate(pieces: Sequence[Samples], metrics: Sequence[str]) -> Samples:
         np.concatenate([piece.sequence for piece in pieces]),
         np.concatenate([piece.missed_ticks for piece in pieces]),
         {name: np.concatenate([_column(piece, name) for piece in pieces]) for name in metrics},
+        max(piece.resolution_s for piece in pieces),
     )
 
 

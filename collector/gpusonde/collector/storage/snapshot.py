@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpusonde.collector.records.model import Position
+from gpusonde.collector.storage.disk.layout import StoreLayout
+from gpusonde.collector.storage.disk.segment_files import SegmentFiles
 from gpusonde.collector.storage.memory import Memory
 from gpusonde.collector.storage.reader import Reader
 from gpusonde.collector.storage.samples import Samples
@@ -23,8 +25,9 @@ class StoreSnapshot:
     """
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._database = Database(directory / "catalog.sqlite")
+        self._layout = StoreLayout(directory)
+        self._files = SegmentFiles()
+        self._database = Database(self._layout.catalog)
         self._facts = Facts(self._database)
         self.results = Results(self._database)
         self._spools: dict[tuple[str, str], Position] = {}
@@ -71,5 +74,5 @@ class StoreSnapshot:
             StoreCorruptError: A segment that is needed cannot be read.
         """
         memory = Memory(spools={key: position.spool for key, position in self._spools.items()})
-        reader = Reader(memory, self._facts, SegmentCatalog(self._database), self._directory / "segments")
+        reader = Reader(memory, self._facts, SegmentCatalog(self._database), self._layout, self._files)
         return reader.read(gpu_uuid, start_unix_nano, end_unix_nano, metrics, first=first, last=last)

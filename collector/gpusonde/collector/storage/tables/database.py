@@ -13,7 +13,7 @@ from typing import Any
 from gpusonde.collector.storage.errors import StoreCorruptError, StoreError, naming_full_disks
 
 _LOG = logging.getLogger(__name__)
-_VERSION = 2
+_VERSION = 3
 
 _SCHEMA = """
 CREATE TABLE agents (
@@ -33,15 +33,25 @@ CREATE TABLE gpus (
 ) WITHOUT ROWID;
 CREATE TABLE segments (
     segment INTEGER PRIMARY KEY AUTOINCREMENT, file_name TEXT NOT NULL UNIQUE, size_bytes INTEGER NOT NULL,
-    row_count INTEGER NOT NULL, created_unix_nano INTEGER NOT NULL
+    row_count INTEGER NOT NULL, created_unix_nano INTEGER NOT NULL, kind TEXT NOT NULL DEFAULT 'minute',
+    newest_unix_nano INTEGER NOT NULL DEFAULT 0, raw_segment INTEGER
 );
+CREATE INDEX segments_by_kind ON segments (kind, created_unix_nano);
+CREATE INDEX segments_by_raw ON segments (raw_segment) WHERE raw_segment IS NOT NULL;
 CREATE TABLE segment_parts (
     gpu_uuid TEXT NOT NULL, spool INTEGER NOT NULL, segment INTEGER NOT NULL, row_group INTEGER NOT NULL,
     first_row INTEGER NOT NULL, row_count INTEGER NOT NULL, first_sequence INTEGER NOT NULL,
     last_sequence INTEGER NOT NULL, start_unix_nano INTEGER NOT NULL, end_unix_nano INTEGER NOT NULL,
-    PRIMARY KEY (gpu_uuid, spool, segment)
+    PRIMARY KEY (gpu_uuid, spool, segment, row_group)
 ) WITHOUT ROWID;
+CREATE INDEX segment_parts_by_segment ON segment_parts (segment);
 CREATE INDEX segment_parts_by_time ON segment_parts (gpu_uuid, end_unix_nano, start_unix_nano);
+CREATE TABLE deletions (
+    deletion INTEGER PRIMARY KEY AUTOINCREMENT, deleted_unix_nano INTEGER NOT NULL, kind TEXT NOT NULL,
+    reason TEXT NOT NULL, file_name TEXT NOT NULL, size_bytes INTEGER NOT NULL, row_count INTEGER NOT NULL,
+    gpu_count INTEGER NOT NULL, start_unix_nano INTEGER NOT NULL, end_unix_nano INTEGER NOT NULL,
+    untracked_gpus INTEGER NOT NULL
+);
 CREATE TABLE job_bindings (
     spool INTEGER NOT NULL, sequence INTEGER NOT NULL, item INTEGER NOT NULL, gpu_uuid TEXT NOT NULL,
     job_id TEXT NOT NULL, scheduler INTEGER NOT NULL, start_unix_nano INTEGER NOT NULL, end_unix_nano INTEGER NOT NULL,
@@ -102,6 +112,33 @@ ALTER TABLE runs ADD COLUMN idle_share REAL;
 ALTER TABLE runs ADD COLUMN stalled_share REAL;
 ALTER TABLE epochs ADD COLUMN summary TEXT;
 CREATE INDEX epochs_to_summarise ON epochs (run_id, start_unix_nano) WHERE status = 'confirmed' AND summary IS NULL;
+""",
+    # Hourly files, averages over seconds, and what retention has deleted.
+    2: """
+ALTER TABLE segments ADD COLUMN kind TEXT NOT NULL DEFAULT 'minute';
+ALTER TABLE segments ADD COLUMN newest_unix_nano INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE segments ADD COLUMN raw_segment INTEGER;
+UPDATE segments SET newest_unix_nano = created_unix_nano;
+CREATE INDEX segments_by_kind ON segments (kind, created_unix_nano);
+CREATE INDEX segments_by_raw ON segments (raw_segment) WHERE raw_segment IS NOT NULL;
+CREATE TABLE segment_parts_3 (
+    gpu_uuid TEXT NOT NULL, spool INTEGER NOT NULL, segment INTEGER NOT NULL, row_group INTEGER NOT NULL,
+    first_row INTEGER NOT NULL, row_count INTEGER NOT NULL, first_sequence INTEGER NOT NULL,
+    last_sequence INTEGER NOT NULL, start_unix_nano INTEGER NOT NULL, end_unix_nano INTEGER NOT NULL,
+    PRIMARY KEY (gpu_uuid, spool, segment, row_group)
+) WITHOUT ROWID;
+INSERT INTO segment_parts_3 SELECT gpu_uuid, spool, segment, row_group, first_row, row_count, first_sequence,
+    last_sequence, start_unix_nano, end_unix_nano FROM segment_parts;
+DROP TABLE segment_parts;
+ALTER TABLE segment_parts_3 RENAME TO segment_parts;
+CREATE INDEX segment_parts_by_time ON segment_parts (gpu_uuid, end_unix_nano, start_unix_nano);
+CREATE INDEX segment_parts_by_segment ON segment_parts (segment);
+CREATE TABLE deletions (
+    deletion INTEGER PRIMARY KEY AUTOINCREMENT, deleted_unix_nano INTEGER NOT NULL, kind TEXT NOT NULL,
+    reason TEXT NOT NULL, file_name TEXT NOT NULL, size_bytes INTEGER NOT NULL, row_count INTEGER NOT NULL,
+    gpu_count INTEGER NOT NULL, start_unix_nano INTEGER NOT NULL, end_unix_nano INTEGER NOT NULL,
+    untracked_gpus INTEGER NOT NULL
+);
 """,
 }
 

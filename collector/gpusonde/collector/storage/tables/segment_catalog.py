@@ -2,36 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sqlite3
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpusonde.collector.records.model import Position
+from gpusonde.collector.storage.disk.layout import SegmentKind
 from gpusonde.collector.storage.disk.segments import SegmentPart
 from gpusonde.collector.storage.tables.database import Database
 
 _PART = (
-    "file_name, gpu_uuid, spool, row_group, first_row, segment_parts.row_count, first_sequence, last_sequence,"
-    " start_unix_nano, end_unix_nano"
+    "segment, kind, file_name, gpu_uuid, spool, row_group, first_row, segment_parts.row_count, first_sequence,"
+    " last_sequence, start_unix_nano, end_unix_nano"
 )
+# Averages are read only where the ticks they were made of are gone.
+_IN_USE = "(kind != 'second' OR raw_segment IS NULL)"
+_FILE = "segment, kind, file_name, size_bytes, row_count, created_unix_nano, newest_unix_nano, raw_segment"
 
 
 @dataclass(frozen=True)
 class PartRow:
     """A segment's part and the file it lies in."""
 
+    segment: int
+    kind: SegmentKind
     file_name: str
     part: SegmentPart
 
 
 @dataclass(frozen=True)
 class NewSegment:
-    """A segment file that is on disk but not yet part of the store."""
+    """A segment file that is on disk but not yet part of the store.
+
+    Attributes:
+        file_name: Its name.
+        size_bytes: Length of the file.
+        row_count: Its rows.
+        created_unix_nano: When the oldest of its records was sealed, on the collector's clock.
+        parts: Where each GPU's rows are.
+        kind: What it holds.
+        newest_unix_nano: When the newest of its records was sealed; None when that is the same.
+    """
 
     file_name: str
     size_bytes: int
     row_count: int
     created_unix_nano: int
     parts: Sequence[SegmentPart]
+    kind: SegmentKind = SegmentKind.MINUTE
+    newest_unix_nano: int | None = None
+
+
+@dataclass(frozen=True)
+class SegmentFile:
+    """A registered segment.
+
+    Attributes:
+        segment: Its number.
+        kind: What it holds.
+        file_name: Its name.
+        size_bytes: Length of the file.
+        row_count: Rows of the file, whether or not all of them are still read from it.
+        created_unix_nano: When the oldest of its records was sealed, on the collector's clock.
+        newest_unix_nano: When the newest of them was.
+        raw_segment: Of averages, the segment that holds the ticks; None once that is gone.
+    """
+
+    segment: int
+    kind: SegmentKind
+    file_name: str
+    size_bytes: int
+    row_count: int
+    created_unix_nano: int
+    newest_unix_nano: int
+    raw_segment: int | None
 
 
 class SegmentCatalog:
@@ -59,30 +103,7 @@ class SegmentCatalog:
         """
         with self._database.transaction() as connection:
             if segment:
-                number = connection.execute(
-                    "INSERT INTO segments (file_name, size_bytes, row_count, created_unix_nano) VALUES (?, ?, ?, ?)",
-                    (segment.file_name, segment.size_bytes, segment.row_count, segment.created_unix_nano),
-                ).lastrowid
-                connection.executemany(
-                    "INSERT INTO segment_parts (segment, gpu_uuid, spool, row_group, first_row, row_count,"
-                    " first_sequence, last_sequence, start_unix_nano, end_unix_nano)"
-                    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                    [
-                        (
-                            number,
-                            part.gpu_uuid,
-                            part.spool,
-                            part.row_group,
-                            part.first_row,
-                            part.row_count,
-                            part.first_sequence,
-                            part.last_sequence,
-                            part.start_unix_nano,
-                            part.end_unix_nano,
-                        )
-                        for part in segment.parts
-                    ],
-                )
+                _insert(connection, segment, None)
             connection.executemany(
                 "UPDATE spools SET stored_sequence = ? WHERE spool = ? AND stored_sequence < ?",
                 [(sequence, spool, sequence) for spool, sequence in stored],
@@ -92,27 +113,135 @@ class SegmentCatalog:
                 [(*key, count) for key, count in blanks.items()],
             )
 
-    def files(self) -> dict[str, int]:
-        """Return the name and size of every registered segment file."""
-        return dict(self._database.rows("SELECT file_name, size_bytes FROM segments"))
+    def replace(
+        self, parts: Iterable[PartRow], ticks: NewSegment, seconds: NewSegment | None
+    ) -> list[tuple[SegmentKind, str]]:
+        """Let a new segment stand for parts of older ones, in one transaction.
+
+        Args:
+            parts: What the new segment holds.
+            ticks: The new segment.
+            seconds: The averages of its ticks.
+
+        Returns:
+            Kind and name of the files that nothing is read from any more.
+        """
+        with self._database.transaction() as connection:
+            number = _insert(connection, ticks, None)
+            if seconds:
+                _insert(connection, seconds, number)
+            old = list(parts)
+            connection.executemany(
+                "DELETE FROM segment_parts WHERE gpu_uuid = ? AND spool = ? AND segment = ? AND row_group = ?",
+                [(row.part.gpu_uuid, row.part.spool, row.segment, row.part.row_group) for row in old],
+            )
+            return _remove_empty(connection, {row.segment for row in old})
+
+    def files(self, *kinds: SegmentKind) -> list[SegmentFile]:
+        """Return the registered segments of these kinds, or of all, oldest first."""
+        wanted = [kind.value for kind in kinds or SegmentKind]
+        rows = self._database.rows(
+            f"SELECT {_FILE} FROM segments WHERE kind IN ({_marks(wanted)})"  # noqa: S608 - own text
+            " ORDER BY created_unix_nano, segment",
+            wanted,
+        )
+        return [_file(row) for row in rows]
+
+    def is_registered(self, file_name: str) -> bool:
+        """Return whether a segment is part of the store."""
+        return bool(self._database.rows("SELECT 1 FROM segments WHERE file_name = ?", (file_name,)))
+
+    def gpus_in(self, segments: Collection[int]) -> list[str]:
+        """Return the GPUs with rows in these segments."""
+        rows = self._database.rows(
+            f"SELECT DISTINCT gpu_uuid FROM segment_parts WHERE segment IN ({_marks(segments)})"  # noqa: S608
+            " ORDER BY gpu_uuid",
+            list(segments),
+        )
+        return [gpu_uuid for (gpu_uuid,) in rows]
+
+    def parts_in(self, segments: Collection[int], gpu_uuid: str | None = None) -> list[PartRow]:
+        """Return the parts of these segments, or those of one GPU, by GPU and in order of arrival."""
+        condition = f"segment IN ({_marks(segments)})"
+        if gpu_uuid is None:
+            return self._parts(condition, list(segments))
+        return self._parts(f"gpu_uuid = ? AND {condition}", [gpu_uuid, *segments])
 
     def parts_between(self, gpu_uuid: str, start_unix_nano: int, end_unix_nano: int) -> list[PartRow]:
-        """Return the parts of a GPU with ticks in ``[start, end)``, in order of arrival."""
+        """Return the parts of a GPU with ticks in ``[start, end)``, or averages where those are gone, by arrival."""
         return self._parts(
-            "gpu_uuid = ? AND end_unix_nano >= ? AND start_unix_nano < ?", (gpu_uuid, start_unix_nano, end_unix_nano)
+            f"gpu_uuid = ? AND end_unix_nano >= ? AND start_unix_nano < ? AND {_IN_USE}",
+            (gpu_uuid, start_unix_nano, end_unix_nano),
         )
 
     def parts_after(self, gpu_uuid: str, spools: Sequence[int], after: Position) -> list[PartRow]:
-        """Return the parts of a GPU with records of these spools behind a position, in order of arrival."""
-        marks = ", ".join("?" * len(spools))
+        """Return the parts of a GPU with ticks of these spools behind a position, in order of arrival."""
         return self._parts(
-            f"gpu_uuid = ? AND spool IN ({marks}) AND (spool, last_sequence) > (?, ?)", (gpu_uuid, *spools, *after)
+            f"gpu_uuid = ? AND spool IN ({_marks(spools)}) AND (spool, last_sequence) > (?, ?) AND kind != 'second'",
+            (gpu_uuid, *spools, *after),
         )
 
     def _parts(self, condition: str, parameters: Sequence[object]) -> list[PartRow]:
         rows = self._database.rows(
             f"SELECT {_PART} FROM segment_parts JOIN segments USING (segment) WHERE {condition}"  # noqa: S608 - own text
-            " ORDER BY spool, segment",
+            " ORDER BY gpu_uuid, spool, first_sequence, segment, row_group",
             parameters,
         )
-        return [PartRow(row[0], SegmentPart(*row[1:])) for row in rows]
+        return [PartRow(row[0], SegmentKind(row[1]), row[2], SegmentPart(*row[3:])) for row in rows]
+
+
+def _insert(connection: sqlite3.Connection, segment: NewSegment, raw_segment: int | None) -> int:
+    newest = segment.created_unix_nano if segment.newest_unix_nano is None else segment.newest_unix_nano
+    number = connection.execute(
+        "INSERT INTO segments (kind, file_name, size_bytes, row_count, created_unix_nano, newest_unix_nano,"
+        " raw_segment) VALUES (?, ?, ?, ?, ?, ?, ?)",
+        (
+            segment.kind.value,
+            segment.file_name,
+            segment.size_bytes,
+            segment.row_count,
+            segment.created_unix_nano,
+            newest,
+            raw_segment,
+        ),
+    ).lastrowid
+    connection.executemany(
+        "INSERT INTO segment_parts (segment, gpu_uuid, spool, row_group, first_row, row_count, first_sequence,"
+        " last_sequence, start_unix_nano, end_unix_nano) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        [
+            (
+                number,
+                part.gpu_uuid,
+                part.spool,
+                part.row_group,
+                part.first_row,
+                part.row_count,
+                part.first_sequence,
+                part.last_sequence,
+                part.start_unix_nano,
+                part.end_unix_nano,
+            )
+            for part in segment.parts
+        ],
+    )
+    return int(number or 0)
+
+
+def _remove_empty(connection: sqlite3.Connection, segments: Collection[int]) -> list[tuple[SegmentKind, str]]:
+    removed: list[tuple[SegmentKind, str]] = []
+    for segment in sorted(segments):
+        if connection.execute("SELECT 1 FROM segment_parts WHERE segment = ? LIMIT 1", (segment,)).fetchone():
+            continue
+        row = connection.execute("SELECT kind, file_name FROM segments WHERE segment = ?", (segment,)).fetchone()
+        if row:
+            connection.execute("DELETE FROM segments WHERE segment = ?", (segment,))
+            removed.append((SegmentKind(row[0]), row[1]))
+    return removed
+
+
+def _file(row: tuple[object, ...]) -> SegmentFile:
+    return SegmentFile(row[0], SegmentKind(row[1]), *row[2:])  # type: ignore[arg-type]
+
+
+def _marks(values: Collection[object]) -> str:
+    return ", ".join("?" * len(values))
