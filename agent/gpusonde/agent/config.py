@@ -43,6 +43,17 @@ class SourceConfig:
     slow_interval_s: float = option(
         "duration", 10.0, "time between readings of slow metrics (temperatures, energy ...)"
     )
+    read_budget: float = option(
+        "number",
+        0.25,
+        "share of one core that reading the GPUs may take; beyond it they are read less often, in steps to a tenth",
+    )
+    idle_interval_s: float = option(
+        "duration", 1.0, "time between ticks while no GPU works, at most 1s; equal to interval: full rate always"
+    )
+    idle_after_s: float = option(
+        "duration", 300.0, "time without work after which idle_interval holds; keep it above the stalls inside of jobs"
+    )
     dcgm_address: str = option(
         "text", "127.0.0.1:5555", "DCGM host engine: HOST:PORT, unix:///PATH, or embedded for one inside the agent"
     )
@@ -134,6 +145,12 @@ def _check(config: AgentConfig) -> None:
         )
     if source.slow_interval_s < source.interval_s:
         raise ConfigError("source.slow_interval is shorter than source.interval; use at least the same")
+    if not 0.001 <= source.read_budget <= 1:
+        raise ConfigError(f"source.read_budget {source.read_budget:g} is no share of a core from 0.001 to 1")
+    if not source.idle_interval_s <= 1.0:
+        raise ConfigError("source.idle_interval is longer than 1s: a job that begins would be seen too late")
+    if source.idle_after_s < 1.0:
+        raise ConfigError("source.idle_after is shorter than 1s; the default is 5m")
     if not source.speed > 0:
         raise ConfigError(f"source.speed {source.speed:g} is not positive; 1 is real time")
     if config.spool.max_bytes < 1 << 20:

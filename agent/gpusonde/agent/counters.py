@@ -32,6 +32,8 @@ class SelfCounters:
         read_s_sum: Sum of the seconds spent inside the source.
         read_s_max: The longest reading.
         deadlines: Deadlines met.
+        sampling_interval_s: Seconds between ticks as they are taken now; 0 before the first.
+        slowdowns: How often they were taken less often than configured, by reason.
         source_progress: Share of a finite source that was read, 0..1; None for hardware.
     """
 
@@ -54,6 +56,8 @@ class SelfCounters:
     read_s_sum: float = 0.0
     read_s_max: float = 0.0
     deadlines: int = 0
+    sampling_interval_s: float = 0.0
+    slowdowns: dict[str, int] = field(default_factory=dict)
     source_progress: float | None = None
 
     @property
@@ -103,5 +107,7 @@ class SelfCounters:
             "lateness_max_s": self.lateness_s_max,
             "read_mean_s": self.read_s_sum / deadlines,
             "read_max_s": self.read_s_max,
+            "sampling_interval_s": self.sampling_interval_s,
+            "slowdowns": dict(self.slowdowns),
             "source_progress": self.source_progress,
         }

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from gpusonde.agent.config import AgentConfig
 from gpusonde.agent.counters import SelfCounters
 from gpusonde.agent.host import describe_host
+from gpusonde.agent.pace import AdaptivePace, PaceSettings
 from gpusonde.agent.sampler import Sampler
 from gpusonde.agent.sources.base import GpuSource, SourceInventory
 from gpusonde.agent.sources.select import make_source
@@ -155,7 +156,7 @@ class Agent:
     ) -> AgentReport:
         """Run to the end; see :func:`run_agent`."""
         writer, uplink = self._make_writer_and_uplink()
-        sampler = Sampler(self._source, self._inventory, self._config.source.interval_s, writer, self._counters)
+        sampler = Sampler(self._source, self._inventory, self._make_pace(), writer, self._counters)
         self._spool.append(inventory_record(self._inventory))
         self._spool.commit()
         self._log_start()
@@ -217,6 +218,11 @@ class Agent:
             on_commit=uplink.notify,
         )
         return writer, uplink
+
+    def _make_pace(self) -> AdaptivePace:
+        wanted = self._config.source
+        settings = PaceSettings(wanted.interval_s, wanted.idle_interval_s, wanted.idle_after_s, wanted.read_budget)
+        return AdaptivePace(settings, self._inventory.metrics, len(self._inventory.gpus), self._counters)
 
     async def _until_done(self, *parts: asyncio.Future[Any]) -> None:
         """Return once one of the parts has ended or the agent is to stop."""

@@ -6,6 +6,8 @@ than the hole is worth.
 
 Time stamps follow the wall clock, whatever it does. When it jumps against the monotonic clock (NTP step, ``date -s``, a
 resumed machine), one CLOCK_STEP event per GPU with the size of the jump precedes the ticks that carry the new time.
+
+The interval may change from tick to tick (see :mod:`gpusonde.agent.pace`); the deadlines then go on from the last one.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gpusonde.agent.counters import SelfCounters
+from gpusonde.agent.pace import FixedPace, Pace
 from gpusonde.agent.sources.base import GpuEvent, GpuEventKind, GpuSource, Reading, SourceExhausted, SourceInventory
 
 # Slewing moves the clock by at most 0.5 ms per second; anything this large between two ticks is a step.
@@ -55,11 +58,13 @@ class Sampler:
     Args:
         source: An open source.
         inventory: What :meth:`GpuSource.open` returned.
-        interval_s: Seconds between deadlines.
+        pace: Seconds between deadlines, fixed or as the readings require. A source that can wait is read at the pace of
+            the start: its ticks are not taken now.
         sink: Where readings go.
         counters: Filled with ticks, misses and lateness.
         monotonic: Seconds, never set back.
         wall_ns: Unix time in nanoseconds.
+        processor: Seconds of processor time of the calling thread.
         wait: Sleeps for the given seconds or until the sampler is stopped, and returns whether it was.
     """
 
@@ -67,21 +72,23 @@ class Sampler:
         self,
         source: GpuSource,
         inventory: SourceInventory,
-        interval_s: float,
+        pace: Pace | float,
         sink: SampleSink,
         counters: SelfCounters,
         *,
         monotonic: Callable[[], float] = time.monotonic,
         wall_ns: Callable[[], int] = time.time_ns,
+        processor: Callable[[], float] = time.thread_time,
         wait: Callable[[float], bool] | None = None,
     ) -> None:
         self._source = source
         self._inventory = inventory
-        self._interval_s = interval_s
+        self._pace: Pace = FixedPace(pace) if isinstance(pace, (int, float)) else pace
         self._sink = sink
         self._counters = counters
         self._monotonic = monotonic
         self._wall_ns = wall_ns
+        self._processor = processor
         self._stopping = threading.Event()
         self._wait = wait or self._stopping.wait
         self._missed = 0
@@ -97,10 +104,10 @@ class Sampler:
         Raises:
             SourceFailedError: The source is gone as a whole.
         """
-        start_s = self._monotonic()
+        start_s, interval_s = self._monotonic(), self._pace.interval_s
         tick = 0
         while not self._stopping.is_set():
-            deadline_s = start_s + tick * self._interval_s
+            deadline_s = start_s + tick * interval_s
             delay_s = deadline_s - self._monotonic()
             if delay_s > 0 and self._wait(delay_s):
                 break
@@ -109,7 +116,9 @@ class Sampler:
                     break
             except SourceExhausted:
                 return True
-            tick = self._next_tick(tick, start_s)
+            if self._pace.interval_s != interval_s:
+                start_s, tick, interval_s = deadline_s, 0, self._pace.interval_s
+            tick = self._next_tick(tick, start_s, interval_s)
         return False
 
     def _read_due(self, deadline_s: float) -> bool:
@@ -119,14 +128,16 @@ class Sampler:
                 while not self._sink.has_room():
                     if self._wait(_ROOM_POLL_S):
                         return False
-            begin_s = self._monotonic()
+            begin_s, processor_s = self._monotonic(), self._processor()
             reading = self._source.read(deadline_s)
-            end_s = self._monotonic()
+            end_s, processor_s = self._monotonic(), self._processor() - processor_s
             self._counters.deadlines += 1
             self._counters.lateness_s_sum += max(0.0, begin_s - deadline_s)
             self._counters.lateness_s_max = max(self._counters.lateness_s_max, begin_s - deadline_s)
             self._counters.read_s_sum += end_s - begin_s
             self._counters.read_s_max = max(self._counters.read_s_max, end_s - begin_s)
+            if not self._inventory.can_wait:
+                self._pace.note(reading, begin_s, processor_s, end_s - begin_s)
             self._deliver(reading)
             if not reading.more or self._stopping.is_set():
                 return not self._stopping.is_set()
@@ -143,12 +154,12 @@ class Sampler:
             self._counters.missed_ticks += 1
         self._counters.source_progress = self._source.progress()
 
-    def _next_tick(self, tick: int, start_s: float) -> int:
+    def _next_tick(self, tick: int, start_s: float, interval_s: float) -> int:
         following = tick + 1
-        behind_s = self._monotonic() - (start_s + following * self._interval_s)
-        if behind_s <= self._interval_s * _TOLERATED_LATENESS:
+        behind_s = self._monotonic() - (start_s + following * interval_s)
+        if behind_s <= interval_s * _TOLERATED_LATENESS:
             return following
-        skipped = math.ceil(behind_s / self._interval_s - _TOLERATED_LATENESS)
+        skipped = math.ceil(behind_s / interval_s - _TOLERATED_LATENESS)
         if not self._inventory.can_wait:
             self._missed += skipped
             self._counters.missed_ticks += skipped

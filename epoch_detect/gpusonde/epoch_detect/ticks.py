@@ -19,7 +19,9 @@ IntArray = npt.NDArray[np.int64]
 Float32Array = npt.NDArray[np.float32]
 
 LEAST_TICKS = 32
-HOLE = 5.0  # usual distances between ticks: a longer one is a hole, of which nothing is known
+_HOLE = 5.0  # usual distances between ticks: a longer one is a hole, of which nothing is known
+_NEIGHBOURS = 5  # steps on either side that tell a slower rate from a hole
+_SLOWER = 1.9  # usual distances: below it is jitter; the first slower rate of an agent is half of the full one
 
 # Metrics that react within a tick or two, best first; used for the places of the boundaries.
 _FASTEST_FIRST = ("sm_active", "graphics_active", "dram_active", "tensor_active", "gpu_utilization")
@@ -104,6 +106,26 @@ def trace_values(trace: Trace, metrics: Sequence[str] | None) -> tuple[tuple[str
     return names, np.array([trace.values[n] for n in names]).reshape(len(names), len(trace))
 
 
+def holes(steps: FloatArray | IntArray) -> npt.NDArray[np.bool_]:
+    """Say which steps from tick to tick are holes.
+
+    One that is much longer than usual is, unless those right before it or right after it are like it: an agent samples
+    less often while no GPU works or reading is dear, and its ticks then speak for the longer time.
+
+    Args:
+        steps: Shape (n,), n at least 1, positive.
+    """
+    usual = float(np.median(steps))
+    found = steps > _HOLE * usual
+    if steps.size <= _NEIGHBOURS or not found.any():
+        return np.asarray(found)
+    around = np.median(np.lib.stride_tricks.sliding_window_view(steps, _NEIGHBOURS), axis=1)
+    nearby = np.zeros(steps.size)
+    nearby[_NEIGHBOURS:] = around[:-1]
+    nearby[:-_NEIGHBOURS] = np.maximum(nearby[:-_NEIGHBOURS], around[1:])
+    return np.asarray(found & ((steps > _HOLE * nearby) | (nearby < _SLOWER * usual)))
+
+
 def seconds_seen(time_s: FloatArray) -> FloatArray:
     """For how many seconds each tick speaks: those since the tick before it, none after a hole.
 
@@ -111,7 +133,7 @@ def seconds_seen(time_s: FloatArray) -> FloatArray:
         time_s: Shape (n,), n at least 2, increasing.
     """
     steps = np.diff(time_s, prepend=time_s[0])
-    return np.where(steps <= HOLE * float(np.median(steps[1:])), steps, 0.0)
+    return np.where(np.concatenate([[False], holes(steps[1:])]), 0.0, steps)
 
 
 def active_range(ticks: Ticks) -> tuple[int, int]:

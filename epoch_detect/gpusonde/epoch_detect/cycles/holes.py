@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusonde.epoch_detect.cycles.boundaries import Epochs
-from gpusonde.epoch_detect.ticks import HOLE, IntArray, Ticks
+from gpusonde.epoch_detect.ticks import IntArray, Ticks, holes
 from gpusonde.telemetry import FloatArray
 
 _LONGEST_HOLE = 0.25  # of the time that was seen: a longer one would leave too coarse a grid for the rest
@@ -48,7 +48,7 @@ def with_short_holes(ticks: Ticks) -> tuple[Ticks, Clock]:
     real_us = ticks.time_us - ticks.time_us[0]
     steps = np.diff(real_us)
     usual = float(np.median(steps))
-    seen = float(steps[steps <= HOLE * usual].sum())
+    seen = float(steps[~holes(steps)].sum())
     longest = int(max(_LONGEST_HOLE * seen, _LEAST_LONGEST_HOLE * usual))
     short_us = real_us
     if steps.max() > longest:
@@ -69,7 +69,7 @@ def seen_epochs(epochs: Epochs, time_us: IntArray) -> Epochs:
     """
     time_s = (time_us - time_us[0]) * 1e-6
     steps = np.diff(time_s)
-    hole = steps > HOLE * float(np.median(steps))
+    hole = holes(steps)
     if not hole.any() or not epochs.starts_s.size:
         return epochs
     without_ticks = np.concatenate([[0.0], np.cumsum(np.where(hole, steps, 0.0))])

@@ -1,0 +1,255 @@
+"""How often the GPUs are read: at full rate while they work, less often while they idle or reading costs too much.
+
+A slower pace is a choice, so its longer steps are not missed ticks; every tick still carries the time at which it was
+taken. What is decided follows from the readings alone:
+
+* **Idle.** No GPU worked for ``idle_after_s``: one reading every ``idle_interval_s``. The first sign of work, or device
+  memory that is taken or given back (which comes seconds before the first kernel), brings the full rate back with the
+  next tick.
+* **Budget.** Reading takes more than its share of a core, or most of the time between two ticks: the next slower of
+  the steps x1, x2, x5, x10. It is left once the faster one would cost clearly less for a while.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from gpusonde.agent.counters import SelfCounters
+from gpusonde.agent.sources.base import GpuTicks, Reading
+from gpusonde.telemetry import FloatArray, Metric, Unit
+
+log = logging.getLogger(__name__)
+
+# Multiples of the configured interval.
+_STEPS = (1, 2, 5, 10)
+# Below what a run's activity is (0.05): a tick of a second in which a job began late must be noticed too.
+_WORKING = 0.01
+_MEMORY_CHANGE_BYTES = 16.0 * (1 << 20)
+# Readings that take longer than this share of the interval make the next one late, whatever the processor did.
+_LONGEST_READING = 0.8
+# The cost is judged over so many seconds, so that one stalled reading decides nothing.
+_JUDGED_S = 5.0
+# The faster step must be affordable by this margin for so long, or the pace would swing.
+_MARGIN = 0.7
+_RECOVERY_S = 30.0
+
+
+@dataclass(frozen=True)
+class PaceSettings:
+    """What an operator allows.
+
+    Attributes:
+        interval_s: Seconds between ticks at full rate.
+        idle_interval_s: The same while no GPU works; no slower than full rate if it is not longer.
+        idle_after_s: Seconds without work after which that begins.
+        read_budget: Share of one core that reading may take.
+    """
+
+    interval_s: float
+    idle_interval_s: float
+    idle_after_s: float
+    read_budget: float
+
+
+class Pace(Protocol):
+    """Says how long to wait between ticks."""
+
+    @property
+    def interval_s(self) -> float:
+        """Seconds from the last tick to the next."""
+        ...
+
+    def note(self, reading: Reading, now_s: float, processor_s: float, elapsed_s: float) -> None:
+        """Take a reading, when it was (monotonic clock) and what it cost in processor time and in time."""
+        ...
+
+
+@dataclass(frozen=True)
+class FixedPace:
+    """The same interval always.
+
+    Attributes:
+        interval_s: Seconds between ticks.
+    """
+
+    interval_s: float
+
+    def note(self, reading: Reading, now_s: float, processor_s: float, elapsed_s: float) -> None:
+        """See :class:`Pace`."""
+
+
+class AdaptivePace:
+    """Slows down as described above. Used by the sampler's thread alone.
+
+    Args:
+        settings: What is allowed.
+        metrics: Columns of the readings.
+        gpus: Number of GPUs.
+        counters: Filled with the interval in force and the number of slow-downs by reason.
+    """
+
+    def __init__(self, settings: PaceSettings, metrics: Sequence[Metric], gpus: int, counters: SelfCounters) -> None:
+        self._settings = settings
+        self._work = WorkWatch(metrics, gpus)
+        self._budget = ReadBudget(settings.interval_s, settings.read_budget)
+        self._counters = counters
+        self._last_work_s = -math.inf
+        self._idle = False
+        counters.sampling_interval_s = settings.interval_s
+
+    @property
+    def interval_s(self) -> float:
+        """See :class:`Pace`."""
+        within_budget_s = self._settings.interval_s * self._budget.multiple
+        return max(within_budget_s, self._settings.idle_interval_s) if self._idle else within_budget_s
+
+    def note(self, reading: Reading, now_s: float, processor_s: float, elapsed_s: float) -> None:
+        """See :class:`Pace`."""
+        if self._last_work_s == -math.inf or self._work.sees_work(reading):
+            self._last_work_s = now_s
+        self._weigh(now_s, processor_s, elapsed_s)
+        idle = self._settings.idle_interval_s > self._settings.interval_s and (
+            now_s - self._last_work_s >= self._settings.idle_after_s
+        )
+        if idle and not self._idle:
+            self._count("idle")
+            log.info(
+                "no GPU has worked for %.0f s: sampling every %g s until one does",
+                now_s - self._last_work_s,
+                self._settings.idle_interval_s,
+            )
+        elif self._idle and not idle:
+            log.info("a GPU works: sampling every %g s again", self._settings.interval_s * self._budget.multiple)
+        self._idle = idle
+        self._counters.sampling_interval_s = self.interval_s
+
+    def _weigh(self, now_s: float, processor_s: float, elapsed_s: float) -> None:
+        before = self._budget.multiple
+        self._budget.note(now_s, self.interval_s, processor_s, elapsed_s)
+        after = self._budget.multiple
+        if after == before:
+            return
+        if after > before:
+            self._count("read_budget")
+        log.log(
+            logging.WARNING if after > before else logging.INFO,
+            "a reading takes %.0f ms, %.0f ms of them on a core (source.read_budget %g): sampling every %g s",
+            self._budget.elapsed_s * 1e3,
+            self._budget.processor_s * 1e3,
+            self._settings.read_budget,
+            self._settings.interval_s * after,
+        )
+
+    def _count(self, reason: str) -> None:
+        self._counters.slowdowns[reason] = self._counters.slowdowns.get(reason, 0) + 1
+
+
+class WorkWatch:
+    """Tells whether a GPU works, of readings alone.
+
+    Args:
+        metrics: Columns of the readings.
+        gpus: Number of GPUs.
+    """
+
+    def __init__(self, metrics: Sequence[Metric], gpus: int) -> None:
+        video = ("encoder_utilization", "decoder_utilization")
+        self._ratios = [i for i, m in enumerate(metrics) if m.unit is Unit.RATIO and m.name not in video]
+        self._memory = next((i for i, m in enumerate(metrics) if m.name == "framebuffer_used_bytes"), None)
+        self._memory_bytes = [math.nan] * gpus
+
+    def sees_work(self, reading: Reading) -> bool:
+        """Whether any GPU of the reading works or may work; a GPU that tells nothing of it may.
+
+        A reading without ticks (all GPUs lost, an engine that is late) and one that only repeats idle is no work.
+        """
+        # Every GPU is looked at: the memory of each is to be compared with the next reading.
+        works = [self._works(ticks) for ticks in reading.ticks]
+        return any(works)
+
+    def _works(self, ticks: GpuTicks) -> bool:
+        if not ticks.values.shape[1]:
+            return False
+        moved = self._memory_moved(ticks)
+        ratios: FloatArray = ticks.values[self._ratios]
+        known = np.isfinite(ratios)
+        return moved or not bool(known.any()) or bool((ratios[known] > _WORKING).any())
+
+    def _memory_moved(self, ticks: GpuTicks) -> bool:
+        if self._memory is None:
+            return False
+        row = ticks.values[self._memory]
+        row = row[np.isfinite(row)]
+        if not row.size:
+            return False
+        before, self._memory_bytes[ticks.gpu] = self._memory_bytes[ticks.gpu], float(row[-1])
+        return bool(np.abs(row - before).max() >= _MEMORY_CHANGE_BYTES)
+
+
+class ReadBudget:
+    """Chooses among the steps by what reading costs.
+
+    Args:
+        interval_s: Seconds between ticks at full rate.
+        share: Share of one core that reading may take.
+    """
+
+    def __init__(self, interval_s: float, share: float) -> None:
+        self._interval_s = interval_s
+        self._share = share
+        self._step = 0
+        self._seen_s = 0.0
+        self._here_s = 0.0
+        self._cheap_since_s: float | None = None
+        self.processor_s = 0.0
+        self.elapsed_s = 0.0
+
+    @property
+    def multiple(self) -> int:
+        """By what the interval at full rate is to be multiplied."""
+        return _STEPS[self._step]
+
+    def note(self, now_s: float, interval_s: float, processor_s: float, elapsed_s: float) -> None:
+        """Take the cost of one reading.
+
+        Args:
+            now_s: When, monotonic clock.
+            interval_s: Seconds that the reading stands for.
+            processor_s: Seconds of processor time.
+            elapsed_s: Seconds.
+        """
+        self._seen_s += interval_s
+        self._here_s += interval_s
+        # A mean over all at first, so that the slow first reading does not outweigh the rest.
+        weight = interval_s / min(self._seen_s, max(_JUDGED_S, interval_s))
+        self.processor_s += weight * (processor_s - self.processor_s)
+        self.elapsed_s += weight * (elapsed_s - self.elapsed_s)
+        if self._here_s < _JUDGED_S:
+            return
+        if self._load(self._step) > 1.0:
+            self._cheap_since_s = None
+            if self._step + 1 < len(_STEPS):
+                self._move(self._step + 1)
+        elif self._step and self._load(self._step - 1) < _MARGIN:
+            if self._cheap_since_s is None:
+                self._cheap_since_s = now_s
+            elif now_s - self._cheap_since_s >= _RECOVERY_S:
+                self._move(self._step - 1)
+        else:
+            self._cheap_since_s = None
+
+    def _move(self, step: int) -> None:
+        self._step = step
+        self._here_s = 0.0
+        self._cheap_since_s = None
+
+    def _load(self, step: int) -> float:
+        """What reading would cost at a step, as a multiple of what is allowed."""
+        interval_s = self._interval_s * _STEPS[step]
+        return max(self.processor_s / (self._share * interval_s), self.elapsed_s / (_LONGEST_READING * interval_s))
