@@ -67,6 +67,9 @@ class RunsConfig:
     held_end_s: float = option("duration", 1800.0, "the same while the job still holds its device memory")
     gap_end_s: float = option("duration", 600.0, "time without ticks that ends a run")
     silence_end_s: float = option("duration", 86_400.0, "time without records, on the collector's clock, that does so")
+    track: bool = option(
+        "switch", True, "look for runs and epochs; without, the collector only takes and keeps samples"
+    )
     track_interval_s: float = option("duration", 0.5, "time between rounds of tracking")
     state_interval_s: float = option(
         "duration", 300.0, "time between two stored states of an open run; a crash costs reading again so much of it"

@@ -175,8 +175,9 @@ class _Collector:
             if self._config.prediction.model:
                 await asyncio.get_running_loop().run_in_executor(self._executors["query"], self._predictor.model)
             self._agents.restore(self._store.agents())
-            self._store.subscribe(self._pipeline.touch)
-            self._pipeline.restore([(gpu.agent_id, gpu.gpu_uuid) for gpu in self._store.gpus()])
+            if self._config.runs.track:
+                self._store.subscribe(self._pipeline.touch)
+                self._pipeline.restore([(gpu.agent_id, gpu.gpu_uuid) for gpu in self._store.gpus()])
             listen = self._config.server.listen
             reflect = self._config.server.reflection
             server = build_server(
@@ -192,9 +193,10 @@ class _Collector:
             committing = asyncio.ensure_future(self._committer.run())
             others = [
                 asyncio.ensure_future(self._gate.run()),
-                asyncio.ensure_future(self._pipeline.run()),
                 asyncio.ensure_future(self._seal_for_ever()),
             ]
+            if self._config.runs.track:
+                others.append(asyncio.ensure_future(self._pipeline.run()))
             await server.start()
             await self._health.set_ingest(True)
             await self._health.set_query(True)
@@ -225,7 +227,8 @@ class _Collector:
     async def _finish(self) -> None:
         """Bring runs up to date and turn the log into a segment, so that the next start is quick."""
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._executors["track"], self._pipeline.finish)
+        if self._config.runs.track:
+            await loop.run_in_executor(self._executors["track"], self._pipeline.finish)
         try:
             await loop.run_in_executor(self._executors["seal"], self._store.seal)
         except StoreError as error:

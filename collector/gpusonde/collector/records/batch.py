@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import math
+from collections.abc import Sequence
+from itertools import groupby
+from typing import NamedTuple
+
 import numpy as np
 import zstandard
 
 from gpusonde.collector.records.errors import RecordError
-from gpusonde.collector.records.fields import check_count, check_finite, check_index, check_time
+from gpusonde.collector.records.fields import check_count, check_index, check_time
 from gpusonde.collector.records.limits import Limits
 from gpusonde.collector.records.model import BatchRecord, Blanks, Block, Float32Array, InventoryRecord, Layout
 from gpusonde.common.v1 import gpu_pb2
@@ -34,72 +40,112 @@ def decode_batch(message: ingest_pb2.SampleBatch, inventory: InventoryRecord, li
         raise RecordError("batch.encoding", f"number {message.encoding} is none of those that HelloAck allows")
     # Every block may expand to its own cap; together they may not expand beyond a few plain records.
     budget = 4 * limits.record_bytes
-    blocks = []
-    last_time: dict[str, int] = {}
+    expander = zstandard.ZstdDecompressor(max_window_size=_LARGEST_WINDOW_BYTES)
+    opened = []
     for i, wire in enumerate(message.blocks):
-        field = f"batch.blocks[{i}]"
-        block = _block(wire, message.encoding, inventory, limits, field)
-        budget -= block.nbytes
+        open_block = _open(wire, message.encoding, expander, inventory, limits, i)
+        budget -= open_block.ticks * 8 + len(open_block.plain) + 8 * len(open_block.bases)
         if budget < 0:
             raise RecordError(
-                f"{field}.values", f"the batch holds more than {4 * limits.record_bytes} bytes of samples"
+                f"batch.blocks[{i}].values", f"the batch holds more than {4 * limits.record_bytes} bytes of samples"
             )
-        first = int(block.time_unix_nano[0])
+        opened.append(open_block)
+    # An agent samples all of its GPUs at once, so that all blocks are mostly of one length and are decoded together.
+    blocks = [block for _, alike in groupby(opened, lambda b: b.ticks) for block in _decode(list(alike), inventory)]
+    last_time: dict[str, int] = {}
+    for i, block in enumerate(blocks):
+        first, last = block.time_unix_nano[[0, -1]].tolist()
         if first <= last_time.get(block.gpu_uuid, -1):
             raise RecordError(
-                f"{field}.start_time_unix_nano", "does not come after the previous block of the same GPU in the batch"
+                f"batch.blocks[{i}].start_time_unix_nano",
+                "does not come after the previous block of the same GPU in the batch",
             )
-        last_time[block.gpu_uuid] = int(block.time_unix_nano[-1])
-        blocks.append(block)
+        last_time[block.gpu_uuid] = last
     return BatchRecord(tuple(blocks))
 
 
-def _block(wire: ingest_pb2.GpuBlock, encoding: int, inventory: InventoryRecord, limits: Limits, field: str) -> Block:
+class _OpenBlock(NamedTuple):
+    """A block whose sizes agree; ``plain`` holds its values, not compressed any more."""
+
+    number: int
+    gpu_uuid: str
+    ticks: int
+    start: int
+    offsets: bytes
+    plain: bytes
+    bases: tuple[float, ...]
+    missed: int
+    blanks: list[Blanks]
+
+
+def _open(
+    wire: ingest_pb2.GpuBlock,
+    encoding: int,
+    expander: zstandard.ZstdDecompressor,
+    inventory: InventoryRecord,
+    limits: Limits,
+    index: int,
+) -> _OpenBlock:
+    """Check everything of a block but its numbers, and expand it."""
+    field = f"batch.blocks[{index}]"
     layout = inventory.layout
     gpu = inventory.gpus[check_index(wire.gpu, f"{field}.gpu", len(inventory.gpus), "GPUs")]
     ticks = wire.tick_count
     if not 0 < ticks <= limits.ticks:
         raise RecordError(f"{field}.tick_count", f"{ticks} is not between 1 and {limits.ticks}")
     start = check_time(wire.start_time_unix_nano, f"{field}.start_time_unix_nano")
-    if len(wire.tick_offsets_us) != 4 * ticks:
+    offsets = wire.tick_offsets_us
+    if len(offsets) != 4 * ticks:
+        raise RecordError(f"{field}.tick_offsets_us", f"has {len(offsets)} bytes; {ticks} ticks need {4 * ticks}")
+    bases = tuple(wire.counter_bases)
+    if len(bases) != len(layout.counters):
         raise RecordError(
-            f"{field}.tick_offsets_us", f"has {len(wire.tick_offsets_us)} bytes; {ticks} ticks need {4 * ticks}"
+            f"{field}.counter_bases", f"has {len(bases)} entries; the inventory has {len(layout.counters)} counters"
         )
-    offsets = np.frombuffer(wire.tick_offsets_us, dtype="<i4").astype(np.int64)
-    if offsets[0] < 0 or (ticks > 1 and not (np.diff(offsets) > 0).all()):
-        raise RecordError(f"{field}.tick_offsets_us", "does not increase from tick to tick")
-    if len(wire.counter_bases) != len(layout.counters):
-        raise RecordError(
-            f"{field}.counter_bases",
-            f"has {len(wire.counter_bases)} entries; the inventory has {len(layout.counters)} counters",
-        )
-    bases = [check_finite(base, f"{field}.counter_bases[{i}]") for i, base in enumerate(wire.counter_bases)]
-    plain = _plain(wire.values, encoding, 4 * ticks * len(layout.metrics), f"{field}.values")
-    values = np.frombuffer(plain, dtype="<f4").reshape(len(layout.metrics), ticks).astype(np.float32)
-    blanks = _declared_blanks(wire, layout, f"{field}.blank_counts")
-    blanks += _blank_out_implausible(values, layout)
-    return Block(
-        gpu.gpu_uuid, layout, start + offsets * 1000, values, np.array(bases, dtype=np.float64), wire.missed_ticks,
-        tuple(blanks),
-    )  # fmt: skip
+    for i, base in enumerate(bases):
+        if not math.isfinite(base):
+            raise RecordError(f"{field}.counter_bases[{i}]", f"{base} is not a finite number")
+    plain = _plain(wire.values, encoding, expander, 4 * ticks * len(layout.metrics), f"{field}.values")
+    declared = _declared_blanks(wire, layout, f"{field}.blank_counts")
+    return _OpenBlock(index, gpu.gpu_uuid, ticks, start, offsets, plain, bases, wire.missed_ticks, declared)
 
 
-def _plain(data: bytes, encoding: int, size: int, field: str) -> bytes:
+def _decode(alike: Sequence[_OpenBlock], inventory: InventoryRecord) -> list[Block]:
+    """Turn blocks of one length into arrays, all at once: NumPy's calls cost more here than its arithmetic."""
+    layout, count, ticks = inventory.layout, len(alike), alike[0].ticks
+    offsets = np.frombuffer(b"".join(b.offsets for b in alike), dtype="<i4").reshape(count, ticks).astype(np.int64)
+    good = offsets[:, 0] >= 0
+    if ticks > 1:
+        good &= (offsets[:, 1:] > offsets[:, :-1]).all(axis=1)
+    if not good.all():
+        number = alike[int(np.argmin(good))].number
+        raise RecordError(f"batch.blocks[{number}].tick_offsets_us", "does not increase from tick to tick")
+    times = np.array([b.start for b in alike], dtype=np.int64)[:, None] + offsets * 1000
+    plain = b"".join(b.plain for b in alike)
+    values = np.frombuffer(plain, dtype="<f4").reshape(count, len(layout.metrics), ticks).astype(np.float32)
+    implausible = _blank_out_implausible(values, layout)
+    bases = np.array([b.bases for b in alike], dtype=np.float64).reshape(count, len(layout.counters))
+    return [
+        Block(b.gpu_uuid, layout, times[i], values[i], bases[i], b.missed, (*b.blanks, *implausible.get(i, ())))
+        for i, b in enumerate(alike)
+    ]
+
+
+def _plain(data: bytes, encoding: int, expander: zstandard.ZstdDecompressor, size: int, field: str) -> bytes:
     if encoding == ingest_pb2.ENCODING_FLOAT32_LE_ZSTD:
-        data = _decompress(data, size, field)
+        data = _decompress(data, expander, size, field)
     if len(data) != size:
         raise RecordError(field, f"has {len(data)} bytes; ticks times metrics of the inventory need {size}")
     return data
 
 
-def _decompress(data: bytes, size: int, field: str) -> bytes:
+def _decompress(data: bytes, expander: zstandard.ZstdDecompressor, size: int, field: str) -> bytes:
     """Expand one zstd frame to exactly ``size`` bytes, never to more."""
     try:
         declared = zstandard.frame_content_size(data)
         # The library trusts the size in the frame's header over max_output_size, so it has to be looked at first.
         if declared not in (-1, size):
             raise RecordError(field, f"its zstd frame declares {declared} bytes; ticks times metrics need {size}")
-        expander = zstandard.ZstdDecompressor(max_window_size=_LARGEST_WINDOW_BYTES)
         return expander.decompress(data, max_output_size=size, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise RecordError(field, f"is not one zstd frame of {size} bytes: {error}") from None
@@ -118,20 +164,23 @@ def _declared_blanks(wire: ingest_pb2.GpuBlock, layout: Layout, field: str) -> l
     return blanks
 
 
-def _blank_out_implausible(values: Float32Array, layout: Layout) -> list[Blanks]:
+def _blank_out_implausible(values: Float32Array, layout: Layout) -> dict[int, list[Blanks]]:
+    """Make NaN of what cannot be, in ``values`` of shape (blocks, metrics, ticks); return the blanks of each block."""
     lower, upper = _bounds(layout)
-    with np.errstate(invalid="ignore"):
-        implausible = (values < lower) | (values > upper)
+    # NaN compares false, so that only what is there and cannot be is found.
+    implausible = (values < lower) | (values > upper)
     if not implausible.any():
-        return []
+        return {}
     values[implausible] = np.nan
-    return [
-        Blanks(layout.metrics[i], gpu_pb2.BLANK_REASON_OUT_OF_RANGE, int(count))
-        for i, count in enumerate(implausible.sum(axis=1))
-        if count
-    ]
+    counts = implausible.sum(axis=2)
+    found: dict[int, list[Blanks]] = {}
+    for block, column in np.argwhere(counts).tolist():
+        blank = Blanks(layout.metrics[column], gpu_pb2.BLANK_REASON_OUT_OF_RANGE, int(counts[block, column]))
+        found.setdefault(block, []).append(blank)
+    return found
 
 
+@functools.lru_cache(maxsize=64)
 def _bounds(layout: Layout) -> tuple[Float32Array, Float32Array]:
     """Return the plausible range of every column, shape (metrics, 1) each; only infinities are out of a counter's."""
     largest = np.finfo(np.float32).max
