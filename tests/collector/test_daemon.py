@@ -12,12 +12,14 @@ from support.trace_records import trace_records
 from support.wire_agent import START_NS, WireStream, hello, wait_until
 
 from gpusonde.collector.client import Client
-from gpusonde.collector.server import AddressInUseError, is_loopback
+from gpusonde.collector.server import AddressInUseError
 from gpusonde.epoch_detect import detect
 from gpusonde.predictor.crossgpu import ModelFileError
 from gpusonde.service.notify import notify
+from gpusonde.service.tls import is_loopback
 from gpusonde.telemetry import read_trace
 
+OPEN_TO_ALL = {"security__plaintext": "anywhere", "security__anonymous": "anywhere"}
 DEMO_TRACE = Path(__file__).parents[1] / "data" / "demo_trace.parquet"
 UNIT = Path(__file__).parents[2] / "deploy" / "systemd" / "gpusonde-collector.service"
 
@@ -38,8 +40,12 @@ def test_the_address_is_in_a_file_while_the_collector_serves(tmp_path):
 
 
 def test_listening_to_the_world_is_warned_about(tmp_path, caplog):
-    with caplog.at_level(logging.WARNING), ThreadCollector(tmp_path / "data", server__listen="0.0.0.0:0"):
-        wait_until(lambda: "reachable from other hosts, without encryption" in caplog.text)
+    with (
+        caplog.at_level(logging.WARNING),
+        ThreadCollector(tmp_path / "data", server__listen="0.0.0.0:0", **OPEN_TO_ALL),
+    ):
+        wait_until(lambda: "reachable from other hosts without encryption" in caplog.text)
+        wait_until(lambda: "takes callers without certificate and token" in caplog.text)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +65,7 @@ def test_a_model_that_cannot_be_used_keeps_the_collector_from_starting(tmp_path)
 
 def test_an_address_that_is_not_ours_keeps_the_collector_from_starting(tmp_path):
     with pytest.raises(AddressInUseError, match="no address of this host"):
-        ThreadCollector(tmp_path / "data", server__listen="192.0.2.1:7433").__enter__()
+        ThreadCollector(tmp_path / "data", server__listen="192.0.2.1:7433", **OPEN_TO_ALL).__enter__()
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")

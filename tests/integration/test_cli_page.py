@@ -73,6 +73,7 @@ def answers(
         ],
         "record": [ask("record", str(folder / "copy.csv"), "--replay", trace, "--speed", "1000")],
         "collector": [collector_report, ask("collector", "--print-config")],
+        "token": [ask("token", "new", "--role", "agent", "--agent-id", "host-*")],
         "runs": [ask("runs", *at)],
         "epochs": [ask("epochs", "--latest", *at), ask("epochs", run["run_id"], "--total-epochs", "40", *at)],
         "gpus": [ask("gpus"), ask("gpus", "V100")],

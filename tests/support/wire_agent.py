@@ -11,6 +11,7 @@ import numpy as np
 
 from gpusonde.common.v1 import gpu_pb2, metric_pb2
 from gpusonde.ingest.v1 import ingest_pb2, ingest_pb2_grpc
+from gpusonde.service.tls import ClientSecurity
 from gpusonde.telemetry import MetricKind, Unit, metric
 
 UNITS = {
@@ -99,11 +100,17 @@ class StreamEnded(Exception):
 class WireStream:
     """One stream. Everything waits at most ``timeout_s`` and then fails the test."""
 
-    def __init__(self, target, greeting, timeout_s=20.0):
-        self._channel = grpc.insecure_channel(target, options=[("grpc.use_local_subchannel_pool", 1)])
+    def __init__(self, target, greeting, timeout_s=20.0, security=None):
+        access = (security or ClientSecurity()).load(target)
+        options = [("grpc.use_local_subchannel_pool", 1), *access.options]
+        self._channel = (
+            grpc.secure_channel(target, access.credentials, options)
+            if access.credentials
+            else grpc.insecure_channel(target, options)
+        )
         self._out = queue.SimpleQueue()
         self._call = ingest_pb2_grpc.IngestServiceStub(self._channel).StreamSamples(
-            iter(self._out.get, None), timeout=timeout_s, wait_for_ready=True
+            iter(self._out.get, None), timeout=timeout_s, wait_for_ready=True, metadata=access.metadata
         )
         self.acked = 0
         self.drain = None

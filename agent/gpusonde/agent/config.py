@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
+from gpusonde.service.tls import ClientSecurity
 from gpusonde.settings import ConfigError, Configuration, LogConfig, format_duration, format_size, option
 
 __all__ = ["AgentConfig", "ConfigError", "SourceConfig"]
@@ -97,6 +98,20 @@ class UplinkConfig:
     compression: str = option("text", "zstd", "zstd or none")
     max_unacked_records: int = option("count", 64, "most records in flight without an acknowledgement")
     drain_timeout_s: float = option("duration", 10.0, "time to empty the spool to the collector when stopped")
+    tls_ca: str = option(
+        "text", "", "PEM file with the authority of the collector's certificate; empty: plain text, for loopback only"
+    )
+    tls_certificate: str = option("text", "", "PEM file with this agent's certificate and its chain; empty: none")
+    tls_key: str = option("text", "", "PEM file with the certificate's key, not encrypted")
+    server_name: str = option(
+        "text", "", "name that the collector's certificate must have; empty: the host of uplink.collector"
+    )
+    token_file: str = option("text", "", "file with a token of 'gpusonde token new', instead of a certificate")
+
+    @property
+    def security(self) -> ClientSecurity:
+        """The files that prove who the agent is and who the collector."""
+        return ClientSecurity(self.tls_ca, self.tls_certificate, self.tls_key, self.server_name, self.token_file)
 
 
 @dataclass(frozen=True)
@@ -165,3 +180,5 @@ def _check(config: AgentConfig) -> None:
         raise ConfigError("uplink.max_unacked_records must lie between 1 and 10000; the default is 64")
     if not uplink.collector:
         raise ConfigError("uplink.collector is empty; give the collector's host:port")
+    if problem := uplink.security.problem(uplink.collector):
+        raise ConfigError(f"uplink.tls_ca, tls_certificate, tls_key, server_name and token_file: {problem}")

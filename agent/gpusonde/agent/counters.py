@@ -35,6 +35,8 @@ class SelfCounters:
         sampling_interval_s: Seconds between ticks as they are taken now; 0 before the first.
         slowdowns: How often they were taken less often than configured, by reason.
         source_progress: Share of a finite source that was read, 0..1; None for hardware.
+        throttled: A collector asks for less at the moment.
+        certificate_expiry_unix_s: When the certificate of the latest connection expires; None without one.
     """
 
     ticks: int = 0
@@ -59,6 +61,8 @@ class SelfCounters:
     sampling_interval_s: float = 0.0
     slowdowns: dict[str, int] = field(default_factory=dict)
     source_progress: float | None = None
+    throttled: bool = False
+    certificate_expiry_unix_s: float | None = None
 
     @property
     def unacked_records(self) -> int:

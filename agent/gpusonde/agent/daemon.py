@@ -207,6 +207,7 @@ class Agent:
             ),
             self._counters,
             on_batch_interval=pace.ask,
+            security=uplink_config.security,
         )
         writer = SpoolWriter(
             self._spool,

@@ -29,6 +29,7 @@ COMMANDS = (
     "agent",
     "record",
     "collector",
+    "token",
     "runs",
     "epochs",
     "gpus",

@@ -67,17 +67,6 @@ def add_command(subparsers: Subparsers, common: Parser, name: str, summary: str,
     )
 
 
-def add_collector_option(parser: argparse.ArgumentParser) -> None:
-    """Declare ``--collector`` of the commands that ask one."""
-    parser.add_argument(
-        "--collector",
-        type=address,
-        default=DEFAULT_COLLECTOR,
-        metavar="HOST:PORT",
-        help=f"address of the collector (default: {DEFAULT_COLLECTOR})",
-    )
-
-
 def positive_number(text: str) -> float:
     """Argument type: a finite number above zero."""
     value = _number(text)

@@ -27,6 +27,7 @@ from gpusonde.collector.answers import (
     RunInfo,
 )
 from gpusonde.query.v1 import query_pb2, query_pb2_grpc
+from gpusonde.service.tls import ClientSecurity
 from gpusonde.telemetry import Trace
 
 __all__ = [
@@ -72,12 +73,23 @@ class Client:
     Args:
         target: The collector's address, ``host:port``.
         timeout_s: Longest wait for an answer; reading samples may take ten times as long.
+        security: Files of certificate, authority and token; read once, here.
+
+    Raises:
+        gpusonde.service.tls.TlsError: One of those files cannot be used.
     """
 
-    def __init__(self, target: str, timeout_s: float = 30.0) -> None:
+    def __init__(self, target: str, timeout_s: float = 30.0, security: ClientSecurity | None = None) -> None:
         self._target = target
         self._timeout_s = timeout_s
-        self._channel = grpc.insecure_channel(target, options=[("grpc.max_receive_message_length", 64 << 20)])
+        access = (security or ClientSecurity()).load(target)
+        self._metadata = access.metadata
+        options = [("grpc.max_receive_message_length", 64 << 20), *access.options]
+        self._channel = (
+            grpc.insecure_channel(target, options=options)
+            if access.credentials is None
+            else grpc.secure_channel(target, access.credentials, options=options)
+        )
         self._stub = query_pb2_grpc.QueryServiceStub(self._channel)  # type: ignore[no-untyped-call]
 
     def __enter__(self) -> Client:
@@ -108,7 +120,7 @@ class Client:
         while limit is None or len(runs) < limit:
             request.page_size = _PAGE_SIZE if limit is None else min(_PAGE_SIZE, limit - len(runs))
             with self._errors():
-                response = self._stub.ListRuns(request, timeout=self._timeout_s)
+                response = self._stub.ListRuns(request, timeout=self._timeout_s, metadata=self._metadata)
             runs += [_run(run) for run in response.runs]
             request.page_token = response.next_page_token
             if not response.next_page_token:
@@ -134,7 +146,7 @@ class Client:
         )
         while True:
             with self._errors():
-                response = self._stub.ListEpochs(request, timeout=self._timeout_s)
+                response = self._stub.ListEpochs(request, timeout=self._timeout_s, metadata=self._metadata)
             epochs += [_epoch(epoch) for epoch in response.epochs]
             request.page_token = response.next_page_token
             if not response.next_page_token:
@@ -207,7 +219,7 @@ class Client:
             request.end_time.FromNanoseconds(end_unix_nano)
         stream = io.BytesIO()
         with self._errors():
-            for response in self._stub.ReadSamples(request, timeout=10 * self._timeout_s):
+            for response in self._stub.ReadSamples(request, timeout=10 * self._timeout_s, metadata=self._metadata):
                 stream.write(response.arrow_ipc)
         return _trace(gpu_uuid, stream.getvalue())
 
@@ -224,7 +236,7 @@ class Client:
 
     def _predict(self, request: query_pb2.PredictEpochLatencyRequest) -> PredictionSet:
         with self._errors():
-            response = self._stub.PredictEpochLatency(request, timeout=self._timeout_s)
+            response = self._stub.PredictEpochLatency(request, timeout=self._timeout_s, metadata=self._metadata)
         return PredictionSet(
             tuple(_prediction(prediction) for prediction in response.predictions),
             response.model_version,
@@ -244,9 +256,15 @@ class Client:
             if code == "UNAVAILABLE":
                 details = f"no collector answers at {self._target} ({details})"
                 advice = "start one with 'gpusonde collector', or give its address"
+                if any(word in details.lower() for word in ("handshake", "certificate", "verification")):
+                    advice = "check --tls-ca, --tls-cert and --tls-key, and that no certificate has expired"
             elif code == "DEADLINE_EXCEEDED":
                 details = f"the collector at {self._target} did not answer in time"
                 advice = "try again, or look at its log"
+            elif code == "UNAUTHENTICATED":
+                advice = "give --tls-cert and --tls-key, or --token-file"
+            elif code == "PERMISSION_DENIED":
+                advice = "ask with a certificate or token of another role"
             raise CollectorError(code, details, advice) from error
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
+from gpusonde.service.tls import is_loopback
 from gpusonde.settings import ConfigError, Configuration, LogConfig, option
 
 __all__ = ["CollectorConfig", "ConfigError"]
@@ -25,6 +26,29 @@ class ServerConfig:
     id: str = option("text", "", "name of this collector for its agents; empty: the host's name")
     reflection: str = option("text", "loopback", "gRPC reflection: loopback (only when listening there), on or off")
     drain_grace_s: float = option("duration", 5.0, "time that open streams get to end when the collector stops")
+
+
+@dataclass(frozen=True)
+class SecurityConfig:
+    """``[security]``: who may connect, and what is asked of them."""
+
+    tls_certificate: str = option("text", "", "PEM file with the collector's certificate and its chain; empty: no TLS")
+    tls_key: str = option("text", "", "PEM file with the certificate's key, not encrypted")
+    tls_client_ca: str = option(
+        "text", "", "PEM file with the authority of clients' certificates; every client then needs one; empty: none"
+    )
+    certificate_role: str = option(
+        "text", "", "role of certificates without a gpusonde:// URI: agent or reader; empty: they are refused"
+    )
+    tokens_file: str = option("text", "", "file with the digests of bearer tokens; empty: no tokens are taken")
+    anonymous: str = option(
+        "text",
+        "loopback",
+        "callers without certificate and token: loopback (only when listening there), never, anywhere",
+    )
+    plaintext: str = option(
+        "text", "loopback", "listening without TLS: loopback (refused elsewhere), or anywhere (a mesh encrypts)"
+    )
 
 
 @dataclass(frozen=True)
@@ -93,6 +117,7 @@ class CollectorConfig(Configuration):
     environment_prefix: ClassVar[str] = "GPUSONDE_COLLECTOR_"
 
     server: ServerConfig = field(default_factory=ServerConfig)
+    security: SecurityConfig = field(default_factory=SecurityConfig)
     ingest: IngestConfig = field(default_factory=IngestConfig)
     store: StoreConfig = field(default_factory=StoreConfig)
     runs: RunsConfig = field(default_factory=RunsConfig)
@@ -106,6 +131,12 @@ class CollectorConfig(Configuration):
             ConfigError: A value out of its range.
         """
         _check(self)
+
+    @property
+    def takes_anonymous(self) -> bool:
+        """Whether callers without any proof are taken."""
+        chosen = self.security.anonymous
+        return chosen == "anywhere" or (chosen == "loopback" and is_loopback(self.server.listen))
 
     @property
     def directory(self) -> Path:
@@ -123,6 +154,7 @@ def _check(config: CollectorConfig) -> None:
         )
     if config.server.reflection not in ("loopback", "on", "off"):
         raise ConfigError(f"server.reflection {config.server.reflection!r} is unknown; use loopback, on or off")
+    _check_security(config)
     if not 0.0 <= config.runs.activity_threshold < 1.0:
         raise ConfigError("runs.activity_threshold is a ratio: at least 0, less than 1")
     if config.ingest.max_record_bytes < 1 << 16 or config.ingest.max_record_bytes > 1 << 26:
@@ -150,3 +182,36 @@ def _check(config: CollectorConfig) -> None:
             raise ConfigError(f"{name} is out of its range of {low:g} to {high:g} (seconds, bytes or a count)")
     if config.store.memory_bytes < config.store.segment_bytes:
         raise ConfigError("store.memory_bytes is smaller than store.segment_bytes; use at least the same")
+
+
+def _check_security(config: CollectorConfig) -> None:
+    security, listen = config.security, config.server.listen
+    choices = {
+        "anonymous": ("loopback", "never", "anywhere"),
+        "plaintext": ("loopback", "anywhere"),
+        "certificate_role": ("", "agent", "reader"),
+    }
+    for name, known in choices.items():
+        value = getattr(security, name)
+        if value not in known:
+            raise ConfigError(
+                f"security.{name} {value!r} is unknown; use {', '.join(word or 'nothing' for word in known)}"
+            )
+    if bool(security.tls_certificate) != bool(security.tls_key):
+        raise ConfigError("security.tls_certificate and security.tls_key come together; give both or none")
+    if security.tls_client_ca and not security.tls_certificate:
+        raise ConfigError("security.tls_client_ca needs security.tls_certificate and security.tls_key too")
+    if security.certificate_role and not security.tls_client_ca:
+        raise ConfigError("security.certificate_role is about client certificates: give security.tls_client_ca too")
+    if is_loopback(listen):
+        return
+    if not security.tls_certificate and security.plaintext != "anywhere":
+        raise ConfigError(
+            f"server.listen {listen} is reachable from other hosts and there is no TLS: give security.tls_certificate "
+            'and security.tls_key, or say security.plaintext = "anywhere" where something else encrypts'
+        )
+    if not (config.takes_anonymous or security.tls_client_ca or security.tokens_file):
+        raise ConfigError(
+            f"nobody could connect to server.listen {listen}: give security.tls_client_ca or security.tokens_file, or "
+            'say security.anonymous = "anywhere"'
+        )

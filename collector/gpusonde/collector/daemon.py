@@ -26,7 +26,11 @@ from gpusonde.collector.ingest.service import IngestService, StreamOptions
 from gpusonde.collector.query.prediction import Predictor
 from gpusonde.collector.query.service import QueryService
 from gpusonde.collector.records.limits import Limits
-from gpusonde.collector.server import Health, bind, build_server, is_loopback
+from gpusonde.collector.security.guard import Guard
+from gpusonde.collector.security.identity import Role
+from gpusonde.collector.security.interceptor import AccessInterceptor
+from gpusonde.collector.security.tokens import TokenFile
+from gpusonde.collector.server import Health, bind, build_server
 from gpusonde.collector.storage.disk.files import FileLayer
 from gpusonde.collector.storage.errors import StoreError
 from gpusonde.collector.storage.local import LocalStore, StoreOptions
@@ -43,11 +47,13 @@ from gpusonde.epoch_detect import EpochTracker
 from gpusonde.predictor.crossgpu import LatencyModel
 from gpusonde.predictor.crossgpu.learning.versions import MODELS, ModelInService, ModelVersions
 from gpusonde.service.notify import notify
+from gpusonde.service.tls import ExpiryWarning, ServerTls, is_loopback
 
 _LOG = logging.getLogger(__name__)
 _ADDRESS_FILE = "address"
 _MOST_SEAL_CHECK_S = 1.0
 _POLL_S = 0.05
+_IDENTITY_CHECK_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -87,6 +93,7 @@ def run_collector(
         StoreLockedError: Another collector uses the data directory.
         StoreError: The data directory cannot be used.
         AddressInUseError: The address is taken.
+        TlsError: Certificate, key, authority or tokens cannot be used.
         ModelFileError: The configured model cannot be used.
     """
     store = LocalStore(config.directory, _store_options(config), files=files)
@@ -112,6 +119,14 @@ class _Collector:
         self._store = store
         self._executors = executors
         self._counts: Counter[str] = Counter()
+        self._refused: Counter[str] = Counter()
+        self._tls = _server_tls(config)
+        self._tokens = TokenFile(config.security.tokens_file) if config.security.tokens_file else None
+        self._guard = Guard(
+            self._tokens,
+            anonymous=config.takes_anonymous,
+            certificate_role=Role(config.security.certificate_role) if config.security.certificate_role else None,
+        )
         results = Results(store.database)
         ingest = config.ingest
         control = executors["control"]
@@ -133,6 +148,7 @@ class _Collector:
             Quarantine(store, control, ingest.poison_attempts),
             self._gate,
             control,
+            self._guard,
             limits,
             StreamOptions(
                 collector_id=config.server.id or socket.gethostname(),
@@ -140,6 +156,7 @@ class _Collector:
                 drain_grace_ms=round(config.server.drain_grace_s * 1e3),
             ),
             counts=self._counts,
+            refused=self._refused,
         )
         policy = _run_policy(config)
 
@@ -184,16 +201,19 @@ class _Collector:
                 self._ingest,
                 self._query,
                 self._health,
+                [AccessInterceptor(self._guard, self._refused)],
                 max_record_bytes=self._config.ingest.max_record_bytes,
                 with_reflection=reflect == "on" or (reflect == "loopback" and is_loopback(listen)),
             )
-            address = bind(server, listen)
-            if not is_loopback(listen):
-                _LOG.warning("%s is reachable from other hosts, without encryption or authentication", address)
+            if self._tokens:
+                self._tokens.load()
+            address = bind(server, listen, self._tls.credentials() if self._tls else None)
+            self._warn_of_openness(address)
             committing = asyncio.ensure_future(self._committer.run())
             others = [
                 asyncio.ensure_future(self._gate.run()),
                 asyncio.ensure_future(self._seal_for_ever()),
+                asyncio.ensure_future(self._watch_identities()),
             ]
             if self._config.runs.track:
                 others.append(asyncio.ensure_future(self._pipeline.run()))
@@ -246,6 +266,24 @@ class _Collector:
                 # Samples stay in the log and in memory; ingest stops by itself when that gets too much.
                 _LOG.error("no segment could be written: %s", error)
 
+    async def _watch_identities(self) -> None:
+        """End streams whose certificate has expired or whose token was withdrawn; say when ours is about to."""
+        warning = ExpiryWarning("the collector's certificate")
+        while True:
+            if self._tls:
+                self._tls.refresh()
+                warning.check(self._tls.expiry_unix_s)
+            self._ingest.end_revoked()
+            await asyncio.sleep(_IDENTITY_CHECK_S)
+
+    def _warn_of_openness(self, address: str) -> None:
+        if is_loopback(address):
+            return
+        if not self._tls:
+            _LOG.warning("%s is reachable from other hosts without encryption (security.plaintext)", address)
+        if self._config.takes_anonymous:
+            _LOG.warning("%s takes callers without certificate and token (security.anonymous)", address)
+
     def _gate_changed(self, serving: bool) -> None:
         task = asyncio.ensure_future(self._health.set_ingest(serving))
         # The loop alone would not keep the task alive.
@@ -290,6 +328,13 @@ async def _told_to_stop(stopping: asyncio.Event, stop: threading.Event | None) -
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(stopping.wait(), _POLL_S if stop else None)
             return
+
+
+def _server_tls(config: CollectorConfig) -> ServerTls | None:
+    security = config.security
+    if not security.tls_certificate:
+        return None
+    return ServerTls(security.tls_certificate, security.tls_key, security.tls_client_ca)
 
 
 def _model_source(config: CollectorConfig) -> Callable[[], LatencyModel]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ipaddress
+from collections.abc import Sequence
 
 import grpc
 import grpc.aio
@@ -13,6 +13,8 @@ from gpusonde.collector.ingest.service import IngestService
 from gpusonde.collector.query.service import QueryService
 from gpusonde.ingest.v1 import ingest_pb2, ingest_pb2_grpc
 from gpusonde.query.v1 import query_pb2, query_pb2_grpc
+
+_MOST_CALLS_PER_CONNECTION = 64
 
 INGEST = ingest_pb2.DESCRIPTOR.services_by_name["IngestService"].full_name
 QUERY = query_pb2.DESCRIPTOR.services_by_name["QueryService"].full_name
@@ -39,10 +41,17 @@ class Health:
 
 
 def build_server(
-    ingest: IngestService, query: QueryService, health_state: Health, *, max_record_bytes: int, with_reflection: bool
+    ingest: IngestService,
+    query: QueryService,
+    health_state: Health,
+    interceptors: Sequence[grpc.aio.ServerInterceptor],
+    *,
+    max_record_bytes: int,
+    with_reflection: bool,
 ) -> grpc.aio.Server:
     """Return a server with all services and no address yet."""
     server = grpc.aio.server(
+        interceptors=interceptors,
         options=[
             # gRPC shares ports by default: a second collector on this one would silently take half of the streams.
             ("grpc.so_reuseport", 0),
@@ -54,7 +63,9 @@ def build_server(
             # Agents ping every 20 s; the default permits one ping in 5 minutes and hangs up on the rest.
             ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
             ("grpc.http2.max_ping_strikes", 0),
-        ]
+            # An agent has one stream and a reader a handful; the default is no bound at all.
+            ("grpc.max_concurrent_streams", _MOST_CALLS_PER_CONNECTION),
+        ],
     )
     ingest_pb2_grpc.add_IngestServiceServicer_to_server(ingest, server)  # type: ignore[no-untyped-call]
     query_pb2_grpc.add_QueryServiceServicer_to_server(query, server)  # type: ignore[no-untyped-call]
@@ -64,31 +75,20 @@ def build_server(
     return server
 
 
-def bind(server: grpc.aio.Server, listen: str) -> str:
-    """Make a server listen and return its address with the port it got.
+def bind(server: grpc.aio.Server, listen: str, credentials: grpc.ServerCredentials | None = None) -> str:
+    """Make a server listen, with TLS where there are credentials, and return its address with the port it got.
 
     Raises:
         AddressInUseError: The address is taken or cannot be used.
     """
     try:
-        port = server.add_insecure_port(listen)
+        port = server.add_insecure_port(listen) if credentials is None else server.add_secure_port(listen, credentials)
     except RuntimeError as error:
         raise AddressInUseError(
             f"cannot listen on {listen}: another process (another collector?) uses it, or it is no address of this"
             " host; choose another one with server.listen"
         ) from error
     return f"{listen.rpartition(':')[0]}:{port}"
-
-
-def is_loopback(listen: str) -> bool:
-    """Whether an address is reachable from this host only."""
-    host = listen.rpartition(":")[0].strip("[]")
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _status(serving: bool) -> health_pb2.HealthCheckResponse.ServingStatus:

@@ -13,6 +13,10 @@ class ResendNeeded(SessionEnd):
     """Say Hello again at once: the spool no longer starts where this session was told."""
 
 
+class Renewed(SessionEnd):
+    """Certificate, key, authority or token on disk have changed: connect with the new ones."""
+
+
 class Drained(SessionEnd):
     """The collector asked us to go elsewhere.
 

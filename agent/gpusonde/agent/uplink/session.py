@@ -15,7 +15,7 @@ from gpusonde.agent.counters import SelfCounters
 from gpusonde.agent.spool import Spool
 from gpusonde.agent.spool.index import record_ticks
 from gpusonde.agent.spool.losses import loss_record
-from gpusonde.agent.uplink.outcomes import Drained, ResendNeeded, SessionFailed
+from gpusonde.agent.uplink.outcomes import Drained, ResendNeeded, SessionEnd, SessionFailed
 from gpusonde.agent.uplink.waiting import end, within
 from gpusonde.ingest.v1 import ingest_pb2
 
@@ -67,7 +67,13 @@ class Session:
         self._window = min(max_unacked, ack.max_unacked_records or max_unacked)
         self._ack_timeout_s = ack_timeout_s
         self._on_batch_interval = on_batch_interval
-        self._drain: ingest_pb2.Drain | None = None
+        self._leaving: tuple[SessionEnd, float] | None = None
+
+    def leave(self, outcome: SessionEnd, grace_s: float) -> None:
+        """Send nothing more, collect the acks of what is in flight for so long, then end with ``outcome``."""
+        if self._leaving is None:
+            self._leaving = outcome, grace_s
+            self._wake.set()
 
     async def run(self) -> None:
         """Run until the session ends.
@@ -81,8 +87,8 @@ class Session:
         sending = asyncio.ensure_future(self._send())
         try:
             await asyncio.wait({receiving, sending}, return_when=asyncio.FIRST_COMPLETED)
-            if self._drain is not None and not receiving.done():
-                await self._finish_draining(receiving)
+            if self._leaving is not None and not receiving.done():
+                await self._take_leave(receiving, *self._leaving)
             # The receiver first: it knows the status when the stream broke under both.
             for task in (receiving, sending):
                 if task.done():
@@ -94,8 +100,8 @@ class Session:
         while True:
             response = await self._call.read()
             if not isinstance(response, ingest_pb2.StreamSamplesResponse):
-                if self._drain is not None:
-                    raise Drained(self._drain.preferred_target)
+                if self._leaving is not None:
+                    raise self._leaving[0]
                 code = await self._call.code()
                 raise SessionFailed(code.name, await self._call.details() or "the collector closed the stream")
             kind = response.WhichOneof("payload")
@@ -104,13 +110,12 @@ class Session:
             elif kind == "throttle":
                 self._take_throttle(response.throttle)
             elif kind == "drain":
-                self._drain = response.drain
-                self._wake.set()
+                self.leave(Drained(response.drain.preferred_target), response.drain.grace_ms / 1e3)
             else:
                 log.warning("ignoring an unexpected %s from the collector", kind)
 
     async def _send(self) -> None:
-        while self._drain is None:
+        while self._leaving is None:
             self._wake.clear()
             if self._next <= self._spool.committed_sequence and self._next - self._acked <= self._window:
                 if self._next < self._spool.first_available_sequence:
@@ -170,13 +175,9 @@ class Session:
         )  # fmt: skip
         self._wake.set()
 
-    async def _finish_draining(self, receiving: asyncio.Future[None]) -> None:
-        """Send nothing more and collect the acks of what is in flight, for as long as the collector stays."""
-        drain = self._drain
-        if drain is None:
-            return
+    async def _take_leave(self, receiving: asyncio.Future[None], outcome: SessionEnd, grace_s: float) -> None:
         await self._call.done_writing()
-        deadline = asyncio.get_running_loop().time() + drain.grace_ms / 1e3
+        deadline = asyncio.get_running_loop().time() + grace_s
         while self._acked < self._next - 1 and not receiving.done():
             left_s = deadline - asyncio.get_running_loop().time()
             if left_s <= 0:
@@ -184,4 +185,4 @@ class Session:
             await asyncio.wait({receiving}, timeout=min(left_s, 0.05))
         if receiving.done():
             receiving.result()
-        raise Drained(drain.preferred_target)
+        raise outcome

@@ -19,16 +19,18 @@ import grpc.aio
 from gpusonde.agent.counters import SelfCounters
 from gpusonde.agent.spool import Spool, SpoolGapError
 from gpusonde.agent.uplink.backoff import Backoff
-from gpusonde.agent.uplink.outcomes import Drained, ResendNeeded, SessionEnd, SessionFailed
+from gpusonde.agent.uplink.outcomes import Drained, Renewed, ResendNeeded, SessionEnd, SessionFailed
 from gpusonde.agent.uplink.session import SampleCall, Session
-from gpusonde.agent.uplink.waiting import within
+from gpusonde.agent.uplink.waiting import end, within
 from gpusonde.common.v1 import gpu_pb2
 from gpusonde.ingest.v1 import ingest_pb2
+from gpusonde.service.tls import Access, ClientSecurity, ExpiryWarning, TlsError, is_loopback
 
 log = logging.getLogger(__name__)
 
 _STATUS_TIMEOUT_S = 5.0
 _LASTING_SESSION_S = 10.0
+_RENEWAL_GRACE_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ class UplinkSettings:
         ack_timeout_s: Longest wait for an ack while records are in flight; then the stream is taken for dead.
         keepalive_s: Seconds between pings of an idle connection.
         keepalive_timeout_s: Seconds to wait for a ping's answer.
+        renewal_check_s: Seconds between looks at the files of certificate and token.
     """
 
     collector: str
@@ -67,6 +70,7 @@ class UplinkSettings:
     ack_timeout_s: float = 60.0
     keepalive_s: float = 20.0
     keepalive_timeout_s: float = 10.0
+    renewal_check_s: float = 10.0
 
 
 class Uplink:
@@ -79,7 +83,7 @@ class Uplink:
         counters: Filled with sessions, failures and acks.
         on_batch_interval: Told when the collector asks for batches less often, and None when it no longer does.
         backoff: Waits between attempts.
-        credentials: TLS; None for a plain-text channel.
+        security: Files of certificate, authority and token; read anew for every connection.
     """
 
     def __init__(
@@ -91,7 +95,7 @@ class Uplink:
         *,
         on_batch_interval: Callable[[float | None], None] = lambda _: None,
         backoff: Backoff | None = None,
-        credentials: grpc.ChannelCredentials | None = None,
+        security: ClientSecurity | None = None,
     ) -> None:
         self._spool = spool
         self._settings = settings
@@ -99,11 +103,13 @@ class Uplink:
         self._counters = counters
         self._on_batch_interval = on_batch_interval
         self._backoff = backoff or Backoff()
-        self._credentials = credentials
+        self._security = security or ClientSecurity()
+        self._expiry = ExpiryWarning("the agent's certificate")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake = asyncio.Event()
         self._target = settings.collector
         self._said = ""
+        self._warned_of_plain_text = False
         self._hurried = False
 
     def notify(self) -> None:
@@ -118,7 +124,24 @@ class Uplink:
         while True:
             delay_s = await self._attempt()
             if delay_s > 0:
-                await asyncio.sleep(delay_s)
+                await self._pause(delay_s)
+
+    async def _pause(self, delay_s: float) -> None:
+        """Wait, but no longer than until certificate or token are other ones: they may be what was wrong."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + delay_s
+        before = self._fingerprint()
+        while (left_s := until_s - loop.time()) > 0:
+            await asyncio.sleep(left_s if before == "" else min(left_s, self._settings.renewal_check_s))
+            if before != "" and (now := self._fingerprint()) is not None and now != before:
+                return
+
+    def _fingerprint(self) -> str | None:
+        """Return what tells one set of files from another: empty for no files, None while they cannot be used."""
+        try:
+            return self._security.load(self._target).fingerprint
+        except TlsError:
+            return None
 
     async def wait_drained(self) -> None:
         """Return once the collector has acknowledged everything that is committed."""
@@ -130,18 +153,28 @@ class Uplink:
         target = self._target
         # A target that a collector named is tried once; ours is the one to come back to.
         self._target = self._settings.collector
-        channel = self._open_channel(target)
+        try:
+            access = self._security.load(target)
+        except TlsError as error:
+            self._counters.count_failure("CREDENTIALS")
+            self._say("credentials", logging.ERROR, f"no connection to collector {target}: {error}; trying again")
+            return self._backoff.next_s()
+        self._note_access(access, target)
+        channel = self._open_channel(target, access)
         loop = asyncio.get_running_loop()
         acked_before, began_s = self._counters.acked_sequence, loop.time()
         try:
             try:
-                await self._session(channel, target)
+                await self._session(channel, target, access)
             finally:
                 # Hello alone is no success: a collector that answers it and then fails is not asked in a tight loop.
                 if self._counters.acked_sequence > acked_before or loop.time() - began_s > _LASTING_SESSION_S:
                     self._backoff.reset()
                     self._hurried = False
         except ResendNeeded:
+            return self._at_once()
+        except Renewed:
+            self._say("renewed", logging.INFO, f"certificate or token have changed; connecting to {target} anew")
             return self._at_once()
         except Drained as drained:
             self._say(
@@ -166,12 +199,12 @@ class Uplink:
             await channel.close()
         return self._backoff.next_s()
 
-    async def _session(self, channel: grpc.aio.Channel, target: str) -> None:
+    async def _session(self, channel: grpc.aio.Channel, target: str, access: Access) -> None:
         call = channel.stream_stream(
             "/gpusonde.ingest.v1.IngestService/StreamSamples",
             request_serializer=_serialize,
             response_deserializer=ingest_pb2.StreamSamplesResponse.FromString,
-        )()
+        )(metadata=access.metadata)
         try:
             first_available = self._spool.first_available_sequence
             try:
@@ -193,7 +226,11 @@ class Uplink:
                 ack_timeout_s=self._settings.ack_timeout_s,
                 on_batch_interval=self._on_batch_interval,
             )
-            await session.run()
+            watching = asyncio.ensure_future(self._watch_files(session, target, access))
+            try:
+                await session.run()
+            finally:
+                await end(watching)
         except SessionEnd:
             raise
         except SpoolGapError as gap:
@@ -203,6 +240,29 @@ class Uplink:
             raise SessionFailed(*await _status(call, error)) from error
         finally:
             call.cancel()
+
+    def _note_access(self, access: Access, target: str) -> None:
+        self._counters.certificate_expiry_unix_s = access.expiry_unix_s
+        self._expiry.check(access.expiry_unix_s)
+        if access.credentials is None and not is_loopback(target) and not self._warned_of_plain_text:
+            self._warned_of_plain_text = True
+            log.warning(
+                "samples go to %s in plain text, and whoever answers there is believed: set uplink.tls_ca", target
+            )
+
+    async def _watch_files(self, session: Session, target: str, access: Access) -> None:
+        """Leave the session in good order once its files have changed, and only for files that can be used."""
+        while access.fingerprint:
+            await asyncio.sleep(self._settings.renewal_check_s)
+            self._expiry.check(access.expiry_unix_s)
+            try:
+                fresh = self._security.load(target)
+            except TlsError as error:
+                self._say("stale", logging.ERROR, f"the connection goes on with what it began with: {error}")
+                continue
+            if fresh.fingerprint != access.fingerprint:
+                session.leave(Renewed(), _RENEWAL_GRACE_S)
+                return
 
     async def _greet(
         self,
@@ -281,8 +341,9 @@ class Uplink:
             self._said = state
             log.log(level, "%s", message)
 
-    def _open_channel(self, target: str) -> grpc.aio.Channel:
+    def _open_channel(self, target: str, access: Access) -> grpc.aio.Channel:
         options = [
+            *access.options,
             # Otherwise a new channel inherits the back-off of the connection that has just failed.
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.keepalive_time_ms", round(self._settings.keepalive_s * 1e3)),
@@ -293,9 +354,9 @@ class Uplink:
             ("grpc.max_send_message_length", 16 << 20),
             ("grpc.enable_retries", 0),
         ]
-        if self._credentials is None:
+        if access.credentials is None:
             return grpc.aio.insecure_channel(target, options=options)
-        return grpc.aio.secure_channel(target, self._credentials, options=options)
+        return grpc.aio.secure_channel(target, access.credentials, options=options)
 
 
 def _serialize(request: ingest_pb2.StreamSamplesRequest) -> bytes:

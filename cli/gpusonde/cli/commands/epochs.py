@@ -6,9 +6,10 @@ import argparse
 from typing import TYPE_CHECKING
 
 from gpusonde.cli import wording
+from gpusonde.cli.connection import add_collector_options, connect
 from gpusonde.cli.errors import CommandError
 from gpusonde.cli.output import Output, Screen
-from gpusonde.cli.parsing import Parser, Subparsers, UsageError, add_collector_option, add_command, positive_integer
+from gpusonde.cli.parsing import Parser, Subparsers, UsageError, add_command, positive_integer
 
 if TYPE_CHECKING:
     from gpusonde.collector.answers import RunEpochs, RunInfo
@@ -34,14 +35,13 @@ def add_parser(subparsers: Subparsers, common: Parser) -> None:
         metavar="N",
         help="epochs the job is to run for; says when it will be done",
     )
-    add_collector_option(parser)
+    add_collector_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Ask and print."""
     from gpusonde.cli.epoch_progress import figures_payload, progress_of_run, render_progress, totals_payload
     from gpusonde.cli.runs_view import epochs_payload, headline, iso_time, run_payload
-    from gpusonde.collector.client import Client
 
     if args.run is None and not args.latest:
         raise UsageError("name a RUN ('gpusonde runs' lists them), or use --latest")
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("give a RUN or --latest, not both")
     if (args.total_epochs or 0) > _MOST_EPOCHS:
         raise UsageError(f"--total-epochs is at most {_MOST_EPOCHS}")
-    with Client(args.collector) as client:
+    with connect(args) as client:
         chosen = find_run(client, args.run)
         found = client.list_epochs(chosen.run_id, include_withdrawn=args.withdrawn, total_epochs=args.total_epochs)
     progress = progress_of_run(chosen, found)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpusonde.cli.commands.detect import add_trace_options, read_trace_of
+from gpusonde.cli.connection import add_collector_options, connect
 from gpusonde.cli.errors import CommandError, naming
 from gpusonde.cli.output import Output
 from gpusonde.cli.parsing import (
@@ -14,7 +15,6 @@ from gpusonde.cli.parsing import (
     Subparsers,
     UsageError,
     add_command,
-    address,
     names,
     positive_number,
     whole_number,
@@ -65,9 +65,7 @@ def add_parser(subparsers: Subparsers, common: Parser) -> None:
         metavar="FILE",
         help="model written by 'gpusonde train'; or a collector's data directory, for the model in service there",
     )
-    model_group.add_argument(
-        "--collector", type=address, metavar="HOST:PORT", help="ask this collector instead of predicting here"
-    )
+    add_collector_options(parser, default=None)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -175,12 +173,11 @@ def _ask_collector(args: argparse.Namespace) -> Predictions:
     from gpusonde.catalog import load_gpus
     from gpusonde.cli.commands.epochs import find_run
     from gpusonde.cli.predictions import from_answer
-    from gpusonde.collector.client import Client
 
     gpus = load_gpus()
     targets, notes = _targets(args, gpus)
     names_of_targets = [] if args.targets is None else [spec.name for spec in targets]
-    with Client(args.collector) as client:
+    with connect(args) as client:
         if args.run is not None:
             return from_answer(client.predict_run(find_run(client, args.run).run_id, names_of_targets), notes)
         source = _source(args, gpus)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import argparse
 
+from gpusonde.cli.connection import add_collector_options, connect
 from gpusonde.cli.output import Output, Screen
-from gpusonde.cli.parsing import Parser, Subparsers, add_collector_option, add_command, positive_integer
+from gpusonde.cli.parsing import Parser, Subparsers, add_command, positive_integer
 
 
 def add_parser(subparsers: Subparsers, common: Parser) -> None:
     """Declare ``gpusonde runs``."""
     parser = add_command(subparsers, common, "runs", "list the runs that a collector has seen, newest first")
-    add_collector_option(parser)
+    add_collector_options(parser)
     parser.add_argument("--gpu-uuid", default="", metavar="UUID", help="only runs on this GPU")
     parser.add_argument("--job", default="", metavar="ID", help="only runs of this job of the scheduler")
     parser.add_argument("--limit", type=positive_integer, default=50, metavar="N", help="at most N (default: 50)")
@@ -20,9 +21,8 @@ def add_parser(subparsers: Subparsers, common: Parser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Ask and print."""
     from gpusonde.cli.runs_view import render_runs, run_payload
-    from gpusonde.collector.client import Client
 
-    with Client(args.collector) as client:
+    with connect(args) as client:
         runs = client.list_runs(gpu_uuid=args.gpu_uuid, job_id=args.job, limit=args.limit)
 
     def render(screen: Screen) -> None:

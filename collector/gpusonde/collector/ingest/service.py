@@ -24,6 +24,8 @@ from gpusonde.collector.records.decode import check_hello, decode_record
 from gpusonde.collector.records.errors import MissingInventoryError, RecordError, RecordTooLargeError
 from gpusonde.collector.records.limits import Limits
 from gpusonde.collector.records.model import InventoryRecord
+from gpusonde.collector.security.guard import Guard
+from gpusonde.collector.security.identity import AuthenticationError, Identity
 from gpusonde.collector.storage.disk.log import EntryKind, LogEntry
 from gpusonde.collector.storage.errors import StoreError
 from gpusonde.collector.storage.store import Incoming, Store
@@ -64,9 +66,11 @@ class IngestService(ingest_pb2_grpc.IngestServiceServicer):
         quarantine: Takes records that can never be stored.
         gate: Says whether records are taken at all.
         executor: Runs the store's blocking reads.
+        guard: Knows callers.
         limits: Caps on records.
         options: What agents are told.
         counts: What happened, by name, for whoever wants to show it.
+        refused: Refused streams by reason.
         wall_clock_ns: Unix time in nanoseconds.
     """
 
@@ -78,10 +82,12 @@ class IngestService(ingest_pb2_grpc.IngestServiceServicer):
         quarantine: Quarantine,
         gate: Gate,
         executor: Executor,
+        guard: Guard,
         limits: Limits,
         options: StreamOptions,
         *,
         counts: Counter[str],
+        refused: Counter[str],
         wall_clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._store = store
@@ -90,9 +96,11 @@ class IngestService(ingest_pb2_grpc.IngestServiceServicer):
         self._quarantine = quarantine
         self._gate = gate
         self._executor = executor
+        self._guard = guard
         self._limits = limits
         self._options = options
         self._counts = counts
+        self._refused = refused
         self._wall_clock_ns = wall_clock_ns
 
     def drain(self) -> None:
@@ -101,9 +109,18 @@ class IngestService(ingest_pb2_grpc.IngestServiceServicer):
         for session in self._agents.sessions():
             session.end(Stop(grpc.StatusCode.OK, "the collector is shutting down"))
 
+    def end_revoked(self) -> None:
+        """End the streams of those whose certificate or token is no longer good."""
+        for session in self._agents.sessions():
+            if session.identity and (problem := self._guard.revoked(session.identity)):
+                self._refused["revoked"] += 1
+                _LOG.warning("agent %s: the stream ends: %s", session.agent_id, problem)
+                session.end(Stop(grpc.StatusCode.UNAUTHENTICATED, problem))
+
     async def StreamSamples(self, request_iterator: Requests, context: Context) -> None:  # noqa: N802 - gRPC's name
         """Take one stream: Hello, then records; answer HelloAck, then acknowledgements of what is durable."""
         hello = await self._hello(request_iterator, context)
+        identity = await self._identify(hello, context)
         if refusal := self._gate.closed:
             await context.abort(refusal.code, refusal.text)
         try:
@@ -114,6 +131,7 @@ class IngestService(ingest_pb2_grpc.IngestServiceServicer):
         except StoreError as error:
             self._gate.store_failed(error)
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        session.identity = identity
         _LOG.info(
             "agent %s (%s) streams from spool %s after record %d",
             hello.agent_id, context.peer(), hello.spool_id, session.durable_sequence,
@@ -129,6 +147,20 @@ class IngestService(ingest_pb2_grpc.IngestServiceServicer):
             self._agents.close(session)
         if stop and stop.code is not grpc.StatusCode.OK:
             await context.abort(stop.code, stop.text)
+
+    async def _identify(self, hello: ingest_pb2.Hello, context: Context) -> Identity:
+        """Return who calls; the name in Hello is only believed when it is theirs."""
+        try:
+            identity = self._guard.identify(context)
+        except AuthenticationError as error:
+            self._refused["unauthenticated"] += 1
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
+        if not identity.may_stream_as(hello.agent_id):
+            self._refused["identity"] += 1
+            text = f"{identity.name} may not stream as agent {hello.agent_id}"
+            _LOG.warning("%s: %s", context.peer(), text)
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, text)
+        return identity
 
     async def _hello(self, requests: Requests, context: Context) -> ingest_pb2.Hello:
         try:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import grpc
 
+from gpusonde.collector.security.identity import Identity
 from gpusonde.collector.storage.errors import StoreError, StoreFullError
 
 
@@ -41,6 +42,7 @@ class Session:
         self.pending = 0
         self.stop: Stop | None = None
         self.closed = False
+        self.identity: Identity | None = None
         self._first_available = first_available_sequence
         self._changed = asyncio.Event()
         self._waiters: list[asyncio.Future[None]] = []

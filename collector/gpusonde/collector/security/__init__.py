@@ -1,0 +1,1 @@
+"""Who may ask the collector for what, and how often."""

@@ -1,0 +1,97 @@
+"""``Guard``: from a call to an identity, and from an identity to what it may do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import grpc.aio
+
+from gpusonde.collector.security.certificates import certificate_identity, has_certificate
+from gpusonde.collector.security.identity import ANONYMOUS, AuthenticationError, Identity, Role
+from gpusonde.collector.security.tokens import TokenFile
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+_SCHEME = "bearer "
+_LONGEST_HEADER = 1024
+_ROLES: Mapping[str, Role] = {
+    "gpusonde.ingest.v1.IngestService": Role.AGENT,
+    "gpusonde.query.v1.QueryService": Role.READER,
+}
+# Whether the collector is alive, and what its methods are called (where that is served at all), is no secret.
+_OPEN = frozenset({"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"})
+
+
+class Guard:
+    """Knows callers.
+
+    Args:
+        tokens: Bearer tokens that are taken; None for none.
+        anonymous: Whether callers without any proof are taken.
+        certificate_role: Role of certificates without a URI of ours; None refuses them.
+        clock: Unix time in seconds.
+    """
+
+    def __init__(
+        self,
+        tokens: TokenFile | None = None,
+        *,
+        anonymous: bool = True,
+        certificate_role: Role | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._tokens = tokens
+        self._anonymous = anonymous
+        self._certificate_role = certificate_role
+        self._clock = clock
+
+    def identify(self, context: Context) -> Identity:
+        """Return who calls. A token, where one is sent, decides; a wrong one is never passed over.
+
+        Raises:
+            AuthenticationError: The caller proves nothing, or something wrong.
+        """
+        token = _token(context)
+        if token is not None:
+            found = self._tokens.find(token) if self._tokens else None
+            if found is None:
+                raise AuthenticationError("the token is not known here; make one with 'gpusonde token new'")
+            return found
+        auth_context: Mapping[str, Any] = context.auth_context()
+        if has_certificate(auth_context):
+            identity = certificate_identity(auth_context, self._certificate_role)
+            # On a connection that stays open, nobody else looks at the date again.
+            if problem := self.revoked(identity):
+                raise AuthenticationError(problem)
+            return identity
+        if self._anonymous:
+            return ANONYMOUS
+        raise AuthenticationError("this collector wants a client certificate or a bearer token")
+
+    def revoked(self, identity: Identity) -> str:
+        """Return why an identity is no longer good; empty while it is."""
+        if identity.expires_unix_s <= self._clock():
+            return "the certificate has expired; renew its file"
+        if identity.token_digest and not (self._tokens and self._tokens.still_holds(identity)):
+            return "the token was withdrawn"
+        return ""
+
+
+def required_role(method: str) -> Role | None:
+    """Return the role that a method is for; None when everybody may call it."""
+    service = method.strip("/").partition("/")[0]
+    if service in _OPEN:
+        return None
+    return _ROLES.get(service, Role.ADMIN)
+
+
+def _token(context: Context) -> str | None:
+    for key, value in context.invocation_metadata() or ():
+        if key == "authorization":
+            text = value.decode("latin-1") if isinstance(value, bytes) else value
+            if len(text) > _LONGEST_HEADER or not text.lower().startswith(_SCHEME):
+                raise AuthenticationError("the authorization header is no bearer token")
+            return text[len(_SCHEME) :].strip()
+    return None

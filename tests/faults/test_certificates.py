@@ -1,0 +1,140 @@
+"""Certificates that expire and are renewed on disk while a real collector and a real uplink run: nothing is lost."""
+
+import time
+
+import numpy as np
+import pytest
+from support.certificates import Authority, tls_settings
+from support.running_collector import ProcessCollector
+from support.store_records import EVER
+from support.uplink_rig import Rig
+from support.wire_agent import START_NS, TICK_NS
+from support.wire_agent import batch as wire_batch
+from support.wire_agent import inventory as wire_inventory
+
+from gpusonde.collector import LocalStore
+from gpusonde.collector.storage.local import StoreOptions
+from gpusonde.service.tls import ClientSecurity
+
+QUICK_LOOKS = {"renewal_check_s": 0.1, "hello_timeout_s": 5.0}
+
+
+class SteadyRig(Rig):
+    """Adds a record whenever the test comes by; record k holds ten ticks of its own (see ``wire_agent``)."""
+
+    def __init__(self, directory):
+        super().__init__(directory, agent_id="agent-1")
+
+    def grow(self):
+        sequence = self.spool.last_sequence + 1
+        record = wire_inventory() if sequence == 1 else wire_batch(sequence)
+        record.sequence = 0
+        self.spool.append(record)
+        self.spool.commit()
+        if self.uplink is not None:
+            self.uplink.notify()
+
+    def grow_a_little(self):
+        if self.counters.unacked_records < 40:
+            self.grow()
+
+
+@pytest.fixture
+def authority(tmp_path):
+    return Authority(tmp_path / "authority")
+
+
+@pytest.fixture
+def rig(tmp_path):
+    rig = SteadyRig(tmp_path / "spool")
+    yield rig
+    rig.spool.close()
+
+
+def agent_files(authority, valid_s=86_400.0):
+    certificate, key = authority.client("agent", "agent-1", valid_s=valid_s)
+    return ClientSecurity(str(authority.ca), str(certificate), str(key))
+
+
+def assert_every_record_once(directory, last_sequence):
+    store = LocalStore(directory, StoreOptions(reserve_bytes=0))
+    store.open()
+    try:
+        samples = store.read("GPU-a", *EVER)
+        assert store.losses() == []
+        assert store.rejections() == []
+    finally:
+        store.close()
+    ticks = (samples.time_unix_nano - START_NS) // TICK_NS
+    np.testing.assert_array_equal(ticks, np.arange(10 * (last_sequence - 1)))
+
+
+def test_an_agent_whose_certificate_expired_goes_on_when_its_file_is_renewed(tmp_path, authority, rig, caplog):
+    renewed = []
+
+    def drive():
+        rig.grow_a_little()
+        # The open stream ends when the date passes, then no new one comes into being, then its file is a new one.
+        if not renewed and "UNAVAILABLE" in rig.counters.connection_failures and rig.counters.unacked_records > 20:
+            renewed.append(agent_files(authority))
+
+    with ProcessCollector(tmp_path / "data", **tls_settings(authority)) as collector:
+        security = agent_files(authority, valid_s=4.0)
+        rig.run(
+            collector.target, until=lambda: renewed and rig.counters.unacked_records == 0, during=drive,
+            security=security, **QUICK_LOOKS,
+        )  # fmt: skip
+        assert collector.terminate() == 0
+    assert rig.counters.connection_failures["UNAUTHENTICATED"] == 1
+    assert rig.counters.sessions == 2
+    assert "the certificate has expired" in caplog.text
+    assert_every_record_once(tmp_path / "data", rig.spool.last_sequence)
+
+
+def test_a_collector_whose_certificate_expired_is_used_again_when_its_file_is_renewed(tmp_path, authority, rig):
+    stages = iter(("expired", "left", "renewed"))
+    stage = ["good", 0.0]
+
+    def enter():
+        stage[:] = next(stages), time.monotonic()
+
+    def drive():
+        rig.grow_a_little()
+        name, since_s = stage
+        if name == "good" and rig.counters.acked_sequence >= 5:
+            authority.server(valid_s=-60.0)
+            enter()
+        elif name == "expired" and time.monotonic() - since_s > 1.1:  # its files are looked at once a second at most
+            agent_files(authority)  # makes the agent leave the connection that was opened while all was well
+            enter()
+        elif name == "left" and "UNAVAILABLE" in rig.counters.connection_failures and rig.counters.unacked_records > 20:
+            authority.server()
+            enter()
+
+    with ProcessCollector(tmp_path / "data", **tls_settings(authority)) as collector:
+        rig.run(
+            collector.target, until=lambda: stage[0] == "renewed" and rig.counters.unacked_records == 0, during=drive,
+            security=agent_files(authority), **QUICK_LOOKS,
+        )  # fmt: skip
+        assert collector.terminate() == 0
+    assert rig.counters.sessions == 2
+    assert_every_record_once(tmp_path / "data", rig.spool.last_sequence)
+
+
+def test_certificates_renewed_in_time_cost_one_orderly_session_and_no_failure(tmp_path, authority, rig):
+    renewed = []
+
+    def drive():
+        rig.grow_a_little()
+        if not renewed and rig.counters.acked_sequence >= 10:
+            authority.server()
+            renewed.append(agent_files(authority))
+
+    with ProcessCollector(tmp_path / "data", **tls_settings(authority)) as collector:
+        rig.run(
+            collector.target, until=lambda: rig.counters.sessions == 2 and rig.counters.unacked_records == 0,
+            during=drive, security=agent_files(authority), **QUICK_LOOKS,
+        )  # fmt: skip
+        assert collector.terminate() == 0
+    assert rig.counters.connection_failures == {}
+    assert_every_record_once(tmp_path / "data", rig.spool.last_sequence)
