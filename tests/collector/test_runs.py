@@ -232,3 +232,24 @@ def test_the_job_of_the_run_is_part_of_the_state():
     again = tracker(bindings=[binding("job-1", -10)], state=state)
     (event,) = again.binding(Position(1, 31), binding("job-2", 29))
     assert (event.run.job_id, event.run.end_reason) == ("job-1", "job job-2 took the GPU")
+
+
+def shared(binding_):
+    return dataclasses.replace(binding_, labels={"shared": "true"})
+
+
+def test_a_job_that_shares_the_gpu_neither_takes_it_nor_ends_the_run_when_it_leaves():
+    subject = tracker(bindings=[binding("job-1", -10)])
+    subject.ticks(story(("busy", 30)))
+    assert subject.binding(Position(1, 31), shared(binding("job-2", 29))) == []
+    assert subject.binding(Position(1, 32), shared(binding("job-2", 29, 31))) == []
+    assert subject.run.job_id == "job-1"
+    subject.binding(Position(1, 33), shared(binding("job-3", 20)))
+    (event,) = subject.binding(Position(1, 34), binding("job-1", -10, 33))
+    assert event.run.end_reason == "job job-1 left the GPU"
+
+
+def test_of_several_jobs_on_a_gpu_the_one_that_does_not_share_it_owns_the_run():
+    subject = tracker(bindings=[binding("job-1", -10), shared(binding("job-2", -5))])
+    subject.ticks(story(("busy", 30)))
+    assert subject.run.job_id == "job-1"

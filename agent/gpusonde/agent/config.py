@@ -14,7 +14,7 @@ from typing import ClassVar
 from gpusonde.service.tls import ClientSecurity
 from gpusonde.settings import ConfigError, Configuration, LogConfig, format_duration, format_size, option
 
-__all__ = ["AgentConfig", "ConfigError", "SourceConfig"]
+__all__ = ["AgentConfig", "ConfigError", "JobsConfig", "SourceConfig"]
 
 DEFAULT_COLLECTOR = "127.0.0.1:7433"
 # Below this, profiling metrics are invalid on Hopper (NVIDIA/DCGM issue 310) and the watched job notices.
@@ -71,6 +71,29 @@ class SourceConfig:
 
 
 @dataclass(frozen=True)
+class JobsConfig:
+    """``[jobs]``: which job holds which GPU."""
+
+    slurm_mapping_dir: str = option(
+        "text",
+        "/run/gpusonde/jobs",
+        "folder with a file of Slurm job ids per GPU, as the prolog writes it; empty: none",
+    )
+    slurm_index: str = option(
+        "text", "nvml", "what a file named by a number counts: nvml (order of nvidia-smi) or device (N of /dev/nvidiaN)"
+    )
+    kubelet_socket: str = option(
+        "text",
+        "/var/lib/kubelet/pod-resources/kubelet.sock",
+        "the kubelet's pod-resources socket, used where it is there; empty: never",
+    )
+    cgroups: bool = option(
+        "switch", True, "look at the processes on the GPUs: their cgroup, start and user, nothing else"
+    )
+    poll_interval_s: float = option("duration", 5.0, "time between two looks at jobs")
+
+
+@dataclass(frozen=True)
 class SpoolConfig:
     """``[spool]``: where samples wait for the collector."""
 
@@ -122,6 +145,7 @@ class AgentConfig(Configuration):
 
     agent: IdentityConfig = field(default_factory=IdentityConfig)
     source: SourceConfig = field(default_factory=SourceConfig)
+    jobs: JobsConfig = field(default_factory=JobsConfig)
     spool: SpoolConfig = field(default_factory=SpoolConfig)
     uplink: UplinkConfig = field(default_factory=UplinkConfig)
     log: LogConfig = field(default_factory=LogConfig)
@@ -168,6 +192,7 @@ def _check(config: AgentConfig) -> None:
         raise ConfigError("source.idle_after is shorter than 1s; the default is 5m")
     if not source.speed > 0:
         raise ConfigError(f"source.speed {source.speed:g} is not positive; 1 is real time")
+    _check_jobs(config.jobs)
     if config.spool.max_bytes < 1 << 20:
         raise ConfigError(f"spool.max_bytes {format_size(config.spool.max_bytes)} is too small; use 1MiB or more")
     if not 0.01 <= config.spool.commit_interval_s <= 10:
@@ -182,3 +207,15 @@ def _check(config: AgentConfig) -> None:
         raise ConfigError("uplink.collector is empty; give the collector's host:port")
     if problem := uplink.security.problem(uplink.collector):
         raise ConfigError(f"uplink.tls_ca, tls_certificate, tls_key, server_name and token_file: {problem}")
+
+
+def _check_jobs(jobs: JobsConfig) -> None:
+    if jobs.slurm_index not in ("nvml", "device"):
+        raise ConfigError(
+            f"jobs.slurm_index {jobs.slurm_index!r} is unknown; use nvml or device", field="jobs.slurm_index"
+        )
+    # A collector gives a run to a job that is bound within a minute of its first activity.
+    if not 1 <= jobs.poll_interval_s <= 30:
+        raise ConfigError(
+            "jobs.poll_interval must lie between 1s and 30s; the default is 5s", field="jobs.poll_interval"
+        )

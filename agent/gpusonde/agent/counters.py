@@ -34,6 +34,8 @@ class SelfCounters:
         deadlines: Deadlines met.
         sampling_interval_s: Seconds between ticks as they are taken now; 0 before the first.
         slowdowns: How often they were taken less often than configured, by reason.
+        job_bindings: Job bindings recorded, repetitions included.
+        job_source_failures: Questions that a source of jobs did not answer, by source.
         source_progress: Share of a finite source that was read, 0..1; None for hardware.
         throttled: A collector asks for less at the moment.
         certificate_expiry_unix_s: When the certificate of the latest connection expires; None without one.
@@ -60,6 +62,8 @@ class SelfCounters:
     deadlines: int = 0
     sampling_interval_s: float = 0.0
     slowdowns: dict[str, int] = field(default_factory=dict)
+    job_bindings: int = 0
+    job_source_failures: dict[str, int] = field(default_factory=dict)
     source_progress: float | None = None
     throttled: bool = False
     certificate_expiry_unix_s: float | None = None
@@ -88,6 +92,10 @@ class SelfCounters:
         """Add one failed connection attempt."""
         self.connection_failures[code] = self.connection_failures.get(code, 0) + 1
 
+    def count_job_source_failure(self, source: str) -> None:
+        """Add one question that a source of jobs did not answer."""
+        self.job_source_failures[source] = self.job_source_failures.get(source, 0) + 1
+
     def as_json(self) -> dict[str, object]:
         """Return all figures with their unit in the key, ready for ``json.dumps``."""
         deadlines = max(1, self.deadlines)
@@ -113,5 +121,7 @@ class SelfCounters:
             "read_max_s": self.read_s_max,
             "sampling_interval_s": self.sampling_interval_s,
             "slowdowns": dict(self.slowdowns),
+            "job_bindings": self.job_bindings,
+            "job_source_failures": dict(self.job_source_failures),
             "source_progress": self.source_progress,
         }

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from gpusonde.agent.config import AgentConfig
 from gpusonde.agent.counters import SelfCounters
 from gpusonde.agent.host import describe_host
+from gpusonde.agent.jobs import JobParts, JobWatcher, make_watcher
 from gpusonde.agent.pace import AdaptivePace, PaceSettings
 from gpusonde.agent.sampler import Sampler
 from gpusonde.agent.sources.base import GpuSource, SourceInventory
@@ -35,6 +36,7 @@ _PROGRESS_INTERVAL_S = 0.25
 _POLL_S = 0.05
 # A reading that hangs in the driver must not keep the process from ending.
 _SAMPLER_GRACE_S = 5.0
+_JOBS_GRACE_S = 3.0
 
 _T = TypeVar("_T")
 
@@ -117,7 +119,7 @@ def run_agent(
     try:
         inventory = source.open()
         try:
-            agent = Agent(config, source, inventory, spool, counters)
+            agent = Agent(config, source, inventory, spool, counters, files)
             return asyncio.run(agent.run(exit_when_acked, ack_timeout_s, stop, on_progress))
         finally:
             source.close()
@@ -134,16 +136,24 @@ class Agent:
         inventory: What the source gives.
         spool: An open spool.
         counters: Shared by all parts.
+        files: The file operations beside the spool.
     """
 
     def __init__(
-        self, config: AgentConfig, source: GpuSource, inventory: SourceInventory, spool: Spool, counters: SelfCounters
+        self,
+        config: AgentConfig,
+        source: GpuSource,
+        inventory: SourceInventory,
+        spool: Spool,
+        counters: SelfCounters,
+        files: Files | None = None,
     ) -> None:
         self._config = config
         self._source = source
         self._inventory = inventory
         self._spool = spool
         self._counters = counters
+        self._files = files
         self._stopping = asyncio.Event()
         self._hurrying = asyncio.Event()
 
@@ -160,16 +170,22 @@ class Agent:
         self._spool.append(inventory_record(self._inventory))
         self._spool.commit()
         self._log_start()
+        jobs = make_watcher(
+            self._config.jobs,
+            JobParts(self._inventory, self._spool.directory, writer.put_record, self._counters, files=self._files),
+        )
         restore_signals = self._handle_signals()
         sending = asyncio.ensure_future(uplink.run())
         watching = asyncio.ensure_future(self._watch(stop, on_progress))
         try:
             writing = _in_thread("gpusonde-writer", writer.run)
             sampling = _in_thread("gpusonde-sampler", sampler.run)
+            finding_jobs = _in_thread("gpusonde-jobs", jobs.run) if jobs else None
             notify("READY=1")
             await self._until_done(sampling, writing, sending)
             if self._stopping.is_set():
                 notify("STOPPING=1")
+            await _stop_jobs(jobs, finding_jobs)
             ended = await self._stop_sampling(sampler, sampling, writer, writing)
             if ended and not exit_when_acked:
                 await self._until_done(sending)
@@ -188,6 +204,8 @@ class Agent:
         finally:
             restore_signals()
             sampler.stop()
+            if jobs:
+                jobs.stop()
             writer.finish()
             await end(watching, sending)
             if on_progress is not None:
@@ -333,6 +351,16 @@ class Agent:
                 self._counters.unacked_records,
                 self._spool.directory,
             )
+
+
+async def _stop_jobs(jobs: JobWatcher | None, finding: asyncio.Future[None] | None) -> None:
+    """Stop looking for jobs before the spool and the driver's library are given back."""
+    if jobs is None or finding is None:
+        return
+    jobs.stop()
+    await asyncio.wait({finding}, timeout=_JOBS_GRACE_S)
+    if finding.done() and (error := finding.exception()) is not None:
+        log.error("jobs are no longer looked for", exc_info=error)
 
 
 def _in_thread(name: str, work: Callable[[], _T]) -> asyncio.Future[_T]:

@@ -81,7 +81,7 @@ class SpoolWriter:
         self._on_commit = on_commit
         self._monotonic = monotonic
         self._batcher = Batcher(inventory.metrics, compress=compress)
-        self._queue: queue.SimpleQueue[SampledReading | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[SampledReading | ingest_pb2.Record | None] = queue.SimpleQueue()
         self._batch_due_s = 0.0
 
     def has_room(self) -> bool:
@@ -102,6 +102,10 @@ class SpoolWriter:
             self._queue.put(SampledReading(reading))
         return False
 
+    def put_record(self, record: ingest_pb2.Record) -> None:
+        """Queue a record from beside the samples (job bindings); it follows the ticks queued before it."""
+        self._queue.put(record)
+
     def finish(self) -> None:
         """Make :meth:`run` write what is queued and return; callable from any thread."""
         self._queue.put(None)
@@ -117,8 +121,11 @@ class SpoolWriter:
                 sampled = self._queue.get(timeout=wait_s)
                 if sampled is None:
                     finished = True
-                else:
+                elif isinstance(sampled, SampledReading):
                     self._take(sampled)
+                else:
+                    self._flush()
+                    self._spool.append(sampled)
             except queue.Empty:
                 finished = False
             now_s = self._monotonic()

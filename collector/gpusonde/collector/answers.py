@@ -19,7 +19,7 @@ class RunInfo:
         framebuffer_bytes: The GPU's memory, 0 when unknown.
         host_name: Host of the agent.
         job_id: Scheduler's job, empty when unknown.
-        scheduler: ``slurm``, ``kubernetes``, ``static`` or empty.
+        scheduler: ``slurm``, ``kubernetes``, ``static``, ``container``, ``systemd``, ``user`` or empty.
         active: Whether it still goes on.
         start_unix_nano: First activity.
         end_unix_nano: Latest tick while it is active, last activity when it is over.

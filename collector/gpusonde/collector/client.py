@@ -45,7 +45,15 @@ __all__ = [
     "RunInfo",
 ]
 
-_SCHEDULERS = {0: "", 1: "slurm", 2: "kubernetes", 3: "static"}
+_SCHEDULERS = {
+    0: "",
+    1: "slurm",
+    2: "kubernetes",
+    3: "static",
+    4: "container",
+    5: "systemd",
+    6: "user",
+}
 _VERDICTS = {0: "", 1: "epochs", 2: "short_cycle", 3: "none"}
 _EPOCH_STATUSES = {0: "", 1: "provisional", 2: "confirmed", 3: "withdrawn"}
 _PREDICTION_STATUSES = {0: "", 1: "ok", 2: "extrapolated", 3: "insufficient_epochs", 4: "unsupported_gpu"}

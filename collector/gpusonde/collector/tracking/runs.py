@@ -194,7 +194,10 @@ class RunTracker:
         return events
 
     def binding(self, position: Position, binding: Binding) -> list[RunEvent]:
-        """Take a job binding; a job that leaves, or another one that comes, ends the run."""
+        """Take a job binding; a job that leaves, or another one that takes the GPU over, ends the run.
+
+        A job that only shares the GPU with the run's job ends nothing.
+        """
         self._last_position = position
         self._bindings[binding.job_id, binding.start_unix_nano] = binding
         run = self._open
@@ -202,6 +205,8 @@ class RunTracker:
             return []
         over_before = 0 < binding.end_unix_nano <= run.start
         if over_before or (run.job and binding.start_unix_nano < run.job.start_unix_nano):
+            return []
+        if run.job and run.job.job_id != binding.job_id and _is_shared(binding):
             return []
         took_over = binding.start_unix_nano > run.start + _nano(self._policy.binding_slack_s)
         if run.job.job_id != binding.job_id if run.job else took_over:
@@ -327,7 +332,7 @@ class RunTracker:
             for b in self._bindings.values()
             if b.start_unix_nano <= time + slack and (b.end_unix_nano == 0 or b.end_unix_nano > time)
         ]
-        return max(holders, key=lambda b: b.start_unix_nano, default=None)
+        return max(holders, key=lambda b: (not _is_shared(b), b.start_unix_nano), default=None)
 
     def _row(self, run: OpenRun, ended: str) -> RunRow:
         over = bool(ended)
@@ -353,6 +358,11 @@ class RunTracker:
 
 def _beginning_with(samples: Samples) -> Resume:
     return Resume(Position(int(samples.spool[0]), int(samples.sequence[0]) - 1), int(samples.time_unix_nano[0]))
+
+
+def _is_shared(binding: Binding) -> bool:
+    """Whether another job held the GPU before, and still does."""
+    return binding.labels.get("shared") == "true"
 
 
 def _without_the_past(samples: Samples, not_before_unix_nano: int) -> Samples:

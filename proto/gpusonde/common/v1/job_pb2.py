@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cgpusonde/common/v1/job.proto\x12\x12gpusonde.common.v1\"\x85\x02\n\nJobBinding\x12\x10\n\x08gpu_uuid\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\x30\n\tscheduler\x18\x03 \x01(\x0e\x32\x1d.gpusonde.common.v1.Scheduler\x12\x1c\n\x14start_time_unix_nano\x18\x04 \x01(\x03\x12\x1a\n\x12\x65nd_time_unix_nano\x18\x05 \x01(\x03\x12:\n\x06labels\x18\x06 \x03(\x0b\x32*.gpusonde.common.v1.JobBinding.LabelsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01*k\n\tScheduler\x12\x19\n\x15SCHEDULER_UNSPECIFIED\x10\x00\x12\x13\n\x0fSCHEDULER_SLURM\x10\x01\x12\x18\n\x14SCHEDULER_KUBERNETES\x10\x02\x12\x14\n\x10SCHEDULER_STATIC\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cgpusonde/common/v1/job.proto\x12\x12gpusonde.common.v1\"\x85\x02\n\nJobBinding\x12\x10\n\x08gpu_uuid\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\x30\n\tscheduler\x18\x03 \x01(\x0e\x32\x1d.gpusonde.common.v1.Scheduler\x12\x1c\n\x14start_time_unix_nano\x18\x04 \x01(\x03\x12\x1a\n\x12\x65nd_time_unix_nano\x18\x05 \x01(\x03\x12:\n\x06labels\x18\x06 \x03(\x0b\x32*.gpusonde.common.v1.JobBinding.LabelsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01*\xaf\x01\n\tScheduler\x12\x19\n\x15SCHEDULER_UNSPECIFIED\x10\x00\x12\x13\n\x0fSCHEDULER_SLURM\x10\x01\x12\x18\n\x14SCHEDULER_KUBERNETES\x10\x02\x12\x14\n\x10SCHEDULER_STATIC\x10\x03\x12\x17\n\x13SCHEDULER_CONTAINER\x10\x04\x12\x15\n\x11SCHEDULER_SYSTEMD\x10\x05\x12\x12\n\x0eSCHEDULER_USER\x10\x06\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,8 +33,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_JOBBINDING_LABELSENTRY']._loaded_options = None
   _globals['_JOBBINDING_LABELSENTRY']._serialized_options = b'8\001'
-  _globals['_SCHEDULER']._serialized_start=316
-  _globals['_SCHEDULER']._serialized_end=423
+  _globals['_SCHEDULER']._serialized_start=317
+  _globals['_SCHEDULER']._serialized_end=492
   _globals['_JOBBINDING']._serialized_start=53
   _globals['_JOBBINDING']._serialized_end=314
   _globals['_JOBBINDING_LABELSENTRY']._serialized_start=269

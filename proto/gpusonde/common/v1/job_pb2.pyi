@@ -12,10 +12,16 @@ class Scheduler(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SCHEDULER_SLURM: _ClassVar[Scheduler]
     SCHEDULER_KUBERNETES: _ClassVar[Scheduler]
     SCHEDULER_STATIC: _ClassVar[Scheduler]
+    SCHEDULER_CONTAINER: _ClassVar[Scheduler]
+    SCHEDULER_SYSTEMD: _ClassVar[Scheduler]
+    SCHEDULER_USER: _ClassVar[Scheduler]
 SCHEDULER_UNSPECIFIED: Scheduler
 SCHEDULER_SLURM: Scheduler
 SCHEDULER_KUBERNETES: Scheduler
 SCHEDULER_STATIC: Scheduler
+SCHEDULER_CONTAINER: Scheduler
+SCHEDULER_SYSTEMD: Scheduler
+SCHEDULER_USER: Scheduler
 
 class JobBinding(_message.Message):
     __slots__ = ("gpu_uuid", "job_id", "scheduler", "start_time_unix_nano", "end_time_unix_nano", "labels")

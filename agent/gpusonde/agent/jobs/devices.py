@@ -1,0 +1,101 @@
+"""``DeviceNames``: the names that schedulers give to GPUs -> the key under which we sample them.
+
+One GPU has an index in three orders, which differ on some hosts:
+
+* NVML's (nvidia-smi, DCGM, ``CUDA_DEVICE_ORDER=PCI_BUS_ID``): by PCI bus address;
+* the device file's: N of ``/dev/nvidiaN``, what Slurm's ``SLURM_JOB_GPUS`` counts;
+* CUDA's own default: fastest first. No scheduler counts so, and we never do.
+
+A UUID is the same everywhere.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from gpusonde.agent.sources.base import GpuDescription
+
+DRIVER_FOLDER = Path("/proc/driver/nvidia")
+_LARGEST_INFORMATION_BYTES = 1 << 16
+_UUID = re.compile(r"^GPU UUID:\s*(\S+)", re.MULTILINE)
+_MINOR = re.compile(r"^Device Minor:\s*(\d+)", re.MULTILINE)
+# Time-slicing in the device plugin hands out "UUID::0", "UUID::1" ... for one GPU.
+_REPLICA = re.compile(r"::\d+$")
+# The device plugin of GKE names device files.
+_DEVICE_FILE = re.compile(r"nvidia(\d+)")
+
+
+def key_of(gpu: GpuDescription) -> str:
+    """Return the name under which a collector keeps this GPU or MIG instance."""
+    return gpu.mig_uuid or gpu.gpu_uuid
+
+
+class DeviceNames:
+    """Resolves names of GPUs.
+
+    Args:
+        gpus: The sampled GPUs.
+        minors: N of ``/dev/nvidiaN`` -> UUID of the GPU.
+    """
+
+    def __init__(self, gpus: Iterable[GpuDescription], minors: Mapping[int, str]) -> None:
+        self._minors = dict(minors)
+        self._keys: frozenset[str] = frozenset()
+        self._by_index: Mapping[int, str] = {}
+        self.take(gpus)
+
+    def take(self, gpus: Iterable[GpuDescription]) -> None:
+        """Take the GPUs of a new inventory; callable from any thread.
+
+        Replayed GPUs are left out: no job holds them now.
+        """
+        real = [gpu for gpu in gpus if not gpu.replayed]
+        self._by_index = {gpu.gpu_index: gpu.gpu_uuid for gpu in real if not gpu.mig_uuid}
+        self._keys = frozenset(key_of(gpu) for gpu in real)
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """Every GPU that may have an owner."""
+        return self._keys
+
+    def by_uuid(self, name: str) -> str | None:
+        """Return the key for a UUID, or for one of a device plugin's replicas of it."""
+        bare = _REPLICA.sub("", name)
+        return bare if bare in self._keys else None
+
+    def by_index(self, index: int) -> str | None:
+        """Return the key for an index in NVML's order."""
+        return self._by_index.get(index)
+
+    def by_device_file(self, number: int) -> str | None:
+        """Return the key for N of ``/dev/nvidiaN``."""
+        uuid = self._minors.get(number)
+        return uuid if uuid in self._keys else None
+
+    def by_plugin_id(self, name: str) -> str | None:
+        """Return the key for an id of a Kubernetes device plugin: a UUID, a replica of one, or ``nvidiaN``."""
+        bare = _REPLICA.sub("", name)
+        if match := _DEVICE_FILE.fullmatch(bare):
+            return self.by_device_file(int(match.group(1)))
+        return self.by_uuid(bare)
+
+
+def read_minors(driver: Path = DRIVER_FOLDER) -> dict[int, str]:
+    """Ask the kernel module which device file belongs to which UUID; empty where it does not tell."""
+    minors = {}
+    try:
+        folders = sorted((driver / "gpus").iterdir())
+    except OSError:
+        return {}
+    for folder in folders:
+        try:
+            with (folder / "information").open("rb") as file:
+                text = file.read(_LARGEST_INFORMATION_BYTES).decode(errors="replace")
+        except OSError:
+            continue
+        uuid, minor = _UUID.search(text), _MINOR.search(text)
+        if uuid and minor:
+            minors[int(minor.group(1))] = uuid.group(1)
+    return minors

@@ -1,0 +1,126 @@
+"""Kubernetes' pods from the kubelet's pod-resources socket: read-only, one small question per poll."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from gpusonde.agent.jobs.devices import DeviceNames
+from gpusonde.agent.jobs.owners import JobSourceError, Owner, Owners, Scheduler, bounded
+from gpusonde.kubelet.v1 import pod_resources_pb2
+
+_METHOD = "/v1.PodResourcesLister/List"
+_TIMEOUT_S = 2.0
+# A node has at most a few hundred pods; their resources are some hundred kilobytes.
+_LARGEST_ANSWER_BYTES = 16 << 20
+_MOST_DEVICES = 4096
+_RESOURCE_VENDOR = "nvidia.com/"
+_CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (
+    ("grpc.max_receive_message_length", _LARGEST_ANSWER_BYTES),
+    # Servers in Go refuse the path of a socket as an authority.
+    ("grpc.default_authority", "localhost"),
+    ("grpc.enable_http_proxy", 0),
+)
+_NOT_THERE = "is gone; the kubelet starts again, or its folder is no longer mounted into the agent's container"
+
+ListPods = Callable[[Path], pod_resources_pb2.ListPodResourcesResponse]
+
+
+def list_pods(socket: Path) -> pod_resources_pb2.ListPodResourcesResponse:
+    """Ask the kubelet once.
+
+    A channel of its own for each question outlives no restart of the kubelet and keeps no thread awake in between.
+
+    Raises:
+        JobSourceError: It does not answer.
+    """
+    with grpc.insecure_channel(f"unix:{socket.absolute()}", options=_CHANNEL_OPTIONS) as channel:
+        ask = channel.unary_unary(
+            _METHOD,
+            request_serializer=pod_resources_pb2.ListPodResourcesRequest.SerializeToString,
+            response_deserializer=pod_resources_pb2.ListPodResourcesResponse.FromString,
+        )
+        try:
+            answer: pod_resources_pb2.ListPodResourcesResponse = ask(
+                pod_resources_pb2.ListPodResourcesRequest(), timeout=_TIMEOUT_S
+            )
+        except grpc.RpcError as error:
+            # A failed call is its own outcome, which the type of the exception does not say.
+            code, details = error.code(), error.details()
+            raise JobSourceError(f"{socket}: the kubelet does not answer ({code.name}: {details})") from error
+        return answer
+
+
+@dataclass(frozen=True)
+class _Device:
+    gpu: str
+    namespace: str
+    pod: str
+    container: str
+
+
+class KubeletPods:
+    """Tells which pod's container holds which GPU.
+
+    Args:
+        socket: The kubelet's socket.
+        devices: Resolves device ids.
+        started_unix_nano: When the agent began to look: what is there at the first answer has been there since.
+        ask: Asks the kubelet.
+    """
+
+    name = "kubernetes"
+
+    def __init__(
+        self, socket: Path, devices: DeviceNames, started_unix_nano: int, *, ask: ListPods = list_pods
+    ) -> None:
+        self._socket = socket
+        self._devices = devices
+        self._started_unix_nano = started_unix_nano
+        self._ask = ask
+        self._first = True
+
+    def is_there(self) -> bool:
+        """Whether this host has a kubelet, as far as can be seen."""
+        try:
+            return self._socket.exists()
+        except OSError:
+            # A folder that only root may enter: there is one, and asking it says what is wrong.
+            return True
+
+    def owners(self, now_unix_nano: int) -> Owners:
+        """See :class:`gpusonde.agent.jobs.owners.JobSource`."""
+        if not self.is_there():
+            if self._first:
+                return {}
+            raise JobSourceError(f"{self._socket} {_NOT_THERE}")
+        start = self._started_unix_nano if self._first else now_unix_nano
+        found: dict[str, dict[str, Owner]] = {}
+        for device in self._allocated(self._ask(self._socket)):
+            job = bounded(f"{device.namespace}/{device.pod}")
+            labels = {"namespace": bounded(device.namespace), "pod": bounded(device.pod)}
+            if device.container:
+                labels["container"] = bounded(device.container)
+            owner = Owner(Scheduler.KUBERNETES, job, start_unix_nano=start, labels=labels)
+            found.setdefault(device.gpu, {}).setdefault(job, owner)
+        self._first = False
+        return {gpu: tuple(owners.values()) for gpu, owners in found.items()}
+
+    def _allocated(self, answer: pod_resources_pb2.ListPodResourcesResponse) -> Iterator[_Device]:
+        seen = 0
+        for pod in answer.pod_resources:
+            for container in pod.containers:
+                for group in container.devices:
+                    if not group.resource_name.startswith(_RESOURCE_VENDOR):
+                        continue
+                    for name in group.device_ids:
+                        seen += 1
+                        if seen > _MOST_DEVICES:
+                            return
+                        gpu = self._devices.by_plugin_id(name)
+                        if gpu is not None and pod.name:
+                            yield _Device(gpu, pod.namespace or "default", pod.name, container.name)

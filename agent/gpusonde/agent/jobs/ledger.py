@@ -1,0 +1,115 @@
+"""``Ledger``: from "who holds the GPUs now" to bindings with a beginning and an end."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from gpusonde.agent.jobs.owners import Owner, Owners, Scheduler
+
+SHARED_LABEL = "shared"
+# Enough to tell a collector again what a full spool has lost of some days.
+_MOST_ENDED = 256
+
+
+@dataclass(frozen=True)
+class Binding:
+    """One job's hold on one GPU over ``[start, end)``.
+
+    Attributes:
+        gpu: Key of the GPU.
+        scheduler: Who gave it.
+        job_id: The job.
+        start_unix_nano: Its beginning.
+        end_unix_nano: Its end, 0 while it lasts.
+        labels: What else is known.
+        seen_unix_nano: When it was last seen; 0 when only a former process saw it.
+    """
+
+    gpu: str
+    scheduler: Scheduler
+    job_id: str
+    start_unix_nano: int
+    end_unix_nano: int = 0
+    labels: Mapping[str, str] = field(default_factory=dict)
+    seen_unix_nano: int = 0
+
+
+_Key = tuple[str, Scheduler, str]
+
+
+class Ledger:
+    """Keeps the bindings that are open, and those that ended last.
+
+    Args:
+        held: Bindings that a former process left open.
+    """
+
+    def __init__(self, held: Iterable[Binding] = ()) -> None:
+        self._open: dict[_Key, Binding] = {_key(b): replace(b, seen_unix_nano=0) for b in held}
+        self._ended: deque[Binding] = deque(maxlen=_MOST_ENDED)
+
+    @property
+    def open(self) -> tuple[Binding, ...]:
+        """Bindings that last."""
+        return tuple(self._open.values())
+
+    @property
+    def ended(self) -> tuple[Binding, ...]:
+        """Bindings that are over, the oldest first."""
+        return tuple(self._ended)
+
+    def observe(self, now_unix_nano: int, owners: Owners) -> tuple[Binding, ...]:
+        """Take who holds the GPUs now and return the bindings that changed: ends first, then beginnings."""
+        present = {(gpu, owner.scheduler, owner.job_id): owner for gpu, of_gpu in owners.items() for owner in of_gpu}
+        ends = [self._end(key, now_unix_nano) for key in list(self._open) if key not in present]
+        begun = {key: self._begin(key, owner, now_unix_nano) for key, owner in present.items() if key not in self._open}
+        news = {_key(b): b for b in begun.values()}
+        self._open.update(news)
+        for key, owner in present.items():
+            seen = owner.seen_unix_nano or now_unix_nano
+            self._open[key] = replace(self._open[key], seen_unix_nano=seen)
+        for key, labels in self._labels(present, begun).items():
+            if labels != self._open[key].labels:
+                self._open[key] = replace(self._open[key], labels=labels)
+                news[key] = self._open[key]
+        first = sorted((self._open[key] for key in news), key=_precedence)
+        return (*ends, *first)
+
+    def _end(self, key: _Key, now_unix_nano: int) -> Binding:
+        held = self._open.pop(key)
+        end = max(held.seen_unix_nano or now_unix_nano, held.start_unix_nano + 1)
+        ended = replace(held, end_unix_nano=end)
+        self._ended.append(ended)
+        return ended
+
+    def _begin(self, key: _Key, owner: Owner, now_unix_nano: int) -> Binding:
+        gpu, scheduler, job_id = key
+        start = owner.start_unix_nano if 0 < owner.start_unix_nano <= now_unix_nano else now_unix_nano
+        again = [b.end_unix_nano for b in self._ended if _key(b) == key]
+        # A job that comes back has not held the GPU in between.
+        return Binding(gpu, scheduler, job_id, max([start, *again]))
+
+    def _labels(self, present: Mapping[_Key, Owner], begun: Collection[_Key]) -> dict[_Key, dict[str, str]]:
+        """The labels of every open binding; all but the first owner of a GPU are marked as sharing it."""
+        primary: dict[str, _Key] = {}
+        for key in sorted(present, key=lambda key: (key in begun, *_seniority(self._open[key]))):
+            primary.setdefault(key[0], key)
+        return {
+            key: dict(owner.labels) | ({} if primary[key[0]] == key else {SHARED_LABEL: "true"})
+            for key, owner in present.items()
+        }
+
+
+def _key(binding: Binding) -> _Key:
+    return binding.gpu, binding.scheduler, binding.job_id
+
+
+def _seniority(binding: Binding) -> tuple[bool, int, str]:
+    """Who comes first; one that was told to share the GPU stays behind one that was not."""
+    return SHARED_LABEL in binding.labels, binding.start_unix_nano, binding.job_id
+
+
+def _precedence(binding: Binding) -> tuple[str, bool, int]:
+    return binding.gpu, SHARED_LABEL in binding.labels, binding.start_unix_nano

@@ -1,0 +1,151 @@
+"""Jobs from the processes on the GPUs: PID -> cgroup -> job, container, unit or user.
+
+Of a process only three things are read, all open to every user: its cgroup, its start and its owner. Environment and
+command line are not.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gpusonde.agent.jobs.cgroups import owner_of
+from gpusonde.agent.jobs.owners import JobSourceError, Owner, Owners, Scheduler
+
+_LARGEST_FILE_BYTES = 64 << 10
+_MOST_PROCESSES = 256
+# A framework that restarts its workers is one job; the gap between them is shorter than this.
+_GRACE_NS = 30_000_000_000
+# A process may end between the driver's answer and the look at it; when none is ever found, they are hidden from us.
+_HIDDEN_POLLS = 3
+
+ProcessIds = Callable[[], Mapping[str, Sequence[int]]]
+
+
+@dataclass(frozen=True)
+class ProcessFacts:
+    """What is known of a process.
+
+    Attributes:
+        owner: What it belongs to.
+        start_unix_nano: When it was started, 0 when that cannot be read.
+    """
+
+    owner: Owner
+    start_unix_nano: int
+
+
+class ProcFolder:
+    """Reads processes from procfs.
+
+    Args:
+        proc: Where it is mounted.
+        ticks_per_second: Unit of the start times.
+    """
+
+    def __init__(self, proc: Path = Path("/proc"), ticks_per_second: int = os.sysconf("SC_CLK_TCK")) -> None:
+        self._proc = proc
+        self._ticks_per_second = ticks_per_second
+
+    def facts(self, pid: int) -> ProcessFacts | None:
+        """Return what is known of a process; None when it is gone or hidden from this user."""
+        folder = self._proc / str(pid)
+        try:
+            uid = folder.stat().st_uid
+            cgroup = _text(folder / "cgroup")
+            stat = _text(folder / "stat")
+        except OSError:
+            return None
+        return ProcessFacts(owner_of(cgroup, uid), self._start(stat))
+
+    def _start(self, stat: str) -> int:
+        """Return the start from ``/proc/PID/stat``; the name in its parentheses may hold anything."""
+        fields = stat[stat.rfind(")") + 1 :].split()
+        boot = self._boot_unix_s()
+        if len(fields) < 20 or not fields[19].isdecimal() or not boot:
+            return 0
+        return round((boot + int(fields[19]) / self._ticks_per_second) * 1e9)
+
+    def _boot_unix_s(self) -> int:
+        try:
+            lines = _text(self._proc / "stat").splitlines()
+        except OSError:
+            return 0
+        return next((int(line.split()[1]) for line in lines if line.startswith("btime ")), 0)
+
+
+def _text(path: Path) -> str:
+    with path.open("rb") as file:
+        return file.read(_LARGEST_FILE_BYTES).decode(errors="replace")
+
+
+@dataclass(frozen=True)
+class _Sighting:
+    owner: Owner
+    times: int
+
+
+class ProcessOwners:
+    """Tells what the processes on each GPU belong to.
+
+    An owner is believed at its second sighting in a row, so that a tool that asks for the GPU's name does not cut a run
+    in two, and is missed for half a minute before it is gone.
+
+    Args:
+        process_ids: Asks the driver: GPU key -> PIDs, in this process's PID namespace.
+        processes: Looks a process up.
+    """
+
+    name = "processes"
+
+    def __init__(self, process_ids: ProcessIds, processes: ProcFolder) -> None:
+        self._process_ids = process_ids
+        self._processes = processes
+        self._sightings: dict[tuple[str, Scheduler, str], _Sighting] = {}
+        self._blind_polls = 0
+
+    def owners(self, now_unix_nano: int) -> Owners:
+        """See :class:`gpusonde.agent.jobs.owners.JobSource`."""
+        present = self._present(now_unix_nano)
+        sightings: dict[tuple[str, Scheduler, str], _Sighting] = {}
+        for key, owner in present.items():
+            before = self._sightings.get(key)
+            sightings[key] = _Sighting(owner, 1 if before is None else min(before.times + 1, 2))
+        for key, before in self._sightings.items():
+            if key not in present and before.times >= 2 and now_unix_nano - before.owner.seen_unix_nano <= _GRACE_NS:
+                sightings[key] = before
+        self._sightings = sightings
+        found: dict[str, tuple[Owner, ...]] = {}
+        for (gpu, _, _), sighting in sightings.items():
+            if sighting.times >= 2:
+                found[gpu] = (*found.get(gpu, ()), sighting.owner)
+        return found
+
+    def _present(self, now_unix_nano: int) -> dict[tuple[str, Scheduler, str], Owner]:
+        present: dict[tuple[str, Scheduler, str], Owner] = {}
+        hidden = asked = 0
+        for gpu, pids in self._process_ids().items():
+            for pid in sorted(pids):
+                asked += 1
+                if asked > _MOST_PROCESSES:
+                    break
+                facts = self._processes.facts(pid)
+                if facts is None:
+                    hidden += 1
+                    continue
+                key = (gpu, facts.owner.scheduler, facts.owner.job_id)
+                start = min(facts.start_unix_nano, now_unix_nano)
+                known = present.get(key)
+                if known is None:
+                    present[key] = replace(facts.owner, start_unix_nano=start, seen_unix_nano=now_unix_nano)
+                elif 0 < start < known.start_unix_nano:
+                    present[key] = replace(known, start_unix_nano=start)
+        self._blind_polls = self._blind_polls + 1 if hidden and hidden == asked else 0
+        if self._blind_polls >= _HIDDEN_POLLS:
+            raise JobSourceError(
+                f"none of the {hidden} processes on the GPUs can be looked up in /proc: they belong to another PID "
+                "namespace (in Kubernetes set hostPID) or are hidden (hidepid, or ProtectProc= in the unit)"
+            )
+        return present

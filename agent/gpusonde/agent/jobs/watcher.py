@@ -1,0 +1,204 @@
+"""``JobWatcher``: asks every source of jobs at a slow pace, and records what changed."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from gpusonde.agent.jobs.devices import DeviceNames
+from gpusonde.agent.jobs.ledger import Binding, Ledger
+from gpusonde.agent.jobs.owners import JobSource, JobSourceError, Owner, Owners, Scheduler
+from gpusonde.agent.jobs.state_file import StateFile
+from gpusonde.agent.sources.base import GpuDescription
+from gpusonde.common.v1 import job_pb2
+from gpusonde.ingest.v1 import ingest_pb2
+
+log = logging.getLogger(__name__)
+
+_SCHEDULERS = {
+    Scheduler.SLURM: job_pb2.SCHEDULER_SLURM,
+    Scheduler.KUBERNETES: job_pb2.SCHEDULER_KUBERNETES,
+    Scheduler.CONTAINER: job_pb2.SCHEDULER_CONTAINER,
+    Scheduler.SYSTEMD: job_pb2.SCHEDULER_SYSTEMD,
+    Scheduler.USER: job_pb2.SCHEDULER_USER,
+}
+# Well under what a collector takes in one record.
+_MOST_BINDINGS = 1024
+_MOST_POLLS_SKIPPED = 60
+
+
+class _Asked:
+    """One source with its latest answer. While it fails, that answer stays in force and it is asked less often."""
+
+    def __init__(self, source: JobSource, on_failure: Callable[[str], None]) -> None:
+        self._source = source
+        self._on_failure = on_failure
+        self._failures = 0
+        self._skip = 0
+        self.owners: Owners = {}
+
+    @property
+    def name(self) -> str:
+        return self._source.name
+
+    @property
+    def fails(self) -> bool:
+        return self._failures > 0
+
+    def ask(self, now_unix_nano: int) -> None:
+        if self._skip > 0:
+            self._skip -= 1
+            return
+        try:
+            self.owners = self._source.owners(now_unix_nano)
+        except Exception as error:  # a source that breaks must not take the others, or the agent, with it
+            self._failures += 1
+            self._skip = min(2**self._failures - 2, _MOST_POLLS_SKIPPED)
+            self._on_failure(self.name)
+            if self._failures == 1:
+                expected = isinstance(error, JobSourceError)
+                log.warning("jobs from %s: %s", self.name, error, exc_info=None if expected else error)
+            return
+        if self._failures:
+            log.info("jobs from %s: it answers again", self.name)
+        self._failures = 0
+
+
+class JobWatcher:
+    """Turns the answers of the sources into JobBindings records.
+
+    Per GPU the first source that names an owner is believed: a scheduler's word goes before what processes look like.
+
+    Args:
+        sources: In order of precedence.
+        devices: The GPUs that may have an owner.
+        state: Where open bindings are kept over restarts.
+        emit: Takes each record.
+        poll_interval_s: Seconds between questions.
+        on_failure: Told the name of a source at each question that it does not answer.
+        losses: Returns a number that changes whenever records were lost before a collector had them.
+        wall_ns: Unix time in nanoseconds.
+        wait: Sleeps for the given seconds or until the watcher is stopped, and returns whether it was.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[JobSource],
+        devices: DeviceNames,
+        state: StateFile,
+        emit: Callable[[ingest_pb2.Record], None],
+        *,
+        poll_interval_s: float,
+        on_failure: Callable[[str], None] = lambda source: None,
+        losses: Callable[[], int] = lambda: 0,
+        wall_ns: Callable[[], int] = time.time_ns,
+        wait: Callable[[float], bool] | None = None,
+    ) -> None:
+        self._asked = [_Asked(source, on_failure) for source in sources]
+        self._devices = devices
+        self._state = state
+        self._emit = emit
+        self._poll_interval_s = poll_interval_s
+        self._losses = losses
+        self._wall_ns = wall_ns
+        self._stopping = threading.Event()
+        self._wait = wait or self._stopping.wait
+        self._ledger = Ledger()
+        self._restate = True
+        self._losses_told = 0
+
+    def stop(self) -> None:
+        """Make :meth:`run` return; callable from any thread."""
+        self._stopping.set()
+
+    def inventory_changed(self, gpus: Iterable[GpuDescription]) -> None:
+        """Take the GPUs of a new inventory, and say at the next poll again what holds; callable from any thread."""
+        self._devices.take(gpus)
+        self._restate = True
+
+    def run(self) -> None:
+        """Watch until :meth:`stop`. Bindings that are open then stay open: the jobs go on."""
+        self.begin()
+        while not self._stopping.is_set():
+            try:
+                self.poll()
+            except Exception:  # samples are worth having without their jobs
+                log.exception("jobs could not be recorded; telling them again at the next poll")
+                self._losses_told = -1
+            if self._wait(self._poll_interval_s):
+                return
+
+    def begin(self) -> None:
+        """Take up what a former process left."""
+        self._ledger = Ledger(self._state.load())
+        self._losses_told = self._losses()
+
+    def poll(self) -> None:
+        """Ask the sources once and record what changed."""
+        now = self._wall_ns()
+        for asked in self._asked:
+            asked.ask(now)
+        changed = self._ledger.observe(now, self._combined())
+        if changed:
+            self._state.save(self._ledger.open)
+            _log_changes(changed)
+        restate, self._restate = self._restate, False
+        losses = self._losses()
+        if losses != self._losses_told:
+            self._losses_told = losses
+            self._record([*self._ledger.ended, *self._ledger.open])
+        elif restate:
+            ends = [binding for binding in changed if binding.end_unix_nano]
+            self._record([*ends, *self._ledger.open])
+        else:
+            self._record(changed)
+
+    def _combined(self) -> dict[str, tuple[Owner, ...]]:
+        found: dict[str, tuple[Owner, ...]] = {}
+        keys = self._devices.keys
+        kubelet_is_silent = any(asked.name == "kubernetes" and asked.fails for asked in self._asked)
+        for asked in self._asked:
+            for gpu, owners in asked.owners.items():
+                if gpu not in keys or gpu in found:
+                    continue
+                if asked.name == "processes" and kubelet_is_silent:
+                    # The same pod under its uid would be another job than under the name that the kubelet gives it.
+                    owners = tuple(owner for owner in owners if owner.scheduler is not Scheduler.KUBERNETES)  # noqa: PLW2901
+                if owners:
+                    found[gpu] = owners
+        return found
+
+    def _record(self, bindings: Sequence[Binding]) -> None:
+        for begin in range(0, len(bindings), _MOST_BINDINGS):
+            self._emit(bindings_record(bindings[begin : begin + _MOST_BINDINGS]))
+
+
+def bindings_record(bindings: Iterable[Binding]) -> ingest_pb2.Record:
+    """Return the record that tells bindings to a collector."""
+    return ingest_pb2.Record(
+        job_bindings=ingest_pb2.JobBindings(
+            bindings=[
+                job_pb2.JobBinding(
+                    gpu_uuid=binding.gpu,
+                    job_id=binding.job_id,
+                    scheduler=_SCHEDULERS[binding.scheduler],
+                    start_time_unix_nano=binding.start_unix_nano,
+                    end_time_unix_nano=binding.end_unix_nano,
+                    labels=_texts(binding.labels),
+                )
+                for binding in bindings
+            ]
+        )
+    )
+
+
+def _texts(labels: Mapping[str, str]) -> dict[str, str]:
+    return dict(sorted(labels.items()))
+
+
+def _log_changes(changed: Sequence[Binding]) -> None:
+    for binding in changed:
+        what = "left" if binding.end_unix_nano else "holds"
+        log.info("job %s (%s) %s GPU %s", binding.job_id, binding.scheduler.value, what, binding.gpu)

@@ -1,0 +1,138 @@
+"""From a scheduler's word to ``gpusonde runs``: a real agent, a real collector, real files and sockets."""
+
+import json
+import os
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.fake_kubelet import FakeKubelet
+from support.running_collector import ProcessCollector
+from support.scripted_collector import ScriptedCollector
+
+from gpusonde.agent import AgentConfig, ReplaySource, run_agent
+from gpusonde.cli.main import main
+from gpusonde.telemetry import Trace
+
+# A faster replay lies in the past; a job may be bound up to a minute after a run has begun.
+SECONDS = 50
+
+
+class LiveSource(ReplaySource):
+    """A replay that passes for the GPU itself."""
+
+    def __init__(self, uuid, speed=25.0):
+        time_s = np.arange(SECONDS * 10) * 0.1
+        busy = np.where((time_s > 5) & (time_s < SECONDS - 5), 0.8, 0.0)
+        super().__init__([Trace(time_s, {"sm_active": busy})], speed=speed)
+        self._uuid = uuid
+
+    def open(self):
+        inventory = super().open()
+        (gpu,) = inventory.gpus
+        return replace(inventory, gpus=(replace(gpu, gpu_uuid=self._uuid, replayed=False),))
+
+
+def sample(folder, collector, **settings):
+    """Run an agent over the whole trace."""
+    overrides = {
+        "spool.directory": str(folder / "spool"),
+        "uplink.collector": collector.target,
+        "jobs.slurm_mapping_dir": str(folder / "jobs"),
+        "jobs.kubelet_socket": "",
+        "jobs.poll_interval": "1s",
+    }
+    config = AgentConfig.load(overrides=overrides | {k.replace("__", "."): v for k, v in settings.items()})
+    report = run_agent(config, source=LiveSource("GPU-a"), exit_when_acked=True)
+    assert report.drained
+    return report
+
+
+def runs(collector, capsys, count=1):
+    """What ``gpusonde runs --json`` says, once it names so many runs."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        capsys.readouterr()
+        assert main(["runs", "--collector", collector.target, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)["runs"]
+        if len(found) >= count and not any(run["active"] for run in found):
+            return found
+        time.sleep(0.1)
+    pytest.fail("no run in half a minute")
+    return []
+
+
+def test_runs_shows_the_slurm_job_of_a_mapping_file(tmp_path, capsys):
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "0").write_text("4711\n")
+    long_ago = time.time() - 3600
+    os.utime(tmp_path / "jobs" / "0", (long_ago, long_ago))
+    with ProcessCollector(tmp_path / "store") as collector:
+        report = sample(tmp_path, collector)
+        (run,) = runs(collector, capsys)
+    assert (run["job_id"], run["scheduler"], run["replayed"]) == ("4711", "slurm", False)
+    assert report.counters.job_bindings == 1
+    assert report.counters.job_source_failures == {}
+
+
+def test_runs_shows_the_pod_that_the_kubelet_names(tmp_path, capsys):
+    with tempfile.TemporaryDirectory() as folder, FakeKubelet(Path(folder) / "k.sock") as kubelet:
+        kubelet.pods = [("training", "resnet-0", "main", "nvidia.com/gpu", ["GPU-a"])]
+        with ProcessCollector(tmp_path / "store") as collector:
+            sample(tmp_path, collector, jobs__kubelet_socket=str(kubelet.socket))
+            (run,) = runs(collector, capsys)
+    assert (run["job_id"], run["scheduler"]) == ("training/resnet-0", "kubernetes")
+
+
+def test_a_host_without_any_scheduler_has_runs_without_jobs(tmp_path, capsys):
+    with ProcessCollector(tmp_path / "store") as collector:
+        report = sample(tmp_path, collector)
+        (run,) = runs(collector, capsys)
+    assert (run["job_id"], run["scheduler"]) == (None, None)
+    assert report.counters.job_bindings == 0
+
+
+def test_a_replay_is_not_given_to_the_job_that_runs_here(tmp_path, capsys):
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "0").write_text("4711\n")
+    trace = Trace(np.arange(1000) * 0.1, {"sm_active": np.full(1000, 0.8)})
+    with ProcessCollector(tmp_path / "store") as collector:
+        config = AgentConfig.load(
+            overrides={
+                "spool.directory": str(tmp_path / "spool"),
+                "uplink.collector": collector.target,
+                "jobs.slurm_mapping_dir": str(tmp_path / "jobs"),
+            }
+        )
+        run_agent(config, source=ReplaySource([trace], speed=100.0), exit_when_acked=True)
+        (run,) = runs(collector, capsys)
+    assert run["job_id"] is None
+
+
+def test_a_job_that_ended_while_the_agent_was_away_is_ended_by_its_return(tmp_path):
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "GPU-a").write_text("1\n")
+    with ScriptedCollector() as collector:
+        sample(tmp_path, collector)
+        (tmp_path / "jobs" / "GPU-a").unlink()
+        sample(tmp_path, collector)
+        told = [b for record in collector.payloads("job_bindings") for b in record.job_bindings.bindings]
+    assert [(b.gpu_uuid, b.job_id, bool(b.end_time_unix_nano)) for b in told] == [
+        ("GPU-a", "1", False),
+        ("GPU-a", "1", True),
+    ]
+    assert told[0].start_time_unix_nano == told[1].start_time_unix_nano < told[1].end_time_unix_nano
+
+
+def test_ticks_that_were_queued_before_a_binding_are_recorded_before_it(tmp_path):
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "GPU-a").write_text("1\n")
+    with ScriptedCollector() as collector:
+        sample(tmp_path, collector, uplink__batch_interval="30s")
+        kinds = [record.WhichOneof("payload") for record in collector.records()]
+    assert kinds[0] == "inventory"
+    assert kinds[-2:] == ["batch", "source_ended"]
+    assert kinds.count("job_bindings") == 1
