@@ -20,7 +20,7 @@ from gpusonde.agent.jobs import JobParts, JobWatcher, make_watcher
 from gpusonde.agent.pace import AdaptivePace, PaceSettings
 from gpusonde.agent.sampler import Sampler
 from gpusonde.agent.sources.base import GpuSource, SourceInventory
-from gpusonde.agent.sources.select import make_source
+from gpusonde.agent.sources.select import make_process_reader, make_source
 from gpusonde.agent.spool import Spool
 from gpusonde.agent.spool.files import Files
 from gpusonde.agent.uplink import AgentFacts, Uplink, UplinkSettings
@@ -172,7 +172,14 @@ class Agent:
         self._log_start()
         jobs = make_watcher(
             self._config.jobs,
-            JobParts(self._inventory, self._spool.directory, writer.put_record, self._counters, files=self._files),
+            JobParts(
+                self._inventory,
+                self._spool.directory,
+                writer.put_record,
+                self._counters,
+                processes=make_process_reader(self._config.source),
+                files=self._files,
+            ),
         )
         restore_signals = self._handle_signals()
         sending = asyncio.ensure_future(uplink.run())

@@ -1,11 +1,18 @@
 """Jobs from the processes on a GPU, on a procfs made of files and on the real one."""
 
 import os
+import subprocess
+import time
 
 import pytest
 
+from gpusonde.agent.config import JobsConfig
+from gpusonde.agent.counters import SelfCounters
+from gpusonde.agent.jobs import JobParts, make_watcher
 from gpusonde.agent.jobs.owners import JobSourceError, Scheduler
 from gpusonde.agent.jobs.processes import ProcessOwners, ProcFolder
+from gpusonde.agent.sources.base import GpuDescription, SourceInventory
+from gpusonde.agent.sources.nvml.processes import NvmlProcesses
 
 BOOT_S = 1_799_990_000
 NOW = 1_800_000_000_000_000_000
@@ -131,3 +138,37 @@ def test_this_process_is_found_in_the_real_procfs():
         boot_s = next(int(line.split()[1]) for line in file if line.startswith("btime"))
     assert boot_s <= started_s <= boot_s + uptime_s + 2
     assert ProcFolder().facts(2**22 + 1) is None
+
+
+def test_a_running_process_on_a_gpu_of_the_driver_is_bound_to_what_it_belongs_to(fake_nvml, tmp_path):
+    child = subprocess.Popen(["sleep", "60"])
+    records = []
+    try:
+        fake_nvml.add_process(child.pid, 1)
+        inventory = SourceInventory(
+            "nvml", (GpuDescription(fake_nvml.uuid(0), 0), GpuDescription(fake_nvml.uuid(1), 1)), (), 0.1
+        )
+        reader = NvmlProcesses(fake_nvml.loader())
+        watcher = make_watcher(
+            JobsConfig(slurm_mapping_dir="", kubelet_socket=""),
+            JobParts(inventory, tmp_path, records.append, SelfCounters(), processes=reader),
+        )
+        watcher.begin()
+        watcher.poll()
+        watcher.poll()
+        reader.close()
+    finally:
+        child.kill()
+        child.wait()
+    (binding,) = (b for record in records for b in record.job_bindings.bindings)
+    assert binding.gpu_uuid == fake_nvml.uuid(1)
+    assert binding.labels["uid"] == str(os.getuid())
+    assert binding.job_id == ProcFolder().facts(os.getpid()).owner.job_id
+    assert abs(binding.start_time_unix_nano - time.time_ns()) < 5 * SECOND
+
+
+def test_looking_at_processes_can_be_switched_off(fake_nvml, tmp_path):
+    inventory = SourceInventory("nvml", (GpuDescription(fake_nvml.uuid(0), 0),), (), 0.1)
+    config = JobsConfig(slurm_mapping_dir="", kubelet_socket="", cgroups=False)
+    parts = JobParts(inventory, tmp_path, print, SelfCounters(), processes=NvmlProcesses(fake_nvml.loader()))
+    assert make_watcher(config, parts) is None

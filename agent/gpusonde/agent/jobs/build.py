@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from gpusonde.agent.config import JobsConfig
 from gpusonde.agent.counters import SelfCounters
@@ -17,17 +16,9 @@ from gpusonde.agent.jobs.owners import JobSource
 from gpusonde.agent.jobs.processes import ProcessOwners, ProcFolder
 from gpusonde.agent.jobs.state_file import FILE_NAME, StateFile
 from gpusonde.agent.jobs.watcher import JobWatcher
-from gpusonde.agent.sources.base import SourceInventory
+from gpusonde.agent.sources.base import ProcessReader, SourceInventory
 from gpusonde.agent.spool.files import Files, OsFiles
 from gpusonde.ingest.v1 import ingest_pb2
-
-
-class ProcessReader(Protocol):
-    """Says which processes compute on which GPU."""
-
-    def compute_processes(self) -> Mapping[str, Sequence[int]]:
-        """Return the process ids by GPU key."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -89,4 +80,5 @@ def make_watcher(config: JobsConfig, parts: JobParts) -> JobWatcher | None:
         poll_interval_s=config.poll_interval_s,
         on_failure=counters.count_job_source_failure,
         losses=lambda: sum(counters.dropped_records.values()),
+        on_end=parts.processes.close if parts.processes is not None else lambda: None,
     )

@@ -27,11 +27,6 @@ _REPLICA = re.compile(r"::\d+$")
 _DEVICE_FILE = re.compile(r"nvidia(\d+)")
 
 
-def key_of(gpu: GpuDescription) -> str:
-    """Return the name under which a collector keeps this GPU or MIG instance."""
-    return gpu.mig_uuid or gpu.gpu_uuid
-
-
 class DeviceNames:
     """Resolves names of GPUs.
 
@@ -53,7 +48,7 @@ class DeviceNames:
         """
         real = [gpu for gpu in gpus if not gpu.replayed]
         self._by_index = {gpu.gpu_index: gpu.gpu_uuid for gpu in real if not gpu.mig_uuid}
-        self._keys = frozenset(key_of(gpu) for gpu in real)
+        self._keys = frozenset(gpu.key for gpu in real)
 
     @property
     def keys(self) -> frozenset[str]:

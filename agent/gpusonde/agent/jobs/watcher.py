@@ -78,6 +78,7 @@ class JobWatcher:
         emit: Takes each record.
         poll_interval_s: Seconds between questions.
         on_failure: Told the name of a source at each question that it does not answer.
+        on_end: Called in the watcher's thread when it ends, to give back what the sources hold.
         losses: Returns a number that changes whenever records were lost before a collector had them.
         wall_ns: Unix time in nanoseconds.
         wait: Sleeps for the given seconds or until the watcher is stopped, and returns whether it was.
@@ -92,6 +93,7 @@ class JobWatcher:
         *,
         poll_interval_s: float,
         on_failure: Callable[[str], None] = lambda source: None,
+        on_end: Callable[[], None] = lambda: None,
         losses: Callable[[], int] = lambda: 0,
         wall_ns: Callable[[], int] = time.time_ns,
         wait: Callable[[float], bool] | None = None,
@@ -101,6 +103,7 @@ class JobWatcher:
         self._state = state
         self._emit = emit
         self._poll_interval_s = poll_interval_s
+        self._on_end = on_end
         self._losses = losses
         self._wall_ns = wall_ns
         self._stopping = threading.Event()
@@ -120,15 +123,18 @@ class JobWatcher:
 
     def run(self) -> None:
         """Watch until :meth:`stop`. Bindings that are open then stay open: the jobs go on."""
-        self.begin()
-        while not self._stopping.is_set():
-            try:
-                self.poll()
-            except Exception:  # samples are worth having without their jobs
-                log.exception("jobs could not be recorded; telling them again at the next poll")
-                self._losses_told = -1
-            if self._wait(self._poll_interval_s):
-                return
+        try:
+            self.begin()
+            while not self._stopping.is_set():
+                try:
+                    self.poll()
+                except Exception:  # samples are worth having without their jobs
+                    log.exception("jobs could not be recorded; telling them again at the next poll")
+                    self._losses_told = -1
+                if self._wait(self._poll_interval_s):
+                    return
+        finally:
+            self._on_end()
 
     def begin(self) -> None:
         """Take up what a former process left."""
