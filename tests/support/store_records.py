@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from support.wire_agent import batch, inventory
 
 from gpusonde.collector.records.decode import decode_record
@@ -22,7 +24,9 @@ class Feed:
 
     def incoming(self, record):
         decoded = decode_record(record, self.inventory, Limits())
-        entry = LogEntry(self.agent_id, self.spool_id, record.sequence, 1, EntryKind.RECORD, record.SerializeToString())
+        entry = LogEntry(
+            self.agent_id, self.spool_id, record.sequence, time.time_ns(), EntryKind.RECORD, record.SerializeToString()
+        )
         return Incoming(entry, decoded)
 
     def batches(self, first, last):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 from support.wire_agent import descriptor, gpu, source_ended
 
@@ -58,6 +60,8 @@ def incoming(records, agent_id="agent-1", spool_id="spool-1"):
         decoded = decode_record(record, inventory, Limits())
         if isinstance(decoded, InventoryRecord):
             inventory = decoded
-        entry = LogEntry(agent_id, spool_id, record.sequence, 1, EntryKind.RECORD, record.SerializeToString())
+        entry = LogEntry(
+            agent_id, spool_id, record.sequence, time.time_ns(), EntryKind.RECORD, record.SerializeToString()
+        )
         found.append(Incoming(entry, decoded))
     return found

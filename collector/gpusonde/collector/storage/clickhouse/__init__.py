@@ -1,0 +1,1 @@
+"""The store on ClickHouse: one database for any number of collectors."""

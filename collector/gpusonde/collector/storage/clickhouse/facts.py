@@ -1,0 +1,187 @@
+"""Agents, spools, inventories and everything else that records say besides samples, out of the database."""
+
+from __future__ import annotations
+
+import json
+
+from gpusonde.collector.records.model import Binding, GpuEvent, Position
+from gpusonde.collector.storage.clickhouse.encode import fact_table
+from gpusonde.collector.storage.clickhouse.ownership import Owner
+from gpusonde.collector.storage.clickhouse.sql import Sql, binary_column
+from gpusonde.collector.storage.tables.facts import AgentRow, GpuRow, LossRow, RejectionRow
+
+# Every statement counts a row that was inserted twice, and is not merged yet, once: DISTINCT, or FINAL where rows of
+# one key have versions.
+
+
+class Facts:
+    """Reads these tables, and writes agents and spools.
+
+    Args:
+        sql: The database.
+    """
+
+    def __init__(self, sql: Sql) -> None:
+        self._sql = sql
+
+    # Agents and spools -------------------------------------------------------------------------------------------
+
+    def save_agent(self, agent: AgentRow, owner: Owner, version: int) -> None:
+        """Store what an agent said of itself, and to whom."""
+        row = {**vars(agent), "collector": owner.collector, "term": owner.term, "version": version}
+        self._sql.insert("agents", fact_table([row]))
+
+    def agents(self) -> list[AgentRow]:
+        """Return every agent ever seen."""
+        table = self._sql.table(
+            "SELECT agent_id, spool_id, instance_id, start_unix_nano, host_name, agent_version, host FROM agents FINAL"
+            " ORDER BY agent_id"
+        )
+        columns = [table.column(name).to_pylist() for name in table.column_names[:-1]]
+        return [AgentRow(*row) for row in zip(*columns, binary_column(table, "host"), strict=True)]
+
+    def owners(self) -> dict[str, Owner]:
+        """Return the owner of every agent."""
+        rows = self._sql.rows("SELECT agent_id, collector, term FROM agents FINAL")
+        return {agent_id: Owner(collector, term) for agent_id, collector, term in rows}
+
+    def owner(self, agent_id: str) -> Owner | None:
+        """Return the owner of an agent."""
+        rows = self._sql.rows(
+            "SELECT collector, term FROM agents FINAL WHERE agent_id = {agent:String}", {"agent": agent_id}
+        )
+        return Owner(*rows[0]) if rows else None
+
+    def spools(self) -> dict[tuple[str, str], int]:
+        """Return the number of every spool."""
+        rows = self._sql.rows("SELECT agent_id, spool_id, min(spool) FROM spools GROUP BY agent_id, spool_id")
+        return {(agent_id, spool_id): spool for agent_id, spool_id, spool in rows}
+
+    def spools_of(self, agent_id: str) -> dict[str, int]:
+        """Return the spools of an agent with their numbers."""
+        rows = self._sql.rows(
+            "SELECT spool_id, min(spool) FROM spools WHERE agent_id = {agent:String} GROUP BY spool_id",
+            {"agent": agent_id},
+        )
+        return dict(rows)
+
+    def agent_of(self, spool: int) -> str | None:
+        """Return the agent that a spool is of."""
+        rows = self._sql.rows("SELECT agent_id FROM spools WHERE spool = {spool:Int64} LIMIT 1", {"spool": spool})
+        return rows[0][0] if rows else None
+
+    def save_spool(self, agent_id: str, spool_id: str, spool: int) -> None:
+        """Number a spool."""
+        row = {"agent_id": agent_id, "spool_id": spool_id, "spool": spool}
+        self._sql.insert("spools", fact_table([row]))
+
+    def durable(self, spool: int) -> int:
+        """Return the sequence up to which a spool is durable, 0 when nothing of it is."""
+        ((sequence,),) = self._sql.rows(
+            "SELECT max(sequence) FROM progress WHERE spool = {spool:Int64}", {"spool": spool}
+        )
+        return int(sequence)
+
+    # What records say --------------------------------------------------------------------------------------------
+
+    def inventory_message(self, spool: int, sequence: int) -> bytes | None:
+        """Return the serialised record with the inventory that holds for a record, or None."""
+        table = self._sql.table(
+            "SELECT message FROM inventories WHERE spool = {spool:Int64} AND sequence <= {sequence:Int64}"
+            " ORDER BY sequence DESC LIMIT 1",
+            {"spool": spool, "sequence": sequence},
+        )
+        messages = binary_column(table, "message")
+        return messages[0] if messages else None
+
+    def gpus(self) -> list[GpuRow]:
+        """Return every GPU ever described, as it was described last, once per agent."""
+        table = self._sql.table(
+            "SELECT gpu_uuid, agent_id, host_name, last_metrics, every_metric, message FROM ("
+            " SELECT gpu_uuid, agent_id, argMax(message, (spool, sequence)) AS message,"
+            " argMax(metrics, (spool, sequence)) AS last_metrics, groupUniqArrayArray(metrics) AS every_metric"
+            " FROM gpus GROUP BY gpu_uuid, agent_id) AS described"
+            " LEFT JOIN (SELECT agent_id, host_name FROM agents FINAL) AS named USING (agent_id)"
+            " ORDER BY gpu_uuid, agent_id"
+        )
+        columns = [table.column(name).to_pylist() for name in table.column_names[:-1]]
+        return [
+            # A metric that is gone from the inventory still has its past.
+            GpuRow(gpu, agent, host, message, tuple(dict.fromkeys([*latest, *sorted(every)])))
+            for gpu, agent, host, latest, every, message in zip(*columns, binary_column(table, "message"), strict=True)
+        ]
+
+    def metrics_of(self, gpu_uuid: str) -> list[str]:
+        """Return the metrics that any agent ever offered for a GPU."""
+        rows = self._sql.rows(
+            "SELECT metrics FROM gpus WHERE gpu_uuid = {gpu:String} ORDER BY agent_id, spool DESC, sequence DESC",
+            {"gpu": gpu_uuid},
+        )
+        return list(dict.fromkeys(name for (names,) in rows for name in names))
+
+    def bindings(self, agent_id: str, gpu_uuid: str) -> list[tuple[Position, Binding]]:
+        """Return an agent's job bindings of one GPU in order of arrival."""
+        rows = self._sql.rows(
+            "SELECT DISTINCT spool, sequence, item, job_id, scheduler, start_unix_nano, end_unix_nano, labels"
+            " FROM job_bindings WHERE gpu_uuid = {gpu:String}"
+            " AND spool IN (SELECT spool FROM spools WHERE agent_id = {agent:String})"
+            " ORDER BY spool, sequence, item",
+            {"gpu": gpu_uuid, "agent": agent_id},
+        )
+        return [
+            (Position(spool, sequence), Binding(gpu_uuid, job, scheduler, start, end, json.loads(labels)))
+            for spool, sequence, _, job, scheduler, start, end, labels in rows
+        ]
+
+    def source_ends(self, agent_id: str, gpu_uuid: str) -> list[Position]:
+        """Return where an agent said that a GPU's source has ended."""
+        rows = self._sql.rows(
+            "SELECT DISTINCT spool, sequence FROM source_ends WHERE gpu_uuid = {gpu:String}"
+            " AND spool IN (SELECT spool FROM spools WHERE agent_id = {agent:String}) ORDER BY spool, sequence",
+            {"gpu": gpu_uuid, "agent": agent_id},
+        )
+        return [Position(*row) for row in rows]
+
+    def events(self, gpu_uuid: str) -> list[GpuEvent]:
+        """Return the events of one GPU in order of time."""
+        rows = self._sql.rows(
+            "SELECT DISTINCT time_unix_nano, spool, sequence, item, kind, value FROM gpu_events"
+            " WHERE gpu_uuid = {gpu:String} ORDER BY time_unix_nano, spool, sequence, item",
+            {"gpu": gpu_uuid},
+        )
+        return [GpuEvent(gpu_uuid, time, kind, value) for time, _, _, _, kind, value in rows]
+
+    def losses(self) -> list[LossRow]:
+        """Return every reported loss and every gap that was seen."""
+        rows = self._sql.rows(
+            "SELECT agent_id, spool_id, first_sequence, last_sequence, reason, lost_ticks, reported FROM ("
+            " SELECT DISTINCT spool, sequence, first_sequence, last_sequence, reason, lost_ticks, 1 AS reported"
+            " FROM losses UNION ALL"
+            " SELECT DISTINCT spool, 0, first_sequence, last_sequence, 0, 0, 0 FROM gaps) AS lost"
+            " INNER JOIN (SELECT agent_id, spool_id, min(spool) AS spool FROM spools GROUP BY agent_id, spool_id)"
+            " AS named USING (spool) ORDER BY agent_id, spool_id, first_sequence, reported DESC"
+        )
+        return [
+            LossRow(agent, spool, first, last, reason, ticks, reported=bool(reported))
+            for agent, spool, first, last, reason, ticks, reported in rows
+        ]
+
+    def rejections(self) -> list[RejectionRow]:
+        """Return the records that were refused for good."""
+        rows = self._sql.rows(
+            "SELECT agent_id, spool_id, sequence, field, problem, size_bytes, file_name FROM ("
+            " SELECT DISTINCT spool, sequence, field, problem, size_bytes, file_name FROM rejections) AS refused"
+            " INNER JOIN (SELECT agent_id, spool_id, min(spool) AS spool FROM spools GROUP BY agent_id, spool_id)"
+            " AS named USING (spool) ORDER BY agent_id, spool, sequence"
+        )
+        return [RejectionRow(*row) for row in rows]
+
+    def blank_counts(self, gpu_uuid: str) -> dict[tuple[str, int], int]:
+        """Return (metric, reason) -> number of NaNs of one GPU, within the retention of samples."""
+        rows = self._sql.rows(
+            "SELECT metric, reason, sum(count) FROM ("
+            " SELECT DISTINCT metric, reason, spool, sequence, count FROM blanks WHERE gpu_uuid = {gpu:String})"
+            " GROUP BY metric, reason",
+            {"gpu": gpu_uuid},
+        )
+        return {(metric, reason): count for metric, reason, count in rows}

@@ -1,0 +1,186 @@
+"""``Sql``: the little that the ClickHouse engine needs of a database, and the client behind it.
+
+Values reach the database as bound parameters (``{name:Type}``, bound by the server) or as Arrow columns, never as text
+of a statement; names of tables and columns come from the schema and the metric catalogue alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+
+from gpusonde.collector.storage.errors import StoreError, StoreFullError
+
+Parameters = Mapping[str, int | str | Sequence[int] | Sequence[str]]
+
+_DATABASE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
+_SCHEMES = ("http", "https", "chdb")
+# NOT_ENOUGH_SPACE and CANNOT_WRITE_TO_FILE_DESCRIPTOR, which is what a full disk looks like in the middle of a part.
+_FULL = (243, 75)
+_SETTINGS = {
+    # An insert returns when its part is written, not when it waits in a buffer of the server.
+    "async_insert": 0,
+    # One process is one session's worth of state; there is none to be shared.
+    "output_format_arrow_compression_method": "none",
+}
+
+
+class Sql(Protocol):
+    """A database; all methods block and may be called from any thread.
+
+    They raise ``StoreFullError`` when the server is out of disk space and ``StoreError`` for any other failure.
+    """
+
+    def table(self, statement: str, parameters: Parameters | None = None) -> pa.Table:
+        """Return the answer to a query, column by column."""
+
+    def rows(self, statement: str, parameters: Parameters | None = None) -> list[tuple[Any, ...]]:
+        """Return the answer to a query, row by row; text must be UTF-8."""
+
+    def insert(self, table: str, rows: pa.Table) -> None:
+        """Insert rows; when it returns, the server has them in a part."""
+
+    def run(self, statement: str) -> None:
+        """Run a statement that answers nothing."""
+
+    def close(self) -> None:
+        """Disconnect."""
+
+
+@dataclass(frozen=True)
+class Connection:
+    """Where the database is and how to get in.
+
+    Attributes:
+        url: ``https://host:8443``, ``http://host:8123``, or ``chdb:///directory`` for the engine in this process.
+        database: Its name; made if it is not there and the schema is ours to make.
+        user: User.
+        password: Password; empty for none.
+        connect_timeout_s: Time to reach the server.
+        timeout_s: Time for one statement.
+        ca_file: PEM file of the authorities that sign the server's certificate; empty: the system's.
+        certificate_file: PEM file of our certificate; empty: none is shown.
+        key_file: PEM file of its key.
+    """
+
+    url: str
+    database: str = "gpusonde"
+    user: str = "default"
+    password: str = ""
+    connect_timeout_s: float = 10.0
+    timeout_s: float = 60.0
+    ca_file: str = ""
+    certificate_file: str = ""
+    key_file: str = ""
+
+    def __post_init__(self) -> None:
+        """Check the address and the name.
+
+        Raises:
+            ValueError: One of them cannot be.
+        """
+        if urlsplit(self.url).scheme not in _SCHEMES:
+            raise ValueError(f"{self.url!r} is no address of ClickHouse; write https://host:8443 or http://host:8123")
+        if not _DATABASE_NAME.fullmatch(self.database):
+            raise ValueError(f"{self.database!r} cannot name a database: letters, digits and _, at most 63")
+
+
+class ClickHouseSql:
+    """``Sql`` over ClickHouse's own client: HTTP to a server, or the engine in this process (chdb).
+
+    Args:
+        connection: Where.
+        create_database: Whether to make the database if it is not there.
+
+    Raises:
+        StoreError: The client is not installed, the server cannot be reached or does not let us in.
+    """
+
+    def __init__(self, connection: Connection, *, create_database: bool = True) -> None:
+        self.connection = connection
+        with _naming_failures(connection.url):
+            self._client = _connect(connection)
+            if create_database:
+                self._client.command(f"CREATE DATABASE IF NOT EXISTS {connection.database}")
+            self._client.database = connection.database
+
+    @property
+    def embedded(self) -> bool:
+        """Whether the engine runs in this process and its data belong to it alone."""
+        return urlsplit(self.connection.url).scheme == "chdb"
+
+    def table(self, statement: str, parameters: Parameters | None = None) -> pa.Table:
+        """See ``Sql.table``."""
+        with _naming_failures(self.connection.url):
+            return self._client.query_arrow(statement, parameters=dict(parameters or {}))
+
+    def rows(self, statement: str, parameters: Parameters | None = None) -> list[tuple[Any, ...]]:
+        """See ``Sql.rows``."""
+        table = self.table(statement, parameters)
+        return list(zip(*(column.to_pylist() for column in table.columns), strict=True))
+
+    def insert(self, table: str, rows: pa.Table) -> None:
+        """See ``Sql.insert``."""
+        with _naming_failures(self.connection.url):
+            self._client.insert_arrow(table, rows)
+
+    def run(self, statement: str) -> None:
+        """See ``Sql.run``."""
+        with _naming_failures(self.connection.url):
+            self._client.command(statement)
+
+    def close(self) -> None:
+        """See ``Sql.close``."""
+        self._client.close()
+
+
+def binary_column(table: pa.Table, name: str) -> list[bytes]:
+    """Return a column of type String as the bytes that were put into it."""
+    values: list[bytes] = table.column(name).cast(pa.binary()).to_pylist()
+    return values
+
+
+def _connect(connection: Connection) -> Any:
+    try:
+        import clickhouse_connect  # noqa: PLC0415 - an extra that only this engine needs
+    except ImportError as error:
+        raise StoreError(
+            "the ClickHouse engine needs its client: pip install 'gpusonde[collector,clickhouse]'"
+        ) from error
+    address = urlsplit(connection.url)
+    if address.scheme == "chdb":
+        return clickhouse_connect.get_client(interface="chdb", path=address.path, settings=dict(_SETTINGS))
+    return clickhouse_connect.get_client(
+        host=address.hostname or "localhost",
+        port=address.port or (8443 if address.scheme == "https" else 8123),
+        interface=address.scheme,
+        username=connection.user,
+        password=connection.password,
+        connect_timeout=connection.connect_timeout_s,
+        send_receive_timeout=connection.timeout_s,
+        ca_cert=connection.ca_file or None,
+        client_cert=connection.certificate_file or None,
+        client_cert_key=connection.key_file or None,
+        # With a session of its own a client may run one statement at a time; ours is used by several threads.
+        autogenerate_session_id=False,
+        settings=dict(_SETTINGS),
+    )
+
+
+@contextmanager
+def _naming_failures(url: str) -> Iterator[None]:
+    try:
+        yield
+    except StoreError:
+        raise
+    except Exception as error:  # the client's, its HTTP library's and Arrow's have no root in common
+        text = f"ClickHouse at {url}: {error}"
+        if getattr(error, "code", None) in _FULL:
+            raise StoreFullError(text) from error
+        raise StoreError(text) from error

@@ -1,0 +1,129 @@
+"""The store's engines behind one face, for tests of what all of them promise.
+
+chdb is ClickHouse's engine in this process. A process has one directory for it, so every test gets a database of its
+own in the directory of the session. With ``GPUSONDE_CLICKHOUSE_URL`` (and ``GPUSONDE_CLICKHOUSE_USER``,
+``GPUSONDE_CLICKHOUSE_PASSWORD``) the same tests run against a server too; they make and drop databases there whose
+names begin with ``gpusonde_test_``.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from pathlib import Path
+
+from support.faulty_store_files import FaultyStoreFiles
+
+from gpusonde.collector import LocalStore
+from gpusonde.collector.storage.clickhouse.ownership import Ownership
+from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql, Connection
+from gpusonde.collector.storage.clickhouse.store import ClickHouseOptions, ClickHouseStore
+from gpusonde.collector.storage.errors import StoreError
+from gpusonde.collector.storage.local import StoreOptions
+
+SERVER_URL = os.environ.get("GPUSONDE_CLICKHOUSE_URL", "")
+ENGINES = ["local", "chdb", *(["server"] if SERVER_URL else [])]
+
+
+class LocalEngine:
+    """The store on this machine's disk."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._files = FaultyStoreFiles()
+        self.store: LocalStore | None = None
+
+    def open(self) -> LocalStore:
+        """A new store on the same data; the one before is closed."""
+        self.close()
+        self.store = LocalStore(self._directory, StoreOptions(reserve_bytes=0), files=self._files)
+        self.store.open()
+        return self.store
+
+    def settle(self) -> None:
+        """Do what the engine does in the background."""
+        self.store.seal()
+
+    def break_before_acknowledging(self) -> None:
+        """Have the next append fail when its data are written and not yet known to be."""
+        self._files.sync_fails = True
+
+    def repair(self) -> None:
+        """Have everything work again."""
+        self._files.sync_fails = False
+
+    def close(self) -> None:
+        """Close the store."""
+        if self.store:
+            self.store.close()
+        self.store = None
+
+
+class BreakingSql(ClickHouseSql):
+    """A database that can fail before one table is written."""
+
+    breaks_at = ""
+
+    def insert(self, table, rows):
+        if table == self.breaks_at:
+            raise StoreError(f"the connection broke before {table} was written")
+        super().insert(table, rows)
+
+
+class ClickHouseEngine:
+    """The store in a database of its own."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.sql: BreakingSql | None = None
+        self.store: ClickHouseStore | None = None
+
+    def open(self, collector: str = "collector-1") -> ClickHouseStore:
+        """A new store on the same data; the one before is closed."""
+        self.close()
+        self.sql, self.store = self.another(collector)
+        return self.store
+
+    def another(self, collector: str) -> tuple[BreakingSql, ClickHouseStore]:
+        """A store of another collector beside the first one; the caller closes it."""
+        sql = BreakingSql(self.connection)
+        store = ClickHouseStore(sql, Ownership(collector), ClickHouseOptions(self.connection.database))
+        store.open()
+        return sql, store
+
+    def settle(self) -> None:
+        """Do what the engine does in the background: merge."""
+        self.sql.run("OPTIMIZE TABLE samples FINAL")
+
+    def break_before_acknowledging(self) -> None:
+        """Have the next append fail when its samples are in the database and the durable sequence is not."""
+        self.sql.breaks_at = "progress"
+
+    def repair(self) -> None:
+        """Have everything work again."""
+        self.sql.breaks_at = ""
+
+    def close(self) -> None:
+        """Close the store."""
+        if self.store:
+            self.store.close()
+        self.store = None
+
+    def drop(self) -> None:
+        """Close the store and remove its database."""
+        self.close()
+        sql = ClickHouseSql(self.connection)
+        sql.run(f"DROP DATABASE {self.connection.database}")
+        sql.close()
+
+
+def make_engine(kind: str, directory: Path, chdb_directory: Path) -> LocalEngine | ClickHouseEngine:
+    """An engine of a kind, empty."""
+    if kind == "local":
+        return LocalEngine(directory)
+    name = f"gpusonde_test_{uuid.uuid4().hex}"
+    if kind == "chdb":
+        return ClickHouseEngine(Connection(f"chdb://{chdb_directory}", name))
+    user = os.environ.get("GPUSONDE_CLICKHOUSE_USER", "default")
+    password = os.environ.get("GPUSONDE_CLICKHOUSE_PASSWORD", "")
+    return ClickHouseEngine(Connection(SERVER_URL, name, user, password))
