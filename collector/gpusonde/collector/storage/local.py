@@ -6,13 +6,15 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpusonde.collector.records.decode import decode_record
 from gpusonde.collector.records.limits import STORED_LIMITS
 from gpusonde.collector.records.model import BatchRecord, Binding, GpuEvent, InventoryRecord, Position
 from gpusonde.collector.storage.arrivals import Arrival
+from gpusonde.collector.storage.compaction.maintenance import Maintenance, MaintenanceOptions
+from gpusonde.collector.storage.counters import StoreCounters
 from gpusonde.collector.storage.disk.files import FileLayer, OsFiles, write_durably
 from gpusonde.collector.storage.disk.layout import SegmentKind, StoreLayout
 from gpusonde.collector.storage.disk.lock import DirectoryLock
@@ -48,6 +50,7 @@ class StoreOptions:
         memory_bytes: Beyond this much in memory nothing is taken any more: segments cannot be written.
         reserve_bytes: Free space that is left on the disk, for the catalogue and for segments.
         cache_bytes: Memory for columns that were read last.
+        maintenance: How segments are compacted and how long they are kept.
     """
 
     segment_interval_s: float = 60.0
@@ -55,6 +58,7 @@ class StoreOptions:
     memory_bytes: int = 512 * _MEBIBYTE
     reserve_bytes: int = 64 * _MEBIBYTE
     cache_bytes: int = 64 * _MEBIBYTE
+    maintenance: MaintenanceOptions = field(default_factory=MaintenanceOptions)
 
 
 class LocalStore:
@@ -97,6 +101,16 @@ class LocalStore:
         self._sealed_at = 0.0
         self._listeners: list[Listener] = []
         self.tracking_states = StateFiles(directory / "tracking", self._files, self.check_space)
+        self.counters = StoreCounters()
+        self.maintenance = Maintenance(
+            self.database,
+            self.layout,
+            self._files,
+            self._options.maintenance,
+            self.check_space,
+            self.counters,
+            wall_clock_ns,
+        )
 
     def open(self) -> None:
         """Take the directory, replay the log, remove what a crash left half-made.

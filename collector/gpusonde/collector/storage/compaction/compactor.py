@@ -1,0 +1,284 @@
+"""``Compactor``: an hour of small segments becomes a few files with row groups of one GPU each.
+
+One step writes one file. Until the catalogue names it nothing has changed; the transaction that names it takes the rows
+from the small segments; a small segment without rows is then removed. A crash at any point leaves one state or the
+other, and files that the next start removes.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from gpusonde.collector.storage.compaction.merge import (
+    averages_of,
+    fit,
+    gather,
+    metrics_of,
+    row_groups,
+    second_schema,
+    tick_schema,
+)
+from gpusonde.collector.storage.compaction.output import SegmentOutput
+from gpusonde.collector.storage.compaction.pace import Pace
+from gpusonde.collector.storage.counters import StoreCounters
+from gpusonde.collector.storage.disk.encoding import KEY_COLUMNS, quantised_by_size
+from gpusonde.collector.storage.disk.files import FileLayer
+from gpusonde.collector.storage.disk.layout import SegmentKind, StoreLayout
+from gpusonde.collector.storage.errors import StoreCorruptError, StoreError, naming_full_disks
+from gpusonde.collector.storage.tables.segment_catalog import NewSegment, PartRow, SegmentCatalog, SegmentFile
+
+_LOG = logging.getLogger(__name__)
+_HOUR_NS = 3600 * 1_000_000_000
+# GPUs whose way of encoding speaks for all of a file.
+_PROBED_GPUS = 3
+
+
+@dataclass(frozen=True)
+class CompactionOptions:
+    """How compaction works.
+
+    Attributes:
+        delay_s: Time after the end of an hour before its segments are compacted.
+        file_bytes: Size at which a file is full.
+        batch_gpus: GPUs whose rows are in memory together; row groups of sealed segments hold about eight.
+        batch_rows: Rows beyond which there are fewer of them.
+        step_rows: Rows of one GPU in one file, at most: a backlog that arrived at once is more than an hour of ticks.
+        group_rows: Rows of a row group; an hour at 10 Hz fits.
+    """
+
+    delay_s: float = 300.0
+    file_bytes: int = 128 << 20
+    batch_gpus: int = 16
+    batch_rows: int = 640_000
+    step_rows: int = 1_000_000
+    group_rows: int = 48_000
+
+
+class Compactor:
+    """Compacts what is due, one file at a time. One thread.
+
+    Args:
+        segments: The catalogue of segments.
+        layout: Where they lie.
+        files: The file layer.
+        options: Sizes and delay.
+        check_space: Raises ``StoreFullError`` when the disk has no room beyond its reserve.
+        counters: Counts files and failures.
+        wall_clock_ns: Unix time in nanoseconds.
+    """
+
+    def __init__(
+        self,
+        segments: SegmentCatalog,
+        layout: StoreLayout,
+        files: FileLayer,
+        options: CompactionOptions,
+        check_space: Callable[[], None],
+        counters: StoreCounters,
+        wall_clock_ns: Callable[[], int],
+    ) -> None:
+        self._segments = segments
+        self._layout = layout
+        self._files = files
+        self._options = options
+        self._check_space = check_space
+        self._counters = counters
+        self._wall_clock_ns = wall_clock_ns
+        self._unreadable: set[int] = set()
+
+    def step(self, pace: Pace, *, everything: bool = False) -> bool:
+        """Write one file if anything is due.
+
+        Args:
+            pace: Rests between GPUs.
+            everything: Compact segments of the current hour too.
+
+        Returns:
+            Whether there may be more to do.
+
+        Raises:
+            StoreFullError: No room; nothing has changed.
+            StoreError: Any other failure, likewise.
+            StoppedError: The pace says so; nothing has changed.
+        """
+        inputs = self._due(everything)
+        if not inputs:
+            return False
+        began = time.monotonic()
+        try:
+            self._compact(inputs, pace)
+        except StoreCorruptError as error:
+            self._counters.compaction_failed()
+            bad = [s for s in inputs if self._layout.path(s.kind, s.file_name) == error.path]
+            if not bad:
+                raise
+            self._unreadable.update(segment.segment for segment in bad)
+            _LOG.error("this segment is not compacted, the others are: %s", error)
+        except Exception:
+            self._counters.compaction_failed()
+            raise
+        else:
+            self._counters.compacted(time.monotonic() - began)
+        return True
+
+    def _due(self, everything: bool) -> list[SegmentFile]:
+        """Return the small segments of the earliest hour that is over for long enough."""
+        waiting = [s for s in self._segments.files(SegmentKind.MINUTE) if s.segment not in self._unreadable]
+        if not waiting:
+            return []
+        hour = waiting[0].created_unix_nano // _HOUR_NS
+        due = (hour + 1) * _HOUR_NS + round(self._options.delay_s * 1e9)
+        if not everything and self._wall_clock_ns() < due:
+            return []
+        return [segment for segment in waiting if segment.created_unix_nano // _HOUR_NS == hour]
+
+    def _compact(self, inputs: Sequence[SegmentFile], pace: Pace) -> None:
+        numbers = [segment.segment for segment in inputs]
+        gpus = self._segments.gpus_in(numbers)
+        metrics = metrics_of(self._layout.path(segment.kind, segment.file_name) for segment in inputs)
+        output = _Output(self._layout, self._files, self._new_stem(inputs), metrics, self._options.group_rows)
+        taken: list[PartRow] = []
+        pace.begin()
+        try:
+            output.open(self._probe(numbers, gpus))
+            for batch in self._batches(numbers, gpus):
+                tables = gather(self._layout, batch)
+                while tables:
+                    gpu_uuid = min(tables)
+                    output.write(gpu_uuid, tables.pop(gpu_uuid))
+                    pace.rest()
+                    self._check_space()
+                taken += batch
+                if output.size_bytes >= self._options.file_bytes:
+                    break
+            ticks, seconds = output.finish(
+                min(segment.created_unix_nano for segment in inputs), max(s.created_unix_nano for s in inputs)
+            )
+        except BaseException:
+            output.abandon()
+            raise
+        try:
+            emptied = self._segments.replace(taken, ticks, seconds)
+        except StoreError:
+            # A commit that failed may have succeeded; while the catalogue does not tell, both sides stay.
+            if not self._segments.is_registered(ticks.file_name):
+                output.abandon()
+            raise
+        for kind, file_name in emptied:
+            path = self._layout.path(kind, file_name)
+            with naming_full_disks(path):
+                self._files.remove(path)
+        _LOG.debug("%s holds what %d segments held", ticks.file_name, len(emptied))
+
+    def _probe(self, segments: Sequence[int], gpus: Sequence[str]) -> dict[str, pa.Table]:
+        """Return the rows of a few GPUs from all over the file to be, to choose encodings by."""
+        step = max(1, len(gpus) // _PROBED_GPUS)
+        chosen = gpus[step // 2 :: step][:_PROBED_GPUS]
+        rows = [row for gpu_uuid in chosen for row in self._limited(self._segments.parts_in(segments, gpu_uuid))]
+        return gather(self._layout, rows)
+
+    def _batches(self, segments: Sequence[int], gpus: Sequence[str]) -> Iterator[list[PartRow]]:
+        batch: list[PartRow] = []
+        for i, gpu_uuid in enumerate(gpus):
+            batch += self._limited(self._segments.parts_in(segments, gpu_uuid))
+            is_full = sum(row.part.row_count for row in batch) >= self._options.batch_rows
+            if is_full or (i + 1) % self._options.batch_gpus == 0:
+                yield batch
+                batch = []
+        if batch:
+            yield batch
+
+    def _limited(self, rows: Sequence[PartRow]) -> list[PartRow]:
+        """Return the first parts of a GPU, as many as a step may take; the rest waits for the next one."""
+        limited: list[PartRow] = []
+        total = 0
+        for row in rows:
+            total += row.part.row_count
+            if limited and total > self._options.step_rows:
+                break
+            limited.append(row)
+        return limited
+
+    def _new_stem(self, inputs: Sequence[SegmentFile]) -> str:
+        """Return a name that no file has; steps of the same hour differ in the time at which they are taken."""
+        now = self._wall_clock_ns()
+        while True:
+            stem = f"{inputs[0].created_unix_nano:020d}-{now:020d}"
+            if not self._layout.path(SegmentKind.HOUR, f"{stem}.hour.parquet").exists():
+                return stem
+            now += 1
+
+
+class _Output:
+    """The file of ticks and the file of their averages."""
+
+    def __init__(
+        self, layout: StoreLayout, files: FileLayer, stem: str, metrics: Sequence[str], group_rows: int
+    ) -> None:
+        self._files = files
+        self._metrics = metrics
+        self._group_rows = group_rows
+        self._tick_schema = tick_schema(metrics)
+        self._second_schema = second_schema(metrics)
+        self._names = {SegmentKind.HOUR: f"{stem}.hour.parquet", SegmentKind.SECOND: f"{stem}.second.parquet"}
+        self._paths = {kind: layout.path(kind, name) for kind, name in self._names.items()}
+        self._outputs: dict[SegmentKind, SegmentOutput] = {}
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of ticks so far."""
+        return self._outputs[SegmentKind.HOUR].size_bytes
+
+    def open(self, probed: dict[str, pa.Table]) -> None:
+        """Begin both files, encoded as suits the rows of some GPUs."""
+        ticks = [fit(gpu_uuid, table, self._tick_schema) for gpu_uuid, table in probed.items()]
+        seconds = [
+            averages_of(gpu_uuid, table, self._metrics, self._second_schema)
+            for gpu_uuid, table in zip(probed, ticks, strict=True)
+        ]
+        for kind, schema, samples in (
+            (SegmentKind.HOUR, self._tick_schema, ticks),
+            (SegmentKind.SECOND, self._second_schema, seconds),
+        ):
+            values = [name for name in schema.names if name not in KEY_COLUMNS]
+            splittable = [name for name in values if pa.types.is_floating(schema.field(name).type)]
+            quantised = set(values).difference(splittable) | quantised_by_size(samples, splittable)
+            self._outputs[kind] = SegmentOutput(self._files, self._paths[kind], schema, quantised)
+
+    def write(self, gpu_uuid: str, table: pa.Table) -> None:
+        """Write the rows of one GPU."""
+        fitting = fit(gpu_uuid, table, self._tick_schema)
+        for piece, parts in row_groups(gpu_uuid, fitting, self._group_rows):
+            self._outputs[SegmentKind.HOUR].write(piece, parts)
+        seconds = averages_of(gpu_uuid, fitting, self._metrics, self._second_schema)
+        for piece, parts in row_groups(gpu_uuid, seconds, self._group_rows):
+            self._outputs[SegmentKind.SECOND].write(piece, parts)
+
+    def finish(self, created_unix_nano: int, newest_unix_nano: int) -> tuple[NewSegment, NewSegment]:
+        """Return both files once they survive a power loss."""
+        made = []
+        for kind, output in self._outputs.items():
+            output.finish()
+            made.append(
+                NewSegment(
+                    self._names[kind],
+                    output.size_bytes,
+                    output.row_count,
+                    created_unix_nano,
+                    output.parts,
+                    kind,
+                    newest_unix_nano,
+                )
+            )
+        ticks, seconds = made
+        return ticks, seconds
+
+    def abandon(self) -> None:
+        """Throw both away."""
+        for output in self._outputs.values():
+            output.abandon()

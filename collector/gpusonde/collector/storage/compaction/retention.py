@@ -1,0 +1,153 @@
+"""``Retention``: deletes the oldest files of a tier by age, by size and for free space, and keeps a record of it.
+
+Age is the time since the records arrived, on the collector's clock: hosts' clocks may be wrong by decades. Runs, epochs
+and everything else in the catalogue stay for ever.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from gpusonde.collector.storage.counters import StoreCounters
+from gpusonde.collector.storage.disk.files import FileLayer
+from gpusonde.collector.storage.disk.layout import SegmentKind, StoreLayout
+from gpusonde.collector.storage.errors import naming_full_disks
+from gpusonde.collector.storage.tables.deletions import Deletion, Deletions
+from gpusonde.collector.storage.tables.segment_catalog import SegmentCatalog, SegmentFile
+
+_LOG = logging.getLogger(__name__)
+# What tracking would have to read again after it lost its state is kept longer, but not for ever.
+_HELD_FACTOR = 2.0
+TIERS = {"raw": (SegmentKind.MINUTE, SegmentKind.HOUR), "second": (SegmentKind.SECOND,)}
+
+
+@dataclass(frozen=True)
+class TierLimits:
+    """How much of one tier is kept.
+
+    Attributes:
+        age_s: Time since arrival; 0 keeps for ever.
+        size_bytes: Size of all files; 0 means any.
+    """
+
+    age_s: float = 0.0
+    size_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class RetentionOptions:
+    """How much is kept.
+
+    Attributes:
+        raw: Of ticks.
+        second: Of averages over seconds.
+        free_bytes: Space on the disk for which the oldest ticks make room; 0 never.
+    """
+
+    raw: TierLimits = TierLimits(age_s=14 * 86_400.0)
+    second: TierLimits = TierLimits(age_s=90 * 86_400.0)
+    free_bytes: int = 0
+
+
+class Retention:
+    """Deletes what is over the limits. One thread, the one that compacts.
+
+    Args:
+        segments: The catalogue of segments.
+        deletions: Records what is deleted.
+        layout: Where the segments lie.
+        files: The file layer.
+        options: How much is kept.
+        counters: Counts deleted bytes.
+        wall_clock_ns: Unix time in nanoseconds.
+    """
+
+    def __init__(
+        self,
+        segments: SegmentCatalog,
+        deletions: Deletions,
+        layout: StoreLayout,
+        files: FileLayer,
+        options: RetentionOptions,
+        counters: StoreCounters,
+        wall_clock_ns: Callable[[], int],
+    ) -> None:
+        self._segments = segments
+        self._deletions = deletions
+        self._layout = layout
+        self._files = files
+        self._options = options
+        self._counters = counters
+        self._wall_clock_ns = wall_clock_ns
+
+    def apply(self) -> int:
+        """Delete what is over the limits and return how many files that were.
+
+        Raises:
+            StoreError: A file cannot be deleted, or the catalogue cannot be written.
+        """
+        count = 0
+        for tier, limits in (("raw", self._options.raw), ("second", self._options.second)):
+            kept = self._oldest_first(tier)
+            expired = self._expired(kept, limits)
+            for segment in expired:
+                self._delete(tier, segment, "age")
+            gone = {segment.segment for segment in expired}
+            kept = [segment for segment in kept if segment.segment not in gone]
+            size = sum(segment.size_bytes for segment in kept)
+            count += len(expired)
+            while limits.size_bytes and size > limits.size_bytes and kept:
+                oldest = kept.pop(0)
+                size -= oldest.size_bytes
+                self._delete(tier, oldest, "size")
+                count += 1
+        return count + self._make_room()
+
+    def _oldest_first(self, tier: str) -> list[SegmentFile]:
+        return sorted(self._segments.files(*TIERS[tier]), key=lambda s: (s.newest_unix_nano, s.segment))
+
+    def _expired(self, kept: Sequence[SegmentFile], limits: TierLimits) -> list[SegmentFile]:
+        if not limits.age_s:
+            return []
+        age_ns = round(limits.age_s * 1e9)
+        now = self._wall_clock_ns()
+        found = []
+        for segment in kept:
+            if segment.newest_unix_nano + age_ns >= now:
+                continue
+            held = segment.kind is not SegmentKind.SECOND and self._deletions.untracked_gpus(segment.segment)
+            if not held or segment.newest_unix_nano + round(_HELD_FACTOR * age_ns) < now:
+                found.append(segment)
+        return found
+
+    def _make_room(self) -> int:
+        count = 0
+        for tier in TIERS:
+            for segment in self._oldest_first(tier):
+                with naming_full_disks(self._layout.directory):
+                    free = self._files.free_bytes(self._layout.directory)
+                if free >= self._options.free_bytes:
+                    return count
+                self._delete(tier, segment, "free space")
+                count += 1
+        return count
+
+    def _delete(self, tier: str, segment: SegmentFile, reason: str) -> None:
+        deletion = self._deletions.delete(segment, reason, self._wall_clock_ns())
+        path = self._layout.path(segment.kind, segment.file_name)
+        with naming_full_disks(path):
+            self._files.remove(path)
+        self._counters.deleted(tier, segment.size_bytes)
+        self._report(path.name, deletion)
+
+    def _report(self, name: str, deletion: Deletion) -> None:
+        _LOG.info("deleted %s for its %s: %d bytes", name, deletion.reason, deletion.size_bytes)
+        if deletion.untracked_gpus:
+            _LOG.warning(
+                "%s held ticks of open or untracked runs of %d GPUs; those runs go on, but cannot be read again from"
+                " their start should tracking lose its state",
+                name,
+                deletion.untracked_gpus,
+            )
