@@ -74,6 +74,8 @@ def test_the_shipped_file_shows_every_option_with_its_default():
         ('[log]\nlevel = "loud"\n', "use debug, info"),
         ("[runs]\nactivity_threshold = 2\n", "is a ratio"),
         ('[runs]\nheld_end = "1s"\n', "is shorter than runs.idle_end"),
+        ('[store]\nraw_retention = "10m"\n', "store.raw_retention is shorter than an hour; use 0s"),
+        ("[store]\ncompact_share = 0\n", "store.compact_share is out of its range"),
         ("not toml", "not TOML"),
     ],
 )

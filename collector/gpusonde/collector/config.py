@@ -16,6 +16,7 @@ from gpusonde.settings import ConfigError, Configuration, LogConfig, option
 __all__ = ["CollectorConfig", "ConfigError"]
 
 DEFAULT_LISTEN = "127.0.0.1:7433"
+_SHORTEST_RETENTION_S = 3600.0
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,19 @@ class StoreConfig:
     segment_bytes: int = option("size", 128 << 20, "size in memory at which they do so earlier")
     memory_bytes: int = option("size", 512 << 20, "size in memory beyond which nothing is taken any more")
     reserve_bytes: int = option("size", 64 << 20, "free disk space that is left for segments and the catalogue")
+    cache_bytes: int = option("size", 64 << 20, "memory for columns of segments that were read last")
+    compact: bool = option(
+        "switch", True, "turn each hour of segments into one compact file, and averages over seconds"
+    )
+    compact_after_s: float = option("duration", 300.0, "time after the end of an hour before that is done")
+    compact_share: float = option("number", 0.25, "share of a core that it may take")
+    raw_retention_s: float = option(
+        "duration", 14 * 86_400.0, "time since their arrival for which ticks are kept; 0s: for ever"
+    )
+    raw_max_bytes: int = option("size", 0, "size of all ticks beyond which the oldest are deleted; 0B: any")
+    second_retention_s: float = option("duration", 90 * 86_400.0, "the same for averages over seconds")
+    second_max_bytes: int = option("size", 0, "the same for the size of the averages")
+    keep_free_bytes: int = option("size", 0, "free disk space for which the oldest ticks are deleted; 0B: never")
 
 
 @dataclass(frozen=True)
@@ -171,6 +185,8 @@ def _check(config: CollectorConfig) -> None:
         "ingest.probe_interval": (config.ingest.probe_interval_s, 0.01, 3600.0),
         "store.segment_interval": (config.store.segment_interval_s, 0.1, 3600.0),
         "store.segment_bytes": (config.store.segment_bytes, 1 << 16, 1 << 34),
+        "store.compact_after": (config.store.compact_after_s, 0.0, 86_400.0),
+        "store.compact_share": (config.store.compact_share, 0.01, 1.0),
         "runs.idle_end": (config.runs.idle_end_s, 1.0, 86_400.0),
         "runs.gap_end": (config.runs.gap_end_s, 1.0, 86_400.0),
         "runs.track_interval": (config.runs.track_interval_s, 0.01, 60.0),
@@ -180,6 +196,12 @@ def _check(config: CollectorConfig) -> None:
     for name, (value, low, high) in ranges.items():
         if not low <= value <= high:
             raise ConfigError(f"{name} is out of its range of {low:g} to {high:g} (seconds, bytes or a count)")
+    for name, retention_s in (
+        ("raw", config.store.raw_retention_s),
+        ("second", config.store.second_retention_s),
+    ):
+        if 0 < retention_s < _SHORTEST_RETENTION_S:
+            raise ConfigError(f"store.{name}_retention is shorter than an hour; use 0s to keep for ever")
     if config.store.memory_bytes < config.store.segment_bytes:
         raise ConfigError("store.memory_bytes is smaller than store.segment_bytes; use at least the same")
 

@@ -31,6 +31,9 @@ from gpusonde.collector.security.identity import Role
 from gpusonde.collector.security.interceptor import AccessInterceptor
 from gpusonde.collector.security.tokens import TokenFile
 from gpusonde.collector.server import Health, bind, build_server
+from gpusonde.collector.storage.compaction.compactor import CompactionOptions
+from gpusonde.collector.storage.compaction.maintenance import MaintenanceOptions
+from gpusonde.collector.storage.compaction.retention import RetentionOptions, TierLimits
 from gpusonde.collector.storage.disk.files import FileLayer
 from gpusonde.collector.storage.errors import StoreError
 from gpusonde.collector.storage.local import LocalStore, StoreOptions
@@ -43,6 +46,7 @@ from gpusonde.collector.tracking.run_state import Resume
 from gpusonde.collector.tracking.runs import RunPolicy
 from gpusonde.collector.tracking.state_keeper import StateKeeper, StateOptions
 from gpusonde.collector.tracking.summaries import EpochSummaries
+from gpusonde.collector.upkeep import look_after
 from gpusonde.epoch_detect import EpochTracker
 from gpusonde.predictor.crossgpu import LatencyModel
 from gpusonde.predictor.crossgpu.learning.versions import MODELS, ModelInService, ModelVersions
@@ -99,7 +103,7 @@ def run_collector(
     store = LocalStore(config.directory, _store_options(config), files=files)
     store.open()
     try:
-        with _executors("commit", "seal", "track", "query", "control") as executors:
+        with _executors("commit", "seal", "track", "query", "control", "maintain") as executors:
             return asyncio.run(_Collector(config, store, executors, make_tracker).run(stop, on_ready))
     finally:
         store.close()
@@ -213,6 +217,7 @@ class _Collector:
             others = [
                 asyncio.ensure_future(self._gate.run()),
                 asyncio.ensure_future(self._seal_for_ever()),
+                asyncio.ensure_future(look_after(self._store.maintenance, self._executors["maintain"])),
                 asyncio.ensure_future(self._watch_identities()),
             ]
             if self._config.runs.track:
@@ -352,7 +357,23 @@ def _replace(path: Path, text: str) -> None:
 
 def _store_options(config: CollectorConfig) -> StoreOptions:
     store = config.store
-    return StoreOptions(store.segment_interval_s, store.segment_bytes, store.memory_bytes, store.reserve_bytes)
+    return StoreOptions(
+        segment_interval_s=store.segment_interval_s,
+        segment_bytes=store.segment_bytes,
+        memory_bytes=store.memory_bytes,
+        reserve_bytes=store.reserve_bytes,
+        cache_bytes=store.cache_bytes,
+        maintenance=MaintenanceOptions(
+            enabled=store.compact,
+            share=store.compact_share,
+            compaction=CompactionOptions(delay_s=store.compact_after_s),
+            retention=RetentionOptions(
+                raw=TierLimits(store.raw_retention_s, store.raw_max_bytes),
+                second=TierLimits(store.second_retention_s, store.second_max_bytes),
+                free_bytes=store.keep_free_bytes,
+            ),
+        ),
+    )
 
 
 def _run_policy(config: CollectorConfig) -> RunPolicy:
