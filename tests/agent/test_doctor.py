@@ -10,7 +10,6 @@ from support.fake_dcgm.engine import TURING
 
 from gpusonde.agent.config import SourceConfig
 from gpusonde.agent.doctor import SystemFacts, examine, read_system
-from gpusonde.agent.sources.nvml.library import Nvml
 from gpusonde.agent.sources.nvml.source import NvmlSource
 from gpusonde.cli.agent_doctor import payload, render
 from gpusonde.cli.demo.traces import bundled_trace
@@ -19,14 +18,6 @@ from gpusonde.cli.output import Screen
 from gpusonde.telemetry import METRICS, BlankReason
 
 DRIVER = SystemFacts("570.1", profiling_admin_only=False, is_root=False, device_nodes=())
-
-
-def nvml_source(fake):
-    def load():
-        fake.pynvml.nvmlInit()
-        return Nvml(fake.pynvml)
-
-    return NvmlSource(load=load, cuda_attributes=dict, wall_ns=lambda: round(fake.time_s * 1e9), sleep=fake.advance)
 
 
 def diagnose(host, *sources, config=None, facts=DRIVER):
@@ -87,7 +78,7 @@ def test_a_field_that_a_gpu_lacks_is_shown_with_the_reason(dcgm_host, capsys):
 
 def test_gpm_is_chosen_where_the_engine_may_not_profile(dcgm_host, fake_nvml):
     dcgm_host.engine.refused = {"profiling watch": -33}
-    nvml = nvml_source(fake_nvml)
+    nvml = fake_nvml.source()
     diagnosis = diagnose(dcgm_host, dcgm_host.source(), nvml)
     assert (diagnosis.chosen.name, diagnosis.sources[0].usable) == ("nvml", True)
     origins = {m.name: m.origin for m in diagnosis.chosen.gpus[0].metrics}
@@ -106,7 +97,7 @@ def test_refused_profiling_is_explained_by_the_driver_s_restriction(dcgm_host):
 
 def test_a_source_that_is_asked_for_but_broken_is_not_replaced(dcgm_host, fake_nvml):
     dcgm_host.engine.remote = dcgm_host.engine.embeddable = False
-    diagnosis = diagnose(dcgm_host, dcgm_host.source(), nvml_source(fake_nvml), config=SourceConfig(kind="dcgm"))
+    diagnosis = diagnose(dcgm_host, dcgm_host.source(), fake_nvml.source(), config=SourceConfig(kind="dcgm"))
     assert diagnosis.chosen is None
     assert diagnosis.sources[0].bindings_folder == str(BINDINGS)
     assert "systemctl start nvidia-dcgm" in diagnosis.sources[0].reason

@@ -14,19 +14,13 @@ from gpusonde.agent.sources.base import (
     StaticOrigin,
 )
 from gpusonde.agent.sources.nvml.library import Nvml
-from gpusonde.agent.sources.nvml.source import NvmlSource
 from gpusonde.telemetry import METRICS, BlankReason
 
 TICK_S = 0.1
 
 
 def make_source(fake, **options):
-    def load():
-        fake.pynvml.nvmlInit()
-        return Nvml(fake.pynvml)
-
-    options = {"cuda_attributes": dict, **options}
-    return NvmlSource(load=load, wall_ns=lambda: round(fake.time_s * 1e9), sleep=fake.advance, **options)
+    return fake.source(**options)
 
 
 @pytest.fixture
@@ -124,7 +118,8 @@ def test_the_gpus_of_a_host_take_their_slow_readings_in_different_ticks(fake_nvm
         calls.append(fake_nvml.library.fake_calls() - before)
     source.close()
     slow_ticks = [i for i, n in enumerate(calls) if n > min(calls)]
-    assert len(slow_ticks) == 4
+    # One for each GPU, and one to look for lost and new ones.
+    assert len(slow_ticks) == 5
 
 
 def test_a_board_without_gpm_gives_plain_metrics_and_names_what_is_missing(fake_nvml):
@@ -195,8 +190,9 @@ def test_a_lost_gpu_is_an_event_and_the_others_go_on(fake_nvml, caplog):
     recovered_at = next(i for i, (_, _, events) in enumerate(seen) if events)
     start_s = fake_nvml.time_s - TICK_S
     assert seen[-1][0][1]["sm_active"] == pytest.approx(0.9 * fake_nvml.mean(1, start_s, fake_nvml.time_s), rel=1e-5)
-    assert 1 not in seen[recovered_at][0]
-    assert 1 in seen[recovered_at + 1][0]
+    assert 1 not in seen[recovered_at - 1][0]
+    assert seen[recovered_at][1][1]["sm_active"] is BlankReason.NO_DATA
+    assert seen[recovered_at + 1][0][1]["sm_active"] > 0
     assert sum("is lost" in r.message for r in caplog.records) == 1
     source.close()
     assert fake_nvml.library.fake_live_samples() == 0
@@ -216,8 +212,8 @@ def test_a_gpu_that_does_not_answer_at_the_start_is_left_out(fake_nvml, caplog):
 def test_xid_errors_are_events_and_a_counter(source, fake_nvml):
     inventory = source.open()
     read(source, fake_nvml, inventory)
-    fake_nvml.library.fake_push_xid(1, 79)
-    fake_nvml.library.fake_push_xid(1, 48)
+    fake_nvml.push_xid(1, 79)
+    fake_nvml.push_xid(1, 48)
     values, _, events = read(source, fake_nvml, inventory)
     assert [(e.gpu, e.kind, e.value) for e in events] == [(1, GpuEventKind.XID, 79), (1, GpuEventKind.XID, 48)]
     assert (values[0]["xid_count"], values[1]["xid_count"]) == (0, 2)
@@ -300,3 +296,115 @@ def test_a_stale_pynvml_package_is_recognised(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", stale)
     with pytest.raises(SourceUnavailableError, match="not the module of nvidia-ml-py"):
         Nvml.load()
+
+
+def test_a_gpu_that_comes_later_joins_the_inventory_without_a_restart(fake_nvml, caplog):
+    fake_nvml.fail("nvmlDeviceGetUUID", 15, gpu=1)
+    source = make_source(fake_nvml, slow_interval_s=2.0)
+    inventory = source.open()
+    assert [g.gpu_index for g in inventory.gpus] == [0]
+    for _ in range(45):
+        read(source, fake_nvml, inventory)
+    fake_nvml.heal()
+    changed, seen = [], []
+    for _ in range(30):
+        fake_nvml.advance(TICK_S)
+        reading = source.read(fake_nvml.time_s)
+        changed += [reading.inventory] if reading.inventory is not None else []
+        seen.append({ticks.gpu for ticks in reading.ticks})
+    start_s = fake_nvml.time_s
+    values, _, _ = read(source, fake_nvml, changed[0])
+    source.close()
+    assert [[g.gpu_uuid for g in i.gpus] for i in changed] == [[fake_nvml.uuid(0), fake_nvml.uuid(1)]]
+    assert (seen[0], seen[-1]) == ({0}, {0, 1})
+    assert values[1]["sm_active"] == pytest.approx(0.9 * fake_nvml.mean(1, start_s, fake_nvml.time_s), rel=1e-5)
+    assert source.statistics.inventories == 1
+    assert sum("GPU 1 cannot be sampled" in r.message for r in caplog.records) == 1
+
+
+def test_a_gpu_that_only_answers_with_unknown_errors_is_lost_after_a_while(fake_nvml):
+    source = make_source(fake_nvml, slow_interval_s=2.0)
+    inventory = source.open()
+    read(source, fake_nvml, inventory)
+    fake_nvml.fail("*", 999, gpu=0)
+    events = [event for _ in range(60) for event in read(source, fake_nvml, inventory)[2]]
+    assert [(e.gpu, e.kind) for e in events] == [(0, GpuEventKind.LOST)]
+    fake_nvml.heal()
+    events = [event for _ in range(30) for event in read(source, fake_nvml, inventory)[2]]
+    source.close()
+    assert [(e.gpu, e.kind) for e in events] == [(0, GpuEventKind.RECOVERED)]
+
+
+def test_a_lost_gpu_does_not_hide_the_xids_of_the_others(fake_nvml):
+    source = make_source(fake_nvml, slow_interval_s=2.0)
+    inventory = source.open()
+    read(source, fake_nvml, inventory)
+    fake_nvml.fail("*", 15, gpu=1)
+    fake_nvml.fail("event", 15, gpu=1)
+    read(source, fake_nvml, inventory)
+    fake_nvml.push_xid(0, 48)
+    _, _, events = read(source, fake_nvml, inventory)
+    source.close()
+    assert [(e.gpu, e.kind, e.value) for e in events] == [(0, GpuEventKind.XID, 48)]
+
+
+def test_a_board_without_gpm_gives_pcie_rates_from_counters_that_wrap(fake_nvml):
+    fake_nvml.reset(1, gpm=False)
+    source = make_source(fake_nvml)
+    inventory = source.open()
+    read(source, fake_nvml, inventory)
+    # 2^32 bytes at about 0.5 GB/s: the 32-bit counter wraps once or more in 20 s.
+    for _ in range(200):
+        start_s = fake_nvml.time_s
+        values, _, _ = read(source, fake_nvml, inventory)
+        mean = fake_nvml.mean(0, start_s, fake_nvml.time_s)
+        assert values[0]["pcie_tx_bytes_per_second"] == pytest.approx(1e9 * mean, rel=1e-4)
+        assert values[0]["pcie_rx_bytes_per_second"] == pytest.approx(2e9 * mean, rel=1e-4)
+    source.close()
+
+
+def test_a_counter_of_32_bits_says_nothing_over_a_time_in_which_it_may_have_wrapped_twice(fake_nvml):
+    fake_nvml.reset(1, gpm=False)
+    source = make_source(fake_nvml)
+    inventory = source.open()
+    blanks = []
+    for _ in range(12):
+        _, reasons, _ = read(source, fake_nvml, inventory, 3.7)
+        blanks.append(reasons[0].get("pcie_tx_bytes_per_second"))
+    source.close()
+    assert BlankReason.NO_DATA in blanks
+
+
+def test_profiling_zeros_while_kernels_run_are_blank_and_counted(source, fake_nvml):
+    inventory = source.open()
+    read(source, fake_nvml, inventory)
+    fake_nvml.library.fake_set_zeros(1)
+    values = [read(source, fake_nvml, inventory)[0][0]["sm_active"] for _ in range(120)]
+    assert values[90] == 0.0
+    assert np.isnan(values[-1])
+    assert source.statistics.suspect_ticks >= 10
+    fake_nvml.library.fake_set_zeros(0)
+    assert read(source, fake_nvml, inventory)[0][0]["sm_active"] > 0
+
+
+def test_samples_that_are_too_close_are_no_value_and_the_next_average_is_true(source, fake_nvml):
+    inventory = source.open()
+    read(source, fake_nvml, inventory)
+    read(source, fake_nvml, inventory)
+    start_s = fake_nvml.time_s
+    _, blanks, _ = read(source, fake_nvml, inventory, 0.01)
+    assert blanks[0]["sm_active"] is BlankReason.NO_DATA
+    values, _, _ = read(source, fake_nvml, inventory)
+    mean = fake_nvml.mean(0, start_s, fake_nvml.time_s)
+    assert values[0]["sm_active"] == pytest.approx(0.9 * mean, rel=1e-5)
+
+
+def test_the_reasons_of_a_tick_stay_those_of_its_time(source, fake_nvml):
+    inventory = source.open()
+    fake_nvml.advance(TICK_S)
+    before = source.read(fake_nvml.time_s).ticks[0]
+    reasons = dict(before.blanks)
+    fake_nvml.fail("nvmlDeviceGetTemperature", 999, gpu=0)
+    for _ in range(120):
+        read(source, fake_nvml, inventory)
+    assert dict(before.blanks) == reasons

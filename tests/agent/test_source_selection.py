@@ -10,16 +10,7 @@ from gpusonde.agent.config import SourceConfig
 from gpusonde.agent.sources.auto import AutoSource
 from gpusonde.agent.sources.base import SourceUnavailableError
 from gpusonde.agent.sources.dcgm.source import DcgmSource
-from gpusonde.agent.sources.nvml.library import Nvml
 from gpusonde.agent.sources.nvml.source import NvmlSource
-
-
-def nvml_source(fake):
-    def load():
-        fake.pynvml.nvmlInit()
-        return Nvml(fake.pynvml)
-
-    return NvmlSource(load=load, cuda_attributes=dict, wall_ns=lambda: round(fake.time_s * 1e9), sleep=fake.advance)
 
 
 def live(fake):
@@ -27,7 +18,7 @@ def live(fake):
 
 
 def test_dcgm_is_preferred(dcgm_host, fake_nvml):
-    source = AutoSource([dcgm_host.source(), nvml_source(fake_nvml)])
+    source = AutoSource([dcgm_host.source(), fake_nvml.source()])
     assert source.name == "auto"
     inventory = dcgm_host.open(source)
     assert (inventory.source, source.name) == ("dcgm", "dcgm")
@@ -39,7 +30,7 @@ def test_dcgm_is_preferred(dcgm_host, fake_nvml):
 
 def test_without_an_engine_gpm_is_taken_and_the_reason_logged(dcgm_host, fake_nvml, caplog):
     dcgm_host.engine.remote = dcgm_host.engine.embeddable = False
-    source = AutoSource([dcgm_host.source(), nvml_source(fake_nvml)])
+    source = AutoSource([dcgm_host.source(), fake_nvml.source()])
     with caplog.at_level(logging.INFO, logger="gpusonde"):
         assert source.open().source == "gpm"
     source.close()
@@ -49,7 +40,7 @@ def test_without_an_engine_gpm_is_taken_and_the_reason_logged(dcgm_host, fake_nv
 
 def test_an_engine_that_may_not_profile_gives_way_to_gpm(dcgm_host, fake_nvml, caplog):
     dcgm_host.engine.refused = {"profiling watch": -33}
-    source = AutoSource([dcgm_host.source(), nvml_source(fake_nvml)])
+    source = AutoSource([dcgm_host.source(), fake_nvml.source()])
     with caplog.at_level(logging.INFO, logger="gpusonde"):
         assert source.open().source == "gpm"
     assert dcgm_host.engine.connections == []
@@ -61,7 +52,7 @@ def test_an_engine_that_may_not_profile_gives_way_to_gpm(dcgm_host, fake_nvml, c
 def test_without_any_profiling_the_first_source_that_opened_is_kept(dcgm_host, fake_nvml):
     dcgm_host.engine.refused = {"profiling watch": -33}
     fake_nvml.reset(2, gpm=False)
-    source = AutoSource([dcgm_host.source(), nvml_source(fake_nvml)])
+    source = AutoSource([dcgm_host.source(), fake_nvml.source()])
     assert source.open().source == "dcgm"
     assert live(fake_nvml) == 0
     source.close()

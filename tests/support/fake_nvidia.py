@@ -10,10 +10,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 from gpusonde.agent.sources.nvml.library import Nvml
+from gpusonde.agent.sources.nvml.source import NvmlSource
 
 _SOURCES = Path(__file__).parent
 
@@ -40,6 +42,7 @@ class FakeNvml:
             function.restype, function.argtypes = ctypes.c_double, [ctypes.c_int, ctypes.c_double]
         self.library.fake_reset.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_double]
         self.library.fake_set_time.argtypes = [ctypes.c_double]
+        self.library.fake_set_excess.argtypes = [ctypes.c_double]
         self.library.fake_calls.restype = ctypes.c_long
         self.pynvml = _private_copy("pynvml")
         self.pynvml.nvmlLib = self.library
@@ -72,6 +75,9 @@ class FakeNvml:
     def add_process(self, pid: int, gpu: int, slot: int = -1) -> None:
         self.library.fake_add_process(gpu, slot, pid)
 
+    def push_xid(self, gpu: int, code: int, gpu_instance: int = 0xFFFFFFFF) -> None:
+        self.library.fake_push_xid(gpu, code, gpu_instance)
+
     def uuid(self, gpu: int) -> str:
         return f"GPU-fa4e0000-0000-0000-0000-{gpu:012x}"
 
@@ -83,6 +89,11 @@ class FakeNvml:
             return Nvml(self.pynvml)
 
         return load
+
+    def source(self, **options: Any) -> NvmlSource:
+        """A source on the stand-in's own clock."""
+        options = {"load": self.loader(), "cuda_attributes": dict, "sleep": self.advance, **options}
+        return NvmlSource(wall_ns=lambda: round(self.time_s * 1e9), monotonic=lambda: self.time_s, **options)
 
     def level(self, gpu: int, seconds: float) -> float:
         return float(self.library.fake_level(gpu, seconds))

@@ -29,19 +29,20 @@ static gpu_t gpus[MAX_GPUS], instances[MAX_GPUS][MAX_MIG];
 static int mig_mode[MAX_GPUS];
 static struct { int slices, gpu_instance, compute_instance, generation; } migs[MAX_GPUS][MAX_MIG];
 static struct { int gpu, instance; unsigned pid; } processes[MAX_PROCESSES];
-static int process_count;
+static int process_count, zeros;
+static double excess;
 static int gpu_count, initialized, with_gpm;
 static double fixed_time, period;
 static failure_t failures[MAX_FAILURES];
 static int failure_count;
-static struct { int gpu; u64 code; } xids[MAX_XIDS];
+static struct { int gpu; u64 code; unsigned gi; } xids[MAX_XIDS];
 static int xid_count, live_samples, live_event_sets;
 static long calls;
 
 /* ---- steering ---- */
 API void fake_reset(int count, int gpm, double period_s) {
   gpu_count = count; with_gpm = gpm; period = period_s; fixed_time = -1; failure_count = 0; xid_count = 0; calls = 0;
-  process_count = 0; memset(mig_mode, 0, sizeof mig_mode); memset(migs, 0, sizeof migs);
+  process_count = 0; zeros = 0; excess = 1; memset(mig_mode, 0, sizeof mig_mode); memset(migs, 0, sizeof migs);
   for (int i = 0; i < MAX_GPUS; i++) {
     gpus[i].index = i; gpus[i].instance = -1;
     for (int k = 0; k < MAX_MIG; k++) { instances[i][k].index = i; instances[i][k].instance = k; }
@@ -52,6 +53,10 @@ API void fake_set_mig(int gpu, int slot, int slices, int gpu_instance, int compu
   mig_mode[gpu] = 1; migs[gpu][slot].slices = slices; migs[gpu][slot].gpu_instance = gpu_instance;
   migs[gpu][slot].compute_instance = compute_instance; migs[gpu][slot].generation = generation;
 }
+/* Profiling values are zero, whatever the GPU does. */
+API void fake_set_zeros(int on) { zeros = on; }
+/* Factor of the instances' SM activity, which real drivers report above 100 %. */
+API void fake_set_excess(double factor) { excess = factor; }
 API void fake_set_count(int count) { gpu_count = count; }
 API void fake_add_process(int gpu, int instance, unsigned pid) {
   processes[process_count].gpu = gpu; processes[process_count].instance = instance; processes[process_count++].pid = pid;
@@ -62,7 +67,9 @@ API void fake_fail(const char *function, int gpu, int code) {
   snprintf(f->function, sizeof f->function, "%s", function); f->gpu = gpu; f->code = code;
 }
 API void fake_heal(void) { failure_count = 0; }
-API void fake_push_xid(int gpu, unsigned code) { xids[xid_count].gpu = gpu; xids[xid_count++].code = code; }
+API void fake_push_xid(int gpu, unsigned code, unsigned gi) {
+  xids[xid_count].gpu = gpu; xids[xid_count].gi = gi; xids[xid_count++].code = code;
+}
 API int fake_live_samples(void) { return live_samples; }
 API int fake_live_event_sets(void) { return live_event_sets; }
 API int fake_initialized(void) { return initialized; }
@@ -94,6 +101,8 @@ static result forced(const char *function, int gpu) {
 #define DEVICE int i; do { if (!initialized) return UNINITIALIZED; if (!d) return INVALID; i = d->index; (void)i; \
   result f_ = forced(__func__, i); if (f_) return f_; } while (0)
 static double level(int i) { return fake_level(i, now()); }
+/* An instance does a little less than its GPU, by its slot. */
+static double part(device d) { return d->instance < 0 ? 1.0 : 1.0 - 0.1 * d->instance; }
 static result put(char *b, unsigned n, const char *s) { if (strlen(s) + 1 > n) return TOO_SMALL; strcpy(b, s); return OK; }
 
 /* ---- library ---- */
@@ -127,7 +136,9 @@ API result nvmlDeviceGetHandleByUUID(const char *u, device *d) {
   }
   return NOT_FOUND;
 }
-API result nvmlDeviceGetName(device d, char *b, unsigned n) { DEVICE; return put(b, n, "NVIDIA Fake 80GB HBM3"); }
+API result nvmlDeviceGetName(device d, char *b, unsigned n) {
+  DEVICE; return put(b, n, d->instance < 0 ? "NVIDIA Fake 80GB HBM3" : "NVIDIA Fake 80GB HBM3 MIG");
+}
 typedef struct { char legacy[16]; unsigned domain, bus, dev, id, sub; char bus_id[32]; } pci_t;
 API result nvmlDeviceGetPciInfo_v3(device d, pci_t *p) {
   DEVICE; memset(p, 0, sizeof *p); sprintf(p->bus_id, "00000000:%02X:00.0", 16 + i); return OK;
@@ -153,11 +164,16 @@ API result nvmlDeviceGetMemoryInfo(device d, u64 *m) {
 }
 typedef struct { unsigned version; u64 total, reserved, free, used; } memory2_t;
 API result nvmlDeviceGetMemoryInfo_v2(device d, memory2_t *m) {
-  DEVICE; m->total = (u64)80 << 30; m->reserved = 1 << 29; m->used = (u64)(level(i) * (double)((u64)40 << 30));
+  DEVICE;
+  if (d->instance >= 0) {
+    m->total = (u64)10 * (u64)migs[i][d->instance].slices << 30; m->reserved = 0;
+    m->used = (u64)(part(d) * level(i) * (double)m->total); m->free = m->total - m->used; return OK;
+  }
+  m->total = (u64)80 << 30; m->reserved = 1 << 29; m->used = (u64)(level(i) * (double)((u64)40 << 30));
   m->free = m->total - m->reserved - m->used; return OK;
 }
 API result nvmlDeviceGetBAR1MemoryInfo(device d, u64 *m) { DEVICE; m[0] = (u64)128 << 30; m[2] = 2 << 20; m[1] = m[0] - m[2]; return OK; }
-API result nvmlDeviceGetUtilizationRates(device d, unsigned *u) { DEVICE; u[0] = (unsigned)(100 * level(i)); u[1] = u[0] / 2; return OK; }
+API result nvmlDeviceGetUtilizationRates(device d, unsigned *u) { DEVICE; if (d->instance >= 0) return NOT_SUPPORTED; u[0] = (unsigned)(100 * level(i)); u[1] = u[0] / 2; return OK; }
 API result nvmlDeviceGetEncoderUtilization(device d, unsigned *u, unsigned *p) { DEVICE; *u = 7; *p = 100000; return OK; }
 API result nvmlDeviceGetDecoderUtilization(device d, unsigned *u, unsigned *p) { DEVICE; *u = 3; *p = 100000; return OK; }
 API result nvmlDeviceGetTemperature(device d, int s, unsigned *c) { DEVICE; (void)s; *c = 40 + (unsigned)(50 * level(i)); return OK; }
@@ -172,12 +188,15 @@ API result nvmlDeviceGetFieldValues(device d, int n, field_t *v) {
   DEVICE;
   for (int k = 0; k < n; k++) {
     char name[32]; sprintf(name, "field:%u", v[k].field);
+    v[k].timestamp = (long long)(1e6 * now());
     v[k].ret = forced(name, i);
     if (v[k].ret) continue;
     switch (v[k].field) {
       case 186: v[k].type = 1; v[k].value.u32 = (unsigned)(1000 * watts(i)); break;
       case 83: v[k].type = 3; v[k].value.u = millijoules(i); break;
       case 82: v[k].type = 1; v[k].value.u32 = 61; break;
+      case 197: v[k].type = 1; v[k].value.u32 = (unsigned)(u64)(1e9 * fake_integral(i, now())); break;
+      case 198: v[k].type = 3; v[k].value.u = (u64)(2e9 * fake_integral(i, now())); break;
       case 94: v[k].type = 1; v[k].value.u32 = 4; break;
       default: v[k].ret = NOT_SUPPORTED;
     }
@@ -186,7 +205,7 @@ API result nvmlDeviceGetFieldValues(device d, int n, field_t *v) {
 }
 
 /* ---- GPM: samples hold integrals, so a value is the true average between two ---- */
-typedef struct { int gpu; double t, integral; } sample_t;
+typedef struct { int gpu, instance; double t, integral; } sample_t;
 typedef struct { unsigned id; result ret; double value; const char *a, *b, *c; } metric_t;
 typedef struct { unsigned version, count; sample_t *older, *newer; metric_t metrics[]; } request_t;
 API result nvmlGpmQueryDeviceSupport(device d, unsigned *s) { DEVICE; if (s[0] != 1) return VERSION_MISMATCH; s[1] = (unsigned)with_gpm; return OK; }
@@ -194,21 +213,31 @@ API result nvmlGpmSampleAlloc(sample_t **s) { ENTER; *s = calloc(1, sizeof **s);
 API result nvmlGpmSampleFree(sample_t *s) { ENTER; free(s); live_samples--; return OK; }
 API result nvmlGpmSampleGet(device d, sample_t *s) {
   DEVICE; if (!with_gpm) return NOT_SUPPORTED;
-  s->gpu = i; s->t = now(); s->integral = fake_integral(i, s->t); return OK;
+  s->gpu = i; s->instance = -1; s->t = now(); s->integral = fake_integral(i, s->t); return OK;
+}
+API result nvmlGpmMigSampleGet(device d, unsigned gpu_instance, sample_t *s) {
+  DEVICE; if (!with_gpm) return NOT_SUPPORTED;
+  for (int k = 0; k < MAX_MIG; k++) {
+    if (!migs[i][k].slices || migs[i][k].gpu_instance != (int)gpu_instance) continue;
+    s->gpu = i; s->instance = k; s->t = now(); s->integral = part(&instances[i][k]) * fake_integral(i, s->t); return OK;
+  }
+  return NOT_FOUND;
 }
 API result nvmlGpmMetricsGet(request_t *r) {
   ENTER;
   if (r->version != 1) return VERSION_MISMATCH;
-  if (!r->older || !r->newer || r->older->gpu != r->newer->gpu || r->newer->t <= r->older->t) return INVALID;
+  if (!r->older || !r->newer || r->older->gpu != r->newer->gpu || r->older->instance != r->newer->instance || r->newer->t <= r->older->t) return INVALID;
   double mean = (r->newer->integral - r->older->integral) / (r->newer->t - r->older->t);
   for (unsigned k = 0; k < r->count; k++) {
     metric_t *m = &r->metrics[k];
     char name[32]; sprintf(name, "gpm:%u", m->id);
     m->ret = forced(name, r->older->gpu);
     if (m->ret) continue;
+    if (r->older->instance >= 0 && m->id >= 20) { m->ret = NOT_SUPPORTED; continue; }
+    if (zeros) { m->value = 0; continue; }
     switch (m->id) {
       case 1: m->value = 100 * mean; break;           /* graphics */
-      case 2: m->value = 90 * mean; break;            /* sm */
+      case 2: m->value = 90 * mean * (r->older->instance >= 0 ? excess : 1); break;            /* sm */
       case 3: m->value = 50 * mean; break;            /* occupancy */
       case 5: m->value = 40 * mean; break;            /* tensor */
       case 10: m->value = 60 * mean; break;           /* dram */
@@ -237,6 +266,13 @@ API result nvmlDeviceGetGpuInstanceId(device d, unsigned *id) {
 API result nvmlDeviceGetComputeInstanceId(device d, unsigned *id) {
   DEVICE; if (d->instance < 0) return INVALID; *id = (unsigned)migs[i][d->instance].compute_instance; return OK;
 }
+typedef struct { unsigned sms, copy, decoders, encoders, jpeg, ofa, gi_slices, ci_slices; u64 memory_mb; } attributes_t;
+API result nvmlDeviceGetAttributes_v2(device d, attributes_t *a) {
+  DEVICE; if (d->instance < 0) return NOT_SUPPORTED;
+  int slices = migs[i][d->instance].slices;
+  memset(a, 0, sizeof *a); a->sms = (unsigned)(16 * slices); a->gi_slices = a->ci_slices = (unsigned)slices;
+  a->memory_mb = (u64)10240 * (u64)slices; return OK;
+}
 typedef struct { unsigned pid; u64 used; unsigned gi, ci; } process_t;
 API result nvmlDeviceGetComputeRunningProcesses_v3(device d, unsigned *n, process_t *p) {
   DEVICE;
@@ -252,13 +288,17 @@ API result nvmlDeviceGetComputeRunningProcesses_v3(device d, unsigned *n, proces
 
 /* ---- events ---- */
 typedef struct { device d; u64 type, data; unsigned gi, ci; } event_t;
-API result nvmlEventSetCreate(void **s) { ENTER; *s = calloc(1, 8); live_event_sets++; return OK; }
+/* A set knows its GPUs: one of them that is lost makes every wait fail. */
+API result nvmlEventSetCreate(void **s) { ENTER; *s = calloc(MAX_GPUS, 1); live_event_sets++; return OK; }
 API result nvmlEventSetFree(void *s) { ENTER; free(s); live_event_sets--; return OK; }
-API result nvmlDeviceRegisterEvents(device d, u64 types, void *s) { DEVICE; (void)types; (void)s; return OK; }
+API result nvmlDeviceRegisterEvents(device d, u64 types, void *s) { DEVICE; (void)types; ((char *)s)[i] = 1; return OK; }
 API result nvmlEventSetWait_v2(void *s, event_t *e, unsigned ms) {
-  ENTER; (void)s; (void)ms;
+  ENTER; (void)ms;
   if (!xid_count) return TIMEOUT;
-  memset(e, 0, sizeof *e); e->d = &gpus[xids[0].gpu]; e->type = 8; e->data = xids[0].code;
+  for (int k = 0; k < MAX_GPUS; k++)
+    if (((char *)s)[k] && k != xids[0].gpu) { result f = forced("event", k); if (f) return f; }
+  if (!((char *)s)[xids[0].gpu]) return TIMEOUT;
+  memset(e, 0, sizeof *e); e->gi = e->ci = xids[0].gi; e->d = &gpus[xids[0].gpu]; e->type = 8; e->data = xids[0].code;
   memmove(&xids[0], &xids[1], sizeof xids[0] * (size_t)--xid_count);
   return OK;
 }

@@ -9,9 +9,9 @@ import numpy as np
 
 from gpusonde.agent.sources.base import GpuTicks
 from gpusonde.agent.sources.dcgm.fields import PROFILING_METRICS, SLOW_METRICS, XID_FIELD
-from gpusonde.agent.sources.dcgm.health import ZeroGuard
 from gpusonde.agent.sources.dcgm.ticks import Tick, TickGrid
 from gpusonde.agent.sources.dcgm.values import EngineValue, in_our_unit
+from gpusonde.agent.sources.plausibility import ZeroGuard
 from gpusonde.telemetry import METRIC_BY_DCGM_FIELD_ID, BlankReason, Metric, Unit
 
 # A value arrives some 0.3 s after it was measured (NVIDIA/DCGM issue 170); a tick waits that long for its columns.

@@ -25,13 +25,13 @@ from gpusonde.agent.sources.dcgm.engine import EMBEDDED, Engine, connect_first
 from gpusonde.agent.sources.dcgm.errors import GPU_IS_LOST, DcgmCallError, EngineLostError, status_reason
 from gpusonde.agent.sources.dcgm.fields import XID_FIELD
 from gpusonde.agent.sources.dcgm.gpu import DcgmGpu
-from gpusonde.agent.sources.dcgm.health import StuckWatch
 from gpusonde.agent.sources.dcgm.pause import ProfilingPause
 from gpusonde.agent.sources.dcgm.plan import Watches, open_watches
+from gpusonde.agent.sources.dcgm.stuck import StuckWatch
 from gpusonde.agent.sources.dcgm.values import EngineValue
 from gpusonde.agent.sources.dcgm.watch import Watch
 from gpusonde.agent.sources.nvml.library import Nvml
-from gpusonde.agent.sources.nvml.readers import LASTING_REASONS
+from gpusonde.agent.sources.plausibility import LASTING_REASONS
 from gpusonde.telemetry import METRIC_BY_DCGM_FIELD_ID, METRICS, BlankReason, Metric
 
 log = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from gpusonde.agent.sources.dcgm.errors import status_reason
-from gpusonde.agent.sources.nvml.readers import plausible
+from gpusonde.agent.sources.plausibility import plausible
 from gpusonde.telemetry import METRIC_BY_DCGM_FIELD_ID, BlankReason
 
 # dcgm_fields.h: DCGM_FT_DOUBLE, DCGM_FT_INT64, DCGM_FT_TIMESTAMP

@@ -1,43 +1,76 @@
 """GPM: the profiling metrics of Hopper and later, without privileges over a profiler.
 
 A value is the average between two samples, so two buffers per GPU take turns: the newer sample of one tick is the older
-one of the next. All metrics come from one ``nvmlGpmMetricsGet`` per GPU and tick.
+one of the next. All metrics come from one ``nvmlGpmMetricsGet`` per GPU and tick. The driver stamps the samples itself:
+a late tick is the average over the longer time.
 """
 
 from __future__ import annotations
 
+import ctypes
+import math
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from gpusonde.agent.sources.nvml.library import SUCCESS, GpuLostError, Nvml, NvmlCallError, blank_reason
-from gpusonde.agent.sources.nvml.readers import LASTING_REASONS, Values, plausible
-from gpusonde.telemetry import METRICS, BlankReason, Metric
+from gpusonde.agent.sources.nvml.fast import Targets
+from gpusonde.agent.sources.nvml.layouts import gpm_answers
+from gpusonde.agent.sources.nvml.library import Nvml, NvmlCallError, blank_reason
+from gpusonde.agent.sources.plausibility import LASTING_REASONS
+from gpusonde.telemetry import METRICS, BlankReason, Metric, Unit
 
 GPM_METRICS = tuple(m for m in METRICS if m.gpm_metric_id is not None)
 # nvmlGpmMetricsGet_t; the array behind it grows between releases, the version does not.
 _METRICS_GET_VERSION = 1
+# Values of samples taken closer than 100 ms are invalid. The sampler's ticks come up to half an interval early.
+_CLOSEST_SAMPLES_S = 0.045
 
 
 class GpmReader:
-    """Reads the GPM metrics of one GPU.
+    """Reads the GPM metrics of one GPU, or of one of its GPU instances.
 
     Args:
         nvml: The library.
-        handle: The device.
+        handle: The whole GPU.
+        gpu_instance_id: The MIG GPU instance; None for the whole GPU.
+        monotonic: Seconds, never set back.
+        on_capped: Told how many ratios of an instance were above 1 and stored as 1 (NVIDIA/DCGM issue 152).
     """
 
-    def __init__(self, nvml: Nvml, handle: Any) -> None:
+    def __init__(
+        self,
+        nvml: Nvml,
+        handle: Any,
+        gpu_instance_id: int | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+        on_capped: Callable[[int], None] = lambda _: None,
+    ) -> None:
         self._nvml = nvml
         self._handle = handle
-        self._columns: tuple[Metric, ...] = GPM_METRICS
-        self._older: Any = None
-        self._newer: Any = None
-        self._request: Any = None
+        self._gpu_instance_id = gpu_instance_id
+        self._monotonic = monotonic
+        self._on_capped = on_capped
+        self._metrics: tuple[Metric, ...] = GPM_METRICS
+        self._targets = Targets([m.name for m in GPM_METRICS])
+        self._samples: list[Any] = []
         self._primed = False
+        self._sampled_s = -math.inf
+        self._get_name = "nvmlGpmSampleGet" if gpu_instance_id is None else "nvmlGpmMigSampleGet"
+        self._get_arguments: tuple[Any, ...] = (handle,) if gpu_instance_id is None else (handle, gpu_instance_id)
 
     @property
     def metrics(self) -> tuple[str, ...]:
         """Names of the metrics."""
-        return tuple(m.name for m in self._columns)
+        return self._targets.metrics
+
+    @property
+    def ratios(self) -> tuple[str, ...]:
+        """Names of those that are ratios."""
+        return tuple(m.name for m in self._metrics if m.unit is Unit.RATIO)
+
+    def bind(self, column: Mapping[str, int]) -> None:
+        """See :class:`~gpusonde.agent.sources.nvml.fast.FastReader`."""
+        self._targets.bind(column)
 
     def open(self) -> None:
         """Take the first sample.
@@ -46,15 +79,17 @@ class GpmReader:
             NvmlCallError: The device has no GPM, or this user may not use it; ``reason`` says which.
         """
         if not self._nvml.call("nvmlGpmQueryDeviceSupport", self._handle).isSupportedDevice:
-            raise _not_supported()
+            raise NvmlCallError("nvmlGpmQueryDeviceSupport", 3, "the device has no GPM metrics")
+        self._sample_get = self._nvml.function(self._get_name)
+        self._metrics_get = self._nvml.function("nvmlGpmMetricsGet")
         try:
-            self._older = self._nvml.call("nvmlGpmSampleAlloc")
-            self._newer = self._nvml.call("nvmlGpmSampleAlloc")
-            self._nvml.call("nvmlGpmSampleGet", self._handle, self._older)
+            self._samples = [self._nvml.call("nvmlGpmSampleAlloc")]
+            self._samples.append(self._nvml.call("nvmlGpmSampleAlloc"))
+            self._nvml.call(self._get_name, *self._get_arguments, self._samples[0])
         except NvmlCallError:
             self.close()
             raise
-        self._primed = True
+        self._primed, self._sampled_s = True, self._monotonic()
         self._make_request()
 
     def choose(self) -> dict[str, BlankReason]:
@@ -63,53 +98,74 @@ class GpmReader:
         Returns:
             The metrics it does not give, and why.
         """
-        answers = self.read()
-        missing = {n: a for n, a in answers.items() if isinstance(a, BlankReason) and a in LASTING_REASONS}
-        self._columns = tuple(m for m in self._columns if m.name not in missing)
-        if self._columns:
+        names = self.metrics
+        self.bind({name: i for i, name in enumerate(names)})
+        blanks: dict[int, BlankReason] = {}
+        self.read([math.nan] * len(names), blanks)
+        missing = {names[i]: reason for i, reason in blanks.items() if reason in LASTING_REASONS}
+        self._metrics = tuple(m for m in self._metrics if m.name not in missing)
+        self._targets = Targets([m.name for m in self._metrics])
+        if self._metrics:
             self._make_request()
         # The next sample may come sooner than 100 ms after this one: it only begins the first pair.
-        self._primed = False
+        self._primed, self._sampled_s = False, -math.inf
         return missing
 
-    def read(self) -> Values:
-        """Return the averages since the previous call; see :class:`~gpusonde.agent.sources.nvml.readers.Reader`."""
-        try:
-            self._nvml.call("nvmlGpmSampleGet", self._handle, self._newer)
-            if not self._primed:
-                self._older, self._newer, self._primed = self._newer, self._older, True
-                return dict.fromkeys(self.metrics, BlankReason.NO_DATA)
-            self._request.sample1, self._request.sample2 = self._older, self._newer
-            self._older, self._newer = self._newer, self._older
-            self._nvml.call("nvmlGpmMetricsGet", self._request)
-        except GpuLostError:
-            raise
-        except NvmlCallError as error:
-            return dict.fromkeys(self.metrics, error.reason)
-        return {m.name: self._value(m, i) for i, m in enumerate(self._columns)}
+    def read(self, values: list[float], blanks: dict[int, BlankReason]) -> None:
+        """Write the averages since the previous call; see :class:`~gpusonde.agent.sources.nvml.fast.FastReader`."""
+        now_s = self._monotonic()
+        if now_s - self._sampled_s < _CLOSEST_SAMPLES_S:
+            self._targets.refuse_all(BlankReason.NO_DATA, blanks)
+            return
+        older, newer = self._samples
+        code = self._sample_get(*self._get_arguments, newer)
+        if code:
+            self._targets.refuse_all(self._nvml.refusal(self._get_name, code), blanks)
+            return
+        self._samples = [newer, older]
+        self._sampled_s = now_s
+        if not self._primed:
+            self._primed = True
+            self._targets.refuse_all(BlankReason.NO_DATA, blanks)
+            return
+        self._request.sample1, self._request.sample2 = older, newer
+        code = self._metrics_get(self._request_reference)
+        if code:
+            self._targets.refuse_all(self._nvml.refusal("nvmlGpmMetricsGet", code), blanks)
+            return
+        self._write(values, blanks)
 
     def close(self) -> None:
         """Free the samples."""
-        for sample in (self._older, self._newer):
-            if sample is not None:
-                self._nvml.call("nvmlGpmSampleFree", sample)
-        self._older = self._newer = None
+        samples, self._samples = self._samples, []
         self._primed = False
+        for sample in samples:
+            self._nvml.call("nvmlGpmSampleFree", sample)
 
     def _make_request(self) -> None:
-        # About 20 kB in Python's bindings: made once, not every tick.
+        # About 30 kB in Python's bindings: made once, not every tick.
         self._request = self._nvml.module.c_nvmlGpmMetricsGet_t()
         self._request.version = _METRICS_GET_VERSION
-        self._request.numMetrics = len(self._columns)
-        for i, column in enumerate(self._columns):
+        self._request.numMetrics = len(self._metrics)
+        for i, column in enumerate(self._metrics):
             self._request.metrics[i].metricId = column.gpm_metric_id
+        self._request_reference = ctypes.byref(self._request)
+        self._statuses, self._answers = gpm_answers(self._nvml.module, self._request, len(self._metrics))
+        self._scales = [m.gpm_scale for m in self._metrics]
+        is_part = self._gpu_instance_id is not None
+        self._credible = [m.maximum or 0.0 if is_part and m.unit is Unit.RATIO else 0.0 for m in self._metrics]
 
-    def _value(self, column: Metric, i: int) -> float | BlankReason:
-        answer = self._request.metrics[i]
-        if answer.nvmlReturn != SUCCESS:
-            return blank_reason(answer.nvmlReturn)
-        return plausible(column.name, answer.value * column.gpm_scale)
-
-
-def _not_supported() -> NvmlCallError:
-    return NvmlCallError("nvmlGpmQueryDeviceSupport", 3, "the device has no GPM metrics")
+    def _write(self, values: list[float], blanks: dict[int, BlankReason]) -> None:
+        put, capped = self._targets.put, 0
+        for i, (status, answer, scale) in enumerate(
+            zip(self._statuses.tolist(), self._answers.tolist(), self._scales, strict=True)
+        ):
+            if status:
+                self._targets.refuse(i, blank_reason(status), blanks)
+                continue
+            value = answer * scale
+            if 1.0 < value <= self._credible[i]:
+                value, capped = 1.0, capped + 1
+            put(i, value, values, blanks)
+        if capped:
+            self._on_capped(capped)

@@ -1,120 +1,335 @@
-"""One GPU read through NVML."""
+"""One GPU, or one MIG instance, read through NVML."""
 
 from __future__ import annotations
 
 import logging
-from typing import Any
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
 
+from gpusonde.agent.sources.base import SourceStatistics
+from gpusonde.agent.sources.nvml.device import Device
+from gpusonde.agent.sources.nvml.fast import (
+    MEMORY,
+    PCIE_COUNTERS,
+    POWER,
+    POWER_INSTANT,
+    SM_CLOCK,
+    UTILIZATION,
+    FastCall,
+    FastField,
+    FastReader,
+    FieldsReader,
+    first_call,
+    try_out,
+)
 from gpusonde.agent.sources.nvml.gpm import GPM_METRICS, GpmReader
 from gpusonde.agent.sources.nvml.library import GpuLostError, Nvml, NvmlCallError
-from gpusonde.agent.sources.nvml.readers import Reader, Values, choose_readers
-from gpusonde.telemetry import BlankReason
+from gpusonde.agent.sources.nvml.slow import FIELDS, GETTERS, MEMORY_GETTERS, SlowReader, choose_slow
+from gpusonde.agent.sources.plausibility import LASTING_REASONS, ZeroGuard
+from gpusonde.telemetry import METRICS, BlankReason, Metric
 
 log = logging.getLogger(__name__)
 
 # Deadlines are sums of floats; a tick that is due to the millisecond is due.
 _ROUNDING_S = 1e-3
+# No number at all for so long, and it is taken for lost: not every driver says "lost" (999, "unknown", was seen).
+_SILENCE_S = 5.0
+_LOST_CODE = 15
+XID_METRIC = "xid_count"
 
 
 class NvmlGpu:
-    """Reads one GPU: GPM and fast getters every tick, slow ones at their own pace.
+    """Reads one GPU or MIG instance: GPM and fast getters every tick, slow ones at their own pace.
 
     Between two slow readings the last slow values are repeated, so that a column never alternates between value and
     blank; they are at most one slow interval and one tick old.
 
     Args:
         nvml: The library.
-        handle: The device.
-        gpu_uuid: Its UUID.
+        device: What to read.
         slow_interval_s: Seconds between slow readings.
         slow_phase: Share of that interval, 0..1, by which the second slow reading comes early, so that the GPUs of a
             host do not all take theirs in one tick.
+        statistics: Counts what is suspect.
+        monotonic: Seconds, never set back.
     """
 
-    def __init__(self, nvml: Nvml, handle: Any, gpu_uuid: str, slow_interval_s: float, slow_phase: float) -> None:
-        self._nvml = nvml
-        self.handle = handle
-        self.gpu_uuid = gpu_uuid
+    def __init__(
+        self,
+        nvml: Nvml,
+        device: Device,
+        slow_interval_s: float,
+        slow_phase: float,
+        statistics: SourceStatistics,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.device = device
         self.lost = False
         self.missing: dict[str, BlankReason] = {}
+        self._nvml = nvml
         self._slow_interval_s = slow_interval_s
         self._slow_lead_s = slow_phase * slow_interval_s
+        self._statistics = statistics
+        self._monotonic = monotonic
         self._gpm: GpmReader | None = None
-        self._fast: list[Reader] = []
-        self._slow: list[Reader] = []
-        self._slow_values: dict[str, float | BlankReason] = {}
-        self._slow_due_s = float("-inf")
+        self._fast: list[FastReader] = []
+        self._slow: list[SlowReader] = []
+        self._slow_due_s = -math.inf
+        self._counts_xids = False
+        self._columns: Mapping[str, int] = {}
+        self._template: list[float] = []
+        self._standing: dict[int, BlankReason] = {}
+        self._profiled: tuple[int, ...] = ()
+        self._ratios: tuple[int, ...] = ()
+        self._zeros: ZeroGuard | None = None
+        self._heard_s = math.inf
+
+    @property
+    def key(self) -> str:
+        """Its name in the fleet."""
+        return self.device.key
 
     @property
     def has_gpm(self) -> bool:
         """Whether profiling metrics come from GPM."""
         return self._gpm is not None
 
+    @property
+    def metrics(self) -> set[str]:
+        """Names of what it gives."""
+        readers: list[FastReader | SlowReader] = [*self._fast, *self._slow]
+        return {name for reader in readers for name in reader.metrics} | ({XID_METRIC} if self._counts_xids else set())
+
     def open(self) -> None:
-        """Find out what the GPU gives, and take its first GPM sample.
+        """Find out what it gives, and take its first GPM sample.
 
         Raises:
             GpuLostError: It is gone.
+            SourceFailedError: The driver is gone.
         """
-        self._fast, self._slow, self.missing = choose_readers(self._nvml, self.handle)
-        gpm = GpmReader(self._nvml, self.handle)
+        self.missing = {}
+        self._slow_due_s = -math.inf
+        is_part = self.device.instance is not None
+        lasting = (*LASTING_REASONS, BlankReason.READ_ERROR) if is_part else LASTING_REASONS
+        self._fast = self._choose_fast((MEMORY,) if is_part else ((UTILIZATION,), (SM_CLOCK,), MEMORY))
+        if not is_part:
+            self._choose_power()
+        getters = MEMORY_GETTERS if is_part else (*GETTERS, *MEMORY_GETTERS)
+        self._slow, missing = choose_slow(
+            self._nvml, self.device.own_handle, getters, () if is_part else FIELDS, lasting
+        )
+        self.missing.update(missing)
+        instance = self.device.instance
+        gpm = GpmReader(
+            self._nvml,
+            self.device.handle,
+            None if instance is None else instance.gpu_instance_id,
+            self._monotonic,
+            self._count_capped,
+        )
         try:
             gpm.open()
         except GpuLostError:
             raise
         except NvmlCallError as error:
+            log.info("%s gives no GPM metrics: %s", self.key, error)
             self.missing.update((m.name, error.reason) for m in GPM_METRICS)
-            return
-        self._gpm = gpm
+        else:
+            self._gpm = gpm
 
-    def choose_gpm_metrics(self) -> None:
-        """Drop the GPM metrics that the GPU does not give; call at least 100 ms after :meth:`open`."""
-        if self._gpm is not None:
-            self.missing.update(self._gpm.choose())
-
-    @property
-    def metrics(self) -> set[str]:
-        """Names of what the GPU gives."""
-        readers: list[Reader] = [*self._fast, *self._slow, *([self._gpm] if self._gpm else [])]
-        return {name for reader in readers for name in reader.metrics}
-
-    def read(self, now_s: float) -> dict[str, float | BlankReason]:
-        """Return a value, or why there is none, for each metric.
+    def choose(self) -> None:
+        """Keep the GPM metrics that it gives, and look for others of the rest; call at least 100 ms after :meth:`open`.
 
         Raises:
-            GpuLostError: The GPU is gone.
+            GpuLostError: It is gone.
             SourceFailedError: The driver is gone.
         """
-        values: dict[str, float | BlankReason] = {}
         if self._gpm is not None:
-            # First: its value ends at the moment of the call, which is the time stamp's.
-            values.update(self._gpm.read())
+            self.missing.update(self._gpm.choose())
+            if self._gpm.metrics:
+                # First: its value ends at the moment of the call, which is the time stamp's.
+                self._fast.insert(0, self._gpm)
+            else:
+                self._gpm.close()
+                self._gpm = None
+        if self.device.instance is None:
+            self._choose_counters()
+
+    def count_xids(self) -> None:
+        """Say that XIDs of it are reported."""
+        self._counts_xids = True
+
+    def bind(self, columns: Sequence[Metric], now_s: float) -> None:
+        """Say which columns a row has."""
+        self._columns = {m.name: i for i, m in enumerate(columns)}
+        self._template = [math.nan] * len(columns)
+        given = self.metrics
+        self._standing = {
+            i: self.missing.get(name, BlankReason.NOT_SUPPORTED)
+            for name, i in self._columns.items()
+            if name not in given
+        }
         for reader in self._fast:
-            values.update(reader.read())
+            reader.bind(self._columns)
+        if self._counts_xids:
+            self._template[self._columns[XID_METRIC]] = 0.0
+        self._slow_due_s = -math.inf
+        self._heard_s = now_s
+        profiled = self._gpm.metrics if self._gpm is not None else ()
+        ratios = self._gpm.ratios if self._gpm is not None else ()
+        self._profiled = tuple(self._columns[name] for name in profiled)
+        self._ratios = tuple(self._columns[name] for name in ratios)
+        self._zeros = ZeroGuard(now_s) if "gpu_utilization" in given and ratios else None
+
+    def missing_metrics(self) -> dict[str, BlankReason]:
+        """Return every metric of the catalogue that it does not give, and why."""
+        given = self.metrics
+        return {m.name: self.missing.get(m.name, BlankReason.NOT_SUPPORTED) for m in METRICS if m.name not in given}
+
+    def set_xids(self, count: int) -> None:
+        """Put the number of XIDs into the following rows."""
+        self._template[self._columns[XID_METRIC]] = float(count)
+
+    def read(self, now_s: float) -> tuple[list[float], Mapping[int, BlankReason]]:
+        """Return a row of values, NaN where there is none, and why.
+
+        Raises:
+            GpuLostError: It is gone.
+            SourceFailedError: The driver is gone.
+        """
+        blanks: dict[int, BlankReason] = {}
         if now_s >= self._slow_due_s - _ROUNDING_S:
-            self._slow_values = self._read_slow()
+            values = [math.nan] * len(self._template)
+            self._read_fast(values, blanks)
+            self._read_slow()
+            for i, value in enumerate(self._template):
+                if not math.isnan(value):
+                    values[i] = value
             self._slow_due_s = now_s + self._slow_interval_s - self._slow_lead_s
             self._slow_lead_s = 0.0
-        values.update(self._slow_values)
-        return values
+        else:
+            values = self._template.copy()
+            self._read_fast(values, blanks)
+        if blanks:
+            self._notice_silence(blanks, now_s)
+        else:
+            self._heard_s = now_s
+        if self._zeros is not None:
+            self._distrust_zeros(values, blanks, now_s)
+        return values, {**self._standing, **blanks} if blanks else self._standing
 
-    def reopen(self) -> bool:
-        """Try to get a lost GPU back; return whether it answers again."""
+    def reopen(self, device: Device) -> bool:
+        """Try to get a lost GPU back; return whether it answers again. :meth:`choose` and :meth:`bind` follow."""
+        self.device = device
         try:
-            self.handle = self._nvml.call("nvmlDeviceGetHandleByUUID", self.gpu_uuid.encode())
             self.open()
         except NvmlCallError as error:
-            log.debug("GPU %s is still lost: %s", self.gpu_uuid, error)
+            log.debug("%s is still lost: %s", self.key, error)
             return False
-        self._slow_due_s = float("-inf")
         return True
 
     def close(self) -> None:
-        """Free what the library holds for this GPU."""
-        if self._gpm is not None:
-            self._gpm.close()
-            self._gpm = None
+        """Free what the library holds for it.
 
-    def _read_slow(self) -> dict[str, float | BlankReason]:
-        answers: list[Values] = [reader.read() for reader in self._slow]
-        return {name: answer for group in answers for name, answer in group.items()}
+        Raises:
+            NvmlCallError: It refused.
+        """
+        gpm, self._gpm = self._gpm, None
+        if gpm is not None:
+            gpm.close()
+
+    def _choose_fast(self, wanted: Sequence[Sequence[FastCall]]) -> list[FastReader]:
+        chosen: list[FastReader] = []
+        for candidates in wanted:
+            found = first_call(self._nvml, self.device.own_handle, candidates)
+            if isinstance(found, dict):
+                self.missing.update(found)
+            else:
+                chosen.append(found)
+        return chosen
+
+    def _choose_power(self) -> None:
+        if not self._choose_fields((POWER_INSTANT,)):
+            self._fast += self._choose_fast(((POWER,),))
+
+    def _choose_counters(self) -> None:
+        """Take PCIe rates from counters where GPM does not give them."""
+        given = self.metrics
+        self._choose_fields([field for field in PCIE_COUNTERS if field.metric not in given])
+
+    def _choose_fields(self, wanted: Sequence[FastField]) -> bool:
+        """Add fields to the one call that reads them all; return whether any is there."""
+        before = [r for r in self._fast if isinstance(r, FieldsReader)]
+        try:
+            refused = {
+                name: reason
+                for field in wanted
+                for name, reason in try_out(FieldsReader(self._nvml, self.device.own_handle, (field,))).items()
+                if reason in LASTING_REASONS
+            }
+        except GpuLostError:
+            raise
+        except NvmlCallError as error:
+            refused = {field.metric: error.reason for field in wanted}
+        working = [field for field in wanted if field.metric not in refused]
+        for name, reason in refused.items():
+            self.missing.setdefault(name, reason)
+        if not working:
+            return False
+        for field in working:
+            self.missing.pop(field.metric, None)
+        already = [field for reader in before for field in reader.fields]
+        self._fast = [r for r in self._fast if r not in before]
+        self._fast.append(FieldsReader(self._nvml, self.device.own_handle, [*already, *working]))
+        return True
+
+    def _read_fast(self, values: list[float], blanks: dict[int, BlankReason]) -> None:
+        for reader in self._fast:
+            reader.read(values, blanks)
+
+    def _read_slow(self) -> None:
+        # Rows that were given away refer to the reasons of their time.
+        self._standing = dict(self._standing)
+        for reader in self._slow:
+            for name, answer in reader.read().items():
+                column = self._columns.get(name)
+                if column is None:
+                    continue
+                if isinstance(answer, BlankReason):
+                    self._template[column], self._standing[column] = math.nan, answer
+                else:
+                    self._template[column] = answer
+                    self._standing.pop(column, None)
+
+    def _notice_silence(self, blanks: Mapping[int, BlankReason], now_s: float) -> None:
+        if any(
+            (column := self._columns.get(name)) is not None and column not in blanks
+            for reader in self._fast
+            for name in reader.metrics
+        ):
+            self._heard_s = now_s
+        elif now_s - self._heard_s >= _SILENCE_S:
+            raise GpuLostError(self.key, _LOST_CODE, f"no values for {_SILENCE_S:g} s")
+
+    def _distrust_zeros(self, values: list[float], blanks: dict[int, BlankReason], now_s: float) -> None:
+        if self._zeros is None:
+            return
+        activity = math.nan
+        for column in self._ratios:
+            if values[column] > 0.0:
+                activity = values[column]
+                break
+            if values[column] == 0.0:
+                activity = 0.0
+        if not self._zeros.observe(values[self._columns["gpu_utilization"]], activity, now_s):
+            return
+        self._statistics.suspect_ticks += 1
+        for column in self._profiled:
+            values[column] = math.nan
+            blanks[column] = BlankReason.NO_DATA
+        if self._zeros.due(now_s):
+            log.warning("GPM of %s says zero although kernels run; its values are blank until they change", self.key)
+
+    def _count_capped(self, ratios: int) -> None:
+        self._statistics.capped_ratios += ratios

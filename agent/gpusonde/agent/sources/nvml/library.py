@@ -22,7 +22,7 @@ _NOT_SUPPORTED = 3
 _NO_PERMISSION = 4
 _NOT_FOUND = 6
 _DRIVER_NOT_LOADED = 9
-_TIMEOUT = 10
+TIMEOUT = 10
 _LIBRARY_NOT_FOUND = 12
 _FUNCTION_NOT_FOUND = 13
 _GPU_IS_LOST = 15
@@ -43,7 +43,7 @@ _REASONS = {
     _GPU_NOT_FOUND: BlankReason.NOT_FOUND,
     _NO_DATA: BlankReason.NO_DATA,
     _NOT_READY: BlankReason.NO_DATA,
-    _TIMEOUT: BlankReason.NO_DATA,
+    TIMEOUT: BlankReason.NO_DATA,
     _GPU_IS_LOST: BlankReason.GPU_LOST,
 }
 _LIBRARY_GONE = (_UNINITIALIZED, _DRIVER_NOT_LOADED, _LIB_RM_VERSION_MISMATCH)
@@ -145,6 +145,28 @@ class Nvml:
             SourceFailedError: The driver is gone as a whole.
         """
         return getattr(self.module, name)(*arguments)
+
+    @_translate
+    def function(self, name: str) -> Callable[..., int]:
+        """Return a function of the library itself, for what is called every tick: it returns a ``nvmlReturn_t``.
+
+        Raises:
+            NvmlCallError: The driver is older than the function.
+        """
+        return cast(Callable[..., int], self.module._nvmlGetFunctionPointer(name))
+
+    def refusal(self, name: str, code: int) -> BlankReason:
+        """Return why a value is blank whose function answered with an error code.
+
+        Raises:
+            GpuLostError: The code says that the GPU is gone.
+            SourceFailedError: The code says that the driver is gone as a whole.
+        """
+        if code == _GPU_IS_LOST:
+            raise GpuLostError(name, code, "GPU is lost")
+        if code in _LIBRARY_GONE:
+            raise SourceFailedError(f"{name}: {_ADVICE.get(code, f'NVML error {code}')}")
+        return blank_reason(code)
 
     def text(self, name: str, *arguments: Any) -> str:
         """Call a function that returns text."""

@@ -1,16 +1,15 @@
-"""``NvmlSource``: all GPUs of this host through NVML."""
+"""``NvmlSource``: all GPUs and MIG instances of this host through NVML."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from gpusonde.agent.inventory import CudaAttributes, describe_gpu, read_cuda_attributes
+from gpusonde.agent.inventory import CudaAttributes, read_cuda_attributes
 from gpusonde.agent.sources.base import (
-    GpuDescription,
     GpuEvent,
     GpuEventKind,
     GpuTicks,
@@ -19,6 +18,8 @@ from gpusonde.agent.sources.base import (
     SourceStatistics,
     SourceUnavailableError,
 )
+from gpusonde.agent.sources.nvml.describe import describe_device
+from gpusonde.agent.sources.nvml.device import Device, find_devices
 from gpusonde.agent.sources.nvml.gpu import NvmlGpu
 from gpusonde.agent.sources.nvml.library import GpuLostError, Nvml, NvmlCallError
 from gpusonde.agent.sources.nvml.xid import XidWatcher
@@ -28,20 +29,22 @@ log = logging.getLogger(__name__)
 
 # GPM values of closer samples are invalid.
 _GPM_SPACING_S = 0.1
-_XID_METRIC = "xid_count"
+_ROUNDING_S = 1e-3
 
 
 class NvmlSource:
-    """Reads every GPU that NVML shows.
+    """Reads every GPU that NVML shows, and every instance of those that are split.
 
-    A GPU that is lost becomes an event and stays silent until it answers again; the others go on.
+    A GPU that is lost becomes an event and stays silent until it answers again; the others go on. What comes later, or
+    is split anew, joins the inventory.
 
     Args:
-        slow_interval_s: Seconds between readings of the slow metrics.
+        slow_interval_s: Seconds between readings of the slow metrics, and between looks for lost and new GPUs.
         interval_s: Seconds between ticks, for the inventory.
         load: Makes the library.
         cuda_attributes: Asks the CUDA driver for the attributes that NVML does not have.
         wall_ns: Unix time in nanoseconds.
+        monotonic: Seconds, never set back.
         sleep: Waits for seconds.
     """
 
@@ -55,21 +58,27 @@ class NvmlSource:
         load: Callable[[], Nvml] = Nvml.load,
         cuda_attributes: Callable[[], CudaAttributes] = read_cuda_attributes,
         wall_ns: Callable[[], int] = time.time_ns,
+        monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
+        self.statistics = SourceStatistics()
         self._slow_interval_s = slow_interval_s
         self._interval_s = interval_s
         self._load = load
         self._cuda_attributes = cuda_attributes
         self._wall_ns = wall_ns
+        self._monotonic = monotonic
         self._sleep = sleep
-        self.statistics = SourceStatistics()
         self._nvml: Nvml | None = None
+        self._cuda: CudaAttributes = {}
         self._gpus: list[NvmlGpu] = []
+        self._joining: list[NvmlGpu] = []
+        self._joining_due_s = 0.0
         self._columns: tuple[Metric, ...] = ()
         self._xids: XidWatcher | None = None
-        self._xid_counts: dict[int, int] = {}
-        self._retry_due_s: dict[int, float] = {}
+        self._xid_counts: dict[str, int] = {}
+        self._refused: dict[int, str] = {}
+        self._look_due_s = 0.0
 
     def open(self) -> SourceInventory:
         """Find the GPUs and what each of them gives.
@@ -91,22 +100,21 @@ class NvmlSource:
             SourceFailedError: The driver is gone.
         """
         events = self._poll_xids()
+        inventory = self._take_joined(deadline_s, events) if self._joining else None
         ticks = []
         for index, gpu in enumerate(self._gpus):
             if gpu.lost:
-                # Sampled again from the next tick on: a GPM value needs 100 ms after the first sample.
-                self._try_recover(index, gpu, deadline_s, events)
                 continue
             stamp_ns = self._wall_ns() // 1000 * 1000
             try:
-                values = gpu.read(deadline_s)
+                values, blanks = gpu.read(deadline_s)
             except GpuLostError as error:
-                self._lose(index, gpu, error, stamp_ns, deadline_s, events)
+                self._lose(index, gpu, str(error), stamp_ns, events)
                 continue
-            if index in self._xid_counts:
-                values[_XID_METRIC] = float(self._xid_counts[index])
-            ticks.append(self._ticks(index, stamp_ns, values))
-        return Reading(tuple(ticks), tuple(events))
+            ticks.append(_ticks(index, stamp_ns, values, blanks))
+        if self._nvml is not None and deadline_s >= self._look_due_s - _ROUNDING_S:
+            self._look_again(self._nvml, deadline_s, events)
+        return Reading(tuple(ticks), tuple(events), inventory=inventory)
 
     def progress(self) -> None:
         """Hardware has no end."""
@@ -116,109 +124,160 @@ class NvmlSource:
         nvml, self._nvml = self._nvml, None
         if nvml is None:
             return
-        for release in (*(gpu.close for gpu in reversed(self._gpus)), *([self._xids.close] if self._xids else [])):
+        gpus, self._gpus, self._joining = [*self._gpus, *self._joining], [], []
+        xids, self._xids = self._xids, None
+        for release in (*(gpu.close for gpu in reversed(gpus)), *([xids.close] if xids else []), nvml.close):
             try:
                 release()
             except NvmlCallError as error:
                 log.debug("while closing: %s", error)
-        self._gpus, self._xids = [], None
-        try:
-            nvml.close()
-        except NvmlCallError as error:
-            log.debug("while closing: %s", error)
 
     def _open(self, nvml: Nvml) -> SourceInventory:
-        count = int(nvml.call("nvmlDeviceGetCount"))
-        if count == 0:
+        devices = self._find(nvml)
+        self._joining = self._open_devices(nvml, devices)
+        if not self._joining:
+            if not devices and not self._refused:
+                raise SourceUnavailableError(
+                    "the NVIDIA driver shows no GPU: check 'nvidia-smi -L', and in a container that GPUs are passed to "
+                    "it"
+                )
             raise SourceUnavailableError(
-                "the NVIDIA driver shows no GPU: check 'nvidia-smi -L', and in a container that GPUs are passed to it"
+                f"none of the {len(devices) or len(self._refused)} GPUs answers: see 'nvidia-smi' and the kernel's log"
             )
-        handles = self._open_gpus(nvml, count)
-        if not self._gpus:
-            raise SourceUnavailableError(f"none of the {count} GPUs answers: see 'nvidia-smi' and the kernel's log")
         self._sleep(_GPM_SPACING_S)
-        for gpu in self._gpus:
-            gpu.choose_gpm_metrics()
+        self._cuda = self._cuda_attributes()
         self._xids = XidWatcher(nvml)
-        self._xid_counts = dict.fromkeys(self._xids.open(dict(enumerate(gpu.handle for gpu in self._gpus))), 0)
-        given = [self._given(index) for index in range(len(self._gpus))]
-        self._columns = tuple(m for m in METRICS if any(m.name in names for names in given))
-        cuda = self._cuda_attributes()
+        now_s = self._monotonic()
+        self._look_due_s = now_s + self._slow_interval_s
+        self._gpus = [gpu for gpu in self._joining if self._choose(gpu)]
+        self._joining = []
+        return self._make_inventory(nvml, now_s)
+
+    def _find(self, nvml: Nvml) -> list[Device]:
+        """Return the devices that answer; what does not is told once, and again when it refuses in another way."""
+        refused: dict[int, str] = {}
+        known = {gpu.device.index for gpu in self._gpus}
+
+        def note(index: int, error: NvmlCallError) -> None:
+            refused[index] = str(error)
+            if self._refused.get(index) != refused[index] and index not in known:
+                log.warning("GPU %d cannot be sampled (%s); going on with the others", index, error)
+
+        devices = find_devices(nvml, note)
+        self._refused = refused
+        return devices
+
+    def _open_devices(self, nvml: Nvml, devices: list[Device]) -> list[NvmlGpu]:
+        opened = []
+        for number, device in enumerate(devices):
+            phase = number / len(devices)
+            gpu = NvmlGpu(nvml, device, self._slow_interval_s, phase, self.statistics, self._monotonic)
+            try:
+                gpu.open()
+            except NvmlCallError as error:
+                log.warning("%s cannot be sampled (%s); going on with the others", gpu.key, error)
+                continue
+            opened.append(gpu)
+        return opened
+
+    def _choose(self, gpu: NvmlGpu) -> bool:
+        try:
+            gpu.choose()
+        except NvmlCallError as error:
+            log.warning("%s cannot be sampled (%s); going on with the others", gpu.key, error)
+            return False
+        return True
+
+    def _make_inventory(self, nvml: Nvml, now_s: float) -> SourceInventory:
+        """Say what the GPUs give; the columns only ever grow."""
+        self._watch_xids()
+        names = {m.name for m in self._columns}.union(*(gpu.metrics for gpu in self._gpus))
+        self._columns = tuple(m for m in METRICS if m.name in names)
+        for gpu in self._gpus:
+            gpu.bind(self._columns, now_s)
+            if gpu.key in self._xid_counts:
+                gpu.set_xids(self._xid_counts[gpu.key])
         driver = nvml.text("nvmlSystemGetDriverVersion")
         return SourceInventory(
             source="gpm" if any(gpu.has_gpm for gpu in self._gpus) else "nvml",
             gpus=tuple(
-                self._describe(nvml, gpu, index, driver, cuda, names)
-                for gpu, index, names in zip(self._gpus, handles, given, strict=True)
+                describe_device(
+                    nvml, gpu.device, driver, self._cuda.get(gpu.device.gpu_uuid, {}), gpu.missing_metrics()
+                )
+                for gpu in self._gpus
             ),
             metrics=self._columns,
             interval_s=self._interval_s,
         )
 
-    def _open_gpus(self, nvml: Nvml, count: int) -> list[int]:
-        """Open what answers; return the driver's index of each opened GPU."""
-        indices = []
-        for index in range(count):
-            try:
-                handle = nvml.call("nvmlDeviceGetHandleByIndex", index)
-                gpu = NvmlGpu(
-                    nvml, handle, nvml.text("nvmlDeviceGetUUID", handle), self._slow_interval_s, index / count
-                )
-                gpu.open()
-            except NvmlCallError as error:
-                log.warning("GPU %d cannot be sampled (%s); going on with the others", index, error)
-                continue
-            self._gpus.append(gpu)
-            indices.append(index)
-        return indices
-
-    def _given(self, index: int) -> set[str]:
-        return self._gpus[index].metrics | ({_XID_METRIC} if index in self._xid_counts else set())
-
-    def _describe(
-        self, nvml: Nvml, gpu: NvmlGpu, index: int, driver: str, cuda: CudaAttributes, given: set[str]
-    ) -> GpuDescription:
-        missing = {m.name: gpu.missing.get(m.name, BlankReason.NOT_SUPPORTED) for m in METRICS if m.name not in given}
-        return describe_gpu(nvml, gpu.handle, gpu.gpu_uuid, index, driver, cuda.get(gpu.gpu_uuid, {}), missing)
-
-    def _ticks(self, index: int, stamp_ns: int, values: dict[str, float | BlankReason]) -> GpuTicks:
-        column = np.full((len(self._columns), 1), np.nan)
-        blanks: dict[int, BlankReason] = {}
-        missing = self._gpus[index].missing
-        for i, wanted in enumerate(self._columns):
-            value = values.get(wanted.name, missing.get(wanted.name, BlankReason.NOT_SUPPORTED))
-            if isinstance(value, BlankReason):
-                blanks[i] = value
-            else:
-                column[i, 0] = value
-        return GpuTicks(index, np.array([stamp_ns], dtype=np.int64), column, blanks)
+    def _watch_xids(self) -> None:
+        if self._xids is None:
+            return
+        watched = self._xids.watch({i: gpu.device for i, gpu in enumerate(self._gpus) if not gpu.lost})
+        for index in watched:
+            self._gpus[index].count_xids()
+            self._xid_counts.setdefault(self._gpus[index].key, 0)
 
     def _poll_xids(self) -> list[GpuEvent]:
-        reported: Sequence[tuple[int, int]] = self._xids.poll() if self._xids else ()
+        reported = self._xids.poll() if self._xids is not None else ()
+        if not reported:
+            return []
         now_ns = self._wall_ns()
-        for gpu, code in reported:
-            self._xid_counts[gpu] += 1
-            log.error("GPU %s reports XID %d", self._gpus[gpu].gpu_uuid, code)
-        return [GpuEvent(gpu, now_ns, GpuEventKind.XID, code) for gpu, code in reported]
+        for index, code in reported:
+            gpu = self._gpus[index]
+            self._xid_counts[gpu.key] = self._xid_counts.get(gpu.key, 0) + 1
+            gpu.set_xids(self._xid_counts[gpu.key])
+            log.error("GPU %s reports XID %d", gpu.key, code)
+        return [GpuEvent(index, now_ns, GpuEventKind.XID, code) for index, code in reported]
 
-    def _lose(
-        self, index: int, gpu: NvmlGpu, error: Exception, now_ns: int, deadline_s: float, events: list[GpuEvent]
-    ) -> None:
+    def _lose(self, index: int, gpu: NvmlGpu, why: str, now_ns: int, events: list[GpuEvent]) -> None:
+        # The XID that tells why is still in the event set, which is made anew without the GPU.
+        events += self._poll_xids()
         gpu.lost = True
-        self._retry_due_s[index] = deadline_s + self._slow_interval_s
         events.append(GpuEvent(index, now_ns, GpuEventKind.LOST))
-        log.error("GPU %s is lost (%s); going on with the others and trying it again", gpu.gpu_uuid, error)
+        log.error("GPU %s is lost (%s); going on with the others and looking for it", gpu.key, why)
         try:
             gpu.close()
         except NvmlCallError as failure:
             log.debug("while closing the lost GPU: %s", failure)
+        self._watch_xids()
 
-    def _try_recover(self, index: int, gpu: NvmlGpu, deadline_s: float, events: list[GpuEvent]) -> None:
-        if deadline_s < self._retry_due_s[index]:
+    def _look_again(self, nvml: Nvml, now_s: float, events: list[GpuEvent]) -> None:
+        """Look for GPUs that came back, came late or were split anew; they join at the next tick."""
+        self._look_due_s = now_s + self._slow_interval_s
+        try:
+            devices = {device.key: device for device in self._find(nvml)}
+        except NvmlCallError as error:
+            log.debug("looking for GPUs: %s", error)
             return
-        self._retry_due_s[index] = deadline_s + self._slow_interval_s
-        if not gpu.reopen():
-            return
-        gpu.lost = False
-        events.append(GpuEvent(index, self._wall_ns(), GpuEventKind.RECOVERED))
-        log.warning("GPU %s answers again", gpu.gpu_uuid)
+        known = {gpu.key: gpu for gpu in self._gpus}
+        for index, gpu in enumerate(self._gpus):
+            if gpu.key not in devices and gpu.device.instance is not None and not gpu.lost:
+                self._lose(index, gpu, "the MIG instance is gone", self._wall_ns(), events)
+        back = [gpu for gpu in self._gpus if gpu.lost and gpu.key in devices and gpu.reopen(devices[gpu.key])]
+        new = self._open_devices(nvml, [device for key, device in devices.items() if key not in known])
+        self._joining = [*back, *new]
+        # A GPM value needs a sample 100 ms before.
+        self._joining_due_s = now_s + _GPM_SPACING_S
+
+    def _take_joined(self, now_s: float, events: list[GpuEvent]) -> SourceInventory | None:
+        """Let the GPUs in that were found at the last look; return the inventory when it has changed."""
+        if self._nvml is None or now_s < self._joining_due_s - _ROUNDING_S:
+            return None
+        joining, self._joining = self._joining, []
+        for gpu in joining:
+            if not self._choose(gpu):
+                continue
+            if gpu in self._gpus:
+                gpu.lost = False
+                events.append(GpuEvent(self._gpus.index(gpu), self._wall_ns(), GpuEventKind.RECOVERED))
+                log.warning("GPU %s answers again", gpu.key)
+            else:
+                self._gpus.append(gpu)
+                log.warning("GPU %s has come", gpu.key)
+        self.statistics.inventories += 1
+        return self._make_inventory(self._nvml, now_s)
+
+
+def _ticks(index: int, stamp_ns: int, values: list[float], blanks: Mapping[int, BlankReason]) -> GpuTicks:
+    return GpuTicks(index, np.array((stamp_ns,), dtype=np.int64), np.array(values).reshape(-1, 1), blanks)
