@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 
+from gpusonde.agent import record
 from gpusonde.agent.sources.base import (
     GpuEventKind,
     SourceFailedError,
@@ -14,7 +15,8 @@ from gpusonde.agent.sources.base import (
     StaticOrigin,
 )
 from gpusonde.agent.sources.nvml.library import Nvml
-from gpusonde.telemetry import METRICS, BlankReason
+from gpusonde.agent.sources.nvml.source import NvmlSource
+from gpusonde.telemetry import METRICS, BlankReason, read_traces
 
 TICK_S = 0.1
 
@@ -408,3 +410,23 @@ def test_the_reasons_of_a_tick_stay_those_of_its_time(source, fake_nvml):
     for _ in range(120):
         read(source, fake_nvml, inventory)
     assert dict(before.blanks) == reasons
+
+
+def test_a_recording_holds_the_waveform(fake_nvml, tmp_path):
+    """The source behind the real sampler, on the real clock."""
+    fake_nvml.reset(2, period_s=1.0)
+    split = fake_nvml.set_mig(1, 1, 3, 2)
+    fake_nvml.set_time(-1.0)
+    source = NvmlSource(load=fake_nvml.loader(), cuda_attributes=dict)
+    report = record(source, tmp_path / "trace.csv", duration_s=2.5)
+    assert report.gpu_uuids == (fake_nvml.uuid(0), fake_nvml.uuid(1), split)
+    for trace, gpu, share in zip(read_traces(tmp_path / "trace.csv"), (0, 1, 1), (1.0, 1.0, 0.9), strict=True):
+        times = trace.origin_unix_s + trace.time_s
+        values = trace.values["sm_active"]
+        assert len(times) >= 15
+        # The first value begins a pair, and each is the mean since the tick before it.
+        for before_s, at_s, value in zip(times[1:], times[2:], values[2:], strict=False):
+            assert value == pytest.approx(share * 0.9 * fake_nvml.mean(gpu, before_s, at_s), abs=0.02)
+        whole = np.average(values[2:], weights=np.diff(times)[1:])
+        assert whole == pytest.approx(share * 0.9 * fake_nvml.mean(gpu, times[1], times[-1]), abs=0.005)
+    assert fake_nvml.library.fake_initialized() == 0

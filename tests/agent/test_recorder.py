@@ -170,3 +170,31 @@ def test_an_unusable_name_is_refused_before_anything_is_sampled(tmp_path):
         record(source, tmp_path / "out.txt")
     assert source.tick == 0
     assert source.closed
+
+
+def test_a_recording_goes_on_with_its_own_gpus_and_columns_when_others_come(tmp_path, caplog):
+    stop = threading.Event()
+
+    class Growing(Ticking):
+        def read(self, deadline_s):
+            before = super().read(deadline_s)
+            if self.tick > 20:
+                stop.set()
+            if self.tick < 10:
+                return before
+            ticks = [
+                GpuTicks(g, before.ticks[0].time_unix_nano, np.array([[7.0], [float(self.tick)]])) for g in (0, 1, 2)
+            ]
+            grown = None
+            if self.tick == 10:
+                gpus = tuple(GpuDescription(f"GPU-{i}", i) for i in (0, 1, 2))
+                grown = SourceInventory("ticking", gpus, (metric("power_watts"), metric("sm_active")), 0.01)
+            return Reading(tuple(ticks), inventory=grown)
+
+    record(Growing(), tmp_path / "out.csv", interval_s=0.01, stop=stop)
+    traces = read_traces(tmp_path / "out.csv")
+    assert [trace.gpu_uuid for trace in traces] == ["GPU-0", "GPU-1"]
+    # A missed deadline of this host is a row without a value.
+    values = traces[0].values["sm_active"]
+    assert values[~np.isnan(values)].tolist()[:15] == [float(n) for n in range(1, 16)]
+    assert "GPU-2" in caplog.text

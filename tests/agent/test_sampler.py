@@ -205,3 +205,19 @@ def test_stop_interrupts_the_wait_for_the_next_deadline():
     sampler.stop()
     thread.join(timeout=5)
     assert not thread.is_alive()
+
+
+def test_a_clock_step_is_told_of_gpus_that_came_later_too():
+    grown = SourceInventory("simulated", tuple(GpuDescription(n) for n in "abc"), (metric("sm_active"),), INTERVAL_S)
+
+    class Growing(World):
+        def read(self, deadline_s):
+            reading = super().read(deadline_s)
+            if self.tick == 20:
+                self.wall_offset_s += 3600.0
+            return Reading(reading.ticks, inventory=grown if self.tick == 10 else None)
+
+    world = Growing()
+    world.sampler.run()
+    assert [event.gpu for event in world.events] == [0, 1, 2]
+    assert [s.reading.inventory for s in world.delivered if s.reading.inventory] == [grown]

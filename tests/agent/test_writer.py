@@ -155,3 +155,27 @@ def test_blanks_are_counted_by_reason(rig):
     rig.writer.run()
     assert rig.counters.blanks == {BlankReason.GPU_LOST: 1}
     assert rig.counters.as_json()["blank_values"] == {"gpu_lost": 1}
+
+
+def test_ticks_of_new_columns_come_after_the_inventory_that_names_them(rig):
+    energy, active = metric("energy_joules"), metric("sm_active")
+    grown = SourceInventory("test", (*INVENTORY.gpus, GpuDescription("c")), (active, energy), 0.1)
+    rig.writer.put(SampledReading(reading(1)))
+    lost = GpuEvent(2, 2_000_000_000, GpuEventKind.LOST)
+    ticks = GpuTicks(2, np.array([2_000_000_000], dtype=np.int64), np.array([[0.5], [1e12]]))
+    rig.writer.put(SampledReading(Reading((ticks,), (lost,), inventory=grown)))
+    rig.writer.finish()
+    rig.writer.run()
+    before, named, happened, after = rig.records()
+    assert [block.gpu for block in before.batch.blocks] == [0]
+    assert [gpu.gpu_uuid for gpu in named.inventory.gpus] == ["a", "b", "c"]
+    assert happened.gpu_events.events[0].gpu == 2
+    assert list(after.batch.blocks[0].counter_bases) == [1e12]
+
+
+def test_an_inventory_is_not_dropped_when_the_queue_is_full(rig):
+    for i in range(700):
+        rig.writer.put(SampledReading(Reading(reading(i).ticks, inventory=INVENTORY if i == 699 else None)))
+    rig.writer.finish()
+    rig.writer.run()
+    assert sum(record.HasField("inventory") for record in rig.records()) == 1

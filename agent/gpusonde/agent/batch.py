@@ -69,14 +69,18 @@ class Batcher:
     """
 
     def __init__(self, metrics: Sequence[Metric], *, compress: bool = True) -> None:
-        self._counter_columns = [i for i, m in enumerate(metrics) if m.kind is MetricKind.COUNTER]
-        self._metric_count = len(metrics)
+        self.change_columns(metrics)
         self._compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL) if compress else None
         self._open: dict[int, _OpenBlock] = {}
         self._closed: list[tuple[int, _OpenBlock]] = []
         self._missed: dict[int, int] = {}
         self._ticks = 0
         self._blanks: dict[BlankReason, int] = {}
+
+    def change_columns(self, metrics: Sequence[Metric]) -> None:
+        """Take ticks of other columns from now on; call it after :meth:`flush`."""
+        self._counter_columns = [i for i, m in enumerate(metrics) if m.kind is MetricKind.COUNTER]
+        self._metric_count = len(metrics)
 
     @property
     def pending_ticks(self) -> int:

@@ -203,7 +203,7 @@ class Agent:
                 agent_id=self._spool.agent_id,
                 spool_id=self._spool.spool_id,
                 source=self._inventory.source,
-                gpu_uuids=tuple(gpu.gpu_uuid for gpu in self._inventory.gpus),
+                gpu_uuids=tuple(gpu.key for gpu in self._inventory.gpus),
                 counters=self._counters,
                 source_ended=ended,
                 drained=drained,

@@ -111,6 +111,8 @@ class AdaptivePace:
 
     def note(self, reading: Reading, now_s: float, processor_s: float, elapsed_s: float) -> None:
         """See :class:`Pace`."""
+        if reading.inventory is not None:
+            self._work = WorkWatch(reading.inventory.metrics, len(reading.inventory.gpus))
         if self._last_work_s == -math.inf or self._work.sees_work(reading):
             self._last_work_s = now_s
         self._weigh(now_s, processor_s, elapsed_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -15,6 +16,8 @@ from gpusonde.agent.counters import SelfCounters
 from gpusonde.agent.sampler import SampledReading, Sampler
 from gpusonde.agent.sources.base import GpuDescription, GpuEventKind, GpuSource, GpuTicks, SourceInventory
 from gpusonde.telemetry import TraceMetadata, TraceWriter
+
+log = logging.getLogger(__name__)
 
 _POLL_S = 0.1
 # Held while the disk stalls; a source that can wait is held back long before.
@@ -93,6 +96,7 @@ class _Recorder:
     counters: SelfCounters = field(default_factory=SelfCounters)
     queue: queue.SimpleQueue[SampledReading] = field(default_factory=queue.SimpleQueue)
     shift_ns: int = 0
+    columns: list[int] | None = None
     last_ns: dict[int, int] = field(default_factory=dict)
     first_ns: int | None = None
     dropped: int = 0
@@ -144,7 +148,7 @@ class _Recorder:
             raise failures[0]
         return RecordReport(
             path=self.path,
-            gpu_uuids=tuple(gpu.gpu_uuid for gpu in self.inventory.gpus),
+            gpu_uuids=tuple(gpu.key for gpu in self.inventory.gpus),
             metrics=tuple(m.name for m in self.inventory.metrics),
             duration_s=(max(self.last_ns.values()) - self.first_ns) / 1e9 if self.first_ns is not None else 0.0,
             dropped_ticks=self.dropped,
@@ -158,7 +162,7 @@ class _Recorder:
         if gpu.driver_version:
             facts["driver_version"] = gpu.driver_version
         return TraceMetadata(
-            gpu_uuid=gpu.gpu_uuid,
+            gpu_uuid=gpu.key,
             gpu_model=gpu.product_name,
             origin_unix_s=self.origin_ns / 1e9,
             attributes={"source": self.inventory.source, **facts, **self.attributes},
@@ -171,9 +175,19 @@ class _Recorder:
             return False
         steps = [event.value for event in reading.events if event.kind is GpuEventKind.CLOCK_STEP and event.gpu == 0]
         self.shift_ns += sum(steps) * 1000
+        if reading.inventory is not None:
+            self._follow(reading.inventory)
         for ticks in reading.ticks:
-            self._write(writer, ticks)
+            if ticks.gpu < len(self.inventory.gpus):
+                self._write(writer, ticks)
         return True
+
+    def _follow(self, inventory: SourceInventory) -> None:
+        """Go on after the source's GPUs or columns changed: a file keeps those that it was begun with."""
+        late = [gpu.key for gpu in inventory.gpus[len(self.inventory.gpus) :]]
+        log.warning("the GPUs have changed; a new recording would hold %s too", ", ".join(late) or "other metrics")
+        position = {m.name: i for i, m in enumerate(inventory.metrics)}
+        self.columns = [position[m.name] for m in self.inventory.metrics]
 
     def _write(self, writer: TraceWriter, ticks: GpuTicks) -> None:
         times_ns = ticks.time_unix_nano - self.shift_ns
@@ -183,8 +197,7 @@ class _Recorder:
         if not increasing.any():
             return
         kept = times_ns[increasing]
-        writer.append(
-            (kept - self.origin_ns) / 1e9, ticks.values[:, increasing], self.inventory.gpus[ticks.gpu].gpu_uuid
-        )
+        values = ticks.values if self.columns is None else ticks.values[self.columns]
+        writer.append((kept - self.origin_ns) / 1e9, values[:, increasing], self.inventory.gpus[ticks.gpu].key)
         self.last_ns[ticks.gpu] = int(kept[-1])
         self.first_ns = int(kept[0]) if self.first_ns is None else min(self.first_ns, int(kept[0]))

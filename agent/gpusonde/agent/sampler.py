@@ -12,6 +12,7 @@ The interval may change from tick to tick (see :mod:`gpusonde.agent.pace`); the 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import threading
 import time
@@ -143,9 +144,11 @@ class Sampler:
                 return not self._stopping.is_set()
 
     def _deliver(self, reading: Reading) -> None:
+        if reading.inventory is not None:
+            self._inventory = reading.inventory
         step = self._clock_step()
         if step:
-            reading = Reading(reading.ticks, (*step, *reading.events), reading.more)
+            reading = dataclasses.replace(reading, events=(*step, *reading.events))
         if self._sink.put(SampledReading(reading, self._missed)):
             self._missed = 0
             self._counters.ticks += sum(ticks.time_unix_nano.size for ticks in reading.ticks)

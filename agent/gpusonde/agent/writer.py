@@ -5,6 +5,7 @@ Between the sampler and the disk stands a bounded queue, so that a disk that sta
 
 from __future__ import annotations
 
+import dataclasses
 import queue
 import time
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from gpusonde.agent.counters import SelfCounters
 from gpusonde.agent.sampler import SampledReading
 from gpusonde.agent.sources.base import SourceInventory
 from gpusonde.agent.spool import Spool
-from gpusonde.agent.wire import events_record, source_ended_record
+from gpusonde.agent.wire import events_record, inventory_record, source_ended_record
 from gpusonde.ingest.v1 import ingest_pb2
 
 # A minute of 10 Hz readings: longer than any disk should stall, and a few megabytes at most.
@@ -97,9 +98,8 @@ class SpoolWriter:
         if self._queue.qsize() < _MAX_QUEUED_READINGS:
             self._queue.put(sampled)
             return True
-        if sampled.reading.events:
-            reading = type(sampled.reading)(events=sampled.reading.events)
-            self._queue.put(SampledReading(reading))
+        if sampled.reading.events or sampled.reading.inventory is not None:
+            self._queue.put(SampledReading(dataclasses.replace(sampled.reading, ticks=())))
         return False
 
     def put_record(self, record: ingest_pb2.Record) -> None:
@@ -145,6 +145,12 @@ class SpoolWriter:
 
     def _take(self, sampled: SampledReading) -> None:
         reading = sampled.reading
+        if reading.inventory is not None:
+            # Ticks before it are of the old columns.
+            self._flush()
+            self._inventory = reading.inventory
+            self._batcher.change_columns(reading.inventory.metrics)
+            self._spool.append(inventory_record(reading.inventory))
         if reading.events:
             # Ticks before the events first: a clock step or a lost GPU lies between the two.
             self._flush()
