@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpusonde.cli import logs, wording
@@ -11,13 +12,15 @@ from gpusonde.cli.daemon import overrides_of, usage_errors_of_settings
 from gpusonde.cli.output import Output, Screen
 
 if TYPE_CHECKING:
-    from gpusonde.agent.doctor import Diagnosis, GpuFinding, SourceFinding
+    from gpusonde.agent.doctor import Diagnosis, GpuFinding, JobSourceFinding, SourceFinding
 
 
 def run(args: argparse.Namespace) -> int:
     """Examine the host; 0 when something can be sampled, else 1."""
     from gpusonde.agent import AgentConfig
-    from gpusonde.agent.doctor import examine
+    from gpusonde.agent.doctor import examine, examine_jobs
+    from gpusonde.agent.sources.base import GpuDescription
+    from gpusonde.agent.sources.select import make_process_reader
 
     with usage_errors_of_settings():
         config = AgentConfig.load(args.config, environment=os.environ, overrides=overrides_of(args, {}))
@@ -27,11 +30,14 @@ def run(args: argparse.Namespace) -> int:
     output = Output(as_json=args.json)
     with output.progress("trying the sources"):
         diagnosis = examine(config.source)
-    output.result(payload(diagnosis, config.source.kind), lambda screen: render(screen, diagnosis))
+        sampled = diagnosis.chosen.gpus if diagnosis.chosen else ()
+        gpus = [GpuDescription(gpu.gpu_uuid, gpu.gpu_index) for gpu in sampled]
+        jobs = examine_jobs(config.jobs, gpus, make_process_reader(config.source))
+    output.result(payload(diagnosis, config.source.kind, jobs), lambda screen: render(screen, diagnosis, jobs))
     return 0 if diagnosis.chosen is not None else 1
 
 
-def payload(diagnosis: Diagnosis, kind: str) -> dict[str, Any]:
+def payload(diagnosis: Diagnosis, kind: str, jobs: Sequence[JobSourceFinding] = ()) -> dict[str, Any]:
     """The diagnosis as it appears in JSON."""
     system = diagnosis.system
     chosen = diagnosis.chosen
@@ -45,11 +51,12 @@ def payload(diagnosis: Diagnosis, kind: str) -> dict[str, Any]:
         "device_nodes": [{"path": node.path, "accessible": node.accessible} for node in system.device_nodes],
         "sources": [_source(finding) for finding in diagnosis.sources],
         "gpus": [_gpu(gpu) for gpu in chosen.gpus] if chosen is not None else [],
+        "job_sources": [_job_source(finding) for finding in jobs],
         "advice": list(diagnosis.advice),
     }
 
 
-def render(screen: Screen, diagnosis: Diagnosis) -> None:
+def render(screen: Screen, diagnosis: Diagnosis, jobs: Sequence[JobSourceFinding] = ()) -> None:
     """Draw the diagnosis for a reader."""
     system, chosen = diagnosis.system, diagnosis.chosen
     screen.line(f"driver: {diagnosis.driver_version or 'no NVIDIA kernel module is loaded'}")
@@ -68,6 +75,11 @@ def render(screen: Screen, diagnosis: Diagnosis) -> None:
     if chosen is not None:
         for gpu in chosen.gpus:
             _render_gpu(screen, gpu)
+    for job_source in jobs:
+        screen.heading(f"jobs from {job_source.name}: {'usable' if job_source.usable else 'not usable'}")
+        screen.line(job_source.reason or wording.count(len(job_source.owners), "owner") + " of GPUs now")
+        for owner in job_source.owners:
+            screen.line(f"{owner.gpu_uuid}: job {owner.job_id} ({owner.scheduler})")
     screen.heading(f"the agent would sample with {chosen.name}" if chosen else "nothing can be sampled on this host")
     for advice in diagnosis.advice:
         screen.note(f"- {advice}")
@@ -101,6 +113,18 @@ def _source(finding: SourceFinding) -> dict[str, Any]:
         "library_version": finding.library_version or None,
         "engine_address": finding.engine_address or None,
         "refusals": list(finding.refusals),
+    }
+
+
+def _job_source(finding: JobSourceFinding) -> dict[str, Any]:
+    return {
+        "name": finding.name,
+        "usable": finding.usable,
+        "reason": finding.reason or None,
+        "owners": [
+            {"gpu_uuid": owner.gpu_uuid, "scheduler": owner.scheduler, "job_id": owner.job_id}
+            for owner in finding.owners
+        ],
     }
 
 

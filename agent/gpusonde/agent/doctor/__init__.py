@@ -2,14 +2,18 @@
 
 from gpusonde.agent.doctor.examine import examine
 from gpusonde.agent.doctor.findings import Diagnosis, GpuFinding, MetricFinding, SourceFinding
+from gpusonde.agent.doctor.jobs import JobOwnerFinding, JobSourceFinding, examine_jobs
 from gpusonde.agent.doctor.system import SystemFacts, read_system
 
 __all__ = [
     "Diagnosis",
     "GpuFinding",
+    "JobOwnerFinding",
+    "JobSourceFinding",
     "MetricFinding",
     "SourceFinding",
     "SystemFacts",
     "examine",
+    "examine_jobs",
     "read_system",
 ]
