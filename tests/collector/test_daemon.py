@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.running_collector import ThreadCollector
+from support.running_collector import ProcessCollector, ThreadCollector
 from support.trace_records import trace_records
 from support.wire_agent import START_NS, WireStream, hello, wait_until
 
@@ -100,3 +100,23 @@ def test_a_collector_that_was_stopped_goes_on_with_its_open_runs(tmp_path, caplo
     assert stored == [1, 0]
     assert "again from its start" not in caplog.text
     assert starts == pytest.approx(detect(trace).epoch_starts_s.tolist(), abs=1e-6)
+
+
+def test_several_collectors_share_an_address_only_when_told_to(tmp_path):
+    with ThreadCollector(tmp_path / "one", server__share_port="true") as one:
+        with pytest.raises(AddressInUseError):
+            ThreadCollector(tmp_path / "two", server__listen=one.target).__enter__()
+        second = ProcessCollector(tmp_path / "three", server__listen=one.target, server__share_port="true")
+        with second:
+            assert second.target == one.target
+
+
+def test_without_tracking_samples_are_kept_and_no_runs_are_found(tmp_path):
+    with ThreadCollector(tmp_path / "data", runs__track="false") as collector:
+        with WireStream(collector.target, hello()) as stream:
+            stream.greet()
+            stream.send(*trace_records(read_trace(DEMO_TRACE))[:50])
+            wait_until(lambda: stream.next().ack.durable_sequence == 50)
+        with Client(collector.target) as client:
+            assert client.list_runs() == []
+    assert list((tmp_path / "data" / "segments").glob("*.parquet"))

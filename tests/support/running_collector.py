@@ -76,9 +76,11 @@ run_collector(CollectorConfig.load(overrides=dict(a.split("=", 1) for a in sys.a
 
 
 class ProcessCollector:
-    """A collector in a process of its own. The port is kept over restarts."""
+    """A collector in a process of its own. The port is kept over restarts. ``open_files`` is its hard limit."""
 
-    def __init__(self, directory: Path, **settings):
+    def __init__(self, directory: Path, open_files=None, **settings):
+        limit = f"resource.setrlimit(resource.RLIMIT_NOFILE, ({open_files}, {open_files}))"
+        self._main = _MAIN if open_files is None else f"import resource\n{limit}\n{_MAIN}"
         self.directory = directory
         self.log_path = directory.with_suffix(".log")
         self._settings = QUICK | {"store.directory": str(directory)}
@@ -91,7 +93,7 @@ class ProcessCollector:
         address.unlink(missing_ok=True)
         arguments = [f"{key}={value}" for key, value in self._settings.items()]
         with self.log_path.open("ab") as log:
-            self._process = subprocess.Popen([sys.executable, "-c", _MAIN, *arguments], stderr=log, env=os.environ)
+            self._process = subprocess.Popen([sys.executable, "-c", self._main, *arguments], stderr=log, env=os.environ)
         wait_until(lambda: address.exists() or self._process.poll() is not None, 60, "start of the collector")
         assert self._process.poll() is None, self.log_path.read_text()[-2000:]
         self.target = address.read_text().strip()

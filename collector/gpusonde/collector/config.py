@@ -26,6 +26,12 @@ class ServerConfig:
     listen: str = option("text", DEFAULT_LISTEN, "host:port; port 0 takes a free one, written to <store>/address")
     id: str = option("text", "", "name of this collector for its agents; empty: the host's name")
     reflection: str = option("text", "loopback", "gRPC reflection: loopback (only when listening there), on or off")
+    share_port: bool = option(
+        "switch",
+        False,
+        "let several collectors listen on one address, the kernel giving each connection to any of them: only for"
+        " collectors in front of one database, never with a data directory each",
+    )
     drain_grace_s: float = option("duration", 5.0, "time that open streams get to end when the collector stops")
 
 

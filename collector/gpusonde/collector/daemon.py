@@ -51,12 +51,15 @@ from gpusonde.epoch_detect import EpochTracker
 from gpusonde.predictor.crossgpu import LatencyModel
 from gpusonde.predictor.crossgpu.learning.versions import MODELS, ModelInService, ModelVersions
 from gpusonde.service.notify import notify
+from gpusonde.service.open_files import allow_open_files
 from gpusonde.service.tls import ExpiryWarning, ServerTls, is_loopback
 
 _LOG = logging.getLogger(__name__)
 _ADDRESS_FILE = "address"
 _MOST_SEAL_CHECK_S = 1.0
 _POLL_S = 0.05
+_READERS = 512  # connections beside those of agents
+_OWN_FILES = 256  # log, segments being read, catalogue, libraries
 _IDENTITY_CHECK_S = 1.0
 
 
@@ -207,6 +210,8 @@ class _Collector:
                 self._health,
                 [AccessInterceptor(self._guard, self._refused)],
                 max_record_bytes=self._config.ingest.max_record_bytes,
+                most_connections=self._most_connections(),
+                share_port=self._config.server.share_port,
                 with_reflection=reflect == "on" or (reflect == "loopback" and is_loopback(listen)),
             )
             if self._tokens:
@@ -248,6 +253,18 @@ class _Collector:
                     raise fault
         _LOG.info("stopped; everything received is durable")
         return CollectorReport(address, dict(self._counts))
+
+    def _most_connections(self) -> int:
+        """Make room for a connection per agent and as many readers as may be; warn where the system gives less."""
+        agents = self._config.ingest.max_agents
+        limit = allow_open_files(agents + _READERS + _OWN_FILES)
+        most = max(limit - _OWN_FILES, limit // 2)
+        if most < agents:
+            _LOG.warning(
+                "the limit of %d open files leaves room for %d connections, ingest.max_agents is %d: raise LimitNOFILE"
+                " of the unit (or 'ulimit -Hn')", limit, most, agents,
+            )  # fmt: skip
+        return most
 
     async def _finish(self) -> None:
         """Bring runs up to date and turn the log into a segment, so that the next start is quick."""

@@ -47,14 +47,18 @@ def build_server(
     interceptors: Sequence[grpc.aio.ServerInterceptor],
     *,
     max_record_bytes: int,
+    most_connections: int,
     with_reflection: bool,
+    share_port: bool = False,
 ) -> grpc.aio.Server:
     """Return a server with all services and no address yet."""
     server = grpc.aio.server(
         interceptors=interceptors,
         options=[
             # gRPC shares ports by default: a second collector on this one would silently take half of the streams.
-            ("grpc.so_reuseport", 0),
+            ("grpc.so_reuseport", int(share_port)),
+            # Sockets may not take the file descriptors that the store needs.
+            ("grpc.max_allowed_incoming_connections", most_connections),
             # Records somewhat above the limit are read, so that they can be named, counted and put aside.
             ("grpc.max_receive_message_length", 2 * max_record_bytes + (1 << 16)),
             ("grpc.keepalive_time_ms", 20_000),
