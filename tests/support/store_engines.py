@@ -16,10 +16,14 @@ from support.faulty_store_files import FaultyStoreFiles
 
 from gpusonde.collector import LocalStore
 from gpusonde.collector.storage.clickhouse.ownership import Ownership
+from gpusonde.collector.storage.clickhouse.results import ClickHouseResults
 from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql, Connection
+from gpusonde.collector.storage.clickhouse.states import ClickHouseStates
 from gpusonde.collector.storage.clickhouse.store import ClickHouseOptions, ClickHouseStore
+from gpusonde.collector.storage.disk.state_files import StateFiles
 from gpusonde.collector.storage.errors import StoreError
 from gpusonde.collector.storage.local import StoreOptions
+from gpusonde.collector.storage.tables.results import Results
 
 SERVER_URL = os.environ.get("GPUSONDE_CLICKHOUSE_URL", "")
 ENGINES = ["local", "chdb", *(["server"] if SERVER_URL else [])]
@@ -39,6 +43,16 @@ class LocalEngine:
         self.store = LocalStore(self._directory, StoreOptions(reserve_bytes=0), files=self._files)
         self.store.open()
         return self.store
+
+    @property
+    def results(self) -> Results:
+        """Runs and epochs beside the open store."""
+        return Results(self.store.database)
+
+    @property
+    def states(self) -> StateFiles:
+        """What tracking knows, beside the open store."""
+        return self.store.tracking_states
 
     def settle(self) -> None:
         """Do what the engine does in the background."""
@@ -77,19 +91,23 @@ class ClickHouseEngine:
         self.connection = connection
         self.sql: BreakingSql | None = None
         self.store: ClickHouseStore | None = None
+        self.results: ClickHouseResults | None = None
+        self.states: ClickHouseStates | None = None
 
     def open(self, collector: str = "collector-1") -> ClickHouseStore:
         """A new store on the same data; the one before is closed."""
         self.close()
-        self.sql, self.store = self.another(collector)
+        self.sql = BreakingSql(self.connection)
+        ownership = Ownership(collector)
+        self.store = ClickHouseStore(self.sql, ownership, ClickHouseOptions(self.connection.database))
+        self.store.open()
+        self.results = ClickHouseResults(self.sql, ownership)
+        self.states = ClickHouseStates(self.sql, ownership)
         return self.store
 
-    def another(self, collector: str) -> tuple[BreakingSql, ClickHouseStore]:
-        """A store of another collector beside the first one; the caller closes it."""
-        sql = BreakingSql(self.connection)
-        store = ClickHouseStore(sql, Ownership(collector), ClickHouseOptions(self.connection.database))
-        store.open()
-        return sql, store
+    def beside(self) -> ClickHouseEngine:
+        """Another collector's view of the same database; the caller opens and closes it."""
+        return ClickHouseEngine(self.connection)
 
     def settle(self) -> None:
         """Do what the engine does in the background: merge."""

@@ -10,7 +10,8 @@ import numpy as np
 from gpusonde.collector.query.errors import InvalidQuestionError
 from gpusonde.collector.query.paging import from_token, page_size, to_token
 from gpusonde.collector.query.runs import VERDICTS, duration, find_run, timestamp
-from gpusonde.collector.storage.tables.results import EpochRow, Results, RunRow, SummaryRow
+from gpusonde.collector.storage.engine import ResultStore
+from gpusonde.collector.storage.tables.results import EpochRow, RunRow, SummaryRow
 from gpusonde.epoch_detect.progress import COVERAGE, FEWEST_EPOCHS, TotalEpochsError, duration_trend, estimate_end
 from gpusonde.query.v1 import query_pb2
 
@@ -28,7 +29,7 @@ _FRAME_BYTES = 6
 _LATEST_UNIX_S = 253_402_300_799
 
 
-def list_epochs(results: Results, request: query_pb2.ListEpochsRequest) -> query_pb2.ListEpochsResponse:
+def list_epochs(results: ResultStore, request: query_pb2.ListEpochsRequest) -> query_pb2.ListEpochsResponse:
     """Answer ``ListEpochs``.
 
     Raises:

@@ -8,8 +8,8 @@ from gpusonde.catalog import GpuCatalog, GpuSpec
 from gpusonde.collector.query.errors import InvalidQuestionError
 from gpusonde.collector.query.measurement import RunMeasurer, resolve
 from gpusonde.collector.query.runs import duration, find_run
+from gpusonde.collector.storage.engine import ResultStore
 from gpusonde.collector.storage.store import Store
-from gpusonde.collector.storage.tables.results import Results
 from gpusonde.predictor.crossgpu import (
     LatencyModel,
     LatencyPrediction,
@@ -39,7 +39,7 @@ class Predictor:
         model: Gives the model in service, at every question.
     """
 
-    def __init__(self, store: Store, results: Results, gpus: GpuCatalog, model: Callable[[], LatencyModel]) -> None:
+    def __init__(self, store: Store, results: ResultStore, gpus: GpuCatalog, model: Callable[[], LatencyModel]) -> None:
         self._measurer = RunMeasurer(store, gpus)
         self._results = results
         self._gpus = gpus

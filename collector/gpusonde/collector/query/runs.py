@@ -10,9 +10,10 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from gpusonde.collector.query.errors import NotFoundError
 from gpusonde.collector.query.paging import from_token, page_size, to_token
+from gpusonde.collector.storage.engine import ResultStore
 from gpusonde.collector.storage.store import Store
 from gpusonde.collector.storage.tables.facts import GpuRow
-from gpusonde.collector.storage.tables.results import Results, RunRow
+from gpusonde.collector.storage.tables.results import RunRow
 from gpusonde.common.v1 import gpu_pb2, job_pb2
 from gpusonde.query.v1 import query_pb2
 
@@ -23,7 +24,7 @@ VERDICTS = {
 }
 
 
-def find_run(results: Results, run_id: str) -> RunRow:
+def find_run(results: ResultStore, run_id: str) -> RunRow:
     """Return a run.
 
     Raises:
@@ -35,7 +36,7 @@ def find_run(results: Results, run_id: str) -> RunRow:
     return run
 
 
-def list_runs(results: Results, store: Store, request: query_pb2.ListRunsRequest) -> query_pb2.ListRunsResponse:
+def list_runs(results: ResultStore, store: Store, request: query_pb2.ListRunsRequest) -> query_pb2.ListRunsResponse:
     """Answer ``ListRuns``."""
     limit = page_size(request.page_size, 100, 1000)
     place = from_token(request.page_token, (int, str))

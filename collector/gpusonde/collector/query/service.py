@@ -16,9 +16,9 @@ from gpusonde.collector.query.errors import QueryError
 from gpusonde.collector.query.prediction import Predictor
 from gpusonde.collector.query.runs import list_runs
 from gpusonde.collector.query.samples import SampleStream
+from gpusonde.collector.storage.engine import ResultStore
 from gpusonde.collector.storage.errors import StoreCorruptError, StoreError
 from gpusonde.collector.storage.store import Store
-from gpusonde.collector.storage.tables.results import Results
 from gpusonde.predictor.crossgpu import ModelFileError
 from gpusonde.query.v1 import query_pb2, query_pb2_grpc
 
@@ -38,7 +38,7 @@ class QueryService(query_pb2_grpc.QueryServiceServicer):
         executor: Runs the answers; they compute and block.
     """
 
-    def __init__(self, store: Store, results: Results, predictor: Predictor, executor: Executor) -> None:
+    def __init__(self, store: Store, results: ResultStore, predictor: Predictor, executor: Executor) -> None:
         self._store = store
         self._results = results
         self._predictor = predictor

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
+from gpusonde.collector.storage.engine import ResultStore
 from gpusonde.collector.storage.errors import StoreError
-from gpusonde.collector.storage.tables.results import Results, RunUpdate
+from gpusonde.collector.storage.tables.results import RunUpdate
 from gpusonde.collector.tracking.follower import FollowerFactory, GpuFollower
 from gpusonde.collector.tracking.follower_state import UnusableStateError
 from gpusonde.collector.tracking.run_state import Resume
@@ -60,7 +61,7 @@ class EpochPipeline:
 
     def __init__(
         self,
-        results: Results,
+        results: ResultStore,
         make_follower: FollowerFactory,
         summaries: EpochSummaries,
         states: StateKeeper,

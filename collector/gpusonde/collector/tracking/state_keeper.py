@@ -8,10 +8,10 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from gpusonde.collector.storage.disk.state_files import StateFileError, StateFiles
+from gpusonde.collector.storage.disk.state_files import StateFileError
+from gpusonde.collector.storage.engine import ResultStore, StateStore
 from gpusonde.collector.storage.errors import StoreError
 from gpusonde.collector.storage.store import Store
-from gpusonde.collector.storage.tables.results import Results
 from gpusonde.collector.tracking.follower_state import FollowerState, UnusableStateError
 from gpusonde.collector.tracking.run_state import Resume
 
@@ -63,9 +63,9 @@ class StateKeeper:
 
     def __init__(
         self,
-        files: StateFiles,
+        files: StateStore,
         store: Store,
-        results: Results,
+        results: ResultStore,
         options: StateOptions,
         clock: Callable[[], float],
     ) -> None:

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from gpusonde.collector.records.model import Position
+from gpusonde.collector.storage.engine import ResultStore
 from gpusonde.collector.storage.errors import StoreCorruptError, StoreError
 from gpusonde.collector.storage.samples import Samples
 from gpusonde.collector.storage.store import Store
-from gpusonde.collector.storage.tables.results import EpochRow, Results, RunRow, SummaryRow
+from gpusonde.collector.storage.tables.results import EpochRow, RunRow, SummaryRow
 from gpusonde.epoch_detect.progress import EpochSummary, EpochSums
 from gpusonde.epoch_detect.ticks import seconds_seen
 
@@ -36,7 +37,7 @@ class EpochSummaries:
         results: Where the epochs are, and their summaries go.
     """
 
-    def __init__(self, store: Store, results: Results) -> None:
+    def __init__(self, store: Store, results: ResultStore) -> None:
         self._store = store
         self._results = results
         self._waiting: dict[str, None] = {}

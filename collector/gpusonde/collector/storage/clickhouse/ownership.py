@@ -70,6 +70,11 @@ class Ownership:
         with self._lock:
             return frozenset(self._terms)
 
+    def term(self, agent_id: str) -> int:
+        """Return the term of an agent, 0 of one that has not greeted this collector."""
+        with self._lock:
+            return self._terms.get(agent_id, 0)
+
     def version(self, agent_id: str) -> int:
         """Return a version above all that this collector has given to rows about an agent."""
         with self._lock:

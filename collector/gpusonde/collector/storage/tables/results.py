@@ -235,7 +235,7 @@ class Results:
                 "UPDATE epochs SET summary = ?"
                 " WHERE run_id = ? AND epoch_index = ? AND start_unix_nano = ? AND end_unix_nano = ?",
                 [
-                    (_summary_text(summary), run_id, epoch.index, epoch.start_unix_nano, epoch.end_unix_nano)
+                    (summary_text(summary), run_id, epoch.index, epoch.start_unix_nano, epoch.end_unix_nano)
                     for epoch, summary in summaries
                 ],
             )
@@ -249,7 +249,7 @@ class Results:
             " WHERE run_id = ? AND start_unix_nano BETWEEN ? AND ? AND summary IS NOT NULL",
             (run_id, epochs[0].start_unix_nano, epochs[-1].start_unix_nano),
         )
-        return {index: _summary_row(text) for index, text in rows}
+        return {index: summary_row(text) for index, text in rows}
 
     def to_summarise(self, run_id: str, after_unix_nano: int, limit: int) -> list[EpochRow]:
         """Return the first confirmed epochs of a run without a summary that start after a time, by start."""
@@ -271,8 +271,8 @@ class Results:
         return [run_id for (run_id,) in self._database.rows(statement)]
 
 
-def _summary_text(summary: SummaryRow) -> str:
-    """As JSON, nine digits each: a float32's worth and a little more, some 35 bytes per metric."""
+def summary_text(summary: SummaryRow) -> str:
+    """Return a summary as JSON, nine digits each: a float32's worth and a little more, some 35 bytes per metric."""
 
     def short(value: float) -> float | None:
         return float(f"{value:.9g}") if math.isfinite(value) else None
@@ -282,7 +282,8 @@ def _summary_text(summary: SummaryRow) -> str:
     return json.dumps(fields, separators=(",", ":"))
 
 
-def _summary_row(text: str) -> SummaryRow:
+def summary_row(text: str) -> SummaryRow:
+    """Return the summary that ``summary_text`` has written."""
     seen, energy, means = json.loads(text)
     return SummaryRow(seen, math.nan if energy is None else energy, means)
 

@@ -1,0 +1,244 @@
+"""Runs, their epochs, and how far tracking has come, in ClickHouse."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+
+from gpusonde.collector.records.model import Position
+from gpusonde.collector.storage.clickhouse.encode import fact_table
+from gpusonde.collector.storage.clickhouse.ownership import Ownership
+from gpusonde.collector.storage.clickhouse.sql import Sql
+from gpusonde.collector.storage.errors import StoreError
+from gpusonde.collector.storage.tables.results import (
+    EpochRow,
+    RunRow,
+    RunUpdate,
+    SummaryRow,
+    summary_row,
+    summary_text,
+)
+
+_RUN_COLUMNS = ", ".join(field.name for field in fields(RunRow))
+_EPOCH_COLUMNS = "epoch_index, start_unix_nano, end_unix_nano, confidence, status, revision"
+_EPOCH_KEY = "epoch_index, start_unix_nano, end_unix_nano"
+# Runs whose written epochs are remembered; a collector follows so many GPUs at most.
+_MOST_REMEMBERED = 10_000
+# The runs of agents that have greeted another collector last are that collector's to follow.
+_FOLLOWED = (
+    "run_id IN (SELECT run_id FROM runs WHERE agent_id NOT IN"
+    " (SELECT agent_id FROM agents FINAL WHERE collector != {collector:String}))"
+)
+
+
+@dataclass(frozen=True)
+class _Written:
+    """The epochs of a run as this collector has written them, while the agent was its."""
+
+    term: int
+    epochs: Mapping[int, EpochRow]
+
+
+class ClickHouseResults:
+    """Reads and writes these tables.
+
+    Args:
+        sql: The database.
+        ownership: Gives versions to rows.
+    """
+
+    def __init__(self, sql: Sql, ownership: Ownership) -> None:
+        self._sql = sql
+        self._ownership = ownership
+        # Most epochs of an update are as they were; a database that merges rows need not see those again.
+        self._written: OrderedDict[str, _Written] = OrderedDict()
+
+    def save(
+        self,
+        updates: Sequence[RunUpdate],
+        resumes: Mapping[tuple[str, str], tuple[Position, int]],
+    ) -> None:
+        """See ``ResultStore.save``.
+
+        Epochs come before their runs and both before the positions: after a crash between them tracking reads the same
+        ticks again and writes the same rows.
+        """
+        epochs: dict[str, _Written] = {}
+        rows = []
+        for update in updates:
+            if update.epochs is not None:
+                new = {epoch.index: epoch for epoch in update.epochs}
+                old = epochs.get(update.run.run_id) or self._written_of(update.run)
+                rows += self._changes(update.run, old.epochs, new)
+                epochs[update.run.run_id] = _Written(old.term, new)
+        try:
+            if rows:
+                self._sql.insert("epochs", fact_table(rows))
+        except StoreError:
+            for run_id in epochs:
+                self._written.pop(run_id, None)
+            raise
+        for run_id, written in epochs.items():
+            self._written[run_id] = written
+            self._written.move_to_end(run_id)
+        while len(self._written) > _MOST_REMEMBERED:
+            self._written.popitem(last=False)
+        # The last state of a run counts, as does its version.
+        runs = [{**vars(u.run), "version": self._ownership.version(u.run.agent_id)} for u in updates]
+        if runs:
+            self._sql.insert("runs", fact_table(runs))
+        if resumes:
+            positions = [
+                {
+                    "agent_id": agent_id,
+                    "gpu_uuid": gpu_uuid,
+                    **position._asdict(),
+                    "not_before_unix_nano": not_before,
+                    "version": self._ownership.version(agent_id),
+                }
+                for (agent_id, gpu_uuid), (position, not_before) in resumes.items()
+            ]
+            self._sql.insert("tracker_positions", fact_table(positions))
+
+    def _written_of(self, run: RunRow) -> _Written:
+        term = self._ownership.term(run.agent_id)
+        written = self._written.get(run.run_id)
+        if written is None or written.term != term:
+            # Another process, or another collector, may have written some.
+            return _Written(term, {epoch.index: epoch for epoch in self.epochs(run.run_id)})
+        return written
+
+    def _changes(
+        self, run: RunRow, old: Mapping[int, EpochRow], new: Mapping[int, EpochRow]
+    ) -> list[dict[str, int | float | str]]:
+        changed = [(epoch, 0) for index, epoch in new.items() if old.get(index) != epoch]
+        # A tracker never drops an index; one that reads the run again from its start has fewer of them for a while.
+        last = max(new, default=-1)
+        changed += [(epoch, 1) for index, epoch in old.items() if index > last]
+        version = self._ownership.version(run.agent_id)
+        return [
+            {
+                "run_id": run.run_id,
+                "epoch_index": epoch.index,
+                "start_unix_nano": epoch.start_unix_nano,
+                "end_unix_nano": epoch.end_unix_nano,
+                "confidence": epoch.confidence,
+                "status": epoch.status,
+                "revision": epoch.revision,
+                "removed": removed,
+                "version": version,
+            }
+            for epoch, removed in changed
+        ]
+
+    def resumes(self) -> dict[tuple[str, str], tuple[Position, int]]:
+        """See ``ResultStore.resumes``."""
+        rows = self._sql.rows(
+            "SELECT agent_id, gpu_uuid, spool, sequence, not_before_unix_nano FROM tracker_positions FINAL"
+        )
+        return {(agent, gpu): (Position(spool, sequence), time) for agent, gpu, spool, sequence, time in rows}
+
+    def run(self, run_id: str) -> RunRow | None:
+        """See ``ResultStore.run``."""
+        rows = self._sql.rows(
+            f"SELECT {_RUN_COLUMNS} FROM runs FINAL WHERE run_id = {{run:String}}",  # noqa: S608 - own columns
+            {"run": run_id},
+        )
+        return RunRow(*rows[0]) if rows else None
+
+    def open_run(self, agent_id: str, gpu_uuid: str) -> str:
+        """See ``ResultStore.open_run``."""
+        rows = self._sql.rows(
+            "SELECT run_id FROM runs FINAL WHERE gpu_uuid = {gpu:String} AND agent_id = {agent:String} AND NOT ended"
+            " ORDER BY start_unix_nano DESC LIMIT 1",
+            {"gpu": gpu_uuid, "agent": agent_id},
+        )
+        return rows[0][0] if rows else ""
+
+    def runs(
+        self, *, gpu_uuid: str = "", job_id: str = "", before: tuple[int, str] | None = None, limit: int
+    ) -> list[RunRow]:
+        """See ``ResultStore.runs``."""
+        conditions = ["1"]
+        values: dict[str, int | str] = {"limit": limit}
+        for column, value in (("gpu_uuid", gpu_uuid), ("job_id", job_id)):
+            if value:
+                conditions.append(f"{column} = {{{column}:String}}")
+                values[column] = value
+        if before:
+            conditions.append("(start_unix_nano, run_id) < ({start:Int64}, {run:String})")
+            values |= {"start": before[0], "run": before[1]}
+        rows = self._sql.rows(
+            f"SELECT {_RUN_COLUMNS} FROM runs FINAL WHERE {' AND '.join(conditions)}"  # noqa: S608 - own text only
+            " ORDER BY start_unix_nano DESC, run_id DESC LIMIT {limit:UInt64}",
+            values,
+        )
+        return [RunRow(*row) for row in rows]
+
+    def epochs(self, run_id: str) -> list[EpochRow]:
+        """See ``ResultStore.epochs``."""
+        rows = self._sql.rows(
+            f"SELECT {_EPOCH_COLUMNS} FROM epochs FINAL WHERE run_id = {{run:String}} AND removed = 0"  # noqa: S608
+            " ORDER BY start_unix_nano, epoch_index",
+            {"run": run_id},
+        )
+        return [EpochRow(*row) for row in rows]
+
+    def save_summaries(self, run_id: str, summaries: Sequence[tuple[EpochRow, SummaryRow]]) -> None:
+        """See ``ResultStore.save_summaries``; a summary is keyed by the bounds it was made for."""
+        if not summaries:
+            return
+        rows = [
+            {
+                "run_id": run_id,
+                "epoch_index": epoch.index,
+                "start_unix_nano": epoch.start_unix_nano,
+                "end_unix_nano": epoch.end_unix_nano,
+                "summary": summary_text(summary),
+            }
+            for epoch, summary in summaries
+        ]
+        self._sql.insert("summaries", fact_table(rows))
+
+    def summaries(self, run_id: str, epochs: Sequence[EpochRow]) -> dict[int, SummaryRow]:
+        """See ``ResultStore.summaries``."""
+        if not epochs:
+            return {}
+        rows = self._sql.rows(
+            f"SELECT {_EPOCH_KEY}, summary FROM summaries WHERE run_id = {{run:String}}"  # noqa: S608 - own columns
+            " AND start_unix_nano BETWEEN {first:Int64} AND {last:Int64}",
+            {"run": run_id, "first": epochs[0].start_unix_nano, "last": epochs[-1].start_unix_nano},
+        )
+        texts = {(index, start, end): text for index, start, end, text in rows}
+        keyed = {epoch.index: (epoch.index, epoch.start_unix_nano, epoch.end_unix_nano) for epoch in epochs}
+        return {index: summary_row(texts[key]) for index, key in keyed.items() if key in texts}
+
+    def to_summarise(self, run_id: str, after_unix_nano: int, limit: int) -> list[EpochRow]:
+        """See ``ResultStore.to_summarise``."""
+        rows = self._sql.rows(
+            f"SELECT {_EPOCH_COLUMNS} FROM {_unsummarised('run_id = {run:String}')}"  # noqa: S608 - own text only
+            " WHERE start_unix_nano > {after:Int64} ORDER BY start_unix_nano, epoch_index LIMIT {limit:UInt64}",
+            {"run": run_id, "after": after_unix_nano, "limit": limit},
+        )
+        return [EpochRow(*row) for row in rows]
+
+    def count_to_summarise(self, run_id: str) -> int:
+        """See ``ResultStore.count_to_summarise``."""
+        statement = f"SELECT count() FROM {_unsummarised('run_id = {run:String}')}"  # noqa: S608 - own text only
+        return int(self._sql.rows(statement, {"run": run_id})[0][0])
+
+    def runs_to_summarise(self) -> list[str]:
+        """See ``ResultStore.runs_to_summarise``."""
+        statement = f"SELECT DISTINCT run_id FROM {_unsummarised(_FOLLOWED)} ORDER BY run_id"  # noqa: S608
+        return [run_id for (run_id,) in self._sql.rows(statement, {"collector": self._ownership.collector})]
+
+
+def _unsummarised(condition: str) -> str:
+    """Confirmed epochs of some runs without a summary for their bounds, as a table expression."""
+    return (
+        f"(SELECT run_id, {_EPOCH_COLUMNS} FROM epochs FINAL"  # noqa: S608 - own text only
+        f" WHERE {condition} AND removed = 0 AND status = 'confirmed') AS confirmed"
+        f" LEFT ANTI JOIN (SELECT run_id, {_EPOCH_KEY} FROM summaries WHERE {condition}) AS summarised"
+        f" USING (run_id, {_EPOCH_KEY})"
+    )
