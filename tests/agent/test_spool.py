@@ -210,9 +210,11 @@ def test_a_flipped_bit_anywhere_loses_at_most_its_own_record_and_says_so(tmp_pat
                 assert record.loss_report.reason == LOSS.LOSS_REASON_SPOOL_CORRUPT
             else:
                 assert record.SerializeToString() == before[record.sequence]
-        # The last record has nothing valid after it, so damage there looks like a torn tail.
-        assert spool.last_sequence == (4 if hit == 5 else 5)
-        assert counters.dropped_records.get("spool_corrupt", 0) == (1 if hit in (1, 2, 3, 4) else 0)
+        # The last record has nothing valid after it: where its own length or number is damaged, it looks like a torn
+        # tail. The collector then tells that it has more (see test_uplink.py).
+        as_torn = hit == 5 and offset - ends[3] < 16
+        assert spool.last_sequence == (4 if as_torn else 5)
+        assert counters.dropped_records.get("spool_corrupt", 0) == (0 if hit is None or as_torn else 1)
         spool.close()
 
 

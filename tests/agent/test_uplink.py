@@ -13,6 +13,7 @@ from support.scripted_collector import Script, ScriptedCollector
 from support.uplink_rig import Rig, batch
 
 from gpusonde.agent.spool.files import OsFiles
+from gpusonde.agent.spool.segment import scan
 from gpusonde.agent.uplink import AgentFacts, Backoff, Uplink, UplinkSettings
 from gpusonde.agent.uplink.session import Session
 from gpusonde.agent.uplink.waiting import end, within
@@ -235,6 +236,35 @@ def test_a_collector_that_knows_more_than_we_do_gets_everything_under_a_new_spoo
         stored = collector.stored[rig.spool.agent_id, rig.spool.spool_id]
         assert sorted(stored) == [1, 2, 3, 4, 5]
     assert "new spool id" in caplog.text
+
+
+@pytest.mark.parametrize("lost", [1, 3])
+def test_records_that_take_the_numbers_of_a_lost_tail_are_not_taken_for_resends(tmp_path, lost, caplog):
+    first = Rig(tmp_path / "spool")
+    first.fill(6)
+    with ScriptedCollector() as collector:
+        first.run(collector.target)
+        first.spool.close()
+        (path,) = (tmp_path / "spool").glob("*.seg")
+        records = scan(path.read_bytes()).records
+        with path.open("r+b") as file:
+            file.truncate(records[-lost].offset + 7)
+        again = Rig(tmp_path / "spool")
+        again.fill(4)
+        assert again.spool.last_sequence == 10 - lost
+        again.run(collector.target)
+        again.spool.close()
+        third = Rig(tmp_path / "spool")
+        third.fill(2)
+        third.run(collector.target)
+        third.spool.close()
+        old, new = (
+            collector.stored[hello.agent_id, hello.spool_id] for hello in (collector.hellos[0], collector.hellos[-1])
+        )
+    assert sorted(old) == [1, 2, 3, 4, 5, 6]
+    assert sorted(new) == list(range(7 - lost, 13 - lost))
+    assert collector.duplicates == 0
+    assert caplog.text.count("new spool id") == 1
 
 
 def test_what_was_dropped_meanwhile_is_skipped_at_hello_with_the_inventory_first(tmp_path):

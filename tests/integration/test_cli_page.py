@@ -13,6 +13,7 @@ from support.cli_page import Section, keys_of, read_page
 from support.collector_process import CollectorProcess, ask, running_collector
 from support.epoch_traces import write_scored_traces
 from support.fleet_store import write_fleet
+from support.spools import write_damaged_spool
 from support.synthetic_runs import synthetic_runs, write_runs
 
 from gpusonde.cli import main
@@ -46,6 +47,7 @@ def answers(
     table = write_runs(folder / "runs.csv", synthetic_runs())
     fleet = folder / "fleet"
     write_fleet(fleet, jobs=2, batches=2)
+    spool = write_damaged_spool(folder / "spool")
     return {
         "demo": [demo_report],
         "detect": [ask("detect", trace), ask("detect", trace, "--plot", str(folder / "p.png"), "--total-epochs", "40")],
@@ -72,6 +74,7 @@ def answers(
             ask("agent", "doctor", "--set", "source.kind=replay", "--set", f"source.trace={trace}"),
         ],
         "record": [ask("record", str(folder / "copy.csv"), "--replay", trace, "--speed", "1000")],
+        "spool": [ask("spool", "ls", str(spool)), ask("spool", "fsck", str(spool), "--repair")],
         "collector": [collector_report, ask("collector", "--print-config")],
         "token": [ask("token", "new", "--role", "agent", "--agent-id", "host-*")],
         "runs": [ask("runs", *at)],

@@ -28,6 +28,7 @@ COMMANDS = (
     "evaluate",
     "agent",
     "record",
+    "spool",
     "collector",
     "token",
     "runs",

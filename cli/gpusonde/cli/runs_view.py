@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime, timezone
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from gpusonde.cli import wording
@@ -26,8 +26,8 @@ def run_payload(run: RunInfo) -> dict[str, Any]:
         "scheduler": run.scheduler or None,
         "active": run.active,
         "replayed": run.replayed,
-        "start_time": iso_time(run.start_unix_nano),
-        "end_time": iso_time(run.end_unix_nano),
+        "start_time": wording.iso_time(run.start_unix_nano),
+        "end_time": wording.iso_time(run.end_unix_nano),
         "duration_s": (run.end_unix_nano - run.start_unix_nano) / 1e9,
         "ticks": run.tick_count,
         "missed_ticks": run.missed_ticks,
@@ -45,8 +45,8 @@ def epochs_payload(run: RunInfo, found: RunEpochs) -> list[dict[str, Any]]:
     return [
         {
             "index": epoch.index,
-            "start_time": iso_time(epoch.start_unix_nano),
-            "end_time": iso_time(epoch.end_unix_nano),
+            "start_time": wording.iso_time(epoch.start_unix_nano),
+            "end_time": wording.iso_time(epoch.end_unix_nano),
             "start_s": _since(run, epoch.start_unix_nano),
             "end_s": _since(run, epoch.end_unix_nano),
             "duration_s": epoch.duration_s,
@@ -112,13 +112,6 @@ def render_epochs(screen: Screen, run: RunInfo, epochs: Sequence[EpochInfo]) -> 
         ],
         numeric=columns,
     )
-
-
-def iso_time(unix_nano: int) -> str:
-    """A time as ISO 8601 in UTC, to the microsecond."""
-    seconds, nano = divmod(unix_nano, 10**9)
-    moment = datetime.fromtimestamp(seconds, tz=timezone.utc).replace(microsecond=nano // 1000)
-    return moment.isoformat(timespec="microseconds")
 
 
 def local_time(unix_nano: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from datetime import datetime, timezone
 
 ABSENT = "-"
 
@@ -60,3 +61,10 @@ def yes_no(value: bool) -> str:
 def count(amount: int, noun: str) -> str:
     """An amount of things: ``1 epoch``, ``12 epochs``."""
     return f"{amount:,} {noun}{'' if amount == 1 else 's'}"
+
+
+def iso_time(unix_nano: int) -> str:
+    """A time as ISO 8601 in UTC, to the microsecond."""
+    whole_seconds, nano = divmod(unix_nano, 10**9)
+    moment = datetime.fromtimestamp(whole_seconds, tz=timezone.utc).replace(microsecond=nano // 1000)
+    return moment.isoformat(timespec="microseconds")

@@ -2,7 +2,8 @@
 
 Rules:
 
-* A torn tail of the newest segment is cut: those bytes were never committed, so they were never sent.
+* A torn tail of the newest segment is cut: those bytes were never committed, so they were never sent. A last record
+  that has its full length but other bytes is damaged, not torn.
 * A damaged record with valid ones after it is a loss: its sequence number is taken by a LossReport in its place, so
   that the sequence has no hole and the collector learns of it.
 * Where two segments claim a sequence, the newer segment is right: it was started because the older one could not be
@@ -13,7 +14,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum
 from pathlib import Path
 
 from google.protobuf.message import DecodeError
@@ -22,7 +24,15 @@ from gpusonde.agent.spool.errors import SpoolCorruptError
 from gpusonde.agent.spool.files import Files, write_file
 from gpusonde.agent.spool.index import Segment, record_ticks
 from gpusonde.agent.spool.losses import loss_record
-from gpusonde.agent.spool.segment import SUFFIX, ScannedRecord, encode_header, encode_record, scan, segment_path
+from gpusonde.agent.spool.segment import (
+    SUFFIX,
+    ScannedRecord,
+    encode_header,
+    encode_record,
+    is_damaged_record,
+    scan,
+    segment_path,
+)
 from gpusonde.ingest.v1 import ingest_pb2
 
 log = logging.getLogger(__name__)
@@ -30,6 +40,35 @@ log = logging.getLogger(__name__)
 # More missing sequences than any disk error explains: files of different spools were mixed.
 _MAX_HOLES = 1_000_000
 _READ_ALL = 1 << 40
+
+
+class FindingKind(Enum):
+    """What is wrong with a file of a spool."""
+
+    TORN_TAIL = "torn_tail"  # bytes of a record that was being written; nothing committed is lost
+    LOST_RECORDS = "lost_records"  # sequences that are missing or damaged; each becomes a LossReport
+    DAMAGED_BYTES = "damaged_bytes"  # a header, or bytes that belong to no record; nothing is lost
+    LEFTOVER = "leftover"  # a file that was being replaced; nothing is lost
+    UNUSABLE = "unusable"  # nothing that can be repaired by itself; the text says what to do
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something wrong with one file.
+
+    Attributes:
+        path: The file.
+        kind: What.
+        detail: What about it.
+        lost_records: Records that are gone.
+        torn_bytes: Bytes to cut.
+    """
+
+    path: Path
+    kind: FindingKind
+    detail: str
+    lost_records: int = 0
+    torn_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -41,12 +80,14 @@ class Recovery:
         context: Serialised Inventory record in force after the last record.
         lost_records: Records replaced by LossReports.
         torn_bytes: Bytes cut from the tail.
+        findings: Everything that was not as it should be.
     """
 
     segments: list[Segment]
     context: bytes
     lost_records: int
     torn_bytes: int
+    findings: tuple[Finding, ...] = ()
 
 
 def recover(directory: Path, files: Files) -> Recovery:
@@ -56,27 +97,91 @@ def recover(directory: Path, files: Files) -> Recovery:
         SpoolCorruptError: More is missing than losses can describe.
         OSError: The disk failed.
     """
-    for leftover in directory.glob("*.tmp"):
-        files.unlink(leftover)
+    findings = [_leftover(path) for path in sorted(directory.glob("*.tmp"))]
+    for leftover in findings:
+        files.unlink(leftover.path)
+    recovery = _read(directory, files, repair=True, in_use=False)
+    return replace(recovery, findings=(*findings, *recovery.findings))
+
+
+def examine(directory: Path, files: Files, *, in_use: bool) -> Recovery:
+    """Return what :func:`recover` would find and leave, without changing anything.
+
+    Args:
+        directory: The spool.
+        files: The file operations; nothing but reading is asked of them.
+        in_use: An agent may be writing: segments may go meanwhile, and the newest may end unfinished.
+
+    Raises:
+        SpoolCorruptError: As for :func:`recover`.
+        OSError: The disk failed.
+    """
+    findings = [] if in_use else [_leftover(path) for path in sorted(directory.glob("*.tmp"))]
+    recovery = _read(directory, files, repair=False, in_use=in_use)
+    return replace(recovery, findings=(*findings, *recovery.findings))
+
+
+def _leftover(path: Path) -> Finding:
+    return Finding(path, FindingKind.LEFTOVER, "a file that was being replaced when its writer ended")
+
+
+def _read(directory: Path, files: Files, *, repair: bool, in_use: bool) -> Recovery:
     firsts = _first_sequences(directory)
-    segments: list[Segment] = []
-    context, lost, torn = b"", 0, 0
+    recovered: list[_RecoveredSegment] = []
+    context = b""
     for i, first in enumerate(firsts):
         limit = firsts[i + 1] if i + 1 < len(firsts) else None
-        recovered = _recover_segment(segment_path(directory, first), first, limit, context, files)
-        segments.append(recovered.segment)
-        context = recovered.context_after
-        lost += recovered.lost
-        torn += recovered.torn_bytes
-    return Recovery(segments, context, lost, torn)
+        path = segment_path(directory, first)
+        try:
+            data = _content(path, files)
+        except FileNotFoundError:
+            if in_use and not recovered:
+                continue  # acknowledged since the directory was read
+            raise
+        segment = _recover_segment(path, data, first, limit, context)
+        if repair:
+            _repair(segment, files)
+        recovered.append(segment)
+        context = segment.context_after
+    found = [finding for segment in recovered for finding in segment.findings]
+    if in_use:
+        found = [finding for finding in found if finding.kind is not FindingKind.TORN_TAIL]
+    return Recovery(
+        segments=[segment.segment for segment in recovered],
+        context=context,
+        lost_records=sum(finding.lost_records for finding in found),
+        torn_bytes=sum(finding.torn_bytes for finding in found),
+        findings=tuple(found),
+    )
 
 
 @dataclass(frozen=True)
 class _RecoveredSegment:
     segment: Segment
     context_after: bytes
-    lost: int
-    torn_bytes: int
+    findings: list[Finding]
+    rebuilt: bytes | None = None  # the whole new content
+
+
+def _repair(recovered: _RecoveredSegment, files: Files) -> None:
+    path = recovered.segment.path
+    for finding in recovered.findings:
+        if finding.kind is FindingKind.TORN_TAIL:
+            log.info("%s: %s", path, finding.detail)
+        else:
+            log.warning("%s: %s", path, finding.detail)
+    if recovered.rebuilt is not None:
+        write_file(files, path, recovered.rebuilt)
+    elif recovered.findings:
+        _truncate(path, recovered.segment.size, files)
+
+
+def _content(path: Path, files: Files) -> bytes:
+    descriptor = files.open(path)
+    try:
+        return files.read(descriptor, _READ_ALL, 0)
+    finally:
+        files.close(descriptor)
 
 
 def _first_sequences(directory: Path) -> list[int]:
@@ -89,42 +194,44 @@ def _first_sequences(directory: Path) -> list[int]:
 
 
 def _recover_segment(
-    path: Path, first: int, limit: int | None, context_before: bytes, files: Files
+    path: Path, data: bytes, first: int, limit: int | None, context_before: bytes
 ) -> _RecoveredSegment:
-    descriptor = files.open(path)
-    try:
-        data = files.read(descriptor, _READ_ALL, 0)
-    finally:
-        files.close(descriptor)
     found = scan(data)
     context = context_before if found.context is None else found.context
     kept = _increasing(found.records, first, limit)
     last = limit - 1 if limit is not None else (kept[-1].sequence if kept else first - 1)
+    if limit is None and found.context is not None and is_damaged_record(data, found.end, last + 1):
+        last += 1
     holes = last - first + 1 - len(kept)
     if holes > _MAX_HOLES:
         raise SpoolCorruptError(
             f"{path}: {holes} records are missing before the next segment; "
             "move the spool directory away and the agent starts a new one"
         )
-    rebuilt = bool(holes) or found.damaged or found.context is None
     records = [_parse(record, path) for record in kept]
     segment = Segment(path, first, context)
-    if rebuilt:
-        records = _fill_holes(records, first, last)
-        write_file(files, path, _rebuild(segment, records))
-        log.warning("%s: damaged; %d records are lost and will be reported as such", path, holes)
+    findings, rebuilt = [], None
+    if holes or found.damaged or found.context is None:
+        rebuilt = _rebuild(segment, _fill_holes(records, first, last))
+        findings.append(_damage(path, holes, header=found.context is None))
     else:
         segment.size = len(encode_header(first, context))
         for record, scanned in zip(records, kept, strict=True):
             segment.index(record, scanned.end - scanned.offset)
-    torn = 0
-    if limit is None and not rebuilt and found.size > segment.size:
         torn = found.size - segment.size
-        _truncate(path, segment.size, files)
-        log.info("%s: cut %d bytes of an unfinished record", path, torn)
+        if limit is None and torn > 0:
+            findings.append(Finding(path, FindingKind.TORN_TAIL, f"{torn} bytes of an unfinished record", 0, torn))
     inventories = [record for record in records if record.HasField("inventory")]
     after = inventories[-1].SerializeToString() if inventories else context
-    return _RecoveredSegment(segment, after, holes, torn)
+    return _RecoveredSegment(segment, after, findings, rebuilt)
+
+
+def _damage(path: Path, lost: int, *, header: bool) -> Finding:
+    if lost:
+        detail = f"damaged; {lost} records are lost, and reports that say so take their places"
+        return Finding(path, FindingKind.LOST_RECORDS, detail, lost)
+    what = "its header is damaged" if header else "bytes between its records are damaged"
+    return Finding(path, FindingKind.DAMAGED_BYTES, f"{what}; no record is lost")
 
 
 def _increasing(records: Iterable[ScannedRecord], first: int, limit: int | None) -> list[ScannedRecord]:

@@ -91,6 +91,19 @@ def parse_record(data: bytes, offset: int) -> ScannedRecord | None:
     return ScannedRecord(offset, sequence, ticks, payload)
 
 
+def is_damaged_record(data: bytes, offset: int, sequence: int) -> bool:
+    """Whether a record of this sequence stands at an offset in its full length, but not with the bytes it was given."""
+    if offset + RECORD.size > len(data):
+        return False
+    magic, length, found, _, _ = RECORD.unpack_from(data, offset)
+    return (
+        magic == RECORD_MAGIC
+        and found == sequence
+        and offset + RECORD.size + length <= len(data)
+        and parse_record(data, offset) is None
+    )
+
+
 def scan(data: bytes) -> Scan:
     """Read a segment's bytes as far as they are valid, and past damage to the next valid record."""
     result = Scan(context=None, size=len(data))

@@ -76,6 +76,8 @@ class Spool:
         self._appender = Appender(directory, self._files)
         self._reader = SegmentReader(self._files)
         self._committed = 0
+        self._resumed = 0
+        self._answered = False
         self._acked = 0
         self._refused_ticks = 0
         self._held_back: list[ingest_pb2.Record] = []
@@ -107,7 +109,16 @@ class Spool:
         """
         with self._lock:
             oldest = self._segments[0]
-            return oldest.first_sequence - (1 if oldest.context else 0)
+            return max(oldest.first_sequence - (1 if oldest.context else 0), self._identity.first_sequence)
+
+    @property
+    def known_sequence(self) -> int:
+        """Highest sequence that a collector can know.
+
+        Until one has answered for the first time, that is the last one on the disk when the spool was opened.
+        """
+        with self._lock:
+            return self._committed if self._answered else self._resumed
 
     @property
     def last_sequence(self) -> int:
@@ -234,6 +245,7 @@ class Spool:
     def acknowledge(self, sequence: int) -> None:
         """Note that the collector made everything up to ``sequence`` durable, and free what lies below."""
         with self._lock:
+            self._answered = True
             self._acked = max(self._acked, min(sequence, self._committed))
             self._counters.acked_sequence = self._acked
             while len(self._segments) > 1 and self._segments[0].last_sequence <= self._acked:
@@ -244,11 +256,14 @@ class Spool:
     def renew(self) -> None:
         """Continue under a new ``spool_id``, because the collector knows sequences of the old one that we do not.
 
+        It then has everything that was on the disk when the spool was opened, and other records under the numbers that
+        were given since: only the latter go on.
+
         Raises:
             OSError: The new identity cannot be stored.
         """
         with self._lock:
-            renewed = Identity(self._identity.agent_id, self._new_id())
+            renewed = Identity(self._identity.agent_id, self._new_id(), self._resumed + 1)
             store_identity(self._directory, renewed, self._files)
             self._identity = renewed
             self._acked = self.first_available_sequence - 1
@@ -267,16 +282,18 @@ class Spool:
         recovery = recover(self._directory, self._files)
         self._segments, self._context = recovery.segments, recovery.context
         # Without segments the next sequence is unknown, and without an identity so is whose sequences these are.
-        spool_id = stored.spool_id if stored and self._segments else self._new_id()
+        keeps_numbers = stored is not None and bool(self._segments)
+        spool_id = stored.spool_id if stored and keeps_numbers else self._new_id()
         default_agent_id = stored.agent_id if stored else f"{socket.gethostname()}-{self._new_id()[:8]}"
-        self._identity = Identity(self._wanted_agent_id or default_agent_id, spool_id)
+        first_sequence = stored.first_sequence if stored and keeps_numbers else 1
+        self._identity = Identity(self._wanted_agent_id or default_agent_id, spool_id, first_sequence)
         if self._identity != stored:
             store_identity(self._directory, self._identity, self._files)
         if self._segments:
             self._appender.resume(self._segments[-1])
         else:
             self._begin_segment(1)
-        self._committed = self._segments[-1].last_sequence
+        self._committed = self._resumed = self._segments[-1].last_sequence
         self._acked = self.first_available_sequence - 1
         if recovery.lost_records:
             self._counters.count_dropped("spool_corrupt", recovery.lost_records, 0)

@@ -292,11 +292,12 @@ class Uplink:
 
     def _resume(self, ack: ingest_pb2.HelloAck, first_available: int, target: str) -> None:
         self._counters.sessions += 1
-        if ack.durable_sequence > self._spool.committed_sequence:
-            # Our spool was restored from a copy or replaced: its sequences would be taken for resends and dropped.
+        known = self._spool.known_sequence
+        if ack.durable_sequence > known:
+            # Our spool lost its end or was restored from a copy: what is new would be taken for resends and dropped.
             log.warning(
-                "collector %s holds records up to %d of this spool, which ends at %d: continuing under a new spool id",
-                target, ack.durable_sequence, self._spool.committed_sequence,
+                "collector %s holds records up to %d of this spool, which ended at %d: continuing under a new spool id",
+                target, ack.durable_sequence, known,
             )  # fmt: skip
             self._spool.renew()
             raise ResendNeeded

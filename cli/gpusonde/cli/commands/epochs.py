@@ -41,7 +41,7 @@ def add_parser(subparsers: Subparsers, common: Parser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Ask and print."""
     from gpusonde.cli.epoch_progress import figures_payload, progress_of_run, render_progress, totals_payload
-    from gpusonde.cli.runs_view import epochs_payload, headline, iso_time, run_payload
+    from gpusonde.cli.runs_view import epochs_payload, headline, run_payload
 
     if args.run is None and not args.latest:
         raise UsageError("name a RUN ('gpusonde runs' lists them), or use --latest")
@@ -57,9 +57,9 @@ def run(args: argparse.Namespace) -> int:
     if found.estimate is not None:
         totals["estimate"] = {
             **totals["estimate"],
-            "end_time": iso_time(found.estimate.end_unix_nano),
-            "end_low_time": iso_time(found.estimate.end_low_unix_nano),
-            "end_high_time": iso_time(found.estimate.end_high_unix_nano),
+            "end_time": wording.iso_time(found.estimate.end_unix_nano),
+            "end_low_time": wording.iso_time(found.estimate.end_low_unix_nano),
+            "end_high_time": wording.iso_time(found.estimate.end_high_unix_nano),
         }
     rows = zip(epochs_payload(chosen, found), progress.table, strict=True)
 

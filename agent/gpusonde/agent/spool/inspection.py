@@ -1,0 +1,178 @@
+"""Looking at a spool from outside: what it holds, and whether its files are as they should be.
+
+Both work beside a running agent, because they only read: what is being written at that moment is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from gpusonde.agent.spool.errors import SpoolCorruptError, SpoolDirectoryError
+from gpusonde.agent.spool.files import Files, OsFiles
+from gpusonde.agent.spool.identity import DirectoryLock, Identity, load_identity
+from gpusonde.agent.spool.index import Segment
+from gpusonde.agent.spool.reader import SegmentReader
+from gpusonde.agent.spool.recovery import Finding, FindingKind, Recovery, examine, recover
+from gpusonde.agent.spool.segment import SUFFIX
+from gpusonde.ingest.v1 import ingest_pb2
+
+
+@dataclass(frozen=True)
+class SegmentSummary:
+    """One segment file.
+
+    Attributes:
+        path: The file.
+        first_sequence: Sequence of its first record; of the next one to come while it has none.
+        records: Its records.
+        ticks: Ticks of one GPU each inside them.
+        size_bytes: Up to the end of its last record.
+        first_tick_unix_nano: Time of its earliest tick, None without any.
+        last_tick_unix_nano: Time of its latest tick.
+        loss_reports: Records that report a loss.
+    """
+
+    path: Path
+    first_sequence: int
+    records: int
+    ticks: int
+    size_bytes: int
+    first_tick_unix_nano: int | None
+    last_tick_unix_nano: int | None
+    loss_reports: int
+
+    @property
+    def last_sequence(self) -> int:
+        """Sequence of its last record, ``first_sequence - 1`` without any."""
+        return self.first_sequence + self.records - 1
+
+
+@dataclass(frozen=True)
+class SpoolReport:
+    """What is in a spool directory.
+
+    Attributes:
+        directory: The directory.
+        identity: Whose it is; None when that is not stored, or not readable.
+        held_by: Process that has it, None for nobody.
+        segments: Oldest first.
+        findings: What is not as it should be.
+        repaired: The findings were repaired.
+    """
+
+    directory: Path
+    identity: Identity | None
+    held_by: str | None
+    segments: tuple[SegmentSummary, ...]
+    findings: tuple[Finding, ...]
+    repaired: bool = False
+
+    @property
+    def acked_sequence(self) -> int:
+        """Highest sequence that is known from the files to be acknowledged (or dropped with a report).
+
+        A collector may have acknowledged more: a segment leaves the disk only as a whole.
+        """
+        first = self.segments[0].first_sequence if self.segments else 1
+        return max(first, self.identity.first_sequence if self.identity else 1) - 1
+
+    @property
+    def last_sequence(self) -> int:
+        """Highest sequence on the disk, 0 without segments."""
+        return self.segments[-1].last_sequence if self.segments else 0
+
+
+def inspect_spool(directory: Path, *, repair: bool = False, files: Files | None = None) -> SpoolReport:
+    """Read a whole spool; with ``repair`` do to it what the next start of its agent would do.
+
+    Raises:
+        SpoolDirectoryError: There is no spool, or it cannot be read.
+        SpoolLockedError: It is to be repaired, and an agent runs.
+    """
+    used = files or OsFiles()
+    if not directory.is_dir():
+        raise SpoolDirectoryError(f"{directory}: no such directory; name the spool.directory of an agent")
+    if not any((directory / name).exists() for name in ("identity.json", "lock")) and not _has_segments(directory):
+        raise SpoolDirectoryError(f"{directory}: not a spool; name the spool.directory of an agent")
+    lock = DirectoryLock(directory)
+    try:
+        if not repair:
+            return _report(directory, lock.holder(), used, repair=False)
+        lock.acquire()
+        try:
+            return _report(directory, None, used, repair=True)
+        finally:
+            lock.release()
+    except OSError as error:
+        raise SpoolDirectoryError(
+            f"{error.filename or directory}: {error.strerror}; the spool cannot be read"
+        ) from error
+
+
+def _has_segments(directory: Path) -> bool:
+    return any(directory.glob(f"*{SUFFIX}"))
+
+
+def _report(directory: Path, held_by: str | None, files: Files, *, repair: bool) -> SpoolReport:
+    findings: list[Finding] = []
+    identity: Identity | None = None
+    try:
+        identity = load_identity(directory)
+    except SpoolCorruptError as error:
+        findings.append(Finding(directory / "identity.json", FindingKind.UNUSABLE, str(error)))
+    try:
+        recovery = recover(directory, files) if repair else examine(directory, files, in_use=held_by is not None)
+    except SpoolCorruptError as error:
+        findings.append(Finding(directory, FindingKind.UNUSABLE, str(error)))
+        recovery = Recovery([], b"", 0, 0)
+    findings += recovery.findings
+    return SpoolReport(
+        directory=directory,
+        identity=identity,
+        held_by=held_by,
+        segments=_summaries(recovery.segments, files),
+        findings=tuple(findings),
+        repaired=repair and all(finding.kind is not FindingKind.UNUSABLE for finding in findings),
+    )
+
+
+def _summaries(segments: Sequence[Segment], files: Files) -> tuple[SegmentSummary, ...]:
+    reader = SegmentReader(files)
+    try:
+        return tuple(summary for segment in segments if (summary := _summary(segment, reader)) is not None)
+    finally:
+        reader.close()
+
+
+def _summary(segment: Segment, reader: SegmentReader) -> SegmentSummary | None:
+    batches = [i for i, ticks in enumerate(segment.ticks) if ticks]
+    try:
+        # Times increase from record to record but where a clock was set: the ends tell what a person wants to know.
+        edges = [reader.read(segment, segment.first_sequence + i) for i in sorted({*batches[:1], *batches[-1:]})]
+    except FileNotFoundError:
+        return None  # acknowledged meanwhile
+    times = [time for record in edges if record is not None for time in _tick_times(record)]
+    return SegmentSummary(
+        path=segment.path,
+        first_sequence=segment.first_sequence,
+        records=len(segment.offsets),
+        ticks=sum(segment.ticks),
+        size_bytes=segment.size,
+        first_tick_unix_nano=min(times, default=None),
+        last_tick_unix_nano=max(times, default=None),
+        loss_reports=len(segment.loss_reports),
+    )
+
+
+def _tick_times(record: ingest_pb2.Record) -> list[int]:
+    """First and last tick of every block."""
+    times = []
+    for block in record.batch.blocks:
+        offsets_us = np.frombuffer(block.tick_offsets_us, dtype="<i4")
+        times.append(block.start_time_unix_nano)
+        times.append(block.start_time_unix_nano + (int(offsets_us[-1]) * 1000 if offsets_us.size else 0))
+    return times
