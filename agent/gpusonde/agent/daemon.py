@@ -181,6 +181,8 @@ class Agent:
                 files=self._files,
             ),
         )
+        if jobs:
+            writer.on_inventory(lambda inventory: jobs.inventory_changed(inventory.gpus))
         restore_signals = self._handle_signals()
         sending = asyncio.ensure_future(uplink.run())
         watching = asyncio.ensure_future(self._watch(stop, on_progress))

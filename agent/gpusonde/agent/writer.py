@@ -84,6 +84,7 @@ class SpoolWriter:
         self._batcher = Batcher(inventory.metrics, compress=compress)
         self._queue: queue.SimpleQueue[SampledReading | ingest_pb2.Record | None] = queue.SimpleQueue()
         self._batch_due_s = 0.0
+        self._tell_inventory: Callable[[SourceInventory], None] = lambda inventory: None
 
     def has_room(self) -> bool:
         """Whether a source that can wait should be read now."""
@@ -101,6 +102,10 @@ class SpoolWriter:
         if sampled.reading.events or sampled.reading.inventory is not None:
             self._queue.put(SampledReading(dataclasses.replace(sampled.reading, ticks=())))
         return False
+
+    def on_inventory(self, tell: Callable[[SourceInventory], None]) -> None:
+        """Have each new inventory told, after it is in the spool; to be called before :meth:`run`."""
+        self._tell_inventory = tell
 
     def put_record(self, record: ingest_pb2.Record) -> None:
         """Queue a record from beside the samples (job bindings); it follows the ticks queued before it."""
@@ -151,6 +156,7 @@ class SpoolWriter:
             self._inventory = reading.inventory
             self._batcher.change_columns(reading.inventory.metrics)
             self._spool.append(inventory_record(reading.inventory))
+            self._tell_inventory(reading.inventory)
         if reading.events:
             # Ticks before the events first: a clock step or a lost GPU lies between the two.
             self._flush()

@@ -36,7 +36,7 @@ class LiveSource(ReplaySource):
         return replace(inventory, gpus=(replace(gpu, gpu_uuid=self._uuid, replayed=False),))
 
 
-def sample(folder, collector, **settings):
+def sample(folder, collector, source=None, **settings):
     """Run an agent over the whole trace."""
     overrides = {
         "spool.directory": str(folder / "spool"),
@@ -46,7 +46,7 @@ def sample(folder, collector, **settings):
         "jobs.poll_interval": "1s",
     }
     config = AgentConfig.load(overrides=overrides | {k.replace("__", "."): v for k, v in settings.items()})
-    report = run_agent(config, source=LiveSource("GPU-a"), exit_when_acked=True)
+    report = run_agent(config, source=source or LiveSource("GPU-a"), exit_when_acked=True)
     assert report.drained
     return report
 
@@ -136,3 +136,40 @@ def test_ticks_that_were_queued_before_a_binding_are_recorded_before_it(tmp_path
     assert kinds[0] == "inventory"
     assert kinds[-2:] == ["batch", "source_ended"]
     assert kinds.count("job_bindings") == 1
+
+
+class GrowingSource(LiveSource):
+    """A second GPU comes after a while."""
+
+    def open(self):
+        self._inventory = super().open()
+        self._readings = 0
+        return self._inventory
+
+    def read(self, deadline_s):
+        reading = super().read(deadline_s)
+        self._readings += 1
+        if self._readings != 15:
+            return reading
+        (gpu,) = self._inventory.gpus
+        return replace(reading, inventory=replace(self._inventory, gpus=(gpu, replace(gpu, gpu_uuid="GPU-b"))))
+
+
+def test_jobs_are_told_again_after_a_new_inventory_and_those_of_its_new_gpus_with_them(tmp_path):
+    (tmp_path / "jobs").mkdir()
+    for gpu, job in (("GPU-a", "1"), ("GPU-b", "2")):
+        (tmp_path / "jobs" / gpu).write_text(f"{job}\n")
+    with ScriptedCollector() as collector:
+        sample(tmp_path, collector, source=GrowingSource("GPU-a", speed=10.0))
+        records = collector.records()
+    told = [
+        "inventory" if record.HasField("inventory") else [b.job_id for b in record.job_bindings.bindings]
+        for record in records
+        if record.WhichOneof("payload") in ("inventory", "job_bindings")
+    ]
+    assert [sorted(what) if isinstance(what, list) else what for what in told] == [
+        "inventory",
+        ["1"],
+        "inventory",
+        ["1", "2"],
+    ]

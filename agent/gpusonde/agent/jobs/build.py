@@ -61,10 +61,10 @@ def make_sources(
 
 
 def make_watcher(config: JobsConfig, parts: JobParts) -> JobWatcher | None:
-    """Return what watches the jobs of the sampled GPUs; None when there is nothing to ask, or no GPU to ask for."""
+    """Return what watches the jobs of the sampled GPUs; None when there is nothing to ask, or all GPUs are replayed."""
     devices = DeviceNames(parts.inventory.gpus, read_minors(parts.driver))
     sources = make_sources(config, devices, parts.processes, parts.proc)
-    if not sources or not devices.keys:
+    if not sources or all(gpu.replayed for gpu in parts.inventory.gpus):
         return None
     counters = parts.counters
 
