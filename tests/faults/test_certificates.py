@@ -2,41 +2,14 @@
 
 import time
 
-import numpy as np
 import pytest
 from support.certificates import Authority, tls_settings
 from support.running_collector import ProcessCollector
-from support.store_records import EVER
-from support.uplink_rig import Rig
-from support.wire_agent import START_NS, TICK_NS
-from support.wire_agent import batch as wire_batch
-from support.wire_agent import inventory as wire_inventory
+from support.uplink_rig import SteadyRig, assert_every_record_once
 
-from gpusonde.collector import LocalStore
-from gpusonde.collector.storage.local import StoreOptions
 from gpusonde.service.tls import ClientSecurity
 
 QUICK_LOOKS = {"renewal_check_s": 0.1, "hello_timeout_s": 5.0}
-
-
-class SteadyRig(Rig):
-    """Adds a record whenever the test comes by; record k holds ten ticks of its own (see ``wire_agent``)."""
-
-    def __init__(self, directory):
-        super().__init__(directory, agent_id="agent-1")
-
-    def grow(self):
-        sequence = self.spool.last_sequence + 1
-        record = wire_inventory() if sequence == 1 else wire_batch(sequence)
-        record.sequence = 0
-        self.spool.append(record)
-        self.spool.commit()
-        if self.uplink is not None:
-            self.uplink.notify()
-
-    def grow_a_little(self):
-        if self.counters.unacked_records < 40:
-            self.grow()
 
 
 @pytest.fixture
@@ -54,19 +27,6 @@ def rig(tmp_path):
 def agent_files(authority, valid_s=86_400.0):
     certificate, key = authority.client("agent", "agent-1", valid_s=valid_s)
     return ClientSecurity(str(authority.ca), str(certificate), str(key))
-
-
-def assert_every_record_once(directory, last_sequence):
-    store = LocalStore(directory, StoreOptions(reserve_bytes=0))
-    store.open()
-    try:
-        samples = store.read("GPU-a", *EVER)
-        assert store.losses() == []
-        assert store.rejections() == []
-    finally:
-        store.close()
-    ticks = (samples.time_unix_nano - START_NS) // TICK_NS
-    np.testing.assert_array_equal(ticks, np.arange(10 * (last_sequence - 1)))
 
 
 def test_an_agent_whose_certificate_expired_goes_on_when_its_file_is_renewed(tmp_path, authority, rig, caplog):

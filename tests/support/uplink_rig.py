@@ -3,9 +3,17 @@
 import asyncio
 import time
 
+import numpy as np
+from support.store_records import EVER
+from support.wire_agent import START_NS, TICK_NS
+from support.wire_agent import batch as wire_batch
+from support.wire_agent import inventory as wire_inventory
+
 from gpusonde.agent.counters import SelfCounters
 from gpusonde.agent.spool import Spool
 from gpusonde.agent.uplink import AgentFacts, Backoff, Uplink, UplinkSettings
+from gpusonde.collector import LocalStore
+from gpusonde.collector.storage.local import StoreOptions
 from gpusonde.common.v1 import gpu_pb2
 from gpusonde.ingest.v1 import ingest_pb2
 
@@ -74,3 +82,37 @@ class Rig:
                 assert time.monotonic() - began < 2.0
 
         asyncio.run(main())
+
+
+class SteadyRig(Rig):
+    """Adds a record whenever the test comes by; record k holds ten ticks of its own (see ``wire_agent``)."""
+
+    def __init__(self, directory):
+        super().__init__(directory, agent_id="agent-1")
+
+    def grow(self):
+        sequence = self.spool.last_sequence + 1
+        record = wire_inventory() if sequence == 1 else wire_batch(sequence)
+        record.sequence = 0
+        self.spool.append(record)
+        self.spool.commit()
+        if self.uplink is not None:
+            self.uplink.notify()
+
+    def grow_a_little(self):
+        if self.counters.unacked_records < 40:
+            self.grow()
+
+
+def assert_every_record_once(directory, last_sequence):
+    """Open the store of a stopped collector: the ticks of records 2 to the last, once and in order."""
+    store = LocalStore(directory, StoreOptions(reserve_bytes=0))
+    store.open()
+    try:
+        samples = store.read("GPU-a", *EVER)
+        assert store.losses() == []
+        assert store.rejections() == []
+    finally:
+        store.close()
+    ticks = (samples.time_unix_nano - START_NS) // TICK_NS
+    np.testing.assert_array_equal(ticks, np.arange(10 * (last_sequence - 1)))

@@ -56,6 +56,8 @@ class SecurityConfig:
     plaintext: str = option(
         "text", "loopback", "listening without TLS: loopback (refused elsewhere), or anywhere (a mesh encrypts)"
     )
+    max_questions: int = option("count", 16, "questions of one caller that are answered at the same time")
+    questions_per_second: float = option("number", 100.0, "questions of one caller, over 10s; then they are refused")
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,9 @@ class IngestConfig:
     commit_interval_s: float = option("duration", 0.1, "time between syncs of the log; acknowledgements wait for one")
     max_unacked_records: int = option("count", 64, "records that an agent may have in flight")
     max_record_bytes: int = option("size", 4 << 20, "largest record")
+    max_records_per_second: float = option("number", 1000.0, "records of one agent, over 10s; then it is throttled")
+    max_bytes_per_second: int = option("size", 16 << 20, "bytes of one agent's records, likewise")
+    max_waiting_bytes: int = option("size", 256 << 20, "bytes of records that wait to be durable; then none is read")
     max_agents: int = option("count", 2000, "streams open at the same time")
     max_gpus: int = option("count", 128, "GPUs and MIG instances of one agent")
     max_metrics: int = option("count", 128, "metrics of one agent")
@@ -185,6 +190,11 @@ def _check(config: CollectorConfig) -> None:
         "ingest.commit_interval": (config.ingest.commit_interval_s, 0.001, 10.0),
         "ingest.max_unacked_records": (config.ingest.max_unacked_records, 1, 10_000),
         "ingest.max_agents": (config.ingest.max_agents, 1, 1_000_000),
+        "ingest.max_records_per_second": (config.ingest.max_records_per_second, 5.0, 1e6),
+        "ingest.max_bytes_per_second": (config.ingest.max_bytes_per_second, 1 << 16, 1 << 40),
+        "ingest.max_waiting_bytes": (config.ingest.max_waiting_bytes, 1 << 20, 1 << 40),
+        "security.max_questions": (config.security.max_questions, 1, 10_000),
+        "security.questions_per_second": (config.security.questions_per_second, 0.1, 1e6),
         "ingest.max_gpus": (config.ingest.max_gpus, 1, 4096),
         "ingest.max_metrics": (config.ingest.max_metrics, 1, 4096),
         "ingest.poison_attempts": (config.ingest.poison_attempts, 1, 1000),

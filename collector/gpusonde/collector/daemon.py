@@ -21,15 +21,13 @@ from gpusonde.collector.config import CollectorConfig
 from gpusonde.collector.ingest.agents import Agents
 from gpusonde.collector.ingest.committer import Committer
 from gpusonde.collector.ingest.gate import Gate
+from gpusonde.collector.ingest.pacing import Pressure
 from gpusonde.collector.ingest.quarantine import Quarantine
 from gpusonde.collector.ingest.service import IngestService, StreamOptions
 from gpusonde.collector.query.prediction import Predictor
 from gpusonde.collector.query.service import QueryService
 from gpusonde.collector.records.limits import Limits
-from gpusonde.collector.security.guard import Guard
-from gpusonde.collector.security.identity import Role
-from gpusonde.collector.security.interceptor import AccessInterceptor
-from gpusonde.collector.security.tokens import TokenFile
+from gpusonde.collector.security.access import Access, pace_options
 from gpusonde.collector.server import Health, bind, build_server
 from gpusonde.collector.storage.compaction.compactor import CompactionOptions
 from gpusonde.collector.storage.compaction.maintenance import MaintenanceOptions
@@ -52,7 +50,7 @@ from gpusonde.predictor.crossgpu import LatencyModel
 from gpusonde.predictor.crossgpu.learning.versions import MODELS, ModelInService, ModelVersions
 from gpusonde.service.notify import notify
 from gpusonde.service.open_files import allow_open_files
-from gpusonde.service.tls import ExpiryWarning, ServerTls, is_loopback
+from gpusonde.service.tls import is_loopback
 
 _LOG = logging.getLogger(__name__)
 _ADDRESS_FILE = "address"
@@ -60,7 +58,6 @@ _MOST_SEAL_CHECK_S = 1.0
 _POLL_S = 0.05
 _READERS = 512  # connections beside those of agents
 _OWN_FILES = 256  # log, segments being read, catalogue, libraries
-_IDENTITY_CHECK_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -126,21 +123,15 @@ class _Collector:
         self._store = store
         self._executors = executors
         self._counts: Counter[str] = Counter()
-        self._refused: Counter[str] = Counter()
-        self._tls = _server_tls(config)
-        self._tokens = TokenFile(config.security.tokens_file) if config.security.tokens_file else None
-        self._guard = Guard(
-            self._tokens,
-            anonymous=config.takes_anonymous,
-            certificate_role=Role(config.security.certificate_role) if config.security.certificate_role else None,
-        )
+        self._access = Access(config)
         results = Results(store.database)
         ingest = config.ingest
         control = executors["control"]
         self._health = Health()
         self._health_changes: set[asyncio.Future[None]] = set()
         self._gate = Gate(store, control, ingest.probe_interval_s, self._gate_changed)
-        self._agents = Agents(store, control, ingest.max_agents, ingest.identity_hold_s, time.monotonic)
+        pace = pace_options(config)
+        self._agents = Agents(store, control, ingest.max_agents, ingest.identity_hold_s, time.monotonic, pace)
         self._committer = Committer(store, executors["commit"], ingest.commit_interval_s, self._gate.store_failed)
         limits = Limits(
             record_bytes=ingest.max_record_bytes,
@@ -155,15 +146,16 @@ class _Collector:
             Quarantine(store, control, ingest.poison_attempts),
             self._gate,
             control,
-            self._guard,
+            self._access.guard,
+            Pressure(pace, lambda: self._committer.lag_s, lambda: self._committer.waiting_bytes, store.memory_share),
             limits,
             StreamOptions(
                 collector_id=config.server.id or socket.gethostname(),
-                max_unacked_records=ingest.max_unacked_records,
+                pace=pace,
                 drain_grace_ms=round(config.server.drain_grace_s * 1e3),
             ),
             counts=self._counts,
-            refused=self._refused,
+            refused=self._access.refused,
         )
         policy = _run_policy(config)
 
@@ -208,22 +200,20 @@ class _Collector:
                 self._ingest,
                 self._query,
                 self._health,
-                [AccessInterceptor(self._guard, self._refused)],
+                [self._access.interceptor],
                 max_record_bytes=self._config.ingest.max_record_bytes,
                 most_connections=self._most_connections(),
                 share_port=self._config.server.share_port,
                 with_reflection=reflect == "on" or (reflect == "loopback" and is_loopback(listen)),
             )
-            if self._tokens:
-                self._tokens.load()
-            address = bind(server, listen, self._tls.credentials() if self._tls else None)
-            self._warn_of_openness(address)
+            address = bind(server, listen, self._access.open())
+            self._access.warn_of_openness(address)
             committing = asyncio.ensure_future(self._committer.run())
             others = [
                 asyncio.ensure_future(self._gate.run()),
                 asyncio.ensure_future(self._seal_for_ever()),
                 asyncio.ensure_future(look_after(self._store.maintenance, self._executors["maintain"])),
-                asyncio.ensure_future(self._watch_identities()),
+                asyncio.ensure_future(self._access.watch_streams(self._ingest)),
             ]
             if self._config.runs.track:
                 others.append(asyncio.ensure_future(self._pipeline.run()))
@@ -252,7 +242,8 @@ class _Collector:
                 if not task.cancelled() and (fault := task.exception()):
                     raise fault
         _LOG.info("stopped; everything received is durable")
-        return CollectorReport(address, dict(self._counts))
+        refused = {f"refused_{reason}": count for reason, count in self._access.refused.items()}
+        return CollectorReport(address, {**self._counts, **refused})
 
     def _most_connections(self) -> int:
         """Make room for a connection per agent and as many readers as may be; warn where the system gives less."""
@@ -287,24 +278,6 @@ class _Collector:
             except StoreError as error:
                 # Samples stay in the log and in memory; ingest stops by itself when that gets too much.
                 _LOG.error("no segment could be written: %s", error)
-
-    async def _watch_identities(self) -> None:
-        """End streams whose certificate has expired or whose token was withdrawn; say when ours is about to."""
-        warning = ExpiryWarning("the collector's certificate")
-        while True:
-            if self._tls:
-                self._tls.refresh()
-                warning.check(self._tls.expiry_unix_s)
-            self._ingest.end_revoked()
-            await asyncio.sleep(_IDENTITY_CHECK_S)
-
-    def _warn_of_openness(self, address: str) -> None:
-        if is_loopback(address):
-            return
-        if not self._tls:
-            _LOG.warning("%s is reachable from other hosts without encryption (security.plaintext)", address)
-        if self._config.takes_anonymous:
-            _LOG.warning("%s takes callers without certificate and token (security.anonymous)", address)
 
     def _gate_changed(self, serving: bool) -> None:
         task = asyncio.ensure_future(self._health.set_ingest(serving))
@@ -350,13 +323,6 @@ async def _told_to_stop(stopping: asyncio.Event, stop: threading.Event | None) -
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(stopping.wait(), _POLL_S if stop else None)
             return
-
-
-def _server_tls(config: CollectorConfig) -> ServerTls | None:
-    security = config.security
-    if not security.tls_certificate:
-        return None
-    return ServerTls(security.tls_certificate, security.tls_key, security.tls_client_ca)
 
 
 def _model_source(config: CollectorConfig) -> Callable[[], LatencyModel]:

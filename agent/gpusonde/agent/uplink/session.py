@@ -63,8 +63,8 @@ class Session:
         self._max_record_bytes = ack.max_record_bytes
         self._next = next_sequence
         self._acked = next_sequence - 1
-        self._own_window = max_unacked
-        self._window = min(max_unacked, ack.max_unacked_records or max_unacked)
+        self._greeted_window = min(max_unacked, ack.max_unacked_records or max_unacked)
+        self._window = self._greeted_window
         self._ack_timeout_s = ack_timeout_s
         self._on_batch_interval = on_batch_interval
         self._leaving: tuple[SessionEnd, float] | None = None
@@ -165,14 +165,18 @@ class Session:
         self._wake.set()
 
     def _take_throttle(self, throttle: ingest_pb2.Throttle) -> None:
-        if throttle.max_unacked_records:
-            self._window = min(self._own_window, throttle.max_unacked_records)
-        if throttle.batch_interval_ms:
-            self._on_batch_interval(min(throttle.batch_interval_ms / 1e3, _MAX_BATCH_INTERVAL_S))
-        log.info(
-            "the collector asks for at most %d records in flight and a batch every %d ms",
-            self._window, throttle.batch_interval_ms,
-        )  # fmt: skip
+        """Take a throttle, which replaces the one before; zeros lift it."""
+        self._window = min(self._greeted_window, throttle.max_unacked_records or self._greeted_window)
+        interval_s = min(throttle.batch_interval_ms / 1e3, _MAX_BATCH_INTERVAL_S)
+        self._on_batch_interval(interval_s or None)
+        self._counters.throttled = bool(throttle.max_unacked_records or throttle.batch_interval_ms)
+        if self._counters.throttled:
+            log.info(
+                "the collector asks for at most %d records in flight and batches of at least %g s",
+                self._window, interval_s,
+            )  # fmt: skip
+        else:
+            log.info("the collector takes records as usual again")
         self._wake.set()
 
     async def _take_leave(self, receiving: asyncio.Future[None], outcome: SessionEnd, grace_s: float) -> None:

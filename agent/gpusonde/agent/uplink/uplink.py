@@ -196,6 +196,7 @@ class Uplink:
             )
         finally:
             self._on_batch_interval(None)
+            self._counters.throttled = False
             await channel.close()
         return self._backoff.next_s()
 

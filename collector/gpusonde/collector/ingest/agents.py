@@ -14,10 +14,14 @@ from dataclasses import dataclass, field
 
 import grpc
 
+from gpusonde.collector.ingest.pacing import AgentPace, PaceOptions
 from gpusonde.collector.ingest.session import Session, Stop
 from gpusonde.collector.storage.store import Store
 from gpusonde.collector.storage.tables.facts import AgentRow
 from gpusonde.ingest.v1 import ingest_pb2
+
+# Agents remembered per stream that may be open: hosts come and go.
+_KNOWN_PER_OPEN = 10
 
 
 class AdmissionError(Exception):
@@ -41,6 +45,7 @@ class _Agent:
     spool_id: str
     start_unix_nano: int
     seen_at_s: float
+    pace: AgentPace
     session: Session | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -59,11 +64,19 @@ class Agents:
         hold_s: For how long after its last stream a process keeps its agent id against one with an older start time. A
             host whose clock was set back gets its agent back after that.
         clock: Monotonic seconds.
+        pace: How fast one agent may send.
     """
 
     def __init__(
-        self, store: Store, executor: Executor, largest_count: int, hold_s: float, clock: Callable[[], float]
+        self,
+        store: Store,
+        executor: Executor,
+        largest_count: int,
+        hold_s: float,
+        clock: Callable[[], float],
+        pace: PaceOptions | None = None,
     ) -> None:
+        self._pace = pace or PaceOptions()
         self._store = store
         self._executor = executor
         self._largest_count = largest_count
@@ -75,7 +88,9 @@ class Agents:
         """Remember the agents of an earlier collector process."""
         now = self._clock()
         for row in rows:
-            self._agents[row.agent_id] = _Agent(row.instance_id, row.spool_id, row.start_unix_nano, now)
+            self._agents[row.agent_id] = _Agent(
+                row.instance_id, row.spool_id, row.start_unix_nano, now, AgentPace(self._pace, self._clock)
+            )
 
     def sessions(self) -> list[Session]:
         """Return the sessions of the open streams."""
@@ -89,7 +104,14 @@ class Agents:
         """
         agent = self._agents.get(hello.agent_id)
         if agent is None:
-            agent = _Agent(hello.instance_id, hello.spool_id, hello.agent_start_time_unix_nano, self._clock())
+            self._forget_long_gone()
+            agent = _Agent(
+                hello.instance_id,
+                hello.spool_id,
+                hello.agent_start_time_unix_nano,
+                self._clock(),
+                AgentPace(self._pace, self._clock),
+            )
             self._agents[hello.agent_id] = agent
         async with agent.lock:
             self._check_owner(agent, hello)
@@ -111,15 +133,32 @@ class Agents:
             agent.instance_id = hello.instance_id
             agent.spool_id = hello.spool_id
             agent.start_unix_nano = hello.agent_start_time_unix_nano
-            agent.session = Session(hello.agent_id, hello.spool_id, durable, hello.first_available_sequence)
+            agent.session = Session(hello.agent_id, hello.spool_id, durable, hello.first_available_sequence, agent.pace)
             return agent.session
 
     def close(self, session: Session) -> None:
         """Note the end of a stream."""
         session.closed = True
-        agent = self._agents[session.agent_id]
-        if agent.session is session:
+        agent = self._agents.get(session.agent_id)
+        if agent is not None and agent.session is session:
             agent.seen_at_s = self._clock()
+
+    def _forget_long_gone(self) -> None:
+        """Keep the book of agents from growing with every name that ever came; the store remembers them all."""
+        if len(self._agents) < _KNOWN_PER_OPEN * self._largest_count:
+            return
+        now = self._clock()
+        gone = [
+            (agent.seen_at_s, agent_id)
+            for agent_id, agent in self._agents.items()
+            if agent.live_session is None and not agent.lock.locked() and now - agent.seen_at_s > self._hold_s
+        ]
+        for _, agent_id in sorted(gone)[: max(1, len(gone) // 10)]:
+            del self._agents[agent_id]
+        if not gone:
+            raise AdmissionError(
+                grpc.StatusCode.RESOURCE_EXHAUSTED, "too many agents of different names came in a short time"
+            )
 
     def _check_owner(self, agent: _Agent, hello: ingest_pb2.Hello) -> None:
         if hello.instance_id == agent.instance_id:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Protocol
@@ -32,11 +33,21 @@ class Committer:
         executor: A single thread; the store blocks.
         interval_s: How long the first record of a group waits for others.
         on_failure: Called on the event loop with the error of a failed group.
+        clock: Monotonic seconds.
+
+    Attributes:
+        waiting_bytes: Bytes of the records that are neither durable nor failed.
     """
 
     def __init__(
-        self, store: Store, executor: Executor, interval_s: float, on_failure: Callable[[StoreError], None]
+        self,
+        store: Store,
+        executor: Executor,
+        interval_s: float,
+        on_failure: Callable[[StoreError], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock = clock
         self._store = store
         self._executor = executor
         self._interval_s = interval_s
@@ -44,11 +55,30 @@ class Committer:
         self._waiting: list[tuple[Submitter, Incoming]] = []
         self._wake = asyncio.Event()
         self._closing = asyncio.Event()
+        self._since_s: float | None = None
+        self._committing_since_s: float | None = None
+        self._shrunk = asyncio.Event()
+        self.waiting_bytes = 0
 
     def submit(self, submitter: Submitter, incoming: Incoming) -> None:
         """Queue one record."""
+        if not self._waiting:
+            self._since_s = self._clock()
         self._waiting.append((submitter, incoming))
+        self.waiting_bytes += len(incoming.entry.payload)
         self._wake.set()
+
+    @property
+    def lag_s(self) -> float:
+        """Age in seconds of the oldest record that is neither durable nor failed; 0 without one."""
+        since_s = self._committing_since_s if self._committing_since_s is not None else self._since_s
+        return 0.0 if since_s is None else self._clock() - since_s
+
+    async def room(self, most_bytes: int) -> None:
+        """Wait until less than so many bytes wait to be durable. Every caller that then adds a record may exceed it."""
+        while self.waiting_bytes >= most_bytes:
+            self._shrunk.clear()
+            await self._shrunk.wait()
 
     async def run(self) -> None:
         """Commit until ``close`` is called and nothing waits any more."""
@@ -75,14 +105,22 @@ class Committer:
         group, self._waiting = self._waiting, []
         self._wake.clear()
         records = [incoming for _, incoming in group]
+        self._committing_since_s, self._since_s = self._since_s, None
         try:
             await asyncio.get_running_loop().run_in_executor(self._executor, self._store.append, records)
         except StoreError as error:
             group += self._waiting
-            self._waiting = []
+            self._waiting, self._since_s = [], None
+            self._forget(group)
             for submitter, _ in group:
                 submitter.failed(error)
             self._on_failure(error)
         else:
+            self._forget(group)
             for submitter, incoming in group:
                 submitter.committed(incoming.entry.sequence)
+
+    def _forget(self, group: list[tuple[Submitter, Incoming]]) -> None:
+        self._committing_since_s = None
+        self.waiting_bytes -= sum(len(incoming.entry.payload) for _, incoming in group)
+        self._shrunk.set()

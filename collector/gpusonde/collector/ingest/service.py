@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 from gpusonde.collector.ingest.agents import AdmissionError, Agents
 from gpusonde.collector.ingest.committer import Committer
 from gpusonde.collector.ingest.gate import Gate
+from gpusonde.collector.ingest.pacing import PaceOptions, Pressure
 from gpusonde.collector.ingest.quarantine import Quarantine
 from gpusonde.collector.ingest.session import Session, Stop
 from gpusonde.collector.records.decode import check_hello, decode_record
@@ -33,6 +34,10 @@ from gpusonde.ingest.v1 import ingest_pb2, ingest_pb2_grpc
 
 _LOG = logging.getLogger(__name__)
 
+# Less than an agent waits for an acknowledgement before it takes the connection for dead.
+_LONGEST_ACK_DELAY_S = 20.0
+# An agent that owes more than this is not let in again yet: coming back must not be a way around its limits.
+_LONGEST_DEBT_S = 30.0
 _UNREADABLE = "the message is no StreamSamplesRequest; run one version of agent and collector"
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -45,13 +50,13 @@ class StreamOptions:
 
     Attributes:
         collector_id: Name of this collector.
-        max_unacked_records: Records in flight; twice as many are taken before the stream is no longer read.
+        pace: Records in flight (twice as many are taken before the stream is no longer read), and what throttles ask.
         drain_grace_ms: For how long the collector goes on after Drain.
         hello_timeout_s: How long a new stream may stay silent.
     """
 
     collector_id: str
-    max_unacked_records: int = 64
+    pace: PaceOptions
     drain_grace_ms: int = 5000
     hello_timeout_s: float = 30.0
 
@@ -67,6 +72,7 @@ class IngestService(ingest_pb2_grpc.IngestServiceServicer):
         gate: Says whether records are taken at all.
         executor: Runs the store's blocking reads.
         guard: Knows callers.
+        pressure: Knows whether the collector falls behind.
         limits: Caps on records.
         options: What agents are told.
         counts: What happened, by name, for whoever wants to show it.
@@ -83,6 +89,7 @@ class IngestService(ingest_pb2_grpc.IngestServiceServicer):
         gate: Gate,
         executor: Executor,
         guard: Guard,
+        pressure: Pressure,
         limits: Limits,
         options: StreamOptions,
         *,
@@ -97,6 +104,8 @@ class IngestService(ingest_pb2_grpc.IngestServiceServicer):
         self._gate = gate
         self._executor = executor
         self._guard = guard
+        self._pressure = pressure
+        self._said_pressure = ""
         self._limits = limits
         self._options = options
         self._counts = counts
@@ -117,6 +126,21 @@ class IngestService(ingest_pb2_grpc.IngestServiceServicer):
                 _LOG.warning("agent %s: the stream ends: %s", session.agent_id, problem)
                 session.end(Stop(grpc.StatusCode.UNAUTHENTICATED, problem))
 
+    def balance(self) -> None:
+        """Ask agents for less while the collector falls behind or they send too much, and lift that when it is over."""
+        reason = self._pressure.look()
+        if reason != self._said_pressure:
+            self._said_pressure = reason
+            if reason:
+                _LOG.warning("all agents are asked for less: %s", reason)
+            else:
+                _LOG.info("agents may send as usual again")
+        wish = self._options.pace.throttle if reason else None
+        for session in self._agents.sessions():
+            session.ask("pressure", wish)
+            if session.pace.is_calm:
+                session.ask("rate", None)
+
     async def StreamSamples(self, request_iterator: Requests, context: Context) -> None:  # noqa: N802 - gRPC's name
         """Take one stream: Hello, then records; answer HelloAck, then acknowledgements of what is durable."""
         hello = await self._hello(request_iterator, context)
@@ -132,6 +156,12 @@ class IngestService(ingest_pb2_grpc.IngestServiceServicer):
             self._gate.store_failed(error)
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         session.identity = identity
+        if session.pace.owed_s > _LONGEST_DEBT_S:
+            self._refused["rate"] += 1
+            self._agents.close(session)
+            await context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED, f"too much was sent; come back in {session.pace.owed_s:.0f} s"
+            )
         _LOG.info(
             "agent %s (%s) streams from spool %s after record %d",
             hello.agent_id, context.peer(), hello.spool_id, session.durable_sequence,
@@ -166,6 +196,7 @@ class IngestService(ingest_pb2_grpc.IngestServiceServicer):
         try:
             request = await asyncio.wait_for(requests.__anext__(), self._options.hello_timeout_s)
         except (asyncio.TimeoutError, StopAsyncIteration):
+            self._refused["no_hello"] += 1
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message of a stream carries Hello")
         except DecodeError:
             _LOG.warning("%s: sent what is no StreamSamplesRequest", context.peer())
@@ -188,19 +219,24 @@ class IngestService(ingest_pb2_grpc.IngestServiceServicer):
             acknowledged = session.durable_sequence
             while True:
                 changed = asyncio.ensure_future(session.changed())
-                await asyncio.wait({reader, changed}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({reader, changed}, timeout=session.next_ack_s(), return_when=asyncio.FIRST_COMPLETED)
                 changed.cancel()
                 ending = reader.done() or session.stop
                 if ending:
                     reader.cancel()
                     await session.settled()
-                if session.durable_sequence > acknowledged:
-                    acknowledged = session.durable_sequence
+                ackable = session.durable_sequence if ending else session.ackable_sequence()
+                if ackable > acknowledged:
+                    acknowledged = ackable
+                    session.ack_written(acknowledged)
                     await context.write(
                         ingest_pb2.StreamSamplesResponse(ack=ingest_pb2.Ack(durable_sequence=acknowledged))
                     )
                 if ending:
                     break
+                if throttle := session.next_throttle(self._options.pace.max_unacked_records):
+                    self._counts["throttles"] += session.is_throttled
+                    await context.write(ingest_pb2.StreamSamplesResponse(throttle=throttle))
         finally:
             reader.cancel()
         if session.stop is None:
@@ -217,7 +253,7 @@ class IngestService(ingest_pb2_grpc.IngestServiceServicer):
             durable_sequence=session.durable_sequence,
             encoding=ingest_pb2.ENCODING_FLOAT32_LE_ZSTD if packed else ingest_pb2.ENCODING_FLOAT32_LE,
             max_record_bytes=self._limits.record_bytes,
-            max_unacked_records=self._options.max_unacked_records,
+            max_unacked_records=self._options.pace.max_unacked_records,
             collector_id=self._options.collector_id,
         )
 
@@ -227,6 +263,8 @@ class IngestService(ingest_pb2_grpc.IngestServiceServicer):
             self._executor, self._store.inventory, session.agent_id, session.spool_id
         )
         while True:
+            # While nothing is read here, HTTP/2 keeps the agent from sending more.
+            await self._committer.room(self._options.pace.waiting_bytes)
             try:
                 request = await requests.__anext__()
             except StopAsyncIteration:
@@ -241,20 +279,34 @@ class IngestService(ingest_pb2_grpc.IngestServiceServicer):
                 return
             incoming = await self._take(request.record, session, inventory)
             # Between here and the committer nothing may be awaited: the session could be fenced meanwhile.
-            if session.stop or incoming is None:
-                continue
-            if isinstance(incoming.decoded, InventoryRecord):
-                inventory = incoming.decoded
-            session.taken(incoming.entry.sequence)
-            self._committer.submit(session, incoming)
-            self._counts["records"] += 1
-            await session.settled(2 * self._options.max_unacked_records - 1)
+            if incoming is not None and not session.stop:
+                if isinstance(incoming.decoded, InventoryRecord):
+                    inventory = incoming.decoded
+                session.taken(incoming.entry.sequence)
+                self._committer.submit(session, incoming)
+                self._counts["records"] += 1
+                await session.settled(2 * self._options.pace.max_unacked_records - 1)
+            size = request.record.ByteSize() if incoming is None else len(incoming.entry.payload)
+            if (owed_s := session.pace.take(size)) > 0:
+                session.ask("rate", self._options.pace.throttle)
+                # Acknowledgements are what an agent waits for. Reading more slowly would hide whether it does.
+                session.delay_ack(request.record.sequence, min(owed_s, _LONGEST_ACK_DELAY_S))
 
     async def _take(
         self, record: ingest_pb2.Record, session: Session, inventory: InventoryRecord | None
     ) -> Incoming | None:
         """Decode one record; None when there is nothing to store, and the session ends if the record is refused."""
         sequence = record.sequence
+        if session.ignores_throttle(sequence):
+            self._refused["throttle_ignored"] += 1
+            _LOG.warning("agent %s does not keep to the throttle: the stream ends", session.agent_id)
+            session.end(
+                Stop(
+                    grpc.StatusCode.RESOURCE_EXHAUSTED,
+                    f"record {sequence} exceeds the window that Throttle allows; wait for acknowledgements",
+                )
+            )
+            return None
         if session.is_repetition(sequence):
             self._counts["repetitions"] += 1
             return None

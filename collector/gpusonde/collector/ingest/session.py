@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from dataclasses import dataclass
 
 import grpc
 
+from gpusonde.collector.ingest.pacing import AgentPace
 from gpusonde.collector.security.identity import Identity
 from gpusonde.collector.storage.errors import StoreError, StoreFullError
+from gpusonde.ingest.v1 import ingest_pb2
 
 
 @dataclass(frozen=True)
@@ -32,9 +35,13 @@ class Session:
         spool_id: The spool whose records the stream carries.
         durable_sequence: Highest sequence of the spool that is durable.
         first_available_sequence: Lowest sequence that the agent still holds.
+        pace: How fast the agent may send; outlives the stream.
     """
 
-    def __init__(self, agent_id: str, spool_id: str, durable_sequence: int, first_available_sequence: int) -> None:
+    def __init__(
+        self, agent_id: str, spool_id: str, durable_sequence: int, first_available_sequence: int, pace: AgentPace
+    ) -> None:
+        self.pace = pace
         self.agent_id = agent_id
         self.spool_id = spool_id
         self.durable_sequence = durable_sequence
@@ -45,6 +52,12 @@ class Session:
         self.identity: Identity | None = None
         self._first_available = first_available_sequence
         self._changed = asyncio.Event()
+        # Bounded: an agent that does not wait for delayed acknowledgements ignores its throttle.
+        self._delayed: deque[tuple[int, float]] = deque()
+        self._wishes: dict[str, ingest_pb2.Throttle] = {}
+        self._told = ingest_pb2.Throttle()
+        self._written_sequence = max(durable_sequence, first_available_sequence - 1)
+        self._grace_sequence = 0
         self._waiters: list[asyncio.Future[None]] = []
 
     def is_repetition(self, sequence: int) -> bool:
@@ -80,6 +93,63 @@ class Session:
         """Ask for the end of the stream; nothing is taken from it any more. The first reason stays."""
         self.stop = self.stop or stop
         self._changed.set()
+
+    def delay_ack(self, sequence: int, seconds: float) -> None:
+        """Acknowledge a record, and those after it, so much later than now even if it is durable before."""
+        self._delayed.append((sequence, asyncio.get_running_loop().time() + seconds))
+
+    def next_ack_s(self) -> float | None:
+        """Return the seconds until the next delayed acknowledgement is due; None when none is delayed."""
+        return max(0.0, self._delayed[0][1] - asyncio.get_running_loop().time()) if self._delayed else None
+
+    def ackable_sequence(self) -> int:
+        """Return the highest sequence that is durable and whose acknowledgement is not delayed any more."""
+        now_s = asyncio.get_running_loop().time()
+        # What is due but not durable yet needs no entry: its acknowledgement waits for the disk.
+        while self._delayed and self._delayed[0][1] <= now_s:
+            self._delayed.popleft()
+        return min(self.durable_sequence, self._delayed[0][0] - 1) if self._delayed else self.durable_sequence
+
+    def ask(self, reason: str, wish: ingest_pb2.Throttle | None) -> None:
+        """Ask the agent for less, or (None) no longer; of several wishes the strictest of each kind counts."""
+        if self._wishes.get(reason) != wish:
+            if wish is None:
+                del self._wishes[reason]
+            else:
+                self._wishes[reason] = wish
+            self._changed.set()
+
+    def ack_written(self, sequence: int) -> None:
+        """Note what the agent is about to know to be durable."""
+        self._written_sequence = max(self._written_sequence, sequence)
+
+    def next_throttle(self, usual_window: int) -> ingest_pb2.Throttle | None:
+        """Return what the agent has to be told now, if anything. An empty one lifts what was said before.
+
+        Args:
+            usual_window: Records in flight that the agent was allowed in HelloAck.
+        """
+        wishes = self._wishes.values()
+        wanted = ingest_pb2.Throttle(
+            max_unacked_records=min((w.max_unacked_records for w in wishes if w.max_unacked_records), default=0),
+            batch_interval_ms=max((w.batch_interval_ms for w in wishes), default=0),
+        )
+        if wanted == self._told:
+            return None
+        # What is in flight already was sent under the wider window.
+        self._grace_sequence = max(self._grace_sequence, self._written_sequence + usual_window)
+        self._told = wanted
+        return wanted
+
+    @property
+    def is_throttled(self) -> bool:
+        """Whether the agent was asked for less."""
+        return self._told != ingest_pb2.Throttle()
+
+    def ignores_throttle(self, sequence: int) -> bool:
+        """Whether an agent that sends this record does not keep to the window it was told."""
+        window = self._told.max_unacked_records
+        return window > 0 and sequence > max(self._grace_sequence, self._written_sequence + window)
 
     async def settled(self, at_most: int = 0) -> None:
         """Wait until no more than ``at_most`` of the records handed over are neither durable nor failed."""

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, TypeAlias, cast
+from typing import Any, NoReturn, TypeAlias, cast
 
 import grpc
 import grpc.aio
 
 from gpusonde.collector.security.guard import Context, Guard, required_role
-from gpusonde.collector.security.identity import AuthenticationError, Role
+from gpusonde.collector.security.identity import AuthenticationError, Identity, Role
+from gpusonde.collector.security.rates import CallerBook, LimitError
 
 _LOG = logging.getLogger(__name__)
 
@@ -25,12 +27,16 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
 
     Args:
         guard: Knows callers.
+        callers: Counts what they have going on.
         refused: Counts refusals by reason.
         clock: Monotonic seconds.
     """
 
-    def __init__(self, guard: Guard, refused: Counter[str], *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, guard: Guard, callers: CallerBook, refused: Counter[str], *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._guard = guard
+        self._callers = callers
         self._refused = refused
         self._clock = clock
         self._logged_s = -_LOG_INTERVAL_S
@@ -56,41 +62,62 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
 
     def _unary_unary(self, handler: Handler, role: Role | None, method: str) -> Handler:
         async def answer(data: bytes, context: Context) -> Any:
-            await self._admit(context, role, method)
-            request = await self._decode(handler, data, context)
-            return await cast(Any, handler.unary_unary)(request, context)
+            async with self._question(context, role, method):
+                request = await self._decode(handler, data, context)
+                return await cast(Any, handler.unary_unary)(request, context)
 
         return grpc.unary_unary_rpc_method_handler(answer, None, handler.response_serializer)
 
     def _unary_stream(self, handler: Handler, role: Role, method: str) -> Handler:
         async def answer(data: bytes, context: Context) -> AsyncIterator[Any]:
-            await self._admit(context, role, method)
-            request = await self._decode(handler, data, context)
-            async for response in cast(Any, handler.unary_stream)(request, context):
-                yield response
+            async with self._question(context, role, method):
+                request = await self._decode(handler, data, context)
+                async for response in cast(Any, handler.unary_stream)(request, context):
+                    yield response
 
         return grpc.unary_stream_rpc_method_handler(answer, None, handler.response_serializer)
 
     def _stream_stream(self, handler: Handler, role: Role, method: str) -> Handler:
         async def answer(requests: AsyncIterator[Any], context: Context) -> None:
-            await self._admit(context, role, method)
-            await cast(Any, handler.stream_stream)(requests, context)
+            identity = await self._admit(context, role, method)
+            async with self._limited(
+                context, method, self._callers.stream(identity.name, is_one_agent=identity.is_one_agent)
+            ):
+                await cast(Any, handler.stream_stream)(requests, context)
 
         return grpc.stream_stream_rpc_method_handler(
             cast(Any, answer), handler.request_deserializer, handler.response_serializer
         )
 
-    async def _admit(self, context: Context, role: Role | None, method: str) -> None:
+    @contextlib.asynccontextmanager
+    async def _question(self, context: Context, role: Role | None, method: str) -> AsyncIterator[None]:
         if role is None:
+            yield
             return
+        identity = await self._admit(context, role, method)
+        async with self._limited(context, method, self._callers.question(identity.name)):
+            yield
+
+    @contextlib.asynccontextmanager
+    async def _limited(
+        self, context: Context, method: str, limit: contextlib.AbstractContextManager[None]
+    ) -> AsyncIterator[None]:
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(limit)
+            except LimitError as error:
+                await self._refuse(context, error.reason, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error), method)
+            yield
+
+    async def _admit(self, context: Context, role: Role, method: str) -> Identity:
         try:
             identity = self._guard.identify(context)
         except AuthenticationError as error:
             await self._refuse(context, "unauthenticated", grpc.StatusCode.UNAUTHENTICATED, str(error), method)
-            return
         if not identity.may(role):
             text = f"{identity.name} is no {role.value}, which {method} is for"
             await self._refuse(context, "not_permitted", grpc.StatusCode.PERMISSION_DENIED, text, method)
+        return identity
 
     async def _decode(self, handler: Handler, data: bytes, context: Context) -> Any:
         if handler.request_deserializer is None:
@@ -103,10 +130,11 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
                 grpc.StatusCode.INVALID_ARGUMENT, "the request cannot be decoded; run one version of both sides"
             )
 
-    async def _refuse(self, context: Context, reason: str, code: grpc.StatusCode, text: str, method: str) -> None:
+    async def _refuse(self, context: Context, reason: str, code: grpc.StatusCode, text: str, method: str) -> NoReturn:
         self._refused[reason] += 1
         # Whoever is refused can come again a thousand times a second; the log is not theirs to fill.
         if self._clock() - self._logged_s >= _LOG_INTERVAL_S:
             self._logged_s = self._clock()
             _LOG.warning("%s: %s is refused: %s", context.peer(), method, text)
         await context.abort(code, text)
+        raise AssertionError  # abort raises

@@ -20,7 +20,7 @@ from typing import Any
 
 from gpusonde.collector.security.identity import Identity, Role, granted
 from gpusonde.service.tls.errors import TlsError
-from gpusonde.service.tls.files import locate, read_secret
+from gpusonde.service.tls.files import file_stamp, locate, read_secret
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -128,7 +128,7 @@ class TokenFile:
         Raises:
             TlsError: It cannot be used.
         """
-        self._seen = self._stamp()
+        self._seen = file_stamp(self._path)
         self._looked_s = self._clock()
         self._identities = parse_tokens(read_secret(self._path), str(self._path))
 
@@ -151,7 +151,7 @@ class TokenFile:
         if self._clock() - self._looked_s < _LOOK_AGAIN_S:
             return
         self._looked_s = self._clock()
-        if self._stamp() == self._seen:
+        if file_stamp(self._path) == self._seen:
             return
         try:
             self.load()
@@ -162,10 +162,3 @@ class TokenFile:
             return
         self._problem = ""
         _LOG.info("%d tokens were read again from %s", len(self._identities), self._path)
-
-    def _stamp(self) -> tuple[int, int, int] | None:
-        try:
-            status = self._path.stat()
-        except OSError:
-            return None
-        return status.st_mtime_ns, status.st_size, status.st_ino

@@ -209,6 +209,10 @@ class LocalStore:
                 self._memory.spools[agent_id, spool_id] = number
         return number
 
+    def memory_share(self) -> float:
+        """Share of the memory for samples that is in use; at 1 nothing is taken any more."""
+        return sum(generation.nbytes for generation in self._memory.generations()) / self._options.memory_bytes
+
     def _check_room(self) -> None:
         in_memory = sum(generation.nbytes for generation in self._memory.generations())
         if in_memory > self._options.memory_bytes:

@@ -43,6 +43,15 @@ def read_secret(path: Path) -> bytes:
     return content
 
 
+def file_stamp(path: Path) -> tuple[int, int, int] | None:
+    """Return what changes when a file is replaced or written to; None for a file that is not there."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
 @dataclass(frozen=True)
 class KeyPair:
     """A certificate with its key. Never shown: ``repr`` has neither.

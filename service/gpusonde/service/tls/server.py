@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 import grpc
 
 from gpusonde.service.tls.errors import TlsError
-from gpusonde.service.tls.files import KeyPair, locate, read_authorities
+from gpusonde.service.tls.files import KeyPair, file_stamp, locate, read_authorities
 
 _LOG = logging.getLogger(__name__)
 
@@ -51,6 +51,7 @@ class ServerTls:
         self._digest = ""
         self._configuration: grpc.ServerCertificateConfiguration | None = None
         self._looked_s = 0.0
+        self._stamps: tuple[tuple[int, int, int] | None, ...] = ()
         self._problem = ""
         self.expiry_unix_s: float | None = None
 
@@ -87,6 +88,9 @@ class ServerTls:
 
     def _look(self) -> None:
         self._looked_s = self._clock()
+        stamps = self._stamp_files()
+        if stamps == self._stamps:
+            return
         try:
             digest, configuration = self._read()
         except TlsError as error:
@@ -94,10 +98,13 @@ class ServerTls:
                 _LOG.error("the certificate in use stays: %s", error)
             self._problem = str(error)
             return
-        self._problem = ""
+        self._problem, self._stamps = "", stamps
         if digest != self._digest:
             self._digest, self._configuration = digest, configuration
             _LOG.info("the server's certificate was read again from %s", self._certificate)
+
+    def _stamp_files(self) -> tuple[tuple[int, int, int] | None, ...]:
+        return tuple(file_stamp(path) for path in (self._certificate, self._key, self._client_ca) if path is not None)
 
     def _read(self) -> tuple[str, grpc.ServerCertificateConfiguration]:
         pair = KeyPair.read(self._certificate, self._key)

@@ -1,0 +1,118 @@
+"""How fast one agent may send, and what all of them are asked for when the collector falls behind."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gpusonde.collector.security.rates import RateBucket
+from gpusonde.ingest.v1 import ingest_pb2
+
+_BURST_S = 10.0
+# Of the records in flight that HelloAck allowed.
+_NARROW = 8
+
+
+@dataclass(frozen=True)
+class PaceOptions:
+    """Limits of one agent and of all.
+
+    Attributes:
+        records_per_s: Records of one agent, over ten seconds. Beyond it acknowledgements come late.
+        bytes_per_s: Their bytes.
+        max_unacked_records: Records in flight without a throttle.
+        waiting_bytes: Bytes of all agents' records that wait to be made durable; beyond it no stream is read.
+        lag_s: Age of the oldest of them at which all agents are asked for less.
+        memory_share: Share of the store's memory in use at which they are.
+        calm_s: For how long things have to be well before that is lifted.
+    """
+
+    records_per_s: float = 1000.0
+    bytes_per_s: float = 16 << 20
+    max_unacked_records: int = 64
+    waiting_bytes: int = 256 << 20
+    lag_s: float = 2.0
+    memory_share: float = 0.8
+    calm_s: float = 5.0
+
+    @property
+    def throttle(self) -> ingest_pb2.Throttle:
+        """What is asked of an agent that sends too much, and of all when the collector falls behind."""
+        return ingest_pb2.Throttle(
+            max_unacked_records=max(1, self.max_unacked_records // _NARROW), batch_interval_ms=5000
+        )
+
+
+class AgentPace:
+    """The rate of one agent.
+
+    Args:
+        options: Its limits.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, options: PaceOptions, clock: Callable[[], float] = time.monotonic) -> None:
+        self._records = RateBucket(options.records_per_s, options.records_per_s * _BURST_S, clock)
+        self._bytes = RateBucket(options.bytes_per_s, options.bytes_per_s * _BURST_S, clock)
+
+    def take(self, size_bytes: int) -> float:
+        """Count one record and return the seconds that the agent is ahead of its rate."""
+        return max(self._records.take(1.0), self._bytes.take(float(size_bytes)))
+
+    @property
+    def owed_s(self) -> float:
+        """Seconds that the agent is ahead of its rate."""
+        return max(self._records.take(0.0), self._bytes.take(0.0))
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether there is room for bursts again."""
+        return min(self._records.fill_ratio, self._bytes.fill_ratio) > 0.5
+
+
+class Pressure:
+    """Whether the collector falls behind as a whole; with hysteresis, so that agents are not told twice a second.
+
+    Args:
+        options: When it does.
+        lag_s: Age in seconds of the oldest record that is not durable yet.
+        waiting_bytes: Bytes of such records.
+        memory_share: Share of the store's memory in use.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        options: PaceOptions,
+        lag_s: Callable[[], float],
+        waiting_bytes: Callable[[], int],
+        memory_share: Callable[[], float],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._options = options
+        self._lag_s = lag_s
+        self._waiting_bytes = waiting_bytes
+        self._memory_share = memory_share
+        self._clock = clock
+        self._calm_since_s: float | None = None
+        self.reason = ""
+
+    def look(self) -> str:
+        """Return what the collector falls behind with; empty when it does not."""
+        level = max(
+            (self._lag_s() / self._options.lag_s, "records wait too long for the disk"),
+            (2.0 * self._waiting_bytes() / self._options.waiting_bytes, "too many bytes wait for the disk"),
+            (self._memory_share() / self._options.memory_share, "segments are not written fast enough"),
+        )
+        now = self._clock()
+        if level[0] >= 1.0:
+            self._calm_since_s = None
+            self.reason = level[1]
+        elif self.reason and level[0] < 0.75:
+            self._calm_since_s = now if self._calm_since_s is None else self._calm_since_s
+            if now - self._calm_since_s >= self._options.calm_s:
+                self.reason, self._calm_since_s = "", None
+        else:
+            self._calm_since_s = None
+        return self.reason

@@ -1,0 +1,111 @@
+"""``Access``: everything around who may connect, put together from the configuration."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from typing import Protocol
+
+import grpc
+
+from gpusonde.collector.config import CollectorConfig
+from gpusonde.collector.ingest.pacing import PaceOptions
+from gpusonde.collector.security.guard import Guard
+from gpusonde.collector.security.identity import Role
+from gpusonde.collector.security.interceptor import AccessInterceptor
+from gpusonde.collector.security.rates import CallerBook, CallerLimits
+from gpusonde.collector.security.tokens import TokenFile
+from gpusonde.service.tls import ExpiryWarning, ServerTls, is_loopback
+
+_LOG = logging.getLogger(__name__)
+_STREAM_CHECK_S = 0.5
+
+
+class Streams(Protocol):
+    """Whose streams are watched."""
+
+    def end_revoked(self) -> None:
+        """End the streams of those whose proof is no longer good."""
+
+    def balance(self) -> None:
+        """Throttle, and lift it."""
+
+
+class Access:
+    """Certificate, tokens, guard and limits of one collector.
+
+    Args:
+        config: What the operator chose.
+
+    Attributes:
+        tls: The server's certificate; None for plain text.
+        guard: Knows callers.
+        refused: Refused calls and streams by reason.
+        interceptor: Stands before every call.
+    """
+
+    def __init__(self, config: CollectorConfig) -> None:
+        security = config.security
+        self._anonymous = config.takes_anonymous
+        self._tokens = TokenFile(security.tokens_file) if security.tokens_file else None
+        self.tls = (
+            ServerTls(security.tls_certificate, security.tls_key, security.tls_client_ca)
+            if security.tls_certificate
+            else None
+        )
+        self.refused: Counter[str] = Counter()
+        self.guard = Guard(
+            self._tokens,
+            anonymous=self._anonymous,
+            certificate_role=Role(security.certificate_role) if security.certificate_role else None,
+        )
+        limits = CallerLimits(
+            questions=security.max_questions,
+            questions_per_s=security.questions_per_second,
+            all_questions=16 * security.max_questions,
+            all_streams=2 * config.ingest.max_agents + 16,
+        )
+        self.interceptor = AccessInterceptor(self.guard, CallerBook(limits), self.refused)
+
+    def open(self) -> grpc.ServerCredentials | None:
+        """Read all files and return what to listen with; None for plain text.
+
+        Raises:
+            TlsError: One of them cannot be used.
+        """
+        if self._tokens:
+            self._tokens.load()
+        return self.tls.credentials() if self.tls else None
+
+    def warn_of_openness(self, address: str) -> None:
+        """Say at every start what others could do."""
+        if is_loopback(address):
+            return
+        if not self.tls:
+            _LOG.warning("%s is reachable from other hosts without encryption (security.plaintext)", address)
+        if self._anonymous:
+            _LOG.warning("%s takes callers without certificate and token (security.anonymous)", address)
+
+    async def watch_streams(self, streams: Streams) -> None:
+        """Look after open streams, and say when our certificate is about to expire; runs until it is cancelled."""
+        warning = ExpiryWarning("the collector's certificate")
+        while True:
+            if self.tls:
+                self.tls.refresh()
+                warning.check(self.tls.expiry_unix_s)
+            streams.end_revoked()
+            streams.balance()
+            await asyncio.sleep(_STREAM_CHECK_S)
+
+
+def pace_options(config: CollectorConfig) -> PaceOptions:
+    """Return how fast agents may send."""
+    ingest = config.ingest
+    return PaceOptions(
+        records_per_s=ingest.max_records_per_second,
+        bytes_per_s=ingest.max_bytes_per_second,
+        max_unacked_records=ingest.max_unacked_records,
+        waiting_bytes=ingest.max_waiting_bytes,
+        lag_s=max(2.0, 4.0 * ingest.commit_interval_s),
+    )

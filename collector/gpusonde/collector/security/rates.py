@@ -1,0 +1,165 @@
+"""How often and how much: token buckets, and what one caller may have going on at the same time."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+
+class RateBucket:
+    """Allows a mean rate with bursts; what is taken beyond it is owed.
+
+    Args:
+        rate_per_s: What comes back per second.
+        burst: What may be taken at once after a rest.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, rate_per_s: float, burst: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._rate_per_s = rate_per_s
+        self._burst = burst
+        self._clock = clock
+        self._level = burst
+        self._at_s = clock()
+
+    @property
+    def fill_ratio(self) -> float:
+        """Share of the burst that may be taken at once; negative while something is owed."""
+        now = self._clock()
+        self._level = min(self._burst, self._level + (now - self._at_s) * self._rate_per_s)
+        self._at_s = now
+        return self._level / self._burst
+
+    def take(self, amount: float) -> float:
+        """Take, and return the seconds until that much is there again; 0 when it was."""
+        level = self.fill_ratio * self._burst
+        self._level = level - amount
+        return max(0.0, -self._level / self._rate_per_s)
+
+    def take_if_there(self, amount: float) -> bool:
+        """Take only when it leaves no debt."""
+        if self.fill_ratio * self._burst < amount:
+            return False
+        self._level -= amount
+        return True
+
+
+# Entries of the book looked at to find one that can be forgotten.
+_LOOKED_AT = 16
+
+
+class LimitError(Exception):
+    """A caller wants more than it may; RESOURCE_EXHAUSTED.
+
+    Attributes:
+        reason: Name to count it under.
+    """
+
+    def __init__(self, reason: str, text: str) -> None:
+        """Keep the reason beside the text."""
+        self.reason = reason
+        super().__init__(text)
+
+
+@dataclass(frozen=True)
+class CallerLimits:
+    """What one caller may do.
+
+    Attributes:
+        questions: Questions answered at the same time.
+        questions_per_s: Questions per second, over ten seconds.
+        all_questions: Questions of all callers at the same time.
+        streams: Streams of one agent: its own, one that replaces it, and as many that are being turned away.
+        all_streams: Streams of all callers together, those that have not said Hello yet among them.
+    """
+
+    questions: int = 16
+    questions_per_s: float = 100.0
+    all_questions: int = 256
+    streams: int = 4
+    all_streams: int = 4016
+
+
+@dataclass
+class _Caller:
+    bucket: RateBucket
+    questions: int = 0
+    streams: int = 0
+
+
+class CallerBook:
+    """Counts what callers have going on. Forgets the idle ones, so that its size is bounded.
+
+    Args:
+        limits: What one caller may do.
+        clock: Monotonic seconds.
+    """
+
+    _MOST_CALLERS = 8192
+    _BURST_S = 10.0
+
+    def __init__(self, limits: CallerLimits, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limits = limits
+        self._clock = clock
+        self._callers: OrderedDict[str, _Caller] = OrderedDict()
+        self._questions = 0
+        self._streams = 0
+
+    @contextlib.contextmanager
+    def question(self, name: str) -> Iterator[None]:
+        """Count one question for as long as it is being answered.
+
+        Raises:
+            LimitError: It is one too many.
+        """
+        limits, caller = self._limits, self._caller(name)
+        if self._questions >= limits.all_questions or caller.questions >= limits.questions:
+            raise LimitError("concurrency", f"{caller.questions} questions are being answered; ask when one is done")
+        if not caller.bucket.take_if_there(1.0):
+            raise LimitError("rate", f"more than {limits.questions_per_s:g} questions per second; ask less often")
+        caller.questions += 1
+        self._questions += 1
+        try:
+            yield
+        finally:
+            caller.questions -= 1
+            self._questions -= 1
+
+    @contextlib.contextmanager
+    def stream(self, name: str, *, is_one_agent: bool) -> Iterator[None]:
+        """Count one stream for as long as it is open.
+
+        Raises:
+            LimitError: It is one too many.
+        """
+        caller = self._caller(name)
+        if self._streams >= self._limits.all_streams or (is_one_agent and caller.streams >= self._limits.streams):
+            raise LimitError("streams", f"{caller.streams} streams are open; close them first")
+        caller.streams += 1
+        self._streams += 1
+        try:
+            yield
+        finally:
+            caller.streams -= 1
+            self._streams -= 1
+
+    def _caller(self, name: str) -> _Caller:
+        caller = self._callers.get(name)
+        if caller is None:
+            rate = self._limits.questions_per_s
+            caller = self._callers[name] = _Caller(RateBucket(rate, rate * self._BURST_S, self._clock))
+            self._forget_idle()
+        self._callers.move_to_end(name)
+        return caller
+
+    def _forget_idle(self) -> None:
+        # Those with something open are few (all_questions, all_streams), so the oldest is hardly ever one of them.
+        for _ in range(_LOOKED_AT):
+            if len(self._callers) <= self._MOST_CALLERS:
+                return
+            name, caller = self._callers.popitem(last=False)
+            if caller.questions or caller.streams:
+                self._callers[name] = caller

@@ -1,0 +1,229 @@
+"""What one caller may do, and what happens to those who want more: units first, then a real server."""
+
+import time
+
+import pytest
+from support.running_collector import ThreadCollector
+from support.wire_agent import StreamEnded, WireStream, batch, block, hello, inventory
+
+from gpusonde.collector.client import Client, CollectorError
+from gpusonde.collector.ingest.pacing import AgentPace, PaceOptions, Pressure
+from gpusonde.collector.ingest.session import Session
+from gpusonde.collector.security.rates import CallerBook, CallerLimits, LimitError, RateBucket
+from gpusonde.ingest.v1 import ingest_pb2
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_a_bucket_gives_bursts_and_then_the_mean_rate():
+    clock = Clock()
+    bucket = RateBucket(10.0, 20.0, clock)
+    assert [bucket.take(10.0), bucket.take(10.0), bucket.take(5.0)] == [0.0, 0.0, 0.5]
+    clock.now += 0.5
+    assert bucket.fill_ratio == 0.0
+    clock.now += 1000
+    assert bucket.fill_ratio == 1.0
+    assert bucket.take_if_there(20.0)
+    assert not bucket.take_if_there(0.1)
+
+
+def test_a_caller_may_ask_so_often_and_so_much_at_once():
+    clock = Clock()
+    book = CallerBook(CallerLimits(questions=2, questions_per_s=1.0, all_questions=3), clock)
+    with book.question("a"), book.question("a"):
+        with pytest.raises(LimitError) as error, book.question("a"):
+            pass
+        assert error.value.reason == "concurrency"
+        with book.question("b"), pytest.raises(LimitError), book.question("c"):
+            pass
+    for _ in range(8):
+        with book.question("a"):
+            pass
+    with pytest.raises(LimitError) as error, book.question("a"):
+        pass
+    assert error.value.reason == "rate"
+    with book.question("b"):
+        pass
+    clock.now += 1.0
+    with book.question("a"):
+        pass
+
+
+def test_one_agent_has_few_streams_and_a_shared_token_many():
+    book = CallerBook(CallerLimits(streams=1, all_streams=3))
+    with book.stream("one", is_one_agent=True):
+        with pytest.raises(LimitError), book.stream("one", is_one_agent=True):
+            pass
+        with book.stream("fleet", is_one_agent=False), book.stream("fleet", is_one_agent=False):
+            with pytest.raises(LimitError) as error, book.stream("fleet", is_one_agent=False):
+                pass
+            assert error.value.reason == "streams"
+    with book.stream("one", is_one_agent=True):
+        pass
+
+
+def test_the_book_of_callers_does_not_grow_with_their_number():
+    book = CallerBook(CallerLimits())
+    with book.question("busy"):
+        for number in range(20_000):
+            with book.question(f"caller {number}"):
+                pass
+        assert len(book._callers) <= book._MOST_CALLERS
+        assert "busy" in book._callers
+
+
+def test_pressure_begins_at_its_limits_and_ends_when_it_was_calm_for_a_while():
+    clock, lag, waiting, memory = Clock(), [0.0], [0], [0.0]
+    options = PaceOptions(lag_s=2.0, waiting_bytes=100, memory_share=0.8, calm_s=5.0)
+    pressure = Pressure(options, lambda: lag[0], lambda: waiting[0], lambda: memory[0], clock)
+    assert pressure.look() == ""
+    lag[0] = 2.0
+    assert pressure.look() == "records wait too long for the disk"
+    lag[0] = 1.8  # a little better is not well
+    for _ in range(10):
+        clock.now += 5.0
+        assert pressure.look()
+    lag[0] = 0.0
+    assert pressure.look()
+    clock.now += 4.9
+    assert pressure.look()
+    clock.now += 0.2
+    assert pressure.look() == ""
+    waiting[0] = 50
+    assert pressure.look() == "too many bytes wait for the disk"
+    waiting[0], memory[0] = 0, 0.9
+    assert pressure.look() == "segments are not written fast enough"
+
+
+def session_of(durable=0, first=1):
+    return Session("a", "s", durable, first, AgentPace(PaceOptions()))
+
+
+def test_the_strictest_wish_counts_and_the_last_one_lifted_lifts_all():
+    session = session_of()
+    assert session.next_throttle(64) is None
+    session.ask("rate", ingest_pb2.Throttle(max_unacked_records=8, batch_interval_ms=1000))
+    session.ask("pressure", ingest_pb2.Throttle(max_unacked_records=2, batch_interval_ms=500))
+    assert session.next_throttle(64) == ingest_pb2.Throttle(max_unacked_records=2, batch_interval_ms=1000)
+    assert session.next_throttle(64) is None
+    session.ask("pressure", None)
+    assert session.next_throttle(64) == ingest_pb2.Throttle(max_unacked_records=8, batch_interval_ms=1000)
+    session.ask("rate", None)
+    assert session.next_throttle(64) == ingest_pb2.Throttle()
+    assert not session.is_throttled
+
+
+@pytest.mark.parametrize(("durable", "first", "start"), [(0, 1, 0), (10, 11, 10), (3, 500, 499)])
+def test_what_was_in_flight_before_a_throttle_is_no_fault_and_what_comes_after_it_is(durable, first, start):
+    session = session_of(durable, first)
+    session.ask("rate", ingest_pb2.Throttle(max_unacked_records=2))
+    session.next_throttle(64)
+    assert not session.ignores_throttle(start + 64)
+    assert session.ignores_throttle(start + 65)
+    session.ack_written(start + 64)
+    assert not session.ignores_throttle(start + 66)
+    assert session.ignores_throttle(start + 67)
+    session.ask("rate", None)
+    session.next_throttle(64)
+    assert not session.ignores_throttle(start + 1000)
+
+
+def read_throttle(stream):
+    while True:
+        answer = stream.next()
+        if answer.HasField("ack"):
+            stream.acked = answer.ack.durable_sequence
+        if answer.HasField("throttle"):
+            return answer.throttle
+
+
+def send_as_allowed(stream, records):
+    """Send within the window of the moment until all are acknowledged; return the throttles that came."""
+    sent, window, throttles = 0, 64, []
+    while stream.acked < len(records):
+        limit = min(len(records), stream.acked + window)
+        stream.send(*records[sent:limit])
+        sent = max(sent, limit)
+        answer = stream.next()
+        if answer.HasField("ack"):
+            stream.acked = answer.ack.durable_sequence
+        if answer.HasField("throttle"):
+            throttles.append(answer.throttle)
+            window = answer.throttle.max_unacked_records or 64
+    return throttles
+
+
+def test_an_agent_that_sends_too_much_is_throttled_slowed_down_and_let_go_again(tmp_path):
+    with (
+        ThreadCollector(tmp_path / "data", ingest__max_records_per_second="20") as collector,
+        WireStream(collector.target, hello()) as stream,
+    ):
+        stream.greet()
+        began = time.monotonic()
+        throttles = send_as_allowed(stream, [inventory(), *(batch(n) for n in range(2, 251))])
+        # 200 at once, 20 per second from then on.
+        assert 2.0 < time.monotonic() - began < 10.0
+        assert throttles == [ingest_pb2.Throttle(max_unacked_records=8, batch_interval_ms=5000)]
+        assert read_throttle(stream) == ingest_pb2.Throttle()
+        stream.send(batch(251)).wait_acked(251)
+    assert collector.stop().counts["throttles"] == 1
+
+
+def test_an_agent_that_ignores_its_throttle_loses_its_stream_and_nothing_else(tmp_path):
+    with ThreadCollector(tmp_path / "data", ingest__max_records_per_second="20") as collector:
+        with WireStream(collector.target, hello()) as stream:
+            stream.greet()
+            stream.send(inventory(), *(batch(n) for n in range(2, 1000)))
+            code, text = stream.end()
+            assert code == "RESOURCE_EXHAUSTED"
+            assert "exceeds the window that Throttle allows" in text
+            acked = stream.acked
+        assert 200 <= acked < 999
+        with WireStream(collector.target, hello()) as stream:
+            assert stream.greet().durable_sequence == acked
+        with Client(collector.target) as client:
+            assert len(client.read_samples("GPU-a")) == 10 * (acked - 1)
+
+
+def test_bytes_are_limited_like_records(tmp_path):
+    with (
+        ThreadCollector(tmp_path / "data", ingest__max_bytes_per_second="64KiB") as collector,
+        WireStream(collector.target, hello()) as stream,
+    ):
+        stream.greet()
+        big = [batch(n, block(first_tick=5000 * n, ticks=5000)) for n in range(2, 12)]  # 80 kB each
+        assert send_as_allowed(stream, [inventory(), *big])[0].max_unacked_records == 8
+
+
+def test_coming_back_is_no_way_around_the_limits(tmp_path):
+    with ThreadCollector(tmp_path / "data", ingest__max_records_per_second="5") as collector:
+        sent, refused = 1, ""
+        while not refused:
+            with WireStream(collector.target, hello()) as stream:
+                try:
+                    durable = stream.greet().durable_sequence
+                except StreamEnded as ended:
+                    refused = f"{ended.code}: {ended.details}"
+                    continue
+                sent = durable + 1
+                stream.send(*([inventory()] if sent == 1 else []), *(batch(n) for n in range(max(2, sent), sent + 64)))
+                stream.finish().end()
+            assert sent < 1000
+        assert refused.startswith("RESOURCE_EXHAUSTED: too much was sent; come back in")
+
+
+def test_questions_beyond_the_rate_are_refused(tmp_path):
+    with (
+        ThreadCollector(tmp_path / "data", security__questions_per_second="0.1") as collector,
+        Client(collector.target) as client,
+    ):
+        client.list_runs()
+        with pytest.raises(CollectorError, match="ask less often") as error:
+            client.list_runs()
+        assert error.value.code == "RESOURCE_EXHAUSTED"
