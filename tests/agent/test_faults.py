@@ -22,11 +22,12 @@ import json, sys, time
 import numpy as np
 from pathlib import Path
 from gpusonde.agent import AgentConfig, SourceInventory, run_agent
-from gpusonde.agent.sources.base import GpuDescription, GpuTicks, Reading
+from gpusonde.agent.sources.base import GpuDescription, GpuTicks, Reading, SourceStatistics
 from gpusonde.telemetry import metric
 
 class Counting:
     name = "counting"
+    statistics = SourceStatistics()
     def __init__(self, first):
         self.tick = first
     def open(self):

@@ -98,11 +98,12 @@ AGENT = """
 import json, sys, time
 import numpy as np
 from gpusonde.agent import AgentConfig, SourceInventory, run_agent
-from gpusonde.agent.sources.base import GpuDescription, GpuTicks, Reading, SourceExhausted
+from gpusonde.agent.sources.base import GpuDescription, GpuTicks, Reading, SourceExhausted, SourceStatistics
 from gpusonde.telemetry import metric
 
 class Working:
     name = "working"
+    statistics = SourceStatistics()
     def open(self):
         self.begin_s = time.monotonic()
         return SourceInventory("working", (GpuDescription("GPU-a"),), (metric("sm_active"),), 0.1)

@@ -18,16 +18,16 @@ def systemd(tmp_path):
 
 def test_a_state_is_one_datagram(systemd):
     receiver, address = systemd
-    notify("READY=1", {"NOTIFY_SOCKET": address})
+    notify("READY=1", environment={"NOTIFY_SOCKET": address})
     assert receiver.recv(100) == b"READY=1"
 
 
 def test_outside_of_systemd_nothing_happens():
-    notify("READY=1", {})
+    notify("READY=1", environment={})
 
 
 def test_a_socket_that_is_gone_is_a_warning(tmp_path, caplog):
-    notify("READY=1", {"NOTIFY_SOCKET": str(tmp_path / "nowhere")})
+    notify("READY=1", environment={"NOTIFY_SOCKET": str(tmp_path / "nowhere")})
     assert "cannot be told" in caplog.text
 
 
@@ -51,9 +51,9 @@ def test_the_agent_says_when_it_samples_and_when_it_stops(systemd, tmp_path, mon
     ]
     agent = subprocess.Popen([sys.executable, "-c", script, *settings])
     try:
-        assert receiver.recv(100) == b"READY=1"
+        assert receiver.recv(1000).splitlines()[0] == b"READY=1"
         agent.send_signal(signal.SIGTERM)
-        assert receiver.recv(100) == b"STOPPING=1"
+        assert receiver.recv(1000).splitlines()[0] == b"STOPPING=1"
         assert agent.wait(20) == 0
     finally:
         agent.kill()

@@ -70,7 +70,7 @@ class Batcher:
 
     def __init__(self, metrics: Sequence[Metric], *, compress: bool = True) -> None:
         self.change_columns(metrics)
-        self._compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL) if compress else None
+        self.set_compression(compress)
         self._open: dict[int, _OpenBlock] = {}
         self._closed: list[tuple[int, _OpenBlock]] = []
         self._missed: dict[int, int] = {}
@@ -81,6 +81,10 @@ class Batcher:
         """Take ticks of other columns from now on; call it after :meth:`flush`."""
         self._counter_columns = [i for i, m in enumerate(metrics) if m.kind is MetricKind.COUNTER]
         self._metric_count = len(metrics)
+
+    def set_compression(self, compress: bool) -> None:
+        """Store the values of the following batches as zstd frames, or plainly."""
+        self._compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL) if compress else None
 
     @property
     def pending_ticks(self) -> int:

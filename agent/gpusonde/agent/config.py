@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
+from gpusonde.service.listen import split_address
 from gpusonde.service.tls import ClientSecurity
 from gpusonde.settings import ConfigError, Configuration, LogConfig, format_duration, format_size, option
 
@@ -138,6 +139,15 @@ class UplinkConfig:
 
 
 @dataclass(frozen=True)
+class MetricsConfig:
+    """``[metrics]``: what the agent says about itself."""
+
+    listen: str = option(
+        "text", "127.0.0.1:9435", "host:port of /metrics, /-/healthy and /-/ready over HTTP; empty: not served"
+    )
+
+
+@dataclass(frozen=True)
 class AgentConfig(Configuration):
     """Everything the agent can be told."""
 
@@ -148,6 +158,7 @@ class AgentConfig(Configuration):
     jobs: JobsConfig = field(default_factory=JobsConfig)
     spool: SpoolConfig = field(default_factory=SpoolConfig)
     uplink: UplinkConfig = field(default_factory=UplinkConfig)
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:
@@ -159,7 +170,16 @@ class AgentConfig(Configuration):
         _check(self)
 
 
+def _check_address(option_name: str, listen: str) -> None:
+    try:
+        split_address(listen)
+    except ValueError as error:
+        raise ConfigError(f"{option_name} {error}", field=option_name) from None
+
+
 def _check(config: AgentConfig) -> None:
+    if config.metrics.listen:
+        _check_address("metrics.listen", config.metrics.listen)
     source, uplink = config.source, config.uplink
     if config.agent.id and not _IDENTITY.fullmatch(config.agent.id):
         raise ConfigError(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from gpusonde.service.distribution import Distribution
 from gpusonde.telemetry import BlankReason
 
 
@@ -39,6 +40,10 @@ class SelfCounters:
         source_progress: Share of a finite source that was read, 0..1; None for hardware.
         throttled: A collector asks for less at the moment.
         certificate_expiry_unix_s: When the certificate of the latest connection expires; None without one.
+        gpus: GPUs and MIG instances of the inventory in force.
+        gpu_events: The events by kind.
+        tick_lateness: Seconds between deadline and reading.
+        read_time: Seconds spent inside the source.
     """
 
     ticks: int = 0
@@ -67,6 +72,10 @@ class SelfCounters:
     source_progress: float | None = None
     throttled: bool = False
     certificate_expiry_unix_s: float | None = None
+    gpus: int = 0
+    gpu_events: dict[str, int] = field(default_factory=dict)
+    tick_lateness: Distribution = field(default_factory=Distribution, repr=False)
+    read_time: Distribution = field(default_factory=Distribution, repr=False)
 
     @property
     def unacked_records(self) -> int:
@@ -82,6 +91,27 @@ class SelfCounters:
         """Add NaN values by reason."""
         for reason, count in counts.items():
             self.blanks[reason] = self.blanks.get(reason, 0) + count
+
+    def count_events(self, kinds: Iterable[str]) -> None:
+        """Add recorded GPU events, each by its kind."""
+        for kind in kinds:
+            self.events += 1
+            self.gpu_events[kind] = self.gpu_events.get(kind, 0) + 1
+
+    def count_reading(self, late_s: float, read_s: float) -> None:
+        """Add one deadline that was met.
+
+        Args:
+            late_s: Seconds between the deadline and the reading.
+            read_s: Seconds spent inside the source.
+        """
+        self.deadlines += 1
+        self.lateness_s_sum += max(0.0, late_s)
+        self.lateness_s_max = max(self.lateness_s_max, late_s)
+        self.read_s_sum += read_s
+        self.read_s_max = max(self.read_s_max, read_s)
+        self.tick_lateness.observe(max(0.0, late_s))
+        self.read_time.observe(read_s)
 
     def count_dropped(self, reason: str, records: int, ticks: int) -> None:
         """Add records that were given up, and the ticks inside them."""

@@ -10,24 +10,27 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from gpusonde.agent.config import AgentConfig
 from gpusonde.agent.counters import SelfCounters
 from gpusonde.agent.host import describe_host
 from gpusonde.agent.jobs import JobParts, JobWatcher, make_watcher
-from gpusonde.agent.pace import AdaptivePace, PaceSettings
+from gpusonde.agent.pace import AdaptivePace
+from gpusonde.agent.report import AgentReport
 from gpusonde.agent.sampler import Sampler
 from gpusonde.agent.sources.base import GpuSource, SourceInventory
 from gpusonde.agent.sources.select import make_process_reader, make_source
 from gpusonde.agent.spool import Spool
 from gpusonde.agent.spool.files import Files
-from gpusonde.agent.uplink import AgentFacts, Uplink, UplinkSettings
+from gpusonde.agent.threads import in_thread
+from gpusonde.agent.upkeep import Adjustable, Upkeep, pace_settings, uplink_settings
+from gpusonde.agent.uplink import AgentFacts, Uplink
 from gpusonde.agent.uplink.waiting import end
 from gpusonde.agent.wire import inventory_record
 from gpusonde.agent.writer import BatchPace, SpoolWriter
 from gpusonde.service.notify import notify
+from gpusonde.service.reload import ConfigSource
 from gpusonde.settings import format_duration
 
 log = logging.getLogger(__name__)
@@ -37,43 +40,6 @@ _POLL_S = 0.05
 # A reading that hangs in the driver must not keep the process from ending.
 _SAMPLER_GRACE_S = 5.0
 _JOBS_GRACE_S = 3.0
-
-_T = TypeVar("_T")
-
-
-@dataclass(frozen=True)
-class AgentReport:
-    """How an agent ended.
-
-    Attributes:
-        agent_id: Its name at the collector.
-        spool_id: The last run of sequence numbers.
-        source: Name of the source.
-        gpu_uuids: The sampled GPUs.
-        counters: Everything counted.
-        source_ended: A finite source was played to its end.
-        drained: The collector acknowledged every record on disk.
-    """
-
-    agent_id: str
-    spool_id: str
-    source: str
-    gpu_uuids: tuple[str, ...]
-    counters: SelfCounters
-    source_ended: bool
-    drained: bool
-
-    def as_json(self) -> dict[str, object]:
-        """Return the report ready for ``json.dumps``."""
-        return {
-            "agent_id": self.agent_id,
-            "spool_id": self.spool_id,
-            "source": self.source,
-            "gpu_uuids": list(self.gpu_uuids),
-            "source_ended": self.source_ended,
-            "drained": self.drained,
-            **self.counters.as_json(),
-        }
 
 
 def run_agent(
@@ -85,6 +51,7 @@ def run_agent(
     stop: threading.Event | None = None,
     on_progress: Callable[[SelfCounters], None] | None = None,
     files: Files | None = None,
+    config_source: ConfigSource[AgentConfig] | None = None,
 ) -> AgentReport:
     """Run an agent until it is told to stop (SIGTERM, SIGINT or ``stop``).
 
@@ -100,6 +67,7 @@ def run_agent(
         stop: Stops the agent like a signal, for callers outside the main thread.
         on_progress: Called four times a second with the counters.
         files: The file operations of the spool.
+        config_source: Where SIGHUP finds a new configuration; None leaves that signal alone.
 
     Raises:
         gpusonde.agent.sources.base.SourceError: The source cannot be used, or is gone.
@@ -119,7 +87,7 @@ def run_agent(
     try:
         inventory = source.open()
         try:
-            agent = Agent(config, source, inventory, spool, counters, files)
+            agent = Agent(config, source, inventory, spool, counters, files, config_source)
             return asyncio.run(agent.run(exit_when_acked, ack_timeout_s, stop, on_progress))
         finally:
             source.close()
@@ -137,6 +105,7 @@ class Agent:
         spool: An open spool.
         counters: Shared by all parts.
         files: The file operations beside the spool.
+        config_source: Where SIGHUP finds a new configuration.
     """
 
     def __init__(
@@ -147,8 +116,9 @@ class Agent:
         spool: Spool,
         counters: SelfCounters,
         files: Files | None = None,
+        config_source: ConfigSource[AgentConfig] | None = None,
     ) -> None:
-        self._config = config
+        self._upkeep = Upkeep(config, config_source, spool, source, inventory, counters)
         self._source = source
         self._inventory = inventory
         self._spool = spool
@@ -156,6 +126,10 @@ class Agent:
         self._files = files
         self._stopping = asyncio.Event()
         self._hurrying = asyncio.Event()
+
+    @property
+    def _config(self) -> AgentConfig:
+        return self._upkeep.config
 
     async def run(
         self,
@@ -165,8 +139,16 @@ class Agent:
         on_progress: Callable[[SelfCounters], None] | None,
     ) -> AgentReport:
         """Run to the end; see :func:`run_agent`."""
-        writer, uplink = self._make_writer_and_uplink()
-        sampler = Sampler(self._source, self._inventory, self._make_pace(), writer, self._counters)
+        adjustable = self._make_adjustable()
+        writer, uplink = adjustable.writer, adjustable.uplink
+        sampler = Sampler(
+            self._source,
+            self._inventory,
+            adjustable.pace,
+            writer,
+            self._counters,
+            heartbeat=self._upkeep.sampler,
+        )
         self._spool.append(inventory_record(self._inventory))
         self._spool.commit()
         self._log_start()
@@ -186,14 +168,16 @@ class Agent:
         restore_signals = self._handle_signals()
         sending = asyncio.ensure_future(uplink.run())
         watching = asyncio.ensure_future(self._watch(stop, on_progress))
+        keeping = asyncio.ensure_future(self._upkeep.run(adjustable))
         try:
-            writing = _in_thread("gpusonde-writer", writer.run)
-            sampling = _in_thread("gpusonde-sampler", sampler.run)
-            finding_jobs = _in_thread("gpusonde-jobs", jobs.run) if jobs else None
-            notify("READY=1")
+            writing = in_thread("gpusonde-writer", writer.run)
+            sampling = in_thread("gpusonde-sampler", sampler.run)
+            finding_jobs = in_thread("gpusonde-jobs", jobs.run) if jobs else None
+            self._upkeep.expect_ends(sampling, writing)
+            notify("READY=1", f"STATUS={self._upkeep.status()}")
             await self._until_done(sampling, writing, sending)
             if self._stopping.is_set():
-                notify("STOPPING=1")
+                notify("STOPPING=1", "STATUS=giving the collector what it does not have yet")
             await _stop_jobs(jobs, finding_jobs)
             ended = await self._stop_sampling(sampler, sampling, writer, writing)
             if ended and not exit_when_acked:
@@ -216,16 +200,16 @@ class Agent:
             if jobs:
                 jobs.stop()
             writer.finish()
-            await end(watching, sending)
+            await end(watching, keeping, sending)
             if on_progress is not None:
                 on_progress(self._counters)
 
-    def _make_writer_and_uplink(self) -> tuple[SpoolWriter, Uplink]:
+    def _make_adjustable(self) -> Adjustable:
         uplink_config = self._config.uplink
-        pace = BatchPace(uplink_config.batch_interval_s)
+        batch_pace = BatchPace(uplink_config.batch_interval_s)
         uplink = Uplink(
             self._spool,
-            UplinkSettings(uplink_config.collector, max_unacked_records=uplink_config.max_unacked_records),
+            uplink_settings(self._config),
             AgentFacts(
                 host=describe_host(),
                 agent_version=importlib.metadata.version("gpusonde"),
@@ -233,24 +217,27 @@ class Agent:
                 instance_id=uuid.uuid4().hex,
             ),
             self._counters,
-            on_batch_interval=pace.ask,
+            on_batch_interval=batch_pace.ask,
             security=uplink_config.security,
         )
         writer = SpoolWriter(
             self._spool,
             self._inventory,
             self._counters,
-            pace=pace,
+            pace=batch_pace,
             commit_interval_s=self._config.spool.commit_interval_s,
             compress=uplink_config.compression == "zstd",
-            on_commit=uplink.notify,
+            on_commit=lambda: self._committed(uplink),
+            heartbeat=self._upkeep.writer,
         )
-        return writer, uplink
+        pace = AdaptivePace(
+            pace_settings(self._config), self._inventory.metrics, len(self._inventory.gpus), self._counters
+        )
+        return Adjustable(writer, batch_pace, pace, uplink)
 
-    def _make_pace(self) -> AdaptivePace:
-        wanted = self._config.source
-        settings = PaceSettings(wanted.interval_s, wanted.idle_interval_s, wanted.idle_after_s, wanted.read_budget)
-        return AdaptivePace(settings, self._inventory.metrics, len(self._inventory.gpus), self._counters)
+    def _committed(self, uplink: Uplink) -> None:
+        self._upkeep.ages.note(self._spool.committed_sequence)
+        uplink.notify()
 
     async def _until_done(self, *parts: asyncio.Future[Any]) -> None:
         """Return once one of the parts has ended or the agent is to stop."""
@@ -370,30 +357,3 @@ async def _stop_jobs(jobs: JobWatcher | None, finding: asyncio.Future[None] | No
     await asyncio.wait({finding}, timeout=_JOBS_GRACE_S)
     if finding.done() and (error := finding.exception()) is not None:
         log.error("jobs are no longer looked for", exc_info=error)
-
-
-def _in_thread(name: str, work: Callable[[], _T]) -> asyncio.Future[_T]:
-    """Run ``work`` in a daemon thread: one that hangs in a driver call must not keep the process from ending."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[_T] = loop.create_future()
-
-    def settle(result: _T | None, error: BaseException | None) -> None:
-        if future.cancelled():
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)  # type: ignore[arg-type]
-
-    def run() -> None:
-        result: _T | None = None
-        error: BaseException | None = None
-        try:
-            result = work()
-        except BaseException as caught:
-            error = caught
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(settle, result, error)
-
-    threading.Thread(target=run, name=name, daemon=True).start()
-    return future

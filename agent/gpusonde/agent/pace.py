@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -102,6 +102,11 @@ class AdaptivePace:
         self._last_work_s = -math.inf
         self._idle = False
         counters.sampling_interval_s = settings.interval_s
+
+    def configure(self, settings: PaceSettings) -> None:
+        """Allow something else from the next reading on; callable from any thread. The full rate stays as it is."""
+        self._settings = replace(settings, interval_s=self._settings.interval_s)
+        self._budget.share = settings.read_budget
 
     @property
     def interval_s(self) -> float:
@@ -204,7 +209,7 @@ class ReadBudget:
 
     def __init__(self, interval_s: float, share: float) -> None:
         self._interval_s = interval_s
-        self._share = share
+        self.share = share
         self._step = 0
         self._seen_s = 0.0
         self._here_s = 0.0
@@ -254,4 +259,4 @@ class ReadBudget:
     def _load(self, step: int) -> float:
         """What reading would cost at a step, as a multiple of what is allowed."""
         interval_s = self._interval_s * _STEPS[step]
-        return max(self.processor_s / (self._share * interval_s), self.elapsed_s / (_LONGEST_READING * interval_s))
+        return max(self.processor_s / (self.share * interval_s), self.elapsed_s / (_LONGEST_READING * interval_s))

@@ -23,6 +23,7 @@ from typing import Protocol
 from gpusonde.agent.counters import SelfCounters
 from gpusonde.agent.pace import FixedPace, Pace
 from gpusonde.agent.sources.base import GpuEvent, GpuEventKind, GpuSource, Reading, SourceExhausted, SourceInventory
+from gpusonde.service.vitals import Heartbeat
 
 # Slewing moves the clock by at most 0.5 ms per second; anything this large between two ticks is a step.
 _CLOCK_STEP_NS = 50_000_000
@@ -67,6 +68,7 @@ class Sampler:
         wall_ns: Unix time in nanoseconds.
         processor: Seconds of processor time of the calling thread.
         wait: Sleeps for the given seconds or until the sampler is stopped, and returns whether it was.
+        heartbeat: Beaten before every wait; not while the source is read.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class Sampler:
         wall_ns: Callable[[], int] = time.time_ns,
         processor: Callable[[], float] = time.thread_time,
         wait: Callable[[float], bool] | None = None,
+        heartbeat: Heartbeat | None = None,
     ) -> None:
         self._source = source
         self._inventory = inventory
@@ -92,6 +95,7 @@ class Sampler:
         self._processor = processor
         self._stopping = threading.Event()
         self._wait = wait or self._stopping.wait
+        self._heartbeat = heartbeat or Heartbeat("the sampler")
         self._missed = 0
         self._wall_minus_monotonic_ns: int | None = None
 
@@ -110,6 +114,7 @@ class Sampler:
         while not self._stopping.is_set():
             deadline_s = start_s + tick * interval_s
             delay_s = deadline_s - self._monotonic()
+            self._heartbeat.beat(max(0.0, delay_s))
             if delay_s > 0 and self._wait(delay_s):
                 break
             try:
@@ -127,16 +132,13 @@ class Sampler:
         while True:
             if self._inventory.can_wait:
                 while not self._sink.has_room():
+                    self._heartbeat.beat(_ROOM_POLL_S)
                     if self._wait(_ROOM_POLL_S):
                         return False
             begin_s, processor_s = self._monotonic(), self._processor()
             reading = self._source.read(deadline_s)
             end_s, processor_s = self._monotonic(), self._processor() - processor_s
-            self._counters.deadlines += 1
-            self._counters.lateness_s_sum += max(0.0, begin_s - deadline_s)
-            self._counters.lateness_s_max = max(self._counters.lateness_s_max, begin_s - deadline_s)
-            self._counters.read_s_sum += end_s - begin_s
-            self._counters.read_s_max = max(self._counters.read_s_max, end_s - begin_s)
+            self._counters.count_reading(begin_s - deadline_s, end_s - begin_s)
             if not self._inventory.can_wait:
                 self._pace.note(reading, begin_s, processor_s, end_s - begin_s)
             self._deliver(reading)

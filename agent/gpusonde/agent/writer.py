@@ -17,6 +17,7 @@ from gpusonde.agent.sources.base import SourceInventory
 from gpusonde.agent.spool import Spool
 from gpusonde.agent.wire import events_record, inventory_record, source_ended_record
 from gpusonde.ingest.v1 import ingest_pb2
+from gpusonde.service.vitals import Heartbeat
 
 # A minute of 10 Hz readings: longer than any disk should stall, and a few megabytes at most.
 _MAX_QUEUED_READINGS = 600
@@ -37,6 +38,7 @@ class BatchPace:
     def __init__(self, configured_s: float) -> None:
         self._configured_s = configured_s
         self._interval_s = configured_s
+        self._wish_s: float | None = None
 
     @property
     def interval_s(self) -> float:
@@ -45,7 +47,13 @@ class BatchPace:
 
     def ask(self, interval_s: float | None) -> None:
         """Take a collector's wish, or (None) forget it; callable from any thread."""
+        self._wish_s = interval_s
         self._interval_s = self._configured_s if interval_s is None else max(self._configured_s, interval_s)
+
+    def configure(self, configured_s: float) -> None:
+        """Change what is configured, and keep to the wish that is in force; callable from any thread."""
+        self._configured_s = configured_s
+        self.ask(self._wish_s)
 
 
 class SpoolWriter:
@@ -60,6 +68,7 @@ class SpoolWriter:
         compress: Whether values are stored as zstd frames.
         on_commit: Told after each commit of something.
         monotonic: Seconds, never set back.
+        heartbeat: Beaten before every wait; not while the disk is written to.
     """
 
     def __init__(
@@ -73,14 +82,18 @@ class SpoolWriter:
         compress: bool = True,
         on_commit: Callable[[], None] = lambda: None,
         monotonic: Callable[[], float] = time.monotonic,
+        heartbeat: Heartbeat | None = None,
     ) -> None:
         self._spool = spool
         self._inventory = inventory
         self._counters = counters
+        counters.gpus = len(inventory.gpus)
         self._pace = pace
         self._commit_interval_s = commit_interval_s
         self._on_commit = on_commit
         self._monotonic = monotonic
+        self._heartbeat = heartbeat or Heartbeat("the spool's writer")
+        self._compress = self._wanted_compress = compress
         self._batcher = Batcher(inventory.metrics, compress=compress)
         self._queue: queue.SimpleQueue[SampledReading | ingest_pb2.Record | None] = queue.SimpleQueue()
         self._batch_due_s = 0.0
@@ -111,6 +124,11 @@ class SpoolWriter:
         """Queue a record from beside the samples (job bindings); it follows the ticks queued before it."""
         self._queue.put(record)
 
+    def configure(self, *, commit_interval_s: float, compress: bool) -> None:
+        """Change both from the next commit and batch on; callable from any thread."""
+        self._commit_interval_s = commit_interval_s
+        self._wanted_compress = compress
+
     def finish(self) -> None:
         """Make :meth:`run` write what is queued and return; callable from any thread."""
         self._queue.put(None)
@@ -122,6 +140,7 @@ class SpoolWriter:
         finished = False
         while not finished:
             wait_s = max(0.0, min(commit_due_s, self._batch_due_s) - self._monotonic())
+            self._heartbeat.beat(wait_s)
             try:
                 sampled = self._queue.get(timeout=wait_s)
                 if sampled is None:
@@ -154,6 +173,7 @@ class SpoolWriter:
             # Ticks before it are of the old columns.
             self._flush()
             self._inventory = reading.inventory
+            self._counters.gpus = len(reading.inventory.gpus)
             self._batcher.change_columns(reading.inventory.metrics)
             self._spool.append(inventory_record(reading.inventory))
             self._tell_inventory(reading.inventory)
@@ -161,7 +181,7 @@ class SpoolWriter:
             # Ticks before the events first: a clock step or a lost GPU lies between the two.
             self._flush()
             self._spool.append(events_record(reading.events))
-            self._counters.events += len(reading.events)
+            self._counters.count_events(event.kind.value for event in reading.events)
         for gpu_ticks in reading.ticks:
             self._batcher.add(gpu_ticks)
         if sampled.missed_ticks:
@@ -169,6 +189,10 @@ class SpoolWriter:
                 self._batcher.add_missed(gpu, sampled.missed_ticks)
 
     def _flush(self) -> None:
+        # Between two batches only: the encoding is one for all of a batch.
+        if self._compress != self._wanted_compress:
+            self._compress = self._wanted_compress
+            self._batcher.set_compression(self._compress)
         batch = self._batcher.flush()
         if batch is None:
             return

@@ -7,9 +7,10 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from gpusonde.cli import logs, wording
+from gpusonde.cli import wording
 from gpusonde.cli.daemon import overrides_of, usage_errors_of_settings
 from gpusonde.cli.output import Output, Screen
+from gpusonde.service import logs
 
 if TYPE_CHECKING:
     from gpusonde.agent.doctor import Diagnosis, GpuFinding, JobSourceFinding, SourceFinding

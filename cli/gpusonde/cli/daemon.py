@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpusonde.cli.output import Output
 from gpusonde.cli.parsing import UsageError
+from gpusonde.service import logs
+
+if TYPE_CHECKING:
+    from gpusonde.settings import LogConfig
 
 
 def add_config_options(parser: argparse.ArgumentParser, environment_prefix: str) -> None:
@@ -60,6 +65,18 @@ def usage_errors_of_settings() -> Iterator[None]:
         if error.on_command_line:
             raise UsageError(str(error)) from error
         raise
+
+
+def log_applier(args: argparse.Namespace) -> Callable[[LogConfig], None]:
+    """Return what makes the log lines as a configuration says; ``--verbose`` and ``--log-format`` win over it."""
+
+    def apply(config: LogConfig) -> None:
+        if not args.verbose:
+            logs.set_level(config.level)
+        if args.log_format is None:
+            logs.set_format(config.format)
+
+    return apply
 
 
 def show_config(args: argparse.Namespace, toml: str) -> int:

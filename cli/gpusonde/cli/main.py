@@ -15,10 +15,10 @@ import traceback
 from collections.abc import MutableMapping, Sequence
 from typing import cast
 
-from gpusonde.cli import logs
 from gpusonde.cli.errors import Report, describe, one_line
 from gpusonde.cli.output import to_json
 from gpusonde.cli.parsing import CommandModule, Parser, UsageError, common_options
+from gpusonde.service import logs
 
 COMMANDS = (
     "demo",
@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _report_usage(error, as_json="--json" in arguments)
     spare_loopback_from_proxies(os.environ)
     level = logging.INFO if args.command in _DAEMONS else logging.WARNING
-    logs.configure(args.log_format, verbose=args.verbose, level=level)
+    logs.configure(args.log_format or "text", verbose=args.verbose, level=level)
     return run(args)
 
 

@@ -51,7 +51,7 @@ def common_options() -> Parser:
     group.add_argument("--json", action="store_true", help="print one JSON object on stdout (keys: docs/cli.md)")
     group.add_argument("--verbose", action="store_true", help="log debug messages; show tracebacks of errors")
     group.add_argument(
-        "--log-format", choices=("text", "json"), default="text", help="form of the log lines on stderr (default: text)"
+        "--log-format", choices=("text", "json"), help="form of the log lines on stderr (default: text, or log.format)"
     )
     return common
 

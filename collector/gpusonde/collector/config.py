@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
+from gpusonde.service.listen import split_address
 from gpusonde.service.tls import is_loopback
 from gpusonde.settings import ConfigError, Configuration, LogConfig, option
 
@@ -136,6 +137,15 @@ class PredictionConfig:
 
 
 @dataclass(frozen=True)
+class MetricsConfig:
+    """``[metrics]``: what the collector says about itself."""
+
+    listen: str = option(
+        "text", "127.0.0.1:9434", "host:port of /metrics, /-/healthy and /-/ready over HTTP; empty: not served"
+    )
+
+
+@dataclass(frozen=True)
 class CollectorConfig(Configuration):
     """Everything the collector can be told."""
 
@@ -147,6 +157,7 @@ class CollectorConfig(Configuration):
     store: StoreConfig = field(default_factory=StoreConfig)
     runs: RunsConfig = field(default_factory=RunsConfig)
     prediction: PredictionConfig = field(default_factory=PredictionConfig)
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:
@@ -171,12 +182,17 @@ class CollectorConfig(Configuration):
         return Path.home() / ".local" / "state" / "gpusonde" / "collector"
 
 
+def _check_address(option_name: str, listen: str) -> None:
+    try:
+        split_address(listen)
+    except ValueError as error:
+        raise ConfigError(f"{option_name} {error}", field=option_name) from None
+
+
 def _check(config: CollectorConfig) -> None:
-    host, separator, port = config.server.listen.rpartition(":")
-    if not separator or not host or not port.isdigit() or int(port) > 65_535:
-        raise ConfigError(
-            f"server.listen {config.server.listen!r} is no address; write host:port, for example 0.0.0.0:7433"
-        )
+    if config.metrics.listen:
+        _check_address("metrics.listen", config.metrics.listen)
+    _check_address("server.listen", config.server.listen)
     if config.server.reflection not in ("loopback", "on", "off"):
         raise ConfigError(f"server.reflection {config.server.reflection!r} is unknown; use loopback, on or off")
     _check_security(config)

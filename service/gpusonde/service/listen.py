@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
-
 _HIGHEST_PORT = 65_535
 
 
@@ -20,14 +18,3 @@ def split_address(address: str) -> tuple[str, int]:
     if not host.strip("[]") or (":" in host and not bracketed):
         raise ValueError(f"{address!r} is no address; write host:port, an IPv6 host in brackets: [::1]:9000")
     return host.strip("[]"), int(port)
-
-
-def is_loopback(address: str) -> bool:
-    """Whether ``host:port`` can be reached from this host only."""
-    host = address.rpartition(":")[0].strip("[]")
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

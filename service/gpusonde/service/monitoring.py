@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 
 from gpusonde.service.endpoint import Endpoint
-from gpusonde.service.listen import is_loopback
+from gpusonde.service.tls.address import is_loopback
 
 log = logging.getLogger(__name__)
 

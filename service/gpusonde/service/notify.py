@@ -9,9 +9,11 @@ from collections.abc import Mapping
 
 log = logging.getLogger(__name__)
 
+_PATIENCE_S = 1.0
 
-def notify(state: str, environment: Mapping[str, str] = os.environ) -> None:
-    """Send one state of ``sd_notify(3)``, for example ``READY=1``; does nothing outside of systemd."""
+
+def notify(*states: str, environment: Mapping[str, str] = os.environ) -> None:
+    """Send states of ``sd_notify(3)`` in one message, for example ``READY=1``; does nothing outside of systemd."""
     address = environment.get("NOTIFY_SOCKET", "")
     if not address:
         return
@@ -19,6 +21,8 @@ def notify(state: str, environment: Mapping[str, str] = os.environ) -> None:
     path = "\0" + address[1:] if address.startswith("@") else address
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel:
-            channel.sendto(state.encode(), path)
+            # The event loop calls this: a manager that does not read must not stop it for long.
+            channel.settimeout(_PATIENCE_S)
+            channel.sendto("\n".join(states).encode(), path)
     except OSError as error:
-        log.warning("systemd cannot be told %s: %s", state, error.strerror)
+        log.warning("systemd cannot be told %s: %s", " ".join(states), error.strerror or error)

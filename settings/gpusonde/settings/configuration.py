@@ -12,6 +12,7 @@ from gpusonde.settings.layers import ConfigError, gather, option, options_of, se
 
 _C = TypeVar("_C", bound="Configuration")
 _LOG_LEVELS = ("debug", "info", "warning", "error")
+_LOG_FORMATS = ("text", "json")
 
 
 @dataclass(frozen=True)
@@ -19,15 +20,18 @@ class LogConfig:
     """``[log]``: what is said on stderr."""
 
     level: str = option("text", "info", "debug, info, warning or error")
+    format: str = option("text", "text", "text for people, or json: one object per line")
 
     def __post_init__(self) -> None:
-        """Check the level.
+        """Check the words.
 
         Raises:
-            ConfigError: It is none.
+            ConfigError: An unknown level or format.
         """
         if self.level not in _LOG_LEVELS:
             raise ConfigError(f"log.level {self.level!r} is unknown; use {', '.join(_LOG_LEVELS)}")
+        if self.format not in _LOG_FORMATS:
+            raise ConfigError(f"log.format {self.format!r} is unknown; use {' or '.join(_LOG_FORMATS)}")
 
 
 class Configuration:
@@ -57,9 +61,16 @@ class Configuration:
         Raises:
             ConfigError: Unknown keys, values without a unit or out of range, a file that cannot be read.
         """
-        values = gather(cls, path, environment, cls.environment_prefix, overrides)
+        values, origins = gather(cls, path, environment, cls.environment_prefix, overrides)
         sections = section_types(cls)
-        return cls(**{name: sections[name](**chosen) for name, chosen in values.items()})
+        try:
+            return cls(**{name: sections[name](**chosen) for name, chosen in values.items()})
+        except ConfigError as error:
+            # What checks find wrong, they name first; where it was set only this place knows.
+            key = error.field or str(error).partition(" ")[0]
+            if key not in origins:
+                raise
+            raise ConfigError(str(error), origin=origins[key], field=key) from error
 
     @classmethod
     def options(cls) -> dict[str, str]:

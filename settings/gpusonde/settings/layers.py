@@ -36,6 +36,8 @@ COMMAND_LINE = "command line"
 class ConfigError(ValueError):
     """A setting that cannot be used; the message names where it stands and what would be right.
 
+    What is raised by a check of a configuration class begins with the option as ``section.name``.
+
     Attributes:
         path: The configuration file at fault, or None.
         field: The option as ``section.name``, or the section; None when none is meant.
@@ -86,8 +88,11 @@ def gather(
     environment: Mapping[str, str],
     prefix: str,
     overrides: Mapping[str, str],
-) -> dict[str, dict[str, Any]]:
+) -> tuple[dict[str, dict[str, Any]], dict[str, str | Path]]:
     """Collect and convert all settings; later origins win: file, environment, command line.
+
+    Returns:
+        The values by section and field, and the origin of each by ``section.name``.
 
     Raises:
         ConfigError: An unknown key, a value of the wrong kind or without its unit, a file that cannot be read.
@@ -113,10 +118,12 @@ def gather(
             )
         settings.append(_setting(COMMAND_LINE, key, value))
     values: dict[str, dict[str, Any]] = {}
+    origins: dict[str, str | Path] = {}
     for setting in settings:
         entry = _find(config, setting)
         values.setdefault(setting.section, {})[entry.name] = _convert(setting, entry.metadata["kind"])
-    return values
+        origins[f"{setting.section}.{setting.name}"] = setting.origin
+    return values, origins
 
 
 def to_toml(config: Any) -> str:

@@ -139,6 +139,27 @@ class Spool:
             return sum(segment.size for segment in self._segments)
 
     @property
+    def max_bytes(self) -> int:
+        """Bound of all segments together."""
+        return self._max_bytes
+
+    def set_max_bytes(self, max_bytes: int) -> None:
+        """Change the bound; the next record that is appended keeps to it."""
+        with self._lock:
+            self._max_bytes = max_bytes
+            self._segment_bytes = max(1, min(self._segment_bytes, max_bytes // 8))
+
+    def written(self) -> list[tuple[int, float]]:
+        """Return the first sequence of each segment and about when it was written, as Unix time in seconds."""
+        with self._lock:
+            times = [segment.path.stat().st_mtime for segment in self._segments]
+            # A segment begins where the one before ends; of the first one only its own end is known.
+            return [
+                (segment.first_sequence, begun)
+                for segment, begun in zip(self._segments, [*times[:1], *times[:-1]], strict=True)
+            ]
+
+    @property
     def accepts_writes(self) -> bool:
         """False from a write that the disk refused until one that it takes."""
         return not self._disk_refuses

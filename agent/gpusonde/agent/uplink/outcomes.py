@@ -14,7 +14,7 @@ class ResendNeeded(SessionEnd):
 
 
 class Renewed(SessionEnd):
-    """Certificate, key, authority or token on disk have changed: connect with the new ones."""
+    """Certificate, key, authority, token or the settings have changed: connect with the new ones."""
 
 
 class Drained(SessionEnd):

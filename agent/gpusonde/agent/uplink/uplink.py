@@ -9,6 +9,7 @@ out.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -111,6 +112,22 @@ class Uplink:
         self._said = ""
         self._warned_of_plain_text = False
         self._hurried = False
+        self._changed = asyncio.Event()
+        self._open_session: Session | None = None
+
+    def configure(self, settings: UplinkSettings, security: ClientSecurity) -> None:
+        """Use other settings from now on; call it on the event loop.
+
+        A session under way ends in good order, an attempt or a wait at once. What was sent and not acknowledged is
+        settled by the next Hello, so nothing is lost or stored twice.
+        """
+        if (settings, security) == (self._settings, self._security):
+            return
+        self._settings, self._security = settings, security
+        self._target = settings.collector
+        self._changed.set()
+        if self._open_session is not None:
+            self._open_session.leave(Renewed(), _RENEWAL_GRACE_S)
 
     def notify(self) -> None:
         """Tell the uplink that records were committed; callable from any thread, before and after :meth:`run` too."""
@@ -132,7 +149,11 @@ class Uplink:
         until_s = loop.time() + delay_s
         before = self._fingerprint()
         while (left_s := until_s - loop.time()) > 0:
-            await asyncio.sleep(left_s if before == "" else min(left_s, self._settings.renewal_check_s))
+            with contextlib.suppress(asyncio.TimeoutError):
+                await within(
+                    self._changed.wait(), left_s if before == "" else min(left_s, self._settings.renewal_check_s)
+                )
+                return
             if before != "" and (now := self._fingerprint()) is not None and now != before:
                 return
 
@@ -150,6 +171,7 @@ class Uplink:
 
     async def _attempt(self) -> float:
         """Run one session; return the seconds to wait before the next."""
+        self._changed.clear()
         target = self._target
         # A target that a collector named is tried once; ours is the one to come back to.
         self._target = self._settings.collector
@@ -174,7 +196,7 @@ class Uplink:
         except ResendNeeded:
             return self._at_once()
         except Renewed:
-            self._say("renewed", logging.INFO, f"certificate or token have changed; connecting to {target} anew")
+            self._say(f"renewed {self._target}", logging.INFO, f"access has changed; connecting to {self._target} anew")
             return self._at_once()
         except Drained as drained:
             self._say(
@@ -208,13 +230,7 @@ class Uplink:
         )(metadata=access.metadata)
         try:
             first_available = self._spool.first_available_sequence
-            try:
-                ack = await within(self._greet(call, first_available), self._settings.hello_timeout_s)
-            except asyncio.TimeoutError:
-                raise SessionFailed(
-                    grpc.StatusCode.DEADLINE_EXCEEDED.name,
-                    f"no answer to Hello within {self._settings.hello_timeout_s:g} s",
-                ) from None
+            ack = await self._answer_to_hello(call, first_available)
             self._resume(ack, first_available, target)
             session = Session(
                 call,
@@ -227,10 +243,14 @@ class Uplink:
                 ack_timeout_s=self._settings.ack_timeout_s,
                 on_batch_interval=self._on_batch_interval,
             )
+            if self._changed.is_set():
+                raise Renewed
+            self._open_session = session
             watching = asyncio.ensure_future(self._watch_files(session, target, access))
             try:
                 await session.run()
             finally:
+                self._open_session = None
                 await end(watching)
         except SessionEnd:
             raise
@@ -264,6 +284,21 @@ class Uplink:
             if fresh.fingerprint != access.fingerprint:
                 session.leave(Renewed(), _RENEWAL_GRACE_S)
                 return
+
+    async def _answer_to_hello(self, call: SampleCall, first_available: int) -> ingest_pb2.HelloAck:
+        """Wait for it, but not for an address that is no longer the right one."""
+        greeting = asyncio.ensure_future(self._greet(call, first_available))
+        changed = asyncio.ensure_future(self._changed.wait())
+        limit_s = self._settings.hello_timeout_s
+        try:
+            await asyncio.wait({greeting, changed}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            if greeting.done():
+                return greeting.result()
+            if changed.done():
+                raise Renewed
+            raise SessionFailed(grpc.StatusCode.DEADLINE_EXCEEDED.name, f"no answer to Hello within {limit_s:g} s")
+        finally:
+            await end(greeting, changed)
 
     async def _greet(
         self,

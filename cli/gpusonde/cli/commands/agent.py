@@ -7,8 +7,14 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpusonde.cli import agent_doctor, logs, wording
-from gpusonde.cli.daemon import add_config_options, overrides_of, show_config, usage_errors_of_settings
+from gpusonde.cli import agent_doctor, wording
+from gpusonde.cli.daemon import (
+    add_config_options,
+    log_applier,
+    overrides_of,
+    show_config,
+    usage_errors_of_settings,
+)
 from gpusonde.cli.output import Output, Screen
 from gpusonde.cli.parsing import Parser, Subparsers, add_command, address, positive_number
 
@@ -63,6 +69,8 @@ def run(args: argparse.Namespace) -> int:
     if args.action == "doctor":
         return agent_doctor.run(args)
     from gpusonde.agent import AgentConfig, run_agent
+    from gpusonde.service import signals
+    from gpusonde.service.reload import ConfigSource
 
     flags = {
         "uplink.collector": args.collector,
@@ -73,12 +81,18 @@ def run(args: argparse.Namespace) -> int:
         "source.speed": None if args.speed is None else repr(args.speed),
         "source.keep_time": "true" if args.keep_time else None,
     }
+    overrides = overrides_of(args, flags)
+
+    def load() -> AgentConfig:
+        return AgentConfig.load(args.config, environment=os.environ, overrides=overrides)
+
     with usage_errors_of_settings():
-        config = AgentConfig.load(args.config, environment=os.environ, overrides=overrides_of(args, flags))
+        config = load()
     if args.check_config or args.print_config:
         return show_config(args, config.to_toml())
-    if not args.verbose:
-        logs.set_level(config.log.level)
+    signals.ignore_hangups()
+    apply_log = log_applier(args)
+    apply_log(config.log)
     output = Output(as_json=args.json)
     is_replay = config.source.kind == "replay"
     with output.progress("replaying", total=1.0) if is_replay else output.progress("sampling") as show:
@@ -87,7 +101,12 @@ def run(args: argparse.Namespace) -> int:
             if counters.source_progress is not None:
                 show(counters.source_progress)
 
-        report = run_agent(config, exit_when_acked=is_replay, on_progress=on_progress)
+        report = run_agent(
+            config,
+            exit_when_acked=is_replay,
+            on_progress=on_progress,
+            config_source=ConfigSource(load, apply_log),
+        )
     output.result(report_payload(report), lambda screen: _render(screen, report))
     return 0 if report.drained or not is_replay else 1
 

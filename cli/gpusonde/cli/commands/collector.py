@@ -6,8 +6,13 @@ import argparse
 import os
 from typing import TYPE_CHECKING
 
-from gpusonde.cli import logs
-from gpusonde.cli.daemon import add_config_options, overrides_of, show_config, usage_errors_of_settings
+from gpusonde.cli.daemon import (
+    add_config_options,
+    log_applier,
+    overrides_of,
+    show_config,
+    usage_errors_of_settings,
+)
 from gpusonde.cli.output import Output, Screen
 from gpusonde.cli.parsing import DEFAULT_COLLECTOR, Parser, Subparsers, add_command
 
@@ -45,9 +50,11 @@ def run(args: argparse.Namespace) -> int:
     if args.check_config or args.print_config:
         return show_config(args, config.to_toml())
     from gpusonde.collector import run_collector
+    from gpusonde.service import signals
 
-    if not args.verbose:
-        logs.set_level(config.log.level)
+    signals.ignore_hangups()
+    apply_log = log_applier(args)
+    apply_log(config.log)
     report = run_collector(config)
     counts = [{"name": name, "count": count} for name, count in report.counts.items()]
     Output(as_json=args.json).result(

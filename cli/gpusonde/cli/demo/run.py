@@ -31,6 +31,8 @@ from gpusonde.collector.answers import RunInfo
 from gpusonde.collector.client import Client
 from gpusonde.telemetry import FloatArray, Trace, read_traces
 
+# Both daemons are the demo's own: no address of this host's is taken for their metrics.
+_UNSEEN = ("--set", "metrics.listen=")
 _START_TIMEOUT_S = 60.0
 _TRACKED_TIMEOUT_S = 60.0
 # The collector looks for runs twice a second, but a busy host may make it wait. Nobody waits for the end of the long
@@ -110,7 +112,9 @@ class _Demo:
     def start_collector(self) -> None:
         """Start the collector on a free port and connect to it."""
         store = self._directory / "store"
-        collector = Child("collector", ["collector", "--listen", "127.0.0.1:0", "--store", str(store)], self._directory)
+        collector = Child(
+            "collector", ["collector", "--listen", "127.0.0.1:0", "--store", str(store), *_UNSEEN], self._directory
+        )
         self._stack.callback(collector.stop)
         collector.start()
         with self._output.progress("starting the collector"):
@@ -208,7 +212,7 @@ class _Demo:
         spool = str(self._directory / f"{name}-spool")
         agent = Child(
             name,
-            ["agent", "--json", "--collector", self._address, "--spool", spool, "--id", name, *arguments],
+            ["agent", "--json", "--collector", self._address, "--spool", spool, "--id", name, *_UNSEEN, *arguments],
             self._directory,
         )
         # Stopped before the collector: the stack unwinds backwards.

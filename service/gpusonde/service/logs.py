@@ -40,13 +40,23 @@ class TextFormatter(logging.Formatter):
 def configure(log_format: str, *, verbose: bool, level: int, stream: TextIO | None = None) -> None:
     """Send log records of ``level`` and above to ``stream``, stderr by default; our own from DEBUG when verbose."""
     handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
+    handler.setFormatter(_formatter(log_format))
     root = logging.getLogger()
     for old in list(root.handlers):
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(level)
     logging.getLogger("gpusonde").setLevel(logging.DEBUG if verbose else level)
+
+
+def set_format(name: str) -> None:
+    """Change the form of the lines.
+
+    Args:
+        name: ``text`` or ``json``.
+    """
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(_formatter(name))
 
 
 def set_level(name: str) -> None:
@@ -56,3 +66,7 @@ def set_level(name: str) -> None:
         name: ``debug``, ``info``, ``warning`` or ``error``.
     """
     logging.getLogger("gpusonde").setLevel(name.upper())
+
+
+def _formatter(name: str) -> logging.Formatter:
+    return JsonFormatter() if name == "json" else TextFormatter()
