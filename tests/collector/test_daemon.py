@@ -2,7 +2,6 @@
 
 import logging
 import shutil
-import socket
 import subprocess
 from pathlib import Path
 
@@ -15,22 +14,12 @@ from gpusonde.collector.client import Client
 from gpusonde.collector.server import AddressInUseError
 from gpusonde.epoch_detect import detect
 from gpusonde.predictor.crossgpu import ModelFileError
-from gpusonde.service.notify import notify
 from gpusonde.service.tls import is_loopback
 from gpusonde.telemetry import read_trace
 
 OPEN_TO_ALL = {"security__plaintext": "anywhere", "security__anonymous": "anywhere"}
 DEMO_TRACE = Path(__file__).parents[1] / "data" / "demo_trace.parquet"
 UNIT = Path(__file__).parents[2] / "deploy" / "systemd" / "gpusonde-collector.service"
-
-
-def test_systemd_hears_of_the_state(tmp_path):
-    path = str(tmp_path / "notify")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
-        channel.bind(path)
-        notify("READY=1", {"NOTIFY_SOCKET": path})
-        assert channel.recv(100) == b"READY=1"
-    notify("READY=1", {})
 
 
 def test_the_address_is_in_a_file_while_the_collector_serves(tmp_path):
