@@ -46,7 +46,7 @@ def test_the_shipped_file_shows_every_option_with_its_default():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[store]\nsegment_intervall = 1\n", "unknown key store.segment_intervall; [store] has directory"),
+        ("[store]\nsegment_intervall = 1\n", "unknown key store.segment_intervall; [store] has engine"),
         ("[shop]\n", None),
         ("[shop]\nx = 1\n", "unknown section [shop]; known are server"),
         ("x = 1\n", "x stands outside a section"),
@@ -75,6 +75,14 @@ def test_the_shipped_file_shows_every_option_with_its_default():
         ("[runs]\nactivity_threshold = 2\n", "is a ratio"),
         ('[runs]\nheld_end = "1s"\n', "is shorter than runs.idle_end"),
         ('[store]\nraw_retention = "10m"\n', "store.raw_retention is shorter than an hour; use 0s"),
+        ('[store]\nengine = "sqlite"\n', "use local or clickhouse"),
+        ('[store]\nengine = "clickhouse"\n', "clickhouse.url '' is no address; write https://host:8443"),
+        (
+            '[store]\nengine = "clickhouse"\n[clickhouse]\nurl = "http://h:1"\ndatabase = "a; DROP"\n',
+            "'a; DROP' is no name",
+        ),
+        ('[clickhouse]\ntls_key = "x"\n', "come together"),
+        ('[clickhouse]\ninsert_interval = "1m"\n', "clickhouse.insert_interval is out of its range"),
         ("[store]\ncompact_share = 0\n", "store.compact_share is out of its range"),
         ("not toml", "not TOML"),
     ],

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
+from gpusonde.collector.storage.clickhouse import DATABASE_NAME
 from gpusonde.service.listen import split_address
 from gpusonde.service.tls import is_loopback
 from gpusonde.settings import ConfigError, Configuration, LogConfig, option
@@ -85,8 +86,9 @@ class IngestConfig:
 
 @dataclass(frozen=True)
 class StoreConfig:
-    """``[store]``: where and how samples are kept."""
+    """``[store]``: where and how samples are kept; sizes, segments and compaction are about the local engine."""
 
+    engine: str = option("text", "local", "local: the data directory of this host; clickhouse: the database below")
     directory: str = option("text", "", "data directory; empty: ~/.local/state/gpusonde/collector")
     segment_interval_s: float = option("duration", 60.0, "age at which samples move from the log to a Parquet segment")
     segment_bytes: int = option("size", 128 << 20, "size in memory at which they do so earlier")
@@ -105,6 +107,26 @@ class StoreConfig:
     second_retention_s: float = option("duration", 90 * 86_400.0, "the same for averages over seconds")
     second_max_bytes: int = option("size", 0, "the same for the size of the averages")
     keep_free_bytes: int = option("size", 0, "free disk space for which the oldest ticks are deleted; 0B: never")
+
+
+@dataclass(frozen=True)
+class ClickHouseConfig:
+    """``[clickhouse]``: the database, with store.engine = "clickhouse"; store.*_retention hold there too."""
+
+    url: str = option("text", "", "https://host:8443 or http://host:8123; chdb:///directory runs it in this process")
+    database: str = option("text", "gpusonde", "name of the database")
+    user: str = option("text", "default", "user")
+    password_file: str = option("text", "", "file with the user's password; empty: none")
+    tls_ca: str = option("text", "", "PEM file with the authority of the server's certificate; empty: the system's")
+    tls_certificate: str = option("text", "", "PEM file with the certificate that is shown to the server; empty: none")
+    tls_key: str = option("text", "", "PEM file with the certificate's key, not encrypted")
+    create_schema: bool = option("switch", True, "make and upgrade the tables; without, they are only checked")
+    insert_interval_s: float = option(
+        "duration", 1.0, "time between inserts, in place of ingest.commit_interval; acknowledgements wait for one"
+    )
+    connect_timeout_s: float = option("duration", 10.0, "time to reach the server")
+    timeout_s: float = option("duration", 60.0, "time for one statement")
+    tail_bytes: int = option("size", 256 << 20, "memory for the records of the last minutes, which tracking reads")
 
 
 @dataclass(frozen=True)
@@ -155,6 +177,7 @@ class CollectorConfig(Configuration):
     security: SecurityConfig = field(default_factory=SecurityConfig)
     ingest: IngestConfig = field(default_factory=IngestConfig)
     store: StoreConfig = field(default_factory=StoreConfig)
+    clickhouse: ClickHouseConfig = field(default_factory=ClickHouseConfig)
     runs: RunsConfig = field(default_factory=RunsConfig)
     prediction: PredictionConfig = field(default_factory=PredictionConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
@@ -196,6 +219,7 @@ def _check(config: CollectorConfig) -> None:
     if config.server.reflection not in ("loopback", "on", "off"):
         raise ConfigError(f"server.reflection {config.server.reflection!r} is unknown; use loopback, on or off")
     _check_security(config)
+    _check_clickhouse(config)
     if not 0.0 <= config.runs.activity_threshold < 1.0:
         raise ConfigError("runs.activity_threshold is a ratio: at least 0, less than 1")
     if config.ingest.max_record_bytes < 1 << 16 or config.ingest.max_record_bytes > 1 << 26:
@@ -219,6 +243,10 @@ def _check(config: CollectorConfig) -> None:
         "store.segment_bytes": (config.store.segment_bytes, 1 << 16, 1 << 34),
         "store.compact_after": (config.store.compact_after_s, 0.0, 86_400.0),
         "store.compact_share": (config.store.compact_share, 0.01, 1.0),
+        "clickhouse.insert_interval": (config.clickhouse.insert_interval_s, 0.01, 10.0),
+        "clickhouse.connect_timeout": (config.clickhouse.connect_timeout_s, 0.1, 600.0),
+        "clickhouse.timeout": (config.clickhouse.timeout_s, 1.0, 3600.0),
+        "clickhouse.tail_bytes": (config.clickhouse.tail_bytes, 1 << 20, 1 << 36),
         "runs.idle_end": (config.runs.idle_end_s, 1.0, 86_400.0),
         "runs.gap_end": (config.runs.gap_end_s, 1.0, 86_400.0),
         "runs.track_interval": (config.runs.track_interval_s, 0.01, 60.0),
@@ -236,6 +264,23 @@ def _check(config: CollectorConfig) -> None:
             raise ConfigError(f"store.{name}_retention is shorter than an hour; use 0s to keep for ever")
     if config.store.memory_bytes < config.store.segment_bytes:
         raise ConfigError("store.memory_bytes is smaller than store.segment_bytes; use at least the same")
+
+
+def _check_clickhouse(config: CollectorConfig) -> None:
+    if config.store.engine not in ("local", "clickhouse"):
+        raise ConfigError(f"store.engine {config.store.engine!r} is unknown; use local or clickhouse")
+    clickhouse = config.clickhouse
+    if bool(clickhouse.tls_certificate) != bool(clickhouse.tls_key):
+        raise ConfigError("clickhouse.tls_certificate and clickhouse.tls_key come together; give both or none")
+    if config.store.engine == "local":
+        return
+    if not clickhouse.url.startswith(("http://", "https://", "chdb:///")):
+        raise ConfigError(
+            f"clickhouse.url {clickhouse.url!r} is no address; write https://host:8443, http://host:8123 or"
+            " chdb:///directory"
+        )
+    if not DATABASE_NAME.fullmatch(clickhouse.database):
+        raise ConfigError(f"clickhouse.database {clickhouse.database!r} is no name: letters, digits and _, at most 63")
 
 
 def _check_security(config: CollectorConfig) -> None:

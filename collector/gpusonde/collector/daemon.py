@@ -18,6 +18,7 @@ from pathlib import Path
 
 from gpusonde.catalog import load_gpus
 from gpusonde.collector.config import CollectorConfig
+from gpusonde.collector.engines import make_engine
 from gpusonde.collector.ingest.agents import Agents
 from gpusonde.collector.ingest.committer import Committer
 from gpusonde.collector.ingest.gate import Gate
@@ -29,13 +30,9 @@ from gpusonde.collector.query.service import QueryService
 from gpusonde.collector.records.limits import Limits
 from gpusonde.collector.security.access import Access, pace_options
 from gpusonde.collector.server import Health, bind, build_server
-from gpusonde.collector.storage.compaction.compactor import CompactionOptions
-from gpusonde.collector.storage.compaction.maintenance import MaintenanceOptions
-from gpusonde.collector.storage.compaction.retention import RetentionOptions, TierLimits
 from gpusonde.collector.storage.disk.files import FileLayer
+from gpusonde.collector.storage.engine import Engine
 from gpusonde.collector.storage.errors import StoreError
-from gpusonde.collector.storage.local import LocalStore, StoreOptions
-from gpusonde.collector.storage.tables.results import Results
 from gpusonde.collector.tracking.epochs import TrackerFactory
 from gpusonde.collector.tracking.follower import GpuFollower
 from gpusonde.collector.tracking.follower_state import FollowerState
@@ -44,7 +41,6 @@ from gpusonde.collector.tracking.run_state import Resume
 from gpusonde.collector.tracking.runs import RunPolicy
 from gpusonde.collector.tracking.state_keeper import StateKeeper, StateOptions
 from gpusonde.collector.tracking.summaries import EpochSummaries
-from gpusonde.collector.upkeep import look_after
 from gpusonde.epoch_detect import EpochTracker
 from gpusonde.predictor.crossgpu import LatencyModel
 from gpusonde.predictor.crossgpu.learning.versions import MODELS, ModelInService, ModelVersions
@@ -54,7 +50,6 @@ from gpusonde.service.tls import is_loopback
 
 _LOG = logging.getLogger(__name__)
 _ADDRESS_FILE = "address"
-_MOST_SEAL_CHECK_S = 1.0
 _POLL_S = 0.05
 _READERS = 512  # connections beside those of agents
 _OWN_FILES = 256  # log, segments being read, catalogue, libraries
@@ -100,13 +95,13 @@ def run_collector(
         TlsError: Certificate, key, authority or tokens cannot be used.
         ModelFileError: The configured model cannot be used.
     """
-    store = LocalStore(config.directory, _store_options(config), files=files)
-    store.open()
+    engine = make_engine(config, files)
+    engine.open()
     try:
         with _executors("commit", "seal", "track", "query", "control", "maintain") as executors:
-            return asyncio.run(_Collector(config, store, executors, make_tracker).run(stop, on_ready))
+            return asyncio.run(_Collector(config, engine, executors, make_tracker).run(stop, on_ready))
     finally:
-        store.close()
+        engine.close()
 
 
 class _Collector:
@@ -115,16 +110,17 @@ class _Collector:
     def __init__(
         self,
         config: CollectorConfig,
-        store: LocalStore,
+        engine: Engine,
         executors: dict[str, Executor],
         make_tracker: TrackerFactory,
     ) -> None:
         self._config = config
-        self._store = store
+        self._engine = engine
+        self._store = store = engine.store
         self._executors = executors
         self._counts: Counter[str] = Counter()
         self._access = Access(config)
-        results = Results(store.database)
+        results = engine.results
         ingest = config.ingest
         control = executors["control"]
         self._health = Health()
@@ -132,7 +128,7 @@ class _Collector:
         self._gate = Gate(store, control, ingest.probe_interval_s, self._gate_changed)
         pace = pace_options(config)
         self._agents = Agents(store, control, ingest.max_agents, ingest.identity_hold_s, time.monotonic, pace)
-        self._committer = Committer(store, executors["commit"], ingest.commit_interval_s, self._gate.store_failed)
+        self._committer = Committer(store, executors["commit"], engine.commit_interval_s, self._gate.store_failed)
         limits = Limits(
             record_bytes=ingest.max_record_bytes,
             agents=ingest.max_agents,
@@ -147,7 +143,7 @@ class _Collector:
             self._gate,
             control,
             self._access.guard,
-            Pressure(pace, lambda: self._committer.lag_s, lambda: self._committer.waiting_bytes, store.memory_share),
+            Pressure(pace, lambda: self._committer.lag_s, lambda: self._committer.waiting_bytes, engine.memory_share),
             limits,
             StreamOptions(
                 collector_id=config.server.id or socket.gethostname(),
@@ -167,7 +163,7 @@ class _Collector:
             follow,
             EpochSummaries(store, results),
             StateKeeper(
-                store.tracking_states,
+                engine.states,
                 store,
                 results,
                 StateOptions(interval_s=config.runs.state_interval_s, shutdown_s=config.server.drain_grace_s),
@@ -193,7 +189,8 @@ class _Collector:
             self._agents.restore(self._store.agents())
             if self._config.runs.track:
                 self._store.subscribe(self._pipeline.touch)
-                self._pipeline.restore([(gpu.agent_id, gpu.gpu_uuid) for gpu in self._store.gpus()])
+                self._engine.subscribe_to_owners(self._pipeline.forget)
+                self._pipeline.restore(self._engine.followed())
             listen = self._config.server.listen
             reflect = self._config.server.reflection
             server = build_server(
@@ -211,8 +208,7 @@ class _Collector:
             committing = asyncio.ensure_future(self._committer.run())
             others = [
                 asyncio.ensure_future(self._gate.run()),
-                asyncio.ensure_future(self._seal_for_ever()),
-                asyncio.ensure_future(look_after(self._store.maintenance, self._executors["maintain"])),
+                *map(asyncio.ensure_future, self._engine.background(self._executors)),
                 asyncio.ensure_future(self._access.watch_streams(self._ingest)),
             ]
             if self._config.runs.track:
@@ -221,7 +217,7 @@ class _Collector:
             await self._health.set_ingest(True)
             await self._health.set_query(True)
             _replace(address_file, address)
-            _LOG.info("collecting on %s into %s", address, self._store.directory)
+            _LOG.info("collecting on %s into %s", address, self._engine.place)
             notify("READY=1")
             if on_ready:
                 on_ready(address)
@@ -258,26 +254,14 @@ class _Collector:
         return most
 
     async def _finish(self) -> None:
-        """Bring runs up to date and turn the log into a segment, so that the next start is quick."""
+        """Bring runs up to date and have the engine do what makes the next start quick."""
         loop = asyncio.get_running_loop()
         if self._config.runs.track:
             await loop.run_in_executor(self._executors["track"], self._pipeline.finish)
         try:
-            await loop.run_in_executor(self._executors["seal"], self._store.seal)
+            await loop.run_in_executor(self._executors["seal"], self._engine.finish)
         except StoreError as error:
             _LOG.error("the log stays as it is, the next start reads it: %s", error)
-
-    async def _seal_for_ever(self) -> None:
-        pause_s = min(self._config.store.segment_interval_s / 4, _MOST_SEAL_CHECK_S)
-        while True:
-            await asyncio.sleep(pause_s)
-            try:
-                await asyncio.shield(
-                    asyncio.get_running_loop().run_in_executor(self._executors["seal"], self._store.seal_if_due)
-                )
-            except StoreError as error:
-                # Samples stay in the log and in memory; ingest stops by itself when that gets too much.
-                _LOG.error("no segment could be written: %s", error)
 
     def _gate_changed(self, serving: bool) -> None:
         task = asyncio.ensure_future(self._health.set_ingest(serving))
@@ -287,7 +271,7 @@ class _Collector:
 
     @contextlib.contextmanager
     def _address_file(self) -> Iterator[Path]:
-        path = self._store.directory / _ADDRESS_FILE
+        path = self._config.directory / _ADDRESS_FILE
         path.unlink(missing_ok=True)
         try:
             yield path
@@ -336,27 +320,6 @@ def _replace(path: Path, text: str) -> None:
     temporary = path.with_suffix(".tmp")
     temporary.write_text(text + "\n")
     temporary.rename(path)
-
-
-def _store_options(config: CollectorConfig) -> StoreOptions:
-    store = config.store
-    return StoreOptions(
-        segment_interval_s=store.segment_interval_s,
-        segment_bytes=store.segment_bytes,
-        memory_bytes=store.memory_bytes,
-        reserve_bytes=store.reserve_bytes,
-        cache_bytes=store.cache_bytes,
-        maintenance=MaintenanceOptions(
-            enabled=store.compact,
-            share=store.compact_share,
-            compaction=CompactionOptions(delay_s=store.compact_after_s),
-            retention=RetentionOptions(
-                raw=TierLimits(store.raw_retention_s, store.raw_max_bytes),
-                second=TierLimits(store.second_retention_s, store.second_max_bytes),
-                free_bytes=store.keep_free_bytes,
-            ),
-        ),
-    )
 
 
 def _run_policy(config: CollectorConfig) -> RunPolicy:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
+from typing import Any, Protocol
 
 from gpusonde.collector.records.model import Position
+from gpusonde.collector.storage.counters import StoreCounters
+from gpusonde.collector.storage.store import Store
 from gpusonde.collector.storage.tables.results import EpochRow, RunRow, RunUpdate, SummaryRow
 
 
@@ -100,3 +103,56 @@ class StateStore(Protocol):
         Raises:
             StoreError: Something cannot be removed.
         """
+
+
+# Called with agents about which this collector's memory is no longer right; may be called from any thread.
+OwnersListener = Callable[[frozenset[str]], None]
+
+
+class Engine(Protocol):
+    """One way to keep all of it.
+
+    Attributes:
+        store: Samples and facts.
+        results: Runs and epochs.
+        states: What tracking knows of open runs.
+        counters: What the engine has done.
+        place: Where it keeps things, for a human reader.
+        commit_interval_s: How long the first record of a group waits for others.
+    """
+
+    store: Store
+    results: ResultStore
+    states: StateStore
+    counters: StoreCounters
+    place: str
+    commit_interval_s: float
+
+    def open(self) -> None:
+        """Get ready.
+
+        Raises:
+            StoreError: The store cannot be used.
+        """
+
+    def close(self) -> None:
+        """Let go; everything appended is durable already."""
+
+    def memory_share(self) -> float:
+        """Return the share of the memory for samples that is in use; at 1 nothing is taken any more."""
+
+    def finish(self) -> None:
+        """Do what makes the next start quick.
+
+        Raises:
+            StoreError: It cannot be done, which costs time and nothing else.
+        """
+
+    def background(self, executors: Mapping[str, Executor]) -> Sequence[Coroutine[Any, Any, None]]:
+        """Return what has to be done for as long as the collector runs; each ends by being cancelled."""
+
+    def followed(self) -> list[tuple[str, str]]:
+        """Return the (agent, GPU) pairs whose runs this collector follows."""
+
+    def subscribe_to_owners(self, listener: OwnersListener) -> None:
+        """Have ``listener`` called when agents come from another collector or go to one."""

@@ -86,6 +86,7 @@ class EpochPipeline:
         self._summarise_from = 0.0
         self._deadline: float | None = None
         self._touched: set[_Key] = set()
+        self._forgotten: set[str] = set()
         self._lock = threading.Lock()
         self._wake: Callable[[], None] | None = None
 
@@ -102,6 +103,15 @@ class EpochPipeline:
             self._touched |= keys
         if self._wake:
             self._wake()
+
+    def forget(self, agents: frozenset[str]) -> None:
+        """Drop what is known of agents that another collector has followed, or does now; may be called from any thread.
+
+        Their next records, should they come here, are followed from where the catalogue then says.
+        """
+        with self._lock:
+            self._forgotten |= agents
+            self._touched = {key for key in self._touched if key[0] not in agents}
 
     async def run(self) -> None:
         """Work until cancelled; a round that is under way is finished first."""
@@ -125,6 +135,8 @@ class EpochPipeline:
     def round(self) -> None:
         """Track what is new and store what has changed."""
         began_at = self._clock()
+        if not self._drop_forgotten():
+            return
         with self._lock:
             touched, self._touched = self._touched, set()
         for key in touched - self._broken:
@@ -151,6 +163,27 @@ class EpochPipeline:
         self.round()
         if self._save():
             self._states.keep_all(self._followers)
+
+    def _drop_forgotten(self) -> bool:
+        """Return whether it is known where tracking of every agent begins."""
+        with self._lock:
+            agents, self._forgotten = self._forgotten, set()
+        if not agents:
+            return True
+        for key in [key for key in {*self._followers, *self._heard_at, *self._broken} if key[0] in agents]:
+            self._drop(key)
+            self._heard_at.pop(key, None)
+            self._broken.discard(key)
+            self._states.let_go(key)
+        self._pending = [update for update in self._pending if update.run.agent_id not in agents]
+        try:
+            self._resumes = {key: Resume(*stored) for key, stored in self._results.resumes().items()}
+        except StoreError as error:
+            with self._lock:
+                self._forgotten |= agents
+            _LOG.error("where tracking of agents from another collector begins cannot be read now: %s", error)
+            return False
+        return True
 
     def _is_late(self) -> bool:
         return self._deadline is not None and self._clock() >= self._deadline

@@ -141,6 +141,12 @@ class StateKeeper:
         self._changed.discard(key)
         self._remove(key)
 
+    def let_go(self, key: Key) -> None:
+        """Forget a GPU whose state is another collector's from now on."""
+        self._changed.discard(key)
+        self._due.pop(key, None)
+        self._stored.discard(key)
+
     def keep(self, followers: Mapping[Key, Stateful]) -> None:
         """Store the states that are due; call it when the catalogue has what the followers know."""
         now = self._clock()

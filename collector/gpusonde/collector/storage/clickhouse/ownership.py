@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from gpusonde.collector.storage.engine import OwnersListener
+
 _NS_PER_MS = 1_000_000
 # Milliseconds since 1970 fit until the year 2109; 2^21 changes of collector are one every half minute for two years.
 _TERM_SHIFT = 42
@@ -37,8 +39,13 @@ class Ownership:
         self.collector = collector
         self._wall_clock_ns = wall_clock_ns
         self._terms: dict[str, int] = {}
+        self._listeners: list[OwnersListener] = []
         self._last_ms = 0
         self._lock = threading.Lock()
+
+    def subscribe(self, listener: OwnersListener) -> None:
+        """Have ``listener`` called with agents that come from another collector or have gone to one."""
+        self._listeners.append(listener)
 
     def restore(self, owners: Mapping[str, Owner]) -> None:
         """Go on with the agents that greeted this collector last, before it was started anew."""
@@ -51,6 +58,8 @@ class Ownership:
         term = 1 if before is None else before.term if same else before.term + 1
         with self._lock:
             self._terms[agent_id] = term
+        if not same:
+            self._tell(frozenset([agent_id]))
         return Owner(self.collector, term)
 
     def lose(self, owners: Mapping[str, Owner]) -> frozenset[str]:
@@ -63,7 +72,13 @@ class Ownership:
             )
             for agent in lost:
                 del self._terms[agent]
+        if lost:
+            self._tell(lost)
         return lost
+
+    def _tell(self, agents: frozenset[str]) -> None:
+        for listener in self._listeners:
+            listener(agents)
 
     def owned(self) -> frozenset[str]:
         """Return the agents of this collector."""

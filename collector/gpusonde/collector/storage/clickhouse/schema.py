@@ -28,11 +28,11 @@ _RECEIVED = "received DateTime('UTC') CODEC(Delta, ZSTD(1))"
 
 @dataclass(frozen=True)
 class Retention:
-    """For how long samples are kept, counted from their receipt.
+    """For how long samples are kept, counted from their receipt; 0 means for ever.
 
     Attributes:
         raw_s: Every tick.
-        second_s: Aggregates over a second.
+        second_s: Averages over a second.
     """
 
     raw_s: int = 14 * 86_400
@@ -67,14 +67,16 @@ class _Table:
             parts.append(f"PARTITION BY {self.partition_by}")
         parts.append(f"ORDER BY ({self.order_by})")
         if self.lifetime:
-            parts.append(self.lifetime_clause(retention))
             settings += ", ttl_only_drop_parts = 1"
+            if clause := self.lifetime_clause(retention):
+                parts.append(clause)
         parts.append(f"SETTINGS {settings}")
         return "\n".join(parts)
 
     def lifetime_clause(self, retention: Retention) -> str:
-        """Return the clause that says when rows go."""
-        return f"TTL received + toIntervalSecond({getattr(retention, self.lifetime)})"
+        """Return the clause that says when rows go; empty for never."""
+        seconds = getattr(retention, self.lifetime)
+        return f"TTL received + toIntervalSecond({seconds})" if seconds else ""
 
 
 def _type(metric: Metric) -> str:
@@ -364,5 +366,7 @@ def _changes(sql: Sql, database: str, known: dict[str, set[str]], retention: Ret
     for table in _TABLES:
         if table.lifetime and table.name in engines:
             clause = table.lifetime_clause(retention)
-            if clause not in engines[table.name]:
+            if clause and clause not in engines[table.name]:
                 yield f"ALTER TABLE {table.name} MODIFY {clause}"
+            elif not clause and " TTL " in engines[table.name]:
+                yield f"ALTER TABLE {table.name} REMOVE TTL"

@@ -6,7 +6,6 @@ of a statement; names of tables and columns come from the schema and the metric 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,11 +14,11 @@ from urllib.parse import urlsplit
 
 import pyarrow as pa
 
+from gpusonde.collector.storage.clickhouse import DATABASE_NAME
 from gpusonde.collector.storage.errors import StoreError, StoreFullError
 
 Parameters = Mapping[str, int | str | Sequence[int] | Sequence[str]]
 
-_DATABASE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 _SCHEMES = ("http", "https", "chdb")
 # NOT_ENOUGH_SPACE and CANNOT_WRITE_TO_FILE_DESCRIPTOR, which is what a full disk looks like in the middle of a part.
 _FULL = (243, 75)
@@ -87,7 +86,7 @@ class Connection:
         """
         if urlsplit(self.url).scheme not in _SCHEMES:
             raise ValueError(f"{self.url!r} is no address of ClickHouse; write https://host:8443 or http://host:8123")
-        if not _DATABASE_NAME.fullmatch(self.database):
+        if not DATABASE_NAME.fullmatch(self.database):
             raise ValueError(f"{self.database!r} cannot name a database: letters, digits and _, at most 63")
 
 

@@ -19,6 +19,7 @@ from gpusonde.collector.storage.clickhouse.reader import Reader
 from gpusonde.collector.storage.clickhouse.schema import Retention, prepare
 from gpusonde.collector.storage.clickhouse.sql import Sql
 from gpusonde.collector.storage.clickhouse.tail import Tail
+from gpusonde.collector.storage.counters import StoreCounters
 from gpusonde.collector.storage.samples import Samples
 from gpusonde.collector.storage.store import Incoming, Listener
 from gpusonde.collector.storage.tables.facts import AgentRow, GpuRow, LossRow, RejectionRow
@@ -58,7 +59,8 @@ class ClickHouseStore:
         ownership: Which agents are this collector's.
         options: How.
         wall_clock_ns: Unix time in nanoseconds.
-        monotonic_clock: Seconds, for the age of what is in memory.
+        monotonic_clock: Seconds, for the age of what is in memory and the length of inserts.
+        counters: Told what the store does.
     """
 
     def __init__(
@@ -69,7 +71,10 @@ class ClickHouseStore:
         *,
         wall_clock_ns: Callable[[], int] = time.time_ns,
         monotonic_clock: Callable[[], float] = time.monotonic,
+        counters: StoreCounters | None = None,
     ) -> None:
+        self.counters = counters or StoreCounters()
+        self._monotonic_clock = monotonic_clock
         self._sql = sql
         self._ownership = ownership
         self._options = options or ClickHouseOptions()
@@ -111,12 +116,14 @@ class ClickHouseStore:
             fresh, rows = self._news(records)
             if not fresh:
                 return len(records)
+            began_at = self._monotonic_clock()
             for table, facts in rows.facts.items():
                 if facts:
                     self._sql.insert(table, fact_table(facts))
             if rows.blocks:
                 self._sql.insert("samples", sample_table(rows.blocks))
             self._sql.insert("progress", progress_table(rows.reached))
+            self.counters.on_log_sync(self._monotonic_clock() - began_at)
             gpus = self._tail.add([(position, incoming.decoded) for position, incoming in fresh])
             with self._lock:
                 self._durable.update(rows.reached)
@@ -193,6 +200,17 @@ class ClickHouseStore:
             # Asked anew at every greeting: another collector may have taken records meanwhile.
             spool = self._begin_spool(agent.agent_id, agent.spool_id, agent.start_unix_nano)
             return self._durable[spool]
+
+    def check_owners(self) -> frozenset[str]:
+        """Look which agents have greeted another collector meanwhile and return those."""
+        return self._ownership.lose(self._facts.owners())
+
+    def followed(self) -> list[tuple[str, str]]:
+        """Return the (agent, GPU) pairs that are not another collector's."""
+        others = {
+            agent for agent, owner in self._facts.owners().items() if owner.collector != self._ownership.collector
+        }
+        return [(gpu.agent_id, gpu.gpu_uuid) for gpu in self._facts.gpus() if gpu.agent_id not in others]
 
     def subscribe(self, listener: Listener) -> None:
         """See ``Store.subscribe``."""
