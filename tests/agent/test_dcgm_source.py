@@ -173,7 +173,7 @@ def test_gpu_models_of_one_host_are_watched_apart(dcgm_host):
 )
 @pytest.mark.parametrize("function", ["dcgmProfGetSupportedMetricGroups", "profiling watch"])
 def test_refused_profiling_leaves_the_plain_metrics_and_says_what_to_do(dcgm_host, function, code, reason, advice):
-    dcgm_host.engine.refused = {function: code}
+    dcgm_host.engine.refused = {function: code, "profiling watch": code}
     source = dcgm_host.source()
     inventory = dcgm_host.open(source)
     refusals = " ".join(source.refusals)
@@ -199,7 +199,8 @@ def test_a_recording_holds_the_waveform(tmp_path):
     # The profiling watch begins a little after the other one, so the first ticks may lack its values.
     for time_s, value in zip(trace.time_s[2:], trace.values["sm_active"][2:], strict=True):
         end_s = trace.origin_unix_s + time_s
-        assert value == pytest.approx(0.9 * engine.mean(0, end_s - 0.1, end_s), abs=0.01)
+        # The two watches begin some milliseconds apart, and keep that phase.
+        assert value == pytest.approx(0.9 * engine.mean(0, end_s - 0.1, end_s), abs=0.05)
     assert engine.connections == []
 
 
@@ -224,3 +225,60 @@ def test_nothing_is_logged_as_an_error_while_all_is_well(dcgm_host, caplog):
     dcgm_host.run(source, 30.0)
     source.close()
     assert [r.message for r in caplog.records if r.levelno >= logging.WARNING] == []
+
+
+def test_power_is_the_instant_value_where_the_engine_knows_it(dcgm_host):
+    source = dcgm_host.source()
+    dcgm_host.open(source)
+    dcgm_host.run(source, 2.0)
+    source.close()
+    for time_s, values, _ in dcgm_host.ticks[0][3:]:
+        assert values["power_watts"] == pytest.approx(100 + 600 * dcgm_host.engine.level(0, time_s), abs=0.01)
+
+
+@pytest.mark.parametrize("how", ["unknown field", "no value"])
+def test_power_is_the_driver_s_average_where_the_instant_value_is_not(dcgm_host, how):
+    if how == "unknown field":
+        dcgm_host.engine.instant_power = False
+    else:
+        dcgm_host.engine.blanks = {(0, 157): "not supported", (1, 157): "not supported"}
+    source = dcgm_host.source()
+    inventory = dcgm_host.open(source)
+    dcgm_host.run(source, 2.0)
+    source.close()
+    assert "power_watts" not in inventory.gpus[0].missing_metrics
+    time_s, values, _ = dcgm_host.ticks[0][-1]
+    assert values["power_watts"] == pytest.approx(50 + 600 * dcgm_host.engine.level(0, time_s), abs=0.01)
+
+
+def test_one_profiling_field_that_a_board_lacks_does_not_take_the_others_with_it(dcgm_host):
+    """The engine refuses a whole watch for it, though its metric groups list the field (no NVLink on this board)."""
+    dcgm_host.engine.lacking = {0: {1011, 1012}, 1: {1011, 1012}}
+    source = dcgm_host.source()
+    inventory = dcgm_host.open(source)
+    dcgm_host.run(source, 1.0)
+    source.close()
+    assert inventory.gpus[0].missing_metrics["nvlink_tx_bytes_per_second"] is BlankReason.NOT_SUPPORTED
+    _, values, _ = dcgm_host.ticks[0][-1]
+    assert values["sm_active"] > 0
+    assert values["pcie_rx_bytes_per_second"] > 0
+
+
+def test_an_engine_without_the_profiling_module_may_still_profile(dcgm_host):
+    """From Hopper on it reads GPM itself; only the question for metric groups needs the module."""
+    dcgm_host.engine.refused = {"dcgmProfGetSupportedMetricGroups": -33}
+    source = dcgm_host.source()
+    dcgm_host.open(source)
+    dcgm_host.run(source, 1.0)
+    source.close()
+    assert dcgm_host.ticks[0][-1][1]["sm_active"] > 0
+    assert source.refusals == ()
+
+
+def test_the_lag_of_the_engine_is_measured(dcgm_host):
+    dcgm_host.engine.lag_s = 0.37
+    source = dcgm_host.source()
+    dcgm_host.open(source)
+    dcgm_host.run(source, 3.0)
+    source.close()
+    assert 0.36 <= source.statistics.lag_s <= 0.48

@@ -36,6 +36,7 @@ class DcgmHost:
         self.engine = engine
         self.monotonic_s = 100.0
         self.names: list[str] = []
+        self.inventory: SourceInventory | None = None
         self.ticks: dict[int, list[tuple[float, Mapping[str, float], Mapping[str, BlankReason]]]] = {}
         self.events: list[GpuEvent] = []
         self.reads = 0
@@ -61,9 +62,17 @@ class DcgmHost:
         )
 
     def open(self, source: DcgmSource) -> SourceInventory:
-        inventory = source.open()
+        self._take(source.open())
+        assert self.inventory is not None
+        return self.inventory
+
+    def _take(self, inventory: SourceInventory) -> None:
+        self.inventory = inventory
         self.names = [m.name for m in inventory.metrics]
-        return inventory
+
+    def keys(self) -> list[str]:
+        assert self.inventory is not None
+        return [gpu.key for gpu in self.inventory.gpus]
 
     def run(self, source: DcgmSource, seconds: float, step_s: float = 0.1) -> None:
         """Read for so long; what came is kept, later ticks behind earlier ones."""
@@ -74,6 +83,8 @@ class DcgmHost:
                 reading = source.read(self.monotonic_s)
                 self.reads += 1
                 more = reading.more
+                if reading.inventory is not None:
+                    self._take(reading.inventory)
                 self.events += reading.events
                 for part in reading.ticks:
                     blanks = {self.names[column]: reason for column, reason in part.blanks.items()}

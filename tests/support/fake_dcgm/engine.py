@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from dataclasses import dataclass, field
 
@@ -10,7 +11,7 @@ from gpusonde.telemetry import METRIC_BY_DCGM_FIELD_ID, Unit
 
 NOT_SUPPORTED, GPU_IS_LOST, CONNECTION_NOT_VALID, MODULE_NOT_LOADED, MULTI_PASS = -6, -18, -21, -33, -38
 PROFILING_FIELDS = tuple(f for f in METRIC_BY_DCGM_FIELD_ID if f >= 1001)
-DOUBLE_FIELDS = frozenset({155, *(f for f in PROFILING_FIELDS if f <= 1008)})
+DOUBLE_FIELDS = frozenset({155, 157, *(f for f in PROFILING_FIELDS if f <= 1008)})
 INT64_BLANK, DOUBLE_BLANK = 0x7FFFFFFFFFFFFFF0, 140737488355328.0
 
 # (major, minor, fields) as `dcgmi profile -l` shows them.
@@ -29,11 +30,31 @@ SHARES = {1001: 1.0, 1002: 0.9, 1003: 0.5, 1004: 0.7, 1005: 0.6, 1006: 0.0, 1007
 BYTES_PER_LEVEL = {1009: 1e9, 1010: 2e9, 1011: 3e9, 1012: 4e9}
 
 
+# Kinds of entities: a GPU, a MIG GPU instance, a compute instance in it.
+GPU, GPU_INSTANCE, COMPUTE_INSTANCE = 1, 4, 5
+UNKNOWN_FIELD = -13
+
+
+@dataclass(frozen=True)
+class FakeInstance:
+    """A MIG GPU instance and the compute instances in it, by NVML's numbers."""
+
+    gpu: int
+    instance: int
+    compute: tuple[int, ...] = (0,)
+    slices: int = 1
+
+    @property
+    def share(self) -> float:
+        """Of the GPU's level."""
+        return 1.0 - 0.05 * self.instance
+
+
 @dataclass
 class WatchState:
     """What one connection watches."""
 
-    gpus: tuple[int, ...]
+    entities: tuple[tuple[int, int], ...]
     fields: tuple[int, ...]
     interval_s: float
     keep_s: float
@@ -63,11 +84,17 @@ class FakeEngine:
     refused: dict[str, int] = field(default_factory=dict)
     blanks: dict[tuple[int, int], int | str] = field(default_factory=dict)
     lost: set[int] = field(default_factory=set)
+    lacking: dict[int, set[int]] = field(default_factory=dict)
     silent: set[int] = field(default_factory=set)
     stuck: set[int] = field(default_factory=set)
     zeros: set[int] = field(default_factory=set)
     xids: list[tuple[int, float, int]] = field(default_factory=list)
     paused: bool = False
+    instances: dict[int, FakeInstance] = field(default_factory=dict)
+    excess: float = 1.0
+    instant_power: bool = True
+    hanging: set[str] = field(default_factory=set)
+    released: threading.Event = field(default_factory=threading.Event)
     connections: list[Connection] = field(default_factory=list)
 
     def advance(self, seconds: float) -> None:
@@ -99,16 +126,25 @@ class FakeEngine:
     def fail(self, function: str) -> int:
         """The code that a function answers; 0 for success."""
         self.calls.append(function)
+        if function in self.hanging:
+            self.released.wait()
         return self.refused.get(function, 0)
 
     def metric_groups(self, gpu: int) -> tuple[tuple[int, int, tuple[int, ...]], ...]:
         return self.groups.get(gpu, HOPPER)
 
-    def watch_code(self, gpus: tuple[int, ...], fields: tuple[int, ...]) -> int:
-        """One profiling field that a GPU lacks is enough to refuse all."""
-        for gpu in gpus:
+    def gpu_of(self, entity: tuple[int, int]) -> int:
+        """The whole GPU that an entity belongs to."""
+        return entity[1] if entity[0] == GPU else self.instances[entity[1]].gpu
+
+    def watch_code(self, entities: tuple[tuple[int, int], ...], fields: tuple[int, ...]) -> int:
+        """One profiling field that an entity lacks is enough to refuse all."""
+        for entity in entities:
+            gpu = self.gpu_of(entity)
             groups = self.metric_groups(gpu)
             wanted = {f for f in fields if f >= 1001}
+            if (entity[0] != GPU and max(wanted, default=0) > 1008) or wanted & self.lacking.get(gpu, set()):
+                return NOT_SUPPORTED
             if wanted - {f for _, _, ids in groups for f in ids}:
                 return NOT_SUPPORTED
             passes = {major: {m for M, m, ids in groups if major == M and wanted & set(ids)} for major, _, _ in groups}
@@ -116,8 +152,11 @@ class FakeEngine:
                 return MULTI_PASS
         return 0
 
-    def measured(self, watch: WatchState, gpu: int, field_id: int, since_s: float) -> list[tuple[float, float, int]]:
+    def measured(
+        self, watch: WatchState, entity: tuple[int, int], field_id: int, since_s: float
+    ) -> list[tuple[float, float, int]]:
         """(time, number, status) of one field, oldest first."""
+        gpu = self.gpu_of(entity)
         if field_id == 230:
             return [(at, float(code), 0) for which, at, code in self.xids if which == gpu and since_s <= at]
         if gpu in self.silent or field_id in self.stuck:
@@ -132,10 +171,15 @@ class FakeEngine:
             if at_s > self.time_s - self.lag_s:
                 return rows
             if at_s >= oldest_s:
-                rows.append((at_s, *self._value(gpu, field_id, at_s, step_s, number)))
+                rows.append((at_s, *self._value(entity, field_id, at_s, step_s, number)))
             number += 1
 
-    def _value(self, gpu: int, field_id: int, at_s: float, step_s: float, number: int) -> tuple[float, int]:
+    def _value(
+        self, entity: tuple[int, int], field_id: int, at_s: float, step_s: float, number: int
+    ) -> tuple[float, int]:
+        gpu = self.gpu_of(entity)
+        if entity[0] != GPU:
+            return self._value_of_part(self.instances[entity[1]], field_id, at_s, step_s)
         blank = self.blanks.get((gpu, field_id))
         if gpu in self.lost:
             return 0.0, GPU_IS_LOST
@@ -153,9 +197,27 @@ class FakeEngine:
             return SHARES[field_id] * mean if field_id in SHARES else BYTES_PER_LEVEL[field_id] * mean, 0
         return self._plain(gpu, field_id, at_s), 0
 
+    def _value_of_part(self, part: FakeInstance, field_id: int, at_s: float, step_s: float) -> tuple[float, int]:
+        """A part has profiling ratios and memory, and nothing else."""
+        if 1001 <= field_id <= 1008:
+            factor = self.excess if field_id == 1002 else 1.0
+            return factor * part.share * SHARES[field_id] * self.mean(part.gpu, at_s - step_s, at_s), 0
+        if field_id == 252:
+            return part.share * 10240 * part.slices * self.level(part.gpu, at_s), 0
+        if field_id == 251:
+            return 1000.0, 0
+        return INT64_BLANK + 2, 0
+
     def _plain(self, gpu: int, field_id: int, at_s: float) -> float:
         level = self.level(gpu, at_s)
-        known = {203: 100 * level, 204: 40 * level, 155: 100 + 600 * level, 100: 1980 * level, 252: 40960 * level}
+        known = {
+            203: 100 * level,
+            204: 40 * level,
+            157: 100 + 600 * level,
+            155: 50 + 600 * level,
+            100: 1980 * level,
+            252: 40960 * level,
+        }
         if field_id in known:
             return known[field_id]
         if field_id == 156:
@@ -185,7 +247,7 @@ class Connection:
         self.engine = engine
         self.address = address
         self.alive = True
-        self.groups: dict[int, tuple[int, ...]] = {}
+        self.groups: dict[int, tuple[tuple[int, int], ...]] = {}
         self.field_groups: dict[int, tuple[int, ...]] = {}
         self.watches: dict[tuple[int, int], WatchState] = {}
         engine.connections.append(self)

@@ -1,10 +1,21 @@
 """Calls of DCGM's ``dcgm_agent`` that an agent needs; a real C callback type, so that a wrong signature fails."""
 
 import ctypes
+import itertools
 
 import dcgm_fields
 import dcgm_structs
-from support.fake_dcgm.engine import DOUBLE_FIELDS, WatchState, current
+from support.fake_dcgm.engine import (
+    COMPUTE_INSTANCE,
+    DOUBLE_FIELDS,
+    GPU,
+    GPU_INSTANCE,
+    UNKNOWN_FIELD,
+    WatchState,
+    current,
+)
+
+_ids = itertools.count(1)
 
 dcgmFieldValueEntityEnumeration_f = ctypes.CFUNCTYPE(
     ctypes.c_int32,
@@ -48,17 +59,67 @@ def dcgmGetDeviceAttributes(handle, gpu):
     return facts
 
 
+def dcgmGroupCreate(handle, kind, name):
+    _check(handle, "dcgmGroupCreate")
+    assert (kind, type(name)) == (dcgm_structs.DCGM_GROUP_EMPTY, bytes)
+    group = ctypes.c_void_p(next(_ids))
+    handle.groups[group.value] = ()
+    return group
+
+
+def dcgmGroupAddEntity(handle, group, kind, entity):
+    _check(handle, "dcgmGroupAddEntity")
+    handle.groups[group.value] += ((kind, entity),)
+
+
+def dcgmGroupDestroy(handle, group):
+    _check(handle, "dcgmGroupDestroy")
+    del handle.groups[group.value]
+
+
+def dcgmFieldGroupCreate(handle, fields, name):
+    _check(handle, "dcgmFieldGroupCreate")
+    assert (type(fields), type(name)) == (list, bytes)
+    if 157 in fields and not handle.engine.instant_power:
+        raise dcgm_structs.DCGMError(UNKNOWN_FIELD)
+    group = ctypes.c_void_p(next(_ids))
+    handle.field_groups[group.value] = tuple(fields)
+    return group
+
+
+def dcgmFieldGroupDestroy(handle, group):
+    _check(handle, "dcgmFieldGroupDestroy")
+    del handle.field_groups[group.value]
+
+
+def dcgmGetGpuInstanceHierarchy(handle):
+    _check(handle, "dcgmGetGpuInstanceHierarchy")
+    answer = dcgm_structs.c_dcgmMigHierarchy_v2()
+    rows = []
+    for entity, part in handle.engine.instances.items():
+        rows.append((GPU_INSTANCE, entity, GPU, part.gpu, part, 0))
+        rows += [(COMPUTE_INSTANCE, 8 * entity + number, GPU_INSTANCE, entity, part, number) for number in part.compute]
+    answer.count = len(rows)
+    for target, (kind, entity, parent_kind, parent, part, number) in zip(answer.entityList, rows, strict=False):
+        target.entity.entityGroupId, target.entity.entityId = kind, entity
+        target.parent.entityGroupId, target.parent.entityId = parent_kind, parent
+        target.info.gpuUuid = handle.engine.uuid(part.gpu).encode()
+        target.info.nvmlInstanceId, target.info.nvmlComputeInstanceId = part.instance, number
+        target.info.nvmlProfileSlices = part.slices
+    return answer
+
+
 def dcgmWatchFields(handle, group, field_group, interval_us, keep_s, keep_samples):
     _check(handle, "dcgmWatchFields")
     engine = handle.engine
-    gpus, fields = handle.groups[group.value], handle.field_groups[field_group.value]
+    entities, fields = handle.groups[group.value], handle.field_groups[field_group.value]
     if any(f >= 1001 for f in fields):
         dcgm_structs._dcgmCheckReturn(engine.fail("profiling watch"))
-    dcgm_structs._dcgmCheckReturn(engine.watch_code(gpus, fields))
+    dcgm_structs._dcgmCheckReturn(engine.watch_code(entities, fields))
     engine.stuck -= set(fields)
     engine.zeros -= set(fields)
     handle.watches[group.value, field_group.value] = WatchState(
-        gpus, fields, interval_us / 1e6, keep_s, engine.time_s + 0.003
+        entities, fields, interval_us / 1e6, keep_s, engine.time_s + 0.003
     )
 
 
@@ -71,11 +132,13 @@ def dcgmGetValuesSince_v2(handle, group, field_group, since_us, callback, user_d
     _check(handle, "dcgmGetValuesSince_v2")
     watch = handle.watches.get((group.value, field_group.value))
     following_us = since_us
-    for gpu in watch.gpus if watch else ():
+    for entity in watch.entities if watch else ():
+        if entity[0] != dcgm_fields.DCGM_FE_GPU and entity[1] not in handle.engine.instances:
+            continue
         for field_id in watch.fields:
             # The engine goes on measuring while it answers.
             handle.engine.advance(handle.engine.answer_s)
-            rows = handle.engine.measured(watch, gpu, field_id, since_us / 1e6)
+            rows = handle.engine.measured(watch, entity, field_id, since_us / 1e6)
             values = (dcgm_structs.c_dcgmFieldValue_v1 * len(rows))()
             for value, (at_s, number, status) in zip(values, rows, strict=True):
                 value.fieldId, value.status, value.ts = field_id, status, round(at_s * 1e6)
@@ -85,7 +148,7 @@ def dcgmGetValuesSince_v2(handle, group, field_group, since_us, callback, user_d
                     value.fieldType, value.value.i64 = ord(dcgm_fields.DCGM_FT_INT64), int(number)
                 following_us = max(following_us, value.ts + 1)
             if rows:
-                callback(dcgm_fields.DCGM_FE_GPU, gpu, values, len(rows), user_data)
+                callback(*entity, values, len(rows), user_data)
     return following_us
 
 

@@ -7,6 +7,7 @@ from support.fake_dcgm.engine import current
 DCGM_ST_OK = 0
 DCGM_ST_CONNECTION_NOT_VALID = -21
 DCGM_ST_LIBRARY_NOT_FOUND = -25
+DCGM_GROUP_EMPTY = 1
 DCGM_OPERATION_MODE_AUTO = 1
 DCGM_OPERATION_MODE_MANUAL = 2
 
@@ -79,6 +80,37 @@ class c_dcgmProfGetMetricGroups_v3(_Structure):
         ("gpuId", ctypes.c_uint32),
         ("numMetricGroups", ctypes.c_uint32),
         ("metricGroups", c_dcgmProfMetricGroupInfo_v2 * 10),
+    )
+
+
+class c_dcgmGroupEntityPair_t(_Structure):
+    _fields_ = (("entityGroupId", ctypes.c_uint32), ("entityId", ctypes.c_uint32))
+
+
+class c_dcgmMigEntityInfo_t(_Structure):
+    _fields_ = (
+        ("gpuUuid", ctypes.c_char * 128),
+        ("nvmlGpuIndex", ctypes.c_uint),
+        ("nvmlInstanceId", ctypes.c_uint),
+        ("nvmlComputeInstanceId", ctypes.c_uint),
+        ("nvmlMigProfileId", ctypes.c_uint),
+        ("nvmlProfileSlices", ctypes.c_uint),
+    )
+
+
+class c_dcgmMigHierarchyInfo_v2(_Structure):
+    _fields_ = (
+        ("entity", c_dcgmGroupEntityPair_t),
+        ("parent", c_dcgmGroupEntityPair_t),
+        ("info", c_dcgmMigEntityInfo_t),
+    )
+
+
+class c_dcgmMigHierarchy_v2(_Structure):
+    _fields_ = (
+        ("version", ctypes.c_uint),
+        ("count", ctypes.c_uint),
+        ("entityList", c_dcgmMigHierarchyInfo_v2 * (32 * 14)),
     )
 
 

@@ -22,7 +22,7 @@ INSTALLED_FOLDERS = (
     Path("/usr/local/dcgm/bindings/python3"),
 )
 _LIBRARY_NOT_FOUND = -25
-_NEEDED = ("dcgmGetValuesSince_v2", "dcgmProfGetSupportedMetricGroups", "dcgmProfPause")
+_NEEDED = ("dcgmGetValuesSince_v2", "dcgmFieldValueEntityEnumeration_f", "dcgmProfGetSupportedMetricGroups")
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,13 @@ from gpusonde.telemetry import BlankReason
 
 # dcgmReturn_t, dcgm_structs.h
 NOT_SUPPORTED = -6
+TIMED_OUT = -11
 NO_DATA = -14
 GPU_IS_LOST = -18
+FUNCTION_NOT_FOUND = -20
 CONNECTION_NOT_VALID = -21
 MODULE_NOT_LOADED = -33
+PROFILING_NOT_SUPPORTED = -36
 PROFILING_MULTI_PASS = -38
 
 _REASONS = {
@@ -26,18 +29,20 @@ _REASONS = {
     -16: BlankReason.NO_DATA,  # not watched
     -17: BlankReason.NO_PERMISSION,
     GPU_IS_LOST: BlankReason.GPU_LOST,
-    -20: BlankReason.NOT_SUPPORTED,  # function not found: the driver is older than the field
+    FUNCTION_NOT_FOUND: BlankReason.NOT_SUPPORTED,  # function not found: the driver is older than the field
     -22: BlankReason.NOT_SUPPORTED,  # GPU not supported
     -29: BlankReason.NO_PERMISSION,  # requires root
     -32: BlankReason.NOT_SUPPORTED,  # field not supported by this call
     MODULE_NOT_LOADED: BlankReason.NOT_SUPPORTED,
-    -36: BlankReason.NOT_SUPPORTED,  # profiling not supported
+    PROFILING_NOT_SUPPORTED: BlankReason.NOT_SUPPORTED,  # profiling not supported
     -44: BlankReason.NOT_SUPPORTED,  # driver too old
     -54: BlankReason.NO_DATA,  # paused
 }
 _ADVICE = {
     -7: "the engine could not start: see its log, and whether nvidia-smi works",
-    -11: "the host engine did not answer in time: 'systemctl status nvidia-dcgm', then 'systemctl restart nvidia-dcgm'",
+    TIMED_OUT: (
+        "the host engine did not answer in time: 'systemctl status nvidia-dcgm', then 'systemctl restart nvidia-dcgm'"
+    ),
     -12: "bindings and host engine are of different DCGM versions: install the same major version of both",
     -17: (
         "profiling is reserved for root: run the host engine as root (in a container with CAP_SYS_ADMIN), or load the "
@@ -49,7 +54,9 @@ _ADVICE = {
         "the engine's profiling module is not loaded: install datacenter-gpu-manager-4-proprietary (DCGM 4), see "
         "'dcgmi modules -l', and restart the host engine"
     ),
-    -36: "this GPU has no profiling metrics (they need Volta or newer, a data centre board before Hopper)",
+    PROFILING_NOT_SUPPORTED: (
+        "this GPU has no profiling metrics (they need Volta or newer, a data centre board before Hopper)"
+    ),
     -37: "the profiling library failed: look for another profiler or a second host engine, then restart nvidia-dcgm",
     -44: "the driver is older than this DCGM needs: update the driver",
     -56: "the engine finds no NVIDIA driver: install it, and in a container pass the GPUs through",
@@ -77,6 +84,14 @@ class DcgmCallError(SourceError):
 
 class EngineLostError(DcgmCallError):
     """The connection to the host engine is gone."""
+
+
+class EngineHungError(EngineLostError):
+    """A call did not return in time: the engine hangs, or the library does."""
+
+    def __init__(self, what: str) -> None:
+        """Keep what was tried."""
+        super().__init__(what, TIMED_OUT, "no answer")
 
 
 def status_reason(code: int) -> BlankReason:

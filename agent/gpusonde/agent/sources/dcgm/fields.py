@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from gpusonde.telemetry import METRICS, Metric, SamplingClass
+from gpusonde.telemetry import METRIC_BY_DCGM_FIELD_ID, METRIC_BY_NAME, METRICS, Metric, SamplingClass, Unit
 
 # The number of the last XID; the engine stores one value per event.
 XID_FIELD = 230
+# The catalogue's field for power is the driver's average over a second on most boards since Ampere; this one is not.
+# Engines before 3.2 do not have it.
+AVERAGE_POWER_FIELD, INSTANT_POWER_FIELD = 155, 157
+METRIC_OF_FIELD: Mapping[int, Metric] = {
+    **METRIC_BY_DCGM_FIELD_ID,
+    INSTANT_POWER_FIELD: METRIC_BY_NAME["power_watts"],
+}
+# Memory in use and free: what a MIG instance has beside profiling.
+USED_MEMORY_FIELD, FREE_MEMORY_FIELD = 252, 251
 _FIRST_PROFILING_FIELD = 1001
 
 _WITH_FIELD = tuple(m for m in METRICS if m.dcgm_field_id is not None)
 PROFILING_METRICS: tuple[Metric, ...] = tuple(
     m for m in _WITH_FIELD if (m.dcgm_field_id or 0) >= _FIRST_PROFILING_FIELD
 )
+# An instance has no PCIe and NVLink of its own (NVIDIA/DCGM issue 88).
+PART_PROFILING_FIELDS = frozenset(
+    m.dcgm_field_id for m in PROFILING_METRICS if m.dcgm_field_id and m.unit is Unit.RATIO
+)
+EVERY_PROFILING_FIELD = frozenset(m.dcgm_field_id for m in PROFILING_METRICS if m.dcgm_field_id)
 FAST_METRICS: tuple[Metric, ...] = tuple(
     m for m in _WITH_FIELD if m not in PROFILING_METRICS and m.sampling_class is SamplingClass.FAST
 )
@@ -58,6 +72,12 @@ class ProfilingChoice:
     def multiplexed(self) -> frozenset[int]:
         """Fields that are measured only part of the time."""
         return frozenset(f for resource in self.passes if len(resource) > 1 for fields in resource for f in fields)
+
+    def only(self, field_ids: Collection[int]) -> ProfilingChoice:
+        """The part of the fields that is among the given ones."""
+        wanted = frozenset(field_ids)
+        resources = (tuple(kept for fields in resource if (kept := fields & wanted)) for resource in self.passes)
+        return ProfilingChoice(tuple(resource for resource in resources if resource))
 
     def single_pass(self) -> ProfilingChoice:
         """The part of the fields that can be measured all the time."""

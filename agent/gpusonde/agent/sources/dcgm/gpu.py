@@ -8,11 +8,18 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from gpusonde.agent.sources.base import GpuTicks
-from gpusonde.agent.sources.dcgm.fields import PROFILING_METRICS, SLOW_METRICS, XID_FIELD
+from gpusonde.agent.sources.dcgm.fields import (
+    AVERAGE_POWER_FIELD,
+    INSTANT_POWER_FIELD,
+    METRIC_OF_FIELD,
+    PROFILING_METRICS,
+    SLOW_METRICS,
+    XID_FIELD,
+)
 from gpusonde.agent.sources.dcgm.ticks import Tick, TickGrid
 from gpusonde.agent.sources.dcgm.values import EngineValue, in_our_unit
 from gpusonde.agent.sources.plausibility import ZeroGuard
-from gpusonde.telemetry import METRIC_BY_DCGM_FIELD_ID, BlankReason, Metric, Unit
+from gpusonde.telemetry import BlankReason, Metric, Unit
 
 # A value arrives some 0.3 s after it was measured (NVIDIA/DCGM issue 170); a tick waits that long for its columns.
 _SETTLE_S = 0.5
@@ -28,33 +35,43 @@ class DcgmGpu:
     """One sampled GPU.
 
     Args:
-        gpu_uuid: Its UUID.
+        key: Its name in the fleet: a GPU's or a MIG instance's UUID.
         index: Its index in the inventory.
         columns: The columns of a tick.
         missing: Metrics it cannot give, and why.
         interval_s: Seconds between ticks.
         now_s: The monotonic clock.
+        is_part: It is a MIG instance.
     """
 
     def __init__(
         self,
-        gpu_uuid: str,
+        key: str,
         index: int,
         columns: Sequence[Metric],
         missing: dict[str, BlankReason],
         interval_s: float,
         now_s: float,
+        is_part: bool = False,
     ) -> None:
-        self.gpu_uuid = gpu_uuid
+        self.key = key
         self.index = index
+        self.missing = missing
         self.lost = False
         self.xid_count = 0
         self.zeros = ZeroGuard(now_s)
+        self.is_part = is_part
+        self.capped_ratios = 0
+        self.suspect_ticks = 0
         self._column = {m.name: i for i, m in enumerate(columns)}
+        self._column_of_field = {f: self._column[m.name] for f, m in METRIC_OF_FIELD.items() if m.name in self._column}
+        # Once there was an instant value, the average is left out, so that the column never alternates.
+        self._has_instant_power = False
         self._silence_s = max(_SILENCE_S, _SILENCE_INTERVALS * interval_s)
         self._heard_s = now_s
         profiled = [m for m in PROFILING_METRICS if m.name in self._column and m.name not in missing]
         self._profiled = [self._column[m.name] for m in profiled]
+        self._ratio_columns = frozenset(self._column[m.name] for m in profiled if m.unit is Unit.RATIO)
         self._ratios = [self._column[m.name] for m in profiled if m.unit is Unit.RATIO]
         self._pending: deque[Tick] = deque(maxlen=_MAX_PENDING)
         self._grid = TickGrid(
@@ -70,10 +87,20 @@ class DcgmGpu:
         """Take one value of the engine; return the XID when it is one."""
         if value.field_id == XID_FIELD:
             return self._take_xid(value.number)
-        column = self._column.get(METRIC_BY_DCGM_FIELD_ID[value.field_id].name)
+        column = self._column_of_field.get(value.field_id)
         if column is None:
             return None
         number = in_our_unit(value.field_id, value.number)
+        if value.field_id == INSTANT_POWER_FIELD and not self._has_instant_power:
+            if isinstance(number, BlankReason):
+                return None
+            self._has_instant_power = True
+        elif value.field_id == AVERAGE_POWER_FIELD and self._has_instant_power:
+            return None
+        if self.is_part and not isinstance(number, BlankReason) and number > 1.0 and column in self._ratio_columns:
+            # NVIDIA/DCGM issue 152: the engine relates some ratios of an instance to fewer SMs than it has.
+            number = 1.0
+            self.capped_ratios += 1
         if value.field_id in _SLOW_FIELDS:
             self._grid.hold(column, number)
         elif not self.lost:
@@ -86,8 +113,16 @@ class DcgmGpu:
         """Whether there was no number for too long."""
         return now_s - self._heard_s >= self._silence_s
 
-    def collect(self, now_us: int, now_s: float) -> None:
-        """Move finished ticks to the queue of :meth:`next_ticks`."""
+    def succeed(self, before: DcgmGpu) -> None:
+        """Go on with the counts of the same GPU under other columns."""
+        self.lost = before.lost
+        self.xid_count, self.suspect_ticks = before.xid_count, before.suspect_ticks
+        self.capped_ratios = before.capped_ratios
+        if "xid_count" in self._column and "xid_count" not in self.missing:
+            self._grid.hold(self._column["xid_count"], float(self.xid_count))
+
+    def collect(self, now_us: int | None, now_s: float) -> None:
+        """Move ticks that are finished at a time, or (None) all, to the queue of :meth:`next_ticks`."""
         for tick in self._grid.take(now_us):
             self._distrust_zeros(tick, now_s)
             self._pending.append(tick)
@@ -133,5 +168,6 @@ class DcgmGpu:
         measured = tick.values[self._ratios]
         activity = float(np.nanmax(measured)) if not np.isnan(measured).all() else float("nan")
         if self.zeros.observe(float(tick.values[self._column["gpu_utilization"]]), activity, now_s):
+            self.suspect_ticks += 1
             tick.values[self._profiled] = np.nan
             tick.blanks.update(dict.fromkeys(self._profiled, BlankReason.NO_DATA))

@@ -5,25 +5,41 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from gpusonde.agent.sources.dcgm.engine import Engine
-from gpusonde.agent.sources.dcgm.errors import PROFILING_MULTI_PASS, DcgmCallError, EngineLostError
+from gpusonde.agent.sources.dcgm.entities import GPU, DcgmDevice, Entity
+from gpusonde.agent.sources.dcgm.errors import (
+    MODULE_NOT_LOADED,
+    NOT_SUPPORTED,
+    PROFILING_MULTI_PASS,
+    PROFILING_NOT_SUPPORTED,
+    DcgmCallError,
+    EngineLostError,
+)
 from gpusonde.agent.sources.dcgm.fields import (
+    EVERY_PROFILING_FIELD,
     FAST_METRICS,
+    FREE_MEMORY_FIELD,
+    INSTANT_POWER_FIELD,
+    METRIC_OF_FIELD,
+    PART_PROFILING_FIELDS,
     PROFILING_METRICS,
     SLOW_METRICS,
+    USED_MEMORY_FIELD,
     XID_FIELD,
+    MetricGroup,
     ProfilingChoice,
     choose_profiling,
 )
 from gpusonde.agent.sources.dcgm.watch import Watch
-from gpusonde.telemetry import METRIC_BY_DCGM_FIELD_ID, BlankReason, Metric
+from gpusonde.telemetry import METRICS, BlankReason, Metric
 
 log = logging.getLogger(__name__)
 
 FAST, SLOW, XID, PROFILING = "fast", "slow", "xid", "profiling"
+_PARTS = "-parts"
 
 
 @dataclass
@@ -31,128 +47,213 @@ class Watches:
     """The open watches of an engine.
 
     Attributes:
-        fast: Watches read every tick; the first one is that of the plain metrics, the others profile.
+        plain: Watches of plain metrics, read every tick; they tell whether a GPU is there.
+        profiling: Watches of profiling metrics, read every tick.
         slow: Watches read once a second.
-        missing: DCGM's id of a GPU -> metrics that cannot be watched on it, and why.
+        missing: Metrics that cannot be watched on an entity, and why.
         multiplexed: Names of the metrics that some GPU measures only part of the time.
         refusals: What the engine said where it refused.
     """
 
-    fast: list[Watch] = field(default_factory=list)
+    plain: list[Watch] = field(default_factory=list)
+    profiling: list[Watch] = field(default_factory=list)
     slow: list[Watch] = field(default_factory=list)
-    missing: dict[int, dict[str, BlankReason]] = field(default_factory=dict)
+    missing: dict[Entity, dict[str, BlankReason]] = field(default_factory=dict)
     multiplexed: frozenset[str] = frozenset()
     refusals: list[str] = field(default_factory=list)
 
+    @property
+    def fast(self) -> list[Watch]:
+        """Those read every tick."""
+        return [*self.plain, *self.profiling]
+
     def close(self) -> None:
         """Close all watches, the newest first."""
-        for watch in reversed([*self.fast, *self.slow]):
+        for watch in reversed([*self.plain, *self.slow, *self.profiling]):
             watch.close()
-        self.fast, self.slow = [], []
+        self.plain, self.slow, self.profiling = [], [], []
 
 
-def open_watches(
-    engine: Engine,
-    gpu_ids: Sequence[int],
-    interval_s: float,
-    slow_interval_s: float,
-    wall_ns: Callable[[], int] = time.time_ns,
-) -> Watches:
-    """Watch everything that the GPUs have.
+class Planner:
+    """Watches everything that the GPUs and MIG instances of an engine have.
 
-    Profiling fields are watched apart from the rest, and apart for each GPU model: one field that a GPU lacks makes the
-    engine refuse all fields of all GPUs of that watch.
+    Profiling fields are watched apart from the rest, and apart for each GPU model and for instances: one field that one
+    of them lacks makes the engine refuse all fields of all of that watch.
 
-    Raises:
-        DcgmCallError: Not even the plain metrics can be watched.
+    Args:
+        engine: An open engine.
+        devices: What is to be sampled.
+        interval_s: Seconds between ticks.
+        slow_interval_s: Seconds between measurements of the slow metrics.
+        wall_ns: Unix time in nanoseconds.
     """
-    watches = Watches(missing={gpu: {} for gpu in gpu_ids})
-    try:
-        fast = Watch(engine, FAST, gpu_ids, _fields(FAST_METRICS), interval_s, wall_ns)
-        fast.open()
-        watches.fast.append(fast)
-        _open_slow(engine, gpu_ids, slow_interval_s, wall_ns, watches)
-        _open_profiling(engine, gpu_ids, interval_s, wall_ns, watches)
-    except DcgmCallError:
-        watches.close()
-        raise
-    return watches
 
+    def __init__(
+        self,
+        engine: Engine,
+        devices: Sequence[DcgmDevice],
+        interval_s: float,
+        slow_interval_s: float,
+        wall_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._engine = engine
+        self._interval_s = interval_s
+        self._slow_interval_s = slow_interval_s
+        self._wall_ns = wall_ns
+        self._gpus = tuple(device.entity for device in devices if device.part is None)
+        self._gpu_of = {device.entity: device.gpu_id for device in devices}
+        # Compute instances of one GPU instance share its entity.
+        self._parts = tuple(dict.fromkeys(device.entity for device in devices if device.part is not None))
+        self._watches = Watches(missing={entity: {} for entity in (*self._gpus, *self._parts)})
 
-def _open_slow(
-    engine: Engine, gpu_ids: Sequence[int], slow_interval_s: float, wall_ns: Callable[[], int], watches: Watches
-) -> None:
-    for name, fields, metrics in (
-        (SLOW, _fields(SLOW_METRICS), tuple(m.name for m in SLOW_METRICS)),
-        (XID, [XID_FIELD], ("xid_count",)),
-    ):
-        # XIDs are events: the interval only bounds how long one waits in the engine.
-        watch = Watch(engine, name, gpu_ids, fields, slow_interval_s if name == SLOW else 1.0, wall_ns)
+    def open(self) -> Watches:
+        """Open all watches.
+
+        Raises:
+            DcgmCallError: Not even the plain metrics of the GPUs can be watched.
+        """
+        watches = self._watches
         try:
-            watch.open()
+            watches.plain.append(self._open_plain())
+            self._open_slow()
+            if self._parts:
+                self._open_parts()
+            self._open_profiling()
+        except DcgmCallError:
+            watches.close()
+            raise
+        return watches
+
+    def _open_plain(self) -> Watch:
+        fields = _fields(FAST_METRICS)
+        try:
+            # Fields of one group are refused together, and older engines do not know this one.
+            return self._open_watch(FAST, self._gpus, [*fields, INSTANT_POWER_FIELD], self._interval_s)
         except EngineLostError:
             raise
         except DcgmCallError as error:
-            _refused(watches, gpu_ids, metrics, error)
-            continue
-        watches.slow.append(watch)
+            log.info("power is the driver's average: %s", error)
+            return self._open_watch(FAST, self._gpus, fields, self._interval_s)
 
+    def _open_slow(self) -> None:
+        for name, fields, interval_s in (
+            (SLOW, _fields(SLOW_METRICS), self._slow_interval_s),
+            # XIDs are events: the interval only bounds how long one waits in the engine.
+            (XID, [XID_FIELD], 1.0),
+        ):
+            self._try_watch(name, self._gpus, fields, interval_s, self._watches.slow)
 
-def _open_profiling(
-    engine: Engine, gpu_ids: Sequence[int], interval_s: float, wall_ns: Callable[[], int], watches: Watches
-) -> None:
-    by_choice: dict[ProfilingChoice, list[int]] = defaultdict(list)
-    for gpu in gpu_ids:
+    def _open_parts(self) -> None:
+        given = {METRIC_OF_FIELD[f].name for f in (*PART_PROFILING_FIELDS, USED_MEMORY_FIELD, FREE_MEMORY_FIELD)}
+        for entity in self._parts:
+            self._note(entity, (m.name for m in METRICS if m.name not in given), BlankReason.NOT_SUPPORTED)
+        self._try_watch(FAST + _PARTS, self._parts, [USED_MEMORY_FIELD], self._interval_s, self._watches.plain)
+        self._try_watch(SLOW + _PARTS, self._parts, [FREE_MEMORY_FIELD], self._slow_interval_s, self._watches.slow)
+
+    def _open_profiling(self) -> None:
+        by_choice: dict[tuple[bool, ProfilingChoice], list[Entity]] = defaultdict(list)
+        split = {self._gpu_of[entity] for entity in self._parts}
+        chosen: dict[int, ProfilingChoice | DcgmCallError] = {}
+        for entity in (*self._gpus, *self._parts):
+            gpu = self._gpu_of[entity]
+            choice = chosen.setdefault(gpu, self._choose(gpu)) if gpu not in chosen else chosen[gpu]
+            if isinstance(choice, DcgmCallError):
+                self._refused([entity], EVERY_PROFILING_FIELD, choice)
+                continue
+            if entity.group != GPU:
+                choice = choice.only(PART_PROFILING_FIELDS)
+            by_choice[gpu in split and entity.group == GPU, choice].append(entity)
+        multiplexed: set[int] = set()
+        for number, ((_, choice), entities) in enumerate(by_choice.items()):
+            opened = self._open_choice(f"{PROFILING}{number}", choice, entities)
+            if opened is not None:
+                multiplexed |= opened.multiplexed
+            absent = [m.name for m in PROFILING_METRICS if opened is None or m.dcgm_field_id not in opened.field_ids]
+            for entity in entities:
+                self._note(entity, absent, BlankReason.NOT_SUPPORTED)
+        self._watches.multiplexed = frozenset(METRIC_OF_FIELD[f].name for f in multiplexed)
+
+    def _choose(self, gpu_id: int) -> ProfilingChoice | DcgmCallError:
         try:
-            by_choice[choose_profiling(engine.metric_groups(gpu))].append(gpu)
+            return choose_profiling(self._engine.metric_groups(gpu_id))
         except EngineLostError:
             raise
         except DcgmCallError as error:
-            _refused(watches, [gpu], tuple(m.name for m in PROFILING_METRICS), error)
-    multiplexed: set[int] = set()
-    for number, (choice, gpus) in enumerate(by_choice.items()):
-        opened = _open_choice(engine, f"{PROFILING}{number}", choice, gpus, interval_s, wall_ns, watches)
-        if opened is not None:
-            multiplexed |= opened.multiplexed
-        absent = [m.name for m in PROFILING_METRICS if opened is None or m.dcgm_field_id not in opened.field_ids]
-        for gpu in gpus:
-            for name in absent:
-                watches.missing[gpu].setdefault(name, BlankReason.NOT_SUPPORTED)
-    watches.multiplexed = frozenset(METRIC_BY_DCGM_FIELD_ID[f].name for f in multiplexed)
+            if error.code not in (MODULE_NOT_LOADED, NOT_SUPPORTED, PROFILING_NOT_SUPPORTED):
+                return error
+            # From Hopper on the engine profiles without the module that would answer.
+            attempt = choose_profiling([MetricGroup(0, 0, EVERY_PROFILING_FIELD)])
+            try:
+                self._open_watch("attempt", [Entity(GPU, gpu_id)], attempt.field_ids, self._interval_s).close()
+            except EngineLostError:
+                raise
+            except DcgmCallError:
+                return error
+            return attempt
 
+    def _open_choice(self, name: str, choice: ProfilingChoice, entities: Sequence[Entity]) -> ProfilingChoice | None:
+        """Watch the chosen fields, or those of them that the engine takes; None when it takes none."""
+        if not choice.field_ids:
+            return None
+        try:
+            self._watches.profiling.append(self._open_watch(name, entities, choice.field_ids, self._interval_s))
+        except EngineLostError:
+            raise
+        except DcgmCallError as error:
+            if error.code == PROFILING_MULTI_PASS and choice.multiplexed:
+                log.warning("%s; watching only what one pass gives", error)
+                return self._open_choice(name, choice.single_pass(), entities)
+            if error.code == NOT_SUPPORTED and len(choice.field_ids) > 1:
+                return self._open_choice(name, choice.only(self._taken(entities, choice, error)), entities)
+            self._refused(entities, choice.field_ids, error)
+            return None
+        return choice
 
-def _open_choice(
-    engine: Engine,
-    name: str,
-    choice: ProfilingChoice,
-    gpus: Sequence[int],
-    interval_s: float,
-    wall_ns: Callable[[], int],
-    watches: Watches,
-) -> ProfilingChoice | None:
-    """Watch the chosen fields, or those of one pass when the engine does not take turns; None when it refuses both."""
-    if not choice.field_ids:
-        return None
-    watch = Watch(engine, name, gpus, choice.field_ids, interval_s, wall_ns)
-    try:
+    def _taken(self, entities: Sequence[Entity], choice: ProfilingChoice, error: DcgmCallError) -> list[int]:
+        """Return the fields that the engine takes one by one: a board may lack one that its model has (NVLink)."""
+        taken = []
+        for wanted in choice.field_ids:
+            try:
+                self._open_watch("attempt", entities, [wanted], self._interval_s).close()
+            except EngineLostError:
+                raise
+            except DcgmCallError as refusal:
+                self._refused(entities, [wanted], refusal, quiet=True)
+            else:
+                taken.append(wanted)
+        if not taken:
+            self._watches.refusals.append(str(error))
+            log.warning("%s", error)
+        return taken
+
+    def _open_watch(self, name: str, entities: Sequence[Entity], fields: Sequence[int], interval_s: float) -> Watch:
+        watch = Watch(self._engine, name, entities, fields, interval_s, self._wall_ns)
         watch.open()
-    except EngineLostError:
-        raise
-    except DcgmCallError as error:
-        if error.code == PROFILING_MULTI_PASS and choice.multiplexed:
-            log.warning("%s; watching only what one pass gives", error)
-            return _open_choice(engine, name, choice.single_pass(), gpus, interval_s, wall_ns, watches)
-        _refused(watches, gpus, tuple(METRIC_BY_DCGM_FIELD_ID[f].name for f in choice.field_ids), error)
-        return None
-    watches.fast.append(watch)
-    return choice
+        return watch
 
+    def _try_watch(
+        self, name: str, entities: Sequence[Entity], fields: Sequence[int], interval_s: float, opened: list[Watch]
+    ) -> None:
+        try:
+            opened.append(self._open_watch(name, entities, fields, interval_s))
+        except EngineLostError:
+            raise
+        except DcgmCallError as error:
+            self._refused(entities, fields, error)
 
-def _refused(watches: Watches, gpus: Sequence[int], metrics: Sequence[str], error: DcgmCallError) -> None:
-    for gpu in gpus:
-        watches.missing[gpu].update(dict.fromkeys(metrics, error.reason))
-    watches.refusals.append(str(error))
-    log.warning("%s", error)
+    def _note(self, entity: Entity, names: Iterable[str], reason: BlankReason) -> None:
+        for name in names:
+            self._watches.missing[entity].setdefault(name, reason)
+
+    def _refused(
+        self, entities: Sequence[Entity], fields: Iterable[int], error: DcgmCallError, *, quiet: bool = False
+    ) -> None:
+        names = ["xid_count" if f == XID_FIELD else METRIC_OF_FIELD[f].name for f in fields]
+        for entity in entities:
+            self._note(entity, names, error.reason)
+        if not quiet and str(error) not in self._watches.refusals:
+            self._watches.refusals.append(str(error))
+            log.warning("%s", error)
 
 
 def _fields(metrics: Sequence[Metric]) -> list[int]:

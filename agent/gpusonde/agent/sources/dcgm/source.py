@@ -1,12 +1,11 @@
-"""``DcgmSource``: all GPUs of this host through a DCGM host engine."""
+"""``DcgmSource``: all GPUs and MIG instances of this host through a DCGM host engine."""
 
 from __future__ import annotations
 
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 from gpusonde.agent.inventory import CudaAttributes, read_cuda_attributes
 from gpusonde.agent.sources.base import (
@@ -20,25 +19,38 @@ from gpusonde.agent.sources.base import (
     SourceUnavailableError,
 )
 from gpusonde.agent.sources.dcgm.bindings import Bindings, load_bindings
-from gpusonde.agent.sources.dcgm.describe import describe_gpus, gpu_uuid
+from gpusonde.agent.sources.dcgm.describe import describe_devices
 from gpusonde.agent.sources.dcgm.engine import EMBEDDED, Engine, connect_first
-from gpusonde.agent.sources.dcgm.errors import GPU_IS_LOST, DcgmCallError, EngineLostError, status_reason
-from gpusonde.agent.sources.dcgm.fields import XID_FIELD
+from gpusonde.agent.sources.dcgm.entities import DcgmDevice, Entity
+from gpusonde.agent.sources.dcgm.errors import (
+    GPU_IS_LOST,
+    DcgmCallError,
+    EngineHungError,
+    EngineLostError,
+    status_reason,
+)
+from gpusonde.agent.sources.dcgm.fields import INSTANT_POWER_FIELD, METRIC_OF_FIELD, XID_FIELD
+from gpusonde.agent.sources.dcgm.find import Found, find
 from gpusonde.agent.sources.dcgm.gpu import DcgmGpu
+from gpusonde.agent.sources.dcgm.guard import CallGuard
 from gpusonde.agent.sources.dcgm.pause import ProfilingPause
-from gpusonde.agent.sources.dcgm.plan import Watches, open_watches
+from gpusonde.agent.sources.dcgm.plan import Planner, Watches
 from gpusonde.agent.sources.dcgm.stuck import StuckWatch
 from gpusonde.agent.sources.dcgm.values import EngineValue
 from gpusonde.agent.sources.dcgm.watch import Watch
 from gpusonde.agent.sources.nvml.library import Nvml
 from gpusonde.agent.sources.plausibility import LASTING_REASONS
-from gpusonde.telemetry import METRIC_BY_DCGM_FIELD_ID, METRICS, BlankReason, Metric
+from gpusonde.telemetry import METRICS, BlankReason, Metric
 
 log = logging.getLogger(__name__)
 
 DEFAULT_ADDRESS = "127.0.0.1:5555"
 _CONNECT_TIMEOUT_S = 2.0
 _RECONNECT_INTERVAL_S = 5.0
+# Far longer than any answer takes, and shorter than what the engine keeps: nothing is lost with an engine that is slow.
+_CALL_LIMIT_S = 4.0
+# Each hung call holds a thread for good.
+_MAX_HUNG_CALLS = 3
 # The engine answers a new watch at its next round; this is how long open() waits to learn what the GPUs give.
 _FIRST_VALUES_S = 2.0
 _SLOW_READ_INTERVAL_S = 1.0
@@ -47,19 +59,21 @@ _LOST = status_reason(GPU_IS_LOST)
 
 
 class DcgmSource:
-    """Reads every GPU that the engine shows.
+    """Reads every GPU and MIG instance that the engine shows.
 
     The remote engine is asked first: a second, embedded one would fight with it for the counters before Hopper. Times
-    are the engine's own. A GPU or an engine that is lost becomes an event; both are tried again.
+    are the engine's own. A GPU or an engine that is lost becomes an event; both are tried again. An engine that does
+    not answer is given up in time, so that the sampler goes on. GPUs and instances that come later join the inventory.
 
     Args:
         address: The host engine: ``HOST:PORT`` or ``unix:///PATH``; ``embedded`` for none.
         embedded: Start an engine in this process when none answers there.
         bindings_folder: Where the bindings are; empty to look for them.
         pause_file: While this file exists, the profiling counters are left to another profiler; empty for never.
-        slow_interval_s: Seconds between measurements of the slow metrics.
+        slow_interval_s: Seconds between measurements of the slow metrics, and between looks for new GPUs.
         interval_s: Seconds between ticks.
         patience_s: Seconds without an engine after which the source fails.
+        call_limit_s: Seconds after which a call of the engine is given up.
         load: Finds the bindings.
         load_nvml: Makes NVML, which knows more of a board than DCGM.
         cuda_attributes: Asks the CUDA driver for attributes.
@@ -80,6 +94,7 @@ class DcgmSource:
         slow_interval_s: float = 10.0,
         interval_s: float = 0.1,
         patience_s: float = math.inf,
+        call_limit_s: float = _CALL_LIMIT_S,
         load: Callable[[str], Bindings] = load_bindings,
         load_nvml: Callable[[], Nvml] = Nvml.load,
         cuda_attributes: Callable[[], CudaAttributes] = read_cuda_attributes,
@@ -87,6 +102,7 @@ class DcgmSource:
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
+        self.statistics = SourceStatistics()
         self._addresses = (address, *([EMBEDDED] if embedded and address != EMBEDDED else []))
         self._bindings_folder = bindings_folder
         self._slow_interval_s = slow_interval_s
@@ -98,15 +114,20 @@ class DcgmSource:
         self._wall_ns = wall_ns
         self._monotonic = monotonic
         self._sleep = sleep
-        self.statistics = SourceStatistics()
         self._pause = ProfilingPause(pause_file)
+        self._guard = CallGuard(call_limit_s)
         self._bindings: Bindings | None = None
         self._engine: Engine | None = None
         self._watches = Watches()
         self._stuck: dict[Watch, StuckWatch] = {}
+        self._cuda: CudaAttributes = {}
+        self._columns: tuple[Metric, ...] = ()
         self._gpus: list[DcgmGpu] = []
-        self._gpu_of_id: dict[int, DcgmGpu] = {}
+        self._gpus_of: dict[Entity, list[DcgmGpu]] = {}
+        self._described: dict[str, GpuDescription] = {}
+        self._found: Found | None = None
         self._slow_due_s = -math.inf
+        self._look_due_s = -math.inf
         self._lost_s = 0.0
         self._retry_due_s = 0.0
         self._last_us = 0
@@ -138,7 +159,7 @@ class DcgmSource:
             SourceUnavailableError: No bindings, no engine, no GPU, or a refusal; the message says what to do.
         """
         self._bindings = self._load(self._bindings_folder)
-        self._engine = connect_first(self._bindings, self._addresses, _CONNECT_TIMEOUT_S)
+        self._engine = connect_first(self._bindings, self._addresses, _CONNECT_TIMEOUT_S, self._guard)
         try:
             return self._open(self._engine)
         except DcgmCallError as error:
@@ -152,7 +173,7 @@ class DcgmSource:
         """Fetch what the engine measured since the last call.
 
         Raises:
-            SourceFailedError: There was no engine for ``patience_s``.
+            SourceFailedError: There was no engine for ``patience_s``, or it hangs again and again.
         """
         events: list[GpuEvent] = []
         now_us = self._wall_ns() // 1000
@@ -161,19 +182,24 @@ class DcgmSource:
                 gpu.restart()
         self._last_us = now_us
         if self._engine is None:
-            self._try_reconnect(deadline_s, events)
-        if self._engine is not None:
+            self._try_reconnect(deadline_s)
+        inventory = self._join(deadline_s, events)
+        if self._engine is not None and self._found is None:
             try:
                 self._fetch(self._engine, deadline_s, events)
             except EngineLostError as error:
                 self._lose_engine(error, deadline_s, events)
         ticks = []
         for gpu in self._gpus:
-            gpu.collect(now_us, deadline_s)
+            # Before the columns change, ticks that are not whole are given as they are.
+            gpu.collect(None if self._found is not None else now_us, deadline_s)
             following = gpu.next_ticks()
             if following is not None:
                 ticks.append(following)
-        return Reading(tuple(ticks), tuple(events), more=any(gpu.has_pending for gpu in self._gpus))
+        self.statistics.suspect_ticks = sum(gpu.suspect_ticks for gpu in self._gpus)
+        self.statistics.capped_ratios = sum(gpu.capped_ratios for gpu in self._gpus)
+        more = any(gpu.has_pending for gpu in self._gpus) or self._found is not None
+        return Reading(tuple(ticks), tuple(events), more, inventory)
 
     def progress(self) -> None:
         """Hardware has no end."""
@@ -188,95 +214,85 @@ class DcgmSource:
         engine.close()
 
     def _open(self, engine: Engine) -> SourceInventory:
-        attributes = self._attributes(engine)
-        self._watches = open_watches(engine, tuple(attributes), self._interval_s, self._slow_interval_s, self._wall_ns)
-        first = self._first_values(tuple(attributes))
-        missing = self._watches.missing
-        for watch, value in first:
-            self._note_missing(watch, value, missing)
-        for gpu_id in attributes:
-            missing[gpu_id].update(
-                {
-                    m.name: BlankReason.NOT_SUPPORTED
-                    for m in METRICS
-                    if m.dcgm_field_id is None and m.name != "xid_count"
-                }
-            )
-        columns = tuple(m for m in METRICS if any(m.name not in missing[gpu_id] for gpu_id in attributes))
+        found = find(engine, self._load_nvml)
+        watches = self._watch(engine, found.devices)
+        first = self._first_values()
+        for _, value in first:
+            _note_missing(value, watches.missing)
+        self._cuda = self._cuda_attributes()
         now_s = self._monotonic()
-        self._make_gpus(attributes, columns, now_s)
+        inventory = self._make_inventory(found, now_s, [])
         for watch, value in first:
-            self._gpu_of_id[value.gpu_id].take(watch, value, now_s)
+            for gpu in self._gpus_of.get(value.entity, ()):
+                gpu.take(watch, value, now_s)
         log.info("DCGM %s, engine at %s", self.library_version or "of unknown version", engine.address)
-        return SourceInventory(
-            source=self.name,
-            gpus=self._describe(attributes, missing),
-            metrics=columns,
-            interval_s=self._interval_s,
-            multiplexed=self._watches.multiplexed,
-        )
+        return inventory
 
-    def _attributes(self, engine: Engine) -> dict[int, Any]:
-        attributes = {}
-        for gpu_id in engine.gpu_ids():
-            try:
-                attributes[gpu_id] = engine.gpu_attributes(gpu_id)
-            except EngineLostError:
-                raise
-            except DcgmCallError as error:
-                log.warning("GPU %d cannot be sampled (%s); going on with the others", gpu_id, error)
-        if not attributes:
-            raise SourceUnavailableError(
-                f"the DCGM engine at {engine.address} shows no GPU that answers: see 'dcgmi discovery -l' and "
-                "'nvidia-smi -L'"
-            )
-        return attributes
+    def _watch(self, engine: Engine, devices: Sequence[DcgmDevice]) -> Watches:
+        self._watches = Planner(engine, devices, self._interval_s, self._slow_interval_s, self._wall_ns).open()
+        now_s = self._monotonic()
+        self._stuck = {watch: StuckWatch(self._interval_s, now_s) for watch in self._watches.fast}
+        self._slow_due_s = -math.inf
+        self._look_due_s = now_s + self._slow_interval_s
+        return self._watches
 
-    def _first_values(self, gpu_ids: Sequence[int]) -> list[tuple[str, EngineValue]]:
+    def _first_values(self) -> list[tuple[str, EngineValue]]:
         """Read until every GPU answered for every field, or for two seconds."""
         watches = [*self._watches.fast, *self._watches.slow]
-        self._stuck = {watch: StuckWatch(self._interval_s, self._monotonic()) for watch in self._watches.fast}
-        open_questions = {(g, f) for w in watches for g in w.gpu_ids for f in w.field_ids if f != XID_FIELD}
+        open_questions = {(e, f) for w in watches for e in w.entities for f in w.field_ids if f != XID_FIELD}
         values: list[tuple[str, EngineValue]] = []
         for _ in range(math.ceil(_FIRST_VALUES_S / min(self._interval_s, 0.1))):
             self._sleep(min(self._interval_s, 0.1))
             for watch in watches:
                 fresh = watch.read()
                 values += [(watch.name, value) for value in fresh]
-                open_questions -= {(value.gpu_id, value.field_id) for value in fresh}
+                open_questions -= {(value.entity, value.field_id) for value in fresh}
             if not open_questions:
                 break
-        return [(watch, value) for watch, value in values if value.gpu_id in gpu_ids]
+        return values
 
-    def _note_missing(self, watch: str, value: EngineValue, missing: dict[int, dict[str, BlankReason]]) -> None:
-        if value.field_id == XID_FIELD:
-            return
-        name = METRIC_BY_DCGM_FIELD_ID[value.field_id].name
-        if isinstance(value.number, BlankReason):
-            if value.number in LASTING_REASONS:
-                missing[value.gpu_id][name] = value.number
-        else:
-            missing[value.gpu_id].pop(name, None)
-
-    def _make_gpus(self, attributes: dict[int, Any], columns: Sequence[Metric], now_s: float) -> None:
-        self._gpus = []
-        for index, (gpu_id, facts) in enumerate(attributes.items()):
-            gpu = DcgmGpu(gpu_uuid(facts), index, columns, self._watches.missing[gpu_id], self._interval_s, now_s)
+    def _make_inventory(self, found: Found, now_s: float, events: list[GpuEvent]) -> SourceInventory:
+        """Say what the devices give. Those that were there keep their place and their counts; columns only grow."""
+        known = {gpu.key: gpu for gpu in self._gpus}
+        devices = {device.key: device for device in found.devices}
+        missing = self._watches.missing
+        for device in found.devices:
+            for metric in METRICS:
+                if metric.dcgm_field_id is None and metric.name != "xid_count":
+                    missing[device.entity].setdefault(metric.name, BlankReason.NOT_SUPPORTED)
+        given = {m.name for m in self._columns}
+        given |= {m.name for m in METRICS if any(m.name not in missing[d.entity] for d in found.devices)}
+        self._columns = tuple(m for m in METRICS if m.name in given)
+        described = describe_devices(found, missing, self._load_nvml, self._cuda)
+        self._described = {**self._described, **described}
+        self._gpus, self._gpus_of = [], {}
+        for index, key in enumerate(dict.fromkeys((*known, *devices))):
+            there = devices.get(key)
+            lacking = known[key].missing if there is None else missing[there.entity]
+            is_part = bool(self._described[key].mig_uuid)
+            gpu = DcgmGpu(key, index, self._columns, lacking, self._interval_s, now_s, is_part=is_part)
+            if key in known:
+                gpu.succeed(known[key])
             self._gpus.append(gpu)
-            self._gpu_of_id[gpu_id] = gpu
-
-    def _describe(
-        self, attributes: dict[int, Any], missing: dict[int, dict[str, BlankReason]]
-    ) -> tuple[GpuDescription, ...]:
-        described = describe_gpus(attributes, missing, self._load_nvml, self._cuda_attributes())
-        return tuple(described[gpu_id] for gpu_id in attributes)
+            if there is None:
+                self._lose(gpu, "it is gone", events)
+            else:
+                self._gpus_of.setdefault(there.entity, []).append(gpu)
+        return SourceInventory(
+            source=self.name,
+            gpus=tuple(self._described[gpu.key] for gpu in self._gpus),
+            metrics=self._columns,
+            interval_s=self._interval_s,
+            multiplexed=self._watches.multiplexed,
+        )
 
     def _fetch(self, engine: Engine, now_s: float, events: list[GpuEvent]) -> None:
         self._pause.check(engine, now_s)
+        profiling = set(self._watches.profiling)
         for watch in self._watches.fast:
             if self._read_watch(watch, now_s, events):
                 self._stuck[watch].fresh(now_s)
-            elif self._pause.paused and watch is not self._watches.fast[0]:
+            elif self._pause.paused and watch in profiling:
                 self._stuck[watch].hold(now_s)
             if self._stuck[watch].due(now_s):
                 self._renew(watch, "gave nothing new")
@@ -285,7 +301,11 @@ class DcgmSource:
             for watch in self._watches.slow:
                 self._read_watch(watch, now_s, events)
         self._renew_zeros(now_s)
-        self._lose_silent(now_s, events)
+        for gpu in self._gpus:
+            if gpu.is_silent(now_s):
+                self._lose(gpu, "no values any more", events)
+        if now_s >= self._look_due_s:
+            self._look_again(engine, now_s)
 
     def _read_watch(self, watch: Watch, now_s: float, events: list[GpuEvent]) -> bool:
         """Hand a watch's new values to their GPUs; return whether there were any with a time."""
@@ -296,39 +316,35 @@ class DcgmSource:
         except DcgmCallError as error:
             log.debug("%s", error)
             return False
+        decides = watch in self._watches.plain
         for value in values:
-            gpu = self._gpu_of_id.get(value.gpu_id)
-            if gpu is None:
-                continue
-            self._follow_loss(gpu, watch, value, events)
-            xid = gpu.take(watch.name, value, now_s)
-            if xid is not None:
-                log.error("GPU %s reports XID %d", gpu.gpu_uuid, xid)
-                events.append(GpuEvent(gpu.index, value.time_us * 1000, GpuEventKind.XID, xid))
-        return any(value.time_us for value in values)
+            for gpu in self._gpus_of.get(value.entity, ()):
+                if decides:
+                    self._follow_loss(gpu, value, events)
+                xid = gpu.take(watch.name, value, now_s)
+                if xid is not None:
+                    log.error("GPU %s reports XID %d", gpu.key, xid)
+                    events.append(GpuEvent(gpu.index, value.time_us * 1000, GpuEventKind.XID, xid))
+        newest_us = max((value.time_us for value in values), default=0)
+        if newest_us and watch in self._stuck:
+            self.statistics.lag_s = max(0.0, self._wall_ns() / 1e9 - newest_us / 1e6)
+        return newest_us > 0
 
-    def _follow_loss(self, gpu: DcgmGpu, watch: Watch, value: EngineValue, events: list[GpuEvent]) -> None:
-        if watch is not self._watches.fast[0]:
-            return
+    def _follow_loss(self, gpu: DcgmGpu, value: EngineValue, events: list[GpuEvent]) -> None:
         if value.number is _LOST:
             self._lose(gpu, "DCGM says so", events)
         elif gpu.lost and value.time_us and not isinstance(value.number, BlankReason):
             gpu.lost = False
             gpu.restart()
             events.append(GpuEvent(gpu.index, self._wall_ns(), GpuEventKind.RECOVERED))
-            log.warning("GPU %s answers again", gpu.gpu_uuid)
+            log.warning("GPU %s answers again", gpu.key)
 
     def _lose(self, gpu: DcgmGpu, why: str, events: list[GpuEvent]) -> None:
         if gpu.lost:
             return
         gpu.lost = True
         events.append(GpuEvent(gpu.index, self._wall_ns(), GpuEventKind.LOST))
-        log.error("GPU %s is lost (%s); going on with the others", gpu.gpu_uuid, why)
-
-    def _lose_silent(self, now_s: float, events: list[GpuEvent]) -> None:
-        for gpu in self._gpus:
-            if gpu.is_silent(now_s):
-                self._lose(gpu, "no values any more", events)
+        log.error("GPU %s is lost (%s); going on with the others", gpu.key, why)
 
     def _renew(self, watch: Watch, why: str) -> None:
         log.warning("the watch %s %s: renewing it", watch.name, why)
@@ -337,7 +353,7 @@ class DcgmSource:
         except EngineLostError:
             raise
         except DcgmCallError as error:
-            if watch is self._watches.fast[0]:
+            if watch is self._watches.plain[0]:
                 # Silent, and not even the plain metrics can be watched again: only a new connection can help.
                 raise EngineLostError(f"engine at {self.engine_address}", error.code, str(error)) from error
             log.warning("%s; tried again later", error)
@@ -345,13 +361,15 @@ class DcgmSource:
     def _renew_zeros(self, now_s: float) -> None:
         if self._pause.paused:
             return
-        for watch in self._watches.fast[1:]:
-            due = [self._gpu_of_id[g].zeros.due(now_s) for g in watch.gpu_ids if g in self._gpu_of_id]
+        for watch in self._watches.profiling:
+            due = [gpu.zeros.due(now_s) for entity in watch.entities for gpu in self._gpus_of.get(entity, ())]
             if any(due):
                 self._renew(watch, "says zero although kernels run; its values are blank until they change")
 
     def _lose_engine(self, error: EngineLostError, now_s: float, events: list[GpuEvent]) -> None:
         log.error("%s; trying again every %g s", error, _RECONNECT_INTERVAL_S)
+        if isinstance(error, EngineHungError):
+            self.statistics.hung_calls += 1
         if self._engine is not None:
             self._engine.close()
         self._engine, self._lost_s, self._retry_due_s = None, now_s, now_s + _RECONNECT_INTERVAL_S
@@ -359,39 +377,87 @@ class DcgmSource:
         for gpu in self._gpus:
             self._lose(gpu, "the engine is gone", events)
 
-    def _try_reconnect(self, now_s: float, events: list[GpuEvent]) -> None:
+    def _try_reconnect(self, now_s: float) -> None:
         if now_s < self._retry_due_s:
             return
         self._retry_due_s = now_s + _RECONNECT_INTERVAL_S
         if self._bindings is None:
             raise SourceFailedError("the DCGM source is not open")
+        if self._guard.hung >= _MAX_HUNG_CALLS:
+            raise SourceFailedError(
+                f"{self._guard.hung} calls of DCGM hang in this process, which must be started anew: see the host "
+                "engine's log, and restart it too"
+            )
         try:
-            engine = connect_first(self._bindings, self._addresses[:1], _CONNECT_TIMEOUT_S)
+            engine = connect_first(self._bindings, self._addresses[:1], _CONNECT_TIMEOUT_S, self._guard)
         except SourceUnavailableError as error:
             log.debug("%s", error)
             if now_s - self._lost_s >= self._patience_s:
                 raise SourceFailedError(f"{error}; given up after {now_s - self._lost_s:.0f} s") from error
             return
         try:
-            self._watch_again(engine, now_s)
+            self._meet_again(engine)
         except (DcgmCallError, SourceUnavailableError) as error:
             log.warning("the DCGM engine is back but refuses: %s", error)
             engine.close()
             return
         self._engine = engine
+        self.statistics.reconnects += 1
         log.warning("the DCGM engine at %s answers again", engine.address)
 
-    def _watch_again(self, engine: Engine, now_s: float) -> None:
-        """Watch the same GPUs on a new connection. Their ids may have changed; new GPUs wait for the next start."""
-        known = {gpu.gpu_uuid: gpu for gpu in self._gpus}
-        ids = {
-            gpu_id: known[uuid]
-            for gpu_id, facts in self._attributes(engine).items()
-            if (uuid := gpu_uuid(facts)) in known
-        }
-        if not ids:
+    def _meet_again(self, engine: Engine) -> None:
+        """Watch what a new connection shows. The engine's numbers may have changed, and there may be new GPUs."""
+        found = find(engine, self._load_nvml)
+        keys = {device.key for device in found.devices}
+        if not keys & {gpu.key for gpu in self._gpus}:
             raise SourceUnavailableError("it shows none of the GPUs that were sampled")
-        self._watches = open_watches(engine, tuple(ids), self._interval_s, self._slow_interval_s, self._wall_ns)
-        self._stuck = {watch: StuckWatch(self._interval_s, now_s) for watch in self._watches.fast}
-        self._gpu_of_id = ids
-        self._slow_due_s = -math.inf
+        if keys - {gpu.key for gpu in self._gpus}:
+            self._found = found
+        known = {gpu.key: gpu for gpu in self._gpus}
+        devices = [device for device in found.devices if device.key in known]
+        self._watch(engine, devices)
+        self._gpus_of = {}
+        for device in devices:
+            self._gpus_of.setdefault(device.entity, []).append(known[device.key])
+
+    def _look_again(self, engine: Engine, now_s: float) -> None:
+        """See whether GPUs or MIG instances have come or gone; the inventory follows at the next reading."""
+        self._look_due_s = now_s + self._slow_interval_s
+        try:
+            found = find(engine, self._load_nvml)
+        except EngineLostError:
+            raise
+        except (DcgmCallError, SourceUnavailableError) as error:
+            log.debug("looking for GPUs: %s", error)
+            return
+        watched = {gpu.key: entity for entity, gpus in self._gpus_of.items() for gpu in gpus}
+        if {device.key: device.entity for device in found.devices} != watched:
+            self._found = found
+
+    def _join(self, now_s: float, events: list[GpuEvent]) -> SourceInventory | None:
+        """Take what was found into the inventory, once the ticks of the old one are delivered."""
+        found, engine = self._found, self._engine
+        if found is None or engine is None or any(gpu.has_pending for gpu in self._gpus):
+            return None
+        self._found = None
+        before = len(self._gpus)
+        try:
+            self._watches.close()
+            self._watch(engine, found.devices)
+        except DcgmCallError as error:
+            self._lose_engine(EngineLostError(f"engine at {engine.address}", error.code, str(error)), now_s, events)
+            return None
+        self.statistics.inventories += 1
+        inventory = self._make_inventory(found, now_s, events)
+        log.warning("the GPUs have changed: %d are sampled now, %d before", len(found.devices), before)
+        return inventory
+
+
+def _note_missing(value: EngineValue, missing: Mapping[Entity, dict[str, BlankReason]]) -> None:
+    if value.field_id == XID_FIELD or value.entity not in missing:
+        return
+    name = METRIC_OF_FIELD[value.field_id].name
+    if not isinstance(value.number, BlankReason):
+        missing[value.entity].pop(name, None)
+    elif value.number in LASTING_REASONS and value.field_id != INSTANT_POWER_FIELD:
+        missing[value.entity][name] = value.number

@@ -102,8 +102,8 @@ class TickGrid:
         mean = target.means.get(column, 0.0)
         target.means[column] = mean + (value - mean) / count
 
-    def take(self, now_us: int) -> list[Tick]:
-        """Return the finished ticks, oldest first.
+    def take(self, now_us: int | None) -> list[Tick]:
+        """Return the ticks that are finished at a time, oldest first; None for all, as they are.
 
         A tick without any value, between ticks that have some, is blank.
         """
@@ -115,7 +115,7 @@ class TickGrid:
                 continue
             time_us = self._origins_us[self._base] + self._next * self._interval_us
             complete = current is not None and self._expected <= (current.means.keys() | current.blanks.keys())
-            if not complete and now_us < time_us + self._settle_us:
+            if not complete and now_us is not None and now_us < time_us + self._settle_us:
                 break
             finished.append(self._tick(round(time_us), self._bins.pop(self._next, _Bin())))
             self._next += 1

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gpusonde.agent.sources.dcgm.engine import Engine
-from gpusonde.agent.sources.dcgm.errors import NO_DATA, DcgmCallError, EngineLostError, translated
+from gpusonde.agent.sources.dcgm.entities import Entity
+from gpusonde.agent.sources.dcgm.errors import NO_DATA, DcgmCallError, EngineLostError
 from gpusonde.agent.sources.dcgm.values import EngineValue, read_value
 
 # How long the engine keeps what was not fetched. Long enough for a stalled host, short because it is memory of the
@@ -16,8 +17,6 @@ from gpusonde.agent.sources.dcgm.values import EngineValue, read_value
 _KEEP_S = 10.0
 _KEEP_INTERVALS = 3.0
 _OVERLAP_INTERVALS = 2.0
-# dcgm_fields.h: DCGM_FE_GPU
-_GPU_ENTITY = 1
 
 
 class Watch:
@@ -29,7 +28,7 @@ class Watch:
     Args:
         engine: An open engine.
         name: What the watch is for, part of its name in the engine.
-        gpu_ids: DCGM's ids of the GPUs.
+        entities: GPUs or MIG instances.
         field_ids: Numbers of the fields.
         interval_s: Seconds between measurements.
         wall_ns: Unix time in nanoseconds.
@@ -39,13 +38,13 @@ class Watch:
         self,
         engine: Engine,
         name: str,
-        gpu_ids: Sequence[int],
+        entities: Sequence[Entity],
         field_ids: Sequence[int],
         interval_s: float,
         wall_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self.name = name
-        self.gpu_ids = tuple(gpu_ids)
+        self.entities = tuple(entities)
         self.field_ids = tuple(field_ids)
         self._engine = engine
         self._interval_s = interval_s
@@ -53,7 +52,7 @@ class Watch:
         self._group: Any = None
         self._fields: Any = None
         self._since_us = 0
-        self._seen_us: dict[tuple[int, int], int] = {}
+        self._seen_us: dict[tuple[int, int, int], int] = {}
         self._values: list[EngineValue] = []
         self._failure: Exception | None = None
         # Kept for as long as the engine may call it: ctypes does not hold it.
@@ -67,10 +66,10 @@ class Watch:
         """
         # A name is taken until its owner disconnects, and another agent may watch the same engine.
         name = f"gpusonde-{self.name}-{uuid.uuid4().hex[:12]}"
-        self._group = self._engine.make_group(name, self.gpu_ids)
-        self._fields = self._engine.make_field_group(name, self.field_ids)
         self._since_us = self._wall_ns() // 1000
         try:
+            self._group = self._engine.make_group(name, self.entities)
+            self._fields = self._engine.make_field_group(name, self.field_ids)
             self._watch()
         except DcgmCallError:
             self.close()
@@ -87,18 +86,13 @@ class Watch:
             # The clock was set back: nothing would be newer than before for as long as the step was.
             self._since_us = now_us
             self._seen_us.clear()
-        self._values, self._failure = [], None
-        agent = self._engine.bindings.agent
+        # A list of its own for each call: one that hangs may yet come back and go on filling its.
+        values: list[EngineValue] = []
+        self._values, self._failure = values, None
         try:
-            with translated(self._engine.bindings.structs, f"values of {self.name}"):
-                following_us = agent.dcgmGetValuesSince_v2(
-                    self._engine.handle,
-                    self._group.GetId(),
-                    self._fields.fieldGroupId,
-                    self._since_us,
-                    self._callback,
-                    None,
-                )
+            following_us = self._engine.values_since(
+                self.name, self._group, self._fields, self._since_us, self._callback
+            )
         except DcgmCallError as error:
             if error.code != NO_DATA:
                 raise
@@ -106,7 +100,7 @@ class Watch:
             self._since_us = self._resume_from(following_us)
         if self._failure is not None:
             raise self._failure
-        return self._values
+        return values
 
     def renew(self) -> None:
         """Stop and start recording, which brings stuck profiling fields back.
@@ -114,23 +108,24 @@ class Watch:
         Raises:
             DcgmCallError: The engine refuses.
         """
-        structs = self._engine.bindings.structs
-        with translated(structs, f"ending the watch of {self.name}"):
-            self._group.samples.UnwatchFields(self._fields)
+        self._engine.unwatch(self.name, self._group, self._fields)
         self._watch()
 
     def close(self) -> None:
         """Stop recording and give the groups back."""
-        structs = self._engine.bindings.structs
         fields, self._fields = self._fields, None
         group, self._group = self._group, None
-        for release in (
-            *([lambda: group.samples.UnwatchFields(fields), fields.Delete] if fields is not None else []),
-            *([group.Delete] if group is not None else []),
-        ):
+        releases: list[Callable[[], None]] = []
+        if fields is not None:
+            releases += [
+                lambda: self._engine.unwatch(self.name, group, fields),
+                lambda: self._engine.delete_field_group(fields),
+            ]
+        if group is not None:
+            releases.append(lambda: self._engine.delete_group(group))
+        for release in releases:
             try:
-                with translated(structs, f"closing {self.name}"):
-                    release()
+                release()
             except EngineLostError:
                 # The engine cleans up after a connection that ended.
                 return
@@ -139,8 +134,7 @@ class Watch:
 
     def _watch(self) -> None:
         keep_s = max(_KEEP_S, _KEEP_INTERVALS * self._interval_s)
-        with translated(self._engine.bindings.structs, f"watching {self.name}"):
-            self._group.samples.WatchFields(self._fields, round(self._interval_s * 1e6), keep_s, 0)
+        self._engine.watch(self.name, self._group, self._fields, self._interval_s, keep_s)
 
     def _resume_from(self, following_us: int) -> int:
         """Return the time to ask from next.
@@ -156,16 +150,15 @@ class Watch:
     def _take(self, entity_group: int, entity_id: int, values: Any, count: int, _user_data: Any) -> int:
         """Copy values out of the engine's memory; called by ``dcgmGetValuesSince_v2``."""
         try:
-            if entity_group == _GPU_ENTITY:
-                for i in range(count):
-                    value = values[i]
-                    # A value may come twice: see _resume_from, and some versions repeat the last one. 0 is no time.
-                    key, time_us = (entity_id, value.fieldId), value.ts
-                    if time_us:
-                        if time_us <= self._seen_us.get(key, 0):
-                            continue
-                        self._seen_us[key] = time_us
-                    self._values.append(read_value(entity_id, value))
+            for i in range(count):
+                value = values[i]
+                # A value may come twice: see _resume_from, and some versions repeat the last one. 0 is no time.
+                key, time_us = (entity_group, entity_id, value.fieldId), value.ts
+                if time_us:
+                    if time_us <= self._seen_us.get(key, 0):
+                        continue
+                    self._seen_us[key] = time_us
+                self._values.append(read_value(Entity(entity_group, entity_id), value))
         except Exception as error:
             # ctypes would print it and go on without the rest of the batch.
             self._failure = self._failure or error

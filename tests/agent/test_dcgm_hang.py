@@ -1,0 +1,110 @@
+"""DcgmSource when a call of the engine does not return: the sampler goes on and the process can end."""
+
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from gpusonde.agent.sources.base import GpuEventKind, SourceFailedError, SourceUnavailableError
+from gpusonde.agent.sources.dcgm.guard import CallGuard, HungCallError
+
+LIMIT_S = 0.15
+
+
+@pytest.fixture
+def host(dcgm_host):
+    yield dcgm_host
+    dcgm_host.engine.released.set()
+
+
+def test_an_engine_that_hangs_is_given_up_in_time_and_connected_to_again(host, caplog):
+    source = host.source(call_limit_s=LIMIT_S)
+    host.open(source)
+    host.run(source, 2.0)
+    host.engine.hanging = {"dcgmGetValuesSince_v2"}
+    began_s = time.monotonic()
+    host.run(source, 1.0)
+    assert time.monotonic() - began_s < 20 * LIMIT_S
+    assert [(e.gpu, e.kind) for e in host.events] == [(0, GpuEventKind.LOST), (1, GpuEventKind.LOST)]
+    assert source.statistics.hung_calls == 1
+    assert "did not answer in time" in caplog.text
+    host.engine.hanging = set()
+    host.run(source, 8.0)
+    assert [e.kind for e in host.events[2:]] == [GpuEventKind.RECOVERED] * 2
+    assert host.column("sm_active")[-1] > 0
+    assert source.statistics.reconnects == 1
+    before = len(host.ticks[0])
+    # The call comes back after all: what it brings belongs to a connection that is no more.
+    host.engine.released.set()
+    host.run(source, 2.0)
+    source.close()
+    assert len(host.ticks[0]) == pytest.approx(before + 20, abs=1)
+    assert not any("Traceback" in record.getMessage() for record in caplog.records)
+
+
+def test_a_dead_engine_is_not_asked_again_when_its_watches_are_closed(host):
+    source = host.source(call_limit_s=LIMIT_S)
+    host.open(source)
+    host.engine.hanging = {"dcgmGetValuesSince_v2", "dcgmUnwatchFields", "dcgmGroupDestroy"}
+    host.run(source, 0.2)
+    began_s = time.monotonic()
+    source.close()
+    assert time.monotonic() - began_s < LIMIT_S
+    assert host.engine.calls.count("dcgmUnwatchFields") == 0
+
+
+def test_an_engine_that_hangs_at_the_start_is_no_source(host):
+    host.engine.hanging = {"dcgmConnect_v2"}
+    host.engine.embeddable = False
+    with pytest.raises(SourceUnavailableError, match="did not answer in time"):
+        host.source(call_limit_s=LIMIT_S).open()
+
+
+def test_a_process_in_which_calls_hang_again_and_again_asks_to_be_started_anew(host):
+    source = host.source(call_limit_s=LIMIT_S)
+    host.open(source)
+    host.engine.hanging = {"dcgmGetValuesSince_v2", "dcgmGetAllDevices"}
+    with pytest.raises(SourceFailedError, match="must be started anew"):
+        host.run(source, 30.0)
+    source.close()
+
+
+def test_a_process_with_a_hung_call_can_end():
+    script = (
+        "import threading\n"
+        "from gpusonde.agent.sources.dcgm.guard import CallGuard, HungCallError\n"
+        "try: CallGuard(0.1).call(threading.Event().wait)\n"
+        "except HungCallError: print('given up')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=20, check=True)
+    assert done.stdout == "given up\n"
+
+
+def test_guarded_calls_return_raise_and_end_their_threads():
+    before = set(threading.enumerate())
+    guard = CallGuard(5.0)
+    assert guard.call(divmod, 7, 2) == (3, 1)
+    with pytest.raises(ZeroDivisionError):
+        guard.call(divmod, 1, 0)
+    threads = {t for t in threading.enumerate() if t not in before and t.name == "gpusonde-dcgm"}
+    assert len(threads) == 1
+    guard.close()
+    for thread in threads:
+        thread.join(timeout=5.0)
+    assert not any(thread.is_alive() for thread in threads)
+    assert guard.call(max, 1, 2) == 2
+    guard.close()
+
+
+def test_a_call_that_comes_back_late_is_no_longer_counted_as_hung():
+    guard, release = CallGuard(0.05), threading.Event()
+    with pytest.raises(HungCallError):
+        guard.call(release.wait)
+    assert guard.hung == 1
+    release.set()
+    deadline_s = time.monotonic() + 5.0
+    while guard.hung and time.monotonic() < deadline_s:
+        threading.Event().wait(0.01)
+    assert guard.hung == 0
