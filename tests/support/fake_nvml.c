@@ -107,7 +107,10 @@ static result put(char *b, unsigned n, const char *s) { if (strlen(s) + 1 > n) r
 
 /* ---- library ---- */
 API result nvmlInitWithFlags(unsigned flags) {
-  (void)flags; result f = forced("nvmlInit", -2); if (f) return f; initialized++; return OK;
+  (void)flags; result f = forced("nvmlInit", -2); if (f) return f;
+  /* For processes that nobody steers: how many GPUs there are. */
+  if (!gpu_count && getenv("FAKE_NVML_GPUS")) fake_reset(atoi(getenv("FAKE_NVML_GPUS")), 1, 20);
+  initialized++; return OK;
 }
 API result nvmlShutdown(void) { if (!initialized) return UNINITIALIZED; initialized--; return OK; }
 API const char *nvmlErrorString(result r) {

@@ -5,8 +5,9 @@ Between the sampler and the disk stands a bounded queue, so that a disk that sta
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-import queue
+import threading
 import time
 from collections.abc import Callable
 
@@ -95,25 +96,32 @@ class SpoolWriter:
         self._heartbeat = heartbeat or Heartbeat("the spool's writer")
         self._compress = self._wanted_compress = compress
         self._batcher = Batcher(inventory.metrics, compress=compress)
-        self._queue: queue.SimpleQueue[SampledReading | ingest_pb2.Record | None] = queue.SimpleQueue()
-        self._batch_due_s = 0.0
+        # A reading of a live source waits for the batch: waking up for each would cost more than to take it in.
+        self._queue: collections.deque[SampledReading | ingest_pb2.Record | None] = collections.deque()
+        self._wake = threading.Event()
+        self._uncommitted = True
         self._tell_inventory: Callable[[SourceInventory], None] = lambda inventory: None
 
     def has_room(self) -> bool:
         """Whether a source that can wait should be read now."""
         return (
-            self._queue.qsize() < _QUEUED_WITH_ROOM
+            len(self._queue) < _QUEUED_WITH_ROOM
             and self._spool.fill_ratio < _FILL_RATIO_WITH_ROOM
             and self._spool.accepts_writes
         )
 
     def put(self, sampled: SampledReading) -> bool:
         """Queue a reading; False when its ticks were dropped because the disk has stalled for a minute."""
-        if self._queue.qsize() < _MAX_QUEUED_READINGS:
-            self._queue.put(sampled)
+        if len(self._queue) < _MAX_QUEUED_READINGS:
+            self._queue.append(sampled)
+            reading = sampled.reading
+            told = reading.events or reading.inventory is not None
+            about_bytes = 4 * len(self._queue) * sum(ticks.values.size for ticks in reading.ticks)
+            if told or self._inventory.can_wait or about_bytes >= _MAX_BATCH_BYTES:
+                self._wake.set()
             return True
         if sampled.reading.events or sampled.reading.inventory is not None:
-            self._queue.put(SampledReading(dataclasses.replace(sampled.reading, ticks=())))
+            self._queue.append(SampledReading(dataclasses.replace(sampled.reading, ticks=())))
         return False
 
     def on_inventory(self, tell: Callable[[SourceInventory], None]) -> None:
@@ -122,7 +130,8 @@ class SpoolWriter:
 
     def put_record(self, record: ingest_pb2.Record) -> None:
         """Queue a record from beside the samples (job bindings); it follows the ticks queued before it."""
-        self._queue.put(record)
+        self._queue.append(record)
+        self._wake.set()
 
     def configure(self, *, commit_interval_s: float, compress: bool) -> None:
         """Change both from the next commit and batch on; callable from any thread."""
@@ -131,35 +140,47 @@ class SpoolWriter:
 
     def finish(self) -> None:
         """Make :meth:`run` write what is queued and return; callable from any thread."""
-        self._queue.put(None)
+        self._queue.append(None)
+        self._wake.set()
 
     def run(self) -> None:
         """Write until :meth:`finish`; everything queued before it is then committed."""
-        commit_due_s = self._monotonic() + self._commit_interval_s
-        self._batch_due_s = self._monotonic() + self._pace.interval_s
+        now_s = self._monotonic()
+        batch_due_s, commit_due_s = now_s + self._pace.interval_s, now_s
         finished = False
         while not finished:
-            wait_s = max(0.0, min(commit_due_s, self._batch_due_s) - self._monotonic())
+            due_s = min(batch_due_s, commit_due_s) if self._uncommitted else batch_due_s
+            wait_s = max(0.0, due_s - self._monotonic())
             self._heartbeat.beat(wait_s)
-            try:
-                sampled = self._queue.get(timeout=wait_s)
-                if sampled is None:
-                    finished = True
-                elif isinstance(sampled, SampledReading):
-                    self._take(sampled)
-                else:
-                    self._flush()
-                    self._spool.append(sampled)
-            except queue.Empty:
-                finished = False
+            self._wake.wait(wait_s)
+            self._wake.clear()
+            finished = self._take_queued()
             now_s = self._monotonic()
-            if finished or now_s >= self._batch_due_s or self._batcher.pending_bytes >= _MAX_BATCH_BYTES:
+            if finished or now_s >= batch_due_s:
                 self._flush()
-                self._batch_due_s = now_s + self._pace.interval_s
-            if finished or now_s >= commit_due_s:
+                batch_due_s = now_s + self._pace.interval_s
+            if self._uncommitted and (finished or now_s >= commit_due_s):
                 if self._spool.commit():
                     self._on_commit()
+                # What the disk refused is tried again.
+                self._uncommitted = not self._spool.accepts_writes
                 commit_due_s = self._monotonic() + self._commit_interval_s
+
+    def _take_queued(self) -> bool:
+        """Take what is queued; return whether it ended with :meth:`finish`."""
+        while self._queue:
+            sampled = self._queue.popleft()
+            if sampled is None:
+                return True
+            if isinstance(sampled, SampledReading):
+                self._take(sampled)
+                if self._batcher.pending_bytes >= _MAX_BATCH_BYTES:
+                    self._flush()
+            else:
+                self._flush()
+                self._spool.append(sampled)
+                self._uncommitted = True
+        return False
 
     def end_source(self) -> None:
         """Declare the source's end; call after :meth:`run` has returned."""
@@ -189,10 +210,7 @@ class SpoolWriter:
                 self._batcher.add_missed(gpu, sampled.missed_ticks)
 
     def _flush(self) -> None:
-        # Between two batches only: the encoding is one for all of a batch.
-        if self._compress != self._wanted_compress:
-            self._compress = self._wanted_compress
-            self._batcher.set_compression(self._compress)
+        self._uncommitted = True
         batch = self._batcher.flush()
         if batch is None:
             return

@@ -104,7 +104,8 @@ def run(args: argparse.Namespace) -> int:
         report = run_agent(
             config,
             exit_when_acked=is_replay,
-            on_progress=on_progress,
+            # A live source has no end to progress to, and a daemon nothing to wake up for.
+            on_progress=on_progress if is_replay else None,
             config_source=ConfigSource(load, apply_log),
         )
     output.result(report_payload(report), lambda screen: _render(screen, report))
