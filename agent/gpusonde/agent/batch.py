@@ -44,16 +44,10 @@ class DecodedBlock:
 
 @dataclass
 class _OpenBlock:
+    first_ns: int
+    last_ns: int
     parts: list[GpuTicks] = field(default_factory=list)
     ticks: int = 0
-
-    @property
-    def first_ns(self) -> int:
-        return int(self.parts[0].time_unix_nano[0])
-
-    @property
-    def last_ns(self) -> int:
-        return int(self.parts[-1].time_unix_nano[-1])
 
 
 class Batcher:
@@ -101,6 +95,15 @@ class Batcher:
         times = ticks.time_unix_nano
         if not times.size:
             return
+        if times.size == 1 and (block := self._open.get(ticks.gpu)) is not None:
+            # A live source gives one tick at a time; ten times a second and GPU the general way is felt.
+            time_ns = int(times[0])
+            if block.last_ns < time_ns <= block.first_ns + _MAX_OFFSET_NS:
+                block.parts.append(ticks)
+                block.last_ns = time_ns
+                block.ticks += 1
+                self._ticks += 1
+                return
         cuts = [0, *(np.flatnonzero(np.diff(times) <= 0) + 1).tolist(), int(times.size)]
         for start, end in itertools.pairwise(cuts):
             self._add_increasing(ticks, start, end)
@@ -136,11 +139,11 @@ class Batcher:
                 self._closed.append((ticks.gpu, self._open.pop(ticks.gpu)))
                 block = None
             if block is None:
-                block = self._open[ticks.gpu] = _OpenBlock()
-            first_ns = block.first_ns if block.parts else int(times[0])
-            fitting = int(np.searchsorted(times, first_ns + _MAX_OFFSET_NS, side="right"))
+                block = self._open[ticks.gpu] = _OpenBlock(int(times[0]), int(times[0]))
+            fitting = int(np.searchsorted(times, block.first_ns + _MAX_OFFSET_NS, side="right"))
             part = slice(start, start + fitting)
             block.parts.append(GpuTicks(ticks.gpu, ticks.time_unix_nano[part], ticks.values[:, part], ticks.blanks))
+            block.last_ns = int(times[fitting - 1])
             block.ticks += fitting
             self._ticks += fitting
             start += fitting

@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 _STEPS = (1, 2, 5, 10)
 # Below what a run's activity is (0.05): a tick of a second in which a job began late must be noticed too.
 _WORKING = 0.01
+# While a GPU works it is looked at this often only.
+_LOOK_AGAIN_S = 0.5
 _MEMORY_CHANGE_BYTES = 16.0 * (1 << 20)
 # Readings that take longer than this share of the interval make the next one late, whatever the processor did.
 _LONGEST_READING = 0.8
@@ -118,7 +120,8 @@ class AdaptivePace:
         """See :class:`Pace`."""
         if reading.inventory is not None:
             self._work = WorkWatch(reading.inventory.metrics, len(reading.inventory.gpus))
-        if self._last_work_s == -math.inf or self._work.sees_work(reading):
+        at_work = not self._idle and now_s - self._last_work_s < min(_LOOK_AGAIN_S, self._settings.idle_after_s / 2)
+        if self._last_work_s == -math.inf or (not at_work and self._work.sees_work(reading)):
             self._last_work_s = now_s
         self._weigh(now_s, processor_s, elapsed_s)
         idle = self._settings.idle_interval_s > self._settings.interval_s and (
