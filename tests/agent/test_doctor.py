@@ -1,7 +1,6 @@
 """``agent doctor``: what it finds on hosts with and without what it needs."""
 
 import json
-import logging
 import sys
 
 import pytest
@@ -28,16 +27,6 @@ def diagnose(host, *sources, config=None, facts=DRIVER):
         monotonic=lambda: host.monotonic_s,
         sleep=host.advance,
     )
-
-
-@pytest.fixture
-def logging_kept():
-    """The command sets logging up for its process; the tests' own comes back afterwards."""
-    root, ours = logging.getLogger(), logging.getLogger("gpusonde")
-    before = root.handlers[:], root.level, ours.level
-    yield
-    root.handlers[:], root.level = before[:2]
-    ours.setLevel(before[2])
 
 
 def text_of(diagnosis, capsys):
@@ -153,7 +142,6 @@ def test_a_host_without_a_gpu_is_told_what_is_missing(dcgm_host, capsys):
     assert "gpusonde agent --replay FILE" in found["advice"][0]
 
 
-@pytest.mark.usefixtures("logging_kept")
 @pytest.mark.parametrize("before", [(), ("--json",)])
 def test_the_command_says_yes_to_a_trace_that_can_be_replayed(capsys, before):
     after = () if before else ("--json",)
@@ -164,7 +152,6 @@ def test_the_command_says_yes_to_a_trace_that_can_be_replayed(capsys, before):
     assert found["gpus"][0]["tick_rate_hz"] > 0
 
 
-@pytest.mark.usefixtures("logging_kept")
 def test_the_command_fails_when_nothing_can_be_sampled(capsys, tmp_path):
     missing = ("--set", "source.kind=replay", "--set", f"source.trace={tmp_path / 'none.csv'}")
     assert main(["agent", "doctor", "--json", *missing]) == 1

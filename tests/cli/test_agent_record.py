@@ -43,7 +43,7 @@ def test_a_good_configuration_is_said_to_be_good(capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["--set", "source.interval=10ms"], 1, "100ms"),
+        (["--set", "source.interval=10ms"], 2, "100ms"),
         (["--set", "source.intervall=1s"], 2, "intervall"),
         (["--set", "source.interval=1"], 2, "has no unit"),
         (["--set", "nonsense"], 2, "SECTION.NAME=VALUE"),

@@ -74,9 +74,13 @@ def test_version_names_the_distribution() -> None:
     assert (answer.returncode, answer.stdout) == (0, f"gpusonde {version('gpusonde')}\n")
 
 
+# Of the commands that are families of commands.
+_A_SUBJECT = {"evaluate": ("epochs",), "spool": ("ls",), "store": ("fsck",), "token": ("new",)}
+
+
 def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
     for name in main.COMMANDS:
-        subject = ["epochs"] if name == "evaluate" else []
+        subject = _A_SUBJECT.get(name, ())
         with pytest.raises(SystemExit) as stopped:
             main.main([name, *subject, "--help"])
         assert stopped.value.code == 0
