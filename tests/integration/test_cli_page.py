@@ -48,6 +48,9 @@ def answers(
     fleet = folder / "fleet"
     write_fleet(fleet, jobs=2, batches=2)
     spool = write_damaged_spool(folder / "spool")
+    damaged = folder / "damaged"
+    write_fleet(damaged, jobs=1, batches=1)
+    (damaged / "segments" / "half.parquet.tmp").touch()
     return {
         "demo": [demo_report],
         "detect": [ask("detect", trace), ask("detect", trace, "--plot", str(folder / "p.png"), "--total-epochs", "40")],
@@ -77,6 +80,12 @@ def answers(
         "spool": [ask("spool", "ls", str(spool)), ask("spool", "fsck", str(spool), "--repair")],
         "collector": [collector_report, ask("collector", "--print-config")],
         "token": [ask("token", "new", "--role", "agent", "--agent-id", "host-*")],
+        "store": [
+            ask("store", "fsck", str(damaged), exit_code=1),
+            ask("store", "compact", str(fleet)),
+            ask("store", "export", str(fleet), str(folder / "all.csv"), "--all"),
+            ask("store", "sql", str(fleet), "SELECT COUNT(*) AS ticks FROM samples"),
+        ],
         "runs": [ask("runs", *at)],
         "epochs": [ask("epochs", "--latest", *at), ask("epochs", run["run_id"], "--total-epochs", "40", *at)],
         "gpus": [ask("gpus"), ask("gpus", "V100")],

@@ -91,8 +91,8 @@ def run_json(arguments: Sequence[str]) -> dict[str, Any]:
     return payload
 
 
-def ask(*arguments: str) -> dict[str, Any]:
-    """Run a subcommand with ``--json`` in this process, which saves the imports; it must succeed."""
+def ask(*arguments: str, exit_code: int = 0) -> dict[str, Any]:
+    """Run a subcommand with ``--json`` in this process, which saves the imports; it must end with the exit code."""
     stdout = io.StringIO()
     root = logging.getLogger()
     before = root.handlers[:], root.level
@@ -101,7 +101,7 @@ def ask(*arguments: str) -> dict[str, Any]:
             code = main([*arguments, "--json"])
     finally:
         root.handlers[:], root.level = before
-    assert code == 0, stdout.getvalue()
+    assert code == exit_code, stdout.getvalue()
     payload: dict[str, Any] = json.loads(stdout.getvalue())
     return payload
 

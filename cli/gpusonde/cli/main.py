@@ -30,6 +30,7 @@ COMMANDS = (
     "record",
     "spool",
     "collector",
+    "store",
     "token",
     "runs",
     "epochs",

@@ -88,6 +88,11 @@ class Reader:
             samples = samples.through(last)
         return in_order_of_time(samples)
 
+    def has_averages(self, gpu_uuid: str, start_unix_nano: int, end_unix_nano: int) -> bool:
+        """Return whether some of the ticks of a GPU in ``[start, end)`` are kept as averages only."""
+        rows = self._segments.parts_between(gpu_uuid, start_unix_nano, end_unix_nano)
+        return any(row.kind is SegmentKind.SECOND for row in rows)
+
     def _blocks_between(self, gpu_uuid: str, start_unix_nano: int, end_unix_nano: int) -> list[StoredBlock]:
         return [
             stored

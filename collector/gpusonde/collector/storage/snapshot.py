@@ -73,6 +73,16 @@ class StoreSnapshot:
         Raises:
             StoreCorruptError: A segment that is needed cannot be read.
         """
+        return self._reader().read(gpu_uuid, start_unix_nano, end_unix_nano, metrics, first=first, last=last)
+
+    def next_tick(self, gpu_uuid: str, start_unix_nano: int) -> int | None:
+        """See ``Store.next_tick``."""
+        return self._reader().next_tick(gpu_uuid, start_unix_nano)
+
+    def has_averages(self, gpu_uuid: str, start_unix_nano: int, end_unix_nano: int) -> bool:
+        """Return whether some of the ticks of a GPU in ``[start, end)`` are kept as averages only."""
+        return self._reader().has_averages(gpu_uuid, start_unix_nano, end_unix_nano)
+
+    def _reader(self) -> Reader:
         memory = Memory(spools={key: position.spool for key, position in self._spools.items()})
-        reader = Reader(memory, self._facts, SegmentCatalog(self._database), self._layout, self._files)
-        return reader.read(gpu_uuid, start_unix_nano, end_unix_nano, metrics, first=first, last=last)
+        return Reader(memory, self._facts, SegmentCatalog(self._database), self._layout, self._files)

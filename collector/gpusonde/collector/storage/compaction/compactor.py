@@ -53,8 +53,8 @@ class CompactionOptions:
 
     delay_s: float = 300.0
     file_bytes: int = 128 << 20
-    batch_gpus: int = 16
-    batch_rows: int = 640_000
+    batch_gpus: int = 8
+    batch_rows: int = 320_000
     step_rows: int = 1_000_000
     group_rows: int = 48_000
 

@@ -13,7 +13,7 @@ from typing import Any
 from gpusonde.collector.storage.errors import StoreCorruptError, StoreError, naming_full_disks
 
 _LOG = logging.getLogger(__name__)
-_VERSION = 3
+_VERSION = 4
 
 _SCHEMA = """
 CREATE TABLE agents (
@@ -78,6 +78,9 @@ CREATE TABLE rejections (
     spool INTEGER NOT NULL, sequence INTEGER NOT NULL, field TEXT NOT NULL, problem TEXT NOT NULL,
     size_bytes INTEGER NOT NULL, file_name TEXT NOT NULL, PRIMARY KEY (spool, sequence)
 ) WITHOUT ROWID;
+CREATE TABLE empty_records (
+    spool INTEGER NOT NULL, sequence INTEGER NOT NULL, PRIMARY KEY (spool, sequence)
+) WITHOUT ROWID;
 CREATE TABLE blank_counts (
     gpu_uuid TEXT NOT NULL, metric TEXT NOT NULL, reason INTEGER NOT NULL, count INTEGER NOT NULL,
     PRIMARY KEY (gpu_uuid, metric, reason)
@@ -139,6 +142,12 @@ CREATE TABLE deletions (
     gpu_count INTEGER NOT NULL, start_unix_nano INTEGER NOT NULL, end_unix_nano INTEGER NOT NULL,
     untracked_gpus INTEGER NOT NULL
 );
+""",
+    # Records that say nothing, so that their sequences do not look like holes.
+    3: """
+CREATE TABLE empty_records (
+    spool INTEGER NOT NULL, sequence INTEGER NOT NULL, PRIMARY KEY (spool, sequence)
+) WITHOUT ROWID;
 """,
 }
 

@@ -240,7 +240,9 @@ def _spool_number(connection: sqlite3.Connection, agent_id: str, spool_id: str) 
 def _save_record(
     connection: sqlite3.Connection, position: Position, agent_id: str, record: Decoded, message: bytes
 ) -> None:
-    if isinstance(record, InventoryRecord):
+    if _is_empty(record):
+        connection.execute("INSERT OR IGNORE INTO empty_records VALUES (?, ?)", position)
+    elif isinstance(record, InventoryRecord):
         connection.execute("INSERT OR IGNORE INTO inventories VALUES (?, ?, ?)", (*position, message))
         for gpu in record.gpus:
             _save_gpu(connection, agent_id, gpu, record.layout)
@@ -278,6 +280,15 @@ def _save_record(
             "INSERT OR IGNORE INTO rejections VALUES (?, ?, ?, ?, ?, ?)",
             (*position, record.field, record.problem, record.size_bytes, record.file_name),
         )
+
+
+def _is_empty(record: Decoded) -> bool:
+    """Whether no row would say that the record was there."""
+    if isinstance(record, BindingsRecord):
+        return not record.bindings
+    if isinstance(record, EventsRecord):
+        return not record.events
+    return isinstance(record, SourceEndedRecord) and not record.gpu_uuids
 
 
 def _save_gpu(connection: sqlite3.Connection, agent_id: str, gpu: GpuDescription, layout: Layout) -> None:

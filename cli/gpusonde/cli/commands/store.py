@@ -1,0 +1,221 @@
+"""``gpusonde store``: looking after a collector's data directory."""
+
+from __future__ import annotations
+
+import argparse
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpusonde.cli import wording
+from gpusonde.cli.output import Output, Screen
+from gpusonde.cli.parsing import Parser, Subparsers, UsageError, add_command, positive_integer
+
+if TYPE_CHECKING:
+    from gpusonde.collector.storage.check.findings import CheckReport
+    from gpusonde.collector.storage.export import ExportReport
+    from gpusonde.collector.storage.offline import CompactReport
+    from gpusonde.collector.storage.sql import SqlAnswer
+
+_EXIT_FINDINGS = 1
+_DEFAULT_LIMIT = 1000
+
+
+def add_parser(subparsers: Subparsers, common: Parser) -> None:
+    """Declare ``gpusonde store``."""
+    parser = add_command(subparsers, common, "store", "check, compact, export or query a collector's data directory")
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=Parser)
+    fsck = _action(actions, "fsck", "read everything and say what is wrong; exit code 1 if anything is")
+    fsck.add_argument("--repair", action="store_true", help="remove files that are not part of the store")
+    _action(actions, "compact", "compact all segments now; no collector may be using the directory")
+    export = _action(actions, "export", "write samples into a trace file")
+    export.add_argument("out", type=Path, metavar="OUT", help="file to write: .parquet or .csv")
+    export.add_argument("--gpu", action="append", default=[], metavar="UUID", help="this GPU (repeatable)")
+    export.add_argument("--all", action="store_true", help="every GPU with samples in that time")
+    export.add_argument("--from", dest="start", type=time_unix_nano, metavar="TIME", help="earliest time")
+    export.add_argument(
+        "--to", dest="end", type=time_unix_nano, metavar="TIME", help="time after the latest; ISO 8601 or Unix seconds"
+    )
+    sql = _action(actions, "sql", "answer one SELECT with DuckDB (needs the extra 'sql')")
+    sql.add_argument("statement", metavar="SELECT", help="over samples, seconds, runs, epochs, ... (docs/collector.md)")
+    sql.add_argument("--limit", type=positive_integer, default=_DEFAULT_LIMIT, metavar="N", help="most rows; 1000")
+
+
+def _action(actions: Subparsers, name: str, summary: str) -> Parser:
+    # Options are repeated, so that they may follow the word; left out there, they keep what was given before it.
+    parser = actions.add_parser(
+        name,
+        help=summary,
+        description=summary[:1].upper() + summary[1:] + ".",
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    parser.add_argument("directory", type=Path, metavar="DIR", help="data directory of a collector")
+    group = parser.add_argument_group("output")
+    group.add_argument("--json", action="store_true", help="print one JSON object on stdout (keys: docs/cli.md)")
+    group.add_argument("--verbose", action="store_true", help="log debug messages; show tracebacks of errors")
+    group.add_argument("--log-format", choices=("text", "json"), help="form of the log lines on stderr")
+    return parser
+
+
+def time_unix_nano(text: str) -> int:
+    """Argument type: ISO 8601 (without a zone it is UTC) or Unix seconds, as Unix nanoseconds."""
+    try:
+        return round(float(text) * 1e9)
+    except (ValueError, OverflowError):
+        pass
+    try:
+        moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time; write 2026-11-21T10:00:00Z or Unix seconds") from None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=timezone.utc)
+    since = moment - datetime(1970, 1, 1, tzinfo=timezone.utc)
+    return (since.days * 86_400 + since.seconds) * 1_000_000_000 + since.microseconds * 1000
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do what was asked for."""
+    output = Output(as_json=args.json)
+    return {"fsck": _fsck, "compact": _compact, "export": _export, "sql": _sql}[args.action](args, output)
+
+
+def _fsck(args: argparse.Namespace, output: Output) -> int:
+    from gpusonde.collector.storage.check.check import check_store
+
+    with output.progress("reading", total=1.0) as show:
+        report = check_store(args.directory, repair=getattr(args, "repair", False), on_progress=show)
+    findings = [
+        {"kind": f.kind.value, "file": f.path, "problem": f.problem, "repaired": f.repaired} for f in report.findings
+    ]
+    output.result(
+        {
+            "directory": str(args.directory),
+            "live": report.live,
+            "segments": report.segments,
+            "rows": report.rows,
+            "size_bytes": report.size_bytes,
+            "log_entries": report.log_entries,
+            "recorded_gaps": report.gaps,
+            "deleted_files": report.deletions,
+            "findings": findings,
+        },
+        lambda screen: _render_check(screen, report),
+    )
+    return _EXIT_FINDINGS if findings else 0
+
+
+def _render_check(screen: Screen, report: CheckReport) -> None:
+    screen.line(
+        f"read {wording.count(report.segments, 'segment')} with {report.rows:,} rows,"
+        f" {report.size_bytes / 1e6:,.1f} MB, and {wording.count(report.log_entries, 'record')} in the log;"
+        f" {wording.count(report.gaps, 'gap')} on record,"
+        f" {wording.count(report.deletions, 'file')} deleted by retention"
+    )
+    if report.live:
+        screen.note("a collector is using the directory: what it is just writing was left out")
+    for finding in report.findings:
+        screen.note(f"{finding.kind.value}: {finding.path}: {finding.problem}")
+    if not report.findings:
+        screen.line("nothing is wrong")
+
+
+def _compact(args: argparse.Namespace, output: Output) -> int:
+    from gpusonde.collector.storage.offline import compact_store
+
+    report = compact_store(args.directory)
+    output.result(
+        {
+            "directory": str(args.directory),
+            "files_written": report.files_written,
+            "segments_left": report.segments_left,
+            "size_before_bytes": report.size_before_bytes,
+            "size_after_bytes": report.size_after_bytes,
+            "averages_bytes": report.averages_bytes,
+        },
+        lambda screen: _render_compact(screen, report),
+    )
+    return _EXIT_FINDINGS if report.segments_left else 0
+
+
+def _render_compact(screen: Screen, report: CompactReport) -> None:
+    screen.line(
+        f"{wording.count(report.files_written, 'file')} written; ticks take {report.size_after_bytes / 1e6:,.1f} MB,"
+        f" before it was {report.size_before_bytes / 1e6:,.1f} MB; averages {report.averages_bytes / 1e6:,.1f} MB"
+    )
+    if report.segments_left:
+        screen.note(
+            f"{wording.count(report.segments_left, 'segment')} could not be read; 'gpusonde store fsck' says why"
+        )
+
+
+def _export(args: argparse.Namespace, output: Output) -> int:
+    from gpusonde.collector.storage.export import export_samples
+
+    gpus, everything = getattr(args, "gpu", []), getattr(args, "all", False)
+    if bool(gpus) == everything:
+        raise UsageError("name GPUs with --gpu UUID, or use --all")
+    start, end = getattr(args, "start", 0), getattr(args, "end", 1 << 62)
+    if end <= start:
+        raise UsageError("--to comes before --from")
+    if args.out.suffix.lower() not in (".parquet", ".csv"):
+        raise UsageError(f"{args.out}: a trace file ends with .parquet or .csv")
+    with output.progress("exporting"):
+        report = export_samples(args.directory, args.out, gpus, start_unix_nano=start, end_unix_nano=end)
+    output.result(
+        {
+            "out": str(args.out),
+            "live": report.live,
+            "gpus": [
+                {
+                    "gpu_uuid": gpu.gpu_uuid,
+                    "gpu_model": gpu.gpu_model or None,
+                    "ticks": gpu.ticks,
+                    "resolution_s": gpu.resolution_s or None,
+                }
+                for gpu in report.gpus
+            ],
+        },
+        lambda screen: _render_export(screen, args.out, report),
+    )
+    return 0
+
+
+def _render_export(screen: Screen, out: Path, report: ExportReport) -> None:
+    screen.line(
+        f"{out}: {wording.count(sum(gpu.ticks for gpu in report.gpus), 'tick')} of"
+        f" {wording.count(len(report.gpus), 'GPU')}"
+    )
+    averaged = [gpu for gpu in report.gpus if gpu.resolution_s]
+    if averaged:
+        screen.note(
+            f"of {wording.count(len(averaged), 'GPU')} the oldest ticks are deleted: what is left are averages over"
+            " a second"
+        )
+    if report.live:
+        screen.note("a collector is using the directory: what it has not sealed yet, about a minute, is missing")
+
+
+def _sql(args: argparse.Namespace, output: Output) -> int:
+    from gpusonde.collector.storage.sql import ask
+
+    answer = ask(args.directory, args.statement, limit=getattr(args, "limit", _DEFAULT_LIMIT))
+    output.result(
+        {
+            "columns": [{"name": n, "type": t} for n, t in zip(answer.columns, answer.types, strict=True)],
+            "rows": [[_plain(value) for value in row] for row in answer.rows],
+            "truncated": answer.truncated,
+        },
+        lambda screen: _render_answer(screen, answer),
+    )
+    return 0
+
+
+def _plain(value: object) -> object:
+    return value if value is None or isinstance(value, (bool, int, float, str, list, tuple, dict)) else str(value)
+
+
+def _render_answer(screen: Screen, answer: SqlAnswer) -> None:
+    screen.table(answer.columns, [["" if cell is None else str(cell) for cell in row] for row in answer.rows])
+    if answer.truncated:
+        screen.note(f"there are more than {wording.count(len(answer.rows), 'row')}: raise --limit, or ask for less")

@@ -1,0 +1,1 @@
+"""Checking a data directory: ``gpusonde store fsck``."""

@@ -1,0 +1,159 @@
+"""Stored samples as trace files, straight from a data directory."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from gpusonde.collector.storage.disk.layout import StoreLayout
+from gpusonde.collector.storage.errors import StoreError, StoreLockedError
+from gpusonde.collector.storage.local import LocalStore, StoreOptions
+from gpusonde.collector.storage.samples import Samples
+from gpusonde.collector.storage.snapshot import StoreSnapshot
+from gpusonde.collector.storage.tables.facts import GpuRow
+from gpusonde.common.v1 import gpu_pb2
+from gpusonde.telemetry import TraceMetadata, TraceWriter
+
+# 15 minutes of 27 metrics at 10 Hz are two megabytes.
+_WINDOW_NS = 900 * 1_000_000_000
+
+
+class UnknownGpuUuidError(StoreError):
+    """A GPU of which the store has no samples in the time that was asked for."""
+
+
+@dataclass(frozen=True)
+class ExportedGpu:
+    """What was written of one GPU.
+
+    Attributes:
+        gpu_uuid: The GPU.
+        gpu_model: Its product name.
+        ticks: Rows.
+        resolution_s: 0 where all are as sampled, 1 where some are averages over a second.
+    """
+
+    gpu_uuid: str
+    gpu_model: str
+    ticks: int
+    resolution_s: float
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """What was written.
+
+    Attributes:
+        gpus: The GPUs.
+        live: Whether a collector was using the directory: what it had not sealed yet, a minute at most, is missing.
+    """
+
+    gpus: Sequence[ExportedGpu]
+    live: bool
+
+
+class _Source(Protocol):
+    """What is needed of a store or a snapshot of one."""
+
+    def gpus(self) -> list[GpuRow]: ...
+
+    def metrics_of(self, gpu_uuid: str) -> list[str]: ...
+
+    def next_tick(self, gpu_uuid: str, start_unix_nano: int) -> int | None: ...
+
+    def has_averages(self, gpu_uuid: str, start_unix_nano: int, end_unix_nano: int) -> bool: ...
+
+    def read(
+        self, gpu_uuid: str, start_unix_nano: int, end_unix_nano: int, metrics: Sequence[str] | None = None
+    ) -> Samples: ...
+
+
+def export_samples(
+    directory: Path,
+    out: Path,
+    gpus: Sequence[str] = (),
+    *,
+    start_unix_nano: int = 0,
+    end_unix_nano: int = 1 << 62,
+    on_tick: Callable[[str, int], None] = lambda _gpu, _time: None,
+) -> ExportReport:
+    """Write the samples of GPUs in ``[start, end)`` into a trace file.
+
+    Args:
+        directory: A data directory. If no collector uses it, its log is read too.
+        out: Ends with ``.parquet`` or ``.csv``; time 0 is the first tick of all.
+        gpus: UUIDs; none means every GPU with samples in that time.
+        start_unix_nano: Earliest time.
+        end_unix_nano: Time after the latest.
+        on_tick: Called with the GPU and the time up to which it has been written.
+
+    Raises:
+        UnknownGpuUuidError: A GPU has no samples in that time, or no GPU has any.
+        StoreError: It is no data directory; a segment that is needed cannot be read.
+        gpusonde.telemetry.TraceError: The name ends otherwise.
+        OSError: The file cannot be written.
+    """
+    with _opened(directory) as (source, live):
+        rows = {row.gpu_uuid: row for row in source.gpus()}
+        first_ticks: dict[str, int] = {}
+        for gpu_uuid in gpus or rows:
+            tick = source.next_tick(gpu_uuid, start_unix_nano) if gpu_uuid in rows else None
+            if tick is not None and tick < end_unix_nano:
+                first_ticks[gpu_uuid] = tick
+            elif gpus:
+                raise UnknownGpuUuidError(f"{directory} holds no samples of GPU {gpu_uuid!r} in that time")
+        if not first_ticks:
+            raise UnknownGpuUuidError(f"{directory} holds no samples in that time")
+        origin = min(first_ticks.values())
+        models = {gpu: gpu_pb2.Gpu.FromString(rows[gpu].message).product_name for gpu in first_ticks}
+        averaged = {gpu: source.has_averages(gpu, start_unix_nano, end_unix_nano) for gpu in first_ticks}
+        metrics = list(dict.fromkeys(name for gpu in first_ticks for name in source.metrics_of(gpu)))
+        metadata = [
+            TraceMetadata(
+                gpu_uuid=gpu,
+                gpu_model=models[gpu],
+                origin_unix_s=origin / 1e9,
+                attributes={"resolution_s": "1"} if averaged[gpu] else {},
+            )
+            for gpu in first_ticks
+        ]
+        written = dict.fromkeys(first_ticks, 0)
+        with TraceWriter(out, metrics, metadata) as writer:
+            for gpu, tick in first_ticks.items():
+                for samples in _windows(source, gpu, metrics, tick, end_unix_nano):
+                    time_s = (samples.time_unix_nano - origin) / 1e9
+                    writer.append(time_s, samples.matrix(metrics), gpu)
+                    written[gpu] += len(samples)
+                    on_tick(gpu, int(samples.time_unix_nano[-1]))
+    exported = [ExportedGpu(gpu, models[gpu], written[gpu], 1.0 if averaged[gpu] else 0.0) for gpu in first_ticks]
+    return ExportReport(exported, live)
+
+
+def _windows(source: _Source, gpu: str, metrics: Sequence[str], tick: int, end: int) -> Iterator[Samples]:
+    found: int | None = tick
+    while found is not None and found < end:
+        until = min(found + _WINDOW_NS, end)
+        samples = source.read(gpu, found, until, metrics)
+        if len(samples):
+            yield samples
+        found = source.next_tick(gpu, until)
+
+
+@contextlib.contextmanager
+def _opened(directory: Path) -> Iterator[tuple[_Source, bool]]:
+    """Open a data directory with its log, or beside the collector that has it."""
+    with StoreSnapshot(directory) as snapshot:
+        # Says what is wrong with a directory that is none, before a store would make one of it.
+        store = LocalStore(StoreLayout(directory).directory, StoreOptions(reserve_bytes=0))
+        try:
+            store.open()
+        except StoreLockedError:
+            yield snapshot, True
+            return
+    try:
+        yield store, False
+    finally:
+        store.close()

@@ -1,0 +1,128 @@
+"""SQL over a data directory, for operators: DuckDB reads, and can do nothing else.
+
+DuckDB gets Arrow data sets and tables under fixed names and no access to files or the network; one SELECT is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+
+from gpusonde.collector.storage.disk.layout import SegmentKind, StoreLayout
+from gpusonde.collector.storage.errors import StoreError
+from gpusonde.collector.storage.tables.database import Database
+from gpusonde.collector.storage.tables.segment_catalog import SegmentCatalog, SegmentFile
+
+# What of the catalogue can be asked, without what only the collector understands.
+TABLES = (
+    "agents", "blank_counts", "deletions", "epochs", "gaps", "gpu_events", "job_bindings", "losses", "rejections",
+    "runs", "segments", "spools",
+)  # fmt: skip
+
+
+class SqlError(StoreError):
+    """A statement that is no single SELECT, or that DuckDB refuses."""
+
+
+class SqlSupportError(StoreError):
+    """DuckDB is not installed."""
+
+    def __init__(self) -> None:
+        """Say how to install it."""
+        super().__init__("SQL needs DuckDB, which is not installed: run pip install 'gpusonde[sql]'")
+
+
+@dataclass(frozen=True)
+class SqlAnswer:
+    """The rows of an answer.
+
+    Attributes:
+        columns: Names.
+        types: DuckDB's types.
+        rows: Values of Python.
+        truncated: Whether there are more.
+    """
+
+    columns: list[str]
+    types: list[str]
+    rows: list[tuple[Any, ...]]
+    truncated: bool
+
+
+def ask(directory: Path, statement: str, *, limit: int = 1000) -> SqlAnswer:
+    """Answer one SELECT over the views ``samples``, ``seconds`` and the tables of the catalogue.
+
+    Args:
+        directory: A data directory, also one that a collector is using; what that has not sealed yet is not seen.
+        statement: The SELECT.
+        limit: Most rows.
+
+    Raises:
+        SqlSupportError: DuckDB is not installed.
+        SqlError: It is no single SELECT, or is wrong.
+        StoreError: It is no data directory.
+    """
+    try:
+        import duckdb  # noqa: PLC0415 - optional
+    except ImportError:
+        raise SqlSupportError from None
+    database = Database(StoreLayout(directory).catalog)
+    database.open_read_only()
+    try:
+        with _connected(duckdb, directory, database) as connection:
+            try:
+                statements = connection.extract_statements(statement)
+                if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
+                    raise SqlError("write one SELECT; nothing else is taken")
+                result = connection.execute(statements[0])
+                rows = result.fetchmany(limit + 1)
+            except duckdb.Error as error:
+                raise SqlError(str(error)) from error
+            columns = [(str(name), str(kind)) for name, kind, *_ in result.description]
+    finally:
+        database.close()
+    return SqlAnswer([name for name, _ in columns], [kind for _, kind in columns], rows[:limit], len(rows) > limit)
+
+
+@contextmanager
+def _connected(duckdb: Any, directory: Path, database: Database) -> Iterator[Any]:
+    segments = SegmentCatalog(database)
+    layout = StoreLayout(directory)
+    with duckdb.connect(":memory:", config={"python_enable_replacements": False}) as connection:
+        ticks = segments.files(SegmentKind.MINUTE, SegmentKind.HOUR)
+        for name, files in (("samples", ticks), ("seconds", segments.files(SegmentKind.SECOND))):
+            connection.register(name, _data_set(layout, files))
+        for name in TABLES:
+            connection.register(name, _table(database, name))
+        connection.execute("SET enable_external_access = false")
+        connection.execute("SET lock_configuration = true")
+        yield connection
+
+
+def _data_set(layout: StoreLayout, files: list[SegmentFile]) -> Any:
+    paths = [path for f in files if (path := layout.path(f.kind, f.file_name)).is_file()]
+    if not paths:
+        return pa.table({"gpu_uuid": pa.array([], pa.string()), "time_unix_nano": pa.array([], pa.int64())})
+    schema = pa.unify_schemas([pq.read_schema(path).remove_metadata() for path in paths])
+    return ds.dataset([str(path) for path in paths], schema=schema, format="parquet")
+
+
+def _table(database: Database, name: str) -> pa.Table:
+    columns = [(str(row[1]), str(row[2])) for row in database.rows(f"PRAGMA table_info({name})")]
+    kept = [(column, kind) for column, kind in columns if kind != "BLOB"]
+    rows = database.rows(f"SELECT {', '.join(column for column, _ in kept)} FROM {name}")  # noqa: S608 - own text
+    types = {"INTEGER": pa.int64(), "REAL": pa.float64()}
+    values = zip(*rows, strict=True) if rows else [()] * len(kept)
+    return pa.table(
+        {
+            column: pa.array(list(cells), types.get(kind, pa.string()))
+            for (column, kind), cells in zip(kept, values, strict=True)
+        }
+    )
