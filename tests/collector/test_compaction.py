@@ -332,6 +332,21 @@ def test_power_loss_at_any_moment_of_compaction_loses_and_repeats_nothing(tmp_pa
     store.close()
 
 
+def test_the_store_says_what_it_did_and_how_large_it_is(open_store, clock):
+    store = open_store()
+    seen = {"log": [], "segment": [], "compaction": []}
+    store.counters.on_log_sync = seen["log"].append
+    store.counters.on_segment = seen["segment"].append
+    store.counters.on_compaction = seen["compaction"].append
+    fill(store, 1, 30)
+    clock.now_ns += 2 * HOUR_NS
+    store.maintenance.run()
+    assert {name: len(taken) for name, taken in seen.items()} == {"log": 3, "segment": 3, "compaction": 1}
+    sizes = store.tier_bytes()
+    assert sizes["log"] == 0
+    assert min(sizes["raw"], sizes["second"], sizes["catalog"]) > 0
+
+
 def test_encodings_are_chosen_by_what_comes_out_smaller():
     chance = np.random.default_rng(0)
     noise = chance.random(20_000).astype(np.float32)

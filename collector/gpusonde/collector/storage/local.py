@@ -163,8 +163,10 @@ class LocalStore:
             if not fresh:
                 return len(records)
             self._check_room()
+            began = self._monotonic_clock()
             with naming_full_disks(self._log_directory):
                 self._log.append([incoming.entry for _, incoming in fresh])
+            self.counters.on_log_sync(self._monotonic_clock() - began)
             facts = [
                 (position, incoming.entry.agent_id, incoming.decoded, incoming.entry.payload)
                 for position, incoming in fresh
@@ -299,12 +301,14 @@ class LocalStore:
         generation = frozen.generation
         segment = None
         if generation.blocks:
+            began = self._monotonic_clock()
             data, parts = encode_segment(generation.blocks)
             now = self._wall_clock_ns()
             name = f"{now:020d}-{frozen.last_part:08d}.parquet"
             path = self._segment_directory / name
             with naming_full_disks(path):
                 write_durably(self._files, path, data)
+            self.counters.on_segment(self._monotonic_clock() - began)
             segment = NewSegment(name, len(data), sum(part.row_count for part in parts), now, parts)
         stored = [Position(spool, sequence) for spool, sequence in generation.reached.items()]
         with self._memory.lock:
