@@ -342,10 +342,9 @@ def measure(
         began = time.process_time()
         store.maintenance.compact_all()
         took = time.process_time() - began
-        print(
-            f"{workload.name}: peak RSS {before >> 10} -> {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10} MiB, {took / gpus * 1e3:.0f} ms per GPU-hour",
-            file=sys.stderr,
-        )
+        after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        peaks = f"peak RSS {before >> 10} -> {after >> 10} MiB"
+        print(f"{workload.name}: {peaks}, compaction {took / gpus * 1e3:.0f} ms per GPU-hour", file=sys.stderr)
         store.close()
         layout = store.layout
         stages.append(Stage("after compaction", folder_bytes(layout.folder(SegmentKind.HOUR)), took))

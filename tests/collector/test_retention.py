@@ -7,10 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from support.faulty_store_files import FaultyStoreFiles
+from support.running_collector import ThreadCollector
 from support.store_records import EVER, Feed
 from support.wire_agent import START_NS, TICK_NS, batch, block
 
 from gpusonde.collector import LocalStore
+from gpusonde.collector.client import Client
+from gpusonde.collector.query.samples import SampleStream
 from gpusonde.collector.records.model import Position
 from gpusonde.collector.storage.compaction.maintenance import MaintenanceOptions
 from gpusonde.collector.storage.compaction.retention import RetentionOptions, TierLimits
@@ -21,6 +24,7 @@ from gpusonde.collector.storage.seconds import averages, count_of, joined, large
 from gpusonde.collector.storage.tables.deletions import Deletions
 from gpusonde.collector.storage.tables.results import Results
 from gpusonde.collector.upkeep import look_after
+from gpusonde.query.v1 import query_pb2
 
 HOUR_S, DAY_S = 3600.0, 86_400.0
 HOUR_NS = 3600 * 10**9
@@ -264,3 +268,35 @@ def test_the_collector_goes_on_when_maintenance_fails_and_stops_it_at_its_end(ca
     assert maintenance.stop.is_set()
     assert "no space left" in caplog.text
     assert "ZeroDivisionError" in caplog.text
+
+
+def test_the_answer_to_a_question_says_where_only_averages_are_left(open_store, clock):
+    store = open_store({"raw": TierLimits(age_s=DAY_S), "second": TierLimits()})
+    hours_of_records(store, clock, 3)
+    clock.now_ns += HOUR_NS
+    store.maintenance.run()
+    tracked(store)
+    clock.now_ns += 22 * HOUR_NS
+    store.maintenance.run()
+    request = query_pb2.ReadSamplesRequest(gpu_uuid="GPU-a", metrics=["sm_active"])
+    assert max(resolution_s for _, resolution_s in SampleStream(store, request).pieces()) == 1.0
+    request.start_time.FromNanoseconds(START_NS + 110 * TICK_NS)
+    assert {resolution_s for _, resolution_s in SampleStream(store, request).pieces()} == {0.0}
+
+
+def test_a_client_tells_averages_from_ticks(tmp_path, clock, open_store):
+    store = open_store({"raw": TierLimits(age_s=DAY_S), "second": TierLimits()})
+    hours_of_records(store, clock, 1)
+    clock.now_ns += HOUR_NS
+    store.maintenance.run()
+    tracked(store)
+    clock.now_ns += 40 * HOUR_NS
+    store.maintenance.run()
+    store.append(Feed().batches(7, 9))
+    store.close()
+    with ThreadCollector(tmp_path / "data", runs__track="false") as collector, Client(collector.target) as client:
+        mixed = client.read_samples("GPU-a")
+        late = client.read_samples("GPU-a", start_unix_nano=START_NS + 50 * TICK_NS)
+    assert (mixed.attributes["resolution_s"], len(mixed)) == ("1", 5 + 30)
+    assert "averages over 1 s are left" in mixed.warnings[0]
+    assert (dict(late.attributes), late.warnings, len(late)) == ({}, (), 30)

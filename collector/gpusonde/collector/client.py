@@ -6,6 +6,7 @@ import io
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from types import TracebackType
 from typing import cast
 
@@ -211,6 +212,9 @@ class Client:
     ) -> Trace:
         """Return the samples of a GPU as a trace whose time 0 is its first tick.
 
+        Where ticks are older than the collector keeps them and averages are left, the trace says so: a warning, and
+        the attribute ``resolution_s``.
+
         Args:
             gpu_uuid: The GPU.
             metrics: Names; empty means all.
@@ -226,10 +230,12 @@ class Client:
         if end_unix_nano is not None:
             request.end_time.FromNanoseconds(end_unix_nano)
         stream = io.BytesIO()
+        resolution_s = 0.0
         with self._errors():
             for response in self._stub.ReadSamples(request, timeout=10 * self._timeout_s, metadata=self._metadata):
                 stream.write(response.arrow_ipc)
-        return _trace(gpu_uuid, stream.getvalue())
+                resolution_s = max(resolution_s, response.resolution.ToNanoseconds() / 1e9)
+        return _trace(gpu_uuid, stream.getvalue(), resolution_s)
 
     def read_run(self, run: RunInfo, *, metrics: Sequence[str] = ()) -> Trace:
         """Return the samples of a run, from its start to its end.
@@ -240,7 +246,7 @@ class Client:
         trace = self.read_samples(
             run.gpu_uuid, metrics=metrics, start_unix_nano=run.start_unix_nano, end_unix_nano=run.end_unix_nano + 1
         )
-        return Trace(trace.time_s, trace.values, trace.gpu_uuid, run.product_name, trace.origin_unix_s)
+        return replace(trace, gpu_model=run.product_name)
 
     def _predict(self, request: query_pb2.PredictEpochLatencyRequest) -> PredictionSet:
         with self._errors():
@@ -368,7 +374,7 @@ def _prediction(prediction: query_pb2.EpochLatencyPrediction) -> Prediction:
     )
 
 
-def _trace(gpu_uuid: str, stream: bytes) -> Trace:
+def _trace(gpu_uuid: str, stream: bytes, resolution_s: float) -> Trace:
     # Reading samples needs Arrow; listing runs must not wait for its import.
     import pyarrow as pa  # noqa: PLC0415
 
@@ -376,7 +382,11 @@ def _trace(gpu_uuid: str, stream: bytes) -> Trace:
     time_ns = table.column("time_unix_nano").to_numpy()
     origin = int(time_ns[0]) if time_ns.size else 0
     values = {name: table.column(name).to_numpy().astype(np.float64) for name in table.column_names[1:]}
-    return Trace((time_ns - origin) / 1e9, values, gpu_uuid=gpu_uuid, origin_unix_s=origin / 1e9 if origin else None)
+    trace = Trace((time_ns - origin) / 1e9, values, gpu_uuid=gpu_uuid, origin_unix_s=origin / 1e9 if origin else None)
+    if not resolution_s:
+        return trace
+    warning = f"the oldest ticks are deleted: of them averages over {resolution_s:g} s are left"
+    return replace(trace, attributes={"resolution_s": f"{resolution_s:g}"}, warnings=(warning,))
 
 
 def _seconds(message: query_pb2.Run | query_pb2.EpochLatencyPrediction, name: str) -> float:

@@ -13,8 +13,10 @@ from gpusonde.query.v1 import query_pb2
 from gpusonde.telemetry import UnknownMetricError, metric
 
 LARGEST_PIECE_BYTES = 1 << 20
-# Read at a time: 15 minutes of 27 metrics at 10 Hz are about a megabyte.
+# Read at a time: about a megabyte, which is 15 minutes of 27 metrics at 10 Hz; of few metrics some hours.
 _WINDOW_NS = 900 * 1_000_000_000
+_METRICS_PER_WINDOW = 27
+_MOST_WINDOWS = 12
 _END_OF_TIME = 1 << 62
 
 
@@ -30,8 +32,10 @@ class SampleStream:
         self._store = store
         self._request = request
 
-    def pieces(self) -> Iterator[bytes]:
+    def pieces(self) -> Iterator[tuple[bytes, float]]:
         """Yield the stream in pieces of at most a mebibyte; memory stays bounded however long the range is.
+
+        Beside each piece stands the resolution of its samples in seconds, 0 when they are as sampled.
 
         Raises:
             NotFoundError: No such GPU, or it has no such metric.
@@ -50,13 +54,14 @@ class SampleStream:
         with pa.ipc.new_stream(pa.PythonFile(sink, mode="w"), schema) as writer:
             for window in self._windows(start, end, metrics):
                 writer.write_batch(_record_batch(window, schema))
-                yield from sink.take()
-        yield from sink.take()
+                yield from ((piece, window.resolution_s) for piece in sink.take())
+        yield from ((piece, 0.0) for piece in sink.take())
 
     def _windows(self, start: int, end: int, metrics: Sequence[str]) -> Iterator[Samples]:
+        windows = min(max(1, _METRICS_PER_WINDOW // len(metrics)), _MOST_WINDOWS)
         # From tick to tick: a host that once woke up in 1970 leaves decades without any between.
         while (tick := self._store.next_tick(self._request.gpu_uuid, start)) is not None and tick < end:
-            start = min(tick + _WINDOW_NS, end)
+            start = min(tick + _WINDOW_NS * windows, end)
             yield self._store.read(self._request.gpu_uuid, tick, start, metrics)
 
     def _metrics(self) -> list[str]:

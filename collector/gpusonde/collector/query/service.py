@@ -67,8 +67,12 @@ class QueryService(query_pb2_grpc.QueryServiceServicer):
     ) -> AsyncIterator[query_pb2.ReadSamplesResponse]:
         """Stream the samples of a GPU."""
         pieces = SampleStream(self._store, request).pieces()
-        while (piece := await self._answer(context, lambda: next(pieces, None))) is not None:
-            yield query_pb2.ReadSamplesResponse(arrow_ipc=piece)
+        while (found := await self._answer(context, lambda: next(pieces, None))) is not None:
+            piece, resolution_s = found
+            response = query_pb2.ReadSamplesResponse(arrow_ipc=piece)
+            if resolution_s:
+                response.resolution.FromNanoseconds(round(resolution_s * 1e9))
+            yield response
 
     async def _answer(self, context: Context, answer: Callable[[], _Answer]) -> _Answer:
         """Run an answer in the executor and turn its exceptions into statuses."""

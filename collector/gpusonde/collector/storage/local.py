@@ -355,12 +355,9 @@ class LocalStore:
         return self._reader().has_averages(gpu_uuid, start_unix_nano, end_unix_nano)
 
     def tier_bytes(self) -> dict[str, int]:
-        """Return the size of the store on the disk: of ``log``, ``raw`` (ticks) and ``second`` (averages)."""
-        sizes = dict.fromkeys(("log", *TIERS), 0)
-        for tier, kinds in TIERS.items():
-            sizes[tier] = sum(segment.size_bytes for segment in self._segments.files(*kinds))
-        sizes["log"] = self._log.size_bytes
-        return sizes
+        """Return the size of the store on the disk: ``raw`` (ticks), ``second`` (averages), ``log``, ``catalog``."""
+        sizes = {tier: sum(s.size_bytes for s in self._segments.files(*kinds)) for tier, kinds in TIERS.items()}
+        return sizes | {"log": self._log.size_bytes, "catalog": self.layout.catalog.stat().st_size}
 
     def arrivals(self, agent_id: str, gpu_uuid: str, after: Position) -> Iterator[Arrival]:
         """See ``Store.arrivals``."""

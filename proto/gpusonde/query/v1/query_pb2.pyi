@@ -335,7 +335,9 @@ class ReadSamplesRequest(_message.Message):
     def __init__(self, gpu_uuid: _Optional[str] = ..., metrics: _Optional[_Iterable[str]] = ..., start_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class ReadSamplesResponse(_message.Message):
-    __slots__ = ("arrow_ipc",)
+    __slots__ = ("arrow_ipc", "resolution")
     ARROW_IPC_FIELD_NUMBER: _ClassVar[int]
+    RESOLUTION_FIELD_NUMBER: _ClassVar[int]
     arrow_ipc: bytes
-    def __init__(self, arrow_ipc: _Optional[bytes] = ...) -> None: ...
+    resolution: _duration_pb2.Duration
+    def __init__(self, arrow_ipc: _Optional[bytes] = ..., resolution: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
