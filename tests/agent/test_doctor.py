@@ -9,6 +9,7 @@ from support.fake_dcgm.engine import TURING
 
 from gpusonde.agent.config import SourceConfig
 from gpusonde.agent.doctor import SystemFacts, examine, read_system
+from gpusonde.agent.sources.nvml.processes import NvmlProcesses
 from gpusonde.agent.sources.nvml.source import NvmlSource
 from gpusonde.cli.agent_doctor import payload, render
 from gpusonde.cli.demo.traces import bundled_trace
@@ -19,10 +20,24 @@ from gpusonde.telemetry import METRICS, BlankReason
 DRIVER = SystemFacts("570.1", profiling_admin_only=False, is_root=False, device_nodes=())
 
 
-def diagnose(host, *sources, config=None, facts=DRIVER):
+class Running:
+    """Knows the processes of every GPU, or of none."""
+
+    def __init__(self, processes):
+        self.processes = processes
+
+    def compute_processes(self):
+        return self.processes
+
+    def close(self):
+        return
+
+
+def diagnose(host, *sources, config=None, facts=DRIVER, processes=None):
     return examine(
         config or SourceConfig(),
         sources=sources,
+        processes=Running(processes if processes is not None else {}),
         read_facts=lambda: facts,
         monotonic=lambda: host.monotonic_s,
         sleep=host.advance,
@@ -36,7 +51,8 @@ def text_of(diagnosis, capsys):
 
 def test_a_healthy_engine_is_shown_with_fields_origins_and_rates(dcgm_host, capsys):
     dcgm_host.engine.groups = {1: TURING}
-    diagnosis = diagnose(dcgm_host, dcgm_host.source(), NvmlSource(load=no_nvml))
+    running = {dcgm_host.engine.uuid(0): (7, 12), dcgm_host.engine.uuid(1): ()}
+    diagnosis = diagnose(dcgm_host, dcgm_host.source(), NvmlSource(load=no_nvml), processes=running)
     assert diagnosis.chosen is diagnosis.sources[0]
     assert diagnosis.chosen.library_version == "4.4.2"
     assert diagnosis.chosen.engine_address == "127.0.0.1:5555"
@@ -50,9 +66,12 @@ def test_a_healthy_engine_is_shown_with_fields_origins_and_rates(dcgm_host, caps
     assert metrics["sm_active"].multiplexed
     assert metrics["sm_active"].has_value
     assert diagnosis.advice == ()
+    assert [g.processes for g in diagnosis.chosen.gpus] == [2, 0]
+    assert (metrics["power_watts"].origin, diagnosis.chosen.lag_s > 0) == ("dcgm 157, else 155", True)
     assert dcgm_host.engine.connections == []
     said = text_of(diagnosis, capsys)
     assert "driver: 570.1" in said
+    assert "processes that compute on it: 2" in said
     assert "the agent would sample with dcgm" in said
     assert "measured in turns" in said
 
@@ -106,6 +125,39 @@ def test_a_pause_for_a_profiler_is_told(dcgm_host, tmp_path):
     config = SourceConfig(profiler_pause_file=str(pause))
     diagnosis = diagnose(dcgm_host, dcgm_host.source(pause_file=str(pause)), config=config)
     assert any(f"{pause} exists" in advice for advice in diagnosis.advice)
+
+
+def test_the_instances_of_a_split_gpu_are_shown_with_what_they_give(fake_nvml, capsys):
+    instance = fake_nvml.set_mig(1, 0, 3, 2)
+    fake_nvml.add_process(4711, 1, 0)
+    processes = NvmlProcesses(fake_nvml.loader()).compute_processes()
+    diagnosis = diagnose(fake_nvml, fake_nvml.source(), processes=processes)
+    part = diagnosis.chosen.gpus[2]
+    assert (part.key, part.gpu_uuid, part.processes) == (instance, fake_nvml.uuid(1), 1)
+    metrics = {m.name: m for m in part.metrics}
+    assert (metrics["sm_active"].origin, metrics["sm_active"].has_value) == ("gpm 2", True)
+    assert metrics["power_watts"].missing_reason is BlankReason.NOT_SUPPORTED
+    assert not any("processes" in advice for advice in diagnosis.advice)
+    said = text_of(diagnosis, capsys)
+    assert f"MIG instance {instance} of GPU 1" in said
+    assert "processes that compute on it: not told" in said  # the split GPU itself
+    assert [g["mig_uuid"] for g in payload(diagnosis, "auto")["gpus"]] == [None, None, instance]
+
+
+def test_refused_gpm_and_hidden_processes_are_told_with_what_to_do(fake_nvml):
+    fake_nvml.fail("nvmlGpmSampleGet", 4)
+    diagnosis = diagnose(fake_nvml, fake_nvml.source())
+    fake_nvml.heal()
+    metrics = {m.name: m for m in diagnosis.chosen.gpus[0].metrics}
+    assert metrics["sm_active"].missing_reason is BlankReason.NO_PERMISSION
+    assert any("run the agent as root" in advice for advice in diagnosis.advice)
+    assert any("the processes on" in advice for advice in diagnosis.advice)
+
+
+def test_values_that_arrive_late_are_told(dcgm_host):
+    dcgm_host.engine.lag_s = 2.5
+    diagnosis = diagnose(dcgm_host, dcgm_host.source())
+    assert any("after they were measured" in advice for advice in diagnosis.advice)
 
 
 def test_the_driver_and_the_rights_are_read_from_the_system(tmp_path):

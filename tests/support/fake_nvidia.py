@@ -59,6 +59,11 @@ class FakeNvml:
     def advance(self, seconds: float) -> None:
         self.set_time(self.time_s + seconds)
 
+    @property
+    def monotonic_s(self) -> float:
+        """The stand-in's clock is never set back."""
+        return self.time_s
+
     def fail(self, function: str, code: int, gpu: int = -1) -> None:
         self.library.fake_fail(function.encode(), gpu, code)
 

@@ -73,6 +73,9 @@ def render(screen: Screen, diagnosis: Diagnosis, jobs: Sequence[JobSourceFinding
             screen.line(f"engine: {finding.engine_address}")
         if finding.reason:
             screen.line(finding.reason)
+        elif finding.usable:
+            lag = f"; values arrive {wording.seconds(finding.lag_s)} late" if finding.lag_s else ""
+            screen.line(f"one reading of all GPUs takes {wording.seconds(finding.read_s)}{lag}")
     if chosen is not None:
         for gpu in chosen.gpus:
             _render_gpu(screen, gpu)
@@ -87,9 +90,12 @@ def render(screen: Screen, diagnosis: Diagnosis, jobs: Sequence[JobSourceFinding
 
 
 def _render_gpu(screen: Screen, gpu: GpuFinding) -> None:
+    part = f"MIG instance {gpu.mig_uuid} of " if gpu.mig_uuid else ""
     screen.heading(
-        f"GPU {gpu.gpu_index} {gpu.product_name} ({gpu.gpu_uuid}): {wording.number(gpu.tick_rate_hz)} ticks per second"
+        f"{part}GPU {gpu.gpu_index} {gpu.product_name} ({gpu.gpu_uuid}): {wording.number(gpu.tick_rate_hz)} ticks per "
+        "second"
     )
+    screen.line(f"processes that compute on it: {'not told' if gpu.processes is None else gpu.processes}")
     rows = []
     for metric in gpu.metrics:
         if metric.missing_reason is not None:
@@ -114,6 +120,8 @@ def _source(finding: SourceFinding) -> dict[str, Any]:
         "library_version": finding.library_version or None,
         "engine_address": finding.engine_address or None,
         "refusals": list(finding.refusals),
+        "read_s": finding.read_s if finding.usable else None,
+        "lag_s": finding.lag_s if finding.usable else None,
     }
 
 
@@ -132,9 +140,11 @@ def _job_source(finding: JobSourceFinding) -> dict[str, Any]:
 def _gpu(gpu: GpuFinding) -> dict[str, Any]:
     return {
         "gpu_uuid": gpu.gpu_uuid,
+        "mig_uuid": gpu.mig_uuid or None,
         "gpu_index": gpu.gpu_index,
         "product_name": gpu.product_name,
         "tick_rate_hz": gpu.tick_rate_hz,
+        "processes": gpu.processes,
         "metrics": [
             {
                 "name": metric.name,

@@ -9,6 +9,9 @@ from gpusonde.agent.doctor.findings import SourceFinding
 from gpusonde.agent.doctor.system import SystemFacts
 from gpusonde.telemetry import BlankReason
 
+# The engine of a healthy host answers within some 0.3 s (NVIDIA/DCGM issue 170).
+_LONG_LAG_S = 2.0
+
 
 def advise(
     system: SystemFacts,
@@ -45,11 +48,25 @@ def advise(
             "DCGM host engine with its profiling module, from Hopper on a driver with GPM"
         )
     refused = {m.missing_reason for gpu in chosen.gpus for m in gpu.metrics}
+    if BlankReason.NO_PERMISSION in refused and not system.profiling_admin_only and chosen.name == "nvml":
+        yield (
+            "the driver refuses some metrics to this user (no_permission): run the agent as root, or sample through a "
+            "DCGM host engine that does"
+        )
     if BlankReason.NO_PERMISSION in refused and system.profiling_admin_only:
         yield (
             "the driver reserves profiling for root: run the DCGM host engine as root, or load the driver with "
             "NVreg_RestrictProfilingToAdminUsers=0"
         )
+    split = {gpu.gpu_uuid for gpu in chosen.gpus if gpu.mig_uuid}
+    hidden = [gpu.key for gpu in chosen.gpus if gpu.processes is None and gpu.key not in split]
+    if hidden:
+        yield (
+            f"the processes on {', '.join(hidden)} are not told, so jobs are found through their scheduler only: NVML "
+            "must work for this user on this host, and a container needs the host's PID namespace"
+        )
+    if chosen.lag_s > _LONG_LAG_S:
+        yield f"values arrive {chosen.lag_s:.1f} s after they were measured: the host engine is overloaded, restart it"
     silent = [gpu.gpu_uuid for gpu in chosen.gpus if not gpu.tick_rate_hz]
     if silent:
         yield f"no tick came from {', '.join(silent)}: see 'nvidia-smi' and the kernel's log for XID errors"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +15,10 @@ from gpusonde.agent.doctor.advice import advise
 from gpusonde.agent.doctor.findings import Diagnosis, GpuFinding, MetricFinding, SourceFinding
 from gpusonde.agent.doctor.system import SystemFacts, read_system
 from gpusonde.agent.sources.auto import profiles
-from gpusonde.agent.sources.base import GpuSource, SourceError, SourceExhausted, SourceInventory
+from gpusonde.agent.sources.base import GpuSource, ProcessReader, SourceError, SourceExhausted, SourceInventory
+from gpusonde.agent.sources.dcgm.fields import AVERAGE_POWER_FIELD, INSTANT_POWER_FIELD
 from gpusonde.agent.sources.dcgm.source import DcgmSource
-from gpusonde.agent.sources.select import make_dcgm, make_nvml, make_source
+from gpusonde.agent.sources.select import make_dcgm, make_nvml, make_process_reader, make_source
 from gpusonde.telemetry import METRICS, BlankReason, Metric, SamplingClass, TraceError
 
 # Long enough for a tick that waits for late values; short enough to wait for at a terminal.
@@ -31,12 +32,14 @@ class _Sampled:
     seconds: float
     ticks: dict[int, int]
     measured: dict[int, set[int]]
+    read_s: float
 
 
 def examine(
     config: SourceConfig,
     *,
     sources: Sequence[GpuSource] | None = None,
+    processes: ProcessReader | None = None,
     read_facts: Callable[[], SystemFacts] = read_system,
     monotonic: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
@@ -46,6 +49,7 @@ def examine(
     Args:
         config: How the agent would sample.
         sources: What to try, not yet open; None for what the configuration and this host may have.
+        processes: Tells what computes on the GPUs; None for what this host has.
         read_facts: Asks the operating system.
         monotonic: Seconds, never set back.
         sleep: Waits for seconds.
@@ -57,7 +61,8 @@ def examine(
     except (TraceError, OSError) as error:
         candidates = []
         findings.append(SourceFinding(config.kind, usable=False, reason=str(error)))
-    findings += [_try(source, config, monotonic, sleep) for source in candidates]
+    running = _processes(processes or make_process_reader(config))
+    findings += [_try(source, config, running, monotonic, sleep) for source in candidates]
     system = read_facts()
     chosen = _choose(findings, config.kind)
     paused = bool(config.profiler_pause_file) and os.path.exists(config.profiler_pause_file)
@@ -74,8 +79,21 @@ def _choose(findings: Sequence[SourceFinding], kind: str) -> SourceFinding | Non
     return next((f for f in usable if f.profiles), usable[0] if usable else None)
 
 
+def _processes(reader: ProcessReader | None) -> dict[str, tuple[int, ...]]:
+    if reader is None:
+        return {}
+    try:
+        return reader.compute_processes()
+    finally:
+        reader.close()
+
+
 def _try(
-    source: GpuSource, config: SourceConfig, monotonic: Callable[[], float], sleep: Callable[[float], None]
+    source: GpuSource,
+    config: SourceConfig,
+    running: Mapping[str, tuple[int, ...]],
+    monotonic: Callable[[], float],
+    sleep: Callable[[float], None],
 ) -> SourceFinding:
     try:
         inventory = source.open()
@@ -86,7 +104,8 @@ def _try(
             source.close()
     except SourceError as error:
         return SourceFinding(source.name, usable=False, reason=str(error), **_dcgm_facts(source))
-    gpus = tuple(_gpu(inventory, index, sampled, config) for index in range(len(inventory.gpus)))
+    facts |= {"read_s": sampled.read_s, "lag_s": source.statistics.lag_s}
+    gpus = tuple(_gpu(inventory, index, sampled, config, running) for index in range(len(inventory.gpus)))
     if not any(gpu.tick_rate_hz for gpu in gpus):
         reason = f"it opened, but no GPU gave a tick in {_SAMPLING_S:g} s"
         return SourceFinding(source.name, usable=False, reason=reason, gpus=gpus, **facts)
@@ -112,24 +131,33 @@ def _sample(
     sleep: Callable[[float], None],
 ) -> _Sampled:
     start_s = monotonic()
+    reading_s, readings = 0.0, 0
     ticks: dict[int, int] = {}
     measured: dict[int, set[int]] = {}
     for number in range(max(2, round(_SAMPLING_S / interval_s))):
         deadline_s = start_s + number * interval_s
         if (wait_s := deadline_s - monotonic()) > 0:
             sleep(wait_s)
+        begin_s = time.perf_counter()
         try:
             reading = source.read(deadline_s)
         except SourceExhausted:
             break
+        reading_s, readings = reading_s + time.perf_counter() - begin_s, readings + 1
         for part in reading.ticks:
             ticks[part.gpu] = ticks.get(part.gpu, 0) + int(part.time_unix_nano.size)
             columns = np.flatnonzero(~np.isnan(part.values).all(axis=1)).tolist()
             measured.setdefault(part.gpu, set()).update(columns)
-    return _Sampled(max(monotonic() - start_s, interval_s), ticks, measured)
+    return _Sampled(max(monotonic() - start_s, interval_s), ticks, measured, reading_s / max(1, readings))
 
 
-def _gpu(inventory: SourceInventory, index: int, sampled: _Sampled, config: SourceConfig) -> GpuFinding:
+def _gpu(
+    inventory: SourceInventory,
+    index: int,
+    sampled: _Sampled,
+    config: SourceConfig,
+    running: Mapping[str, tuple[int, ...]],
+) -> GpuFinding:
     gpu = inventory.gpus[index]
     column = {m.name: i for i, m in enumerate(inventory.metrics)}
     measured = sampled.measured.get(index, set())
@@ -151,10 +179,21 @@ def _gpu(inventory: SourceInventory, index: int, sampled: _Sampled, config: Sour
             )
         )
     rate_hz = sampled.ticks.get(index, 0) / sampled.seconds
-    return GpuFinding(gpu.gpu_uuid, gpu.gpu_index, gpu.product_name, gpu.driver_version, rate_hz, tuple(metrics))
+    return GpuFinding(
+        gpu_uuid=gpu.gpu_uuid,
+        mig_uuid=gpu.mig_uuid,
+        gpu_index=gpu.gpu_index,
+        product_name=gpu.product_name,
+        driver_version=gpu.driver_version,
+        tick_rate_hz=rate_hz,
+        processes=len(running[gpu.key]) if gpu.key in running else None,
+        metrics=tuple(metrics),
+    )
 
 
 def _origin(metric: Metric, source: str) -> str:
+    if source == "dcgm" and metric.name == "power_watts":
+        return f"dcgm {INSTANT_POWER_FIELD}, else {AVERAGE_POWER_FIELD}"
     if source == "dcgm" and metric.dcgm_field_id is not None:
         return f"dcgm {metric.dcgm_field_id}"
     if source == "gpm":

@@ -34,20 +34,30 @@ class GpuFinding:
     """One GPU as a source shows it.
 
     Attributes:
-        gpu_uuid: Its UUID.
+        gpu_uuid: Its UUID; for a MIG instance that of its GPU.
+        mig_uuid: UUID of the MIG instance; empty for a whole GPU.
         gpu_index: Its index on the host.
         product_name: Its model.
         driver_version: Version of its driver; empty when unknown.
         tick_rate_hz: Ticks per second while the doctor looked.
+        processes: How many processes compute on it; None when that is not told: no driver here, no permission, or a
+            GPU whose MIG instances have them.
         metrics: Every metric of the catalogue.
     """
 
     gpu_uuid: str
+    mig_uuid: str
     gpu_index: int
     product_name: str
     driver_version: str
     tick_rate_hz: float
+    processes: int | None
     metrics: tuple[MetricFinding, ...]
+
+    @property
+    def key(self) -> str:
+        """The name by which fleet and jobs know it."""
+        return self.mig_uuid or self.gpu_uuid
 
 
 @dataclass(frozen=True)
@@ -64,6 +74,8 @@ class SourceFinding:
         library_version: DCGM: version of its library; empty otherwise.
         engine_address: DCGM: the engine that answered; empty otherwise.
         refusals: DCGM: what the engine refused to watch.
+        read_s: Mean seconds that one reading of all GPUs took; 0 when there was none.
+        lag_s: Seconds from a measurement to its arrival; 0 for a source that measures itself.
     """
 
     name: str
@@ -75,6 +87,8 @@ class SourceFinding:
     library_version: str = ""
     engine_address: str = ""
     refusals: tuple[str, ...] = ()
+    read_s: float = 0.0
+    lag_s: float = 0.0
 
 
 @dataclass(frozen=True)
