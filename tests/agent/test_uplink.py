@@ -97,7 +97,7 @@ def test_drain_moves_the_agent_to_the_preferred_collector(rig):
     with ScriptedCollector() as refuge:
         script = Script(drain_after=5, preferred_target=refuge.target, max_unacked_records=4)
         with ScriptedCollector(scripts=[script]) as collector:
-            rig.run(collector.target)
+            rig.run(collector.target, allowed_targets=("10.0.0.*:7433", "127.0.0.1:*"))
             first, second = sequences(collector), sequences(refuge)
     assert first == list(range(1, len(first) + 1))
     assert 5 <= len(first) < 20
@@ -105,6 +105,17 @@ def test_drain_moves_the_agent_to_the_preferred_collector(rig):
     assert second[-1] == 20
     assert refuge.gaps == []
     assert rig.bounds == []
+
+
+def test_an_agent_goes_nowhere_that_its_own_configuration_does_not_allow(rig, caplog):
+    rig.fill(20)
+    with ScriptedCollector() as elsewhere:
+        script = Script(drain_after=5, preferred_target=elsewhere.target, max_unacked_records=4)
+        with ScriptedCollector(scripts=[script]) as collector:
+            rig.run(collector.target, allowed_targets=("refuge.example:*",))
+            assert sequences(collector) == list(range(1, 21))
+    assert elsewhere.hellos == []
+    assert "uplink.allowed_targets does not allow" in caplog.text
 
 
 def test_drain_without_another_address_waits_before_coming_back(rig):

@@ -15,10 +15,13 @@ from support.epoch_traces import write_scored_traces
 from support.fleet_store import write_fleet
 from support.spools import write_damaged_spool
 from support.synthetic_runs import synthetic_runs, write_runs
+from support.wire_agent import WireStream, hello
 
 from gpusonde.cli import main
 from gpusonde.cli.demo.traces import bundled_trace
 from gpusonde.cli.parsing import Parser, common_options
+from gpusonde.collector.security.identity import Role
+from gpusonde.collector.security.tokens import token_entry
 
 PAGE = read_page()
 COMMON_OPTIONS = {"--json", "--verbose", "--log-format", "--help"}
@@ -33,12 +36,26 @@ def collector_report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]
 
 
 @pytest.fixture(scope="session")
+def fleet_answers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What an administrator is told about an agent that streams, and about draining it."""
+    folder = tmp_path_factory.mktemp("fleet")
+    (folder / "token").write_text("of-the-admin")
+    (folder / "tokens.toml").write_text(token_entry("of-the-admin", Role.ADMIN))
+    with running_collector(folder, "--set", f"security.tokens_file={folder / 'tokens.toml'}") as collector:
+        at = ("--collector", collector.address, "--token-file", str(folder / "token"))
+        with WireStream(collector.address, hello()) as stream:
+            stream.greet()
+            return [ask("fleet", "list", *at), ask("fleet", "drain", "--all", "--to", "127.0.0.1:9", *at)]
+
+
+@pytest.fixture(scope="session")
 def answers(
     collector: CollectorProcess,
     run: dict[str, Any],
     agent_report: dict[str, Any],
     collector_report: dict[str, Any],
     demo_report: dict[str, Any],
+    fleet_answers: list[dict[str, Any]],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, list[dict[str, Any]]]:
     """Command -> what it prints under ``--json``; several answers where a command has several."""
@@ -86,6 +103,7 @@ def answers(
             ask("store", "export", str(fleet), str(folder / "all.csv"), "--all"),
             ask("store", "sql", str(fleet), "SELECT COUNT(*) AS ticks FROM samples"),
         ],
+        "fleet": fleet_answers,
         "runs": [ask("runs", *at)],
         "epochs": [ask("epochs", "--latest", *at), ask("epochs", run["run_id"], "--total-epochs", "40", *at)],
         "gpus": [ask("gpus"), ask("gpus", "V100")],

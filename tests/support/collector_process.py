@@ -23,7 +23,8 @@ _TIMEOUT_S = 90.0
 class CollectorProcess:
     """``gpusonde collector`` on a free port of loopback."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *options: str) -> None:
+        self._options = options
         self.directory = directory
         self.store = directory / "store"
         self.address = ""
@@ -34,7 +35,16 @@ class CollectorProcess:
         self.directory.mkdir(parents=True, exist_ok=True)
         with (self.directory / "collector.log").open("ab") as log, (self.directory / "collector.out").open("wb") as out:
             self._process = subprocess.Popen(
-                [*GPUSONDE, "collector", "--json", "--listen", "127.0.0.1:0", "--store", str(self.store)],
+                [
+                    *GPUSONDE,
+                    "collector",
+                    "--json",
+                    "--listen",
+                    "127.0.0.1:0",
+                    "--store",
+                    str(self.store),
+                    *self._options,
+                ],
                 stdout=out,
                 stderr=log,
             )
@@ -65,9 +75,9 @@ class CollectorProcess:
 
 
 @contextlib.contextmanager
-def running_collector(directory: Path) -> Iterator[CollectorProcess]:
+def running_collector(directory: Path, *options: str) -> Iterator[CollectorProcess]:
     """A collector for the time of the block."""
-    collector = CollectorProcess(directory)
+    collector = CollectorProcess(directory, *options)
     try:
         collector.start()
         yield collector

@@ -104,8 +104,8 @@ class SteadyRig(Rig):
             self.grow()
 
 
-def assert_every_record_once(directory, last_sequence):
-    """Open the store of a stopped collector: the ticks of records 2 to the last, once and in order."""
+def stored_ticks(directory):
+    """Open the store of a stopped collector and return the numbers of the ticks in it, by time."""
     store = LocalStore(directory, StoreOptions(reserve_bytes=0))
     store.open()
     try:
@@ -114,5 +114,9 @@ def assert_every_record_once(directory, last_sequence):
         assert store.rejections() == []
     finally:
         store.close()
-    ticks = (samples.time_unix_nano - START_NS) // TICK_NS
-    np.testing.assert_array_equal(ticks, np.arange(10 * (last_sequence - 1)))
+    return (samples.time_unix_nano - START_NS) // TICK_NS
+
+
+def assert_every_record_once(directory, last_sequence):
+    """Expect the ticks of records 2 to the last in the store of a stopped collector, once and in order."""
+    np.testing.assert_array_equal(stored_ticks(directory), np.arange(10 * (last_sequence - 1)))

@@ -131,6 +131,14 @@ class UplinkConfig:
         "text", "", "name that the collector's certificate must have; empty: the host of uplink.collector"
     )
     token_file: str = option("text", "", "file with a token of 'gpusonde token new', instead of a certificate")
+    allowed_targets: str = option(
+        "text", "", "other collectors that this one may send the agent to: host:port, ..., * for any characters"
+    )
+
+    @property
+    def target_patterns(self) -> tuple[str, ...]:
+        """The addresses that a collector may send the agent to."""
+        return tuple(pattern.strip() for pattern in self.allowed_targets.split(",") if pattern.strip())
 
     @property
     def security(self) -> ClientSecurity:

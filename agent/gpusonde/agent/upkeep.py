@@ -73,7 +73,11 @@ class Adjustable:
 
 def uplink_settings(config: AgentConfig) -> UplinkSettings:
     """How to reach the collector."""
-    return UplinkSettings(config.uplink.collector, max_unacked_records=config.uplink.max_unacked_records)
+    return UplinkSettings(
+        config.uplink.collector,
+        max_unacked_records=config.uplink.max_unacked_records,
+        allowed_targets=config.uplink.target_patterns,
+    )
 
 
 def pace_settings(config: AgentConfig) -> PaceSettings:

@@ -32,6 +32,7 @@ COMMANDS = (
     "collector",
     "store",
     "token",
+    "fleet",
     "runs",
     "epochs",
     "gpus",

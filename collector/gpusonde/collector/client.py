@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import cast
 
-import grpc
 import numpy as np
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -27,6 +24,7 @@ from gpusonde.collector.answers import (
     RunEpochs,
     RunInfo,
 )
+from gpusonde.collector.connection import CollectorError, Connection
 from gpusonde.query.v1 import query_pb2, query_pb2_grpc
 from gpusonde.service.tls import ClientSecurity
 from gpusonde.telemetry import Trace
@@ -61,21 +59,6 @@ _PREDICTION_STATUSES = {0: "", 1: "ok", 2: "extrapolated", 3: "insufficient_epoc
 _PAGE_SIZE = 1000
 
 
-class CollectorError(RuntimeError):
-    """A collector that cannot be reached, or a question that it cannot answer.
-
-    Attributes:
-        code: Name of the gRPC status, for example ``NOT_FOUND``.
-        details: The collector's own words.
-    """
-
-    def __init__(self, code: str, details: str, advice: str) -> None:
-        """Keep status and words; ``advice`` says what to do."""
-        self.code = code
-        self.details = details
-        super().__init__(f"{details}; {advice}" if advice else details)
-
-
 class Client:
     """Asks one collector. Use it as a context manager, or call ``close``.
 
@@ -89,17 +72,10 @@ class Client:
     """
 
     def __init__(self, target: str, timeout_s: float = 30.0, security: ClientSecurity | None = None) -> None:
-        self._target = target
         self._timeout_s = timeout_s
-        access = (security or ClientSecurity()).load(target)
-        self._metadata = access.metadata
-        options = [("grpc.max_receive_message_length", 64 << 20), *access.options]
-        self._channel = (
-            grpc.insecure_channel(target, options=options)
-            if access.credentials is None
-            else grpc.secure_channel(target, access.credentials, options=options)
-        )
-        self._stub = query_pb2_grpc.QueryServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        self._connection = Connection(target, security)
+        self._metadata = self._connection.metadata
+        self._stub = query_pb2_grpc.QueryServiceStub(self._connection.channel)  # type: ignore[no-untyped-call]
 
     def __enter__(self) -> Client:
         return self
@@ -111,7 +87,7 @@ class Client:
 
     def close(self) -> None:
         """Close the connection."""
-        self._channel.close()
+        self._connection.close()
 
     def list_runs(self, *, gpu_uuid: str = "", job_id: str = "", limit: int | None = None) -> list[RunInfo]:
         """Return runs, newest first.
@@ -128,7 +104,7 @@ class Client:
         request = query_pb2.ListRunsRequest(gpu_uuid=gpu_uuid, job_id=job_id)
         while limit is None or len(runs) < limit:
             request.page_size = _PAGE_SIZE if limit is None else min(_PAGE_SIZE, limit - len(runs))
-            with self._errors():
+            with self._connection.errors():
                 response = self._stub.ListRuns(request, timeout=self._timeout_s, metadata=self._metadata)
             runs += [_run(run) for run in response.runs]
             request.page_token = response.next_page_token
@@ -154,7 +130,7 @@ class Client:
             run_id=run_id, include_withdrawn=include_withdrawn, page_size=_PAGE_SIZE, total_epochs=total_epochs
         )
         while True:
-            with self._errors():
+            with self._connection.errors():
                 response = self._stub.ListEpochs(request, timeout=self._timeout_s, metadata=self._metadata)
             epochs += [_epoch(epoch) for epoch in response.epochs]
             request.page_token = response.next_page_token
@@ -231,7 +207,7 @@ class Client:
             request.end_time.FromNanoseconds(end_unix_nano)
         stream = io.BytesIO()
         resolution_s = 0.0
-        with self._errors():
+        with self._connection.errors():
             for response in self._stub.ReadSamples(request, timeout=10 * self._timeout_s, metadata=self._metadata):
                 stream.write(response.arrow_ipc)
                 resolution_s = max(resolution_s, response.resolution.ToNanoseconds() / 1e9)
@@ -249,7 +225,7 @@ class Client:
         return replace(trace, gpu_model=run.product_name)
 
     def _predict(self, request: query_pb2.PredictEpochLatencyRequest) -> PredictionSet:
-        with self._errors():
+        with self._connection.errors():
             response = self._stub.PredictEpochLatency(request, timeout=self._timeout_s, metadata=self._metadata)
         return PredictionSet(
             tuple(_prediction(prediction) for prediction in response.predictions),
@@ -257,29 +233,6 @@ class Client:
             response.source_gpu_model,
             response.source_epoch_latency.ToNanoseconds() / 1e9,
         )
-
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except grpc.RpcError as error:
-            call = cast(grpc.Call, error)
-            code = call.code().name
-            advice = ""
-            details = call.details() or code
-            if code == "UNAVAILABLE":
-                details = f"no collector answers at {self._target} ({details})"
-                advice = "start one with 'gpusonde collector', or give its address"
-                if any(word in details.lower() for word in ("handshake", "certificate", "verification")):
-                    advice = "check --tls-ca, --tls-cert and --tls-key, and that no certificate has expired"
-            elif code == "DEADLINE_EXCEEDED":
-                details = f"the collector at {self._target} did not answer in time"
-                advice = "try again, or look at its log"
-            elif code == "UNAUTHENTICATED":
-                advice = "give --tls-cert and --tls-key, or --token-file"
-            elif code == "PERMISSION_DENIED":
-                advice = "ask with a certificate or token of another role"
-            raise CollectorError(code, details, advice) from error
 
 
 def _run(run: query_pb2.Run) -> RunInfo:

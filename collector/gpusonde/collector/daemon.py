@@ -19,6 +19,7 @@ from pathlib import Path
 from gpusonde.catalog import load_gpus
 from gpusonde.collector.config import CollectorConfig
 from gpusonde.collector.engines import make_engine
+from gpusonde.collector.ingest.admin import AdminService
 from gpusonde.collector.ingest.agents import Agents
 from gpusonde.collector.ingest.committer import Committer
 from gpusonde.collector.ingest.gate import Gate
@@ -196,6 +197,7 @@ class _Collector:
             server = build_server(
                 self._ingest,
                 self._query,
+                AdminService(self._agents),
                 self._health,
                 [self._access.interceptor],
                 max_record_bytes=self._config.ingest.max_record_bytes,

@@ -9,6 +9,8 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from gpusonde.admin.v1 import admin_pb2, admin_pb2_grpc
+from gpusonde.collector.ingest.admin import AdminService
 from gpusonde.collector.ingest.service import IngestService
 from gpusonde.collector.query.service import QueryService
 from gpusonde.ingest.v1 import ingest_pb2, ingest_pb2_grpc
@@ -17,6 +19,7 @@ from gpusonde.query.v1 import query_pb2, query_pb2_grpc
 _MOST_CALLS_PER_CONNECTION = 64
 
 INGEST = ingest_pb2.DESCRIPTOR.services_by_name["IngestService"].full_name
+ADMIN = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
 QUERY = query_pb2.DESCRIPTOR.services_by_name["QueryService"].full_name
 
 
@@ -43,6 +46,7 @@ class Health:
 def build_server(
     ingest: IngestService,
     query: QueryService,
+    admin: AdminService,
     health_state: Health,
     interceptors: Sequence[grpc.aio.ServerInterceptor],
     *,
@@ -73,9 +77,12 @@ def build_server(
     )
     ingest_pb2_grpc.add_IngestServiceServicer_to_server(ingest, server)  # type: ignore[no-untyped-call]
     query_pb2_grpc.add_QueryServiceServicer_to_server(query, server)  # type: ignore[no-untyped-call]
+    admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)  # type: ignore[no-untyped-call]
     health_pb2_grpc.add_HealthServicer_to_server(health_state.servicer, server)
     if with_reflection:
-        reflection.enable_server_reflection((INGEST, QUERY, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+        reflection.enable_server_reflection(
+            (INGEST, QUERY, ADMIN, health.SERVICE_NAME, reflection.SERVICE_NAME), server
+        )
     return server
 
 

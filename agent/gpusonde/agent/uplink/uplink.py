@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fnmatch
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import grpc
 import grpc.aio
@@ -20,58 +20,18 @@ import grpc.aio
 from gpusonde.agent.counters import SelfCounters
 from gpusonde.agent.spool import Spool, SpoolGapError
 from gpusonde.agent.uplink.backoff import Backoff
+from gpusonde.agent.uplink.channel import call_status, open_channel
 from gpusonde.agent.uplink.outcomes import Drained, Renewed, ResendNeeded, SessionEnd, SessionFailed
 from gpusonde.agent.uplink.session import SampleCall, Session
+from gpusonde.agent.uplink.settings import AgentFacts, UplinkSettings
 from gpusonde.agent.uplink.waiting import end, within
-from gpusonde.common.v1 import gpu_pb2
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.service.tls import Access, ClientSecurity, ExpiryWarning, TlsError, is_loopback
 
 log = logging.getLogger(__name__)
 
-_STATUS_TIMEOUT_S = 5.0
 _LASTING_SESSION_S = 10.0
 _RENEWAL_GRACE_S = 5.0
-
-
-@dataclass(frozen=True)
-class AgentFacts:
-    """What Hello says about the agent.
-
-    Attributes:
-        host: The machine.
-        agent_version: Version of the agent.
-        start_time_unix_nano: When this process started.
-        instance_id: Unique per process.
-    """
-
-    host: gpu_pb2.Host
-    agent_version: str
-    start_time_unix_nano: int
-    instance_id: str
-
-
-@dataclass(frozen=True)
-class UplinkSettings:
-    """How to reach the collector.
-
-    Attributes:
-        collector: Its address, ``host:port`` or any other gRPC target.
-        max_unacked_records: Most records in flight; the collector may ask for fewer.
-        hello_timeout_s: Longest wait for the answer to Hello, connecting included.
-        ack_timeout_s: Longest wait for an ack while records are in flight; then the stream is taken for dead.
-        keepalive_s: Seconds between pings of an idle connection.
-        keepalive_timeout_s: Seconds to wait for a ping's answer.
-        renewal_check_s: Seconds between looks at the files of certificate and token.
-    """
-
-    collector: str
-    max_unacked_records: int = 64
-    hello_timeout_s: float = 20.0
-    ack_timeout_s: float = 60.0
-    keepalive_s: float = 20.0
-    keepalive_timeout_s: float = 10.0
-    renewal_check_s: float = 10.0
 
 
 class Uplink:
@@ -182,7 +142,7 @@ class Uplink:
             self._say("credentials", logging.ERROR, f"no connection to collector {target}: {error}; trying again")
             return self._backoff.next_s()
         self._note_access(access, target)
-        channel = self._open_channel(target, access)
+        channel = open_channel(target, access, self._settings)
         loop = asyncio.get_running_loop()
         acked_before, began_s = self._counters.acked_sequence, loop.time()
         try:
@@ -199,12 +159,10 @@ class Uplink:
             self._say(f"renewed {self._target}", logging.INFO, f"access has changed; connecting to {self._target} anew")
             return self._at_once()
         except Drained as drained:
-            self._say(
-                f"draining {drained.preferred_target}", logging.INFO,
-                f"collector {target} is shutting down; going to {drained.preferred_target or 'it again'}",
-            )  # fmt: skip
-            self._target = drained.preferred_target or self._settings.collector
-            return self._at_once() if drained.preferred_target else self._backoff.next_s()
+            refuge = self._allowed(drained.preferred_target, target)
+            self._say(f"draining {refuge}", logging.INFO, f"collector {target} asks to go to {refuge or 'it later'}")
+            self._target = refuge or self._settings.collector
+            return self._at_once() if refuge else self._backoff.next_s()
         except SessionFailed as failure:
             self._counters.count_failure(failure.code)
             return self._report_failure(target, failure)
@@ -258,7 +216,7 @@ class Uplink:
             raise ResendNeeded from gap
         except (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError) as error:
             # A write after the end of the call raises InvalidStateError and hides the status.
-            raise SessionFailed(*await _status(call, error)) from error
+            raise SessionFailed(*await call_status(call, error)) from error
         finally:
             call.cancel()
 
@@ -319,7 +277,7 @@ class Uplink:
         # Only read(), never "async for" on the same call: grpc.aio allows one of the two.
         response = await call.read()
         if not isinstance(response, ingest_pb2.StreamSamplesResponse):
-            raise SessionFailed(*await _status(call, None))
+            raise SessionFailed(*await call_status(call, None))
         if not response.HasField("hello_ack"):
             raise SessionFailed(
                 grpc.StatusCode.UNIMPLEMENTED.name, f"answered Hello with {response.WhichOneof('payload')}"
@@ -348,6 +306,18 @@ class Uplink:
                 "records %d to %d never reached collector %s and are no longer in the spool",
                 ack.durable_sequence + 1, first_available - 1, target,
             )  # fmt: skip
+
+    def _allowed(self, preferred: str, target: str) -> str:
+        """Return where a collector wants us, if our own configuration lets it decide that."""
+        if not preferred or preferred == self._settings.collector:
+            return preferred
+        if any(fnmatch.fnmatchcase(preferred, pattern) for pattern in self._settings.allowed_targets):
+            return preferred
+        log.warning(
+            "collector %s names %s to go to, which uplink.allowed_targets does not allow: staying with %s",
+            target, preferred[:256], self._settings.collector,
+        )  # fmt: skip
+        return ""
 
     def _at_once(self) -> float:
         """Go on without a wait, but not twice running without progress."""
@@ -378,38 +348,6 @@ class Uplink:
             self._said = state
             log.log(level, "%s", message)
 
-    def _open_channel(self, target: str, access: Access) -> grpc.aio.Channel:
-        options = [
-            *access.options,
-            # Otherwise a new channel inherits the back-off of the connection that has just failed.
-            ("grpc.use_local_subchannel_pool", 1),
-            ("grpc.keepalive_time_ms", round(self._settings.keepalive_s * 1e3)),
-            ("grpc.keepalive_timeout_ms", round(self._settings.keepalive_timeout_s * 1e3)),
-            ("grpc.keepalive_permit_without_calls", 0),
-            ("grpc.http2.max_pings_without_data", 0),
-            ("grpc.max_receive_message_length", 1 << 20),
-            ("grpc.max_send_message_length", 16 << 20),
-            ("grpc.enable_retries", 0),
-        ]
-        if access.credentials is None:
-            return grpc.aio.insecure_channel(target, options=options)
-        return grpc.aio.secure_channel(target, access.credentials, options=options)
-
 
 def _serialize(request: ingest_pb2.StreamSamplesRequest) -> bytes:
     return request.SerializeToString()
-
-
-async def _status(
-    call: SampleCall,
-    error: BaseException | None,
-) -> tuple[str, str]:
-    """Return the status a call ended with, as far as it can be known."""
-    if isinstance(error, grpc.aio.AioRpcError):
-        return error.code().name, error.details() or ""
-    try:
-        code: grpc.StatusCode = await within(call.code(), _STATUS_TIMEOUT_S)
-        details: str = await within(call.details(), _STATUS_TIMEOUT_S) or ""
-    except asyncio.TimeoutError:
-        return grpc.StatusCode.UNKNOWN.name, f"the stream broke: {error}"
-    return code.name, details or "the collector closed the stream"

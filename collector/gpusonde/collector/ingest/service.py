@@ -155,7 +155,7 @@ class IngestService(ingest_pb2_grpc.IngestServiceServicer):
         except StoreError as error:
             self._gate.store_failed(error)
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
-        session.identity = identity
+        session.identity, session.peer, session.host_name = identity, context.peer(), hello.host.host_name
         if session.pace.owed_s > _LONGEST_DEBT_S:
             self._refused["rate"] += 1
             self._agents.close(session)
@@ -243,7 +243,9 @@ class IngestService(ingest_pb2_grpc.IngestServiceServicer):
             await reader  # for the exception, if it ended with one
             return None
         if session.stop.code is grpc.StatusCode.OK:
-            drain = ingest_pb2.Drain(grace_ms=self._options.drain_grace_ms)
+            drain = ingest_pb2.Drain(
+                grace_ms=self._options.drain_grace_ms, preferred_target=session.stop.preferred_target
+            )
             await context.write(ingest_pb2.StreamSamplesResponse(drain=drain))
         return session.stop
 

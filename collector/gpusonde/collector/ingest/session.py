@@ -21,10 +21,12 @@ class Stop:
     Attributes:
         code: Status for the agent; OK when it is only asked to reconnect.
         text: What happened and what to do.
+        preferred_target: Where it is asked to go; empty for "come back".
     """
 
     code: grpc.StatusCode
     text: str
+    preferred_target: str = ""
 
 
 class Session:
@@ -50,6 +52,8 @@ class Session:
         self.stop: Stop | None = None
         self.closed = False
         self.identity: Identity | None = None
+        self.peer = ""
+        self.host_name = ""
         self._first_available = first_available_sequence
         self._changed = asyncio.Event()
         # Bounded: an agent that does not wait for delayed acknowledgements ignores its throttle.

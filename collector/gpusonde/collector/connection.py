@@ -1,0 +1,81 @@
+"""``Connection``: a channel to a collector, and its statuses as one exception."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import cast
+
+import grpc
+
+from gpusonde.service.tls import ClientSecurity
+
+
+class CollectorError(RuntimeError):
+    """A collector that cannot be reached, or a question that it cannot answer.
+
+    Attributes:
+        code: Name of the gRPC status, for example ``NOT_FOUND``.
+        details: The collector's own words.
+    """
+
+    def __init__(self, code: str, details: str, advice: str) -> None:
+        """Keep status and words; ``advice`` says what to do."""
+        self.code = code
+        self.details = details
+        super().__init__(f"{details}; {advice}" if advice else details)
+
+
+class Connection:
+    """A channel to one collector.
+
+    Args:
+        target: Its address.
+        security: Files of certificate, authority and token; read once, here.
+
+    Attributes:
+        channel: For stubs.
+        metadata: To be sent with every call.
+
+    Raises:
+        gpusonde.service.tls.TlsError: One of the files cannot be used.
+    """
+
+    def __init__(self, target: str, security: ClientSecurity | None = None) -> None:
+        self._target = target
+        access = (security or ClientSecurity()).load(target)
+        self.metadata = access.metadata
+        options = [("grpc.max_receive_message_length", 64 << 20), *access.options]
+        self.channel = (
+            grpc.insecure_channel(target, options=options)
+            if access.credentials is None
+            else grpc.secure_channel(target, access.credentials, options=options)
+        )
+
+    def close(self) -> None:
+        """Close it."""
+        self.channel.close()
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Turn gRPC statuses into :class:`CollectorError`."""
+        try:
+            yield
+        except grpc.RpcError as error:
+            call = cast(grpc.Call, error)
+            code = call.code().name
+            advice = ""
+            details = call.details() or code
+            if code == "UNAVAILABLE":
+                details = f"no collector answers at {self._target} ({details})"
+                advice = "start one with 'gpusonde collector', or give its address"
+                if any(word in details.lower() for word in ("handshake", "certificate", "verification")):
+                    advice = "check --tls-ca, --tls-cert and --tls-key, and that no certificate has expired"
+            elif code == "DEADLINE_EXCEEDED":
+                details = f"the collector at {self._target} did not answer in time"
+                advice = "try again, or look at its log"
+            elif code == "UNAUTHENTICATED":
+                advice = "give --tls-cert and --tls-key, or --token-file"
+            elif code == "PERMISSION_DENIED":
+                advice = "ask with a certificate or token of another role"
+            raise CollectorError(code, details, advice) from error
