@@ -9,6 +9,7 @@ names begin with ``gpusonde_test_``.
 from __future__ import annotations
 
 import os
+import time
 import uuid
 from pathlib import Path
 
@@ -58,6 +59,13 @@ class LocalEngine:
         """Do what the engine does in the background."""
         self.store.seal()
 
+    def followed(self) -> list[tuple[str, str]]:
+        """See ``Engine.followed``."""
+        return [(gpu.agent_id, gpu.gpu_uuid) for gpu in self.store.gpus()]
+
+    def subscribe_to_owners(self, listener) -> None:
+        """See ``Engine.subscribe_to_owners``."""
+
     def break_before_acknowledging(self) -> None:
         """Have the next append fail when its data are written and not yet known to be."""
         self._files.sync_fails = True
@@ -87,27 +95,40 @@ class BreakingSql(ClickHouseSql):
 class ClickHouseEngine:
     """The store in a database of its own."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, collector: str = "collector-1", clock_ns=time.time_ns) -> None:
         self.connection = connection
+        self.collector = collector
+        self.clock_ns = clock_ns
+        self.ownership: Ownership | None = None
         self.sql: BreakingSql | None = None
         self.store: ClickHouseStore | None = None
         self.results: ClickHouseResults | None = None
         self.states: ClickHouseStates | None = None
 
-    def open(self, collector: str = "collector-1") -> ClickHouseStore:
+    def open(self) -> ClickHouseStore:
         """A new store on the same data; the one before is closed."""
         self.close()
         self.sql = BreakingSql(self.connection)
-        ownership = Ownership(collector)
-        self.store = ClickHouseStore(self.sql, ownership, ClickHouseOptions(self.connection.database))
+        self.ownership = Ownership(self.collector, self.clock_ns)
+        self.store = ClickHouseStore(
+            self.sql, self.ownership, ClickHouseOptions(self.connection.database), wall_clock_ns=self.clock_ns
+        )
         self.store.open()
-        self.results = ClickHouseResults(self.sql, ownership)
-        self.states = ClickHouseStates(self.sql, ownership)
+        self.results = ClickHouseResults(self.sql, self.ownership)
+        self.states = ClickHouseStates(self.sql, self.ownership)
         return self.store
 
-    def beside(self) -> ClickHouseEngine:
-        """Another collector's view of the same database; the caller opens and closes it."""
-        return ClickHouseEngine(self.connection)
+    def beside(self, collector: str, clock_ns=time.time_ns) -> ClickHouseEngine:
+        """Another collector on the same database; the caller opens and closes it."""
+        return ClickHouseEngine(self.connection, collector, clock_ns)
+
+    def followed(self) -> list[tuple[str, str]]:
+        """See ``Engine.followed``."""
+        return self.store.followed()
+
+    def subscribe_to_owners(self, listener) -> None:
+        """See ``Engine.subscribe_to_owners``."""
+        self.ownership.subscribe(listener)
 
     def settle(self) -> None:
         """Do what the engine does in the background: merge."""

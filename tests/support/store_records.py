@@ -21,12 +21,12 @@ class Feed:
         self.agent_id, self.spool_id = agent_id, spool_id
         self.first = inventory(1, **inventory_facts)
         self.inventory = decode_record(self.first, None, Limits())
+        self.received_unix_nano = None  # now
 
     def incoming(self, record):
         decoded = decode_record(record, self.inventory, Limits())
-        entry = LogEntry(
-            self.agent_id, self.spool_id, record.sequence, time.time_ns(), EntryKind.RECORD, record.SerializeToString()
-        )
+        received, payload = self.received_unix_nano or time.time_ns(), record.SerializeToString()
+        entry = LogEntry(self.agent_id, self.spool_id, record.sequence, received, EntryKind.RECORD, payload)
         return Incoming(entry, decoded)
 
     def batches(self, first, last):

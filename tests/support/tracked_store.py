@@ -14,12 +14,22 @@ from gpusonde.epoch_detect import EpochTracker
 
 
 class TrackedStore:
-    """A store and a pipeline that a test drives by hand; ``restart`` makes new ones on the same directory."""
+    """A store and a pipeline that a test drives by hand; ``restart`` makes new ones on the same data.
+
+    They are local ones in ``directory``, or those of an ``engine`` of ``support.store_engines``.
+    """
 
     def __init__(
-        self, directory, make_tracker=EpochTracker, results=Results, silence_end_s=86_400.0, state_interval_s=300.0
+        self,
+        directory=None,
+        make_tracker=EpochTracker,
+        results=Results,
+        silence_end_s=86_400.0,
+        state_interval_s=300.0,
+        engine=None,
     ):
         self._directory = directory
+        self._engine = engine
         self._make_tracker = make_tracker
         self._make_results = results
         self._silence_end_s = silence_end_s
@@ -32,12 +42,13 @@ class TrackedStore:
     def restart(self):
         if self.store:
             self.store.close()
-        self.store = LocalStore(self._directory, StoreOptions(reserve_bytes=0))
-        self.store.open()
-        self.results = self._make_results(self.store.database)
-        self.states = StateKeeper(
-            self.store.tracking_states, self.store, self.results, self._state_options, lambda: self.now
-        )
+        if self._engine:
+            self.store, self.results, states = self._engine.open(), self._engine.results, self._engine.states
+        else:
+            self.store = LocalStore(self._directory, StoreOptions(reserve_bytes=0))
+            self.store.open()
+            self.results, states = self._make_results(self.store.database), self.store.tracking_states
+        self.states = StateKeeper(states, self.store, self.results, self._state_options, lambda: self.now)
         self.summaries = EpochSummaries(self.store, self.results)
         self.pipeline = EpochPipeline(
             self.results,
@@ -49,7 +60,11 @@ class TrackedStore:
             lambda: self.now,
         )
         self.store.subscribe(self.pipeline.touch)
-        self.pipeline.restore([(gpu.agent_id, gpu.gpu_uuid) for gpu in self.store.gpus()])
+        if self._engine:
+            self._engine.subscribe_to_owners(lambda agents, _: self.pipeline.forget(agents))
+            self.pipeline.restore(self._engine.followed())
+        else:
+            self.pipeline.restore([(gpu.agent_id, gpu.gpu_uuid) for gpu in self.store.gpus()])
 
     def follow(self, agent, gpu, resume, state):
         policy, restore = RunPolicy(), self.restore_tracker

@@ -198,6 +198,11 @@ class CollectorConfig(Configuration):
         return chosen == "anywhere" or (chosen == "loopback" and is_loopback(self.server.listen))
 
     @property
+    def commit_interval_s(self) -> float:
+        """Time between two commits of the engine in use."""
+        return self.clickhouse.insert_interval_s if self.store.engine == "clickhouse" else self.ingest.commit_interval_s
+
+    @property
     def directory(self) -> Path:
         """The data directory."""
         if self.store.directory:

@@ -129,7 +129,7 @@ class _Collector:
         self._gate = Gate(store, control, ingest.probe_interval_s, self._gate_changed)
         pace = pace_options(config)
         self._agents = Agents(store, control, ingest.max_agents, ingest.identity_hold_s, time.monotonic, pace)
-        self._committer = Committer(store, executors["commit"], engine.commit_interval_s, self._gate.store_failed)
+        self._committer = Committer(store, executors["commit"], config.commit_interval_s, self._gate.store_failed)
         limits = Limits(
             record_bytes=ingest.max_record_bytes,
             agents=ingest.max_agents,
@@ -188,9 +188,10 @@ class _Collector:
             if self._config.prediction.model:
                 await asyncio.get_running_loop().run_in_executor(self._executors["query"], self._predictor.model)
             self._agents.restore(self._store.agents())
+            loop = asyncio.get_running_loop()
+            self._engine.subscribe_to_owners(functools.partial(self._owners_changed, loop))
             if self._config.runs.track:
                 self._store.subscribe(self._pipeline.touch)
-                self._engine.subscribe_to_owners(self._pipeline.forget)
                 self._pipeline.restore(self._engine.followed())
             listen = self._config.server.listen
             reflect = self._config.server.reflection
@@ -264,6 +265,12 @@ class _Collector:
             await loop.run_in_executor(self._executors["seal"], self._engine.finish)
         except StoreError as error:
             _LOG.error("the log stays as it is, the next start reads it: %s", error)
+
+    def _owners_changed(self, loop: asyncio.AbstractEventLoop, agents: frozenset[str], came: bool) -> None:
+        """Forget what was known of agents that another collector has followed or does now; runs on any thread."""
+        self._pipeline.forget(agents)
+        if not came:
+            loop.call_soon_threadsafe(self._ingest.end_moved, agents)
 
     def _gate_changed(self, serving: bool) -> None:
         task = asyncio.ensure_future(self._health.set_ingest(serving))

@@ -63,7 +63,6 @@ class LocalEngine:
         self.states: StateStore = self._store.tracking_states
         self.counters: StoreCounters = self._store.counters
         self.place = str(config.directory)
-        self.commit_interval_s = config.ingest.commit_interval_s
 
     def open(self) -> None:
         """See ``Engine.open``."""
@@ -133,7 +132,6 @@ class ClickHouseEngine:
         self.states: StateStore = ClickHouseStates(self._sql, self._ownership)
         self.counters: StoreCounters = self._store.counters
         self.place = f"{options.url}, database {options.database}"
-        self.commit_interval_s = options.insert_interval_s
 
     def open(self) -> None:
         """See ``Engine.open``; the directory is only for the file with the address, and for models."""

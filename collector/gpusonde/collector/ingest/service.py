@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
@@ -125,6 +125,15 @@ class IngestService(ingest_pb2_grpc.IngestServiceServicer):
                 self._refused["revoked"] += 1
                 _LOG.warning("agent %s: the stream ends: %s", session.agent_id, problem)
                 session.end(Stop(grpc.StatusCode.UNAUTHENTICATED, problem))
+
+    def end_moved(self, agents: Collection[str]) -> None:
+        """End the streams of agents that have greeted another collector since."""
+        for session in self._agents.sessions():
+            if session.agent_id in agents:
+                _LOG.warning("agent %s has greeted another collector: its stream here ends", session.agent_id)
+                session.end(
+                    Stop(grpc.StatusCode.ABORTED, "the agent has greeted another collector; this stream is closed")
+                )
 
     def balance(self) -> None:
         """Ask agents for less while the collector falls behind or they send too much, and lift that when it is over."""

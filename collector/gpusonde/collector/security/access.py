@@ -107,5 +107,5 @@ def pace_options(config: CollectorConfig) -> PaceOptions:
         bytes_per_s=ingest.max_bytes_per_second,
         max_unacked_records=ingest.max_unacked_records,
         waiting_bytes=ingest.max_waiting_bytes,
-        lag_s=max(2.0, 4.0 * ingest.commit_interval_s),
+        lag_s=max(2.0, 4.0 * config.commit_interval_s),
     )

@@ -105,8 +105,9 @@ class StateStore(Protocol):
         """
 
 
-# Called with agents about which this collector's memory is no longer right; may be called from any thread.
-OwnersListener = Callable[[frozenset[str]], None]
+# Called with agents that came from another collector or went to one, and whether they came, on any thread. What this
+# collector remembers of them is no longer right.
+OwnersListener = Callable[[frozenset[str], bool], None]
 
 
 class Engine(Protocol):
@@ -118,7 +119,6 @@ class Engine(Protocol):
         states: What tracking knows of open runs.
         counters: What the engine has done.
         place: Where it keeps things, for a human reader.
-        commit_interval_s: How long the first record of a group waits for others.
     """
 
     store: Store
@@ -126,7 +126,6 @@ class Engine(Protocol):
     states: StateStore
     counters: StoreCounters
     place: str
-    commit_interval_s: float
 
     def open(self) -> None:
         """Get ready.

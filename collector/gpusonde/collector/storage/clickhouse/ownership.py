@@ -59,7 +59,7 @@ class Ownership:
         with self._lock:
             self._terms[agent_id] = term
         if not same:
-            self._tell(frozenset([agent_id]))
+            self._tell(frozenset([agent_id]), came=True)
         return Owner(self.collector, term)
 
     def lose(self, owners: Mapping[str, Owner]) -> frozenset[str]:
@@ -73,17 +73,17 @@ class Ownership:
             for agent in lost:
                 del self._terms[agent]
         if lost:
-            self._tell(lost)
+            self._tell(lost, came=False)
         return lost
 
-    def _tell(self, agents: frozenset[str]) -> None:
+    def _tell(self, agents: frozenset[str], *, came: bool) -> None:
         for listener in self._listeners:
-            listener(agents)
+            listener(agents, came)
 
-    def owned(self) -> frozenset[str]:
-        """Return the agents of this collector."""
+    def owns(self, agent_id: str) -> bool:
+        """Return whether an agent has greeted this collector last, as far as is known."""
         with self._lock:
-            return frozenset(self._terms)
+            return agent_id in self._terms
 
     def term(self, agent_id: str) -> int:
         """Return the term of an agent, 0 of one that has not greeted this collector."""

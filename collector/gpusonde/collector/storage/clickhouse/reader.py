@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 
 import numpy as np
@@ -18,10 +19,12 @@ from gpusonde.collector.storage.samples import (
     Samples,
     StoredBlock,
     column_type,
+    concatenate,
     empty_samples,
     in_order_of_time,
     samples_of,
 )
+from gpusonde.collector.storage.seconds import RESOLUTION_S, SECOND_NS, count_of, joined
 
 _KEY = "time_unix_nano, spool, sequence, missed_ticks"
 # Read at a time: records are of a second, so this is a quarter of an hour.
@@ -36,9 +39,18 @@ class Reader:
         facts: What is there besides samples.
         tail: What was stored last.
         known_durable: Tells how far a spool is durable at least, as far as this process knows.
+        raw_since_unix_nano: Tells from when on every tick is still there.
     """
 
-    def __init__(self, sql: Sql, facts: Facts, tail: Tail, known_durable: Callable[[int], int]) -> None:
+    def __init__(
+        self,
+        sql: Sql,
+        facts: Facts,
+        tail: Tail,
+        known_durable: Callable[[int], int],
+        raw_since_unix_nano: Callable[[], int],
+    ) -> None:
+        self._raw_since_unix_nano = raw_since_unix_nano
         self._sql = sql
         self._facts = facts
         self._tail = tail
@@ -69,9 +81,37 @@ class Reader:
         if last:
             conditions.append("(spool, sequence) <= ({last_spool:Int64}, {last_sequence:Int64})")
             values |= {"last_spool": last.spool, "last_sequence": last.sequence}
-        table = self._select(wanted, " AND ".join(conditions), "time_unix_nano, spool, sequence", values)
+        condition = " AND ".join(conditions)
+        table = self._select(wanted, condition, "time_unix_nano, spool, sequence", values)
         # Rows that were inserted twice and are not merged yet are ticks at the same instant.
-        return in_order_of_time(self._acknowledged(_samples(table, wanted)))
+        samples = in_order_of_time(self._acknowledged(_samples(table, wanted)))
+        if start_unix_nano >= self._raw_since_unix_nano():
+            return samples
+        averages = self._averages(wanted, condition, values)
+        return in_order_of_time(concatenate([averages, samples], wanted)) if len(averages) else samples
+
+    def _averages(self, metrics: Sequence[str], condition: str, values: Mapping[str, int | str]) -> Samples:
+        """Return the averages over seconds of records whose ticks are gone."""
+        counts = [count_of(name) for name in metrics if column_type(name) is np.float32]
+        columns = ", ".join([_KEY, *metrics, *counts])
+        table = self._sql.table(
+            f"SELECT {columns} FROM samples_1s WHERE {condition}"  # noqa: S608 - own text, catalogue
+            f" AND (intDiv(time_unix_nano, {SECOND_NS}), spool, sequence) NOT IN ("
+            f" SELECT intDiv(time_unix_nano, {SECOND_NS}), spool, sequence FROM samples"
+            " WHERE gpu_uuid = {gpu:String} AND time_unix_nano >= {start:Int64} - 1000000000"
+            " AND time_unix_nano < {end:Int64} + 1000000000)"
+            " ORDER BY time_unix_nano, spool, sequence",
+            values,
+        )
+        samples = _samples(table, metrics)
+        if not len(samples):
+            return samples
+        again = (
+            (np.diff(samples.time_unix_nano) == 0) & (np.diff(samples.spool) == 0) & (np.diff(samples.sequence) == 0)
+        )
+        once = np.concatenate(([True], ~again))
+        ticks = {name: _whole(table, count_of(name))[once] for name in metrics if count_of(name) in counts}
+        return joined(replace(samples.take(once), resolution_s=RESOLUTION_S), ticks)
 
     def _acknowledged(self, samples: Samples) -> Samples:
         """Leave out ticks of records that are not durable: of those, only some rows may be there."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from gpusonde.collector.storage.clickhouse.sql import Sql
 from gpusonde.collector.storage.errors import StoreError
+from gpusonde.collector.storage.seconds import SECOND_NS, TICK_COUNT, columns_of, count_of, largest_of, least_of
 from gpusonde.telemetry import METRICS, Metric, MetricKind
 
 _LOG = logging.getLogger(__name__)
@@ -89,8 +90,9 @@ def _raw_columns(metric: Metric) -> list[tuple[str, str]]:
 
 
 def _second_columns(metric: Metric) -> list[tuple[str, str]]:
-    kind = f"{_type(metric)} DEFAULT nan CODEC(ZSTD(3))"
-    return [(f"{metric.name}_{what}", kind) for what in ("mean", "min", "max")]
+    """The columns that averages over seconds have in every engine."""
+    value, count = f"{_type(metric)} DEFAULT nan CODEC(ZSTD(3))", "UInt32 CODEC(ZSTD(1))"
+    return [(name, count if name == count_of(metric.name) else value) for name in columns_of(metric.name)]
 
 
 def _joined(*columns: str) -> str:
@@ -121,14 +123,15 @@ _SECONDS = _Table(
     "samples_1s",
     _joined(
         "gpu_uuid LowCardinality(String)",
-        "second DateTime64(0, 'UTC') CODEC(DoubleDelta, ZSTD(1))",
+        "time_unix_nano Int64 CODEC(DoubleDelta, ZSTD(1))",
+        "time DateTime64(9, 'UTC') ALIAS fromUnixTimestamp64Nano(time_unix_nano)",
         _KEY,
-        "ticks UInt32 CODEC(ZSTD(1))",
+        f"{TICK_COUNT} UInt32 CODEC(ZSTD(1))",
         "missed_ticks UInt32 CODEC(ZSTD(1))",
         _RECEIVED,
         *_metric_columns([_second_columns(metric) for metric in METRICS]),
     ),
-    "gpu_uuid, second, spool, sequence",
+    "gpu_uuid, time_unix_nano, spool, sequence",
     partition_by="toDate(received)",
     lifetime="second_s",
 )
@@ -271,22 +274,27 @@ def _seconds_query() -> str:
     """One row per GPU, second and record: the same record inserted again gives the same rows."""
     columns = [
         "gpu_uuid",
-        "toDateTime64(intDiv(time_unix_nano, 1000000000), 0, 'UTC') AS second",
+        f"intDiv(samples.time_unix_nano, {SECOND_NS}) * {SECOND_NS} AS time_unix_nano",
         "spool",
         "sequence",
-        "toUInt32(count()) AS ticks",
+        f"toUInt32(count()) AS {TICK_COUNT}",
         "toUInt32(sum(samples.missed_ticks)) AS missed_ticks",
         "max(samples.received) AS received",
     ]
     for metric in METRICS:
         name = metric.name
-        columns += [
-            f"avgIf({name}, NOT isNaN({name})) AS {name}_mean",
-            f"ifNull(minOrNullIf({name}, NOT isNaN({name})), nan) AS {name}_min",
-            f"ifNull(maxOrNullIf({name}, NOT isNaN({name})), nan) AS {name}_max",
-        ]
+        value, valid = f"samples.{name}", f"NOT isNaN(samples.{name})"
+        expressions = {
+            name: f"ifNull(argMaxOrNullIf({value}, samples.time_unix_nano, {valid}), nan)"
+            if metric.kind is MetricKind.COUNTER
+            else f"avgIf({value}, {valid})",
+            count_of(name): f"toUInt32(countIf({valid}))",
+            least_of(name): f"ifNull(minOrNullIf({value}, {valid}), nan)",
+            largest_of(name): f"ifNull(maxOrNullIf({value}, {valid}), nan)",
+        }
+        columns += [f"{expressions[column]} AS {column}" for column in columns_of(name)]
     listed = ",\n    ".join(columns)
-    return f"SELECT\n    {listed}\nFROM samples\nGROUP BY gpu_uuid, second, spool, sequence"
+    return f"SELECT\n    {listed}\nFROM samples\nGROUP BY gpu_uuid, time_unix_nano, spool, sequence"
 
 
 def statements(retention: Retention) -> Iterator[str]:
@@ -295,6 +303,11 @@ def statements(retention: Retention) -> Iterator[str]:
         yield table.statement(retention)
     yield f"CREATE MATERIALIZED VIEW IF NOT EXISTS {_SECONDS_VIEW} TO samples_1s AS\n{_seconds_query()}"
     yield f"INSERT INTO schema_version (version) VALUES ({VERSION})"  # noqa: S608 - our own number
+
+
+def script(retention: Retention) -> str:
+    """Return the whole schema as a file of statements, for those who make databases themselves."""
+    return "".join(f"{statement};\n\n" for statement in statements(retention))
 
 
 def prepare(sql: Sql, database: str, retention: Retention, *, may_change: bool) -> None:
@@ -348,9 +361,9 @@ def _changes(sql: Sql, database: str, known: dict[str, set[str]], retention: Ret
         if table.name not in known:
             yield table.statement(retention)
     grown = False
-    for table, columns_of in ((_SAMPLES, _raw_columns), (_SECONDS, _second_columns)):
+    for table, typed_columns in ((_SAMPLES, _raw_columns), (_SECONDS, _second_columns)):
         for metric in METRICS:
-            for name, kind in columns_of(metric):
+            for name, kind in typed_columns(metric):
                 if name not in known.get(table.name, set()) and table.name in known:
                     grown = True
                     yield f"ALTER TABLE {table.name} ADD COLUMN IF NOT EXISTS {name} {kind}"

@@ -21,6 +21,7 @@ from gpusonde.collector.storage.clickhouse.sql import Sql
 from gpusonde.collector.storage.clickhouse.tail import Tail
 from gpusonde.collector.storage.counters import StoreCounters
 from gpusonde.collector.storage.samples import Samples
+from gpusonde.collector.storage.seconds import SECOND_NS
 from gpusonde.collector.storage.store import Incoming, Listener
 from gpusonde.collector.storage.tables.facts import AgentRow, GpuRow, LossRow, RejectionRow
 from gpusonde.ingest.v1 import ingest_pb2
@@ -81,7 +82,9 @@ class ClickHouseStore:
         self._wall_clock_ns = wall_clock_ns
         self._facts = Facts(sql)
         self._tail = Tail(self._options.tail_s, self._options.tail_bytes, monotonic_clock)
-        self._reader = Reader(sql, self._facts, self._tail, lambda spool: self._durable.get(spool, 0))
+        self._reader = Reader(
+            sql, self._facts, self._tail, lambda spool: self._durable.get(spool, 0), self._raw_since_unix_nano
+        )
         self._append_lock = threading.Lock()
         self._lock = threading.Lock()
         # (agent, spool id) -> number and durable sequence, of the spools that this process appends to.
@@ -103,6 +106,10 @@ class ClickHouseStore:
         """Disconnect; everything appended is durable already."""
         with self._append_lock:
             self._sql.close()
+
+    def _raw_since_unix_nano(self) -> int:
+        raw_s = self._options.retention.raw_s
+        return self._wall_clock_ns() - raw_s * SECOND_NS if raw_s else 0
 
     # Writing -----------------------------------------------------------------------------------------------------
 
@@ -257,9 +264,9 @@ class ClickHouseStore:
         with self._lock:
             spools = [number for (agent, _), number in self._spools.items() if agent == agent_id]
             known = {number: self._durable[number] for number in spools if number in self._durable}
-        asked = {number: self._facts.durable(number) for number in spools if number not in known}
-        if not spools:
+        if not spools or not self._ownership.owns(agent_id):
             return {number: self._facts.durable(number) for number in self._facts.spools_of(agent_id).values()}
+        asked = {number: self._facts.durable(number) for number in spools if number not in known}
         with self._lock:
             for number, durable in asked.items():
                 self._durable.setdefault(number, durable)

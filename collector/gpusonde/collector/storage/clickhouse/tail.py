@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from gpusonde.collector.records.model import Decoded, Position
 from gpusonde.collector.storage.arrivals import Mark
@@ -56,20 +56,31 @@ class Tail:
         self._began_at = self._clock()
 
     def behind(
-        self, gpu_uuid: str, spools: Collection[int], after: Position
+        self, gpu_uuid: str, durable: Mapping[int, int], after: Position
     ) -> tuple[list[StoredBlock], list[Mark]] | None:
-        """Return a GPU's blocks and marks of these spools behind a position, or None if not all of them are here."""
+        """Return a GPU's blocks and marks behind a position, or None if not all of them are here.
+
+        Args:
+            gpu_uuid: The GPU.
+            durable: The spools that count, and how far they are durable.
+            after: The position.
+        """
         with self._lock:
-            for spool in spools:
+            for spool, through in durable.items():
                 needed = after.sequence if spool == after.spool else 0
-                if spool >= after.spool and self._complete_after.get(spool, _NEVER) > needed:
+                if spool >= after.spool and not self._is_complete(spool, needed, through):
                     return None
             blocks: list[StoredBlock] = []
             marks: list[Mark] = []
             for generation in (self._older, self._newer):
-                blocks += generation.blocks_after(gpu_uuid, spools, after)
-                marks += generation.marks_after(gpu_uuid, spools, after)
+                blocks += generation.blocks_after(gpu_uuid, durable, after)
+                marks += generation.marks_after(gpu_uuid, durable, after)
         return blocks, marks
+
+    def _is_complete(self, spool: int, after: int, through: int) -> bool:
+        begins = self._complete_after.get(spool, _NEVER)
+        ends = self._newer.reached.get(spool, self._older.reached.get(spool, begins))
+        return begins <= after and ends >= through
 
 
 _NEVER = 1 << 63

@@ -1,0 +1,213 @@
+"""What only the engine on ClickHouse has: its schema and how it grows, averages, retention, failures."""
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.store_engines import BreakingSql
+from support.store_records import EVER, Feed
+from support.wire_agent import START_NS, TICK_NS, batch, block
+
+from gpusonde.collector.records.model import Position
+from gpusonde.collector.storage.clickhouse import schema
+from gpusonde.collector.storage.clickhouse.ownership import Ownership
+from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql, Connection
+from gpusonde.collector.storage.clickhouse.store import ClickHouseOptions, ClickHouseStore
+from gpusonde.collector.storage.errors import StoreError, StoreFullError
+
+SCHEMA_FILE = Path(__file__).parents[3] / "deploy" / "clickhouse" / "schema.sql"
+DAY_S = 86_400
+
+
+@pytest.fixture
+def open_with(clickhouse):
+    """Opens stores with options of their own on one database."""
+    opened = []
+
+    def open_one(**options):
+        sql = BreakingSql(clickhouse.connection)
+        opened.append(sql)
+        more = {"wall_clock_ns": options.pop("wall_clock_ns")} if "wall_clock_ns" in options else {}
+        database = clickhouse.connection.database
+        store = ClickHouseStore(sql, Ownership("collector-1"), ClickHouseOptions(database, **options), **more)
+        store.open()
+        return sql, store
+
+    yield open_one
+    for sql in opened:
+        sql.close()
+
+
+def test_averages_over_seconds_count_every_tick_once_however_often_it_was_sent(clickhouse):
+    store = clickhouse.open()
+    feed = Feed(metrics=("sm_active", "power_watts", "energy_joules", "gpu_temperature_celsius"))
+    names = feed.inventory.layout.metrics
+    values = np.array([[0.1, 0.3, np.nan, 0.5], [np.nan] * 4, [0.0, 1.0, 2.0, np.nan], [40.0, 41.0, 42.0, 43.0]])
+    # Ticks 8 to 11 lie in two seconds.
+    wire = block(8, 4, values=values, metrics=names, bases=[100.0], missed=2)
+    records = [feed.incoming(feed.first), feed.incoming(batch(2, wire))]
+    clickhouse.break_before_acknowledging()
+    with pytest.raises(StoreError):
+        store.append(records)
+    clickhouse.repair()
+    store.append(records)
+    rows = clickhouse.sql.rows(
+        "SELECT DISTINCT time_unix_nano, tick_count, missed_ticks, sm_active, sm_active_ticks, sm_active_min,"
+        " sm_active_max, power_watts_ticks, energy_joules, gpu_temperature_celsius FROM samples_1s"
+        " WHERE gpu_uuid = 'GPU-a' ORDER BY time_unix_nano"
+    )
+    first, second = np.array(rows, dtype=np.float64)
+    assert rows[0][0] == START_NS
+    assert rows[1][0] == START_NS + 10 * TICK_NS
+    np.testing.assert_allclose(first[1:], [2, 2, 0.2, 2, 0.1, 0.3, 0, 101.0, 40.5], rtol=1e-6)
+    np.testing.assert_allclose(second[1:], [2, 0, 0.5, 1, 0.5, 0.5, 0, 102.0, 42.5], rtol=1e-6)
+
+
+def test_where_ticks_are_gone_averages_are_read_and_a_second_in_two_records_is_one(open_with):
+    now = [time.time_ns()]
+    sql, store = open_with(retention=schema.Retention(DAY_S, 0), wall_clock_ns=lambda: now[0])
+    feed = Feed()
+    early = [batch(2, block(0, 8)), batch(3, block(8, 7)), batch(4, block(15, 5))]
+    store.append([feed.incoming(feed.first), *map(feed.incoming, early)])
+    store.append([feed.incoming(batch(5, block(20, 5)))])
+    sql.run("ALTER TABLE samples DELETE WHERE sequence <= 4 SETTINGS mutations_sync = 2")
+    samples = store.read("GPU-a", *EVER)
+    ticks = ((samples.time_unix_nano - START_NS) // TICK_NS).tolist()
+    assert ticks == [0, 10, 20, 21, 22, 23, 24]
+    assert samples.resolution_s == 1.0
+    np.testing.assert_allclose(samples.columns["sm_active"][:2], [np.mean(np.arange(10)) / 100, 0.145], rtol=1e-5)
+    recent = store.read("GPU-a", START_NS + 20 * TICK_NS, EVER[1], ["sm_active"])
+    assert len(recent) == 5
+    assert recent.resolution_s == 0.0
+    spool = int(samples.spool[0])
+    within = store.read("GPU-a", *EVER, first=Position(spool, 4), last=Position(spool, 5))
+    assert ((within.time_unix_nano - START_NS) // TICK_NS).tolist() == [10, 20, 21, 22, 23, 24]
+
+
+def test_what_was_received_too_long_ago_goes(open_with):
+    sql, store = open_with(retention=schema.Retention(DAY_S, 3 * DAY_S))
+    feed = Feed()
+    feed.received_unix_nano = time.time_ns() - 2 * DAY_S * 1_000_000_000
+    store.append([feed.incoming(feed.first), feed.incoming(batch(2))])
+    feed.received_unix_nano = None
+    store.append([feed.incoming(batch(3))])
+    for table in ("samples", "samples_1s"):
+        sql.run(f"OPTIMIZE TABLE {table} FINAL")
+    samples = store.read("GPU-a", *EVER)
+    assert ((samples.time_unix_nano - START_NS) // TICK_NS).tolist() == [0, *range(10, 20)]
+
+
+def lifetimes(sql, database):
+    rows = sql.rows(
+        "SELECT name, extract(engine_full, 'TTL received \\\\+ toIntervalSecond\\\\((\\\\d+)\\\\)') FROM system.tables"
+        " WHERE database = {database:String} AND name LIKE 'samples%' AND engine LIKE '%MergeTree' ORDER BY name",
+        {"database": database},
+    )
+    return dict(rows)
+
+
+def test_another_retention_is_applied_at_the_next_start(open_with, clickhouse):
+    database = clickhouse.connection.database
+    sql, _ = open_with(retention=schema.Retention(5, 6))
+    assert lifetimes(sql, database) == {"samples": "5", "samples_1s": "6"}
+    open_with(retention=schema.Retention(7, 0))
+    assert lifetimes(sql, database) == {"samples": "7", "samples_1s": ""}
+    open_with(retention=schema.Retention(0, 9))
+    assert lifetimes(sql, database) == {"samples": "", "samples_1s": "9"}
+
+
+def test_a_metric_that_is_new_in_the_catalogue_gets_its_columns(open_with):
+    sql, store = open_with()
+    store.append(Feed().batches(1, 2))
+    # As it was before the catalogue knew the metric.
+    sql.run("DROP VIEW samples_1s_of_samples")
+    for table, columns in (("samples", ["power_watts"]), ("samples_1s", ["power_watts", "power_watts_ticks"])):
+        for column in columns:
+            sql.run(f"ALTER TABLE {table} DROP COLUMN {column}")
+    with pytest.raises(StoreError, match="ADD COLUMN IF NOT EXISTS power_watts Float32"):
+        open_with(create_schema=False)
+    sql, store = open_with()
+    store.append(Feed().batches(3, 4))
+    values = store.read("GPU-a", *EVER, ["power_watts"]).columns["power_watts"]
+    assert np.isnan(values).tolist() == [True] * 10 + [False] * 20
+    assert sql.rows("SELECT DISTINCT time_unix_nano, power_watts_ticks FROM samples_1s ORDER BY ALL") == [
+        (START_NS, 0),
+        (START_NS + 10 * TICK_NS, 10),
+        (START_NS + 20 * TICK_NS, 10),
+    ]
+    open_with(create_schema=False)
+
+
+def test_the_view_of_averages_grows_with_the_catalogue(open_with):
+    sql, _ = open_with()
+    # As it was before the catalogue knew the metric.
+    older = "SELECT gpu_uuid, time_unix_nano, spool, sequence FROM samples"
+    sql.run(f"ALTER TABLE samples_1s_of_samples MODIFY QUERY {older}")
+    sql.run("ALTER TABLE samples DROP COLUMN bar1_free_bytes")
+    sql.run("ALTER TABLE samples_1s DROP COLUMN bar1_free_bytes")
+    _, store = open_with()
+    store.append(Feed(metrics=("bar1_free_bytes",)).batches(1, 1))
+    feed = Feed(metrics=("bar1_free_bytes",))
+    store.append([feed.incoming(batch(2, block(metrics=("bar1_free_bytes",), values=[[7.0] * 10])))])
+    assert sql.rows("SELECT DISTINCT bar1_free_bytes, bar1_free_bytes_ticks FROM samples_1s") == [(7.0, 10)]
+
+
+def test_a_database_of_a_newer_collector_is_left_alone(open_with):
+    sql, _ = open_with()
+    sql.run(f"INSERT INTO schema_version (version) VALUES ({schema.VERSION + 1})")
+    with pytest.raises(StoreError, match=r"schema version 2, this collector knows 1; update it"):
+        open_with()
+
+
+def test_a_schema_that_is_not_ours_to_make_has_to_be_there(open_with, clickhouse):
+    with pytest.raises(StoreError, match=r"apply deploy/clickhouse/schema\.sql"):
+        open_with(create_schema=False)
+    sql = ClickHouseSql(clickhouse.connection)
+    for statement in SCHEMA_FILE.read_text().split(";\n"):
+        if statement.strip():
+            sql.run(statement)
+    sql.close()
+    _, store = open_with(create_schema=False)
+    store.append(Feed().batches(1, 3))
+    assert len(store.read("GPU-a", *EVER)) == 20
+
+
+def test_the_shipped_schema_is_that_of_the_code():
+    assert SCHEMA_FILE.read_text() == schema.script(schema.Retention())
+
+
+def test_a_server_that_is_not_there_is_named():
+    with pytest.raises(StoreError, match=r"ClickHouse at http://127\.0\.0\.1:1: "):
+        ClickHouseSql(Connection("http://127.0.0.1:1", connect_timeout_s=0.5))
+
+
+def test_a_server_without_room_is_a_full_store_and_anything_else_is_not(open_with):
+    sql, store = open_with()
+    for code, error in ((243, StoreFullError), (252, StoreError)):
+
+        def refuse(*_, code=code):
+            failure = RuntimeError("refused")
+            failure.code = code
+            raise failure
+
+        sql._client.insert_arrow = refuse
+        with pytest.raises(error) as caught:
+            store.append(Feed().batches(1, 2))
+        assert type(caught.value) is error
+        with pytest.raises(error):
+            store.check_writable()
+    del sql._client.insert_arrow
+    store.check_writable()
+
+
+@pytest.mark.parametrize("url", ["clickhouse:9000", "tcp://host:9000", ""])
+def test_an_address_that_cannot_be_is_refused(url):
+    with pytest.raises(ValueError, match="write https://host:8443"):
+        Connection(url)
+
+
+@pytest.mark.parametrize("name", ["a b", "x; DROP DATABASE y", "", "ü", "a" * 64, "1a"])
+def test_a_name_that_cannot_be_one_of_a_database_is_refused(name):
+    with pytest.raises(ValueError, match="cannot name a database"):
+        Connection("http://host", name)
