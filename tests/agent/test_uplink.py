@@ -16,9 +16,9 @@ from gpusonde.agent.spool.files import OsFiles
 from gpusonde.agent.spool.segment import scan
 from gpusonde.agent.uplink import AgentFacts, Backoff, Uplink, UplinkSettings
 from gpusonde.agent.uplink.session import Session
-from gpusonde.agent.uplink.waiting import end, within
 from gpusonde.common.v1 import gpu_pb2
 from gpusonde.ingest.v1 import ingest_pb2
+from gpusonde.service.tasks import end, within
 
 
 @pytest.fixture

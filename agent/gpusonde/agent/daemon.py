@@ -26,11 +26,11 @@ from gpusonde.agent.spool.files import Files
 from gpusonde.agent.threads import in_thread
 from gpusonde.agent.upkeep import Adjustable, Upkeep, pace_settings, uplink_settings
 from gpusonde.agent.uplink import AgentFacts, Uplink
-from gpusonde.agent.uplink.waiting import end
 from gpusonde.agent.wire import inventory_record
 from gpusonde.agent.writer import BatchPace, SpoolWriter
 from gpusonde.service.notify import notify
 from gpusonde.service.reload import ConfigSource
+from gpusonde.service.tasks import end
 from gpusonde.settings import format_duration
 
 log = logging.getLogger(__name__)

@@ -22,12 +22,12 @@ from gpusonde.agent.record_ages import RecordAges
 from gpusonde.agent.sources.base import GpuSource, SourceInventory
 from gpusonde.agent.spool import Spool
 from gpusonde.agent.uplink import Uplink, UplinkSettings
-from gpusonde.agent.uplink.waiting import end
 from gpusonde.agent.writer import BatchPace, SpoolWriter
 from gpusonde.service.endpoint import Endpoint
 from gpusonde.service.monitoring import Monitoring
 from gpusonde.service.reload import ConfigSource, ReloadCounters, Reloader
 from gpusonde.service.signals import hangups
+from gpusonde.service.tasks import end
 from gpusonde.service.vitals import TOLERANCE_S, Heartbeat, Vitals
 from gpusonde.service.watchdog import Watchdog, own_watchdog_s
 from gpusonde.settings import format_duration
@@ -160,6 +160,7 @@ class Upkeep:
 
     async def run(self, adjustable: Adjustable) -> None:
         """Serve metrics, ping systemd and reload until cancelled."""
+        self._loop.beat()
         with contextlib.suppress(OSError):
             self.ages.restore(self._spool.written())
         self._monitoring.serve(self.config.metrics.listen)

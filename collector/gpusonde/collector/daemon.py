@@ -7,17 +7,18 @@ import contextlib
 import functools
 import logging
 import signal
-import socket
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import grpc.aio
+
 from gpusonde.catalog import load_gpus
 from gpusonde.collector.config import CollectorConfig
+from gpusonde.collector.counters import CollectorCounters
 from gpusonde.collector.engines import make_engine
 from gpusonde.collector.ingest.admin import AdminService
 from gpusonde.collector.ingest.agents import Agents
@@ -25,28 +26,28 @@ from gpusonde.collector.ingest.committer import Committer
 from gpusonde.collector.ingest.gate import Gate
 from gpusonde.collector.ingest.pacing import Pressure
 from gpusonde.collector.ingest.quarantine import Quarantine
-from gpusonde.collector.ingest.service import IngestService, StreamOptions
+from gpusonde.collector.ingest.service import IngestService
+from gpusonde.collector.options import model_source, pipeline_options, record_limits, run_policy, stream_options
 from gpusonde.collector.query.prediction import Predictor
 from gpusonde.collector.query.service import QueryService
-from gpusonde.collector.records.limits import Limits
 from gpusonde.collector.security.access import Access, pace_options
 from gpusonde.collector.server import Health, bind, build_server
 from gpusonde.collector.storage.disk.files import FileLayer
 from gpusonde.collector.storage.engine import Engine
 from gpusonde.collector.storage.errors import StoreError
+from gpusonde.collector.supervision import Supervision, Watched
 from gpusonde.collector.tracking.epochs import TrackerFactory
 from gpusonde.collector.tracking.follower import GpuFollower
 from gpusonde.collector.tracking.follower_state import FollowerState
-from gpusonde.collector.tracking.pipeline import EpochPipeline, PipelineOptions
+from gpusonde.collector.tracking.pipeline import EpochPipeline
 from gpusonde.collector.tracking.run_state import Resume
-from gpusonde.collector.tracking.runs import RunPolicy
 from gpusonde.collector.tracking.state_keeper import StateKeeper, StateOptions
 from gpusonde.collector.tracking.summaries import EpochSummaries
 from gpusonde.epoch_detect import EpochTracker
-from gpusonde.predictor.crossgpu import LatencyModel
-from gpusonde.predictor.crossgpu.learning.versions import MODELS, ModelInService, ModelVersions
 from gpusonde.service.notify import notify
 from gpusonde.service.open_files import allow_open_files
+from gpusonde.service.reload import ConfigSource
+from gpusonde.service.tasks import end
 from gpusonde.service.tls import is_loopback
 
 _LOG = logging.getLogger(__name__)
@@ -76,11 +77,12 @@ def run_collector(
     stop: threading.Event | None = None,
     files: FileLayer | None = None,
     make_tracker: TrackerFactory = EpochTracker,
+    config_source: ConfigSource[CollectorConfig] | None = None,
 ) -> CollectorReport:
     """Run a collector until it is told to stop (SIGTERM, SIGINT or ``stop``).
 
-    It then asks its agents to go elsewhere, makes everything received durable and ends. While it serves, the file
-    ``address`` in the data directory holds its address.
+    It then asks its agents to go elsewhere, makes everything received durable and ends; a second signal gives the
+    agents no more time. While it serves, the file ``address`` in the data directory holds its address.
 
     Args:
         config: Where to listen and what to keep.
@@ -88,6 +90,7 @@ def run_collector(
         stop: Stops the collector like a signal, for callers outside of the main thread.
         files: The file operations of the store.
         make_tracker: Makes epoch trackers.
+        config_source: Where SIGHUP finds a new configuration; None leaves that signal alone.
 
     Raises:
         StoreLockedError: Another collector uses the data directory.
@@ -100,7 +103,8 @@ def run_collector(
     engine.open()
     try:
         with _executors("commit", "seal", "track", "query", "control", "maintain") as executors:
-            return asyncio.run(_Collector(config, engine, executors, make_tracker).run(stop, on_ready))
+            collector = _Collector(config, engine, executors, make_tracker, config_source)
+            return asyncio.run(collector.run(stop, on_ready))
     finally:
         engine.close()
 
@@ -114,13 +118,13 @@ class _Collector:
         engine: Engine,
         executors: dict[str, Executor],
         make_tracker: TrackerFactory,
+        config_source: ConfigSource[CollectorConfig] | None,
     ) -> None:
-        self._config = config
         self._engine = engine
         self._store = store = engine.store
         self._executors = executors
-        self._counts: Counter[str] = Counter()
-        self._access = Access(config)
+        self._counters = CollectorCounters()
+        self._access = Access(config, self._counters.refused)
         results = engine.results
         ingest = config.ingest
         control = executors["control"]
@@ -129,32 +133,31 @@ class _Collector:
         self._gate = Gate(store, control, ingest.probe_interval_s, self._gate_changed)
         pace = pace_options(config)
         self._agents = Agents(store, control, ingest.max_agents, ingest.identity_hold_s, time.monotonic, pace)
-        self._committer = Committer(store, executors["commit"], config.commit_interval_s, self._gate.store_failed)
-        limits = Limits(
-            record_bytes=ingest.max_record_bytes,
-            agents=ingest.max_agents,
-            gpus=ingest.max_gpus,
-            metrics=ingest.max_metrics,
+        self._committer = Committer(
+            store,
+            executors["commit"],
+            config.commit_interval_s,
+            self._gate.store_failed,
+            latency=self._counters.ack_latency,
+        )
+        self._quarantine = Quarantine(store, control, ingest.poison_attempts)
+        self._pressure = Pressure(
+            pace, lambda: self._committer.lag_s, lambda: self._committer.waiting_bytes, engine.memory_share
         )
         self._ingest = IngestService(
             store,
             self._agents,
             self._committer,
-            Quarantine(store, control, ingest.poison_attempts),
+            self._quarantine,
             self._gate,
             control,
             self._access.guard,
-            Pressure(pace, lambda: self._committer.lag_s, lambda: self._committer.waiting_bytes, engine.memory_share),
-            limits,
-            StreamOptions(
-                collector_id=config.server.id or socket.gethostname(),
-                pace=pace,
-                drain_grace_ms=round(config.server.drain_grace_s * 1e3),
-            ),
-            counts=self._counts,
-            refused=self._access.refused,
+            self._pressure,
+            record_limits(config),
+            stream_options(config),
+            counters=self._counters,
         )
-        policy = _run_policy(config)
+        policy = run_policy(config)
 
         def follow(agent_id: str, gpu_uuid: str, resume: Resume, state: FollowerState | None) -> GpuFollower:
             return GpuFollower(agent_id, gpu_uuid, store, policy, make_tracker, resume, state)
@@ -171,20 +174,46 @@ class _Collector:
                 time.monotonic,
             ),
             executors["track"],
-            PipelineOptions(
-                interval_s=config.runs.track_interval_s,
-                silence_end_s=config.runs.silence_end_s,
-                summary_time_s=config.runs.summary_time_s,
-            ),
+            pipeline_options(config),
             time.monotonic,
+            self._counters,
         )
-        self._predictor = Predictor(store, results, load_gpus(), _model_source(config))
+        self._predictor = Predictor(store, results, load_gpus(), model_source(config), self._counters)
         self._query = QueryService(store, results, self._predictor, executors["query"])
+        self._supervision = Supervision(
+            config,
+            config_source,
+            Watched(engine, self._gate, self._agents, self._pipeline, self._access),
+            self._counters,
+            executors,
+            self._adjust,
+        )
+
+    @property
+    def _config(self) -> CollectorConfig:
+        return self._supervision.config
+
+    async def _adjust(self, config: CollectorConfig, changed: frozenset[str]) -> None:
+        """Make the parts as a new configuration says; only the model can fail, and it comes first."""
+        if "prediction.model" in changed:
+            model = model_source(config)
+            if config.prediction.model:
+                await asyncio.get_running_loop().run_in_executor(self._executors["query"], model)
+            self._predictor.model = model
+        self._engine.configure(config)
+        self._gate.configure(config.ingest.probe_interval_s)
+        self._agents.configure(config.ingest.identity_hold_s, pace_options(config))
+        self._committer.configure(config.commit_interval_s)
+        self._quarantine.configure(config.ingest.poison_attempts)
+        self._pressure.configure(pace_options(config))
+        self._ingest.configure(record_limits(config), stream_options(config))
+        self._access.configure(config)
+        self._pipeline.configure(pipeline_options(config))
 
     async def run(self, stop: threading.Event | None, on_ready: Callable[[str], None] | None) -> CollectorReport:
         """Serve until told to stop."""
-        stopping = asyncio.Event()
-        with _signals(stopping), self._address_file() as address_file:
+        stopping, hurrying = asyncio.Event(), asyncio.Event()
+        with _signals(stopping, hurrying), self._address_file() as address_file:
             if self._config.prediction.model:
                 await asyncio.get_running_loop().run_in_executor(self._executors["query"], self._predictor.model)
             self._agents.restore(self._store.agents())
@@ -221,28 +250,42 @@ class _Collector:
             await self._health.set_query(True)
             _replace(address_file, address)
             _LOG.info("collecting on %s into %s", address, self._engine.place)
-            notify("READY=1")
+            supervising = asyncio.ensure_future(self._supervision.run())
+            notify("READY=1", f"STATUS={self._supervision.status()}")
             if on_ready:
                 on_ready(address)
             told = asyncio.ensure_future(_told_to_stop(stopping, stop))
             done, _ = await asyncio.wait({told, committing, *others}, return_when=asyncio.FIRST_COMPLETED)
             told.cancel()
-            notify("STOPPING=1")
+            notify("STOPPING=1", "STATUS=asking agents to go elsewhere, making everything durable")
             self._pipeline.hurry(self._config.server.drain_grace_s)
             self._ingest.drain()
             await self._health.set_query(False)
-            await server.stop(self._config.server.drain_grace_s)
+            await self._stop_serving(server, hurrying)
             self._committer.close()
             for task in others:
                 task.cancel()
             await asyncio.wait([committing, *others])
             await self._finish()
+            await end(supervising)
             for task in done:
                 if not task.cancelled() and (fault := task.exception()):
                     raise fault
         _LOG.info("stopped; everything received is durable")
-        refused = {f"refused_{reason}": count for reason, count in self._access.refused.items()}
-        return CollectorReport(address, {**self._counts, **refused})
+        refused = {f"refused_{reason}": count for reason, count in self._counters.refused.items()}
+        return CollectorReport(address, {**+self._counters.ingest, **refused})
+
+    async def _stop_serving(self, server: grpc.aio.Server, hurrying: asyncio.Event) -> None:
+        """Give open streams their time to end, or none after a second signal."""
+        stopping = asyncio.ensure_future(server.stop(self._config.server.drain_grace_s))
+        hurried = asyncio.ensure_future(hurrying.wait())
+        await asyncio.wait({stopping, hurried}, return_when=asyncio.FIRST_COMPLETED)
+        if not stopping.done():
+            _LOG.warning("a second signal: open streams are cut")
+            self._pipeline.hurry(0.0)
+            await server.stop(0)
+        await stopping
+        hurried.cancel()
 
     def _most_connections(self) -> int:
         """Make room for a connection per agent and as many readers as may be; warn where the system gives less."""
@@ -296,13 +339,18 @@ def _executors(*names: str) -> Iterator[dict[str, Executor]]:
 
 
 @contextlib.contextmanager
-def _signals(stopping: asyncio.Event) -> Iterator[None]:
+def _signals(stopping: asyncio.Event, hurrying: asyncio.Event) -> Iterator[None]:
+    def stop() -> None:
+        if stopping.is_set():
+            hurrying.set()
+        stopping.set()
+
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
+        loop.add_signal_handler(number, stop)
     try:
         yield
     finally:
@@ -318,25 +366,7 @@ async def _told_to_stop(stopping: asyncio.Event, stop: threading.Event | None) -
             return
 
 
-def _model_source(config: CollectorConfig) -> Callable[[], LatencyModel]:
-    """The configured file, read once; else whatever is in service in the data directory when a question comes."""
-    if not config.prediction.model:
-        return ModelInService(ModelVersions(config.directory / MODELS)).model
-    return functools.cache(lambda: LatencyModel.load(config.prediction.model))
-
-
 def _replace(path: Path, text: str) -> None:
     temporary = path.with_suffix(".tmp")
     temporary.write_text(text + "\n")
     temporary.rename(path)
-
-
-def _run_policy(config: CollectorConfig) -> RunPolicy:
-    runs = config.runs
-    return RunPolicy(
-        activity_threshold=runs.activity_threshold,
-        min_active_s=runs.min_active_s,
-        idle_end_s=runs.idle_end_s,
-        held_end_s=runs.held_end_s,
-        gap_end_s=runs.gap_end_s,
-    )

@@ -25,7 +25,7 @@ from gpusonde.collector.storage.disk.files import FileLayer
 from gpusonde.collector.storage.engine import Engine, OwnersListener, ResultStore, StateStore
 from gpusonde.collector.storage.errors import StoreError
 from gpusonde.collector.storage.local import LocalStore, StoreOptions
-from gpusonde.collector.storage.store import Store
+from gpusonde.collector.storage.store import Store, StoreUsage
 from gpusonde.collector.storage.tables.results import Results
 from gpusonde.collector.upkeep import look_after
 
@@ -76,6 +76,15 @@ class LocalEngine:
         """See ``Engine.memory_share``."""
         return self._store.memory_share()
 
+    def usage(self) -> StoreUsage:
+        """See ``Engine.usage``."""
+        return self._store.usage()
+
+    def configure(self, config: CollectorConfig) -> None:
+        """See ``Engine.configure``."""
+        self._segment_interval_s = config.store.segment_interval_s
+        self._store.configure(_local_options(config))
+
     def finish(self) -> None:
         """Turn the log into a segment; the next start would have to read it."""
         self._store.seal()
@@ -85,9 +94,8 @@ class LocalEngine:
         return [self._seal_for_ever(executors["seal"]), look_after(self._store.maintenance, executors["maintain"])]
 
     async def _seal_for_ever(self, executor: Executor) -> None:
-        pause_s = min(self._segment_interval_s / 4, _MOST_SEAL_CHECK_S)
         while True:
-            await asyncio.sleep(pause_s)
+            await asyncio.sleep(min(self._segment_interval_s / 4, _MOST_SEAL_CHECK_S))
             try:
                 await asyncio.shield(asyncio.get_running_loop().run_in_executor(executor, self._store.seal_if_due))
             except StoreError as error:
@@ -152,6 +160,20 @@ class ClickHouseEngine:
     def memory_share(self) -> float:
         """Return 0: no samples wait here, an insert has succeeded or the stream ends."""
         return 0.0
+
+    def usage(self) -> StoreUsage:
+        """Return what the tables take on the server's disks, of all collectors."""
+        sizes = dict(
+            self._sql.rows(
+                "SELECT table, toInt64(sum(bytes_on_disk)) FROM system.parts"
+                " WHERE active AND database = currentDatabase() GROUP BY table"
+            )
+        )
+        raw, second = sizes.pop("samples", 0), sizes.pop("samples_1s", 0)
+        return StoreUsage({"raw": raw, "second": second, "catalog": sum(sizes.values())})
+
+    def configure(self, config: CollectorConfig) -> None:
+        """Do nothing: all of it is fixed by the connection and the schema."""
 
     def finish(self) -> None:
         """Do nothing: everything is in its place."""

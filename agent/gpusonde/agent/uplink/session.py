@@ -16,8 +16,8 @@ from gpusonde.agent.spool import Spool
 from gpusonde.agent.spool.index import record_ticks
 from gpusonde.agent.spool.losses import loss_record
 from gpusonde.agent.uplink.outcomes import Drained, ResendNeeded, SessionEnd, SessionFailed
-from gpusonde.agent.uplink.waiting import end, within
 from gpusonde.ingest.v1 import ingest_pb2
+from gpusonde.service.tasks import end, within
 
 log = logging.getLogger(__name__)
 

@@ -24,8 +24,8 @@ from gpusonde.agent.uplink.channel import call_status, open_channel
 from gpusonde.agent.uplink.outcomes import Drained, Renewed, ResendNeeded, SessionEnd, SessionFailed
 from gpusonde.agent.uplink.session import SampleCall, Session
 from gpusonde.agent.uplink.settings import AgentFacts, UplinkSettings
-from gpusonde.agent.uplink.waiting import end, within
 from gpusonde.ingest.v1 import ingest_pb2
+from gpusonde.service.tasks import end, within
 from gpusonde.service.tls import Access, ClientSecurity, ExpiryWarning, TlsError, is_loopback
 
 log = logging.getLogger(__name__)

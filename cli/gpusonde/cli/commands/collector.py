@@ -45,17 +45,23 @@ def run(args: argparse.Namespace) -> int:
     from gpusonde.collector import CollectorConfig
 
     flags = {"server.listen": args.listen, "store.directory": args.store, "prediction.model": args.model}
+    overrides = overrides_of(args, flags)
+
+    def load() -> CollectorConfig:
+        return CollectorConfig.load(args.config, environment=os.environ, overrides=overrides)
+
     with usage_errors_of_settings():
-        config = CollectorConfig.load(args.config, environment=os.environ, overrides=overrides_of(args, flags))
+        config = load()
     if args.check_config or args.print_config:
         return show_config(args, config.to_toml())
     from gpusonde.collector import run_collector
     from gpusonde.service import signals
+    from gpusonde.service.reload import ConfigSource
 
     signals.ignore_hangups()
     apply_log = log_applier(args)
     apply_log(config.log)
-    report = run_collector(config)
+    report = run_collector(config, config_source=ConfigSource(load, apply_log))
     counts = [{"name": name, "count": count} for name, count in report.counts.items()]
     Output(as_json=args.json).result(
         {"address": report.address, "store": str(config.directory), "counts": counts},

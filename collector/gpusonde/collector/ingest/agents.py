@@ -84,6 +84,13 @@ class Agents:
         self._clock = clock
         self._agents: dict[str, _Agent] = {}
 
+    def configure(self, hold_s: float, pace: PaceOptions) -> None:
+        """Change for how long identities are held, and how fast every agent may send; what they owe is forgiven."""
+        if pace != self._pace:
+            for agent in self._agents.values():
+                agent.pace.configure(pace)
+        self._hold_s, self._pace = hold_s, pace
+
     def restore(self, rows: Iterable[AgentRow]) -> None:
         """Remember the agents of an earlier collector process."""
         now = self._clock()

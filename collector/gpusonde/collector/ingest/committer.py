@@ -10,6 +10,7 @@ from typing import Protocol
 
 from gpusonde.collector.storage.errors import StoreError
 from gpusonde.collector.storage.store import Incoming, Store
+from gpusonde.service.distribution import Distribution
 
 
 class Submitter(Protocol):
@@ -34,6 +35,8 @@ class Committer:
         interval_s: How long the first record of a group waits for others.
         on_failure: Called on the event loop with the error of a failed group.
         clock: Monotonic seconds.
+        wall_clock_ns: Unix time in nanoseconds.
+        latency: Filled with the seconds from each record's arrival to its durability.
 
     Attributes:
         waiting_bytes: Bytes of the records that are neither durable nor failed.
@@ -46,7 +49,11 @@ class Committer:
         interval_s: float,
         on_failure: Callable[[StoreError], None],
         clock: Callable[[], float] = time.monotonic,
+        wall_clock_ns: Callable[[], int] = time.time_ns,
+        latency: Distribution | None = None,
     ) -> None:
+        self._wall_clock_ns = wall_clock_ns
+        self._latency = latency or Distribution()
         self._clock = clock
         self._store = store
         self._executor = executor
@@ -59,6 +66,10 @@ class Committer:
         self._committing_since_s: float | None = None
         self._shrunk = asyncio.Event()
         self.waiting_bytes = 0
+
+    def configure(self, interval_s: float) -> None:
+        """Change how long the first record of the next group waits for others."""
+        self._interval_s = interval_s
 
     def submit(self, submitter: Submitter, incoming: Incoming) -> None:
         """Queue one record."""
@@ -117,7 +128,9 @@ class Committer:
             self._on_failure(error)
         else:
             self._forget(group)
+            now_ns = self._wall_clock_ns()
             for submitter, incoming in group:
+                self._latency.observe(max(0.0, (now_ns - incoming.entry.received_unix_nano) / 1e9))
                 submitter.committed(incoming.entry.sequence)
 
     def _forget(self, group: list[tuple[Submitter, Incoming]]) -> None:

@@ -44,6 +44,10 @@ class Gate:
         """Why new streams are refused, or None when they are welcome."""
         return self._stop
 
+    def configure(self, probe_interval_s: float) -> None:
+        """Change the time between probes."""
+        self._probe_interval_s = probe_interval_s
+
     def store_failed(self, error: StoreError) -> None:
         """Close until the store can be written again."""
         if self._stop:

@@ -53,8 +53,13 @@ class AgentPace:
     """
 
     def __init__(self, options: PaceOptions, clock: Callable[[], float] = time.monotonic) -> None:
-        self._records = RateBucket(options.records_per_s, options.records_per_s * _BURST_S, clock)
-        self._bytes = RateBucket(options.bytes_per_s, options.bytes_per_s * _BURST_S, clock)
+        self._clock = clock
+        self.configure(options)
+
+    def configure(self, options: PaceOptions) -> None:
+        """Set other limits, with room for a burst."""
+        self._records = RateBucket(options.records_per_s, options.records_per_s * _BURST_S, self._clock)
+        self._bytes = RateBucket(options.bytes_per_s, options.bytes_per_s * _BURST_S, self._clock)
 
     def take(self, size_bytes: int) -> float:
         """Count one record and return the seconds that the agent is ahead of its rate."""
@@ -97,6 +102,10 @@ class Pressure:
         self._clock = clock
         self._calm_since_s: float | None = None
         self.reason = ""
+
+    def configure(self, options: PaceOptions) -> None:
+        """Change when the collector counts as falling behind."""
+        self._options = options
 
     def look(self) -> str:
         """Return what the collector falls behind with; empty when it does not."""

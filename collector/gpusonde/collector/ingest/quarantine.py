@@ -43,6 +43,10 @@ class Quarantine:
         # One entry per agent: it cannot come with another record before this one is settled.
         self._refused: dict[str, tuple[str, int, int]] = {}
 
+    def configure(self, attempts: int) -> None:
+        """Change the refusal at which a record is put aside."""
+        self._attempts = attempts
+
     def is_due(self, agent_id: str, spool_id: str, sequence: int) -> bool:
         """Count one more refusal of a record and say whether it was one too many."""
         refused_spool, refused_sequence, count = self._refused.get(agent_id, ("", 0, 0))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
+from gpusonde.collector.counters import CollectorCounters, loss_reason
 from gpusonde.collector.ingest.agents import AdmissionError, Agents
 from gpusonde.collector.ingest.committer import Committer
 from gpusonde.collector.ingest.gate import Gate
@@ -24,7 +24,7 @@ from gpusonde.collector.ingest.session import Session, Stop
 from gpusonde.collector.records.decode import check_hello, decode_record
 from gpusonde.collector.records.errors import MissingInventoryError, RecordError, RecordTooLargeError
 from gpusonde.collector.records.limits import Limits
-from gpusonde.collector.records.model import InventoryRecord
+from gpusonde.collector.records.model import BatchRecord, InventoryRecord, LossRecord
 from gpusonde.collector.security.guard import Guard
 from gpusonde.collector.security.identity import AuthenticationError, Identity
 from gpusonde.collector.storage.disk.log import EntryKind, LogEntry
@@ -75,8 +75,7 @@ class IngestService(ingest_pb2_grpc.IngestServiceServicer):
         pressure: Knows whether the collector falls behind.
         limits: Caps on records.
         options: What agents are told.
-        counts: What happened, by name, for whoever wants to show it.
-        refused: Refused streams by reason.
+        counters: What happened, for whoever wants to show it.
         wall_clock_ns: Unix time in nanoseconds.
     """
 
@@ -93,8 +92,7 @@ class IngestService(ingest_pb2_grpc.IngestServiceServicer):
         limits: Limits,
         options: StreamOptions,
         *,
-        counts: Counter[str],
-        refused: Counter[str],
+        counters: CollectorCounters,
         wall_clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._store = store
@@ -108,9 +106,14 @@ class IngestService(ingest_pb2_grpc.IngestServiceServicer):
         self._said_pressure = ""
         self._limits = limits
         self._options = options
-        self._counts = counts
-        self._refused = refused
+        self._counters = counters
+        self._counts = counters.ingest
+        self._refused = counters.refused
         self._wall_clock_ns = wall_clock_ns
+
+    def configure(self, limits: Limits, options: StreamOptions) -> None:
+        """Set other limits; streams that are open learn of another window with their next Throttle or Hello."""
+        self._limits, self._options = limits, options
 
     def drain(self) -> None:
         """Ask every agent to reconnect elsewhere and end its stream."""
@@ -155,10 +158,12 @@ class IngestService(ingest_pb2_grpc.IngestServiceServicer):
         hello = await self._hello(request_iterator, context)
         identity = await self._identify(hello, context)
         if refusal := self._gate.closed:
+            self._refused["not_taking"] += 1
             await context.abort(refusal.code, refusal.text)
         try:
             session = await self._agents.admit(hello)
         except AdmissionError as error:
+            self._refused["second_agent" if error.code is grpc.StatusCode.ALREADY_EXISTS else "too_many_agents"] += 1
             _LOG.warning("%s: %s", context.peer(), error)
             await context.abort(error.code, str(error))
         except StoreError as error:
@@ -293,9 +298,9 @@ class IngestService(ingest_pb2_grpc.IngestServiceServicer):
             if incoming is not None and not session.stop:
                 if isinstance(incoming.decoded, InventoryRecord):
                     inventory = incoming.decoded
+                self._count(session, incoming)
                 session.taken(incoming.entry.sequence)
                 self._committer.submit(session, incoming)
-                self._counts["records"] += 1
                 await session.settled(2 * self._options.pace.max_unacked_records - 1)
             size = request.record.ByteSize() if incoming is None else len(incoming.entry.payload)
             if (owed_s := session.pace.take(size)) > 0:
@@ -347,6 +352,16 @@ class IngestService(ingest_pb2_grpc.IngestServiceServicer):
             ),
             decoded,
         )
+
+    def _count(self, session: Session, incoming: Incoming) -> None:
+        self._counts["records"] += 1
+        self._counts["declared_gaps"] += incoming.entry.sequence > session.last_sequence + 1
+        decoded = incoming.decoded
+        if isinstance(decoded, BatchRecord):
+            newest = max((int(block.time_unix_nano[-1]) for block in decoded.blocks), default=0)
+            session.newest_tick_unix_nano = max(session.newest_tick_unix_nano, newest)
+        elif isinstance(decoded, LossRecord):
+            self._counters.lost_ticks[loss_reason(decoded.reason)] += decoded.lost_ticks
 
     async def _refuse(self, record: ingest_pb2.Record, session: Session, error: RecordError) -> Incoming | None:
         """End the stream, or, when the agent has come with the same record too often, put it aside for good."""

@@ -49,6 +49,7 @@ class Session:
         self.durable_sequence = durable_sequence
         self.last_sequence = durable_sequence
         self.pending = 0
+        self.newest_tick_unix_nano = 0
         self.stop: Stop | None = None
         self.closed = False
         self.identity: Identity | None = None

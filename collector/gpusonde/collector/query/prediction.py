@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 from gpusonde.catalog import GpuCatalog, GpuSpec
+from gpusonde.collector.counters import CollectorCounters
 from gpusonde.collector.query.errors import InvalidQuestionError
 from gpusonde.collector.query.measurement import RunMeasurer, resolve
 from gpusonde.collector.query.runs import duration, find_run
@@ -37,9 +39,21 @@ class Predictor:
         results: Where the runs are.
         gpus: Resolves names.
         model: Gives the model in service, at every question.
+        counters: Filled with statuses and times.
+        clock: Monotonic seconds.
     """
 
-    def __init__(self, store: Store, results: ResultStore, gpus: GpuCatalog, model: Callable[[], LatencyModel]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        results: ResultStore,
+        gpus: GpuCatalog,
+        model: Callable[[], LatencyModel],
+        counters: CollectorCounters | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._counters = counters or CollectorCounters()
+        self._clock = clock
         self._measurer = RunMeasurer(store, gpus)
         self._results = results
         self._gpus = gpus
@@ -53,6 +67,7 @@ class Predictor:
             InvalidQuestionError: A measurement that cannot be.
             NotYetError: The run has no epochs to predict from.
         """
+        began_s = self._clock()
         kind = request.WhichOneof("source")
         targets = self._targets(request.target_gpu_models)
         try:
@@ -66,6 +81,7 @@ class Predictor:
             predictions = model.predict(source, targets)
         except MeasurementError as error:
             raise InvalidQuestionError(f"field '{kind}': {error}") from None
+        self._counters.count_predictions((prediction.status for prediction in predictions), self._clock() - began_s)
         return query_pb2.PredictEpochLatencyResponse(
             predictions=[_message(prediction) for prediction in predictions],
             model_version=model.version,

@@ -37,6 +37,7 @@ class Access:
 
     Args:
         config: What the operator chose.
+        refused: Where refusals are counted.
 
     Attributes:
         tls: The server's certificate; None for plain text.
@@ -45,7 +46,7 @@ class Access:
         interceptor: Stands before every call.
     """
 
-    def __init__(self, config: CollectorConfig) -> None:
+    def __init__(self, config: CollectorConfig, refused: Counter[str] | None = None) -> None:
         security = config.security
         self._anonymous = config.takes_anonymous
         self._tokens = TokenFile(security.tokens_file) if security.tokens_file else None
@@ -54,19 +55,18 @@ class Access:
             if security.tls_certificate
             else None
         )
-        self.refused: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter() if refused is None else refused
         self.guard = Guard(
             self._tokens,
             anonymous=self._anonymous,
             certificate_role=Role(security.certificate_role) if security.certificate_role else None,
         )
-        limits = CallerLimits(
-            questions=security.max_questions,
-            questions_per_s=security.questions_per_second,
-            all_questions=16 * security.max_questions,
-            all_streams=2 * config.ingest.max_agents + 16,
-        )
-        self.interceptor = AccessInterceptor(self.guard, CallerBook(limits), self.refused)
+        self._callers = CallerBook(caller_limits(config))
+        self.interceptor = AccessInterceptor(self.guard, self._callers, self.refused)
+
+    def configure(self, config: CollectorConfig) -> None:
+        """Set other limits for callers; who may call stays as it is."""
+        self._callers.configure(caller_limits(config))
 
     def open(self) -> grpc.ServerCredentials | None:
         """Read all files and return what to listen with; None for plain text.
@@ -97,6 +97,17 @@ class Access:
             streams.end_revoked()
             streams.balance()
             await asyncio.sleep(_STREAM_CHECK_S)
+
+
+def caller_limits(config: CollectorConfig) -> CallerLimits:
+    """Return how much one caller may ask."""
+    security = config.security
+    return CallerLimits(
+        questions=security.max_questions,
+        questions_per_s=security.questions_per_second,
+        all_questions=16 * security.max_questions,
+        all_streams=2 * config.ingest.max_agents + 16,
+    )
 
 
 def pace_options(config: CollectorConfig) -> PaceOptions:

@@ -108,6 +108,12 @@ class CallerBook:
         self._questions = 0
         self._streams = 0
 
+    def configure(self, limits: CallerLimits) -> None:
+        """Set other limits; a caller who is being answered keeps its rate until it was forgotten."""
+        self._limits = limits
+        for name in [name for name, caller in self._callers.items() if not caller.questions and not caller.streams]:
+            del self._callers[name]
+
     @contextlib.contextmanager
     def question(self, name: str) -> Iterator[None]:
         """Count one question for as long as it is being answered.

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gpusonde.collector.records.model import Position
 from gpusonde.collector.storage.counters import StoreCounters
-from gpusonde.collector.storage.store import Store
+from gpusonde.collector.storage.store import Store, StoreUsage
 from gpusonde.collector.storage.tables.results import EpochRow, RunRow, RunUpdate, SummaryRow
+
+if TYPE_CHECKING:
+    from gpusonde.collector.config import CollectorConfig
 
 
 class ResultStore(Protocol):
@@ -139,6 +142,16 @@ class Engine(Protocol):
 
     def memory_share(self) -> float:
         """Return the share of the memory for samples that is in use; at 1 nothing is taken any more."""
+
+    def usage(self) -> StoreUsage:
+        """Return how much is kept.
+
+        Raises:
+            StoreError: It cannot be found out.
+        """
+
+    def configure(self, config: CollectorConfig) -> None:
+        """Take over what can change while the collector runs; nothing is read or written."""
 
     def finish(self) -> None:
         """Do what makes the next start quick.

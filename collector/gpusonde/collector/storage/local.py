@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from gpusonde.collector.storage.memory import Frozen, Memory
 from gpusonde.collector.storage.reader import Reader
 from gpusonde.collector.storage.recovery import Recovered, recover
 from gpusonde.collector.storage.samples import Samples
-from gpusonde.collector.storage.store import Incoming, Listener
+from gpusonde.collector.storage.store import Incoming, Listener, StoreUsage
 from gpusonde.collector.storage.tables.database import Database
 from gpusonde.collector.storage.tables.facts import AgentRow, Facts, GpuRow, LossRow, RejectionRow
 from gpusonde.collector.storage.tables.segment_catalog import NewSegment, SegmentCatalog
@@ -239,6 +240,29 @@ class LocalStore:
                 " free some"
             )
 
+    def usage(self) -> StoreUsage:
+        """Return how much is kept, and how much more could be.
+
+        Raises:
+            StoreError: It cannot be found out.
+        """
+        segments = self._segments.sizes()
+        with naming_full_disks(self.directory):
+            return StoreUsage(
+                {
+                    "raw": segments[SegmentKind.MINUTE] + segments[SegmentKind.HOUR],
+                    "second": segments[SegmentKind.SECOND],
+                    "log": _size(self._log_directory.glob("*.log")),
+                    "catalog": _size(self.directory.glob(f"{self.layout.catalog.name}*")),
+                },
+                self._files.free_bytes(self.directory),
+            )
+
+    def configure(self, options: StoreOptions) -> None:
+        """Take over other options; the size of the cache stays. What is under way goes on as it began."""
+        self._options = options
+        self.maintenance.configure(options.maintenance)
+
     def check_writable(self) -> None:
         """See ``Store.check_writable``."""
         self.check_space()
@@ -401,3 +425,12 @@ class LocalStore:
     def blank_counts(self, gpu_uuid: str) -> dict[tuple[str, int], int]:
         """See ``Store.blank_counts``."""
         return self._facts.blank_counts(gpu_uuid)
+
+
+def _size(paths: Iterable[Path]) -> int:
+    """Add up files, which may go away meanwhile."""
+    total = 0
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            total += path.stat().st_size
+    return total

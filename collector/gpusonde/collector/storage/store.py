@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,6 +22,19 @@ class Incoming:
 
     entry: LogEntry
     decoded: Decoded
+
+
+@dataclass(frozen=True)
+class StoreUsage:
+    """How much is kept.
+
+    Attributes:
+        tier_bytes: Size on disk by tier: raw (ticks), second (averages), log, catalog.
+        free_bytes: Free space where it lies; None where that is not ours to know.
+    """
+
+    tier_bytes: Mapping[str, int]
+    free_bytes: int | None = None
 
 
 class Store(Protocol):

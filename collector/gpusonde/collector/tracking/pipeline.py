@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
+from gpusonde.collector.counters import CollectorCounters
 from gpusonde.collector.storage.engine import ResultStore
 from gpusonde.collector.storage.errors import StoreError
 from gpusonde.collector.storage.tables.results import RunUpdate
@@ -57,6 +59,7 @@ class EpochPipeline:
         executor: Runs the rounds; they compute and block.
         options: How often.
         clock: Monotonic seconds.
+        counters: Filled with the time of rounds and the number of epochs.
     """
 
     def __init__(
@@ -68,7 +71,10 @@ class EpochPipeline:
         executor: Executor,
         options: PipelineOptions,
         clock: Callable[[], float],
+        counters: CollectorCounters | None = None,
     ) -> None:
+        self._counters = counters or CollectorCounters()
+        self._epochs_of: dict[str, int] = {}
         self._results = results
         self._make_follower = make_follower
         self._summaries = summaries
@@ -89,6 +95,10 @@ class EpochPipeline:
         self._forgotten: set[str] = set()
         self._lock = threading.Lock()
         self._wake: Callable[[], None] | None = None
+
+    def configure(self, options: PipelineOptions) -> None:
+        """Work more or less often from the next round on; callable from any thread."""
+        self._options = options
 
     def restore(self, known: list[_Key]) -> None:
         """Begin where the stored state says, with every GPU that the store knows."""
@@ -149,7 +159,13 @@ class EpochPipeline:
         self._end_silent_runs()
         if self._pending or self._clock() - self._saved_at >= self._options.save_interval_s:
             self._save()
-        self._summarise(self._clock() - began_at)
+        self._counters.tracking_round_s = self._clock() - began_at
+        self._summarise(self._counters.tracking_round_s)
+
+    @property
+    def backlog(self) -> int:
+        """GPUs with something new that no round has begun with yet."""
+        return len(self._touched)
 
     def hurry(self, within_s: float) -> None:
         """Have rounds, one under way included, stop where they are after a time; may be called from any thread.
@@ -262,6 +278,25 @@ class EpochPipeline:
             self._summarise_from = self._clock() + self._options.save_interval_s
             _LOG.error("mean metrics and energy of epochs cannot be stored now: %s", error)
 
+    def _look_up_epochs(self, updates: list[RunUpdate]) -> None:
+        """Know of runs that an earlier process has begun how many epochs were found before."""
+        for update in updates:
+            if update.run.epoch_count and update.run.run_id not in self._epochs_of:
+                with contextlib.suppress(StoreError):
+                    stored = self._results.run(update.run.run_id)
+                    self._epochs_of[update.run.run_id] = stored.epoch_count if stored else 0
+
+    def _count_epochs(self, updates: list[RunUpdate]) -> None:
+        """Count each epoch once, although the number of a run's epochs may shrink and grow again."""
+        for update in updates:
+            run = update.run
+            before = self._epochs_of.get(run.run_id, 0)
+            if run.epoch_count > before:
+                self._counters.epochs += run.epoch_count - before
+                self._epochs_of[run.run_id] = run.epoch_count
+            if run.ended:
+                self._epochs_of.pop(run.run_id, None)
+
     def _save(self) -> bool:
         """Store what has changed; return whether the catalogue now has all that the followers know."""
         updates = list(self._pending)
@@ -270,6 +305,7 @@ class EpochPipeline:
         if not updates and not resumes:
             self._states.keep(self._followers)
             return True
+        self._look_up_epochs(updates)
         try:
             self._results.save(updates, resumes)
         except StoreError as error:
@@ -278,6 +314,7 @@ class EpochPipeline:
             _LOG.error("runs and epochs cannot be stored now: %s", error)
             return False
         self._resumes.update(resumes)
+        self._count_epochs(updates)
         for update in updates:
             if update.epochs is not None:
                 self._summaries.add(update.run.run_id)

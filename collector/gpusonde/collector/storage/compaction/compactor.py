@@ -91,6 +91,10 @@ class Compactor:
         self._wall_clock_ns = wall_clock_ns
         self._unreadable: set[int] = set()
 
+    def configure(self, options: CompactionOptions) -> None:
+        """Use other sizes and delays from the next file on; callable from any thread."""
+        self._options = options
+
     def step(self, pace: Pace, *, everything: bool = False) -> bool:
         """Write one file if anything is due.
 

@@ -64,6 +64,12 @@ class Maintenance:
             segments, Deletions(database), layout, files, options.retention, counters, wall_clock_ns
         )
 
+    def configure(self, options: MaintenanceOptions) -> None:
+        """Do it otherwise from the next file on; callable from any thread."""
+        self._options = options
+        self._compactor.configure(options.compaction)
+        self._retention.configure(options.retention)
+
     def run(self, stop: threading.Event | None = None) -> None:
         """Do all that is due, gently.
 

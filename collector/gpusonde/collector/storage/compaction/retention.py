@@ -82,6 +82,10 @@ class Retention:
         self._counters = counters
         self._wall_clock_ns = wall_clock_ns
 
+    def configure(self, options: RetentionOptions) -> None:
+        """Keep more or less from the next time on; callable from any thread."""
+        self._options = options
+
     def apply(self) -> int:
         """Delete what is over the limits and return how many files that were.
 

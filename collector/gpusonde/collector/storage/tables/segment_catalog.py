@@ -147,6 +147,11 @@ class SegmentCatalog:
         )
         return [_file(row) for row in rows]
 
+    def sizes(self) -> dict[SegmentKind, int]:
+        """Return the bytes of all registered segments by kind."""
+        sums = dict(self._database.rows("SELECT kind, sum(size_bytes) FROM segments GROUP BY kind"))
+        return {kind: int(sums.get(kind.value, 0)) for kind in SegmentKind}
+
     def is_registered(self, file_name: str) -> bool:
         """Return whether a segment is part of the store."""
         return bool(self._database.rows("SELECT 1 FROM segments WHERE file_name = ?", (file_name,)))

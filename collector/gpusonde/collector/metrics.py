@@ -1,0 +1,194 @@
+"""``CollectorMetrics``: the collector's counters as Prometheus metrics, read when they are asked for.
+
+Names, meanings and what to do about them: ``docs/collector.md``. No label holds an agent, a job, a user or a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from prometheus_client.metrics_core import Metric
+
+from gpusonde.collector.counters import CollectorCounters
+from gpusonde.collector.storage.counters import StoreCounters
+from gpusonde.service import families
+from gpusonde.service.reload import ReloadCounters
+
+_PREFIX = "gpusonde_collector"
+# Shown from the start: an alert on an increase does not see the appearance of a series.
+_LOSS_REASONS = ("unspecified", "spool_full", "spool_corrupt", "disk_full")
+_PREDICTION_STATUSES = ("ok", "extrapolated", "insufficient_epochs", "unsupported_gpu")
+
+
+@dataclass
+class StoreFigures:
+    """What the store holds; looked up now and then in a thread, so that no scrape waits for a disk.
+
+    Attributes:
+        tier_bytes: Size by tier: raw, second, log, catalog.
+        free_bytes: Free space of its disk; None where there is none of ours.
+        agents: Agents ever seen.
+        gpus: GPUs ever described.
+    """
+
+    tier_bytes: Mapping[str, int] = field(default_factory=dict)
+    free_bytes: int | None = None
+    agents: int = 0
+    gpus: int = 0
+
+
+@dataclass(frozen=True)
+class CollectorFigures:
+    """What there is to tell.
+
+    Attributes:
+        counters: Of all parts.
+        store: Of the store.
+        held: What the store holds.
+        reloads: What became of SIGHUPs.
+        version: Of the collector.
+        engine: Of the store.
+        streams: Number of open streams.
+        ingest_lag_s: Age in seconds of the newest tick of the stream that is furthest behind; None without streams.
+        taking_records: Whether records are taken.
+        tracking_backlog: GPUs with something new that tracking has not looked at.
+        certificate_expiry_unix_s: When the collector's certificate expires; None without one.
+    """
+
+    counters: CollectorCounters
+    store: StoreCounters
+    held: StoreFigures
+    reloads: ReloadCounters
+    version: str
+    engine: str
+    streams: Callable[[], int]
+    ingest_lag_s: Callable[[], float | None]
+    taking_records: Callable[[], bool]
+    tracking_backlog: Callable[[], int]
+    certificate_expiry_unix_s: Callable[[], float | None]
+
+
+class CollectorMetrics:
+    """A collector for a ``CollectorRegistry``.
+
+    Args:
+        figures: What there is to tell.
+    """
+
+    def __init__(self, figures: CollectorFigures) -> None:
+        self._figures = figures
+
+    def collect(self) -> Iterable[Metric]:
+        """Read everything once."""
+        figures = self._figures
+        yield families.info(
+            f"{_PREFIX}_build_info", "What runs.", {"version": figures.version, "engine": figures.engine}
+        )
+        yield from self._ingest(figures.counters)
+        yield from self._durability(figures.counters)
+        yield from self._store(figures)
+        yield from self._tracking(figures.counters)
+        yield from self._access(figures)
+        yield from figures.reloads.families(_PREFIX)
+
+    def _ingest(self, counters: CollectorCounters) -> Iterable[Metric]:
+        counts = counters.ingest
+        yield families.gauge(f"{_PREFIX}_streams", "Open streams of agents.", self._figures.streams())
+        yield families.gauge(f"{_PREFIX}_agents_known", "Agents ever seen.", self._figures.held.agents)
+        yield families.gauge(f"{_PREFIX}_gpus_known", "GPUs and MIG instances ever described.", self._figures.held.gpus)
+        yield families.counter(f"{_PREFIX}_records_received", "Records taken to be stored.", counts["records"])
+        yield families.counter(
+            f"{_PREFIX}_records_duplicate", "Records that were there already and dropped.", counts["repetitions"]
+        )
+        yield families.counter(
+            f"{_PREFIX}_records_rejected", "Refusals of records that can never be stored.", counts["refusals"]
+        )
+        yield families.counter(
+            f"{_PREFIX}_records_quarantined", "Records put aside after too many refusals.", counts["quarantined"]
+        )
+        yield families.counter(
+            f"{_PREFIX}_sequence_gaps",
+            "Stretches of records that agents declared lost before they came.",
+            counts["declared_gaps"],
+        )
+        yield families.counters(
+            f"{_PREFIX}_lost_ticks_reported",
+            "Ticks that agents reported as lost, by reason.",
+            "reason",
+            dict.fromkeys(_LOSS_REASONS, 0) | counters.lost_ticks,
+        )
+        yield families.counter(f"{_PREFIX}_throttles", "Requests to an agent to send less.", counts["throttles"])
+        yield families.gauge(
+            f"{_PREFIX}_ingest_lag_seconds",
+            "Age of the newest tick of the stream that is furthest behind.",
+            self._figures.ingest_lag_s(),
+        )
+
+    def _durability(self, counters: CollectorCounters) -> Iterable[Metric]:
+        yield families.gauge(
+            f"{_PREFIX}_taking_records",
+            "Whether records are taken; not while the disk is full or the collector shuts down.",
+            self._figures.taking_records(),
+        )
+        yield families.histogram(
+            f"{_PREFIX}_ack_latency_seconds", "Time from a record's arrival to its durability.", counters.ack_latency
+        )
+        yield families.histogram(
+            f"{_PREFIX}_log_sync_seconds", "Time of one group commit, its sync included.", counters.log_sync
+        )
+        yield families.histogram(
+            f"{_PREFIX}_segment_write_seconds", "Time of writing one segment.", counters.segment_write
+        )
+
+    def _store(self, figures: CollectorFigures) -> Iterable[Metric]:
+        yield families.histogram(
+            f"{_PREFIX}_compaction_seconds", "Time of compacting one file.", figures.counters.compaction
+        )
+        yield families.counter(
+            f"{_PREFIX}_compaction_failures",
+            "Compactions that did not succeed; the segments stay as they are.",
+            figures.store.compaction_failures,
+        )
+        yield families.counters(
+            f"{_PREFIX}_retention_deleted_bytes",
+            "Bytes deleted for their age or for room, by tier.",
+            "tier",
+            figures.store.deleted_bytes(),
+        )
+        yield families.gauges(f"{_PREFIX}_store_bytes", "Size on disk, by tier.", "tier", figures.held.tier_bytes)
+        yield families.gauge(f"{_PREFIX}_store_free_bytes", "Free space where the store lies.", figures.held.free_bytes)
+
+    def _tracking(self, counters: CollectorCounters) -> Iterable[Metric]:
+        yield families.gauge(
+            f"{_PREFIX}_tracking_backlog_gpus",
+            "GPUs with records that tracking has not looked at.",
+            self._figures.tracking_backlog(),
+        )
+        yield families.gauge(
+            f"{_PREFIX}_tracking_round_seconds", "Time of the latest round of tracking.", counters.tracking_round_s
+        )
+        yield families.counter(f"{_PREFIX}_epochs_detected", "Epochs found.", counters.epochs)
+        yield families.counters(
+            f"{_PREFIX}_predictions",
+            "Predictions by status.",
+            "status",
+            dict.fromkeys(_PREDICTION_STATUSES, 0) | counters.predictions,
+        )
+        yield families.histogram(
+            f"{_PREFIX}_prediction_seconds", "Time of answering one request for predictions.", counters.prediction
+        )
+
+    def _access(self, figures: CollectorFigures) -> Iterable[Metric]:
+        counters = figures.counters
+        yield families.counters(
+            f"{_PREFIX}_requests_refused",
+            "Refused calls and streams, by reason.",
+            "reason",
+            {"sequence_gap": counters.ingest["gaps"]} | counters.refused,
+        )
+        yield families.gauge(
+            f"{_PREFIX}_certificate_expiry_timestamp_seconds",
+            "When the collector's certificate expires, as Unix time; absent without one.",
+            figures.certificate_expiry_unix_s(),
+        )

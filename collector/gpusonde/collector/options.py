@@ -1,0 +1,112 @@
+"""From the configuration to the options of the collector's parts, at the start and again at every reload."""
+
+from __future__ import annotations
+
+import functools
+import socket
+from collections.abc import Callable
+
+from gpusonde.collector.config import CollectorConfig
+from gpusonde.collector.ingest.service import StreamOptions
+from gpusonde.collector.records.limits import Limits
+from gpusonde.collector.security.access import pace_options
+from gpusonde.collector.tracking.pipeline import PipelineOptions
+from gpusonde.collector.tracking.runs import RunPolicy
+from gpusonde.predictor.crossgpu import LatencyModel
+from gpusonde.predictor.crossgpu.learning.versions import MODELS, ModelInService, ModelVersions
+
+# What a reload changes at once; everything else needs a restart.
+_LIVE = frozenset(
+    {
+        "server.id",
+        "server.drain_grace",
+        "security.max_questions",
+        "security.questions_per_second",
+        "ingest.max_unacked_records",
+        "ingest.max_records_per_second",
+        "ingest.max_bytes_per_second",
+        "ingest.max_waiting_bytes",
+        "ingest.max_gpus",
+        "ingest.max_metrics",
+        "ingest.poison_attempts",
+        "ingest.identity_hold",
+        "ingest.probe_interval",
+        "runs.silence_end",
+        "runs.track_interval",
+        "runs.summary_time",
+        "prediction.model",
+        "metrics.listen",
+        "log.level",
+        "log.format",
+    }
+)
+_LIVE_IN_LOCAL_STORE = frozenset(
+    {
+        "ingest.commit_interval",
+        "store.segment_interval",
+        "store.segment_bytes",
+        "store.memory_bytes",
+        "store.reserve_bytes",
+        "store.compact",
+        "store.compact_after",
+        "store.compact_share",
+        "store.raw_retention",
+        "store.raw_max_bytes",
+        "store.second_retention",
+        "store.second_max_bytes",
+        "store.keep_free_bytes",
+    }
+)
+
+
+def live_options(config: CollectorConfig) -> frozenset[str]:
+    """Return the options that a running collector can change, as ``section.name``."""
+    return _LIVE | (_LIVE_IN_LOCAL_STORE if config.store.engine == "local" else {"clickhouse.insert_interval"})
+
+
+def record_limits(config: CollectorConfig) -> Limits:
+    """Caps on records."""
+    ingest = config.ingest
+    return Limits(
+        record_bytes=ingest.max_record_bytes,
+        agents=ingest.max_agents,
+        gpus=ingest.max_gpus,
+        metrics=ingest.max_metrics,
+    )
+
+
+def stream_options(config: CollectorConfig) -> StreamOptions:
+    """What agents are told."""
+    return StreamOptions(
+        collector_id=config.server.id or socket.gethostname(),
+        pace=pace_options(config),
+        drain_grace_ms=round(config.server.drain_grace_s * 1e3),
+    )
+
+
+def pipeline_options(config: CollectorConfig) -> PipelineOptions:
+    """How often tracking works."""
+    return PipelineOptions(
+        interval_s=config.runs.track_interval_s,
+        silence_end_s=config.runs.silence_end_s,
+        summary_time_s=config.runs.summary_time_s,
+    )
+
+
+def run_policy(config: CollectorConfig) -> RunPolicy:
+    """When a run begins and ends."""
+    runs = config.runs
+    return RunPolicy(
+        activity_threshold=runs.activity_threshold,
+        min_active_s=runs.min_active_s,
+        idle_end_s=runs.idle_end_s,
+        held_end_s=runs.held_end_s,
+        gap_end_s=runs.gap_end_s,
+    )
+
+
+def model_source(config: CollectorConfig) -> Callable[[], LatencyModel]:
+    """The configured file, read once; else whatever is in service in the data directory when a question comes."""
+    if not config.prediction.model:
+        return ModelInService(ModelVersions(config.directory / MODELS)).model
+    return functools.cache(lambda: LatencyModel.load(config.prediction.model))

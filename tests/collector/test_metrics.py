@@ -1,0 +1,210 @@
+"""The collector's self metrics: their exact text, and those of a collector that runs."""
+
+import re
+import urllib.error
+import urllib.request
+from collections import Counter
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from support.running_collector import ThreadCollector
+from support.trace_records import trace_records
+from support.wire_agent import WireStream, hello, inventory, wait_until
+
+from gpusonde.collector.client import Client
+from gpusonde.collector.counters import CollectorCounters, loss_reason
+from gpusonde.collector.metrics import CollectorFigures, CollectorMetrics, StoreFigures
+from gpusonde.collector.storage.counters import StoreCounters
+from gpusonde.collector.storage.disk.files import OsFiles
+from gpusonde.service.distribution import Distribution
+from gpusonde.service.reload import ReloadCounters
+from gpusonde.telemetry import read_trace
+
+DEMO_TRACE = Path(__file__).parents[1] / "data" / "demo_trace.parquet"
+SAMPLES = """\
+gpusonde_collector_build_info{engine="local",version="1.2.3"} 1.0
+gpusonde_collector_streams 3.0
+gpusonde_collector_agents_known 4.0
+gpusonde_collector_gpus_known 32.0
+gpusonde_collector_records_received_total 100.0
+gpusonde_collector_records_duplicate_total 5.0
+gpusonde_collector_records_rejected_total 6.0
+gpusonde_collector_records_quarantined_total 2.0
+gpusonde_collector_sequence_gaps_total 1.0
+gpusonde_collector_lost_ticks_reported_total{reason="disk_full"} 0.0
+gpusonde_collector_lost_ticks_reported_total{reason="spool_corrupt"} 0.0
+gpusonde_collector_lost_ticks_reported_total{reason="spool_full"} 50.0
+gpusonde_collector_lost_ticks_reported_total{reason="unspecified"} 0.0
+gpusonde_collector_throttles_total 8.0
+gpusonde_collector_ingest_lag_seconds 1.5
+gpusonde_collector_taking_records 1.0
+gpusonde_collector_ack_latency_seconds_bucket{le="0.1"} 1.0
+gpusonde_collector_ack_latency_seconds_bucket{le="+Inf"} 1.0
+gpusonde_collector_ack_latency_seconds_count 1.0
+gpusonde_collector_ack_latency_seconds_sum 0.0625
+gpusonde_collector_log_sync_seconds_bucket{le="0.1"} 0.0
+gpusonde_collector_log_sync_seconds_bucket{le="+Inf"} 0.0
+gpusonde_collector_log_sync_seconds_count 0.0
+gpusonde_collector_log_sync_seconds_sum 0.0
+gpusonde_collector_segment_write_seconds_bucket{le="0.1"} 0.0
+gpusonde_collector_segment_write_seconds_bucket{le="+Inf"} 1.0
+gpusonde_collector_segment_write_seconds_count 1.0
+gpusonde_collector_segment_write_seconds_sum 0.5
+gpusonde_collector_compaction_seconds_bucket{le="0.1"} 0.0
+gpusonde_collector_compaction_seconds_bucket{le="+Inf"} 0.0
+gpusonde_collector_compaction_seconds_count 0.0
+gpusonde_collector_compaction_seconds_sum 0.0
+gpusonde_collector_compaction_failures_total 1.0
+gpusonde_collector_retention_deleted_bytes_total{tier="raw"} 4096.0
+gpusonde_collector_retention_deleted_bytes_total{tier="second"} 0.0
+gpusonde_collector_store_bytes{tier="log"} 10.0
+gpusonde_collector_store_bytes{tier="raw"} 1000.0
+gpusonde_collector_store_free_bytes 5000.0
+gpusonde_collector_tracking_backlog_gpus 7.0
+gpusonde_collector_tracking_round_seconds 0.25
+gpusonde_collector_epochs_detected_total 12.0
+gpusonde_collector_predictions_total{status="extrapolated"} 0.0
+gpusonde_collector_predictions_total{status="insufficient_epochs"} 0.0
+gpusonde_collector_predictions_total{status="ok"} 2.0
+gpusonde_collector_predictions_total{status="unsupported_gpu"} 1.0
+gpusonde_collector_prediction_seconds_bucket{le="0.1"} 1.0
+gpusonde_collector_prediction_seconds_bucket{le="+Inf"} 1.0
+gpusonde_collector_prediction_seconds_count 1.0
+gpusonde_collector_prediction_seconds_sum 0.03125
+gpusonde_collector_requests_refused_total{reason="rate"} 3.0
+gpusonde_collector_requests_refused_total{reason="sequence_gap"} 4.0
+gpusonde_collector_certificate_expiry_timestamp_seconds 2e+09
+gpusonde_collector_config_reloads_total{result="failure"} 0.0
+gpusonde_collector_config_reloads_total{result="success"} 0.0
+gpusonde_collector_config_last_reload_successful 1.0
+"""
+
+
+def test_every_counter_is_shown_under_its_agreed_name():
+    small = lambda: Distribution((0.1,))  # noqa: E731
+    counters = CollectorCounters(
+        ingest=Counter(records=100, repetitions=5, refusals=6, quarantined=2, declared_gaps=1, gaps=4, throttles=8),
+        refused=Counter(rate=3),
+        lost_ticks=Counter(spool_full=50),
+        ack_latency=small(),
+        log_sync=small(),
+        segment_write=small(),
+        compaction=small(),
+        prediction=small(),
+        tracking_round_s=0.25,
+        epochs=12,
+    )
+    counters.ack_latency.observe(2**-4)
+    counters.segment_write.observe(0.5)
+    counters.count_predictions(["ok", "unsupported_gpu", "ok"], 2**-5)
+    store = StoreCounters()
+    store.compaction_failed()
+    store.deleted("raw", 4096)
+    registry = CollectorRegistry()
+    registry.register(
+        CollectorMetrics(
+            CollectorFigures(
+                counters=counters,
+                store=store,
+                held=StoreFigures({"raw": 1000, "log": 10}, 5000, agents=4, gpus=32),
+                reloads=ReloadCounters(),
+                version="1.2.3",
+                engine="local",
+                streams=lambda: 3,
+                ingest_lag_s=lambda: 1.5,
+                taking_records=lambda: True,
+                tracking_backlog=lambda: 7,
+                certificate_expiry_unix_s=lambda: 2e9,
+            )
+        )
+    )
+    text = generate_latest(registry).decode()
+    assert re.sub("^#.*\n", "", text, flags=re.MULTILINE) == SAMPLES
+    assert all(line.endswith(".") for line in text.splitlines() if line.startswith("# HELP"))
+
+
+def test_reasons_of_losses_have_names_those_of_newer_agents_too():
+    assert [loss_reason(reason) for reason in (0, 1, 2, 3, 99)] == [
+        "unspecified", "spool_full", "spool_corrupt", "disk_full", "unknown",
+    ]  # fmt: skip
+
+
+def read(address, path="/metrics"):
+    with urllib.request.urlopen(f"http://{address}{path}", timeout=20) as answer:
+        return answer.read().decode()
+
+
+def test_a_running_collector_tells_what_it_does(tmp_path):
+    trace = read_trace(DEMO_TRACE).window(0, 110)
+    records = trace_records(trace)
+    with (
+        ThreadCollector(tmp_path / "data", metrics__listen="127.0.0.1:0", store__segment_interval="200ms") as collector,
+        WireStream(collector.target, hello()) as stream,
+        Client(collector.target) as client,
+    ):
+        file = tmp_path / "data" / "metrics_address"
+        address = wait_until(lambda: file.exists() and file.read_text().strip())
+
+        def samples():
+            families = text_string_to_metric_families(read(address))
+            return {(s.name.removeprefix("gpusonde_collector_"), *s.labels.values()): s.value
+                    for family in families for s in family.samples}  # fmt: skip
+
+        stream.greet()
+        stream.send(*records).wait_acked(records[-1].sequence)
+        wait_until(lambda: any(not run.active for run in client.list_runs()), what="end of the run")
+        (run,) = client.list_runs()
+        client.predict_run(run.run_id, ["V100-SXM2-16GB", "A100-SXM4-40GB"])
+        wait_until(lambda: samples()["segment_write_seconds_count",] >= 1)
+        now = samples()
+        assert read(address, "/-/healthy") == read(address, "/-/ready") == "ok\n"
+    assert now["records_received_total",] == len(records)
+    assert now["streams",] == 1
+    assert now["ack_latency_seconds_count",] == len(records)
+    assert 0 < now["log_sync_seconds_count",] <= len(records)
+    assert now["epochs_detected_total",] == run.epoch_count > 0
+    assert sum(value for (name, *_), value in now.items() if name == "predictions_total") == 2
+    assert now["prediction_seconds_count",] == 1
+    assert now["store_free_bytes",] > 0
+    assert sorted(labels[0] for name, *labels in now if name == "store_bytes") == ["catalog", "log", "raw", "second"]
+    assert now["ingest_lag_seconds",] > 0
+    assert not file.exists()
+
+
+class SmallDisk(OsFiles):
+    """Files on a disk that a test fills."""
+
+    free = 1 << 30
+
+    def free_bytes(self, path):
+        return self.free
+
+
+def test_a_disk_that_is_full_makes_the_collector_unready_and_not_unhealthy(tmp_path):
+    disk = SmallDisk()
+    with (
+        ThreadCollector(tmp_path / "data", files=disk, metrics__listen="127.0.0.1:0") as collector,
+        WireStream(collector.target, hello()) as stream,
+    ):
+        file = tmp_path / "data" / "metrics_address"
+        address = wait_until(lambda: file.exists() and file.read_text().strip())
+        assert read(address, "/-/ready") == "ok\n"
+        stream.greet()
+        disk.free = 0
+        stream.send(inventory())
+        unready = wait_until(lambda: refused(address))
+        assert "are kept in reserve" in unready
+        assert "gpusonde_collector_taking_records 0.0" in read(address)
+        assert read(address, "/-/healthy") == "ok\n"
+        disk.free = 1 << 30
+        wait_until(lambda: refused(address) is None)
+
+
+def refused(address):
+    """Why the collector is not ready; None when it is."""
+    try:
+        read(address, "/-/ready")
+    except urllib.error.HTTPError as error:
+        return error.read().decode()
+    return None
