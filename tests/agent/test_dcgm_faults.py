@@ -196,7 +196,7 @@ def test_a_clock_that_is_set_back_does_not_stop_the_values(dcgm_host):
 def test_an_error_in_the_callback_is_not_swallowed(dcgm_host, monkeypatch):
     source = dcgm_host.source()
     dcgm_host.open(source)
-    monkeypatch.setattr("gpusonde.agent.sources.dcgm.watch.read_value", lambda *_: 1 / 0)
+    monkeypatch.setattr("gpusonde.agent.sources.dcgm.watch.read_number", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         dcgm_host.run(source, 0.3)
     source.close()

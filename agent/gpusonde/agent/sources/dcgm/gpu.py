@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Collection, Sequence
 
@@ -17,7 +18,7 @@ from gpusonde.agent.sources.dcgm.fields import (
     XID_FIELD,
 )
 from gpusonde.agent.sources.dcgm.ticks import Tick, TickGrid
-from gpusonde.agent.sources.dcgm.values import EngineValue, in_our_unit
+from gpusonde.agent.sources.dcgm.values import EngineValue
 from gpusonde.agent.sources.plausibility import ZeroGuard
 from gpusonde.telemetry import BlankReason, Metric, Unit
 
@@ -64,7 +65,11 @@ class DcgmGpu:
         self.capped_ratios = 0
         self.suspect_ticks = 0
         self._column = {m.name: i for i, m in enumerate(columns)}
-        self._column_of_field = {f: self._column[m.name] for f, m in METRIC_OF_FIELD.items() if m.name in self._column}
+        self._target_of_field = {
+            field: (self._column[m.name], m.dcgm_scale, math.inf if m.maximum is None else m.maximum)
+            for field, m in METRIC_OF_FIELD.items()
+            if m.name in self._column
+        }
         # Once there was an instant value, the average is left out, so that the column never alternates.
         self._has_instant_power = False
         self._silence_s = max(_SILENCE_S, _SILENCE_INTERVALS * interval_s)
@@ -87,25 +92,31 @@ class DcgmGpu:
         """Take one value of the engine; return the XID when it is one."""
         if value.field_id == XID_FIELD:
             return self._take_xid(value.number)
-        column = self._column_of_field.get(value.field_id)
-        if column is None:
+        target = self._target_of_field.get(value.field_id)
+        if target is None:
             return None
-        number = in_our_unit(value.field_id, value.number)
+        column, scale, maximum = target
+        number = value.number
+        is_blank = isinstance(number, BlankReason)
+        if not isinstance(number, BlankReason):
+            number *= scale
+            if self.is_part and 1.0 < number <= maximum and column in self._ratio_columns:
+                # NVIDIA/DCGM issue 152: the engine relates some ratios of an instance to fewer SMs than it has.
+                number = 1.0
+                self.capped_ratios += 1
+            elif not 0.0 <= number <= maximum:
+                number, is_blank = BlankReason.NO_DATA if math.isnan(number) else BlankReason.OUT_OF_RANGE, True
         if value.field_id == INSTANT_POWER_FIELD and not self._has_instant_power:
-            if isinstance(number, BlankReason):
+            if is_blank:
                 return None
             self._has_instant_power = True
         elif value.field_id == AVERAGE_POWER_FIELD and self._has_instant_power:
             return None
-        if self.is_part and not isinstance(number, BlankReason) and number > 1.0 and column in self._ratio_columns:
-            # NVIDIA/DCGM issue 152: the engine relates some ratios of an instance to fewer SMs than it has.
-            number = 1.0
-            self.capped_ratios += 1
         if value.field_id in _SLOW_FIELDS:
             self._grid.hold(column, number)
         elif not self.lost:
             self._grid.add(watch, column, value.time_us, number)
-            if value.time_us and not isinstance(number, BlankReason):
+            if value.time_us and not is_blank:
                 self._heard_s = now_s
         return None
 

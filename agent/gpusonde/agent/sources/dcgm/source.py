@@ -319,7 +319,7 @@ class DcgmSource:
         decides = watch in self._watches.plain
         for value in values:
             for gpu in self._gpus_of.get(value.entity, ()):
-                if decides:
+                if decides and (gpu.lost or value.number is _LOST):
                     self._follow_loss(gpu, value, events)
                 xid = gpu.take(watch.name, value, now_s)
                 if xid is not None:

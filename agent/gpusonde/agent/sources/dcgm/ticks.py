@@ -87,20 +87,23 @@ class TickGrid:
         """
         if isinstance(value, BlankReason):
             self._standing[column] = value
-        else:
+        elif self._standing:
             self._standing.pop(column, None)
         if not time_us:
             return
         number = self._number(watch, time_us)
         if number < self._next:
             return
-        target = self._bins.setdefault(number, _Bin())
+        target = self._bins.get(number)
+        if target is None:
+            target = self._bins[number] = _Bin()
         if isinstance(value, BlankReason):
             target.blanks[column] = value
-            return
-        count = target.counts[column] = target.counts.get(column, 0) + 1
-        mean = target.means.get(column, 0.0)
-        target.means[column] = mean + (value - mean) / count
+        elif column not in target.means:
+            target.means[column] = value
+        else:
+            count = target.counts[column] = target.counts.get(column, 1) + 1
+            target.means[column] += (value - target.means[column]) / count
 
     def take(self, now_us: int | None) -> list[Tick]:
         """Return the ticks that are finished at a time, oldest first; None for all, as they are.

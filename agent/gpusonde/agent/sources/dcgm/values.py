@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 from typing import Any, NamedTuple
 
 from gpusonde.agent.sources.dcgm.entities import Entity
 from gpusonde.agent.sources.dcgm.errors import status_reason
-from gpusonde.agent.sources.dcgm.fields import METRIC_OF_FIELD
-from gpusonde.agent.sources.plausibility import plausible
 from gpusonde.telemetry import BlankReason
 
 # dcgm_fields.h: DCGM_FT_DOUBLE, DCGM_FT_INT64, DCGM_FT_TIMESTAMP
@@ -40,17 +40,45 @@ class EngineValue(NamedTuple):
     number: float | BlankReason
 
 
-def read_value(entity: Entity, value: Any) -> EngineValue:
-    """Copy one ``c_dcgmFieldValue_v1``, whose memory ends with the callback."""
-    return EngineValue(entity, int(value.fieldId), int(value.ts), _number(value))
+class _Number(ctypes.Union):
+    _fields_ = (("i64", ctypes.c_int64), ("dbl", ctypes.c_double))
 
 
-def in_our_unit(field_id: int, number: float | BlankReason) -> float | BlankReason:
-    """Convert to the unit of the field's metric; an impossible value becomes a reason."""
-    if isinstance(number, BlankReason):
-        return number
-    metric = METRIC_OF_FIELD[field_id]
-    return plausible(metric.name, number * metric.dcgm_scale)
+@functools.cache
+def plain_layout(theirs: type[ctypes.Structure]) -> type[ctypes.Structure] | None:
+    """Return a structure that reads a ``c_dcgmFieldValue_v1`` in place; None where that has another layout.
+
+    The bindings' own structures convert on every access in Python, which at 10 Hz costs more than all the rest.
+    """
+    members = (
+        ("version", ctypes.c_uint),
+        ("fieldId", ctypes.c_ushort),
+        ("fieldType", ctypes.c_short),
+        ("status", ctypes.c_int),
+        ("ts", ctypes.c_int64),
+        ("value", _Number),
+    )
+    size = sum(ctypes.sizeof(kind) for _, kind in members) + 4
+    rest = ctypes.sizeof(theirs) - size
+    if rest < 0:
+        return None
+    ours = type("PlainFieldValue", (ctypes.Structure,), {"_fields_": (*members, ("rest", ctypes.c_byte * rest))})
+    same = all(getattr(ours, name).offset == getattr(theirs, name).offset for name, _ in members)
+    return ours if same and ctypes.sizeof(ours) == ctypes.sizeof(theirs) else None
+
+
+def read_number(value: Any) -> float | BlankReason:
+    """Return what a ``c_dcgmFieldValue_v1`` holds, in DCGM's unit, or why it holds nothing."""
+    if value.status != 0:
+        return status_reason(value.status)
+    if value.fieldType == _DOUBLE:
+        number = float(value.value.dbl)
+        return number if number < _DOUBLE_BLANK else _blank_reason(number - _DOUBLE_BLANK)
+    if value.fieldType in (_INT64, _TIMESTAMP):
+        integer = int(value.value.i64)
+        return float(integer) if integer < _INT64_BLANK else _blank_reason(integer - _INT64_BLANK)
+    # Texts and blobs: no metric of ours is one.
+    return BlankReason.READ_ERROR
 
 
 def is_blank_int32(number: int) -> bool:
@@ -62,19 +90,6 @@ def text_of(value: Any) -> str:
     """Return a text of the engine; version 3 of the bindings answers in bytes, and texts have a sentinel too."""
     text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
     return "" if text.startswith("<<<") else text
-
-
-def _number(value: Any) -> float | BlankReason:
-    if value.status != 0:
-        return status_reason(value.status)
-    if value.fieldType == _DOUBLE:
-        number = float(value.value.dbl)
-        return number if number < _DOUBLE_BLANK else _blank_reason(number - _DOUBLE_BLANK)
-    if value.fieldType in (_INT64, _TIMESTAMP):
-        integer = int(value.value.i64)
-        return float(integer) if integer < _INT64_BLANK else _blank_reason(integer - _INT64_BLANK)
-    # Texts and blobs: no metric of ours is one.
-    return BlankReason.READ_ERROR
 
 
 def _blank_reason(offset: float) -> BlankReason:

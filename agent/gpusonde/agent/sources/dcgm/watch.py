@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -10,7 +11,7 @@ from typing import Any
 from gpusonde.agent.sources.dcgm.engine import Engine
 from gpusonde.agent.sources.dcgm.entities import Entity
 from gpusonde.agent.sources.dcgm.errors import NO_DATA, DcgmCallError, EngineLostError
-from gpusonde.agent.sources.dcgm.values import EngineValue, read_value
+from gpusonde.agent.sources.dcgm.values import EngineValue, plain_layout, read_number
 
 # How long the engine keeps what was not fetched. Long enough for a stalled host, short because it is memory of the
 # engine: 100 values per field at 10 Hz.
@@ -56,6 +57,8 @@ class Watch:
         self._values: list[EngineValue] = []
         self._failure: Exception | None = None
         # Kept for as long as the engine may call it: ctypes does not hold it.
+        self._layout = plain_layout(engine.bindings.structs.c_dcgmFieldValue_v1)
+        self._entity_of = {tuple(entity): entity for entity in entities}
         self._callback = engine.bindings.agent.dcgmFieldValueEntityEnumeration_f(self._take)
 
     def open(self) -> None:
@@ -150,15 +153,20 @@ class Watch:
     def _take(self, entity_group: int, entity_id: int, values: Any, count: int, _user_data: Any) -> int:
         """Copy values out of the engine's memory; called by ``dcgmGetValuesSince_v2``."""
         try:
+            entity = self._entity_of[entity_group, entity_id]
+            append = self._values.append
+            plain, start = self._layout, 0
+            if plain is not None:
+                start, stride = ctypes.addressof(values.contents), ctypes.sizeof(plain)
             for i in range(count):
-                value = values[i]
+                value = values[i] if plain is None else plain.from_address(start + i * stride)
                 # A value may come twice: see _resume_from, and some versions repeat the last one. 0 is no time.
                 key, time_us = (entity_group, entity_id, value.fieldId), value.ts
                 if time_us:
                     if time_us <= self._seen_us.get(key, 0):
                         continue
                     self._seen_us[key] = time_us
-                self._values.append(read_value(Entity(entity_group, entity_id), value))
+                append(EngineValue(entity, value.fieldId, time_us, read_number(value)))
         except Exception as error:
             # ctypes would print it and go on without the rest of the batch.
             self._failure = self._failure or error
