@@ -3,6 +3,7 @@
 import logging
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -109,3 +110,23 @@ def test_without_tracking_samples_are_kept_and_no_runs_are_found(tmp_path):
         with Client(collector.target) as client:
             assert client.list_runs() == []
     assert list((tmp_path / "data" / "segments").glob("*.parquet"))
+
+
+def test_a_taken_port_is_explained_in_one_line(tmp_path):
+    with ThreadCollector(tmp_path / "a") as first:
+        listen = ("--listen", first.target, "--store", str(tmp_path / "b"), "--set", "metrics.listen=")
+        second = subprocess.run(
+            [sys.executable, "-m", "gpusonde.cli", "collector", *listen], capture_output=True, text=True, check=False
+        )
+    assert second.returncode == 1
+    reason = "another process (another collector?) uses it; choose another one with server.listen"
+    assert second.stderr == f"gpusonde: error: cannot listen on {first.target}: {reason}\n"
+
+
+def test_an_address_that_is_none_is_a_usage_error(tmp_path):
+    answer = subprocess.run(
+        [sys.executable, "-m", "gpusonde.cli", "collector", "--listen", "nowhere"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (answer.returncode, answer.stdout) == (2, "")
+    assert "server.listen 'nowhere' is no address; write host:port" in answer.stderr

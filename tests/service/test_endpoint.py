@@ -11,7 +11,7 @@ from support.wire_agent import wait_until
 from gpusonde.service import families
 from gpusonde.service.distribution import Distribution
 from gpusonde.service.endpoint import Endpoint, EndpointLimits
-from gpusonde.service.listen import split_address
+from gpusonde.service.listen import check_free, split_address
 from gpusonde.service.monitoring import Monitoring
 
 
@@ -189,6 +189,15 @@ def test_what_is_no_address_is_named(text):
 def test_addresses_are_host_and_port():
     assert split_address("127.0.0.1:0") == ("127.0.0.1", 0)
     assert split_address("[::1]:9435") == ("::1", 9435)
+
+
+def test_an_address_that_is_taken_or_not_ours_is_told_apart(rig):
+    check_free("127.0.0.1:0")
+    check_free("localhost:0")
+    with pytest.raises(OSError, match="in use"):
+        check_free(rig.address)
+    with pytest.raises(OSError, match="Cannot assign"):
+        check_free("192.0.2.1:9435")
 
 
 def test_the_address_is_told_in_a_file_while_it_is_served(tmp_path):

@@ -235,7 +235,7 @@ class _Collector:
                 share_port=self._config.server.share_port,
                 with_reflection=reflect == "on" or (reflect == "loopback" and is_loopback(listen)),
             )
-            address = bind(server, listen, self._access.open())
+            address = bind(server, listen, self._access.open(), share_port=self._config.server.share_port)
             self._access.warn_of_openness(address)
             committing = asyncio.ensure_future(self._committer.run())
             others = [

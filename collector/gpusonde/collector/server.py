@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 
 import grpc
@@ -15,8 +16,13 @@ from gpusonde.collector.ingest.service import IngestService
 from gpusonde.collector.query.service import QueryService
 from gpusonde.ingest.v1 import ingest_pb2, ingest_pb2_grpc
 from gpusonde.query.v1 import query_pb2, query_pb2_grpc
+from gpusonde.service.listen import check_free
 
 _MOST_CALLS_PER_CONNECTION = 64
+_REASONS = {
+    errno.EADDRINUSE: "another process (another collector?) uses it",
+    errno.EADDRNOTAVAIL: "it is no address of this host",
+}
 
 INGEST = ingest_pb2.DESCRIPTOR.services_by_name["IngestService"].full_name
 ADMIN = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
@@ -86,12 +92,23 @@ def build_server(
     return server
 
 
-def bind(server: grpc.aio.Server, listen: str, credentials: grpc.ServerCredentials | None = None) -> str:
+def bind(
+    server: grpc.aio.Server, listen: str, credentials: grpc.ServerCredentials | None = None, *, share_port: bool = False
+) -> str:
     """Make a server listen, with TLS where there are credentials, and return its address with the port it got.
 
     Raises:
         AddressInUseError: The address is taken or cannot be used.
     """
+    try:
+        # gRPC would say no more than "failed to bind", and write lines of its own to stderr before.
+        if not share_port:
+            check_free(listen)
+    except OSError as error:
+        reason = _REASONS.get(error.errno or 0, error.strerror or str(error))
+        raise AddressInUseError(
+            f"cannot listen on {listen}: {reason}; choose another one with server.listen"
+        ) from error
     try:
         port = server.add_insecure_port(listen) if credentials is None else server.add_secure_port(listen, credentials)
     except RuntimeError as error:
