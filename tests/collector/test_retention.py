@@ -199,6 +199,14 @@ def test_what_tracking_would_read_again_is_kept_for_twice_the_time_and_its_delet
     assert "cannot be read again" in caplog.text
 
 
+def test_where_nothing_is_tracked_nothing_is_kept_for_tracking(open_store, clock, tmp_path):
+    store = open_store({"raw": TierLimits(age_s=DAY_S), "second": TierLimits(), "hold_untracked": False})
+    hours_of_records(store, clock, 2)
+    clock.now_ns += 26 * HOUR_NS
+    store.maintenance.run()
+    assert names(tmp_path, "segments") == names(tmp_path, "hours") == []
+
+
 def test_the_oldest_ticks_make_room_on_a_disk_that_fills_up(open_store, clock, tmp_path):
     files = FaultyStoreFiles()
     store = open_store({"raw": TierLimits(), "second": TierLimits(), "free_bytes": 5000}, files=files)

@@ -239,6 +239,7 @@ def _local_options(config: CollectorConfig) -> StoreOptions:
                 raw=TierLimits(store.raw_retention_s, store.raw_max_bytes),
                 second=TierLimits(store.second_retention_s, store.second_max_bytes),
                 free_bytes=store.keep_free_bytes,
+                hold_untracked=config.runs.track,
             ),
         ),
     )

@@ -44,11 +44,13 @@ class RetentionOptions:
         raw: Of ticks.
         second: Of averages over seconds.
         free_bytes: Space on the disk for which the oldest ticks make room; 0 never.
+        hold_untracked: Whether ticks that tracking would have to read again are kept for twice the time.
     """
 
     raw: TierLimits = TierLimits(age_s=14 * 86_400.0)
     second: TierLimits = TierLimits(age_s=90 * 86_400.0)
     free_bytes: int = 0
+    hold_untracked: bool = True
 
 
 class Retention:
@@ -121,10 +123,14 @@ class Retention:
         for segment in kept:
             if segment.newest_unix_nano + age_ns >= now:
                 continue
-            held = segment.kind is not SegmentKind.SECOND and self._deletions.untracked_gpus(segment.segment)
-            if not held or segment.newest_unix_nano + round(_HELD_FACTOR * age_ns) < now:
+            if not self._is_held(segment) or segment.newest_unix_nano + round(_HELD_FACTOR * age_ns) < now:
                 found.append(segment)
         return found
+
+    def _is_held(self, segment: SegmentFile) -> bool:
+        if segment.kind is SegmentKind.SECOND or not self._options.hold_untracked:
+            return False
+        return self._deletions.untracked_gpus(segment.segment) > 0
 
     def _make_room(self) -> int:
         count = 0

@@ -1,0 +1,58 @@
+"""A store that never rests, for tests that kill it: appends, seals, compacts and deletes small amounts all the time.
+
+    python busy_store.py DIRECTORY
+
+Writes the sequence of each acknowledged record as a line to stdout.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from support.store_records import Feed
+
+from gpusonde.collector import LocalStore
+from gpusonde.collector.storage.compaction.compactor import CompactionOptions
+from gpusonde.collector.storage.compaction.maintenance import MaintenanceOptions
+from gpusonde.collector.storage.compaction.retention import RetentionOptions, TierLimits
+from gpusonde.collector.storage.local import StoreOptions
+from gpusonde.collector.storage.tables.facts import AgentRow
+
+OPTIONS = StoreOptions(
+    reserve_bytes=0,
+    maintenance=MaintenanceOptions(
+        share=1.0,
+        compaction=CompactionOptions(file_bytes=20_000, group_rows=200),
+        # Averages go, ticks stay: what is read must be all of them.
+        retention=RetentionOptions(TierLimits(), TierLimits(size_bytes=20_000)),
+    ),
+)
+
+
+def main() -> None:
+    """Work until killed."""
+    store = LocalStore(Path(sys.argv[1]), OPTIONS)
+    store.open()
+    next_sequence = 1 + store.introduce(AgentRow("agent-1", "spool-1", "instance", 1, "host", "1", b""))
+    threading.Thread(target=keep_compacting, args=(store,), daemon=True).start()
+    while True:
+        for _ in range(6):
+            store.append(Feed().batches(next_sequence, next_sequence + 3))
+            next_sequence += 4
+            print(next_sequence - 1, flush=True)
+        store.seal()
+
+
+def keep_compacting(store: LocalStore) -> None:
+    """Compact and delete without end."""
+    while True:
+        store.maintenance.compact_all()
+        store.maintenance.run()
+
+
+if __name__ == "__main__":
+    main()
