@@ -316,6 +316,25 @@ def rpc_latencies(directory: Path, agents: Agents, seconds: int, stage: str) -> 
         thread.join()
 
 
+def restart_over_a_full_log(agents: Agents, seconds: int) -> list[tuple[str, float]]:
+    """An hour that never became a segment: the worst that a restart may find."""
+    with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as folder:
+        options = StoreOptions(reserve_bytes=0, memory_bytes=8 << 30)
+        store = LocalStore(Path(folder), options)
+        store.open()
+        for second in range(seconds):
+            store.append(list(agents.records(second)))
+        store.close()
+        size = folder_bytes(Path(folder) / "log")
+        store = LocalStore(Path(folder), options)
+        began = time.perf_counter()
+        store.open()
+        took = time.perf_counter() - began
+        store.close()
+    name = f"restart over {seconds / 60:.0f} minutes of {len(agents.uuids)} GPUs in the log ({size / 1e6:.0f} MB)"
+    return [(name, took)]
+
+
 def restart_seconds(directory: Path) -> float:
     def restart() -> None:
         reopened(directory).close()
@@ -354,6 +373,8 @@ def measure(
             rows += read_latencies(directory, agents, seconds, "compacted")
             rows += rpc_latencies(directory, agents, seconds, "compacted")
             rows.append(("restart over compacted files", restart_seconds(directory)))
+            rows += restart_over_a_full_log(agents, min(seconds, 60))
+            rows += restart_over_a_full_log(agents, seconds)
     return stages, rows, samples
 
 

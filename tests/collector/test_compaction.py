@@ -342,7 +342,7 @@ def test_the_store_says_what_it_did_and_how_large_it_is(open_store, clock):
     clock.now_ns += 2 * HOUR_NS
     store.maintenance.run()
     assert {name: len(taken) for name, taken in seen.items()} == {"log": 3, "segment": 3, "compaction": 1}
-    sizes = store.tier_bytes()
+    sizes = store.usage().tier_bytes
     assert sizes["log"] == 0
     assert min(sizes["raw"], sizes["second"], sizes["catalog"]) > 0
 

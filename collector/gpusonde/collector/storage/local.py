@@ -15,7 +15,6 @@ from gpusonde.collector.records.limits import STORED_LIMITS
 from gpusonde.collector.records.model import BatchRecord, Binding, GpuEvent, InventoryRecord, Position
 from gpusonde.collector.storage.arrivals import Arrival
 from gpusonde.collector.storage.compaction.maintenance import Maintenance, MaintenanceOptions
-from gpusonde.collector.storage.compaction.retention import TIERS
 from gpusonde.collector.storage.counters import StoreCounters
 from gpusonde.collector.storage.disk.files import FileLayer, OsFiles, write_durably
 from gpusonde.collector.storage.disk.layout import SegmentKind, StoreLayout
@@ -377,11 +376,6 @@ class LocalStore:
     def has_averages(self, gpu_uuid: str, start_unix_nano: int, end_unix_nano: int) -> bool:
         """Return whether some of the ticks of a GPU in ``[start, end)`` are kept as averages only."""
         return self._reader().has_averages(gpu_uuid, start_unix_nano, end_unix_nano)
-
-    def tier_bytes(self) -> dict[str, int]:
-        """Return the size of the store on the disk: ``raw`` (ticks), ``second`` (averages), ``log``, ``catalog``."""
-        sizes = {tier: sum(s.size_bytes for s in self._segments.files(*kinds)) for tier, kinds in TIERS.items()}
-        return sizes | {"log": self._log.size_bytes, "catalog": self.layout.catalog.stat().st_size}
 
     def arrivals(self, agent_id: str, gpu_uuid: str, after: Position) -> Iterator[Arrival]:
         """See ``Store.arrivals``."""

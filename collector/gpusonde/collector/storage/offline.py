@@ -43,9 +43,9 @@ def compact_store(directory: Path) -> CompactReport:
     store.open()
     try:
         store.seal()
-        before = store.tier_bytes()["raw"]
+        before = store.usage().tier_bytes["raw"]
         written = store.maintenance.compact_all()
-        sizes = store.tier_bytes()
+        sizes = store.usage().tier_bytes
         left = len(SegmentCatalog(store.database).files(SegmentKind.MINUTE))
         return CompactReport(written, left, before, sizes["raw"], sizes["second"])
     finally:

@@ -34,6 +34,8 @@ from gpusonde.collector.storage.tables.segment_catalog import NewSegment, PartRo
 
 _LOG = logging.getLogger(__name__)
 _HOUR_NS = 3600 * 1_000_000_000
+# Of one step, where segments are sealed far more often than once a minute.
+_MOST_INPUTS = 1000
 # GPUs whose way of encoding speaks for all of a file.
 _PROBED_GPUS = 3
 
@@ -128,6 +130,9 @@ class Compactor:
             raise
         else:
             self._counters.compacted(time.monotonic() - began)
+        finally:
+            # Arrow would keep it for the next hour.
+            pa.default_memory_pool().release_unused()
         return True
 
     def _due(self, everything: bool) -> list[SegmentFile]:
@@ -139,7 +144,7 @@ class Compactor:
         due = (hour + 1) * _HOUR_NS + round(self._options.delay_s * 1e9)
         if not everything and self._wall_clock_ns() < due:
             return []
-        return [segment for segment in waiting if segment.created_unix_nano // _HOUR_NS == hour]
+        return [segment for segment in waiting if segment.created_unix_nano // _HOUR_NS == hour][:_MOST_INPUTS]
 
     def _compact(self, inputs: Sequence[SegmentFile], pace: Pace) -> None:
         numbers = [segment.segment for segment in inputs]

@@ -90,6 +90,14 @@ class Maintenance:
         except StoppedError:
             return
 
+    def delete_old(self) -> int:
+        """Delete what is over the limits and return how many files that were.
+
+        Raises:
+            StoreError: A file cannot be deleted, or the catalogue cannot be written.
+        """
+        return self._retention.apply()
+
     def compact_all(self) -> int:
         """Compact everything, the current hour too, as fast as it goes; return the number of files written.
 

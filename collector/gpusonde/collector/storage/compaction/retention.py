@@ -7,7 +7,7 @@ and everything else in the catalogue stay for ever.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpusonde.collector.storage.counters import StoreCounters
@@ -96,53 +96,53 @@ class Retention:
         """
         count = 0
         for tier, limits in (("raw", self._options.raw), ("second", self._options.second)):
-            kept = self._oldest_first(tier)
-            expired = self._expired(kept, limits)
-            for segment in expired:
-                self._delete(tier, segment, "age")
-            gone = {segment.segment for segment in expired}
-            kept = [segment for segment in kept if segment.segment not in gone]
-            size = sum(segment.size_bytes for segment in kept)
-            count += len(expired)
-            while limits.size_bytes and size > limits.size_bytes and kept:
-                oldest = kept.pop(0)
-                size -= oldest.size_bytes
-                self._delete(tier, oldest, "size")
-                count += 1
+            count += self._delete_old(tier, limits.age_s) + self._delete_beyond(tier, limits.size_bytes)
         return count + self._make_room()
 
-    def _oldest_first(self, tier: str) -> list[SegmentFile]:
-        return sorted(self._segments.files(*TIERS[tier]), key=lambda s: (s.newest_unix_nano, s.segment))
-
-    def _expired(self, kept: Sequence[SegmentFile], limits: TierLimits) -> list[SegmentFile]:
-        if not limits.age_s:
-            return []
-        age_ns = round(limits.age_s * 1e9)
+    def _delete_old(self, tier: str, age_s: float) -> int:
+        if not age_s:
+            return 0
         now = self._wall_clock_ns()
-        found = []
-        for segment in kept:
-            if segment.newest_unix_nano + age_ns >= now:
-                continue
-            if not self._is_held(segment) or segment.newest_unix_nano + round(_HELD_FACTOR * age_ns) < now:
-                found.append(segment)
-        return found
+        too_old = now - round(_HELD_FACTOR * age_s * 1e9)
+        count = 0
+        for segment in self._segments.files(*TIERS[tier], arrived_before_unix_nano=now - round(age_s * 1e9)):
+            if segment.newest_unix_nano < too_old or not self._is_held(segment):
+                self._delete(tier, segment, "age")
+                count += 1
+        return count
+
+    def _delete_beyond(self, tier: str, size_bytes: int) -> int:
+        count = 0
+        while size_bytes and self._size(tier) > size_bytes:
+            self._delete(tier, self._segments.files(*TIERS[tier], limit=1)[0], "size")
+            count += 1
+        return count
+
+    def _size(self, tier: str) -> int:
+        sizes = self._segments.sizes()
+        return sum(sizes[kind] for kind in TIERS[tier])
+
+    def _make_room(self) -> int:
+        count = 0
+        while self._options.free_bytes:
+            with naming_full_disks(self._layout.directory):
+                free = self._files.free_bytes(self._layout.directory)
+            if free >= self._options.free_bytes:
+                break
+            # Ticks first; averages are small and go only when there are no ticks left.
+            oldest = [
+                (tier, found[0]) for tier, kinds in TIERS.items() if (found := self._segments.files(*kinds, limit=1))
+            ]
+            if not oldest:
+                break
+            self._delete(*oldest[0], "free space")
+            count += 1
+        return count
 
     def _is_held(self, segment: SegmentFile) -> bool:
         if segment.kind is SegmentKind.SECOND or not self._options.hold_untracked:
             return False
         return self._deletions.untracked_gpus(segment.segment) > 0
-
-    def _make_room(self) -> int:
-        count = 0
-        for tier in TIERS:
-            for segment in self._oldest_first(tier):
-                with naming_full_disks(self._layout.directory):
-                    free = self._files.free_bytes(self._layout.directory)
-                if free >= self._options.free_bytes:
-                    return count
-                self._delete(tier, segment, "free space")
-                count += 1
-        return count
 
     def _delete(self, tier: str, segment: SegmentFile, reason: str) -> None:
         deletion = self._deletions.delete(segment, reason, self._wall_clock_ns())

@@ -137,13 +137,19 @@ class SegmentCatalog:
             )
             return _remove_empty(connection, {row.segment for row in old})
 
-    def files(self, *kinds: SegmentKind) -> list[SegmentFile]:
-        """Return the registered segments of these kinds, or of all, oldest first."""
+    def files(self, *kinds: SegmentKind, arrived_before_unix_nano: int = 1 << 62, limit: int = -1) -> list[SegmentFile]:
+        """Return registered segments, those with the oldest records first.
+
+        Args:
+            kinds: Of these kinds; none means all.
+            arrived_before_unix_nano: Only those whose newest record was sealed before this time.
+            limit: At most so many; negative means all.
+        """
         wanted = [kind.value for kind in kinds or SegmentKind]
         rows = self._database.rows(
-            f"SELECT {_FILE} FROM segments WHERE kind IN ({_marks(wanted)})"  # noqa: S608 - own text
-            " ORDER BY created_unix_nano, segment",
-            wanted,
+            f"SELECT {_FILE} FROM segments WHERE kind IN ({_marks(wanted)}) AND newest_unix_nano < ?"  # noqa: S608
+            " ORDER BY created_unix_nano, segment LIMIT ?",
+            (*wanted, arrived_before_unix_nano, limit),
         )
         return [_file(row) for row in rows]
 
