@@ -149,3 +149,38 @@ def test_a_gpu_that_comes_with_a_new_engine_joins(dcgm_host):
     assert [(e.gpu, e.kind) for e in dcgm_host.events] == [(0, GpuEventKind.LOST), (0, GpuEventKind.RECOVERED)]
     assert dcgm_host.column("sm_active", 1)[-1] > 0
     assert source.statistics.reconnects == 1
+
+
+def test_an_engine_that_dies_while_the_gpus_change_does_not_keep_the_sampler_busy(dcgm_host):
+    source = dcgm_host.source(slow_interval_s=2.0)
+    dcgm_host.open(source)
+    dcgm_host.run(source, 1.8)
+    dcgm_host.engine.instances = {21: FakeInstance(1, 2)}
+    while source._found is None:
+        dcgm_host.advance(0.1)
+        source.read(dcgm_host.monotonic_s)
+    dcgm_host.engine.kill()
+    dcgm_host.run(source, 2.0)
+    assert dcgm_host.reads < 60
+    dcgm_host.engine.remote = True
+    dcgm_host.run(source, 8.0)
+    source.close()
+    assert dcgm_host.keys()[2:] == [place(dcgm_host.engine, 1, 2)]
+    assert dcgm_host.column("sm_active", 2)[-1] > 0
+
+
+def test_a_new_engine_that_refuses_the_changed_gpus_is_tried_again(dcgm_host):
+    dcgm_host.engine.gpus = 1
+    source = dcgm_host.source()
+    dcgm_host.open(source)
+    dcgm_host.run(source, 1.0)
+    dcgm_host.engine.kill()
+    dcgm_host.run(source, 0.5)
+    dcgm_host.engine.gpus, dcgm_host.engine.remote = 2, True
+    dcgm_host.engine.refused = {"dcgmWatchFields": -3}
+    dcgm_host.run(source, 7.0)
+    dcgm_host.engine.refused = {}
+    dcgm_host.run(source, 8.0)
+    source.close()
+    assert len(dcgm_host.keys()) == 2
+    assert dcgm_host.column("sm_active", 1)[-1] > 0

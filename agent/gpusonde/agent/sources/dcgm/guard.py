@@ -37,7 +37,7 @@ class CallGuard:
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
         self._calls: queue.SimpleQueue[_Call | None] | None = None
-        self._threads: list[threading.Thread] = []
+        self._thread: threading.Thread | None = None
         self._left_behind: list[threading.Thread] = []
 
     @property
@@ -54,16 +54,15 @@ class CallGuard:
         """
         if self._calls is None:
             self._calls = queue.SimpleQueue()
-            thread = threading.Thread(target=_work, args=(self._calls,), name="gpusonde-dcgm", daemon=True)
-            self._threads.append(thread)
-            thread.start()
+            self._thread = threading.Thread(target=_work, args=(self._calls,), name="gpusonde-dcgm", daemon=True)
+            self._thread.start()
         call = _Call(function, arguments)
         self._calls.put(call)
         if not call.done.wait(self._limit_s):
             # It ends by itself should the call ever return.
             self.close()
-            self._left_behind += self._threads
-            self._threads = []
+            if self._thread is not None:
+                self._left_behind.append(self._thread)
             raise HungCallError
         if call.error is not None:
             raise call.error

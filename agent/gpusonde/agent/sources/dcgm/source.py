@@ -198,7 +198,7 @@ class DcgmSource:
                 ticks.append(following)
         self.statistics.suspect_ticks = sum(gpu.suspect_ticks for gpu in self._gpus)
         self.statistics.capped_ratios = sum(gpu.capped_ratios for gpu in self._gpus)
-        more = any(gpu.has_pending for gpu in self._gpus) or self._found is not None
+        more = any(gpu.has_pending for gpu in self._gpus) or (self._found is not None and self._engine is not None)
         return Reading(tuple(ticks), tuple(events), more, inventory)
 
     def progress(self) -> None:
@@ -372,7 +372,8 @@ class DcgmSource:
             self.statistics.hung_calls += 1
         if self._engine is not None:
             self._engine.close()
-        self._engine, self._lost_s, self._retry_due_s = None, now_s, now_s + _RECONNECT_INTERVAL_S
+        self._engine, self._found = None, None
+        self._lost_s, self._retry_due_s = now_s, now_s + _RECONNECT_INTERVAL_S
         self._pause.forget()
         for gpu in self._gpus:
             self._lose(gpu, "the engine is gone", events)
@@ -399,6 +400,9 @@ class DcgmSource:
             self._meet_again(engine)
         except (DcgmCallError, SourceUnavailableError) as error:
             log.warning("the DCGM engine is back but refuses: %s", error)
+            if isinstance(error, EngineHungError):
+                self.statistics.hung_calls += 1
+            self._found = None
             engine.close()
             return
         self._engine = engine
