@@ -9,7 +9,7 @@ from typing import Any
 
 from gpusonde.agent.inventory import CudaAttributes
 from gpusonde.agent.sources.base import GpuDescription, SourceError, StaticAttribute, StaticOrigin
-from gpusonde.agent.sources.dcgm.entities import DcgmDevice, Entity
+from gpusonde.agent.sources.dcgm.connection.entities import DcgmDevice, Entity
 from gpusonde.agent.sources.dcgm.find import Found, gpu_uuid
 from gpusonde.agent.sources.dcgm.values import is_blank_int32, text_of
 from gpusonde.agent.sources.nvml.describe import describe_device

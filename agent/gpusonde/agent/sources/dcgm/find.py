@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpusonde.agent.sources.base import SourceError, SourceUnavailableError
-from gpusonde.agent.sources.dcgm.engine import Engine
-from gpusonde.agent.sources.dcgm.entities import GPU, DcgmDevice, Entity, Part
-from gpusonde.agent.sources.dcgm.errors import DcgmCallError, EngineLostError
+from gpusonde.agent.sources.dcgm.connection.engine import Engine
+from gpusonde.agent.sources.dcgm.connection.entities import GPU, DcgmDevice, Entity, Part
+from gpusonde.agent.sources.dcgm.connection.errors import DcgmCallError, EngineLostError
 from gpusonde.agent.sources.dcgm.values import text_of
 from gpusonde.agent.sources.nvml.library import Nvml
 from gpusonde.agent.sources.nvml.mig import mig_instances

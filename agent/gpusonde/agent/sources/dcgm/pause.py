@@ -9,8 +9,8 @@ import logging
 import os
 from collections.abc import Callable
 
-from gpusonde.agent.sources.dcgm.engine import Engine
-from gpusonde.agent.sources.dcgm.errors import DcgmCallError, EngineLostError
+from gpusonde.agent.sources.dcgm.connection.engine import Engine
+from gpusonde.agent.sources.dcgm.connection.errors import DcgmCallError, EngineLostError
 
 log = logging.getLogger(__name__)
 

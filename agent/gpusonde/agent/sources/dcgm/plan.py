@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from gpusonde.agent.sources.dcgm.engine import Engine
-from gpusonde.agent.sources.dcgm.entities import GPU, DcgmDevice, Entity
-from gpusonde.agent.sources.dcgm.errors import (
+from gpusonde.agent.sources.dcgm.connection.engine import Engine
+from gpusonde.agent.sources.dcgm.connection.entities import GPU, DcgmDevice, Entity
+from gpusonde.agent.sources.dcgm.connection.errors import (
     MODULE_NOT_LOADED,
     NOT_SUPPORTED,
     PROFILING_MULTI_PASS,
@@ -33,6 +34,7 @@ from gpusonde.agent.sources.dcgm.fields import (
     ProfilingChoice,
     choose_profiling,
 )
+from gpusonde.agent.sources.dcgm.values import EngineValue
 from gpusonde.agent.sources.dcgm.watch import Watch
 from gpusonde.telemetry import METRICS, BlankReason, Metric
 
@@ -40,6 +42,8 @@ log = logging.getLogger(__name__)
 
 FAST, SLOW, XID, PROFILING = "fast", "slow", "xid", "profiling"
 _PARTS = "-parts"
+# The engine answers a new watch at its next round; this is how long one waits to learn what the GPUs give.
+_FIRST_VALUES_S = 2.0
 
 
 @dataclass
@@ -66,6 +70,25 @@ class Watches:
     def fast(self) -> list[Watch]:
         """Those read every tick."""
         return [*self.plain, *self.profiling]
+
+    def first_values(self, pause_s: float, sleep: Callable[[float], None]) -> list[tuple[str, EngineValue]]:
+        """Read until every GPU answered for every field, or for two seconds; return watches' names and values.
+
+        Raises:
+            DcgmCallError: The engine refuses.
+        """
+        watches = [*self.fast, *self.slow]
+        open_questions = {(e, f) for w in watches for e in w.entities for f in w.field_ids if f != XID_FIELD}
+        values: list[tuple[str, EngineValue]] = []
+        for _ in range(math.ceil(_FIRST_VALUES_S / pause_s)):
+            sleep(pause_s)
+            for watch in watches:
+                fresh = watch.read()
+                values += [(watch.name, value) for value in fresh]
+                open_questions -= {(value.entity, value.field_id) for value in fresh}
+            if not open_questions:
+                break
+        return values
 
     def close(self) -> None:
         """Close all watches, the newest first."""

@@ -13,26 +13,24 @@ from gpusonde.agent.sources.base import (
     GpuEvent,
     GpuEventKind,
     Reading,
-    SourceFailedError,
     SourceInventory,
     SourceStatistics,
     SourceUnavailableError,
 )
-from gpusonde.agent.sources.dcgm.bindings import Bindings, load_bindings
-from gpusonde.agent.sources.dcgm.describe import describe_devices
-from gpusonde.agent.sources.dcgm.engine import EMBEDDED, Engine, connect_first
-from gpusonde.agent.sources.dcgm.entities import DcgmDevice, Entity
-from gpusonde.agent.sources.dcgm.errors import (
+from gpusonde.agent.sources.dcgm.connection.bindings import Bindings, load_bindings
+from gpusonde.agent.sources.dcgm.connection.engine import EMBEDDED, Engine
+from gpusonde.agent.sources.dcgm.connection.entities import DcgmDevice, Entity
+from gpusonde.agent.sources.dcgm.connection.errors import (
     GPU_IS_LOST,
     DcgmCallError,
-    EngineHungError,
     EngineLostError,
     status_reason,
 )
+from gpusonde.agent.sources.dcgm.connection.link import EngineLink
+from gpusonde.agent.sources.dcgm.describe import describe_devices
 from gpusonde.agent.sources.dcgm.fields import INSTANT_POWER_FIELD, METRIC_OF_FIELD, XID_FIELD
 from gpusonde.agent.sources.dcgm.find import Found, find
 from gpusonde.agent.sources.dcgm.gpu import DcgmGpu
-from gpusonde.agent.sources.dcgm.guard import CallGuard
 from gpusonde.agent.sources.dcgm.pause import ProfilingPause
 from gpusonde.agent.sources.dcgm.plan import Planner, Watches
 from gpusonde.agent.sources.dcgm.stuck import StuckWatch
@@ -45,14 +43,8 @@ from gpusonde.telemetry import METRICS, BlankReason, Metric
 log = logging.getLogger(__name__)
 
 DEFAULT_ADDRESS = "127.0.0.1:5555"
-_CONNECT_TIMEOUT_S = 2.0
-_RECONNECT_INTERVAL_S = 5.0
 # Far longer than any answer takes, and shorter than what the engine keeps: nothing is lost with an engine that is slow.
 _CALL_LIMIT_S = 4.0
-# Each hung call holds a thread for good.
-_MAX_HUNG_CALLS = 3
-# The engine answers a new watch at its next round; this is how long open() waits to learn what the GPUs give.
-_FIRST_VALUES_S = 2.0
 _SLOW_READ_INTERVAL_S = 1.0
 _CLOCK_SET_BACK_US = 1_000_000
 _LOST = status_reason(GPU_IS_LOST)
@@ -103,21 +95,21 @@ class DcgmSource:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.statistics = SourceStatistics()
-        self._addresses = (address, *([EMBEDDED] if embedded and address != EMBEDDED else []))
-        self._bindings_folder = bindings_folder
+        self._link = EngineLink(
+            (address, *([EMBEDDED] if embedded and address != EMBEDDED else [])),
+            lambda: load(bindings_folder),
+            patience_s,
+            call_limit_s,
+            self.statistics,
+        )
         self._slow_interval_s = slow_interval_s
         self._interval_s = interval_s
-        self._patience_s = patience_s
-        self._load = load
         self._load_nvml = load_nvml
         self._cuda_attributes = cuda_attributes
         self._wall_ns = wall_ns
         self._monotonic = monotonic
         self._sleep = sleep
         self._pause = ProfilingPause(pause_file)
-        self._guard = CallGuard(call_limit_s)
-        self._bindings: Bindings | None = None
-        self._engine: Engine | None = None
         self._watches = Watches()
         self._stuck: dict[Watch, StuckWatch] = {}
         self._cuda: CudaAttributes = {}
@@ -128,24 +120,22 @@ class DcgmSource:
         self._found: Found | None = None
         self._slow_due_s = -math.inf
         self._look_due_s = -math.inf
-        self._lost_s = 0.0
-        self._retry_due_s = 0.0
         self._last_us = 0
 
     @property
     def engine_address(self) -> str:
         """What the source is connected to; empty for nothing."""
-        return self._engine.address if self._engine is not None else ""
+        return self._link.address
 
     @property
     def library_version(self) -> str:
         """Version of the loaded ``libdcgm``; empty for none."""
-        return self._bindings.library_version if self._bindings is not None else ""
+        return self._link.library_version
 
     @property
     def bindings_found(self) -> str:
         """Folder of the loaded bindings; empty for none."""
-        return self._bindings.folder if self._bindings is not None else ""
+        return self._link.bindings_found
 
     @property
     def refusals(self) -> Sequence[str]:
@@ -158,10 +148,9 @@ class DcgmSource:
         Raises:
             SourceUnavailableError: No bindings, no engine, no GPU, or a refusal; the message says what to do.
         """
-        self._bindings = self._load(self._bindings_folder)
-        self._engine = connect_first(self._bindings, self._addresses, _CONNECT_TIMEOUT_S, self._guard)
+        engine = self._link.connect()
         try:
-            return self._open(self._engine)
+            return self._open(engine)
         except DcgmCallError as error:
             self.close()
             raise SourceUnavailableError(str(error)) from error
@@ -181,12 +170,12 @@ class DcgmSource:
             for gpu in self._gpus:
                 gpu.restart()
         self._last_us = now_us
-        if self._engine is None:
-            self._try_reconnect(deadline_s)
+        if self._link.engine is None:
+            self._link.connect_again(deadline_s, self._meet_again)
         inventory = self._join(deadline_s, events)
-        if self._engine is not None and self._found is None:
+        if self._link.engine is not None and self._found is None:
             try:
-                self._fetch(self._engine, deadline_s, events)
+                self._fetch(self._link.engine, deadline_s, events)
             except EngineLostError as error:
                 self._lose_engine(error, deadline_s, events)
         ticks = []
@@ -198,7 +187,7 @@ class DcgmSource:
                 ticks.append(following)
         self.statistics.suspect_ticks = sum(gpu.suspect_ticks for gpu in self._gpus)
         self.statistics.capped_ratios = sum(gpu.capped_ratios for gpu in self._gpus)
-        more = any(gpu.has_pending for gpu in self._gpus) or (self._found is not None and self._engine is not None)
+        more = any(gpu.has_pending for gpu in self._gpus) or (self._found is not None and self._link.engine is not None)
         return Reading(tuple(ticks), tuple(events), more, inventory)
 
     def progress(self) -> None:
@@ -206,17 +195,16 @@ class DcgmSource:
 
     def close(self) -> None:
         """End the watches, then the connection."""
-        engine, self._engine = self._engine, None
-        if engine is None:
+        if self._link.engine is None:
             return
         self._pause.close()
         self._watches.close()
-        engine.close()
+        self._link.close()
 
     def _open(self, engine: Engine) -> SourceInventory:
         found = find(engine, self._load_nvml)
         watches = self._watch(engine, found.devices)
-        first = self._first_values()
+        first = watches.first_values(min(self._interval_s, 0.1), self._sleep)
         for _, value in first:
             _note_missing(value, watches.missing)
         self._cuda = self._cuda_attributes()
@@ -235,21 +223,6 @@ class DcgmSource:
         self._slow_due_s = -math.inf
         self._look_due_s = now_s + self._slow_interval_s
         return self._watches
-
-    def _first_values(self) -> list[tuple[str, EngineValue]]:
-        """Read until every GPU answered for every field, or for two seconds."""
-        watches = [*self._watches.fast, *self._watches.slow]
-        open_questions = {(e, f) for w in watches for e in w.entities for f in w.field_ids if f != XID_FIELD}
-        values: list[tuple[str, EngineValue]] = []
-        for _ in range(math.ceil(_FIRST_VALUES_S / min(self._interval_s, 0.1))):
-            self._sleep(min(self._interval_s, 0.1))
-            for watch in watches:
-                fresh = watch.read()
-                values += [(watch.name, value) for value in fresh]
-                open_questions -= {(value.entity, value.field_id) for value in fresh}
-            if not open_questions:
-                break
-        return values
 
     def _make_inventory(self, found: Found, now_s: float, events: list[GpuEvent]) -> SourceInventory:
         """Say what the devices give. Those that were there keep their place and their counts; columns only grow."""
@@ -367,47 +340,11 @@ class DcgmSource:
                 self._renew(watch, "says zero although kernels run; its values are blank until they change")
 
     def _lose_engine(self, error: EngineLostError, now_s: float, events: list[GpuEvent]) -> None:
-        log.error("%s; trying again every %g s", error, _RECONNECT_INTERVAL_S)
-        if isinstance(error, EngineHungError):
-            self.statistics.hung_calls += 1
-        if self._engine is not None:
-            self._engine.close()
-        self._engine, self._found = None, None
-        self._lost_s, self._retry_due_s = now_s, now_s + _RECONNECT_INTERVAL_S
+        self._link.lose(error, now_s)
+        self._found = None
         self._pause.forget()
         for gpu in self._gpus:
             self._lose(gpu, "the engine is gone", events)
-
-    def _try_reconnect(self, now_s: float) -> None:
-        if now_s < self._retry_due_s:
-            return
-        self._retry_due_s = now_s + _RECONNECT_INTERVAL_S
-        if self._bindings is None:
-            raise SourceFailedError("the DCGM source is not open")
-        if self._guard.hung >= _MAX_HUNG_CALLS:
-            raise SourceFailedError(
-                f"{self._guard.hung} calls of DCGM hang in this process, which must be started anew: see the host "
-                "engine's log, and restart it too"
-            )
-        try:
-            engine = connect_first(self._bindings, self._addresses[:1], _CONNECT_TIMEOUT_S, self._guard)
-        except SourceUnavailableError as error:
-            log.debug("%s", error)
-            if now_s - self._lost_s >= self._patience_s:
-                raise SourceFailedError(f"{error}; given up after {now_s - self._lost_s:.0f} s") from error
-            return
-        try:
-            self._meet_again(engine)
-        except (DcgmCallError, SourceUnavailableError) as error:
-            log.warning("the DCGM engine is back but refuses: %s", error)
-            if isinstance(error, EngineHungError):
-                self.statistics.hung_calls += 1
-            self._found = None
-            engine.close()
-            return
-        self._engine = engine
-        self.statistics.reconnects += 1
-        log.warning("the DCGM engine at %s answers again", engine.address)
 
     def _meet_again(self, engine: Engine) -> None:
         """Watch what a new connection shows. The engine's numbers may have changed, and there may be new GPUs."""
@@ -415,14 +352,14 @@ class DcgmSource:
         keys = {device.key for device in found.devices}
         if not keys & {gpu.key for gpu in self._gpus}:
             raise SourceUnavailableError("it shows none of the GPUs that were sampled")
-        if keys - {gpu.key for gpu in self._gpus}:
-            self._found = found
         known = {gpu.key: gpu for gpu in self._gpus}
         devices = [device for device in found.devices if device.key in known]
         self._watch(engine, devices)
         self._gpus_of = {}
         for device in devices:
             self._gpus_of.setdefault(device.entity, []).append(known[device.key])
+        if keys - known.keys():
+            self._found = found
 
     def _look_again(self, engine: Engine, now_s: float) -> None:
         """See whether GPUs or MIG instances have come or gone; the inventory follows at the next reading."""
@@ -440,7 +377,7 @@ class DcgmSource:
 
     def _join(self, now_s: float, events: list[GpuEvent]) -> SourceInventory | None:
         """Take what was found into the inventory, once the ticks of the old one are delivered."""
-        found, engine = self._found, self._engine
+        found, engine = self._found, self._link.engine
         if found is None or engine is None or any(gpu.has_pending for gpu in self._gpus):
             return None
         self._found = None

@@ -6,8 +6,8 @@ import ctypes
 import functools
 from typing import Any, NamedTuple
 
-from gpusonde.agent.sources.dcgm.entities import Entity
-from gpusonde.agent.sources.dcgm.errors import status_reason
+from gpusonde.agent.sources.dcgm.connection.entities import Entity
+from gpusonde.agent.sources.dcgm.connection.errors import status_reason
 from gpusonde.telemetry import BlankReason
 
 # dcgm_fields.h: DCGM_FT_DOUBLE, DCGM_FT_INT64, DCGM_FT_TIMESTAMP

@@ -8,9 +8,9 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gpusonde.agent.sources.dcgm.engine import Engine
-from gpusonde.agent.sources.dcgm.entities import Entity
-from gpusonde.agent.sources.dcgm.errors import NO_DATA, DcgmCallError, EngineLostError
+from gpusonde.agent.sources.dcgm.connection.engine import Engine
+from gpusonde.agent.sources.dcgm.connection.entities import Entity
+from gpusonde.agent.sources.dcgm.connection.errors import NO_DATA, DcgmCallError, EngineLostError
 from gpusonde.agent.sources.dcgm.values import EngineValue, plain_layout, read_number
 
 # How long the engine keeps what was not fetched. Long enough for a stalled host, short because it is memory of the

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from gpusonde.agent.sources.base import SourceStatistics
 from gpusonde.agent.sources.nvml.device import Device
-from gpusonde.agent.sources.nvml.fast import (
+from gpusonde.agent.sources.nvml.library import GpuLostError, Nvml, NvmlCallError
+from gpusonde.agent.sources.nvml.readers.fast import (
     MEMORY,
     PCIE_COUNTERS,
     POWER,
@@ -23,9 +24,8 @@ from gpusonde.agent.sources.nvml.fast import (
     first_call,
     try_out,
 )
-from gpusonde.agent.sources.nvml.gpm import GPM_METRICS, GpmReader
-from gpusonde.agent.sources.nvml.library import GpuLostError, Nvml, NvmlCallError
-from gpusonde.agent.sources.nvml.slow import FIELDS, GETTERS, MEMORY_GETTERS, SlowReader, choose_slow
+from gpusonde.agent.sources.nvml.readers.gpm import GPM_METRICS, GpmReader
+from gpusonde.agent.sources.nvml.readers.slow import FIELDS, GETTERS, MEMORY_GETTERS, SlowReader, choose_slow
 from gpusonde.agent.sources.plausibility import LASTING_REASONS, ZeroGuard
 from gpusonde.telemetry import METRICS, BlankReason, Metric
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gpusonde.agent.sources.nvml.device import Device
-from gpusonde.agent.sources.nvml.layouts import EventData
 from gpusonde.agent.sources.nvml.library import SUCCESS, Nvml, NvmlCallError
+from gpusonde.agent.sources.nvml.readers.layouts import EventData
 
 log = logging.getLogger(__name__)
 

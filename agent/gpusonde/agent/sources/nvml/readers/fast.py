@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from gpusonde.agent.sources.nvml.layouts import MEMORY_V2, VALUE_MEMBERS, FieldValue, Memory, MemoryV2
 from gpusonde.agent.sources.nvml.library import Nvml, NvmlCallError, blank_reason
+from gpusonde.agent.sources.nvml.readers.layouts import MEMORY_V2, VALUE_MEMBERS, FieldValue, Memory, MemoryV2
 from gpusonde.agent.sources.plausibility import LASTING_REASONS
 from gpusonde.telemetry import BlankReason, metric
 

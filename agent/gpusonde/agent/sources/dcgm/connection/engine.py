@@ -8,17 +8,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gpusonde.agent.sources.base import SourceUnavailableError
-from gpusonde.agent.sources.dcgm.bindings import Bindings
-from gpusonde.agent.sources.dcgm.entities import Entity, Part, read_hierarchy
-from gpusonde.agent.sources.dcgm.errors import (
+from gpusonde.agent.sources.dcgm.connection.bindings import Bindings
+from gpusonde.agent.sources.dcgm.connection.entities import Entity, Part, read_hierarchy
+from gpusonde.agent.sources.dcgm.connection.errors import (
     FUNCTION_NOT_FOUND,
     DcgmCallError,
     EngineHungError,
     EngineLostError,
     translated,
 )
+from gpusonde.agent.sources.dcgm.connection.guard import CallGuard, HungCallError
 from gpusonde.agent.sources.dcgm.fields import MetricGroup
-from gpusonde.agent.sources.dcgm.guard import CallGuard, HungCallError
 
 log = logging.getLogger(__name__)
 

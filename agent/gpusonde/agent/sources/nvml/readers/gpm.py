@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gpusonde.agent.sources.nvml.fast import Targets
-from gpusonde.agent.sources.nvml.layouts import gpm_answers
 from gpusonde.agent.sources.nvml.library import Nvml, NvmlCallError, blank_reason
+from gpusonde.agent.sources.nvml.readers.fast import Targets
+from gpusonde.agent.sources.nvml.readers.layouts import gpm_answers
 from gpusonde.agent.sources.plausibility import LASTING_REASONS
 from gpusonde.telemetry import METRICS, BlankReason, Metric, Unit
 
@@ -69,7 +69,7 @@ class GpmReader:
         return tuple(m.name for m in self._metrics if m.unit is Unit.RATIO)
 
     def bind(self, column: Mapping[str, int]) -> None:
-        """See :class:`~gpusonde.agent.sources.nvml.fast.FastReader`."""
+        """See :class:`~gpusonde.agent.sources.nvml.readers.fast.FastReader`."""
         self._targets.bind(column)
 
     def open(self) -> None:
@@ -112,7 +112,7 @@ class GpmReader:
         return missing
 
     def read(self, values: list[float], blanks: dict[int, BlankReason]) -> None:
-        """Write the averages since the previous call; see :class:`~gpusonde.agent.sources.nvml.fast.FastReader`."""
+        """Write the averages since the previous call, as every fast reader does."""
         now_s = self._monotonic()
         if now_s - self._sampled_s < _CLOSEST_SAMPLES_S:
             self._targets.refuse_all(BlankReason.NO_DATA, blanks)

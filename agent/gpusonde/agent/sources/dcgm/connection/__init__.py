@@ -1,0 +1,1 @@
+"""The way to a DCGM engine: bindings, calls that end in time, what the engine calls its GPUs."""

@@ -1,0 +1,1 @@
+"""Readers of metrics through NVML: every tick, every few seconds, and GPM."""
