@@ -189,6 +189,8 @@ def test_the_secrets_are_those_that_the_operator_is_told_to_make(base):
     text = str([pod(base, daemon)["volumes"] for daemon in DAEMONS])
     secrets = set(re.findall(r"'(?:secretName|name)': '(gpusonde-[\w-]*(?:tls|tokens?))'", text))
     assert secrets == {"gpusonde-collector-tls", "gpusonde-collector-tokens", "gpusonde-agent-token"}
+    page = (ROOT / "docs" / "operations.md").read_text()
+    assert [secret for secret in secrets if secret not in page] == []
     made = [d for d in documents(KUBERNETES / "cert-manager") if d["kind"] == "Certificate"]
     assert "gpusonde-collector-tls" in {certificate["spec"]["secretName"] for certificate in made}
     address = AgentConfig.load(KUBERNETES / "base" / "agent.toml").uplink.collector
