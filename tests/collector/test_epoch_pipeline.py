@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -83,13 +84,13 @@ def test_records_that_came_while_tracking_was_away_are_caught_up_with(setup, tra
 
 
 class SlowClock:
-    """Goes on by a second at every look."""
+    """Goes on at every look."""
 
-    def __init__(self):
-        self.now = 0.0
+    def __init__(self, step_s=1.0):
+        self.now, self.step_s = 0.0, step_s
 
     def __call__(self):
-        self.now += 1.0
+        self.now += self.step_s
         return self.now
 
 
@@ -106,6 +107,33 @@ def test_tracking_that_is_cut_short_goes_on_at_the_next_start(setup, trace, reco
     assert not any(run.ended for run in subject.runs())
     subject.restart()
     subject.pipeline.round()
+    assert_same_as_offline(subject, trace)
+
+
+class CountingTracker(EpochTracker):
+    """Notes how it is asked."""
+
+    thorough: ClassVar[list] = []
+
+    def update(self, time_s, values, *, every_look=True):
+        self.thorough.append(every_look)
+        return super().update(time_s, values, every_look=every_look)
+
+
+def test_after_a_long_round_runs_are_looked_at_once_until_a_round_is_short_again(setup, records, trace):
+    CountingTracker.thorough.clear()
+    subject = setup(make_tracker=CountingTracker)
+    subject.feed(records[:50], 10)
+    assert all(CountingTracker.thorough)
+    subject.pipeline._clock = SlowClock(3.0)
+    subject.feed(records[50:60], 10)  # a round of many seconds
+    subject.pipeline._clock = lambda: subject.now
+    CountingTracker.thorough.clear()
+    subject.feed(records[60:90], 30)
+    assert not any(CountingTracker.thorough)
+    CountingTracker.thorough.clear()
+    subject.feed(records[90:], 10)
+    assert all(CountingTracker.thorough)
     assert_same_as_offline(subject, trace)
 
 

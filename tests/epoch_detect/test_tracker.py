@@ -127,6 +127,34 @@ def test_work_per_tick_does_not_grow_with_history(monkeypatch: pytest.MonkeyPatc
     assert share[-1] <= share[0]
 
 
+def test_one_who_has_fallen_behind_looks_once_and_finds_the_same_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpusonde.epoch_detect import tracker as module
+
+    looks: list[int] = []
+
+    def counted(name: str) -> None:
+        real = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda ticks, *a, **k: looks.append(len(ticks)) or real(ticks, *a, **k))
+
+    counted("analyse_and_hold")
+    counted("extend")
+    trace, _ = training_trace(20.0, 12)
+    tracker, thorough = EpochTracker(trace.metrics), EpochTracker(trace.metrics)
+    values = _values(trace)
+    half = len(trace) // 2
+    tracker.update(trace.time_s[:half], values[:, :half], every_look=False)
+    assert len(looks) == 1
+    # Nothing is due so soon after it.
+    tracker.update(trace.time_s[half : half + 20], values[:, half : half + 20], every_look=False)
+    assert len(looks) == 1
+    tracker.update(trace.time_s[half + 20 :], values[:, half + 20 :])
+    thorough.update(trace.time_s, values)
+    assert len(looks) > 3
+    tracker.finish()
+    thorough.finish()
+    assert _alive(tracker) == _alive(thorough)
+
+
 def test_late_and_timeless_ticks_are_left_out_and_counted() -> None:
     tracker = EpochTracker(["dram_active"])
     tracker.update([0.0, 0.1, 0.1, 0.05, np.nan, 0.2], [[1, 1, 1, 1, 1, 1]])

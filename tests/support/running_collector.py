@@ -100,6 +100,10 @@ class ProcessCollector:
         self._settings["server.listen"] = self.target
         return self
 
+    @property
+    def pid(self):
+        return self._process.pid
+
     def kill(self):
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()

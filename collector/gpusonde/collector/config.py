@@ -142,6 +142,9 @@ class RunsConfig:
     track: bool = option(
         "switch", True, "look for runs and epochs; without, the collector only takes and keeps samples"
     )
+    processes: int = option(
+        "count", 0, "processes that look for epochs, one per 500 GPUs or so; 0: a thread of the collector does"
+    )
     track_interval_s: float = option("duration", 0.5, "time between rounds of tracking")
     state_interval_s: float = option(
         "duration", 300.0, "time between two stored states of an open run; a crash costs reading again so much of it"
@@ -254,6 +257,7 @@ def _check(config: CollectorConfig) -> None:
         "clickhouse.tail_bytes": (config.clickhouse.tail_bytes, 1 << 20, 1 << 36),
         "runs.idle_end": (config.runs.idle_end_s, 1.0, 86_400.0),
         "runs.gap_end": (config.runs.gap_end_s, 1.0, 86_400.0),
+        "runs.processes": (config.runs.processes, 0, 256),
         "runs.track_interval": (config.runs.track_interval_s, 0.01, 60.0),
         "runs.state_interval": (config.runs.state_interval_s, 1.0, 86_400.0),
         "runs.summary_time": (config.runs.summary_time_s, 0.001, 10.0),

@@ -36,10 +36,11 @@ from gpusonde.collector.storage.disk.files import FileLayer
 from gpusonde.collector.storage.engine import Engine
 from gpusonde.collector.storage.errors import StoreError
 from gpusonde.collector.supervision import Supervision, Watched
-from gpusonde.collector.tracking.epochs import TrackerFactory
+from gpusonde.collector.tracking.epochs import TrackerFactory, TrackerRestorer
 from gpusonde.collector.tracking.follower import GpuFollower
 from gpusonde.collector.tracking.follower_state import FollowerState
 from gpusonde.collector.tracking.pipeline import EpochPipeline
+from gpusonde.collector.tracking.processes.pool import TrackerProcesses
 from gpusonde.collector.tracking.run_state import Resume
 from gpusonde.collector.tracking.state_keeper import StateKeeper, StateOptions
 from gpusonde.collector.tracking.summaries import EpochSummaries
@@ -102,8 +103,11 @@ def run_collector(
     engine = make_engine(config, files)
     engine.open()
     try:
-        with _executors("commit", "seal", "track", "query", "control", "maintain") as executors:
-            collector = _Collector(config, engine, executors, make_tracker, config_source)
+        with (
+            _executors("commit", "seal", "track", "query", "control", "maintain") as executors,
+            _trackers(config, make_tracker) as (make, restore),
+        ):
+            collector = _Collector(config, engine, executors, make, restore, config_source)
             return asyncio.run(collector.run(stop, on_ready))
     finally:
         engine.close()
@@ -118,6 +122,7 @@ class _Collector:
         engine: Engine,
         executors: dict[str, Executor],
         make_tracker: TrackerFactory,
+        restore_tracker: TrackerRestorer,
         config_source: ConfigSource[CollectorConfig] | None,
     ) -> None:
         self._engine = engine
@@ -160,7 +165,7 @@ class _Collector:
         policy = run_policy(config)
 
         def follow(agent_id: str, gpu_uuid: str, resume: Resume, state: FollowerState | None) -> GpuFollower:
-            return GpuFollower(agent_id, gpu_uuid, store, policy, make_tracker, resume, state)
+            return GpuFollower(agent_id, gpu_uuid, store, policy, make_tracker, resume, state, restore_tracker)
 
         self._pipeline = EpochPipeline(
             results,
@@ -336,6 +341,18 @@ def _executors(*names: str) -> Iterator[dict[str, Executor]]:
     """Make one thread per name: each kind of work is done in order and does not wait for the others."""
     with contextlib.ExitStack() as stack:
         yield {name: stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix=name)) for name in names}
+
+
+@contextlib.contextmanager
+def _trackers(
+    config: CollectorConfig, make_tracker: TrackerFactory
+) -> Iterator[tuple[TrackerFactory, TrackerRestorer]]:
+    """Say where trackers come from: this process, or others."""
+    if not config.runs.processes:
+        yield make_tracker, EpochTracker.restore
+        return
+    with contextlib.closing(TrackerProcesses(config.runs.processes)) as processes:
+        yield processes.make, processes.restore
 
 
 @contextlib.contextmanager

@@ -133,6 +133,17 @@ class EpochTracker:
         return self._detection
 
     @property
+    def next_look_s(self) -> float:
+        """Time of the ticks after which the next analysis comes; minus infinity before the first tick."""
+        if self._origin_s is None:
+            return float("-inf")
+        return self._origin_s + self._due_us * 1e-6
+
+    @property
+    def _due_us(self) -> int:
+        return self._next_us if self._follow_us is None else min(self._next_us, self._follow_us)
+
+    @property
     def late_ticks(self) -> int:
         """Ticks left out because they did not come after the tick before them."""
         return self._late
@@ -142,16 +153,20 @@ class EpochTracker:
         """Bytes held for ticks."""
         return self._history.nbytes
 
-    def update(self, time_s: npt.ArrayLike, values: npt.ArrayLike) -> list[EpochEvent]:
+    def update(self, time_s: npt.ArrayLike, values: npt.ArrayLike, *, every_look: bool = True) -> list[EpochEvent]:
         """Take new ticks.
 
         Args:
             time_s: Shape (n,), seconds on any axis, the same for all calls; ticks that do not come after the one
                 before them, or that have no finite time, are left out and counted.
             values: Shape (metrics, n), NaN where there is no value.
+            every_look: Whether to look at the run at each of the moments that these ticks pass. Without, only once, at
+                the last tick, and only if such a moment was passed: for one who has fallen behind. The epochs after
+                :meth:`finish` are the same.
 
         Returns:
-            What changed; independent of how the ticks are cut into calls, but for the call in which it is reported.
+            What changed; with ``every_look`` independent of how the ticks are cut into calls, but for the call in which
+            it is reported.
 
         Raises:
             ValueError: The shapes do not fit.
@@ -164,10 +179,14 @@ class EpochTracker:
                 f"and {times.shape}"
             )
         times_us, columns = self._in_order(times, columns[self._rows])
+        if not every_look and times_us.size and times_us[-1] > self._due_us:
+            self._history.append(times_us, columns)
+            now_us = int(times_us[-1])
+            return self._follow(now_us) if now_us < self._next_us else self._analyse(now_us, ended=False)
         events: list[EpochEvent] = []
         done = 0
         while done < times_us.size:
-            due = self._next_us if self._follow_us is None else min(self._next_us, self._follow_us)
+            due = self._due_us
             stop = int(np.searchsorted(times_us, due, side="right"))
             if stop > done:
                 self._history.append(times_us[done:stop], columns[:, done:stop])

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from gpusonde.collector.storage.samples import Samples
 from gpusonde.collector.storage.tables.results import EpochRow, RunRow, RunUpdate
 from gpusonde.collector.tracking.follower_state import EpochsState, UnusableStateError
+from gpusonde.collector.tracking.processes.pool import TrackerLostError
 from gpusonde.collector.tracking.run_state import number, text, whole
 from gpusonde.epoch_detect import EpochDetection, EpochEvent, TrackedEpoch
 from gpusonde.epoch_detect.progress import Shares
@@ -32,7 +33,7 @@ class Tracker(Protocol):
     def detection(self) -> EpochDetection | None:
         """The latest analysis."""
 
-    def update(self, time_s: npt.ArrayLike, values: npt.ArrayLike) -> list[EpochEvent]:
+    def update(self, time_s: npt.ArrayLike, values: npt.ArrayLike, *, every_look: bool = True) -> list[EpochEvent]:
         """Take ticks."""
 
     def finish(self) -> list[EpochEvent]:
@@ -79,12 +80,15 @@ class RunEpochs:
 
         Raises:
             UnusableStateError: The tracker cannot be rebuilt.
+            TrackerLostError: The process that was to hold it is gone.
         """
         epochs = cls(run_id, state.metrics, make_tracker)
         epochs._origin = state.origin_unix_nano
         try:
             epochs._tracker = restore_tracker(state.tracker)
             epochs._check()
+        except TrackerLostError:
+            raise
         except Exception as error:  # whatever the bytes are, the samples are still there
             raise UnusableStateError(str(error) or repr(error)) from error
         epochs._shares = state.shares
@@ -110,8 +114,12 @@ class RunEpochs:
             return None
         return EpochsState(tuple(self._metrics), self._origin, self._shares, self._tracker.state())
 
-    def update(self, samples: Samples) -> None:
+    def update(self, samples: Samples, *, every_look: bool = True) -> None:
         """Take ticks of the run, its lead-in first.
+
+        Args:
+            samples: The ticks.
+            every_look: See ``gpusonde.epoch_detect.EpochTracker.update``.
 
         Raises:
             UnusableStateError: The tracker was made of a state, and fails.
@@ -122,7 +130,8 @@ class RunEpochs:
             self._origin = int(samples.time_unix_nano[0])
         # Seconds after the first tick: float64 holds those to the nanosecond, Unix seconds only to about a microsecond.
         time_s = (samples.time_unix_nano - self._origin) / 1e9
-        self._attempt(lambda tracker: tracker.update(time_s, samples.matrix(self._metrics)))
+        values = samples.matrix(self._metrics)
+        self._attempt(lambda tracker: tracker.update(time_s, values, every_look=every_look))
 
     def finish(self) -> None:
         """Take the end of the run.
@@ -192,6 +201,8 @@ class RunEpochs:
             news = bool(events) or self._tracker.detection is not before
             if news:
                 self._shares = self._tracker.shares()
+        except TrackerLostError:
+            raise
         except Exception as error:  # whatever it is, the other runs go on
             if self._restored:
                 # Perhaps it is the state that is at fault: the run deserves a tracker that has seen all of it.

@@ -35,6 +35,8 @@ class PipelineOptions:
         interval_s: Pause between rounds.
         save_interval_s: How old the stored state of an unchanged run may become.
         silence_end_s: Wall-clock time without records after which a run is over all the same.
+        behind_s: Length of a round after which the next one looks at each run once at most, however many moments
+            to do so it has missed. What is found at the end of a run is the same.
         summary_time_s: Time of each round for mean metrics and energy of epochs, or a quarter of what tracking took
             where that is more; at most one piece goes beyond.
     """
@@ -43,6 +45,7 @@ class PipelineOptions:
     save_interval_s: float = 5.0
     silence_end_s: float = 86_400.0
     summary_time_s: float = 0.2
+    behind_s: float = 5.0
 
 
 class EpochPipeline:
@@ -89,6 +92,7 @@ class EpochPipeline:
         self._pending: list[RunUpdate] = []
         self._broken: set[_Key] = set()
         self._saved_at = 0.0
+        self._is_behind = False
         self._summarise_from = 0.0
         self._deadline: float | None = None
         self._touched: set[_Key] = set()
@@ -156,6 +160,7 @@ class EpochPipeline:
             self._follow(key)
             if self._clock() - self._saved_at >= self._options.save_interval_s:
                 self._save()
+        self._note_round(self._clock() - began_at)
         self._end_silent_runs()
         if self._pending or self._clock() - self._saved_at >= self._options.save_interval_s:
             self._save()
@@ -201,6 +206,13 @@ class EpochPipeline:
             return False
         return True
 
+    def _note_round(self, took_s: float) -> None:
+        """Decide how thorough the next round may be."""
+        behind = took_s > self._options.behind_s
+        if behind and not self._is_behind:
+            _LOG.info("tracking takes %.0f s for a round: runs are looked at less often until it takes less", took_s)
+        self._is_behind = behind
+
     def _is_late(self) -> bool:
         return self._deadline is not None and self._clock() >= self._deadline
 
@@ -211,7 +223,7 @@ class EpochPipeline:
                 follower = self._followers[key] = self._begin(key)
             self._unsaved[key] = None
             self._states.touch(key)
-            for update in follower.advance(self._is_late):
+            for update in follower.advance(self._is_late, every_look=not self._is_behind):
                 self._pending.append(update)
             if follower.has_news and (current := follower.current()):
                 self._pending.append(current)
