@@ -21,29 +21,46 @@ class UnsyncedFiles(OsFiles):
         return None
 
 
+class PowerLost(BaseException):
+    """The power went, or the process was killed, in the middle of an operation; nobody can handle that."""
+
+
 class FaultyFiles(OsFiles):
     """Real files below one directory, with faults.
 
     ``full`` makes every write and creation fail with ENOSPC after a part of it was written; ``sync_fails`` makes sync
-    fail with EIO. ``lose_power`` leaves what the disk would hold: at least everything synced, at most everything
-    written, names as of the last directory sync or later.
+    fail with EIO. ``before(number)`` is called before every operation that changes something, and may raise or set
+    faults. ``lose_power`` leaves what the disk would hold: at least everything synced, at most everything written,
+    names as of the last directory sync or later.
     """
 
     def __init__(self, seed: int = 0) -> None:
         self.full = False
         self.sync_fails = False
         self.syncs = 0
+        self.operations = 0
+        self.before = lambda number: None
         self._random = random.Random(seed)
         self._synced: dict[int, bytes] = {}  # inode -> content
         self._names: dict[Path, int] = {}  # durable name -> inode
         self._kept: dict[int, bytes] = {}  # last content of removed inodes
 
+    def step(self) -> None:
+        number, self.operations = self.operations, self.operations + 1
+        self.before(number)
+
     def create(self, path: Path) -> int:
+        self.step()
         if self.full:
             raise OSError(errno.ENOSPC, "No space left on device")
         return super().create(path)
 
     def write(self, descriptor: int, data: bytes, offset: int) -> None:
+        try:
+            self.step()
+        except PowerLost:
+            super().write(descriptor, data[: self._random.randrange(len(data) + 1)], offset)
+            raise
         if self.full:
             part = data[: self._random.randrange(len(data))] if data else b""
             super().write(descriptor, part, offset)
@@ -51,17 +68,28 @@ class FaultyFiles(OsFiles):
         super().write(descriptor, data, offset)
 
     def sync(self, descriptor: int) -> None:
+        self.step()
         self.syncs += 1
         if self.sync_fails:
             raise OSError(errno.EIO, "Input/output error")
         status = os.fstat(descriptor)
         self._synced[status.st_ino] = self.read(descriptor, status.st_size, 0)
 
+    def truncate(self, descriptor: int, size: int) -> None:
+        self.step()
+        super().truncate(descriptor, size)
+
+    def replace(self, source: Path, target: Path) -> None:
+        self.step()
+        super().replace(source, target)
+
     def unlink(self, path: Path) -> None:
+        self.step()
         self._kept[path.stat().st_ino] = path.read_bytes()
         super().unlink(path)
 
     def sync_directory(self, path: Path) -> None:
+        self.step()
         self._names = {p: p.stat().st_ino for p in path.iterdir() if p.is_file()}
 
     def lose_power(self, directory: Path) -> None:
@@ -82,6 +110,9 @@ class FaultyFiles(OsFiles):
             path.unlink()
         for path, content in kept.items():
             path.write_bytes(content)
+        self._names = {path: path.stat().st_ino for path in kept}
+        self._synced = {self._names[path]: content for path, content in kept.items()}
+        self._kept.clear()
 
 
 def copy_directory(source: Path, target: Path) -> Path:

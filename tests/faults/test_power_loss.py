@@ -1,0 +1,178 @@
+"""The agent's spool and the collector's store together, on disks that forget what was not synced when power goes."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from support.faulty_files import FaultyFiles
+from support.faulty_files import PowerLost as AgentPowerLost
+from support.faulty_store_files import FaultyStoreFiles
+from support.faulty_store_files import PowerLost as CollectorPowerLost
+from support.store_records import Feed
+from support.wire_agent import START_NS, TICK_NS, batch, block, inventory
+
+from gpusonde.agent.spool import Spool
+from gpusonde.collector import LocalStore
+from gpusonde.collector.records.model import Position
+from gpusonde.collector.storage.arrivals import TicksArrived
+from gpusonde.collector.storage.local import StoreOptions
+from gpusonde.collector.storage.tables.facts import AgentRow
+
+ROUNDS = 60
+TICKS = 3
+
+
+class AgentSide:
+    """A spool on a faulty disk, filled with an inventory per start and batches of three ticks."""
+
+    def __init__(self, directory, chance):
+        self.directory, self.chance = directory, chance
+        self.files = FaultyFiles(chance.randrange(1 << 30))
+        self.next_tick = 0
+        self.written = {}  # sequence -> its first tick, None for an inventory
+        self.committed = 0
+        self.spool = None
+        self.start()
+
+    def start(self):
+        self.files.before = lambda number: None
+        self.spool = Spool(self.directory, max_bytes=1 << 24, segment_bytes=900, agent_id="agent-1", files=self.files)
+        self.spool.open()
+        assert self.spool.last_sequence >= self.committed, "a committed record is gone"
+        self.written = {s: t for s, t in self.written.items() if s <= self.spool.last_sequence}
+        self.append(None)
+        self.commit()
+
+    def lose_power_in(self, operations):
+        last = self.files.operations + operations
+
+        def stop(number):
+            if number >= last:
+                raise AgentPowerLost
+
+        self.files.before = stop
+
+    def restart(self):
+        self.spool._file_lock.release()
+        self.spool._appender.close()
+        self.spool._reader.close()
+        self.files.lose_power(self.directory)
+        self.start()
+
+    def append(self, first_tick):
+        record = inventory(0) if first_tick is None else batch(0, block(first_tick=first_tick, ticks=TICKS))
+        sequence = self.spool.last_sequence + 1
+        self.written[sequence] = first_tick  # before: it may reach the disk although the call does not return
+        assert self.spool.append(record) == sequence
+
+    def sample(self, batches):
+        for _ in range(batches):
+            first, self.next_tick = self.next_tick, self.next_tick + TICKS
+            self.append(first)
+
+    def commit(self):
+        self.spool.commit()
+        self.committed = self.spool.committed_sequence
+
+
+class CollectorSide:
+    """A store on a faulty disk."""
+
+    def __init__(self, directory, chance):
+        self.directory, self.chance = directory, chance
+        self.files = FaultyStoreFiles(chance.randrange(1 << 30))
+        self.acked = 0
+        self.store = None
+        self.start()
+
+    def start(self):
+        self.store = LocalStore(self.directory, StoreOptions(reserve_bytes=0), files=self.files)
+        self.store.open()
+
+    def restart(self):
+        self.store.close()
+        self.files.lose_power()
+        self.start()
+
+    def durable(self, spool_id):
+        durable = self.store.introduce(AgentRow("agent-1", spool_id, "instance", 1, "host", "1", b""))
+        assert durable >= self.acked, "an acknowledged record is gone"
+        return durable
+
+    def take(self, feed, records):
+        self.store.append([feed.incoming(record) for record in records])
+        self.acked = records[-1].sequence
+
+
+def stored(store):
+    """Sequence and number of every stored tick, in order of arrival."""
+    pieces = [a.samples for a in store.arrivals("agent-1", "GPU-a", Position(0, 0)) if isinstance(a, TicksArrived)]
+    sequences = np.concatenate([piece.sequence for piece in pieces])
+    ticks = np.concatenate([(piece.time_unix_nano - START_NS) // TICK_NS for piece in pieces])
+    return list(zip(sequences.tolist(), ticks.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_power_lost_on_either_side_at_random_loses_and_repeats_nothing_that_was_committed(tmp_path, seed):
+    chance = random.Random(seed)
+    agent, collector = AgentSide(tmp_path / "spool", chance), CollectorSide(tmp_path / "store", chance)
+    lost = {"agent": 0, "collector": 0}
+    for _ in range(ROUNDS):
+        victim = chance.choice(("agent", "collector"))
+        if victim == "agent":
+            agent.lose_power_in(chance.randint(0, 40))
+        else:
+            collector.files.power_lost_in = chance.randint(0, 40)
+        try:
+            while True:
+                exchange(agent, collector, chance)
+        except AgentPowerLost:
+            lost["agent"] += 1
+            agent.restart()
+        except CollectorPowerLost:
+            lost["collector"] += 1
+            collector.files.power_lost_in = None
+            collector.restart()
+    agent.files.before = lambda number: None
+    collector.files.power_lost_in = None
+    agent.commit()
+    deliver(agent, collector, 1000)
+    expected = [
+        (sequence, first + i)
+        for sequence, first in sorted(agent.written.items())
+        if first is not None
+        for i in range(TICKS)
+    ]
+    assert stored(collector.store) == expected
+    assert collector.store.losses() == []
+    collector.store.close()
+    agent.spool.close()
+    print(
+        f"seed {seed}: power lost {lost['agent']} times at the agent and {lost['collector']} times at the collector; "
+        f"{len(agent.written)} records, 0 missing, 0 twice, in order"
+    )
+
+
+def exchange(agent, collector, chance):
+    """One step of a life: sample, commit, deliver, seal."""
+    agent.sample(chance.randint(1, 4))
+    if chance.random() < 0.7:
+        agent.commit()
+    if chance.random() < 0.7:
+        deliver(agent, collector, chance.randint(1, 20))
+    if chance.random() < 0.15:
+        collector.store.seal()
+
+
+def deliver(agent, collector, at_most):
+    """What one session does: ask for the durable sequence, send what follows, take the acknowledgement."""
+    spool = agent.spool
+    feed = Feed("agent-1", spool.spool_id)
+    durable = collector.durable(spool.spool_id)
+    spool.acknowledge(durable)
+    last = min(spool.committed_sequence, durable + at_most)
+    if last > durable:
+        collector.take(feed, [spool.read(sequence) for sequence in range(durable + 1, last + 1)])
+        spool.acknowledge(collector.acked)
