@@ -126,6 +126,28 @@ def test_a_gpu_of_which_nothing_is_known_is_not_idle_and_one_that_is_lost_is(unk
     assert bool(host.counters.slowdowns) is (unknown is None)
 
 
+def test_a_changed_inventory_is_read_with_its_own_columns():
+    host = Host(100.0)
+    host.activity = lambda gpu, second: 0.9 if second >= 60 else 0.0
+    all_columns = host.read
+    fewer = SourceInventory("simulated", (GpuDescription("a"),), (METRICS[2], METRICS[3], METRICS[0]), 0.1)
+    told = []
+
+    def read(deadline_s):
+        begins = host.now_s >= 50
+        reading = all_columns(deadline_s)
+        if not begins:
+            return reading
+        told.append(begins)
+        ticks = (GpuTicks(0, reading.ticks[0].time_unix_nano, reading.ticks[0].values[[2, 3, 0]]),)
+        return Reading(ticks, inventory=fewer if len(told) == 1 else None)
+
+    host.read = read
+    host.run()
+    assert host.intervals(30, 50) == pytest.approx(1.0)
+    assert host.intervals(62, 80) == pytest.approx(0.1)
+
+
 def test_video_engines_and_memory_that_only_flickers_are_no_work():
     host = Host(60.0)
     host.activity = lambda gpu, second: 0.004

@@ -77,7 +77,7 @@ def number_of(record):
     return (record.batch.blocks[0].start_time_unix_nano - START_NS) // 10**9
 
 
-@pytest.mark.parametrize("lasting", [1, 2, 7])
+@pytest.mark.parametrize("lasting", [1, 7])
 @pytest.mark.parametrize("fault", ["full", "sync_fails", "both"])
 def test_a_disk_that_refuses_any_operation_costs_only_ticks_that_are_reported_exactly(tmp_path, fault, lasting):
     count = operations(tmp_path / "whole", acknowledges=False)
@@ -127,7 +127,7 @@ def test_sigkill_in_any_operation_takes_nothing_that_was_appended(tmp_path):
     print(f"SIGKILL in each of {count} operations: every appended record is there")
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_power_loss_in_any_operation_takes_nothing_that_was_committed(tmp_path, seed):
     count = operations(tmp_path / "whole", acknowledges=True)
     for at in range(count):
