@@ -26,6 +26,8 @@ EMBEDDED = "embedded"
 UNIX_PREFIX = "unix://"
 # dcgm_structs.h: DCGM_GROUP_EMPTY
 _EMPTY_GROUP = 1
+# The first watch of profiling fields loads the engine's profiling library, which takes seconds on a host of many GPUs.
+_PATIENCE = 5.0
 
 
 class Engine:
@@ -144,7 +146,8 @@ class Engine:
 
     def values_since(self, what: str, group: Any, fields: Any, since_us: int, callback: Any) -> int:
         """Hand what was recorded since a time to a C callback; return the time after the newest value."""
-        return int(self._call(f"values of {what}", "dcgmGetValuesSince_v2", group, fields, since_us, callback, None))
+        name, patience = "dcgmGetValuesSince_v2", 1.0
+        return int(self._call(f"values of {what}", name, group, fields, since_us, callback, None, patience=patience))
 
     def pause_profiling(self) -> None:
         """Free the profiling counters of all GPUs for another profiler; values are blank until resumed."""
@@ -172,7 +175,7 @@ class Engine:
         self._handle._handleCreated = False
         self._guard.close()
 
-    def _call(self, what: str, name: str, *arguments: Any) -> Any:
+    def _call(self, what: str, name: str, *arguments: Any, patience: float = _PATIENCE) -> Any:
         function = getattr(self.bindings.agent, name, None)
         if function is None:
             raise DcgmCallError(what, FUNCTION_NOT_FOUND, f"these bindings have no {name}")
@@ -180,17 +183,26 @@ class Engine:
             # Another call on this connection would wait for the one before.
             raise EngineHungError(what)
         try:
-            return _guarded(self._guard, self.bindings.structs, what, function, self._handle.handle, *arguments)
+            return _guarded(
+                self._guard, self.bindings.structs, what, function, self._handle.handle, *arguments, patience=patience
+            )
         except EngineHungError:
             self._hung = True
             self._abandon()
             raise
 
 
-def _guarded(guard: CallGuard, structs: Any, what: str, function: Callable[..., Any], *arguments: Any) -> Any:
+def _guarded(
+    guard: CallGuard,
+    structs: Any,
+    what: str,
+    function: Callable[..., Any],
+    *arguments: Any,
+    patience: float = _PATIENCE,
+) -> Any:
     try:
         with translated(structs, what):
-            return guard.call(function, *arguments)
+            return guard.call(function, *arguments, patience=patience)
     except HungCallError:
         raise EngineHungError(what) from None
 

@@ -46,8 +46,13 @@ class CallGuard:
         self._left_behind = [thread for thread in self._left_behind if thread.is_alive()]
         return len(self._left_behind)
 
-    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+    def call(self, function: Callable[..., Any], *arguments: Any, patience: float = 1.0) -> Any:
         """Return what the function returns, or raise what it raises.
+
+        Args:
+            function: What to call.
+            arguments: Its arguments.
+            patience: How many times the limit it may take.
 
         Raises:
             HungCallError: It did not return in time.
@@ -58,7 +63,7 @@ class CallGuard:
             self._thread.start()
         call = _Call(function, arguments)
         self._calls.put(call)
-        if not call.done.wait(self._limit_s):
+        if not call.done.wait(patience * self._limit_s):
             # It ends by itself should the call ever return.
             self.close()
             if self._thread is not None:
