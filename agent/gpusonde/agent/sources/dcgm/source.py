@@ -65,7 +65,7 @@ class DcgmSource:
         slow_interval_s: Seconds between measurements of the slow metrics, and between looks for new GPUs.
         interval_s: Seconds between ticks.
         patience_s: Seconds without an engine after which the source fails.
-        call_limit_s: Seconds after which a request for values is given up; other calls may take five times as long.
+        call_limit_s: Seconds after which a request for values is given up; other calls may take three times as long.
         load: Finds the bindings.
         load_nvml: Makes NVML, which knows more of a board than DCGM.
         cuda_attributes: Asks the CUDA driver for attributes.
