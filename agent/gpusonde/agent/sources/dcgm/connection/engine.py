@@ -26,8 +26,8 @@ EMBEDDED = "embedded"
 UNIX_PREFIX = "unix://"
 # dcgm_structs.h: DCGM_GROUP_EMPTY
 _EMPTY_GROUP = 1
-# The first watch of profiling fields loads the engine's profiling library, which takes seconds on a host of many GPUs. Still shorter
-# than what the watchdog tolerates.
+# The first watch of profiling fields loads the engine's profiling library, which takes seconds on a host of many GPUs.
+# Still shorter than what the watchdog tolerates.
 _PATIENCE = 3.0
 
 
