@@ -38,7 +38,7 @@ class StateFile:
             return tuple(_binding(fields) for fields in json.loads(data))
         except FileNotFoundError:
             return ()
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             log.warning("%s cannot be read (%s); jobs that ended meanwhile stay open", self._path, error)
             return ()
 

@@ -47,7 +47,7 @@ def load_identity(directory: Path) -> Identity | None:
         return Identity(str(stored["agent_id"]), str(stored["spool_id"]), int(stored.get("first_sequence", 1)))
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise SpoolCorruptError(
             f"{path}: not an identity ({error}); remove the file to continue this spool under new names"
         ) from error

@@ -6,6 +6,8 @@ import json
 import logging
 from dataclasses import asdict, dataclass, field
 
+from google.protobuf.message import DecodeError
+
 from gpusonde.collector.records.decode import decode_record
 from gpusonde.collector.records.errors import RecordError
 from gpusonde.collector.records.limits import STORED_LIMITS
@@ -20,6 +22,10 @@ from gpusonde.collector.storage.tail import Generation
 from gpusonde.ingest.v1 import ingest_pb2
 
 _LOG = logging.getLogger(__name__)
+# What reading an entry ends in whose checksum is right, but which this version did not write.
+_FOREIGN = (
+    RecordError, DecodeError, ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError,
+)  # fmt: skip
 
 
 @dataclass
@@ -62,7 +68,7 @@ def recover(layout: StoreLayout, facts: Facts, segments: SegmentCatalog, files: 
         try:
             for entry in read_part(path, end):
                 replay.take(entry)
-        except (RecordError, ValueError) as error:
+        except _FOREIGN as error:
             raise StoreError(
                 f"{path}: an entry at byte {end.good_bytes} is from another version of the collector ({error}); start"
                 " that version once, so that it turns its log into segments"

@@ -1,0 +1,365 @@
+"""Every decoder of bytes that come from outside or lie on a disk, each with inputs to begin from.
+
+A target takes any bytes. It may raise the errors that its decoder promises and nothing else: ``run`` swallows those.
+``test_fuzz.py`` mutates the seeds with hypothesis, ``fuzz_with_atheris.py`` lets coverage guide it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import json
+import struct
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import zstandard
+from google.protobuf.message import DecodeError
+from support.wire_agent import batch, block, hello, inventory, source_ended
+
+from gpusonde.agent.batch import BatchError, decode, unpack
+from gpusonde.agent.config import AgentConfig
+from gpusonde.agent.counters import SelfCounters
+from gpusonde.agent.jobs.devices import DeviceNames
+from gpusonde.agent.jobs.mapping_files import MappingFiles
+from gpusonde.agent.jobs.state_file import StateFile
+from gpusonde.agent.spool import Spool, SpoolError
+from gpusonde.agent.spool.files import OsFiles
+from gpusonde.agent.spool.segment import encode_header, encode_record
+from gpusonde.collector.config import CollectorConfig
+from gpusonde.collector.query.errors import QueryError
+from gpusonde.collector.query.paging import from_token, to_token
+from gpusonde.collector.records.decode import check_hello, decode_record
+from gpusonde.collector.records.errors import RecordError
+from gpusonde.collector.records.limits import Limits
+from gpusonde.collector.security.tokens import parse_tokens
+from gpusonde.collector.storage.disk.files import OsFiles as StoreFiles
+from gpusonde.collector.storage.disk.log import EntryKind, LogEntry, PartEnd, encode_entry, read_part
+from gpusonde.collector.storage.disk.state_files import StateFileError, StateFiles
+from gpusonde.collector.storage.errors import StoreError
+from gpusonde.collector.storage.local import LocalStore, StoreOptions
+from gpusonde.collector.tracking.follower_state import FollowerState, UnusableStateError
+from gpusonde.epoch_detect import EpochTracker
+from gpusonde.ingest.v1 import ingest_pb2
+from gpusonde.predictor.crossgpu import LatencyModel, ModelFileError, read_runs
+from gpusonde.predictor.crossgpu.runs.table import RunsTableError
+from gpusonde.service.tls import TlsError, expiry_unix_s
+from gpusonde.service.tls.client import read_token
+from gpusonde.service.tls.validity import CertificateFormatError
+from gpusonde.settings import ConfigError
+from gpusonde.telemetry import METRICS, Trace, TraceError, read_traces, write_trace
+
+
+@dataclass(frozen=True)
+class Target:
+    """A decoder.
+
+    Attributes:
+        decode: Takes any bytes.
+        seeds: Returns inputs that it takes.
+        promised: Errors that it may raise.
+        is_slow: An input takes milliseconds.
+    """
+
+    decode: Callable[[bytes], object]
+    seeds: Callable[[], list[bytes]]
+    promised: tuple[type[Exception], ...] = ()
+    is_slow: bool = False
+
+    def run(self, data: bytes) -> None:
+        """Decode; promised errors are fine."""
+        problem: Exception | None = None
+        try:
+            self.decode(data)
+        except self.promised as error:
+            problem = error
+        # An error says what is wrong and does not repeat its input.
+        assert problem is None or 0 < len(str(problem)) < 4000
+
+
+def _requests() -> list[bytes]:
+    records = [inventory(), batch(2), source_ended(3), _packed()]
+    requests = [ingest_pb2.StreamSamplesRequest(record=record) for record in records]
+    return [r.SerializeToString() for r in (*requests, ingest_pb2.StreamSamplesRequest(hello=hello()))]
+
+
+def _packed() -> ingest_pb2.Record:
+    record = batch(2, encoding=ingest_pb2.ENCODING_FLOAT32_LE_ZSTD)
+    record.batch.blocks[0].values = zstandard.compress(record.batch.blocks[0].values)
+    return record
+
+
+@functools.cache
+def _known_inventory() -> object:
+    return decode_record(inventory(), None, Limits())
+
+
+def _take_request(data: bytes) -> None:
+    request = ingest_pb2.StreamSamplesRequest.FromString(data)
+    if request.HasField("hello"):
+        check_hello(request.hello, Limits())
+    else:
+        decode_record(request.record, _known_inventory(), Limits())
+
+
+def _take_zstd_values(data: bytes) -> None:
+    record = batch(2, block(), encoding=ingest_pb2.ENCODING_FLOAT32_LE_ZSTD)
+    record.batch.blocks[0].values = data
+    decode_record(record, _known_inventory(), Limits())
+
+
+def _agent_unpack(data: bytes) -> None:
+    message = ingest_pb2.SampleBatch.FromString(data)
+    decode(unpack(message), METRICS[:3])
+
+
+@functools.cache
+def _folder() -> Path:
+    memory = Path("/dev/shm")
+    return Path(tempfile.mkdtemp(prefix="gpusonde-fuzz-", dir=memory if memory.is_dir() else None))
+
+
+def _clean(name: str) -> Path:
+    folder = _folder() / name
+    folder.mkdir(exist_ok=True)
+    for path in sorted(folder.rglob("*"), reverse=True):
+        if path.is_dir():
+            path.rmdir()
+        else:
+            path.unlink()
+    return folder
+
+
+def _spool_records() -> list[ingest_pb2.Record]:
+    return [inventory(), batch(2), batch(3)]
+
+
+def _segment_seed() -> bytes:
+    return encode_header(1, b"") + b"".join(
+        encode_record(r.sequence, 10, r.SerializeToString()) for r in _spool_records()
+    )
+
+
+def _read_spool(segment: bytes, identity: bytes | None = None) -> None:
+    folder = _clean("spool")
+    (folder / f"{1:020d}.seg").write_bytes(segment)
+    if identity is not None:
+        (folder / "identity.json").write_bytes(identity)
+    spool = Spool(folder, max_bytes=1 << 20, counters=SelfCounters(), agent_id="agent-1" if identity is None else "")
+    spool.open()
+    try:
+        for sequence in range(spool.first_available_sequence, spool.committed_sequence + 1):
+            spool.read(sequence)
+    finally:
+        spool.close()
+
+
+def _read_log(data: bytes) -> None:
+    path = _clean("log") / "00000001.log"
+    path.write_bytes(data)
+    end = PartEnd()
+    list(read_part(path, end))
+    assert end.good_bytes + end.torn_bytes == len(data)
+
+
+def _entry(payload: bytes, sequence: int = 1, kind: EntryKind = EntryKind.RECORD) -> bytes:
+    return encode_entry(LogEntry("agent-1", "spool-1", sequence, 5, kind, payload))
+
+
+def _recover_store(log: bytes) -> None:
+    folder = _clean("store")
+    (folder / "log").mkdir()
+    (folder / "log" / "00000001.log").write_bytes(log)
+    store = LocalStore(folder, StoreOptions(reserve_bytes=0))
+    try:
+        store.open()
+    finally:
+        store.close()
+
+
+def _log_of(*entries: bytes) -> bytes:
+    return b"GSLOG001" + b"".join(entries)
+
+
+def _log_with_body(body: bytes) -> bytes:
+    return _log_of(struct.pack("<II", len(body), zlib.crc32(body)) + body)
+
+
+def _state_files() -> StateFiles:
+    return StateFiles(_clean("states"), StoreFiles(), lambda: None)
+
+
+def _state_seed() -> bytes:
+    files = _state_files()
+    files.write(("a", "g"), 1, b"content")
+    return files.path(("a", "g")).read_bytes()
+
+
+def _read_state(data: bytes) -> None:
+    files = _state_files()
+    files.path(("a", "g")).write_bytes(data)
+    files.read(("a", "g"), 1)
+
+
+def _tracker_seed() -> bytes:
+    tracker = EpochTracker(("sm_active",))
+    tracker.update(np.arange(50) * 0.1, np.tile(np.linspace(0, 1, 10), 5)[None, :])
+    return tracker.state()
+
+
+def _read_trace(data: bytes) -> None:
+    path = _clean("trace") / "t"
+    path.write_bytes(data)
+    read_traces(path)
+
+
+@functools.cache
+def _traces() -> list[bytes]:
+    trace = Trace(
+        np.arange(20) * 0.1, {"power_watts": np.linspace(60, 300, 20)}, gpu_uuid="GPU-1", origin_unix_s=1.5e9,
+        attributes={"a": "b"},
+    )  # fmt: skip
+    folder = _clean("made")
+    write_trace(trace, folder / "t.csv")
+    write_trace(trace, folder / "t.parquet")
+    smi = (
+        b"timestamp, index, power.draw [W]\n2025/01/01 00:00:00.000, 0, 60.10 W\n2025/01/01 00:00:00.100, 0, 61.20 W\n"
+    )
+    dmon = b"#Entity   GPUTL   SMACT\nID\n" + b"GPU 0     98      0.951\nGPU 1     97      N/A\n" * 4
+    return [(folder / "t.csv").read_bytes(), (folder / "t.parquet").read_bytes(), smi, dmon]
+
+
+def _load_config(data: bytes) -> None:
+    path = _clean("config") / "c.toml"
+    path.write_bytes(data)
+    for kind in (AgentConfig, CollectorConfig):
+        with contextlib.suppress(ConfigError):
+            kind.load(path)
+
+
+def _read_token(data: bytes) -> None:
+    path = _clean("token") / "token"
+    path.write_bytes(data)
+    read_token(str(path))
+
+
+def _read_model(data: bytes) -> None:
+    path = _clean("model") / "model"
+    path.write_bytes(data)
+    LatencyModel.load(path)
+
+
+@functools.cache
+def _models() -> list[bytes]:
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        archive.writestr("manifest.json", json.dumps({"format_version": 2}))
+        archive.writestr("arrays.bin", b"")
+    return [made.getvalue()]
+
+
+def _read_runs_table(data: bytes) -> None:
+    path = _clean("runs") / "runs.csv"
+    path.write_bytes(data)
+    read_runs(path)
+
+
+def _page_token(data: bytes) -> None:
+    for kinds in ((int, str), (int, int)):
+        place = from_token(data.decode("utf-8", "ignore"), kinds)
+        for value in place or ():
+            # What a database takes.
+            assert abs(value) < 1 << 63 if isinstance(value, int) else value.encode() is not None
+
+
+def _read_job_state(data: bytes) -> None:
+    path = _clean("jobs") / "job_bindings.json"
+    path.write_bytes(data)
+    StateFile(path, OsFiles()).load()
+
+
+def _read_mapping_file(data: bytes) -> None:
+    folder = _clean("mapping")
+    (folder / "0").write_bytes(data)
+    MappingFiles(folder, _OneGpu()).owners(1 << 60)
+
+
+class _OneGpu(DeviceNames):
+    """Whatever a mapping file is called, it means this GPU."""
+
+    def __init__(self) -> None:
+        super().__init__((), {})
+
+    def by_index(self, index: int) -> str | None:
+        return "GPU-a"
+
+
+def _certificates() -> list[bytes]:
+    return [(Path(__file__).parent / "certificate.pem").read_bytes()]
+
+
+_SPOOL_IDENTITY = b'{"agent_id": "host-1", "spool_id": "0123456789abcdef0123456789abcdef"}'
+_BINDINGS = b'[{"gpu": "GPU-a", "scheduler": "slurm", "job_id": "17", "start_unix_nano": 5, "labels": {"user": "x"}}]'
+_TOKENS = b'[[token]]\ndigest = "' + b"0" * 64 + b'"\nrole = "agent"\nagent_id = "host-*"\nlabel = "x"\n'
+_CONFIG = b'[log]\nlevel = "info"\n[server]\nlisten = "127.0.0.1:1"\n[source]\ninterval = "200ms"\n'
+
+TARGETS = {
+    "stream_request": Target(_take_request, _requests, (DecodeError, RecordError)),
+    "zstd_values": Target(_take_zstd_values, lambda: [_packed().batch.blocks[0].values], (RecordError,)),
+    "agent_batch": Target(
+        _agent_unpack, lambda: [_packed().batch.SerializeToString()], (DecodeError, BatchError)
+    ),
+    "spool_segment": Target(_read_spool, lambda: [_segment_seed()], (SpoolError,), is_slow=True),
+    "spool_record": Target(
+        lambda data: _read_spool(encode_header(1, b"") + encode_record(1, 1, data)),
+        lambda: [r.SerializeToString() for r in _spool_records()], (SpoolError,), is_slow=True,
+    ),
+    "spool_context": Target(
+        lambda data: _read_spool(encode_header(1, data) + encode_record(1, 1, batch(1).SerializeToString())),
+        lambda: [inventory().SerializeToString()], (SpoolError,), is_slow=True,
+    ),
+    "spool_identity": Target(
+        lambda data: _read_spool(_segment_seed(), data), lambda: [_SPOOL_IDENTITY], (SpoolError,), is_slow=True
+    ),
+    "log_part": Target(
+        _read_log, lambda: [_log_of(*(_entry(r.SerializeToString(), r.sequence) for r in _spool_records()))],
+        (ValueError,),
+    ),
+    "log_recovery": Target(
+        lambda data: _recover_store(_log_with_body(data)),
+        lambda: [_entry(inventory().SerializeToString())[8:]], (StoreError,), is_slow=True,
+    ),
+    "log_record": Target(
+        lambda data: _recover_store(_log_of(_entry(inventory().SerializeToString()), _entry(data, 2))),
+        lambda: [r.SerializeToString() for r in (batch(2), source_ended(2))], (StoreError,), is_slow=True,
+    ),
+    "log_rejection": Target(
+        lambda data: _recover_store(_log_of(_entry(data, 1, EntryKind.REJECTION))),
+        lambda: [b'{"field": "f", "problem": "p", "size_bytes": 3, "file_name": "n"}'], (StoreError,), is_slow=True,
+    ),
+    "state_file": Target(_read_state, lambda: [_state_seed()], (StateFileError,)),
+    "follower_state": Target(FollowerState.decode, lambda: [struct.pack("<I", 2) + b"{}x"], (UnusableStateError,)),
+    "tracker_state": Target(EpochTracker.restore, lambda: [_tracker_seed()], (ValueError,)),
+    "trace_file": Target(_read_trace, _traces, (TraceError,), is_slow=True),
+    "runs_table": Target(_read_runs_table, lambda: [b"gpu,cnn\nT4,vgg\n"], (RunsTableError,), is_slow=True),
+    "model_file": Target(_read_model, _models, (ModelFileError,), is_slow=True),
+    "tokens_file": Target(lambda data: parse_tokens(data, "f"), lambda: [_TOKENS], (TlsError,)),
+    "token_file": Target(_read_token, lambda: [b"gpusonde_abc\n"], (TlsError,)),
+    "certificate": Target(expiry_unix_s, _certificates, (CertificateFormatError,)),
+    "configuration": Target(_load_config, lambda: [_CONFIG]),
+    "page_token": Target(_page_token, lambda: [to_token([1, "a"]).encode(), to_token([1, 2]).encode()], (QueryError,)),
+    "job_bindings": Target(_read_job_state, lambda: [_BINDINGS]),
+    "job_mapping": Target(_read_mapping_file, lambda: [b"17\n18\n"]),
+}  # fmt: skip
+
+
+def seeds_of(name: str) -> Iterator[bytes]:
+    """Yield the inputs that a target begins from."""
+    yield from TARGETS[name].seeds()
+    yield b""
