@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     with output.progress("trying the sources"):
         diagnosis = examine(config.source)
         sampled = diagnosis.chosen.gpus if diagnosis.chosen else ()
-        gpus = [GpuDescription(gpu.gpu_uuid, gpu.gpu_index) for gpu in sampled]
+        gpus = [GpuDescription(gpu.gpu_uuid, gpu.gpu_index, mig_uuid=gpu.mig_uuid) for gpu in sampled]
         jobs = examine_jobs(config.jobs, gpus, make_process_reader(config.source))
     output.result(payload(diagnosis, config.source.kind, jobs), lambda screen: render(screen, diagnosis, jobs))
     return 0 if diagnosis.chosen is not None else 1

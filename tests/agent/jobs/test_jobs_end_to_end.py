@@ -14,6 +14,7 @@ from support.running_collector import ProcessCollector
 from support.scripted_collector import ScriptedCollector
 
 from gpusonde.agent import AgentConfig, ReplaySource, run_agent
+from gpusonde.agent.jobs.processes import ProcFolder
 from gpusonde.cli.main import main
 from gpusonde.telemetry import Trace
 
@@ -173,3 +174,23 @@ def test_jobs_are_told_again_after_a_new_inventory_and_those_of_its_new_gpus_wit
         "inventory",
         ["1", "2"],
     ]
+
+
+def test_runs_shows_what_the_processes_on_the_gpu_belong_to(tmp_path, capsys, monkeypatch):
+    class Reader:
+        """What the driver would say."""
+
+        def compute_processes(self):
+            return {"GPU-a": (os.getpid(),)}
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr("gpusonde.agent.daemon.make_process_reader", lambda _: Reader())
+    # The binding says when the process was started; that is long ago for the replay.
+    monkeypatch.setattr("gpusonde.agent.jobs.processes.ProcFolder._start", lambda *_: 0)
+    with ProcessCollector(tmp_path / "store") as collector:
+        sample(tmp_path, collector, source=LiveSource("GPU-a", speed=12.0))
+        (run,) = runs(collector, capsys)
+    owner = ProcFolder().facts(os.getpid()).owner
+    assert (run["job_id"], run["scheduler"]) == (owner.job_id, owner.scheduler.value)

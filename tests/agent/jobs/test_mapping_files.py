@@ -7,7 +7,7 @@ import pytest
 from gpusonde.agent.jobs.devices import DeviceNames
 from gpusonde.agent.jobs.mapping_files import MappingFiles
 from gpusonde.agent.jobs.owners import JobSourceError, Scheduler
-from gpusonde.agent.sources.base import GpuDescription
+from gpusonde.agent.sources.base import GpuDescription, StaticAttribute, StaticOrigin
 
 NOW = 1_800_000_000_000_000_000
 SECOND = 1_000_000_000
@@ -50,6 +50,22 @@ def test_a_number_is_an_index_of_nvml_or_of_the_device_file_as_configured(tmp_pa
     assert jobs(files(tmp_path, {0: "GPU-b", 1: "GPU-a"})) == {"GPU-a": ["1"]}
     assert jobs(files(tmp_path, {0: "GPU-b", 1: "GPU-a"}, index_order="device")) == {"GPU-b": ["1"]}
     assert jobs(files(tmp_path, {}, index_order="device")) == {}
+
+
+def test_a_gpu_instance_is_named_by_the_number_of_its_gpu_and_its_own(tmp_path):
+    def part(mig_uuid, instance):
+        return GpuDescription("GPU-m", 3, mig_uuid=mig_uuid, static_attributes=(instance_id(instance),))
+
+    split = [part("MIG-7", 7), part("MIG-9a", 9), part("MIG-9b", 9)]
+    for name, job in (("3.7", "1"), ("3.9", "2"), ("3.8", "3"), ("3", "4"), ("5.7", "5")):
+        write(tmp_path, name, f"{job}\n")
+    devices = DeviceNames([*GPUS, *split], {5: "GPU-m"})
+    assert jobs(MappingFiles(tmp_path, devices)) == {"MIG-7": ["1"]}
+    assert jobs(MappingFiles(tmp_path, devices, index_order="device")) == {"MIG-7": ["5"]}
+
+
+def instance_id(number):
+    return StaticAttribute("mig_gpu_instance_id", float(number), StaticOrigin.NVML)
 
 
 def test_a_gpu_named_twice_has_each_job_once(tmp_path):

@@ -21,6 +21,7 @@ DRIVER_FOLDER = Path("/proc/driver/nvidia")
 _LARGEST_INFORMATION_BYTES = 1 << 16
 _UUID = re.compile(r"^GPU UUID:\s*(\S+)", re.MULTILINE)
 _MINOR = re.compile(r"^Device Minor:\s*(\d+)", re.MULTILINE)
+_INSTANCE_ATTRIBUTE = "mig_gpu_instance_id"
 # Time-slicing in the device plugin hands out "UUID::0", "UUID::1" ... for one GPU.
 _REPLICA = re.compile(r"::\d+$")
 # The device plugin of GKE names device files.
@@ -39,6 +40,7 @@ class DeviceNames:
         self._minors = dict(minors)
         self._keys: frozenset[str] = frozenset()
         self._by_index: Mapping[int, str] = {}
+        self._instances: Mapping[tuple[str, int], list[str]] = {}
         self.take(gpus)
 
     def take(self, gpus: Iterable[GpuDescription]) -> None:
@@ -47,7 +49,13 @@ class DeviceNames:
         Replayed GPUs are left out: no job holds them now.
         """
         real = [gpu for gpu in gpus if not gpu.replayed]
-        self._by_index = {gpu.gpu_index: gpu.gpu_uuid for gpu in real if not gpu.mig_uuid}
+        self._by_index = {gpu.gpu_index: gpu.gpu_uuid for gpu in real}
+        instances: dict[tuple[str, int], list[str]] = {}
+        for gpu in real:
+            for attribute in gpu.static_attributes:
+                if attribute.name == _INSTANCE_ATTRIBUTE and gpu.mig_uuid:
+                    instances.setdefault((gpu.gpu_uuid, round(attribute.value)), []).append(gpu.mig_uuid)
+        self._instances = instances
         self._keys = frozenset(gpu.key for gpu in real)
 
     @property
@@ -61,12 +69,23 @@ class DeviceNames:
         return bare if bare in self._keys else None
 
     def by_index(self, index: int) -> str | None:
-        """Return the key for an index in NVML's order."""
-        return self._by_index.get(index)
+        """Return the key for an index in NVML's order; None for a GPU that is split into MIG instances."""
+        return self._sampled_whole(self._by_index.get(index))
 
     def by_device_file(self, number: int) -> str | None:
-        """Return the key for N of ``/dev/nvidiaN``."""
-        uuid = self._minors.get(number)
+        """Return the key for N of ``/dev/nvidiaN``; None for a GPU that is split into MIG instances."""
+        return self._sampled_whole(self._minors.get(number))
+
+    def by_instance(self, number: int, instance: int, *, is_device_file: bool) -> str | None:
+        """Return the key for a GPU instance of a GPU given by its index or device file.
+
+        None where several compute instances share it: which of them is meant, nobody says.
+        """
+        uuid = (self._minors if is_device_file else self._by_index).get(number, "")
+        found = self._instances.get((uuid, instance), [])
+        return found[0] if len(found) == 1 else None
+
+    def _sampled_whole(self, uuid: str | None) -> str | None:
         return uuid if uuid in self._keys else None
 
     def by_plugin_id(self, name: str) -> str | None:

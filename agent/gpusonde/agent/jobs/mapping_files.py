@@ -1,8 +1,8 @@
 """Slurm's jobs from mapping files: one file per GPU, holding the ids of the jobs on it, one per line.
 
 A prolog writes them and an epilog removes them (``deploy/slurm``). The format is that of dcgm-exporter's
-``--hpc-job-mapping-dir``, so one folder serves both. A file's name is a UUID of a GPU or MIG instance, or the index of
-a GPU.
+``--hpc-job-mapping-dir``, so one folder serves both. A file's name is a UUID of a GPU or MIG instance, the index of a
+GPU, or ``INDEX.INSTANCE`` for a GPU instance of MIG.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gpusonde.agent.jobs.owners import JobSourceError, Owner, Owners, Scheduler
 _LARGEST_FILE_BYTES = 16 << 10
 _MOST_FILES = 1024
 _MOST_JOBS = 64
-_INDEX = re.compile(r"\d{1,3}")
+_INDEX = re.compile(r"(\d{1,3})(?:\.(\d{1,3}))?")
 _JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,127}")
 # A last line without its end is still being written, unless nobody has touched the file for so long.
 _WRITING_NS = 2_000_000_000
@@ -87,12 +87,13 @@ class MappingFiles:
         return sorted(names)
 
     def _gpu(self, name: str) -> str | None:
-        if _INDEX.fullmatch(name):
-            number = int(name)
-            if self._index_order == "device":
-                return self._devices.by_device_file(number)
-            return self._devices.by_index(number)
-        return self._devices.by_uuid(name)
+        match = _INDEX.fullmatch(name)
+        if match is None:
+            return self._devices.by_uuid(name)
+        number, is_device_file = int(match[1]), self._index_order == "device"
+        if match[2] is not None:
+            return self._devices.by_instance(number, int(match[2]), is_device_file=is_device_file)
+        return self._devices.by_device_file(number) if is_device_file else self._devices.by_index(number)
 
     def _look(self, name: str, now_unix_nano: int) -> _Seen | None:
         """Return what stands in a file now, None when it is gone or no mapping file."""

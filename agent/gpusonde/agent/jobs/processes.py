@@ -49,8 +49,21 @@ class ProcFolder:
         self._proc = proc
         self._ticks_per_second = ticks_per_second
 
-    def facts(self, pid: int) -> ProcessFacts | None:
-        """Return what is known of a process; None when it is gone or hidden from this user."""
+    def boot_unix_s(self) -> int:
+        """Return when the host was started, 0 when that cannot be read."""
+        try:
+            lines = _text(self._proc / "stat").splitlines()
+        except OSError:
+            return 0
+        return next((int(line.split()[1]) for line in lines if line.startswith("btime ")), 0)
+
+    def facts(self, pid: int, boot_unix_s: int | None = None) -> ProcessFacts | None:
+        """Return what is known of a process; None when it is gone or hidden from this user.
+
+        Args:
+            pid: The process.
+            boot_unix_s: What :meth:`boot_unix_s` said for the first of many processes; None to ask it now.
+        """
         folder = self._proc / str(pid)
         try:
             uid = folder.stat().st_uid
@@ -58,22 +71,15 @@ class ProcFolder:
             stat = _text(folder / "stat")
         except OSError:
             return None
-        return ProcessFacts(owner_of(cgroup, uid), self._start(stat))
+        boot = self.boot_unix_s() if boot_unix_s is None else boot_unix_s
+        return ProcessFacts(owner_of(cgroup, uid), self._start(stat, boot))
 
-    def _start(self, stat: str) -> int:
+    def _start(self, stat: str, boot: int) -> int:
         """Return the start from ``/proc/PID/stat``; the name in its parentheses may hold anything."""
         fields = stat[stat.rfind(")") + 1 :].split()
-        boot = self._boot_unix_s()
         if len(fields) < 20 or not fields[19].isdecimal() or not boot:
             return 0
         return round((boot + int(fields[19]) / self._ticks_per_second) * 1e9)
-
-    def _boot_unix_s(self) -> int:
-        try:
-            lines = _text(self._proc / "stat").splitlines()
-        except OSError:
-            return 0
-        return next((int(line.split()[1]) for line in lines if line.startswith("btime ")), 0)
 
 
 def _text(path: Path) -> str:
@@ -126,12 +132,13 @@ class ProcessOwners:
     def _present(self, now_unix_nano: int) -> dict[tuple[str, Scheduler, str], Owner]:
         present: dict[tuple[str, Scheduler, str], Owner] = {}
         hidden = asked = 0
+        boot_unix_s = self._processes.boot_unix_s()
         for gpu, pids in self._process_ids().items():
             for pid in sorted(pids):
                 asked += 1
                 if asked > _MOST_PROCESSES:
                     break
-                facts = self._processes.facts(pid)
+                facts = self._processes.facts(pid, boot_unix_s)
                 if facts is None:
                     hidden += 1
                     continue
