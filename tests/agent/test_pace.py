@@ -219,3 +219,20 @@ def test_an_idle_host_whose_readings_are_dear_is_read_at_the_slower_of_both():
     host.processor_s = host.elapsed_s = lambda second: 0.2
     host.run()
     assert host.intervals(60, 200) == pytest.approx(1.0)
+
+
+def test_what_is_allowed_can_change_while_ticks_are_taken():
+    host = Host(30.0)
+    tenth, second = PaceSettings(0.1, 1.0, 20.0, 0.25), PaceSettings(1.0, 1.0, 20.0, 0.25)
+
+    def activity(gpu, moment):
+        host.pace.configure(second if 10.0 <= moment < 20.0 else tenth)
+        return 0.9
+
+    host.activity = activity
+    host.run()
+    between = np.diff(host.read_at)
+    # A reading at 10.0 s is the first that is followed by a long interval, one at 20 s the last.
+    assert (between > 0.5).sum() == pytest.approx(10, abs=1)
+    assert host.missed == [0] * len(host.missed)
+    assert host.counters.missed_ticks == 0

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import itertools
 import logging
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -19,6 +20,7 @@ from gpusonde.agent.uplink.session import Session
 from gpusonde.common.v1 import gpu_pb2
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.service.tasks import end, within
+from gpusonde.service.tls import ClientSecurity
 
 
 @pytest.fixture
@@ -424,3 +426,36 @@ def test_a_cancellation_that_meets_the_result_is_not_lost():
     cancelled, took_s = asyncio.run(main())
     assert cancelled == [True]
     assert took_s < 5
+
+
+def test_another_address_takes_over_in_good_order(rig):
+    rig.fill(50)
+    with ScriptedCollector() as old, ScriptedCollector() as new:
+
+        def move():
+            if rig.counters.acked_sequence == 50 and rig.spool.last_sequence == 50:
+                rig.fill(30)
+                rig.uplink.configure(UplinkSettings(new.target), ClientSecurity())
+                rig.uplink.configure(UplinkSettings(new.target), ClientSecurity())
+
+        rig.run(old.target, during=move, until=lambda: rig.counters.acked_sequence == 80)
+        first, second = sequences(old), sequences(new)
+    assert first[:50] == list(range(1, 51))
+    # The new one knows nothing of the spool, which still holds the inventory in the place of what was acknowledged.
+    assert second[-1] == 80
+    assert set(first) | set(second) >= set(range(1, 81))
+    assert rig.counters.sessions == 2
+    assert rig.counters.connection_failures == {}
+
+
+def test_an_address_that_does_not_answer_is_left_at_once(rig):
+    rig.fill(5)
+    with socket.create_server(("127.0.0.1", 0)) as silent, ScriptedCollector() as good:
+        began = time.monotonic()
+
+        def move():
+            if time.monotonic() - began > 0.3:
+                rig.uplink.configure(UplinkSettings(good.target), ClientSecurity())
+
+        rig.run(f"127.0.0.1:{silent.getsockname()[1]}", during=move, timeout_s=10.0)
+        assert sequences(good) == [1, 2, 3, 4, 5]

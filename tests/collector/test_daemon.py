@@ -1,12 +1,16 @@
 """The collector as a service: what it tells systemd, where it says it listens, what keeps it from starting."""
 
 import logging
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from support.running_collector import ProcessCollector, ThreadCollector
 from support.trace_records import trace_records
 from support.wire_agent import START_NS, WireStream, hello, wait_until
@@ -130,3 +134,20 @@ def test_an_address_that_is_none_is_a_usage_error(tmp_path):
     )  # fmt: skip
     assert (answer.returncode, answer.stdout) == (2, "")
     assert "server.listen 'nowhere' is no address; write host:port" in answer.stderr
+
+
+def test_a_second_signal_cuts_what_is_still_open(tmp_path):
+    with (
+        ProcessCollector(tmp_path / "data", server__drain_grace="10m", metrics__listen="") as collector,
+        grpc.insecure_channel(collector.target) as channel,
+    ):
+        # A stream that does not end by itself.
+        states = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        assert next(states).status == health_pb2.HealthCheckResponse.SERVING
+        os.kill(collector.pid, signal.SIGTERM)
+        assert next(states).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        with pytest.raises(subprocess.TimeoutExpired):
+            collector.wait(1.0)
+        os.kill(collector.pid, signal.SIGTERM)
+        assert collector.wait(30.0) == 0
+        assert "a second signal" in collector.log_path.read_text()

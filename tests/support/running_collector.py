@@ -111,7 +111,11 @@ class ProcessCollector:
     def terminate(self):
         """SIGTERM; return the exit code."""
         self._process.send_signal(signal.SIGTERM)
-        return self._process.wait(30)
+        return self.wait(30)
+
+    def wait(self, timeout_s):
+        """Return the exit code."""
+        return self._process.wait(timeout_s)
 
     def __enter__(self):
         return self.start()

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -106,9 +106,10 @@ class AdaptivePace:
         counters.sampling_interval_s = settings.interval_s
 
     def configure(self, settings: PaceSettings) -> None:
-        """Allow something else from the next reading on; callable from any thread. The full rate stays as it is."""
-        self._settings = replace(settings, interval_s=self._settings.interval_s)
+        """Allow something else from the next reading on; callable from any thread."""
+        self._settings = settings
         self._budget.share = settings.read_budget
+        self._budget.interval_s = settings.interval_s
 
     @property
     def interval_s(self) -> float:
@@ -211,7 +212,7 @@ class ReadBudget:
     """
 
     def __init__(self, interval_s: float, share: float) -> None:
-        self._interval_s = interval_s
+        self.interval_s = interval_s
         self.share = share
         self._step = 0
         self._seen_s = 0.0
@@ -261,5 +262,5 @@ class ReadBudget:
 
     def _load(self, step: int) -> float:
         """What reading would cost at a step, as a multiple of what is allowed."""
-        interval_s = self._interval_s * _STEPS[step]
+        interval_s = self.interval_s * _STEPS[step]
         return max(self.processor_s / (self.share * interval_s), self.elapsed_s / (_LONGEST_READING * interval_s))

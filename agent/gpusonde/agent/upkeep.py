@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 
 _PULSE_S = 1.0
 
+# Sources that are simply asked at every tick; others prepare for one interval when they are opened.
+_ASKED_AT_EVERY_TICK = ("nvml", "gpm")
 # What a reload changes at once; everything else needs a restart.
 LIVE_OPTIONS = frozenset(
     {
@@ -110,6 +112,7 @@ class Upkeep:
         self._config_source = config_source
         self._spool = spool
         self._counters = counters
+        self._source_name = inventory.source
         limit_s = own_watchdog_s()
         tolerance_s = TOLERANCE_S if limit_s is None else limit_s / 2
         self.sampler = Heartbeat("the sampler", tolerance_s)
@@ -190,7 +193,8 @@ class Upkeep:
             self._adjust(config, adjustable)
             self._config = config
 
-        return Reloader(self._config, source.load, LIVE_OPTIONS, apply, self._reloads)
+        live = LIVE_OPTIONS | ({"source.interval"} if self._source_name in _ASKED_AT_EVERY_TICK else set())
+        return Reloader(self._config, source.load, live, apply, self._reloads)
 
     def _adjust(self, config: AgentConfig, parts: Adjustable) -> None:
         self._spool.set_max_bytes(config.spool.max_bytes)
