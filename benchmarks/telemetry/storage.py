@@ -10,173 +10,42 @@ from __future__ import annotations
 import argparse
 import os
 import resource
+import shutil
 import statistics
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from storage_records import START_NS, TICKS_PER_SECOND, Agents, Workload, full_set, recorded_h100
 
 from gpusonde.collector import CollectorConfig, LocalStore, run_collector
 from gpusonde.collector.client import Client
-from gpusonde.collector.records.decode import decode_record
-from gpusonde.collector.records.limits import Limits
 from gpusonde.collector.storage.disk.layout import SegmentKind
-from gpusonde.collector.storage.disk.log import EntryKind, LogEntry
 from gpusonde.collector.storage.local import StoreOptions
-from gpusonde.collector.storage.store import Incoming
-from gpusonde.common.v1 import gpu_pb2, metric_pb2
-from gpusonde.ingest.v1 import ingest_pb2
-from gpusonde.telemetry import METRICS, MetricKind, Unit, metric, read_traces
 
-START_NS = 1_760_000_400_000_000_000  # on the hour
-TICKS_PER_SECOND = 10
-GPUS_PER_HOST = 8
-_UNITS = {unit: getattr(metric_pb2, f"UNIT_{unit.name}") for unit in Unit}
-_NOISY = (
-    "graphics_active", "sm_active", "sm_occupancy", "tensor_active", "dram_active", "fp32_active", "fp16_active",
-    "pcie_tx_bytes_per_second", "pcie_rx_bytes_per_second", "nvlink_tx_bytes_per_second", "nvlink_rx_bytes_per_second",
-)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Workload:
-    """Samples of several GPUs: ``values(gpu)`` has shape (metrics, ticks)."""
-
-    name: str
-    metrics: tuple[str, ...]
-    values: Callable[[int], np.ndarray]
-
-
-def recorded_h100(data: Path, ticks: int) -> Workload:
-    """The nvidia-smi recordings of eight H100s, metrics as recorded, repeated until the time is full."""
-    traces = [trace for path in sorted(data.glob("h100_ckpt*.csv")) for trace in read_traces(path)]
-    metrics = tuple(traces[0].metrics)
-
-    def values(gpu: int) -> np.ndarray:
-        trace = traces[gpu % len(traces)]
-        block = np.stack([trace.values[name] for name in metrics])
-        return np.tile(block, -(-ticks // block.shape[1]))[:, :ticks]
-
-    return Workload("recorded H100 (nvidia-smi)", metrics, values)
-
-
-def full_set(base: Workload | None, ticks: int, *, busy: bool) -> Workload:
-    """All 27 metrics. Activity follows recorded power; what was not recorded has 5 % of noise in all bits.
-
-    ``busy`` leaves out the idle stretches, in which real counters stand at zero.
-    """
-
-    def values(gpu: int) -> np.ndarray:
-        rng = np.random.default_rng(gpu)
-        if base is None:
-            activity = np.clip(np.sin(np.arange(ticks) / (300 + gpu)) * 0.4 + 0.6, 0, 1)
-        else:
-            recorded = base.values(gpu)
-            power = recorded[base.metrics.index("power_watts")]
-            activity = np.clip((power - 70) / 630, 0, 1) * (recorded[base.metrics.index("gpu_utilization")] > 0)
-        if busy:
-            activity = np.maximum(activity, 0.3)
-        rows = []
-        for i, known in enumerate(METRICS):
-            noise = 1 + 0.05 * rng.standard_normal(ticks)
-            if known.name in _NOISY:
-                scale = 0.9 / (1 + i % 5) if known.unit is Unit.RATIO else 4e9 / (1 + i % 3)
-                rows.append(np.maximum(0, activity * scale * noise))
-            else:
-                rows.append(_other(known.name, activity, noise, rng))
-        return np.stack(rows)
-
-    name = "27 metrics, never idle" if busy else "27 metrics after recorded power"
-    return Workload(name, tuple(known.name for known in METRICS), values)
-
-
-def _other(name: str, activity: np.ndarray, noise: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    ticks = activity.size
-    if name == "power_watts":
-        return np.round(70 + 630 * activity * noise, 3)
-    if name in ("gpu_utilization", "memory_utilization"):
-        return np.round(np.clip(activity * noise, 0, 1), 2)
-    if name == "sm_clock_mhz":
-        return 1980 - 15 * np.round(8 * activity * noise)
-    if name == "framebuffer_used_bytes":
-        return np.full(ticks, 60e9) + (1 << 20) * np.round(activity * 4)
-    slow = np.repeat(activity[::100], 100)[:ticks]
-    steady = {
-        "energy_joules": np.repeat(np.round(1e6 + np.cumsum(70 + 630 * activity)[::100] / 10, 3), 100)[:ticks],
-        "gpu_temperature_celsius": np.round(40 + 30 * slow + rng.normal(0, 0.5)),
-        "memory_temperature_celsius": np.round(45 + 30 * slow + rng.normal(0, 0.5)),
-        "memory_clock_mhz": np.full(ticks, 2619.0),
-        "framebuffer_free_bytes": np.full(ticks, 20e9),
-        "bar1_free_bytes": np.full(ticks, 128e9),
-    }
-    return steady.get(name, np.zeros(ticks))
-
-
-class Agents:
-    """Makes the records of all hosts, a second at a time."""
-
-    def __init__(self, workload: Workload, gpus: int, ticks: int) -> None:
-        self.workload = workload
-        self.uuids = [f"GPU-{i:08d}-aaaa-bbbb-cccc-ddddeeeeffff" for i in range(gpus)]
-        self._values = [workload.values(i) for i in range(gpus)]
-        self._counters = [i for i, name in enumerate(workload.metrics) if metric(name).kind is MetricKind.COUNTER]
-        rng = np.random.default_rng(1)
-        jitter = rng.normal(0, 300, (gpus, ticks)).astype(np.int64)
-        self._micros = np.arange(ticks) * 100_000 + np.clip(jitter, -20_000, 20_000) + 50_000
-        self._inventories = {}
-
-    def records(self, second: int) -> Iterator[Incoming]:
-        """Yield one record per host."""
-        for host in range(0, len(self.uuids), GPUS_PER_HOST):
-            members = self.uuids[host : host + GPUS_PER_HOST]
-            agent = f"agent-{host:06d}"
-            if second == 0:
-                record = ingest_pb2.Record(sequence=1, inventory=self._inventory(members))
-                decoded = self._inventories[host] = decode_record(record, None, Limits())
-                yield self._incoming(agent, record, decoded)
-            batch = ingest_pb2.SampleBatch(encoding=ingest_pb2.ENCODING_FLOAT32_LE)
-            for i in range(len(members)):
-                batch.blocks.append(self._block(host + i, i, second))
-            record = ingest_pb2.Record(sequence=second + 2, batch=batch)
-            yield self._incoming(agent, record, decode_record(record, self._inventories[host], Limits()))
-
-    def _incoming(self, agent: str, record: ingest_pb2.Record, decoded: object) -> Incoming:
-        entry = LogEntry(agent, "spool", record.sequence, 1, EntryKind.RECORD, record.SerializeToString())
-        return Incoming(entry, decoded)
-
-    def _inventory(self, members: list[str]) -> ingest_pb2.Inventory:
-        descriptors = [
-            metric_pb2.MetricDescriptor(
-                name=name,
-                unit=_UNITS[metric(name).unit],
-                kind=metric_pb2.METRIC_KIND_COUNTER
-                if metric(name).kind is MetricKind.COUNTER
-                else metric_pb2.METRIC_KIND_GAUGE,
-            )
-            for name in self.workload.metrics
-        ]
-        gpus = [gpu_pb2.Gpu(gpu_uuid=uuid, product_name="NVIDIA H100 80GB HBM3") for uuid in members]
-        return ingest_pb2.Inventory(gpus=gpus, metrics=descriptors, source="benchmark", sampling_interval_us=100_000)
-
-    def _block(self, gpu: int, index: int, second: int) -> ingest_pb2.GpuBlock:
-        piece = slice(second * TICKS_PER_SECOND, (second + 1) * TICKS_PER_SECOND)
-        values = self._values[gpu][:, piece].copy()
-        bases = values[self._counters, 0]
-        values[self._counters] -= bases[:, None]
-        micros = self._micros[gpu, piece]
-        return ingest_pb2.GpuBlock(
-            gpu=index,
-            tick_count=TICKS_PER_SECOND,
-            start_time_unix_nano=START_NS + int(micros[0]) * 1000,
-            tick_offsets_us=(micros - micros[0]).astype("<i4").tobytes(),
-            counter_bases=bases.tolist(),
-            values=values.astype("<f4").tobytes(),
-        )
+# Records beyond the hour, for appends beside compaction.
+SPARE_SECONDS = 200
+PAGE = [
+    "# What samples cost on disk, and how long reading takes",
+    "",
+    f"Printed by `python benchmarks/telemetry/storage.py --gpus 64 --out docs/results/telemetry_storage.md` on"
+    f" {time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores, busy with other work: CPU times can be trusted, wall times are"
+    " upper bounds.",
+    "",
+    "An hour at 10 Hz, records of 8 GPUs and a second each, times that jitter by 0.3 ms. Data: (1) the nvidia-smi"
+    " recordings of eight H100s in `../shared/data/traces/h100_ckpt*.csv`, metrics and values as recorded, 11 minutes"
+    " repeated; (2) all 27 metrics of the catalogue: activity follows the power that was recorded there, eleven ratios and"
+    " rates have 5 % of noise in all bits of a float32, the others are quantised as drivers do (power to the milliwatt,"
+    " clocks in steps of 15 MHz, slow metrics every 10 s), zeros where the recorded GPUs were idle; (3) the same without"
+    " idle stretches, which is the worst case. A sample is one value of one metric; the bytes include times, sequences and"
+    " footers.",
+    "",
+]
 
 
 @dataclass
@@ -208,6 +77,32 @@ def fill(directory: Path, agents: Agents, seconds: int) -> tuple[LocalStore, lis
             store.seal()
             sealing += time.process_time() - began
     return store, [Stage("log", logged), Stage("60 s segments", folder_bytes(directory / "segments"), sealing)], logged
+
+
+def append_latencies(directory: Path, agents: Agents, seconds: int) -> list[tuple[str, float]]:
+    """Time group commits ten times a second, without and with compaction beside them."""
+    store = LocalStore(directory, StoreOptions(reserve_bytes=0), wall_clock_ns=lambda: START_NS + 2 * 3600 * 10**9)
+    store.open()
+    waiting = [list(agents.records(second)) for second in range(seconds, seconds + SPARE_SECONDS)]
+    rows = []
+    half = len(waiting) // 2
+    for name, groups, compacts in (("alone", waiting[:half], False), ("while compaction runs", waiting[half:], True)):
+        worker = threading.Thread(target=store.maintenance.run)
+        if compacts:
+            worker.start()
+        taken = []
+        for group in groups:
+            began = time.perf_counter()
+            store.append(group)
+            taken.append(time.perf_counter() - began)
+            time.sleep(max(0.0, 0.1 - taken[-1]))
+        ended = compacts and not worker.is_alive()
+        if compacts:
+            worker.join()
+        what = f"one append of a second of all GPUs, {name}" + (" (it ended before)" if ended else "")
+        rows += [(f"{what}, p{share}", float(np.percentile(taken, share))) for share in (50, 99)]
+    store.close()
+    return rows
 
 
 def forget_pages(directory: Path) -> None:
@@ -345,7 +240,7 @@ def restart_seconds(directory: Path) -> float:
 def measure(
     workload: Workload, gpus: int, seconds: int, *, latencies: bool
 ) -> tuple[list[Stage], list[tuple[str, float]], int]:
-    agents = Agents(workload, gpus, seconds * TICKS_PER_SECOND)
+    agents = Agents(workload, gpus, (seconds + SPARE_SECONDS) * TICKS_PER_SECOND)
     samples = gpus * seconds * TICKS_PER_SECOND * len(workload.metrics)
     rows: list[tuple[str, float]] = []
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as folder:
@@ -353,6 +248,10 @@ def measure(
         store, stages, _ = fill(directory, agents, seconds)
         store.close()
         if latencies:
+            copy = Path(folder) / "copy"
+            shutil.copytree(directory, copy)
+            rows += append_latencies(copy, agents, seconds)
+            shutil.rmtree(copy)
             rows += read_latencies(directory, agents, seconds, "60 s segments")
             rows += rpc_latencies(directory, agents, seconds, "60 s segments")
             rows.append(("restart over the 60 s segments, log empty", restart_seconds(directory)))
@@ -385,7 +284,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=3600)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    ticks = arguments.seconds * TICKS_PER_SECOND
+    ticks = (arguments.seconds + SPARE_SECONDS) * TICKS_PER_SECOND
     recorded = recorded_h100(arguments.data, ticks) if arguments.data.is_dir() else None
     workloads = [
         *([recorded] if recorded else []),
@@ -407,11 +306,10 @@ def main() -> None:
             lines.append(f"| {stage.name} | {stage.size_bytes / samples:.3f} | {cpu} |")
         lines.append("")
         if rows:
-            lines += ["| reading an hour | ms |", "|---|---|", *(f"| {name} | {s * 1e3:.1f} |" for name, s in rows), ""]
-    text = "\n".join(lines)
-    print(text)
+            lines += ["| time of | ms |", "|---|---|", *(f"| {name} | {s * 1e3:.1f} |" for name, s in rows), ""]
+    print("\n".join(lines))
     if arguments.out:
-        arguments.out.write_text(text)
+        arguments.out.write_text("\n".join([*PAGE, *lines]))
 
 
 if __name__ == "__main__":
