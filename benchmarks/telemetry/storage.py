@@ -30,22 +30,24 @@ from gpusonde.collector.storage.local import StoreOptions
 
 # Records beyond the hour, for appends beside compaction.
 SPARE_SECONDS = 200
-PAGE = [
-    "# What samples cost on disk, and how long reading takes",
-    "",
-    f"Printed by `python benchmarks/telemetry/storage.py --gpus 64 --out docs/results/telemetry_storage.md` on"
-    f" {time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores, busy with other work: CPU times can be trusted, wall times are"
-    " upper bounds.",
-    "",
-    "An hour at 10 Hz, records of 8 GPUs and a second each, times that jitter by 0.3 ms. Data: (1) the nvidia-smi"
-    " recordings of eight H100s in `../shared/data/traces/h100_ckpt*.csv`, metrics and values as recorded, 11 minutes"
-    " repeated; (2) all 27 metrics of the catalogue: activity follows the power that was recorded there, eleven ratios and"
-    " rates have 5 % of noise in all bits of a float32, the others are quantised as drivers do (power to the milliwatt,"
-    " clocks in steps of 15 MHz, slow metrics every 10 s), zeros where the recorded GPUs were idle; (3) the same without"
-    " idle stretches, which is the worst case. A sample is one value of one metric; the bytes include times, sequences and"
-    " footers.",
-    "",
-]
+PAGE = """\
+# What samples cost on disk, and how long reading takes
+
+Printed by `python benchmarks/telemetry/storage.py --gpus 64 --out docs/results/telemetry_storage.md` on {date}, {cores}
+cores, busy with other work: CPU times can be trusted, wall times are upper bounds.
+
+An hour at 10 Hz, records of 8 GPUs and a second each, times that jitter by 0.3 ms. Data:
+
+1. the nvidia-smi recordings of eight H100s in `../shared/data/traces/h100_ckpt*.csv`, metrics and values as recorded, 11
+   minutes repeated;
+2. all 27 metrics of the catalogue: activity follows the power that was recorded there, eleven ratios and rates have 5 % of
+   noise in all bits of a float32, the others are quantised as drivers do (power to the milliwatt, clocks in steps of 15
+   MHz, slow metrics every 10 s), zeros where the recorded GPUs were idle;
+3. the same without idle stretches, which is the worst case.
+
+A sample is one value of one metric; its bytes include times, sequences and footers.
+
+"""
 
 
 @dataclass
@@ -309,7 +311,8 @@ def main() -> None:
             lines += ["| time of | ms |", "|---|---|", *(f"| {name} | {s * 1e3:.1f} |" for name, s in rows), ""]
     print("\n".join(lines))
     if arguments.out:
-        arguments.out.write_text("\n".join([*PAGE, *lines]))
+        page = PAGE.format(date=time.strftime("%Y-%m-%d"), cores=os.cpu_count())
+        arguments.out.write_text(page + "\n".join(lines))
 
 
 if __name__ == "__main__":
