@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from storage_records import START_NS, TICKS_PER_SECOND, Agents, Workload, full_set, recorded_h100
@@ -38,11 +39,11 @@ cores, busy with other work: CPU times can be trusted, wall times are upper boun
 
 An hour at 10 Hz, records of 8 GPUs and a second each, times that jitter by 0.3 ms. Data:
 
-1. the nvidia-smi recordings of eight H100s in `../shared/data/traces/h100_ckpt*.csv`, metrics and values as recorded, 11
-   minutes repeated;
-2. all 27 metrics of the catalogue: activity follows the power that was recorded there, eleven ratios and rates have 5 % of
-   noise in all bits of a float32, the others are quantised as drivers do (power to the milliwatt, clocks in steps of 15
-   MHz, slow metrics every 10 s), zeros where the recorded GPUs were idle;
+1. the nvidia-smi recordings of eight H100s in `../shared/data/traces/h100_ckpt*.csv`, metrics and values as recorded,
+   11 minutes repeated;
+2. all 27 metrics of the catalogue: activity follows the power that was recorded there, eleven ratios and rates have 5 %
+   of noise in all bits of a float32, the others are quantised as drivers do (power to the milliwatt, clocks in steps of
+   15 MHz, slow metrics every 10 s), zeros where the recorded GPUs were idle;
 3. the same without idle stretches, which is the worst case.
 
 A sample is one value of one metric; its bytes include times, sequences and footers.
@@ -57,6 +58,13 @@ class Stage:
     name: str
     size_bytes: int
     seconds: float = float("nan")
+
+
+class Times(NamedTuple):
+    """Seconds on the clock, and of CPU time of all threads."""
+
+    wall: float
+    cpu: float
 
 
 def folder_bytes(path: Path) -> int:
@@ -81,7 +89,7 @@ def fill(directory: Path, agents: Agents, seconds: int) -> tuple[LocalStore, lis
     return store, [Stage("log", logged), Stage("60 s segments", folder_bytes(directory / "segments"), sealing)], logged
 
 
-def append_latencies(directory: Path, agents: Agents, seconds: int) -> list[tuple[str, float]]:
+def append_latencies(directory: Path, agents: Agents, seconds: int) -> list[tuple[str, Times]]:
     """Time group commits ten times a second, without and with compaction beside them."""
     store = LocalStore(directory, StoreOptions(reserve_bytes=0), wall_clock_ns=lambda: START_NS + 2 * 3600 * 10**9)
     store.open()
@@ -92,17 +100,21 @@ def append_latencies(directory: Path, agents: Agents, seconds: int) -> list[tupl
         worker = threading.Thread(target=store.maintenance.run)
         if compacts:
             worker.start()
-        taken = []
+        taken, worked = [], []
         for group in groups:
-            began = time.perf_counter()
+            began, worked_before = time.perf_counter(), time.thread_time()
             store.append(group)
             taken.append(time.perf_counter() - began)
+            worked.append(time.thread_time() - worked_before)
             time.sleep(max(0.0, 0.1 - taken[-1]))
         ended = compacts and not worker.is_alive()
         if compacts:
             worker.join()
         what = f"one append of a second of all GPUs, {name}" + (" (it ended before)" if ended else "")
-        rows += [(f"{what}, p{share}", float(np.percentile(taken, share))) for share in (50, 99)]
+        rows += [
+            (f"{what}, p{share}", Times(float(np.percentile(taken, share)), float(np.percentile(worked, share))))
+            for share in (50, 99)
+        ]
     store.close()
     return rows
 
@@ -116,14 +128,15 @@ def forget_pages(directory: Path) -> None:
         os.close(descriptor)
 
 
-def timed(call: Callable[[], object], repeats: int = 25) -> float:
-    """Median seconds."""
-    taken = []
+def timed(call: Callable[[], object], repeats: int = 25) -> Times:
+    """Medians."""
+    wall, cpu = [], []
     for _ in range(repeats):
-        began = time.perf_counter()
+        began, worked = time.perf_counter(), time.process_time()
         call()
-        taken.append(time.perf_counter() - began)
-    return statistics.median(taken)
+        wall.append(time.perf_counter() - began)
+        cpu.append(time.process_time() - worked)
+    return Times(statistics.median(wall), statistics.median(cpu))
 
 
 def reopened(directory: Path, cache_bytes: int = 64 << 20) -> LocalStore:
@@ -132,7 +145,7 @@ def reopened(directory: Path, cache_bytes: int = 64 << 20) -> LocalStore:
     return store
 
 
-def read_latencies(directory: Path, agents: Agents, seconds: int, stage: str) -> list[tuple[str, float]]:
+def read_latencies(directory: Path, agents: Agents, seconds: int, stage: str) -> list[tuple[str, Times]]:
     """Time reading an hour of one metric of one GPU, in several states of the caches."""
     end = START_NS + seconds * 1_000_000_000
     rows = []
@@ -144,19 +157,17 @@ def read_latencies(directory: Path, agents: Agents, seconds: int, stage: str) ->
 
     one = [agents.workload.metrics[0]]
 
-    def cold() -> float:
+    def cold() -> Times:
         store = reopened(directory)
         forget_pages(directory)
-        began = time.perf_counter()
-        read(store, next(gpus), one)
-        taken = time.perf_counter() - began
+        taken = timed(lambda: read(store, next(gpus), one), 1)
         store.close()
         return taken
 
     rows.append(
         (
             f"{stage}, one metric, cold: first read of a fresh process, pages not cached",
-            statistics.median(cold() for _ in range(7)),
+            sorted(cold() for _ in range(7))[3],
         )
     )
     store = reopened(directory, cache_bytes=0)
@@ -179,13 +190,13 @@ def read_latencies(directory: Path, agents: Agents, seconds: int, stage: str) ->
     return rows
 
 
-def rpc_latencies(directory: Path, agents: Agents, seconds: int, stage: str) -> list[tuple[str, float]]:
+def rpc_latencies(directory: Path, agents: Agents, seconds: int, stage: str) -> list[tuple[str, Times]]:
     """The same through gRPC."""
     stop, ready, address = threading.Event(), threading.Event(), []
     config = CollectorConfig.load(
         overrides={
             "server.listen": "127.0.0.1:0", "store.directory": str(directory), "runs.track": "false",
-            "store.compact": "false", "store.raw_retention": "0s", "store.second_retention": "0s",
+            "store.compact": "false", "metrics.listen": "", "store.raw_retention": "0s", "store.second_retention": "0s",
         }
     )  # fmt: skip
 
@@ -213,7 +224,7 @@ def rpc_latencies(directory: Path, agents: Agents, seconds: int, stage: str) -> 
         thread.join()
 
 
-def restart_over_a_full_log(agents: Agents, seconds: int) -> list[tuple[str, float]]:
+def restart_over_a_full_log(agents: Agents, seconds: int) -> list[tuple[str, Times]]:
     """An hour that never became a segment: the worst that a restart may find."""
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as folder:
         options = StoreOptions(reserve_bytes=0, memory_bytes=8 << 30)
@@ -224,15 +235,13 @@ def restart_over_a_full_log(agents: Agents, seconds: int) -> list[tuple[str, flo
         store.close()
         size = folder_bytes(Path(folder) / "log")
         store = LocalStore(Path(folder), options)
-        began = time.perf_counter()
-        store.open()
-        took = time.perf_counter() - began
+        took = timed(store.open, 1)
         store.close()
     name = f"restart over {seconds / 60:.0f} minutes of {len(agents.uuids)} GPUs in the log ({size / 1e6:.0f} MB)"
     return [(name, took)]
 
 
-def restart_seconds(directory: Path) -> float:
+def restart_seconds(directory: Path) -> Times:
     def restart() -> None:
         reopened(directory).close()
 
@@ -241,10 +250,10 @@ def restart_seconds(directory: Path) -> float:
 
 def measure(
     workload: Workload, gpus: int, seconds: int, *, latencies: bool
-) -> tuple[list[Stage], list[tuple[str, float]], int]:
+) -> tuple[list[Stage], list[tuple[str, Times]], int]:
     agents = Agents(workload, gpus, (seconds + SPARE_SECONDS) * TICKS_PER_SECOND)
     samples = gpus * seconds * TICKS_PER_SECOND * len(workload.metrics)
-    rows: list[tuple[str, float]] = []
+    rows: list[tuple[str, Times]] = []
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as folder:
         directory = Path(folder) / "data"
         store, stages, _ = fill(directory, agents, seconds)
@@ -308,7 +317,9 @@ def main() -> None:
             lines.append(f"| {stage.name} | {stage.size_bytes / samples:.3f} | {cpu} |")
         lines.append("")
         if rows:
-            lines += ["| time of | ms |", "|---|---|", *(f"| {name} | {s * 1e3:.1f} |" for name, s in rows), ""]
+            lines += ["| time of | ms | ms of CPU time |", "|---|---|---|"]
+            lines += [f"| {name} | {times.wall * 1e3:.1f} | {times.cpu * 1e3:.1f} |" for name, times in rows]
+            lines.append("")
     print("\n".join(lines))
     if arguments.out:
         page = PAGE.format(date=time.strftime("%Y-%m-%d"), cores=os.cpu_count())

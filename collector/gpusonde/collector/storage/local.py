@@ -327,8 +327,8 @@ class LocalStore:
             began = self._monotonic_clock()
             data, parts = encode_segment(generation.blocks)
             now = self._wall_clock_ns()
-            name = f"{now:020d}-{frozen.last_part:08d}.parquet"
-            path = self._segment_directory / name
+            path = _unused(self._segment_directory, now, frozen.last_part)
+            name = path.name
             with naming_full_disks(path):
                 write_durably(self._files, path, data)
             self.counters.on_segment(self._monotonic_clock() - began)
@@ -419,6 +419,13 @@ class LocalStore:
     def blank_counts(self, gpu_uuid: str) -> dict[tuple[str, int], int]:
         """See ``Store.blank_counts``."""
         return self._facts.blank_counts(gpu_uuid)
+
+
+def _unused(folder: Path, now_unix_nano: int, part: int) -> Path:
+    """Return a name for a segment: a clock that was set back must not lead to one that is in use."""
+    while (path := folder / f"{now_unix_nano:020d}-{part:08d}.parquet").exists():
+        now_unix_nano += 1
+    return path
 
 
 def _size(paths: Iterable[Path]) -> int:

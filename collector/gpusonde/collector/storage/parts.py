@@ -39,7 +39,7 @@ def read_ticks(
         StoreCorruptError: It does not hold what was written.
     """
     path = layout.path(row.kind, row.file_name)
-    found = files.read(path, row.part, [*_KEYS, *metrics], keep=keep)
+    found = files.read(path, row.segment, row.part, [*_KEYS, *metrics], keep=keep)
     return _samples(path, found, metrics, RESOLUTION_S if row.kind is SegmentKind.SECOND else 0.0)
 
 
@@ -55,7 +55,7 @@ def read_averages(files: SegmentFiles, layout: StoreLayout, rows: Sequence[PartR
     counts: dict[str, list[Array]] = {name: [] for name in gauges}
     for row in rows:
         path = layout.path(row.kind, row.file_name)
-        found = files.read(path, row.part, [*_KEYS, *metrics, *map(count_of, gauges)], keep=True)
+        found = files.read(path, row.segment, row.part, [*_KEYS, *metrics, *map(count_of, gauges)], keep=True)
         pieces.append(_samples(path, found, metrics, RESOLUTION_S))
         for name in gauges:
             counts[name].append(found.get(count_of(name), np.zeros(row.part.row_count, dtype=np.int64)))

@@ -65,19 +65,20 @@ class Generation:
 
     def blocks_after(self, gpu_uuid: str, spools: Iterable[int], after: Position) -> list[StoredBlock]:
         """Return a GPU's blocks of these spools behind a position."""
-        return [s for s in _newest(self.blocks.get(gpu_uuid, []), after) if s.position.spool in spools]
+        return _newest(self.blocks.get(gpu_uuid, []), frozenset(spools), after)
 
     def marks_after(self, gpu_uuid: str, spools: Iterable[int], after: Position) -> list[Mark]:
         """Return a GPU's bindings and source ends of these spools behind a position."""
         return [m for m in self.marks.get(gpu_uuid, ()) if m.position > after and m.position.spool in spools]
 
 
-def _newest(blocks: list[StoredBlock], after: Position) -> list[StoredBlock]:
-    """Return the blocks behind a position; a reader that keeps up finds its place at the end, so look from there.
+def _newest(blocks: list[StoredBlock], spools: frozenset[int], after: Position) -> list[StoredBlock]:
+    """Return the blocks of some spools of one agent behind a position.
 
-    Blocks of another agent's spool may lie between; spools of one agent only ever grow.
+    A reader that keeps up finds its place at the end, so look from there: spools of one agent only ever grow. Blocks of
+    another agent that sees the same GPU may lie between.
     """
     i = len(blocks)
-    while i and blocks[i - 1].position > after:
+    while i and (blocks[i - 1].position > after or blocks[i - 1].position.spool not in spools):
         i -= 1
-    return blocks[i:]
+    return [stored for stored in blocks[i:] if stored.position.spool in spools]

@@ -58,11 +58,14 @@ class SegmentFiles:
         self._footers: ByteCache[_Footer] = ByteCache(options.footer_bytes)
         self._columns: ByteCache[Array] = ByteCache(options.column_bytes)
 
-    def read(self, path: Path, part: SegmentPart, columns: Sequence[str], *, keep: bool = False) -> dict[str, Array]:
+    def read(
+        self, path: Path, segment: int, part: SegmentPart, columns: Sequence[str], *, keep: bool = False
+    ) -> dict[str, Array]:
         """Return columns of one GPU in order of arrival; one that the segment does not have is left out.
 
         Args:
             path: The file.
+            segment: Its number in the catalogue, which no other segment ever has.
             part: Where the rows are.
             columns: Names.
             keep: Whether the same columns are likely to be read again soon.
@@ -71,11 +74,11 @@ class SegmentFiles:
             SegmentGoneError: The file is not there.
             StoreCorruptError: It is no Parquet file, or a page fails its checksum.
         """
-        key = (path, part.row_group, part.first_row)
+        key = (segment, part.row_group, part.first_row)
         found = {name: kept for name in columns if (kept := self._columns.get((*key, name))) is not None}
         missing = [name for name in columns if name not in found]
         if missing:
-            for name, column in self._read(path, part, missing).items():
+            for name, column in self._read(path, segment, part, missing).items():
                 # A view would keep the columns of all the GPUs in the row group.
                 found[name] = np.array(column) if keep else column
                 if keep:
@@ -84,9 +87,9 @@ class SegmentFiles:
         # Null where this GPU does not measure what another one of the segment does.
         return {name: found[name] for name in columns if name in found and (found[name].size or not part.row_count)}
 
-    def _read(self, path: Path, part: SegmentPart, columns: Sequence[str]) -> dict[str, Array]:
+    def _read(self, path: Path, segment: int, part: SegmentPart, columns: Sequence[str]) -> dict[str, Array]:
         try:
-            footer = self._footer(path)
+            footer = self._footer(path, segment)
             present = [name for name in columns if name in footer.names]
             with pq.ParquetFile(path, metadata=footer.metadata, page_checksum_verification=True) as file:
                 table = file.read_row_group(part.row_group, present or ["time_unix_nano"], use_threads=False)
@@ -100,12 +103,12 @@ class SegmentFiles:
         arrays = {name: _array(table.column(name)) for name in present}
         return arrays | {name: np.empty(0) for name in columns if name not in arrays}
 
-    def _footer(self, path: Path) -> _Footer:
-        footer = self._footers.get(path)
+    def _footer(self, path: Path, segment: int) -> _Footer:
+        footer = self._footers.get(segment)
         if footer is None:
             metadata = pq.read_metadata(path)
             footer = _Footer(metadata, frozenset(metadata.schema.names))
-            self._footers.put(path, footer, _FOOTER_FACTOR * metadata.serialized_size)
+            self._footers.put(segment, footer, _FOOTER_FACTOR * metadata.serialized_size)
         return footer
 
 
