@@ -14,6 +14,7 @@ from gpusonde.collector.storage.errors import StoreCorruptError, StoreError
 from gpusonde.collector.storage.local import LocalStore, StoreOptions
 from gpusonde.collector.storage.snapshot import StoreSnapshot
 from gpusonde.collector.storage.tables.results import Results
+from gpusonde.common.v1 import job_pb2
 from gpusonde.telemetry import Trace
 
 START_NS = 1_700_000_000_000_000_000
@@ -151,3 +152,18 @@ def test_a_store_of_another_version_is_named(tmp_path):
         connection.execute("PRAGMA user_version = 99")
     with pytest.raises(StoreError, match="schema version 99"), StoreSnapshot(tmp_path / "data"):
         pass
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "jobs"),
+    [
+        (job_pb2.SCHEDULER_SLURM, 1),
+        (job_pb2.SCHEDULER_KUBERNETES, 1),
+        (job_pb2.SCHEDULER_SYSTEMD, 0),
+        (job_pb2.SCHEDULER_USER, 0),
+    ],
+)
+def test_units_and_users_are_no_jobs_to_learn_from(written, scheduler, jobs):
+    written.run("a", "one", 0, "Tesla T4", period_s=4.0, scheduler=scheduler)
+    written.run("b", "one", 2, "Tesla V100-SXM2-16GB", period_s=2.0, scheduler=scheduler)
+    assert collected(written).jobs == jobs

@@ -152,3 +152,10 @@ def test_twenty_jobs_that_begin_and_end_at_once_lose_nothing(node):
             wanted = {str(job) for job in range(100, 120)}
             assert {name: set(text.split()) for name, text in files(node).items()} == {GPU[0]: wanted, GPU[1]: wanted}
     assert files(node) == {}
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+@pytest.mark.parametrize("script", [PROLOG, EPILOG], ids=["prolog", "epilog"])
+def test_shellcheck_finds_nothing(script):
+    done = subprocess.run(["shellcheck", str(script)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
