@@ -130,7 +130,9 @@ def test_a_pause_for_a_profiler_is_told(dcgm_host, tmp_path):
 def test_the_instances_of_a_split_gpu_are_shown_with_what_they_give(fake_nvml, capsys):
     instance = fake_nvml.set_mig(1, 0, 3, 2)
     fake_nvml.add_process(4711, 1, 0)
-    processes = NvmlProcesses(fake_nvml.loader()).compute_processes()
+    reader = NvmlProcesses(fake_nvml.loader())
+    processes = reader.compute_processes()
+    reader.close()
     diagnosis = diagnose(fake_nvml, fake_nvml.source(), processes=processes)
     part = diagnosis.chosen.gpus[2]
     assert (part.key, part.gpu_uuid, part.processes) == (instance, fake_nvml.uuid(1), 1)
