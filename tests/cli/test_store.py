@@ -7,7 +7,7 @@ import pytest
 from support.collector_process import ask
 from support.faulty_store_files import flip_byte
 from support.store_records import EVER, Feed
-from support.wire_agent import START_NS, TICK_NS, batch
+from support.wire_agent import START_NS, TICK_NS, batch, block
 
 from gpusonde.cli import main
 from gpusonde.collector import LocalStore
@@ -212,6 +212,23 @@ def test_sql_reads_ticks_averages_and_the_catalogue(filled):
     assert ask("store", "sql", str(filled), "SELECT agent_id FROM spools")["rows"] == [["agent-1"]]
     few = ask("store", "sql", str(filled), "SELECT time_unix_nano FROM samples", "--limit", "5")
     assert (len(few["rows"]), few["truncated"]) == (5, True)
+
+
+def test_gpus_of_an_export_keep_their_own_metrics_and_sql_knows_those_of_all(filled, tmp_path):
+    pytest.importorskip("duckdb")
+    store = LocalStore(filled, StoreOptions(reserve_bytes=0))
+    store.open()
+    other = Feed("agent-2", "spool-2", gpus=("GPU-b",), metrics=("dram_active",))
+    store.append([other.incoming(other.first), other.incoming(batch(2, block(metrics=("dram_active",))))])
+    store.seal()
+    store.close()
+    ask("store", "export", str(filled), str(tmp_path / "out.parquet"), "--all")
+    found = {trace.gpu_uuid: set(trace.metrics) for trace in read_traces(tmp_path / "out.parquet")}
+    assert found["GPU-b"] == {"dram_active"}
+    assert "sm_active" in found["GPU-a"]
+    assert "dram_active" not in found["GPU-a"]
+    question = "SELECT gpu_uuid, COUNT(dram_active), COUNT(sm_active) FROM samples GROUP BY 1 ORDER BY 1"
+    assert ask("store", "sql", str(filled), question)["rows"] == [["GPU-a", 0, 420], ["GPU-b", 10, 0]]
 
 
 @pytest.mark.parametrize(

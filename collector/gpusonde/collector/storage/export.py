@@ -110,13 +110,15 @@ def export_samples(
         origin = min(first_ticks.values())
         models = {gpu: gpu_pb2.Gpu.FromString(rows[gpu].message).product_name for gpu in first_ticks}
         averaged = {gpu: source.has_averages(gpu, start_unix_nano, end_unix_nano) for gpu in first_ticks}
-        metrics = list(dict.fromkeys(name for gpu in first_ticks for name in source.metrics_of(gpu)))
+        offered = {gpu: tuple(source.metrics_of(gpu)) for gpu in first_ticks}
+        metrics = list(dict.fromkeys(name for names in offered.values() for name in names))
         metadata = [
             TraceMetadata(
                 gpu_uuid=gpu,
                 gpu_model=models[gpu],
                 origin_unix_s=origin / 1e9,
                 attributes={"resolution_s": "1"} if averaged[gpu] else {},
+                metrics=offered[gpu] if len(offered[gpu]) < len(metrics) else None,
             )
             for gpu in first_ticks
         ]

@@ -13,11 +13,12 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.dataset as ds
-import pyarrow.parquet as pq
 
+from gpusonde.collector.storage.compaction.merge import second_schema, tick_schema
 from gpusonde.collector.storage.disk.layout import SegmentKind, StoreLayout
 from gpusonde.collector.storage.errors import StoreError
 from gpusonde.collector.storage.tables.database import Database
+from gpusonde.collector.storage.tables.facts import Facts
 from gpusonde.collector.storage.tables.segment_catalog import SegmentCatalog, SegmentFile
 
 # What of the catalogue can be asked, without what only the collector understands.
@@ -95,10 +96,13 @@ def ask(directory: Path, statement: str, *, limit: int = 1000) -> SqlAnswer:
 def _connected(duckdb: Any, directory: Path, database: Database) -> Iterator[Any]:
     segments = SegmentCatalog(database)
     layout = StoreLayout(directory)
+    # Of the catalogue, not of the files: of three months there are thousands.
+    metrics = sorted({name for gpu in Facts(database).gpus() for name in gpu.metrics})
     with duckdb.connect(":memory:", config={"python_enable_replacements": False}) as connection:
         ticks = segments.files(SegmentKind.MINUTE, SegmentKind.HOUR)
-        for name, files in (("samples", ticks), ("seconds", segments.files(SegmentKind.SECOND))):
-            connection.register(name, _data_set(layout, files))
+        connection.register("samples", _data_set(layout, ticks, tick_schema(metrics)))
+        seconds = segments.files(SegmentKind.SECOND)
+        connection.register("seconds", _data_set(layout, seconds, second_schema(metrics)))
         for name in TABLES:
             connection.register(name, _table(database, name))
         connection.execute("SET enable_external_access = false")
@@ -106,12 +110,9 @@ def _connected(duckdb: Any, directory: Path, database: Database) -> Iterator[Any
         yield connection
 
 
-def _data_set(layout: StoreLayout, files: list[SegmentFile]) -> Any:
-    paths = [path for f in files if (path := layout.path(f.kind, f.file_name)).is_file()]
-    if not paths:
-        return pa.table({"gpu_uuid": pa.array([], pa.string()), "time_unix_nano": pa.array([], pa.int64())})
-    schema = pa.unify_schemas([pq.read_schema(path).remove_metadata() for path in paths])
-    return ds.dataset([str(path) for path in paths], schema=schema, format="parquet")
+def _data_set(layout: StoreLayout, files: list[SegmentFile], schema: pa.Schema) -> Any:
+    paths = [str(path) for f in files if (path := layout.path(f.kind, f.file_name)).is_file()]
+    return ds.dataset(paths, schema=schema, format="parquet") if paths else schema.empty_table()
 
 
 def _table(database: Database, name: str) -> pa.Table:
