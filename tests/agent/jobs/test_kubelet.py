@@ -69,6 +69,18 @@ def test_what_is_there_at_the_first_answer_has_been_there_since_the_agent_began_
     assert subject.owners(NOW)["GPU-b"][0].start_unix_nano == NOW
 
 
+def test_a_pod_that_has_ended_and_is_still_listed_gives_way_to_the_next_one(kubelet, socket):
+    subject = pods(socket)
+    kubelet.pods = [("a", "ended", "c", "nvidia.com/gpu", ["GPU-a"]), ("a", "one", "c", "nvidia.com/gpu", ["GPU-b::0"])]
+    assert [o.job_id for o in subject.owners(NOW)["GPU-a"]] == ["a/ended"]
+    kubelet.pods.insert(0, ("a", "next", "c", "nvidia.com/gpu", ["GPU-a"]))
+    kubelet.pods.append(("a", "two", "c", "nvidia.com/gpu", ["GPU-b::1"]))
+    for _ in range(2):
+        found = subject.owners(NOW)
+        assert [o.job_id for o in found["GPU-a"]] == ["a/next"]
+        assert [o.job_id for o in found["GPU-b"]] == ["a/one", "a/two"]
+
+
 def test_a_host_without_a_kubelet_has_no_pods_and_no_error(socket):
     assert pods(socket).owners(NOW) == {}
 

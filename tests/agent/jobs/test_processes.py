@@ -98,6 +98,15 @@ def test_a_job_that_starts_its_workers_anew_stays_and_one_that_is_gone_was_last_
     assert subject.owners(NOW + 31 * SECOND) == {}
 
 
+def test_a_clock_that_is_set_back_does_not_keep_a_job_that_is_gone(proc):
+    on_gpu = {"GPU-a": (10,)}
+    subject = source(proc, on_gpu)
+    proc.start(10, "0::/slurm/uid_1/job_5/step_0")
+    twice(subject)
+    on_gpu["GPU-a"] = ()
+    assert subject.owners(NOW - 3600 * SECOND) == {}
+
+
 def test_a_process_that_ends_under_our_eyes_is_no_error(proc):
     proc.start(10, "0::/slurm/uid_1/job_5/step_0")
     subject = source(proc, {"GPU-a": (10, 11)})

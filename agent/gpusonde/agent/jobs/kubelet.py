@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,7 @@ def list_pods(socket: Path) -> pod_resources_pb2.ListPodResourcesResponse:
 @dataclass(frozen=True)
 class _Device:
     gpu: str
+    is_replica: bool
     namespace: str
     pod: str
     container: str
@@ -83,6 +84,8 @@ class KubeletPods:
         self._started_unix_nano = started_unix_nano
         self._ask = ask
         self._first = True
+        self._polls = 0
+        self._first_poll: dict[tuple[str, str], int] = {}
 
     def is_there(self) -> bool:
         """Whether this host has a kubelet, as far as can be seen."""
@@ -100,6 +103,7 @@ class KubeletPods:
             raise JobSourceError(f"{self._socket} {_NOT_THERE}")
         start = self._started_unix_nano if self._first else now_unix_nano
         found: dict[str, dict[str, Owner]] = {}
+        time_sliced: set[str] = set()
         for device in self._allocated(self._ask(self._socket)):
             job = bounded(f"{device.namespace}/{device.pod}")
             labels = {"namespace": bounded(device.namespace), "pod": bounded(device.pod)}
@@ -107,8 +111,26 @@ class KubeletPods:
                 labels["container"] = bounded(device.container)
             owner = Owner(Scheduler.KUBERNETES, job, start_unix_nano=start, labels=labels)
             found.setdefault(device.gpu, {}).setdefault(job, owner)
+            if device.is_replica:
+                time_sliced.add(device.gpu)
         self._first = False
-        return {gpu: tuple(owners.values()) for gpu, owners in found.items()}
+        self._polls += 1
+        self._first_poll = {
+            (gpu, job): self._first_poll.get((gpu, job), self._polls) for gpu, owners in found.items() for job in owners
+        }
+        return {
+            gpu: tuple(owners.values()) if gpu in time_sliced else self._newest(gpu, owners)
+            for gpu, owners in found.items()
+        }
+
+    def _newest(self, gpu: str, owners: Mapping[str, Owner]) -> tuple[Owner, ...]:
+        """Return who holds a GPU that only one pod can hold.
+
+        Many kubelets go on listing pods that have ended (kubernetes/kubernetes issue 119423), beside the pod that got
+        the GPU after them.
+        """
+        newest = max(self._first_poll[gpu, job] for job in owners)
+        return tuple(owner for job, owner in owners.items() if self._first_poll[gpu, job] == newest)
 
     def _allocated(self, answer: pod_resources_pb2.ListPodResourcesResponse) -> Iterator[_Device]:
         seen = 0
@@ -123,4 +145,4 @@ class KubeletPods:
                             return
                         gpu = self._devices.by_plugin_id(name)
                         if gpu is not None and pod.name:
-                            yield _Device(gpu, pod.namespace or "default", pod.name, container.name)
+                            yield _Device(gpu, "::" in name, pod.namespace or "default", pod.name, container.name)

@@ -120,7 +120,11 @@ class ProcessOwners:
             before = self._sightings.get(key)
             sightings[key] = _Sighting(owner, 1 if before is None else min(before.times + 1, 2))
         for key, before in self._sightings.items():
-            if key not in present and before.times >= 2 and now_unix_nano - before.owner.seen_unix_nano <= _GRACE_NS:
+            if (
+                key not in present
+                and before.times >= 2
+                and 0 <= now_unix_nano - before.owner.seen_unix_nano <= _GRACE_NS
+            ):
                 sightings[key] = before
         self._sightings = sightings
         found: dict[str, tuple[Owner, ...]] = {}
