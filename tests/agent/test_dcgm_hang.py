@@ -108,3 +108,19 @@ def test_a_call_that_comes_back_late_is_no_longer_counted_as_hung():
     while guard.hung and time.monotonic() < deadline_s:
         threading.Event().wait(0.01)
     assert guard.hung == 0
+
+
+def test_what_a_call_costs_is_told_although_another_thread_spends_it():
+    spent = []
+    guard = CallGuard(5.0, spent.append)
+
+    def work():
+        end_s = time.thread_time() + 0.02
+        while time.thread_time() < end_s:
+            continue
+
+    guard.call(work)
+    guard.call(threading.Event)
+    guard.close()
+    assert spent[0] >= 0.02
+    assert spent[1] < 0.02

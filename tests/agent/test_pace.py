@@ -8,7 +8,14 @@ import pytest
 from gpusonde.agent.counters import SelfCounters
 from gpusonde.agent.pace import AdaptivePace, PaceSettings
 from gpusonde.agent.sampler import Sampler
-from gpusonde.agent.sources.base import GpuDescription, GpuTicks, Reading, SourceExhausted, SourceInventory
+from gpusonde.agent.sources.base import (
+    GpuDescription,
+    GpuTicks,
+    Reading,
+    SourceExhausted,
+    SourceInventory,
+    SourceStatistics,
+)
 from gpusonde.telemetry import metric
 
 METRICS = tuple(metric(name) for name in ("sm_active", "encoder_utilization", "power_watts", "framebuffer_used_bytes"))
@@ -24,6 +31,7 @@ class Host:
     name = "simulated"
 
     def __init__(self, seconds, *, interval_s=0.1, idle_interval_s=1.0, idle_after_s=20.0, read_budget=0.25):
+        self.statistics = SourceStatistics()
         self.now_s, self.processor_now_s, self.end_s = 0.0, 0.0, seconds
         self.activity = lambda gpu, second: 0.9
         self.memory = lambda gpu, second: 1e9

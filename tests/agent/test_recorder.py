@@ -14,6 +14,7 @@ from gpusonde.agent.sources.base import (
     GpuTicks,
     Reading,
     SourceInventory,
+    SourceStatistics,
     StaticAttribute,
     StaticOrigin,
 )
@@ -33,6 +34,7 @@ class Ticking:
     name = "ticking"
 
     def __init__(self, script=lambda tick: None):
+        self.statistics = SourceStatistics()
         self.tick = 0
         self.shift_ns = 0
         self.script = script

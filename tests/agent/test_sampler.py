@@ -15,6 +15,7 @@ from gpusonde.agent.sources.base import (
     SourceExhausted,
     SourceFailedError,
     SourceInventory,
+    SourceStatistics,
 )
 from gpusonde.telemetry import metric
 
@@ -27,6 +28,7 @@ class World:
     name = "simulated"
 
     def __init__(self, read_s=lambda tick: 0.0, ticks=50, more=lambda tick: False, can_wait=False):
+        self.statistics = SourceStatistics()
         self.now_s = 1000.0
         self.wall_offset_s = 1.7e9
         self.read_s = read_s

@@ -15,7 +15,14 @@ from gpusonde.agent import AgentConfig, ReplaySource, run_agent
 from gpusonde.agent.counters import SelfCounters
 from gpusonde.agent.pace import AdaptivePace, PaceSettings
 from gpusonde.agent.sampler import Sampler
-from gpusonde.agent.sources.base import GpuDescription, GpuTicks, Reading, SourceExhausted, SourceInventory
+from gpusonde.agent.sources.base import (
+    GpuDescription,
+    GpuTicks,
+    Reading,
+    SourceExhausted,
+    SourceInventory,
+    SourceStatistics,
+)
 from gpusonde.collector.client import Client
 from gpusonde.epoch_detect import detect
 from gpusonde.telemetry import Trace, metric
@@ -27,6 +34,7 @@ class TracedGpu:
     name = "traced"
 
     def __init__(self, trace):
+        self.statistics = SourceStatistics()
         self.trace = trace
         self.now_s = 0.0
         self.times, self.columns = [], []

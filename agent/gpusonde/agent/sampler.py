@@ -135,15 +135,18 @@ class Sampler:
                     self._heartbeat.beat(_ROOM_POLL_S)
                     if self._wait(_ROOM_POLL_S):
                         return False
-            begin_s, processor_s = self._monotonic(), self._processor()
+            begin_s, spent_s = self._monotonic(), self._processor_spent()
             reading = self._source.read(deadline_s)
-            end_s, processor_s = self._monotonic(), self._processor() - processor_s
+            end_s, processor_s = self._monotonic(), self._processor_spent() - spent_s
             self._counters.count_reading(begin_s - deadline_s, end_s - begin_s)
             if not self._inventory.can_wait:
                 self._pace.note(reading, begin_s, processor_s, end_s - begin_s)
             self._deliver(reading)
             if not reading.more or self._stopping.is_set():
                 return not self._stopping.is_set()
+
+    def _processor_spent(self) -> float:
+        return self._processor() + self._source.statistics.helper_processor_s
 
     def _deliver(self, reading: Reading) -> None:
         if reading.inventory is not None:

@@ -182,6 +182,7 @@ class SourceStatistics:
         hung_calls: Calls into the vendor's library that did not return in time and were given up.
         reconnects: Connections to a host engine after the first.
         inventories: Changes of the inventory after the first.
+        helper_processor_s: Processor time of threads that call the vendor's library for the sampler's one, seconds.
     """
 
     lag_s: float = 0.0
@@ -190,6 +191,7 @@ class SourceStatistics:
     hung_calls: int = 0
     reconnects: int = 0
     inventories: int = 0
+    helper_processor_s: float = 0.0
 
 
 class GpuSource(Protocol):

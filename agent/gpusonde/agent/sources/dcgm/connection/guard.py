@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +26,7 @@ class _Call:
     done: threading.Event = field(default_factory=threading.Event)
     result: Any = None
     error: BaseException | None = None
+    processor_s: float = 0.0
 
 
 class CallGuard:
@@ -32,10 +34,12 @@ class CallGuard:
 
     Args:
         limit_s: Seconds that a call may take.
+        on_cost: Told the processor time of each call, in seconds: the caller's own thread does not spend it.
     """
 
-    def __init__(self, limit_s: float) -> None:
+    def __init__(self, limit_s: float, on_cost: Callable[[float], None] = lambda seconds: None) -> None:
         self._limit_s = limit_s
+        self._on_cost = on_cost
         self._calls: queue.SimpleQueue[_Call | None] | None = None
         self._thread: threading.Thread | None = None
         self._left_behind: list[threading.Thread] = []
@@ -69,6 +73,7 @@ class CallGuard:
             if self._thread is not None:
                 self._left_behind.append(self._thread)
             raise HungCallError
+        self._on_cost(call.processor_s)
         if call.error is not None:
             raise call.error
         return call.result
@@ -82,8 +87,10 @@ class CallGuard:
 
 def _work(calls: queue.SimpleQueue[_Call | None]) -> None:
     while (call := calls.get()) is not None:
+        before_s = time.thread_time()
         try:
             call.result = call.function(*call.arguments)
         except BaseException as error:
             call.error = error
+        call.processor_s = time.thread_time() - before_s
         call.done.set()

@@ -42,7 +42,7 @@ class EngineLink:
         self._addresses = tuple(addresses)
         self._load = load
         self._patience_s = patience_s
-        self._guard = CallGuard(call_limit_s)
+        self._guard = CallGuard(call_limit_s, self._count_cost)
         self._statistics = statistics
         self._bindings: Bindings | None = None
         self._lost_s = 0.0
@@ -123,6 +123,9 @@ class EngineLink:
         engine, self.engine = self.engine, None
         if engine is not None:
             engine.close()
+
+    def _count_cost(self, processor_s: float) -> None:
+        self._statistics.helper_processor_s += processor_s
 
     def _count_hang(self, error: SourceError) -> None:
         if isinstance(error, EngineHungError):
