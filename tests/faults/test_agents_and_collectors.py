@@ -29,32 +29,35 @@ from gpusonde.telemetry import METRICS, MetricKind
 HOUR_S = 3600
 
 
-def spool_of_an_hour(directory: Path, gpus: int = 8, metrics: int = 25) -> tuple[int, float]:
-    """What an agent keeps of an hour at 10 Hz, as its writer writes it; returns records and ticks of one GPU each."""
+def backlog(directory: Path, seconds: int, gpus: int = 8, metrics: int = 25) -> tuple[float, str]:
+    """What an agent keeps of so many seconds at 10 Hz, as its writer writes it; returns megabytes and first metric."""
     columns = tuple(m for m in METRICS if m.kind is MetricKind.GAUGE)[:metrics]
-    names = tuple(GpuDescription(f"GPU-hour-{i}", i, "Tesla T4") for i in range(gpus))
+    names = tuple(GpuDescription(f"GPU-away-{i}", i, "Tesla T4") for i in range(gpus))
     spool = Spool(directory, max_bytes=1 << 30, agent_id="victim")
     spool.open()
     spool.append(inventory_record(SourceInventory("counting", names, columns, 0.1)))
     batcher = Batcher(columns)
     noise = np.random.default_rng(5).random((len(columns), 10))
-    begin_ns = (time.time_ns() // 10**9 - HOUR_S - 60) * 10**9
-    for second in range(HOUR_S):
+    begin_ns = (time.time_ns() // 10**9 - seconds - 60) * 10**9
+    for second in range(seconds):
         stamps = begin_ns + second * 10**9 + np.arange(10) * 100_000_000
         values = noise + (second % 50) * 0.001
-        values[0] = np.arange(second * 10, second * 10 + 10) / (10.0 * HOUR_S)
+        values[0] = np.arange(second * 10, second * 10 + 10) / (10.0 * seconds)
         for gpu in range(gpus):
             batcher.add(GpuTicks(gpu, stamps, values.clip(0, 1)))
         spool.append(ingest_pb2.Record(batch=batcher.flush()))
+    size_bytes = spool.size_bytes
     spool.close()
-    return HOUR_S + 1, columns[0].name
+    return size_bytes / 1e6, columns[0].name
 
 
-def test_an_hour_without_a_collector_waits_in_the_spool_and_arrives_in_order_and_throttled(tmp_path):
-    records, first_metric = spool_of_an_hour(tmp_path / "agent" / "spool")
-    size = inspect_spool(tmp_path / "agent" / "spool")
-    size_bytes = sum(segment.size_bytes for segment in size.segments)
-    with ProcessCollector(tmp_path / "data", ingest__max_records_per_second="100", runs__track="false") as collector:
+@pytest.mark.parametrize(("away_s", "records_per_second"), [(HOUR_S, 1000), (HOUR_S // 6, 40)])
+def test_what_a_collector_missed_waits_in_the_spool_and_arrives_in_order_and_throttled(
+    tmp_path, away_s, records_per_second
+):
+    megabytes, first_metric = backlog(tmp_path / "agent" / "spool", away_s)
+    limit = {"ingest__max_records_per_second": str(records_per_second), "runs__track": "false"}
+    with ProcessCollector(tmp_path / "data", **limit) as collector:
         collector.kill()
         with VictimAgent(tmp_path / "agent", collector.target, ticks=30) as agent:
             # The collector is still away while the agent goes on.
@@ -66,19 +69,23 @@ def test_an_hour_without_a_collector_waits_in_the_spool_and_arrives_in_order_and
         assert collector.terminate() == 0
     assert report["drained"]
     assert report["dropped_records"] == {}
+    # Throttled, not refused.
     assert report["connection_failures"].keys() <= {"UNAVAILABLE"}
-    assert "asks for at most 8 records in flight" in agent.log()
+    if records_per_second == 40:
+        assert "asks for at most 8 records in flight" in agent.log()
+        assert seconds > (away_s - 10 * records_per_second) / records_per_second
     for gpu in (0, 7):
-        found = stored(tmp_path / "data", f"GPU-hour-{gpu}", metric=first_metric)
+        found = stored(tmp_path / "data", f"GPU-away-{gpu}", metric=first_metric)
         assert found.losses == []
-        assert found.sequences.tolist() == [2 + i // 10 for i in range(10 * HOUR_S)]
-        np.testing.assert_allclose(found.values, np.arange(10 * HOUR_S) / (10.0 * HOUR_S), rtol=1e-6)
+        assert found.sequences.tolist() == [2 + i // 10 for i in range(10 * away_s)]
+        np.testing.assert_allclose(found.values, np.arange(10 * away_s) / (10.0 * away_s), rtol=1e-6)
     meanwhile = stored(tmp_path / "data")
     assert meanwhile.values.tolist() == list(range(30))
-    assert meanwhile.sequences.min() > records
+    assert meanwhile.sequences.min() > away_s + 1
     print(
-        f"an hour of 8 GPUs x 25 metrics at 10 Hz: {records} records, {size_bytes / 1e6:.1f} MB; caught up in "
-        f"{seconds:.1f} s ({records / seconds:.0f} records/s, throttled beyond 100), in order, 0 missing, 0 twice"
+        f"{away_s} s of 8 GPUs x 25 metrics at 10 Hz: {away_s + 1} records, {megabytes:.1f} MB; caught up in "
+        f"{seconds:.1f} s ({away_s / seconds:.0f} records/s, throttled beyond {records_per_second}), in order, "
+        "0 missing, 0 twice"
     )
 
 

@@ -82,3 +82,31 @@ def test_collector_and_agent_killed_twenty_times_each_lose_repeat_and_reorder_no
         f"batches with {len(found.values)} ticks: 0 missing, 0 twice, in order. A killed agent had sampled and not yet "
         f"committed {max(lost)} ticks of 2 ms at most, {np.mean(lost[:-1]):.1f} on average; one that was told to stop 0"
     )
+
+
+def test_a_killed_agent_of_the_default_pace_loses_no_more_than_a_batch_and_a_commit(tmp_path):
+    chance = random.Random(SEED)
+    with ProcessCollector(tmp_path / "data") as collector:
+        with VictimAgent(tmp_path / "agent", collector.target, {"spool.commit_interval": "100ms"}) as victim:
+            for _ in range(4):
+                wait_until(lambda: victim.took() > 8, 60, "ticks")
+                time.sleep(chance.uniform(0.0, 1.5))
+                victim.kill()
+                victim.start()
+            wait_until(lambda: victim.took() > 8, 60, "ticks")
+            report = victim.finish()
+        assert collector.terminate() == 0
+    found = stored(tmp_path / "data")
+    assert found.losses == []
+    # Each life begins with tick 0.
+    lives = np.split(found.values, np.flatnonzero(found.values == 0))[1:]
+    for life in lives:
+        np.testing.assert_array_equal(life, np.arange(len(life)))
+    assert len(lives[-1]) == victim.reached[-1] == report["ticks"]
+    lost = sum(victim.reached) - len(found.values)
+    # 1.1 s each, and what one tick and a busy machine add.
+    assert 0 <= lost <= 4 * 13
+    print(
+        f"4 kills of an agent at 10 Hz with batches of 1 s: {lost} of {sum(victim.reached)} ticks lost, {lost / 4:.1f} "
+        "at a time; 0 at SIGTERM"
+    )
