@@ -46,7 +46,11 @@ An hour at 10 Hz, records of 8 GPUs and a second each, times that jitter by 0.3 
    15 MHz, slow metrics every 10 s), zeros where the recorded GPUs were idle;
 3. the same without idle stretches, which is the worst case.
 
-A sample is one value of one metric; its bytes include times, sequences and footers.
+A sample is one value of one metric; its bytes include times, sequences and footers. The bars are 1.6 bytes per sample
+after compaction, and 5 ms for an hour of one GPU and one metric, warm. The newest hour is not compacted yet: it is read
+out of 60 segments, warm while `store.cache_bytes` holds its columns (a GPU's hour of one metric takes 1.3 MB). Appends
+run beside compaction at `store.compact_share` 0.25. An hour in the log means that no segment could be written for so
+long; a restart normally finds a minute of it.
 
 """
 
