@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
+from support.freezing_proxy import FreezingProxy
 from support.scripted_collector import Script, ScriptedCollector
 from support.uplink_rig import Rig, batch
 
@@ -194,6 +195,25 @@ def test_a_collector_on_a_full_disk_is_not_said_to_be_gone(rig, caplog):
     assert caplog.text.count("takes no records now") == 1
     assert "no space left for data" in caplog.text
     assert "is not there" not in caplog.text
+
+
+def test_a_network_that_loses_everything_is_noticed_by_pings_while_nothing_is_sent(rig):
+    rig.fill(3)
+    with ScriptedCollector() as collector, FreezingProxy(collector.target) as proxy:
+
+        def cut_when_idle():
+            if rig.counters.unacked_records == 0 and rig.counters.sessions == 1:
+                proxy.freeze()
+            if "UNAVAILABLE" in rig.counters.connection_failures:
+                proxy.thaw()
+
+        # No record is in flight: the time-out of acknowledgements, a minute, is not what ends the session.
+        rig.run(
+            proxy.target, until=lambda: rig.counters.sessions == 2, during=cut_when_idle, keepalive_s=1.0,
+            keepalive_timeout_s=1.0, timeout_s=30.0,
+        )  # fmt: skip
+        assert sequences(collector) == [1, 2, 3]
+    assert rig.counters.connection_failures["UNAVAILABLE"] >= 1
 
 
 def test_waits_double_up_to_half_a_minute_with_full_jitter(rig):

@@ -1,8 +1,8 @@
 """Lets coverage guide the search for input that a decoder does not expect.
 
-``python tests/fuzz/fuzz_with_atheris.py TARGET [CORPUS_DIRECTORY] [-max_total_time=60 ...]``; the options are
-libFuzzer's. Without a target it lists them. An input that ends in another error than the promised one is written to a
-file, and the exit code is not 0.
+``python tests/fuzz/fuzz_with_atheris.py TARGET [CORPUS_DIRECTORY | INPUT_FILE] [-max_total_time=60 ...]``; the options
+are libFuzzer's. Without a target it lists them. An input that ends in another error than the promised one is written to
+a file, and the exit code is not 0.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def main() -> None:
     logging.disable(logging.CRITICAL)
     target = TARGETS[name]
     for argument in sys.argv[1:]:
-        if not argument.startswith("-"):
+        if not argument.startswith("-") and not Path(argument).is_file():
             Path(argument).mkdir(exist_ok=True)
             for number, seed in enumerate(seeds_of(name)):
                 (Path(argument) / f"seed-{number}").write_bytes(seed)

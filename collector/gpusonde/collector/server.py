@@ -73,6 +73,8 @@ def build_server(
             ("grpc.max_receive_message_length", 2 * max_record_bytes + (1 << 16)),
             ("grpc.keepalive_time_ms", 20_000),
             ("grpc.keepalive_timeout_ms", 10_000),
+            # The same for the pings of flow control, in whose place no ping of keepalive is sent.
+            ("grpc.http2.ping_timeout_ms", 10_000),
             ("grpc.keepalive_permit_without_calls", 1),
             # Agents ping every 20 s; the default permits one ping in 5 minutes and hangs up on the rest.
             ("grpc.http2.min_ping_interval_without_data_ms", 5_000),

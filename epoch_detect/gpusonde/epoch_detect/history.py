@@ -176,5 +176,5 @@ def unpack(data: bytes) -> dict[str, npt.NDArray[np.generic]]:
             with np.load(io.BytesIO(data), allow_pickle=False) as archive:
                 return {name: archive[name] for name in archive.files}
     except _UNREADABLE as error:
-        raise ValueError(f"not a stored tracker state ({error}); start the run's tracking anew") from error
+        raise ValueError(f"not a stored tracker state ({error!s:.200}); start the run's tracking anew") from error
     raise ValueError(f"a tracker state of {unpacked_bytes} bytes is too large; start the run's tracking anew")

@@ -257,8 +257,8 @@ class EpochTracker:
             tracker._entries = [_Entry(TrackedEpoch(*row[:6]), *row[6:]) for row in meta["entries"]]
             tracker._withdrawn = [TrackedEpoch(*row) for row in meta["withdrawn"]]
             tracker._detection = None if meta["detection"] is None else _detection_from(meta["detection"])
-        except (KeyError, TypeError, json.JSONDecodeError) as error:
-            raise ValueError(f"not a tracker state ({error!r}); start the run's tracking anew") from error
+        except (LookupError, TypeError, AttributeError, OverflowError, RecursionError, json.JSONDecodeError) as error:
+            raise ValueError(f"not a tracker state ({error!r:.200}); start the run's tracking anew") from error
         return tracker
 
     def _in_order(
