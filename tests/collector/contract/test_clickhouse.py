@@ -77,6 +77,9 @@ def test_where_ticks_are_gone_averages_are_read_and_a_second_in_two_records_is_o
     assert ticks == [0, 10, 20, 21, 22, 23, 24]
     assert samples.resolution_s == 1.0
     np.testing.assert_allclose(samples.columns["sm_active"][:2], [np.mean(np.arange(10)) / 100, 0.145], rtol=1e-5)
+    assert store.next_tick("GPU-a", 0) == START_NS
+    assert store.next_tick("GPU-a", START_NS + 1) == START_NS + 10 * TICK_NS
+    assert store.next_tick("GPU-a", START_NS + 21 * TICK_NS) == START_NS + 21 * TICK_NS
     recent = store.read("GPU-a", START_NS + 20 * TICK_NS, EVER[1], ["sm_active"])
     assert len(recent) == 5
     assert recent.resolution_s == 0.0

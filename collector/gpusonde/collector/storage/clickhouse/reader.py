@@ -123,9 +123,19 @@ class Reader:
 
     def next_tick(self, gpu_uuid: str, start_unix_nano: int) -> int | None:
         """See ``Store.next_tick``."""
+        tick = self._first_from("samples", gpu_uuid, start_unix_nano)
+        if start_unix_nano >= self._raw_since_unix_nano():
+            return tick
+        average = self._first_from("samples_1s", gpu_uuid, start_unix_nano)
+        # The average over a second begins before its ticks, which count as long as they are there.
+        if average is None or (tick is not None and tick < average + SECOND_NS):
+            return tick
+        return average
+
+    def _first_from(self, table: str, gpu_uuid: str, start_unix_nano: int) -> int | None:
         rows = self._sql.rows(
-            "SELECT time_unix_nano FROM samples WHERE gpu_uuid = {gpu:String} AND time_unix_nano >= {start:Int64}"
-            " ORDER BY time_unix_nano LIMIT 1",
+            f"SELECT time_unix_nano FROM {table}"  # noqa: S608 - own names
+            " WHERE gpu_uuid = {gpu:String} AND time_unix_nano >= {start:Int64} ORDER BY time_unix_nano LIMIT 1",
             {"gpu": gpu_uuid, "start": start_unix_nano},
         )
         return int(rows[0][0]) if rows else None

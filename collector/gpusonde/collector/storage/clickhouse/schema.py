@@ -86,12 +86,12 @@ def _type(metric: Metric) -> str:
 
 
 def _raw_columns(metric: Metric) -> list[tuple[str, str]]:
-    return [(metric.name, f"{_type(metric)} DEFAULT nan CODEC(ZSTD(3))")]
+    return [(metric.name, f"{_type(metric)} DEFAULT nan CODEC(ZSTD(1))")]
 
 
 def _second_columns(metric: Metric) -> list[tuple[str, str]]:
     """The columns that averages over seconds have in every engine."""
-    value, count = f"{_type(metric)} DEFAULT nan CODEC(ZSTD(3))", "UInt32 CODEC(ZSTD(1))"
+    value, count = f"{_type(metric)} DEFAULT nan CODEC(ZSTD(1))", "UInt32 CODEC(ZSTD(1))"
     return [(name, count if name == count_of(metric.name) else value) for name in columns_of(metric.name)]
 
 
@@ -107,7 +107,7 @@ _SAMPLES = _Table(
     "samples",
     _joined(
         "gpu_uuid LowCardinality(String)",
-        "time_unix_nano Int64 CODEC(DoubleDelta, ZSTD(1))",
+        "time_unix_nano Int64 CODEC(GCD, Delta, T64, ZSTD(1))",
         "time DateTime64(9, 'UTC') ALIAS fromUnixTimestamp64Nano(time_unix_nano)",
         _KEY,
         "missed_ticks UInt32 CODEC(ZSTD(1))",
@@ -123,7 +123,7 @@ _SECONDS = _Table(
     "samples_1s",
     _joined(
         "gpu_uuid LowCardinality(String)",
-        "time_unix_nano Int64 CODEC(DoubleDelta, ZSTD(1))",
+        "time_unix_nano Int64 CODEC(GCD, Delta, T64, ZSTD(1))",
         "time DateTime64(9, 'UTC') ALIAS fromUnixTimestamp64Nano(time_unix_nano)",
         _KEY,
         f"{TICK_COUNT} UInt32 CODEC(ZSTD(1))",

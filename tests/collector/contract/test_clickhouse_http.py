@@ -1,0 +1,110 @@
+"""The engine on ClickHouse over HTTP, against a stand-in for the server that runs the statements in this process."""
+
+import uuid
+
+import pytest
+from support.clickhouse_http import ClickHouseHttp
+from support.running_collector import ThreadCollector
+from support.store_engines import ClickHouseEngine
+from support.store_records import EVER, Feed
+from support.wire_agent import StreamEnded, WireStream, batch, hello, inventory, wait_until
+
+from gpusonde.collector.client import Client
+from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql, Connection
+from gpusonde.collector.storage.errors import StoreError
+
+NAME = "it's; DROP TABLE samples -- \\ {gpu:String} %s ü&?=#+/"
+
+
+@pytest.fixture
+def server(chdb_directory):
+    with ClickHouseHttp(chdb_directory) as running:
+        yield running
+
+
+@pytest.fixture
+def engine(server):
+    name = f"gpusonde_test_http_{uuid.uuid4().hex}"
+    made = ClickHouseEngine(Connection(server.url, name, "gpusonde", "s3cret", timeout_s=20.0))
+    yield made
+    server.broken = False
+    made.drop()
+
+
+def test_records_statements_and_names_cross_http_whole(engine):
+    store = engine.open()
+    feed = Feed(NAME, gpus=(NAME,))
+    store.append([feed.incoming(feed.first), feed.incoming(batch(2)), feed.incoming(batch(3))])
+    assert store.append([feed.incoming(batch(3))]) == 1
+    for _ in range(2):
+        assert len(store.read(NAME, *EVER)) == 20
+        assert store.gpus()[0].gpu_uuid == NAME
+        assert store.inventory(NAME, "spool-1").gpus[0].gpu_uuid == NAME
+        store = engine.open()
+
+
+def test_a_connection_that_breaks_stores_nothing_that_counts_and_is_made_again(engine, server):
+    store = engine.open()
+    store.append(Feed().batches(1, 3))
+    server.broken = True
+    with pytest.raises(StoreError, match=r"ClickHouse at http://127\.0\.0\.1"):
+        store.append(Feed().batches(4, 5))
+    with pytest.raises(StoreError):
+        store.check_writable()
+    server.broken = False
+    store.check_writable()
+    store.append(Feed().batches(4, 6))
+    assert len(store.read("GPU-a", *EVER)) == 50
+    assert store.losses() == []
+
+
+def test_a_wrong_password_is_refused_and_not_in_the_error(server):
+    with pytest.raises(StoreError, match=r"AUTHENTICATION_FAILED") as caught:
+        ClickHouseSql(Connection(server.url, "x", "gpusonde", "wr0ng"))
+    assert "wr0ng" not in str(caught.value)
+    assert server.refusals
+
+
+def test_an_error_of_a_statement_is_an_error_of_the_store(engine):
+    engine.open()
+    with pytest.raises(StoreError, match="UNKNOWN_TABLE"):
+        engine.sql.rows("SELECT * FROM nothing_of_that_name")
+
+
+def test_a_collector_whose_database_goes_away_sends_agents_off_and_takes_them_again(tmp_path, engine, server):
+    password = tmp_path / "password"
+    password.write_text("s3cret\n")
+    settings = {
+        "store__engine": "clickhouse",
+        "clickhouse__url": server.url,
+        "clickhouse__database": engine.connection.database,
+        "clickhouse__user": "gpusonde",
+        "clickhouse__password_file": str(password),
+        "clickhouse__insert_interval": "20ms",
+        "clickhouse__timeout": "5s",
+        "runs__track": "false",
+    }
+    with ThreadCollector(tmp_path / "data", **settings) as collector:
+        with WireStream(collector.target, hello()) as stream:
+            stream.greet()
+            stream.send(inventory(1), batch(2)).wait_acked(2)
+            server.broken = True
+            code, text = stream.send(batch(3)).end()
+            assert code == "UNAVAILABLE"
+            assert "s3cret" not in text
+        server.broken = False
+
+        def back():
+            try:
+                with WireStream(collector.target, hello(first=3)) as stream:
+                    return stream.greet()
+            except StreamEnded:
+                return None
+
+        assert wait_until(back, 30, "the return of the collector").durable_sequence == 2
+        with WireStream(collector.target, hello(first=3)) as stream:
+            stream.greet()
+            stream.send(batch(3)).wait_acked(3)
+        with Client(collector.target) as client:
+            assert len(client.read_samples("GPU-a")) == 20
+    engine.open()
