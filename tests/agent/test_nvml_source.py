@@ -143,12 +143,13 @@ def test_metrics_a_board_does_not_give_are_no_columns(source):
     assert inventory.gpus[0].missing_metrics["nvlink_tx_bytes_per_second"] is BlankReason.NOT_SUPPORTED
 
 
-def test_gpm_without_permission_falls_back_and_says_so(fake_nvml):
+def test_gpm_without_permission_falls_back_and_says_so(fake_nvml, caplog):
     fake_nvml.fail("nvmlGpmSampleGet", 4)
     source = make_source(fake_nvml)
     inventory = source.open()
     assert inventory.source == "nvml"
     assert inventory.gpus[0].missing_metrics["dram_active"] is BlankReason.NO_PERMISSION
+    assert "gives no GPM metrics: nvmlGpmSampleGet: Insufficient Permissions" in caplog.text
     assert fake_nvml.library.fake_live_samples() == 0
     source.close()
 

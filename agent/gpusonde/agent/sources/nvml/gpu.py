@@ -133,7 +133,8 @@ class NvmlGpu:
         except GpuLostError:
             raise
         except NvmlCallError as error:
-            log.info("%s gives no GPM metrics: %s", self.key, error)
+            refused = error.reason is BlankReason.NO_PERMISSION
+            log.log(logging.WARNING if refused else logging.INFO, "%s gives no GPM metrics: %s", self.key, error)
             self.missing.update((m.name, error.reason) for m in GPM_METRICS)
         else:
             self._gpm = gpm

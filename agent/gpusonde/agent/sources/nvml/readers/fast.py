@@ -50,30 +50,35 @@ class Targets:
 
     Args:
         metrics: Their names, in the order of the values.
+
+    Attributes:
+        metrics: The names.
+        maxima: The largest plausible values.
+        columns: The columns; None for one that nobody asked for.
     """
 
     def __init__(self, metrics: Sequence[str]) -> None:
         self.metrics = tuple(metrics)
-        self._maxima = [math.inf if (most := metric(name).maximum) is None else most for name in metrics]
-        self._columns: list[int | None] = [None] * len(self.metrics)
+        self.maxima = [math.inf if (most := metric(name).maximum) is None else most for name in metrics]
+        self.columns: list[int | None] = [None] * len(self.metrics)
 
     def bind(self, column: Mapping[str, int]) -> None:
         """See :class:`FastReader`."""
-        self._columns = [column.get(name) for name in self.metrics]
+        self.columns = [column.get(name) for name in self.metrics]
 
     def put(self, i: int, value: float, values: list[float], blanks: dict[int, BlankReason]) -> None:
         """Write one value, or why it cannot be one."""
-        column = self._columns[i]
+        column = self.columns[i]
         if column is None:
             return
-        if 0.0 <= value <= self._maxima[i]:
+        if 0.0 <= value <= self.maxima[i]:
             values[column] = value
         else:
             blanks[column] = BlankReason.NO_DATA if math.isnan(value) else BlankReason.OUT_OF_RANGE
 
     def refuse(self, i: int, reason: BlankReason, blanks: dict[int, BlankReason]) -> None:
         """Note why one value is absent."""
-        column = self._columns[i]
+        column = self.columns[i]
         if column is not None:
             blanks[column] = reason
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gpusonde.agent.sources.nvml.library import Nvml, NvmlCallError, blank_reason
+from gpusonde.agent.sources.nvml.library import SUCCESS, Nvml, NvmlCallError, blank_reason
 from gpusonde.agent.sources.nvml.readers.fast import Targets
 from gpusonde.agent.sources.nvml.readers.layouts import gpm_answers
 from gpusonde.agent.sources.plausibility import LASTING_REASONS
@@ -53,6 +53,10 @@ class GpmReader:
         self._metrics: tuple[Metric, ...] = GPM_METRICS
         self._targets = Targets([m.name for m in GPM_METRICS])
         self._samples: list[Any] = []
+        self._newest = 0
+        # By the sample that ends the pair: what NVML is asked with, and views on its answer.
+        self._requests: list[tuple[Any, Any, Any]] = []
+        self._plan: list[tuple[int, int, float, float]] = []
         self._primed = False
         self._sampled_s = -math.inf
         self._get_name = "nvmlGpmSampleGet" if gpu_instance_id is None else "nvmlGpmMigSampleGet"
@@ -71,6 +75,7 @@ class GpmReader:
     def bind(self, column: Mapping[str, int]) -> None:
         """See :class:`~gpusonde.agent.sources.nvml.readers.fast.FastReader`."""
         self._targets.bind(column)
+        self._make_plan()
 
     def open(self) -> None:
         """Take the first sample.
@@ -89,8 +94,8 @@ class GpmReader:
         except NvmlCallError:
             self.close()
             raise
-        self._primed, self._sampled_s = True, self._monotonic()
-        self._make_request()
+        self._primed, self._newest, self._sampled_s = True, 0, self._monotonic()
+        self._make_requests()
 
     def choose(self) -> dict[str, BlankReason]:
         """Keep the metrics that the device gives; call at least 100 ms after :meth:`open`.
@@ -106,7 +111,7 @@ class GpmReader:
         self._metrics = tuple(m for m in self._metrics if m.name not in missing)
         self._targets = Targets([m.name for m in self._metrics])
         if self._metrics:
-            self._make_request()
+            self._make_requests()
         # The next sample may come sooner than 100 ms after this one: it only begins the first pair.
         self._primed, self._sampled_s = False, -math.inf
         return missing
@@ -117,23 +122,22 @@ class GpmReader:
         if now_s - self._sampled_s < _CLOSEST_SAMPLES_S:
             self._targets.refuse_all(BlankReason.NO_DATA, blanks)
             return
-        older, newer = self._samples
-        code = self._sample_get(*self._get_arguments, newer)
+        turn = 1 - self._newest
+        code = self._sample_get(*self._get_arguments, self._samples[turn])
         if code:
             self._targets.refuse_all(self._nvml.refusal(self._get_name, code), blanks)
             return
-        self._samples = [newer, older]
-        self._sampled_s = now_s
+        self._newest, self._sampled_s = turn, now_s
         if not self._primed:
             self._primed = True
             self._targets.refuse_all(BlankReason.NO_DATA, blanks)
             return
-        self._request.sample1, self._request.sample2 = older, newer
-        code = self._metrics_get(self._request_reference)
+        reference, statuses, answers = self._requests[turn]
+        code = self._metrics_get(reference)
         if code:
             self._targets.refuse_all(self._nvml.refusal("nvmlGpmMetricsGet", code), blanks)
             return
-        self._write(values, blanks)
+        self._write(statuses.tolist(), answers.tolist(), values, blanks)
 
     def close(self) -> None:
         """Free the samples."""
@@ -142,30 +146,51 @@ class GpmReader:
         for sample in samples:
             self._nvml.call("nvmlGpmSampleFree", sample)
 
-    def _make_request(self) -> None:
-        # About 30 kB in Python's bindings: made once, not every tick.
-        self._request = self._nvml.module.c_nvmlGpmMetricsGet_t()
-        self._request.version = _METRICS_GET_VERSION
-        self._request.numMetrics = len(self._metrics)
-        for i, column in enumerate(self._metrics):
-            self._request.metrics[i].metricId = column.gpm_metric_id
-        self._request_reference = ctypes.byref(self._request)
-        self._statuses, self._answers = gpm_answers(self._nvml.module, self._request, len(self._metrics))
-        self._scales = [m.gpm_scale for m in self._metrics]
+    def _make_requests(self) -> None:
+        """Make a request for each order of the samples: about 30 kB in Python's bindings, so not every tick."""
+        self._requests = []
+        for newer in (0, 1):
+            request = self._nvml.module.c_nvmlGpmMetricsGet_t()
+            request.version = _METRICS_GET_VERSION
+            request.numMetrics = len(self._metrics)
+            request.sample1, request.sample2 = self._samples[1 - newer], self._samples[newer]
+            for i, column in enumerate(self._metrics):
+                request.metrics[i].metricId = column.gpm_metric_id
+            views = gpm_answers(self._nvml.module, request, len(self._metrics))
+            self._requests.append((ctypes.byref(request), *views))
         is_part = self._gpu_instance_id is not None
         self._credible = [m.maximum or 0.0 if is_part and m.unit is Unit.RATIO else 0.0 for m in self._metrics]
 
-    def _write(self, values: list[float], blanks: dict[int, BlankReason]) -> None:
-        put, capped = self._targets.put, 0
-        for i, (status, answer, scale) in enumerate(
-            zip(self._statuses.tolist(), self._answers.tolist(), self._scales, strict=True)
-        ):
-            if status:
-                self._targets.refuse(i, blank_reason(status), blanks)
-                continue
+    def _write(
+        self,
+        statuses: list[int],
+        answers: list[float],
+        values: list[float],
+        blanks: dict[int, BlankReason],
+    ) -> None:
+        for (i, column, scale, most), status, answer in zip(self._plan, statuses, answers, strict=True):
             value = answer * scale
-            if 1.0 < value <= self._credible[i]:
-                value, capped = 1.0, capped + 1
-            put(i, value, values, blanks)
-        if capped:
-            self._on_capped(capped)
+            if status == SUCCESS and 0.0 <= value <= most:
+                values[column] = value
+            else:
+                self._write_odd(i, status, value, values, blanks)
+
+    def _write_odd(
+        self, i: int, status: int, value: float, values: list[float], blanks: dict[int, BlankReason]
+    ) -> None:
+        if status != SUCCESS:
+            self._targets.refuse(i, blank_reason(status), blanks)
+        elif 1.0 < value <= self._credible[i]:
+            self._targets.put(i, 1.0, values, blanks)
+            self._on_capped(1)
+        else:
+            self._targets.put(i, value, values, blanks)
+
+    def _make_plan(self) -> None:
+        """Lay out the loop of every tick; what nobody asked for takes the odd way, which drops it."""
+        self._plan = [
+            (i, column or 0, m.gpm_scale, -1.0 if column is None else 1.0 if self._credible[i] else most)
+            for i, (m, column, most) in enumerate(
+                zip(self._metrics, self._targets.columns, self._targets.maxima, strict=True)
+            )
+        ]
