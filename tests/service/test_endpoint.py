@@ -1,6 +1,7 @@
 """The endpoint of self metrics: what it answers, and that no client can hold it up."""
 
 import contextlib
+import errno
 import http.client
 import socket
 
@@ -216,6 +217,20 @@ def test_a_taken_address_costs_the_metrics_and_not_the_daemon(tmp_path, caplog, 
     assert not monitoring.serve(rig.address)
     assert "choose another metrics.listen" in caplog.text
     # The next configuration is tried again.
+    assert monitoring.serve("127.0.0.1:0")
+    monitoring.stop()
+
+
+def test_a_process_without_free_files_goes_on_without_metrics(tmp_path, caplog, monkeypatch):
+    def no_loop(*_):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monitoring = Monitoring(Endpoint(CollectorRegistry(), lambda: None, lambda: None), tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr("asyncio.events.new_event_loop", no_loop)
+        patched.setattr("asyncio.new_event_loop", no_loop)
+        assert not monitoring.serve("127.0.0.1:0")
+    assert "Too many open files" in caplog.text
     assert monitoring.serve("127.0.0.1:0")
     monitoring.stop()
 

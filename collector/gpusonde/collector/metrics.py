@@ -18,6 +18,21 @@ from gpusonde.service.reload import ReloadCounters
 _PREFIX = "gpusonde_collector"
 # Shown from the start: an alert on an increase does not see the appearance of a series.
 _LOSS_REASONS = ("unspecified", "spool_full", "spool_corrupt", "disk_full")
+_REFUSAL_REASONS = (
+    "concurrency",
+    "identity",
+    "no_hello",
+    "not_permitted",
+    "not_taking",
+    "rate",
+    "revoked",
+    "second_agent",
+    "streams",
+    "throttle_ignored",
+    "too_many_agents",
+    "unauthenticated",
+    "undecodable",
+)
 _PREDICTION_STATUSES = ("ok", "extrapolated", "insufficient_epochs", "unsupported_gpu")
 
 
@@ -185,7 +200,7 @@ class CollectorMetrics:
             f"{_PREFIX}_requests_refused",
             "Refused calls and streams, by reason.",
             "reason",
-            {"sequence_gap": counters.ingest["gaps"]} | counters.refused,
+            dict.fromkeys(_REFUSAL_REASONS, 0) | {"sequence_gap": counters.ingest["gaps"]} | counters.refused,
         )
         yield families.gauge(
             f"{_PREFIX}_certificate_expiry_timestamp_seconds",

@@ -85,6 +85,7 @@ class Endpoint:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping: asyncio.Event | None = None
         self._connections = 0
+        self._fault: OSError | None = None
 
     def start(self, listen: str) -> str:
         """Serve on ``host:port`` and return the address with the port it got.
@@ -98,11 +99,14 @@ class Endpoint:
         channel = socket.create_server((host, port), family=family, backlog=2 * self._limits.connections)
         port = channel.getsockname()[1]
         started = threading.Event()
+        self._fault = None
         self._thread = threading.Thread(
-            target=lambda: asyncio.run(self._run(channel, started)), name="gpusonde-metrics", daemon=True
+            target=self._serve_until_stopped, args=(channel, started), name="gpusonde-metrics", daemon=True
         )
         self._thread.start()
         started.wait()
+        if self._fault is not None:
+            raise self._fault
         return f"{listen.rpartition(':')[0]}:{port}"
 
     def stop(self) -> None:
@@ -112,6 +116,17 @@ class Endpoint:
             return
         self._loop.call_soon_threadsafe(self._stopping.set)
         thread.join(_JOIN_S)
+
+    def _serve_until_stopped(self, channel: socket.socket, started: threading.Event) -> None:
+        work = self._run(channel, started)
+        try:
+            asyncio.run(work)
+        except OSError as error:  # no file descriptor is left for an event loop
+            self._fault = error
+        finally:
+            work.close()
+            channel.close()
+            started.set()
 
     async def _run(self, channel: socket.socket, started: threading.Event) -> None:
         self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
