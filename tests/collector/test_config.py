@@ -67,6 +67,10 @@ def test_the_shipped_file_shows_every_option_with_its_default():
             "nobody could connect to server.listen 0.0.0.0:1",
         ),
         ('[security]\ntls_certificate = "x"\n', "come together"),
+        (
+            '[store]\nengine = "clickhouse"\n[clickhouse]\nurl = "https://user:hidden@host:8443"\n',
+            "clickhouse.url holds a user",
+        ),
         ('[security]\ntls_client_ca = "x"\n', "needs security.tls_certificate"),
         ('[security]\ncertificate_role = "agent"\n', "is about client certificates"),
         ('[security]\ncertificate_role = "admin"\n', "use nothing, agent, reader"),

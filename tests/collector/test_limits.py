@@ -1,5 +1,7 @@
 """What one caller may do, and what happens to those who want more: units first, then a real server."""
 
+import logging
+import threading
 import time
 
 import pytest
@@ -10,6 +12,7 @@ from gpusonde.collector.client import Client, CollectorError
 from gpusonde.collector.ingest.pacing import AgentPace, PaceOptions, Pressure
 from gpusonde.collector.ingest.session import Session
 from gpusonde.collector.security.rates import CallerBook, CallerLimits, LimitError, RateBucket
+from gpusonde.collector.storage.disk.files import OsFiles
 from gpusonde.ingest.v1 import ingest_pb2
 
 
@@ -199,6 +202,48 @@ def test_bytes_are_limited_like_records(tmp_path):
         stream.greet()
         big = [batch(n, block(first_tick=5000 * n, ticks=5000)) for n in range(2, 12)]  # 80 kB each
         assert send_as_allowed(stream, [inventory(), *big])[0].max_unacked_records == 8
+
+
+class HeldFiles(OsFiles):
+    """Real files whose syncs wait while the gate is closed, as on a disk that is busy with something else."""
+
+    def __init__(self):
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def create(self, path):
+        file = super().create(path)
+        sync = file.sync
+
+        def held_sync():
+            self.gate.wait(30)
+            sync()
+
+        file.sync = held_sync
+        return file
+
+
+def test_all_agents_are_asked_for_less_while_the_disk_is_slow_and_until_it_was_well_for_a_while(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    files = HeldFiles()
+    with (
+        ThreadCollector(tmp_path / "data", files=files) as collector,
+        WireStream(collector.target, hello("a")) as busy,
+        WireStream(collector.target, hello("b")) as idle,
+    ):
+        busy.greet()
+        idle.greet()
+        busy.send(inventory()).wait_acked(1)
+        files.gate.clear()
+        busy.send(batch(2))
+        expected = ingest_pb2.Throttle(max_unacked_records=8, batch_interval_ms=5000)
+        assert [read_throttle(busy), read_throttle(idle)] == [expected, expected]
+        assert busy.acked == 1
+        files.gate.set()
+        assert [read_throttle(busy), read_throttle(idle)] == [ingest_pb2.Throttle(), ingest_pb2.Throttle()]
+        assert busy.acked == 2
+    assert "all agents are asked for less: records wait too long for the disk" in caplog.text
+    assert "agents may send as usual again" in caplog.text
 
 
 def test_coming_back_is_no_way_around_the_limits(tmp_path):

@@ -288,6 +288,9 @@ def _check_clickhouse(config: CollectorConfig) -> None:
             f"clickhouse.url {clickhouse.url!r} is no address; write https://host:8443, http://host:8123 or"
             " chdb:///directory"
         )
+    if "@" in clickhouse.url:
+        # Without showing it: what stands before the "@" may be a password, and --print-config shows addresses.
+        raise ConfigError("clickhouse.url holds a user; write it into clickhouse.user, and the password into a file")
     if not DATABASE_NAME.fullmatch(clickhouse.database):
         raise ConfigError(f"clickhouse.database {clickhouse.database!r} is no name: letters, digits and _, at most 63")
 
