@@ -235,6 +235,14 @@ def test_a_process_without_free_files_goes_on_without_metrics(tmp_path, caplog, 
     monitoring.stop()
 
 
+@pytest.mark.parametrize("listen", ["", "taken"])
+def test_the_address_that_a_killed_daemon_left_behind_is_not_told_any_more(tmp_path, rig, listen):
+    (tmp_path / "metrics_address").write_text("127.0.0.1:1\n")
+    monitoring = Monitoring(Endpoint(CollectorRegistry(), lambda: None, lambda: None), tmp_path)
+    monitoring.serve(rig.address if listen else "")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_address_that_others_can_reach_is_warned_about(tmp_path, caplog):
     monitoring = Monitoring(Endpoint(CollectorRegistry(), lambda: None, lambda: None), tmp_path)
     assert monitoring.serve("0.0.0.0:0")

@@ -27,7 +27,7 @@ class Monitoring:
     def __init__(self, endpoint: Endpoint, directory: Path) -> None:
         self._endpoint = endpoint
         self._address_file = directory / ADDRESS_FILE
-        self._listen = ""
+        self._listen: str | None = None
 
     def serve(self, listen: str) -> bool:
         """Serve on ``host:port``, or not at all for an empty text; return whether it is as wanted.
@@ -62,12 +62,13 @@ class Monitoring:
     def stop(self) -> None:
         """Serve nothing any more."""
         if self._listen:
-            self._listen = ""
             self._endpoint.stop()
-            try:
-                self._address_file.unlink(missing_ok=True)
-            except OSError as error:
-                log.warning("%s cannot be removed: %s", self._address_file, error.strerror)
+        self._listen = ""
+        try:
+            # One that was killed has left it behind.
+            self._address_file.unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("%s cannot be removed: %s", self._address_file, error.strerror)
 
     def _announce(self, address: str) -> None:
         temporary = self._address_file.with_suffix(".tmp")
