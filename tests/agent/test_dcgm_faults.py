@@ -32,6 +32,19 @@ def test_a_host_that_stalls_for_seconds_gets_what_the_engine_kept(dcgm_host):
     assert times[-1] - times[0] > 6.0
 
 
+def test_an_agent_that_looks_once_a_second_gets_every_measurement_and_takes_no_gpu_for_lost(dcgm_host):
+    source = dcgm_host.source()
+    dcgm_host.open(source)
+    dcgm_host.run(source, 2.0)
+    dcgm_host.run(source, 30.0, step_s=1.0)
+    dcgm_host.run(source, 2.0)
+    source.close()
+    times = [time_s for time_s, _, _ in dcgm_host.ticks[0]]
+    assert np.diff(times) == pytest.approx(0.1, abs=1e-3)
+    assert times[-1] - times[0] > 33.0
+    assert dcgm_host.events == []
+
+
 def test_stuck_profiling_fields_are_watched_again(dcgm_host, caplog):
     source = dcgm_host.source()
     dcgm_host.open(source)

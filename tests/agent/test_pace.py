@@ -1,5 +1,7 @@
 """The pace of sampling on a simulated clock: slower while nothing works or reading is dear, and quickly back."""
 
+import dataclasses
+import itertools
 import logging
 
 import numpy as np
@@ -182,6 +184,17 @@ def test_readings_beyond_their_budget_become_rarer_in_steps_and_the_log_says_so(
     assert host.counters.slowdowns == {"read_budget": 2}
     assert host.counters.missed_ticks == 0
     assert caplog.text.count("a reading takes 60 ms, 60 ms of them on a core (source.read_budget 0.25)") == 2
+
+
+def test_what_the_readings_of_one_deadline_cost_counts_together():
+    host = Host(60.0)
+    host.processor_s = host.elapsed_s = lambda second: 0.015
+    one, parts = host.read, itertools.count(1)
+    host.read = lambda deadline_s: dataclasses.replace(one(deadline_s), more=next(parts) % 3 != 0)
+    host.run()
+    # Three readings of 15 ms each: 45 ms of 100 ms are too much, of 200 ms they are not.
+    assert host.counters.slowdowns == {"read_budget": 1}
+    assert host.counters.sampling_interval_s == pytest.approx(0.2)
 
 
 def test_a_driver_that_only_blocks_is_read_as_often_as_it_can_be():

@@ -67,8 +67,12 @@ class Pace(Protocol):
         """Seconds from the last tick to the next."""
         ...
 
-    def note(self, reading: Reading, now_s: float, processor_s: float, elapsed_s: float) -> None:
-        """Take a reading, when it was (monotonic clock) and what it cost in processor time and in time."""
+    def see(self, reading: Reading, now_s: float) -> None:
+        """Take a reading and when it was (monotonic clock)."""
+        ...
+
+    def spend(self, now_s: float, processor_s: float, elapsed_s: float) -> None:
+        """Take what all readings of one deadline cost, in processor time and in time."""
         ...
 
 
@@ -82,7 +86,10 @@ class FixedPace:
 
     interval_s: float
 
-    def note(self, reading: Reading, now_s: float, processor_s: float, elapsed_s: float) -> None:
+    def see(self, reading: Reading, now_s: float) -> None:
+        """See :class:`Pace`."""
+
+    def spend(self, now_s: float, processor_s: float, elapsed_s: float) -> None:
         """See :class:`Pace`."""
 
 
@@ -117,14 +124,13 @@ class AdaptivePace:
         within_budget_s = self._settings.interval_s * self._budget.multiple
         return max(within_budget_s, self._settings.idle_interval_s) if self._idle else within_budget_s
 
-    def note(self, reading: Reading, now_s: float, processor_s: float, elapsed_s: float) -> None:
+    def see(self, reading: Reading, now_s: float) -> None:
         """See :class:`Pace`."""
         if reading.inventory is not None:
             self._work = WorkWatch(reading.inventory.metrics, len(reading.inventory.gpus))
         at_work = not self._idle and now_s - self._last_work_s < min(_LOOK_AGAIN_S, self._settings.idle_after_s / 2)
         if self._last_work_s == -math.inf or (not at_work and self._work.sees_work(reading)):
             self._last_work_s = now_s
-        self._weigh(now_s, processor_s, elapsed_s)
         idle = self._settings.idle_interval_s > self._settings.interval_s and (
             now_s - self._last_work_s >= self._settings.idle_after_s
         )
@@ -140,7 +146,8 @@ class AdaptivePace:
         self._idle = idle
         self._counters.sampling_interval_s = self.interval_s
 
-    def _weigh(self, now_s: float, processor_s: float, elapsed_s: float) -> None:
+    def spend(self, now_s: float, processor_s: float, elapsed_s: float) -> None:
+        """See :class:`Pace`."""
         before = self._budget.multiple
         self._budget.note(now_s, self.interval_s, processor_s, elapsed_s)
         after = self._budget.multiple
@@ -156,6 +163,7 @@ class AdaptivePace:
             self._settings.read_budget,
             self._settings.interval_s * after,
         )
+        self._counters.sampling_interval_s = self.interval_s
 
     def _count(self, reason: str) -> None:
         self._counters.slowdowns[reason] = self._counters.slowdowns.get(reason, 0) + 1

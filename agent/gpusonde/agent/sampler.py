@@ -129,6 +129,7 @@ class Sampler:
 
     def _read_due(self, deadline_s: float) -> bool:
         """Read once, and again while the source has more that is due; False when stopped meanwhile."""
+        processor_s = elapsed_s = 0.0
         while True:
             if self._inventory.can_wait:
                 while not self._sink.has_room():
@@ -137,12 +138,16 @@ class Sampler:
                         return False
             begin_s, spent_s = self._monotonic(), self._processor_spent()
             reading = self._source.read(deadline_s)
-            end_s, processor_s = self._monotonic(), self._processor_spent() - spent_s
+            end_s = self._monotonic()
+            processor_s += self._processor_spent() - spent_s
+            elapsed_s += end_s - begin_s
             self._counters.count_reading(begin_s - deadline_s, end_s - begin_s)
             if not self._inventory.can_wait:
-                self._pace.note(reading, begin_s, processor_s, end_s - begin_s)
+                self._pace.see(reading, begin_s)
             self._deliver(reading)
             if not reading.more or self._stopping.is_set():
+                if not self._inventory.can_wait:
+                    self._pace.spend(begin_s, processor_s, elapsed_s)
                 return not self._stopping.is_set()
 
     def _processor_spent(self) -> float:
