@@ -232,6 +232,19 @@ def test_compaction_stops_when_it_is_told_to_and_leaves_nothing_half_done(open_s
     store.maintenance.run(stop)
     assert len(names(tmp_path, "segments")) == 3
     assert names(tmp_path, "hours") == names(tmp_path, "seconds") == []
+    assert store.counters.compaction_failures == 0
+
+
+def test_segments_whose_rows_nobody_knows_are_left_alone(open_store, tmp_path, clock, caplog):
+    store = open_store()
+    fill(store, 1, 30)
+    with store.database.transaction() as catalog:
+        catalog.execute("DELETE FROM segment_parts")
+    clock.now_ns += 2 * HOUR_NS
+    store.maintenance.run()
+    assert len(names(tmp_path, "segments")) == 3
+    assert names(tmp_path, "hours") == []
+    assert "nothing is known of the rows" in caplog.text
 
 
 def test_the_pace_rests_in_proportion_to_the_work():

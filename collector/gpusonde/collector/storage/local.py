@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpusonde.collector.records.decode import decode_record
 from gpusonde.collector.records.limits import STORED_LIMITS
 from gpusonde.collector.records.model import BatchRecord, Binding, GpuEvent, InventoryRecord, Position
 from gpusonde.collector.storage.arrivals import Arrival
-from gpusonde.collector.storage.compaction.maintenance import Maintenance, MaintenanceOptions
+from gpusonde.collector.storage.compaction.maintenance import Maintenance
 from gpusonde.collector.storage.counters import StoreCounters
 from gpusonde.collector.storage.disk.files import FileLayer, OsFiles, write_durably
 from gpusonde.collector.storage.disk.layout import SegmentKind, StoreLayout
@@ -25,6 +23,7 @@ from gpusonde.collector.storage.disk.segments import encode_segment
 from gpusonde.collector.storage.disk.state_files import StateFiles
 from gpusonde.collector.storage.errors import StoreFullError, naming_full_disks
 from gpusonde.collector.storage.memory import Frozen, Memory
+from gpusonde.collector.storage.options import StoreOptions
 from gpusonde.collector.storage.reader import Reader
 from gpusonde.collector.storage.recovery import Recovered, recover
 from gpusonde.collector.storage.samples import Samples
@@ -35,31 +34,10 @@ from gpusonde.collector.storage.tables.segment_catalog import NewSegment, Segmen
 from gpusonde.collector.storage.tail import Generation
 from gpusonde.ingest.v1 import ingest_pb2
 
-_LOG = logging.getLogger(__name__)
-_MEBIBYTE = 1 << 20
+__all__ = ["LocalStore", "StoreOptions"]
+
 # More than the records of one commit of a busy collector.
-_PROBE_BYTES = _MEBIBYTE
-
-
-@dataclass(frozen=True)
-class StoreOptions:
-    """How the local store spends disk and memory.
-
-    Attributes:
-        segment_interval_s: Age at which what is in memory becomes a segment.
-        segment_bytes: Size at which it does so earlier.
-        memory_bytes: Beyond this much in memory nothing is taken any more: segments cannot be written.
-        reserve_bytes: Free space that is left on the disk, for the catalogue and for segments.
-        cache_bytes: Memory for columns that were read last.
-        maintenance: How segments are compacted and how long they are kept.
-    """
-
-    segment_interval_s: float = 60.0
-    segment_bytes: int = 128 * _MEBIBYTE
-    memory_bytes: int = 512 * _MEBIBYTE
-    reserve_bytes: int = 64 * _MEBIBYTE
-    cache_bytes: int = 64 * _MEBIBYTE
-    maintenance: MaintenanceOptions = field(default_factory=MaintenanceOptions)
+_PROBE_BYTES = 1 << 20
 
 
 class LocalStore:
@@ -327,7 +305,7 @@ class LocalStore:
             began = self._monotonic_clock()
             data, parts = encode_segment(generation.blocks)
             now = self._wall_clock_ns()
-            path = _unused(self._segment_directory, now, frozen.last_part)
+            path = self.layout.unused_segment(now, frozen.last_part)
             name = path.name
             with naming_full_disks(path):
                 write_durably(self._files, path, data)
@@ -419,13 +397,6 @@ class LocalStore:
     def blank_counts(self, gpu_uuid: str) -> dict[tuple[str, int], int]:
         """See ``Store.blank_counts``."""
         return self._facts.blank_counts(gpu_uuid)
-
-
-def _unused(folder: Path, now_unix_nano: int, part: int) -> Path:
-    """Return a name for a segment: a clock that was set back must not lead to one that is in use."""
-    while (path := folder / f"{now_unix_nano:020d}-{part:08d}.parquet").exists():
-        now_unix_nano += 1
-    return path
 
 
 def _size(paths: Iterable[Path]) -> int:

@@ -24,7 +24,7 @@ from gpusonde.collector.storage.compaction.merge import (
     tick_schema,
 )
 from gpusonde.collector.storage.compaction.output import SegmentOutput
-from gpusonde.collector.storage.compaction.pace import Pace
+from gpusonde.collector.storage.compaction.pace import Pace, StoppedError
 from gpusonde.collector.storage.counters import StoreCounters
 from gpusonde.collector.storage.disk.encoding import KEY_COLUMNS, quantised_by_size
 from gpusonde.collector.storage.disk.files import FileLayer
@@ -125,6 +125,8 @@ class Compactor:
                 raise
             self._unreadable.update(segment.segment for segment in bad)
             _LOG.error("this segment is not compacted, the others are: %s", error)
+        except StoppedError:
+            raise
         except Exception:
             self._counters.compaction_failed()
             raise
@@ -149,6 +151,11 @@ class Compactor:
     def _compact(self, inputs: Sequence[SegmentFile], pace: Pace) -> None:
         numbers = [segment.segment for segment in inputs]
         gpus = self._segments.gpus_in(numbers)
+        if not gpus:
+            # Somebody has been at the catalogue; 'gpusonde store fsck' finds it.
+            self._unreadable.update(numbers)
+            _LOG.error("nothing is known of the rows of %s and others; they are not compacted", inputs[0].file_name)
+            return
         metrics = metrics_of(self._layout.path(segment.kind, segment.file_name) for segment in inputs)
         output = _Output(self._layout, self._files, self._new_stem(inputs), metrics, self._options.group_rows)
         taken: list[PartRow] = []
@@ -188,30 +195,21 @@ class Compactor:
         """Return the rows of a few GPUs from all over the file to be, to choose encodings by."""
         step = max(1, len(gpus) // _PROBED_GPUS)
         chosen = gpus[step // 2 :: step][:_PROBED_GPUS]
-        rows = [row for gpu_uuid in chosen for row in self._limited(self._segments.parts_in(segments, gpu_uuid))]
+        most = self._options.group_rows
+        rows = [row for gpu in chosen for row in _limited(self._segments.parts_in(segments, gpu), most)]
         return gather(self._layout, rows)
 
     def _batches(self, segments: Sequence[int], gpus: Sequence[str]) -> Iterator[list[PartRow]]:
         batch: list[PartRow] = []
         for i, gpu_uuid in enumerate(gpus):
-            batch += self._limited(self._segments.parts_in(segments, gpu_uuid))
+            # The rest of a backlog waits for the next step.
+            batch += _limited(self._segments.parts_in(segments, gpu_uuid), self._options.step_rows)
             is_full = sum(row.part.row_count for row in batch) >= self._options.batch_rows
             if is_full or (i + 1) % self._options.batch_gpus == 0:
                 yield batch
                 batch = []
         if batch:
             yield batch
-
-    def _limited(self, rows: Sequence[PartRow]) -> list[PartRow]:
-        """Return the first parts of a GPU, as many as a step may take; the rest waits for the next one."""
-        limited: list[PartRow] = []
-        total = 0
-        for row in rows:
-            total += row.part.row_count
-            if limited and total > self._options.step_rows:
-                break
-            limited.append(row)
-        return limited
 
     def _new_stem(self, inputs: Sequence[SegmentFile]) -> str:
         """Return a name that no file has; steps of the same hour differ in the time at which they are taken."""
@@ -221,6 +219,18 @@ class Compactor:
             if not self._layout.path(SegmentKind.HOUR, f"{stem}.hour.parquet").exists():
                 return stem
             now += 1
+
+
+def _limited(rows: Sequence[PartRow], most_rows: int) -> list[PartRow]:
+    """Return the first parts of a GPU, with so many rows at most, but at least one part."""
+    limited: list[PartRow] = []
+    total = 0
+    for row in rows:
+        total += row.part.row_count
+        if limited and total > most_rows:
+            break
+        limited.append(row)
+    return limited
 
 
 class _Output:

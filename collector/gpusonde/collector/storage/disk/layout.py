@@ -53,5 +53,11 @@ class StoreLayout:
         """Return where a segment lies."""
         return self.folder(kind) / file_name
 
+    def unused_segment(self, now_unix_nano: int, part: int) -> Path:
+        """Return where to put a new segment: a clock that was set back must not lead to a name that is in use."""
+        while (path := self.path(SegmentKind.MINUTE, f"{now_unix_nano:020d}-{part:08d}.parquet")).exists():
+            now_unix_nano += 1
+        return path
+
 
 _FOLDERS = {SegmentKind.MINUTE: "segments", SegmentKind.HOUR: "hours", SegmentKind.SECOND: "seconds"}
