@@ -114,6 +114,8 @@ class NvmlSource:
             ticks.append(_ticks(index, stamp_ns, values, blanks))
         if self._nvml is not None and deadline_s >= self._look_due_s - _ROUNDING_S:
             self._look_again(self._nvml, deadline_s, events)
+            # Events stand before the ticks of their reading, and nothing comes after a loss.
+            ticks = [part for part in ticks if not self._gpus[part.gpu].lost]
         return Reading(tuple(ticks), tuple(events), inventory=inventory)
 
     def progress(self) -> None:
