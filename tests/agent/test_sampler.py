@@ -17,6 +17,7 @@ from gpusonde.agent.sources.base import (
     SourceInventory,
     SourceStatistics,
 )
+from gpusonde.service.vitals import Heartbeat
 from gpusonde.telemetry import metric
 
 INTERVAL_S = 0.1
@@ -223,3 +224,32 @@ def test_a_clock_step_is_told_of_gpus_that_came_later_too():
     world.sampler.run()
     assert [event.gpu for event in world.events] == [0, 1, 2]
     assert [s.reading.inventory for s in world.delivered if s.reading.inventory] == [grown]
+
+
+def test_a_replay_at_full_speed_is_alive_all_the_time():
+    now_s, looks = [0.0], []
+    heart = Heartbeat("the sampler", 1.0, clock=lambda: now_s[0])
+
+    class Endless:
+        statistics = SourceStatistics()
+
+        def read(self, deadline_s):
+            looks.append(heart.trouble())
+            now_s[0] += 0.9
+            if len(looks) == 20:
+                raise SourceExhausted
+            return Reading(more=True)
+
+        def progress(self):
+            return None
+
+    class Sink:
+        def has_room(self):
+            return True
+
+        def put(self, sampled):
+            return True
+
+    inventory = SourceInventory("replay", (GpuDescription("a"),), (), 0.1, can_wait=True)
+    assert Sampler(Endless(), inventory, 0.1, Sink(), SelfCounters(), heartbeat=heart).run()
+    assert looks == [None] * 20

@@ -20,6 +20,8 @@ QUICK = {
     "ingest.probe_interval": "50ms",
     "store.reserve_bytes": "1MiB",
     "runs.track_interval": "20ms",
+    # Tests run beside each other, and beside a collector of this host.
+    "metrics.listen": "",
 }
 
 

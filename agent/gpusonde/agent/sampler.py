@@ -131,6 +131,8 @@ class Sampler:
         """Read once, and again while the source has more that is due; False when stopped meanwhile."""
         processor_s = elapsed_s = 0.0
         while True:
+            # A replay at full speed may stay in here for hours.
+            self._heartbeat.beat()
             if self._inventory.can_wait:
                 while not self._sink.has_room():
                     self._heartbeat.beat(_ROOM_POLL_S)
