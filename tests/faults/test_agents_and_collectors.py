@@ -13,7 +13,7 @@ from support.epoch_traces import training_trace
 from support.fake_nvidia import FakeNvml, compile_library
 from support.running_collector import ProcessCollector
 from support.trace_records import trace_records
-from support.victim_agent import VictimAgent, stored
+from support.victim_agent import VictimAgent, stored, stored_of
 from support.wire_agent import START_NS, WireStream, hello, wait_until
 
 from gpusonde.agent import AgentConfig, run_agent
@@ -241,4 +241,36 @@ def test_of_two_real_agents_with_one_id_one_is_kept_the_other_is_told_and_their_
     print(
         f"two agents with one id: {kept['ticks']} ticks of the first stored, 0 of the second, whose "
         f"{told['unacked_records']} records stay in its spool"
+    )
+
+
+def test_what_a_full_spool_dropped_is_known_at_the_collector_to_the_tick(tmp_path):
+    gpus = [f"GPU-{i}" for i in range(40)]
+    with ProcessCollector(tmp_path / "data") as collector:
+        collector.kill()
+        small = {"spool.max_bytes": "1MiB"}
+        with VictimAgent(
+            tmp_path / "agent", collector.target, small, interval_s=0.005, batch_interval_s=0.01, gpu_uuids=gpus
+        ) as agent:
+            wait_until(lambda: "is full: dropped records" in agent.log(), 60, "a full spool")
+            before = agent.took()
+            wait_until(lambda: agent.took() > before + 200, 60, "more ticks")
+            collector.start()
+            report = agent.finish()
+        assert collector.terminate() == 0
+    assert report["drained"]
+    found = stored_of(tmp_path / "data", gpus)
+    arrived = sum(len(gpu.values) for gpu in found)
+    losses = [loss for loss in found[0].losses if loss.reported]
+    assert losses
+    assert {loss.reason for loss in losses} == {ingest_pb2.LOSS_REASON_SPOOL_FULL}
+    lost = sum(loss.lost_ticks for loss in losses)
+    assert lost == report["lost_ticks"] > 0
+    assert arrived + lost == report["ticks"] == agent.reached[-1] * len(gpus)
+    # What is left is the newest, in one piece.
+    newest = found[0].values
+    assert newest.tolist() == [(agent.reached[-1] - len(newest) + i) % CYCLE for i in range(len(newest))]
+    print(
+        f"a spool of 1 MiB for {report['ticks']} ticks: {arrived} arrived, {lost} reported as dropped in {len(losses)} "
+        "reports, none unaccounted for"
     )

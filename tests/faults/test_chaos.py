@@ -104,8 +104,8 @@ def test_a_killed_agent_of_the_default_pace_loses_no_more_than_a_batch_and_a_com
         np.testing.assert_array_equal(life, np.arange(len(life)))
     assert len(lives[-1]) == victim.reached[-1] == report["ticks"]
     lost = sum(victim.reached) - len(found.values)
-    # 1.1 s each, and what one tick and a busy machine add.
-    assert 0 <= lost <= 4 * 13
+    # 1.1 s each, and what a tick, a slow disk and a busy machine add.
+    assert 0 <= lost <= 4 * 20
     print(
         f"4 kills of an agent at 10 Hz with batches of 1 s: {lost} of {sum(victim.reached)} ticks lost, {lost / 4:.1f} "
         "at a time; 0 at SIGTERM"

@@ -158,7 +158,7 @@ def test_a_real_agent_slows_down_on_an_idle_gpu_and_is_back_within_a_second_of_w
     print(f"distances while idle {np.round(steps[again - 4 : again], 3)} s, at work {np.round(steps[again], 3)} s")
     # The three ticks before the work that was seen last are idle at 1 s; those after it are at full rate again.
     assert np.median(steps[again - 3 : again - 1]) == pytest.approx(1.0, abs=0.2)
-    assert stored.time_s[again] - stored.time_s[0] < 7.5 + 1.2
+    assert stored.time_s[again] - stored.time_s[0] < 7.5 + 1.1 + report["lateness_max_s"]
     assert np.median(steps[again:]) == pytest.approx(0.1, abs=0.03)
     # What a busy machine took is counted, what the agent chose is not.
     wanted = 25 + 15 + 4 + 18

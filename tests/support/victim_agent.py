@@ -113,21 +113,30 @@ class Stored:
 
 def stored(directory: Path, gpu_uuid: str = "GPU-a", agent_id: str = "victim", metric: str = "power_watts") -> Stored:
     """Open the store of a stopped collector."""
+    return stored_of(directory, [gpu_uuid], agent_id, metric)[0]
+
+
+def stored_of(directory: Path, gpu_uuids, agent_id: str = "victim", metric: str = "power_watts") -> list[Stored]:
+    """The same for several GPUs of one agent."""
     store = LocalStore(directory, StoreOptions(reserve_bytes=0))
     store.open()
     try:
-        arrivals = store.arrivals(agent_id, gpu_uuid, Position(0, 0))
-        pieces = [a.samples for a in arrivals if isinstance(a, TicksArrived)]
-        found = Stored(
-            np.concatenate([piece.spool for piece in pieces]),
-            np.concatenate([piece.sequence for piece in pieces]),
-            np.concatenate([piece.columns[metric] for piece in pieces]),
-            np.concatenate([piece.time_unix_nano for piece in pieces]),
-            store.losses(),
-            store.rejections(),
-            store.events(gpu_uuid),
-        )
-        assert len(store.read(gpu_uuid, 0, 1 << 62)) == len(found.sequences)
-        return found
+        return [_stored(store, gpu_uuid, agent_id, metric) for gpu_uuid in gpu_uuids]
     finally:
         store.close()
+
+
+def _stored(store: LocalStore, gpu_uuid: str, agent_id: str, metric: str) -> Stored:
+    arrivals = store.arrivals(agent_id, gpu_uuid, Position(0, 0))
+    pieces = [a.samples for a in arrivals if isinstance(a, TicksArrived)]
+    found = Stored(
+        np.concatenate([piece.spool for piece in pieces]),
+        np.concatenate([piece.sequence for piece in pieces]),
+        np.concatenate([piece.columns[metric] for piece in pieces]),
+        np.concatenate([piece.time_unix_nano for piece in pieces]),
+        store.losses(),
+        store.rejections(),
+        store.events(gpu_uuid),
+    )
+    assert len(store.read(gpu_uuid, 0, 1 << 62)) == len(found.sequences)
+    return found
