@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
+from support.certificates import Authority
 from support.freezing_proxy import FreezingProxy
 from support.scripted_collector import Script, ScriptedCollector
 from support.uplink_rig import Rig, batch
@@ -195,6 +196,32 @@ def test_a_collector_on_a_full_disk_is_not_said_to_be_gone(rig, caplog):
     assert caplog.text.count("takes no records now") == 1
     assert "no space left for data" in caplog.text
     assert "is not there" not in caplog.text
+
+
+def test_a_collector_without_tls_is_not_said_to_be_gone_by_an_agent_with_it(rig, tmp_path, caplog):
+    rig.fill(1)
+    authority = Authority(tmp_path / "authority")
+    with ScriptedCollector() as collector:
+        rig.run(
+            collector.target, until=lambda: rig.counters.connection_failures,
+            security=ClientSecurity(ca=str(authority.ca)),
+        )  # fmt: skip
+    assert "do not agree on TLS" in caplog.text
+    assert "uplink.tls_ca" in caplog.text
+
+
+def test_files_that_cannot_be_used_are_named_and_used_once_they_can(rig, tmp_path, caplog):
+    rig.fill(3)
+    token = tmp_path / "token"
+    with ScriptedCollector() as collector:
+
+        def write_token():
+            if rig.counters.connection_failures.get("CREDENTIALS", 0) >= 2:
+                token.write_text("gpusonde_abc")
+
+        rig.run(collector.target, during=write_token, security=ClientSecurity(token_file=str(token)))
+        assert sequences(collector) == [1, 2, 3]
+    assert caplog.text.count("give a file that this user can read") == 1
 
 
 def test_a_network_that_loses_everything_is_noticed_by_pings_while_nothing_is_sent(rig):

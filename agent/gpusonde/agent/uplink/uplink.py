@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 
 _LASTING_SESSION_S = 10.0
 _RENEWAL_GRACE_S = 5.0
+# How gRPC says, under the status UNAVAILABLE, that it reached somebody.
+_TLS_WORDS = ("handshake", "certificate", "verification")
 
 
 class Uplink:
@@ -334,6 +336,14 @@ class Uplink:
                 f"Samples are kept in {self._spool.directory} meanwhile",
             )  # fmt: skip
             return self._backoff.slow_s()
+        if any(word in failure.details.lower() for word in _TLS_WORDS):
+            self._say(
+                "no TLS", logging.ERROR,
+                f"collector {target} and this agent do not agree on TLS ({failure}): check uplink.tls_ca, "
+                "tls_certificate, server_name and the dates of both certificates; keeping samples in "
+                f"{self._spool.directory}",
+            )  # fmt: skip
+            return self._backoff.next_s()
         full = failure.code == grpc.StatusCode.RESOURCE_EXHAUSTED.name
         self._say(
             "full" if full else "away", logging.WARNING,
