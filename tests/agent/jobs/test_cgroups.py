@@ -40,6 +40,11 @@ SLURM, KUBERNETES, CONTAINERS = Scheduler.SLURM, Scheduler.KUBERNETES, Scheduler
             KUBERNETES,
             POD,
         ),
+        # Out of a pod with a cgroup namespace of its own.
+        (f"0::/../../pod{POD}/{CONTAINER}", KUBERNETES, POD),
+        (f"0::/../../kubepods-burstable-pod{POD_}.slice/cri-containerd-{CONTAINER}.scope", KUBERNETES, POD),
+        ("0::/../../../../system.slice/slurmstepd.scope/job_7/step_0/user/task_0", SLURM, "7"),
+        ("0::/../../../../user.slice/user-1001.slice/session-3.scope", Scheduler.USER, "uid-1001"),
         (f"0::/kubepods/burstable/pod{'0a' * 16}/{CONTAINER}", KUBERNETES, "0a" * 16),
         (f"0::/system.slice/docker-{CONTAINER}.scope", CONTAINERS, CONTAINER[:12]),
         (V1.format(f"/docker/{CONTAINER}", f"/docker/{CONTAINER}"), CONTAINERS, CONTAINER[:12]),

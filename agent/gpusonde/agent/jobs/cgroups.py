@@ -7,6 +7,8 @@ Layouts, in cgroup version 1 (one line per controller) and version 2 (one line, 
 * kubelet with the systemd driver: ``/kubepods.slice/...-podUID_WITH_UNDERSCORES.slice/cri-containerd-CONTAINER.scope``
   (``crio-``, ``docker-``), and containerd's mixture of both, ``...-podUID.slice:cri-containerd:CONTAINER``;
 * containers without Kubernetes: ``/docker/CONTAINER``, ``/system.slice/docker-CONTAINER.scope``, ``libpod-...``;
+* all of these as seen out of a container with a cgroup namespace of its own: ``/../../podUID/CONTAINER``, where the
+  beginning that both have in common is missing;
 * the rest: the innermost systemd unit, or the user whose session it is.
 """
 
@@ -18,6 +20,7 @@ from gpusonde.agent.jobs.owners import Owner, Scheduler, bounded
 
 _MOST_LINES = 64
 _SHORT_CONTAINER_ID = 12
+_FROM_A_CONTAINER = "/../"
 
 _SLURM_JOB = re.compile(r"/[^/]*slurm[^/]*/(?:[^/]+/)*?job_(\d+)(?:/step_([\w-]+))?(?=/|$)")
 _POD = re.compile(r"[/-]pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?=[./:]|$)")
@@ -56,7 +59,7 @@ def _slurm(path: str) -> Owner | None:
 
 
 def _pod(path: str) -> Owner | None:
-    match = _POD.search(path) if "kubepods" in path else None
+    match = _POD.search(path) if "kubepods" in path or path.startswith(_FROM_A_CONTAINER) else None
     if match is None:
         return None
     pod = match.group(1).replace("_", "-")
