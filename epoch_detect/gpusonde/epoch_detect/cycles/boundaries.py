@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from gpusonde.epoch_detect.cycles.order import median
 from gpusonde.epoch_detect.cycles.phase import Lock, deviating, start_phase
 from gpusonde.epoch_detect.cycles.signal import Signal
 from gpusonde.telemetry import FloatArray
@@ -156,12 +157,13 @@ def _snapped(
     clear = np.zeros(rough.size, dtype=bool)
     for rank, row in enumerate(row_order):
         values = signal.values[row]
+        levels = _Levels(values)
         for direction in (1.0, -1.0):
-            found = _edges(values * direction, rough, period)
+            found = _edges(levels, direction, rough, period)
             clarity = min(found.clarity, _CLEAR) * (1.0 if found.leads_back else 0.5)
             weight = clarity * _RANK_WEIGHT**rank
             if weight > best:
-                typical = float(np.median(found.change))
+                typical = median(found.change)
                 fine = _inside_cell(values * direction, found.cells, found.width)
                 shown = found.change > 0.3 * typical
                 best, places = weight, np.where(shown, fine, rough + np.median((fine - rough)[shown]))
@@ -178,31 +180,73 @@ class _Edges:
     width: int
 
 
-def _edges(values: FloatArray, rough: FloatArray, period: float) -> _Edges:
-    """The largest rise near each place, between means over as few cells as it takes to stand out from others."""
+@dataclass(frozen=True)
+class _Steps:
+    """Means over some cells after and before the left edge of every cell, and the edge behind the last one.
+
+    Attributes:
+        after: Shape (cells + 1,).
+        before: Shape (cells + 1,).
+        change: Their difference, 0 at both ends.
+        noise: Usual size of a change.
+        usual: Median of ``after``.
+    """
+
+    after: FloatArray
+    before: FloatArray
+    change: FloatArray
+    noise: float
+    usual: float
+
+
+class _Levels:
+    """Steps of a row, of any width; rises and falls are looked for in the same ones.
+
+    Args:
+        values: Shape (cells,).
+    """
+
+    def __init__(self, values: FloatArray) -> None:
+        self.size = values.size
+        self._sums = np.concatenate([[0.0], np.cumsum(values)])
+        self._steps: dict[int, _Steps] = {}
+
+    def steps(self, width: int) -> _Steps:
+        """Return the steps between means over ``width`` cells."""
+        if width not in self._steps:
+            self._steps[width] = self._make(min(width, self.size))
+        return self._steps[width]
+
+    def _make(self, width: int) -> _Steps:
+        sums, n = self._sums, self.size
+        whole = (sums[width:] - sums[:-width]) / width
+        fewer = np.maximum(np.arange(width), 1)
+        after = np.concatenate([whole, (sums[n] - sums[n - width + 1 :]) / fewer[::-1]])
+        before = np.concatenate([sums[:width] / fewer, whole])
+        change = after - before
+        change[[0, n]] = 0.0
+        return _Steps(after, before, change, median(np.abs(change)) + _LEAST_CHANGE, median(after))
+
+
+def _edges(levels: _Levels, direction: float, rough: FloatArray, period: float) -> _Edges:
+    """The largest rise (or fall) near each place, between means over as few cells as it takes to stand out."""
     narrow = int(np.clip(0.03 * period, 1, 8))
-    best, chosen = _edges_of_width(values, rough, period, narrow)
+    best, chosen = _edges_of_width(levels, direction, rough, period, narrow)
     for width in (narrow * times for times in _CHANGE_WIDTHS):
         if best >= _STANDS_OUT or width > _WIDEST_CHANGE * period:
             break
-        outstanding, edges = _edges_of_width(values, rough, period, width)
+        outstanding, edges = _edges_of_width(levels, direction, rough, period, width)
         if outstanding > _CLEARER * best:
             best, chosen = outstanding, edges
     return chosen
 
 
-def _edges_of_width(values: FloatArray, rough: FloatArray, period: float, width: int) -> tuple[float, _Edges]:
-    """How many times as large the rises are as those elsewhere, and the rises."""
-    n = values.size
+def _edges_of_width(
+    levels: _Levels, direction: float, rough: FloatArray, period: float, width: int
+) -> tuple[float, _Edges]:
+    """How many times as large the rises (or falls) are as those elsewhere, and the rises."""
+    n, steps = levels.size, levels.steps(width)
     reach = int(np.clip(max(0.08 * period, min(12, 0.25 * period)), 2, 60))
-    sums = np.concatenate([[0.0], np.cumsum(values)])
-    position = np.arange(n + 1)
-    left, right = np.maximum(position - width, 0), np.minimum(position + width, n)
-    after = (sums[right] - sums[position]) / np.maximum(right - position, 1)
-    before = (sums[position] - sums[left]) / np.maximum(position - left, 1)
-    change = after - before
-    change[[0, n]] = 0.0
-    noise = float(np.median(np.abs(change))) + _LEAST_CHANGE
     offsets = np.arange(-reach, reach + 1)
 
     def nearby(places: FloatArray) -> npt.NDArray[np.int64]:
@@ -210,19 +254,19 @@ def _edges_of_width(values: FloatArray, rough: FloatArray, period: float, width:
         return near
 
     near = nearby(rough)
-    rises = np.maximum(change[near], 0.0)
+    rises = np.maximum(steps.change[near] * direction, 0.0)
     choice = np.argmax(rises * (1 - 0.2 * np.abs(offsets) / reach), axis=1)
     # The chain is off by the same distance everywhere, give or take; a rise elsewhere must be the larger to be taken.
-    common = int(np.median(offsets[choice]))
+    common = int(median(offsets[choice]))
     choice = np.argmax(rises * (1 - _ELSEWHERE * np.minimum(np.abs(offsets - common) / reach, 1)), axis=1)
     rows = np.arange(rough.size)
     cells, rise = near[rows, choice], rises[rows, choice]
-    usual = float(np.median(after))
-    leads_back = np.median(np.abs(after[cells] - usual)) <= np.median(np.abs(before[cells] - usual))
-    edges = _Edges(cells, rise, float(np.median(rise)) / noise, bool(leads_back), width)
+    away, toward = np.abs(steps.before[cells] - steps.usual), np.abs(steps.after[cells] - steps.usual)
+    typical = median(rise)
+    edges = _Edges(cells, rise, typical / steps.noise, median(toward) <= median(away), width)
     between = (rough[:-1, None] + np.diff(rough)[:, None] * _BETWEEN).ravel()
-    others = np.maximum(change[nearby(between)].max(axis=1), 0.0)
-    return float(np.median(rise)) / (float(np.median(others)) + _LEAST_CHANGE), edges
+    others = np.maximum((steps.change[nearby(between)] * direction).max(axis=1), 0.0)
+    return typical / (median(others) + _LEAST_CHANGE), edges
 
 
 def _inside_cell(values: FloatArray, edges: npt.NDArray[np.int64], width: int) -> FloatArray:

@@ -127,10 +127,10 @@ def best_chain(match: FloatArray, window: int) -> IntArray:
     for block, begin in enumerate(range(0, n, low)):
         end = min(begin + low, n)
         if begin > farthest:
-            best_jump = max(best_jump, float(total[farthest:begin].max()))
+            best_jump = max(best_jump, float(np.maximum.reduce(total[farthest:begin])))
             farthest = begin
         jumps[block] = best_jump - _JUMP_COST
-        value = (reachable[begin:end] - penalty).max(axis=1)
+        value = np.maximum.reduce(reachable[begin:end] - penalty, axis=1)
         np.maximum(value, max(jumps[block], 0.0), out=value)
         np.add(value, gain[begin:end], out=total[begin + high : end + high])
     here = int(np.argmax(total[high:]))
@@ -192,9 +192,11 @@ def start_phase(profile: FloatArray, *, waiting: bool = False) -> float:
 def _windows(values: FloatArray, window: int) -> tuple[FloatArray, FloatArray]:
     """All windows, mean removed, metrics side by side: shape (positions, metrics * window); and their norms."""
     view = np.lib.stride_tricks.sliding_window_view(values, window, axis=1)
-    cycles = view - view.mean(axis=2, keepdims=True)
-    cycles = np.ascontiguousarray(cycles.transpose(1, 0, 2)).reshape(view.shape[1], -1)
-    return cycles, np.linalg.norm(cycles, axis=1)
+    mean = np.add.reduce(view, axis=2, keepdims=True) / window
+    apart = np.empty((view.shape[1], view.shape[0], window))
+    np.subtract(view.transpose(1, 0, 2), mean.transpose(1, 0, 2), out=apart)
+    cycles = apart.reshape(view.shape[1], -1)
+    return cycles, np.sqrt(np.add.reduce(cycles * cycles, axis=1))
 
 
 def _seed(unit: FloatArray, window: int) -> tuple[FloatArray, float]:
