@@ -25,7 +25,7 @@ from gpusonde.collector.tracking.processes.messages import (
 from gpusonde.epoch_detect import EpochDetection, EpochTracker
 
 # Acknowledgements come first.
-_NICENESS = 5
+_NICENESS = 2
 
 
 class Trackers:

@@ -1,0 +1,201 @@
+"""What the telemetry path costs: agents, wire, collector. Real processes, loopback gRPC, the true protocol, real time.
+
+Usage: ``python benchmarks/telemetry [SECTION...] [--out docs/results/telemetry.md] [--quick]``
+
+Sections: agent, ingest, tracking, connections, shapes, restart; all of them in about a quarter of an hour on two cores.
+What samples cost on disk, and reading them, is ``benchmarks/telemetry/storage.py``. CPU is counted in CPU seconds of
+the process in question: on a busy machine waiting times are those of the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import platform
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import agent_cost
+import connections
+import restart
+import shapes
+import tracking
+from ingest import Load, Outcome, play
+
+_MIB = 1 << 20
+
+
+def table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
+    """Lines of a Markdown table."""
+    lines = ["| " + " | ".join(cells) + " |" for cells in (columns, ("---",) * len(columns), *rows)]
+    return [*lines, ""]
+
+
+def agent_section(args: argparse.Namespace) -> list[str]:
+    """The agent."""
+    cost = agent_cost.measure(5 if args.quick else 60)
+    p50, p99, most = cost.late_ms
+    rows = [
+        ("CPU", f"{100 * cost.cpu_share:.2f} % of a core", "1 %"),
+        ("resident memory", f"{cost.rss_bytes / _MIB:.1f} MiB", "60 MiB"),
+        ("tick lateness, median / 99 % / most", f"{p50:.2f} / {p99:.1f} / {most:.1f} ms", "99 %: 10 ms"),
+        ("CPU until it runs", f"{cost.start_cpu_s:.2f} s", ""),
+        ("wake-ups of all threads", f"{cost.wakeups_per_s:.0f} per second", ""),
+    ]
+    text = (
+        f"`gpusonde agent`, {cost.gpus} GPUs, {cost.metrics} metrics, 10 Hz, over a stand-in for NVIDIA's library that "
+        f"answers at once: what the driver itself takes comes on top. {cost.seconds:.0f} s."
+    )
+    return ["## The agent on its host", "", text, "", *table(("what", "measured", "wanted at most"), rows)]
+
+
+def ingest_section(args: argparse.Namespace) -> list[str]:
+    """The collector under load."""
+    seconds = 5 if args.quick else 75
+    loads = [Load(2, 2, 5, tracking=False, data=args.data)] if args.quick else [
+        Load(125, 8, seconds, tracking=False, data=args.data),
+        Load(625, 8, seconds, tracking=False, data=args.data),
+    ]  # fmt: skip
+    settings: list[tuple[Load, tuple[str, ...]]] = [(load, ()) for load in loads]
+    tracked = Load(2, 2, 5, data=args.data) if args.quick else Load(125, 8, args.tracked_seconds, data=args.data)
+    settings.append((tracked, ("runs.processes=2",)))
+    rows = [_ingest_row(play(load, None, *more), more) for load, more in settings]
+    columns = ("GPUs", "tracking", "seconds", "CPU of the collector", "resident, most", "ack median / 99 % / most",
+               "records sent twice", "ticks missing / doubled", "runs, with epochs", "CPU of the load")  # fmt: skip
+    text = (
+        f"{_data_text(args)}, 25 metrics at 10 Hz, 8 GPUs and one connection per agent, a record per second, phases "
+        "apart; with zstd 3.0 bytes per sample on the wire. After each load the segments were compared with what was "
+        "sent. CPU in cores (CPU seconds per second), processes of tracking included; beside it that of the last third."
+    )
+    return ["## The collector under load", "", text, "", *table(columns, rows)]
+
+
+def _data_text(args: argparse.Namespace) -> str:
+    if args.data:
+        return f"Recorded traces ({args.data.name}/titanx_*), what they lack derived from their activity with noise"
+    return "Generated training jobs (epochs of 12 to 300 s, validation, iteration ripple, noise in all bits)"
+
+
+def _ingest_row(outcome: Outcome, settings: tuple[str, ...]) -> tuple[str, ...]:
+    load, fleet, stored = outcome.load, outcome.fleet, outcome.stored
+    ack = fleet["ack_ms"]
+    return (
+        f"{load.agents * load.gpus:,}",
+        f"on ({', '.join(settings)})" if load.tracking else "off",
+        str(load.seconds),
+        f"{outcome.cpu_per_s[0]:.2f} ({outcome.cpu_per_s[1]:.2f})",
+        f"{outcome.peak_bytes / _MIB:,.0f} MiB",
+        f"{ack['p50']:.0f} / {ack['p99']:.0f} / {ack['max']:.0f} ms",
+        str(fleet["repeated"]),
+        f"{stored.missing + stored.incomplete} / {stored.repeated} of {stored.ticks:,}",
+        f"{outcome.runs[0]}, {outcome.runs[1]}" if load.tracking else "-",
+        f"{fleet['cpu_per_s']:.2f}",
+    )
+
+
+def tracking_section(args: argparse.Namespace) -> list[str]:
+    """The tracker alone."""
+    stages = tracking.by_age(*((1, 30) if args.quick else (8, 1800)))
+    rows = [
+        (f"{s.from_s} to {s.to_s} s", f"{100 * s.cpu_share:.3f} % of a core", f"{1000 * s.cpu_share:.2f} cores")
+        for s in stages
+    ]
+    text = (
+        "One `EpochTracker` fed second by second with the 25 metrics (15 of them tell what a GPU does), by the age of "
+        "the run. A fleet's load follows from the ages of its runs: most of the work falls into a run's first minutes."
+    )
+    columns = ("age of the run", "one GPU", "1,000 GPUs, all of that age")
+    return ["## Looking for epochs", "", text, "", *table(columns, rows)]
+
+
+def connections_section(args: argparse.Namespace) -> list[str]:
+    """Many connections."""
+    seen = connections.measure(*((20, 3) if args.quick else (1250, 15)))
+    failures = ", ".join(f"{count} x {reason}" for reason, count in seen.failures.items()) or "none"
+    rows = [(f"{seen.agents:,}", f"{seen.connected_ms:.0f} ms", str(seen.unacked), failures, f"{seen.cpu_s:.1f} s")]
+    columns = ("agents", "greeted (99 %)", "records unacknowledged", "streams that ended", "CPU of the collector")
+    text = (
+        f"A collector started with the usual soft limit of {connections.USUAL_LIMIT:,} open files, and agents with a "
+        "connection each that all come at once. With that limit left as it was, 1,250 connections took every "
+        "descriptor: the store could not open its log (`Too many open files`), every stream ended with UNAVAILABLE or "
+        "without a word, and of 20,000 records none was stored. It is neither the accept queue nor keepalive. The "
+        "collector now raises the limit and keeps files for itself; where the hard limit is 1,024 it serves 768 agents "
+        "and refuses the rest at once, which harms nobody else."
+    )
+    return ["## Many connections", "", text, "", *table(columns, rows)]
+
+
+def shapes_section(args: argparse.Namespace) -> list[str]:
+    """Shapes of messages."""
+    costs = shapes.compare(20 if args.quick else 1000)
+    rows = [
+        (
+            cost.name, f"{cost.messages_per_second:g}", f"{cost.bytes_per_sample:.2f}",
+            f"{cost.cpu_us_per_sample:.3f} µs", f"{cost.gpus_per_core:,.0f}",
+        )
+        for cost in costs
+    ]  # fmt: skip
+    columns = ("message", "messages per host and second", "bytes per sample", "server CPU per sample", "GPUs per core")
+    text = (
+        "The same samples (8 GPUs, 25 metrics, 10 Hz) through one `grpc.aio` server, up to arrays; ours with all "
+        "checks of the collector and decompression, the others with none. CPU of the server with gRPC; nothing is "
+        "stored."
+    )
+    return ["## Shapes of messages", "", text, "", *table(columns, rows)]
+
+
+def restart_section(args: argparse.Namespace) -> list[str]:
+    """Restart."""
+    seen = restart.measure(*((1, 20) if args.quick else (8, 3600)))
+    rows = [(f"{seen.gpus}", f"{seen.seconds / 60:.0f} min", f"{seen.log_bytes / _MIB:,.0f} MiB",
+             f"{seen.from_log_s:.1f} s", f"{seen.from_segments_s:.1f} s")]  # fmt: skip
+    columns = ("GPUs", "in the log", "size of the log", "start, log read back", "start, all in segments")
+    text = (
+        "From the start of the process to the first answer. The log usually holds a minute; so much is in it only "
+        "where no segment could be written for so long."
+    )
+    return ["## Restart", "", text, "", *table(columns, rows)]
+
+
+_SECTIONS: dict[str, Callable[[argparse.Namespace], list[str]]] = {
+    "agent": agent_section,
+    "ingest": ingest_section,
+    "tracking": tracking_section,
+    "connections": connections_section,
+    "shapes": shapes_section,
+    "restart": restart_section,
+}
+
+
+def main() -> int:
+    """Run the sections that were asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help="default: all")
+    parser.add_argument("--out", type=Path, help="Markdown file to write")
+    parser.add_argument("--data", type=Path, help="folder of recorded traces to play instead of generated ones")
+    parser.add_argument("--tracked-seconds", type=int, default=240, help="length of the load with tracking")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it works")
+    args = parser.parse_args()
+    if unknown := set(args.sections) - set(_SECTIONS):
+        parser.error(f"no section {', '.join(sorted(unknown))}; there are {', '.join(_SECTIONS)}")
+    today = datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat()
+    words = " ".join(["python benchmarks/telemetry", *args.sections])
+    printed = (
+        f"Printed by `{words}` on {today}, {platform.machine()}, {os.cpu_count()} cores, loopback, busy machine (other "
+        "work on both cores all the time): CPU seconds are those of the processes, waiting times include the others."
+    )
+    lines = ["# The telemetry path: results", "", printed, ""]
+    for name in args.sections or _SECTIONS:
+        section = _SECTIONS[name](args)
+        print("\n".join(section), flush=True)
+        lines += section
+    if args.out:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
