@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 SOURCES := proto telemetry catalog settings service agent epoch_detect predictor collector cli
 CODE := $(filter-out proto,$(SOURCES)) tests benchmarks
 
-.PHONY: demo test lint format stubs benchmark-epochs wheel clean help
+.PHONY: demo test lint format stubs benchmark-epochs benchmark-telemetry wheel clean help
 
 help:
 	@echo "make demo    install, then run the whole product on loopback with a recorded trace or the GPU of this machine"
@@ -14,6 +14,7 @@ help:
 	@echo "make format  let ruff rewrite the code"
 	@echo "make stubs   regenerate the protobuf stubs"
 	@echo "make benchmark-epochs  compare the epoch detectors (needs ../shared/data; about half an hour on two cores)"
+	@echo "make benchmark-telemetry  what agent, wire and collector cost (about a quarter of an hour on two cores; needs cc)"
 	@echo "make wheel   build the wheel into dist/"
 	@echo "make clean   remove what the other targets made"
 
@@ -59,6 +60,9 @@ stubs: $(VENV)/.installed-dev
 benchmark-epochs: $(VENV)/.installed-dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[peers]'
 	$(BIN)/python benchmarks/epochs --out docs/results/epochs.md --jobs 2
+
+benchmark-telemetry: $(VENV)/.installed-dev
+	$(BIN)/python benchmarks/telemetry --out docs/results/telemetry.md
 
 wheel: $(VENV)/.installed
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .

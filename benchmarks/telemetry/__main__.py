@@ -97,7 +97,7 @@ def _ingest_row(outcome: Outcome, settings: tuple[str, ...]) -> tuple[str, ...]:
 
 def tracking_section(args: argparse.Namespace) -> list[str]:
     """The tracker alone."""
-    stages = tracking.by_age(*((1, 30) if args.quick else (8, 1800)))
+    stages = tracking.by_age(*((1, 30) if args.quick else (4, 1800)))
     rows = [
         (f"{s.from_s} to {s.to_s} s", f"{100 * s.cpu_share:.3f} % of a core", f"{1000 * s.cpu_share:.2f} cores")
         for s in stages
@@ -129,7 +129,7 @@ def connections_section(args: argparse.Namespace) -> list[str]:
 
 def shapes_section(args: argparse.Namespace) -> list[str]:
     """Shapes of messages."""
-    costs = shapes.compare(20 if args.quick else 1000)
+    costs = shapes.compare(20 if args.quick else 300)
     rows = [
         (
             cost.name, f"{cost.messages_per_second:g}", f"{cost.bytes_per_sample:.2f}",
@@ -148,7 +148,7 @@ def shapes_section(args: argparse.Namespace) -> list[str]:
 
 def restart_section(args: argparse.Namespace) -> list[str]:
     """Restart."""
-    seen = restart.measure(*((1, 20) if args.quick else (8, 3600)))
+    seen = restart.measure(*((1, 20) if args.quick else (4, 3600)))
     rows = [(f"{seen.gpus}", f"{seen.seconds / 60:.0f} min", f"{seen.log_bytes / _MIB:,.0f} MiB",
              f"{seen.from_log_s:.1f} s", f"{seen.from_segments_s:.1f} s")]  # fmt: skip
     columns = ("GPUs", "in the log", "size of the log", "start, log read back", "start, all in segments")
@@ -186,7 +186,8 @@ def main() -> int:
         f"Printed by `{words}` on {today}, {platform.machine()}, {os.cpu_count()} cores, loopback, busy machine (other "
         "work on both cores all the time): CPU seconds are those of the processes, waiting times include the others."
     )
-    lines = ["# The telemetry path: results", "", printed, ""]
+    short = "What falls short: [collector.md](../collector.md#what-it-costs), [agent.md](../agent.md#what-it-costs)."
+    lines = ["# The telemetry path: results", "", f"{printed} {short}", ""]
     for name in args.sections or _SECTIONS:
         section = _SECTIONS[name](args)
         print("\n".join(section), flush=True)
