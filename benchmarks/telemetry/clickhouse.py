@@ -16,13 +16,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from storage_records import START_NS, TICKS_PER_SECOND, Agents, Workload, full_set, recorded_h100
+from storage_records import GPUS_PER_HOST, START_NS, TICKS_PER_SECOND, Agents, Workload, full_set, recorded_h100
 
 from gpusonde.collector.records.model import Position
 from gpusonde.collector.storage.clickhouse.ownership import Ownership
 from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql, Connection
 from gpusonde.collector.storage.clickhouse.store import ClickHouseOptions, ClickHouseStore
 from gpusonde.collector.storage.store import Incoming
+from gpusonde.collector.storage.tables.facts import AgentRow
 
 
 class PresentAgents(Agents):
@@ -50,6 +51,8 @@ def measure(workload: Workload, gpus: int, seconds: int, interval_s: int, direct
     sql = ClickHouseSql(Connection(f"chdb://{directory}", database))
     store = ClickHouseStore(sql, Ownership("benchmark"), ClickHouseOptions(database))
     store.open()
+    for host in range(0, gpus, GPUS_PER_HOST):
+        store.introduce(AgentRow(f"agent-{host:06d}", "spool", "instance", START_NS, "host", "1.0", b""))
     inserts, spent = [], 0.0
     for second in range(0, seconds, interval_s):
         records = [record for s in range(second, min(second + interval_s, seconds)) for record in agents.records(s)]

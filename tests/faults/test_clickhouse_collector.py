@@ -1,20 +1,41 @@
-"""A collector on ClickHouse, as a process: killed in the middle, it goes on with the same samples, run and epochs."""
+"""Collectors on ClickHouse, as processes: killed at any moment, or left by their agent, they lose and repeat nothing.
 
+``GPUSONDE_FAULT_RECORDS=12000 GPUSONDE_FAULT_KILLS=20`` makes the chaos test as long as a release wants it.
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
 import threading
+import uuid
 from pathlib import Path
 
 import numpy as np
 import pytest
+from support.clickhouse_http import ClickHouseHttp
 from support.running_collector import ProcessCollector
-from support.spooling_agent import ResumingAgent
+from support.spooling_agent import ResumingAgent, Spool
+from support.store_engines import quick_directory
 from support.trace_records import trace_records
-from support.wire_agent import START_NS, hello, wait_until
+from support.wire_agent import START_NS, TICK_NS, hello, wait_until
 
 from gpusonde.collector.client import Client
 from gpusonde.epoch_detect import detect
 from gpusonde.telemetry import read_trace
 
 DEMO_TRACE = Path(__file__).parents[1] / "data" / "demo_trace.parquet"
+SUPPORT = Path(__file__).parents[1] / "support"
+CHAOS_RECORDS = int(os.environ.get("GPUSONDE_FAULT_RECORDS", "300"))
+CHAOS_KILLS = int(os.environ.get("GPUSONDE_FAULT_KILLS", "2"))
+
+
+@pytest.fixture
+def chdb():
+    with quick_directory() as directory:
+        yield directory
 
 
 def on_clickhouse(directory):
@@ -24,13 +45,14 @@ def on_clickhouse(directory):
         "clickhouse__url": f"chdb://{directory}",
         "clickhouse__insert_interval": "20ms",
         "runs__state_interval": "1s",
+        "ingest__max_unacked_records": "1000",
     }
 
 
-def test_a_collector_on_clickhouse_killed_in_the_middle_finds_the_epochs_and_predicts(tmp_path):
+def test_a_collector_on_clickhouse_killed_in_the_middle_finds_the_epochs_and_predicts(tmp_path, chdb):
     trace = read_trace(DEMO_TRACE)
     records = trace_records(trace, ticks_per_record=5)
-    with ProcessCollector(tmp_path / "data", **on_clickhouse(tmp_path / "chdb")) as collector:
+    with ProcessCollector(tmp_path / "data", **on_clickhouse(chdb)) as collector:
         sent = []
         agent = ResumingAgent(collector.target, hello, sent, len(records))
         thread = threading.Thread(target=agent.run)
@@ -63,3 +85,79 @@ def test_a_collector_on_clickhouse_killed_in_the_middle_finds_the_epochs_and_pre
     assert "Traceback" not in log
     # Nothing is kept beside the database.
     assert list((tmp_path / "data").iterdir()) == []
+
+
+def test_collector_and_agent_killed_at_random_moments_lose_and_repeat_nothing(tmp_path, chdb):
+    chance = random.Random(11)
+    spool = tmp_path / "spool"
+    with ProcessCollector(tmp_path / "data", **on_clickhouse(chdb)) as collector:
+        command = [sys.executable, str(SUPPORT / "spooling_agent.py"), collector.target, str(spool)]
+        command += [str(CHAOS_RECORDS), "0.01"]
+        agent = subprocess.Popen(command)
+        try:
+            for _ in range(CHAOS_KILLS):
+                with pytest.raises(subprocess.TimeoutExpired):
+                    agent.wait(chance.uniform(0.3, 1.2))
+                collector.kill()
+                collector.start()
+                with pytest.raises(subprocess.TimeoutExpired):
+                    agent.wait(chance.uniform(0.3, 1.2))
+                agent.send_signal(signal.SIGKILL)
+                agent.wait()
+                agent = subprocess.Popen(command)
+            Path(f"{spool}.enough").touch()
+            assert agent.wait(240) == 0
+        finally:
+            agent.kill()
+            agent.wait()
+        assert collector.terminate() == 0
+    taken = len(Spool(spool).records)
+    assert taken >= CHAOS_RECORDS
+    dump = [sys.executable, str(SUPPORT / "clickhouse_dump.py"), str(chdb), "gpusonde", "agent-1", "GPU-a"]
+    found = json.loads(subprocess.run(dump, check=True, capture_output=True, text=True).stdout)
+    ticks = range(10 * (taken - 1))
+    assert found["times"] == found["read"] == [START_NS + tick * TICK_NS for tick in ticks]
+    assert found["sequences"] == [tick // 10 + 2 for tick in ticks]
+    assert found["losses"] == found["rejections"] == 0
+
+
+def test_an_agent_whose_collector_dies_goes_on_at_another_one_with_the_same_run(tmp_path, chdb):
+    trace = read_trace(DEMO_TRACE)
+    records = trace_records(trace, ticks_per_record=5)
+    password = tmp_path / "password"
+    password.write_text("s3cret")
+    database = f"gpusonde_test_{uuid.uuid4().hex}"
+
+    def collector(name):
+        settings = on_clickhouse("") | {
+            "server__id": name,
+            "clickhouse__url": server.url,
+            "clickhouse__database": database,
+            "clickhouse__user": "gpusonde",
+            "clickhouse__password_file": str(password),
+        }
+        return ProcessCollector(tmp_path / name, **settings)
+
+    with ClickHouseHttp(chdb) as server, collector("one") as one, collector("two") as two:
+        sent = [record.SerializeToString() for record in records[: len(records) // 2]]
+        agent = ResumingAgent(one.target, hello, sent, len(records))
+        thread = threading.Thread(target=agent.run)
+        thread.start()
+        with Client(two.target) as there:
+            wait_until(lambda: agent.acked > len(sent) - 100 and there.list_runs(), 90, "a run that both know")
+            agent.target = two.target
+            one.kill()
+            sent += [record.SerializeToString() for record in records[len(sent) :]]
+            thread.join(120)
+            assert agent.acked == len(records)
+            wait_until(lambda: not there.list_runs()[0].active, 60, "end of the run")
+            (run,) = there.list_runs()
+            assert len(there.read_samples(run.gpu_uuid)) == len(trace)
+            epochs = there.list_epochs(run.run_id).epochs
+        one.start()
+        with Client(one.target) as here:
+            assert here.list_runs() == [run]
+            assert len(here.list_epochs(run.run_id).epochs) == len(epochs)
+        assert one.terminate() == two.terminate() == 0
+    starts = [(epoch.start_unix_nano - START_NS) / 1e9 for epoch in epochs]
+    assert starts == pytest.approx(detect(trace).epoch_starts_s.tolist(), abs=1e-6)

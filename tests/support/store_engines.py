@@ -8,9 +8,12 @@ names begin with ``gpusonde_test_``.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import tempfile
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 from support.faulty_store_files import FaultyStoreFiles
@@ -28,6 +31,14 @@ from gpusonde.collector.storage.tables.results import Results
 
 SERVER_URL = os.environ.get("GPUSONDE_CLICKHOUSE_URL", "")
 ENGINES = ["local", "chdb", *(["server"] if SERVER_URL else [])]
+
+
+@contextlib.contextmanager
+def quick_directory() -> Iterator[Path]:
+    """A directory in memory where there is one: the engine syncs every insert, and these tests lose no power."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as directory:
+        yield Path(directory)
 
 
 class LocalEngine:

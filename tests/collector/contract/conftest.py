@@ -1,18 +1,18 @@
 """Every test here runs once per engine of the store."""
 
 import pytest
-from support.store_engines import ENGINES, ClickHouseEngine, make_engine
+from support.store_engines import ENGINES, ClickHouseEngine, make_engine, quick_directory
 
 from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql, Connection
 
 
 @pytest.fixture(scope="session")
-def chdb_directory(tmp_path_factory):
+def chdb_directory():
     """The one directory of this process's engine, kept open: opening it anew takes longer than most tests."""
-    directory = tmp_path_factory.mktemp("chdb")
-    keeper = ClickHouseSql(Connection(f"chdb://{directory}", "keeper"))
-    yield directory
-    keeper.close()
+    with quick_directory() as directory:
+        keeper = ClickHouseSql(Connection(f"chdb://{directory}", "keeper"))
+        yield directory
+        keeper.close()
 
 
 @pytest.fixture(params=ENGINES)

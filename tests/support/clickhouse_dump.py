@@ -1,0 +1,33 @@
+"""Print, as JSON, what a stopped collector has left in a directory of chdb: a process holds one such directory only.
+
+``python clickhouse_dump.py DIRECTORY DATABASE AGENT GPU``
+"""
+
+import json
+import sys
+
+from gpusonde.collector.records.model import Position
+from gpusonde.collector.storage.arrivals import TicksArrived
+from gpusonde.collector.storage.clickhouse.ownership import Ownership
+from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql, Connection
+from gpusonde.collector.storage.clickhouse.store import ClickHouseOptions, ClickHouseStore
+
+directory, database, agent_id, gpu_uuid = sys.argv[1:]
+store = ClickHouseStore(
+    ClickHouseSql(Connection(f"chdb://{directory}", database)), Ownership("reader"), ClickHouseOptions(database)
+)
+store.open()
+arrivals = store.arrivals(agent_id, gpu_uuid, Position(0, 0))
+pieces = [arrival.samples for arrival in arrivals if isinstance(arrival, TicksArrived)]
+print(
+    json.dumps(
+        {
+            "sequences": [s for piece in pieces for s in piece.sequence.tolist()],
+            "times": [t for piece in pieces for t in piece.time_unix_nano.tolist()],
+            "read": store.read(gpu_uuid, 0, 1 << 62).time_unix_nano.tolist(),
+            "losses": len(store.losses()),
+            "rejections": len(store.rejections()),
+        }
+    )
+)
+store.close()
