@@ -34,3 +34,15 @@ def test_a_limit_that_is_high_enough_stays(limits):
     resource.setrlimit(resource.RLIMIT_NOFILE, (300, hard))
     assert allow_open_files(200) == 300
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 300
+
+
+def test_a_sandbox_that_forbids_it_leaves_the_limit(limits, monkeypatch):
+    _, hard = limits
+    resource.setrlimit(resource.RLIMIT_NOFILE, (300, hard))
+
+    def refuse(*_):
+        raise PermissionError("no")
+
+    monkeypatch.setattr(resource, "setrlimit", refuse)
+    assert allow_open_files(500) == 300
+    monkeypatch.undo()

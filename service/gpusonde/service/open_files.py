@@ -17,5 +17,9 @@ def allow_open_files(wanted: int) -> int:
     reachable = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if soft >= reachable:
         return soft
-    resource.setrlimit(resource.RLIMIT_NOFILE, (reachable, hard))
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (reachable, hard))
+    except (OSError, ValueError):
+        # A sandbox may forbid it; the caller says what the limit that stays is good for.
+        return soft
     return reachable

@@ -6,6 +6,7 @@ does, which is also what a collector that was killed leaves behind.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -92,7 +93,8 @@ def main() -> None:
     # The collector ends it by closing the pipe, after its last requests; Ctrl-C reaches the whole group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    os.nice(_NICENESS)
+    with contextlib.suppress(OSError):  # a sandbox may forbid it
+        os.nice(_NICENESS)
     serve(Connection(int(sys.argv[1])))
 
 
