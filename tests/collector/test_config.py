@@ -85,6 +85,10 @@ def test_the_shipped_file_shows_every_option_with_its_default():
             '[store]\nengine = "clickhouse"\n[clickhouse]\nurl = "http://h:1"\ndatabase = "a; DROP"\n',
             "'a; DROP' is no name",
         ),
+        (
+            '[store]\nengine = "clickhouse"\n[clickhouse]\nurl = "http://h:1"\n[server]\nshare_port = true\n',
+            "give each a server.id",
+        ),
         ('[clickhouse]\ntls_key = "x"\n', "come together"),
         ('[clickhouse]\ninsert_interval = "1m"\n', "clickhouse.insert_interval is out of its range"),
         ("[store]\ncompact_share = 0\n", "store.compact_share is out of its range"),

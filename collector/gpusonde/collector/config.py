@@ -291,6 +291,10 @@ def _check_clickhouse(config: CollectorConfig) -> None:
     if "@" in clickhouse.url:
         # Without showing it: what stands before the "@" may be a password, and --print-config shows addresses.
         raise ConfigError("clickhouse.url holds a user; write it into clickhouse.user, and the password into a file")
+    if config.server.share_port and not config.server.id:
+        raise ConfigError(
+            "collectors that share a port share a host, whose name cannot be that of all of them: give each a server.id"
+        )
     if not DATABASE_NAME.fullmatch(clickhouse.database):
         raise ConfigError(f"clickhouse.database {clickhouse.database!r} is no name: letters, digits and _, at most 63")
 
