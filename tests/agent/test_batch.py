@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from gpusonde.agent.batch import Batcher, BatchError, decode, unpack
+from gpusonde.agent.records.batch import Batcher, BatchError, decode, unpack
+from gpusonde.agent.records.wire import inventory_record
 from gpusonde.agent.sources.base import GpuDescription, GpuTicks, SourceInventory, StaticAttribute, StaticOrigin
-from gpusonde.agent.wire import inventory_record
 from gpusonde.common.v1 import gpu_pb2
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.telemetry import METRICS, BlankReason, MetricKind, SamplingClass, Unit, metric
@@ -173,7 +173,7 @@ def test_the_inventory_carries_names_units_and_what_is_missing():
 
 @pytest.mark.parametrize("enumeration", [Unit, MetricKind, SamplingClass, BlankReason])
 def test_every_member_of_the_catalogue_has_a_place_on_the_wire(enumeration):
-    from gpusonde.agent import wire
+    from gpusonde.agent.records import wire
 
     table = {
         Unit: wire.UNITS,

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
+from gpusonde.agent.records.wire import inventory_record
 from gpusonde.agent.sources.base import GpuEventKind
-from gpusonde.agent.wire import inventory_record
 from gpusonde.telemetry import METRICS, BlankReason
 
 

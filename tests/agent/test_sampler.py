@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gpusonde.agent.counters import SelfCounters
-from gpusonde.agent.sampler import Sampler
+from gpusonde.agent.sampling.sampler import Sampler
 from gpusonde.agent.sources.base import (
     GpuDescription,
     GpuEventKind,

@@ -7,7 +7,8 @@ import pytest
 from support.faulty_files import FaultyFiles
 
 from gpusonde.agent.counters import SelfCounters
-from gpusonde.agent.sampler import SampledReading
+from gpusonde.agent.records.writer import BatchPace, SpoolWriter
+from gpusonde.agent.sampling.sampler import SampledReading
 from gpusonde.agent.sources.base import (
     GpuDescription,
     GpuEvent,
@@ -17,7 +18,6 @@ from gpusonde.agent.sources.base import (
     SourceInventory,
 )
 from gpusonde.agent.spool import Spool
-from gpusonde.agent.writer import BatchPace, SpoolWriter
 from gpusonde.telemetry import BlankReason, metric
 
 INVENTORY = SourceInventory("test", (GpuDescription("a"), GpuDescription("b")), (metric("sm_active"),), 0.1)

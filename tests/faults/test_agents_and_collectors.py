@@ -17,11 +17,11 @@ from support.victim_agent import VictimAgent, stored, stored_of
 from support.wire_agent import START_NS, WireStream, hello, wait_until
 
 from gpusonde.agent import AgentConfig, run_agent
-from gpusonde.agent.batch import Batcher
+from gpusonde.agent.records.batch import Batcher
+from gpusonde.agent.records.wire import inventory_record
 from gpusonde.agent.sources.base import GpuDescription, GpuTicks, SourceInventory
 from gpusonde.agent.spool import Spool
 from gpusonde.agent.spool.inspection import inspect_spool
-from gpusonde.agent.wire import inventory_record
 from gpusonde.collector.client import Client
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.telemetry import METRICS, MetricKind

@@ -23,12 +23,12 @@ import zstandard
 from google.protobuf.message import DecodeError
 from support.wire_agent import batch, block, hello, inventory, source_ended
 
-from gpusonde.agent.batch import BatchError, decode, unpack
 from gpusonde.agent.config import AgentConfig
 from gpusonde.agent.counters import SelfCounters
 from gpusonde.agent.jobs.devices import DeviceNames
 from gpusonde.agent.jobs.mapping_files import MappingFiles
 from gpusonde.agent.jobs.state_file import StateFile
+from gpusonde.agent.records.batch import BatchError, decode, unpack
 from gpusonde.agent.spool import Spool, SpoolError
 from gpusonde.agent.spool.files import OsFiles
 from gpusonde.agent.spool.segment import encode_header, encode_record

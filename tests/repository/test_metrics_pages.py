@@ -10,7 +10,7 @@ from prometheus_client.metrics_core import Metric
 
 from gpusonde.agent.counters import SelfCounters
 from gpusonde.agent.metrics import AgentFigures, AgentMetrics
-from gpusonde.agent.record_ages import RecordAges
+from gpusonde.agent.records.record_ages import RecordAges
 from gpusonde.agent.sources.base import SourceStatistics
 from gpusonde.collector.counters import CollectorCounters
 from gpusonde.collector.metrics import CollectorFigures, CollectorMetrics, StoreFigures

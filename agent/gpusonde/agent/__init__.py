@@ -5,7 +5,7 @@ from gpusonde.agent.counters import SelfCounters
 from gpusonde.agent.daemon import run_agent
 from gpusonde.agent.recorder import RecordReport, record
 from gpusonde.agent.report import AgentReport
-from gpusonde.agent.sampler import Sampler
+from gpusonde.agent.sampling.sampler import Sampler
 from gpusonde.agent.sources.base import (
     GpuSource,
     SourceError,

@@ -14,11 +14,13 @@ from typing import Any
 
 from gpusonde.agent.config import AgentConfig
 from gpusonde.agent.counters import SelfCounters
-from gpusonde.agent.host import describe_host
+from gpusonde.agent.description.host import describe_host
 from gpusonde.agent.jobs import JobParts, JobWatcher, make_watcher
-from gpusonde.agent.pace import AdaptivePace
+from gpusonde.agent.records.wire import inventory_record
+from gpusonde.agent.records.writer import BatchPace, SpoolWriter
 from gpusonde.agent.report import AgentReport
-from gpusonde.agent.sampler import Sampler
+from gpusonde.agent.sampling.pace import AdaptivePace
+from gpusonde.agent.sampling.sampler import Sampler
 from gpusonde.agent.sources.base import GpuSource, SourceInventory
 from gpusonde.agent.sources.select import make_process_reader, make_source
 from gpusonde.agent.spool import Spool
@@ -26,8 +28,6 @@ from gpusonde.agent.spool.files import Files
 from gpusonde.agent.threads import in_thread
 from gpusonde.agent.upkeep import Adjustable, Upkeep, pace_settings, uplink_settings
 from gpusonde.agent.uplink import AgentFacts, Uplink
-from gpusonde.agent.wire import inventory_record
-from gpusonde.agent.writer import BatchPace, SpoolWriter
 from gpusonde.service.notify import notify
 from gpusonde.service.reload import ConfigSource
 from gpusonde.service.tasks import end

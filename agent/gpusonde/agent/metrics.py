@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from prometheus_client.metrics_core import Metric
 
 from gpusonde.agent.counters import SelfCounters
-from gpusonde.agent.record_ages import RecordAges
+from gpusonde.agent.records.record_ages import RecordAges
 from gpusonde.agent.sources.base import GpuEventKind, SourceStatistics
 from gpusonde.service import families
 from gpusonde.service.reload import ReloadCounters

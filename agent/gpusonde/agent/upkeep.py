@@ -17,12 +17,12 @@ from prometheus_client import CollectorRegistry
 from gpusonde.agent.config import AgentConfig
 from gpusonde.agent.counters import SelfCounters
 from gpusonde.agent.metrics import AgentFigures, AgentMetrics
-from gpusonde.agent.pace import AdaptivePace, PaceSettings
-from gpusonde.agent.record_ages import RecordAges
+from gpusonde.agent.records.record_ages import RecordAges
+from gpusonde.agent.records.writer import BatchPace, SpoolWriter
+from gpusonde.agent.sampling.pace import AdaptivePace, PaceSettings
 from gpusonde.agent.sources.base import GpuSource, SourceInventory
 from gpusonde.agent.spool import Spool
 from gpusonde.agent.uplink import Uplink, UplinkSettings
-from gpusonde.agent.writer import BatchPace, SpoolWriter
 from gpusonde.service.endpoint import Endpoint
 from gpusonde.service.monitoring import Monitoring
 from gpusonde.service.reload import ConfigSource, ReloadCounters, Reloader

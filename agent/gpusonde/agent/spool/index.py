@@ -6,7 +6,7 @@ from array import array
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpusonde.agent.batch import batch_ticks
+from gpusonde.agent.records.batch import batch_ticks
 from gpusonde.ingest.v1 import ingest_pb2
 
 

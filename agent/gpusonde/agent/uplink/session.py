@@ -10,8 +10,8 @@ from typing import TypeAlias
 import grpc
 import grpc.aio
 
-from gpusonde.agent.batch import unpack
 from gpusonde.agent.counters import SelfCounters
+from gpusonde.agent.records.batch import unpack
 from gpusonde.agent.spool import Spool
 from gpusonde.agent.spool.index import record_ticks
 from gpusonde.agent.spool.losses import loss_record

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gpusonde.agent.inventory import CudaAttributes
+from gpusonde.agent.description.inventory import CudaAttributes
 from gpusonde.agent.sources.base import GpuDescription, SourceError, StaticAttribute, StaticOrigin
 from gpusonde.agent.sources.dcgm.connection.entities import DcgmDevice, Entity
 from gpusonde.agent.sources.dcgm.find import Found, gpu_uuid

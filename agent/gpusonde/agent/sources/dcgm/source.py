@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from gpusonde.agent.inventory import CudaAttributes, read_cuda_attributes
+from gpusonde.agent.description.inventory import CudaAttributes, read_cuda_attributes
 from gpusonde.agent.sources.base import (
     GpuDescription,
     GpuEvent,

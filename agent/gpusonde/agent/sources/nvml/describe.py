@@ -6,7 +6,7 @@ import dataclasses
 import logging
 from collections.abc import Mapping
 
-from gpusonde.agent.inventory import describe_gpu
+from gpusonde.agent.description.inventory import describe_gpu
 from gpusonde.agent.sources.base import GpuDescription, StaticAttribute, StaticOrigin
 from gpusonde.agent.sources.nvml.device import Device
 from gpusonde.agent.sources.nvml.library import Nvml, NvmlCallError

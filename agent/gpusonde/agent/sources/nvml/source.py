@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from gpusonde.agent.inventory import CudaAttributes, read_cuda_attributes
+from gpusonde.agent.description.inventory import CudaAttributes, read_cuda_attributes
 from gpusonde.agent.sources.base import (
     GpuEvent,
     GpuEventKind,

@@ -11,12 +11,12 @@ import threading
 import time
 from collections.abc import Callable
 
-from gpusonde.agent.batch import Batcher
 from gpusonde.agent.counters import SelfCounters
-from gpusonde.agent.sampler import SampledReading
+from gpusonde.agent.records.batch import Batcher
+from gpusonde.agent.records.wire import events_record, inventory_record, source_ended_record
+from gpusonde.agent.sampling.sampler import SampledReading
 from gpusonde.agent.sources.base import SourceInventory
 from gpusonde.agent.spool import Spool
-from gpusonde.agent.wire import events_record, inventory_record, source_ended_record
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.service.vitals import Heartbeat
 

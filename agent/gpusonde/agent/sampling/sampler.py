@@ -7,7 +7,7 @@ than the hole is worth.
 Time stamps follow the wall clock, whatever it does. When it jumps against the monotonic clock (NTP step, ``date -s``, a
 resumed machine), one CLOCK_STEP event per GPU with the size of the jump precedes the ticks that carry the new time.
 
-The interval may change from tick to tick (see :mod:`gpusonde.agent.pace`); the deadlines then go on from the last one.
+The interval may change from tick to tick (see ``pace``); the deadlines then go on from the last one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gpusonde.agent.counters import SelfCounters
-from gpusonde.agent.pace import FixedPace, Pace
+from gpusonde.agent.sampling.pace import FixedPace, Pace
 from gpusonde.agent.sources.base import GpuEvent, GpuEventKind, GpuSource, Reading, SourceExhausted, SourceInventory
 from gpusonde.service.vitals import Heartbeat
 

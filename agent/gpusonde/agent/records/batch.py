@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import zstandard
 
+from gpusonde.agent.records.wire import BLANK_REASONS
 from gpusonde.agent.sources.base import GpuTicks, TimeArray
-from gpusonde.agent.wire import BLANK_REASONS
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.telemetry import BlankReason, FloatArray, Metric, MetricKind
 

@@ -1,0 +1,1 @@
+"""What the agent says once: the host, its GPUs, their static attributes."""

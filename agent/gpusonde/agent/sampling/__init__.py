@@ -1,0 +1,1 @@
+"""When the source is read: deadlines, and how often while nothing happens."""
