@@ -15,7 +15,7 @@ from gpusonde.collector.records.decode import decode_record
 from gpusonde.collector.records.limits import Limits
 from gpusonde.collector.records.model import InventoryRecord
 from gpusonde.collector.storage.disk.log import EntryKind, LogEntry
-from gpusonde.collector.storage.local import StoreOptions
+from gpusonde.collector.storage.local.store import StoreOptions
 from gpusonde.collector.storage.store import Incoming
 from gpusonde.ingest.v1 import ingest_pb2
 

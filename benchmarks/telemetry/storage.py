@@ -27,7 +27,7 @@ from storage_records import START_NS, TICKS_PER_SECOND, Agents, Workload, full_s
 from gpusonde.collector import CollectorConfig, LocalStore, run_collector
 from gpusonde.collector.client import Client
 from gpusonde.collector.storage.disk.layout import SegmentKind
-from gpusonde.collector.storage.local import StoreOptions
+from gpusonde.collector.storage.local.store import StoreOptions
 
 # Records beyond the hour, for appends beside compaction.
 SPARE_SECONDS = 200

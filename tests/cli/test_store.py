@@ -12,7 +12,7 @@ from support.wire_agent import START_NS, TICK_NS, batch, block
 from gpusonde.cli import main
 from gpusonde.collector import LocalStore
 from gpusonde.collector.storage.check.intervals import Intervals
-from gpusonde.collector.storage.local import StoreOptions
+from gpusonde.collector.storage.local.store import StoreOptions
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.telemetry import read_traces
 

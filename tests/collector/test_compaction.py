@@ -20,7 +20,7 @@ from gpusonde.collector.storage.compaction.pace import Pace, StoppedError
 from gpusonde.collector.storage.compaction.retention import RetentionOptions, TierLimits
 from gpusonde.collector.storage.disk.encoding import quantised_by_size
 from gpusonde.collector.storage.errors import StoreCorruptError, StoreFullError
-from gpusonde.collector.storage.local import StoreOptions
+from gpusonde.collector.storage.local.store import StoreOptions
 
 HOUR_NS = 3600 * 10**9
 KEEP = RetentionOptions(TierLimits(), TierLimits())

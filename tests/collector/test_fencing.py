@@ -15,7 +15,7 @@ from gpusonde.collector.ingest.committer import Committer
 from gpusonde.collector.ingest.pacing import AgentPace, PaceOptions
 from gpusonde.collector.ingest.session import Session
 from gpusonde.collector.storage.errors import StoreFullError
-from gpusonde.collector.storage.local import StoreOptions
+from gpusonde.collector.storage.local.store import StoreOptions
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 from gpusonde.collector import LocalStore
 from gpusonde.collector.query.epochs import list_epochs
 from gpusonde.collector.query.errors import InvalidQuestionError
-from gpusonde.collector.storage.local import StoreOptions
+from gpusonde.collector.storage.local.store import StoreOptions
 from gpusonde.collector.storage.tables.results import EpochRow, Results, RunRow, RunUpdate, SummaryRow
 from gpusonde.query.v1 import query_pb2
 from gpusonde.telemetry import METRICS

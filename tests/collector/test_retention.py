@@ -18,7 +18,7 @@ from gpusonde.collector.records.model import Position
 from gpusonde.collector.storage.compaction.maintenance import MaintenanceOptions
 from gpusonde.collector.storage.compaction.retention import RetentionOptions, TierLimits
 from gpusonde.collector.storage.errors import StoreFullError
-from gpusonde.collector.storage.local import StoreOptions
+from gpusonde.collector.storage.local.store import StoreOptions
 from gpusonde.collector.storage.samples import Samples
 from gpusonde.collector.storage.seconds import averages, count_of, joined, largest_of, least_of
 from gpusonde.collector.storage.tables.deletions import Deletions

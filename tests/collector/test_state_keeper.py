@@ -10,7 +10,7 @@ from gpusonde.collector import LocalStore
 from gpusonde.collector.storage.disk.files import OsFiles
 from gpusonde.collector.storage.disk.state_files import StateFileError, StateFiles
 from gpusonde.collector.storage.errors import StoreError, StoreFullError
-from gpusonde.collector.storage.local import StoreOptions
+from gpusonde.collector.storage.local.store import StoreOptions
 from gpusonde.collector.storage.tables.results import Results
 from gpusonde.collector.tracking.state_keeper import StateKeeper, StateOptions
 

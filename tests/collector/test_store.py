@@ -13,7 +13,7 @@ from gpusonde.collector import LocalStore
 from gpusonde.collector.records.model import Position
 from gpusonde.collector.storage.arrivals import BindingArrived, SourceEndArrived, TicksArrived
 from gpusonde.collector.storage.errors import StoreCorruptError, StoreError, StoreFullError, StoreLockedError
-from gpusonde.collector.storage.local import StoreOptions
+from gpusonde.collector.storage.local.store import StoreOptions
 from gpusonde.common.v1 import gpu_pb2, job_pb2
 from gpusonde.ingest.v1 import ingest_pb2
 

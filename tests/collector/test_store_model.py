@@ -13,7 +13,7 @@ from gpusonde.collector.storage.arrivals import TicksArrived
 from gpusonde.collector.storage.compaction.compactor import CompactionOptions
 from gpusonde.collector.storage.compaction.maintenance import MaintenanceOptions
 from gpusonde.collector.storage.compaction.retention import RetentionOptions, TierLimits
-from gpusonde.collector.storage.local import StoreOptions
+from gpusonde.collector.storage.local.store import StoreOptions
 
 HOUR_NS = 3600 * 10**9
 # GPU-b is seen by both agents, as after its move to another host.

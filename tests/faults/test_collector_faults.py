@@ -28,7 +28,7 @@ from gpusonde.collector import LocalStore
 from gpusonde.collector.client import Client, CollectorError
 from gpusonde.collector.records.model import Position
 from gpusonde.collector.storage.arrivals import TicksArrived
-from gpusonde.collector.storage.local import StoreOptions
+from gpusonde.collector.storage.local.store import StoreOptions
 from gpusonde.epoch_detect import detect
 from gpusonde.telemetry import read_trace
 

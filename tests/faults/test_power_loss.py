@@ -17,7 +17,7 @@ from gpusonde.agent.spool import Spool
 from gpusonde.collector import LocalStore
 from gpusonde.collector.records.model import Position
 from gpusonde.collector.storage.arrivals import TicksArrived
-from gpusonde.collector.storage.local import StoreOptions
+from gpusonde.collector.storage.local.store import StoreOptions
 from gpusonde.collector.storage.tables.facts import AgentRow
 
 ROUNDS = 60

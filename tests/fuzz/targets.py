@@ -43,7 +43,7 @@ from gpusonde.collector.storage.disk.files import OsFiles as StoreFiles
 from gpusonde.collector.storage.disk.log import EntryKind, LogEntry, PartEnd, encode_entry, read_part
 from gpusonde.collector.storage.disk.state_files import StateFileError, StateFiles
 from gpusonde.collector.storage.errors import StoreError
-from gpusonde.collector.storage.local import LocalStore, StoreOptions
+from gpusonde.collector.storage.local.store import LocalStore, StoreOptions
 from gpusonde.collector.tracking.follower_state import FollowerState, UnusableStateError
 from gpusonde.epoch_detect import EpochTracker
 from gpusonde.ingest.v1 import ingest_pb2

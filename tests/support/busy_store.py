@@ -20,7 +20,7 @@ from gpusonde.collector import LocalStore
 from gpusonde.collector.storage.compaction.compactor import CompactionOptions
 from gpusonde.collector.storage.compaction.maintenance import MaintenanceOptions
 from gpusonde.collector.storage.compaction.retention import RetentionOptions, TierLimits
-from gpusonde.collector.storage.local import StoreOptions
+from gpusonde.collector.storage.local.store import StoreOptions
 from gpusonde.collector.storage.tables.facts import AgentRow
 
 OPTIONS = StoreOptions(

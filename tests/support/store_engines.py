@@ -26,7 +26,7 @@ from gpusonde.collector.storage.clickhouse.states import ClickHouseStates
 from gpusonde.collector.storage.clickhouse.store import ClickHouseOptions, ClickHouseStore
 from gpusonde.collector.storage.disk.state_files import StateFiles
 from gpusonde.collector.storage.errors import StoreError
-from gpusonde.collector.storage.local import StoreOptions
+from gpusonde.collector.storage.local.store import StoreOptions
 from gpusonde.collector.storage.tables.results import Results
 
 SERVER_URL = os.environ.get("GPUSONDE_CLICKHOUSE_URL", "")

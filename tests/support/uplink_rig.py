@@ -13,7 +13,7 @@ from gpusonde.agent.counters import SelfCounters
 from gpusonde.agent.spool import Spool
 from gpusonde.agent.uplink import AgentFacts, Backoff, Uplink, UplinkSettings
 from gpusonde.collector import LocalStore
-from gpusonde.collector.storage.local import StoreOptions
+from gpusonde.collector.storage.local.store import StoreOptions
 from gpusonde.common.v1 import gpu_pb2
 from gpusonde.ingest.v1 import ingest_pb2
 

@@ -14,7 +14,7 @@ import numpy as np
 from gpusonde.collector import LocalStore
 from gpusonde.collector.records.model import GpuEvent, Position
 from gpusonde.collector.storage.arrivals import TicksArrived
-from gpusonde.collector.storage.local import StoreOptions
+from gpusonde.collector.storage.local.store import StoreOptions
 
 COUNTING_AGENT = Path(__file__).with_name("counting_agent.py")
 

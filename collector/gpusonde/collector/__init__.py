@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gpusonde.collector.config import CollectorConfig, ConfigError
     from gpusonde.collector.daemon import CollectorReport, run_collector
-    from gpusonde.collector.storage.local import LocalStore
+    from gpusonde.collector.storage.local.store import LocalStore
     from gpusonde.collector.storage.store import Store
 
 __all__ = ["CollectorConfig", "CollectorReport", "ConfigError", "LocalStore", "Store", "run_collector"]
@@ -21,7 +21,7 @@ _HOMES = {
     "ConfigError": "gpusonde.collector.config",
     "CollectorReport": "gpusonde.collector.daemon",
     "run_collector": "gpusonde.collector.daemon",
-    "LocalStore": "gpusonde.collector.storage.local",
+    "LocalStore": "gpusonde.collector.storage.local.store",
     "Store": "gpusonde.collector.storage.store",
 }
 

@@ -24,7 +24,7 @@ from gpusonde.collector.storage.counters import StoreCounters
 from gpusonde.collector.storage.disk.files import FileLayer
 from gpusonde.collector.storage.engine import Engine, OwnersListener, ResultStore, StateStore
 from gpusonde.collector.storage.errors import StoreError
-from gpusonde.collector.storage.local import LocalStore, StoreOptions
+from gpusonde.collector.storage.local.store import LocalStore, StoreOptions
 from gpusonde.collector.storage.store import Store, StoreUsage
 from gpusonde.collector.storage.tables.results import Results
 from gpusonde.collector.upkeep import look_after

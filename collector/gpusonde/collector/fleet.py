@@ -11,7 +11,7 @@ from gpusonde.collector.query.errors import QueryError
 from gpusonde.collector.query.measurement import RunMeasurer, resolve
 from gpusonde.collector.query.runs import gpu_message
 from gpusonde.collector.storage.errors import StoreCorruptError
-from gpusonde.collector.storage.snapshot import StoreSnapshot
+from gpusonde.collector.storage.local.snapshot import StoreSnapshot
 from gpusonde.collector.storage.tables.results import RunRow
 from gpusonde.common.v1 import gpu_pb2, job_pb2
 from gpusonde.predictor.crossgpu import REQUIRED_METRICS, Configuration, MeasurementError, Run, RunsTable

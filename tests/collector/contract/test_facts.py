@@ -6,8 +6,7 @@ from support.wire_agent import START_NS, TICK_NS, batch, block, inventory, sourc
 
 from gpusonde.collector.records.model import Position, RejectedRecord
 from gpusonde.collector.storage.arrivals import BindingArrived, SourceEndArrived, TicksArrived
-from gpusonde.collector.storage.disk.log import EntryKind, LogEntry
-from gpusonde.collector.storage.recovery import rejection_payload
+from gpusonde.collector.storage.disk.log import EntryKind, LogEntry, rejection_payload
 from gpusonde.collector.storage.store import Incoming
 from gpusonde.collector.storage.tables.facts import AgentRow
 from gpusonde.common.v1 import gpu_pb2, job_pb2

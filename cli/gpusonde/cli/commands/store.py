@@ -13,9 +13,9 @@ from gpusonde.cli.parsing import Parser, Subparsers, UsageError, add_command, po
 
 if TYPE_CHECKING:
     from gpusonde.collector.storage.check.findings import CheckReport
-    from gpusonde.collector.storage.export import ExportReport
-    from gpusonde.collector.storage.offline import CompactReport
-    from gpusonde.collector.storage.sql import SqlAnswer
+    from gpusonde.collector.storage.local.export import ExportReport
+    from gpusonde.collector.storage.local.offline import CompactReport
+    from gpusonde.collector.storage.local.sql import SqlAnswer
 
 _EXIT_FINDINGS = 1
 _DEFAULT_LIMIT = 1000
@@ -121,7 +121,7 @@ def _render_check(screen: Screen, report: CheckReport) -> None:
 
 
 def _compact(args: argparse.Namespace, output: Output) -> int:
-    from gpusonde.collector.storage.offline import compact_store
+    from gpusonde.collector.storage.local.offline import compact_store
 
     report = compact_store(args.directory)
     output.result(
@@ -150,7 +150,7 @@ def _render_compact(screen: Screen, report: CompactReport) -> None:
 
 
 def _export(args: argparse.Namespace, output: Output) -> int:
-    from gpusonde.collector.storage.export import export_samples
+    from gpusonde.collector.storage.local.export import export_samples
 
     gpus, everything = getattr(args, "gpu", []), getattr(args, "all", False)
     if bool(gpus) == everything:
@@ -197,7 +197,7 @@ def _render_export(screen: Screen, out: Path, report: ExportReport) -> None:
 
 
 def _sql(args: argparse.Namespace, output: Output) -> int:
-    from gpusonde.collector.storage.sql import ask
+    from gpusonde.collector.storage.local.sql import ask
 
     answer = ask(args.directory, args.statement, limit=getattr(args, "limit", _DEFAULT_LIMIT))
     output.result(

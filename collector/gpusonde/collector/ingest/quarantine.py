@@ -15,8 +15,7 @@ from concurrent.futures import Executor
 
 from gpusonde.collector.records.errors import RecordError
 from gpusonde.collector.records.model import RejectedRecord
-from gpusonde.collector.storage.disk.log import EntryKind, LogEntry
-from gpusonde.collector.storage.recovery import rejection_payload
+from gpusonde.collector.storage.disk.log import EntryKind, LogEntry, rejection_payload
 from gpusonde.collector.storage.store import Incoming, Store
 from gpusonde.ingest.v1 import ingest_pb2
 

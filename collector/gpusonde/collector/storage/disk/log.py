@@ -8,13 +8,15 @@ ever written behind a torn tail.
 
 from __future__ import annotations
 
+import json
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import IntEnum
 from pathlib import Path
 
+from gpusonde.collector.records.model import RejectedRecord
 from gpusonde.collector.storage.disk.files import FileLayer, OutputFile
 
 _MAGIC = b"GSLOG001"
@@ -180,6 +182,11 @@ class Log:
             part.truncate(self._size)
         except OSError:
             self.rotate()
+
+
+def rejection_payload(record: RejectedRecord) -> bytes:
+    """Return the payload of a rejection's log entry."""
+    return json.dumps(asdict(record)).encode()
 
 
 def log_parts(directory: Path) -> list[tuple[int, Path]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 from google.protobuf.message import DecodeError
 
@@ -81,11 +81,6 @@ def recover(layout: StoreLayout, facts: Facts, segments: SegmentCatalog, files: 
             )
     replay.save_facts()
     return recovered
-
-
-def rejection_payload(record: RejectedRecord) -> bytes:
-    """Return the payload of a rejection's log entry."""
-    return json.dumps(asdict(record)).encode()
 
 
 def _tidy_segments(layout: StoreLayout, segments: SegmentCatalog, files: FileLayer) -> None:

@@ -11,8 +11,8 @@ from gpusonde.collector.storage.arrivals import Arrival, BindingArrived, Mark, S
 from gpusonde.collector.storage.disk.layout import SegmentKind, StoreLayout
 from gpusonde.collector.storage.disk.segment_files import SegmentFiles, SegmentGoneError
 from gpusonde.collector.storage.errors import StoreCorruptError
-from gpusonde.collector.storage.memory import Memory
-from gpusonde.collector.storage.parts import read_averages, read_ticks
+from gpusonde.collector.storage.local.memory import Memory
+from gpusonde.collector.storage.local.parts import read_averages, read_ticks
 from gpusonde.collector.storage.samples import (
     Samples,
     StoredBlock,

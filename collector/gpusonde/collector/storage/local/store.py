@@ -22,10 +22,10 @@ from gpusonde.collector.storage.disk.segment_files import CacheOptions, SegmentF
 from gpusonde.collector.storage.disk.segments import encode_segment
 from gpusonde.collector.storage.disk.state_files import StateFiles
 from gpusonde.collector.storage.errors import StoreFullError, naming_full_disks
-from gpusonde.collector.storage.memory import Frozen, Memory
-from gpusonde.collector.storage.options import StoreOptions
-from gpusonde.collector.storage.reader import Reader
-from gpusonde.collector.storage.recovery import Recovered, recover
+from gpusonde.collector.storage.local.memory import Frozen, Memory
+from gpusonde.collector.storage.local.options import StoreOptions
+from gpusonde.collector.storage.local.reader import Reader
+from gpusonde.collector.storage.local.recovery import Recovered, recover
 from gpusonde.collector.storage.samples import Samples
 from gpusonde.collector.storage.store import Incoming, Listener, StoreUsage
 from gpusonde.collector.storage.tables.database import Database

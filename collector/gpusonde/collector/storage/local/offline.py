@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpusonde.collector.storage.disk.layout import SegmentKind
-from gpusonde.collector.storage.local import LocalStore, StoreOptions
-from gpusonde.collector.storage.snapshot import StoreSnapshot
+from gpusonde.collector.storage.local.snapshot import StoreSnapshot
+from gpusonde.collector.storage.local.store import LocalStore, StoreOptions
 from gpusonde.collector.storage.tables.segment_catalog import SegmentCatalog
 
 

@@ -10,9 +10,9 @@ from typing import Protocol
 
 from gpusonde.collector.storage.disk.layout import StoreLayout
 from gpusonde.collector.storage.errors import StoreError, StoreLockedError
-from gpusonde.collector.storage.local import LocalStore, StoreOptions
+from gpusonde.collector.storage.local.snapshot import StoreSnapshot
+from gpusonde.collector.storage.local.store import LocalStore, StoreOptions
 from gpusonde.collector.storage.samples import Samples
-from gpusonde.collector.storage.snapshot import StoreSnapshot
 from gpusonde.collector.storage.tables.facts import GpuRow
 from gpusonde.common.v1 import gpu_pb2
 from gpusonde.telemetry import TraceMetadata, TraceWriter

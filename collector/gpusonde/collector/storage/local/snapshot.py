@@ -8,8 +8,8 @@ from pathlib import Path
 from gpusonde.collector.records.model import Position
 from gpusonde.collector.storage.disk.layout import StoreLayout
 from gpusonde.collector.storage.disk.segment_files import SegmentFiles
-from gpusonde.collector.storage.memory import Memory
-from gpusonde.collector.storage.reader import Reader
+from gpusonde.collector.storage.local.memory import Memory
+from gpusonde.collector.storage.local.reader import Reader
 from gpusonde.collector.storage.samples import Samples
 from gpusonde.collector.storage.tables.database import Database
 from gpusonde.collector.storage.tables.facts import Facts, GpuRow
