@@ -36,7 +36,7 @@ demo: $(VENV)/.installed
 	@$(BIN)/gpusonde demo
 
 test: $(VENV)/.installed-dev
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check $(CODE)

@@ -121,7 +121,7 @@ def test_collector_and_agent_killed_at_random_moments_lose_and_repeat_nothing(tm
     assert found["losses"] == found["rejections"] == 0
 
 
-def test_an_agent_whose_collector_dies_goes_on_at_another_one_with_the_same_run(tmp_path, chdb):
+def test_an_agent_whose_collector_dies_goes_on_at_another_one_with_the_same_run(tmp_path, chdb_directory):
     trace = read_trace(DEMO_TRACE)
     records = trace_records(trace, ticks_per_record=5)
     password = tmp_path / "password"
@@ -138,7 +138,7 @@ def test_an_agent_whose_collector_dies_goes_on_at_another_one_with_the_same_run(
         }
         return ProcessCollector(tmp_path / name, **settings)
 
-    with ClickHouseHttp(chdb) as server, collector("one") as one, collector("two") as two:
+    with ClickHouseHttp(chdb_directory) as server, collector("one") as one, collector("two") as two:
         sent = [record.SerializeToString() for record in records[: len(records) // 2]]
         agent = ResumingAgent(one.target, hello, sent, len(records))
         thread = threading.Thread(target=agent.run)

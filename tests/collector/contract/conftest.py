@@ -1,18 +1,7 @@
 """Every test here runs once per engine of the store."""
 
 import pytest
-from support.store_engines import ENGINES, ClickHouseEngine, make_engine, quick_directory
-
-from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql, Connection
-
-
-@pytest.fixture(scope="session")
-def chdb_directory():
-    """The one directory of this process's engine, kept open: opening it anew takes longer than most tests."""
-    with quick_directory() as directory:
-        keeper = ClickHouseSql(Connection(f"chdb://{directory}", "keeper"))
-        yield directory
-        keeper.close()
+from support.store_engines import ENGINES, ClickHouseEngine, make_engine
 
 
 @pytest.fixture(params=ENGINES)
