@@ -10,16 +10,23 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def _logs_as_they_were() -> Iterator[None]:
-    """Commands run in process set levels and put their own handlers in the place of all others."""
-    root, ours = logging.getLogger(), logging.getLogger("gpusonde")
-    before = set(root.handlers)
-    levels = root.level, ours.level
+def _logs_as_a_process_begins() -> Iterator[None]:
+    """Commands run in process set levels and put their own handlers in the place of all others.
+
+    Also those run by fixtures of a whole session, which come before this one.
+    """
+    _reset_logs()
     yield
-    for handler in set(root.handlers) - before:
-        root.removeHandler(handler)
-    root.setLevel(levels[0])
-    ours.setLevel(levels[1])
+    _reset_logs()
+
+
+def _reset_logs() -> None:
+    root = logging.getLogger()
+    for handler in root.handlers[:]:
+        if type(handler) is logging.StreamHandler:
+            root.removeHandler(handler)
+    root.setLevel(logging.WARNING)
+    logging.getLogger("gpusonde").setLevel(logging.NOTSET)
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,7 @@ from gpusonde.collector.records.model import Position
 from gpusonde.collector.storage.arrivals import TicksArrived
 from gpusonde.collector.storage.check.check import check_store
 
-KILLS = int(os.environ.get("GPUSONDE_FAULT_KILLS", "5"))
+KILLS = int(os.environ.get("GPUSONDE_FAULT_KILLS", "3"))
 BUSY_STORE = Path(__file__).parents[1] / "support" / "busy_store.py"
 
 
