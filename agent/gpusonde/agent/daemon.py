@@ -28,7 +28,6 @@ from gpusonde.agent.spool.files import Files
 from gpusonde.agent.threads import in_thread
 from gpusonde.agent.upkeep import Adjustable, Upkeep, pace_settings, uplink_settings
 from gpusonde.agent.uplink import AgentFacts, Uplink
-from gpusonde.service.memory import release_startup_memory
 from gpusonde.service.notify import notify
 from gpusonde.service.reload import ConfigSource
 from gpusonde.service.tasks import end
@@ -41,8 +40,6 @@ _POLL_S = 0.05
 # A reading that hangs in the driver must not keep the process from ending.
 _SAMPLER_GRACE_S = 5.0
 _JOBS_GRACE_S = 3.0
-# By then the first records are acknowledged, and all that a start needs once has been used.
-_SETTLED_S = 5.0
 
 
 def run_agent(
@@ -178,7 +175,6 @@ class Agent:
             finding_jobs = in_thread("gpusonde-jobs", jobs.run) if jobs else None
             self._upkeep.expect_ends(sampling, writing)
             notify("READY=1", f"STATUS={self._upkeep.status()}")
-            asyncio.get_running_loop().call_later(_SETTLED_S, release_startup_memory)
             await self._until_done(sampling, writing, sending)
             if self._stopping.is_set():
                 notify("STOPPING=1", "STATUS=giving the collector what it does not have yet")
