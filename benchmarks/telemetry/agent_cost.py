@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,8 +47,37 @@ class AgentCost:
     wakeups_per_s: float
 
 
-def measure(seconds: int, gpus: int = 8, settings: Sequence[str] = ()) -> AgentCost:
-    """Run one agent with a collector on loopback."""
+def measure(seconds: int, gpus: int = 8, settings: Sequence[str] = (), *, awake: bool = False) -> AgentCost:
+    """Run one agent with a collector on loopback.
+
+    Args:
+        seconds: For how long, after it has settled.
+        gpus: Number of GPUs of the stand-in.
+        settings: Further options of the agent.
+        awake: Whether all cores are kept out of their sleep by work of the lowest priority, as on a host that trains. A
+            core that sleeps between two ticks charges its awakening to whoever wakes it.
+    """
+    with spinning() if awake else contextlib.nullcontext():
+        return _measure(seconds, gpus, settings)
+
+
+@contextlib.contextmanager
+def spinning() -> Iterator[None]:
+    """Keep every core busy with processes that give way to anything else."""
+    command = [sys.executable, "-c", "while True: pass"]
+    spinners = [
+        subprocess.Popen(command, preexec_fn=lambda: os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0)))  # noqa: PLW1509 - single-threaded
+        for _ in os.sched_getaffinity(0)
+    ]
+    try:
+        yield
+    finally:
+        for spinner in spinners:
+            spinner.kill()
+            spinner.wait()
+
+
+def _measure(seconds: int, gpus: int, settings: Sequence[str]) -> AgentCost:
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         raise SystemExit("no C compiler (cc or gcc) to build the stand-in for NVIDIA's library")

@@ -139,7 +139,7 @@ def test_an_xid_of_an_instance_is_told_of_the_instance(host, fake_nvml):
     host.run(2)
     fake_nvml.push_xid(1, 31, gpu_instance=7)
     fake_nvml.push_xid(1, 79)
-    host.run()
+    host.run(5)
     assert host.events == [(instance, GpuEventKind.XID, 31), (fake_nvml.uuid(1), GpuEventKind.XID, 79)]
     assert host.values[instance]["xid_count"] == host.values[fake_nvml.uuid(1)]["xid_count"] == 1
 

@@ -217,6 +217,9 @@ def test_xid_errors_are_events_and_a_counter(source, fake_nvml):
     read(source, fake_nvml, inventory)
     fake_nvml.push_xid(1, 79)
     fake_nvml.push_xid(1, 48)
+    _, _, events = read(source, fake_nvml, inventory)
+    assert events == ()  # looked for twice a second only
+    fake_nvml.advance(0.4)
     values, _, events = read(source, fake_nvml, inventory)
     assert [(e.gpu, e.kind, e.value) for e in events] == [(1, GpuEventKind.XID, 79), (1, GpuEventKind.XID, 48)]
     assert (values[0]["xid_count"], values[1]["xid_count"]) == (0, 2)
@@ -346,6 +349,7 @@ def test_a_lost_gpu_does_not_hide_the_xids_of_the_others(fake_nvml):
     fake_nvml.fail("event", 15, gpu=1)
     read(source, fake_nvml, inventory)
     fake_nvml.push_xid(0, 48)
+    fake_nvml.advance(0.4)
     _, _, events = read(source, fake_nvml, inventory)
     source.close()
     assert [(e.gpu, e.kind, e.value) for e in events] == [(0, GpuEventKind.XID, 48)]

@@ -28,6 +28,7 @@ from gpusonde.agent.spool.files import Files
 from gpusonde.agent.threads import in_thread
 from gpusonde.agent.upkeep import Adjustable, Upkeep, pace_settings, uplink_settings
 from gpusonde.agent.uplink import AgentFacts, Uplink
+from gpusonde.service.memory import release_startup_memory
 from gpusonde.service.notify import notify
 from gpusonde.service.reload import ConfigSource
 from gpusonde.service.tasks import end
@@ -165,6 +166,8 @@ class Agent:
         )
         if jobs:
             writer.on_inventory(lambda inventory: jobs.inventory_changed(inventory.gpus))
+        # Before the first tick: the pages that are used come back at their first use, which takes time.
+        release_startup_memory()
         restore_signals = self._handle_signals()
         sending = asyncio.ensure_future(uplink.run())
         watching = asyncio.ensure_future(self._watch(stop, on_progress))

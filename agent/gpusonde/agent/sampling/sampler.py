@@ -32,6 +32,7 @@ _CLOCK_READ_NS = 10_000_000
 # A deadline missed by more than half an interval is left to the next one: two GPM samples closer than that say nothing.
 _TOLERATED_LATENESS = 0.5
 _ROOM_POLL_S = 0.02
+_SHORT_PAUSE_S = 0.25
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ class Sampler:
         self._wall_ns = wall_ns
         self._processor = processor
         self._stopping = threading.Event()
-        self._wait = wait or self._stopping.wait
+        self._wait = wait or self._pause
         self._heartbeat = heartbeat or Heartbeat("the sampler")
         self._missed = 0
         self._wall_minus_monotonic_ns: int | None = None
@@ -151,6 +152,13 @@ class Sampler:
                 if not self._inventory.can_wait:
                     self._pace.spend(begin_s, processor_s, elapsed_s)
                 return not self._stopping.is_set()
+
+    def _pause(self, seconds: float) -> bool:
+        """Wait, and return whether to stop. A stop may come a moment late: waiting for it costs more than a tick."""
+        if seconds > _SHORT_PAUSE_S:
+            return self._stopping.wait(seconds)
+        time.sleep(seconds)
+        return self._stopping.is_set()
 
     def _processor_spent(self) -> float:
         return self._processor() + self._source.statistics.helper_processor_s

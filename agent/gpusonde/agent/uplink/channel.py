@@ -28,6 +28,7 @@ def open_channel(target: str, access: Access, settings: UplinkSettings) -> grpc.
         ("grpc.http2.ping_timeout_ms", round(settings.keepalive_timeout_s * 1e3)),
         ("grpc.keepalive_permit_without_calls", 0),
         ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.http2.bdp_probe", 0),
         ("grpc.max_receive_message_length", 1 << 20),
         ("grpc.max_send_message_length", 16 << 20),
         ("grpc.enable_retries", 0),

@@ -80,6 +80,8 @@ class NvmlGpu:
         self._columns: Mapping[str, int] = {}
         self._template: list[float] = []
         self._standing: dict[int, BlankReason] = {}
+        self._merged_of: tuple[dict[int, BlankReason], dict[int, BlankReason]] = ({}, {})
+        self._merged: Mapping[int, BlankReason] = {}
         self._profiled: tuple[int, ...] = ()
         self._ratios: tuple[int, ...] = ()
         self._zeros: ZeroGuard | None = None
@@ -218,7 +220,12 @@ class NvmlGpu:
             self._heard_s = now_s
         if self._zeros is not None:
             self._distrust_zeros(values, blanks, now_s)
-        return values, {**self._standing, **blanks} if blanks else self._standing
+        if not blanks:
+            return values, self._standing
+        if (blanks, self._standing) != self._merged_of:
+            # Mostly the same at every tick, and rows may share it: nobody writes to it.
+            self._merged_of, self._merged = (blanks, self._standing), {**self._standing, **blanks}
+        return values, self._merged
 
     def reopen(self, device: Device) -> bool:
         """Try to get a lost GPU back; return whether it answers again. :meth:`choose` and :meth:`bind` follow."""

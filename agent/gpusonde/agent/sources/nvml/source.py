@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -30,6 +31,11 @@ log = logging.getLogger(__name__)
 # GPM values of closer samples are invalid.
 _GPM_SPACING_S = 0.1
 _ROUNDING_S = 1e-3
+# The driver keeps XIDs until they are asked for; a lost GPU asks at once.
+_XID_INTERVAL_S = 0.5
+
+# GPU, time stamp, values, why some are NaN.
+_Row = tuple[int, int, list[float], Mapping[int, BlankReason]]
 
 
 class NvmlSource:
@@ -79,6 +85,7 @@ class NvmlSource:
         self._xid_counts: dict[str, int] = {}
         self._refused: dict[int, str] = {}
         self._look_due_s = 0.0
+        self._xids_due_s = -math.inf
 
     def open(self) -> SourceInventory:
         """Find the GPUs and what each of them gives.
@@ -99,9 +106,9 @@ class NvmlSource:
         Raises:
             SourceFailedError: The driver is gone.
         """
-        events = self._poll_xids()
+        events = self._poll_xids_if_due(deadline_s)
         inventory = self._take_joined(deadline_s, events) if self._joining else None
-        ticks = []
+        rows: list[_Row] = []
         for index, gpu in enumerate(self._gpus):
             if gpu.lost:
                 continue
@@ -111,12 +118,12 @@ class NvmlSource:
             except GpuLostError as error:
                 self._lose(index, gpu, str(error), stamp_ns, events)
                 continue
-            ticks.append(_ticks(index, stamp_ns, values, blanks))
+            rows.append((index, stamp_ns, values, blanks))
         if self._nvml is not None and deadline_s >= self._look_due_s - _ROUNDING_S:
             self._look_again(self._nvml, deadline_s, events)
             # Events stand before the ticks of their reading, and nothing comes after a loss.
-            ticks = [part for part in ticks if not self._gpus[part.gpu].lost]
-        return Reading(tuple(ticks), tuple(events), inventory=inventory)
+            rows = [row for row in rows if not self._gpus[row[0]].lost]
+        return Reading(_ticks(rows), tuple(events), inventory=inventory)
 
     def progress(self) -> None:
         """Hardware has no end."""
@@ -220,6 +227,12 @@ class NvmlSource:
             self._gpus[index].count_xids()
             self._xid_counts.setdefault(self._gpus[index].key, 0)
 
+    def _poll_xids_if_due(self, now_s: float) -> list[GpuEvent]:
+        if now_s < self._xids_due_s - _ROUNDING_S:
+            return []
+        self._xids_due_s = now_s + _XID_INTERVAL_S
+        return self._poll_xids()
+
     def _poll_xids(self) -> list[GpuEvent]:
         reported = self._xids.poll() if self._xids is not None else ()
         if not reported:
@@ -281,5 +294,8 @@ class NvmlSource:
         return self._make_inventory(self._nvml, now_s)
 
 
-def _ticks(index: int, stamp_ns: int, values: list[float], blanks: Mapping[int, BlankReason]) -> GpuTicks:
-    return GpuTicks(index, np.array((stamp_ns,), dtype=np.int64), np.array(values).reshape(-1, 1), blanks)
+def _ticks(rows: Sequence[_Row]) -> tuple[GpuTicks, ...]:
+    """Return the ticks of all GPUs as views on one array: one per GPU would cost more than reading it."""
+    times_ns = np.array([stamp_ns for _, stamp_ns, _, _ in rows], dtype=np.int64).reshape(-1, 1)
+    values = np.array([values for _, _, values, _ in rows], dtype=np.float64)[..., np.newaxis]
+    return tuple(GpuTicks(index, times_ns[i], values[i], blanks) for i, (index, _, _, blanks) in enumerate(rows))
