@@ -1,0 +1,174 @@
+"""From a few timed steps to a ``ComputeCurve``.
+
+``default``: a straight line, corrected by a smooth function of the logarithm of the batch size. Small batches are
+bound by
+launches, large ones by throughput, and where one turns into the other differs: the correction is a Gaussian process on
+log latency, averaged over amplitudes, length scales and noise levels by how well each explains the probes. It bends
+where the
+probes demand it and stays with the line where they only scatter.
+
+``paper`` is the seed's piecewise linear curve through the probes (Srifty, section 4.1); ``linear`` the straight line
+of Nexus,
+which the seed compares with (APM).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from gpusonde.simulator.compute.curve import ComputeCurve, CurveOrigin, FloatArray
+
+CurveKind = Literal["default", "paper", "linear"]
+
+# Where nobody timed the passes apart: a backward pass computes two gradients where the forward pass computes one
+# product.
+_USUAL_FORWARD_SHARE = 1.0 / 3.0
+# Step times of one configuration on one GPU scatter by some per cent (Srifty, section 2.2: a factor of 1.1 in all).
+_USUAL_SPREAD = 0.04
+_AMPLITUDES = (0.05, 0.1, 0.2, 0.4)  # relative to the line
+_LENGTH_SCALES = (0.6, 1.2, 2.4)  # in natural logarithms of the batch size
+_NOISE_LEVELS = (0.02, 0.04, 0.08)  # relative
+_LINE_FREEDOM = 0.3  # relative uncertainty of the line itself
+_GRID_POINTS = 65
+_GRID_MARGIN = 4.0  # how far beyond the probes the correction is followed, as a factor
+
+
+class ProbeError(ValueError):
+    """Probes from which no curve can be made; the message says what is wrong."""
+
+
+@dataclass(frozen=True)
+class ComputeProbe:
+    """Timed steps at one batch size on one device.
+
+    Attributes:
+        batch_size: Samples per step.
+        total_s: Seconds of forward and backward pass, the median where there were several steps.
+        forward_s: Seconds of the forward pass alone; None when the passes were not timed apart.
+        spread: Relative standard deviation of the steps; None when there was one only.
+    """
+
+    batch_size: float
+    total_s: float
+    forward_s: float | None = None
+    spread: float | None = None
+
+
+def fit_compute_curve(
+    probes: Sequence[ComputeProbe],
+    kind: CurveKind = "default",
+    *,
+    origin: CurveOrigin = CurveOrigin.PROBES,
+    largest_batch: int | None = None,
+) -> ComputeCurve:
+    """Fit a curve to probes, in any order; several at one batch size count as their median.
+
+    Raises:
+        ProbeError: Fewer than two different batch sizes, or a figure that is not above zero and finite.
+    """
+    batch, seconds = _medians(probes)
+    fits: dict[CurveKind, Callable[[FloatArray, FloatArray], tuple[FloatArray, FloatArray]]] = {
+        "default": _smooth,
+        "paper": _through_probes,
+        "linear": _straight,
+    }
+    if kind not in fits:
+        raise ProbeError(f"there is no kind of curve {kind!r}; use {', '.join(fits)}")
+    knots, total = fits[kind](batch, seconds)
+    spreads = [probe.spread for probe in probes if probe.spread is not None]
+    spread = float(np.median(spreads)) if spreads else _USUAL_SPREAD
+    shares = [probe.forward_s / probe.total_s for probe in probes if probe.forward_s is not None]
+    return ComputeCurve(
+        batch_sizes=knots,
+        total_s=np.maximum.accumulate(total),
+        spread=np.full(knots.size, spread),
+        forward_share=float(np.median(shares)) if shares else _USUAL_FORWARD_SHARE,
+        origin=origin,
+        known_from=float(batch[0]),
+        known_to=float(batch[-1]),
+        largest_batch=largest_batch,
+    )
+
+
+def _medians(probes: Sequence[ComputeProbe]) -> tuple[FloatArray, FloatArray]:
+    for probe in probes:
+        figures = [probe.batch_size, probe.total_s, *([] if probe.forward_s is None else [probe.forward_s])]
+        if not all(np.isfinite(figure) and figure > 0 for figure in figures):
+            raise ProbeError(f"{probe}: batch size and seconds must be finite and above zero")
+        if probe.forward_s is not None and probe.forward_s >= probe.total_s:
+            raise ProbeError(f"{probe}: the forward pass cannot take as long as both passes together")
+        if probe.spread is not None and not (np.isfinite(probe.spread) and probe.spread >= 0):
+            raise ProbeError(f"{probe}: the spread must be finite and not negative")
+    batch = np.unique([probe.batch_size for probe in probes]).astype(np.float64)
+    if batch.size < 2:
+        raise ProbeError(
+            f"a curve needs probes at two batch sizes or more, got {batch.size}; time another batch size, four spread "
+            "evenly over their logarithms are best"
+        )
+    seconds = [float(np.median([probe.total_s for probe in probes if probe.batch_size == each])) for each in batch]
+    return batch, np.array(seconds)
+
+
+def _through_probes(batch: FloatArray, seconds: FloatArray) -> tuple[FloatArray, FloatArray]:
+    return batch, seconds
+
+
+def _straight(batch: FloatArray, seconds: FloatArray) -> tuple[FloatArray, FloatArray]:
+    slope, level = np.polyfit(batch, seconds, 1)
+    # Scattered probes can give a falling line, or one below zero.
+    slope = max(0.0, float(slope))
+    level = max(float(level) if slope else float(np.mean(seconds)), 0.05 * float(seconds.min()) - slope * batch[0])
+    return batch[[0, -1]], level + slope * batch[[0, -1]]
+
+
+def _smooth(batch: FloatArray, seconds: FloatArray) -> tuple[FloatArray, FloatArray]:
+    ends, line_at_ends = _straight(batch, seconds)
+    slope = (line_at_ends[1] - line_at_ends[0]) / (ends[1] - ends[0])
+    level = line_at_ends[0] - slope * ends[0]
+    least = 0.05 * float(seconds.min())
+
+    def line(at: FloatArray) -> FloatArray:
+        return np.asarray(np.maximum(level + slope * at, least))
+
+    grid = np.geomspace(batch[0] / _GRID_MARGIN, batch[-1] * _GRID_MARGIN, _GRID_POINTS)
+    knots = np.union1d(grid, batch)
+    correction = _correction(batch, np.log(seconds / line(batch)), knots, line)
+    return knots, line(knots) * np.exp(correction)
+
+
+def _correction(
+    batch: FloatArray, residual: FloatArray, knots: FloatArray, line: Callable[[FloatArray], FloatArray]
+) -> FloatArray:
+    """Return the log correction of the line at the knots.
+
+    Args:
+        batch: Shape (n,), batch sizes of the probes.
+        residual: Shape (n,), log latency over the line there.
+        knots: Shape (k,), where the correction is wanted.
+        line: The line.
+    """
+    scale = float(np.mean(line(batch)))
+
+    def directions(at: FloatArray) -> FloatArray:
+        """How log latency answers to a shift and to another slope of the line, shape (m, 2)."""
+        return np.column_stack([scale / line(at), scale * at / batch.mean() / line(at)])
+
+    log_batch, log_knots = np.log(batch), np.log(knots)
+    near = -0.5 * (log_batch[:, None] - log_batch[None, :]) ** 2
+    far = -0.5 * (log_knots[:, None] - log_batch[None, :]) ** 2
+    free = _LINE_FREEDOM**2 * directions(batch) @ directions(batch).T
+    free_at_knots = _LINE_FREEDOM**2 * directions(knots) @ directions(batch).T
+    evidence, corrections = [], []
+    for amplitude, length, noise in itertools.product(_AMPLITUDES, _LENGTH_SCALES, _NOISE_LEVELS):
+        covariance = amplitude**2 * np.exp(near / length**2) + noise**2 * np.eye(batch.size) + free
+        weights = np.linalg.solve(covariance, residual)
+        _, log_determinant = np.linalg.slogdet(covariance)
+        evidence.append(-0.5 * (residual @ weights + log_determinant))
+        corrections.append((amplitude**2 * np.exp(far / length**2) + free_at_knots) @ weights)
+    share = np.exp(np.array(evidence) - max(evidence))
+    return np.asarray(share @ np.array(corrections) / share.sum())

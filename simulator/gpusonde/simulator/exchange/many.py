@@ -1,0 +1,109 @@
+"""The exchanges of many steps at once, in arrays: the twin of ``events`` that the optimizer calls."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from gpusonde.simulator.exchange.events import checked
+from gpusonde.simulator.exchange.policy import FloatArray, LinkShare
+
+# Finishes closer together than this share of a step are one event; the event queue takes them one by one, with the
+# same end.
+_SAME_TIME = 1e-13
+
+
+def simulate_exchanges(
+    ready_s: npt.ArrayLike,
+    traffic_bytes: npt.ArrayLike,
+    bus_bytes_per_second: npt.ArrayLike,
+    *,
+    capacity_bytes_per_second: npt.ArrayLike = np.inf,
+    max_in_flight: int | None = None,
+    share: LinkShare = LinkShare.MAXMIN,
+) -> FloatArray:
+    """Return when every transfer of every case finished, shape (m, n), seconds after the start of the backward pass.
+
+    Every case goes on by one event per turn, at its own time; the turns end when no case has anything left.
+
+    Args:
+        ready_s: Shape (m, n), as in ``simulate_exchange``.
+        traffic_bytes: Shape (m, n).
+        bus_bytes_per_second: Shape (m, n).
+        capacity_bytes_per_second: A number or shape (m,), bus bandwidth of the machine.
+        max_in_flight: Transfers at a time; None for no limit.
+        share: How a capacity that does not suffice is divided.
+
+    Raises:
+        ValueError: As ``simulate_exchange``.
+    """
+    ready, traffic, wanted = checked(ready_s, traffic_bytes, bus_bytes_per_second, dimensions=2)
+    cases, count = ready.shape
+    if count == 0:
+        return np.zeros((cases, 0))
+    capacity = np.broadcast_to(np.asarray(capacity_bytes_per_second, dtype=np.float64), (cases,))
+    if not (capacity > 0).all():
+        raise ValueError("capacity_bytes_per_second must be above zero")
+    limit = count if max_in_flight is None else max_in_flight
+    if limit < 1:
+        raise ValueError(f"max_in_flight is 1 or more, not {max_in_flight}")
+
+    # Transfers begin in the order in which they become ready, so those that have begun are always the first of the
+    # order.
+    order = np.argsort(ready, axis=1, kind="stable")
+    ready, left, wanted = (np.take_along_axis(each, order, axis=1) for each in (ready, traffic, wanted))
+    place = np.arange(count)
+    now = np.zeros(cases)
+    begun = np.zeros(cases, dtype=np.int64)
+    done = np.zeros((cases, count), dtype=bool)
+    finish = np.zeros((cases, count))
+    following = np.concatenate([ready, np.full((cases, 1), np.inf)], axis=1)
+    rows = np.arange(cases)
+    while not done.all():
+        arrived = (ready <= now[:, None]).sum(axis=1)
+        free = limit - (begun - done.sum(axis=1))
+        begun = begun + np.clip(arrived - begun, 0, free)
+        running = (place < begun[:, None]) & ~done
+        rate = _rates(np.where(running, wanted, 0.0), running, capacity, share)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            rest = np.where(running, left / rate, np.inf)
+        step = np.minimum(rest.min(axis=1), following[rows, arrived] - now)
+        # A case that is over stays where it is.
+        step = np.where(np.isfinite(step), np.maximum(step, 0.0), 0.0)
+        ended = running & (rest <= step[:, None] * (1.0 + _SAME_TIME))
+        left = np.where(running, np.maximum(left - rate * step[:, None], 0.0), left)
+        now = now + step
+        # Exactly the time of the arrival: a sum of steps may fall short of it by a rounding error and never get there.
+        at_arrival = following[rows, arrived] - now <= np.abs(now) * _SAME_TIME
+        now = np.where(at_arrival & np.isfinite(following[rows, arrived]), following[rows, arrived], now)
+        finish = np.where(ended, now[:, None], finish)
+        done |= ended
+    result = np.empty_like(finish)
+    np.put_along_axis(result, order, finish, axis=1)
+    return result
+
+
+def _rates(wanted: FloatArray, running: npt.NDArray[np.bool_], capacity: FloatArray, share: LinkShare) -> FloatArray:
+    """What every transfer in flight gets, shape (m, n); 0 for the others."""
+    short = wanted.sum(axis=1) > capacity
+    if not short.any():
+        return wanted
+    given = wanted.copy()
+    if share is LinkShare.SEED:
+        equal = capacity / np.maximum(running.sum(axis=1), 1)
+        given[short] = np.minimum(wanted, equal[:, None])[short]
+        return given
+    asked = np.where(running, wanted, np.inf)[short]
+    ascending = np.argsort(asked, axis=1, kind="stable")
+    asked = np.take_along_axis(asked, ascending, axis=1)
+    left, others = capacity[short].copy(), running[short].sum(axis=1)
+    filled = np.zeros_like(asked)
+    for place in range(int(others.max())):
+        in_flight = place < others
+        part = np.minimum(asked[:, place], left / np.maximum(others - place, 1))
+        filled[:, place] = np.where(in_flight, part, 0.0)
+        left = left - filled[:, place]
+    unsorted = np.zeros_like(filled)
+    np.put_along_axis(unsorted, ascending, filled, axis=1)
+    given[short] = unsorted
+    return given

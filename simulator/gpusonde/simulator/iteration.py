@@ -1,0 +1,256 @@
+"""``IterationSimulator``: how long one iteration of synchronous data-parallel training takes on a set of devices.
+
+``t = forward + max(backward, exchange) + optimizer step`` (Srifty, section 4.3, which leaves the last term out).
+Forward and
+backward pass last as long as on the slowest device, whose latency is a random maximum: every device scatters around its
+curve. The exchange begins with the backward pass and moves each bucket as soon as the slowest device has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from scipy.special import ndtri
+
+from gpusonde.simulator.compute import ComputeCurve
+from gpusonde.simulator.exchange import LinkPolicy, simulate_exchange, simulate_exchanges
+from gpusonde.simulator.gradients import FloatArray, GradientTrace, ring_traffic_bytes
+
+# A step never takes less than this share of its usual latency, however far a normal distribution reaches.
+_LEAST_SHARE = 0.5
+
+
+@dataclass(frozen=True)
+class BusBandwidth:
+    """Bus bandwidth of allreduces.
+
+    Attributes:
+        bytes_per_second: Shape (n,), typical.
+        log_spread: Shape (n,), standard deviation of its natural logarithm over placements and time.
+    """
+
+    bytes_per_second: FloatArray
+    log_spread: FloatArray
+
+
+class Network(Protocol):
+    """Says what an allreduce reaches between the devices of a plan."""
+
+    def bus_bandwidth(self, transfer_bytes: FloatArray, world_size: int) -> BusBandwidth:
+        """Return the bus bandwidth of single transfers, sizes of shape (n,), among ``world_size`` devices."""
+        ...
+
+
+@dataclass(frozen=True)
+class DeviceGroup:
+    """Devices of one kind with one batch size.
+
+    Attributes:
+        curve: Their compute curve.
+        devices: How many, 1 or more.
+        batch_size: Samples per device and iteration.
+    """
+
+    curve: ComputeCurve
+    devices: int
+    batch_size: float
+
+    def __post_init__(self) -> None:
+        if self.devices < 1:
+            raise ValueError(f"a group has one device or more, not {self.devices}")
+        if not self.batch_size > 0:
+            raise ValueError(f"a batch size is above zero, not {self.batch_size}")
+
+
+@dataclass(frozen=True)
+class IterationEstimate:
+    """What an iteration takes, all in seconds.
+
+    Attributes:
+        mean_s: Mean.
+        p50_s: Median.
+        p95_s: 95th percentile.
+        forward_s: Mean of the forward pass of the slowest device.
+        backward_s: Mean of its backward pass.
+        exchange_s: Mean end of the exchange, from the start of the backward pass.
+        exposed_communication_s: Mean time in which devices only wait for the exchange.
+        optimizer_s: Optimizer step.
+        extrapolated: True when a batch size lies outside of what a curve was made from.
+    """
+
+    mean_s: float
+    p50_s: float
+    p95_s: float
+    forward_s: float
+    backward_s: float
+    exchange_s: float
+    exposed_communication_s: float
+    optimizer_s: float
+    extrapolated: bool
+
+
+@dataclass(frozen=True)
+class TimeLine:
+    """One iteration at typical latencies, seconds from its start.
+
+    Attributes:
+        forward_end_s: End of the forward pass.
+        backward_end_s: End of the backward pass.
+        ready_s: Shape (n,), when each bucket is ready.
+        start_s: Shape (n,), when its transfer begins.
+        finish_s: Shape (n,), when it ends.
+        end_s: End of the iteration.
+    """
+
+    forward_end_s: float
+    backward_end_s: float
+    ready_s: FloatArray
+    start_s: FloatArray
+    finish_s: FloatArray
+    end_s: float
+
+
+class IterationSimulator:
+    """Simulates iterations of one job.
+
+    Args:
+        trace: Its gradients.
+        network: What allreduces reach.
+        policy: How concurrent transfers share a link.
+        optimizer_s: Seconds of the optimizer step, 0 when it is in the curves already.
+        samples: Iterations to draw; they are spread evenly over the distribution, so that some hundred suffice.
+        seed: Of the order in which independent draws meet.
+
+    Raises:
+        ValueError: A negative optimizer step, or fewer than one sample.
+    """
+
+    def __init__(
+        self,
+        trace: GradientTrace,
+        network: Network,
+        policy: LinkPolicy | None = None,
+        *,
+        optimizer_s: float = 0.0,
+        samples: int = 256,
+        seed: int = 0,
+    ) -> None:
+        if not optimizer_s >= 0:
+            raise ValueError(f"optimizer_s must not be negative, not {optimizer_s}")
+        if samples < 1:
+            raise ValueError(f"samples must be 1 or more, not {samples}")
+        self._trace = trace
+        self._network = network
+        self._policy = policy or LinkPolicy()
+        self._optimizer_s = optimizer_s
+        self._samples = samples
+        self._seed = seed
+
+    def estimate(self, groups: Sequence[DeviceGroup]) -> IterationEstimate:
+        """Return what an iteration takes on these devices.
+
+        Raises:
+            ValueError: No groups.
+        """
+        world_size = _world_size(groups)
+        forward, backward = slowest_of(groups, self._samples, self._seed)
+        exchange = self._exchange_s(backward, world_size)
+        exposed = np.maximum(exchange - backward, 0.0)
+        total = forward + backward + exposed + self._optimizer_s
+        latencies = [group.curve.predict(group.batch_size) for group in groups]
+        p50, p95 = np.quantile(total, [0.5, 0.95])
+        return IterationEstimate(
+            mean_s=float(total.mean()),
+            p50_s=float(p50),
+            p95_s=float(p95),
+            forward_s=float(forward.mean()),
+            backward_s=float(backward.mean()),
+            exchange_s=float(exchange.mean()),
+            exposed_communication_s=float(exposed.mean()),
+            optimizer_s=self._optimizer_s,
+            extrapolated=any(bool(latency.extrapolated[0]) for latency in latencies),
+        )
+
+    def time_line(self, groups: Sequence[DeviceGroup]) -> TimeLine:
+        """Return one iteration in which every device and the network do as they typically do.
+
+        Raises:
+            ValueError: No groups.
+        """
+        world_size = _world_size(groups)
+        latencies = [group.curve.predict(group.batch_size) for group in groups]
+        forward_s = max(float(latency.forward_s[0]) for latency in latencies)
+        backward_s = max(float(latency.backward_s[0]) for latency in latencies)
+        ready = self._trace.ready_fractions * backward_s
+        if world_size == 1:
+            start = finish = ready
+        else:
+            bandwidth = self._network.bus_bandwidth(self._trace.bucket_bytes, world_size)
+            traffic = ring_traffic_bytes(self._trace.bucket_bytes, world_size)
+            found = simulate_exchange(ready, traffic, bandwidth.bytes_per_second, self._policy)
+            start, finish = found.start_s, found.finish_s
+        end_s = forward_s + max(backward_s, float(finish.max())) + self._optimizer_s
+        return TimeLine(
+            forward_s, forward_s + backward_s, forward_s + ready, forward_s + start, forward_s + finish, end_s
+        )
+
+    def _exchange_s(self, backward: FloatArray, world_size: int) -> FloatArray:
+        """End of the exchange of every drawn iteration, shape (samples,), from the start of the backward pass."""
+        if world_size == 1:
+            return np.zeros_like(backward)
+        bandwidth = self._network.bus_bandwidth(self._trace.bucket_bytes, world_size)
+        # A slow placement is slow for all buckets of a job.
+        draws = _even_normals(self._samples, self._seed + 1)
+        reached = bandwidth.bytes_per_second * np.exp(draws[:, None] * bandwidth.log_spread)
+        traffic = np.broadcast_to(ring_traffic_bytes(self._trace.bucket_bytes, world_size), reached.shape)
+        ready = backward[:, None] * self._trace.ready_fractions
+        finish = simulate_exchanges(
+            ready,
+            traffic,
+            reached,
+            capacity_bytes_per_second=self._policy.capacity_bytes_per_second,
+            max_in_flight=self._policy.max_in_flight,
+            share=self._policy.share,
+        )
+        return np.asarray(finish.max(axis=1))
+
+
+def slowest_of(groups: Sequence[DeviceGroup], samples: int, seed: int = 0) -> tuple[FloatArray, FloatArray]:
+    """Draw forward and backward pass of the slowest device, each of shape (samples,), seconds.
+
+    The maximum of ``n`` independent devices is drawn directly: the quantile ``u`` of the maximum is the quantile
+    ``u ** (1 / n)`` of one device. The levels ``u`` are spread evenly, so that mean and quantiles converge with one
+    over the
+    number of samples instead of its root, and their cost does not grow with the number of devices.
+
+    Args:
+        groups: The devices.
+        samples: How many iterations.
+        seed: Of the order in which levels of different groups meet.
+    """
+    forward, backward = np.zeros(samples), np.zeros(samples)
+    for place, group in enumerate(groups):
+        latency = group.curve.predict(group.batch_size)
+        level = _even_levels(samples, seed + 7919 * place) ** (1.0 / group.devices)
+        factor = np.maximum(1.0 + latency.spread[0] * ndtri(level), _LEAST_SHARE)
+        forward = np.maximum(forward, factor * latency.forward_s[0])
+        backward = np.maximum(backward, factor * latency.backward_s[0])
+    return forward, backward
+
+
+def _even_levels(samples: int, seed: int) -> FloatArray:
+    """Levels between 0 and 1, evenly spread, in random order."""
+    return np.asarray(np.random.default_rng(seed).permutation((np.arange(samples) + 0.5) / samples))
+
+
+def _even_normals(samples: int, seed: int) -> FloatArray:
+    return np.asarray(ndtri(_even_levels(samples, seed)))
+
+
+def _world_size(groups: Sequence[DeviceGroup]) -> int:
+    if not groups:
+        raise ValueError("an iteration needs a device")
+    return sum(group.devices for group in groups)
