@@ -1,0 +1,85 @@
+"""The results page: sections that can be measured one by one, and the table of all bars at its top."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+BAR_COLUMNS = ("what", "bar", "measured", "met")
+_MARK = "<!-- section: {} -->"
+_MARKED = re.compile(r"<!-- section: (\w+) -->")
+
+
+class NotRunError(RuntimeError):
+    """A section cannot run here: its data, root or a package is missing; the message says which."""
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
+    """Lines of a Markdown table, an empty one behind it."""
+    lines = ["| " + " | ".join(map(str, cells)) + " |" for cells in (columns, ("---",) * len(columns), *rows)]
+    return [*lines, ""]
+
+
+def percent(share: float, digits: int = 1) -> str:
+    """``0.0532`` as ``5.3 %``."""
+    return f"{100 * share:.{digits}f} %"
+
+
+def bar(args: argparse.Namespace, what: str, wanted: str, measured: str, *, met: bool) -> None:
+    """Note one bar of the section at work; it gets into the section's first table and the page's."""
+    args.bars.append((what, wanted, measured, "yes" if met else "**no**"))
+
+
+def data_file(args: argparse.Namespace, name: str) -> Path:
+    """A file or folder of the measurement data.
+
+    Raises:
+        NotRunError: It is not there.
+    """
+    path: Path = args.data / name
+    if not path.exists():
+        raise NotRunError(f"needs the measurement data, of which {name} is not in the folder of --data")
+    return path
+
+
+def read_sections(page: Path) -> dict[str, list[str]]:
+    """Section -> its lines, of a page written before; empty without one."""
+    sections: dict[str, list[str]] = {}
+    lines: list[str] | None = None
+    for line in page.read_text(encoding="utf-8").splitlines() if page.is_file() else ():
+        if found := _MARKED.fullmatch(line):
+            lines = sections.setdefault(found.group(1), [])
+        elif lines is not None:
+            lines.append(line)
+    return sections
+
+
+def write_page(page: Path, head: Sequence[str], sections: dict[str, list[str]]) -> None:
+    """Write head, the bars of all sections, and the sections."""
+    bars = [row for lines in sections.values() for row in _bar_rows(lines)]
+    text = [*head, ""]
+    if bars:
+        text += ["## All bars", "", *table(BAR_COLUMNS, bars)]
+    for name, lines in sections.items():
+        text += [_MARK.format(name), *_trimmed(lines), ""]
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text("\n".join(text).rstrip() + "\n", encoding="utf-8")
+
+
+def _bar_rows(lines: Sequence[str]) -> list[tuple[str, ...]]:
+    header, *_ = table(BAR_COLUMNS, [])
+    rows = []
+    for line in lines[lines.index(header) + 2 :] if header in lines else ():
+        if not line.startswith("|"):
+            break
+        rows.append(tuple(cell.strip() for cell in line.strip("|").split(" | ")))
+    return rows
+
+
+def _trimmed(lines: Sequence[str]) -> list[str]:
+    kept = list(lines)
+    while kept and not kept[-1]:
+        kept.pop()
+    return kept

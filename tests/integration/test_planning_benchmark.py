@@ -1,0 +1,48 @@
+"""The planning benchmark runs, says what it lacks, and keeps what it did not measure anew."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BENCHMARK = ROOT / "benchmarks" / "planning"
+DATA = ROOT.parent / "shared" / "data" / "distributed"
+
+
+def benchmark(*words):
+    """The benchmark's output."""
+    command = [sys.executable, str(BENCHMARK), *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("section", ["compute", "end_to_end", "allreduce", "regret", "continual"])
+def test_a_section_without_its_data_says_so_and_fails_nothing(section, tmp_path):
+    assert re.search(r"^Not run: .*needs|^Not run: ", benchmark(section, "--data", tmp_path / "none"), re.MULTILINE)
+
+
+def test_an_unknown_section_is_refused_with_the_known_ones():
+    done = subprocess.run([sys.executable, str(BENCHMARK), "computer"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "no section computer; there are compute, end_to_end" in done.stderr
+
+
+def test_a_section_measured_anew_replaces_its_own_lines_only(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARK))
+    from page import BAR_COLUMNS, read_sections, table, write_page
+
+    page = tmp_path / "planning.md"
+    rows = [("curves", "<= 5.5 %", "5.4 %", "yes")]
+    write_page(
+        page, ["# Head"], {"compute": ["## Compute", "", *table(BAR_COLUMNS, rows)], "exact": ["## Exact", "old"]}
+    )
+    write_page(page, ["# Head"], {**read_sections(page), "exact": ["## Exact", "new"]})
+    text = page.read_text()
+    assert text.count("| curves | <= 5.5 % | 5.4 % | yes |") == 2
+    assert "new" in text
+    assert "old" not in text
+    assert text.index("## All bars") < text.index("## Compute") < text.index("## Exact")
