@@ -28,8 +28,7 @@ class GradientTrace:
 
     Attributes:
         ready_fractions: Shape (n,), when, as a share of the backward pass, 0..1, not decreasing. Shares and not
-        seconds, so
-            that one trace serves every batch size (Srifty, section 4.1).
+            seconds, so that one trace serves every batch size (Srifty, section 4.1).
         bucket_bytes: Shape (n,), size of each.
         assumed: True when nobody recorded it: the times follow from sizes alone.
 
@@ -66,8 +65,7 @@ class GradientTrace:
         """Return the trace of the buckets that a trace of single gradients is gathered into.
 
         Gradients fill a bucket in their order; it closes once it holds its limit or more, as torch does, and is ready
-        with
-        its last gradient.
+        with its last gradient.
 
         Raises:
             GradientTraceError: A limit that is not above zero.
@@ -125,16 +123,18 @@ def assumed_trace(
         first_bucket_bytes: Size of the first one.
 
     Raises:
-        GradientTraceError: Bytes that are not finite and above zero.
+        GradientTraceError: Bytes that are not finite and above zero, or a size of a bucket that is not.
     """
     if not (math.isfinite(parameter_bytes) and parameter_bytes > 0):
         raise GradientTraceError(f"parameter_bytes {parameter_bytes} must be finite and above zero")
-    # Very large networks use larger buckets than this; the limit only keeps the simulation small.
-    bucket = max(float(bucket_bytes), parameter_bytes / 1000)
+    if bucket_bytes < 1 or first_bucket_bytes < 1:
+        raise GradientTraceError("the size of a bucket is above zero")
     first = min(float(first_bucket_bytes), parameter_bytes)
-    others = math.ceil((parameter_bytes - first) / bucket) if parameter_bytes > first else 0
-    sizes = [first, *([(parameter_bytes - first) / others] * others)]
-    return GradientTrace(np.minimum(np.cumsum(sizes) / parameter_bytes, 1.0), np.array(sizes), assumed=True)
+    # Very large networks use larger buckets than this; the limit only keeps the simulation small.
+    others = math.ceil((parameter_bytes - first) / max(float(bucket_bytes), parameter_bytes / 1000))
+    sizes = np.full(1 + others, (parameter_bytes - first) / max(others, 1))
+    sizes[0] = first
+    return GradientTrace(np.minimum(np.cumsum(sizes) / parameter_bytes, 1.0), sizes, assumed=True)
 
 
 def bytes_from_traffic(traffic_bytes_per_step: float, world_size: int) -> float:

@@ -1,13 +1,14 @@
 """``IterationSimulator``: how long one iteration of synchronous data-parallel training takes on a set of devices.
 
 ``t = forward + max(backward, exchange) + optimizer step`` (Srifty, section 4.3, which leaves the last term out).
-Forward and
-backward pass last as long as on the slowest device, whose latency is a random maximum: every device scatters around its
-curve. The exchange begins with the backward pass and moves each bucket as soon as the slowest device has it.
+Forward and backward pass last as long as on the slowest device, whose latency is a random maximum: every device
+scatters around its curve. The exchange begins with the backward pass and moves each bucket as soon as the slowest
+device has it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -21,6 +22,8 @@ from gpusonde.simulator.gradients import FloatArray, GradientTrace, ring_traffic
 
 # A step never takes less than this share of its usual latency, however far a normal distribution reaches.
 _LEAST_SHARE = 0.5
+# Their roots are irrational and unrelated.
+_PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71)
 
 
 @dataclass(frozen=True)
@@ -122,7 +125,7 @@ class IterationSimulator:
         policy: How concurrent transfers share a link.
         optimizer_s: Seconds of the optimizer step, 0 when it is in the curves already.
         samples: Iterations to draw; they are spread evenly over the distribution, so that some hundred suffice.
-        seed: Of the order in which independent draws meet.
+        seed: Where the sequence of draws begins.
 
     Raises:
         ValueError: A negative optimizer step, or fewer than one sample.
@@ -203,7 +206,7 @@ class IterationSimulator:
             return np.zeros_like(backward)
         bandwidth = self._network.bus_bandwidth(self._trace.bucket_bytes, world_size)
         # A slow placement is slow for all buckets of a job.
-        draws = _even_normals(self._samples, self._seed + 1)
+        draws = ndtri(_even_levels(self._samples, 0, self._seed))
         reached = bandwidth.bytes_per_second * np.exp(draws[:, None] * bandwidth.log_spread)
         traffic = np.broadcast_to(ring_traffic_bytes(self._trace.bucket_bytes, world_size), reached.shape)
         ready = backward[:, None] * self._trace.ready_fractions
@@ -221,33 +224,36 @@ class IterationSimulator:
 def slowest_of(groups: Sequence[DeviceGroup], samples: int, seed: int = 0) -> tuple[FloatArray, FloatArray]:
     """Draw forward and backward pass of the slowest device, each of shape (samples,), seconds.
 
-    The maximum of ``n`` independent devices is drawn directly: the quantile ``u`` of the maximum is the quantile
-    ``u ** (1 / n)`` of one device. The levels ``u`` are spread evenly, so that mean and quantiles converge with one
-    over the
-    number of samples instead of its root, and their cost does not grow with the number of devices.
+    The maximum of ``n`` independent devices is drawn directly: its quantile at ``u`` is that of one device at the n-th
+    root of ``u``. The levels ``u`` are spread evenly, so that mean and quantiles converge with one over the number of
+    samples instead of its root, and the cost does not grow with the number of devices.
 
     Args:
         groups: The devices.
         samples: How many iterations.
-        seed: Of the order in which levels of different groups meet.
+        seed: Where the sequence of draws begins.
     """
     forward, backward = np.zeros(samples), np.zeros(samples)
-    for place, group in enumerate(groups):
+    for place, group in enumerate(groups, start=1):
         latency = group.curve.predict(group.batch_size)
-        level = _even_levels(samples, seed + 7919 * place) ** (1.0 / group.devices)
+        level = _even_levels(samples, place, seed) ** (1.0 / group.devices)
         factor = np.maximum(1.0 + latency.spread[0] * ndtri(level), _LEAST_SHARE)
         forward = np.maximum(forward, factor * latency.forward_s[0])
         backward = np.maximum(backward, factor * latency.backward_s[0])
     return forward, backward
 
 
-def _even_levels(samples: int, seed: int) -> FloatArray:
-    """Levels between 0 and 1, evenly spread, in random order."""
-    return np.asarray(np.random.default_rng(seed).permutation((np.arange(samples) + 0.5) / samples))
+def _even_levels(samples: int, dimension: int, seed: int) -> FloatArray:
+    """Levels between 0 and 1, evenly spread, in an order in which those of all dimensions meet evenly (Kronecker).
 
-
-def _even_normals(samples: int, seed: int) -> FloatArray:
-    return np.asarray(ndtri(_even_levels(samples, seed)))
+    Args:
+        samples: How many.
+        dimension: Number of the independent draw, 0 for the network, 1 and more for groups of devices.
+        seed: Where the sequence begins.
+    """
+    step = math.sqrt(_PRIMES[dimension % len(_PRIMES)])
+    places = np.argsort(np.argsort((np.arange(samples) + samples * seed) * step % 1.0, kind="stable"), kind="stable")
+    return np.asarray((places + 0.5) / samples)
 
 
 def _world_size(groups: Sequence[DeviceGroup]) -> int:

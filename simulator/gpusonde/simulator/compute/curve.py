@@ -46,8 +46,7 @@ class ComputeCurve:
     """Piecewise linear latency over the batch size, never decreasing.
 
     Between two knots the latency runs straight; before the first and behind the last one it goes on with the slope of
-    the
-    outermost piece, below the first never under half of its latency.
+    the outermost piece, below the first never under half of its latency.
 
     Attributes:
         batch_sizes: Shape (k,), the knots, k >= 2, increasing, samples per device and step.

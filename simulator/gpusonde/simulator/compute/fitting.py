@@ -1,25 +1,23 @@
 """From a few timed steps to a ``ComputeCurve``.
 
-``default``: a straight line, corrected by a smooth function of the logarithm of the batch size. Small batches are
-bound by
-launches, large ones by throughput, and where one turns into the other differs: the correction is a Gaussian process on
-log latency, averaged over amplitudes, length scales and noise levels by how well each explains the probes. It bends
-where the
-probes demand it and stays with the line where they only scatter.
+``default``: a straight line, corrected by a smooth function of the logarithm of the batch size. Small batches are bound
+by launches, large ones by throughput, and where one turns into the other differs: the correction is a Gaussian process
+on log latency, averaged over lines, amplitudes, length scales and noise levels by how well each explains the probes. It
+bends where the probes demand it and stays with the line where they only scatter.
 
-``paper`` is the seed's piecewise linear curve through the probes (Srifty, section 4.1); ``linear`` the straight line
-of Nexus,
-which the seed compares with (APM).
+``paper`` is the seed's piecewise linear curve through the probes (Srifty, section 4.1); ``linear`` the straight line of
+Nexus, which the seed compares with (APM).
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from scipy.optimize import nnls
 
 from gpusonde.simulator.compute.curve import ComputeCurve, CurveOrigin, FloatArray
 
@@ -127,24 +125,42 @@ def _straight(batch: FloatArray, seconds: FloatArray) -> tuple[FloatArray, Float
 
 
 def _smooth(batch: FloatArray, seconds: FloatArray) -> tuple[FloatArray, FloatArray]:
-    ends, line_at_ends = _straight(batch, seconds)
-    slope = (line_at_ends[1] - line_at_ends[0]) / (ends[1] - ends[0])
-    level = line_at_ends[0] - slope * ends[0]
-    least = 0.05 * float(seconds.min())
-
-    def line(at: FloatArray) -> FloatArray:
-        return np.asarray(np.maximum(level + slope * at, least))
-
     grid = np.geomspace(batch[0] / _GRID_MARGIN, batch[-1] * _GRID_MARGIN, _GRID_POINTS)
     knots = np.union1d(grid, batch)
-    correction = _correction(batch, np.log(seconds / line(batch)), knots, line)
-    return knots, line(knots) * np.exp(correction)
+    evidence, curves = [], []
+    # The line nearest in seconds follows the large batches, the one nearest in per cent all of them; where a probe far
+    # off bends one of them, the other one explains the probes better.
+    for weight in (np.ones_like(batch), 1.0 / seconds):
+        line = _Line.nearest(batch, seconds, weight)
+        for found, correction in _corrections(batch, np.log(seconds / line.at(batch)), knots, line):
+            evidence.append(found)
+            curves.append(np.log(line.at(knots)) + correction)
+    share = np.exp(np.array(evidence) - max(evidence))
+    return knots, np.exp(share @ np.array(curves) / share.sum())
 
 
-def _correction(
-    batch: FloatArray, residual: FloatArray, knots: FloatArray, line: Callable[[FloatArray], FloatArray]
-) -> FloatArray:
-    """Return the log correction of the line at the knots.
+@dataclass(frozen=True)
+class _Line:
+    """A straight line whose fixed cost is not negative."""
+
+    slope: float
+    level: float
+
+    @classmethod
+    def nearest(cls, batch: FloatArray, seconds: FloatArray, weight: FloatArray) -> _Line:
+        """Return the line with the least weighted squared distances."""
+        (slope, level), _ = nnls(np.column_stack([batch, np.ones_like(batch)]) * weight[:, None], seconds * weight)
+        return cls(float(slope), float(level))
+
+    def at(self, batch: FloatArray) -> FloatArray:
+        """Seconds at batch sizes."""
+        return self.level + self.slope * batch
+
+
+def _corrections(
+    batch: FloatArray, residual: FloatArray, knots: FloatArray, line: _Line
+) -> Iterator[tuple[float, FloatArray]]:
+    """Yield log corrections of the line at the knots, each with the log evidence of its Gaussian process.
 
     Args:
         batch: Shape (n,), batch sizes of the probes.
@@ -152,23 +168,22 @@ def _correction(
         knots: Shape (k,), where the correction is wanted.
         line: The line.
     """
-    scale = float(np.mean(line(batch)))
+    scale = float(np.mean(line.at(batch)))
 
     def directions(at: FloatArray) -> FloatArray:
         """How log latency answers to a shift and to another slope of the line, shape (m, 2)."""
-        return np.column_stack([scale / line(at), scale * at / batch.mean() / line(at)])
+        return np.column_stack([scale / line.at(at), scale * at / batch.mean() / line.at(at)])
 
     log_batch, log_knots = np.log(batch), np.log(knots)
     near = -0.5 * (log_batch[:, None] - log_batch[None, :]) ** 2
     far = -0.5 * (log_knots[:, None] - log_batch[None, :]) ** 2
     free = _LINE_FREEDOM**2 * directions(batch) @ directions(batch).T
     free_at_knots = _LINE_FREEDOM**2 * directions(knots) @ directions(batch).T
-    evidence, corrections = [], []
     for amplitude, length, noise in itertools.product(_AMPLITUDES, _LENGTH_SCALES, _NOISE_LEVELS):
         covariance = amplitude**2 * np.exp(near / length**2) + noise**2 * np.eye(batch.size) + free
         weights = np.linalg.solve(covariance, residual)
         _, log_determinant = np.linalg.slogdet(covariance)
-        evidence.append(-0.5 * (residual @ weights + log_determinant))
-        corrections.append((amplitude**2 * np.exp(far / length**2) + free_at_knots) @ weights)
-    share = np.exp(np.array(evidence) - max(evidence))
-    return np.asarray(share @ np.array(corrections) / share.sum())
+        yield (
+            float(-0.5 * (residual @ weights + log_determinant)),
+            (amplitude**2 * np.exp(far / length**2) + free_at_knots) @ weights,
+        )

@@ -8,8 +8,7 @@ import numpy.typing as npt
 from gpusonde.simulator.exchange.events import checked
 from gpusonde.simulator.exchange.policy import FloatArray, LinkShare
 
-# Finishes closer together than this share of a step are one event; the event queue takes them one by one, with the
-# same end.
+# Finishes closer together than this share of a step are one event; the queue takes them one by one, to the same end.
 _SAME_TIME = 1e-13
 
 
@@ -48,8 +47,7 @@ def simulate_exchanges(
     if limit < 1:
         raise ValueError(f"max_in_flight is 1 or more, not {max_in_flight}")
 
-    # Transfers begin in the order in which they become ready, so those that have begun are always the first of the
-    # order.
+    # Transfers begin in the order in which they become ready: those that have begun are always its first ones.
     order = np.argsort(ready, axis=1, kind="stable")
     ready, left, wanted = (np.take_along_axis(each, order, axis=1) for each in (ready, traffic, wanted))
     place = np.arange(count)
@@ -85,7 +83,8 @@ def simulate_exchanges(
 
 def _rates(wanted: FloatArray, running: npt.NDArray[np.bool_], capacity: FloatArray, share: LinkShare) -> FloatArray:
     """What every transfer in flight gets, shape (m, n); 0 for the others."""
-    short = wanted.sum(axis=1) > capacity
+    asked = wanted.sum(axis=1)
+    short = asked >= capacity if share is LinkShare.SEED else asked > capacity
     if not short.any():
         return wanted
     given = wanted.copy()
@@ -93,14 +92,14 @@ def _rates(wanted: FloatArray, running: npt.NDArray[np.bool_], capacity: FloatAr
         equal = capacity / np.maximum(running.sum(axis=1), 1)
         given[short] = np.minimum(wanted, equal[:, None])[short]
         return given
-    asked = np.where(running, wanted, np.inf)[short]
-    ascending = np.argsort(asked, axis=1, kind="stable")
-    asked = np.take_along_axis(asked, ascending, axis=1)
+    wishes = np.where(running, wanted, np.inf)[short]
+    ascending = np.argsort(wishes, axis=1, kind="stable")
+    wishes = np.take_along_axis(wishes, ascending, axis=1)
     left, others = capacity[short].copy(), running[short].sum(axis=1)
-    filled = np.zeros_like(asked)
+    filled = np.zeros_like(wishes)
     for place in range(int(others.max())):
         in_flight = place < others
-        part = np.minimum(asked[:, place], left / np.maximum(others - place, 1))
+        part = np.minimum(wishes[:, place], left / np.maximum(others - place, 1))
         filled[:, place] = np.where(in_flight, part, 0.0)
         left = left - filled[:, place]
     unsorted = np.zeros_like(filled)

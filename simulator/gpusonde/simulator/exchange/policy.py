@@ -15,8 +15,8 @@ FloatArray = npt.NDArray[np.float64]
 class LinkShare(Enum):
     """How the capacity is divided once the transfers want more than there is."""
 
-    # Srifty, section 4.3: everyone gets at most an equal part. A transfer that wants less leaves the rest of its part
-    # idle.
+    # Srifty, section 4.3: everyone gets at most an equal part, as soon as together they want as much as there is. What
+    # a transfer does not want of its part stays idle.
     SEED = "seed"
     # Max-min fair: what one does not want goes to the others, so that a wanted capacity is never idle.
     MAXMIN = "maxmin"
@@ -73,10 +73,11 @@ def rates(wanted: FloatArray, policy: LinkPolicy) -> FloatArray:
         policy: The link's rules.
     """
     capacity = policy.capacity_bytes_per_second
-    if wanted.sum() <= capacity:
-        return wanted
+    asked = wanted.sum()
     if policy.share is LinkShare.SEED:
-        return np.minimum(wanted, capacity / wanted.size)
+        return wanted if asked < capacity else np.minimum(wanted, capacity / wanted.size)
+    if asked <= capacity:
+        return wanted
     ascending = np.argsort(wanted, kind="stable")
     given = np.empty_like(wanted)
     left = capacity
