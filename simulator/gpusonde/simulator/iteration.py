@@ -76,6 +76,7 @@ class IterationEstimate:
         mean_s: Mean.
         p50_s: Median.
         p95_s: 95th percentile.
+        sd_s: Standard deviation.
         forward_s: Mean of the forward pass of the slowest device.
         backward_s: Mean of its backward pass.
         exchange_s: Mean end of the exchange, from the start of the backward pass.
@@ -87,6 +88,7 @@ class IterationEstimate:
     mean_s: float
     p50_s: float
     p95_s: float
+    sd_s: float
     forward_s: float
     backward_s: float
     exchange_s: float
@@ -169,6 +171,7 @@ class IterationSimulator:
             mean_s=float(total.mean()),
             p50_s=float(p50),
             p95_s=float(p95),
+            sd_s=float(total.std()),
             forward_s=float(forward.mean()),
             backward_s=float(backward.mean()),
             exchange_s=float(exchange.mean()),

@@ -1,0 +1,206 @@
+"""``Problem``: a training job, what may be rented for it, and what its owner wants."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+
+_MOST_OFFERS = 1000
+_MOST_CANDIDATES = 4096
+_LARGEST_BATCH = 2**31
+_MOST_MACHINES = 100_000
+
+
+class ProblemError(ValueError):
+    """A problem that makes no sense; the message says what to change."""
+
+
+class Billing(Enum):
+    """How a machine is paid for."""
+
+    ON_DEMAND = "on_demand"
+    SPOT = "spot"
+
+
+class Objective(Enum):
+    """What is to be as small as possible."""
+
+    TIME = "time"
+    COST = "cost"
+
+
+@dataclass(frozen=True)
+class Offer:
+    """One kind of machine that can be rented.
+
+    Attributes:
+        name: Unique among the offers of a problem.
+        device: Model of its GPUs.
+        devices: GPUs per machine, 1 or more.
+        quota: Most machines that can be had; 0 when it is sold out at present.
+        usd_per_hour: Price of a machine, above zero.
+        billing: On demand or spot.
+        network_bytes_per_second: Rated bandwidth of a machine's network; None when unknown.
+        fabric: Name of the network between machines, for the allreduce model.
+        smallest_batch: Smallest batch per GPU and iteration that is worth running.
+        largest_batch: Largest batch per GPU that fits into its memory; 0 when the model does not fit at all; None when
+            memory is no limit.
+        preemptions_per_hour: Expected preemptions per machine and hour, 0 for none.
+        region: Where it stands, for people.
+        zone: Likewise.
+        machine_fabric: Name of the network between the GPUs of one machine; empty when it is ``fabric``.
+
+    Raises:
+        ProblemError: No name, price or quota, or figures out of range.
+    """
+
+    name: str
+    device: str
+    devices: int
+    quota: int
+    usd_per_hour: float
+    billing: Billing = Billing.ON_DEMAND
+    network_bytes_per_second: float | None = None
+    fabric: str = ""
+    smallest_batch: int = 1
+    largest_batch: int | None = None
+    preemptions_per_hour: float = 0.0
+    region: str = ""
+    zone: str = ""
+    machine_fabric: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise ProblemError("an offer needs a name")
+        what = f"offer {self.name}"
+        _whole(self.devices, f"{what}: devices", 1, 1024, "the number of GPUs per machine")
+        _whole(self.quota, f"{what}: quota", 0, _MOST_MACHINES, "the most machines that can be had, 0 when sold out")
+        _amount(self.usd_per_hour, f"{what}: usd_per_hour", "the price of one machine per hour")
+        _whole(self.smallest_batch, f"{what}: smallest_batch", 1, _LARGEST_BATCH, "samples per GPU")
+        if self.largest_batch is not None:
+            _whole(self.largest_batch, f"{what}: largest_batch", 0, _LARGEST_BATCH, "samples per GPU, 0 when none fits")
+        if self.network_bytes_per_second is not None:
+            _amount(self.network_bytes_per_second, f"{what}: network_bytes_per_second", "or none when unknown")
+        if not _is_number(self.preemptions_per_hour) or not 0 <= self.preemptions_per_hour < math.inf:
+            raise ProblemError(f"{what}: preemptions_per_hour {self.preemptions_per_hour} must be 0 or more")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is to be decided.
+
+    Attributes:
+        global_batch: Samples of an iteration over all GPUs.
+        iterations: Iterations still to do.
+        offers: What can be rented.
+        objective: What is to be as small as possible.
+        deadline_s: Seconds from now in which the job must end; None for no deadline.
+        budget_usd: Most that it may cost on average; None for no limit.
+        confidence: Probability with which the deadline is met, 0.5 or more, below 1.
+        overhead_s: Seconds that pass, and are paid for, before the first iteration.
+        batch_sizes: Batches per GPU to choose from, for all offers; None for powers of two and the divisors of
+            ``global_batch``. The limits of each offer hold in any case.
+
+    Raises:
+        ProblemError: It makes no sense: a deadline in the past, an offer twice, nothing to do.
+    """
+
+    global_batch: int
+    iterations: int
+    offers: tuple[Offer, ...]
+    objective: Objective = Objective.TIME
+    deadline_s: float | None = None
+    budget_usd: float | None = None
+    confidence: float = 0.95
+    overhead_s: float = 0.0
+    batch_sizes: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        _whole(self.global_batch, "global_batch", 1, _LARGEST_BATCH, "samples of an iteration over all GPUs")
+        _whole(self.iterations, "iterations", 1, 2**53, "the iterations still to do")
+        object.__setattr__(self, "offers", tuple(self.offers))
+        if not self.offers:
+            raise ProblemError("there are no offers: give at least one kind of machine that can be rented")
+        if len(self.offers) > _MOST_OFFERS:
+            raise ProblemError(f"{len(self.offers)} offers are too many; {_MOST_OFFERS} is the limit")
+        names = [offer.name for offer in self.offers]
+        for name in names:
+            if names.count(name) > 1:
+                raise ProblemError(f"there are two offers named {name}: every offer needs a name of its own")
+        if not isinstance(self.objective, Objective):
+            raise ProblemError(f"objective {self.objective!r} must be Objective.TIME or Objective.COST")
+        if not _is_number(self.overhead_s) or not 0 <= self.overhead_s < math.inf:
+            raise ProblemError(f"overhead_s {self.overhead_s} must be 0 or more")
+        if self.deadline_s is not None:
+            if not _is_number(self.deadline_s) or not 0 < self.deadline_s < math.inf:
+                raise ProblemError(
+                    f"deadline_s {self.deadline_s} must be above zero: it counts from now, and one in the past cannot "
+                    "be met"
+                )
+            if self.deadline_s <= self.overhead_s:
+                raise ProblemError(
+                    f"deadline_s {self.deadline_s:g} leaves no time to train: overhead_s {self.overhead_s:g} passes "
+                    "before the first iteration"
+                )
+        if self.budget_usd is not None:
+            _amount(self.budget_usd, "budget_usd", "or none for no limit")
+        if not _is_number(self.confidence) or not 0.5 <= self.confidence < 1:
+            raise ProblemError(f"confidence {self.confidence} must be 0.5 or more and below 1")
+        if self.batch_sizes is not None:
+            if not self.batch_sizes:
+                raise ProblemError("batch_sizes is empty: give batches per GPU to choose from, or leave it out")
+            if len(self.batch_sizes) > _MOST_CANDIDATES:
+                raise ProblemError(f"{len(self.batch_sizes)} batch_sizes are too many; {_MOST_CANDIDATES} is the limit")
+            for batch in self.batch_sizes:
+                _whole(batch, "batch_sizes", 1, _LARGEST_BATCH, "samples per GPU")
+            object.__setattr__(self, "batch_sizes", tuple(sorted(set(self.batch_sizes))))
+
+    def offer(self, name: str) -> Offer:
+        """Return the offer of that name.
+
+        Raises:
+            KeyError: There is none.
+        """
+        for offer in self.offers:
+            if offer.name == name:
+                return offer
+        raise KeyError(name)
+
+    def candidates(self, offer: Offer) -> tuple[int, ...]:
+        """Return the batches per GPU that an offer may run, ascending; empty when none fits."""
+        most = self.global_batch // offer.devices
+        if offer.largest_batch is not None:
+            most = min(most, offer.largest_batch)
+        sizes = default_batch_sizes(self.global_batch) if self.batch_sizes is None else self.batch_sizes
+        return tuple(size for size in sizes if offer.smallest_batch <= size <= most)
+
+
+def default_batch_sizes(global_batch: int) -> tuple[int, ...]:
+    """Return powers of two and the divisors of the global batch, ascending.
+
+    Powers of two suit GPUs; divisors let one kind of machine share out a global batch that is none.
+    """
+    sizes = {2**power for power in range(global_batch.bit_length())}
+    for divisor in range(1, math.isqrt(global_batch) + 1):
+        if global_batch % divisor == 0:
+            sizes |= {divisor, global_batch // divisor}
+    return tuple(sorted(sizes))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+
+
+def _amount(value: object, name: str, meaning: str) -> None:
+    if value is None:
+        raise ProblemError(f"{name} is missing: give {meaning}")
+    if not _is_number(value) or not 0 < value < math.inf:  # type: ignore[operator]
+        raise ProblemError(f"{name} {value} must be above zero ({meaning})")
+
+
+def _whole(value: object, name: str, least: int, most: int, meaning: str) -> None:
+    if value is None:
+        raise ProblemError(f"{name} is missing: give {meaning}")
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise ProblemError(f"{name} {value!r} must be a whole number from {least} to {most} ({meaning})")

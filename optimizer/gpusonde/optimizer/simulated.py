@@ -1,0 +1,208 @@
+"""``SimulatedSteps``: step times of the optimizer from the iteration simulator."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from gpusonde.optimizer.plan import Plan
+from gpusonde.optimizer.problem import Offer, ProblemError
+from gpusonde.optimizer.steps import FloatArray, StepEstimate
+from gpusonde.simulator.compute import ComputeCurve
+from gpusonde.simulator.exchange import LinkPolicy, simulate_exchanges
+from gpusonde.simulator.gradients import GradientTrace, ring_traffic_bytes
+from gpusonde.simulator.iteration import BusBandwidth, DeviceGroup, IterationSimulator, Network, slowest_of
+
+# World size at which networks are put into order. Only the order matters, and only to find bounds early.
+_REFERENCE_WORLD = 16
+# How far the simulator's iterations are from measured ones end to end (docs/results/planning.md), relative.
+DEFAULT_MODEL_SPREAD = 0.08
+
+
+class SimulatedSteps:
+    """Step times of a job: its compute curves, its gradients and its networks, through ``IterationSimulator``.
+
+    Results are kept, so that asking again costs nothing.
+
+    Args:
+        offers: The offers.
+        curves: Compute curve of a GPU, by name of the offer.
+        networks: What allreduces reach, by name of the fabric (``Offer.fabric``, ``Offer.machine_fabric``). A plan on
+            machines with different fabrics gets the slower of them for every transfer.
+        trace: The job's gradients.
+        policy: How concurrent transfers share a link.
+        optimizer_s: Seconds of the optimizer step, 0 when it is in the curves already.
+        samples: Iterations to draw per estimate.
+        model_spread: Relative standard deviation of the simulator's own error, shared by all iterations of a run.
+            It only widens the margin of a deadline.
+
+    Raises:
+        ProblemError: An offer without a curve or whose fabric is not known.
+    """
+
+    def __init__(
+        self,
+        offers: Sequence[Offer],
+        curves: Mapping[str, ComputeCurve],
+        networks: Mapping[str, Network],
+        trace: GradientTrace,
+        *,
+        policy: LinkPolicy | None = None,
+        optimizer_s: float = 0.0,
+        samples: int = 256,
+        model_spread: float = DEFAULT_MODEL_SPREAD,
+    ) -> None:
+        for offer in offers:
+            if offer.name not in curves:
+                raise ProblemError(f"offer {offer.name} has no compute curve: probe or predict its GPU first")
+            for fabric in {offer.fabric, _machine_fabric(offer)}:
+                if fabric not in networks:
+                    raise ProblemError(f"offer {offer.name}: nothing is known about the fabric {fabric!r}")
+        if not 0 <= model_spread < math.inf:
+            raise ProblemError(f"model_spread {model_spread} must be 0 or more")
+        self._offers = {offer.name: offer for offer in offers}
+        self._curves = {offer.name: curves[offer.name] for offer in offers}
+        self._networks = dict(networks)
+        self._trace = trace
+        self._policy = policy or LinkPolicy()
+        self._optimizer_s = optimizer_s
+        self._samples = samples
+        self._model_spread = model_spread
+        self._classes: dict[str, float] = {}
+        self._bandwidths: dict[tuple[float, int], FloatArray] = {}
+        self._latencies_s: dict[tuple[str, int, int], float] = {}
+        self._estimates: dict[Plan, StepEstimate] = {}
+
+    @property
+    def exact(self) -> bool:
+        """False: the slowest of several GPUs depends on how many of each kind there are."""
+        return False
+
+    def latency_s(self, offer: Offer, batch_size: int, machines: int = 1) -> float:
+        """Return the mean computation of the slowest GPU among ``machines`` of an offer."""
+        key = offer.name, batch_size, machines
+        if key not in self._latencies_s:
+            group = DeviceGroup(self._curves[offer.name], machines * offer.devices, batch_size)
+            forward, backward = slowest_of([group], self._samples)
+            self._latencies_s[key] = float((forward + backward).mean())
+        return self._latencies_s[key]
+
+    def network(self, offer: Offer) -> float:
+        """Return the class of an offer's network: what it reaches among some GPUs, one number per fabric."""
+        if not self._classes:
+            size = np.array([self._trace.total_bytes])
+            for fabric in sorted({each.fabric for each in self._offers.values()}):
+                reached = self._networks[fabric].bus_bandwidth(size, _REFERENCE_WORLD)
+                value = float(reached.bytes_per_second[0])
+                while value in self._classes.values():
+                    value = math.nextafter(value, math.inf)
+                self._classes[fabric] = value
+        return self._classes[offer.fabric]
+
+    def bound_s(self, latency_s: float, world_sizes: npt.NDArray[np.int64], network: float) -> FloatArray:
+        """Return a lower bound of the mean iteration, shape of ``world_sizes``.
+
+        It is the iteration at mean latencies and typical bandwidth: iterations are convex in both, so that scatter
+        makes their mean longer and never shorter.
+        """
+        worlds, places = np.unique(world_sizes, return_inverse=True)
+        # A longer forward pass shifts all else; the least share of it gives the shortest iteration of this latency.
+        forward_s = latency_s * min(curve.forward_share for curve in self._curves.values())
+        backward_s = latency_s - forward_s
+        several = worlds > 1
+        end_s = np.full(worlds.size, backward_s)
+        if several.any():
+            reached = np.stack([self._bandwidth(network, int(world)) for world in worlds[several]])
+            traffic = np.stack([ring_traffic_bytes(self._trace.bucket_bytes, int(world)) for world in worlds[several]])
+            end_s[several] = np.maximum(backward_s, self._exchange_bound_s(backward_s, traffic, reached))
+        return np.asarray((forward_s + end_s + self._optimizer_s)[places])
+
+    def estimate(self, plan: Plan) -> StepEstimate:
+        """Return the duration of an iteration of a plan."""
+        if plan not in self._estimates:
+            self._estimates[plan] = self._simulate(plan)
+        return self._estimates[plan]
+
+    def _simulate(self, plan: Plan) -> StepEstimate:
+        offers = [self._offers[group.offer] for group in plan.groups]
+        groups = [
+            DeviceGroup(self._curves[group.offer], group.machines * offer.devices, group.batch_size)
+            for offer, group in zip(offers, plan.groups, strict=True)
+        ]
+        inside = plan.machines == 1
+        fabrics = {_machine_fabric(offer) if inside else offer.fabric for offer in offers}
+        network = _SlowestNetwork([self._networks[fabric] for fabric in sorted(fabrics)])
+        found = self._simulator(network).estimate(groups)
+        # What is left when the network does not scatter differs from one iteration to the next; the rest is where the
+        # machines happen to stand, which stays the same for the whole run.
+        steady = self._simulator(_SteadyNetwork(network)).estimate(groups)
+        placement_variance = max(found.sd_s**2 - steady.sd_s**2, 0.0)
+        shared_variance = placement_variance + (self._model_spread * found.mean_s) ** 2
+        return StepEstimate(
+            mean_s=found.mean_s,
+            sd_s=math.sqrt(min(found.sd_s, steady.sd_s) ** 2 + shared_variance),
+            p95_s=found.p95_s,
+            shared_sd_s=math.sqrt(shared_variance),
+        )
+
+    def _simulator(self, network: Network) -> IterationSimulator:
+        return IterationSimulator(
+            self._trace, network, self._policy, optimizer_s=self._optimizer_s, samples=self._samples
+        )
+
+    def _bandwidth(self, network: float, world_size: int) -> FloatArray:
+        key = network, world_size
+        if key not in self._bandwidths:
+            fabric = next(name for name, value in self._classes.items() if value == network)
+            found = self._networks[fabric].bus_bandwidth(self._trace.bucket_bytes, world_size)
+            self._bandwidths[key] = found.bytes_per_second
+        return self._bandwidths[key]
+
+    def _exchange_bound_s(self, backward_s: float, traffic: FloatArray, reached: FloatArray) -> FloatArray:
+        """Lower bound of the mean end of the exchange, shape (m,), from traffic and bandwidths of shape (m, n)."""
+        ready = np.broadcast_to(self._trace.ready_fractions * backward_s, traffic.shape)
+        in_flight, capacity = self._policy.max_in_flight, self._policy.capacity_bytes_per_second
+        if in_flight == 1 and math.isinf(capacity):
+            return np.asarray(simulate_exchanges(ready, traffic, reached, max_in_flight=1).max(axis=1))
+        # Queues of several servers and shared links are not convex; these three relaxations of them are.
+        duration = traffic / reached
+        alone = (ready + duration).max(axis=1)
+        servers = traffic.shape[1] if in_flight is None else in_flight
+        queue = ready[:, 0] + duration.sum(axis=1) / servers
+        link = ready[:, 0] + traffic.sum(axis=1) / capacity
+        return np.asarray(np.maximum.reduce([alone, queue, link]))
+
+
+@dataclass(frozen=True)
+class _SlowestNetwork:
+    """Every transfer as slow as on the slowest of some networks."""
+
+    networks: Sequence[Network]
+
+    def bus_bandwidth(self, transfer_bytes: FloatArray, world_size: int) -> BusBandwidth:
+        found = [network.bus_bandwidth(transfer_bytes, world_size) for network in self.networks]
+        reached = np.stack([each.bytes_per_second for each in found])
+        slowest = reached.argmin(axis=0)[None]
+        spread = np.stack([each.log_spread for each in found])
+        return BusBandwidth(
+            np.take_along_axis(reached, slowest, axis=0)[0], np.take_along_axis(spread, slowest, axis=0)[0]
+        )
+
+
+@dataclass(frozen=True)
+class _SteadyNetwork:
+    """A network that always reaches what it typically does."""
+
+    network: Network
+
+    def bus_bandwidth(self, transfer_bytes: FloatArray, world_size: int) -> BusBandwidth:
+        found = self.network.bus_bandwidth(transfer_bytes, world_size)
+        return BusBandwidth(found.bytes_per_second, np.zeros_like(found.bytes_per_second))
+
+
+def _machine_fabric(offer: Offer) -> str:
+    return offer.machine_fabric or offer.fabric
