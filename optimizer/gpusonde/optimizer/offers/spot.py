@@ -1,0 +1,214 @@
+"""Spot prices and availability from the user's own table: no catalogue can keep them up to date."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+from gpusonde.catalog import Offer as CatalogOffer
+from gpusonde.catalog import OfferCatalog
+from gpusonde.optimizer.offers.listed import OfferFilter
+from gpusonde.optimizer.offers.selection import Candidate, LeftOut, OfferSelection, collect
+from gpusonde.optimizer.offers.terms import Terms
+
+_NEEDED = ("provider", "region", "instance_type", "time", "usd_per_hour")
+_OPTIONAL = ("zone", "available_machines", "preemptions_per_hour")
+_MOST_ROWS = 5_000_000
+_LONGEST_TEXT = 128
+
+
+class SpotTableError(ValueError):
+    """A spot table that cannot be used; the message names file, line and column."""
+
+
+@dataclass(frozen=True)
+class SpotRow:
+    """Price of one kind of spot machine from one moment on.
+
+    Attributes:
+        provider: As in the catalogue.
+        region: Region.
+        zone: Zone; empty where the price holds in the whole region.
+        instance_type: The provider's name of the machine.
+        time: When the price was seen, with its time zone.
+        usd_per_hour: Price of the whole machine, above zero.
+        available_machines: Most that could be had then; None where nobody looked.
+        preemptions_per_hour: How often one is taken away; None where unknown.
+    """
+
+    provider: str
+    region: str
+    zone: str
+    instance_type: str
+    time: datetime
+    usd_per_hour: float
+    available_machines: int | None
+    preemptions_per_hour: float | None
+
+
+def read_spot_rows(path: Path | str) -> Iterator[SpotRow]:
+    """Yield the rows of a CSV file, line by line.
+
+    Columns: provider, region, instance_type, time (ISO 8601, UTC where no zone is written), usd_per_hour; and where
+    known zone, available_machines, preemptions_per_hour. Others are ignored.
+
+    Raises:
+        SpotTableError: The file cannot be read, lacks a column or has a row that cannot be used.
+    """
+    try:
+        with Path(path).open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file, strict=True)
+            missing = [column for column in _NEEDED if column not in (reader.fieldnames or ())]
+            if missing:
+                raise SpotTableError(
+                    f"{path}: lacks column {missing[0]!r}; needed: {','.join(_NEEDED)}; optional: {','.join(_OPTIONAL)}"
+                )
+            for count, row in enumerate(reader):
+                where = f"{path}:{reader.line_num}"
+                if count >= _MOST_ROWS:
+                    raise SpotTableError(f"{where}: more than {_MOST_ROWS:,} rows; keep those of the last weeks")
+                if None in row or None in row.values():
+                    raise SpotTableError(f"{where}: has another number of fields than the header")
+                yield _parse(row, where)
+    except OSError as error:
+        raise SpotTableError(f"{path}: cannot be read: {error.strerror}; name an existing file") from error
+    except UnicodeDecodeError as error:
+        raise SpotTableError(f"{path}: is not UTF-8 text (byte {error.start})") from error
+    except csv.Error as error:
+        raise SpotTableError(f"{path}:{reader.line_num}: {error}") from error
+
+
+def spot_offers(
+    catalog: OfferCatalog,
+    rows: Iterable[SpotRow],
+    terms: Terms,
+    now: datetime,
+    chosen: OfferFilter | None = None,
+    *,
+    longest_age: timedelta = timedelta(days=1),
+) -> OfferSelection:
+    """Return the spot machines that the newest rows offer under the user's terms.
+
+    Prices, zones, availability and preemption rates are the rows', everything else about a machine is the catalogue's.
+    Of every kind of machine and zone the newest row that is not of the future counts.
+
+    Args:
+        catalog: Knows GPUs and network of the instance types.
+        rows: Spot rows, in any order.
+        terms: What only the user knows; its preemption rates hold where a row has none.
+        now: The moment of planning, with its time zone.
+        chosen: Which machines to look at; ``billing`` is not looked at, ``priced_since`` beside ``longest_age``.
+        longest_age: Older rows are left out: spot prices move within hours.
+
+    Raises:
+        UnknownGpuError: The filter names a GPU that the catalogue does not know.
+        ValueError: ``now`` without a time zone.
+    """
+    if now.tzinfo is None:
+        raise ValueError("now needs a time zone, for example datetime.now(timezone.utc)")
+    machines = _machines(catalog)
+    newest: dict[tuple[str, str, str, str], SpotRow] = {}
+    for row in rows:
+        key = (row.provider, row.region, row.zone, row.instance_type)
+        if row.time <= now and (key not in newest or row.time >= newest[key].time):
+            newest[key] = row
+    wanted = chosen or OfferFilter()
+    models = {offer.gpu_model for gpu in wanted.gpus for offer in catalog.offers(gpu, None, False, known_only=False)}
+    candidates, left_out = [], []
+    for row in newest.values():
+        if not _passes(wanted, row):
+            continue
+        name = f"{row.provider}/{row.zone or row.region}/{row.instance_type}/spot"
+        machine = machines.get((row.provider, row.instance_type))
+        if machine is None:
+            left_out.append(LeftOut(name, "the catalogue does not know this instance type; add a line for it"))
+        elif wanted.gpus and machine.gpu_model not in models:
+            continue
+        elif now - row.time > longest_age or _before(row.time, wanted):
+            left_out.append(LeftOut(name, f"its newest price is of {row.time:%Y-%m-%d %H:%M %Z}, too old"))
+        else:
+            candidates.append(
+                Candidate(
+                    machine=machine,
+                    region=row.region,
+                    zone=row.zone,
+                    billing="spot",
+                    usd_per_hour=row.usd_per_hour,
+                    preemptions_per_hour=row.preemptions_per_hour,
+                    available=row.available_machines,
+                    priced=f"spot price of {row.time:%Y-%m-%d %H:%M %Z}",
+                )
+            )
+    return collect(candidates, terms, left_out)
+
+
+def _machines(catalog: OfferCatalog) -> dict[tuple[str, str], CatalogOffer]:
+    """Instance types with whole GPUs; of several entries the one whose network rate is known."""
+    found: dict[tuple[str, str], CatalogOffer] = {}
+    for offer in catalog.all:
+        key = (offer.provider, offer.instance_type)
+        if offer.whole_gpu and (key not in found or found[key].network_bits_per_second is None):
+            found[key] = offer
+    return found
+
+
+def _passes(wanted: OfferFilter, row: SpotRow) -> bool:
+    places = {row.region, row.zone}
+    return (
+        (not wanted.providers or row.provider in wanted.providers)
+        and (not wanted.regions or any(region in places for region in wanted.regions))
+        and (not wanted.instance_types or row.instance_type in wanted.instance_types)
+    )
+
+
+def _before(time: datetime, wanted: OfferFilter) -> bool:
+    return wanted.priced_since is not None and time.date() < wanted.priced_since
+
+
+def _parse(row: Mapping[str, str], where: str) -> SpotRow:
+    for column in ("provider", "region", "instance_type"):
+        text = row[column].strip()
+        if not text or len(text) > _LONGEST_TEXT or not text.isprintable():
+            raise SpotTableError(f"{where}: {column} must be a text of 1 to {_LONGEST_TEXT} characters")
+    price = _number(row, "usd_per_hour", where)
+    if price is None or price == 0:
+        raise SpotTableError(f"{where}: usd_per_hour must be above zero; leave out what is not for rent")
+    available = _number(row, "available_machines", where)
+    if available is not None and available != int(available):
+        raise SpotTableError(f"{where}: available_machines must be a whole number, not {available}")
+    return SpotRow(
+        provider=row["provider"].strip(),
+        region=row["region"].strip(),
+        zone=row.get("zone", "").strip(),
+        instance_type=row["instance_type"].strip(),
+        time=_time(row["time"].strip(), where),
+        usd_per_hour=price,
+        available_machines=None if available is None else int(available),
+        preemptions_per_hour=_number(row, "preemptions_per_hour", where),
+    )
+
+
+def _time(text: str, where: str) -> datetime:
+    try:
+        # Python 3.10 does not read the Z that most tables end with.
+        time = datetime.fromisoformat(text[:-1] + "+00:00" if text.endswith(("Z", "z")) else text)
+    except ValueError:
+        raise SpotTableError(f"{where}: time {text[:40]!r} is not ISO 8601, for example 2026-11-21T15:00:00Z") from None
+    return time if time.tzinfo is not None else time.replace(tzinfo=timezone.utc)
+
+
+def _number(row: Mapping[str, str], column: str, where: str) -> float | None:
+    text = row.get(column, "").strip()
+    if not text:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value >= 0):
+        raise SpotTableError(f"{where}: {column} must be a finite number that is not negative, not {text[:40]!r}")
+    return value
