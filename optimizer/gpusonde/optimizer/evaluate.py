@@ -105,5 +105,5 @@ def violation(problem: Problem, estimate: PlanEstimate) -> float:
 
 
 def satisfies(problem: Problem, estimate: PlanEstimate) -> bool:
-    """Return whether deadline and budget are kept."""
-    return violation(problem, estimate) <= 1.0 + SLACK
+    """Return whether deadline and budget are kept, in a time that is known at all."""
+    return math.isfinite(estimate.time_s) and violation(problem, estimate) <= 1.0 + SLACK
