@@ -1,0 +1,254 @@
+"""``profile``: compute curve and gradient trace of a training job, measured on the device where its model lies.
+
+It runs the user's own model in the user's own process, some seconds per batch size. The result is a ``JobProfile``.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import logging
+import math
+import platform
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from gpusonde.simulator.compute import ComputeProbe
+from gpusonde.simulator.gradients import (
+    DEFAULT_BUCKET_BYTES,
+    DEFAULT_FIRST_BUCKET_BYTES,
+    FloatArray,
+    GradientTrace,
+    GradientTraceError,
+)
+from gpusonde.simulator.instrument.gradient_times import GradientRecorder
+from gpusonde.simulator.instrument.stopwatch import Stopwatch
+from gpusonde.simulator.job_profile import JobProfile
+
+_Result = TypeVar("_Result")
+
+_LOG = logging.getLogger(__name__)
+_LEAST_STEPS = 3
+_PROBED_SHARES = (64, 16, 4, 1)  # of the largest batch
+# Of a normal distribution: standard deviation over median absolute deviation.
+_MAD_TO_DEVIATION = 1.4826
+
+
+class ProfileError(ValueError):
+    """A job that cannot be profiled; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """What ``profile`` needs of a training job; a user's entry point returns one.
+
+    Attributes:
+        model: The bare module (not wrapped for several devices), on its device, in training mode.
+        make_batch: Returns a batch of the given number of samples, on the same device, as the job's loader would.
+        loss: Runs the forward pass, ``loss(model, batch)``, and returns a single number to go backward from.
+        optimizer: The job's optimizer; None stands for plain SGD, which is faster than most.
+    """
+
+    model: torch.nn.Module
+    make_batch: Callable[[int], Any]
+    loss: Callable[[torch.nn.Module, Any], torch.Tensor]
+    optimizer: torch.optim.Optimizer | None = None
+
+
+def profile(
+    model: torch.nn.Module,
+    make_batch: Callable[[int], Any],
+    loss: Callable[[torch.nn.Module, Any], torch.Tensor],
+    *,
+    optimizer: torch.optim.Optimizer | None = None,
+    batch_sizes: Sequence[int] | None = None,
+    largest_batch: int | None = None,
+    steps: int = 20,
+    warm_up: int = 3,
+    seconds_per_batch: float = 30.0,
+    bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+    first_bucket_bytes: int = DEFAULT_FIRST_BUCKET_BYTES,
+) -> JobProfile:
+    """Measure a training job. The model is trained on for some steps: hand over one that is not needed afterwards.
+
+    Args:
+        model: See ``TrainingJob``, like the next three.
+        make_batch: See there.
+        loss: See there.
+        optimizer: See there.
+        batch_sizes: Samples per step to time, two different ones or more; None takes four, each a quarter of the next,
+            up to ``largest_batch``.
+        largest_batch: Largest batch size that fits into the device's memory, where it is known.
+        steps: Timed steps per batch size, 3 or more; fewer, but 3, where they take longer than ``seconds_per_batch``.
+        warm_up: Steps before those, 1 or more, per batch size.
+        seconds_per_batch: See ``steps``.
+        bucket_bytes: ``bucket_cap_mb`` of DistributedDataParallel. Where the job sets it, both limits have its value.
+        first_bucket_bytes: Size at which torch closes the first bucket when ``bucket_cap_mb`` is left to it.
+
+    Raises:
+        ProfileError: A job that cannot be profiled, or a batch that does not fit.
+    """
+    if steps < _LEAST_STEPS or warm_up < 1:
+        raise ProfileError(f"steps must be {_LEAST_STEPS} or more and warm_up 1 or more")
+    session = _Session(TrainingJob(model, make_batch, loss, optimizer), warm_up)
+    chosen = _batch_sizes(batch_sizes, largest_batch)
+    probes = []
+    for batch_size in chosen:
+        timed = session.time_steps(batch_size, steps, seconds_per_batch)
+        probes.append(timed.probe(batch_size))
+        _LOG.info("batch size %d: %.6f s a step, %d steps", batch_size, probes[-1].total_s, timed.forward_s.size)
+    gradients = session.gradients(chosen[-1], timed.forward_s.size, bucket_bytes, first_bucket_bytes)
+    return JobProfile(
+        device=session.device_name,
+        probes=tuple(probes),
+        gradients=gradients,
+        # Its work depends on the parameters alone; the last batch size has warmed it up best.
+        optimizer_s=float(np.median(timed.optimizer_s)),
+        largest_batch=largest_batch,
+    )
+
+
+def _batch_sizes(batch_sizes: Sequence[int] | None, largest_batch: int | None) -> list[int]:
+    if batch_sizes is None:
+        if largest_batch is None:
+            raise ProfileError("say which batch sizes to time, or the largest batch size that fits")
+        batch_sizes = [max(1, largest_batch // share) for share in _PROBED_SHARES]
+    chosen = sorted(set(batch_sizes))
+    if len(chosen) < 2 or chosen[0] < 1:
+        raise ProfileError(f"a curve needs two batch sizes or more, 1 or larger, not {chosen}")
+    if largest_batch is not None and chosen[-1] > largest_batch:
+        raise ProfileError(f"batch size {chosen[-1]} is larger than the largest that fits, {largest_batch}")
+    return chosen
+
+
+@dataclass(frozen=True)
+class _TimedSteps:
+    """Seconds of the parts of some steps, each of shape (n,)."""
+
+    forward_s: FloatArray
+    backward_s: FloatArray
+    optimizer_s: FloatArray
+
+    def probe(self, batch_size: int) -> ComputeProbe:
+        """Medians, and a spread that single interrupted steps do not move."""
+        total = self.forward_s + self.backward_s
+        median = float(np.median(total))
+        spread = _MAD_TO_DEVIATION * float(np.median(np.abs(total - median))) / median
+        forward_s = median * float(np.median(self.forward_s / total))
+        return ComputeProbe(batch_size, median, forward_s, spread)
+
+
+class _Session:
+    """Runs steps of one job.
+
+    Raises:
+        ProfileError: A model without trainable parameters, spread over devices, or on a device that we cannot time.
+    """
+
+    def __init__(self, job: TrainingJob, warm_up: int) -> None:
+        parameters = [each for each in job.model.parameters() if each.requires_grad]
+        devices = {each.device for each in parameters}
+        if len(devices) != 1:
+            raise ProfileError(
+                f"the model's trainable parameters lie on {len(devices)} devices, but a profile is of one: data "
+                "parallelism puts a whole model on each"
+            )
+        self._job = job
+        self._warm_up = warm_up
+        self._optimizer = job.optimizer or torch.optim.SGD(parameters, lr=0.0)
+        self._device = devices.pop()
+        try:
+            self._stopwatch = Stopwatch(self._device)
+        except ValueError as error:
+            raise ProfileError(str(error)) from error
+
+    @property
+    def device_name(self) -> str:
+        """Model of the device."""
+        if self._device.type == "cuda":
+            return str(torch.cuda.get_device_name(self._device))
+        return f"CPU {platform.machine()}"
+
+    def time_steps(self, batch_size: int, steps: int, seconds: float) -> _TimedSteps:
+        """Time steps at one batch size.
+
+        Raises:
+            ProfileError: The batch does not fit.
+        """
+        return self._within_memory(batch_size, lambda: self._time_steps(batch_size, steps, seconds))
+
+    def gradients(self, batch_size: int, steps: int, bucket_bytes: int, first_bucket_bytes: int) -> GradientTrace:
+        """Record when gradients are ready, in steps of their own: the hooks take time in every one.
+
+        Raises:
+            ProfileError: A job whose gradients have no one trace.
+        """
+        recorder = GradientRecorder(self._job.model, self._stopwatch)
+
+        def record() -> None:
+            with recorder:
+                for _ in range(steps):
+                    loss = self._loss(self._job.make_batch(batch_size))
+                    recorder.record(loss.backward)
+                    self._finish_step()
+
+        self._within_memory(batch_size, record)
+        try:
+            return recorder.trace(bucket_bytes, first_bucket_bytes)
+        except (ValueError, GradientTraceError) as error:
+            raise ProfileError(str(error)) from error
+
+    def _time_steps(self, batch_size: int, steps: int, seconds: float) -> _TimedSteps:
+        for _ in range(self._warm_up):
+            self._stopwatch.wait()
+            begin = time.monotonic()
+            self._step(batch_size)
+            self._stopwatch.wait()
+            last_s = time.monotonic() - begin
+        affordable = math.ceil(seconds / last_s)
+        marks = [self._step(batch_size) for _ in range(min(steps, max(_LEAST_STEPS, affordable)))]
+        self._stopwatch.wait()
+        between = self._stopwatch.seconds_between
+        parts = np.array([[between(*pair) for pair in itertools.pairwise(step)] for step in marks])
+        return _TimedSteps(*parts.T)
+
+    def _step(self, batch_size: int) -> tuple[Any, Any, Any, Any]:
+        """Run one step and return the marks at its start and behind each of its parts."""
+        batch = self._job.make_batch(batch_size)
+        start = self._stopwatch.mark()
+        loss = self._loss(batch)
+        forward = self._stopwatch.mark()
+        loss.backward()
+        backward = self._stopwatch.mark()
+        self._finish_step()
+        return start, forward, backward, self._stopwatch.mark()
+
+    def _loss(self, batch: Any) -> torch.Tensor:
+        loss = self._job.loss(self._job.model, batch)
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
+            raise ProfileError("loss(model, batch) must return a tensor of one number that depends on the model")
+        return loss
+
+    def _finish_step(self) -> None:
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def _within_memory(self, batch_size: int, run: Callable[[], _Result]) -> _Result:
+        try:
+            return run()
+        except torch.OutOfMemoryError:
+            pass  # left before cleaning up: its traceback holds the tensors
+        self._forget()
+        raise ProfileError(f"batch size {batch_size} does not fit into the memory of {self.device_name}")
+
+    def _forget(self) -> None:
+        """Free what a step left behind that ran out of memory."""
+        self._optimizer.zero_grad(set_to_none=True)
+        gc.collect()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
