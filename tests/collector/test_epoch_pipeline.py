@@ -137,6 +137,33 @@ def test_after_a_long_round_runs_are_looked_at_once_until_a_round_is_short_again
     assert_same_as_offline(subject, trace)
 
 
+class LateTracker(EpochTracker):
+    """Answers like a tracker in another process: what ticks have led to is told at a later call."""
+
+    def __init__(self, metrics):
+        super().__init__(metrics)
+        self._told = None
+        self._under_way = []
+
+    @property
+    def detection(self):
+        return self._told
+
+    def update(self, time_s, values, *, every_look=True):
+        events, self._under_way = self._under_way, super().update(time_s, values, every_look=every_look)
+        self._told = super().detection if not len(time_s) else self._told
+        return events
+
+
+def test_what_another_process_has_found_is_stored_before_the_next_ticks_come(setup, records):
+    subject = setup(make_tracker=LateTracker)
+    subject.pipeline._clock = SlowClock(3.0)
+    subject.feed(records[:105], 105)
+    (run,) = subject.runs()
+    assert run.verdict == "epochs"
+    assert len(kept_epochs(subject, run)) >= 3
+
+
 class FailingTracker:
     def __init__(self, metrics):
         raise MemoryError("no tracker for you")

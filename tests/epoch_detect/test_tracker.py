@@ -155,6 +155,27 @@ def test_one_who_has_fallen_behind_looks_once_and_finds_the_same_in_the_end(monk
     assert _alive(tracker) == _alive(thorough)
 
 
+def test_one_who_has_fallen_behind_looks_at_a_young_run_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpusonde.epoch_detect import tracker as module
+
+    looks: list[float] = []
+    real = module.analyse_and_hold
+    monkeypatch.setattr(
+        module, "analyse_and_hold", lambda ticks, **k: looks.append(ticks.time_us[-1] * 1e-6) or real(ticks, **k)
+    )
+    trace, _ = training_trace(60.0, 4)
+    values = _values(trace)
+    tracker = EpochTracker(trace.metrics)
+    first = trace.time_s[0]
+    for i in range(0, 1000, 10):
+        tracker.update(trace.time_s[i : i + 10], values[:, i : i + 10], every_look=False)
+    np.testing.assert_allclose(looks, [20.9, 41.9, 83.9], atol=1.1)
+    # Thorough again: the moments that have passed are one, and the next one is later than what is known.
+    tracker.update(trace.time_s[1000:1010], values[:, 1000:1010])
+    assert len(looks) <= 4
+    assert tracker.next_look_s - first >= 100.9
+
+
 def test_late_and_timeless_ticks_are_left_out_and_counted() -> None:
     tracker = EpochTracker(["dram_active"])
     tracker.update([0.0, 0.1, 0.1, 0.05, np.nan, 0.2], [[1, 1, 1, 1, 1, 1]])

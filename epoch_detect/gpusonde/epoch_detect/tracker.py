@@ -22,6 +22,9 @@ from gpusonde.epoch_detect.ticks import usable_metrics
 _FIRST_ANALYSIS_S = 5.0
 _GROWTH = (1.15, 1.3)  # the next analysis comes when the run is this much longer: earlier if a cycle more may tell
 _GROWTH_HELD = 2.0  # the same while a confident cycle holds, which is then followed from epoch to epoch
+# The same for one who has fallen behind: half of the looks, and as many epochs found, a little later.
+_FIRST_PATIENT_ANALYSIS_S = 20.0
+_GROWTH_PATIENT = 2.0
 _CONFIDENT = 0.8
 _FOLLOW = 0.05  # a cycle is followed after a period, at the earliest when the run is this share longer
 _SAME_EPOCH = 0.15  # periods by which both ends of an epoch may differ between two analyses
@@ -112,6 +115,8 @@ class EpochTracker:
         self._history = History(self._used, capacity)
         self._origin_s: float | None = None
         self._next_us = round(_FIRST_ANALYSIS_S * 1e6)
+        self._analysed_us = 0
+        self._patient = False
         self._follow_us: int | None = None
         self._hold: Hold | None = None
         self._entries: list[_Entry] = []
@@ -140,8 +145,15 @@ class EpochTracker:
         return self._origin_s + self._due_us * 1e-6
 
     @property
+    def _analysis_us(self) -> int:
+        if not self._patient:
+            return self._next_us
+        patient_us = max(_GROWTH_PATIENT * self._analysed_us, _FIRST_PATIENT_ANALYSIS_S * 1e6)
+        return max(self._next_us, round(patient_us))
+
+    @property
     def _due_us(self) -> int:
-        return self._next_us if self._follow_us is None else min(self._next_us, self._follow_us)
+        return self._analysis_us if self._follow_us is None else min(self._analysis_us, self._follow_us)
 
     @property
     def late_ticks(self) -> int:
@@ -160,9 +172,9 @@ class EpochTracker:
             time_s: Shape (n,), seconds on any axis, the same for all calls; ticks that do not come after the one
                 before them, or that have no finite time, are left out and counted.
             values: Shape (metrics, n), NaN where there is no value.
-            every_look: Whether to look at the run at each of the moments that these ticks pass. Without, only once, at
-                the last tick, and only if such a moment was passed: for one who has fallen behind. The epochs after
-                :meth:`finish` are the same.
+            every_look: Whether to look at the run at each of the moments that these ticks pass. Without, there are
+                fewer such moments, and only one look, at the last tick: for one who has fallen behind. The epochs
+                after :meth:`finish` are the same.
 
         Returns:
             What changed; with ``every_look`` independent of how the ticks are cut into calls, but for the call in which
@@ -179,10 +191,12 @@ class EpochTracker:
                 f"and {times.shape}"
             )
         times_us, columns = self._in_order(times, columns[self._rows])
+        if times_us.size:
+            self._patient = not every_look
         if not every_look and times_us.size and times_us[-1] > self._due_us:
             self._history.append(times_us, columns)
             now_us = int(times_us[-1])
-            return self._follow(now_us) if now_us < self._next_us else self._analyse(now_us, ended=False)
+            return self._follow(now_us) if now_us < self._analysis_us else self._analyse(now_us, ended=False)
         events: list[EpochEvent] = []
         done = 0
         while done < times_us.size:
@@ -192,7 +206,9 @@ class EpochTracker:
                 self._history.append(times_us[done:stop], columns[:, done:stop])
             done = max(stop, done)
             if done < times_us.size:
-                events += self._follow(due) if due < self._next_us else self._analyse(due, ended=False)
+                # Moments that passed while nobody looked are one.
+                now_us = max(due, self._history.last_time_us or 0)
+                events += self._follow(now_us) if now_us < self._analysis_us else self._analyse(now_us, ended=False)
         return events
 
     def finish(self) -> list[EpochEvent]:
@@ -221,6 +237,7 @@ class EpochTracker:
             "metrics": self.metrics,
             "origin_s": self._origin_s,
             "next_us": self._next_us,
+            "analysed_us": self._analysed_us,
             "follow_us": self._follow_us,
             "hold": None if self._hold is None else _hold_fields(self._hold),
             "next_index": self._next_index,
@@ -251,6 +268,7 @@ class EpochTracker:
             tracker._history = History.from_arrays(tracker._used, history)
             tracker._origin_s = meta["origin_s"]
             tracker._next_us, tracker._next_index = int(meta["next_us"]), int(meta["next_index"])
+            tracker._analysed_us = int(meta.get("analysed_us", 0))
             tracker._follow_us = meta["follow_us"]
             tracker._hold = None if meta["hold"] is None else _hold_from(meta["hold"])
             tracker._revision, tracker._late = int(meta["revision"]), int(meta["late"])
@@ -279,6 +297,7 @@ class EpochTracker:
         found, self._hold = analyse_and_hold(self._history.ticks(), ended=ended)
         held = self._hold is not None and found.verdict == Verdict.EPOCHS and found.confidence >= _CONFIDENT
         growth = _GROWTH_HELD if held else _growth(now_us * 1e-6, found.hypotheses)
+        self._analysed_us = now_us
         self._next_us = max(round(now_us * growth), now_us + round(_FIRST_ANALYSIS_S * 1e6))
         self._follow_us = self._after(now_us, found.period_s) if held else None
         self._detection = shifted(found, self._origin_s or 0.0)

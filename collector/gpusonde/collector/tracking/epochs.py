@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+import numpy as np
 import numpy.typing as npt
 
 from gpusonde.collector.storage.samples import Samples
@@ -34,7 +35,7 @@ class Tracker(Protocol):
         """The latest analysis."""
 
     def update(self, time_s: npt.ArrayLike, values: npt.ArrayLike, *, every_look: bool = True) -> list[EpochEvent]:
-        """Take ticks."""
+        """Take ticks, or none; return what they, or earlier ones, have led to."""
 
     def finish(self) -> list[EpochEvent]:
         """Analyse all ticks once more."""
@@ -132,6 +133,15 @@ class RunEpochs:
         time_s = (samples.time_unix_nano - self._origin) / 1e9
         values = samples.matrix(self._metrics)
         self._attempt(lambda tracker: tracker.update(time_s, values, every_look=every_look))
+
+    def collect(self) -> None:
+        """Take what earlier ticks have led to meanwhile, from a tracker that does not answer at once.
+
+        Raises:
+            UnusableStateError: As for ``update``.
+        """
+        if self._tracker is not None and not self._failure:
+            self._attempt(lambda tracker: tracker.update(np.empty(0), np.empty((len(self._metrics), 0))))
 
     def finish(self) -> None:
         """Take the end of the run.

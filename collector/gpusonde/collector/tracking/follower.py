@@ -130,6 +130,15 @@ class GpuFollower:
             if stop():
                 return
 
+    def collect(self) -> None:
+        """Take what the ticks so far have led to meanwhile.
+
+        Raises:
+            UnusableStateError: As for ``advance``.
+        """
+        if self._epochs:
+            self._epochs.collect()
+
     def end(self, reason: str) -> list[RunUpdate]:
         """End the open run for a reason outside of the ticks.
 

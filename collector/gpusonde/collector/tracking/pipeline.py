@@ -25,6 +25,8 @@ _LOG = logging.getLogger(__name__)
 _Key = tuple[str, str]
 # Of the time that tracking took: where rounds are long there are many epochs to summarise in each.
 _SUMMARY_SHARE = 0.25
+# How long answers of other processes wait at most while a long round goes on.
+_COLLECT_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class PipelineOptions:
         save_interval_s: How old the stored state of an unchanged run may become.
         silence_end_s: Wall-clock time without records after which a run is over all the same.
         behind_s: Length of a round after which the next one looks at each run once at most, however many moments
-            to do so it has missed. What is found at the end of a run is the same.
+            to do so it has missed, and later when it is young. What is found at the end of a run is the same.
         summary_time_s: Time of each round for mean metrics and energy of epochs, or a quarter of what tracking took
             where that is more; at most one piece goes beyond.
     """
@@ -92,6 +94,7 @@ class EpochPipeline:
         self._pending: list[RunUpdate] = []
         self._broken: set[_Key] = set()
         self._saved_at = 0.0
+        self._collected_at = 0.0
         self._is_behind = False
         self._summarise_from = 0.0
         self._deadline: float | None = None
@@ -158,6 +161,7 @@ class EpochPipeline:
                 break
             self._heard_at[key] = self._clock()
             self._follow(key)
+            self._collect()
             if self._clock() - self._saved_at >= self._options.save_interval_s:
                 self._save()
         self._note_round(self._clock() - began_at)
@@ -217,16 +221,40 @@ class EpochPipeline:
         return self._deadline is not None and self._clock() >= self._deadline
 
     def _follow(self, key: _Key) -> None:
-        try:
-            follower = self._followers.get(key)
-            if follower is None:
-                follower = self._followers[key] = self._begin(key)
+        self._attempt(key, self._advance)
+
+    def _collect(self) -> None:
+        """Take what other processes have found meanwhile: a GPU's next turn may come much later."""
+        if self._clock() - self._collected_at < _COLLECT_S:
+            return
+        for key in list(self._followers):
+            self._attempt(key, self._take_news)
+        self._collected_at = self._clock()
+
+    def _advance(self, key: _Key) -> None:
+        follower = self._followers.get(key)
+        if follower is None:
+            follower = self._followers[key] = self._begin(key)
+        self._unsaved[key] = None
+        self._states.touch(key)
+        for update in follower.advance(self._is_late, every_look=not self._is_behind):
+            self._pending.append(update)
+        self._note_news(key, follower)
+
+    def _take_news(self, key: _Key) -> None:
+        follower = self._followers[key]
+        follower.collect()
+        self._note_news(key, follower)
+
+    def _note_news(self, key: _Key, follower: GpuFollower) -> None:
+        if follower.has_news and (current := follower.current()):
             self._unsaved[key] = None
-            self._states.touch(key)
-            for update in follower.advance(self._is_late, every_look=not self._is_behind):
-                self._pending.append(update)
-            if follower.has_news and (current := follower.current()):
-                self._pending.append(current)
+            self._pending.append(current)
+
+    def _attempt(self, key: _Key, work: Callable[[_Key], None]) -> None:
+        """Do something for one GPU; a fault of its leaves the others alone."""
+        try:
+            work(key)
         except UnusableStateError as error:
             self._begin_again(key, error)
         except StoreError as error:

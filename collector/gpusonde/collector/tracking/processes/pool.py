@@ -128,7 +128,7 @@ class RemoteTracker:
         return self._detection
 
     def update(self, time_s: npt.ArrayLike, values: npt.ArrayLike, *, every_look: bool = True) -> list[EpochEvent]:
-        """Take ticks; return what earlier ones have led to meanwhile.
+        """Take ticks, or none; return what earlier ones have led to meanwhile.
 
         Raises:
             TrackerFailedError: The tracker raised.
@@ -136,8 +136,10 @@ class RemoteTracker:
         """
         events = self._take_answers(wait=False)
         times = np.asarray(time_s, dtype=np.float64)
+        if not times.size:
+            return events
         self._held.append((times, np.asarray(values, dtype=np.float64)))
-        newest = float(times[-1]) if times.size else -math.inf
+        newest = float(times[-1])
         if newest > self._next_look_s or newest - float(self._held[0][0][0]) >= _LONGEST_WAIT_S:
             self._send_held(every_look=every_look)
         return events
