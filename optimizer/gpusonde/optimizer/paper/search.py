@@ -1,0 +1,109 @@
+"""``paper_search``: the seed's hybrid strategy as it stands in its text, to be compared with (Srifty, section 4.4)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Literal
+
+from gpusonde.optimizer.paper.banchor import banchor_plans
+from gpusonde.optimizer.paper.space import count_plans, paper_batches, plans
+from gpusonde.optimizer.plan import Plan
+from gpusonde.optimizer.problem import Objective, Problem
+from gpusonde.optimizer.solution import Nearest, PlanEstimate, Proof, Solution, Status
+from gpusonde.optimizer.steps import StepTimes
+
+# "Empirically, < 10k invocations to the SIM routine" are searched exhaustively.
+MOST_SIMULATIONS = 10_000
+
+
+def paper_search(
+    problem: Problem,
+    steps: StepTimes,
+    *,
+    strategy: Literal["hybrid", "exhaustive", "banchor"] = "hybrid",
+    most_simulations: int = MOST_SIMULATIONS,
+) -> Solution:
+    """Return the plan that the seed would choose.
+
+    Deadline and budget are asked of the mean, as in the seed; ``Problem.confidence`` does not count. That no plan was
+    found is a proof only when every plan was looked at.
+
+    Args:
+        problem: What is asked for.
+        steps: How long iterations take.
+        strategy: ``hybrid`` takes ``exhaustive`` below ``most_simulations`` plans and ``banchor`` from there on.
+        most_simulations: See there.
+    """
+    exhaustive = strategy == "exhaustive" or (strategy == "hybrid" and count_plans(problem) < most_simulations)
+    found = _best(problem, steps, plans(problem) if exhaustive else banchor_plans(problem, steps))
+    # The rule of powers of two may have excluded plans of the problem.
+    complete = exhaustive and all(
+        paper_batches(problem, offer) == problem.candidates(offer) for offer in problem.offers
+    )
+    return _solution(problem, found, exhaustive=exhaustive, complete=complete)
+
+
+class _Found:
+    """The best plan so far, and the one that violates the limits least."""
+
+    def __init__(self) -> None:
+        self.explored = 0
+        self.best: tuple[float, Plan, PlanEstimate] | None = None
+        self.nearest: tuple[float, Plan, PlanEstimate] | None = None
+
+
+def _best(problem: Problem, steps: StepTimes, candidates: Iterable[Plan]) -> _Found:
+    found = _Found()
+    for plan in candidates:
+        found.explored += 1
+        estimate = _estimate(problem, steps, plan)
+        if not math.isfinite(estimate.time_s):
+            continue
+        excess = _excess(problem, estimate)
+        if excess > 1.0:
+            if found.nearest is None or excess < found.nearest[0]:
+                found.nearest = excess, plan, estimate
+            continue
+        value = estimate.time_s if problem.objective is Objective.TIME else estimate.cost_usd
+        if found.best is None or value < found.best[0]:
+            found.best = value, plan, estimate
+    return found
+
+
+def _estimate(problem: Problem, steps: StepTimes, plan: Plan) -> PlanEstimate:
+    step = steps.estimate(plan)
+    time_s = problem.overhead_s + problem.iterations * step.mean_s
+    usd_per_hour = plan.usd_per_hour(problem.offers)
+    cost_usd = time_s / 3600.0 * usd_per_hour
+    return PlanEstimate(time_s, time_s, cost_usd, cost_usd, usd_per_hour, step)
+
+
+def _excess(problem: Problem, estimate: PlanEstimate) -> float:
+    """Time over deadline or cost over budget, the larger of them; 0 without limits."""
+    excess = 0.0
+    if problem.deadline_s is not None:
+        excess = max(excess, estimate.time_s / problem.deadline_s)
+    if problem.budget_usd is not None:
+        excess = max(excess, estimate.cost_usd / problem.budget_usd)
+    return excess
+
+
+def _solution(problem: Problem, found: _Found, *, exhaustive: bool, complete: bool) -> Solution:
+    looked = f"{found.explored} plans of equal batches per offer" if exhaustive else f"{found.explored} anchored plans"
+    if found.best is None:
+        nearest = None
+        why = f"none of {looked} satisfies deadline and budget"
+        if found.nearest is not None:
+            excess, plan, estimate = found.nearest
+            words = f"{plan} takes {estimate.time_s:.0f} s and {estimate.cost_usd:.2f} USD: {excess - 1:.1%} too much"
+            nearest = Nearest(plan, estimate, plan.global_batch(problem.offers), words)
+        proof = Proof("paper", complete, None, None, "every plan was looked at" if complete else "nothing is proven")
+        status = Status.INFEASIBLE if complete else Status.UNKNOWN
+        return Solution(status, None, None, proof, why, nearest=nearest, explored=found.explored)
+    value, plan, estimate = found.best
+    what = "fastest" if problem.objective is Objective.TIME else "cheapest"
+    words = "every plan was looked at" if complete else "better plans may exist outside of what was looked at"
+    proof = Proof("paper", complete, value if complete else None, 0.0 if complete else None, words)
+    status = Status.OPTIMAL if complete else Status.FEASIBLE
+    return Solution(status, plan, estimate, proof, f"the {what} of {looked}", explored=found.explored)
