@@ -30,8 +30,8 @@ OFFERS = tuple(
 def write_catalog(home):
     """The two machines, where SkyPilot looks before it downloads anything."""
     folder = home / ".sky" / "catalogs" / constants.CATALOG_SCHEMA_VERSION
-    (folder / "lambda").mkdir(parents=True)
-    (folder / "common").mkdir()
+    (folder / "lambda").mkdir(parents=True, exist_ok=True)
+    (folder / "common").mkdir(exist_ok=True)
     lines = ["InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Price,Region,GpuInfo,SpotPrice"]
     lines += [f"{kind},{gpu},1,8,64,{price},us-east-1,{_GPU.format(gpu)}," for gpu, (kind, price) in _MACHINES.items()]
     (folder / "lambda" / "vms.csv").write_text("\n".join(lines) + "\n")
