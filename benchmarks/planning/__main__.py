@@ -44,7 +44,8 @@ def run(name: str, args: argparse.Namespace) -> list[str]:
     said = f"`python benchmarks/planning {name}{options}`, {today}, {took:.0f} s."
     bars = table(BAR_COLUMNS, args.bars) if args.bars else []
     # Behind the section's own heading.
-    return [*lines[:1], "", said, "", *bars, *lines[1:]]
+    body = lines[2:] if lines[1:2] == [""] else lines[1:]
+    return [*lines[:1], "", said, "", *bars, *body]
 
 
 def _not_run(name: str, reason: str) -> list[str]:
