@@ -5,6 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+_LONGEST_NAME = 200
+_LARGEST_WORLD = 1_000_000
+_MOST_CONCURRENT = 10_000
+
 
 class MeasurementError(ValueError):
     """A figure that no allreduce can have; the message says which."""
@@ -12,15 +16,24 @@ class MeasurementError(ValueError):
 
 @dataclass(frozen=True)
 class AllreduceMeasurement:
-    """One timed allreduce.
+    """One timed allreduce, or the median of several.
 
     Attributes:
-        fabric: Name of what connects the devices: cloud, zone, machine and network as far as they matter.
+        fabric: Name of what connects the devices: machine and network as far as they matter.
         transfer_bytes: Size of the buffer.
         world_size: Number of devices, 2 or more.
         seconds: Duration of one transfer while ``concurrent`` of them run.
         concurrent: Transfers in flight at the same time.
-        weight: How much it counts; below 1 for stale ones.
+        weight: How much it counts; below 1 for less trusted ones. Age is counted apart, by ``measured_at_s``.
+        location: Cloud, region and zone; empty when it does not matter.
+        device: GPU; empty when the fabric's name says it.
+        devices_per_machine: Devices of one machine, 0 when unknown: worlds above it cross the network.
+        repeats: Transfers that ``seconds`` is the median of.
+        log_spread: Standard deviation of the logarithm of a repeat's duration; None when it was not repeated.
+        measured_at_s: When, Unix time in seconds; None when unknown, which counts as recent.
+
+    Raises:
+        MeasurementError: A figure is out of range.
     """
 
     fabric: str
@@ -29,16 +42,54 @@ class AllreduceMeasurement:
     seconds: float
     concurrent: int = 1
     weight: float = 1.0
+    location: str = ""
+    device: str = ""
+    devices_per_machine: int = 0
+    repeats: int = 1
+    log_spread: float | None = None
+    measured_at_s: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("transfer_bytes", "seconds", "weight"):
             value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
+            if not (math.isfinite(value) and 0 < value < 1e18):
                 raise MeasurementError(f"{name} {value} must be finite and above zero")
-        if self.world_size < 2 or self.concurrent < 1:
+        if not 2 <= self.world_size <= _LARGEST_WORLD or not 1 <= self.concurrent <= _MOST_CONCURRENT:
             raise MeasurementError("an allreduce has two devices or more, and one transfer or more")
+        if self.devices_per_machine < 0 or self.repeats < 1:
+            raise MeasurementError("devices_per_machine must not be negative, repeats must be 1 or more")
+        if self.log_spread is not None and not 0 <= self.log_spread < 100:
+            raise MeasurementError(f"log_spread {self.log_spread} must lie between 0 and 100")
+        if self.measured_at_s is not None and not math.isfinite(self.measured_at_s):
+            raise MeasurementError(f"measured_at_s {self.measured_at_s} must be finite")
+        for name in ("fabric", "location", "device"):
+            value = getattr(self, name)
+            if len(value) > _LONGEST_NAME or not value.isprintable():
+                raise MeasurementError(f"{name} must have at most {_LONGEST_NAME} printable characters")
+        if not self.fabric:
+            raise MeasurementError("fabric must not be empty")
 
     @property
     def bus_bytes_per_second(self) -> float:
         """Bus bandwidth of the transfer: ``2 size (world - 1) / (world seconds)`` (Srifty, section 4.2)."""
         return 2.0 * self.transfer_bytes * (self.world_size - 1) / (self.world_size * self.seconds)
+
+
+@dataclass(frozen=True, order=True)
+class Link:
+    """What measurements of one kind share.
+
+    Attributes:
+        fabric: Name of the fabric.
+        device: GPU, or empty.
+        location: Cloud, region and zone, or empty.
+    """
+
+    fabric: str
+    device: str = ""
+    location: str = ""
+
+    @classmethod
+    def of(cls, measurement: AllreduceMeasurement) -> Link:
+        """Return the link that a measurement belongs to."""
+        return cls(measurement.fabric, measurement.device, measurement.location)

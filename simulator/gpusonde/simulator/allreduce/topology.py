@@ -68,3 +68,6 @@ HYBRID_CUBE_MESH = LinkTopology(
         (6, 7): 2,
     }
 )
+
+# Machines whose devices do not all see each other alike, by name.
+KNOWN_TOPOLOGIES: Mapping[str, LinkTopology] = {"hybrid-cube-mesh": HYBRID_CUBE_MESH}

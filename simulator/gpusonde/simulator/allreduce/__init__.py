@@ -1,0 +1,39 @@
+"""Allreduce: measurements, and what they say about any size, world and number of concurrent transfers."""
+
+from gpusonde.simulator.allreduce.boosting import BoostingMissingError
+from gpusonde.simulator.allreduce.documents import (
+    DocumentError,
+    measurements_from_json,
+    measurements_to_json,
+    model_from_json,
+    model_to_json,
+)
+from gpusonde.simulator.allreduce.measurements import AllreduceMeasurement, Link, MeasurementError
+from gpusonde.simulator.allreduce.model import (
+    AllreduceModel,
+    FabricNetwork,
+    ModelKind,
+    ResidualUse,
+    UnknownFabricError,
+)
+from gpusonde.simulator.allreduce.topology import HYBRID_CUBE_MESH, KNOWN_TOPOLOGIES, LinkTopology
+
+__all__ = [
+    "HYBRID_CUBE_MESH",
+    "KNOWN_TOPOLOGIES",
+    "AllreduceMeasurement",
+    "AllreduceModel",
+    "BoostingMissingError",
+    "DocumentError",
+    "FabricNetwork",
+    "Link",
+    "LinkTopology",
+    "MeasurementError",
+    "ModelKind",
+    "ResidualUse",
+    "UnknownFabricError",
+    "measurements_from_json",
+    "measurements_to_json",
+    "model_from_json",
+    "model_to_json",
+]

@@ -1,0 +1,155 @@
+"""A boosted residual: what interpolation misses where nothing was measured, as far as trees learn it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpusonde.simulator.allreduce import boosting
+from gpusonde.simulator.allreduce.curve import FloatArray, SizeCurve
+from gpusonde.simulator.allreduce.interpolation import LinkCurves, log_bus
+from gpusonde.simulator.allreduce.measurements import Link
+
+_LEAST_ROWS = 300
+_SIZES_PER_CURVE = 48
+_FOLDS = 5
+# Switched on only when it takes away this share of the mean absolute error on curves it has not seen.
+_LEAST_GAIN = 0.05
+# A correction never exceeds this factor of e.
+_MOST = 0.5
+_ROUNDS, _DEPTH, _RATE, _MIN_WEIGHT = 120, 4, 0.06, 8.0
+
+
+@dataclass(frozen=True)
+class Residual:
+    """Correction of the log bandwidth away from what was measured.
+
+    Attributes:
+        trees: What it was learnt with.
+        links: The links, in the order of their features.
+        strength: What is applied of it, above 0 up to 1.
+        gain: Share of the mean absolute error that it took away in cross-validation.
+    """
+
+    trees: boosting.BoostedTrees
+    links: tuple[Link, ...]
+    strength: float
+    gain: float
+
+    def correction(
+        self, link: Link, curves: LinkCurves, log_bytes: FloatArray, world_size: int, concurrent: int
+    ) -> FloatArray:
+        """Return what to add to the logarithm of the bandwidth, shape (n,); 0 at what was measured."""
+        if (world_size, concurrent) in curves.curves:
+            share = _novelty(curves.curves[world_size, concurrent], log_bytes)
+            unseen_world = 0.0
+        else:
+            share, unseen_world = np.ones_like(log_bytes), 1.0
+        baseline = curves.predict(log_bytes, world_size, concurrent).mean
+        features = _features(self.links, link, curves, log_bytes, world_size, concurrent, baseline, unseen_world)
+        return share * self.strength * np.clip(self.trees.predict(features), -_MOST, _MOST)
+
+
+def learn(links: Mapping[Link, LinkCurves]) -> Residual | None:
+    """Return the residual of these links, or None where there is too little data, no XGBoost, or no gain.
+
+    The labels come from leaving measured sizes and world sizes out and interpolating them; whether trees help is tried
+    on curves that they have not seen.
+    """
+    if not boosting.is_installed():
+        return None
+    names = tuple(sorted(links))
+    features, labels, groups = [], [], []
+    for link in names:
+        for (world, concurrent), curve in links[link].curves.items():
+            for rest, sizes, unseen in _left_out(links[link], world, concurrent, curve):
+                baseline = rest.predict(sizes, world, concurrent).mean
+                truth = log_bus(sizes, curve.seconds(sizes), world)
+                features.append(_features(names, link, rest, sizes, world, concurrent, baseline, unseen))
+                labels.append(truth - baseline)
+                groups.append(np.full(sizes.shape, hash_of(link, world, concurrent) % _FOLDS))
+    if sum(map(len, labels)) < _LEAST_ROWS:
+        return None
+    rows, missed, folds = np.vstack(features), np.clip(np.concatenate(labels), -2.0, 2.0), np.concatenate(groups)
+    found = np.zeros_like(missed)
+    for fold in np.unique(folds):
+        inside = folds != fold
+        if inside.any():
+            found[~inside] = np.clip(_fitted(rows[inside], missed[inside]).predict(rows[~inside]), -_MOST, _MOST)
+    best, gain = 0.0, 0.0
+    for strength in (0.5, 1.0):
+        gained = 1.0 - float(np.abs(missed - strength * found).mean() / max(np.abs(missed).mean(), 1e-12))
+        if gained > gain:
+            best, gain = strength, gained
+    if gain < _LEAST_GAIN:
+        return None
+    return Residual(_fitted(rows, missed), names, best, gain)
+
+
+def hash_of(link: Link, world: int, concurrent: int) -> int:
+    """A number that is the same in every process."""
+    text = f"{link.fabric}|{link.device}|{link.location}|{world}|{concurrent}"
+    return sum((place + 1) * ord(letter) for place, letter in enumerate(text))
+
+
+def _left_out(
+    curves: LinkCurves, world: int, concurrent: int, curve: SizeCurve
+) -> list[tuple[LinkCurves, FloatArray, float]]:
+    """What remains without some sizes, or without the world size; what was left out; whether it was the world size."""
+    found = []
+    knots = np.arange(curve.log_bytes.size)
+    if knots.size >= 6:
+        for offset in range(3):
+            out = (knots % 3 == offset) & (knots > 0) & (knots < knots.size - 1)
+            kept = SizeCurve(curve.log_bytes[~out], curve.log_seconds[~out], curve.scatter, curve.weight)
+            rest = LinkCurves({**curves.curves, (world, concurrent): kept}, curves.topology, curves.devices_per_machine)
+            found.append((rest, _thinned(curve.log_bytes[out]), 0.0))
+    others = {key: one for key, one in curves.curves.items() if key != (world, concurrent)}
+    if any(count == concurrent for _, count in others):
+        rest = LinkCurves(others, curves.topology, curves.devices_per_machine)
+        found.append((rest, _thinned(curve.log_bytes), 1.0))
+    return found
+
+
+def _thinned(sizes: FloatArray) -> FloatArray:
+    return sizes[:: max(1, sizes.size // _SIZES_PER_CURVE)]
+
+
+def _novelty(curve: SizeCurve, log_bytes: FloatArray) -> FloatArray:
+    """0 at a measured size, 1 in the middle between two; 0 outside, where nothing was learnt."""
+    knots = curve.log_bytes
+    place = np.clip(np.searchsorted(knots, log_bytes), 1, max(1, knots.size - 1))
+    if knots.size < 2:
+        return np.zeros_like(log_bytes)
+    share = (log_bytes - knots[place - 1]) / (knots[place] - knots[place - 1])
+    return np.asarray(np.clip(4.0 * share * (1.0 - share), 0.0, 1.0))
+
+
+def _features(
+    names: tuple[Link, ...],
+    link: Link,
+    curves: LinkCurves,
+    log_bytes: FloatArray,
+    world_size: int,
+    concurrent: int,
+    baseline: FloatArray,
+    unseen_world: float,
+) -> FloatArray:
+    same = np.ones_like(log_bytes)
+    columns = [
+        log_bytes,
+        same * world_size,
+        same * (world_size % 2),
+        same * curves.rings(world_size),
+        same * concurrent,
+        baseline,
+        same * unseen_world,
+    ]
+    return np.column_stack([*columns, *(same * (link == name) for name in names)])
+
+
+def _fitted(rows: FloatArray, labels: FloatArray) -> boosting.BoostedTrees:
+    trees = boosting.BoostedTrees(_ROUNDS, _DEPTH, _RATE, "reg:absoluteerror", _MIN_WEIGHT)
+    return trees.fit(rows, labels, np.ones_like(labels))
