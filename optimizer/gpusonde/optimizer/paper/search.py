@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import Literal
 
+from gpusonde.optimizer.evaluate import SLACK, estimate_plan, objective_value, rank
 from gpusonde.optimizer.paper.banchor import banchor_plans
 from gpusonde.optimizer.paper.space import count_plans, paper_batches, plans
 from gpusonde.optimizer.plan import Plan
@@ -49,7 +50,7 @@ class _Found:
 
     def __init__(self) -> None:
         self.explored = 0
-        self.best: tuple[float, Plan, PlanEstimate] | None = None
+        self.best: tuple[Plan, PlanEstimate] | None = None
         self.nearest: tuple[float, Plan, PlanEstimate] | None = None
 
 
@@ -57,30 +58,21 @@ def _best(problem: Problem, steps: StepTimes, candidates: Iterable[Plan]) -> _Fo
     found = _Found()
     for plan in candidates:
         found.explored += 1
-        estimate = _estimate(problem, steps, plan)
+        estimate = estimate_plan(problem, plan, steps)
         if not math.isfinite(estimate.time_s):
             continue
         excess = _excess(problem, estimate)
-        if excess > 1.0:
+        if excess > 1.0 + SLACK:
             if found.nearest is None or excess < found.nearest[0]:
                 found.nearest = excess, plan, estimate
             continue
-        value = estimate.time_s if problem.objective is Objective.TIME else estimate.cost_usd
-        if found.best is None or value < found.best[0]:
-            found.best = value, plan, estimate
+        if found.best is None or rank(problem, estimate) < rank(problem, found.best[1]):
+            found.best = plan, estimate
     return found
 
 
-def _estimate(problem: Problem, steps: StepTimes, plan: Plan) -> PlanEstimate:
-    step = steps.estimate(plan)
-    time_s = problem.overhead_s + problem.iterations * step.mean_s
-    usd_per_hour = plan.usd_per_hour(problem.offers)
-    cost_usd = time_s / 3600.0 * usd_per_hour
-    return PlanEstimate(time_s, time_s, cost_usd, cost_usd, usd_per_hour, step)
-
-
 def _excess(problem: Problem, estimate: PlanEstimate) -> float:
-    """Time over deadline or cost over budget, the larger of them; 0 without limits."""
+    """Mean time over deadline or cost over budget, the larger of them; 0 without limits."""
     excess = 0.0
     if problem.deadline_s is not None:
         excess = max(excess, estimate.time_s / problem.deadline_s)
@@ -101,9 +93,12 @@ def _solution(problem: Problem, found: _Found, *, exhaustive: bool, complete: bo
         proof = Proof("paper", complete, None, None, "every plan was looked at" if complete else "nothing is proven")
         status = Status.INFEASIBLE if complete else Status.UNKNOWN
         return Solution(status, None, None, proof, why, nearest=nearest, explored=found.explored)
-    value, plan, estimate = found.best
-    what = "fastest" if problem.objective is Objective.TIME else "cheapest"
+    plan, estimate = found.best
+    why = f"the {'fastest' if problem.objective is Objective.TIME else 'cheapest'} of {looked}"
+    if problem.deadline_s is not None and estimate.time_at_confidence_s > problem.deadline_s * (1.0 + SLACK):
+        why += "; it keeps the deadline on average only"
     words = "every plan was looked at" if complete else "better plans may exist outside of what was looked at"
-    proof = Proof("paper", complete, value if complete else None, 0.0 if complete else None, words)
+    bound, gap = (objective_value(problem, estimate), 0.0) if complete else (None, None)
+    proof = Proof("paper", complete, bound, gap, words)
     status = Status.OPTIMAL if complete else Status.FEASIBLE
-    return Solution(status, plan, estimate, proof, f"the {what} of {looked}", explored=found.explored)
+    return Solution(status, plan, estimate, proof, why, explored=found.explored)
