@@ -1,0 +1,187 @@
+"""The ``job`` of a problem: compute curves, gradients and allreduces, as measured, predicted or assumed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, cast, get_args
+
+from gpusonde.catalog import GpuCatalog, UnknownGpuError
+from gpusonde.optimizer.documents.fields import DocumentError, Table
+from gpusonde.simulator.allreduce.measurements import AllreduceMeasurement, MeasurementError
+from gpusonde.simulator.compute import ComputeCurve, ComputeProbe, CurveKind, CurveOrigin, ProbeError, fit_compute_curve
+from gpusonde.simulator.exchange import LinkPolicy
+from gpusonde.simulator.exchange.policy import LinkShare
+from gpusonde.simulator.gradients import GradientTrace, GradientTraceError, assumed_trace, bytes_from_traffic
+
+MOST_CURVES = 512
+MOST_PROBES = 1_000
+MOST_BUCKETS = 10_000
+MOST_MEASUREMENTS = 20_000
+LARGEST_BATCH = 1 << 24
+_LARGEST_WORLD = 1_000_000
+# A year. Longer is a mistake in the unit.
+_LONGEST_S = 366 * 86_400.0
+_MOST_BYTES = 1e15
+_KINDS = get_args(CurveKind)
+_ALLREDUCE_MODELS = ("default", "paper")
+_MEASUREMENT_KEYS = tuple(field.name for field in fields(AllreduceMeasurement))
+_FORMS = {"parameter_bytes", "traffic_bytes_per_step", "ready_fractions"}
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is known of a job.
+
+    Attributes:
+        curves: Device model -> its compute curve.
+        gradients: What is exchanged, and when.
+        optimizer_s: Seconds of the optimizer's step, 0 when it is in the curves.
+        allreduce: Timed allreduces, of all fabrics.
+        allreduce_model: ``default`` or ``paper``.
+        policy: How transfers share a link.
+        notes: What was assumed, for a reader.
+    """
+
+    curves: Mapping[str, ComputeCurve]
+    gradients: GradientTrace
+    optimizer_s: float
+    allreduce: tuple[AllreduceMeasurement, ...]
+    allreduce_model: str
+    policy: LinkPolicy
+    notes: tuple[str, ...]
+
+
+def parse_job(values: Any, gpus: GpuCatalog, path: str = "job") -> Job:
+    """Return the job that a document describes.
+
+    Raises:
+        DocumentError: A key is missing, unknown or holds something that cannot be.
+    """
+    table = Table(values, path, ("curves", "gradients", "optimizer_s", "allreduce", "allreduce_model", "link"))
+    curves: dict[str, ComputeCurve] = {}
+    notes: list[str] = []
+    for at, element in table.items("curves", least=1, most=MOST_CURVES):
+        device, curve = _curve(element, at, gpus)
+        if device in curves:
+            raise DocumentError(f"{at}.device", f"{device!r} has a curve already; merge their probes")
+        curves[device] = curve
+        if curve.origin is not CurveOrigin.PROBES:
+            notes.append(f"the compute curve of {device} is not measured but {curve.origin.value.replace('_', ' ')}")
+    gradients = _gradients(table.value("gradients"), table.at("gradients"))
+    if gradients.assumed:
+        notes.append("when gradients are ready is assumed from their size; 'gpusonde profile' records it")
+    allreduce = tuple(_measurement(item, at) for at, item in table.items("allreduce", most=MOST_MEASUREMENTS))
+    return Job(
+        curves,
+        gradients,
+        table.number("optimizer_s", 0.0, above=False, most=_LONGEST_S),
+        allreduce,
+        table.choice("allreduce_model", _ALLREDUCE_MODELS, _ALLREDUCE_MODELS[0]),
+        _policy(table.value("link") or {}, table.at("link")),
+        tuple(notes),
+    )
+
+
+def device_name(name: str, gpus: GpuCatalog) -> str:
+    """Return the catalogue's name of a device; the name itself for one that it does not hold."""
+    try:
+        return gpus.resolve(name).spec.name
+    except UnknownGpuError:
+        return name
+
+
+def _curve(values: Any, path: str, gpus: GpuCatalog) -> tuple[str, ComputeCurve]:
+    table = Table(values, path, ("device", "probes", "epochs", "gray_box", "kind", "largest_batch"))
+    device = device_name(table.text("device"), gpus)
+    forms = {"probes": _probe, "epochs": _epoch_probe, "gray_box": _gray_box_probe}
+    origins = {"probes": CurveOrigin.PROBES, "epochs": CurveOrigin.CROSS_GPU, "gray_box": CurveOrigin.GRAY_BOX}
+    form = table.one_of(list(forms), f"the curve of {device}")
+    probes = [forms[form](element, at) for at, element in table.items(form, least=1, most=MOST_PROBES)]
+    kind = cast(CurveKind, table.choice("kind", _KINDS, _KINDS[0]))
+    largest = table.whole("largest_batch", most=LARGEST_BATCH) if "largest_batch" in table else None
+    try:
+        return device, fit_compute_curve(probes, kind, origin=origins[form], largest_batch=largest)
+    except (ProbeError, ValueError) as error:
+        raise DocumentError(f"{path}.{form}", str(error)) from None
+
+
+def _probe(values: Any, path: str) -> ComputeProbe:
+    table = Table(values, path, ("batch_size", "total_s", "forward_s", "spread"))
+    return ComputeProbe(
+        _batch(table),
+        table.number("total_s", most=_LONGEST_S),
+        table.optional_number("forward_s", most=_LONGEST_S),
+        table.number("spread", above=False, most=10.0) if "spread" in table else None,
+    )
+
+
+def _gray_box_probe(values: Any, path: str) -> ComputeProbe:
+    table = Table(values, path, ("batch_size", "total_s"))
+    return ComputeProbe(_batch(table), table.number("total_s", most=_LONGEST_S))
+
+
+def _epoch_probe(values: Any, path: str) -> ComputeProbe:
+    known = ("epoch_latency_s", "epoch_latency_low_s", "epoch_latency_high_s", "interval_coverage")
+    table = Table(values, path, ("batch_size", "samples_per_epoch", *known))
+    batch, latency = _batch(table), table.number(known[0], most=_LONGEST_S)
+    steps = math.ceil(table.number("samples_per_epoch", most=1e15) / batch)
+    return ComputeProbe(batch, latency / steps)
+
+
+def _batch(table: Table) -> float:
+    return table.number("batch_size", least=0.0, most=LARGEST_BATCH)
+
+
+def _gradients(values: Any, path: str) -> GradientTrace:
+    if values is None:
+        raise DocumentError(path, "is missing; give parameter_bytes, the bytes of all gradients, at least")
+    own = ("ready_fractions", "bucket_bytes", "assumed")
+    table = Table(values, path, (*own, "parameter_bytes", "traffic_bytes_per_step", "traffic_world_size"))
+    form = table.one_of(sorted(_FORMS), "gradients")
+    try:
+        if form == "ready_fractions":
+            return GradientTrace.from_json(
+                {
+                    "ready_fractions": table.numbers("ready_fractions", most=MOST_BUCKETS, above=False),
+                    "bucket_bytes": table.numbers("bucket_bytes", most=MOST_BUCKETS),
+                    "assumed": table.switch("assumed"),
+                }
+            )
+        if form == "parameter_bytes":
+            return assumed_trace(table.number(form, most=_MOST_BYTES))
+        world_size = table.whole("traffic_world_size", least=2, most=_LARGEST_WORLD)
+        return assumed_trace(bytes_from_traffic(table.number(form, most=_MOST_BYTES), world_size))
+    except GradientTraceError as error:
+        raise DocumentError(path, str(error)) from None
+
+
+def _measurement(values: Any, path: str) -> AllreduceMeasurement:
+    table = Table(values, path, _MEASUREMENT_KEYS)
+    try:
+        return AllreduceMeasurement(
+            fabric=table.text("fabric", longest=200),
+            transfer_bytes=table.number("transfer_bytes", most=_MOST_BYTES),
+            world_size=table.whole("world_size", least=2, most=_LARGEST_WORLD),
+            seconds=table.number("seconds", most=_LONGEST_S),
+            concurrent=table.whole("concurrent", 1, most=1024),
+            weight=table.number("weight", 1.0, most=1e6),
+            location=table.text("location", "", longest=200),
+            device=table.text("device", "", longest=200),
+            devices_per_machine=table.whole("devices_per_machine", 0, least=0, most=1024),
+            repeats=table.whole("repeats", 1, most=1 << 30),
+            log_spread=table.number("log_spread", above=False, most=99.0) if "log_spread" in table else None,
+            measured_at_s=table.number("measured_at_s", above=False, most=1e11) if "measured_at_s" in table else None,
+        )
+    except MeasurementError as error:
+        raise DocumentError(path, str(error)) from None
+
+
+def _policy(values: Any, path: str) -> LinkPolicy:
+    table = Table(values, path, ("share", "capacity_bytes_per_second", "max_in_flight"))
+    return LinkPolicy(
+        LinkShare(table.choice("share", [share.value for share in LinkShare], LinkShare.MAXMIN.value)),
+        table.number("capacity_bytes_per_second", most=1e18) if "capacity_bytes_per_second" in table else math.inf,
+        table.whole("max_in_flight", most=MOST_BUCKETS) if "max_in_flight" in table else None,
+    )

@@ -1,0 +1,101 @@
+"""Files that a problem file names: profiles, allreduce measurements and predictions become part of the document.
+
+What is left holds figures only and no names of files, so that it can be sent to a collector or kept.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gpusonde.optimizer.documents.fields import DocumentError, Table, text
+from gpusonde.optimizer.documents.files import check_format, read_document
+
+_MOST_FILES = 256
+_OF_PREDICTION = ("epoch_latency_s", "epoch_latency_low_s", "epoch_latency_high_s", "interval_coverage")
+
+
+def read_problem(path: Path) -> dict[str, Any]:
+    """Read a problem file and put in what its ``job`` refers to; names of files are relative to it.
+
+    Raises:
+        DocumentError: It, or a file that it names, cannot be used.
+        OSError: It cannot be read.
+    """
+    document = read_document(path)
+    check_format(document, "problem")
+    job = document.get("job")
+    if not isinstance(job, Mapping):
+        return document
+    return {**document, "job": _resolved(dict(job), path.parent)}
+
+
+def _resolved(job: dict[str, Any], folder: Path) -> dict[str, Any]:
+    table = Table(job, "job", job)
+    files = {key: list(table.items(key, most=_MOST_FILES)) for key in ("profiles", "predictions", "allreduce_files")}
+    for key in files:
+        job.pop(key, None)
+    curves = [element for _, element in table.items("curves", most=_MOST_FILES)]
+    for at, element in files["profiles"]:
+        curves.append(_add_profile(job, Table(element, at, ("file", "device")), folder))
+    curves += _predicted_curves(
+        [Table(element, at, ("file", "batch_size", "samples_per_epoch")) for at, element in files["predictions"]],
+        folder,
+        {curve["device"] for curve in curves if isinstance(curve, Mapping) and isinstance(curve.get("device"), str)},
+    )
+    measurements = [element for _, element in table.items("allreduce", most=1 << 20)]
+    for at, element in files["allreduce_files"]:
+        found = _read(folder, text(element, at, longest=4096), at)
+        check_format(found, "allreduce-measurements", at)
+        measurements += [row for _, row in Table(found, at, found).items("measurements", most=1 << 20)]
+    return job | ({"curves": curves} if curves else {}) | ({"allreduce": measurements} if measurements else {})
+
+
+def _add_profile(job: dict[str, Any], table: Table, folder: Path) -> dict[str, Any]:
+    """Return the profile's curve; its gradients and optimizer step hold unless the job has some already."""
+    profile = _read(folder, table.text("file", longest=4096), table.at("file"))
+    check_format(profile, "profile", table.at("file"))
+    job.setdefault("gradients", profile.get("gradients"))
+    job.setdefault("optimizer_s", profile.get("optimizer_s"))
+    curve = {"device": table.text("device", str(profile.get("device", ""))), "probes": profile.get("probes")}
+    if profile.get("largest_batch") is not None:
+        curve["largest_batch"] = profile["largest_batch"]
+    return curve
+
+
+def _predicted_curves(tables: list[Table], folder: Path, known: set[str]) -> list[dict[str, Any]]:
+    """Curves of every GPU that was predicted at two batch sizes or more and has none yet."""
+    by_device: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for table in tables:
+        batch = {key: table.number(key) for key in ("batch_size", "samples_per_epoch")}
+        found = _read(folder, table.text("file", longest=4096), table.at("file"))
+        rows = Table(found, table.at("file"), found)
+        for at, row in rows.items("predictions", most=4096, least=1):
+            if not isinstance(row, Mapping):
+                raise DocumentError(at, "is no prediction; give the output of 'gpusonde predict --json'")
+            device = row.get("gpu_model")
+            if isinstance(device, str) and row.get("epoch_latency_s") is not None:
+                by_device[device].append({**batch, **{key: row.get(key) for key in _OF_PREDICTION}})
+    curves = [
+        {"device": device, "epochs": rows}
+        for device, rows in by_device.items()
+        if device not in known and len({row["batch_size"] for row in rows}) > 1
+    ]
+    if tables and not curves and not known:
+        raise DocumentError(
+            "job.predictions",
+            "no GPU is predicted at two batch sizes; measure the job at another batch size and predict",
+        )
+    return curves
+
+
+def _read(folder: Path, name: str, at: str) -> dict[str, Any]:
+    path = folder / Path(name).expanduser()
+    try:
+        return read_document(path)
+    except DocumentError as error:
+        raise DocumentError(at, f"{path}: {error}") from None
+    except (OSError, ValueError) as error:
+        raise DocumentError(at, f"{path}: {getattr(error, 'strerror', None) or error}") from None

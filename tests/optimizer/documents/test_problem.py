@@ -1,0 +1,200 @@
+"""Problem files: what they mean, and what is said about those that mean nothing."""
+
+import json
+import math
+from copy import deepcopy
+
+import pytest
+from support.planning_problems import probes, small_problem
+
+from gpusonde.catalog import load_gpus, load_offers
+from gpusonde.optimizer.documents.fields import DocumentError
+from gpusonde.optimizer.documents.problem import MOST_OFFERS, parse_plan, parse_problem
+from gpusonde.optimizer.problem import Billing, Objective
+from gpusonde.simulator.compute import CurveOrigin
+
+GPUS, OFFERS = load_gpus(), load_offers()
+
+
+def parse(**changes):
+    return parse_problem(small_problem(**changes), GPUS, OFFERS)
+
+
+def changed(path, value):
+    """The small problem with one value replaced; a path is keys and places."""
+    document = deepcopy(small_problem())
+    target = document
+    for step in path[:-1]:
+        target = target[step]
+    if value is None:
+        del target[path[-1]]
+    else:
+        target[path[-1]] = value
+    return document
+
+
+def refusal(document):
+    with pytest.raises(DocumentError) as error:
+        parse_problem(document, GPUS, OFFERS)
+    return error.value.field, str(error.value)
+
+
+def test_a_problem_file_becomes_a_problem_and_a_job():
+    found = parse()
+    assert (found.name, found.problem.global_batch, found.problem.iterations) == ("small", 256, 20_000)
+    assert (found.problem.objective, found.problem.deadline_s) == (Objective.COST, 7200.0)
+    t4, _ = found.problem.offers
+    assert (t4.devices, t4.quota, t4.usd_per_hour, t4.billing) == (1, 16, 0.5, Billing.ON_DEMAND)
+    assert float(found.job.curves["T4"].predict(16).total_s[0]) == pytest.approx(0.052, rel=0.02)
+    assert len(found.job.allreduce) == 24
+    assert found.rated_fabrics == {}
+    # What was not measured is said.
+    assert found.notes == ("when gradients are ready is assumed from their size; 'gpusonde profile' records it",)
+
+
+def test_an_offer_without_memory_limit_gets_that_of_its_device():
+    assert [offer.largest_batch for offer in parse().problem.offers] == [128, 256]
+
+
+def test_epochs_and_samples_stand_for_iterations():
+    found = parse(iterations=None, epochs=3, samples_per_epoch=2560)
+    assert (found.problem.iterations, found.iterations_per_epoch) == (30, 10.0)
+    assert parse(samples_per_epoch=2560).iterations_per_epoch == 10.0
+
+
+def test_devices_go_by_any_name_that_the_catalogue_knows():
+    document = small_problem()
+    document["job"]["curves"][1]["device"] = "Tesla V100-SXM2-16GB"
+    document["offers"][0]["device"] = "Tesla T4"
+    found = parse_problem(document, GPUS, OFFERS)
+    assert set(found.job.curves) == {"T4", "V100-SXM2-16GB"}
+    document["job"]["curves"].append({"device": "wafer", "probes": probes(1e-5)})
+    assert "wafer" in parse_problem(document, GPUS, OFFERS).job.curves
+
+
+def test_epoch_latencies_of_other_gpus_make_a_curve_that_says_where_it_comes_from():
+    document = small_problem()
+    document["job"]["curves"][0] = {
+        "device": "T4",
+        "epochs": [
+            {"batch_size": size, "samples_per_epoch": 10_000, "epoch_latency_s": 10_000 / size * (0.004 + 0.003 * size)}
+            for size in (16, 64)
+        ],
+    }
+    found = parse_problem(document, GPUS, OFFERS)
+    curve = found.job.curves["T4"]
+    assert curve.origin is CurveOrigin.CROSS_GPU
+    assert float(curve.predict(16).total_s[0]) == pytest.approx(0.052, rel=0.03)
+    assert "the compute curve of T4 is not measured but cross gpu" in found.notes
+
+
+def test_measured_traffic_stands_for_the_gradients():
+    document = small_problem()
+    document["job"]["gradients"] = {"traffic_bytes_per_step": 1.5e8, "traffic_world_size": 4}
+    assert parse_problem(document, GPUS, OFFERS).job.gradients.total_bytes == pytest.approx(1e8)
+
+
+def test_networks_that_nobody_measured_are_assumed_from_their_rating_and_that_is_said():
+    document = small_problem()
+    del document["job"]["allreduce"]
+    field, text = refusal(document)
+    assert field == "job.allreduce"
+    assert "gpusonde probe allreduce" in text
+    for offer in document["offers"]:
+        offer["network_bytes_per_second"] = 1.25e9
+    found = parse_problem(document, GPUS, OFFERS)
+    assert list(found.rated_fabrics.values()) == [1.25e9]
+    assert "the network of 2 offers is not measured" in found.notes[-1]
+
+
+def test_the_catalogue_answers_queries_under_the_jobs_curves():
+    found = parse(offers=None, catalog=[{"gpus": ["T4"], "providers": ["aws"], "quota": 4}])
+    offers = found.problem.offers
+    assert offers
+    assert {offer.device for offer in offers} == {"T4"}
+    assert {(offer.quota, offer.largest_batch) for offer in offers} == {(4, 128)}
+    assert found.rated_fabrics
+
+
+def test_spot_machines_of_the_catalogue_need_a_rate_of_preemptions():
+    field, _ = refusal(small_problem(catalog=[{"gpus": ["T4"], "quota": 4, "billing": "spot"}]))
+    assert field == "catalog[0].preemptions_per_hour"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "field", "says"),
+    [
+        (["format"], None, "format", "begins with format"),
+        (["format"], "gpusonde.problem/2", "format", "upgrade gpusonde"),
+        (["format"], "gpusonde.plan/1", "format", "a problem file begins"),
+        (["globalbatch"], 4, "globalbatch", "did you mean 'global_batch'"),
+        (["global_batch"], 0, "global_batch", "whole number from 1"),
+        (["global_batch"], 256.5, "global_batch", "whole number"),
+        (["global_batch"], True, "global_batch", "whole number"),
+        (["global_batch"], "256", "global_batch", "whole number"),
+        (["iterations"], None, "iterations", "epochs with samples_per_epoch"),
+        (["iterations"], 10**400, "iterations", "whole number"),
+        (["objective"], "cheap", "objective", "time or cost"),
+        (["deadline_s"], -5, "", "one in the past cannot be met"),
+        (["deadline_s"], math.nan, "deadline_s", "must be a number"),
+        (["budget_usd"], 0, "", "budget_usd 0"),
+        (["confidence"], 1.0, "", "confidence"),
+        (["overhead_s"], 7200.0, "", "leaves no time to train"),
+        (["batch_sizes"], [0], "batch_sizes[0]", "whole number"),
+        (["batch_sizes"], "8", "batch_sizes", "must be a list"),
+        (["offers"], None, "offers", "give what can be rented"),
+        (["offers", 0, "usd_per_hour"], None, "offers[0].usd_per_hour", "is missing"),
+        (["offers", 0, "usd_per_hour"], 0, "offers[0].usd_per_hour", "above 0"),
+        (["offers", 0, "quota"], None, "offers[0].quota", "is missing"),
+        (["offers", 0, "quota"], 10**9, "offers[0].quota", "whole number from 0 to"),
+        (["offers", 0, "billing"], "free", "offers[0].billing", "on_demand or spot"),
+        (["offers", 0, "device"], "A100", "job.curves", "there is no curve of"),
+        (["offers", 1, "name"], "t4", "", "two offers named t4"),
+        (["offers", 0, "name"], "a\nb", "offers[0].name", "must be a text"),
+        (["offers", 0, "machine_fabric"], "nvlink", "job.allreduce", "machine_fabric of t4"),
+        (["job"], None, "job", "must be an object"),
+        (["job", "curves"], [], "job.curves", "at least 1"),
+        (["job", "curves", 0, "probes"], probes(0.003)[:1], "job.curves[0].probes", "two batch sizes or more"),
+        (["job", "curves", 0, "probes", 2, "total_s"], -1.0, "job.curves[0].probes[2].total_s", "above 0"),
+        (["job", "curves", 0, "epochs"], [], "job.curves[0]", "exactly one of"),
+        (["job", "curves", 1, "device"], "T4", "job.curves[1].device", "has a curve already"),
+        (["job", "gradients"], None, "job.gradients", "parameter_bytes"),
+        (["job", "gradients"], {"parameter_bytes": 1e8, "traffic_bytes_per_step": 1}, "job.gradients", "exactly one"),
+        (["job", "gradients"], {"ready_fractions": [0.5, 0.2], "bucket_bytes": [1, 1]}, "job.gradients", "decrease"),
+        (["job", "allreduce", 0, "world_size"], 1, "job.allreduce[0].world_size", "from 2"),
+        (["job", "link"], {"max_in_flight": 0}, "job.link.max_in_flight", "from 1"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused_naming_the_key(path, value, field, says):
+    found, text = refusal(changed(path, value))
+    assert found == field
+    assert says in text
+    assert "\n" not in text
+
+
+def test_thousands_of_offers_are_refused():
+    offers = [{**small_problem()["offers"][0], "name": f"t4-{i}"} for i in range(MOST_OFFERS + 1)]
+    assert refusal(small_problem(offers=offers))[0] == "offers"
+
+
+@pytest.mark.parametrize(
+    ("groups", "field"),
+    [
+        ([], "plan.groups"),
+        ([{"offer": "k80", "machines": 1, "batch_size": 1}], "plan.groups[0].offer"),
+        ([{"offer": "t4", "machines": 0, "batch_size": 1}], "plan.groups[0].machines"),
+        ([{"offer": "t4", "machines": 1, "batch_size": 1}] * 2, "plan.groups"),
+        ([{"offer": "t4", "machines": 1}], "plan.groups[0].batch_size"),
+        ([7], "plan.groups[0]"),
+    ],
+)
+def test_plans_that_cannot_be_are_refused(groups, field):
+    with pytest.raises(DocumentError) as error:
+        parse_plan({"groups": groups}, parse().problem, "plan")
+    assert error.value.field == field
+
+
+def test_a_document_survives_json():
+    document = small_problem()
+    again = parse_problem(json.loads(json.dumps(document)), GPUS, OFFERS)
+    assert again.problem == parse().problem
