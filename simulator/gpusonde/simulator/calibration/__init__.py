@@ -1,0 +1,20 @@
+"""From iterations measured on some placements to other batch sizes and to placements that nobody measured."""
+
+from gpusonde.simulator.calibration.calibrate import (
+    CalibrationError,
+    CalibrationKind,
+    ExchangeCalibration,
+    IterationPrediction,
+    MeasuredIteration,
+)
+from gpusonde.simulator.calibration.overlap import Overlap, even_trace
+
+__all__ = [
+    "CalibrationError",
+    "CalibrationKind",
+    "ExchangeCalibration",
+    "IterationPrediction",
+    "MeasuredIteration",
+    "Overlap",
+    "even_trace",
+]
