@@ -1,0 +1,256 @@
+"""Plans a job could go on with from where it is, and what each would take and cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from scipy.special import ndtri
+
+from gpusonde.optimizer.continual.options import ContinualOptions
+from gpusonde.optimizer.continual.risk import ExpectedRun, PreemptionRates, expected_run
+from gpusonde.optimizer.plan import Plan
+from gpusonde.optimizer.problem import Billing, Objective, Offer, Problem, ProblemError
+from gpusonde.optimizer.solution import Solution
+from gpusonde.optimizer.steps import StepTimes
+
+Solver = Callable[[Problem, StepTimes], Solution]
+_HOUR_S = 3600.0
+# Spot prices are raised by the time that preemptions cost; beyond this factor an offer is hopeless anyway.
+_LARGEST_RISE = 4.0
+_MOST_KNOWN = 256
+
+
+@dataclass(frozen=True)
+class Situation:
+    """Where a job stands.
+
+    Attributes:
+        now_s: On the job's clock.
+        remaining: Iterations that are left.
+        spent_usd: Spent so far.
+        held: Machines that boot or run, by offer.
+        ready: Machines that run, by offer.
+        depleted: Offers of which no further machine is to be had.
+        slowdown: By how much iterations take longer than estimated, at least 1.
+        running: The plan that runs; None when nothing does.
+        running_step_s: Its measured iteration; None before it was measured.
+    """
+
+    now_s: float
+    remaining: float
+    spent_usd: float
+    held: Mapping[str, int]
+    ready: Mapping[str, int]
+    depleted: Collection[str]
+    slowdown: float = 1.0
+    running: Plan | None = None
+    running_step_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A plan to go on with; times on the job's clock.
+
+    Attributes:
+        plan: The plan.
+        missing: Machines to launch, by offer.
+        spot: True when it has a spot machine.
+        step_s: Mean iteration.
+        wait_s: From now to its first iteration.
+        run: What the work takes from then on, preemptions included.
+        end_s: Mean end.
+        bound_s: End that is kept with confidence if nothing is preempted and launches are slow.
+        optimistic_s: End that is undercut with as little probability.
+        usd: Mean cost from now on.
+    """
+
+    plan: Plan
+    missing: tuple[tuple[str, int], ...]
+    spot: bool
+    step_s: float
+    wait_s: float
+    run: ExpectedRun
+    end_s: float
+    bound_s: float
+    optimistic_s: float
+    usd: float
+
+
+class Choices:
+    """Finds plans for situations of one job.
+
+    Args:
+        problem: The whole job: iterations, deadline and budget count from its start.
+        steps: How long iterations take.
+        options: Times and rules.
+        rates: Preemptions of each offer.
+        solver: Finds the best plan.
+    """
+
+    def __init__(
+        self, problem: Problem, steps: StepTimes, options: ContinualOptions, rates: PreemptionRates, solver: Solver
+    ) -> None:
+        self.solved = 0
+        self._problem = problem
+        self._steps = steps
+        self._options = options
+        self._rates = rates
+        self._solver = solver
+        self._offers = {offer.name: offer for offer in problem.offers}
+        self._known: dict[tuple[tuple[Offer, ...], Objective], Plan | None] = {}
+        self._deviations = float(ndtri(options.confidence))
+
+    def is_spot(self, plan: Plan) -> bool:
+        """Whether a plan has a spot machine."""
+        return any(self._offers[group.offer].billing is Billing.SPOT for group in plan.groups)
+
+    def evaluate(self, plan: Plan, at: Situation, *, stay: bool = False) -> Choice:
+        """Return what going on with a plan would take and cost; ``stay`` when it is the one that runs."""
+        options = self._options
+        missing = [(g.offer, g.machines - at.held.get(g.offer, 0)) for g in plan.groups]
+        boots = any(group.machines > at.ready.get(group.offer, 0) for group in plan.groups)
+        estimate = self._steps.estimate(plan)
+        step_s = estimate.mean_s * at.slowdown
+        spread = options.spread
+        if estimate.mean_s > 0:
+            spread = max(spread, estimate.run_sd_s(max(1, math.ceil(at.remaining))) / estimate.mean_s / at.remaining)
+        if plan == at.running and at.running_step_s is not None:
+            # What was measured is not uncertain the way an estimate is.
+            step_s, spread = at.running_step_s, min(spread, 0.02)
+        wait_s = slow_wait_s = 0.0
+        if not stay:
+            # The first plan is made before the job's clock begins.
+            solve_s = options.solve_s if at.now_s > 0 else 0.0
+            wait_s = solve_s + options.restore_s + (options.launch_s if boots else 0.0)
+            slow_wait_s = wait_s + (options.launch_slowest_s - options.launch_s if boots else 0.0)
+            if at.running is not None:
+                wait_s, slow_wait_s = wait_s + options.save_s, slow_wait_s + options.save_s
+        work_s = at.remaining * step_s
+        per_hour = sum(group.machines * self._per_hour(group.offer) for group in plan.groups)
+        run = expected_run(work_s, per_hour, options.restart_s, options.save_s)
+        reach = math.exp(self._deviations * spread)
+        usd_per_hour = plan.usd_per_hour(self._problem.offers)
+        return Choice(
+            plan=plan,
+            missing=tuple((offer, machines) for offer, machines in missing if machines > 0),
+            spot=self.is_spot(plan),
+            step_s=step_s,
+            wait_s=wait_s,
+            run=run,
+            end_s=at.now_s + wait_s + run.seconds,
+            bound_s=at.now_s + slow_wait_s + work_s * reach,
+            optimistic_s=at.now_s + wait_s + work_s / reach,
+            usd=usd_per_hour * (run.running_s + (0.0 if stay else options.restore_s)) / _HOUR_S,
+        )
+
+    def best(
+        self,
+        at: Situation,
+        *,
+        on_demand_only: bool = False,
+        deadline: bool = True,
+        objective: Objective | None = None,
+        ready_only: bool = False,
+    ) -> Choice | None:
+        """Return the best plan that can be had, or None.
+
+        Args:
+            at: Where the job stands.
+            on_demand_only: Leave spot offers out.
+            deadline: Only plans that keep the deadline.
+            objective: Another one than the job's.
+            ready_only: Only machines that run already.
+        """
+        objective = objective or self._problem.objective
+        found = [
+            choice
+            for offers in self._together(at, on_demand_only, ready_only)
+            if (choice := self._best_of(offers, at, deadline, objective)) is not None
+        ]
+        return min(found, key=lambda choice: worth(choice, objective), default=None)
+
+    def expected_restarts(self, choice: Choice, at: Situation) -> float:
+        """Return how many preemptions to reckon with if the work were done on spot machines: mean + 2 deviations."""
+        spot = [offer for offer in self._problem.offers if offer.billing is Billing.SPOT]
+        if not spot:
+            return 0.0
+        rates = sorted(self._per_hour(offer.name) for offer in spot)
+        mean = rates[len(rates) // 2] * choice.plan.machines * at.remaining * choice.step_s / _HOUR_S
+        return mean + 2 * math.sqrt(mean)
+
+    def _together(self, at: Situation, on_demand_only: bool, ready_only: bool) -> Iterable[list[Offer]]:
+        """Yield sets of offers whose machines may work together, with what can be had of each."""
+        regions: dict[str, list[Offer]] = {}
+        for offer in self._problem.offers:
+            if on_demand_only and offer.billing is Billing.SPOT:
+                continue
+            held = at.ready.get(offer.name, 0) if ready_only else at.held.get(offer.name, 0)
+            quota = min(offer.quota, held) if ready_only or offer.name in at.depleted else offer.quota
+            if quota < 1:
+                continue
+            rise = 1.0
+            per_hour = self._per_hour(offer.name)
+            if per_hour > 0:
+                run = expected_run(_HOUR_S, per_hour, self._options.restart_s, self._options.save_s)
+                rise = min(_LARGEST_RISE, run.seconds / _HOUR_S)
+            region = "" if self._options.across_regions else offer.region
+            raised = replace(offer, quota=quota, usd_per_hour=offer.usd_per_hour * rise)
+            regions.setdefault(region, []).append(raised)
+        return regions.values()
+
+    def _best_of(self, offers: list[Offer], at: Situation, deadline: bool, objective: Objective) -> Choice | None:
+        problem, options = self._problem, self._options
+        deadline_s = budget_usd = None
+        certain = math.exp(self._deviations * options.spread) * at.slowdown
+        # Machines that run need no launch; what does is found out by evaluating the plan.
+        ready = all(at.ready.get(offer.name, 0) >= offer.quota for offer in offers)
+        wait_s = options.solve_s + options.restore_s + (0.0 if ready else options.launch_s)
+        if deadline and problem.deadline_s is not None:
+            deadline_s = (problem.deadline_s - at.now_s - wait_s) / certain
+            if deadline_s <= 0:
+                return None
+        if problem.budget_usd is not None:
+            budget_usd = (problem.budget_usd - at.spent_usd) / at.slowdown
+            if budget_usd <= 0:
+                return None
+        try:
+            asked = replace(
+                problem,
+                iterations=max(1, math.ceil(at.remaining)),
+                offers=tuple(offers),
+                objective=objective,
+                deadline_s=deadline_s,
+                budget_usd=budget_usd,
+                confidence=options.confidence,
+                overhead_s=0.0,
+            )
+        except ProblemError:
+            return None
+        plan = self._solve(asked)
+        return None if plan is None else self.evaluate(plan, at)
+
+    def _solve(self, asked: Problem) -> Plan | None:
+        if asked.deadline_s is not None or asked.budget_usd is not None:
+            self.solved += 1
+            return self._solver(asked, self._steps).plan
+        # Without limits the number of iterations does not matter, so the answer is that of last time.
+        key = (asked.offers, asked.objective)
+        if key not in self._known:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            self.solved += 1
+            self._known[key] = self._solver(asked, self._steps).plan
+        return self._known[key]
+
+    def _per_hour(self, name: str) -> float:
+        offer = self._offers[name]
+        if not self._options.count_preemptions:
+            return 0.0
+        return self._rates.per_hour(name, offer.preemptions_per_hour) if offer.billing is Billing.SPOT else 0.0
+
+
+def worth(choice: Choice, objective: Objective) -> float:
+    """Return what is to be small: mean end or mean cost."""
+    return choice.end_s if objective is Objective.TIME else choice.usd

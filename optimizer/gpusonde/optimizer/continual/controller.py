@@ -1,0 +1,317 @@
+"""``Controller``: keeps a job on the machines that suit its deadline, budget and progress (Srifty, section 4.5)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from gpusonde.optimizer.continual.choices import Choice, Choices, Situation, Solver
+from gpusonde.optimizer.continual.cloud import Cloud
+from gpusonde.optimizer.continual.decision import Decision, DecisionKind, Recommendation
+from gpusonde.optimizer.continual.depletion import Depletions
+from gpusonde.optimizer.continual.epochs import EpochProgress
+from gpusonde.optimizer.continual.fleet import Fleet, Losses
+from gpusonde.optimizer.continual.options import ContinualOptions
+from gpusonde.optimizer.continual.policy import Policy, Verdict
+from gpusonde.optimizer.continual.progress import ProgressWindow, Projection, Throughput, project
+from gpusonde.optimizer.continual.risk import PreemptionRates
+from gpusonde.optimizer.plan import Plan
+from gpusonde.optimizer.problem import Problem
+from gpusonde.optimizer.steps import StepTimes
+
+# Iterations that take this many times longer than estimated are taken as a fault of the job, not of the estimates.
+_LARGEST_SLOWDOWN = 10.0
+_FEWEST_INTERVALS = 3
+
+
+class _Target(NamedTuple):
+    """What is being launched."""
+
+    choice: Choice
+    verdict: Verdict
+
+
+class Controller:
+    """Decides, step by step, on which machines a job goes on.
+
+    A step asks the cloud what there is and what happened, compares progress with deadline and budget, searches for
+    plans when there is a reason to, and answers with a :class:`Decision`; it changes nothing outside. Memory and work
+    of a step are bounded. What comes in may be wrong: a clock that goes back counts as standing still
+    (``clock_steps``), progress that cannot be is left out (``window.ignored``), news of unknown machines is counted
+    (``fleet.unknown``).
+
+    Args:
+        problem: The whole job; deadline and budget count from zero of the job's clock.
+        steps: How long iterations take.
+        cloud: Where machines are.
+        solver: Finds the best plan of a problem.
+        options: Times and rules.
+        rates: Preemptions of the offers; pass one object to several controllers to let them learn from each other.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        steps: StepTimes,
+        cloud: Cloud,
+        solver: Solver,
+        options: ContinualOptions | None = None,
+        rates: PreemptionRates | None = None,
+    ) -> None:
+        self.problem = problem
+        self.options = options or ContinualOptions()
+        self.clock_steps = 0
+        rates = rates or PreemptionRates()
+        self.fleet = Fleet(cloud, problem.offers, rates)
+        self.window = ProgressWindow(self.options.window_s, confidence=self.options.confidence)
+        self._choices = Choices(problem, steps, self.options, rates, solver)
+        self._policy = Policy(problem, self.options, self._choices)
+        self._steps = steps
+        self._depletions = Depletions(self.options.depletion_s, self.options.depletion_longest_s)
+        self._completed = 0.0
+        self._slowdown = 1.0
+        self._now_s = -math.inf
+        self._running: tuple[Plan, frozenset[str]] | None = None
+        self._target: _Target | None = None
+        self._idle_since_s: float | None = None
+        self._look_s = -math.inf
+        self._unreleased: dict[str, float] = {}
+
+    @property
+    def running(self) -> Plan | None:
+        """The plan the job runs on, as far as is known."""
+        return self._running[0] if self._running else None
+
+    @property
+    def searches(self) -> int:
+        """How often a plan was searched for."""
+        return self._choices.solved
+
+    def observe(self, time_s: float, completed: float) -> bool:
+        """Take the iterations completed at a time on the job's clock; False when the observation cannot be."""
+        taken = self.window.observe(time_s, min(completed, float(self.problem.iterations)))
+        if taken:
+            self._completed = self.window.completed
+        return taken
+
+    def observe_epochs(self, epochs: EpochProgress) -> None:
+        """Take progress from detected epochs instead of reported iterations."""
+        self.window = epochs.window(self.options.window_s, confidence=self.options.confidence)
+        self._completed = min(epochs.completed, float(self.problem.iterations))
+
+    def attach(self, plan: Plan, machines: Sequence[str]) -> None:
+        """Take over a job that runs already, on machines that the cloud lists."""
+        self._running = (plan, frozenset(machines))
+
+    def ordered(self, offer: str, machines: Sequence[str], now_s: float) -> None:
+        """Take note that the machines of a ``LAUNCH`` were ordered."""
+        self.fleet.ordered(offer, machines, now_s)
+
+    def step(self, now_s: float) -> Decision:
+        """Decide what to do now.
+
+        Args:
+            now_s: The job's clock.
+
+        Raises:
+            ValueError: The time is not finite.
+        """
+        now_s = self._time(now_s)
+        losses = self.fleet.update(now_s)
+        if self._completed >= self.problem.iterations:
+            return self._done(now_s)
+        self._take(losses, now_s)
+        late = self.fleet.overdue(now_s, self.options.launch_timeout_s)
+        for offer in {self.fleet.machines[machine].offer for machine in late}:
+            self._depletions.add(offer, now_s)
+        self.fleet.ended(late)
+        decision = self._decide(now_s, bool(losses.preempted or losses.refused or late))
+        ending = tuple(dict.fromkeys((*late, *decision.terminate)))
+        self.fleet.ended(decision.terminate)
+        return replace(decision, terminate=ending) if late else decision
+
+    def _time(self, now_s: float) -> float:
+        if not math.isfinite(now_s):
+            raise ValueError(f"a clock shows finite seconds, not {now_s}")
+        if now_s < self._now_s:
+            self.clock_steps += 1
+            return self._now_s
+        self._now_s = now_s
+        return now_s
+
+    def _take(self, losses: Losses, now_s: float) -> None:
+        for offer in (*losses.preempted, *losses.refused):
+            self._depletions.add(offer, now_s)
+        for machine in losses.lost:
+            if self._running is not None and machine in self._running[1]:
+                self._running = None
+                self.window.clear()
+                self._unreleased.update(dict.fromkeys(losses.lost, now_s + self.options.release_s))
+        for machine in losses.released:
+            self._unreleased.pop(machine, None)
+
+    def _decide(self, now_s: float, news: bool) -> Decision:
+        at = self._situation(now_s)
+        if self._target is not None:
+            plan = self._target.choice.plan
+            picked = self.fleet.pick(plan)
+            if picked is not None:
+                return self._run(plan, picked, at)
+            if self._can_become(plan) and self._holds(self._target, at):
+                why = f"waiting for the machines of {plan}"
+                return self._decision(DecisionKind.WAIT, at, self._target.verdict, why)
+            self._target = None
+        if self._running is not None:
+            return self._review(*self._running, at, news)
+        if self.options.wait_for_release:
+            self._unreleased = {m: until_s for m, until_s in self._unreleased.items() if until_s > now_s}
+            if self._unreleased:
+                until_s = max(self._unreleased.values())
+                why = "waiting for the volume of a machine that was lost"
+                return self._decision(DecisionKind.WAIT, at, None, why, next_step_s=until_s)
+        return self._choose(at)
+
+    def _choose(self, at: Situation) -> Decision:
+        before = self._choices.solved
+        verdict = self._policy.choose(at, self._idle_since_s, self._depletions.next_expiry_s(at.now_s))
+        solved = self._choices.solved > before
+        if verdict.choice is None:
+            if verdict.wait and self._idle_since_s is None:
+                self._idle_since_s = at.now_s
+            kind = DecisionKind.IDLE if verdict.wait else DecisionKind.NO_PLAN
+            # What is not needed to train is not paid for.
+            return self._decision(kind, at, verdict, verdict.why, terminate=self.fleet.beyond(()), solved=solved)
+        return self._launch(at, verdict, verdict.choice, solved)
+
+    def _launch(self, at: Situation, verdict: Verdict, choice: Choice, solved: bool) -> Decision:
+        self._idle_since_s = None
+        self._target = _Target(choice, verdict)
+        running = self._running[1] if self._running else frozenset()
+        beyond = self.fleet.beyond(running, choice.plan)
+        return self._decision(
+            DecisionKind.LAUNCH, at, verdict, verdict.why, terminate=beyond, launch=True, solved=solved
+        )
+
+    def _run(self, plan: Plan, machines: tuple[str, ...], at: Situation) -> Decision:
+        why = f"every machine of {plan} is there"
+        aim = self._target.verdict if self._target else None
+        self._running = (plan, frozenset(machines))
+        self._target = self._idle_since_s = None
+        self._unreleased.clear()
+        self.window.clear()
+        self._look_s = at.now_s + self.options.resolve_s
+        stay = self._choices.evaluate(plan, self._situation(at.now_s))
+        verdict = Verdict(stay, why, at_risk=aim is not None and aim.at_risk, fallback=aim.fallback if aim else None)
+        beyond = self.fleet.beyond(machines)
+        return self._decision(DecisionKind.RUN, at, verdict, why, terminate=beyond, machines=machines)
+
+    def _review(self, plan: Plan, machines: frozenset[str], at: Situation, news: bool) -> Decision:
+        throughput = self._measured()
+        stay = self._choices.evaluate(plan, at, stay=True)
+        look = news or at.now_s >= self._look_s
+        expiry_s = self._depletions.next_expiry_s(at.now_s)
+        before = self._choices.solved
+        verdict = self._policy.review(stay, at, throughput, look=look, expiry_s=expiry_s)
+        if look:
+            self._look_s = min(at.now_s + self.options.resolve_s, expiry_s)
+        if verdict.choice is None or verdict.choice.plan == plan:
+            beyond = self.fleet.beyond(machines)
+            solved = self._choices.solved > before
+            return self._decision(DecisionKind.KEEP, at, verdict, verdict.why, terminate=beyond, solved=solved)
+        return self._launch(at, verdict, verdict.choice, True)
+
+    def _done(self, now_s: float) -> Decision:
+        self._running = self._target = None
+        at = self._situation(now_s)
+        beyond = self.fleet.beyond(())
+        self.fleet.ended(beyond)
+        return self._decision(DecisionKind.DONE, at, None, "every iteration is done", terminate=beyond)
+
+    def _can_become(self, plan: Plan) -> bool:
+        """Whether the machines that boot or run will make up a plan."""
+        held = self.fleet.held()
+        return all(held[group.offer] >= group.machines for group in plan.groups)
+
+    def _holds(self, target: _Target, at: Situation) -> bool:
+        """Whether spot machines that boot may still be waited for, or something else must be launched by now."""
+        if not target.choice.spot or target.verdict.at_risk:
+            return True
+        spot = self._choices.evaluate(self.running, at, stay=True) if self.running is not None else None
+        fallback = self._policy.fallback(at, spot)
+        return fallback is None or fallback.slack_s > 0
+
+    def _measured(self) -> Throughput | None:
+        """Return the window's throughput once it says something."""
+        throughput = self.window.throughput()
+        if throughput is None or throughput.intervals < _FEWEST_INTERVALS:
+            return None
+        if self.window.latest_s is None or self._now_s - self.window.latest_s > 2 * throughput.span_s:
+            return None
+        return throughput
+
+    def _situation(self, now_s: float) -> Situation:
+        remaining = max(0.0, self.problem.iterations - self._completed)
+        step_s = None
+        throughput = self._measured()
+        if self.options.calibrate and self._running is not None and throughput is not None and throughput.certain:
+            step_s = 1 / throughput.mean
+            estimated_s = self._steps.estimate(self._running[0]).mean_s
+            self._slowdown = min(_LARGEST_SLOWDOWN, max(1.0, step_s / estimated_s))
+        return Situation(
+            now_s=now_s,
+            remaining=remaining,
+            spent_usd=self.fleet.spent_usd,
+            held=self.fleet.held(),
+            ready=self.fleet.ready(),
+            depleted=[o.name for o in self.problem.offers if self._depletions.depleted(o.name, now_s)],
+            slowdown=self._slowdown,
+            running=self.running,
+            running_step_s=step_s,
+        )
+
+    def _decision(
+        self,
+        kind: DecisionKind,
+        at: Situation,
+        verdict: Verdict | None,
+        why: str,
+        *,
+        terminate: tuple[str, ...] = (),
+        machines: tuple[str, ...] = (),
+        launch: bool = False,
+        solved: bool = False,
+        next_step_s: float = math.inf,
+    ) -> Decision:
+        choice = verdict.choice if verdict else None
+        fallback = verdict.fallback if verdict else None
+        again_s = min(next_step_s, at.now_s + self.options.review_s, verdict.again_s if verdict else math.inf)
+        ending: dict[str, int] = {}
+        for machine in terminate:
+            if machine in self.fleet.machines:
+                offer = self.fleet.machines[machine].offer
+                ending[offer] = ending.get(offer, 0) + 1
+        recommendation = Recommendation(
+            plan=choice.plan if choice else None,
+            launch=choice.missing if choice and launch else (),
+            end=tuple(sorted(ending.items())),
+            projection=self._projection(choice, at) if choice else None,
+            remaining_iterations=at.remaining,
+            spent_usd=at.spent_usd,
+            expected_usd=at.spent_usd + choice.usd if choice else None,
+            checkpoint_interval_s=choice.run.interval_s if choice else math.inf,
+            at_risk=verdict.at_risk if verdict else False,
+            fallback=fallback.choice.plan if fallback else None,
+            fallback_before_s=at.now_s + fallback.slack_s if fallback else None,
+            why=why,
+        )
+        # A step that follows at once would only find the same.
+        soonest_s = at.now_s + min(1.0, self.options.review_s)
+        return Decision(kind, at.now_s, recommendation, machines, terminate, max(soonest_s, again_s), solved)
+
+    def _projection(self, choice: Choice, at: Situation) -> Projection:
+        throughput = self._measured()
+        if choice.plan == self.running and throughput is not None:
+            return project(at.now_s, at.remaining, throughput)
+        return Projection(choice.end_s, choice.optimistic_s, max(choice.end_s, choice.bound_s))

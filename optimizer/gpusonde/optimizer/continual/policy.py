@@ -1,0 +1,254 @@
+"""``Policy``: which plan to go on with, and why.
+
+Deadlines are kept by a guard. On-demand machines are taken to be there, so the deadline can be kept as long as the
+time left suffices for the fastest on-demand plan, launched slowly, to do all that is left. Spot machines are used,
+and capacity is waited for, only while that holds; when it is about to fail, the job goes on demand while the spot
+machines still work.
+
+Time to spare can be spent on waiting for cheap capacity or on restarts after preemptions. An hour of waiting pays for
+a dozen restarts, so the time that the expected preemptions will need is set aside first, and only the rest is waited.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from gpusonde.optimizer.continual.choices import Choice, Choices, Situation, worth
+from gpusonde.optimizer.continual.options import ContinualOptions
+from gpusonde.optimizer.continual.progress import Throughput
+from gpusonde.optimizer.problem import Billing, Objective, Problem
+
+
+@dataclass(frozen=True)
+class Fallback:
+    """The on-demand plan that guards a deadline.
+
+    Attributes:
+        choice: It, from now.
+        slack_s: Time that can still pass before it must be started.
+    """
+
+    choice: Choice
+    slack_s: float
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a policy says.
+
+    Attributes:
+        choice: The plan to go on with; None for none.
+        wait: With None: True when waiting for capacity is the best there is.
+        why: The reasons.
+        at_risk: The deadline or budget cannot be kept with confidence.
+        fallback: What guards the deadline.
+        again_s: When the verdict may change by itself.
+    """
+
+    choice: Choice | None
+    why: str
+    wait: bool = False
+    at_risk: bool = False
+    fallback: Fallback | None = None
+    again_s: float = math.inf
+
+
+class Policy:
+    """Judges situations of one job.
+
+    Args:
+        problem: The whole job.
+        options: Times and rules.
+        choices: Finds plans.
+    """
+
+    def __init__(self, problem: Problem, options: ContinualOptions, choices: Choices) -> None:
+        self._problem = problem
+        self._options = options
+        self._choices = choices
+        self._has_spot = any(offer.billing is Billing.SPOT for offer in problem.offers)
+
+    def fallback(self, at: Situation, spot: Choice | None) -> Fallback | None:
+        """Return what guards the deadline while ``spot`` runs (or nothing does); None when nothing can or need."""
+        if self._problem.deadline_s is None or not self._options.guard:
+            return None
+        fastest = self._choices.best(at, on_demand_only=True, deadline=False, objective=Objective.TIME)
+        if fastest is None:
+            return None
+        lost_s = 0.0
+        if spot is not None and spot.step_s > 0:
+            # Work since the last checkpoint, which the fallback would have to do again.
+            work_s = min(spot.run.interval_s, at.remaining * spot.step_s)
+            lost_s = work_s * fastest.step_s / spot.step_s if math.isfinite(work_s) else 0.0
+        options = self._options
+        reserve_s = options.detect_s + options.release_s + options.review_s + lost_s
+        return Fallback(fastest, self._problem.deadline_s - fastest.bound_s - reserve_s)
+
+    def choose(self, at: Situation, idle_since_s: float | None, expiry_s: float) -> Verdict:
+        """Say what to go on with when nothing runs.
+
+        Args:
+            at: Where the job stands.
+            idle_since_s: Since when it has been waiting for capacity; None when it has not.
+            expiry_s: When the next depleted offer can be asked again; infinite for never.
+        """
+        objective = self._problem.objective
+        fallback = self.fallback(at, None)
+        found = [
+            self._choices.best(at),
+            self._choices.best(at, ready_only=True) if at.ready else None,
+            self._choices.best(at, on_demand_only=True) if self._has_spot else None,
+        ]
+        safe = [choice for choice in found if choice is not None and self._safe(choice, at, fallback)]
+        best = min(safe, key=lambda choice: worth(choice, objective), default=None)
+        if (best is None or not best.spot) and objective is Objective.COST and math.isfinite(expiry_s):
+            until_s = self._waits_until(at, best, idle_since_s)
+            if until_s > at.now_s:
+                dearer = f" rather than pay {best.usd:.2f} USD on demand" if best is not None else ""
+                return Verdict(
+                    None,
+                    f"no spot capacity at present; there is time to wait for it{dearer}",
+                    wait=True,
+                    fallback=fallback,
+                    again_s=min(expiry_s, until_s),
+                )
+        if best is not None:
+            return Verdict(best, f"{best.plan} is the {_best_word(objective)} that can be had now", fallback=fallback)
+        return self._best_effort(at, fallback, expiry_s)
+
+    def review(
+        self, stay: Choice, at: Situation, throughput: Throughput | None, *, look: bool, expiry_s: float
+    ) -> Verdict:
+        """Say whether a running plan stays.
+
+        Args:
+            stay: The running plan from here on.
+            at: Where the job stands.
+            throughput: Of late.
+            look: Search for something better although all is well.
+            expiry_s: When the next depleted offer can be asked again.
+        """
+        problem, options = self._problem, self._options
+        deadline_s = problem.deadline_s
+        fallback = None
+        if deadline_s is not None:
+            fallback = self.fallback(at, stay if stay.spot else None)
+            if stay.spot and fallback is not None and fallback.slack_s <= 0:
+                return self._leave_spot(stay, at, fallback)
+            optimistic_s = stay.optimistic_s
+            if throughput is not None and throughput.high > 0:
+                optimistic_s = at.now_s + at.remaining / throughput.high
+            elif throughput is not None:
+                optimistic_s = math.inf
+            certain = optimistic_s > deadline_s
+            last_moment = fallback is not None and not stay.spot and stay.end_s > deadline_s and fallback.slack_s <= 0
+            if certain or last_moment:
+                return self._rescue(stay, at, fallback, certain)
+        if look and options.seek_better:
+            better = self._better(stay, at, fallback)
+            if better is not None:
+                return better
+        again_s = math.inf if fallback is None or not stay.spot else at.now_s + max(0.0, fallback.slack_s)
+        late = deadline_s is not None and stay.end_s > deadline_s
+        dear = problem.budget_usd is not None and at.spent_usd + stay.usd > problem.budget_usd
+        why = "all is well"
+        if late:
+            why = "behind, but not certainly: the fluctuation may pass"
+        if dear:
+            why = f"the job is expected to cost {at.spent_usd + stay.usd:.2f} USD, above its budget"
+        return Verdict(stay, why, at_risk=late or dear, fallback=fallback, again_s=min(again_s, expiry_s))
+
+    def _leave_spot(self, stay: Choice, at: Situation, fallback: Fallback) -> Verdict:
+        if self._nearly(stay):
+            return Verdict(stay, "nearly done: other machines would come too late to help", fallback=fallback)
+        cheapest = self._choices.best(at, on_demand_only=True)
+        if cheapest is None or cheapest.bound_s > (self._problem.deadline_s or math.inf):
+            cheapest = fallback.choice
+        why = (
+            f"if the spot machines went now, {fallback.choice.plan} would just keep the deadline: "
+            "the job goes on demand while they still work"
+        )
+        return Verdict(cheapest, why, fallback=fallback)
+
+    def _nearly(self, stay: Choice) -> bool:
+        return stay.run.running_s <= self._options.solve_s + self._options.launch_s + self._options.restore_s
+
+    def _rescue(self, stay: Choice, at: Situation, fallback: Fallback | None, certain: bool) -> Verdict:
+        sure = "even at its optimistic rate" if certain else "at its mean rate, and later it could not be mended"
+        late = f"{stay.plan} misses the deadline {sure}"
+        other = self._choices.best(at)
+        if other is not None and other.plan != stay.plan and self._safe(other, at, fallback):
+            return Verdict(other, f"{late}; {other.plan} keeps it", fallback=fallback)
+        other = self._choices.best(at, deadline=False, objective=Objective.TIME)
+        if other is not None and other.plan != stay.plan and self._gain(stay.end_s, other.end_s, at.now_s):
+            why = f"{late}; no plan keeps it, {other.plan} ends soonest"
+            return Verdict(other, why, at_risk=True, fallback=fallback)
+        return Verdict(stay, f"{late}; no plan would end much sooner", at_risk=True, fallback=fallback)
+
+    def _better(self, stay: Choice, at: Situation, fallback: Fallback | None) -> Verdict | None:
+        other = self._choices.best(at)
+        if other is None or other.plan == stay.plan or not self._safe(other, at, fallback, stay=stay):
+            return None
+        if self._problem.objective is Objective.TIME:
+            gains = self._gain(stay.end_s, other.end_s, at.now_s)
+            than = f"{other.end_s - at.now_s:.0f} s instead of {stay.end_s - at.now_s:.0f} s"
+        else:
+            gains = other.usd * self._options.improvement < stay.usd
+            than = f"{other.usd:.2f} USD instead of {stay.usd:.2f} USD"
+        return Verdict(other, f"{other.plan} does the rest for {than}", fallback=fallback) if gains else None
+
+    def _best_effort(self, at: Situation, fallback: Fallback | None, expiry_s: float) -> Verdict:
+        limits = "deadline" if self._problem.deadline_s is not None else "limits"
+        fast = self._choices.best(at, deadline=False, objective=Objective.TIME)
+        if fast is None:
+            return Verdict(None, "no plan can be had that does the job", at_risk=True, again_s=expiry_s)
+        if self._options.guard and fallback is not None and fast.spot:
+            # Where time is short, a preemption costs more than a slower plan.
+            fast = min(fast, fallback.choice, key=lambda choice: choice.bound_s + _risk_s(choice, self._options))
+        why = f"no plan keeps the {limits} with confidence; {fast.plan} comes nearest"
+        return Verdict(fast, why, at_risk=True, fallback=fallback)
+
+    def _safe(self, choice: Choice, at: Situation, fallback: Fallback | None, stay: Choice | None = None) -> bool:
+        """Whether the deadline can be kept with a plan even if its spot machines go."""
+        deadline_s = self._problem.deadline_s
+        if deadline_s is None or not self._options.guard:
+            return True
+        if not choice.spot:
+            return choice.bound_s <= deadline_s or (stay is not None and choice.bound_s <= stay.bound_s)
+        if fallback is None:
+            return choice.end_s <= deadline_s
+        # Until the machines are there nothing is gained, unless something else works meanwhile.
+        options = self._options
+        wasted_s = options.solve_s + options.restore_s + options.save_s
+        if stay is None and choice.wait_s > options.launch_s:
+            wasted_s += options.launch_slowest_s
+        work_s = min(choice.run.interval_s, choice.run.running_s)
+        return fallback.slack_s > wasted_s + options.restart_s + (work_s if math.isfinite(work_s) else 0.0)
+
+    def _waits_until(self, at: Situation, best: Choice | None, idle_since_s: float | None) -> float:
+        """Return until when waiting for spot capacity beats going on without."""
+        options = self._options
+        if not self._has_spot or not options.guard:
+            return -math.inf
+        if self._problem.deadline_s is None:
+            return (at.now_s if idle_since_s is None else idle_since_s) + options.patience_s
+        cheapest = self._choices.best(at, on_demand_only=True, deadline=False, objective=Objective.COST)
+        if cheapest is None:
+            return math.inf
+        if best is None:
+            return -math.inf
+        restarts = self._choices.expected_restarts(cheapest, at)
+        reserve_s = options.review_s + restarts * (options.slow_restart_s + options.detect_s)
+        return self._problem.deadline_s - (cheapest.bound_s - at.now_s) - reserve_s
+
+    def _gain(self, stay_end_s: float, other_end_s: float, now_s: float) -> bool:
+        return (other_end_s - now_s) * self._options.improvement < stay_end_s - now_s
+
+
+def _risk_s(choice: Choice, options: ContinualOptions) -> float:
+    return choice.run.preemptions * options.slow_restart_s if math.isfinite(choice.run.preemptions) else math.inf
+
+
+def _best_word(objective: Objective) -> str:
+    return "fastest plan" if objective is Objective.TIME else "cheapest plan"
