@@ -1,4 +1,4 @@
-"""Files that a problem file names: profiles, allreduce measurements and predictions become part of the document.
+"""Files that a problem file names: profiles, measurements, predictions, spot prices become part of the document.
 
 What is left holds figures only and no names of files, so that it can be sent to a collector or kept.
 """
@@ -6,19 +6,25 @@ What is left holds figures only and no names of files, so that it can be sent to
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from gpusonde.optimizer.documents.fields import DocumentError, Table, text
 from gpusonde.optimizer.documents.files import check_format, read_document
+from gpusonde.optimizer.documents.spot_files import with_spot_offers
 
 _MOST_FILES = 256
 _OF_PREDICTION = ("epoch_latency_s", "epoch_latency_low_s", "epoch_latency_high_s", "interval_coverage")
 
 
-def read_problem(path: Path) -> dict[str, Any]:
-    """Read a problem file and put in what its ``job`` refers to; names of files are relative to it.
+def read_problem(path: Path, clock: Callable[[], datetime] = lambda: datetime.now(timezone.utc)) -> dict[str, Any]:
+    """Read a problem file and put in what its ``job`` and ``spot`` refer to; names of files are relative to it.
+
+    Args:
+        path: The file.
+        clock: Tells the moment of planning, by which spot prices are current or stale.
 
     Raises:
         DocumentError: It, or a file that it names, cannot be used.
@@ -27,9 +33,9 @@ def read_problem(path: Path) -> dict[str, Any]:
     document = read_document(path)
     check_format(document, "problem")
     job = document.get("job")
-    if not isinstance(job, Mapping):
-        return document
-    return {**document, "job": _resolved(dict(job), path.parent)}
+    if isinstance(job, Mapping):
+        document = {**document, "job": _resolved(dict(job), path.parent)}
+    return with_spot_offers(document, path.parent, clock)
 
 
 def _resolved(job: dict[str, Any], folder: Path) -> dict[str, Any]:
