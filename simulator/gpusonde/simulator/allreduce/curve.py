@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +14,6 @@ FloatArray = npt.NDArray[np.float64]
 UNREPEATED_SPREAD = 0.12
 # A normal distribution's mean absolute deviation times this is its standard deviation.
 _OF_MEAN_ABSOLUTE = 1.2533
-# Left-out knots leave a gap twice as wide as the one that is interpolated.
-_OF_DOUBLE_GAP = 0.6
 # With fewer knots nothing can be left out: what such gaps cost on average, per factor 4 of size.
 _UNCHECKED_GAP_SPREAD = 0.15
 # Beyond what was measured the spread grows by this, per factor e of size.
@@ -34,12 +32,16 @@ class SizeCurve:
         log_seconds: Shape (k,).
         scatter: Standard deviation of the logarithm between repeats and allocations.
         weight: Of all its measurements.
+        gap_spread: Standard deviation of what interpolation misses between two knots; follows from the knots.
     """
 
     log_bytes: FloatArray
     log_seconds: FloatArray
     scatter: float
     weight: float
+    gap_spread: float = field(init=False)
+    _inner: PchipInterpolator | None = field(init=False, repr=False, compare=False)
+    _first_slope: float = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         knots, values = self.log_bytes, self.log_seconds
@@ -47,13 +49,9 @@ class SizeCurve:
             raise ValueError("a curve needs one duration per size, and sizes that increase")
         inner = PchipInterpolator(knots, values, extrapolate=False) if knots.size > 1 else None
         object.__setattr__(self, "_inner", inner)
-        object.__setattr__(self, "_gap_spread", _gap_spread(knots, values))
+        object.__setattr__(self, "gap_spread", _gap_spread(knots, values))
         first = (values[1] - values[0]) / (knots[1] - knots[0]) if knots.size > 1 else 1.0
         object.__setattr__(self, "_first_slope", float(np.clip(first, 0.0, 1.0)))
-
-    _inner: PchipInterpolator | None = None
-    _gap_spread: float = 0.0
-    _first_slope: float = 1.0
 
     def seconds(self, log_bytes: FloatArray) -> FloatArray:
         """Return the logarithm of the duration at logarithms of sizes, shape (n,)."""
@@ -70,7 +68,7 @@ class SizeCurve:
         low, high = knots[np.maximum(place - 1, 0)], knots[np.minimum(place, knots.size - 1)]
         gap = high - low
         share = np.divide(log_bytes - low, gap, out=np.zeros_like(log_bytes), where=gap > 0)
-        between = self._gap_spread * 4.0 * share * (1.0 - share)
+        between = self.gap_spread * 4.0 * share * (1.0 - share)
         beyond = np.maximum(knots[0] - log_bytes, 0.0) + np.maximum(log_bytes - knots[-1], 0.0)
         return np.asarray(np.sqrt(self.scatter**2 + np.maximum(between, 0.0) ** 2 + (_BEYOND_SPREAD * beyond) ** 2))
 
@@ -87,4 +85,5 @@ def _gap_spread(knots: FloatArray, values: FloatArray) -> float:
         return _UNCHECKED_GAP_SPREAD * float(np.diff(knots).max() / np.log(4.0))
     share = (knots[1:-1] - knots[:-2]) / (knots[2:] - knots[:-2])
     missed = values[1:-1] - ((1.0 - share) * values[:-2] + share * values[2:])
-    return float(_OF_DOUBLE_GAP * _OF_MEAN_ABSOLUTE * np.abs(missed).mean())
+    # The gap is twice as wide as the real ones, but where scatter decides and not the width that makes no difference.
+    return float(_OF_MEAN_ABSOLUTE * np.abs(missed).mean())

@@ -184,7 +184,10 @@ class LinkCurves:
         effect = (1.0 - share) * together[place - 1] + share * together[place] - asked
         beyond = max(0.0, asked - logs[-1], logs[0] - asked)
         away = min(1.0, float(np.abs(logs - asked).min()))
-        spread = np.hypot(max(spreads), _UNMEASURED_SHARING_SPREAD * (beyond + 0.5 * away))
+        # How rough the curves are at all: no number of transfers is closer to its neighbours than that.
+        rough = float(np.mean([curve.gap_spread for curve in self.curves.values()]))
+        unknown = _UNMEASURED_SHARING_SPREAD * (beyond + 0.5 * away) + (rough if away > 0 else 0.0)
+        spread = np.hypot(max(spreads), unknown)
         return effect, np.full(log_bytes.shape, float(spread))
 
     def _sharing_measured(
