@@ -26,6 +26,8 @@ order every third is unseen, in three runs, so that each is unseen once, the sma
 split is the second of these runs. Beside it every second size, in two runs.
 *Unseen world sizes*: the two vTrain tables (one machine with A100, one with V100); one world size at a time is left
 out and asked for at all sizes, the smallest and the largest world too. Nothing tells the model what machine it is.
+*Other machines*: fabrics of one machine (the Aceso rows up to 10 GB now included) with three world sizes or more, the
+inner ones left out in turn; RTX 3090 in pairs with a bridge, so that no interpolation knows where the bridges end.
 *gloo*: `gloo_probe.csv` (own; loopback and shaped namespaces, 1, 2 and 4 transfers at a time); medians of the repeats
 of a configuration. A fifth of the configurations is unseen (random, seed 0); then world size 6; then 2 transfers at a
 time.
@@ -60,28 +62,36 @@ METHODS = ("default", "without residual", "XGBoost alone", "paper")
 def section(args: argparse.Namespace) -> list[str]:
     """All of it."""
     rows = pd.read_csv(data_file(args, "allreduce.csv"))
-    rows = rows[~rows.source.str.contains("eBPF|Aceso") & (rows.busbw_gbps > 0) & (rows.time_us > 0)]
+    rows = rows[~rows.source.str.contains("eBPF") & (rows.busbw_gbps > 0) & (rows.time_us > 0)]
+    is_aceso = rows.source.str.contains("Aceso")
+    aceso, rows = measurements(rows[is_aceso & (rows.bytes <= 1e10)]), rows[~is_aceso]
     is_table = rows.fabric.str.contains("vTrain")
     named, tables = measurements(rows[~is_table]), measurements(rows[is_table])
     devices = dict(zip(rows.fabric, rows.gpu, strict=True))
     if args.quick:
         tables = [one for one in tables if int(one.transfer_bytes) % (1 << 24) == 0]
     sizes, halves, worlds = unseen_sizes(named, 3), unseen_sizes(named, 2), unseen_worlds(tables)
+    others = inner_worlds([*aceso, *named])
     gloo = gloo_scores(args)
     _bars(args, sizes, worlds, gloo)
     lines = ["## Allreduce", "", *_PROTOCOL.format(least=_SIZES_OF_A_CURVE).splitlines(), ""]
     shown = [("unseen sizes, every third", sizes), ("unseen sizes, every second", halves)]
-    shown += [("unseen world sizes", worlds), *((f"gloo, {name}", score) for name, score in gloo.items())]
+    shown += [("unseen world sizes", worlds), ("unseen world sizes, other machines", others)]
+    shown += [(f"gloo, {name}", score) for name, score in gloo.items()]
     columns = ("what is unseen", "rows", *METHODS, "within the 90 % interval", "negative: default / paper")
     lines += table(columns, [_row(name, score) for name, score in shown])
     lines += ["By world size that was left out, default (XGBoost alone):", ""]
     lines += table(("fabric", *(f"{world}" for world in (2, 3, 4, 5, 6, 7, 8))), _by_world(worlds))
+    lines += ["Other machines, default (XGBoost alone):", ""]
+    lines += table(("fabric", *(f"{world}" for world in (2, 3, 4, 5, 6, 7, 8))), _by_world(others))
     lines += ["Unseen sizes, every third, by fabric:", ""]
     by_fabric = [
         (name, devices[name], sizes.groups.count(name), *(percent(sizes.mape(method, name)) for method in METHODS))
         for name in sorted(set(sizes.groups))
     ]
-    return [*lines, *table(("fabric", "GPU", "rows", *METHODS), by_fabric)]
+    lines += table(("fabric", "GPU", "rows", *METHODS), by_fabric)
+    lines += ["The same by GPU, every row counting alike:", ""]
+    return [*lines, *table(("GPU", "rows", *METHODS), _by_gpu(sizes, devices))]
 
 
 def _bars(args: argparse.Namespace, sizes: Score, worlds: Score, gloo: dict[str, Score]) -> None:
@@ -129,6 +139,20 @@ def unseen_worlds(tables: Sequence[AllreduceMeasurement]) -> Score:
         seen = [one for one in tables if one.world_size != world]
         unseen = [one for one in tables if one.world_size == world]
         ask(score, seen, unseen, lambda one: f"{one.fabric}|{one.world_size}")
+    return score
+
+
+def inner_worlds(rows: Sequence[AllreduceMeasurement]) -> Score:
+    """Every inner world size of a fabric with three or more is unseen in turn."""
+    score = Score()
+    by_fabric: dict[str, list[AllreduceMeasurement]] = defaultdict(list)
+    for one in rows:
+        by_fabric[one.fabric].append(one)
+    for found in by_fabric.values():
+        for world in sorted({one.world_size for one in found})[1:-1]:
+            unseen = [one for one in found if one.world_size == world]
+            seen = [one for one in found if one.world_size != world]
+            ask(score, seen, unseen, lambda one: f"{one.fabric}|{one.world_size}")
     return score
 
 
@@ -195,6 +219,17 @@ def _row(name: str, score: Score) -> tuple[str, ...]:
         percent(float(np.mean(score.inside)), 0),
         f"{score.negative['default']} / {score.negative['paper']}",
     )
+
+
+def _by_gpu(sizes: Score, devices: dict[str, str]) -> list[tuple[str, ...]]:
+    """Errors by the generation that a GPU's name begins with."""
+    named = {fabric: str(devices[fabric]).split("-")[0].replace("?", "unnamed") for fabric in set(sizes.groups)}
+    lines = []
+    for gpu in sorted(set(named.values())):
+        of_gpu = np.array([named[fabric] == gpu for fabric in sizes.groups])
+        cells = [percent(float(np.array(sizes.errors[method])[of_gpu].mean())) for method in METHODS]
+        lines.append((gpu, str(int(of_gpu.sum())), *cells))
+    return lines
 
 
 def _by_world(worlds: Score) -> list[tuple[str, ...]]:
