@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -83,6 +83,8 @@ class IterationEstimate:
         exposed_communication_s: Mean time in which devices only wait for the exchange.
         optimizer_s: Optimizer step.
         extrapolated: True when a batch size lies outside of what a curve was made from.
+        uncertainty_s: By how much ``mean_s`` may be off because curves were estimated and not timed: the difference
+            that one standard deviation of all of them makes. The other figures know nothing of it.
     """
 
     mean_s: float
@@ -95,6 +97,7 @@ class IterationEstimate:
     exposed_communication_s: float
     optimizer_s: float
     extrapolated: bool
+    uncertainty_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -160,9 +163,7 @@ class IterationSimulator:
         Raises:
             ValueError: No groups.
         """
-        world_size = _world_size(groups)
-        forward, backward = slowest_of(groups, self._samples, self._seed)
-        exchange = self._exchange_s(backward, world_size)
+        forward, backward, exchange = self._drawn(groups)
         exposed = np.maximum(exchange - backward, 0.0)
         total = forward + backward + exposed + self._optimizer_s
         latencies = [group.curve.predict(group.batch_size) for group in groups]
@@ -178,6 +179,7 @@ class IterationSimulator:
             exposed_communication_s=float(exposed.mean()),
             optimizer_s=self._optimizer_s,
             extrapolated=any(bool(latency.extrapolated[0]) for latency in latencies),
+            uncertainty_s=self._mean_if_slower(groups) - float(total.mean()) if _estimated(groups) else 0.0,
         )
 
     def time_line(self, groups: Sequence[DeviceGroup]) -> TimeLine:
@@ -202,6 +204,20 @@ class IterationSimulator:
         return TimeLine(
             forward_s, forward_s + backward_s, forward_s + ready, forward_s + start, forward_s + finish, end_s
         )
+
+    def _drawn(self, groups: Sequence[DeviceGroup]) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Forward pass, backward pass and end of the exchange of drawn iterations, each of shape (samples,)."""
+        forward, backward = slowest_of(groups, self._samples, self._seed)
+        return forward, backward, self._exchange_s(backward, _world_size(groups))
+
+    def _mean_if_slower(self, groups: Sequence[DeviceGroup]) -> float:
+        """Mean of an iteration if every curve lay one standard deviation higher."""
+        slower = [
+            replace(group, curve=replace(group.curve, total_s=group.curve.total_s * (1.0 + group.curve.uncertainty)))
+            for group in groups
+        ]
+        forward, backward, exchange = self._drawn(slower)
+        return float((forward + np.maximum(backward, exchange)).mean()) + self._optimizer_s
 
     def _exchange_s(self, backward: FloatArray, world_size: int) -> FloatArray:
         """End of the exchange of every drawn iteration, shape (samples,), from the start of the backward pass."""
@@ -257,6 +273,10 @@ def _even_levels(samples: int, dimension: int, seed: int) -> FloatArray:
     step = math.sqrt(_PRIMES[dimension % len(_PRIMES)])
     places = np.argsort(np.argsort((np.arange(samples) + samples * seed) * step % 1.0, kind="stable"), kind="stable")
     return np.asarray((places + 0.5) / samples)
+
+
+def _estimated(groups: Sequence[DeviceGroup]) -> bool:
+    return any(group.curve.uncertainty > 0 for group in groups)
 
 
 def _world_size(groups: Sequence[DeviceGroup]) -> int:

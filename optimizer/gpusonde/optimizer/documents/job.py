@@ -10,7 +10,16 @@ from typing import Any, cast, get_args
 from gpusonde.catalog import GpuCatalog, UnknownGpuError
 from gpusonde.optimizer.documents.fields import DocumentError, Table
 from gpusonde.simulator.allreduce.measurements import AllreduceMeasurement, MeasurementError
-from gpusonde.simulator.compute import ComputeCurve, ComputeProbe, CurveKind, CurveOrigin, ProbeError, fit_compute_curve
+from gpusonde.simulator.compute import (
+    ComputeCurve,
+    ComputeProbe,
+    CurveKind,
+    CurveOrigin,
+    EpochLatencies,
+    EpochLatency,
+    ProbeError,
+    fit_compute_curve,
+)
 from gpusonde.simulator.exchange import LinkPolicy
 from gpusonde.simulator.exchange.policy import LinkShare
 from gpusonde.simulator.gradients import GradientTrace, GradientTraceError, assumed_trace, bytes_from_traffic
@@ -125,9 +134,16 @@ def _gray_box_probe(values: Any, path: str) -> ComputeProbe:
 def _epoch_probe(values: Any, path: str) -> ComputeProbe:
     known = ("epoch_latency_s", "epoch_latency_low_s", "epoch_latency_high_s", "interval_coverage")
     table = Table(values, path, ("batch_size", "samples_per_epoch", *known))
-    batch, latency = _batch(table), table.number(known[0], most=_LONGEST_S)
-    steps = math.ceil(table.number("samples_per_epoch", most=1e15) / batch)
-    return ComputeProbe(batch, latency / steps)
+    batch, samples = _batch(table), table.number("samples_per_epoch", most=1e15)
+    latency = table.number(known[0], most=_LONGEST_S)
+    low, high = (table.optional_number(name, most=_LONGEST_S) for name in known[1:3])
+    coverage = table.number(known[3], EpochLatency.coverage, most=1.0)
+    try:
+        ends = (latency if low is None else low, latency if high is None else high)
+        epoch = EpochLatency(batch, samples, latency, *ends, coverage)
+        return EpochLatencies([epoch]).probes()[0]
+    except ProbeError as error:
+        raise DocumentError(path, str(error)) from None
 
 
 def _batch(table: Table) -> float:

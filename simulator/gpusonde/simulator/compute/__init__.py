@@ -2,6 +2,17 @@
 
 from gpusonde.simulator.compute.curve import ComputeCurve, ComputeLatency, CurveOrigin
 from gpusonde.simulator.compute.fitting import ComputeProbe, CurveKind, ProbeError, fit_compute_curve
+from gpusonde.simulator.compute.origins import (
+    CurveSource,
+    EpochLatencies,
+    EpochLatency,
+    GrayBoxEstimates,
+    LatencyEstimate,
+    TimedSteps,
+    WorkloadEstimator,
+    compute_curve,
+)
+from gpusonde.simulator.compute.search import LargestBatch, NothingFitsError, batches_to_probe, largest_batch
 
 __all__ = [
     "ComputeCurve",
@@ -9,6 +20,18 @@ __all__ = [
     "ComputeProbe",
     "CurveKind",
     "CurveOrigin",
+    "CurveSource",
+    "EpochLatencies",
+    "EpochLatency",
+    "GrayBoxEstimates",
+    "LargestBatch",
+    "LatencyEstimate",
+    "NothingFitsError",
     "ProbeError",
+    "TimedSteps",
+    "WorkloadEstimator",
+    "batches_to_probe",
+    "compute_curve",
     "fit_compute_curve",
+    "largest_batch",
 ]

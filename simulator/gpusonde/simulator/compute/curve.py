@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 
@@ -57,6 +58,8 @@ class ComputeCurve:
         known_from: Smallest batch size that it was made from.
         known_to: Largest one.
         largest_batch: Largest batch size that fits into the device's memory; None when unknown.
+        uncertainty: Relative standard deviation of the curve itself where it was estimated and not timed. Unlike
+            ``spread``, all devices and all steps have it in common.
 
     Raises:
         ValueError: The arrays do not satisfy the above.
@@ -70,6 +73,7 @@ class ComputeCurve:
     known_from: float
     known_to: float
     largest_batch: int | None = None
+    uncertainty: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("batch_sizes", "total_s", "spread"):
@@ -85,6 +89,8 @@ class ComputeCurve:
             raise ValueError("spread must not be negative")
         if not 0 < self.forward_share < 1:
             raise ValueError(f"forward_share {self.forward_share:g} must lie between 0 and 1")
+        if not 0 <= self.uncertainty < math.inf:
+            raise ValueError(f"uncertainty {self.uncertainty:g} must be finite and not negative")
         if self.largest_batch is not None and self.largest_batch < 1:
             raise ValueError(f"largest_batch {self.largest_batch} must be 1 or more")
 

@@ -49,12 +49,30 @@ class ComputeProbe:
         total_s: Seconds of forward and backward pass, the median where there were several steps.
         forward_s: Seconds of the forward pass alone; None when the passes were not timed apart.
         spread: Relative standard deviation of the steps; None when there was one only.
+        uncertainty: Relative standard deviation of ``total_s`` itself where it is estimated and not timed.
     """
 
     batch_size: float
     total_s: float
     forward_s: float | None = None
     spread: float | None = None
+    uncertainty: float | None = None
+
+    def check(self) -> None:
+        """Check that a step can have these figures.
+
+        Raises:
+            ProbeError: It cannot.
+        """
+        figures = [self.batch_size, self.total_s, *([] if self.forward_s is None else [self.forward_s])]
+        if not all(np.isfinite(figure) and figure > 0 for figure in figures):
+            raise ProbeError(f"{self}: batch size and seconds must be finite and above zero")
+        if self.forward_s is not None and self.forward_s >= self.total_s:
+            raise ProbeError(f"{self}: the forward pass cannot take as long as both passes together")
+        for name in ("spread", "uncertainty"):
+            value = getattr(self, name)
+            if value is not None and not (np.isfinite(value) and value >= 0):
+                raise ProbeError(f"{self}: {name} must be finite and not negative")
 
 
 def fit_compute_curve(
@@ -80,6 +98,7 @@ def fit_compute_curve(
     knots, total = fits[kind](batch, seconds)
     spreads = [probe.spread for probe in probes if probe.spread is not None]
     spread = float(np.median(spreads)) if spreads else _USUAL_SPREAD
+    uncertainties = [probe.uncertainty for probe in probes if probe.uncertainty is not None]
     shares = [probe.forward_s / probe.total_s for probe in probes if probe.forward_s is not None]
     return ComputeCurve(
         batch_sizes=knots,
@@ -90,18 +109,13 @@ def fit_compute_curve(
         known_from=float(batch[0]),
         known_to=float(batch[-1]),
         largest_batch=largest_batch,
+        uncertainty=float(np.median(uncertainties)) if uncertainties else 0.0,
     )
 
 
 def _medians(probes: Sequence[ComputeProbe]) -> tuple[FloatArray, FloatArray]:
     for probe in probes:
-        figures = [probe.batch_size, probe.total_s, *([] if probe.forward_s is None else [probe.forward_s])]
-        if not all(np.isfinite(figure) and figure > 0 for figure in figures):
-            raise ProbeError(f"{probe}: batch size and seconds must be finite and above zero")
-        if probe.forward_s is not None and probe.forward_s >= probe.total_s:
-            raise ProbeError(f"{probe}: the forward pass cannot take as long as both passes together")
-        if probe.spread is not None and not (np.isfinite(probe.spread) and probe.spread >= 0):
-            raise ProbeError(f"{probe}: the spread must be finite and not negative")
+        probe.check()
     batch = np.unique([probe.batch_size for probe in probes]).astype(np.float64)
     if batch.size < 2:
         raise ProbeError(
