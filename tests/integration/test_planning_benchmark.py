@@ -27,7 +27,7 @@ def test_a_section_without_its_data_says_so_and_fails_nothing(section, tmp_path)
 
 @pytest.mark.shared_data
 @pytest.mark.skipif(not DATA.is_dir(), reason="the measurement files of ../shared/data are absent")
-@pytest.mark.parametrize("section", ["compute", "allreduce"])
+@pytest.mark.parametrize("section", ["compute", "end_to_end", "allreduce"])
 def test_a_section_prints_its_bars_from_the_measurements(section):
     page = benchmark(section, "--quick", "--data", DATA)
     assert "Not run" not in page
