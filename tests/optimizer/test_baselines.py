@@ -7,9 +7,11 @@ import math
 import numpy as np
 import pytest
 
-from gpusonde.optimizer.baselines import cheapest_first, explore, fastest_first, oracle_bayes
+from gpusonde.optimizer.baselines import ApmSteps, cheapest_first, explore, fastest_first, oracle_bayes
+from gpusonde.optimizer.paper import plans
 from gpusonde.optimizer.plan import Group, Plan
-from gpusonde.optimizer.problem import Offer, Problem
+from gpusonde.optimizer.problem import Offer, Problem, ProblemError
+from gpusonde.simulator.compute import ComputeProbe
 
 SLOW = Offer("slow", "T4", 1, 8, 0.72, largest_batch=128)
 FAST = Offer("fast", "V100", 4, 2, 3.68, largest_batch=128)
@@ -87,3 +89,44 @@ def test_oracle_bo_measures_a_third_of_the_plans_on_machines_of_one_kind():
 def test_oracle_bo_has_no_answer_where_no_offer_alone_takes_the_batch():
     assert oracle_bayes(problem(2048), lambda _: 1.0) is None
     assert oracle_bayes(problem(1024), lambda _: math.inf) is None
+
+
+def line(fixed_s: float, sample_s: float) -> list[ComputeProbe]:
+    return [ComputeProbe(batch, fixed_s + sample_s * batch) for batch in (8, 16, 64, 128)]
+
+
+RATED = (
+    Offer("t4", "T4", 1, 8, 0.72, network_bytes_per_second=1.25e9),
+    Offer("v100", "V100", 4, 4, 3.68, network_bytes_per_second=3e9),
+)
+PROBES = {"t4": line(0.02, 0.004), "v100": line(0.02, 0.001)}
+
+
+def test_apm_takes_the_straight_line_the_rated_network_and_full_overlap():
+    steps = ApmSteps(RATED, PROBES, 100e6)
+    alone = steps.estimate(Plan((Group("t4", 1, 64),)))
+    assert alone.mean_s == pytest.approx(0.02 + 0.004 * 64)
+    # 8 GPUs: 2 * 7 / 8 of 100 MB at 1.25 GB/s last longer than two thirds of 52 ms.
+    together = steps.estimate(Plan((Group("t4", 8, 8),)))
+    assert together.mean_s == pytest.approx(0.052 / 3 + 1.75 * 0.08)
+    assert together.sd_s == 0.0
+
+
+def test_the_bound_of_apm_is_its_estimate():
+    steps = ApmSteps(RATED, PROBES, 100e6)
+    assert steps.exact
+    for plan in plans(Problem(128, 1, RATED)):
+        offers = {offer.name: offer for offer in RATED}
+        latency_s = max(steps.latency_s(offers[group.offer], group.batch_size) for group in plan.groups)
+        slowest = min(steps.network(offers[group.offer]) for group in plan.groups)
+        bound = steps.bound_s(latency_s, np.array([plan.devices(RATED)]), slowest)
+        assert steps.estimate(plan).mean_s == pytest.approx(bound[0], rel=1e-12)
+
+
+def test_apm_needs_probes_and_rated_networks():
+    with pytest.raises(ProblemError, match="offer v100 has no compute probes"):
+        ApmSteps(RATED, {"t4": PROBES["t4"]}, 100e6)
+    with pytest.raises(ProblemError, match="offer slow needs network_bytes_per_second"):
+        ApmSteps((SLOW,), {"slow": PROBES["t4"]}, 100e6)
+    with pytest.raises(ProblemError, match="parameter_bytes 0"):
+        ApmSteps(RATED, PROBES, 0)

@@ -1,0 +1,105 @@
+"""What models say about Sia's configurations, from four single-GPU probes and half of the placements at one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import sia
+
+from gpusonde.simulator.baselines import ApmGroup, apm_iteration_s
+from gpusonde.simulator.calibration import ExchangeCalibration, MeasuredIteration
+from gpusonde.simulator.compute import ComputeProbe, fit_compute_curve
+
+OURS, SEED, APM = "gpusonde", "the seed's models", "APM"
+_LEAST_BATCH_SIZES = 4
+# What APM needs: bytes of all gradients (single precision, from the networks' published sizes), and rated bandwidths in
+# bytes per second of a machine's network, or of PCI Express for the cluster that is one machine.
+_GRADIENT_BYTES = {
+    "bert": 440e6, "cifar10": 45e6, "deepspeech2": 110e6, "imagenet": 102e6, "ncf": 30e6, "yolov3": 248e6,
+}  # fmt: skip
+_RATED = {"aws": 50e9 / 8, "rtx": 50e9 / 8, "dgx": 200e9 / 8, "quad": 20e9}
+_SEEN_BEYOND = 1.01  # batch sizes above the largest single-GPU one may not fit
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """A measured configuration and what is said about it.
+
+    Attributes:
+        row: The configuration.
+        step_s: Seconds of a step by model.
+        given: True when the models were given this very configuration.
+    """
+
+    row: sia.StepTime
+    step_s: dict[str, float]
+    given: bool
+
+
+def estimates_of(rows: Sequence[sia.StepTime], first_known: int = 0, *, all_known: bool = False) -> list[Estimates]:
+    """Return the configurations of clusters with a price, with estimates.
+
+    Args:
+        rows: Measured configurations.
+        first_known: 0 when the first, third ... placement of a cluster is known, 1 when the second, fourth ... is.
+        all_known: Give the models every row instead, to see what is left then.
+    """
+    found = []
+    for network, cluster in sorted({(row.network, row.cluster) for row in rows if row.cluster in _RATED}):
+        own = [row for row in rows if (row.network, row.cluster) == (network, cluster)]
+        alone = sorted((row for row in own if row.world_size == 1), key=lambda row: row.batch_size)
+        if len(alone) < _LEAST_BATCH_SIZES:
+            continue
+        own = [row for row in own if row.batch_size <= alone[-1].batch_size * _SEEN_BEYOND]
+        probes = [alone[place] for place in sia.probe_places([row.batch_size for row in alone])]
+        placements = sorted({row.nodes for row in own if row.world_size > 1})
+        known = set(placements[first_known::2])
+        calibrating = [
+            min((row for row in own if row.nodes == nodes), key=lambda row: row.batch_size)
+            for nodes in placements
+            if nodes in known
+        ]
+        if all_known:
+            probes, calibrating = alone, [row for row in own if row.world_size > 1]
+        given = {*probes, *calibrating}
+        said = {
+            OURS: _calibrated(own, probes, calibrating, "default"),
+            SEED: _calibrated(own, probes, calibrating, "paper"),
+            APM: _apm(own, probes),
+        }
+        found += [
+            Estimates(row, {model: seconds[place] for model, seconds in said.items()}, row in given)
+            for place, row in enumerate(own)
+        ]
+    return found
+
+
+def _probes(rows: Sequence[sia.StepTime]) -> list[ComputeProbe]:
+    return [ComputeProbe(row.batch_size, row.step_s) for row in rows]
+
+
+def _calibrated(
+    rows: Sequence[sia.StepTime], probes: Sequence[sia.StepTime], calibrating: Sequence[sia.StepTime], kind: str
+) -> list[float]:
+    if not calibrating:
+        curve = fit_compute_curve(_probes(probes), kind)
+        return [float(curve.predict(row.batch_size).total_s[0]) for row in rows]
+    measured = [MeasuredIteration(row.nodes, row.batch_size, row.step_s) for row in calibrating]
+    calibration = ExchangeCalibration(_probes(probes), measured, kind=kind)
+    seconds: dict[sia.StepTime, float] = {}
+    for nodes in {row.nodes for row in rows}:
+        own = [row for row in rows if row.nodes == nodes]
+        predicted = calibration.predict(nodes, [row.batch_size for row in own]).seconds
+        seconds |= {row: float(each) for row, each in zip(own, predicted, strict=True)}
+    return [seconds[row] for row in rows]
+
+
+def _apm(rows: Sequence[sia.StepTime], probes: Sequence[sia.StepTime]) -> list[float]:
+    line = _probes(probes)
+    return [
+        apm_iteration_s(
+            [ApmGroup(line, row.world_size, row.batch_size, _RATED[row.cluster])], _GRADIENT_BYTES[row.network]
+        )
+        for row in rows
+    ]

@@ -1,0 +1,216 @@
+"""What the choice costs that estimates lead to, on measured trainings: regret of simulator and baselines."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import sia
+from estimates import APM, OURS, SEED, Estimates, estimates_of
+from page import bar, data_file, percent, table
+
+from gpusonde.optimizer.baselines import explore
+
+Objective = Literal["time", "cost"]
+
+# US dollars per GPU and hour; the fifth cluster does not name its GPU and has no price.
+PRICES = {"aws": 0.30, "dgx": 1.54, "rtx": 0.35, "quad": 0.50}
+_FASTEST_FIRST = ("dgx", "quad", "rtx", "aws")
+_BATCHES = 12
+_LEAST_CANDIDATES = 8
+_MAGIC_BATCH = 64
+_EXPLORERS = 20  # seeds of Oracle-BO, whose mean counts
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One problem: measured candidates of about one global batch, and an objective."""
+
+    network: str
+    global_batch: int
+    objective: Objective
+    candidates: tuple[Estimates, ...]
+
+    def value(self, candidate: Estimates, step_s: float) -> float:
+        """Time or cost per sample when a step takes so long."""
+        per_sample = step_s / (candidate.row.world_size * candidate.row.batch_size)
+        if self.objective == "time":
+            return per_sample
+        return per_sample * candidate.row.world_size * PRICES[candidate.row.cluster] / 3600.0
+
+    @property
+    def measured(self) -> np.ndarray:
+        """What every candidate really took, shape (n,)."""
+        return np.array([self.value(each, each.row.step_s) for each in self.candidates])
+
+    def regret(self, place: int) -> float:
+        """What the candidate took, over the best one; 1 is perfect."""
+        return float(self.measured[place] / self.measured.min())
+
+
+def choices(candidates: Sequence[Estimates], width: float = 0.06, batches: int = _BATCHES) -> Iterator[Choice]:
+    """Give the problems of the protocol."""
+    for network in sorted({each.row.network for each in candidates}):
+        own = [each for each in candidates if each.row.network == network]
+        totals = np.array([each.row.world_size * each.row.batch_size for each in own], dtype=np.float64)
+        ends = np.quantile(totals, [0.1, 0.9])
+        for total in np.unique(np.round(np.geomspace(*ends, batches)).astype(int)):
+            near = tuple(own[place] for place in np.flatnonzero(np.abs(totals - total) <= width * total))
+            if len(near) >= _LEAST_CANDIDATES:
+                yield Choice(network, int(total), "time", near)
+                yield Choice(network, int(total), "cost", near)
+
+
+def _by_estimate(kind: str) -> Callable[[Choice], float]:
+    def regret(choice: Choice) -> float:
+        values = [choice.value(each, each.step_s[kind]) for each in choice.candidates]
+        return choice.regret(int(np.argmin(values)))
+
+    return regret
+
+
+def _fastest_first(choice: Choice) -> float:
+    """FGF: the fastest GPU there is, the batch per GPU nearest to the magic one."""
+    rows = [each.row for each in choice.candidates]
+    return choice.regret(
+        min(
+            range(len(rows)),
+            key=lambda k: (_FASTEST_FIRST.index(rows[k].cluster), abs(rows[k].batch_size - _MAGIC_BATCH)),
+        )
+    )
+
+
+def _cheapest_first(choice: Choice) -> float:
+    """CGF: the cheapest GPU there is, as few as possible, so that each has the largest batch."""
+    rows = [each.row for each in choice.candidates]
+    return choice.regret(min(range(len(rows)), key=lambda k: (PRICES[rows[k].cluster], rows[k].world_size)))
+
+
+def _oracle_bayes(choice: Choice) -> float:
+    """A third of the candidates measured for real, the same number on every cluster, the best of these taken."""
+    rows = [each.row for each in choice.candidates]
+    clusters = sorted({row.cluster for row in rows})
+    tries = max(1, round(len(rows) / 3 / len(clusters)))
+    measured = choice.measured
+    found = []
+    for seed in range(_EXPLORERS):
+        best = np.inf
+        for cluster in clusters:
+            places = [place for place, row in enumerate(rows) if row.cluster == cluster]
+            features = [(np.log(rows[place].world_size), len(rows[place].nodes)) for place in places]
+            explored = explore(features, lambda k, places=places: measured[places[k]], tries, seed)
+            best = min(best, *(measured[places[k]] for k in explored))
+        found.append(best / measured.min())
+    return statistics.mean(found)
+
+
+CHOOSERS: dict[str, Callable[[Choice], float]] = {
+    OURS: _by_estimate(OURS),
+    SEED: _by_estimate(SEED),
+    APM: _by_estimate(APM),
+    "Oracle-BO": _oracle_bayes,
+    "FGF": _fastest_first,
+    "CGF": _cheapest_first,
+}
+_BASELINES = (APM, "Oracle-BO", "FGF", "CGF")
+
+
+def _score(found: Sequence[Choice]) -> dict[str, np.ndarray]:
+    return {who: np.array([chooser(choice) for choice in found]) for who, chooser in CHOOSERS.items()}
+
+
+def section(args: argparse.Namespace) -> list[str]:
+    """Regret on measured trainings."""
+    rows = sia.read(data_file(args, "scaling.csv"))
+    if args.quick:
+        rows = [row for row in rows if row.network == "cifar10"]
+    candidates = estimates_of(rows)
+    found = list(choices(candidates))
+    scores: dict[str, dict[str, np.ndarray]] = {}
+    for objective in ("time", "cost"):
+        scores[objective] = _score([choice for choice in found if choice.objective == objective])
+        _bars(args, objective, scores[objective])
+    count = np.mean([len(choice.candidates) for choice in found])
+    given = np.mean([each.given for choice in found for each in choice.candidates])
+    asked = (
+        f"{len(found)} problems, {count:.0f} candidates each on average, of which the models had been given "
+        f"{percent(given, 0)} (single-GPU probes and the smallest batch size of every second placement). 1 is the "
+        "best candidate that was measured."
+    )
+    choosers = (
+        f"`{OURS}` and `{SEED}` (its piecewise linear curve, its eight even buckets, a linear model of placements) get "
+        "the same measurements. APM gets the same probes and rated networks. Oracle-BO measures a third of the "
+        "candidates for real, the same number on each cluster, and takes the best of them; the mean over "
+        f"{_EXPLORERS} seeds counts. FGF takes the fastest GPU and the batch nearest to {_MAGIC_BATCH}, CGF the "
+        "cheapest GPU and as few of them as possible."
+    )
+    lines = [
+        "## Regret",
+        "",
+        asked,
+        "",
+        *table(("chooser", "objective", "mean", "median", "p90", "most", "within 5 %"), list(_rows(scores))),
+        choosers,
+        "",
+        *_other_sets(rows, candidates),
+    ]
+    return lines if args.quick else [*lines, *_floor(rows)]
+
+
+def _bars(args: argparse.Namespace, objective: str, scores: dict[str, np.ndarray]) -> None:
+    ours = scores[OURS]
+    mean, p90 = float(ours.mean()), float(np.quantile(ours, 0.9))
+    bar(args, f"regret, {objective}: mean", "<= 1.03", f"{mean:.3f}", met=mean <= 1.03)
+    bar(args, f"regret, {objective}: 90th percentile", "<= 1.09", f"{p90:.3f}", met=p90 <= 1.09)
+    best = min(_BASELINES, key=lambda who: scores[who].mean())
+    bar(args, f"regret, {objective}: best baseline", f"above {mean:.3f}", f"{scores[best].mean():.3f} ({best})",
+        met=bool(scores[best].mean() > mean))  # fmt: skip
+
+
+def _rows(scores: dict[str, dict[str, np.ndarray]]) -> Iterator[tuple[str, ...]]:
+    for who in CHOOSERS:
+        for objective, by_chooser in scores.items():
+            yield (who, objective, *_summary(by_chooser[who]))
+
+
+def _summary(regrets: np.ndarray) -> tuple[str, ...]:
+    figures = (regrets.mean(), np.median(regrets), np.quantile(regrets, 0.9), regrets.max())
+    return (*(f"{figure:.3f}" for figure in figures), percent(float((regrets <= 1.05).mean()), 0))
+
+
+def _other_sets(rows: Sequence[sia.StepTime], candidates: Sequence[Estimates]) -> list[str]:
+    """How much the figures hang on the protocol: other problems from the same rows."""
+    sets = {
+        "24 global batches": list(choices(candidates, batches=24)),
+        "candidates within 10 %": list(choices(candidates, width=0.1)),
+        "the other half of the placements known": list(choices(estimates_of(rows, first_known=1))),
+    }
+    lines = []
+    for what, found in sets.items():
+        for objective in ("time", "cost"):
+            asked = [choice for choice in found if choice.objective == objective]
+            for who in (OURS, SEED, APM):
+                regrets = np.array([CHOOSERS[who](choice) for choice in asked])
+                lines.append((what, objective, str(len(asked)), who, *_summary(regrets)))
+    columns = ("otherwise", "objective", "problems", "chooser", "mean", "median", "p90", "most", "within 5 %")
+    return ["The same with other problems, defined after the first ones and used for nothing else:", "",
+            *table(columns, lines)]  # fmt: skip
+
+
+def _floor(rows: Sequence[sia.StepTime]) -> list[str]:
+    """What is left when the model is given nearly everything: the scatter of single measurements."""
+    found = list(choices(estimates_of(rows, all_known=True)))
+    parts = []
+    for objective in ("time", "cost"):
+        regrets = np.array([CHOOSERS[OURS](choice) for choice in found if choice.objective == objective])
+        parts.append(f"{regrets.mean():.3f} for {objective} (p90 {np.quantile(regrets, 0.9):.3f})")
+    text = (
+        "The best of many candidates is one that happened to run fast when it was measured. Given all single-GPU "
+        "batch sizes and all batch sizes of all placements, the same model still has a regret of "
+        f"{' and '.join(parts)}: about that much is scatter of single measurements, which no smooth model can know."
+    )
+    return [text, ""]
