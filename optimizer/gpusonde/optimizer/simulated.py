@@ -82,6 +82,11 @@ class SimulatedSteps:
         """False: the slowest of several GPUs depends on how many of each kind there are."""
         return False
 
+    @property
+    def least_spread(self) -> float:
+        """The simulator's own error."""
+        return self._model_spread
+
     def latency_s(self, offer: Offer, batch_size: int, machines: int = 1) -> float:
         """Return the mean computation of the slowest GPU among ``machines`` of an offer."""
         key = offer.name, batch_size, machines

@@ -49,11 +49,15 @@ class StepEstimate:
 
 
 class StepTimes(Protocol):
-    """Says how long iterations take."""
+    """Says how long iterations take.
+
+    An attribute ``least_spread`` may say what relative standard deviation, shared by the iterations of a run, every
+    plan has at least (0 without it). It lets the search dismiss plans whose mean only just meets a deadline.
+    """
 
     @property
     def exact(self) -> bool:
-        """True when ``bound_s`` is the mean of every plan on several machines, and nothing scatters."""
+        """True when ``bound_s`` is the mean of every plan on several machines, and runs scatter by ``least_spread``."""
         ...
 
     def latency_s(self, offer: Offer, batch_size: int, machines: int = 1) -> float:
@@ -123,8 +127,13 @@ class TableSteps:
 
     @property
     def exact(self) -> bool:
-        """True when nothing scatters."""
-        return self._spread == 0.0
+        """True: all plans scatter alike."""
+        return True
+
+    @property
+    def least_spread(self) -> float:
+        """Relative standard deviation of every run."""
+        return self._spread
 
     def latency_s(self, offer: Offer, batch_size: int, machines: int = 1) -> float:
         """Return the entry of the table; infinite when there is none, which keeps the batch out of every plan."""

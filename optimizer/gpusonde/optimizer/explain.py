@@ -1,0 +1,190 @@
+"""What a search found, in words; which limits bind, and what giving way at them buys."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+from gpusonde.optimizer.evaluate import objective_value
+from gpusonde.optimizer.plan import Plan
+from gpusonde.optimizer.problem import Objective, Problem
+from gpusonde.optimizer.search.exact import Found
+from gpusonde.optimizer.solution import Nearest, PlanEstimate, Proof, Relaxation
+from gpusonde.optimizer.words import seconds, usd
+
+# Gains below this, relative, are not worth a sentence.
+_LEAST_GAIN = 1e-6
+_MOST_QUOTAS = 3
+
+SolveAgain = Callable[[Problem, Plan], Found]
+
+
+def proof_of(problem: Problem, found: Found, tolerance: float) -> Proof:
+    """Return what a search has shown."""
+    searched = (
+        f"{found.cells} of {found.cells_in_all} combinations of network, slowest latency and number of GPUs were "
+        f"searched, {found.estimated} plans were estimated"
+    )
+    if found.value is None:
+        words = f"{searched}; " + ("no plan is left." if found.complete else "the time limit ended the search.")
+        return Proof("exact", found.complete, None, None, words)
+    gap = max(0.0, 1.0 - found.bound / found.value[0])
+    if not found.complete:
+        words = (
+            f"{searched}; the search ended before the others were excluded: no plan is better by more than {gap:.2%}."
+        )
+    elif tolerance:
+        words = f"{searched}; all others are better by {tolerance:.2%} at most, or not at all."
+    else:
+        words = f"{searched}; all others are excluded by bounds of their time and price."
+    return Proof("exact", found.complete, found.bound, gap, words)
+
+
+def optimal_words(problem: Problem, found: Found, tolerance: float) -> str:
+    """Return why a plan was chosen."""
+    plan, estimate = found.plan, found.estimate
+    if plan is None or estimate is None:
+        return ""
+    devices = plan.devices(problem.offers)
+    what = "faster" if problem.objective is Objective.TIME else "cheaper"
+    limits = [
+        text
+        for text, given in (("the deadline", problem.deadline_s), ("the budget", problem.budget_usd))
+        if given is not None
+    ]
+    kept = f" that keeps {' and '.join(limits)}" if limits else ""
+    if not found.complete:
+        proven = f"it is the best plan{kept} that was found in time"
+    elif tolerance:
+        proven = f"no plan{kept} is {what} by more than {tolerance:.2%}"
+    else:
+        proven = f"no plan{kept} is {what}"
+    kept_s = estimate.time_at_confidence_s
+    scatter = f" ({seconds(kept_s)} with {problem.confidence:.0%})" if kept_s > estimate.time_s else ""
+    return (
+        f"{plan}: {devices} GPU{'s' if devices > 1 else ''}, {seconds(estimate.time_s)}{scatter}, "
+        f"{usd(estimate.cost_usd)}; {proven}."
+    )
+
+
+def infeasible_words(problem: Problem, nearest: Nearest | None, *, proven: bool) -> str:
+    """Return why there is no plan."""
+    if not proven:
+        why = "The time limit ended the search before it found a plan or that there is none."
+    elif (reason := _no_offer_words(problem)) is not None:
+        why = reason
+    elif nearest is None or nearest.global_batch != problem.global_batch:
+        why = (
+            f"The offers cannot share out a global batch of {problem.global_batch}: with their quotas, limits and "
+            "batches per GPU no sum of whole machines reaches it."
+        )
+    else:
+        limits = [name for name, given in (("deadline", problem.deadline_s), ("budget", problem.budget_usd)) if given]
+        why = f"No plan keeps the {' and the '.join(limits)}." if limits else "No plan has a known duration."
+    if nearest is not None:
+        why += f" Nearest: {nearest.plan}; {nearest.words}."
+    return why
+
+
+def _no_offer_words(problem: Problem) -> str | None:
+    """Why no offer can take part at all; None when one can."""
+    offers = problem.offers
+    if any(problem.candidates(offer) and offer.quota for offer in offers):
+        return None
+    if all(offer.largest_batch == 0 for offer in offers):
+        return "The model fits into no GPU on offer: not even a batch of 1."
+    if all(offer.quota == 0 for offer in offers):
+        return "Every offer is sold out: all quotas are 0."
+    words = []
+    for offer in offers:
+        if offer.quota == 0:
+            words.append(f"{offer.name} is sold out")
+        elif offer.largest_batch == 0:
+            words.append(f"the model does not fit into {offer.name}")
+        elif offer.smallest_batch * offer.devices > problem.global_batch:
+            words.append(
+                f"one machine of {offer.name} runs {offer.smallest_batch * offer.devices} samples at least, more than "
+                f"the global batch of {problem.global_batch}"
+            )
+        else:
+            words.append(f"no batch lies within the limits of {offer.name}")
+    return f"No offer can take part: {'; '.join(words)}."
+
+
+def reached_limits(problem: Problem, plan: Plan) -> tuple[str, ...]:
+    """Return the quotas and the limits of batches that a plan has reached."""
+    reached = []
+    for group in plan.groups:
+        offer = problem.offer(group.offer)
+        if group.machines == offer.quota:
+            reached.append(f"quota of {offer.name}")
+        candidates = problem.candidates(offer)
+        if (
+            offer.largest_batch is not None
+            and group.batch_size == candidates[-1]
+            and (offer.largest_batch < problem.global_batch // (group.machines * offer.devices))
+        ):
+            reached.append(f"memory of {offer.name}")
+        if group.batch_size == candidates[0] and offer.smallest_batch > 1:
+            reached.append(f"smallest batch of {offer.name}")
+    return tuple(reached)
+
+
+def relaxations_of(
+    problem: Problem, plan: Plan, estimate: PlanEstimate, solve_again: SolveAgain
+) -> tuple[tuple[str, ...], tuple[Relaxation, ...]]:
+    """Return the limits that bind, and what giving way at them buys.
+
+    A deadline, a budget or a quota binds when the objective is lower without it, which is tried. The limits of batches
+    cannot be tried, for nothing is known beyond them; they count when the plan has reached them.
+
+    Args:
+        problem: The problem.
+        plan: Its best plan.
+        estimate: What that takes and costs.
+        solve_again: Solves a problem, given a plan that is known to satisfy it.
+    """
+    binding: list[str] = []
+    relaxations: list[Relaxation] = []
+    before = objective_value(problem, estimate)
+    for limit, changes in _changes(problem, plan):
+        # The largest change first: when that buys nothing, less of it does not either.
+        for change, asked in changes:
+            found = solve_again(asked, plan)
+            if found.plan is None or found.estimate is None:
+                break
+            if objective_value(problem, found.estimate) >= before * (1.0 - _LEAST_GAIN):
+                if limit not in binding:
+                    break
+                continue
+            if limit not in binding:
+                binding.append(limit)
+            relaxations.append(_relaxation(problem, limit, change, before, found.plan, found.estimate))
+    reached = [limit for limit in reached_limits(problem, plan) if not limit.startswith("quota")]
+    return (*binding, *reached), tuple(relaxations)
+
+
+def _changes(problem: Problem, plan: Plan) -> Iterator[tuple[str, list[tuple[str, Problem]]]]:
+    replace = dataclasses.replace
+    if problem.deadline_s is not None:
+        more = replace(problem, deadline_s=1.1 * problem.deadline_s)
+        yield "deadline_s", [("no limit", replace(problem, deadline_s=None)), ("+10 %", more)]
+    if problem.budget_usd is not None:
+        more = replace(problem, budget_usd=1.1 * problem.budget_usd)
+        yield "budget_usd", [("no limit", replace(problem, budget_usd=None)), ("+10 %", more)]
+    quotas = [limit for limit in reached_limits(problem, plan) if limit.startswith("quota of ")]
+    for limit in quotas[:_MOST_QUOTAS]:
+        name = limit.removeprefix("quota of ")
+        offers = tuple(
+            replace(offer, quota=2 * offer.quota) if offer.name == name else offer for offer in problem.offers
+        )
+        yield limit, [("x 2", replace(problem, offers=offers))]
+
+
+def _relaxation(
+    problem: Problem, limit: str, change: str, before: float, plan: Plan, estimate: PlanEstimate
+) -> Relaxation:
+    gain = 1.0 - objective_value(problem, estimate) / before
+    what = "faster" if problem.objective is Objective.TIME else "cheaper"
+    words = f"{limit} {change}: {gain:.1%} {what} with {plan}, {seconds(estimate.time_s)} and {usd(estimate.cost_usd)}"
+    return Relaxation(limit, change, plan, estimate.time_s, estimate.cost_usd, words)

@@ -1,0 +1,189 @@
+"""The exact search over heterogeneous offers.
+
+What an iteration takes depends on the slowest latency of a plan, its world size and its slowest network. So the plans
+fall into cells, one per network class, latency that may not be exceeded, and world size; in a cell all that counts is
+the price. Bounds of time and price order the cells; the most promising one is searched exactly, and the search ends
+when no cell that is left can hold anything better. Where iterations depend on more than that, the same cells are the
+branches of a branch and bound: their plans are listed and estimated one by one.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpusonde.optimizer.evaluate import estimate_plan
+from gpusonde.optimizer.plan import Plan
+from gpusonde.optimizer.problem import Problem
+from gpusonde.optimizer.search.anchors import Anchor, make_anchors
+from gpusonde.optimizer.search.branch import TooManyPlansError, list_plans
+from gpusonde.optimizer.search.cell import OutOfTimeError
+from gpusonde.optimizer.search.goal import SAME, Goal
+from gpusonde.optimizer.search.space import Space
+from gpusonde.optimizer.solution import PlanEstimate
+from gpusonde.optimizer.steps import StepTimes
+
+
+@dataclass
+class Found:
+    """What a search found.
+
+    Attributes:
+        plan: Best plan; None when there is none.
+        estimate: What it takes and costs.
+        value: Its value, and what decides between equal ones.
+        bound: No plan has a lower value; infinite when there is no plan at all.
+        complete: True when every plan was looked at or excluded.
+        estimated: Plans that were estimated.
+        cells: Cells searched.
+        cells_in_all: Cells that could hold a plan.
+    """
+
+    plan: Plan | None = None
+    estimate: PlanEstimate | None = None
+    value: tuple[float, float] | None = None
+    bound: float = 0.0
+    complete: bool = False
+    estimated: int = 0
+    cells: int = 0
+    cells_in_all: int = 0
+
+
+class ExactSearch:
+    """Finds the best plan for a goal.
+
+    Args:
+        problem: The problem.
+        space: Its options.
+        steps: Durations of iterations.
+        goal: What to look for.
+        out_of_time: Asked now and then; the search ends once it says so.
+        tolerance: A plan this much better, relative, is not looked for; 0 to prove the optimum.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        space: Space,
+        steps: StepTimes,
+        goal: Goal,
+        *,
+        out_of_time: Callable[[], bool],
+        tolerance: float = 0.0,
+    ) -> None:
+        self._problem = problem
+        self._space = space
+        self._steps = steps
+        self._goal = goal
+        self._out_of_time = out_of_time
+        self._tolerance = tolerance
+        self._found = Found()
+        # Lowest bound of what had to be left out.
+        self._left_out = math.inf
+
+    def run(self, start: Plan | None = None) -> Found:
+        """Return the best plan. ``start`` is one that is known already; good ones make the search shorter."""
+        found = self._found
+        first = self._space.single if start is None else (start, *self._space.single)
+        for plan in first:
+            self._take(plan)
+        found.cells_in_all += len(self._space.single)
+        found.cells += len(self._space.single)
+        heap: list[tuple[float, int, Anchor]] = []
+        try:
+            for number, anchor in enumerate(make_anchors(self._space, self._steps)):
+                if number % 64 == 0:
+                    self._check_time()
+                found.cells_in_all += anchor.world_sizes.size
+                self._push(heap, number, anchor)
+            while heap:
+                found.bound, number, anchor = heap[0]
+                aim = self._aim()
+                if aim is not None and found.bound > aim[0] * (1 + SAME):
+                    break
+                self._check_time()
+                if not anchor.sharpen(self._steps, self._space.samples):
+                    self._search_cell(anchor)
+                heapq.heappop(heap)
+                self._push(heap, number, anchor)
+        except OutOfTimeError:
+            found.bound = min(found.bound, self._left_out)
+            return found
+        aim = self._aim()
+        found.bound = min(self._left_out, math.inf if aim is None else aim[0])
+        found.complete = math.isinf(self._left_out) or (aim is not None and self._left_out >= aim[0])
+        return found
+
+    def _aim(self) -> tuple[float, float] | None:
+        """Value that a plan must beat to be worth looking for."""
+        value = self._found.value
+        return None if value is None else (value[0] * (1.0 - self._tolerance), value[1])
+
+    def _check_time(self) -> None:
+        if self._out_of_time():
+            raise OutOfTimeError
+
+    def _take(self, plan: Plan) -> None:
+        found = self._found
+        found.estimated += 1
+        estimate = estimate_plan(self._problem, plan, self._steps)
+        value = self._goal.value(plan, estimate)
+        if value is not None and (found.value is None or value < found.value):
+            found.plan, found.estimate, found.value = plan, estimate, value
+
+    def _push(self, heap: list[tuple[float, int, Anchor]], number: int, anchor: Anchor) -> None:
+        bound = anchor.close(self._goal, self._aim())
+        if bound is not None:
+            heapq.heappush(heap, (bound, number, anchor))
+
+    def _search_cell(self, anchor: Anchor) -> None:
+        place = anchor.best_place(self._goal)
+        plans = self._cheapest(anchor, place) if self._steps.exact else self._every(anchor, place)
+        try:
+            for plan in plans:
+                self._take(plan)
+        except TooManyPlansError:
+            bound = self._goal.bound(anchor.step_s[place : place + 1], anchor.usd_per_hour[place : place + 1])
+            self._left_out = min(self._left_out, float(bound[0]))
+        anchor.open[place] = False
+        self._found.cells += 1
+
+    def _ceiling(self, step_s: float) -> float:
+        return float(self._goal.ceiling(np.array([step_s]), self._aim())[0])
+
+    def _cheapest(self, anchor: Anchor, place: int) -> Iterator[Plan]:
+        """The cheapest plan of a cell: no other one of it is better."""
+        cell = anchor.cell(place, self._space.samples)
+        found = cell.cheapest(self._ceiling(float(anchor.step_s[place])), self._check_time)
+        if found is not None:
+            yield Plan(tuple(anchor.options[offer].group(index) for offer, index in found[1]))
+
+    def _every(self, anchor: Anchor, place: int) -> Iterator[Plan]:
+        """All plans of a cell that may be better, the most promising ones first."""
+        cell = anchor.cell(place, self._space.samples)
+        world_size = anchor.world_sizes[place : place + 1]
+        cell_step_s, cell_price = float(anchor.step_s[place]), float(anchor.usd_per_hour[place])
+        for listed in list_plans(cell, self._ceiling(cell_step_s), self._check_time):
+            # Plans that are faster or on a faster network belong to other anchors.
+            own = np.flatnonzero((listed.latency_s >= anchor.latency_s) & (listed.network == anchor.network))
+            latencies, which = np.unique(listed.latency_s[own], return_inverse=True)
+            bounds = [float(self._steps.bound_s(each, world_size, anchor.network)[0]) for each in latencies.tolist()]
+            step_s = np.array(bounds)[which]
+            price = listed.usd_per_hour[own]
+            for index in np.lexsort((price, self._goal.bound(step_s, price))).tolist():
+                if price[index] > self._ceiling(float(step_s[index])):
+                    continue
+                self._check_time()
+                yield Plan(
+                    tuple(
+                        options.group(option)
+                        for options, option in zip(anchor.options, listed.places[own[index]].tolist(), strict=True)
+                        if option >= 0
+                    )
+                )
+            if cell_price > self._ceiling(cell_step_s):
+                return
