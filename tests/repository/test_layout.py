@@ -18,6 +18,8 @@ SOURCE_ROOTS = (
     "agent",
     "epoch_detect",
     "predictor",
+    "simulator",
+    "optimizer",
     "collector",
     "cli",
 )
