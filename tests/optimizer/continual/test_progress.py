@@ -53,7 +53,7 @@ def test_epochs_longer_than_the_window_still_give_a_rate() -> None:
     throughput = window.throughput()
     assert throughput is not None
     assert throughput.mean == pytest.approx(500 / 3600)
-    assert throughput.intervals == 2
+    assert throughput.intervals == 3
 
 
 @pytest.mark.parametrize(

@@ -186,7 +186,6 @@ class Controller:
         return self._launch(at, verdict, verdict.choice, solved)
 
     def _launch(self, at: Situation, verdict: Verdict, choice: Choice, solved: bool) -> Decision:
-        self._idle_since_s = None
         self._target = _Target(choice, verdict)
         running = self._running[1] if self._running else frozenset()
         beyond = self.fleet.beyond(running, choice.plan)

@@ -234,9 +234,7 @@ class Policy:
         if self._problem.deadline_s is None:
             return (at.now_s if idle_since_s is None else idle_since_s) + options.patience_s
         cheapest = self._choices.best(at, on_demand_only=True, deadline=False, objective=Objective.COST)
-        if cheapest is None:
-            return math.inf
-        if best is None:
+        if cheapest is None or best is None:
             return -math.inf
         restarts = self._choices.expected_restarts(cheapest, at)
         reserve_s = options.review_s + restarts * (options.slow_restart_s + options.detect_s)

@@ -13,6 +13,7 @@ from scipy.special import stdtrit
 _LEAST_SPREAD = 0.01
 # A rate is known when its interval is no wider than this share of it to either side.
 _KNOWN_WITHIN = 0.25
+_FEWEST = 4
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,8 @@ class ProgressWindow:
     """Remembers the latest observations of a job's progress.
 
     Memory is bounded: beyond ``capacity`` observations within the window every second one is dropped, which widens the
-    intervals and leaves their sum as it is. Where fewer than three observations fall into the window (epochs longer
-    than it), the latest three are used however old they are.
+    intervals and leaves their sum as it is. Where fewer than four observations fall into the window (epochs longer
+    than it), the latest four are used however old they are.
 
     An observation with a time or count that is not finite, a count below zero, or a time not after the one before it is
     left out and counted in ``ignored``. A count that goes back is a restart from a checkpoint: the window begins
@@ -61,7 +62,7 @@ class ProgressWindow:
             raise ValueError(f"a window is longer than zero seconds, not {window_s}")
         if not 0 < confidence < 1:
             raise ValueError(f"a confidence lies between 0 and 1, not at {confidence}")
-        if capacity < 4:
+        if capacity < _FEWEST:
             raise ValueError(f"a window keeps four observations or more, not {capacity}")
         self.window_s = window_s
         self.ignored = 0
@@ -101,7 +102,7 @@ class ProgressWindow:
                 self.restarts += 1
                 self._points.clear()
         self._points.append((time_s, completed))
-        while len(self._points) > 3 and self._points[1][0] <= time_s - self.window_s:
+        while len(self._points) > _FEWEST and self._points[1][0] <= time_s - self.window_s:
             self._points.popleft()
         if len(self._points) > self._capacity:
             points = list(self._points)

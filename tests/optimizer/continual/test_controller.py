@@ -1,0 +1,289 @@
+"""The controller under preemption, slow jobs, odd clouds and odd input."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+
+from gpusonde.optimizer import Billing, Group, Objective, Offer, Plan, Problem, ProblemError, TableSteps
+from gpusonde.optimizer.continual import (
+    ContinualOptions,
+    Controller,
+    Decision,
+    DecisionKind,
+    EpochProgress,
+    Machine,
+    Notice,
+    NoticeKind,
+    ReportedCloud,
+    Runtime,
+)
+from gpusonde.optimizer.continual.simulated import SimulatedCloud, SimulatedJob, SimulatedWorld, StepCapacity
+from gpusonde.optimizer.search.brute_force import brute_force
+
+SPOT = Offer("spot", "A", 1, 4, 1.0, Billing.SPOT, largest_batch=64)
+OTHER = Offer("other", "A", 1, 4, 1.2, Billing.SPOT, largest_batch=64)
+SURE = Offer("sure", "A", 1, 4, 3.0, Billing.ON_DEMAND, largest_batch=64)
+OFFERS = (SPOT, OTHER, SURE)
+# One second per iteration on one GPU, a little more than the half on two, and so on.
+LATENCIES = {(o.name, b): s for o in OFFERS for b, s in ((64, 1.0), (32, 0.55), (16, 0.3))}
+HOUR = 3600.0
+
+
+def problem(iterations: int = 7200, **limits: object) -> Problem:
+    given: dict[str, object] = {"objective": Objective.COST, "deadline_s": 4 * HOUR, "batch_sizes": (16, 32, 64)}
+    return Problem(64, iterations, OFFERS, **{**given, **limits})  # type: ignore[arg-type]
+
+
+def world_of(
+    capacity: dict[str, StepCapacity],
+    *,
+    iterations: int = 7200,
+    factor: float = 1.0,
+    launch_s: Callable[[str], float] = lambda _: 150.0,
+) -> SimulatedWorld:
+    prices = {offer.name: offer.usd_per_hour for offer in OFFERS}
+    cloud = SimulatedCloud(capacity, prices, launch_s)
+    steps = TableSteps(OFFERS, LATENCIES)
+    job = SimulatedJob(iterations, lambda plan: steps.estimate(plan).mean_s * factor, save_s=5.0, restore_s=30.0)
+    return SimulatedWorld(cloud, job)
+
+
+def play(
+    task: Problem, world: SimulatedWorld, options: ContinualOptions | None = None, until_s: float = 24 * HOUR
+) -> tuple[list[Decision], Controller]:
+    controller = Controller(task, TableSteps(OFFERS, LATENCIES), world.cloud, brute_force, options)
+    runtime = Runtime(controller, world.cloud, world, world, solve_s=1.0)
+    decisions = []
+    while world.now_s() < until_s:
+        decisions.append(runtime.step())
+        if decisions[-1].kind is DecisionKind.DONE:
+            break
+        world.wait_for_event(min(until_s, decisions[-1].next_step_s))
+    return decisions, controller
+
+
+def always(**counts: int) -> dict[str, StepCapacity]:
+    return {name: StepCapacity([0.0], [count]) for name, count in counts.items()}
+
+
+def kinds(decisions: Sequence[Decision]) -> list[str]:
+    """Kinds in order, repeats left out."""
+    seen: list[str] = []
+    for decision in decisions:
+        if not seen or seen[-1] != str(decision.kind):
+            seen.append(str(decision.kind))
+    return seen
+
+
+def test_a_quiet_job_runs_on_the_cheapest_plan_to_its_end() -> None:
+    world = world_of(always(spot=4, other=4, sure=4))
+    decisions, _ = play(problem(), world)
+    assert kinds(decisions) == ["launch", "wait", "run", "keep", "done"]
+    assert str(decisions[0].recommendation.plan) == "1 x spot @ 64"
+    assert world.job.finished_s == pytest.approx(7200 * (1 + 5 / 600) + 180, rel=0.02)
+    assert not world.cloud.machines()
+
+
+def test_a_preempted_job_goes_on_with_another_offer_and_comes_back_after_the_depletion() -> None:
+    world = world_of({**always(other=4, sure=4), "spot": StepCapacity([0.0, 3000.0, 3600.0], [4, 0, 4])})
+    decisions, _ = play(problem(), world)
+    launched = [offer for d in decisions for offer, _ in d.recommendation.launch]
+    assert launched[:2] == ["spot", "other"]
+    assert world.job.finished_s is not None
+    assert world.job.finished_s < 4 * HOUR
+
+
+def test_idle_time_is_spent_waiting_for_cheap_capacity_and_no_more_than_the_deadline_leaves() -> None:
+    soon = world_of({**always(other=0, sure=4), "spot": StepCapacity([0.0, 1800.0], [0, 4])})
+    decisions, _ = play(problem(), soon)
+    assert "idle" in kinds(decisions)
+    assert {offer for d in decisions for offer, _ in d.recommendation.launch} == {"spot", "other"}
+    assert soon.cloud.machine_hours.keys() == {"spot"}
+
+    never = world_of(always(spot=0, other=0, sure=4))
+    decisions, _ = play(problem(), never)
+    assert never.cloud.machine_hours.keys() == {"sure"}
+    assert never.job.finished_s is not None
+    assert never.job.finished_s < 4 * HOUR
+    assert min(d.at_s for d in decisions if ("sure", 1) in d.recommendation.launch) > HOUR
+
+
+def test_the_job_leaves_spot_while_on_demand_machines_can_still_keep_the_deadline() -> None:
+    # Twice as slow as estimated, and only one spot machine is ever to be had.
+    world = world_of(always(spot=1, other=0, sure=4), factor=2.0)
+    decisions, _ = play(problem(), world)
+    leave = next(d for d in decisions if any(offer == "sure" for offer, _ in d.recommendation.launch))
+    assert leave.recommendation.end == (), "the spot machine works on until the others are there"
+    assert world.job.finished_s is not None
+    assert world.job.finished_s <= 4 * HOUR
+
+
+def test_a_storm_of_preemptions_does_not_cost_the_deadline() -> None:
+    times = [600.0 * i for i in range(200)]
+    flapping = StepCapacity(times, [4 * (i % 2) for i in range(200)])
+    world = world_of({**always(sure=4), "spot": flapping, "other": flapping})
+    play(problem(), world)
+    assert world.job.finished_s is not None
+    assert world.job.finished_s <= 4 * HOUR
+
+
+def test_a_slow_job_is_not_moved_before_it_is_certain_that_it_will_be_late() -> None:
+    slight = world_of(always(spot=0, other=0, sure=4), factor=1.0)
+    task = problem(deadline_s=2.4 * HOUR)
+    decisions, _ = play(task, slight, replace(ContinualOptions(), seek_better=False))
+    assert kinds(decisions).count("launch") <= 3
+    late = world_of(always(spot=0, other=0, sure=4), factor=1.6)
+    decisions, _ = play(task, late, replace(ContinualOptions(), seek_better=False))
+    moved = next(d for d in decisions if "misses the deadline" in d.recommendation.why)
+    assert moved.kind is DecisionKind.LAUNCH
+    assert late.job.finished_s is not None
+    assert late.job.finished_s <= 2.4 * HOUR
+
+
+def test_a_deadline_that_nothing_can_keep_is_said_at_once_and_the_job_goes_on() -> None:
+    world = world_of(always(spot=4, other=4, sure=4))
+    decisions, _ = play(problem(deadline_s=600.0), world)
+    assert decisions[0].recommendation.at_risk
+    assert "no plan keeps" in decisions[0].recommendation.why
+    assert world.job.finished_s is not None
+    assert world.job.finished_s < 2.5 * HOUR, "it runs on the fastest there is"
+
+
+def test_a_cloud_that_never_launches_is_given_up_on_and_asked_again_without_end_of_work() -> None:
+    world = world_of(always(spot=4, other=4, sure=4), launch_s=lambda _: math.inf)
+    decisions, controller = play(problem(), world, until_s=6 * HOUR)
+    assert world.job.finished_s is None
+    assert decisions[-1].kind is not DecisionKind.DONE
+    assert len(decisions) < 6 * HOUR / 20
+    assert controller.searches < 20 * len(decisions)
+    assert len(world.cloud.machines()) <= 8, "what never boots is ended"
+
+
+def test_a_cloud_without_any_capacity_is_no_plan_and_not_an_endless_search() -> None:
+    world = world_of(always(spot=0, other=0, sure=0))
+    decisions, _ = play(problem(), world, until_s=5 * HOUR)
+    assert "no_plan" in kinds(decisions)
+    assert decisions[-1].recommendation.at_risk
+    assert len(decisions) < 1000
+
+
+def test_without_a_deadline_cheap_capacity_is_waited_for_with_patience_only() -> None:
+    world = world_of(always(spot=0, other=0, sure=4))
+    decisions, _ = play(problem(deadline_s=None), world, ContinualOptions(patience_s=1800.0))
+    first = min(d.at_s for d in decisions if ("sure", 1) in d.recommendation.launch)
+    assert 1800 <= first <= 2000
+
+
+def test_for_time_nothing_is_waited_for() -> None:
+    world = world_of(always(spot=0, other=0, sure=4))
+    decisions, _ = play(problem(objective=Objective.TIME, deadline_s=None), world)
+    assert "idle" not in kinds(decisions)
+    assert world.job.finished_s is not None
+    assert world.job.finished_s < 0.4 * 7200
+
+
+def test_a_budget_limits_the_plans() -> None:
+    world = world_of(always(spot=0, other=0, sure=4))
+    decisions, _ = play(problem(objective=Objective.TIME, deadline_s=None, budget_usd=6.4), world)
+    first = next(d for d in decisions if any(offer == "sure" for offer, _ in d.recommendation.launch))
+    assert str(first.recommendation.plan) == "1 x sure @ 64", "two machines would cost 6.60 USD"
+    assert world.cloud.spent_usd < 6.4 * 1.02
+
+
+def test_a_spent_budget_is_no_plan() -> None:
+    world = world_of(always(spot=4, other=4, sure=4))
+    decisions, _ = play(problem(budget_usd=0.01), world, until_s=HOUR)
+    assert kinds(decisions) == ["no_plan"]
+    assert world.cloud.spent_usd == 0
+
+
+class OddCloud(ReportedCloud):
+    """Speaks of machines that nobody knows."""
+
+    def notices(self) -> Sequence[Notice]:
+        return [Notice(kind, f"ghost {kind}", "spot") for kind in NoticeKind] * 3
+
+    def machines(self) -> Sequence[Machine]:
+        return [Machine("stranger", "unheard of", ready=True), *super().machines()]
+
+
+def test_news_of_unknown_machines_changes_nothing_and_is_counted() -> None:
+    controller = Controller(problem(), TableSteps(OFFERS, LATENCIES), OddCloud(), brute_force)
+    decision = controller.step(0.0)
+    assert str(decision.recommendation.plan) == "1 x spot @ 64"
+    assert controller.fleet.unknown > 0
+    assert controller.fleet.spent_usd == 0.0
+    assert "stranger" not in decision.terminate
+
+
+def test_a_clock_that_goes_back_stands_still_and_one_that_shows_nothing_is_refused() -> None:
+    cloud = ReportedCloud([Machine("m", "sure", ready=True)])
+    controller = Controller(problem(), TableSteps(OFFERS, LATENCIES), cloud, brute_force)
+    controller.attach(Plan((Group("sure", 1, 64),)), ["m"])
+    controller.step(1000.0)
+    assert controller.step(10.0).at_s == 1000.0
+    assert controller.clock_steps == 1
+    assert controller.fleet.spent_usd == 0.0
+    for bad in (math.nan, math.inf):
+        with pytest.raises(ValueError, match="finite"):
+            controller.step(bad)
+    controller.step(1000.0 + HOUR)
+    assert controller.fleet.spent_usd == pytest.approx(3.0)
+
+
+def test_odd_progress_is_left_out() -> None:
+    controller = Controller(problem(), TableSteps(OFFERS, LATENCIES), ReportedCloud(), brute_force)
+    assert controller.observe(0.0, 0.0)
+    for time_s, completed in ((1.0, math.nan), (math.nan, 5.0), (1.0, -3.0), (0.0, 5.0)):
+        assert not controller.observe(time_s, completed)
+    assert controller.window.ignored == 4
+    controller.observe(10.0, 100.0)
+    controller.observe(20.0, 40.0)
+    assert controller.step(20.0).recommendation.remaining_iterations == 7160
+
+
+def test_a_machine_that_vanishes_without_a_notice_is_a_preemption() -> None:
+    cloud = ReportedCloud([Machine("m", "spot", ready=True)])
+    controller = Controller(problem(), TableSteps(OFFERS, LATENCIES), cloud, brute_force)
+    controller.attach(Plan((Group("spot", 1, 64),)), ["m"])
+    assert controller.step(0.0).kind is DecisionKind.KEEP
+    cloud.report([])
+    decision = controller.step(60.0)
+    assert decision.kind is DecisionKind.LAUNCH
+    assert decision.recommendation.launch == (("other", 1),)
+
+
+def test_progress_from_detected_epochs_projects_the_end_of_a_job_that_nobody_instrumented() -> None:
+    cloud = ReportedCloud([Machine("m", "sure", ready=True)])
+    task = problem(deadline_s=6 * HOUR)
+    controller = Controller(replace(task, offers=(SURE,)), TableSteps(OFFERS, LATENCIES), cloud, brute_force)
+    controller.attach(Plan((Group("sure", 1, 64),)), ["m"])
+    epochs = EpochProgress(iterations_per_epoch=100)
+    for epoch in range(6):
+        epochs.report(epoch, 200.0 * (epoch + 1))
+    controller.observe_epochs(epochs)
+    recommendation = controller.step(1200.0).recommendation
+    assert recommendation.remaining_iterations == 6600
+    assert recommendation.projection is not None
+    assert recommendation.projection.end_s == pytest.approx(1200 + 6600 * 2.0)
+
+
+def test_every_decision_says_why() -> None:
+    world = world_of({**always(other=1, sure=4), "spot": StepCapacity([0.0, 2000.0, 9000.0], [2, 0, 2])}, factor=1.3)
+    decisions, _ = play(problem(), world)
+    assert all(len(d.recommendation.why) > 8 for d in decisions)
+    assert all(d.next_step_s > d.at_s for d in decisions)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"launch_s": -1.0}, {"review_s": 0.0}, {"improvement": 0.9}, {"confidence": 1.0}, {"depletion_s": 1e9},
+     {"launch_slowest_s": 1.0}, {"spread": math.nan}, {"window_s": math.inf}],
+)  # fmt: skip
+def test_options_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ProblemError):
+        ContinualOptions(**wrong)  # type: ignore[arg-type]
