@@ -97,15 +97,17 @@ def step_s(network: str, batch: int, machines: int) -> float:
 
 
 def read_sets(data: Path) -> list[SpotSet]:
-    """The three campaigns whose zones were recorded at the same time with more than one zone."""
+    """The campaigns with machines of one GPU, the longest with many zones first."""
     campaigns = (
         ("7 zones, one machine each", "availability_1-node_aws-02-15-2023_", 1),
+        ("1 zone, one machine", "availability_1-node_aws-10-26-2022_", 1),
+        ("3 zones, one machine each", "preemption_1-node_aws-04-22-2023_", 1),
         ("3 zones, up to 4 machines each", "preemption_4-node_aws-08-03-2023_", 4),
         ("2 zones, up to 16 machines each", "availability_16-node_aws-08-27-2023_", 16),
     )
     sets = []
     for name, prefix, quota in campaigns:
-        files = sorted((data / "spot_traces").glob(f"{prefix}*.json"))
+        files = sorted((data / "spot_traces").glob(f"{prefix}*_v100_1.json"))
         zones = {path.name[len(prefix) :].split("_")[0]: read_capacity(path) for path in files}
         sets.append(SpotSet(name, zones, quota))
     return sets
@@ -122,9 +124,9 @@ def spot_prices(path: Path) -> dict[str, float]:
     return {place: statistics.median(prices) for place, prices in seen.items()}
 
 
-def draw(campaign: SpotSet, prices: Mapping[str, float], jobs: int) -> list[SpotJob]:
+def draw(campaign: SpotSet, prices: Mapping[str, float], jobs: int, seed: int = SEED) -> list[SpotJob]:
     """Draw jobs over the whole of a campaign."""
-    random = Random(f"{SEED} {campaign.name}")
+    random = Random(f"{seed} {campaign.name}")
     return [_job(campaign, prices, random, number) for number in range(jobs)]
 
 

@@ -142,8 +142,10 @@ class Controller:
         return now_s
 
     def _take(self, losses: Losses, now_s: float) -> None:
-        for offer in (*losses.preempted, *losses.refused):
+        for offer in losses.preempted:
             self._depletions.add(offer, now_s)
+        for offer in losses.refused:
+            self._depletions.add(offer, now_s, self.options.refusal_s)
         for machine in losses.lost:
             if self._running is not None and machine in self._running[1]:
                 self._running = None

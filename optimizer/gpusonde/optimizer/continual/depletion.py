@@ -29,11 +29,21 @@ class Depletions:
         self._until_s: dict[str, float] = {}
         self._length_s: dict[str, float] = {}
 
-    def add(self, offer: str, now_s: float) -> float:
-        """Leave an offer out from now on; return until when. News of one that is left out already changes nothing."""
+    def add(self, offer: str, now_s: float, length_s: float | None = None) -> float:
+        """Leave an offer out from now on; return until when. News of one that is left out already changes nothing.
+
+        Args:
+            offer: The offer.
+            now_s: Now.
+            length_s: How long; by default what the rule of growth says.
+        """
         until_s = self._until_s.get(offer)
         if until_s is not None and now_s < until_s:
             return until_s
+        if length_s is not None:
+            self._until_s[offer] = now_s + length_s
+            self._length_s.setdefault(offer, self._first_s)
+            return now_s + length_s
         recent = until_s is not None and now_s < until_s + self._forget_s
         length_s = min(self._length_s[offer] * self._growth, self._longest_s) if recent else self._first_s
         self._length_s[offer] = length_s
