@@ -80,6 +80,32 @@ def test_the_passes_and_their_spread_come_from_the_probes_where_those_say_them()
     assert unknown.spread[0] > 0
 
 
+def test_a_curve_is_less_certain_between_probes_and_far_less_beyond_them():
+    curve = fit_compute_curve(probes_of(bound_by_launches_then_by_throughput, (4, 16, 64, 256)))
+    at, between, beyond = curve.predict([16, 32, 2000]).uncertainty
+    assert 0.005 < at < between < beyond
+    assert beyond > 0.1
+
+
+def test_nine_of_ten_curves_lie_within_their_range():
+    random, inside = np.random.default_rng(3), []
+    for _ in range(200):
+        fixed, per_sample, power = random.uniform(0.005, 0.05), random.uniform(1e-4, 2e-3), random.uniform(1.2, 4)
+
+        def latency(batch, fixed=fixed, per_sample=per_sample, power=power):
+            """Bound by launches or by throughput, and something between both where they meet."""
+            return (fixed**power + (per_sample * np.asarray(batch, dtype=float)) ** power) ** (1 / power)
+
+        probes = [
+            ComputeProbe(batch, float(latency(batch) * np.exp(0.03 * random.standard_normal())))
+            for batch in (2, 11, 55, 300)
+        ]
+        asked = np.array([4.0, 25.0, 120.0])
+        found = fit_compute_curve(probes).predict(asked)
+        inside += list(np.abs(np.log(found.total_s / latency(asked))) <= 1.645 * found.uncertainty)
+    assert 0.85 <= np.mean(inside) <= 1.0
+
+
 def test_batch_sizes_outside_of_the_probes_are_marked():
     curve = fit_compute_curve([ComputeProbe(8, 0.03), ComputeProbe(16, 0.06)])
     assert curve.predict([4, 8, 12, 16, 17]).extrapolated.tolist() == [True, False, False, False, True]
@@ -127,6 +153,8 @@ def test_an_unknown_kind_is_refused_with_those_that_exist():
         ({"spread": [-0.1, 0.1]}, "spread"),
         ({"forward_share": 1.0}, "forward_share"),
         ({"largest_batch": 0}, "largest_batch"),
+        ({"uncertainty": [0.1, -0.1]}, "uncertainty"),
+        ({"uncertainty": [0.1, 0.1, 0.1]}, "uncertainty"),
     ],
 )
 def test_knots_that_are_no_curve_are_refused(changed, says):

@@ -143,10 +143,12 @@ class SimulatedSteps:
         network = _SlowestNetwork([self._networks[fabric] for fabric in sorted(fabrics)])
         found = self._simulator(network).estimate(groups)
         # What is left when the network does not scatter differs from one iteration to the next; the rest is where the
-        # machines happen to stand, which stays the same for the whole run. So does what is wrong with a curve.
+        # machines happen to stand, which stays the same for the whole run. So does the model's own error; a curve of
+        # some probes is part of it, one that was predicted or is followed far beyond its probes is off by more.
         steady = self._simulator(_SteadyNetwork(network)).estimate(groups)
         placement_variance = max(found.sd_s**2 - steady.sd_s**2, 0.0)
-        shared_variance = placement_variance + found.uncertainty_s**2 + (self._model_spread * found.mean_s) ** 2
+        model_sd_s = max(self._model_spread * found.mean_s, found.uncertainty_s)
+        shared_variance = placement_variance + model_sd_s**2
         return StepEstimate(
             mean_s=found.mean_s,
             sd_s=math.sqrt(min(found.sd_s, steady.sd_s) ** 2 + shared_variance),

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from scipy.special import ndtri
 
-from gpusonde.simulator.compute import ComputeCurve
+from gpusonde.simulator.compute import ComputeCurve, ComputeLatency
 from gpusonde.simulator.exchange import LinkPolicy, simulate_exchange, simulate_exchanges
 from gpusonde.simulator.gradients import FloatArray, GradientTrace, ring_traffic_bytes
 
@@ -83,8 +83,8 @@ class IterationEstimate:
         exposed_communication_s: Mean time in which devices only wait for the exchange.
         optimizer_s: Optimizer step.
         extrapolated: True when a batch size lies outside of what a curve was made from.
-        uncertainty_s: By how much ``mean_s`` may be off because curves were estimated and not timed: the difference
-            that one standard deviation of all of them makes. The other figures know nothing of it.
+        uncertainty_s: By how much ``mean_s`` may be off because the curves are: the difference that one standard
+            deviation of all of them makes to a typical iteration. The other figures know nothing of it.
     """
 
     mean_s: float
@@ -163,7 +163,9 @@ class IterationSimulator:
         Raises:
             ValueError: No groups.
         """
-        forward, backward, exchange = self._drawn(groups)
+        world_size = _world_size(groups)
+        forward, backward = slowest_of(groups, self._samples, self._seed)
+        exchange = self._exchange_s(backward, world_size, ndtri(_even_levels(self._samples, 0, self._seed)))
         exposed = np.maximum(exchange - backward, 0.0)
         total = forward + backward + exposed + self._optimizer_s
         latencies = [group.curve.predict(group.batch_size) for group in groups]
@@ -179,7 +181,7 @@ class IterationSimulator:
             exposed_communication_s=float(exposed.mean()),
             optimizer_s=self._optimizer_s,
             extrapolated=any(bool(latency.extrapolated[0]) for latency in latencies),
-            uncertainty_s=self._mean_if_slower(groups) - float(total.mean()) if _estimated(groups) else 0.0,
+            uncertainty_s=self._uncertainty_s(latencies, world_size),
         )
 
     def time_line(self, groups: Sequence[DeviceGroup]) -> TimeLine:
@@ -205,27 +207,27 @@ class IterationSimulator:
             forward_s, forward_s + backward_s, forward_s + ready, forward_s + start, forward_s + finish, end_s
         )
 
-    def _drawn(self, groups: Sequence[DeviceGroup]) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Forward pass, backward pass and end of the exchange of drawn iterations, each of shape (samples,)."""
-        forward, backward = slowest_of(groups, self._samples, self._seed)
-        return forward, backward, self._exchange_s(backward, _world_size(groups))
+    def _uncertainty_s(self, latencies: Sequence[ComputeLatency], world_size: int) -> float:
+        """By how much a typical iteration is longer if every curve lies one standard deviation higher."""
+        factors = [np.array([1.0, 1.0 + latency.uncertainty[0]]) for latency in latencies]
+        forward = np.max([each * latency.forward_s for each, latency in zip(factors, latencies, strict=True)], axis=0)
+        backward = np.max([each * latency.backward_s for each, latency in zip(factors, latencies, strict=True)], axis=0)
+        exchange = self._exchange_s(backward, world_size, np.zeros(2))
+        usual, slower = forward + np.maximum(backward, exchange)
+        return float(slower - usual)
 
-    def _mean_if_slower(self, groups: Sequence[DeviceGroup]) -> float:
-        """Mean of an iteration if every curve lay one standard deviation higher."""
-        slower = [
-            replace(group, curve=replace(group.curve, total_s=group.curve.total_s * (1.0 + group.curve.uncertainty)))
-            for group in groups
-        ]
-        forward, backward, exchange = self._drawn(slower)
-        return float((forward + np.maximum(backward, exchange)).mean()) + self._optimizer_s
+    def _exchange_s(self, backward: FloatArray, world_size: int, draws: FloatArray) -> FloatArray:
+        """End of the exchange, shape (n,), from the start of the backward pass.
 
-    def _exchange_s(self, backward: FloatArray, world_size: int) -> FloatArray:
-        """End of the exchange of every drawn iteration, shape (samples,), from the start of the backward pass."""
+        Args:
+            backward: Shape (n,), backward pass of the slowest device.
+            world_size: Number of devices.
+            draws: Shape (n,), standard normal numbers that say how well the placement is connected.
+        """
         if world_size == 1:
             return np.zeros_like(backward)
         bandwidth = self._network.bus_bandwidth(self._trace.bucket_bytes, world_size)
         # A slow placement is slow for all buckets of a job.
-        draws = ndtri(_even_levels(self._samples, 0, self._seed))
         reached = bandwidth.bytes_per_second * np.exp(draws[:, None] * bandwidth.log_spread)
         traffic = np.broadcast_to(ring_traffic_bytes(self._trace.bucket_bytes, world_size), reached.shape)
         ready = backward[:, None] * self._trace.ready_fractions
@@ -273,10 +275,6 @@ def _even_levels(samples: int, dimension: int, seed: int) -> FloatArray:
     step = math.sqrt(_PRIMES[dimension % len(_PRIMES)])
     places = np.argsort(np.argsort((np.arange(samples) + samples * seed) * step % 1.0, kind="stable"), kind="stable")
     return np.asarray((places + 0.5) / samples)
-
-
-def _estimated(groups: Sequence[DeviceGroup]) -> bool:
-    return any(group.curve.uncertainty > 0 for group in groups)
 
 
 def _world_size(groups: Sequence[DeviceGroup]) -> int:

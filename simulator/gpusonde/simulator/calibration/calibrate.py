@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from gpusonde.simulator.calibration.overlap import Overlap, even_trace
 from gpusonde.simulator.calibration.placements import LinearPlacements, Placement, SmoothPlacements
-from gpusonde.simulator.compute import ComputeCurve, ComputeProbe, fit_compute_curve
+from gpusonde.simulator.compute import ComputeCurve, ComputeLatency, ComputeProbe, fit_compute_curve
 from gpusonde.simulator.gradients import FloatArray, GradientTrace
 
 CalibrationKind = Literal["default", "paper"]
@@ -120,22 +120,24 @@ class ExchangeCalibration:
         """
         asked = _in_order(placement)
         compute = self.curve.predict(batch_sizes)
+        slower = _slower(compute)
         if asked == (1,):
-            noise = np.hypot(compute.spread, _USUAL_NOISE)
-            return IterationPrediction(compute.total_s, noise * compute.total_s, False, compute.extrapolated)
+            sd_s = np.hypot(slower.total_s - compute.total_s, _USUAL_NOISE * compute.total_s)
+            return IterationPrediction(compute.total_s, sd_s, False, compute.extrapolated)
         seconds, variances = [], []
         for overlap, model in zip(self._overlaps, self._models, strict=True):
             exchange = model.predict([asked])
-            at, above = (
-                overlap.iteration_s(compute, np.full(compute.total_s.shape, each))
+            exchange_s, above_s = (
+                np.full(compute.total_s.shape, each)
                 for each in (exchange.seconds[0], exchange.seconds[0] + exchange.sd_s[0])
             )
+            at = overlap.iteration_s(compute, exchange_s)
             seconds.append(at)
-            variances.append((above - at) ** 2)
+            variances.append(
+                (overlap.iteration_s(compute, above_s) - at) ** 2 + (overlap.iteration_s(slower, exchange_s) - at) ** 2
+            )
         mean = np.mean(seconds, axis=0)
-        variance = np.mean(variances, axis=0) + np.var(seconds, axis=0)
-        # Both the curve and the iteration that is asked for are measurements.
-        variance += (np.hypot(compute.spread, _USUAL_NOISE) * mean) ** 2
+        variance = np.mean(variances, axis=0) + np.var(seconds, axis=0) + (_USUAL_NOISE * mean) ** 2
         return IterationPrediction(mean, np.sqrt(variance), asked in self._measured, compute.extrapolated)
 
     def _placements(
@@ -155,6 +157,12 @@ class ExchangeCalibration:
             return LinearPlacements(placements, mean_s, sd_s)
         scale_s = max(float(np.median(mean_s)), _LEAST_SCALE * float(np.median(iteration_s)))
         return SmoothPlacements(placements, mean_s, sd_s, scale_s)
+
+
+def _slower(compute: ComputeLatency) -> ComputeLatency:
+    """The computation if its curve lay one standard deviation higher."""
+    factor = 1.0 + compute.uncertainty
+    return replace(compute, forward_s=factor * compute.forward_s, backward_s=factor * compute.backward_s)
 
 
 def _not_above(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 import numpy as np
@@ -29,12 +28,14 @@ class ComputeLatency:
         backward_s: Shape (n,), seconds of the backward pass.
         spread: Shape (n,), relative standard deviation of a step's computation, 0.05 is 5 %.
         extrapolated: Shape (n,), true outside of the batch sizes that the curve was made from.
+        uncertainty: Shape (n,), relative standard deviation of the curve itself.
     """
 
     forward_s: FloatArray
     backward_s: FloatArray
     spread: FloatArray
     extrapolated: npt.NDArray[np.bool_]
+    uncertainty: FloatArray
 
     @property
     def total_s(self) -> FloatArray:
@@ -58,8 +59,9 @@ class ComputeCurve:
         known_from: Smallest batch size that it was made from.
         known_to: Largest one.
         largest_batch: Largest batch size that fits into the device's memory; None when unknown.
-        uncertainty: Relative standard deviation of the curve itself where it was estimated and not timed. Unlike
-            ``spread``, all devices and all steps have it in common.
+        uncertainty: Shape (k,), relative standard deviation of the curve itself: between and beyond its probes, and of
+            estimates that it was made from. Unlike ``spread``, all devices and all steps have it in common. Zero where
+            nobody says.
 
     Raises:
         ValueError: The arrays do not satisfy the above.
@@ -73,7 +75,7 @@ class ComputeCurve:
     known_from: float
     known_to: float
     largest_batch: int | None = None
-    uncertainty: float = 0.0
+    uncertainty: FloatArray = field(default_factory=lambda: np.zeros(1))
 
     def __post_init__(self) -> None:
         for name in ("batch_sizes", "total_s", "spread"):
@@ -89,8 +91,13 @@ class ComputeCurve:
             raise ValueError("spread must not be negative")
         if not 0 < self.forward_share < 1:
             raise ValueError(f"forward_share {self.forward_share:g} must lie between 0 and 1")
-        if not 0 <= self.uncertainty < math.inf:
-            raise ValueError(f"uncertainty {self.uncertainty:g} must be finite and not negative")
+        uncertainty = np.asarray(self.uncertainty, dtype=np.float64)
+        if (
+            uncertainty.size not in (1, self.batch_sizes.size)
+            or not (np.isfinite(uncertainty) & (uncertainty >= 0)).all()
+        ):
+            raise ValueError("uncertainty needs one finite number per knot, shape (k,), not negative")
+        object.__setattr__(self, "uncertainty", np.broadcast_to(uncertainty, self.batch_sizes.shape))
         if self.largest_batch is not None and self.largest_batch < 1:
             raise ValueError(f"largest_batch {self.largest_batch} must be 1 or more")
 
@@ -115,4 +122,5 @@ class ComputeCurve:
             backward_s=total * (1.0 - self.forward_share),
             spread=np.interp(asked, knots, self.spread),
             extrapolated=(asked < self.known_from) | (asked > self.known_to),
+            uncertainty=np.interp(asked, knots, self.uncertainty),
         )

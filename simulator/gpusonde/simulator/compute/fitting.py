@@ -88,28 +88,28 @@ def fit_compute_curve(
         ProbeError: Fewer than two different batch sizes, or a figure that is not above zero and finite.
     """
     batch, seconds = _medians(probes)
-    fits: dict[CurveKind, Callable[[FloatArray, FloatArray], tuple[FloatArray, FloatArray]]] = {
+    fits: dict[CurveKind, Callable[[FloatArray, FloatArray], _Fit]] = {
         "default": _smooth,
         "paper": _through_probes,
         "linear": _straight,
     }
     if kind not in fits:
         raise ProbeError(f"there is no kind of curve {kind!r}; use {', '.join(fits)}")
-    knots, total = fits[kind](batch, seconds)
+    fit = fits[kind](batch, seconds)
     spreads = [probe.spread for probe in probes if probe.spread is not None]
     spread = float(np.median(spreads)) if spreads else _USUAL_SPREAD
     uncertainties = [probe.uncertainty for probe in probes if probe.uncertainty is not None]
     shares = [probe.forward_s / probe.total_s for probe in probes if probe.forward_s is not None]
     return ComputeCurve(
-        batch_sizes=knots,
-        total_s=np.maximum.accumulate(total),
-        spread=np.full(knots.size, spread),
+        batch_sizes=fit.knots,
+        total_s=np.maximum.accumulate(fit.total_s),
+        spread=np.full(fit.knots.size, spread),
         forward_share=float(np.median(shares)) if shares else _USUAL_FORWARD_SHARE,
         origin=origin,
         known_from=float(batch[0]),
         known_to=float(batch[-1]),
         largest_batch=largest_batch,
-        uncertainty=float(np.median(uncertainties)) if uncertainties else 0.0,
+        uncertainty=np.hypot(fit.uncertainty, float(np.median(uncertainties)) if uncertainties else 0.0),
     )
 
 
@@ -126,31 +126,43 @@ def _medians(probes: Sequence[ComputeProbe]) -> tuple[FloatArray, FloatArray]:
     return batch, np.array(seconds)
 
 
-def _through_probes(batch: FloatArray, seconds: FloatArray) -> tuple[FloatArray, FloatArray]:
-    return batch, seconds
+@dataclass(frozen=True)
+class _Fit:
+    """Knots, seconds there, and how uncertain those are as a share of them, each of shape (k,)."""
+
+    knots: FloatArray
+    total_s: FloatArray
+    uncertainty: FloatArray
 
 
-def _straight(batch: FloatArray, seconds: FloatArray) -> tuple[FloatArray, FloatArray]:
+def _through_probes(batch: FloatArray, seconds: FloatArray) -> _Fit:
+    return _Fit(batch, seconds, np.zeros_like(seconds))
+
+
+def _straight(batch: FloatArray, seconds: FloatArray) -> _Fit:
     slope, level = np.polyfit(batch, seconds, 1)
     # Scattered probes can give a falling line, or one below zero.
     slope = max(0.0, float(slope))
     level = max(float(level) if slope else float(np.mean(seconds)), 0.05 * float(seconds.min()) - slope * batch[0])
-    return batch[[0, -1]], level + slope * batch[[0, -1]]
+    return _Fit(batch[[0, -1]], level + slope * batch[[0, -1]], np.zeros(2))
 
 
-def _smooth(batch: FloatArray, seconds: FloatArray) -> tuple[FloatArray, FloatArray]:
+def _smooth(batch: FloatArray, seconds: FloatArray) -> _Fit:
     grid = np.geomspace(batch[0] / _GRID_MARGIN, batch[-1] * _GRID_MARGIN, _GRID_POINTS)
     knots = np.union1d(grid, batch)
-    evidence, curves = [], []
+    found: list[_Hypothesis] = []
     # The line nearest in seconds follows the large batches, the one nearest in per cent all of them; where a probe far
     # off bends one of them, the other one explains the probes better.
     for weight in (np.ones_like(batch), 1.0 / seconds):
         line = _Line.nearest(batch, seconds, weight)
-        for found, correction in _corrections(batch, np.log(seconds / line.at(batch)), knots, line):
-            evidence.append(found)
-            curves.append(np.log(line.at(knots)) + correction)
-    share = np.exp(np.array(evidence) - max(evidence))
-    return knots, np.exp(share @ np.array(curves) / share.sum())
+        found += _hypotheses(batch, seconds, knots, line)
+    evidence = np.array([each.log_evidence for each in found])
+    share = np.exp(evidence - evidence.max())
+    share /= share.sum()
+    logarithms = np.array([each.log_s for each in found])
+    mean = share @ logarithms
+    variance = share @ (np.array([each.variance for each in found]) + (logarithms - mean) ** 2)
+    return _Fit(knots, np.exp(mean), np.sqrt(variance))
 
 
 @dataclass(frozen=True)
@@ -171,33 +183,38 @@ class _Line:
         return self.level + self.slope * batch
 
 
-def _corrections(
-    batch: FloatArray, residual: FloatArray, knots: FloatArray, line: _Line
-) -> Iterator[tuple[float, FloatArray]]:
-    """Yield log corrections of the line at the knots, each with the log evidence of its Gaussian process.
+@dataclass(frozen=True)
+class _Hypothesis:
+    """One line, amplitude, length and noise: the log latency at the knots, shape (k,), and what speaks for it."""
 
-    Args:
-        batch: Shape (n,), batch sizes of the probes.
-        residual: Shape (n,), log latency over the line there.
-        knots: Shape (k,), where the correction is wanted.
-        line: The line.
-    """
+    log_evidence: float
+    log_s: FloatArray
+    variance: FloatArray
+
+
+def _hypotheses(batch: FloatArray, seconds: FloatArray, knots: FloatArray, line: _Line) -> Iterator[_Hypothesis]:
+    """Yield what each Gaussian process over the log of the batch size makes of the probes, beside a line."""
+    residual = np.log(seconds / line.at(batch))
     scale = float(np.mean(line.at(batch)))
 
     def directions(at: FloatArray) -> FloatArray:
         """How log latency answers to a shift and to another slope of the line, shape (m, 2)."""
-        return np.column_stack([scale / line.at(at), scale * at / batch.mean() / line.at(at)])
+        return _LINE_FREEDOM * np.column_stack([scale / line.at(at), scale * at / batch.mean() / line.at(at)])
 
     log_batch, log_knots = np.log(batch), np.log(knots)
     near = -0.5 * (log_batch[:, None] - log_batch[None, :]) ** 2
     far = -0.5 * (log_knots[:, None] - log_batch[None, :]) ** 2
-    free = _LINE_FREEDOM**2 * directions(batch) @ directions(batch).T
-    free_at_knots = _LINE_FREEDOM**2 * directions(knots) @ directions(batch).T
+    free, free_across = directions(batch) @ directions(batch).T, directions(knots) @ directions(batch).T
+    free_at_knots = (directions(knots) ** 2).sum(axis=1)
     for amplitude, length, noise in itertools.product(_AMPLITUDES, _LENGTH_SCALES, _NOISE_LEVELS):
         covariance = amplitude**2 * np.exp(near / length**2) + noise**2 * np.eye(batch.size) + free
-        weights = np.linalg.solve(covariance, residual)
+        across = amplitude**2 * np.exp(far / length**2) + free_across
+        inverse = np.linalg.inv(covariance)
+        weights = inverse @ residual
         _, log_determinant = np.linalg.slogdet(covariance)
-        yield (
-            float(-0.5 * (residual @ weights + log_determinant)),
-            (amplitude**2 * np.exp(far / length**2) + free_at_knots) @ weights,
+        explained = np.einsum("ij,jk,ik->i", across, inverse, across)
+        yield _Hypothesis(
+            log_evidence=float(-0.5 * (residual @ weights + log_determinant)),
+            log_s=np.log(line.at(knots)) + across @ weights,
+            variance=np.maximum(amplitude**2 + free_at_knots - explained, 0.0),
         )

@@ -212,7 +212,7 @@ def _scaled(shape: ComputeCurve, probes: Sequence[ComputeProbe]) -> ComputeCurve
     return replace(
         shape,
         total_s=shape.total_s * factor,
-        uncertainty=math.hypot(shape.uncertainty, float(np.median(uncertainties)) if uncertainties else 0.0),
+        uncertainty=np.hypot(shape.uncertainty, float(np.median(uncertainties)) if uncertainties else 0.0),
         known_from=batch_size,
         known_to=batch_size,
     )

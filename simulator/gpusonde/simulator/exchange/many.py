@@ -47,6 +47,9 @@ def simulate_exchanges(
     if limit < 1:
         raise ValueError(f"max_in_flight is 1 or more, not {max_in_flight}")
 
+    if np.isinf(capacity).all() and limit in (1, count):
+        return _unshared(ready, traffic / wanted, one_at_a_time=limit == 1)
+
     # Transfers begin in the order in which they become ready: those that have begun are always its first ones.
     order = np.argsort(ready, axis=1, kind="stable")
     ready, left, wanted = (np.take_along_axis(each, order, axis=1) for each in (ready, traffic, wanted))
@@ -76,6 +79,20 @@ def simulate_exchanges(
         now = np.where(at_arrival & np.isfinite(following[rows, arrived]), following[rows, arrived], now)
         finish = np.where(ended, now[:, None], finish)
         done |= ended
+    result = np.empty_like(finish)
+    np.put_along_axis(result, order, finish, axis=1)
+    return result
+
+
+def _unshared(ready: FloatArray, duration: FloatArray, *, one_at_a_time: bool) -> FloatArray:
+    """Finishes of transfers that never share the link: all at once on a link that never binds, or one by one."""
+    if not one_at_a_time:
+        return ready + duration
+    order = np.argsort(ready, axis=1, kind="stable")
+    ready, duration = (np.take_along_axis(each, order, axis=1) for each in (ready, duration))
+    through = np.cumsum(duration, axis=1)
+    # A transfer ends when all since the last pause of the link have: the latest of all possible starts of that.
+    finish = through + np.maximum.accumulate(ready - (through - duration), axis=1)
     result = np.empty_like(finish)
     np.put_along_axis(result, order, finish, axis=1)
     return result
