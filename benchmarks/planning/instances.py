@@ -34,7 +34,7 @@ class Size:
 # Small enough to try every plan.
 SMALL = Size(offers=(1, 3), quota=(1, 16), global_batches=(24, 64, 96, 100, 128, 192, 256, 384))
 # "User quota of tens of instances", global batches "from a few hundreds to thousands" (Srifty, section 5.2).
-LARGE = Size(offers=(3, 5), quota=(64, 64), global_batches=(512, 1024, 2048, 4096))
+LARGE = Size(offers=(3, 5), quota=(4, 64), global_batches=(512, 1024, 2048, 4096))
 
 
 def instance(seed: int, size: Size) -> tuple[Problem, TableSteps]:
@@ -59,7 +59,7 @@ def instance(seed: int, size: Size) -> tuple[Problem, TableSteps]:
     for offer in offers:
         fixed_s, sample_s = random.uniform(0.01, 0.05), np.exp(random.uniform(math.log(4e-4), math.log(8e-3)))
         latencies |= {(offer.name, int(batch)): float(fixed_s + sample_s * batch) for batch in sizes}
-    gradient_bytes = float(np.exp(random.uniform(math.log(2e7), math.log(1e9))))
+    gradient_bytes = float(np.exp(random.uniform(math.log(5e6), math.log(5e8))))
 
     def step_s(latency_s: float, world_sizes: np.ndarray, network: float) -> np.ndarray:
         worlds = np.asarray(world_sizes, dtype=np.float64)

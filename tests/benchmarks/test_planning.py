@@ -1,0 +1,93 @@
+"""The parts of ``benchmarks/planning`` that decide what its figures mean."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "benchmarks" / "planning"
+SCALING = Path(__file__).parents[3] / "shared" / "data" / "distributed" / "scaling.csv"
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch):
+    """Imports a module of the benchmark as the command would, and forgets it afterwards."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    before = set(sys.modules)
+
+    def load(name: str) -> ModuleType:
+        return importlib.import_module(name)
+
+    yield load
+    for name in set(sys.modules) - before:
+        if str(FOLDER) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
+def test_measured_configurations_are_medians_over_rows_and_orders_of_machines(module, tmp_path: Path) -> None:
+    path = tmp_path / "scaling.csv"
+    lines = [
+        "source,workload,placement,local_bsz,step_time_s",
+        "siasosp23/artifacts@1 placements-aws,bert,12,8.0,1.0",
+        "siasosp23/artifacts@1 placements-aws,bert,21.0,8.0,3.0",
+        "siasosp23/artifacts@1 placements-aws,bert,1,8.0,0.5",
+        "siasosp23/artifacts@1 scalability-aws,bert,1,8.0,9.0",
+        "siasosp23/artifacts@1 placements-dgx-ext,bert,1,8.0,9.0",
+        "other,bert,1,text,9.0",
+    ]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    rows = module("sia").read(path)
+    assert [(row.nodes, row.world_size, row.step_s) for row in rows] == [((1,), 1, 0.5), ((2, 1), 3, 2.0)]
+
+
+def test_probes_are_the_batch_sizes_nearest_to_four_geometric_ones(module) -> None:
+    # Targets are 4, 8.6, 18.6 and 40.
+    assert module("sia").probe_places([4, 6, 8, 11, 16, 20, 28, 40]) == [0, 2, 5, 7]
+
+
+def test_regret_is_what_was_chosen_over_the_best_that_was_measured(module) -> None:
+    regret, sia, estimates = module("regret"), module("sia"), module("estimates")
+
+    def candidate(cluster: str, nodes: tuple[int, ...], step_s: float, said_s: float):
+        row = sia.StepTime("bert", cluster, nodes, 16, step_s)
+        return estimates.Estimates(row, {estimates.OURS: said_s}, given=False)
+
+    # Two A100 in 1.0 s, two T4 in 1.5 s, and the estimates think otherwise about time.
+    candidates = (candidate("dgx", (2,), 1.0, 1.4), candidate("aws", (2,), 1.5, 1.2))
+    by_time = regret.Choice("bert", 32, "time", candidates)
+    by_cost = regret.Choice("bert", 32, "cost", candidates)
+    ours = regret.CHOOSERS[estimates.OURS]
+    assert ours(by_time) == pytest.approx(1.5)
+    assert ours(by_cost) == pytest.approx(1.0)
+    assert by_cost.measured == pytest.approx([1.0 / 32 * 2 * 1.54 / 3600, 1.5 / 32 * 2 * 0.30 / 3600])
+    assert regret.CHOOSERS["FGF"](by_time) == pytest.approx(1.0)
+    assert regret.CHOOSERS["CGF"](by_time) == pytest.approx(1.5)
+
+
+def test_a_random_instance_is_always_the_same_and_some_have_no_plan(module) -> None:
+    instances = module("instances")
+    first, _ = instances.instance(3, instances.SMALL)
+    again, _ = instances.instance(3, instances.SMALL)
+    assert first == again
+    assert first != instances.instance(4, instances.SMALL)[0]
+
+    from gpusonde.optimizer.search.brute_force import brute_force
+
+    answers = [brute_force(*instances.instance(seed, instances.SMALL)).plan is not None for seed in range(30)]
+    assert 15 < sum(answers) < 30
+
+
+@pytest.mark.shared_data
+@pytest.mark.skipif(not SCALING.exists(), reason="../shared/data is not here")
+def test_choices_by_estimate_are_better_than_those_of_the_baselines_on_measured_trainings(module) -> None:
+    regret, sia, estimates = module("regret"), module("sia"), module("estimates")
+    rows = [row for row in sia.read(SCALING) if row.network in {"bert", "imagenet"}]
+    found = list(regret.choices(estimates.estimates_of(rows)))
+    assert len(found) > 30
+    means = {who: sum(map(chooser, found)) / len(found) for who, chooser in regret.CHOOSERS.items()}
+    assert means[estimates.OURS] < 1.03
+    assert means[estimates.OURS] < min(means[who] for who in ("APM", "Oracle-BO", "FGF", "CGF"))
