@@ -134,6 +134,8 @@ def section(args: argparse.Namespace) -> list[str]:
     for objective in ("time", "cost"):
         scores[objective] = _score([choice for choice in found if choice.objective == objective])
         _bars(args, objective, scores[objective])
+    together = {who: np.concatenate([scores["time"][who], scores["cost"][who]]) for who in CHOOSERS}
+    _bars(args, "time and cost together", together)
     count = np.mean([len(choice.candidates) for choice in found])
     given = np.mean([each.given for choice in found for each in choice.candidates])
     asked = (
