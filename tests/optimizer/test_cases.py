@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gpusonde.optimizer.baselines import cheapest_first, fastest_first
-from gpusonde.optimizer.paper import paper_search
 from gpusonde.optimizer.paper.cases import PRICES, SPEED_ORDER, Case, Row, cases
 from gpusonde.optimizer.solution import Status
+from gpusonde.optimizer.solve import Method, solve
 
 ALL = cases()
 ANSWERED = [case for case in ALL if case.number != 7]
@@ -25,15 +25,17 @@ def test_the_cases_are_those_of_the_text():
 
 
 @pytest.mark.parametrize("case", ANSWERED, ids=name)
-def test_the_seeds_search_makes_the_seeds_choice(case: Case):
-    solution = paper_search(case.problem, case.steps)
+@pytest.mark.parametrize("method", ["paper", "exact", "brute_force"])
+def test_every_search_makes_the_seeds_choice(case: Case, method: Method):
+    solution = solve(case.problem, case.steps, method=method)
     assert solution.plan == case.chosen_by("Srifty")
     assert solution.status is Status.OPTIMAL
 
 
-def test_case_7_has_no_plan_and_the_nearest_one_is_said():
+@pytest.mark.parametrize("method", ["paper", "exact"])
+def test_case_7_has_no_plan_and_the_nearest_one_is_said(method: Method):
     case = ALL[-1]
-    solution = paper_search(case.problem, case.steps)
+    solution = solve(case.problem, case.steps, method=method)
     assert solution.status is Status.INFEASIBLE
     assert solution.plan is None
     assert case.chosen_by("Srifty") is None
