@@ -13,16 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gpusonde.optimizer.search.cell import Cell, Choices, halves_of
+from gpusonde.optimizer.search.cell import Cell, Choices, TooManyPlansError, halves_of
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
 _MOST_PARTIAL = 400_000
-
-
-class TooManyPlansError(Exception):
-    """A cell holds more plans than can be listed."""
 
 
 @dataclass(frozen=True)

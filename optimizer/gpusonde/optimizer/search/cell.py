@@ -26,6 +26,14 @@ _FIRST_EXCESS = 0.01
 _GROWTH = 4.0
 
 
+# Partial plans that are held at a time: some hundred megabytes.
+_MOST_PARTIAL = 4_000_000
+
+
+class TooManyPlansError(Exception):
+    """A cell holds more plans than can be listed."""
+
+
 class OutOfTimeError(Exception):
     """The search has used up its time."""
 
@@ -76,6 +84,7 @@ class Cell:
         """Return the price and the options, (offer, place) each, of the cheapest plan below ``ceiling``; or None.
 
         Raises:
+            TooManyPlansError: There are more partial plans than can be held.
             OutOfTimeError: From ``check_time``, which is called now and then.
         """
         for limit, choices in self.rounds(ceiling):
@@ -143,6 +152,8 @@ class Cell:
     def _extend(self, partial: _Partial, choices: Choices, limit: float) -> _Partial:
         """Add one offer."""
         counts = np.searchsorted(choices.excess, limit - partial.excess, side="right")
+        if counts.sum() > _MOST_PARTIAL:
+            raise TooManyPlansError
         before = np.repeat(np.arange(partial.excess.size), counts)
         chosen = np.arange(before.size) - np.repeat(np.cumsum(counts) - counts, counts)
         devices = partial.devices[before] + choices.devices[chosen]

@@ -10,22 +10,26 @@ branches of a branch and bound: their plans are listed and estimated one by one.
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
+from gpusonde.optimizer.baselines.oracle import homogeneous_plans
 from gpusonde.optimizer.evaluate import estimate_plan
 from gpusonde.optimizer.plan import Plan
 from gpusonde.optimizer.problem import Problem
 from gpusonde.optimizer.search.anchors import Anchor, make_anchors
-from gpusonde.optimizer.search.branch import TooManyPlansError, list_plans
-from gpusonde.optimizer.search.cell import OutOfTimeError
+from gpusonde.optimizer.search.branch import list_plans
+from gpusonde.optimizer.search.cell import OutOfTimeError, TooManyPlansError
 from gpusonde.optimizer.search.goal import SAME, Goal
 from gpusonde.optimizer.search.space import Space
 from gpusonde.optimizer.solution import PlanEstimate
 from gpusonde.optimizer.steps import StepTimes
+
+_MOST_SIMPLE_PLANS = 2_000
 
 
 @dataclass
@@ -112,6 +116,8 @@ class ExactSearch:
                 self._push(heap, number, anchor)
         except OutOfTimeError:
             found.bound = min(found.bound, self._left_out)
+            if found.plan is None:
+                self._take_simple_plans()
             return found
         aim = self._aim()
         found.bound = min(self._left_out, math.inf if aim is None else aim[0])
@@ -134,6 +140,12 @@ class ExactSearch:
         value = self._goal.value(plan, estimate)
         if value is not None and (found.value is None or value < found.value):
             found.plan, found.estimate, found.value = plan, estimate, value
+
+    def _take_simple_plans(self) -> None:
+        """Any plan is better than none: those on machines of one offer are few, and found without a search."""
+        simple = (plan for plans in homogeneous_plans(self._problem).values() for plan in plans)
+        for plan in itertools.islice(simple, _MOST_SIMPLE_PLANS):
+            self._take(plan)
 
     def _push(self, heap: list[tuple[float, int, Anchor]], number: int, anchor: Anchor) -> None:
         bound = anchor.close(self._goal, self._aim())
