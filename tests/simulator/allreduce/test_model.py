@@ -90,6 +90,22 @@ def test_a_machine_and_its_network_are_not_mixed():
     assert told == pytest.approx([0.1 * seconds(1e9, 3)], rel=0.1)
 
 
+def test_several_machines_are_not_guessed_from_the_inside_of_one():
+    model = AllreduceModel.fit(grid(worlds=(2, 4), devices_per_machine=4))
+    with pytest.raises(UnknownFabricError, match="inside of one machine only"):
+        model.network("ring").bus_bandwidth([1e6], 8)
+    slow = AllreduceModel.fit(grid("slow", factor=50.0)).network("slow")
+    network = model.network("ring", beyond=slow)
+    assert network.seconds([1e6], 8) == pytest.approx(slow.seconds([1e6], 8))
+    assert network.seconds([1e6], 4) == pytest.approx(model.network("ring").seconds([1e6], 4))
+
+
+def test_one_machine_is_no_slower_than_several():
+    network = AllreduceModel.fit(grid(worlds=(8, 16), devices_per_machine=4)).network("ring")
+    inside, across = (network.bus_bandwidth(np.array(SIZES), world).bytes_per_second for world in (4, 8))
+    assert (inside >= across * (1 - 1e-9)).all()
+
+
 def test_locations_count_together_unless_one_is_named():
     model = AllreduceModel.fit([*grid(location="a"), *grid(location="b", factor=2.0)])
     pooled, named = model.network("ring"), model.network("ring", location="b")

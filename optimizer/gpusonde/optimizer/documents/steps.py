@@ -36,5 +36,11 @@ def _networks(document: ProblemDocument) -> Mapping[str, Network]:
     measured = {measurement.fabric for measurement in document.job.allreduce}
     if measured:
         model = AllreduceModel.fit(document.job.allreduce, kind=document.job.allreduce_model)
-        networks |= {fabric: model.network(fabric) for fabric in sorted(measured)}
+        # Where only the inside of a machine was measured, the rating says what several of them reach.
+        ratings = {
+            offer.fabric: RatedNetwork(offer.network_bytes_per_second)
+            for offer in document.problem.offers
+            if offer.network_bytes_per_second is not None
+        }
+        networks |= {fabric: model.network(fabric, beyond=ratings.get(fabric)) for fabric in sorted(measured)}
     return networks

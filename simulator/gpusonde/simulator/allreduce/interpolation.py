@@ -11,8 +11,8 @@ import numpy as np
 from gpusonde.simulator.allreduce.curve import FloatArray, SizeCurve
 from gpusonde.simulator.allreduce.topology import LinkTopology
 
-# Between world sizes of one machine and of several lies a change of fabric that was not measured.
-_OTHER_REGIME_SPREAD = 0.7
+# Measured across machines only: devices of one machine are no slower, by how much nobody knows.
+_OTHER_REGIME_SPREAD = 0.3
 # Nothing but one world size is known: what another one may cost beyond that, per factor e.
 _BEYOND_WORLDS_SPREAD = 0.2
 # Between two measured world sizes, where leaving one out cannot be tried.
@@ -58,18 +58,28 @@ class LinkCurves:
         """World sizes that were measured with so many transfers at a time, increasing."""
         return tuple(sorted(world for world, count in self.curves if count == concurrent))
 
+    def crosses_unmeasured(self, world_size: int) -> bool:
+        """Whether a world needs several machines, and nothing was measured across machines."""
+        inside = self.devices_per_machine
+        return bool(inside) and world_size > inside >= max(world for world, _ in self.curves)
+
     @property
     def concurrencies(self) -> tuple[int, ...]:
         """Numbers of concurrent transfers that were measured, increasing."""
         return tuple(sorted({count for _, count in self.curves}))
 
-    def predict(self, log_bytes: FloatArray, world_size: int, concurrent: int = 1) -> LogBandwidth:
-        """Return the bus bandwidth of every single transfer, at logarithms of sizes of shape (n,)."""
+    def predict(
+        self, log_bytes: FloatArray, world_size: int, concurrent: int = 1, *, check: bool = True
+    ) -> LogBandwidth:
+        """Return the bus bandwidth of every single transfer, at logarithms of sizes of shape (n,).
+
+        Without ``check`` the spread lacks what interpolation between world sizes misses, which takes a while to find.
+        """
         if (world_size, concurrent) in self.curves:
             return self._measured(log_bytes, world_size, concurrent)
         counts = self.concurrencies
         base = min(counts, key=lambda count: (-len(self.worlds(count)), count))
-        alone = self._over_worlds(log_bytes, world_size, base)
+        alone = self._over_worlds(log_bytes, world_size, base, check)
         if concurrent == base:
             return alone
         effect, spread = self._sharing(log_bytes, world_size, base, concurrent)
@@ -129,33 +139,37 @@ class LinkCurves:
         if not worlds:
             worlds, extra = list(self.worlds(concurrent)), _OTHER_REGIME_SPREAD
         rings = float(np.log(self.rings(world_size)))
-        known = [self._measured(log_bytes, world, concurrent) for world in worlds]
-        per_ring = [found.mean - np.log(self.rings(world)) for world, found in zip(worlds, known, strict=True)]
         place = int(np.searchsorted(worlds, world_size))
         if 0 < place < len(worlds):
-            low, high = worlds[place - 1], worlds[place]
-            share = float(np.log(world_size / low) / np.log(high / low))
-            mean = (1.0 - share) * per_ring[place - 1] + share * per_ring[place]
-            spread = np.maximum(known[place - 1].spread, known[place].spread)
+            below, above = worlds[place - 1], worlds[place]
+            share = float(np.log(world_size / below) / np.log(above / below))
+            low, high = (self._per_ring(log_bytes, world, concurrent) for world in (below, above))
+            mean = (1.0 - share) * low.mean + share * high.mean
             missed = self.world_spreads.get(concurrent, _UNCHECKED_WORLDS_SPREAD) if check else 0.0
-            return LogBandwidth(mean + rings, np.sqrt(spread**2 + missed**2 + extra**2))
-        nearest = 0 if place == 0 else len(worlds) - 1
-        distance = float(np.log(world_size / worlds[nearest]))
-        slope = self._growth(log_bytes, worlds, per_ring, concurrent)
+            spread = np.sqrt(np.maximum(low.spread, high.spread) ** 2 + missed**2 + extra**2)
+            return LogBandwidth(mean + rings, spread)
+        nearest = worlds[0 if place == 0 else -1]
+        distance = float(np.log(world_size / nearest))
+        found = self._per_ring(log_bytes, nearest, concurrent)
+        slope = self._growth(log_bytes, worlds, concurrent)
         beyond = _UNCHECKED_WORLDS_SPREAD + _BEYOND_WORLDS_SPREAD * abs(distance)
-        spread = np.sqrt(known[nearest].spread ** 2 + beyond**2 + extra**2)
-        return LogBandwidth(per_ring[nearest] + slope * distance + rings, spread)
+        spread = np.sqrt(found.spread**2 + beyond**2 + extra**2)
+        return LogBandwidth(found.mean + slope * distance + rings, spread)
 
-    def _growth(
-        self, log_bytes: FloatArray, worlds: list[int], per_ring: list[FloatArray], concurrent: int
-    ) -> FloatArray:
+    def _per_ring(self, log_bytes: FloatArray, world_size: int, concurrent: int) -> LogBandwidth:
+        """At a measured world size, of a single ring."""
+        found = self._measured(log_bytes, world_size, concurrent)
+        return LogBandwidth(found.mean - np.log(self.rings(world_size)), found.spread)
+
+    def _growth(self, log_bytes: FloatArray, worlds: list[int], concurrent: int) -> FloatArray:
         """How the logarithm of the bandwidth changes with that of the world size beyond those measured.
 
         Between 0, where the link decides, and -1, where the latency of a ring does: a larger world is never faster.
         """
         if len(worlds) > 1:
             logs = np.log(worlds) - np.log(worlds).mean()
-            return np.asarray(np.clip(logs @ np.array(per_ring) / (logs @ logs), -1.0, 0.0))
+            per_ring = np.array([self._per_ring(log_bytes, world, concurrent).mean for world in worlds])
+            return np.asarray(np.clip(logs @ per_ring / (logs @ logs), -1.0, 0.0))
         curve = self.curves[worlds[0], concurrent]
         if curve.log_bytes[0] > np.log(_LATENCY_BYTES):
             return np.zeros_like(log_bytes)
@@ -217,8 +231,8 @@ class LinkCurves:
         """Nothing was measured with another number: they share what one alone reaches at its best size."""
         sizes = np.concatenate([curve.log_bytes for (_, count), curve in self.curves.items() if count == base])
         grid = np.linspace(sizes.min(), sizes.max(), 64)
-        best = float(self._over_worlds(grid, world_size, base).mean.max())
-        alone = self._over_worlds(log_bytes, world_size, base).mean
+        best = float(self._over_worlds(grid, world_size, base, check=False).mean.max())
+        alone = self._over_worlds(log_bytes, world_size, base, check=False).mean
         each = np.minimum(alone, max(best, float(alone.max())) + np.log(base / concurrent))
         each = np.maximum(each, alone + min(0.0, float(np.log(base / concurrent))))
         return each - alone, np.full(log_bytes.shape, _UNMEASURED_SHARING_SPREAD)

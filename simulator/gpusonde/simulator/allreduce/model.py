@@ -17,7 +17,7 @@ from gpusonde.simulator.allreduce.measurements import AllreduceMeasurement, Link
 from gpusonde.simulator.allreduce.paper import PaperModel
 from gpusonde.simulator.allreduce.residual import Residual, learn
 from gpusonde.simulator.allreduce.topology import LinkTopology
-from gpusonde.simulator.iteration import BusBandwidth
+from gpusonde.simulator.iteration import BusBandwidth, Network
 
 # Probes a month old count half: networks change rarely, by upgrades.
 DEFAULT_HALF_LIFE_S = 30 * 86_400.0
@@ -126,7 +126,9 @@ class AllreduceModel:
         """Names of the fabrics that were measured."""
         return tuple(sorted({link.fabric for link in self.links}))
 
-    def network(self, fabric: str, *, device: str = "", location: str = "", assume: bool = False) -> FabricNetwork:
+    def network(
+        self, fabric: str, *, device: str = "", location: str = "", assume: bool = False, beyond: Network | None = None
+    ) -> FabricNetwork:
         """Return what allreduces reach on a fabric.
 
         With a device or a location that was not measured on it, or none, those measured count together, and their
@@ -138,6 +140,8 @@ class AllreduceModel:
             location: Cloud, region and zone, or empty.
             assume: For a fabric that nobody measured: take all others, those with the same device if there are some,
                 and a spread of a factor of e or more, instead of an error.
+            beyond: What to take for worlds of several machines where only the inside of one was measured; None: an
+                error.
 
         Raises:
             UnknownFabricError: Nothing was measured on it, and ``assume`` is false.
@@ -154,7 +158,7 @@ class AllreduceModel:
                 links = same
             elif wanted and basis == "measured":
                 basis = f"measured with another {name}"
-        return FabricNetwork(self, tuple(links), basis)
+        return FabricNetwork(self, tuple(links), basis, beyond)
 
     def _unknown(self, fabric: str) -> str:
         near = difflib.get_close_matches(fabric, self.fabrics, n=3, cutoff=0.4) or list(self.fabrics[:3])
@@ -173,11 +177,13 @@ class FabricNetwork:
         model: The model.
         links: Which links count.
         basis: What the figures rest on, for people.
+        beyond: What counts across machines where only the inside of one was measured; None: nothing does.
     """
 
     model: AllreduceModel
     links: tuple[Link, ...]
     basis: str
+    beyond: Network | None = None
 
     @property
     def is_assumed(self) -> bool:
@@ -196,16 +202,21 @@ class FabricNetwork:
 
         Raises:
             ValueError: A size that is not above zero, or a world of less than two devices.
+            UnknownFabricError: A world of several machines where only the inside of one was measured.
         """
         sizes = np.atleast_1d(np.asarray(transfer_bytes, dtype=np.float64))
         if not (np.isfinite(sizes).all() and (sizes > 0).all()):
             raise ValueError("sizes of transfers must be finite and above zero")
         if world_size < 2 or concurrent < 1:
             raise ValueError("an allreduce has two devices or more, and one transfer or more")
+        links = [link for link in self.links if not self.model.links[link].crosses_unmeasured(world_size)]
+        if not links and not self.is_assumed:
+            return self._beyond(sizes, world_size)
         if self.model.paper is not None:
             return self._paper(self.model.paper, sizes, world_size, concurrent)
-        found = [self._of_link(link, np.log(sizes), world_size, concurrent) for link in self.links]
-        weights = np.array([self._weight(link) for link in self.links])
+        links = links or list(self.links)
+        found = [self._of_link(link, np.log(sizes), world_size, concurrent) for link in links]
+        weights = np.array([self._weight(link) for link in links])
         weights = weights / weights.sum()
         means, spreads = np.array([one.mean for one in found]), np.array([one.spread for one in found])
         mean = weights @ means
@@ -220,6 +231,15 @@ class FabricNetwork:
         sizes = np.atleast_1d(np.asarray(transfer_bytes, dtype=np.float64))
         reached = self.bus_bandwidth(sizes, world_size, concurrent).bytes_per_second
         return np.asarray(2.0 * sizes * (world_size - 1) / (world_size * reached))
+
+    def _beyond(self, sizes: FloatArray, world_size: int) -> BusBandwidth:
+        if self.beyond is not None:
+            return self.beyond.bus_bandwidth(sizes, world_size)
+        inside = max(self.model.links[link].devices_per_machine for link in self.links)
+        raise UnknownFabricError(
+            f'"{self.links[0].fabric}" was measured inside of one machine only: {world_size} devices need several of '
+            f"{inside}. Run gpusonde probe allreduce across machines"
+        )
 
     def _of_link(self, link: Link, log_bytes: FloatArray, world_size: int, concurrent: int) -> LogBandwidth:
         curves = self.model.links[link]
