@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
 
 from gpusonde.optimizer.paper import count_plans, paper_search
 from gpusonde.optimizer.paper.banchor import anchored_plan, anchors
-from gpusonde.optimizer.problem import Objective, Offer, Problem
+from gpusonde.optimizer.problem import Objective, Offer, Problem, ProblemError
 from gpusonde.optimizer.solution import Status
 from gpusonde.optimizer.steps import StepEstimate, TableSteps
 
@@ -127,3 +128,28 @@ def test_a_batch_that_cannot_be_split_has_no_plan(batch_sizes: tuple[int, ...]):
     solution = paper_search(Problem(128, 10, OFFERS, batch_sizes=batch_sizes), table())
     assert solution.plan is None
     assert solution.explored == 0
+
+
+def test_a_search_that_is_out_of_time_says_so_and_proves_nothing():
+    left = iter([False, False, True])
+    solution = paper_search(Problem(256, 100, OFFERS[:2]), table(), out_of_time=lambda: next(left))
+    assert solution.explored == 2
+    assert solution.status is Status.FEASIBLE
+    assert "before time was up" in solution.why
+
+
+def test_a_huge_problem_goes_to_the_anchored_search_at_once():
+    offers = tuple(dataclasses.replace(offer, quota=100_000, largest_batch=None) for offer in OFFERS)
+    problem = Problem(2**30, 100, offers, batch_sizes=(1, 512, 1024))
+    assert count_plans(problem) == math.inf
+    with pytest.raises(ProblemError, match="too large to look at every plan"):
+        paper_search(problem, table(offers), strategy="exhaustive")
+    solution = paper_search(Problem(2**20, 100, offers), table(offers))
+    assert solution.plan is not None
+    assert solution.plan.global_batch(offers) == 2**20
+
+
+def test_batches_that_share_no_sum_with_the_global_batch_give_no_plan_at_once():
+    offers = (Offer("m60", "M60", 2, 64, 0.69), Offer("v100", "V100", 4, 64, 3.68))
+    assert count_plans(Problem(2**20 + 1, 1, offers)) == 0
+    assert paper_search(Problem(2**20 + 1, 1, offers), table(offers)).plan is None

@@ -42,8 +42,8 @@ def solve(
         steps: How long iterations take.
         method: ``exact`` proves its plan; ``paper`` is Srifty's search; ``brute_force`` looks at every plan.
         tolerance: Of ``exact``: plans that are better by less than this, relative, need not be found.
-        time_limit_s: Of ``exact``: after this time it returns the best plan so far, and how far it may be from the
-            optimum. Explanations get as much again at most.
+        time_limit_s: Of ``exact`` and ``paper``: after this time they return the best plan so far, ``exact`` also how
+            far it may be from the optimum. Explanations get as much again at most.
         explain: Of ``exact``: say what giving way at the limits buys, which takes some more searches.
         start: Of ``exact``: a plan that is known already, such as the one that runs now.
         clock: Seconds, never going back.
@@ -51,16 +51,17 @@ def solve(
     Raises:
         ProblemError: An argument out of range, or a problem that is too large for the method.
     """
+    if not time_limit_s > 0:
+        raise ProblemError(f"time_limit_s {time_limit_s} must be above zero")
     if method == "paper":
-        return paper_search(problem, steps)
+        paper_ends_s = clock() + time_limit_s
+        return paper_search(problem, steps, out_of_time=lambda: clock() >= paper_ends_s)
     if method == "brute_force":
         return brute_force(problem, steps)
     if method != "exact":
         raise ProblemError(f"there is no method {method!r}: take exact, paper or brute_force")
     if not 0 <= tolerance < 1:
         raise ProblemError(f"tolerance {tolerance} must be 0 or more and below 1")
-    if not time_limit_s > 0:
-        raise ProblemError(f"time_limit_s {time_limit_s} must be above zero")
     if start is not None:
         check_plan(problem, start)
 

@@ -19,6 +19,8 @@ from gpusonde.optimizer.plan import Group, Plan
 from gpusonde.optimizer.problem import Offer, Problem
 from gpusonde.optimizer.steps import StepTimes
 
+_MOST_SECONDS = 5.0  # of one integer programme; they take milliseconds
+
 
 def anchors(problem: Problem, steps: StepTimes) -> list[float]:
     """Return the latencies to anchor at, seconds, increasing."""
@@ -26,12 +28,10 @@ def anchors(problem: Problem, steps: StepTimes) -> list[float]:
     return sorted(latency for latency in latencies if math.isfinite(latency))
 
 
-def banchor_plans(problem: Problem, steps: StepTimes) -> Iterator[Plan]:
-    """Give one plan for each anchor that has one, fastest anchor first."""
+def banchor_plans(problem: Problem, steps: StepTimes) -> Iterator[Plan | None]:
+    """Give the plan of each anchor, fastest anchor first; None for one that has none."""
     for anchor_s in anchors(problem, steps):
-        plan = anchored_plan(problem, steps, anchor_s)
-        if plan is not None:
-            yield plan
+        yield anchored_plan(problem, steps, anchor_s)
 
 
 def anchored_plan(problem: Problem, steps: StepTimes, anchor_s: float) -> Plan | None:
@@ -61,8 +61,10 @@ def anchored_plan(problem: Problem, steps: StepTimes, anchor_s: float) -> Plan |
         constraints=constraints,
         integrality=np.ones(len(chosen), dtype=np.int64),
         bounds=Bounds(0, quotas),
+        options={"time_limit": _MOST_SECONDS},
     )
-    if not found.success:
+    # Cut short, it still has a plan if it found any; that one need not have the fewest machines.
+    if found.x is None:
         return None
     counts = [round(count) for count in found.x]
     return Plan(

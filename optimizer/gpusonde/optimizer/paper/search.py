@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Literal
 
 from gpusonde.optimizer.evaluate import SLACK, estimate_plan, objective_value, rank
@@ -24,6 +24,7 @@ def paper_search(
     *,
     strategy: Literal["hybrid", "exhaustive", "banchor"] = "hybrid",
     most_simulations: int = MOST_SIMULATIONS,
+    out_of_time: Callable[[], bool] = lambda: False,
 ) -> Solution:
     """Return the plan that the seed would choose.
 
@@ -35,13 +36,17 @@ def paper_search(
         steps: How long iterations take.
         strategy: ``hybrid`` takes ``exhaustive`` below ``most_simulations`` plans and ``banchor`` from there on.
         most_simulations: See there.
+        out_of_time: Asked now and then; the search ends with what it has once it says so.
+
+    Raises:
+        ProblemError: ``exhaustive``, and there are too many plans to begin.
     """
     exhaustive = strategy == "exhaustive" or (strategy == "hybrid" and count_plans(problem) < most_simulations)
-    found = _best(problem, steps, plans(problem) if exhaustive else banchor_plans(problem, steps))
+    candidates: Iterable[Plan | None] = plans(problem) if exhaustive else banchor_plans(problem, steps)
+    found = _best(problem, steps, candidates, out_of_time)
     # The rule of powers of two may have excluded plans of the problem.
-    complete = exhaustive and all(
-        paper_batches(problem, offer) == problem.candidates(offer) for offer in problem.offers
-    )
+    whole = all(paper_batches(problem, offer) == problem.candidates(offer) for offer in problem.offers)
+    complete = exhaustive and whole and not found.cut_short
     return _solution(problem, found, exhaustive=exhaustive, complete=complete)
 
 
@@ -50,13 +55,21 @@ class _Found:
 
     def __init__(self) -> None:
         self.explored = 0
+        self.cut_short = False
         self.best: tuple[Plan, PlanEstimate] | None = None
         self.nearest: tuple[float, Plan, PlanEstimate] | None = None
 
 
-def _best(problem: Problem, steps: StepTimes, candidates: Iterable[Plan]) -> _Found:
+def _best(
+    problem: Problem, steps: StepTimes, candidates: Iterable[Plan | None], out_of_time: Callable[[], bool]
+) -> _Found:
     found = _Found()
     for plan in candidates:
+        if out_of_time():
+            found.cut_short = True
+            break
+        if plan is None:
+            continue
         found.explored += 1
         estimate = estimate_plan(problem, plan, steps)
         if not math.isfinite(estimate.time_s):
@@ -83,6 +96,8 @@ def _excess(problem: Problem, estimate: PlanEstimate) -> float:
 
 def _solution(problem: Problem, found: _Found, *, exhaustive: bool, complete: bool) -> Solution:
     looked = f"{found.explored} plans of equal batches per offer" if exhaustive else f"{found.explored} anchored plans"
+    if found.cut_short:
+        looked += ", before time was up"
     if found.best is None:
         nearest = None
         why = f"none of {looked} satisfies deadline and budget"

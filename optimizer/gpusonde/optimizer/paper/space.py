@@ -7,16 +7,19 @@ batch size (a ``Plan`` knows nothing else).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from gpusonde.optimizer.plan import Group, Plan
-from gpusonde.optimizer.problem import Offer, Problem
+from gpusonde.optimizer.problem import Offer, Problem, ProblemError
 
 # Configurations of one offer: (samples per iteration, machines, batch per device).
 _Part = tuple[int, int, int]
+# Steps of the count beyond which nobody waits for it; there are more plans than anyone would search then.
+_MOST_STEPS = 200_000_000
 
 
 def saturating_batch(batch_sizes: Sequence[int], latencies_s: Sequence[float], share: float = 0.9) -> int:
@@ -47,23 +50,53 @@ def paper_batches(problem: Problem, offer: Offer) -> tuple[int, ...]:
 
 
 def count_plans(problem: Problem) -> float:
-    """Return how many plans ``plans`` gives, exactly up to 2 ** 53, without making them."""
-    total = problem.global_batch
+    """Return how many plans ``plans`` gives, exactly up to 2 ** 53, without making them.
+
+    Infinite where even the count would take too long.
+    """
+    unit = _unit(problem)
+    if problem.global_batch % unit:
+        return 0.0
+    if _steps(problem, unit) > _MOST_STEPS:
+        return math.inf
+    total = problem.global_batch // unit
     ways = np.zeros(total + 1)
     ways[0] = 1.0
     for _, parts in _parts(problem):
         added = ways.copy()
         for samples, _, _ in parts:
-            added[samples:] += ways[: total + 1 - samples]
+            added[samples // unit :] += ways[: total + 1 - samples // unit]
         ways = added
     return float(ways[total])
 
 
 def plans(problem: Problem) -> Iterator[Plan]:
-    """Give every plan whose batches sum to the global batch, within quotas and batch limits."""
+    """Return an iterator over all plans whose batches sum to the global batch, within quotas and batch limits.
+
+    Raises:
+        ProblemError: There are too many to begin.
+    """
+    unit = _unit(problem)
+    if problem.global_batch % unit:
+        return iter(())
+    if _steps(problem, unit) > _MOST_STEPS:
+        raise ProblemError("the problem is too large to look at every plan: take the anchored search")
     offers = _parts(problem)
-    reachable = _reachable([parts for _, parts in offers], problem.global_batch)
-    yield from _complete(offers, reachable, 0, problem.global_batch, ())
+    reachable = _reachable([parts for _, parts in offers], problem.global_batch, unit)
+    return _complete(offers, reachable, unit, 0, problem.global_batch, ())
+
+
+def _unit(problem: Problem) -> int:
+    """What the samples of all machines have in common: every sum is a multiple of it."""
+    return (
+        math.gcd(*(offer.devices * batch for offer in problem.offers for batch in paper_batches(problem, offer))) or 1
+    )
+
+
+def _steps(problem: Problem, unit: int) -> int:
+    """Additions that counting takes."""
+    total = problem.global_batch // unit
+    return total * sum(min(offer.quota, total) * len(paper_batches(problem, offer)) for offer in problem.offers)
 
 
 def _parts(problem: Problem) -> list[tuple[str, list[_Part]]]:
@@ -78,14 +111,15 @@ def _parts(problem: Problem) -> list[tuple[str, list[_Part]]]:
     return found
 
 
-def _reachable(parts: Sequence[Sequence[_Part]], total: int) -> list[npt.NDArray[np.bool_]]:
-    """For every offer, which sums it and those behind it can make, shape (total + 1,)."""
+def _reachable(parts: Sequence[Sequence[_Part]], global_batch: int, unit: int) -> list[npt.NDArray[np.bool_]]:
+    """For every offer, which sums it and those behind it can make, in units, and after the last one."""
+    total = global_batch // unit
     reachable = [np.zeros(total + 1, dtype=bool)]
     reachable[0][0] = True
     for each in reversed(parts):
         behind = reachable[-1]
         sums = behind.copy()
-        for samples in {part[0] for part in each}:
+        for samples in {part[0] // unit for part in each}:
             sums[samples:] |= behind[: total + 1 - samples]
         reachable.append(sums)
     return reachable[::-1]
@@ -94,6 +128,7 @@ def _reachable(parts: Sequence[Sequence[_Part]], total: int) -> list[npt.NDArray
 def _complete(
     offers: Sequence[tuple[str, list[_Part]]],
     reachable: Sequence[npt.NDArray[np.bool_]],
+    unit: int,
     place: int,
     left: int,
     groups: tuple[Group, ...],
@@ -101,10 +136,11 @@ def _complete(
     if place == len(offers):
         yield Plan(groups)
         return
-    if reachable[place + 1][left]:
-        yield from _complete(offers, reachable, place + 1, left, groups)
+    behind = reachable[place + 1]
+    if behind[left // unit]:
+        yield from _complete(offers, reachable, unit, place + 1, left, groups)
     name, parts = offers[place]
     for samples, machines, batch in parts:
-        if samples <= left and reachable[place + 1][left - samples]:
+        if samples <= left and behind[(left - samples) // unit]:
             group = Group(name, machines, batch)
-            yield from _complete(offers, reachable, place + 1, left - samples, (*groups, group))
+            yield from _complete(offers, reachable, unit, place + 1, left - samples, (*groups, group))
