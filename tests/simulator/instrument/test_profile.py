@@ -175,6 +175,37 @@ def test_a_batch_that_does_not_fit_is_named():
     assert "batch size 4 does not fit" in refused(torch.nn.Linear(3, 2), loss, batch_sizes=[2, 4])
 
 
+def small_memory(most):
+    """A loss with which no more than so many samples fit; and the batches that it saw."""
+    seen = []
+
+    def loss(model, batch):
+        seen.append(len(batch))
+        if len(batch) > most:
+            raise RuntimeError("CUDA out of memory. Tried to allocate 20 MiB")
+        return model(batch).sum()
+
+    return loss, seen
+
+
+def test_the_largest_batch_is_found_by_trying_and_probed():
+    loss, seen = small_memory(300)
+    found = profile(torch.nn.Linear(3, 2), lambda size: torch.ones(size, 3), loss, find_largest=True, steps=3)
+    assert found.largest_batch is not None
+    assert 0.97 * 300 <= found.largest_batch <= 300
+    sizes = [probe.batch_size for probe in found.probes]
+    assert len(sizes) == 4
+    assert sizes[-1] == found.largest_batch
+    # Too large a batch is not asked for: never more than twice what fitted.
+    assert max(seen) <= 600
+    assert found.curve().largest_batch == found.largest_batch
+
+
+def test_a_network_that_fits_nowhere_is_refused():
+    assert "does not fit" in refused(torch.nn.Linear(3, 2), small_memory(0)[0], batch_sizes=None, find_largest=True)
+    assert "two batch sizes" in refused(torch.nn.Linear(3, 2), small_memory(2)[0], batch_sizes=None, find_largest=True)
+
+
 JOB = """
 import torch
 from helper_beside_it import LAYER

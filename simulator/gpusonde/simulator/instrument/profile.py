@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from gpusonde.simulator.compute import ComputeProbe
+from gpusonde.simulator.compute import ComputeProbe, search
 from gpusonde.simulator.gradients import (
     DEFAULT_BUCKET_BYTES,
     DEFAULT_FIRST_BUCKET_BYTES,
@@ -34,7 +34,10 @@ _Result = TypeVar("_Result")
 
 _LOG = logging.getLogger(__name__)
 _LEAST_STEPS = 3
-_PROBED_SHARES = (64, 16, 4, 1)  # of the largest batch
+# Networks that normalise over a batch refuse to train on one sample.
+_SMALLEST_BATCH = 2
+_PROBED_RANGE = 64  # largest over smallest batch size
+_SEARCH_TOLERANCE = 0.03
 # Of a normal distribution: standard deviation over median absolute deviation.
 _MAD_TO_DEVIATION = 1.4826
 
@@ -68,6 +71,7 @@ def profile(
     optimizer: torch.optim.Optimizer | None = None,
     batch_sizes: Sequence[int] | None = None,
     largest_batch: int | None = None,
+    find_largest: bool | None = None,
     steps: int = 20,
     warm_up: int = 3,
     seconds_per_batch: float = 30.0,
@@ -82,8 +86,11 @@ def profile(
         loss: See there.
         optimizer: See there.
         batch_sizes: Samples per step to time, two different ones or more; None takes four, each a quarter of the next,
-            up to ``largest_batch``.
+            up to the largest batch.
         largest_batch: Largest batch size that fits into the device's memory, where it is known.
+        find_largest: Whether to find it by trying, to about 3 %, with room for the buckets that
+            DistributedDataParallel needs beside the gradients. None: on a GPU, where neither of the two above is given.
+            Not on a CPU unless told to: there too large a batch ends the process.
         steps: Timed steps per batch size, 3 or more; fewer, but 3, where they take longer than ``seconds_per_batch``.
         warm_up: Steps before those, 1 or more, per batch size.
         seconds_per_batch: See ``steps``.
@@ -96,6 +103,9 @@ def profile(
     if steps < _LEAST_STEPS or warm_up < 1:
         raise ProfileError(f"steps must be {_LEAST_STEPS} or more and warm_up 1 or more")
     session = _Session(TrainingJob(model, make_batch, loss, optimizer), warm_up)
+    if find_largest or (find_largest is None and session.is_gpu and batch_sizes is None and largest_batch is None):
+        largest_batch = session.largest_batch()
+        _LOG.info("largest batch that fits: %d", largest_batch)
     chosen = _batch_sizes(batch_sizes, largest_batch)
     probes = []
     for batch_size in chosen:
@@ -117,7 +127,9 @@ def _batch_sizes(batch_sizes: Sequence[int] | None, largest_batch: int | None) -
     if batch_sizes is None:
         if largest_batch is None:
             raise ProfileError("say which batch sizes to time, or the largest batch size that fits")
-        batch_sizes = [max(1, largest_batch // share) for share in _PROBED_SHARES]
+        if largest_batch <= _SMALLEST_BATCH:
+            raise ProfileError(f"a curve needs two batch sizes, and no more than {largest_batch} samples fit")
+        batch_sizes = search.batches_to_probe(largest_batch, max(_SMALLEST_BATCH, largest_batch // _PROBED_RANGE))
     chosen = sorted(set(batch_sizes))
     if len(chosen) < 2 or chosen[0] < 1:
         raise ProfileError(f"a curve needs two batch sizes or more, 1 or larger, not {chosen}")
@@ -160,6 +172,7 @@ class _Session:
             )
         self._job = job
         self._warm_up = warm_up
+        self._parameters = parameters
         self._optimizer = job.optimizer or torch.optim.SGD(parameters, lr=0.0)
         self._device = devices.pop()
         try:
@@ -170,9 +183,32 @@ class _Session:
     @property
     def device_name(self) -> str:
         """Model of the device."""
-        if self._device.type == "cuda":
+        if self.is_gpu:
             return str(torch.cuda.get_device_name(self._device))
         return f"CPU {platform.machine()}"
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether the model lies on a GPU."""
+        return bool(self._device.type == "cuda")
+
+    def largest_batch(self) -> int:
+        """Find the largest batch by running steps.
+
+        Raises:
+            ProfileError: Nothing fits.
+        """
+        try:
+            # The buckets that gradients are exchanged in; the job has them when it trains on several devices.
+            reserved = [torch.empty_like(each) for each in self._parameters]
+            found = search.largest_batch(
+                self._try, at_least=_SMALLEST_BATCH, tolerance=_SEARCH_TOLERANCE, release=self._forget
+            )
+        except search.NothingFitsError as error:
+            raise ProfileError(str(error)) from error
+        del reserved
+        self._forget()
+        return found.batch_size
 
     def time_steps(self, batch_size: int, steps: int, seconds: float) -> _TimedSteps:
         """Time steps at one batch size.
@@ -217,6 +253,10 @@ class _Session:
         parts = np.array([[between(*pair) for pair in itertools.pairwise(step)] for step in marks])
         return _TimedSteps(*parts.T)
 
+    def _try(self, batch_size: int) -> None:
+        self._step(batch_size)
+        self._stopwatch.wait()
+
     def _step(self, batch_size: int) -> tuple[Any, Any, Any, Any]:
         """Run one step and return the marks at its start and behind each of its parts."""
         batch = self._job.make_batch(batch_size)
@@ -241,8 +281,10 @@ class _Session:
     def _within_memory(self, batch_size: int, run: Callable[[], _Result]) -> _Result:
         try:
             return run()
-        except torch.OutOfMemoryError:
-            pass  # left before cleaning up: its traceback holds the tensors
+        except Exception as error:
+            if not search.looks_out_of_memory(error):
+                raise
+        # Behind the error: its traceback held the step's tensors.
         self._forget()
         raise ProfileError(f"batch size {batch_size} does not fit into the memory of {self.device_name}")
 
@@ -250,5 +292,5 @@ class _Session:
         """Free what a step left behind that ran out of memory."""
         self._optimizer.zero_grad(set_to_none=True)
         gc.collect()
-        if self._device.type == "cuda":
+        if self.is_gpu:
             torch.cuda.empty_cache()
