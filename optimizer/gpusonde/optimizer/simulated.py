@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,8 +18,9 @@ from gpusonde.simulator.exchange import LinkPolicy, simulate_exchanges
 from gpusonde.simulator.gradients import GradientTrace, ring_traffic_bytes
 from gpusonde.simulator.iteration import BusBandwidth, DeviceGroup, IterationSimulator, Network, slowest_of
 
-# World size at which networks are put into order. Only the order matters, and only to find bounds early.
-_REFERENCE_WORLD = 16
+# World sizes at which networks are put into order: the first that is known. Only the order matters, and only to find
+# bounds early.
+_REFERENCE_WORLDS = (16, 8, 4)
 # How far the simulator's iterations are from measured ones end to end (docs/results/planning.md), relative.
 DEFAULT_MODEL_SPREAD = 0.08
 
@@ -101,8 +103,7 @@ class SimulatedSteps:
         if not self._classes:
             size = np.array([self._trace.total_bytes])
             for fabric in sorted({each.fabric for each in self._offers.values()}):
-                reached = self._networks[fabric].bus_bandwidth(size, _REFERENCE_WORLD)
-                value = float(reached.bytes_per_second[0])
+                value = _reached(self._networks[fabric], size)
                 while value in self._classes.values():
                     value = math.nextafter(value, math.inf)
                 self._classes[fabric] = value
@@ -209,6 +210,14 @@ class _SteadyNetwork:
     def bus_bandwidth(self, transfer_bytes: FloatArray, world_size: int) -> BusBandwidth:
         found = self.network.bus_bandwidth(transfer_bytes, world_size)
         return BusBandwidth(found.bytes_per_second, np.zeros_like(found.bytes_per_second))
+
+
+def _reached(network: Network, size: FloatArray) -> float:
+    """Bus bandwidth among some GPUs; a network that was measured inside of one machine only has few."""
+    for world_size in _REFERENCE_WORLDS:
+        with contextlib.suppress(LookupError):
+            return float(network.bus_bandwidth(size, world_size).bytes_per_second[0])
+    return float(network.bus_bandwidth(size, 2).bytes_per_second[0])
 
 
 def _machine_fabric(offer: Offer) -> str:

@@ -75,7 +75,10 @@ def test_world_sizes_of_one_machine_follow_its_rings():
         for world, rings in ((2, 1), (3, 2), (4, 4), (6, 2), (8, 6))
         for size in SIZES[8:]
     ]
-    told = AllreduceModel.fit(rows).network("dgx-1").bus_bandwidth(np.array([1e8]), 5).bytes_per_second
+    recognised = AllreduceModel.fit(rows).network("dgx-1")
+    told = recognised.bus_bandwidth(np.array([1e8]), 5).bytes_per_second
+    with pytest.raises(UnknownFabricError, match="inside of one machine only"):
+        recognised.bus_bandwidth([1e8], 16)
     given = AllreduceModel.fit(rows[:16], topologies={"dgx-1": HYBRID_CUBE_MESH})
     assert told == pytest.approx([44e9], rel=0.02)
     assert given.network("dgx-1").bus_bandwidth(np.array([1e8]), 8).bytes_per_second == pytest.approx([132e9], rel=0.02)

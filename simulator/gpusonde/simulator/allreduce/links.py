@@ -54,7 +54,7 @@ def _explanations(plain: LinkCurves) -> list[LinkCurves]:
     found = []
     for topology in KNOWN_TOPOLOGIES.values():
         if max(worlds) <= topology.devices:
-            told = LinkCurves(plain.curves, topology, plain.devices_per_machine)
+            told = LinkCurves(plain.curves, topology, plain.devices_per_machine or topology.devices)
             if _unexplained(told) < _BETTER * _unexplained(plain):
                 found.append(told)
     return found
