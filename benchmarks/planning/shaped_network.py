@@ -1,8 +1,7 @@
 """Network namespaces on one bridge, each with a link of limited rate: machines with a slow network, on one host.
 
 Needs root. The host's own interfaces are not touched: bridge and links are made inside of the namespaces, and vanish
-with
-them.
+with them.
 """
 
 from __future__ import annotations

@@ -80,10 +80,13 @@ def misuse(rank):
     """The messages that wrong use gets."""
     from gpusonde.simulator.instrument.reweighting import GradientReweighting
 
-    reweighting = GradientReweighting(torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1)))
+    parallel = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+    reweighting = GradientReweighting(parallel)
+    reweighting.begin_step(1)
+    parallel(torch.ones(1, 2)).mean().backward()
     messages = []
     with pytest.raises(RuntimeError) as found:
-        _ = reweighting.weight
+        parallel(torch.ones(1, 2)).mean().backward()
     messages.append(str(found.value))
     for local, total in ((-1, 4), (5, 4), (0, 0)):
         with pytest.raises(ValueError, match="samples") as error:
@@ -146,8 +149,8 @@ def test_without_the_weights_the_difference_is_seen(outcome):
 
 
 def test_wrong_use_is_refused_with_what_to_do(outcome):
-    _, (never_begun, negative, too_many, none) = outcome[2]
-    assert "begin_step" in never_begun
+    _, (not_begun_again, negative, too_many, none) = outcome[2]
+    assert "begin_step" in not_begun_again
     assert "not -1" in negative
     assert "5 samples" in too_many
     assert "into 0" in none

@@ -1,14 +1,11 @@
 """Gradients of uneven batches, weighted so that the result is that of one process with the whole batch.
 
 torch's DistributedDataParallel divides the sum of all gradients by the number of ranks. With a loss that is the mean
-over a
-rank's samples, a sample of a small batch then counts for more than one of a large batch. Weighting the gradient of rank
-``i`` with ``batch_i / global batch`` instead makes every sample count the same (Srifty, section 5).
+over a rank's samples, a sample of a small batch then counts for more than one of a large batch. Weighting the
+gradient of rank ``i`` with ``batch_i / global batch`` instead makes every sample count the same (Srifty, section 5).
 """
 
-# No postponed annotations: torch compares those of a communication hook with its types.
-from typing import Any
-
+# Without postponed annotations: torch compares those of a communication hook with its types.
 import torch
 import torch.distributed as dist
 
@@ -27,16 +24,15 @@ class GradientReweighting:
 
     It takes the module's communication hook; the exchange still overlaps with the backward pass. A rank without samples
     takes part with a gradient of zeros, whatever its loss was. Gradients gathered over several backward passes
-    (``no_sync``)
-    need a loss that is the sum over a pass divided by the samples of all of the rank's passes, and that number here.
+    (``no_sync``) need a loss that is the sum over a pass divided by the samples of all of the rank's passes, and that
+    number here, once, before the last of them.
 
     Args:
         model: The DistributedDataParallel module, on every rank.
-        process_group: The group that it exchanges in; None for the default group.
     """
 
-    def __init__(self, model: torch.nn.parallel.DistributedDataParallel, process_group: Any = None) -> None:
-        self._group = process_group
+    def __init__(self, model: torch.nn.parallel.DistributedDataParallel) -> None:
+        self._group = model.process_group
         self._device = next(model.parameters()).device
         self._weight: float | None = None
         model.register_comm_hook(self, _exchange)
@@ -67,28 +63,29 @@ class GradientReweighting:
         """Weight of this rank's gradients in the next exchange.
 
         Raises:
-            RuntimeError: ``begin_step`` has not been called yet.
+            RuntimeError: ``begin_step`` has not been called since the last exchange.
         """
         if self._weight is None:
-            raise RuntimeError("call begin_step with the size of the batch before the backward pass")
+            raise RuntimeError("call begin_step with the size of the batch before every backward pass that exchanges")
         return self._weight
 
-    @property
-    def process_group(self) -> Any:
-        """Group of the exchange; None for the default group."""
-        return self._group
+    def exchange(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Weight a bucket and add it up over the ranks; torch calls this as soon as the bucket is ready."""
+        gradients, weight = bucket.buffer(), self.weight
+        if weight == 0:
+            # The mean over no samples is NaN, and NaN times zero still is.
+            gradients.zero_()
+        else:
+            gradients.mul_(weight)
+        if bucket.is_last():
+            # A batch whose size nobody told must not pass for one like the last.
+            self._weight = None
+        work = dist.all_reduce(gradients, group=self._group, async_op=True)
+        return work.get_future().then(_first_value)
 
 
 def _exchange(state: GradientReweighting, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """The communication hook: torch calls it with every bucket as soon as it is ready."""
-    gradients = bucket.buffer()
-    if state.weight == 0:
-        # The mean over no samples is NaN, and NaN times zero still is.
-        gradients.zero_()
-    else:
-        gradients.mul_(state.weight)
-    work = dist.all_reduce(gradients, group=state.process_group, async_op=True)
-    return work.get_future().then(_first_value)
+    return state.exchange(bucket)
 
 
 def _first_value(done: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
