@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from case_studies import case_lines
 from instances import LARGE, SMALL, Size, instance
 from page import bar, percent, table
 
@@ -101,7 +102,7 @@ def section(args: argparse.Namespace) -> list[str]:
         refused = str(_false_refusals(outcomes, _HYBRID))
         rows.append((kind, str(sum(each.optimum is not None for each in outcomes)), *_summary(gaps), refused))
     columns = ("problem", "have a plan", "not optimal", "mean gap", "p90", "most", 'false "no plan"')
-    return [*lines, *table(columns, rows)]
+    return [*lines, *table(columns, rows), *case_lines()]
 
 
 def _words(sets: dict[str, list[Outcome]]) -> str:
