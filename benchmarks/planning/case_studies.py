@@ -11,10 +11,10 @@ from gpusonde.optimizer.solve import solve
 
 _TEXT = (
     "Case studies 1-7 of the seed (`gpusonde.optimizer.paper.cases`): its prices, quotas and limits, and the seconds "
-    "that it measured as step times; only configurations that stand in its text can be chosen. `paper`, `exact` and brute "
-    "force agree in all of them (`tests/optimizer/test_cases.py`). Its own slips are no targets: case 4's Oracle-BO "
-    "sums to 256 samples instead of 1,024, case 6's CGF to 2,560 instead of 2,176, and the cost of case 6's FGF is "
-    "twice what its machines cost."
+    "that it measured as step times; only configurations that stand in its text can be chosen. `paper`, `exact` and "
+    "brute force agree in all of them (`tests/optimizer/test_cases.py`). Its own slips are no targets: case 4's "
+    "Oracle-BO sums to 256 samples instead of 1,024, case 6's CGF to 2,560 instead of 2,176, and the cost of case 6's "
+    "FGF is twice what its machines cost."
 )
 
 
