@@ -120,6 +120,24 @@ def test_locations_count_together_unless_one_is_named():
     assert other.bus_bandwidth([1e8], 4).log_spread > 0.3
 
 
+def test_a_few_probes_of_a_location_level_what_others_measured():
+    here = grid(worlds=(4,), sizes=SIZES[-2:], location="here", factor=2.0)
+    network = AllreduceModel.fit([*grid(location="there"), *here]).network("ring", location="here")
+    assert network.seconds(SIZES[-2:], 4) == pytest.approx([2 * seconds(size, 4) for size in SIZES[-2:]])
+    for world in (4, 8):
+        for size in (SIZES[0], SIZES[7], SIZES[-1]):
+            assert network.seconds([size], world) == pytest.approx([2 * seconds(size, world)], rel=0.1)
+    wide, narrow = (network.bus_bandwidth([SIZES[-1]], world).log_spread for world in (8, 4))
+    assert wide > narrow
+
+
+def test_one_large_size_alone_says_little_about_small_ones():
+    network = AllreduceModel.fit(grid(worlds=(4,), sizes=(1 << 28,))).network("ring")
+    small, large = (network.bus_bandwidth([size], 4) for size in (64.0, float(1 << 28)))
+    assert small.bytes_per_second < large.bytes_per_second / 100
+    assert small.log_spread > 5 * large.log_spread
+
+
 def test_an_unknown_fabric_is_an_error_that_names_near_ones():
     model = AllreduceModel.fit(grid("AWS p4d 4x100Gb EFA"))
     with pytest.raises(UnknownFabricError, match='"AWS p4d 4x100Gb EFA"'):
@@ -151,6 +169,7 @@ def test_the_spread_shows_how_repeats_scatter():
             seconds=st.floats(1e-9, 1e6),
             concurrent=st.integers(1, 64),
             devices_per_machine=st.sampled_from([0, 8]),
+            location=st.sampled_from(["", "here", "there"]),
         ),
         min_size=1,
         max_size=12,
@@ -160,7 +179,9 @@ def test_the_spread_shows_how_repeats_scatter():
     concurrent=st.integers(1, 64),
 )
 def test_whatever_was_measured_bandwidths_are_finite_and_above_zero(rows, size, world, concurrent):
-    told = AllreduceModel.fit(rows, residual="off").network("any").bus_bandwidth([size], world, concurrent)
+    slow = AllreduceModel.fit(grid("slow")).network("slow")
+    network = AllreduceModel.fit(rows, residual="off").network("any", location="here", beyond=slow)
+    told = network.bus_bandwidth([size], world, concurrent)
     assert np.isfinite(told.bytes_per_second).all()
     assert (told.bytes_per_second > 0).all()
     assert np.isfinite(told.log_spread).all()

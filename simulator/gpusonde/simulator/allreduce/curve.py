@@ -18,6 +18,8 @@ _OF_MEAN_ABSOLUTE = 1.2533
 _UNCHECKED_GAP_SPREAD = 0.15
 # Beyond what was measured the spread grows by this, per factor e of size.
 _BEYOND_SPREAD = 0.12
+# Below the sizes measured a transfer is not taken to be shorter: starting a collective alone takes as long.
+_LEAST_SECONDS = 10e-6
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,8 @@ class SizeCurve:
         inside = np.clip(log_bytes, knots[0], knots[-1])
         found = np.full(inside.shape, values[0]) if self._inner is None else np.asarray(self._inner(inside))
         below, above = np.minimum(log_bytes - knots[0], 0.0), np.maximum(log_bytes - knots[-1], 0.0)
-        return np.asarray(found + self._first_slope * below + above)
+        least = min(float(values[0]), float(np.log(_LEAST_SECONDS)))
+        return np.asarray(np.where(below < 0, np.maximum(found + self._first_slope * below, least), found + above))
 
     def spread(self, log_bytes: FloatArray) -> FloatArray:
         """Return the standard deviation of the logarithm there, shape (n,)."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from gpusonde.simulator.allreduce.history import Decay, size_curve
 from gpusonde.simulator.allreduce.interpolation import LinkCurves
+from gpusonde.simulator.allreduce.locations import MOST_OTHERS, LocatedCurves
 from gpusonde.simulator.allreduce.measurements import AllreduceMeasurement, Link
 from gpusonde.simulator.allreduce.topology import KNOWN_TOPOLOGIES, LinkTopology
 
@@ -31,7 +32,18 @@ def link_curves(
     of_links: dict[Link, list[AllreduceMeasurement]] = defaultdict(list)
     for one in measurements:
         of_links[Link.of(one)].append(one)
-    return {link: _curves(found, decay, topologies.get(link.fabric)) for link, found in of_links.items()}
+    curves = {link: _curves(found, decay, topologies.get(link.fabric)) for link, found in of_links.items()}
+    of_fabrics: dict[tuple[str, str], list[Link]] = defaultdict(list)
+    for link in sorted(of_links, key=lambda each: (-len(of_links[each]), each)):
+        of_fabrics[link.fabric, link.device].append(link)
+    located: dict[Link, LinkCurves] = {}
+    for link, own in curves.items():
+        others = [curves[each] for each in of_fabrics[link.fabric, link.device] if each != link][:MOST_OTHERS]
+        if others:
+            machine = own.devices_per_machine or max(each.devices_per_machine for each in others)
+            topology = own.topology or next((each.topology for each in others if each.topology), None)
+            located[link] = LocatedCurves(own.curves, topology, machine, tuple(others))
+    return {**curves, **located}
 
 
 def _curves(measurements: Sequence[AllreduceMeasurement], decay: Decay, topology: LinkTopology | None) -> LinkCurves:
