@@ -8,7 +8,7 @@ from collections.abc import Callable
 from gpusonde.optimizer.evaluate import SLACK, violation
 from gpusonde.optimizer.problem import Problem
 from gpusonde.optimizer.search.exact import ExactSearch
-from gpusonde.optimizer.search.goal import LeastViolation, kept_times
+from gpusonde.optimizer.search.goal import Best, LeastViolation, kept_times
 from gpusonde.optimizer.search.space import make_space
 from gpusonde.optimizer.solution import Nearest, PlanEstimate
 from gpusonde.optimizer.steps import StepTimes
@@ -34,7 +34,8 @@ def find_nearest(problem: Problem, steps: StepTimes, out_of_time: Callable[[], b
         space = make_space(asked, steps)
         if space is None:
             continue
-        goal = LeastViolation(asked, kept_times(asked, steps))
+        limited = asked.deadline_s is not None or asked.budget_usd is not None
+        goal = (LeastViolation if limited else Best)(asked, kept_times(asked, steps))
         found = ExactSearch(asked, space, steps, goal, out_of_time=out_of_time).run()
         if found.plan is not None and found.estimate is not None:
             return Nearest(found.plan, found.estimate, batch, _words(problem, found.estimate, batch))

@@ -8,7 +8,7 @@ Here an anchor only says what may be taken.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from gpusonde.optimizer.search.cell import Cell
 from gpusonde.optimizer.search.goal import SAME, Goal
+from gpusonde.optimizer.search.reachable import reachable_worlds
 from gpusonde.optimizer.search.relaxation import Kinds
 from gpusonde.optimizer.search.space import Options, Space
 from gpusonde.optimizer.steps import StepTimes
@@ -45,6 +46,7 @@ class Anchor:
         open: Shape (n,), false for cells that hold nothing better than what is known.
         timed: True once ``step_s`` includes the exchange of gradients.
         usd_per_sample_hour: Shape (n,), dual price of a sample; None until ``usd_per_hour`` is the good bound.
+        reached: Shape (n,), world sizes that reach the global batch exactly; None until somebody asked.
     """
 
     network: float
@@ -58,6 +60,7 @@ class Anchor:
     open: npt.NDArray[np.bool_]
     timed: bool = False
     usd_per_sample_hour: FloatArray | None = None
+    reached: npt.NDArray[np.bool_] | None = None
 
     def close(self, goal: Goal, best: tuple[float, float] | None) -> float | None:
         """Close cells that hold nothing better than ``best``; return the lowest bound of the others, None without."""
@@ -79,6 +82,19 @@ class Anchor:
             self.usd_per_sample_hour = found.usd_per_sample_hour
             return True
         return False
+
+    def is_reached(self, place: int, samples: int, check_time: Callable[[], None]) -> bool:
+        """Return whether a cell holds any plan; closes all open ones that do not.
+
+        The tables for it cost as much as some cells, so this is asked only when a cell looks empty.
+        """
+        if self.reached is None:
+            places = np.flatnonzero(self.open)
+            worlds = self.world_sizes[places]
+            self.reached = np.ones(self.world_sizes.shape, dtype=np.bool_)
+            self.reached[places] = reachable_worlds(self.options, self.counts, worlds, samples, check_time)
+            self.open &= self.reached
+        return bool(self.reached[place])
 
     def best_place(self, goal: Goal) -> int:
         """Return the open cell with the lowest bound, among equal ones the one with the lowest price."""

@@ -24,18 +24,21 @@ IntArray = npt.NDArray[np.int64]
 # First excess that is looked at, relative to the bound, and how it grows.
 _FIRST_EXCESS = 0.01
 _GROWTH = 4.0
+# So many empty rounds raise the doubt whether a cell holds any plan.
+_ROUNDS_BEFORE_DOUBT = 2
 
 
-# Partial plans that are held at a time: some hundred megabytes.
-_MOST_PARTIAL = 4_000_000
-
-
-class TooManyPlansError(Exception):
-    """A cell holds more plans than can be listed."""
+# Partial plans that are made at a time, and that are kept at most.
+_MOST_AT_A_TIME = 2_000_000
+_MOST_PARTIAL = 20_000_000
 
 
 class OutOfTimeError(Exception):
     """The search has used up its time."""
+
+
+class TooManyPlansError(Exception):
+    """A cell holds more plans than can be looked at."""
 
 
 @dataclass(frozen=True)
@@ -80,24 +83,32 @@ class Cell:
     usd_per_device_hour: float
     usd_per_sample_hour: float
 
-    def cheapest(self, ceiling: float, check_time: Callable[[], None]) -> tuple[float, list[tuple[int, int]]] | None:
-        """Return the price and the options, (offer, place) each, of the cheapest plan below ``ceiling``; or None.
+    def cheapest(
+        self, ceiling: float, may_exist: Callable[[], bool], check_time: Callable[[], None]
+    ) -> list[tuple[int, int]] | None:
+        """Return the options, (offer, place) each, of the cheapest plan below ``ceiling``; None when there is none.
+
+        Args:
+            ceiling: USD per hour.
+            may_exist: Asked when no plan is anywhere near the bound; the search ends when it says no.
+            check_time: Called now and then.
 
         Raises:
-            TooManyPlansError: There are more partial plans than can be held.
-            OutOfTimeError: From ``check_time``, which is called now and then.
+            TooManyPlansError: There are too many partial plans.
+            OutOfTimeError: From ``check_time``.
         """
-        for limit, choices in self.rounds(ceiling):
+        for number, (limit, choices) in enumerate(self.rounds(ceiling)):
+            if number == _ROUNDS_BEFORE_DOUBT and not may_exist():
+                return None
             halves = [self._stages(half, limit, check_time) for half in halves_of(choices)]
             check_time()
             joined = self._join(halves[0][-1], halves[1][-1], limit)
             if joined is not None:
-                picks = [
+                return [
                     pick
                     for half, stages, index in zip(halves_of(choices), halves, joined, strict=True)
                     for pick in _path(half, stages, index)
                 ]
-                return sum(float(self.options[offer].usd_per_hour[place]) for offer, place in picks), picks
         return None
 
     def rounds(self, ceiling: float) -> Iterator[tuple[float, list[Choices]]]:
@@ -145,27 +156,48 @@ class Cell:
         zero = np.zeros(1, dtype=np.int64)
         stages = [_Partial(zero, zero, np.zeros(1), zero, zero)]
         for each in choices:
-            check_time()
-            stages.append(self._extend(stages[-1], each, limit))
+            stages.append(self._extend(stages[-1], each, limit, check_time))
         return stages
 
-    def _extend(self, partial: _Partial, choices: Choices, limit: float) -> _Partial:
+    def _extend(self, partial: _Partial, choices: Choices, limit: float, check_time: Callable[[], None]) -> _Partial:
         """Add one offer."""
         counts = np.searchsorted(choices.excess, limit - partial.excess, side="right")
-        if counts.sum() > _MOST_PARTIAL:
-            raise TooManyPlansError
-        before = np.repeat(np.arange(partial.excess.size), counts)
+        ends = np.cumsum(counts)
+        extended = None
+        begin = 0
+        while begin < counts.size:
+            check_time()
+            # As many partial plans at a time as memory bears.
+            done = int(ends[begin - 1]) if begin else 0
+            end = max(begin + 1, int(np.searchsorted(ends, done + _MOST_AT_A_TIME, side="right")))
+            part = self._extend_some(partial, choices, begin, counts[begin:end])
+            extended = part if extended is None else self._merged(extended, part)
+            if extended.excess.size > _MOST_PARTIAL:
+                raise TooManyPlansError
+            begin = end
+        return partial if extended is None else extended
+
+    def _extend_some(self, partial: _Partial, choices: Choices, begin: int, counts: IntArray) -> _Partial:
+        """Add the first ``counts`` choices to each of the partial plans from ``begin`` on."""
+        before = begin + np.repeat(np.arange(counts.size), counts)
         chosen = np.arange(before.size) - np.repeat(np.cumsum(counts) - counts, counts)
         devices = partial.devices[before] + choices.devices[chosen]
         samples = partial.samples[before] + choices.samples[chosen]
         kept = np.flatnonzero((devices <= self.devices) & (samples <= self.samples))
         before, chosen, devices, samples = before[kept], chosen[kept], devices[kept], samples[kept]
         excess = partial.excess[before] + choices.excess[chosen]
-        key = self.key(devices, samples)
-        order = np.lexsort((excess, key))
-        key = key[order]
-        order = order[np.flatnonzero(np.diff(key, prepend=-1))]
-        return _Partial(devices[order], samples[order], excess[order], before[order], chosen[order])
+        return self._cheapest_each(_Partial(devices, samples, excess, before, chosen))
+
+    def _merged(self, first: _Partial, second: _Partial) -> _Partial:
+        pairs = ((getattr(first, name), getattr(second, name)) for name in _Partial.__dataclass_fields__)
+        return self._cheapest_each(_Partial(*(np.concatenate(pair) for pair in pairs)))
+
+    def _cheapest_each(self, partial: _Partial) -> _Partial:
+        """The cheapest partial plan of each number of devices and samples, in the order of both."""
+        key = self.key(partial.devices, partial.samples)
+        order = np.lexsort((partial.excess, key))
+        order = order[np.flatnonzero(np.diff(key[order], prepend=-1))]
+        return _Partial(*(getattr(partial, name)[order] for name in _Partial.__dataclass_fields__))
 
     def _join(self, first: _Partial, second: _Partial, limit: float) -> tuple[int, int] | None:
         """Return the two partial plans that together make the cheapest whole one; None when there is none."""

@@ -170,9 +170,13 @@ class ExactSearch:
     def _cheapest(self, anchor: Anchor, place: int) -> Iterator[Plan]:
         """The cheapest plan of a cell: no other one of it is better."""
         cell = anchor.cell(place, self._space.samples)
-        found = cell.cheapest(self._ceiling(float(anchor.step_s[place])), self._check_time)
-        if found is not None:
-            yield Plan(tuple(anchor.options[offer].group(index) for offer, index in found[1]))
+        options = cell.cheapest(
+            self._ceiling(float(anchor.step_s[place])),
+            lambda: anchor.is_reached(place, self._space.samples, self._check_time),
+            self._check_time,
+        )
+        if options is not None:
+            yield Plan(tuple(anchor.options[offer].group(index) for offer, index in options))
 
     def _every(self, anchor: Anchor, place: int) -> Iterator[Plan]:
         """All plans of a cell that may be better, the most promising ones first."""
