@@ -1,56 +1,128 @@
-"""A small job and what can be rented for it, as documents."""
+"""Small planning problems from a seed, odd on purpose: uneven batches, few machines, limits that nothing keeps."""
 
 from __future__ import annotations
 
-from copy import deepcopy
-from typing import Any
+import dataclasses
+
+import numpy as np
+
+from gpusonde.optimizer import Objective, Offer, Plan, Problem, SimulatedSteps, StepTimes, TableSteps
+from gpusonde.optimizer.evaluate import estimate_plan
+from gpusonde.optimizer.search.brute_force import every_plan
+from gpusonde.simulator.compute import ComputeCurve
+from gpusonde.simulator.compute.curve import CurveOrigin
+from gpusonde.simulator.exchange import LinkPolicy
+from gpusonde.simulator.gradients import assumed_trace
+from gpusonde.simulator.iteration import BusBandwidth
 
 
-def probes(seconds_per_sample: float, launch_s: float = 0.004) -> list[dict[str, float]]:
-    """Timed steps of a device that computes so fast."""
-    return [
-        {"batch_size": size, "total_s": launch_s + size * seconds_per_sample, "spread": 0.02}
-        for size in (4, 16, 64, 256)
-    ]
+def table_problem(seed: int) -> tuple[Problem, TableSteps]:
+    """A problem of two to four offers whose iterations are a function of latency, GPUs and network."""
+    random = np.random.default_rng(seed)
+    offers, line_s, networks = [], {}, {}
+    for place in range(random.integers(2, 5)):
+        devices, speed = int(random.choice([1, 2, 4, 8])), random.lognormal(0.0, 0.8)
+        offer = Offer(
+            name=f"offer{place}",
+            device="any",
+            devices=devices,
+            quota=int(random.integers(1, 9)),
+            usd_per_hour=float(devices * speed**0.7 * random.lognormal(-0.3, 0.4)),
+            smallest_batch=int(random.choice([1, 2, 4, 8])),
+            largest_batch=int(random.choice([16, 32, 64, 128])),
+        )
+        offers.append(offer)
+        line_s[offer.name] = random.uniform(0.005, 0.04), random.uniform(0.0015, 0.005) / speed
+        networks[offer.name] = float(random.choice([1.5e8, 4e8, 6e9]))
+    gradient_bytes, hop_s = 10 ** random.uniform(6, 9), 10 ** random.uniform(-5, -3)
+
+    def step_s(latency_s: float, world_sizes: np.ndarray, network: float) -> np.ndarray:
+        exchange_s = 2 * gradient_bytes * (world_sizes - 1) / world_sizes / network + hop_s * world_sizes
+        return latency_s / 3 + np.maximum(latency_s * 2 / 3, latency_s / 15 + exchange_s)
+
+    kind = random.random()
+    sizes = None
+    if kind < 0.3:
+        sizes = tuple({int(size) for size in random.integers(1, 40, 8)})
+    elif kind < 0.6:
+        sizes = tuple(2**power for power in range(8))
+    problem = Problem(
+        global_batch=int(random.choice([64, 96, 120, 128, 250])),
+        iterations=1000,
+        offers=tuple(offers),
+        objective=Objective.TIME if random.random() < 0.5 else Objective.COST,
+        batch_sizes=sizes,
+    )
+    latencies = {
+        (offer.name, size): line_s[offer.name][0] + line_s[offer.name][1] * size
+        for offer in offers
+        for size in problem.candidates(offer)
+    }
+    steps = TableSteps(offers, latencies, step_s, networks)
+    return _limited(problem, steps, random), steps
 
 
-def measurements(fabric: str, bytes_per_second: float, worlds: tuple[int, ...] = (2, 4, 8)) -> list[dict[str, Any]]:
-    """Timed allreduces on a network of that bus bandwidth."""
-    return [
-        {
-            "fabric": fabric,
-            "transfer_bytes": float(size),
-            "world_size": world,
-            "seconds": 1e-4 + 2.0 * size * (world - 1) / (world * bytes_per_second),
-        }
-        for world in worlds
-        for size in (1 << 16, 1 << 20, 1 << 23, 1 << 26)
-    ]
+def simulated_problem(seed: int) -> tuple[Problem, SimulatedSteps]:
+    """A problem of one to three offers through the iteration simulator: latencies and networks scatter."""
+    random = np.random.default_rng(seed)
+    offers, curves = [], {}
+    for place in range(random.integers(1, 4)):
+        devices, speed = int(random.choice([1, 2, 4])), random.lognormal(0.0, 0.8)
+        offer = Offer(
+            name=f"offer{place}",
+            device="any",
+            devices=devices,
+            quota=int(random.integers(1, 7)),
+            usd_per_hour=float(devices * speed**0.7 * random.lognormal(-0.3, 0.4)),
+            fabric=f"fabric{random.integers(2)}",
+            smallest_batch=int(random.choice([4, 8])),
+            largest_batch=int(random.choice([32, 64])),
+        )
+        offers.append(offer)
+        line_s = random.uniform(0.005, 0.04) + random.uniform(0.0015, 0.005) / speed * np.array([1.0, 512.0])
+        spread = np.full(2, random.uniform(0.0, 0.1))
+        share = random.uniform(0.25, 0.4)
+        curves[offer.name] = ComputeCurve(np.array([1.0, 512.0]), line_s, spread, share, CurveOrigin.PROBES, 1.0, 512.0)
+    networks = {
+        f"fabric{place}": EvenNetwork(10 ** random.uniform(8.5, 10.5), random.uniform(0, 0.2)) for place in (0, 1)
+    }
+    problem = Problem(
+        global_batch=int(random.choice([64, 96, 128])),
+        iterations=1000,
+        offers=tuple(offers),
+        objective=Objective.TIME if random.random() < 0.5 else Objective.COST,
+        batch_sizes=(4, 8, 16, 32, 64),
+    )
+    in_flight = (None, 1, 2)[random.integers(3)]
+    trace = assumed_trace(10 ** random.uniform(7, 9))
+    steps = SimulatedSteps(
+        offers, curves, networks, trace, policy=LinkPolicy(max_in_flight=in_flight), samples=32, model_spread=0.05
+    )
+    return _limited(problem, steps, random), steps
 
 
-_PROBLEM: dict[str, Any] = {
-    "format": "gpusonde.problem/1",
-    "name": "small",
-    "objective": "cost",
-    "global_batch": 256,
-    "iterations": 20_000,
-    "deadline_s": 7200.0,
-    "job": {
-        "curves": [
-            {"device": "T4", "largest_batch": 128, "probes": probes(0.003)},
-            {"device": "V100-SXM2-16GB", "largest_batch": 256, "probes": probes(0.001)},
-        ],
-        "gradients": {"parameter_bytes": 1e8},
-        "allreduce": measurements("slow", 1e9) + measurements("fast", 4e9),
-    },
-    "offers": [
-        {"name": "t4", "device": "T4", "quota": 16, "usd_per_hour": 0.5, "fabric": "slow"},
-        {"name": "v100", "device": "V100-SXM2-16GB", "quota": 8, "usd_per_hour": 2.5, "fabric": "fast"},
-    ],
-}
+@dataclasses.dataclass(frozen=True)
+class EvenNetwork:
+    """Every transfer reaches the same, somewhat less among many GPUs."""
+
+    bytes_per_second: float
+    log_spread: float
+
+    def bus_bandwidth(self, transfer_bytes: np.ndarray, world_size: int) -> BusBandwidth:
+        reached = self.bytes_per_second / (1.0 + 0.01 * world_size)
+        return BusBandwidth(np.full(len(transfer_bytes), reached), np.full(len(transfer_bytes), self.log_spread))
 
 
-def small_problem(**changes: Any) -> dict[str, Any]:
-    """A problem with a plan; keys can be replaced, and removed with None."""
-    document = deepcopy(_PROBLEM) | changes
-    return {key: value for key, value in document.items() if value is not None}
+def _limited(problem: Problem, steps: StepTimes, random: np.random.Generator) -> Problem:
+    """No limits, a deadline, a budget or both, around what some plan takes."""
+    plans: list[Plan] = list(every_plan(problem))
+    if not plans:
+        return problem
+    usual = estimate_plan(problem, plans[random.integers(len(plans))], steps)
+    kind = random.random()
+    factors = [0.5, 0.8, 1.0, 1.2, 2.0]
+    if kind < 0.5:
+        problem = dataclasses.replace(problem, budget_usd=usual.cost_usd * float(random.choice(factors)))
+    if 0.3 < kind < 0.8:
+        problem = dataclasses.replace(problem, deadline_s=usual.time_s * float(random.choice(factors)))
+    return problem

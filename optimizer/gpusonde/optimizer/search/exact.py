@@ -10,14 +10,12 @@ branches of a branch and bound: their plans are listed and estimated one by one.
 from __future__ import annotations
 
 import heapq
-import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from gpusonde.optimizer.baselines.oracle import homogeneous_plans
 from gpusonde.optimizer.evaluate import estimate_plan
 from gpusonde.optimizer.plan import Plan
 from gpusonde.optimizer.problem import Problem
@@ -28,8 +26,6 @@ from gpusonde.optimizer.search.goal import SAME, Goal
 from gpusonde.optimizer.search.space import Space
 from gpusonde.optimizer.solution import PlanEstimate
 from gpusonde.optimizer.steps import StepTimes
-
-_MOST_SIMPLE_PLANS = 2_000
 
 
 @dataclass
@@ -92,13 +88,13 @@ class ExactSearch:
     def run(self, start: Plan | None = None) -> Found:
         """Return the best plan. ``start`` is one that is known already; good ones make the search shorter."""
         found = self._found
-        first = self._space.single if start is None else (start, *self._space.single)
-        for plan in first:
+        for plan in self._space.single if start is None else (start, *self._space.single):
             self._take(plan)
         found.cells_in_all += len(self._space.single)
         found.cells += len(self._space.single)
         heap: list[tuple[float, int, Anchor]] = []
         try:
+            self._take_uniform_plans()
             for number, anchor in enumerate(make_anchors(self._space, self._steps)):
                 if number % 64 == 0:
                     self._check_time()
@@ -116,8 +112,6 @@ class ExactSearch:
                 self._push(heap, number, anchor)
         except OutOfTimeError:
             found.bound = min(found.bound, self._left_out)
-            if found.plan is None:
-                self._take_simple_plans()
             return found
         aim = self._aim()
         found.bound = min(self._left_out, math.inf if aim is None else aim[0])
@@ -141,11 +135,20 @@ class ExactSearch:
         if value is not None and (found.value is None or value < found.value):
             found.plan, found.estimate, found.value = plan, estimate, value
 
-    def _take_simple_plans(self) -> None:
-        """Any plan is better than none: those on machines of one offer are few, and found without a search."""
-        simple = (plan for plans in homogeneous_plans(self._problem).values() for plan in plans)
-        for plan in itertools.islice(simple, _MOST_SIMPLE_PLANS):
-            self._take(plan)
+    def _take_uniform_plans(self) -> None:
+        """Begin with the plans of one offer, the most promising ones first: they are few, and good to be beaten."""
+        uniform = []
+        for options in self._space.options:
+            for place in np.flatnonzero(options.samples == self._space.samples).tolist():
+                worlds = options.devices[place : place + 1]
+                step_s = self._steps.bound_s(float(options.latency_s[place]), worlds, options.network)
+                price = options.usd_per_hour[place : place + 1]
+                bound = float(self._goal.bound(step_s, price)[0])
+                uniform.append((bound, float(price[0]), float(step_s[0]), Plan((options.group(place),))))
+        for _, usd_per_hour, mean_s, plan in sorted(uniform, key=lambda each: each[:2]):
+            if usd_per_hour <= self._ceiling(mean_s):
+                self._check_time()
+                self._take(plan)
 
     def _push(self, heap: list[tuple[float, int, Anchor]], number: int, anchor: Anchor) -> None:
         bound = anchor.close(self._goal, self._aim())
