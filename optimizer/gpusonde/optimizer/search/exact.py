@@ -27,6 +27,9 @@ from gpusonde.optimizer.search.space import Space
 from gpusonde.optimizer.solution import PlanEstimate
 from gpusonde.optimizer.steps import StepTimes
 
+# Plans that are estimated even when there is no time for any.
+_MOST_LATE = 500
+
 
 @dataclass
 class Found:
@@ -147,7 +150,9 @@ class ExactSearch:
                 uniform.append((bound, float(price[0]), float(step_s[0]), Plan((options.group(place),))))
         for _, usd_per_hour, mean_s, plan in sorted(uniform, key=lambda each: each[:2]):
             if usd_per_hour <= self._ceiling(mean_s):
-                self._check_time()
+                # Any plan is better than none, even late.
+                if self._found.plan is not None or self._found.estimated > _MOST_LATE:
+                    self._check_time()
                 self._take(plan)
 
     def _push(self, heap: list[tuple[float, int, Anchor]], number: int, anchor: Anchor) -> None:
