@@ -9,19 +9,28 @@ import json
 from typing import Any
 
 import pytest
+from support.cli_page import PAGE as CLI_PAGE
 from support.cli_page import Section, keys_of, read_page
 from support.collector_process import CollectorProcess, ask, running_collector
 from support.epoch_traces import write_scored_traces
 from support.fleet_store import write_fleet
+from support.page_files import write_page_files
+from support.planning_problems import small_problem
 from support.spools import write_damaged_spool
 from support.synthetic_runs import synthetic_runs, write_runs
 from support.wire_agent import WireStream, hello
 
 from gpusonde.cli import main
+from gpusonde.cli.commands import probe, profile
 from gpusonde.cli.demo.traces import bundled_trace
 from gpusonde.cli.parsing import Parser, common_options
 from gpusonde.collector.security.identity import Role
 from gpusonde.collector.security.tokens import token_entry
+from gpusonde.optimizer.documents.files import write_json
+from gpusonde.simulator.allreduce import AllreduceMeasurement
+from gpusonde.simulator.compute import ComputeProbe
+from gpusonde.simulator.gradients import assumed_trace
+from gpusonde.simulator.job_profile import JobProfile
 
 PAGE = read_page()
 COMMON_OPTIONS = {"--json", "--verbose", "--log-format", "--help"}
@@ -49,6 +58,47 @@ def fleet_answers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, An
 
 
 @pytest.fixture(scope="session")
+def planning_answers(
+    collector: CollectorProcess, run: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[dict[str, Any]]]:
+    """What the commands say about the page's own problem, about one without a plan, and about the tracked run."""
+    folder = write_page_files(CLI_PAGE, tmp_path_factory.mktemp("planning"))
+    job, at = str(folder / "job.toml"), ("--collector", collector.address)
+    runs = ("--group", "g4dn.xlarge=4@64")
+    hopeless, watched = folder / "hopeless.json", folder / "watched.json"
+    write_json(hopeless, small_problem(deadline_s=30.0))
+    write_json(watched, small_problem(iterations=run["epochs"], samples_per_epoch=256))
+    spot = small_problem(iterations=200_000, deadline_s=40_000.0)
+    spot["offers"][0] |= {"billing": "spot", "preemptions_per_hour": 0.05}
+    write_json(folder / "spot.json", spot)
+    (folder / "spot.jsonl").write_text('{"elapsed_s": 60, "completed_iterations": 200}')
+    progress = str(folder / "progress.jsonl")
+    return {
+        "plan": [
+            ask("plan", "solve", job, "--out", str(folder / "solution.json")),
+            ask("plan", "solve", str(hopeless), exit_code=1),
+            ask("plan", "solve", job, *at),
+            ask("plan", "pareto", job),
+            ask("plan", "estimate", job, *runs),
+            ask("plan", "estimate", job, "--plan", str(folder / "solution.json"), *at),
+        ],
+        "monitor": [
+            ask("monitor", job, *runs, "--progress", progress, "--out", str(folder / "out.jsonl")),
+            ask("monitor", job, *runs, "--progress", progress, *at),
+            ask("monitor", str(folder / "spot.json"), "--group", "t4=4@64", "--progress", str(folder / "spot.jsonl")),
+            ask("monitor", str(watched), "--group", "t4=4@64", "--run", run["run_id"], *at),
+        ],
+        # Torch, which measures, is not here.
+        "profile": [
+            profile.payload(
+                JobProfile("T4", (ComputeProbe(8, 0.1), ComputeProbe(64, 0.5)), assumed_trace(1e8), 0.01, 96), folder
+            )
+        ],
+        "probe": [probe.payload("lab", [AllreduceMeasurement("lab", 1e6, 2, 0.01)], folder)],
+    }
+
+
+@pytest.fixture(scope="session")
 def answers(
     collector: CollectorProcess,
     run: dict[str, Any],
@@ -56,6 +106,7 @@ def answers(
     collector_report: dict[str, Any],
     demo_report: dict[str, Any],
     fleet_answers: list[dict[str, Any]],
+    planning_answers: dict[str, list[dict[str, Any]]],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, list[dict[str, Any]]]:
     """Command -> what it prints under ``--json``; several answers where a command has several."""
@@ -104,6 +155,7 @@ def answers(
             ask("store", "sql", str(fleet), "SELECT COUNT(*) AS ticks FROM samples"),
         ],
         "fleet": fleet_answers,
+        **planning_answers,
         "runs": [ask("runs", *at)],
         "epochs": [ask("epochs", "--latest", *at), ask("epochs", run["run_id"], "--total-epochs", "40", *at)],
         "gpus": [ask("gpus"), ask("gpus", "V100")],

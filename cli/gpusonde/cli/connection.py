@@ -23,8 +23,16 @@ _FILES = (
 _SERVER_NAME = ("tls_server_name", "GPUSONDE_TLS_SERVER_NAME")
 
 
-def add_collector_options(parser: argparse.ArgumentParser, *, default: str | None = DEFAULT_COLLECTOR) -> None:
-    """Declare ``--collector`` of the commands that ask one, and what proves who asks whom."""
+def add_collector_options(
+    parser: argparse.ArgumentParser,
+    *,
+    default: str | None = DEFAULT_COLLECTOR,
+    otherwise: str = "predicting here",
+) -> None:
+    """Declare ``--collector`` of the commands that ask one, and what proves who asks whom.
+
+    ``otherwise`` is what happens without, for commands that have no default.
+    """
     group = parser.add_argument_group("the collector", "Each option has an environment variable, named in brackets.")
     group.add_argument(
         "--collector",
@@ -33,7 +41,7 @@ def add_collector_options(parser: argparse.ArgumentParser, *, default: str | Non
         metavar="HOST:PORT",
         help=f"address of the collector (default: {DEFAULT_COLLECTOR})"
         if default
-        else "ask this collector instead of predicting here",
+        else f"ask this collector instead of {otherwise}",
     )
     for name, variable, text in _FILES:
         group.add_argument(_flag(name), metavar="FILE", help=f"{text} [{variable}]")

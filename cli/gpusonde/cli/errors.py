@@ -17,6 +17,7 @@ from typing import Any
 _COLLECTOR_EXTRA = frozenset(
     {"scipy", "pandas", "sklearn", "catboost", "pyarrow", "matplotlib", "rich", "grpc_health", "grpc_reflection"}
 )
+_EXTRAS = {**dict.fromkeys(_COLLECTOR_EXTRA, "collector"), "torch": "torch"}
 
 
 class CommandError(Exception):
@@ -26,10 +27,10 @@ class CommandError(Exception):
 class MissingExtraError(CommandError):
     """A subcommand needs a distribution that is not installed."""
 
-    def __init__(self, module: str, command: str) -> None:
+    def __init__(self, module: str, command: str, extra: str = "collector") -> None:
         """Name the extra that brings ``module``."""
         super().__init__(
-            f"'gpusonde {command}' needs {module}, which is not installed: run pip install 'gpusonde[collector]'"
+            f"'gpusonde {command}' needs {module}, which is not installed: run pip install 'gpusonde[{extra}]'"
         )
 
 
@@ -71,8 +72,9 @@ def describe(error: BaseException, command: str) -> Report:
     name = type(error).__name__
     if isinstance(error, ModuleNotFoundError):
         root = (error.name or "").partition(".")[0]
-        if root in _COLLECTOR_EXTRA:
-            return Report("MissingExtraError", str(MissingExtraError(root, command)))
+        extra = _EXTRAS.get(root)
+        if extra is not None:
+            return Report("MissingExtraError", str(MissingExtraError(root, command, extra)))
     if _is_ours(error):
         file, line, field = (getattr(error, key, None) for key in ("path", "line", "field"))
         return Report(

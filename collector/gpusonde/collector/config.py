@@ -162,6 +162,19 @@ class PredictionConfig:
 
 
 @dataclass(frozen=True)
+class PlanningConfig:
+    """``[planning]``: questions about what to rent."""
+
+    processes: int = option("count", 1, "processes that answer, started at need; 0: such questions are refused")
+    time_limit_s: float = option("duration", 30.0, "time for one answer")
+    memory_bytes: int = option("size", 4 << 30, "memory that each of these processes may allocate")
+    max_waiting: int = option("count", 16, "questions that wait for a process; then they are refused")
+    max_request_bytes: int = option("size", 4 << 20, "largest request")
+    max_watches: int = option("count", 8, "jobs watched at the same time, each by a process of its own")
+    watch_interval_s: float = option("duration", 10.0, "time between two looks at a watched job, at least")
+
+
+@dataclass(frozen=True)
 class MetricsConfig:
     """``[metrics]``: what the collector says about itself."""
 
@@ -183,6 +196,7 @@ class CollectorConfig(Configuration):
     clickhouse: ClickHouseConfig = field(default_factory=ClickHouseConfig)
     runs: RunsConfig = field(default_factory=RunsConfig)
     prediction: PredictionConfig = field(default_factory=PredictionConfig)
+    planning: PlanningConfig = field(default_factory=PlanningConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
@@ -261,6 +275,13 @@ def _check(config: CollectorConfig) -> None:
         "runs.track_interval": (config.runs.track_interval_s, 0.01, 60.0),
         "runs.state_interval": (config.runs.state_interval_s, 1.0, 86_400.0),
         "runs.summary_time": (config.runs.summary_time_s, 0.001, 10.0),
+        "planning.processes": (config.planning.processes, 0, 64),
+        "planning.time_limit": (config.planning.time_limit_s, 0.1, 3600.0),
+        "planning.memory_bytes": (config.planning.memory_bytes, 1 << 30, 1 << 44),
+        "planning.max_waiting": (config.planning.max_waiting, 0, 10_000),
+        "planning.max_request_bytes": (config.planning.max_request_bytes, 1 << 12, 1 << 23),
+        "planning.max_watches": (config.planning.max_watches, 0, 10_000),
+        "planning.watch_interval": (config.planning.watch_interval_s, 0.1, 3600.0),
     }
     for name, (value, low, high) in ranges.items():
         if not low <= value <= high:

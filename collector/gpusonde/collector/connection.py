@@ -10,6 +10,9 @@ import grpc
 
 from gpusonde.service.tls import ClientSecurity
 
+# What gRPC says of the client's deadline; other words are the collector's.
+_OWN_DEADLINE = "Deadline Exceeded"
+
 
 class CollectorError(RuntimeError):
     """A collector that cannot be reached, or a question that it cannot answer.
@@ -71,7 +74,7 @@ class Connection:
                 advice = "start one with 'gpusonde collector', or give its address"
                 if any(word in details.lower() for word in ("handshake", "certificate", "verification")):
                     advice = "check --tls-ca, --tls-cert and --tls-key, and that no certificate has expired"
-            elif code == "DEADLINE_EXCEEDED":
+            elif code == "DEADLINE_EXCEEDED" and details == _OWN_DEADLINE:
                 details = f"the collector at {self._target} did not answer in time"
                 advice = "try again, or look at its log"
             elif code == "UNAUTHENTICATED":

@@ -27,7 +27,17 @@ from gpusonde.collector.ingest.gate import Gate
 from gpusonde.collector.ingest.pacing import Pressure
 from gpusonde.collector.ingest.quarantine import Quarantine
 from gpusonde.collector.ingest.service import IngestService
-from gpusonde.collector.options import model_source, pipeline_options, record_limits, run_policy, stream_options
+from gpusonde.collector.options import (
+    model_source,
+    pipeline_options,
+    planning_options,
+    record_limits,
+    run_policy,
+    stream_options,
+    watch_options,
+)
+from gpusonde.collector.planning.processes import PlanningProcesses
+from gpusonde.collector.planning.service import PlanningService
 from gpusonde.collector.query.prediction import Predictor
 from gpusonde.collector.query.service import QueryService
 from gpusonde.collector.security.access import Access, pace_options
@@ -185,6 +195,10 @@ class _Collector:
         )
         self._predictor = Predictor(store, results, load_gpus(), model_source(config), self._counters)
         self._query = QueryService(store, results, self._predictor, executors["query"])
+        self._planning = PlanningProcesses(planning_options(config))
+        self._planning_service = PlanningService(
+            self._planning, results, executors["query"], self._access.guard, lambda: watch_options(self._config)
+        )
         self._supervision = Supervision(
             config,
             config_source,
@@ -214,6 +228,7 @@ class _Collector:
         self._ingest.configure(record_limits(config), stream_options(config))
         self._access.configure(config)
         self._pipeline.configure(pipeline_options(config))
+        self._planning.configure(planning_options(config))
 
     async def run(self, stop: threading.Event | None, on_ready: Callable[[str], None] | None) -> CollectorReport:
         """Serve until told to stop."""
@@ -233,6 +248,7 @@ class _Collector:
                 self._ingest,
                 self._query,
                 AdminService(self._agents),
+                self._planning_service,
                 self._health,
                 [self._access.interceptor],
                 max_record_bytes=self._config.ingest.max_record_bytes,
@@ -265,8 +281,10 @@ class _Collector:
             notify("STOPPING=1", "STATUS=asking agents to go elsewhere, making everything durable")
             self._pipeline.hurry(self._config.server.drain_grace_s)
             self._ingest.drain()
+            self._planning_service.drain()
             await self._health.set_query(False)
             await self._stop_serving(server, hurrying)
+            await self._planning.close()
             self._committer.close()
             for task in others:
                 task.cancel()

@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 from gpusonde.collector.config import CollectorConfig
 from gpusonde.collector.ingest.service import StreamOptions
+from gpusonde.collector.planning.processes import ProcessOptions
+from gpusonde.collector.planning.watch import WatchOptions
 from gpusonde.collector.records.limits import Limits
 from gpusonde.collector.security.access import pace_options
 from gpusonde.collector.tracking.pipeline import PipelineOptions
@@ -35,6 +37,13 @@ _LIVE = frozenset(
         "runs.track_interval",
         "runs.summary_time",
         "prediction.model",
+        "planning.processes",
+        "planning.time_limit",
+        "planning.memory_bytes",
+        "planning.max_waiting",
+        "planning.max_request_bytes",
+        "planning.max_watches",
+        "planning.watch_interval",
         "metrics.listen",
         "log.level",
         "log.format",
@@ -91,6 +100,23 @@ def pipeline_options(config: CollectorConfig) -> PipelineOptions:
         silence_end_s=config.runs.silence_end_s,
         summary_time_s=config.runs.summary_time_s,
     )
+
+
+def planning_options(config: CollectorConfig) -> ProcessOptions:
+    """Bounds of the processes that plan."""
+    planning = config.planning
+    return ProcessOptions(
+        processes=planning.processes,
+        waiting=planning.max_waiting,
+        watches=planning.max_watches,
+        time_limit_s=planning.time_limit_s,
+        memory_bytes=planning.memory_bytes,
+    )
+
+
+def watch_options(config: CollectorConfig) -> WatchOptions:
+    """How jobs are watched."""
+    return WatchOptions(config.planning.watch_interval_s, config.planning.max_request_bytes)
 
 
 def run_policy(config: CollectorConfig) -> RunPolicy:

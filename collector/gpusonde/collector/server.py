@@ -13,8 +13,10 @@ from grpc_reflection.v1alpha import reflection
 from gpusonde.admin.v1 import admin_pb2, admin_pb2_grpc
 from gpusonde.collector.ingest.admin import AdminService
 from gpusonde.collector.ingest.service import IngestService
+from gpusonde.collector.planning.service import PlanningService
 from gpusonde.collector.query.service import QueryService
 from gpusonde.ingest.v1 import ingest_pb2, ingest_pb2_grpc
+from gpusonde.planning.v1 import planning_pb2, planning_pb2_grpc
 from gpusonde.query.v1 import query_pb2, query_pb2_grpc
 from gpusonde.service.listen import check_free
 
@@ -26,6 +28,7 @@ _REASONS = {
 
 INGEST = ingest_pb2.DESCRIPTOR.services_by_name["IngestService"].full_name
 ADMIN = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
+PLANNING = planning_pb2.DESCRIPTOR.services_by_name["PlanningService"].full_name
 QUERY = query_pb2.DESCRIPTOR.services_by_name["QueryService"].full_name
 
 
@@ -46,13 +49,15 @@ class Health:
 
     async def set_query(self, serving: bool) -> None:
         """Say whether questions are answered."""
-        await self.servicer.set(QUERY, _status(serving))
+        for service in (QUERY, PLANNING):
+            await self.servicer.set(service, _status(serving))
 
 
 def build_server(
     ingest: IngestService,
     query: QueryService,
     admin: AdminService,
+    planning: PlanningService,
     health_state: Health,
     interceptors: Sequence[grpc.aio.ServerInterceptor],
     *,
@@ -85,11 +90,12 @@ def build_server(
     )
     ingest_pb2_grpc.add_IngestServiceServicer_to_server(ingest, server)  # type: ignore[no-untyped-call]
     query_pb2_grpc.add_QueryServiceServicer_to_server(query, server)  # type: ignore[no-untyped-call]
+    planning_pb2_grpc.add_PlanningServiceServicer_to_server(planning, server)  # type: ignore[no-untyped-call]
     admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)  # type: ignore[no-untyped-call]
     health_pb2_grpc.add_HealthServicer_to_server(health_state.servicer, server)
     if with_reflection:
         reflection.enable_server_reflection(
-            (INGEST, QUERY, ADMIN, health.SERVICE_NAME, reflection.SERVICE_NAME), server
+            (INGEST, QUERY, PLANNING, ADMIN, health.SERVICE_NAME, reflection.SERVICE_NAME), server
         )
     return server
 

@@ -177,6 +177,21 @@ def test_thousands_of_offers_are_refused():
     assert refusal(small_problem(offers=offers))[0] == "offers"
 
 
+def test_more_to_choose_from_than_can_be_searched_is_refused():
+    found, text = refusal(
+        small_problem(
+            global_batch=1 << 20,
+            offers=[
+                {**offer, "name": f"{offer['name']}-{i}", "quota": 10_000}
+                for i in range(20)
+                for offer in small_problem()["offers"]
+            ],
+        )
+    )
+    assert found == "offers"
+    assert "fewer batch_sizes" in text
+
+
 @pytest.mark.parametrize(
     ("groups", "field"),
     [

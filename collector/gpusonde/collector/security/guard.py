@@ -19,6 +19,8 @@ _LONGEST_HEADER = 1024
 _ROLES: Mapping[str, Role] = {
     "gpusonde.ingest.v1.IngestService": Role.AGENT,
     "gpusonde.query.v1.QueryService": Role.READER,
+    # It computes for the asker and changes nothing.
+    "gpusonde.planning.v1.PlanningService": Role.READER,
     "gpusonde.admin.v1.AdminService": Role.ADMIN,
 }
 # Whether the collector is alive, and what its methods are called (where that is served at all), is no secret.

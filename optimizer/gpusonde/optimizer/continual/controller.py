@@ -104,6 +104,8 @@ class Controller:
     def attach(self, plan: Plan, machines: Sequence[str]) -> None:
         """Take over a job that runs already, on machines that the cloud lists."""
         self._running = (plan, frozenset(machines))
+        # Whoever runs something else than what was decided has decided otherwise.
+        self._target = self._idle_since_s = None
 
     def ordered(self, offer: str, machines: Sequence[str], now_s: float) -> None:
         """Take note that the machines of a ``LAUNCH`` were ordered."""

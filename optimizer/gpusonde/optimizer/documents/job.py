@@ -18,7 +18,8 @@ from gpusonde.simulator.compute import (
     EpochLatencies,
     EpochLatency,
     ProbeError,
-    fit_compute_curve,
+    TimedSteps,
+    compute_curve,
 )
 from gpusonde.simulator.exchange import LinkPolicy
 from gpusonde.simulator.exchange.policy import LinkShare
@@ -72,7 +73,7 @@ def parse_job(values: Any, gpus: GpuCatalog, path: str = "job") -> Job:
     curves: dict[str, ComputeCurve] = {}
     notes: list[str] = []
     for at, element in table.items("curves", least=1, most=MOST_CURVES):
-        device, curve = _curve(element, at, gpus)
+        device, curve = _curve(element, at, gpus, curves)
         if device in curves:
             raise DocumentError(f"{at}.device", f"{device!r} has a curve already; merge their probes")
         curves[device] = curve
@@ -101,8 +102,8 @@ def device_name(name: str, gpus: GpuCatalog) -> str:
         return name
 
 
-def _curve(values: Any, path: str, gpus: GpuCatalog) -> tuple[str, ComputeCurve]:
-    table = Table(values, path, ("device", "probes", "epochs", "gray_box", "kind", "largest_batch"))
+def _curve(values: Any, path: str, gpus: GpuCatalog, known: Mapping[str, ComputeCurve]) -> tuple[str, ComputeCurve]:
+    table = Table(values, path, ("device", "probes", "epochs", "gray_box", "kind", "largest_batch", "shape"))
     device = device_name(table.text("device"), gpus)
     forms = {"probes": _probe, "epochs": _epoch_probe, "gray_box": _gray_box_probe}
     origins = {"probes": CurveOrigin.PROBES, "epochs": CurveOrigin.CROSS_GPU, "gray_box": CurveOrigin.GRAY_BOX}
@@ -110,8 +111,14 @@ def _curve(values: Any, path: str, gpus: GpuCatalog) -> tuple[str, ComputeCurve]
     probes = [forms[form](element, at) for at, element in table.items(form, least=1, most=MOST_PROBES)]
     kind = cast(CurveKind, table.choice("kind", _KINDS, _KINDS[0]))
     largest = table.whole("largest_batch", most=LARGEST_BATCH) if "largest_batch" in table else None
+    shape = None
+    if "shape" in table:
+        like = device_name(table.text("shape"), gpus)
+        if like not in known:
+            raise DocumentError(table.at("shape"), f"there is no curve of {like!r} before this one")
+        shape = known[like]
     try:
-        return device, fit_compute_curve(probes, kind, origin=origins[form], largest_batch=largest)
+        return device, compute_curve(TimedSteps(probes, origins[form]), kind, shape=shape, largest_batch=largest)
     except (ProbeError, ValueError) as error:
         raise DocumentError(f"{path}.{form}", str(error)) from None
 

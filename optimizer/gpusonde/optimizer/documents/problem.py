@@ -20,6 +20,8 @@ KIND = "problem"
 MOST_OFFERS = 256
 MOST_MACHINES = 10_000
 MOST_BATCH_SIZES = 256
+# Offers times batch sizes times machines; what is searched grows with it.
+MOST_CHOICES = 200_000
 _MOST_ITERATIONS = 2**53
 _BILLINGS = [billing.value for billing in Billing]
 _KEYS = (
@@ -97,6 +99,7 @@ def parse_problem(document: Mapping[str, Any], gpus: GpuCatalog, catalog: OfferC
         )
     except ProblemError as error:
         raise DocumentError("", str(error)) from None
+    _check_size(problem)
     return ProblemDocument(table.text("name", ""), problem, job, per_epoch, rated, tuple(notes))
 
 
@@ -122,6 +125,19 @@ def parse_plan(document: Mapping[str, Any], problem: Problem, path: str = "") ->
         return Plan(tuple(groups))
     except ProblemError as error:
         raise DocumentError(table.at("groups"), str(error)) from None
+
+
+def _check_size(problem: Problem) -> None:
+    choices = 0
+    for offer in problem.offers:
+        for batch in problem.candidates(offer):
+            choices += min(offer.quota, problem.global_batch // (batch * offer.devices))
+    if choices > MOST_CHOICES:
+        raise DocumentError(
+            "offers",
+            f"there are {choices:,} ways to choose machines and batch of an offer, {MOST_CHOICES:,} are taken; give"
+            " fewer offers, quotas that are needed, or fewer batch_sizes",
+        )
 
 
 def _with_memory_limit(offer: Offer, job: Job) -> Offer:

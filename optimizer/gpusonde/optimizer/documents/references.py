@@ -11,8 +11,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from gpusonde.catalog import load_gpus
 from gpusonde.optimizer.documents.fields import DocumentError, Table, text
 from gpusonde.optimizer.documents.files import check_format, read_document
+from gpusonde.optimizer.documents.job import device_name
 from gpusonde.optimizer.documents.spot_files import with_spot_offers
 
 _MOST_FILES = 256
@@ -47,7 +49,10 @@ def _resolved(job: dict[str, Any], folder: Path) -> dict[str, Any]:
     for at, element in files["profiles"]:
         curves.append(_add_profile(job, Table(element, at, ("file", "device")), folder))
     curves += _predicted_curves(
-        [Table(element, at, ("file", "batch_size", "samples_per_epoch")) for at, element in files["predictions"]],
+        [
+            Table(element, at, ("file", "batch_size", "samples_per_epoch", "shape"))
+            for at, element in files["predictions"]
+        ],
         folder,
         {curve["device"] for curve in curves if isinstance(curve, Mapping) and isinstance(curve.get("device"), str)},
     )
@@ -72,27 +77,36 @@ def _add_profile(job: dict[str, Any], table: Table, folder: Path) -> dict[str, A
 
 
 def _predicted_curves(tables: list[Table], folder: Path, known: set[str]) -> list[dict[str, Any]]:
-    """Curves of every GPU that was predicted at two batch sizes or more and has none yet."""
+    """Curves of every GPU without one that was predicted at two batch sizes, or at one with a shape to go by."""
+    if not tables:
+        return []
+    gpus = load_gpus()
+    taken = {device_name(device, gpus) for device in known}
     by_device: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    shape = ""
     for table in tables:
         batch = {key: table.number(key) for key in ("batch_size", "samples_per_epoch")}
+        shape = table.text("shape", shape)
         found = _read(folder, table.text("file", longest=4096), table.at("file"))
-        rows = Table(found, table.at("file"), found)
-        for at, row in rows.items("predictions", most=4096, least=1):
+        for at, row in Table(found, table.at("file"), found).items("predictions", most=4096, least=1):
             if not isinstance(row, Mapping):
                 raise DocumentError(at, "is no prediction; give the output of 'gpusonde predict --json'")
             device = row.get("gpu_model")
             if isinstance(device, str) and row.get("epoch_latency_s") is not None:
                 by_device[device].append({**batch, **{key: row.get(key) for key in _OF_PREDICTION}})
-    curves = [
-        {"device": device, "epochs": rows}
-        for device, rows in by_device.items()
-        if device not in known and len({row["batch_size"] for row in rows}) > 1
-    ]
-    if tables and not curves and not known:
+    curves = []
+    for device, rows in by_device.items():
+        if device in taken:
+            continue
+        if len({row["batch_size"] for row in rows}) > 1:
+            curves.append({"device": device, "epochs": rows})
+        elif shape:
+            curves.append({"device": device, "epochs": rows, "shape": shape})
+    if not curves and not known:
         raise DocumentError(
             "job.predictions",
-            "no GPU is predicted at two batch sizes; measure the job at another batch size and predict",
+            "no GPU is predicted at two batch sizes: measure the job at another one and predict, or give a profile and"
+            " shape, the device it is of",
         )
     return curves
 

@@ -13,6 +13,7 @@ from gpusonde.optimizer.plan import Plan
 from gpusonde.optimizer.solution import Solution
 
 SOLUTION_FORMAT = "gpusonde.solution/1"
+PARETO_FORMAT = "gpusonde.pareto/1"
 PLAN_FORMAT = "gpusonde.plan/1"
 
 

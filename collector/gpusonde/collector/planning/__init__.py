@@ -1,0 +1,1 @@
+"""What to rent for a job: questions to the optimizer, answered in processes of their own."""

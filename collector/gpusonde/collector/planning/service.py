@@ -1,0 +1,168 @@
+"""``PlanningService``: the optimizer's way through gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from concurrent.futures import Executor
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from gpusonde.collector.planning.errors import RefusedError, abort, checked
+from gpusonde.collector.planning.processes import PlanningProcesses
+from gpusonde.collector.planning.watch import Watch, WatchOptions
+from gpusonde.collector.planning.wire import fill, problem_document, to_document
+from gpusonde.collector.query.runs import find_run
+from gpusonde.collector.security.guard import Guard
+from gpusonde.collector.security.identity import Identity
+from gpusonde.collector.storage.engine import ResultStore
+from gpusonde.planning.v1 import planning_pb2, planning_pb2_grpc
+
+_START_WAIT_S = 30.0
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class PlanningService(planning_pb2_grpc.PlanningServiceServicer):
+    """Implements ``gpusonde.planning.v1.PlanningService``.
+
+    Args:
+        processes: Answer.
+        results: Where runs and epochs are.
+        executor: Runs blocking reads of them.
+        guard: Knows callers, whose proof may be withdrawn during a watch.
+        options: How to watch and how much to take, at the time of the question.
+    """
+
+    def __init__(
+        self,
+        processes: PlanningProcesses,
+        results: ResultStore,
+        executor: Executor,
+        guard: Guard,
+        options: Callable[[], WatchOptions],
+    ) -> None:
+        self._processes = processes
+        self._results = results
+        self._executor = executor
+        self._guard = guard
+        self._options = options
+        self._draining = asyncio.Event()
+
+    def drain(self) -> None:
+        """Have every watch end."""
+        self._draining.set()
+
+    async def SolveProblem(  # noqa: N802 - gRPC's name, as below
+        self, request: planning_pb2.SolveProblemRequest, context: Context
+    ) -> planning_pb2.SolveProblemResponse:
+        """Return the best plan."""
+        question = {"kind": "solve", "problem": problem_document(request.problem)}
+        if request.method:
+            question["method"] = to_document(request)["method"]
+        answer = await self._answer(context, request, question)
+        response = planning_pb2.SolveProblemResponse()
+        fill(response.solution, answer["solution"])
+        return response
+
+    async def EstimatePlan(  # noqa: N802
+        self, request: planning_pb2.EstimatePlanRequest, context: Context
+    ) -> planning_pb2.EstimatePlanResponse:
+        """Return what a plan takes and costs."""
+        question = {
+            "kind": "estimate",
+            "problem": problem_document(request.problem),
+            "plan": to_document(request.plan),
+        }
+        answer = await self._answer(context, request, question)
+        response = planning_pb2.EstimatePlanResponse()
+        fill(response.solution, answer["solution"])
+        return response
+
+    async def ListParetoPlans(  # noqa: N802
+        self, request: planning_pb2.ListParetoPlansRequest, context: Context
+    ) -> planning_pb2.ListParetoPlansResponse:
+        """Return the plans that no other one beats in both time and cost."""
+        answer = await self._answer(context, request, {"kind": "pareto", "problem": problem_document(request.problem)})
+        response = planning_pb2.ListParetoPlansResponse()
+        fill(response, answer["front"])
+        return response
+
+    async def WatchJob(  # noqa: N802
+        self, requests: AsyncIterator[planning_pb2.WatchJobRequest], context: Context
+    ) -> None:
+        """Follow a job and say when another plan is better."""
+        try:
+            start = await self._start(requests)
+            await self._check(context, start)
+            if start.run_id:
+                await self._epoch_ends(start.run_id)
+            identity = self._guard.identify(context)
+
+            def may_go_on() -> None:
+                self._check_identity(identity)
+
+            async def send(recommendation: dict[str, Any]) -> None:
+                response = planning_pb2.WatchJobResponse()
+                fill(response.recommendation, recommendation)
+                await context.write(response)
+
+            async with self._processes.watch() as ask:
+                watch = Watch(start, ask, self._epoch_ends, self._options)
+                await self._unless_draining(watch.run(requests, send, may_go_on))
+        except Exception as error:  # the client must get a status whatever happened
+            await abort(context, error)
+
+    def _check_identity(self, identity: Identity) -> None:
+        if problem := self._guard.revoked(identity):
+            raise RefusedError(grpc.StatusCode.UNAUTHENTICATED, problem)
+
+    async def _start(self, requests: AsyncIterator[planning_pb2.WatchJobRequest]) -> planning_pb2.WatchStart:
+        try:
+            first = await asyncio.wait_for(anext(requests, None), _START_WAIT_S)
+        except asyncio.TimeoutError:
+            first = None
+        if first is None or first.WhichOneof("request") != "start":
+            raise RefusedError(grpc.StatusCode.INVALID_ARGUMENT, "field 'start': a watch begins with it")
+        return first.start
+
+    async def _unless_draining(self, watching: Coroutine[Any, Any, None]) -> None:
+        task, draining = asyncio.ensure_future(watching), asyncio.ensure_future(self._draining.wait())
+        try:
+            await asyncio.wait({task, draining}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise RefusedError(grpc.StatusCode.UNAVAILABLE, "the collector stops; watch again at another one")
+            task.result()
+        finally:
+            task.cancel()
+            draining.cancel()
+
+    async def _epoch_ends(self, run_id: str) -> list[float]:
+        def read() -> list[float]:
+            run = find_run(self._results, run_id)
+            standing = (epoch for epoch in self._results.epochs(run.run_id) if epoch.status != "withdrawn")
+            return [epoch.end_unix_nano / 1e9 for epoch in standing]
+
+        return await asyncio.get_running_loop().run_in_executor(self._executor, read)
+
+    async def _answer(self, context: Context, request: Any, question: Mapping[str, Any]) -> dict[str, Any]:
+        """Have a question answered and turn what goes wrong into statuses."""
+        await self._check(context, request)
+        try:
+            return checked(await self._processes.ask(question))
+        except Exception as error:  # the client must get a status whatever happened
+            await abort(context, error)
+
+    async def _check(self, context: Context, request: Any) -> None:
+        most = self._options().max_request_bytes
+        if self._processes.options.processes < 1:
+            await context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION, "this collector does not plan (planning.processes = 0)"
+            )
+        if (size := request.ByteSize()) > most:
+            await context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"the request has {size} bytes, {most} are taken (planning.max_request_bytes)",
+            )

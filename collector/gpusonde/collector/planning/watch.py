@@ -1,0 +1,175 @@
+"""``WatchJob``: one job followed over one stream."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import grpc
+
+from gpusonde.collector.planning.errors import RefusedError, checked
+from gpusonde.collector.planning.wire import problem_document, to_document
+from gpusonde.planning.v1 import planning_pb2
+
+# Reports that wait for the next look; beyond them the stream is not read.
+_MOST_REPORTS = 256
+# As many epochs as the optimizer looks at.
+_MOST_EPOCHS = 512
+_LATEST_S = 3.2e9
+# Between two looks, so that a record of a job that is played back leaves room for others.
+_LEAST_PAUSE_S = 0.02
+
+Ask = Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]
+# Run id -> when each of its epochs ended, Unix seconds.
+EpochEnds = Callable[[str], Awaitable[Sequence[float]]]
+Requests = AsyncIterator[planning_pb2.WatchJobRequest]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+# A report, what was wrong with one, or None after the last one.
+_Item: TypeAlias = "dict[str, Any] | RefusedError | None"
+
+
+@dataclass(frozen=True)
+class WatchOptions:
+    """How a job is watched.
+
+    Attributes:
+        interval_s: Time between two looks, at least.
+        max_request_bytes: Largest request.
+    """
+
+    interval_s: float
+    max_request_bytes: int
+
+
+class Watch:
+    """Follows one job.
+
+    Args:
+        start: The first request.
+        ask: Asks the process that holds the job's controller.
+        epoch_ends: Looks epochs up.
+        options: How to watch, at the time of each look.
+        clock: Monotonic seconds.
+        wall_clock: Unix time in seconds.
+    """
+
+    def __init__(
+        self,
+        start: planning_pb2.WatchStart,
+        ask: Ask,
+        epoch_ends: EpochEnds,
+        options: Callable[[], WatchOptions],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._start = start
+        self._ask = ask
+        self._epoch_ends = epoch_ends
+        self._options = options
+        self._clock = clock
+        # What the job's clock showed, and when that was.
+        self._known = start.elapsed_s, clock()
+        self._job_start_unix_s = wall_clock() - start.elapsed_s
+        self._reports: asyncio.Queue[_Item] = asyncio.Queue(_MOST_REPORTS)
+
+    async def run(self, requests: Requests, send: Send, may_go_on: Callable[[], None]) -> None:
+        """Send recommendations until the job is done, or nobody reports any more and no run tells.
+
+        Args:
+            requests: What comes after the first request.
+            send: Takes recommendations.
+            may_go_on: Raises when the watch is to end; called before every look.
+
+        Raises:
+            RefusedError: A request that cannot be.
+            QueryError: No such run.
+        """
+        start = {key: value for key, value in to_document(self._start).items() if key not in ("problem", "run_id")}
+        problem = problem_document(self._start.problem)
+        checked(await self._ask({"kind": "start_watch", "problem": problem, "start": start}))
+        reading = asyncio.ensure_future(self._read(requests))
+        try:
+            await self._follow(send, may_go_on)
+        finally:
+            reading.cancel()
+
+    async def _follow(self, send: Send, may_go_on: Callable[[], None]) -> None:
+        pending: list[dict[str, Any]] = []
+        coming: asyncio.Future[_Item] | None = None
+        due_s, looked_s, has_ended = self._clock(), -math.inf, False
+        while True:
+            if coming is None and not has_ended:
+                coming = asyncio.ensure_future(self._reports.get())
+            wait_s = max(0.0, due_s - self._clock())
+            if coming is not None:
+                await asyncio.wait({coming}, timeout=wait_s)
+            else:
+                await asyncio.sleep(wait_s)
+            is_due = self._clock() >= due_s
+            if coming is not None and coming.done():
+                item, coming = coming.result(), None
+                if isinstance(item, Exception):
+                    raise item
+                has_ended = item is None
+                if item is not None:
+                    pending.append(item)
+                    self._known = max(self._now_s(), item["elapsed_s"]), self._clock()
+                    # Reports may come faster than time passes, from a record of it.
+                    is_due |= "completed_iterations" not in item
+                    is_due |= item["elapsed_s"] >= looked_s + self._options().interval_s
+            is_over = has_ended and not self._start.run_id
+            if not (is_due or is_over):
+                continue
+            may_go_on()
+            now_s = self._now_s()
+            recommendation = await self._look(pending, now_s)
+            pending, looked_s, due_s = [], now_s, self._clock() + self._options().interval_s
+            await send(recommendation)
+            if is_over or recommendation["kind"] == "done":
+                if coming is not None:
+                    coming.cancel()
+                return
+            await asyncio.sleep(_LEAST_PAUSE_S)
+
+    async def _look(self, reports: list[dict[str, Any]], now_s: float) -> dict[str, Any]:
+        if self._start.run_id:
+            ends = sorted(end_s - self._job_start_unix_s for end_s in await self._epoch_ends(self._start.run_id))
+            latest = ends[-_MOST_EPOCHS:]
+            reports = [*reports, {"epoch_ends_s": latest, "older_epochs": len(ends) - len(latest)}]
+        answer = checked(await self._ask({"kind": "watch", "reports": reports, "now_s": now_s}))
+        found: dict[str, Any] = answer["recommendation"]
+        return found
+
+    async def _read(self, requests: Requests) -> None:
+        try:
+            async for request in requests:
+                await self._reports.put(_report(request, self._options().max_request_bytes))
+        except RefusedError as error:
+            await self._reports.put(error)
+        else:
+            await self._reports.put(None)
+
+    def _now_s(self) -> float:
+        known_s, at_s = self._known
+        return known_s + self._clock() - at_s
+
+
+def _report(request: planning_pb2.WatchJobRequest, largest_bytes: int) -> dict[str, Any]:
+    if request.ByteSize() > largest_bytes:
+        raise RefusedError(grpc.StatusCode.RESOURCE_EXHAUSTED, f"a report has more than {largest_bytes} bytes")
+    kind = request.WhichOneof("request")
+    if kind == "progress":
+        progress = request.progress
+        report = {"elapsed_s": progress.elapsed_s, "completed_iterations": progress.completed_iterations}
+    elif kind == "machines":
+        report = {"elapsed_s": request.machines.elapsed_s, **to_document(request.machines)}
+    else:
+        raise RefusedError(grpc.StatusCode.INVALID_ARGUMENT, "after the first request come progress and machines")
+    if not 0.0 <= report["elapsed_s"] <= _LATEST_S:
+        raise RefusedError(grpc.StatusCode.INVALID_ARGUMENT, "field 'elapsed_s': must be seconds since the job's start")
+    return report

@@ -1,0 +1,301 @@
+"""What to rent, asked of a real collector: plans, limits, roles, watches."""
+
+import json
+import math
+import time
+
+import grpc
+import pytest
+from support.certificates import Authority, tls_settings
+from support.planning_problems import small_problem
+from support.running_collector import ThreadCollector
+from support.wire_agent import wait_until
+
+from gpusonde.catalog import load_gpus, load_offers
+from gpusonde.collector.connection import CollectorError
+from gpusonde.collector.planning.client import PlanningClient
+from gpusonde.collector.planning.wire import fill, to_document
+from gpusonde.optimizer.documents.answers import estimate_plan, pareto_plans, solve_problem
+from gpusonde.optimizer.documents.problem import parse_plan, parse_problem
+from gpusonde.planning.v1 import planning_pb2, planning_pb2_grpc
+from gpusonde.service.tls import ClientSecurity
+
+QUICK = {"planning__watch_interval": "100ms"}
+PLAN = {"groups": [{"offer": "t4", "machines": 4, "batch_size": 64}]}
+
+
+@pytest.fixture(scope="module")
+def planner(tmp_path_factory):
+    with ThreadCollector(tmp_path_factory.mktemp("planner") / "data", **QUICK) as running:
+        yield running
+
+
+@pytest.fixture
+def client(planner):
+    with PlanningClient(planner.target, timeout_s=120) as asking:
+        yield asking
+
+
+def refusal(ask):
+    with pytest.raises(CollectorError) as error:
+        ask()
+    return error.value.code, error.value.details
+
+
+def parsed(**changes):
+    gpus = load_gpus()
+    return parse_problem(small_problem(**changes), gpus, load_offers(gpus=gpus))
+
+
+def test_a_message_holds_the_same_as_the_document():
+    document = small_problem(batch_sizes=[8, 16])
+    message = planning_pb2.Problem()
+    fill(message, document)
+    again = to_document(planning_pb2.Problem.FromString(message.SerializeToString()))
+    assert {"format": "gpusonde.problem/1", **again} == document
+
+
+def test_every_key_of_a_problem_file_has_a_field_and_every_field_a_key():
+    from gpusonde.optimizer.documents import job, problem
+
+    for message, keys in (
+        (planning_pb2.Problem, set(problem._KEYS) - {"format"}),
+        (planning_pb2.Offer, set(problem._OFFER_KEYS)),
+        (planning_pb2.CatalogQuery, set(problem._QUERY_KEYS)),
+        (planning_pb2.AllreduceMeasurement, set(job._MEASUREMENT_KEYS)),
+    ):
+        assert {field.name for field in message.DESCRIPTOR.fields} == keys
+
+
+def test_the_collector_answers_what_is_computed_here(client):
+    document = parsed()
+    assert client.solve(small_problem()) == json.loads(json.dumps(solve_problem(document)))
+    assert client.pareto(small_problem()) == json.loads(json.dumps(pareto_plans(document)))
+    here = estimate_plan(document, parse_plan(PLAN, document.problem, "plan"))
+    assert client.estimate(small_problem(), PLAN) == json.loads(json.dumps(here))
+
+
+def test_the_published_search_can_be_asked_for(client):
+    assert client.solve(small_problem(), "paper")["proof"]["method"] == "paper"
+
+
+def test_a_problem_without_a_plan_is_answered_with_the_nearest(client):
+    found = client.solve(small_problem(deadline_s=60.0))
+    assert (found["status"], found["plan"], found["estimate"]) == ("infeasible", None, None)
+    assert found["nearest"]["plan"]["groups"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"global_batch": 0}, "global_batch: must be a whole number"),
+        ({"offers": []}, "offers: is missing"),
+        ({"deadline_s": math.nan}, "deadline_s: must be a number"),
+        ({"iterations": None}, "iterations: is missing"),
+        ({"deadline_s": -1.0}, "one in the past"),
+        ({"job": {}}, "job.curves: at least 1"),
+    ],
+)
+def test_what_cannot_be_is_refused_naming_the_key(client, changes, says):
+    code, text = refusal(lambda: client.solve(small_problem(**changes)))
+    assert code == "INVALID_ARGUMENT"
+    assert says in text
+
+
+def test_unknown_enumerations_of_newer_clients_are_refused(planner):
+    message = planning_pb2.SolveProblemRequest()
+    fill(message, {"problem": small_problem()})
+    message.problem.objective = 77
+    with grpc.insecure_channel(planner.target) as channel:
+        stub = planning_pb2_grpc.PlanningServiceStub(channel)
+        with pytest.raises(grpc.RpcError) as error:
+            stub.SolveProblem(message)
+    assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "objective" in error.value.details()
+
+
+def large_problem():
+    """Thirty kinds of machines, hundreds of each."""
+    document = small_problem(global_batch=65_536, batch_sizes=[8, 12, 16, 20, 24, 32, 40, 48, 56, 64, 96, 128])
+    document["offers"] = [
+        {**document["offers"][i % 2], "name": f"offer-{i}", "quota": 500, "usd_per_hour": 0.5 + 0.013 * i}
+        for i in range(30)
+    ]
+    return document
+
+
+def test_an_answer_that_takes_too_long_is_given_up_and_the_next_question_is_answered(tmp_path):
+    with (
+        ThreadCollector(tmp_path / "data", planning__time_limit="1s") as running,
+        PlanningClient(running.target) as client,
+    ):
+        code, text = refusal(lambda: client.solve(large_problem()))
+        assert (code, "planning.time_limit" in text) == ("DEADLINE_EXCEEDED", True)
+        assert client.estimate(small_problem(), PLAN)["plan"] == PLAN
+
+
+def succeeds(ask):
+    try:
+        ask()
+    except CollectorError:
+        return False
+    return True
+
+
+def test_more_questions_than_may_wait_are_refused_at_once(tmp_path):
+    with (
+        ThreadCollector(tmp_path / "data", planning__max_waiting="1") as running,
+        grpc.insecure_channel(running.target) as channel,
+    ):
+        stub = planning_pb2_grpc.PlanningServiceStub(channel)
+        message = planning_pb2.SolveProblemRequest()
+        fill(message, {"problem": small_problem()})
+        calls = [stub.SolveProblem.future(message, timeout=120) for _ in range(6)]
+        codes = [call.code() for call in calls]
+        assert codes.count(grpc.StatusCode.OK) == 2
+        assert codes.count(grpc.StatusCode.RESOURCE_EXHAUSTED) == 4
+        assert "ask again in a moment" in next(call.details() for call in calls if call.code().value[0] == 8)
+        assert stub.SolveProblem(message, timeout=120).solution.plan.groups
+
+
+def test_a_caller_who_goes_away_leaves_nobody_computing(tmp_path):
+    with ThreadCollector(tmp_path / "data") as running, PlanningClient(running.target) as client:
+        with grpc.insecure_channel(running.target) as channel:
+            message = planning_pb2.SolveProblemRequest()
+            fill(message, {"problem": large_problem()})
+            call = planning_pb2_grpc.PlanningServiceStub(channel).SolveProblem.future(message)
+            time.sleep(0.2)
+            call.cancel()
+        # With the one process still busy this would wait for half a minute.
+        began = time.monotonic()
+        client.solve(small_problem())
+        assert time.monotonic() - began < 25
+
+
+def test_requests_beyond_their_size_and_planning_that_is_off_are_refused(tmp_path):
+    with (
+        ThreadCollector(tmp_path / "a", planning__max_request_bytes="4KiB") as running,
+        PlanningClient(running.target) as client,
+    ):
+        document = small_problem()
+        document["offers"] = [{**document["offers"][0], "name": f"t4-{i}"} for i in range(200)]
+        code, text = refusal(lambda: client.solve(document))
+        assert (code, "planning.max_request_bytes" in text) == ("RESOURCE_EXHAUSTED", True)
+        client.solve(small_problem())
+    with ThreadCollector(tmp_path / "b", planning__processes="0") as running, PlanningClient(running.target) as client:
+        code, text = refusal(lambda: client.solve(small_problem()))
+        assert (code, "planning.processes" in text) == ("FAILED_PRECONDITION", True)
+
+
+def test_readers_and_admins_may_ask_and_agents_may_not(tmp_path):
+    authority = Authority(tmp_path / "authority")
+    with ThreadCollector(tmp_path / "data", **tls_settings(authority)) as running:
+        for role, may in (("reader", True), ("admin", True), ("agent", False)):
+            certificate, key = authority.client(role, "someone")
+            security = ClientSecurity(str(authority.ca), str(certificate), str(key))
+            with PlanningClient(running.target, security=security) as client:
+                if may:
+                    assert client.estimate(small_problem(), PLAN)["status"] == "feasible"
+                    continue
+                assert refusal(lambda c=client: c.estimate(small_problem(), PLAN))[0] == "PERMISSION_DENIED"
+                assert refusal(lambda c=client: list(c.watch(small_problem(), {})))[0] == "PERMISSION_DENIED"
+
+
+def steady(until_s, iterations_per_s=4.2, step_s=60):
+    return [{"elapsed_s": float(t), "completed_iterations": t * iterations_per_s} for t in range(0, until_s, step_s)]
+
+
+def test_a_watched_job_is_followed_by_its_reports_to_its_end(client):
+    found = list(client.watch(small_problem(), {"plan": PLAN}, steady(5400)))
+    assert found[0]["kind"] == "keep"
+    assert found[-1]["kind"] == "done"
+    assert found[-1]["remaining_iterations"] == 0
+    middle = found[len(found) // 2]
+    assert middle["throughput"]["mean"] == pytest.approx(4.2, rel=0.01)
+    assert middle["projection"]["end_s"] == pytest.approx(20_000 / 4.2, rel=0.05)
+
+
+def test_a_preemption_leads_to_another_plan(client):
+    reports = [
+        *steady(1200),
+        {
+            "elapsed_s": 1205.0,
+            "machines": [{"offer": "t4", "machines": 3}],
+            "preempted": [{"offer": "t4", "machines": 1}],
+        },
+    ]
+    last = list(client.watch(small_problem(), {"plan": PLAN}, reports))[-1]
+    assert last["kind"] == "launch"
+    assert last["launch"]
+    # More t4 are not to be had just now.
+    assert "t4" not in {row["offer"] for row in last["launch"]}
+
+
+def test_a_job_that_is_not_yet_started_is_told_what_to_launch(client):
+    first = next(iter(client.watch(small_problem(), {})))
+    assert first["kind"] == "launch"
+    assert first["launch"] == [{"offer": "t4", "machines": 4}]
+
+
+@pytest.mark.parametrize(
+    ("start", "reports", "code", "says"),
+    [
+        ({"plan": {"groups": [{"offer": "k80", "machines": 1, "batch_size": 1}]}}, [], "INVALID_ARGUMENT", "k80"),
+        ({"elapsed_s": math.nan}, [], "INVALID_ARGUMENT", "elapsed_s"),
+        ({"run_id": "none"}, [], "NOT_FOUND", "gpusonde runs"),
+        ({}, [{"elapsed_s": -1.0, "completed_iterations": 0.0}], "INVALID_ARGUMENT", "elapsed_s"),
+        ({}, [{"elapsed_s": 1.0, "completed_iterations": math.inf}], "INVALID_ARGUMENT", "completed_iterations"),
+        (
+            {},
+            [{"elapsed_s": 1.0, "plan": {"groups": [{"offer": "t4", "machines": 3, "batch_size": 64}]}}],
+            "INVALID_ARGUMENT",
+            "192 samples",
+        ),
+    ],
+)
+def test_watches_of_what_cannot_be_are_refused(client, start, reports, code, says):
+    found, text = refusal(lambda: list(client.watch(small_problem(), start, reports)))
+    assert found == code
+    assert says in text
+
+
+def test_a_watch_begins_with_its_start(planner):
+    with grpc.insecure_channel(planner.target) as channel:
+        stub = planning_pb2_grpc.PlanningServiceStub(channel)
+        for requests in ([], [planning_pb2.WatchJobRequest(progress=planning_pb2.ReportedProgress())]):
+            with pytest.raises(grpc.RpcError) as error:
+                list(stub.WatchJob(iter(requests)))
+            assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def endless(stop):
+    while not stop:
+        time.sleep(0.05)
+        yield from ()
+
+
+def test_more_watches_than_allowed_are_refused_until_one_ends(tmp_path):
+    with (
+        ThreadCollector(tmp_path / "data", planning__max_watches="1", **QUICK) as running,
+        PlanningClient(running.target) as one,
+        PlanningClient(running.target) as other,
+    ):
+        stop = []
+        first = one.watch(small_problem(), {"plan": PLAN}, endless(stop))
+        next(first)
+        code, text = refusal(lambda: list(other.watch(small_problem(), {})))
+        assert (code, "planning.max_watches" in text) == ("RESOURCE_EXHAUSTED", True)
+        first.close()
+        stop.append(True)
+        wait_until(lambda: succeeds(lambda: list(other.watch(small_problem(), {}))), 30, "the end of the first watch")
+
+
+def test_a_collector_that_stops_ends_its_watches(tmp_path):
+    stop = []
+    with ThreadCollector(tmp_path / "data", **QUICK) as running, PlanningClient(running.target) as client:
+        watch = client.watch(small_problem(), {"plan": PLAN}, endless(stop))
+        next(watch)
+        running.stop()
+        code, text = refusal(lambda: list(watch))
+        stop.append(True)
+    assert (code, "the collector stops" in text) == ("UNAVAILABLE", True)
