@@ -24,6 +24,7 @@ from gpusonde.optimizer.steps import StepTimes
 # Iterations that take this many times longer than estimated are taken as a fault of the job, not of the estimates.
 _LARGEST_SLOWDOWN = 10.0
 _FEWEST_INTERVALS = 3
+_MOST_MEASURED = 64
 
 
 class _Target(NamedTuple):
@@ -72,6 +73,7 @@ class Controller:
         self._depletions = Depletions(self.options.depletion_s, self.options.depletion_longest_s)
         self._completed = 0.0
         self._slowdown = 1.0
+        self._measured_s: dict[Plan, float] = {}
         self._now_s = -math.inf
         self._running: tuple[Plan, frozenset[str]] | None = None
         self._target: _Target | None = None
@@ -256,12 +258,15 @@ class Controller:
 
     def _situation(self, now_s: float) -> Situation:
         remaining = max(0.0, self.problem.iterations - self._completed)
-        step_s = None
         throughput = self._measured()
         if self.options.calibrate and self._running is not None and throughput is not None and throughput.certain:
             step_s = 1 / throughput.mean
             estimated_s = self._steps.estimate(self._running[0]).mean_s
             self._slowdown = min(_LARGEST_SLOWDOWN, max(1.0, step_s / estimated_s))
+            self._measured_s.pop(self._running[0], None)
+            self._measured_s[self._running[0]] = step_s
+            if len(self._measured_s) > _MOST_MEASURED:
+                del self._measured_s[next(iter(self._measured_s))]
         return Situation(
             now_s=now_s,
             remaining=remaining,
@@ -271,7 +276,7 @@ class Controller:
             depleted=[o.name for o in self.problem.offers if self._depletions.depleted(o.name, now_s)],
             slowdown=self._slowdown,
             running=self.running,
-            running_step_s=step_s,
+            measured_s=self._measured_s,
         )
 
     def _decision(
