@@ -17,7 +17,6 @@ from gpusonde.optimizer import Billing, Problem
 from gpusonde.optimizer.continual import ContinualOptions
 from gpusonde.optimizer.continual.figure_8 import play
 from gpusonde.optimizer.continual.replay import Outcome, only, replay
-from gpusonde.optimizer.search.brute_force import brute_force
 
 JOBS = 150
 _DEFAULT = ContinualOptions()
@@ -52,7 +51,7 @@ RULES = (
 
 def section(args: argparse.Namespace) -> list[str]:
     """Figure 8 and the replay."""
-    events = play(brute_force).events()
+    events = play().events()
     off_s = max(abs(event.happened_s - event.published_s) for event in events)
     bar(args, "Fig. 8's time line in simulated time", "every event to +-1 s, deadline of 500 s met",
         f"largest difference {off_s:.1f} s, done at {events[-1].happened_s:.0f} s",
@@ -115,7 +114,7 @@ def _run(rule: Rule, job: spot_jobs.SpotJob, campaign: spot_jobs.SpotSet) -> Out
         if f"spot {zone}" in offered
     }
     until_s = _PATIENCE * max(job.deadline_s, job.hours * 3600.0)
-    return replay(problem, job.steps, capacity, brute_force, job.truth, rule.options, until_s=until_s)
+    return replay(problem, job.steps, capacity, job.truth, rule.options, until_s=until_s)
 
 
 def _missed(jobs: Sequence[spot_jobs.SpotJob], outcomes: Sequence[Outcome]) -> int:

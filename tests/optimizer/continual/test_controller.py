@@ -22,7 +22,6 @@ from gpusonde.optimizer.continual import (
     Runtime,
 )
 from gpusonde.optimizer.continual.simulated import SimulatedCloud, SimulatedJob, SimulatedWorld, StepCapacity
-from gpusonde.optimizer.search.brute_force import brute_force
 
 SPOT = Offer("spot", "A", 1, 4, 1.0, Billing.SPOT, largest_batch=64)
 OTHER = Offer("other", "A", 1, 4, 1.2, Billing.SPOT, largest_batch=64)
@@ -55,7 +54,7 @@ def world_of(
 def play(
     task: Problem, world: SimulatedWorld, options: ContinualOptions | None = None, until_s: float = 24 * HOUR
 ) -> tuple[list[Decision], Controller]:
-    controller = Controller(task, TableSteps(OFFERS, LATENCIES), world.cloud, brute_force, options)
+    controller = Controller(task, TableSteps(OFFERS, LATENCIES), world.cloud, options=options)
     runtime = Runtime(controller, world.cloud, world, world, solve_s=1.0)
     decisions = []
     while world.now_s() < until_s:
@@ -212,7 +211,7 @@ class OddCloud(ReportedCloud):
 
 
 def test_news_of_unknown_machines_changes_nothing_and_is_counted() -> None:
-    controller = Controller(problem(), TableSteps(OFFERS, LATENCIES), OddCloud(), brute_force)
+    controller = Controller(problem(), TableSteps(OFFERS, LATENCIES), OddCloud())
     decision = controller.step(0.0)
     assert str(decision.recommendation.plan) == "1 x spot @ 64"
     assert controller.fleet.unknown > 0
@@ -222,7 +221,7 @@ def test_news_of_unknown_machines_changes_nothing_and_is_counted() -> None:
 
 def test_a_clock_that_goes_back_stands_still_and_one_that_shows_nothing_is_refused() -> None:
     cloud = ReportedCloud([Machine("m", "sure", ready=True)])
-    controller = Controller(problem(), TableSteps(OFFERS, LATENCIES), cloud, brute_force)
+    controller = Controller(problem(), TableSteps(OFFERS, LATENCIES), cloud)
     controller.attach(Plan((Group("sure", 1, 64),)), ["m"])
     controller.step(1000.0)
     assert controller.step(10.0).at_s == 1000.0
@@ -236,7 +235,7 @@ def test_a_clock_that_goes_back_stands_still_and_one_that_shows_nothing_is_refus
 
 
 def test_odd_progress_is_left_out() -> None:
-    controller = Controller(problem(), TableSteps(OFFERS, LATENCIES), ReportedCloud(), brute_force)
+    controller = Controller(problem(), TableSteps(OFFERS, LATENCIES), ReportedCloud())
     assert controller.observe(0.0, 0.0)
     for time_s, completed in ((1.0, math.nan), (math.nan, 5.0), (1.0, -3.0), (0.0, 5.0)):
         assert not controller.observe(time_s, completed)
@@ -248,7 +247,7 @@ def test_odd_progress_is_left_out() -> None:
 
 def test_a_machine_that_vanishes_without_a_notice_is_a_preemption() -> None:
     cloud = ReportedCloud([Machine("m", "spot", ready=True)])
-    controller = Controller(problem(), TableSteps(OFFERS, LATENCIES), cloud, brute_force)
+    controller = Controller(problem(), TableSteps(OFFERS, LATENCIES), cloud)
     controller.attach(Plan((Group("spot", 1, 64),)), ["m"])
     assert controller.step(0.0).kind is DecisionKind.KEEP
     cloud.report([])
@@ -260,7 +259,7 @@ def test_a_machine_that_vanishes_without_a_notice_is_a_preemption() -> None:
 def test_progress_from_detected_epochs_projects_the_end_of_a_job_that_nobody_instrumented() -> None:
     cloud = ReportedCloud([Machine("m", "sure", ready=True)])
     task = problem(deadline_s=6 * HOUR)
-    controller = Controller(replace(task, offers=(SURE,)), TableSteps(OFFERS, LATENCIES), cloud, brute_force)
+    controller = Controller(replace(task, offers=(SURE,)), TableSteps(OFFERS, LATENCIES), cloud)
     controller.attach(Plan((Group("sure", 1, 64),)), ["m"])
     epochs = EpochProgress(iterations_per_epoch=100)
     for epoch in range(6):

@@ -6,11 +6,10 @@ import pytest
 
 from gpusonde.optimizer.continual import ContinualOptions, DecisionKind
 from gpusonde.optimizer.continual.figure_8 import play
-from gpusonde.optimizer.search.brute_force import brute_force
 
 
 def test_every_event_of_the_seeds_time_line_comes_within_a_second() -> None:
-    played = play(brute_force)
+    played = play()
     events = played.events()
     assert [event.name for event in events if abs(event.happened_s - event.published_s) > 1] == []
     assert played.world.job.finished_s is not None
@@ -19,7 +18,7 @@ def test_every_event_of_the_seeds_time_line_comes_within_a_second() -> None:
 
 
 def test_the_plans_are_the_seeds_and_the_surviving_machine_is_kept() -> None:
-    launches = [d for _, d in play(brute_force).decisions if d.kind is DecisionKind.LAUNCH]
+    launches = [d for _, d in play().decisions if d.kind is DecisionKind.LAUNCH]
     first, second = (decision.recommendation for decision in launches)
     assert str(first.plan) == "2 x p3.8xl @ 128"
     assert str(second.plan) == "8 x g3.8xl @ 32 + 1 x p3.8xl @ 128"
@@ -29,12 +28,12 @@ def test_the_plans_are_the_seeds_and_the_surviving_machine_is_kept() -> None:
 
 
 def test_without_waiting_for_the_volume_the_same_job_ends_four_seconds_sooner() -> None:
-    played = play(brute_force, ContinualOptions(restore_s=0.0, save_s=0.0))
+    played = play(ContinualOptions(restore_s=0.0, save_s=0.0))
     assert played.world.job.finished_s == pytest.approx(415, abs=1)
     plans = [str(d.recommendation.plan) for _, d in played.decisions if d.kind is DecisionKind.LAUNCH]
     assert plans == ["2 x p3.8xl @ 128", "8 x g3.8xl @ 32 + 1 x p3.8xl @ 128"]
 
 
 def test_the_seeds_rules_never_ask_for_a_depleted_offer_again() -> None:
-    asked = [offer for at_s, d in play(brute_force).decisions for offer, _ in d.recommendation.launch if at_s > 222]
+    asked = [offer for at_s, d in play().decisions for offer, _ in d.recommendation.launch if at_s > 222]
     assert asked == ["g3.8xl"]

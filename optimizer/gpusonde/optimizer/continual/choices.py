@@ -13,6 +13,7 @@ from gpusonde.optimizer.continual.risk import ExpectedRun, PreemptionRates, expe
 from gpusonde.optimizer.plan import Plan
 from gpusonde.optimizer.problem import Billing, Objective, Offer, Problem, ProblemError
 from gpusonde.optimizer.solution import Solution
+from gpusonde.optimizer.solve import solve
 from gpusonde.optimizer.steps import StepTimes
 
 Solver = Callable[[Problem, StepTimes], Solution]
@@ -20,10 +21,16 @@ _HOUR_S = 3600.0
 # Spot prices are raised by the time that preemptions cost; beyond this factor an offer is hopeless anyway.
 _LARGEST_RISE = 4.0
 _MOST_KNOWN = 256
+_SEARCH_S = 5.0
 # Standard deviation of the logarithm of a measured iteration, on the same machines and on others of their kind: the
 # seed saw up to 1.15 times between allocations.
 _MEASURED_SPREAD = 0.02
 _MEASURED_BEFORE_SPREAD = 0.05
+
+
+def solve_exactly(problem: Problem, steps: StepTimes) -> Solution:
+    """Return the best plan by the exact search, without the explanations that nobody would read."""
+    return solve(problem, steps, explain=False, time_limit_s=_SEARCH_S)
 
 
 @dataclass(frozen=True)

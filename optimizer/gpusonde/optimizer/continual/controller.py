@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from gpusonde.optimizer.continual.choices import Choice, Choices, Situation, Solver
+from gpusonde.optimizer.continual.choices import Choice, Choices, Situation, Solver, solve_exactly
 from gpusonde.optimizer.continual.cloud import Cloud
 from gpusonde.optimizer.continual.decision import Decision, DecisionKind, Recommendation
 from gpusonde.optimizer.continual.depletion import Depletions
@@ -47,7 +47,7 @@ class Controller:
         problem: The whole job; deadline and budget count from zero of the job's clock.
         steps: How long iterations take.
         cloud: Where machines are.
-        solver: Finds the best plan of a problem.
+        solver: Finds the best plan of a problem; None for the exact search with five seconds at most.
         options: Times and rules.
         rates: Preemptions of the offers; pass one object to several controllers to let them learn from each other.
     """
@@ -57,7 +57,7 @@ class Controller:
         problem: Problem,
         steps: StepTimes,
         cloud: Cloud,
-        solver: Solver,
+        solver: Solver | None = None,
         options: ContinualOptions | None = None,
         rates: PreemptionRates | None = None,
     ) -> None:
@@ -67,7 +67,7 @@ class Controller:
         rates = rates or PreemptionRates()
         self.fleet = Fleet(cloud, problem.offers, rates)
         self.window = ProgressWindow(self.options.window_s, confidence=self.options.confidence)
-        self._choices = Choices(problem, steps, self.options, rates, solver)
+        self._choices = Choices(problem, steps, self.options, rates, solver or solve_exactly)
         self._policy = Policy(problem, self.options, self._choices)
         self._steps = steps
         self._depletions = Depletions(self.options.depletion_s, self.options.depletion_longest_s)

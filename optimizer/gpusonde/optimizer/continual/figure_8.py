@@ -105,7 +105,7 @@ _PUBLISHED = (
 )
 
 
-def play(solver: Solver, options: ContinualOptions | None = None) -> Played:
+def play(options: ContinualOptions | None = None, solver: Solver | None = None) -> Played:
     """Play the time line; by default under the seed's rules."""
     capacity = {
         "p3.8xl": StepCapacity([0.0, _INTERRUPT_S], [2, 1]),

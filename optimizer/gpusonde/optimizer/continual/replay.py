@@ -140,12 +140,12 @@ def replay(
     problem: Problem,
     steps: StepTimes,
     capacity: Mapping[str, Capacity],
-    solver: Solver,
     truth: Truth,
     options: ContinualOptions | None = None,
     *,
     until_s: float,
     rates: PreemptionRates | None = None,
+    solver: Solver | None = None,
 ) -> Outcome:
     """Run a job to its end under the controller, in simulated time.
 
@@ -153,11 +153,11 @@ def replay(
         problem: The job.
         steps: What the controller believes of iterations.
         capacity: What the cloud has, by offer; offers on demand that are missing have their quota at any time.
-        solver: Finds the best plan.
         truth: What happens.
         options: Times and rules of the controller.
         until_s: When to give up.
         rates: Preemptions as learned before.
+        solver: Finds the best plan; None for the exact search.
     """
     options = options or ContinualOptions()
     random = np.random.default_rng(truth.seed)
