@@ -294,7 +294,10 @@ class Controller:
     ) -> Decision:
         choice = verdict.choice if verdict else None
         fallback = verdict.fallback if verdict else None
-        again_s = min(next_step_s, at.now_s + self.options.review_s, verdict.again_s if verdict else math.inf)
+        # Where nothing runs or boots, nothing changes before an offer can be asked again.
+        idle = kind in (DecisionKind.IDLE, DecisionKind.NO_PLAN)
+        review_s = max(self.options.review_s, self.options.resolve_s) if idle else self.options.review_s
+        again_s = min(next_step_s, at.now_s + review_s, verdict.again_s if verdict else math.inf)
         ending: dict[str, int] = {}
         for machine in terminate:
             if machine in self.fleet.machines:

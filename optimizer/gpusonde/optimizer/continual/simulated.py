@@ -152,7 +152,8 @@ class SimulatedCloud:
         booting = (i.ready_s for i in self._instances.values() if i.ready_s > self._now_s)
         offers = {i.offer for i in self._instances.values()}
         falls = (self._capacity[offer].next_change_s(self._now_s) for offer in offers)
-        notices = (self._notices[0][0],) if self._notices else ()
+        # What is due waits to be fetched and does not happen again.
+        notices = (time_s for time_s, _, _ in self._notices if time_s > self._now_s)
         return min(itertools.chain(booting, falls, notices), default=math.inf)
 
     def advance(self, time_s: float) -> tuple[str, ...]:
@@ -259,7 +260,7 @@ class SimulatedJob:
         if not self.machines or self.finished_s is not None:
             return
         worked_s = self._now_s - self._work_from_s
-        if worked_s <= 0:
+        if worked_s < 0:
             return
         self.completed = min(self._iterations, self._base + worked_s / self._step_s)
         if math.isfinite(self._interval_s):
