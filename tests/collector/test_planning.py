@@ -7,7 +7,7 @@ import time
 import grpc
 import pytest
 from support.certificates import Authority, tls_settings
-from support.planning_problems import small_problem
+from support.problem_documents import small_problem
 from support.running_collector import ThreadCollector
 from support.wire_agent import wait_until
 

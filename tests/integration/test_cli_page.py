@@ -15,7 +15,7 @@ from support.collector_process import CollectorProcess, ask, running_collector
 from support.epoch_traces import write_scored_traces
 from support.fleet_store import write_fleet
 from support.page_files import write_page_files
-from support.planning_problems import small_problem
+from support.problem_documents import small_problem
 from support.spools import write_damaged_spool
 from support.synthetic_runs import synthetic_runs, write_runs
 from support.wire_agent import WireStream, hello

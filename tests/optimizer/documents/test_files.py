@@ -6,7 +6,7 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.planning_problems import measurements, probes, small_problem
+from support.problem_documents import measurements, probes, small_problem
 
 from gpusonde.catalog import load_gpus, load_offers
 from gpusonde.optimizer.documents.fields import DocumentError

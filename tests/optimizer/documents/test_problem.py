@@ -5,7 +5,7 @@ import math
 from copy import deepcopy
 
 import pytest
-from support.planning_problems import probes, small_problem
+from support.problem_documents import probes, small_problem
 
 from gpusonde.catalog import load_gpus, load_offers
 from gpusonde.optimizer.documents.fields import DocumentError
