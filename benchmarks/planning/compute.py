@@ -54,7 +54,8 @@ def section(args: argparse.Namespace) -> list[str]:
         f"{percent(worst['linear'].mean())}, which leaning further towards the line would cost more elsewhere than it "
         "saves here. With probes at random places "
         "(smallest, largest and two at random, eight draws) the errors are "
-        + ", ".join(f"{percent(float(other[kind]))} ({name})" for kind, name in KINDS.items()) + ".",
+        + ", ".join(f"{percent(float(other[kind]))} ({name})" for kind, name in KINDS.items())
+        + f". {percent(_inside(curves), 0)} of the unseen batch sizes lie within the range that should hold 90 %.",
         "",
         *table(("curve", "unseen", *KINDS.values()), rows),
     ]  # fmt: skip
@@ -73,6 +74,19 @@ def _errors(batch: np.ndarray, seconds: np.ndarray, places: list[int], kind: Cur
     curve = fit_compute_curve([ComputeProbe(batch[place], seconds[place]) for place in places], kind)
     unseen = np.delete(np.arange(batch.size), places)
     return np.abs(curve.predict(batch[unseen]).total_s / seconds[unseen] - 1)
+
+
+def _inside(curves: dict) -> float:
+    """Share of the unseen batch sizes within 1.645 of the curve's own standard deviations."""
+    inside = []
+    for batch, seconds in curves.values():
+        places = sia.probe_places(batch.astype(int).tolist())
+        unseen = np.delete(np.arange(batch.size), places)
+        found = fit_compute_curve([ComputeProbe(batch[place], seconds[place]) for place in places]).predict(
+            batch[unseen]
+        )
+        inside += list(np.abs(np.log(found.total_s / seconds[unseen])) <= 1.645 * found.uncertainty)
+    return float(np.mean(inside))
 
 
 def _with_random_probes(curves: dict, kind: CurveKind, seed: int) -> float:

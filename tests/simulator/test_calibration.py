@@ -118,6 +118,14 @@ def test_a_placement_like_no_measured_one_is_less_certain():
     assert far.sd_s[0] / far.seconds[0] > 2 * near.sd_s[0] / near.seconds[0]
 
 
+def test_a_machine_alone_is_not_taken_for_as_slow_as_a_network_when_only_that_was_measured():
+    network_only = [each for each in PLACEMENTS if len(each) > 1]
+    calibration = ExchangeCalibration(PROBES, measured(network_only), [TRACE])
+    alone, across = calibration.predict((4,), 4.0), calibration.predict((2, 2), 4.0)
+    assert alone.seconds[0] < 0.8 * across.seconds[0]
+    assert abs(alone.seconds[0] - iteration_s((4,), 4.0)) < alone.sd_s[0]
+
+
 def test_nine_of_ten_iterations_lie_within_their_range():
     inside = []
     for seed in range(8):

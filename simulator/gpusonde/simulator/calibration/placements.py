@@ -23,6 +23,8 @@ Placement = tuple[int, ...]
 
 # All relative to the median exchange time of the measured placements.
 _LINEAR_FREEDOM = 2.0
+# What to expect before anything is measured: links inside a machine carry several times what its network does.
+_WITHIN_ONE_MACHINE = 0.25
 _AMPLITUDES = (0.1, 0.2, 0.4)
 _LENGTH_SCALES = (0.5, 1.0, 2.0)  # in natural logarithms of counts
 _OWN = (0.03, 0.06, 0.12, 0.24)
@@ -76,12 +78,13 @@ class SmoothPlacements:
         self._spread = np.where(spread > 0, spread, 1.0)
         self._features = self._standardised(placements)
         self._logarithms = np.array([_logarithms(placement) for placement in placements])
+        self._expected = _expected(placements)
         self._trust = np.ones(len(placements))
         measured, variance = seconds / scale_s, (sd_s / scale_s) ** 2
         for _ in range(_ROUNDS):
             self._hypotheses = self._fitted(measured, variance)
             self._shares = _shares([each.log_evidence for each in self._hypotheses])
-            smooth = self._mean(self._features, self._logarithms, None)
+            smooth = self._expected + self._mean(self._features, self._logarithms, None)
             own = float(self._shares @ [each.own**2 for each in self._hypotheses])
             off = np.abs(measured - smooth) / np.sqrt(own + variance)
             self._trust = 1.0 / np.maximum(1.0, off / _FAR_OFF)
@@ -89,14 +92,15 @@ class SmoothPlacements:
     def predict(self, placements: Sequence[Placement]) -> ExchangeTimes:
         """Return exchange times; a measured placement keeps what is its own."""
         features, logarithms = self._standardised(placements), np.array([_logarithms(each) for each in placements])
-        mean = self._mean(features, logarithms, placements)
+        beyond = self._mean(features, logarithms, placements)
+        mean = _expected(placements) + beyond
         variance = np.zeros(len(placements))
         for share, hypothesis in zip(self._shares, self._hypotheses, strict=True):
             across = self._across(features, logarithms, placements, hypothesis)
             before = hypothesis.amplitude**2 + _LINEAR_FREEDOM**2 * (features**2).sum(axis=1)
             before += hypothesis.own**2 / self._trust_of(placements)
             explained = np.einsum("ij,ji->i", across, cho_solve(hypothesis.factor, across.T))
-            apart = 1.0 + across @ hypothesis.weights - mean
+            apart = across @ hypothesis.weights - beyond
             variance += share * (np.maximum(before - explained, 0.0) + apart**2)
         return ExchangeTimes(np.maximum(mean, 0.0) * self._scale_s, np.sqrt(variance) * self._scale_s)
 
@@ -108,16 +112,17 @@ class SmoothPlacements:
             covariance = amplitude**2 * np.exp(-0.5 * far / length**2) + linear
             covariance[np.diag_indices_from(covariance)] += (own**2 + variance) / self._trust + 1e-9
             factor = cho_factor(covariance, lower=True)
-            weights = cho_solve(factor, measured - 1.0)
-            log_evidence = -0.5 * float((measured - 1.0) @ weights) - float(np.log(np.diag(factor[0])).sum())
+            beyond = measured - self._expected
+            weights = cho_solve(factor, beyond)
+            log_evidence = -0.5 * float(beyond @ weights) - float(np.log(np.diag(factor[0])).sum())
             found.append(_Hypothesis(amplitude, length, own, factor, weights, log_evidence))
         return found
 
     def _mean(self, features: FloatArray, logarithms: FloatArray, placements: Sequence[Placement] | None) -> FloatArray:
-        """Expected exchange times over the scale, shape (m,); without ``placements``, without what is their own."""
+        """Exchange times over the scale, less the expected, shape (m,); without ``placements``, without their own."""
         return np.asarray(
             sum(
-                share * (1.0 + self._across(features, logarithms, placements, hypothesis) @ hypothesis.weights)
+                share * (self._across(features, logarithms, placements, hypothesis) @ hypothesis.weights)
                 for share, hypothesis in zip(self._shares, self._hypotheses, strict=True)
             )
         )
@@ -178,6 +183,11 @@ def _linear(placement: Placement) -> FloatArray:
     """Features whose weights are times."""
     world, several = float(sum(placement)), float(len(placement) > 1)
     return np.array([1.0, several, world, (world - 1.0) / world, max(placement) * several])
+
+
+def _expected(placements: Sequence[Placement]) -> FloatArray:
+    """Exchange times over the scale before anything was measured, shape (n,)."""
+    return np.array([1.0 if len(placement) > 1 else _WITHIN_ONE_MACHINE for placement in placements])
 
 
 def _logarithms(placement: Placement) -> FloatArray:
