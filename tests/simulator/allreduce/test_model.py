@@ -152,6 +152,15 @@ def test_an_unknown_fabric_may_be_assumed_with_a_wide_spread():
     assert network.seconds([1e8], 4) == pytest.approx([8 * seconds(1e8, 4)], rel=0.1)
 
 
+def test_scattered_measurements_are_smoothed():
+    rows = noisy(grid(worlds=(2, 3, 4, 6, 8)), 0.4)
+    network = AllreduceModel.fit(rows, residual="off").network("ring")
+    truth = np.array([seconds(one.transfer_bytes, one.world_size) for one in rows])
+    told = np.array([network.seconds([one.transfer_bytes], one.world_size)[0] for one in rows])
+    measured = np.array([one.seconds for one in rows])
+    assert np.abs(np.log(told / truth)).mean() < 0.8 * np.abs(np.log(measured / truth)).mean()
+
+
 def test_the_spread_shows_how_repeats_scatter():
     rows = [one for seed in range(12) for one in noisy(grid(), 0.4, seed)]
     spread = AllreduceModel.fit(rows).network("ring").bus_bandwidth(np.array(SIZES), 4).log_spread

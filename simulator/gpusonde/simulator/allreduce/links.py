@@ -9,6 +9,7 @@ from gpusonde.simulator.allreduce.history import Decay, size_curve
 from gpusonde.simulator.allreduce.interpolation import LinkCurves
 from gpusonde.simulator.allreduce.locations import MOST_OTHERS, LocatedCurves
 from gpusonde.simulator.allreduce.measurements import AllreduceMeasurement, Link
+from gpusonde.simulator.allreduce.smoothing import smoothed
 from gpusonde.simulator.allreduce.topology import KNOWN_TOPOLOGIES, LinkTopology
 
 # A machine is taken for one with unlike links only when that explains its world sizes at least this much better ...
@@ -50,7 +51,7 @@ def _curves(measurements: Sequence[AllreduceMeasurement], decay: Decay, topology
     of_worlds: dict[tuple[int, int], list[AllreduceMeasurement]] = defaultdict(list)
     for one in measurements:
         of_worlds[one.world_size, one.concurrent].append(one)
-    curves = {key: size_curve(found, decay) for key, found in of_worlds.items()}
+    curves = smoothed({key: size_curve(found, decay) for key, found in sorted(of_worlds.items())})
     devices = max(one.devices_per_machine for one in measurements)
     if topology is not None:
         return LinkCurves(curves, topology, devices or topology.devices)
