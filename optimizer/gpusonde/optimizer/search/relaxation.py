@@ -38,8 +38,8 @@ class Kinds:
 
     def reachable(self, world_sizes: IntArray, samples: float) -> npt.NDArray[np.bool_]:
         """Return for which world sizes the global batch lies between what they can run at least and at most."""
-        least = _fill(world_sizes, self.devices, self.smallest[None])[0]
-        most = -_fill(world_sizes, self.devices, -self.largest[None])[0]
+        least = self._sums(world_sizes, self.smallest)
+        most = -self._sums(world_sizes, -self.largest)
         enough = world_sizes <= self.devices.sum()
         return np.asarray(enough & (least <= samples + 1e-6) & (most >= samples - 1e-6))
 
@@ -49,8 +49,8 @@ class Kinds:
         per_sample = self.usd_per_device_hour / self.largest
         order = np.argsort(per_sample)
         covered = np.minimum(np.cumsum(self.devices[order] * self.largest[order]), samples)
-        cover = float((np.diff(covered, prepend=0.0) * per_sample[order]).sum())
-        return np.asarray(np.maximum(_fill(world_sizes, self.devices, self.usd_per_device_hour[None])[0], cover))
+        cover = float(covered[0] * per_sample[order[0]] + (covered[1:] - covered[:-1]) @ per_sample[order[1:]])
+        return np.asarray(np.maximum(self._sums(world_sizes, self.usd_per_device_hour), cover))
 
     def bound(self, world_sizes: IntArray, samples: float) -> PriceBound:
         """Return the linear programme's bound for world sizes, shape (n,)."""
@@ -66,6 +66,13 @@ class Kinds:
         order = np.argsort(reduced)
         place = int(np.searchsorted(np.cumsum(self.devices[order]), world_size))
         return float(reduced[order[min(place, order.size - 1)]])
+
+    def _sums(self, world_sizes: IntArray, each: FloatArray) -> FloatArray:
+        """Least sum of a figure of so many GPUs, shape of ``world_sizes``."""
+        order = np.argsort(each)
+        devices = np.concatenate([[0], np.cumsum(self.devices[order])])
+        sums = np.concatenate([[0.0], np.cumsum(self.devices[order] * each[order])])
+        return np.asarray(np.interp(world_sizes, devices, sums))
 
     def _reduced(self, per_sample: FloatArray) -> FloatArray:
         """Price of a GPU less the worth of its samples, shape (m, k)."""
