@@ -38,7 +38,7 @@ class Estimates:
 
 
 def estimates_of(rows: Sequence[sia.StepTime], first_known: int = 0, *, all_known: bool = False) -> list[Estimates]:
-    """Return the configurations of clusters with a price, with estimates.
+    """Return the configurations of clusters with a price and of networks of known size, with estimates.
 
     Args:
         rows: Measured configurations.
@@ -46,7 +46,8 @@ def estimates_of(rows: Sequence[sia.StepTime], first_known: int = 0, *, all_know
         all_known: Give the models every row instead, to see what is left then.
     """
     found = []
-    for network, cluster in sorted({(row.network, row.cluster) for row in rows if row.cluster in _RATED}):
+    curves = {(row.network, row.cluster) for row in rows if row.cluster in _RATED and row.network in _GRADIENT_BYTES}
+    for network, cluster in sorted(curves):
         own = [row for row in rows if (row.network, row.cluster) == (network, cluster)]
         alone = sorted((row for row in own if row.world_size == 1), key=lambda row: row.batch_size)
         if len(alone) < _LEAST_BATCH_SIZES:

@@ -52,7 +52,7 @@ def read(path: Path = FILE) -> list[StepTime]:
             if not row["source"].startswith("siasosp23/"):
                 continue
             kind, _, cluster = row["source"].split()[-1].partition("-")
-            if kind != "placements" or cluster not in CLUSTERS:
+            if kind != "placements" or cluster not in CLUSTERS or not row["step_time_s"]:
                 continue
             nodes = tuple(sorted((int(digit) for digit in row["placement"].partition(".")[0]), reverse=True))
             key = (row["workload"], cluster, nodes, round(float(row["local_bsz"])))
