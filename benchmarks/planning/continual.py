@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import spot_jobs
-from page import bar, data_file, percent, table
+from page import NotRunError, bar, data_file, percent, table
 
 from gpusonde.optimizer import Billing, Problem
 from gpusonde.optimizer.continual import ContinualOptions
@@ -66,7 +66,10 @@ def section(args: argparse.Namespace) -> list[str]:
         *table(("event", "published, s", "simulated, s"),
                [(e.name, f"{e.published_s:.0f}", f"{e.happened_s:.1f}") for e in events]),
     ]  # fmt: skip
-    return [*lines, *_replay(args)]
+    try:
+        return [*lines, *_replay(args)]
+    except NotRunError as error:
+        return [*lines, "### Real spot traces replayed", "", f"Not run: {error}.", ""]
 
 
 def _replay(args: argparse.Namespace) -> list[str]:

@@ -10,6 +10,7 @@ import pytest
 
 from gpusonde.optimizer import Billing, Group, Objective, Offer, Plan, Problem, ProblemError, TableSteps
 from gpusonde.optimizer.continual import (
+    CloudError,
     ContinualOptions,
     Controller,
     Decision,
@@ -198,6 +199,65 @@ def test_a_spent_budget_is_no_plan() -> None:
     decisions, _ = play(problem(budget_usd=0.01), world, until_s=HOUR)
     assert kinds(decisions) == ["no_plan"]
     assert world.cloud.spent_usd == 0
+
+
+def test_a_deadline_that_spot_machines_alone_cannot_keep_gets_a_mixed_plan_whose_survivors_stay() -> None:
+    # 2 h of work in 1.7 h: two machines, of which the spot market has one for half an hour.
+    world = world_of({**always(other=0, sure=4), "spot": StepCapacity([0.0, 1800.0], [1, 0])})
+    task = problem(deadline_s=1.7 * HOUR)
+    decisions, _ = play(task, world)
+    plans = [str(d.recommendation.plan) for d in decisions if d.kind is DecisionKind.RUN]
+    assert plans[0] == "1 x spot @ 32 + 1 x sure @ 32"
+    assert plans[-1] == "2 x sure @ 32"
+    assert world.cloud.launched == 3, "the machine on demand is kept"
+    assert world.job.finished_s is not None
+    assert world.job.finished_s <= 1.7 * HOUR
+
+
+class BrokenCloud(SimulatedCloud):
+    """Its interface fails every second time."""
+
+    calls = 0
+
+    def launch(self, offer: str, machines: int) -> Sequence[str]:
+        self.calls += 1
+        if self.calls % 2:
+            raise CloudError("503")
+        return super().launch(offer, machines)
+
+    def terminate(self, identifiers: Sequence[str]) -> None:
+        self.calls += 1
+        if self.calls % 2:
+            raise CloudError("503")
+        super().terminate(identifiers)
+
+
+def test_a_cloud_whose_interface_fails_is_asked_again() -> None:
+    prices = {offer.name: offer.usd_per_hour for offer in OFFERS}
+    cloud = BrokenCloud(always(spot=4, other=4, sure=4), prices, lambda _: 150.0)
+    steps = TableSteps(OFFERS, LATENCIES)
+    world = SimulatedWorld(cloud, SimulatedJob(7200, lambda plan: steps.estimate(plan).mean_s, restore_s=30.0))
+    controller = Controller(problem(), steps, cloud)
+    Runtime(controller, cloud, world, world).run(5 * HOUR, poll_s=60.0)
+    assert world.job.finished_s is not None
+    assert world.job.finished_s <= 4 * HOUR
+    assert not cloud.machines(), "what could not be ended at once was ended later"
+
+
+def test_a_runtime_runs_a_job_to_its_end_by_itself() -> None:
+    world = world_of(always(spot=4, other=4, sure=4), iterations=600)
+    task = problem(600)
+    controller = Controller(task, TableSteps(OFFERS, LATENCIES), world.cloud)
+    heard: list[Decision] = []
+    last = Runtime(controller, world.cloud, world, world).run(HOUR, poll_s=5.0, heard=heard.append)
+    assert last.kind is DecisionKind.DONE
+    assert heard[-1] is last
+    assert not world.cloud.machines()
+    never = world_of(always(spot=0, other=0, sure=0), iterations=600)
+    controller = Controller(task, TableSteps(OFFERS, LATENCIES), never.cloud)
+    last = Runtime(controller, never.cloud, never, never).run(HOUR, poll_s=60.0)
+    assert last.kind is not DecisionKind.DONE
+    assert never.now_s() == HOUR
 
 
 class OddCloud(ReportedCloud):

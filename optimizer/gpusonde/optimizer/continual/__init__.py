@@ -1,7 +1,7 @@
 """Continual optimisation: which machines a job goes on with, from its progress and from what the cloud takes away."""
 
 from gpusonde.optimizer.continual.clock import Clock, RealClock, SimulatedClock
-from gpusonde.optimizer.continual.cloud import Cloud, Machine, Notice, NoticeKind, ReportedCloud
+from gpusonde.optimizer.continual.cloud import Cloud, CloudError, Machine, Notice, NoticeKind, ReportedCloud
 from gpusonde.optimizer.continual.controller import Controller
 from gpusonde.optimizer.continual.decision import Decision, DecisionKind, Recommendation
 from gpusonde.optimizer.continual.epochs import EpochProgress
@@ -13,6 +13,7 @@ from gpusonde.optimizer.continual.runtime import Runtime, Trainer
 __all__ = [
     "Clock",
     "Cloud",
+    "CloudError",
     "ContinualOptions",
     "Controller",
     "Decision",

@@ -10,6 +10,10 @@ from enum import Enum
 from typing import Protocol
 
 
+class CloudError(Exception):
+    """A cloud cannot be reached or does not accept an order; the order counts as refused and is tried again later."""
+
+
 class NoticeKind(str, Enum):
     """What a cloud says about a machine."""
 
@@ -54,15 +58,24 @@ class Machine:
 class Cloud(Protocol):
     """What continual optimisation needs of a cloud.
 
-    An adapter for a real one raises nothing for lack of capacity: it gives a ``REFUSED`` notice, at once or later.
+    An adapter for a real one gives a ``REFUSED`` notice for lack of capacity, at once or later, and raises
+    :class:`CloudError` for what else goes wrong with an order. What ``terminate`` did not end is asked for again.
     """
 
     def launch(self, offer: str, machines: int) -> Sequence[str]:
-        """Order machines of an offer; return their identifiers."""
+        """Order machines of an offer; return their identifiers.
+
+        Raises:
+            CloudError: Nothing was ordered.
+        """
         ...
 
     def terminate(self, identifiers: Sequence[str]) -> None:
-        """End machines; unknown ones and ones that have ended are passed over."""
+        """End machines; unknown ones and ones that have ended are passed over.
+
+        Raises:
+            CloudError: Some may still run.
+        """
         ...
 
     def machines(self) -> Sequence[Machine]:

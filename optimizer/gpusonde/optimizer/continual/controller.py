@@ -113,6 +113,10 @@ class Controller:
         """Take note that the machines of a ``LAUNCH`` were ordered."""
         self.fleet.ordered(offer, machines, now_s)
 
+    def refused(self, offer: str, now_s: float) -> None:
+        """Take note that an order could not be given."""
+        self._depletions.add(offer, now_s, self.options.refusal_s)
+
     def step(self, now_s: float) -> Decision:
         """Decide what to do now.
 
@@ -132,9 +136,9 @@ class Controller:
             self._depletions.add(offer, now_s)
         self.fleet.ended(late)
         decision = self._decide(now_s, bool(losses.preempted or losses.refused or late))
-        ending = tuple(dict.fromkeys((*late, *decision.terminate)))
+        ending = tuple(dict.fromkeys((*self.fleet.still_there(), *late, *decision.terminate)))
         self.fleet.ended(decision.terminate)
-        return replace(decision, terminate=ending) if late else decision
+        return replace(decision, terminate=ending)
 
     def _time(self, now_s: float) -> float:
         if not math.isfinite(now_s):
@@ -230,9 +234,10 @@ class Controller:
     def _done(self, now_s: float) -> Decision:
         self._running = self._target = None
         at = self._situation(now_s)
-        beyond = self.fleet.beyond(())
+        beyond = (*self.fleet.still_there(), *self.fleet.beyond(()))
+        decision = self._decision(DecisionKind.DONE, at, None, "every iteration is done", terminate=beyond)
         self.fleet.ended(beyond)
-        return self._decision(DecisionKind.DONE, at, None, "every iteration is done", terminate=beyond)
+        return decision
 
     def _can_become(self, plan: Plan) -> bool:
         """Whether the machines that boot or run will make up a plan."""

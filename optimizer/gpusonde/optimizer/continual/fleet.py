@@ -81,6 +81,10 @@ class Fleet:
                 self._ending.add(identifier)
             self._ordered.pop(identifier, None)
 
+    def still_there(self) -> tuple[str, ...]:
+        """Return machines that were to end and that the cloud still lists."""
+        return tuple(sorted(self._ending))
+
     def overdue(self, now_s: float, timeout_s: float) -> tuple[str, ...]:
         """Return machines that have been booting for longer than the time-out."""
         return tuple(

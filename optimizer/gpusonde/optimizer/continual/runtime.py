@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from gpusonde.optimizer.continual.clock import Clock
-from gpusonde.optimizer.continual.cloud import Cloud
+from gpusonde.optimizer.continual.cloud import Cloud, CloudError
 from gpusonde.optimizer.continual.controller import Controller
 from gpusonde.optimizer.continual.decision import Decision, DecisionKind
 from gpusonde.optimizer.plan import Plan
@@ -20,7 +21,7 @@ class Trainer(Protocol):
         ...
 
     def stop(self) -> None:
-        """The job is done."""
+        """The job is done; may be called again."""
         ...
 
     def completed(self) -> float:
@@ -56,9 +57,17 @@ class Runtime:
         if decision.solved and decision.kind is DecisionKind.LAUNCH and now_s > 0:
             # The first plan is made before the job's clock begins.
             self._clock.wait_until(now_s + self._solve_s)
-        self._cloud.terminate(decision.terminate)
+        if decision.terminate:
+            # What is still there at the next step is ended then.
+            with contextlib.suppress(CloudError):
+                self._cloud.terminate(decision.terminate)
         for offer, machines in decision.recommendation.launch:
-            self._controller.ordered(offer, self._cloud.launch(offer, machines), self._clock.now_s())
+            try:
+                ordered = self._cloud.launch(offer, machines)
+            except CloudError:
+                self._controller.refused(offer, self._clock.now_s())
+            else:
+                self._controller.ordered(offer, ordered, self._clock.now_s())
         if decision.kind is DecisionKind.RUN and decision.recommendation.plan is not None:
             interval_s = decision.recommendation.checkpoint_interval_s
             self._trainer.start(decision.recommendation.plan, decision.machines, interval_s)
@@ -67,7 +76,7 @@ class Runtime:
         return decision
 
     def run(self, until_s: float, poll_s: float = 1.0, heard: Callable[[Decision], None] | None = None) -> Decision:
-        """Step until the job is done or the time has come.
+        """Step until the job is done and no machine is left, or the time has come.
 
         Args:
             until_s: When to give up, on the job's clock.
@@ -78,6 +87,7 @@ class Runtime:
             decision = self.step()
             if heard is not None:
                 heard(decision)
-            if decision.kind is DecisionKind.DONE or self._clock.now_s() >= until_s:
+            ended = decision.kind is DecisionKind.DONE and not decision.terminate
+            if ended or self._clock.now_s() >= until_s:
                 return decision
             self._clock.wait_until(min(until_s, decision.next_step_s, self._clock.now_s() + poll_s))
