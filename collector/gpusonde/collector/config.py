@@ -167,7 +167,7 @@ class PlanningConfig:
 
     processes: int = option("count", 1, "processes that answer, started at need; 0: such questions are refused")
     time_limit_s: float = option("duration", 30.0, "time for one answer")
-    memory_bytes: int = option("size", 4 << 30, "memory that each of these processes may allocate")
+    memory_bytes: int = option("size", 2 << 30, "memory that each of these processes may allocate")
     max_waiting: int = option("count", 16, "questions that wait for a process; then they are refused")
     max_request_bytes: int = option("size", 4 << 20, "largest request")
     max_watches: int = option("count", 8, "jobs watched at the same time, each by a process of its own")

@@ -197,7 +197,12 @@ class _Collector:
         self._query = QueryService(store, results, self._predictor, executors["query"])
         self._planning = PlanningProcesses(planning_options(config))
         self._planning_service = PlanningService(
-            self._planning, results, executors["query"], self._access.guard, lambda: watch_options(self._config)
+            self._planning,
+            results,
+            executors["query"],
+            self._access.guard,
+            lambda: watch_options(self._config),
+            self._counters.refused,
         )
         self._supervision = Supervision(
             config,

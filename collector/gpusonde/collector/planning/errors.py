@@ -47,6 +47,15 @@ def checked(answer: dict[str, Any]) -> dict[str, Any]:
     raise RefusedError(code, error["text"])
 
 
+def refusal_reason(error: Exception) -> str:
+    """Return the name that a refusal is counted under; empty for what is no refusal."""
+    if isinstance(error, BusyError):
+        return "planning_busy"
+    if isinstance(error, OutOfTimeError):
+        return "planning_time"
+    return "planning_memory" if isinstance(error, ProcessLostError) else ""
+
+
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception) -> NoReturn:
     """End a call with the status of an error."""
     text = str(error)

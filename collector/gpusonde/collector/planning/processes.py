@@ -57,7 +57,7 @@ class ProcessOptions:
     waiting: int = 16
     watches: int = 8
     time_limit_s: float = 30.0
-    memory_bytes: int = 4 << 30
+    memory_bytes: int = 2 << 30
     idle_s: float = 300.0
 
 

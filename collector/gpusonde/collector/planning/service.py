@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from concurrent.futures import Executor
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
 
-from gpusonde.collector.planning.errors import RefusedError, abort, checked
+from gpusonde.collector.planning.errors import RefusedError, abort, checked, refusal_reason
 from gpusonde.collector.planning.processes import PlanningProcesses
 from gpusonde.collector.planning.watch import Watch, WatchOptions
 from gpusonde.collector.planning.wire import fill, problem_document, to_document
@@ -34,6 +35,7 @@ class PlanningService(planning_pb2_grpc.PlanningServiceServicer):
         executor: Runs blocking reads of them.
         guard: Knows callers, whose proof may be withdrawn during a watch.
         options: How to watch and how much to take, at the time of the question.
+        refused: Where refusals are counted, by reason.
     """
 
     def __init__(
@@ -43,12 +45,14 @@ class PlanningService(planning_pb2_grpc.PlanningServiceServicer):
         executor: Executor,
         guard: Guard,
         options: Callable[[], WatchOptions],
+        refused: Counter[str],
     ) -> None:
         self._processes = processes
         self._results = results
         self._executor = executor
         self._guard = guard
         self._options = options
+        self._refused = refused
         self._draining = asyncio.Event()
 
     def drain(self) -> None:
@@ -113,7 +117,7 @@ class PlanningService(planning_pb2_grpc.PlanningServiceServicer):
                 watch = Watch(start, ask, self._epoch_ends, self._options)
                 await self._unless_draining(watch.run(requests, send, may_go_on))
         except Exception as error:  # the client must get a status whatever happened
-            await abort(context, error)
+            await self._abort(context, error)
 
     def _check_identity(self, identity: Identity) -> None:
         if problem := self._guard.revoked(identity):
@@ -153,7 +157,12 @@ class PlanningService(planning_pb2_grpc.PlanningServiceServicer):
         try:
             return checked(await self._processes.ask(question))
         except Exception as error:  # the client must get a status whatever happened
-            await abort(context, error)
+            await self._abort(context, error)
+
+    async def _abort(self, context: Context, error: Exception) -> NoReturn:
+        if reason := refusal_reason(error):
+            self._refused[reason] += 1
+        await abort(context, error)
 
     async def _check(self, context: Context, request: Any) -> None:
         most = self._options().max_request_bytes
@@ -162,6 +171,7 @@ class PlanningService(planning_pb2_grpc.PlanningServiceServicer):
                 grpc.StatusCode.FAILED_PRECONDITION, "this collector does not plan (planning.processes = 0)"
             )
         if (size := request.ByteSize()) > most:
+            self._refused["planning_size"] += 1
             await context.abort(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
                 f"the request has {size} bytes, {most} are taken (planning.max_request_bytes)",

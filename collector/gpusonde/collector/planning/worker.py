@@ -14,10 +14,13 @@ import signal
 import struct
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, BinaryIO
 
 # Records of agents come first, then tracking.
 _NICENESS = 5
+# Where memory runs out, a question is lost and not the records.
+_OOM_SCORE = "500"
 _HEADER = struct.Struct("<Id")
 _LENGTH = struct.Struct("<I")
 
@@ -59,6 +62,8 @@ def main() -> None:
         os.nice(_NICENESS)
         limit = int(sys.argv[1])
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE, encoding="ascii")
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints is no answer
     serve(sys.stdin.buffer, answers)

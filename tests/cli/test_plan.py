@@ -1,0 +1,162 @@
+"""``gpusonde plan`` and ``monitor`` at a terminal: what a stranger gets right, and what is said about the rest."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.page_files import write_page_files
+from support.problem_documents import small_problem
+
+from gpusonde.cli.main import main
+from gpusonde.optimizer.documents.files import write_json
+
+CLI_PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
+RUNS = ("--group", "t4=4@64")
+
+
+@pytest.fixture
+def problem(tmp_path: Path) -> Path:
+    write_json(tmp_path / "p.json", small_problem())
+    return tmp_path / "p.json"
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> tuple[str, str]:
+    """Run a command; return what it printed on stdout and stderr."""
+    assert main(list(arguments)) == code
+    return tuple(capsys.readouterr())  # type: ignore[return-value]
+
+
+def reports(folder: Path, rows: list[dict[str, Any]]) -> str:
+    """A file of reports."""
+    path = folder / "progress.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def test_the_examples_of_the_page_work_as_they_stand(tmp_path: Path) -> None:
+    write_page_files(CLI_PAGE, tmp_path)
+    for command in (
+        "plan solve job.toml --out solution.json",
+        "plan pareto job.toml",
+        "plan estimate job.toml --group g4dn.xlarge=4@64",
+        "monitor job.toml --plan solution.json --progress progress.jsonl",
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "gpusonde.cli", *command.split()],
+            cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert done.stdout
+
+
+def test_a_plan_is_shown_with_its_price_and_why(problem: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, _ = said(capsys, "plan", "solve", str(problem))
+    assert "the best plan" in out
+    assert "$2.64" in out
+    assert "what binds: deadline_s" in out
+    assert "note: when gradients are ready is assumed" in out
+
+
+def test_no_plan_is_said_with_the_nearest_one_and_exit_code_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_json(tmp_path / "p.json", small_problem(deadline_s=60.0))
+    out, _ = said(capsys, "plan", "solve", str(tmp_path / "p.json"), code=1)
+    assert "no plan keeps every limit" in out
+    assert "the nearest plan" in out
+    out, _ = said(capsys, "plan", "pareto", str(tmp_path / "p.json"), code=1)
+    assert "'gpusonde plan solve' says why" in out
+
+
+def test_the_solution_that_was_written_can_be_estimated_and_watched(
+    problem: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    solution = str(problem.with_name("s.json"))
+    said(capsys, "plan", "solve", str(problem), "--out", solution)
+    out, _ = said(capsys, "plan", "estimate", str(problem), "--plan", solution)
+    assert "the deadline of 7,200 s is kept" in out
+    progress = reports(problem.parent, [{"elapsed_s": 30.0, "completed_iterations": 130.0}])
+    out, _ = said(capsys, "monitor", str(problem), "--plan", solution, "--progress", progress)
+    assert "keep 4 x t4 @ 64" in out
+
+
+def test_a_plan_that_breaks_a_limit_is_said_so(problem: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, _ = said(capsys, "plan", "estimate", str(problem), "--group", "t4=2@128", code=1)
+    assert "breaks a limit" in out
+    assert "is missed" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["plan", "solve", "nope.json"], 1, "nope.json: No such file"),
+        (["plan", "estimate", "p.json"], 2, "--plan FILE or --group"),
+        (["plan", "estimate", "p.json", "--group", "t4=4"], 2, "OFFER=MACHINES@BATCH"),
+        (["plan", "estimate", "p.json", "--group", "k80=4@64"], 1, "p.json: plan.groups[0].offer"),
+        (["plan", "estimate", "p.json", "--group", "t4=4@65"], 1, "260 samples per iteration"),
+        (["plan", "estimate", "p.json", "--plan", "p.json"], 1, "a plan file begins with format"),
+        (["plan", "solve", "p.json", "--group", "t4=4@64"], 2, "belong to estimate"),
+        (["plan", "pareto", "p.json", "--method", "paper"], 2, "belongs to solve"),
+        (["plan", "solve", "bad.toml"], 1, "bad.toml: no TOML"),
+        (["plan", "solve", "typo.json"], 1, "did you mean 'deadline_s'"),
+        (["plan", "solve", "p.json", "--collector", "127.0.0.1:1"], 1, "no collector answers"),
+        (["monitor", "p.json"], 2, "--progress FILE, or --run ID"),
+        (["monitor", "p.json", "--run", "x"], 2, "--run needs --collector"),
+        (["monitor", "p.json", "--progress", "p.json"], 1, "p.json:1:"),
+        (["monitor", "p.json", "--progress", "bad.jsonl"], 1, "bad.jsonl:2: elapsed_s"),
+        (["profile", "job.py:make", "--out", "o"], 2, "--batch-sizes"),
+        (["probe", "allreduce", "--fabric", "x", "--out", "o", "--rank", "0"], 2, "come together"),
+        (["probe", "allreduce", "--fabric", "x", "--out", "o", "--sizes", "3"], 2, "multiples of 4"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(
+    arguments: list[str],
+    code: int,
+    says: str,
+    problem: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(problem.parent)
+    Path("bad.toml").write_text("format = ")
+    Path("bad.jsonl").write_text('{"elapsed_s": 1, "completed_iterations": 1}\n{"elapsed_s": "x"}\n')
+    write_json(Path("typo.json"), small_problem(dedline_s=1.0))
+    _, err = said(capsys, *arguments, code=code)
+    assert says in err
+    assert "this is a fault in gpusonde" not in err
+    assert err.strip().splitlines()[-1].startswith("gpusonde: error: ")
+
+
+def test_the_key_at_fault_is_in_the_error_object(problem: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_json(problem, small_problem(global_batch=0))
+    out, _ = said(capsys, "plan", "solve", str(problem), "--json", code=1)
+    error = json.loads(out)["error"]
+    assert (error["type"], error["file"], error["field"]) == ("DocumentError", str(problem), "global_batch")
+
+
+def test_reports_come_through_a_pipe_and_recommendations_are_appended_as_they_come(
+    problem: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows: list[dict[str, Any]] = [{"elapsed_s": t, "completed_iterations": 4.2 * t} for t in range(0, 600, 30)]
+    rows.append({"elapsed_s": 605, "machines": [{"offer": "t4", "machines": 2}],
+                 "preempted": [{"offer": "t4", "machines": 2}]})  # fmt: skip
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(map(json.dumps, rows)) + "\n\n"))
+    written = problem.with_name("out.jsonl")
+    out, _ = said(capsys, "monitor", str(problem), *RUNS, "--progress", "-", "--out", str(written))
+    kinds = [json.loads(line)["kind"] for line in written.read_text().splitlines()]
+    assert kinds == ["keep", "launch"]
+    assert "launch: " in out
+
+
+def test_a_recommendation_stands_until_machines_change(problem: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"elapsed_s": float(t), "completed_iterations": 0.0} for t in range(0, 300, 20)]
+    out, _ = said(capsys, "monitor", str(problem), "--progress", reports(problem.parent, rows), "--json")
+    found = json.loads(out)["recommendations"]
+    assert [row["kind"] for row in found] == ["launch"]
+    assert found[0]["launch"] == [{"offer": "t4", "machines": 4}]
