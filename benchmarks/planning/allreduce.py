@@ -22,8 +22,8 @@ _PROTOCOL = """\
 Rows: `allreduce.csv` without those of sources eBPF and Aceso, bandwidths above zero; repeats of a configuration count
 as their median. The error is that of the bus bandwidth, every row counting alike.
 *Unseen sizes*: named fabrics (all but the vTrain tables) and world sizes with {least} sizes or more; of the sizes in
-order every third is unseen, in three runs, so that each is unseen once, the smallest and largest too. The prototype's
-split is the second of these runs. Beside it every second size, in two runs.
+order every third is unseen, in three runs, so that each is unseen once, the smallest and largest too.
+Beside it every second size, in two runs.
 *Unseen world sizes*: the two vTrain tables (one machine with A100, one with V100); one world size at a time is left
 out and asked for at all sizes, the smallest and the largest world too. Nothing tells the model what machine it is.
 *Other machines*: fabrics of one machine (the Aceso rows up to 10 GB now included) with three world sizes or more, the

@@ -85,7 +85,7 @@ def test_epoch_latencies_of_other_gpus_make_a_curve_that_says_where_it_comes_fro
     curve = found.job.curves["T4"]
     assert curve.origin is CurveOrigin.CROSS_GPU
     assert float(curve.predict(16).total_s[0]) == pytest.approx(0.052, rel=0.03)
-    assert "the compute curve of T4 is not measured but cross gpu" in found.notes
+    assert "the compute curve of T4 is predicted from epoch latencies; 'gpusonde profile' measures it" in found.notes
 
 
 def test_measured_traffic_stands_for_the_gradients():

@@ -35,6 +35,10 @@ _LARGEST_WORLD = 1_000_000
 _LONGEST_S = 366 * 86_400.0
 _MOST_BYTES = 1e15
 _KINDS = get_args(CurveKind)
+_NOT_MEASURED = {
+    CurveOrigin.CROSS_GPU: "predicted from epoch latencies",
+    CurveOrigin.GRAY_BOX: "estimated from the network's graph",
+}
 _ALLREDUCE_MODELS = ("default", "paper")
 _MEASUREMENT_KEYS = tuple(field.name for field in fields(AllreduceMeasurement))
 _FORMS = {"parameter_bytes", "traffic_bytes_per_step", "ready_fractions"}
@@ -78,7 +82,9 @@ def parse_job(values: Any, gpus: GpuCatalog, path: str = "job") -> Job:
             raise DocumentError(f"{at}.device", f"{device!r} has a curve already; merge their probes")
         curves[device] = curve
         if curve.origin is not CurveOrigin.PROBES:
-            notes.append(f"the compute curve of {device} is not measured but {curve.origin.value.replace('_', ' ')}")
+            notes.append(
+                f"the compute curve of {device} is {_NOT_MEASURED[curve.origin]}; 'gpusonde profile' measures it"
+            )
     gradients = _gradients(table.value("gradients"), table.at("gradients"))
     if gradients.assumed:
         notes.append("when gradients are ready is assumed from their size; 'gpusonde profile' records it")
