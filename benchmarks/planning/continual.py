@@ -18,7 +18,7 @@ from gpusonde.optimizer.continual import ContinualOptions
 from gpusonde.optimizer.continual.figure_8 import play
 from gpusonde.optimizer.continual.replay import Outcome, only, replay
 
-JOBS = 100
+JOBS = 60
 _DEFAULT = ContinualOptions()
 # Jobs are given up on when they took this many times the time to their deadline.
 _PATIENCE = 3.0

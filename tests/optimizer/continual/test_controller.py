@@ -153,6 +153,21 @@ def test_a_deadline_that_nothing_can_keep_is_said_at_once_and_the_job_goes_on() 
     assert world.job.finished_s < 2.5 * HOUR, "it runs on the fastest there is"
 
 
+def test_the_time_to_restore_a_job_does_not_count_as_its_rate() -> None:
+    world = world_of(always(spot=4, other=4, sure=4))
+    decisions, _ = play(problem(), world)
+    rates = [d.recommendation.projection.high_s for d in decisions if d.kind is DecisionKind.KEEP]  # type: ignore[union-attr]
+    assert max(rates[4:]) < 1.05 * world.job.finished_s, "no projection is far off at any time"  # type: ignore[operator]
+
+
+def test_a_job_that_never_gets_going_is_noticed() -> None:
+    world = world_of(always(spot=4, other=4, sure=4), factor=1e9)
+    decisions, _ = play(problem(deadline_s=2.5 * HOUR), world, until_s=2 * HOUR)
+    risky = [d for d in decisions if "misses the deadline" in d.recommendation.why]
+    assert risky
+    assert risky[0].at_s < HOUR
+
+
 def test_a_cloud_that_never_launches_is_given_up_on_and_asked_again_without_end_of_work() -> None:
     world = world_of(always(spot=4, other=4, sure=4), launch_s=lambda _: math.inf)
     decisions, controller = play(problem(), world, until_s=6 * HOUR)

@@ -25,6 +25,8 @@ from gpusonde.optimizer.steps import StepTimes
 _LARGEST_SLOWDOWN = 10.0
 _FEWEST_INTERVALS = 3
 _MOST_MEASURED = 64
+# A job that has not made progress after this many times the time to restore it (or a window) stands still.
+_LONGEST_RESTORES = 4.0
 
 
 class _Target(NamedTuple):
@@ -79,6 +81,7 @@ class Controller:
         self._target: _Target | None = None
         self._idle_since_s: float | None = None
         self._look_s = -math.inf
+        self._restoring: tuple[float, float] | None = None
         self._unreleased: dict[str, float] = {}
 
     @property
@@ -93,6 +96,12 @@ class Controller:
 
     def observe(self, time_s: float, completed: float) -> bool:
         """Take the iterations completed at a time on the job's clock; False when the observation cannot be."""
+        if self._restoring is not None and math.isfinite(completed):
+            until_s, before = self._restoring
+            if time_s < until_s and completed <= before:
+                # The time until the first iteration says nothing of the rate.
+                return True
+            self._restoring = None
         taken = self.window.observe(time_s, min(completed, float(self.problem.iterations)))
         if taken:
             self._completed = self.window.completed
@@ -210,6 +219,10 @@ class Controller:
         self._target = self._idle_since_s = None
         self._unreleased.clear()
         self.window.clear()
+        self._restoring = (
+            at.now_s + max(_LONGEST_RESTORES * self.options.restore_s, self.options.window_s),
+            self._completed,
+        )
         self._look_s = at.now_s + self.options.resolve_s
         stay = self._choices.evaluate(plan, self._situation(at.now_s))
         verdict = Verdict(stay, why, at_risk=aim is not None and aim.at_risk, fallback=aim.fallback if aim else None)
