@@ -346,6 +346,19 @@ def test_progress_from_detected_epochs_projects_the_end_of_a_job_that_nobody_ins
     assert recommendation.projection.end_s == pytest.approx(1200 + 6600 * 2.0)
 
 
+def test_a_price_that_rises_makes_the_job_move() -> None:
+    cloud = ReportedCloud([Machine("m", "spot", ready=True)])
+    controller = Controller(problem(), TableSteps(OFFERS, LATENCIES), cloud)
+    controller.attach(Plan((Group("spot", 1, 64),)), ["m"])
+    assert controller.step(0.0).kind is DecisionKind.KEEP
+    controller.offers_changed([replace(SPOT, usd_per_hour=2.5), OTHER, SURE])
+    decision = controller.step(60.0)
+    assert decision.recommendation.launch == (("other", 1),)
+    assert "instead of" in decision.recommendation.why
+    with pytest.raises(ProblemError, match="names"):
+        controller.offers_changed([SPOT, SURE])
+
+
 def test_every_decision_says_why() -> None:
     world = world_of({**always(other=1, sure=4), "spot": StepCapacity([0.0, 2000.0, 9000.0], [2, 0, 2])}, factor=1.3)
     decisions, _ = play(problem(), world)

@@ -113,6 +113,12 @@ class Choices:
         self._known: dict[tuple[tuple[Offer, ...], Objective], Plan | None] = {}
         self._deviations = float(ndtri(options.confidence))
 
+    def problem_changed(self, problem: Problem) -> None:
+        """Search among the same job's offers as they are now."""
+        self._problem = problem
+        self._offers = {offer.name: offer for offer in problem.offers}
+        self._known.clear()
+
     def is_spot(self, plan: Plan) -> bool:
         """Whether a plan has a spot machine."""
         return any(self._offers[group.offer].billing is Billing.SPOT for group in plan.groups)

@@ -18,7 +18,7 @@ from gpusonde.optimizer.continual.policy import Policy, Verdict
 from gpusonde.optimizer.continual.progress import ProgressWindow, Projection, Throughput, project
 from gpusonde.optimizer.continual.risk import PreemptionRates
 from gpusonde.optimizer.plan import Plan
-from gpusonde.optimizer.problem import Problem
+from gpusonde.optimizer.problem import Offer, Problem, ProblemError
 from gpusonde.optimizer.steps import StepTimes
 
 # Iterations that take this many times longer than estimated are taken as a fault of the job, not of the estimates.
@@ -121,6 +121,21 @@ class Controller:
     def ordered(self, offer: str, machines: Sequence[str], now_s: float) -> None:
         """Take note that the machines of a ``LAUNCH`` were ordered."""
         self.fleet.ordered(offer, machines, now_s)
+
+    def offers_changed(self, offers: Sequence[Offer]) -> None:
+        """Go on with other prices, quotas or preemption rates of the offers; the next step looks for better plans.
+
+        Raises:
+            ProblemError: An offer is missing or new: how fast it is would not be known.
+        """
+        problem = replace(self.problem, offers=tuple(offers))
+        if {offer.name for offer in offers} != {offer.name for offer in self.problem.offers}:
+            raise ProblemError("the offers of a running job keep their names; one that is sold out gets a quota of 0")
+        self.problem = problem
+        self._choices.problem_changed(problem)
+        self._policy.problem_changed(problem)
+        self.fleet.offers_changed(problem.offers)
+        self._look_s = -math.inf
 
     def refused(self, offer: str, now_s: float) -> None:
         """Take note that an order could not be given."""

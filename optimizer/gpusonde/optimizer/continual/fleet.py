@@ -60,6 +60,10 @@ class Fleet:
         """The machines, by identifier, that which are to end left out."""
         return self._machines
 
+    def offers_changed(self, offers: Sequence[Offer]) -> None:
+        """Reckon with the prices of now from the next step on."""
+        self._offers = {offer.name: offer for offer in offers}
+
     def held(self) -> Counter[str]:
         """Return machines that boot or run, by offer."""
         return Counter(machine.offer for machine in self._machines.values())

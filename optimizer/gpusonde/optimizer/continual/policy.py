@@ -69,6 +69,10 @@ class Policy:
         self._choices = choices
         self._has_spot = any(offer.billing is Billing.SPOT for offer in problem.offers)
 
+    def problem_changed(self, problem: Problem) -> None:
+        """Judge by the same job's offers as they are now."""
+        self._problem = problem
+
     def fallback(self, at: Situation, spot: Choice | None) -> Fallback | None:
         """Return what guards the deadline while ``spot`` runs (or nothing does); None when nothing can or need."""
         if self._problem.deadline_s is None or not self._options.guard:
