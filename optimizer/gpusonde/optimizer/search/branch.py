@@ -19,6 +19,8 @@ FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
 _MOST_PARTIAL = 400_000
+# Growth of the excess from one round to the next; finer than for single plans, because a round may be too large.
+_GROWTH = 2.0
 
 
 @dataclass(frozen=True)
@@ -30,12 +32,14 @@ class Listed:
         latency_s: Shape (m,), of the slowest GPU.
         network: Shape (m,), class of the slowest network.
         usd_per_hour: Shape (m,).
+        listed_to: USD per hour; the rounds to come cost more.
     """
 
     places: IntArray
     latency_s: FloatArray
     network: FloatArray
     usd_per_hour: FloatArray
+    listed_to: float
 
 
 @dataclass(frozen=True)
@@ -53,16 +57,17 @@ def list_plans(cell: Cell, ceiling: float, check_time: Callable[[], None]) -> It
         TooManyPlansError: A round holds more plans than can be listed.
         OutOfTimeError: From ``check_time``, which is called now and then.
     """
-    before = -np.inf
-    for limit, choices in cell.rounds(ceiling):
-        first, second = (_parts(cell, half, limit, check_time) for half in halves_of(choices))
+    before, bound = -np.inf, cell.bound
+    for limit, choices in cell.rounds(ceiling, _GROWTH):
+        listed_to = bound + max(before, 0.0)
+        first, second = (_parts(cell, half, limit, listed_to, check_time) for half in halves_of(choices))
         order = np.argsort(cell.key(first.devices, first.samples), kind="stable")
         keys = cell.key(first.devices, first.samples)[order]
         wanted = cell.key(cell.devices - second.devices, cell.samples - second.samples)
         begin = np.searchsorted(keys, wanted)
         counts = np.searchsorted(keys, wanted, side="right") - begin
         if counts.sum() > _MOST_PARTIAL:
-            raise TooManyPlansError
+            raise TooManyPlansError(listed_to)
         other = np.repeat(np.arange(counts.size), counts)
         own = order[np.repeat(begin, counts) + _ramps(counts)]
         total = first.excess[own] + second.excess[other]
@@ -70,11 +75,12 @@ def list_plans(cell: Cell, ceiling: float, check_time: Callable[[], None]) -> It
         before = limit
         # An offer is in one half only; in the other one its column is -1.
         places = np.maximum(first.places[own[kept]], second.places[other[kept]])
-        if places.size:
-            yield _listed(cell, places)
+        yield _listed(cell, places, bound + limit)
 
 
-def _parts(cell: Cell, choices: Sequence[Choices], limit: float, check_time: Callable[[], None]) -> _Part:
+def _parts(
+    cell: Cell, choices: Sequence[Choices], limit: float, listed_to: float, check_time: Callable[[], None]
+) -> _Part:
     """All partial plans of some offers within an excess."""
     zero = np.zeros(1, dtype=np.int64)
     part = _Part(zero, zero, np.zeros(1), np.full((1, len(cell.options)), -1, dtype=np.int64))
@@ -82,7 +88,7 @@ def _parts(cell: Cell, choices: Sequence[Choices], limit: float, check_time: Cal
         check_time()
         counts = np.searchsorted(each.excess, limit - part.excess, side="right")
         if counts.sum() > _MOST_PARTIAL:
-            raise TooManyPlansError
+            raise TooManyPlansError(listed_to)
         before, chosen = np.repeat(np.arange(counts.size), counts), _ramps(counts)
         devices = part.devices[before] + each.devices[chosen]
         samples = part.samples[before] + each.samples[chosen]
@@ -94,7 +100,7 @@ def _parts(cell: Cell, choices: Sequence[Choices], limit: float, check_time: Cal
     return part
 
 
-def _listed(cell: Cell, places: IntArray) -> Listed:
+def _listed(cell: Cell, places: IntArray, listed_to: float) -> Listed:
     latency, network = np.zeros(len(places)), np.full(len(places), np.inf)
     price = np.zeros(len(places))
     for offer, options in enumerate(cell.options):
@@ -103,7 +109,7 @@ def _listed(cell: Cell, places: IntArray) -> Listed:
         latency[taken] = np.maximum(latency[taken], options.latency_s[place])
         network[taken] = np.minimum(network[taken], options.network)
         price[taken] += options.usd_per_hour[place]
-    return Listed(places, latency, network, price)
+    return Listed(places, latency, network, price, listed_to)
 
 
 def _ramps(counts: IntArray) -> IntArray:

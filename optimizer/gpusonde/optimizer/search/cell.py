@@ -38,7 +38,15 @@ class OutOfTimeError(Exception):
 
 
 class TooManyPlansError(Exception):
-    """A cell holds more plans than can be looked at."""
+    """A cell holds more plans than can be looked at.
+
+    Attributes:
+        usd_per_hour: Plans up to this price have been looked at.
+    """
+
+    def __init__(self, usd_per_hour: float) -> None:
+        super().__init__(f"plans above {usd_per_hour} USD per hour are too many")
+        self.usd_per_hour = usd_per_hour
 
 
 @dataclass(frozen=True)
@@ -111,17 +119,32 @@ class Cell:
                 ]
         return None
 
-    def rounds(self, ceiling: float) -> Iterator[tuple[float, list[Choices]]]:
-        """Yield growing excesses with the choices within them, the last one with the ceiling's."""
-        everything, bound = [], self.usd_per_device_hour * self.devices + self.usd_per_sample_hour * self.samples
-        for offer, (options, count) in enumerate(zip(self.options, self.counts, strict=True)):
-            reduced = (
-                options.usd_per_hour[:count]
-                - self.usd_per_device_hour * options.devices[:count]
-                - self.usd_per_sample_hour * options.samples[:count]
-            )
+    @property
+    def bound(self) -> float:
+        """Lower bound of the price, USD per hour: what plans without any excess cost."""
+        least = sum(min(0.0, float(self._reduced(offer).min(initial=0.0))) for offer in range(len(self.options)))
+        return self.usd_per_device_hour * self.devices + self.usd_per_sample_hour * self.samples + least
+
+    def _reduced(self, offer: int) -> FloatArray:
+        """Price of an offer's options less the worth of their GPUs and samples."""
+        options, count = self.options[offer], self.counts[offer]
+        return np.asarray(
+            options.usd_per_hour[:count]
+            - self.usd_per_device_hour * options.devices[:count]
+            - self.usd_per_sample_hour * options.samples[:count]
+        )
+
+    def rounds(self, ceiling: float, growth: float = _GROWTH) -> Iterator[tuple[float, list[Choices]]]:
+        """Yield growing excesses with the choices within them, the last one with the ceiling's.
+
+        Args:
+            ceiling: USD per hour.
+            growth: Of the excess from one round to the next.
+        """
+        everything, bound = [], self.bound
+        for offer in range(len(self.options)):
+            reduced = self._reduced(offer)
             least = min(0.0, float(reduced.min(initial=0.0)))
-            bound += least
             everything.append((offer, reduced - least, -least))
         most = ceiling - bound
         scale = max(abs(bound), 1e-12)
@@ -134,7 +157,7 @@ class Cell:
             yield limit, [self._choices(offer, excess, none, limit) for offer, excess, none in everything]
             if limit >= min(most, complete):
                 return
-            limit *= _GROWTH
+            limit *= growth
 
     def _choices(self, offer: int, excess: FloatArray, none: float, limit: float) -> Choices:
         options = self.options[offer]
@@ -173,7 +196,7 @@ class Cell:
             part = self._extend_some(partial, choices, begin, counts[begin:end])
             extended = part if extended is None else self._merged(extended, part)
             if extended.excess.size > _MOST_PARTIAL:
-                raise TooManyPlansError
+                raise TooManyPlansError(self.bound)
             begin = end
         return partial if extended is None else extended
 

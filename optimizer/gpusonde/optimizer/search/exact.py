@@ -166,9 +166,11 @@ class ExactSearch:
         try:
             for plan in plans:
                 self._take(plan)
-        except TooManyPlansError:
-            bound = self._goal.bound(anchor.step_s[place : place + 1], anchor.usd_per_hour[place : place + 1])
-            self._left_out = min(self._left_out, float(bound[0]))
+        except TooManyPlansError as error:
+            price = np.maximum(anchor.usd_per_hour[place : place + 1], error.usd_per_hour)
+            if price[0] <= self._ceiling(float(anchor.step_s[place])):
+                bound = self._goal.bound(anchor.step_s[place : place + 1], price)
+                self._left_out = min(self._left_out, float(bound[0]))
         anchor.open[place] = False
         self._found.cells += 1
 
@@ -190,7 +192,7 @@ class ExactSearch:
         """All plans of a cell that may be better, the most promising ones first."""
         cell = anchor.cell(place, self._space.samples)
         world_size = anchor.world_sizes[place : place + 1]
-        cell_step_s, cell_price = float(anchor.step_s[place]), float(anchor.usd_per_hour[place])
+        cell_step_s = float(anchor.step_s[place])
         for listed in list_plans(cell, self._ceiling(cell_step_s), self._check_time):
             # Plans that are faster or on a faster network belong to other anchors.
             own = np.flatnonzero((listed.latency_s >= anchor.latency_s) & (listed.network == anchor.network))
@@ -209,5 +211,5 @@ class ExactSearch:
                         if option >= 0
                     )
                 )
-            if cell_price > self._ceiling(cell_step_s):
+            if listed.listed_to > self._ceiling(cell_step_s):
                 return
