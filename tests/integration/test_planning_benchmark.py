@@ -25,6 +25,13 @@ def test_a_section_without_its_data_says_so_and_fails_nothing(section, tmp_path)
     assert re.search(r"^Not run: needs ", benchmark(section, "--data", tmp_path / "none"), re.MULTILINE)
 
 
+@pytest.mark.parametrize("section", ["exact", "paper_search"])
+def test_a_section_on_drawn_problems_needs_no_measurements(section, tmp_path):
+    page = benchmark(section, "--quick", "--data", tmp_path / "none")
+    assert "Not run" not in page
+    assert "| what | bar | measured | met |" in page
+
+
 @pytest.mark.shared_data
 @pytest.mark.skipif(not DATA.is_dir(), reason="the measurement files of ../shared/data are absent")
 @pytest.mark.parametrize("section", ["compute", "end_to_end", "allreduce"])
