@@ -11,6 +11,7 @@ import numpy as np
 from case_studies import case_lines
 from instances import LARGE, SMALL, Size, instance
 from page import bar, percent, table
+from simulator_calls import call_lines
 
 from gpusonde.optimizer.evaluate import objective_value
 from gpusonde.optimizer.paper import count_plans, paper_search
@@ -102,7 +103,8 @@ def section(args: argparse.Namespace) -> list[str]:
         refused = str(_false_refusals(outcomes, _HYBRID))
         rows.append((kind, str(sum(each.optimum is not None for each in outcomes)), *_summary(gaps), refused))
     columns = ("problem", "have a plan", "not optimal", "mean gap", "p90", "most", 'false "no plan"')
-    return [*lines, *table(columns, rows), *case_lines()]
+    calls = call_lines((16,) if args.quick else (128, 512))
+    return [*lines, *table(columns, rows), *calls, *case_lines()]
 
 
 def _words(sets: dict[str, list[Outcome]]) -> str:
