@@ -19,6 +19,9 @@ from gpusonde.optimizer.continual.options import ContinualOptions
 from gpusonde.optimizer.continual.progress import Throughput
 from gpusonde.optimizer.problem import Billing, Objective, Problem
 
+# A running plan is left for a cheaper one only if it has this many times longer to go than the switch takes.
+_LEAST_LEFT = 2.0
+
 
 @dataclass(frozen=True)
 class Fallback:
@@ -198,7 +201,9 @@ class Policy:
             gains = self._gain(stay.end_s, other.end_s, at.now_s)
             than = f"{other.end_s - at.now_s:.0f} s instead of {stay.end_s - at.now_s:.0f} s"
         else:
-            gains = other.usd * self._options.improvement < stay.usd
+            # Until the others are there the running plan does the work: with little left, nothing is saved.
+            worthwhile = stay.run.running_s > _LEAST_LEFT * other.wait_s
+            gains = worthwhile and other.usd * self._options.improvement < stay.usd
             than = f"{other.usd:.2f} USD instead of {stay.usd:.2f} USD"
         return Verdict(other, f"{other.plan} does the rest for {than}", fallback=fallback) if gains else None
 
