@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpusonde.cli import wording
 from gpusonde.cli.output import Output, Screen
-from gpusonde.cli.parsing import Parser, Subparsers, UsageError, add_command, positive_integer, positive_number
+from gpusonde.cli.parsing import Parser, Subparsers, add_command, positive_integer, positive_number
 
 if TYPE_CHECKING:
     from gpusonde.simulator.job_profile import JobProfile
@@ -29,8 +29,18 @@ def add_parser(subparsers: Subparsers, common: Parser) -> None:
     )
     parser.add_argument("job", metavar="JOB", help="FILE.py:FUNCTION or MODULE:FUNCTION")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="file to write the profile to")
-    parser.add_argument("--batch-sizes", type=batch_sizes, metavar="A,B", help="samples per step, two sizes or more")
-    parser.add_argument("--largest-batch", type=positive_integer, metavar="N", help="largest batch that fits in memory")
+    parser.add_argument(
+        "--batch-sizes",
+        type=batch_sizes,
+        metavar="A,B",
+        help="samples per step, two sizes or more (four up to the largest batch)",
+    )
+    parser.add_argument(
+        "--largest-batch",
+        type=positive_integer,
+        metavar="N",
+        help="largest batch that fits in memory (on a GPU: found by trying)",
+    )
     parser.add_argument("--steps", type=positive_integer, default=20, metavar="N", help="timed steps per size (20)")
     parser.add_argument("--warm-up", type=positive_integer, default=3, metavar="N", help="steps before them (3)")
     parser.add_argument(
@@ -48,8 +58,6 @@ def batch_sizes(text: str) -> list[int]:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, write and print."""
-    if args.batch_sizes is None and args.largest_batch is None:
-        raise UsageError("give --batch-sizes A,B,... or --largest-batch N, of which four sizes are then chosen")
     from gpusonde.simulator.instrument.entry_point import load_job
     from gpusonde.simulator.instrument.profile import profile
 
