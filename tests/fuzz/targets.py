@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 import zstandard
 from google.protobuf.message import DecodeError
+from support.problem_documents import small_problem
 from support.wire_agent import batch, block, hello, inventory, source_ended
 
 from gpusonde.agent.config import AgentConfig
@@ -33,6 +34,8 @@ from gpusonde.agent.spool import Spool, SpoolError
 from gpusonde.agent.spool.files import OsFiles
 from gpusonde.agent.spool.segment import encode_header, encode_record
 from gpusonde.collector.config import CollectorConfig
+from gpusonde.collector.planning.answering import Answers
+from gpusonde.collector.planning.wire import fill, problem_document, to_document
 from gpusonde.collector.query.errors import QueryError
 from gpusonde.collector.query.paging import from_token, to_token
 from gpusonde.collector.records.decode import check_hello, decode_record
@@ -47,6 +50,10 @@ from gpusonde.collector.storage.local.store import LocalStore, StoreOptions
 from gpusonde.collector.tracking.follower_state import FollowerState, UnusableStateError
 from gpusonde.epoch_detect import EpochTracker
 from gpusonde.ingest.v1 import ingest_pb2
+from gpusonde.optimizer.documents.fields import DocumentError
+from gpusonde.optimizer.documents.files import parse_json
+from gpusonde.optimizer.documents.reports import read_reports
+from gpusonde.planning.v1 import planning_pb2
 from gpusonde.predictor.crossgpu import LatencyModel, ModelFileError, read_runs
 from gpusonde.predictor.crossgpu.runs.table import RunsTableError
 from gpusonde.service.tls import TlsError, expiry_unix_s
@@ -278,6 +285,30 @@ def _page_token(data: bytes) -> None:
             assert abs(value) < 1 << 63 if isinstance(value, int) else value.encode() is not None
 
 
+@functools.cache
+def _answers() -> Answers:
+    return Answers()
+
+
+def _ask_for_a_plan(data: bytes) -> None:
+    request = planning_pb2.EstimatePlanRequest.FromString(data)
+    question = {"problem": problem_document(request.problem), "plan": to_document(request.plan)}
+    answer = _answers().answer({"kind": "estimate", "time_limit_s": 1.0, **question})
+    if "error" in answer:
+        raise DocumentError(answer["error"]["field"], answer["error"]["text"])
+
+
+def _plan_request() -> list[bytes]:
+    request = planning_pb2.EstimatePlanRequest()
+    groups = [{"offer": "t4", "machines": 4, "batch_size": 64}]
+    fill(request, {"problem": small_problem(), "plan": {"groups": groups}})
+    return [request.SerializeToString()]
+
+
+def _read_reports(data: bytes) -> None:
+    list(read_reports(io.TextIOWrapper(io.BytesIO(data), "utf-8", errors="replace"), "f"))
+
+
 def _read_job_state(data: bytes) -> None:
     path = _clean("jobs") / "job_bindings.json"
     path.write_bytes(data)
@@ -354,6 +385,12 @@ TARGETS = {
     "certificate": Target(expiry_unix_s, _certificates, (CertificateFormatError,)),
     "configuration": Target(_load_config, lambda: [_CONFIG]),
     "page_token": Target(_page_token, lambda: [to_token([1, "a"]).encode(), to_token([1, 2]).encode()], (QueryError,)),
+    "plan_request": Target(_ask_for_a_plan, _plan_request, (DecodeError, DocumentError), is_slow=True),
+    "plan_document": Target(parse_json, lambda: [json.dumps(small_problem()).encode()], (DocumentError,)),
+    "plan_reports": Target(
+        _read_reports, lambda: [b'{"elapsed_s": 1, "completed_iterations": 2}\n{"elapsed_s": 3, "plan": null}\n'],
+        (DocumentError,),
+    ),
     "job_bindings": Target(_read_job_state, lambda: [_BINDINGS]),
     "job_mapping": Target(_read_mapping_file, lambda: [b"17\n18\n"]),
 }  # fmt: skip
