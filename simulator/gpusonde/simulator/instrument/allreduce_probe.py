@@ -21,6 +21,7 @@ import numpy as np
 from gpusonde.simulator.allreduce.measurements import AllreduceMeasurement
 
 _LOG = logging.getLogger(__name__)
+_WARMING_BYTES = 1 << 20
 _ITEM_BYTES = 4  # float32, as gradients usually are
 _MAD_TO_DEVIATION = 1.4826
 
@@ -142,6 +143,7 @@ def probe_allreduce(
     chosen = grid or ProbeGrid()
     with _group(torch, backend, rendezvous, timeout_s) as used:
         target = _device(torch, used)
+        _meet(torch)
         world_size = torch.distributed.get_world_size()
         worlds = sorted(set(chosen.world_sizes)) or [world_size]
         if world_size < 2 or worlds[-1] > world_size:
@@ -175,10 +177,23 @@ def probe_allreduce(
         return tuple(found) if torch.distributed.get_rank() == 0 else ()
 
 
+def _meet(torch: Any) -> None:
+    """Wait for all processes: rank 0, by which they find each other, must not leave with an error before."""
+    try:
+        torch.distributed.barrier()
+    except RuntimeError as error:
+        raise AllreduceProbeError(f"the processes do not hear of each other: {error}") from error
+
+
 def _probe_world(torch: Any, grid: ProbeGrid, target: Any, world: int) -> Iterator[tuple[int, int, list[float]]]:
     """Measure one world size; ranks beyond it wait."""
     distributed = torch.distributed
     group = distributed.new_group(list(range(world)))
+    if distributed.get_rank() < world:
+        # Connections open and threads wake with the first transfers: the first measurements would be theirs.
+        for size in (min(grid.sizes), max(size for size in grid.sizes if size <= max(_WARMING_BYTES, min(grid.sizes)))):
+            _probe_point(torch, grid, group, target, size, 1)
+    distributed.barrier()
     for size, count in grid.points():
         if distributed.get_rank() < world:
             durations = _probe_point(torch, grid, group, target, size, count)
