@@ -312,9 +312,10 @@ def test_a_clock_that_goes_back_stands_still_and_one_that_shows_nothing_is_refus
 def test_odd_progress_is_left_out() -> None:
     controller = Controller(problem(), TableSteps(OFFERS, LATENCIES), ReportedCloud())
     assert controller.observe(0.0, 0.0)
-    for time_s, completed in ((1.0, math.nan), (math.nan, 5.0), (1.0, -3.0), (0.0, 5.0)):
+    for time_s, completed in ((1.0, math.nan), (math.nan, 5.0), (1.0, -3.0), (0.0, 5.0), (1.0, 1e300), (1.0, math.inf)):
         assert not controller.observe(time_s, completed)
-    assert controller.window.ignored == 4
+    assert controller.window.ignored == 6
+    assert controller.step(1.0).kind is not DecisionKind.DONE, "one wild report does not end a job"
     controller.observe(10.0, 100.0)
     controller.observe(20.0, 40.0)
     assert controller.step(20.0).recommendation.remaining_iterations == 7160

@@ -25,6 +25,8 @@ from gpusonde.optimizer.steps import StepTimes
 _LARGEST_SLOWDOWN = 10.0
 _FEWEST_INTERVALS = 3
 _MOST_MEASURED = 64
+# Progress of more than this many times all iterations is a fault; a little more is another way to count.
+_MOST_PROGRESS = 1.01
 # A job that has not made progress after this many times the time to restore it (or a window) stands still.
 _LONGEST_RESTORES = 4.0
 
@@ -96,6 +98,10 @@ class Controller:
 
     def observe(self, time_s: float, completed: float) -> bool:
         """Take the iterations completed at a time on the job's clock; False when the observation cannot be."""
+        if completed > _MOST_PROGRESS * self.problem.iterations:
+            # Believing it would end the job.
+            self.window.ignored += 1
+            return False
         if self._restoring is not None and math.isfinite(completed):
             until_s, before = self._restoring
             if time_s < until_s and completed <= before:
