@@ -105,7 +105,7 @@ class GradientTrace:
             )
         except KeyError as error:
             raise GradientTraceError(f"a gradient trace needs {error.args[0]}") from None
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise GradientTraceError(f"ready_fractions and bucket_bytes must be lists of numbers ({error})") from error
         return cls(fractions, sizes, bool(values.get("assumed", False)))
 

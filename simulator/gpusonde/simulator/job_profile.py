@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpusonde.simulator.compute import ComputeCurve, ComputeProbe, CurveKind, ProbeError, fit_compute_curve
+from gpusonde.simulator.compute import ComputeCurve, ComputeProbe, CurveKind, fit_compute_curve
 from gpusonde.simulator.gradients import GradientTrace, GradientTraceError
 
 PROFILE_FORMAT = "gpusonde.profile/1"
@@ -21,6 +21,11 @@ PROFILE_FORMAT = "gpusonde.profile/1"
 LARGEST_PROFILE_BYTES = 8 * 1024 * 1024
 _MOST_PROBES = 1000
 _LONGEST_NAME = 200
+# Beyond these a figure is a mistake in its unit, or meant to break somebody's arithmetic.
+_LARGEST_BATCH = 1 << 24
+_LONGEST_S = 366 * 86_400.0
+_SHORTEST_S = 1e-9
+_LARGEST_SPREAD = 10.0
 
 
 class JobProfileError(ValueError):
@@ -59,7 +64,7 @@ class JobProfile:
             raise JobProfileError(f"{len(self.probes)} probes are too many; {_MOST_PROBES} is the limit")
         try:
             self.curve()
-        except ProbeError as error:
+        except ValueError as error:
             raise JobProfileError(str(error)) from error
 
     def curve(self, kind: CurveKind = "default") -> ComputeCurve:
@@ -101,7 +106,7 @@ class JobProfile:
         probes = values.get("probes")
         if not isinstance(probes, list) or len(probes) > _MOST_PROBES:
             raise JobProfileError(f"probes must be a list of at most {_MOST_PROBES}")
-        largest = _optional_number(values, "largest_batch")
+        largest = _optional_number(values, "largest_batch", 1, _LARGEST_BATCH)
         try:
             gradients = GradientTrace.from_json(_mapping(values.get("gradients"), "gradients"))
         except GradientTraceError as error:
@@ -110,7 +115,7 @@ class JobProfile:
             device=device,
             probes=tuple(_probe(_mapping(each, "a probe")) for each in probes),
             gradients=gradients,
-            optimizer_s=_number(values, "optimizer_s"),
+            optimizer_s=_number(values, "optimizer_s", 0.0, _LONGEST_S),
             largest_batch=None if largest is None else int(largest),
         )
 
@@ -147,10 +152,10 @@ class JobProfile:
 
 def _probe(values: Mapping[str, Any]) -> ComputeProbe:
     return ComputeProbe(
-        batch_size=_number(values, "batch_size"),
-        total_s=_number(values, "total_s"),
-        forward_s=_optional_number(values, "forward_s"),
-        spread=_optional_number(values, "spread"),
+        batch_size=_number(values, "batch_size", 1, _LARGEST_BATCH),
+        total_s=_number(values, "total_s", _SHORTEST_S, _LONGEST_S),
+        forward_s=_optional_number(values, "forward_s", _SHORTEST_S, _LONGEST_S),
+        spread=_optional_number(values, "spread", 0.0, _LARGEST_SPREAD),
     )
 
 
@@ -160,13 +165,13 @@ def _mapping(values: Any, what: str) -> Mapping[str, Any]:
     return values
 
 
-def _number(values: Mapping[str, Any], name: str) -> float:
+def _number(values: Mapping[str, Any], name: str, least: float, most: float) -> float:
     value = values.get(name)
-    # A bool is an int in Python; an int of a thousand digits is no float.
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e300:
-        raise JobProfileError(f"{name} must be a finite number, not {str(value)[:40]!r}")
+    # A bool is an int in Python; a comparison with NaN is false.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        raise JobProfileError(f"{name} must be a number from {least:g} to {most:g}, not {str(value)[:40]!r}")
     return float(value)
 
 
-def _optional_number(values: Mapping[str, Any], name: str) -> float | None:
-    return None if values.get(name) is None else _number(values, name)
+def _optional_number(values: Mapping[str, Any], name: str, least: float, most: float) -> float | None:
+    return None if values.get(name) is None else _number(values, name, least, most)
