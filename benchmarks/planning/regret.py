@@ -201,8 +201,8 @@ def _other_sets(rows: Sequence[sia.StepTime], candidates: Sequence[Estimates]) -
     columns = ("otherwise", "objective", "problems", "chooser", "mean", "median", "p90", "most", "within 5 %")
     text = (
         "The same with other problems, defined after the first ones and used for nothing else. Which half of the "
-        "placements is known matters more than how problems are drawn; with the other half, time is worse for every "
-        "estimate, and behind Oracle-BO, which is scored on the very measurements that it took."
+        "placements is known matters more than how problems are drawn; with the other half, time is worse for both "
+        "calibrated models, and behind Oracle-BO, which is scored on the very measurements that it took."
     )
     return [text, "", *table(columns, lines)]
 
