@@ -47,7 +47,7 @@ def simulate_exchanges(
     if limit < 1:
         raise ValueError(f"max_in_flight is 1 or more, not {max_in_flight}")
 
-    if np.isinf(capacity).all() and limit in (1, count):
+    if np.isinf(capacity).all() and (limit == 1 or limit >= count):
         return _unshared(ready, traffic / wanted, one_at_a_time=limit == 1)
 
     # Transfers begin in the order in which they become ready: those that have begun are always its first ones.
