@@ -1,6 +1,6 @@
 """Allreduce: measurements, and what they say about any size, world and number of concurrent transfers."""
 
-from gpusonde.simulator.allreduce.boosting import BoostingMissingError
+from gpusonde.simulator.allreduce.boosted.boosting import BoostingMissingError
 from gpusonde.simulator.allreduce.documents import (
     DocumentError,
     measurements_from_json,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gpusonde.simulator.allreduce.curve import FloatArray
+from gpusonde.simulator.allreduce.curves.curve import FloatArray
 
 
 class BoostingMissingError(RuntimeError):

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from gpusonde.simulator.allreduce.boosting import BoostedTrees
-from gpusonde.simulator.allreduce.curve import FloatArray
+from gpusonde.simulator.allreduce.boosted.boosting import BoostedTrees
+from gpusonde.simulator.allreduce.curves.curve import FloatArray
 from gpusonde.simulator.allreduce.history import Decay
 from gpusonde.simulator.allreduce.measurements import AllreduceMeasurement, Link
 

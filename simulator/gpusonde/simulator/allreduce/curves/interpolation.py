@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from gpusonde.simulator.allreduce.curve import FloatArray, SizeCurve
+from gpusonde.simulator.allreduce.curves.curve import FloatArray, SizeCurve
 from gpusonde.simulator.allreduce.topology import LinkTopology
 
 # Measured across machines only: devices of one machine are no slower, by how much nobody knows.

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpusonde.simulator.allreduce import boosting
-from gpusonde.simulator.allreduce.curve import FloatArray, SizeCurve
-from gpusonde.simulator.allreduce.interpolation import LinkCurves, log_bus
+from gpusonde.simulator.allreduce.boosted import boosting
+from gpusonde.simulator.allreduce.curves.curve import FloatArray, SizeCurve
+from gpusonde.simulator.allreduce.curves.interpolation import LinkCurves, log_bus
 from gpusonde.simulator.allreduce.measurements import Link
 
 _LEAST_ROWS = 300

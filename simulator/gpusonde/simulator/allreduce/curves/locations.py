@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpusonde.simulator.allreduce.curve import FloatArray
-from gpusonde.simulator.allreduce.interpolation import LinkCurves, LogBandwidth, log_bus
+from gpusonde.simulator.allreduce.curves.curve import FloatArray
+from gpusonde.simulator.allreduce.curves.interpolation import LinkCurves, LogBandwidth, log_bus
 
 # How far a location's deviation from the others reaches: in factors of e of size, and of the world size.
 _SIZE_REACH, _WORLD_REACH, _CONCURRENT_REACH = 1.5, 1.0, 1.0

@@ -10,7 +10,7 @@ import numpy as np
 from scipy.interpolate import PchipInterpolator
 from scipy.optimize import least_squares
 
-from gpusonde.simulator.allreduce.curve import FloatArray, SizeCurve
+from gpusonde.simulator.allreduce.curves.curve import FloatArray, SizeCurve
 
 _Key = TypeVar("_Key")
 

@@ -1,0 +1,1 @@
+"""Models of boosted trees: the correction of the default, and the published ones."""
