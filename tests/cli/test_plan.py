@@ -110,7 +110,7 @@ def test_a_plan_that_breaks_a_limit_is_said_so(problem: Path, capsys: pytest.Cap
         (["monitor", "p.json", "--run", "x"], 2, "--run needs --collector"),
         (["monitor", "p.json", "--progress", "p.json"], 1, "p.json:1:"),
         (["monitor", "p.json", "--progress", "bad.jsonl"], 1, "bad.jsonl:2: elapsed_s"),
-        (["profile", "job.py:make", "--out", "o"], 2, "--batch-sizes"),
+        (["profile", "job.py:make"], 2, "--out"),
         (["probe", "allreduce", "--fabric", "x", "--out", "o", "--rank", "0"], 2, "come together"),
         (["probe", "allreduce", "--fabric", "x", "--out", "o", "--sizes", "3"], 2, "multiples of 4"),
     ],

@@ -3,12 +3,13 @@
 import json
 import math
 import time
+from pathlib import Path
 
 import grpc
 import pytest
 from support.certificates import Authority, tls_settings
 from support.problem_documents import small_problem
-from support.running_collector import ThreadCollector
+from support.running_collector import ProcessCollector, ThreadCollector
 from support.wire_agent import wait_until
 
 from gpusonde.catalog import load_gpus, load_offers
@@ -170,6 +171,24 @@ def test_a_caller_who_goes_away_leaves_nobody_computing(tmp_path):
         began = time.monotonic()
         client.solve(small_problem())
         assert time.monotonic() - began < 25
+
+
+def is_running(pid):
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def test_nobody_computes_for_a_collector_that_was_killed(tmp_path):
+    with ProcessCollector(tmp_path / "data") as collector, PlanningClient(collector.target) as client:
+        client.solve(small_problem())
+        tasks = Path(f"/proc/{collector.pid}/task").iterdir()
+        children = {pid for task in tasks for pid in (task / "children").read_text().split()}
+        assert children
+        collector.kill()
+        wait_until(lambda: not any(map(is_running, children)), 30, "the end of the processes")
 
 
 def test_requests_beyond_their_size_and_planning_that_is_off_are_refused(tmp_path):

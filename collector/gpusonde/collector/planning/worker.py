@@ -57,7 +57,9 @@ def _answer(answer: Callable[[dict[str, Any]], dict[str, Any]], data: bytes) -> 
 
 def main() -> None:
     """Serve standard input and output."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the collector ends us
+    # Ctrl-C and systemd's stop reach the whole group; the collector ends us, in good order.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with contextlib.suppress(OSError, ValueError):  # a sandbox may forbid either
         os.nice(_NICENESS)
         limit = int(sys.argv[1])

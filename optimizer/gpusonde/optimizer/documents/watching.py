@@ -25,6 +25,8 @@ from gpusonde.optimizer.steps import StepTimes
 
 # Of older epochs only their number matters.
 MOST_EPOCHS = 512
+_SEARCH_S = 3.0
+_TOLERANCE = 1e-3
 
 
 class JobWatch:
@@ -203,4 +205,5 @@ class _Epochs(EpochProgress):
 
 
 def _solve(problem: Problem, steps: StepTimes) -> Solution:
-    return solve(problem, steps)
+    # Some searches make one recommendation, and the job waits for none of them.
+    return solve(problem, steps, explain=False, tolerance=_TOLERANCE, time_limit_s=_SEARCH_S)
