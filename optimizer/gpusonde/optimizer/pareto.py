@@ -45,7 +45,7 @@ class ParetoFront:
     Attributes:
         points: By time, the fastest one first and the cheapest one last.
         complete: False when the time limit ended the search: then points may be missing.
-        resolution: A slower plan is listed only when it is cheaper by more than this, relative.
+        resolution: Points differ by more than this in time and in cost, relative.
     """
 
     points: tuple[ParetoPoint, ...]
@@ -66,7 +66,8 @@ def pareto(
     Args:
         problem: What is asked for; its objective does not count.
         steps: How long iterations take.
-        resolution: List a slower plan only when it is cheaper by more than this, relative.
+        resolution: List a slower plan only when it is cheaper, and a dearer one only when it is faster, by more than
+            this, relative.
         time_limit_s: After this time the search ends.
         clock: Seconds, never going back.
 
@@ -83,7 +84,16 @@ def pareto(
     front = _Front(problem, kept_times(problem, steps), resolution)
     ends_s = clock() + time_limit_s
     found = ExactSearch(problem, space, steps, front, out_of_time=lambda: clock() >= ends_s).run()
-    return ParetoFront(tuple(front.points), found.complete, resolution)
+    return ParetoFront(_apart(front.points, resolution), found.complete, resolution)
+
+
+def _apart(points: list[ParetoPoint], resolution: float) -> tuple[ParetoPoint, ...]:
+    """Leave out points that are hardly faster than the next cheaper one."""
+    kept: list[ParetoPoint] = []
+    for point in reversed(points):
+        if not kept or point.estimate.time_s * (1.0 + resolution) < kept[-1].estimate.time_s:
+            kept.append(point)
+    return tuple(reversed(kept))
 
 
 @dataclass

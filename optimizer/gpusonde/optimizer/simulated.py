@@ -23,6 +23,9 @@ from gpusonde.simulator.iteration import BusBandwidth, DeviceGroup, IterationSim
 _REFERENCE_WORLDS = (16, 8, 4)
 # How far the simulator's iterations are from measured ones end to end (docs/results/planning.md), relative.
 DEFAULT_MODEL_SPREAD = 0.08
+# NCCL runs one allreduce of a communicator at a time. Without any limit the transfers of a job would not slow down
+# each other, and plans with slow networks would look far too good.
+DEFAULT_POLICY = LinkPolicy(max_in_flight=1)
 
 
 class SimulatedSteps:
@@ -36,7 +39,7 @@ class SimulatedSteps:
         networks: What allreduces reach, by name of the fabric (``Offer.fabric``, ``Offer.machine_fabric``). A plan on
             machines with different fabrics gets the slower of them for every transfer.
         trace: The job's gradients.
-        policy: How concurrent transfers share a link.
+        policy: How concurrent transfers share a link; None for one at a time, as with NCCL.
         optimizer_s: Seconds of the optimizer step, 0 when it is in the curves already.
         samples: Iterations to draw per estimate.
         model_spread: Relative standard deviation of the simulator's own error, shared by all iterations of a run.
@@ -70,7 +73,7 @@ class SimulatedSteps:
         self._curves = {offer.name: curves[offer.name] for offer in offers}
         self._networks = dict(networks)
         self._trace = trace
-        self._policy = policy or LinkPolicy()
+        self._policy = policy or DEFAULT_POLICY
         self._optimizer_s = optimizer_s
         self._samples = samples
         self._model_spread = model_spread

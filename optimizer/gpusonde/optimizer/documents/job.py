@@ -9,6 +9,7 @@ from typing import Any, cast, get_args
 
 from gpusonde.catalog import GpuCatalog, UnknownGpuError
 from gpusonde.optimizer.documents.fields import DocumentError, Table
+from gpusonde.optimizer.simulated import DEFAULT_POLICY
 from gpusonde.simulator.allreduce.measurements import AllreduceMeasurement, MeasurementError
 from gpusonde.simulator.compute import (
     ComputeCurve,
@@ -209,8 +210,10 @@ def _measurement(values: Any, path: str) -> AllreduceMeasurement:
 
 def _policy(values: Any, path: str) -> LinkPolicy:
     table = Table(values, path, ("share", "capacity_bytes_per_second", "max_in_flight"))
+    # Transfers that share a capacity slow down each other; without one, only waiting for each other does.
+    in_flight = None if "capacity_bytes_per_second" in table else DEFAULT_POLICY.max_in_flight
     return LinkPolicy(
         LinkShare(table.choice("share", [share.value for share in LinkShare], LinkShare.MAXMIN.value)),
         table.number("capacity_bytes_per_second", most=1e18) if "capacity_bytes_per_second" in table else math.inf,
-        table.whole("max_in_flight", most=MOST_BUCKETS) if "max_in_flight" in table else None,
+        table.whole("max_in_flight", most=MOST_BUCKETS) if "max_in_flight" in table else in_flight,
     )

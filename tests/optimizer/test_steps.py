@@ -1,0 +1,90 @@
+"""Step times: bounds that are bounds, networks of one machine and of several, scatter of whole runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+from support.planning_problems import EvenNetwork, simulated_problem
+
+from gpusonde.optimizer import Group, Offer, Plan, ProblemError, SimulatedSteps, StepEstimate, TableSteps
+from gpusonde.optimizer.evaluate import quantile_s
+from gpusonde.optimizer.search.brute_force import every_plan
+from gpusonde.simulator.compute import ComputeCurve
+from gpusonde.simulator.compute.curve import CurveOrigin
+from gpusonde.simulator.gradients import assumed_trace
+
+CURVE = ComputeCurve(np.array([1.0, 64.0]), np.array([0.01, 0.2]), np.full(2, 0.05), 0.3, CurveOrigin.PROBES, 1.0, 64.0)
+OFFERS = (
+    Offer("near", "x", 4, 8, 4.0, fabric="ethernet", machine_fabric="nvlink"),
+    Offer("far", "x", 1, 8, 1.0, fabric="ethernet"),
+)
+NETWORKS = {"ethernet": EvenNetwork(1e9, 0.1), "nvlink": EvenNetwork(1e11, 0.0)}
+
+
+def simulated(**more: float) -> SimulatedSteps:
+    return SimulatedSteps(OFFERS, {"near": CURVE, "far": CURVE}, NETWORKS, assumed_trace(4e8), **more)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_bound_never_exceeds_the_estimate_of_a_plan_on_several_machines(seed: int):
+    problem, steps = simulated_problem(seed)
+    for plan in itertools.islice(every_plan(problem), 40):
+        if plan.machines == 1:
+            continue
+        offers = [problem.offer(group.offer) for group in plan.groups]
+        latency_s = max(
+            steps.latency_s(offer, group.batch_size, group.machines)
+            for offer, group in zip(offers, plan.groups, strict=True)
+        )
+        worlds = np.array([plan.devices(offers)])
+        bound_s = steps.bound_s(latency_s, worlds, min(map(steps.network, offers)))[0]
+        assert bound_s <= steps.estimate(plan).mean_s * (1 + 1e-12)
+
+
+def test_latencies_grow_with_machines_because_the_slowest_decides():
+    steps = simulated()
+    latencies = [steps.latency_s(OFFERS[1], 16, machines) for machines in (1, 2, 4, 8)]
+    assert latencies == sorted(latencies)
+    assert latencies[0] == pytest.approx(float(CURVE.predict(16).total_s[0]))
+
+
+def test_gpus_of_one_machine_talk_over_its_own_fabric():
+    steps = simulated()
+    inside = steps.estimate(Plan((Group("near", 1, 8),)))
+    between = steps.estimate(Plan((Group("far", 4, 8),)))
+    assert inside.mean_s < 0.2 * between.mean_s
+    assert between.mean_s > 2 * 3 / 4 * 4e8 / 1e9  # what the slow network takes for all gradients at least
+
+
+def test_what_placement_and_model_add_does_not_average_out_over_a_run():
+    step = simulated(model_spread=0.08).estimate(Plan((Group("far", 8, 8),)))
+    assert step.shared_sd_s is not None
+    assert 0.08 * step.mean_s < step.shared_sd_s <= step.sd_s
+    assert step.run_sd_s(10_000) == pytest.approx(10_000 * step.shared_sd_s, rel=1e-3)
+    alone = StepEstimate(1.0, 0.2, 1.3, 0.0)
+    assert alone.run_sd_s(100) == pytest.approx(2.0)
+
+
+def test_the_quantile_of_a_run_is_that_of_many_drawn_ones():
+    random = np.random.default_rng(1)
+    for spread in (0.05, 0.3):
+        sigma = np.sqrt(np.log1p(spread**2))
+        drawn = random.lognormal(-0.5 * sigma**2, sigma, 400_000)
+        assert quantile_s(1.0, spread, 0.95) == pytest.approx(np.quantile(drawn, 0.95), rel=0.01)
+    assert quantile_s(3.0, 0.0, 0.95) == 3.0
+    assert quantile_s(3.0, 1.0, 0.5) == 3.0
+
+
+def test_an_offer_of_which_too_little_is_known_is_named():
+    with pytest.raises(ProblemError, match="offer far has no compute curve"):
+        SimulatedSteps(OFFERS, {"near": CURVE}, NETWORKS, assumed_trace(1e6))
+    lost = dataclasses.replace(OFFERS[1], fabric="token ring")
+    with pytest.raises(ProblemError, match="nothing is known about the fabric 'token ring'"):
+        SimulatedSteps((lost,), {"far": CURVE}, NETWORKS, assumed_trace(1e6))
+    with pytest.raises(ProblemError, match="model_spread"):
+        simulated(model_spread=-1.0)
+    with pytest.raises(ProblemError, match="spread"):
+        TableSteps(OFFERS, {}, spread=-0.1)
