@@ -58,7 +58,7 @@ def test_the_examples_of_the_page_work_as_they_stand(tmp_path: Path) -> None:
 def test_a_plan_is_shown_with_its_price_and_why(problem: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, _ = said(capsys, "plan", "solve", str(problem))
     assert "the best plan" in out
-    assert "$2.64" in out
+    assert "$2.37" in out
     assert "what binds: deadline_s" in out
     assert "note: when gradients are ready is assumed" in out
 

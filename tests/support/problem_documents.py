@@ -40,7 +40,7 @@ _PROBLEM: dict[str, Any] = {
             {"device": "T4", "largest_batch": 128, "probes": probes(0.003)},
             {"device": "V100-SXM2-16GB", "largest_batch": 256, "probes": probes(0.001)},
         ],
-        "gradients": {"parameter_bytes": 1e8},
+        "gradients": {"parameter_bytes": 1e7},
         "allreduce": measurements("slow", 1e9) + measurements("fast", 4e9),
     },
     "offers": [
