@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 
@@ -164,6 +165,17 @@ def test_what_cannot_be_profiled_is_refused_with_what_to_do():
     assert "sparse" in refused(
         torch.nn.Embedding(5, 2, sparse=True), lambda model, batch: model(batch.flatten().long()).sum()
     )
+
+
+def test_steps_that_scatter_are_warned_of(caplog):
+    waits = itertools.cycle([0.002, 0.012])
+
+    def loss(model, batch):
+        time.sleep(next(waits))
+        return model(batch).sum()
+
+    profile(torch.nn.Linear(3, 2), lambda size: torch.ones(size, 3), loss, batch_sizes=[2, 4])
+    assert "steps of batch size 2, 4 scatter" in caplog.text
 
 
 def test_a_batch_that_does_not_fit_is_named():

@@ -40,6 +40,8 @@ _PROBED_RANGE = 64  # largest over smallest batch size
 _SEARCH_TOLERANCE = 0.03
 # Of a normal distribution: standard deviation over median absolute deviation.
 _MAD_TO_DEVIATION = 1.4826
+# Srifty, section 2.2: computation varies by a factor of 1.1 in all.
+_USUAL_SPREAD = 0.1
 
 
 class ProfileError(ValueError):
@@ -112,6 +114,13 @@ def profile(
         timed = session.time_steps(batch_size, steps, seconds_per_batch)
         probes.append(timed.probe(batch_size))
         _LOG.info("batch size %d: %.6f s a step, %d steps", batch_size, probes[-1].total_s, timed.forward_s.size)
+    scattering = [probe.batch_size for probe in probes if probe.spread is not None and probe.spread > _USUAL_SPREAD]
+    if scattering:
+        _LOG.warning(
+            "steps of batch size %s scatter by more than %d %%: is the device busy with something else?",
+            ", ".join(f"{each:g}" for each in scattering),
+            100 * _USUAL_SPREAD,
+        )
     gradients = session.gradients(chosen[-1], timed.forward_s.size, bucket_bytes, first_bucket_bytes)
     return JobProfile(
         device=session.device_name,
