@@ -250,6 +250,13 @@ def test_a_preemption_leads_to_another_plan(client):
     assert "t4" not in {row["offer"] for row in last["launch"]}
 
 
+def test_what_was_done_before_the_watch_counts(client):
+    start = {"plan": PLAN, "elapsed_s": 3600.0, "completed_iterations": 15_000.0, "spent_usd": 2.0}
+    first, *_ = client.watch(small_problem(), start)
+    assert (first["at_s"] >= 3600.0, first["remaining_iterations"], first["spent_usd"] >= 2.0) == (True, 5000.0, True)
+    assert 3600.0 < first["projection"]["end_s"] < 3600.0 + 2 * 5000 * 0.24
+
+
 def test_a_job_that_is_not_yet_started_is_told_what_to_launch(client):
     first = next(iter(client.watch(small_problem(), {})))
     assert first["kind"] == "launch"

@@ -44,6 +44,12 @@ def add_parser(subparsers: Subparsers, common: Parser) -> None:
         "--elapsed-s", type=positive_number, metavar="X", help="seconds since the job began (default: 0, or the run's)"
     )
     parser.add_argument("--spent-usd", type=positive_number, metavar="X", help="spent so far (default: 0)")
+    parser.add_argument(
+        "--completed-iterations",
+        type=positive_number,
+        metavar="N",
+        help="done so far; with --run, before that run (default: 0)",
+    )
     parser.add_argument("--out", type=Path, metavar="FILE", help="append every recommendation as a line of JSON")
     add_collector_options(parser, default=None, otherwise="computing here")
 
@@ -89,7 +95,11 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _start(args: argparse.Namespace) -> dict[str, Any]:
-    start: dict[str, Any] = {"elapsed_s": args.elapsed_s, "spent_usd": args.spent_usd}
+    start: dict[str, Any] = {
+        "elapsed_s": args.elapsed_s,
+        "spent_usd": args.spent_usd,
+        "completed_iterations": args.completed_iterations,
+    }
     if args.plan is not None or args.group is not None:
         start["plan"] = given_plan(args.plan, args.group)
     return {key: value for key, value in start.items() if value is not None}

@@ -124,6 +124,11 @@ class Controller:
         # Whoever runs something else than what was decided has decided otherwise.
         self._target = self._idle_since_s = None
 
+    def detach(self) -> None:
+        """Take note that the job stands, by its owner's hand."""
+        self._running = self._target = None
+        self.window.clear()
+
     def ordered(self, offer: str, machines: Sequence[str], now_s: float) -> None:
         """Take note that the machines of a ``LAUNCH`` were ordered."""
         self.fleet.ordered(offer, machines, now_s)

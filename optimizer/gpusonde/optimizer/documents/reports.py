@@ -19,19 +19,20 @@ _MOST_ITERATIONS = 2.0**53
 
 
 def start_watch(problem: ProblemDocument, values: Any, path: str = "start") -> JobWatch:
-    """Return a watch as a document says: ``plan``, ``elapsed_s`` and ``spent_usd``, each of which may be missing.
+    """Return a watch as a document says, of which every key may be missing.
 
     Raises:
         DocumentError: A key is unknown or holds something that cannot be.
         ProblemError: The problem makes no sense.
     """
-    table = Table(values, path, ("plan", "elapsed_s", "spent_usd"))
+    table = Table(values, path, ("plan", "elapsed_s", "spent_usd", "completed_iterations"))
     plan = parse_plan(table.value("plan"), problem.problem, table.at("plan")) if "plan" in table else None
     return JobWatch(
         problem,
         plan,
         now_s=table.number("elapsed_s", 0.0, above=False, most=_LATEST_S),
         spent_usd=table.number("spent_usd", 0.0, above=False, most=1e12),
+        completed_iterations=table.number("completed_iterations", 0.0, above=False, most=_MOST_ITERATIONS),
     )
 
 

@@ -37,20 +37,30 @@ class JobWatch:
         plan: What runs; None for nothing.
         now_s: What the job's clock shows.
         spent_usd: Spent up to now.
+        completed_iterations: Done up to now; where epochs tell the progress, before the first of them.
     """
 
     def __init__(
-        self, document: ProblemDocument, plan: Plan | None = None, *, now_s: float = 0.0, spent_usd: float = 0.0
+        self,
+        document: ProblemDocument,
+        plan: Plan | None = None,
+        *,
+        now_s: float = 0.0,
+        spent_usd: float = 0.0,
+        completed_iterations: float = 0.0,
     ) -> None:
         self._per_epoch = document.iterations_per_epoch
         self._cloud = ReportedCloud()
         self._controller = Controller(document.problem, simulated_steps(document), self._cloud, _solve)
         self._controller.fleet.spent_usd = spent_usd
-        self._completed = 0.0
+        self._before = completed_iterations
+        self._completed = completed_iterations
         self._standing: dict[str, Any] | None = None
         self._machines: dict[str, Machine] = {}
         self._launched: Counter[str] = Counter()
         self.machines(plan, now_s)
+        if completed_iterations > 0:
+            self.progress(now_s, completed_iterations)
 
     @property
     def problem(self) -> Problem:
@@ -61,13 +71,12 @@ class JobWatch:
         """Take what the job says of itself; False for what cannot be, such as a time that was reported already."""
         return self._controller.observe(now_s, completed_iterations)
 
-    def epochs(self, ends_s: Sequence[float], older: int = 0, completed_iterations: float = 0.0) -> None:
+    def epochs(self, ends_s: Sequence[float], older: int = 0) -> None:
         """Take the epochs that stand, in place of those taken before.
 
         Args:
             ends_s: When the latest ended.
             older: Epochs before these.
-            completed_iterations: Iterations before the first epoch.
 
         Raises:
             DocumentError: The problem does not say how many iterations an epoch has.
@@ -76,7 +85,7 @@ class JobWatch:
             raise DocumentError(
                 "samples_per_epoch", "is missing; without it epochs do not say how many iterations are done"
             )
-        self._controller.observe_epochs(_Epochs(self._per_epoch, ends_s, older, completed_iterations))
+        self._controller.observe_epochs(_Epochs(self._per_epoch, ends_s, older, self._before))
 
     def machines(
         self,
@@ -126,7 +135,9 @@ class JobWatch:
             notices += [Notice(NoticeKind.REFUSED, name, offer) for name in names]
         self._machines = running
         self._cloud.report(running.values(), notices)
-        if plan is not None and plan != self._controller.running:
+        if plan is None:
+            self._controller.detach()
+        elif plan != self._controller.running:
             self._controller.attach(plan, self._for_plan(plan))
             self._controller.window.clear()
 

@@ -454,18 +454,20 @@ class WatchJobRequest(_message.Message):
     def __init__(self, start: _Optional[_Union[WatchStart, _Mapping]] = ..., progress: _Optional[_Union[ReportedProgress, _Mapping]] = ..., machines: _Optional[_Union[ReportedMachines, _Mapping]] = ...) -> None: ...
 
 class WatchStart(_message.Message):
-    __slots__ = ("problem", "plan", "elapsed_s", "run_id", "spent_usd")
+    __slots__ = ("problem", "plan", "elapsed_s", "run_id", "spent_usd", "completed_iterations")
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     ELAPSED_S_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SPENT_USD_FIELD_NUMBER: _ClassVar[int]
+    COMPLETED_ITERATIONS_FIELD_NUMBER: _ClassVar[int]
     problem: Problem
     plan: Plan
     elapsed_s: float
     run_id: str
     spent_usd: float
-    def __init__(self, problem: _Optional[_Union[Problem, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., elapsed_s: _Optional[float] = ..., run_id: _Optional[str] = ..., spent_usd: _Optional[float] = ...) -> None: ...
+    completed_iterations: float
+    def __init__(self, problem: _Optional[_Union[Problem, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., elapsed_s: _Optional[float] = ..., run_id: _Optional[str] = ..., spent_usd: _Optional[float] = ..., completed_iterations: _Optional[float] = ...) -> None: ...
 
 class ReportedProgress(_message.Message):
     __slots__ = ("elapsed_s", "completed_iterations")

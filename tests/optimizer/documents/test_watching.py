@@ -1,0 +1,83 @@
+"""Watches: epochs as progress, machines that come and go by somebody else's hand."""
+
+import pytest
+from support.problem_documents import small_problem
+
+from gpusonde.catalog import load_gpus, load_offers
+from gpusonde.optimizer.documents.fields import DocumentError
+from gpusonde.optimizer.documents.problem import parse_problem
+from gpusonde.optimizer.documents.reports import read_reports, start_watch, take_report
+
+PLAN = {"groups": [{"offer": "t4", "machines": 4, "batch_size": 64}]}
+
+
+def watch(start=None, **changes):
+    gpus = load_gpus()
+    document = parse_problem(small_problem(**changes), gpus, load_offers(gpus=gpus))
+    return start_watch(document, {"plan": PLAN} if start is None else start)
+
+
+def test_epochs_are_progress_and_corrected_ones_replace_those_before():
+    job = watch(samples_per_epoch=256 * 100)
+    take_report(job, {"epoch_ends_s": [25.0, 50.0, 75.0, 100.0]})
+    found = job.recommend(101.0)
+    assert found["completed_iterations"] == 400
+    assert found["throughput"]["mean"] == pytest.approx(4.0)
+    take_report(job, {"epoch_ends_s": [50.0, 100.0]})
+    assert job.recommend(102.0)["completed_iterations"] == 200
+
+
+def test_epochs_count_on_from_what_was_done_before_their_run():
+    job = watch({"plan": PLAN, "completed_iterations": 5000.0, "elapsed_s": 1200.0}, samples_per_epoch=256 * 100)
+    take_report(job, {"epoch_ends_s": [1225.0, 1250.0], "older_epochs": 3})
+    assert job.recommend(1251.0)["completed_iterations"] == 5500
+
+
+def test_epochs_say_nothing_without_their_size():
+    with pytest.raises(DocumentError, match="samples_per_epoch"):
+        take_report(watch(), {"epoch_ends_s": [25.0]})
+
+
+def test_machines_that_their_owner_ended_are_no_preemption():
+    job = watch()
+    job.recommend(0.0)
+    take_report(job, {"elapsed_s": 60.0, "completed_iterations": 250.0})
+    other = {"groups": [{"offer": "v100", "machines": 2, "batch_size": 128}]}
+    take_report(job, {"elapsed_s": 90.0, "plan": other})
+    assert job.recommend(90.0)["plan"] == other
+    take_report(job, {"elapsed_s": 120.0})
+    found = job.recommend(120.0)
+    # All t4 could still be had: none of them was taken away.
+    assert found["launch"] == [{"offer": "t4", "machines": 4}]
+
+
+def test_machines_that_were_taken_away_and_refused_are_left_out_for_a_while():
+    job = watch()
+    job.recommend(0.0)
+    take_report(job, {"elapsed_s": 60.0, "preempted": [{"offer": "t4", "machines": 4}]})
+    assert {row["offer"] for row in job.recommend(60.0)["launch"]} == {"v100"}
+    take_report(job, {"elapsed_s": 90.0, "refused": [{"offer": "v100", "machines": 2}]})
+    assert job.recommend(90.0)["kind"] in ("idle", "no_plan")
+
+
+@pytest.mark.parametrize(
+    ("report", "field"),
+    [
+        ({}, "elapsed_s"),
+        ({"elapsed_s": 1.0, "completed": 1}, "completed"),
+        ({"elapsed_s": 1.0, "preempted": [{"offer": "t4"}]}, "preempted[0].machines"),
+        ({"elapsed_s": 1.0, "plan": {"groups": []}}, "plan.groups"),
+        ({"epoch_ends_s": [1.0] * 513}, "epoch_ends_s"),
+    ],
+)
+def test_reports_that_cannot_be_are_refused(report, field):
+    with pytest.raises(DocumentError) as error:
+        take_report(watch(), report)
+    assert error.value.field == field
+
+
+def test_reports_are_read_line_by_line():
+    found = read_reports(['{"elapsed_s": 1, "completed_iterations": 2}\n', "\n", '{"elapsed_s": 2, "plan": null}'], "f")
+    assert [row["elapsed_s"] for row in found] == [1, 2]
+    with pytest.raises(DocumentError, match="f:1: "):
+        list(read_reports(["nothing\n"], "f"))
