@@ -7,8 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.planning_problems import table_problem
 
 from gpusonde.optimizer import Group, Objective, Offer, Plan, Problem, ProblemError, Status, TableSteps, solve
+from gpusonde.optimizer.evaluate import estimate_plan, violation
+from gpusonde.optimizer.search.brute_force import every_plan
 
 OFFERS = (Offer("a", "x", 1, 4, 1.0), Offer("b", "y", 2, 4, 3.0))
 
@@ -123,6 +126,18 @@ def test_a_deadline_and_a_budget_that_nobody_keeps_get_the_plan_that_breaks_them
     assert poor.nearest is not None
     assert poor.nearest.plan == cheapest.plan
     assert "more than the budget (25.0%)" in poor.nearest.words
+
+
+def test_the_nearest_plan_breaks_the_limits_least_of_all_plans():
+    for seed in range(60):
+        problem, steps = table_problem(seed)
+        solution = solve(problem, steps)
+        every = [violation(problem, estimate_plan(problem, plan, steps)) for plan in every_plan(problem)]
+        if solution.status is not Status.INFEASIBLE or not every:
+            continue
+        assert solution.nearest is not None
+        assert solution.nearest.global_batch == problem.global_batch
+        assert violation(problem, solution.nearest.estimate) == pytest.approx(min(every))
 
 
 def test_what_a_little_more_money_buys_is_said():

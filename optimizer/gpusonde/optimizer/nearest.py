@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 
 from gpusonde.optimizer.evaluate import SLACK, violation
-from gpusonde.optimizer.problem import Problem
+from gpusonde.optimizer.problem import Problem, default_batch_sizes
 from gpusonde.optimizer.search.exact import ExactSearch
 from gpusonde.optimizer.search.goal import Best, LeastViolation, kept_times
 from gpusonde.optimizer.search.space import make_space
@@ -58,7 +58,7 @@ def _candidates(problem: Problem, name: str) -> list[int]:
     doubled = dataclasses.replace(
         problem,
         global_batch=problem.global_batch * offer.devices,
-        batch_sizes=problem.batch_sizes or tuple(2**power for power in range(problem.global_batch.bit_length() + 1)),
+        batch_sizes=problem.batch_sizes or default_batch_sizes(problem.global_batch),
     )
     return list(doubled.candidates(offer)) or [offer.smallest_batch]
 
