@@ -61,7 +61,8 @@ def write_page(page: Path, head: Sequence[str], sections: dict[str, list[str]]) 
     bars = [row for lines in sections.values() for row in _bar_rows(lines)]
     text = [*head, ""]
     if bars:
-        text += ["## All bars", "", *table(BAR_COLUMNS, bars)]
+        said = "What says **no** falls short of its bar; its section says why. What is *reported* has none."
+        text += ["## All bars", "", said, "", *table(BAR_COLUMNS, bars)]
     for name, lines in sections.items():
         text += [_MARK.format(name), *_trimmed(lines), ""]
     page.parent.mkdir(parents=True, exist_ok=True)
