@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import ndtri
 
 from gpusonde.optimizer.plan import Plan
 from gpusonde.optimizer.problem import Offer, ProblemError
@@ -115,8 +116,8 @@ class SimulatedSteps:
     def bound_s(self, latency_s: float, world_sizes: npt.NDArray[np.int64], network: float) -> FloatArray:
         """Return a lower bound of the mean iteration, shape of ``world_sizes``.
 
-        It is the iteration at mean latencies and typical bandwidth: iterations are convex in both, so that scatter
-        makes their mean longer and never shorter.
+        It is the iteration at mean latencies and mean durations of transfers: iterations are convex in both, so that
+        scatter makes their mean longer and never shorter.
         """
         worlds, places = np.unique(world_sizes, return_inverse=True)
         # A longer forward pass shifts all else; the least share of it gives the shortest iteration of this latency.
@@ -144,7 +145,7 @@ class SimulatedSteps:
         ]
         inside = plan.machines == 1
         fabrics = {_machine_fabric(offer) if inside else offer.fabric for offer in offers}
-        network = _SlowestNetwork([self._networks[fabric] for fabric in sorted(fabrics)])
+        network = _SlowestNetwork([self._networks[fabric] for fabric in sorted(fabrics)], self._samples)
         found = self._simulator(network).estimate(groups)
         # What is left when the network does not scatter differs from one iteration to the next; the rest is where the
         # machines happen to stand, which stays the same for the whole run. So does the model's own error; a curve of
@@ -170,7 +171,7 @@ class SimulatedSteps:
         if key not in self._bandwidths:
             fabric = next(name for name, value in self._classes.items() if value == network)
             found = self._networks[fabric].bus_bandwidth(self._trace.bucket_bytes, world_size)
-            self._bandwidths[key] = found.bytes_per_second
+            self._bandwidths[key] = _effective(found, self._samples)
         return self._bandwidths[key]
 
     def _exchange_bound_s(self, backward_s: float, traffic: FloatArray, reached: FloatArray) -> FloatArray:
@@ -190,14 +191,15 @@ class SimulatedSteps:
 
 @dataclass(frozen=True)
 class _SlowestNetwork:
-    """Every transfer as slow as on the slowest of some networks."""
+    """Every transfer as slow as on the slowest of some networks, by the mean duration of a transfer."""
 
     networks: Sequence[Network]
+    samples: int
 
     def bus_bandwidth(self, transfer_bytes: FloatArray, world_size: int) -> BusBandwidth:
         found = [network.bus_bandwidth(transfer_bytes, world_size) for network in self.networks]
         reached = np.stack([each.bytes_per_second for each in found])
-        slowest = reached.argmin(axis=0)[None]
+        slowest = np.stack([_effective(each, self.samples) for each in found]).argmin(axis=0)[None]
         spread = np.stack([each.log_spread for each in found])
         return BusBandwidth(
             np.take_along_axis(reached, slowest, axis=0)[0], np.take_along_axis(spread, slowest, axis=0)[0]
@@ -221,6 +223,12 @@ def _reached(network: Network, size: FloatArray) -> float:
         with contextlib.suppress(LookupError):
             return float(network.bus_bandwidth(size, world_size).bytes_per_second[0])
     return float(network.bus_bandwidth(size, 2).bytes_per_second[0])
+
+
+def _effective(bandwidth: BusBandwidth, samples: int) -> FloatArray:
+    """The bandwidth at which a transfer takes its mean duration, over the placements that the simulator draws."""
+    draws = ndtri((np.arange(samples) + 0.5) / samples)
+    return np.asarray(bandwidth.bytes_per_second / np.exp(-draws[:, None] * bandwidth.log_spread).mean(axis=0))
 
 
 def _machine_fabric(offer: Offer) -> str:
