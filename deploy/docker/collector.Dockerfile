@@ -17,6 +17,8 @@ COPY service service
 COPY agent agent
 COPY epoch_detect epoch_detect
 COPY predictor predictor
+COPY simulator simulator
+COPY optimizer optimizer
 COPY collector collector
 COPY cli cli
 COPY tests/data/demo_trace.parquet tests/data/
