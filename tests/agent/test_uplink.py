@@ -18,6 +18,7 @@ from support.uplink_rig import Rig, batch
 from gpusonde.agent.spool.files import OsFiles
 from gpusonde.agent.spool.segment import scan
 from gpusonde.agent.uplink import AgentFacts, Backoff, Uplink, UplinkSettings
+from gpusonde.agent.uplink.outcomes import Drained
 from gpusonde.agent.uplink.session import Session
 from gpusonde.common.v1 import gpu_pb2
 from gpusonde.ingest.v1 import ingest_pb2
@@ -444,6 +445,39 @@ def test_an_ack_that_overtakes_the_end_of_its_write_counts(rig, caplog):
 
     asyncio.run(asyncio.wait_for(main(), 60))
     assert "was not sent" not in caplog.text
+
+
+class ClosedUnderAWrite(EagerCall):
+    """A stream that the collector closes while a record is being written; its Drain is read a moment later."""
+
+    def __init__(self):
+        super().__init__()
+        self.error = grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, grpc.aio.Metadata(), grpc.aio.Metadata())
+        drain = ingest_pb2.Drain(preferred_target="refuge:1", grace_ms=10)
+        self.left = [ingest_pb2.StreamSamplesResponse(drain=drain)]
+
+    async def write(self, request):
+        raise self.error
+
+    async def read(self):
+        await asyncio.sleep(0.01)
+        if not self.left:
+            raise self.error
+        return self.left.pop()
+
+    async def done_writing(self):
+        raise self.error
+
+
+def test_a_stream_that_closes_under_a_write_is_left_for_where_the_collector_wanted(rig):
+    rig.fill(5)
+    session = Session(
+        ClosedUnderAWrite(), rig.spool, rig.counters, asyncio.Event(), ingest_pb2.HelloAck(),
+        next_sequence=1, max_unacked=64, ack_timeout_s=60, on_batch_interval=lambda _: None,
+    )  # fmt: skip
+    with pytest.raises(Drained) as left:
+        asyncio.run(asyncio.wait_for(session.run(), 60))
+    assert left.value.preferred_target == "refuge:1"
 
 
 def test_a_cancellation_that_meets_the_result_is_not_lost():

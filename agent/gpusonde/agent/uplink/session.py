@@ -25,6 +25,7 @@ SampleCall: TypeAlias = "grpc.aio.StreamStreamCall[ingest_pb2.StreamSamplesReque
 
 _MAX_BATCH_INTERVAL_S = 60.0
 _MESSAGE_OVERHEAD_BYTES = 64
+_LAST_WORDS_S = 1.0
 
 
 class Session:
@@ -87,12 +88,20 @@ class Session:
         sending = asyncio.ensure_future(self._send())
         try:
             await asyncio.wait({receiving, sending}, return_when=asyncio.FIRST_COMPLETED)
+            if not receiving.done() and sending.done() and sending.exception() is not None:
+                # The collector has closed the stream under a write; why may still be on its way to the reader.
+                await asyncio.wait({receiving}, timeout=_LAST_WORDS_S)
             if self._leaving is not None and not receiving.done():
                 await self._take_leave(receiving, *self._leaving)
             # The receiver first: it knows the status when the stream broke under both.
             for task in (receiving, sending):
                 if task.done():
                     task.result()
+        except grpc.aio.AioRpcError as error:
+            if self._leaving is not None:
+                # It was to end anyway: where to go on is known, and what was not acknowledged is sent again there.
+                raise self._leaving[0] from error
+            raise
         finally:
             await end(receiving, sending)
 
