@@ -7,6 +7,7 @@ import pytest
 from support.faulty_files import FaultyFiles
 
 from gpusonde.agent.counters import SelfCounters
+from gpusonde.agent.records.batch import decode
 from gpusonde.agent.records.writer import BatchPace, SpoolWriter
 from gpusonde.agent.sampling.sampler import SampledReading
 from gpusonde.agent.sources.base import (
@@ -78,6 +79,20 @@ def test_events_stand_between_the_ticks_before_and_after_them(rig):
     assert [(e.gpu, e.value) for e in events.gpu_events.events] == [(0, -5), (1, -5)]
     assert after.batch.blocks[0].tick_count == 1
     assert rig.counters.events == 2
+
+
+def test_ticks_before_those_of_the_batch_begin_another_one(rig):
+    # A clock that was set back, noticed by nobody yet; and ticks of one reading between which it was.
+    for second in (3600, 3601, 1, 2):
+        rig.writer.put(SampledReading(reading(second)))
+    times = np.array([3_000_000_000, 1_000_000_000, 2_000_000_000])
+    rig.writer.put(SampledReading(Reading((GpuTicks(0, times, np.array([[7.0, 8.0, 9.0]])),))))
+    rig.writer.finish()
+    rig.writer.run()
+    decoded = [decode(record.batch, INVENTORY.metrics) for record in rig.records()]
+    assert [len(blocks) for blocks in decoded] == [1, 1, 1]
+    assert [(block.time_unix_nano // 10**9).tolist() for (block,) in decoded] == [[3600, 3601], [1, 2, 3], [1, 2]]
+    assert decoded[2][0].values.tolist() == [[8.0, 9.0]]
 
 
 def test_missed_ticks_are_told_for_every_gpu(rig):

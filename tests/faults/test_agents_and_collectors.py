@@ -107,6 +107,7 @@ def test_a_host_clock_that_jumps_by_an_hour_loses_and_reorders_nothing_and_is_on
     assert report["drained"]
     found = stored(tmp_path / "data")
     assert found.losses == []
+    assert found.rejections == []
     assert (np.diff(found.sequences) >= 0).all()
     assert found.values.tolist() == [i % CYCLE for i in range(report["ticks"])]
     jumps_s = np.diff(found.times) / 1e9

@@ -8,7 +8,7 @@ holds 24 bits and a counter of millijoules or bytes needs more; NaN marks a valu
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -108,6 +108,11 @@ class Batcher:
         for start, end in itertools.pairwise(cuts):
             self._add_increasing(ticks, start, end)
 
+    def continues(self, ticks: GpuTicks) -> bool:
+        """Whether the ticks come after all others of their GPU in the batch; a collector takes no others in it."""
+        block = self._open.get(ticks.gpu)
+        return block is None or not ticks.time_unix_nano.size or int(ticks.time_unix_nano[0]) > block.last_ns
+
     def add_missed(self, gpu: int, ticks: int) -> None:
         """Count deadlines that passed without a reading; they travel in the GPU's next block."""
         self._missed[gpu] = self._missed.get(gpu, 0) + ticks
@@ -185,6 +190,17 @@ class Batcher:
             ingest_pb2.BlankCount(metric=column, reason=BLANK_REASONS[reason], count=count)
             for (column, reason), count in sorted(counts.items(), key=lambda item: (item[0][0], item[0][1].value))
         ]
+
+
+def increasing_parts(ticks: GpuTicks) -> Iterator[GpuTicks]:
+    """Cut ticks where their time does not increase: the wall clock was set back between them."""
+    times = ticks.time_unix_nano
+    cuts = (np.flatnonzero(np.diff(times) <= 0) + 1).tolist() if times.size > 1 else []
+    if not cuts:
+        yield ticks
+        return
+    for start, end in itertools.pairwise([0, *cuts, int(times.size)]):
+        yield GpuTicks(ticks.gpu, times[start:end], ticks.values[:, start:end], ticks.blanks)
 
 
 def batch_ticks(batch: ingest_pb2.SampleBatch) -> int:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from gpusonde.agent.counters import SelfCounters
-from gpusonde.agent.records.batch import Batcher
+from gpusonde.agent.records.batch import Batcher, increasing_parts
 from gpusonde.agent.records.wire import events_record, inventory_record, source_ended_record
 from gpusonde.agent.sampling.sampler import SampledReading
 from gpusonde.agent.sources.base import SourceInventory
@@ -204,7 +204,11 @@ class SpoolWriter:
             self._spool.append(events_record(reading.events))
             self._counters.count_events(event.kind.value for event in reading.events)
         for gpu_ticks in reading.ticks:
-            self._batcher.add(gpu_ticks)
+            for part in increasing_parts(gpu_ticks):
+                if not self._batcher.continues(part):
+                    # A clock that was set back and has not been noticed yet: a batch goes forward only.
+                    self._flush()
+                self._batcher.add(part)
         if sampled.missed_ticks:
             for gpu in range(len(self._inventory.gpus)):
                 self._batcher.add_missed(gpu, sampled.missed_ticks)
