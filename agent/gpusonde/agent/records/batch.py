@@ -53,8 +53,8 @@ class _OpenBlock:
 class Batcher:
     """Collects the ticks of all GPUs into one ``SampleBatch``.
 
-    A GPU gets a second block in the same batch when its times do not increase (the wall clock was set back) or when
-    they span more than an int32 of microseconds.
+    A GPU gets a second block in the same batch when its times span more than an int32 of microseconds, and when they do
+    not increase (the wall clock was set back). A collector refuses a batch of the latter kind: ask ``continues`` first.
 
     Args:
         metrics: Columns of the ticks.

@@ -23,11 +23,12 @@ def open_channel(target: str, access: Access, settings: UplinkSettings) -> grpc.
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.keepalive_time_ms", round(settings.keepalive_s * 1e3)),
         ("grpc.keepalive_timeout_ms", round(settings.keepalive_timeout_s * 1e3)),
-        # gRPC 1.85 applies the line above to a ping of its own only; with one of flow control under way, which is the
-        # rule while samples flow, a dead connection would be noticed after a minute.
+        # gRPC 1.85 applies the line above to a ping of its own only; with another one under way a dead connection would
+        # be noticed after a minute.
         ("grpc.http2.ping_timeout_ms", round(settings.keepalive_timeout_s * 1e3)),
         ("grpc.keepalive_permit_without_calls", 0),
         ("grpc.http2.max_pings_without_data", 0),
+        # Answers are a few bytes: to measure the bandwidth for them would wake up the host with every one.
         ("grpc.http2.bdp_probe", 0),
         ("grpc.max_receive_message_length", 1 << 20),
         ("grpc.max_send_message_length", 16 << 20),
