@@ -1,0 +1,1 @@
+"""Training time of a network from its graph of operations: graphs, embeddings, and the engine that predicts."""
