@@ -1,0 +1,186 @@
+"""What is asked of the engine, what it learns from, and what it answers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from enum import Enum
+
+from gpusonde.predictor.workload.engine.errors import RequestError
+from gpusonde.predictor.workload.graph.ir import WorkloadGraph
+
+
+class Precision(str, Enum):
+    """What a network's matrix products are computed in."""
+
+    FP16 = "fp16"  # half or mixed precision
+    FP32 = "fp32"  # where frameworks may use TF32 for it, that too
+    FP64 = "fp64"
+
+
+class Parallelism(str, Enum):
+    """How several devices share one training job."""
+
+    NONE = "none"
+    DATA_PARALLEL = "data_parallel"  # one process that scatters batches and gathers gradients, as nn.DataParallel
+    DISTRIBUTED = "distributed"  # one process per device and an allreduce
+
+
+@dataclass(frozen=True)
+class HostResources:
+    """What the hosts of a cluster have free, per host.
+
+    Of a host under load these are its totals times the free share, summed over its free cores (the PredictDDL paper,
+    Eq. 1 and 2). None is a figure that nobody knows.
+
+    Attributes:
+        cores: Free processor cores.
+        memory_bytes: Free memory.
+        disk_bytes_per_second: Free disk throughput.
+        flops: Free floating-point operations per second of the processors.
+    """
+
+    cores: float | None = None
+    memory_bytes: float | None = None
+    disk_bytes_per_second: float | None = None
+    flops: float | None = None
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if value is not None and not (math.isfinite(value) and value >= 0):
+                raise RequestError(f"host resources: {item.name} is {value}; it must be a number of at least 0")
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """What a workload is to run on.
+
+    Attributes:
+        device: Canonical name in the GPU catalogue.
+        device_count: Devices in all.
+        node_count: Hosts that they are spread over.
+        precision: Of the matrix products.
+        parallelism: How the devices share the job; NONE with one device only.
+        environment: A place of measurement that the model knows (framework and host), such as "keras-tf2.5/aws"; None
+            is any other place.
+        host: What the hosts have free, where it is known.
+
+    Raises:
+        RequestError: The counts cannot be.
+    """
+
+    device: str
+    device_count: int = 1
+    node_count: int = 1
+    precision: Precision = Precision.FP32
+    parallelism: Parallelism = Parallelism.NONE
+    environment: str | None = None
+    host: HostResources | None = None
+
+    def __post_init__(self) -> None:
+        if not self.device:
+            raise RequestError("a cluster needs the name of its device")
+        if not 1 <= self.node_count <= self.device_count:
+            raise RequestError(f"{self.device_count} devices on {self.node_count} hosts: each host has one at least")
+        if self.device_count > 1 and self.parallelism is Parallelism.NONE:
+            raise RequestError(f"{self.device_count} devices: say how they share the job (parallelism)")
+
+
+@dataclass(frozen=True)
+class WorkloadRequest:
+    """One question: how long does a training iteration of this network take there.
+
+    Attributes:
+        graph: The network; the batch that its shapes were taken with does not matter.
+        batch_size: Samples per device and iteration.
+        cluster: What it is to run on.
+        dataset_type: What the training data are like, the name of an embedding; None where no embedding is wanted.
+
+    Raises:
+        RequestError: The batch size is below 1.
+    """
+
+    graph: WorkloadGraph
+    batch_size: int
+    cluster: Cluster
+    dataset_type: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise RequestError(f"batch size {self.batch_size}: it must be at least 1")
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples per iteration on all devices together."""
+        return self.batch_size * self.cluster.device_count
+
+
+@dataclass(frozen=True)
+class WorkloadMeasurement:
+    """How long a training iteration took somewhere.
+
+    Attributes:
+        request: What ran, and on what.
+        seconds: Mean duration of an iteration (forward, backward and update).
+        architecture: Name of the network: what is held out together in validation.
+        family: Networks of one design, such as "resnet".
+        source: Who measured it.
+
+    Raises:
+        RequestError: The duration is no positive number, or there is no name of an architecture.
+    """
+
+    request: WorkloadRequest
+    seconds: float
+    architecture: str
+    family: str = ""
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.seconds) and self.seconds > 0):
+            raise RequestError(f"{self.architecture}: {self.seconds} seconds per iteration, not a positive number")
+        if not self.architecture:
+            raise RequestError("a measurement needs the name of its architecture")
+
+
+@dataclass(frozen=True)
+class WorkloadPrediction:
+    """The answer to one request.
+
+    Attributes:
+        seconds: Of a training iteration.
+        low_s: Lower end of the interval.
+        high_s: Upper end of the interval.
+        coverage: Share of such intervals that should hold the truth, for architectures that the model has not seen.
+        regressor: What computed it: "linear", "polynomial", "svr", "mlp" or "boosted_residual".
+        features: Which features it used, such as "roofline+analytic".
+        out_of_distribution: The request is unlike what the model was fitted on: the answer comes from the model of few
+            features, and its interval is wide.
+        reasons: What is unlike, and what else the reader should know, one sentence each.
+        nearest: Names of the fitted architectures most like this one and how alike they are, at most 1, best first.
+    """
+
+    seconds: float
+    low_s: float
+    high_s: float
+    coverage: float
+    regressor: str
+    features: str
+    out_of_distribution: bool = False
+    reasons: tuple[str, ...] = ()
+    nearest: tuple[tuple[str, float], ...] = ()
+
+    def epoch_seconds(self, samples: int, global_batch_size: int) -> float:
+        """Duration of an epoch: its iterations, the last of which may hold fewer samples, times that of one.
+
+        Args:
+            samples: Samples in the epoch.
+            global_batch_size: Samples per iteration on all devices together.
+
+        Raises:
+            RequestError: One of them is below 1.
+        """
+        if samples < 1 or global_batch_size < 1:
+            raise RequestError(f"{samples} samples in batches of {global_batch_size}: both must be at least 1")
+        return -(-samples // global_batch_size) * self.seconds
