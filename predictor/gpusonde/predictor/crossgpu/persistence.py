@@ -10,8 +10,6 @@ import hashlib
 import io
 import json
 import math
-import os
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -30,6 +28,7 @@ from gpusonde.predictor.crossgpu.regression.residual import ResidualModel, Resid
 from gpusonde.predictor.crossgpu.regression.trees import ObliviousTrees
 from gpusonde.predictor.crossgpu.runs.pairs import Pairs
 from gpusonde.predictor.crossgpu.state import FittedState, ModelSettings
+from gpusonde.predictor.files import replace_file
 
 FORMAT = "gpusonde cross-GPU latency model"
 FORMAT_VERSION = 2
@@ -64,40 +63,6 @@ def write_model(path: str | Path, settings: ModelSettings, state: FittedState) -
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, content)
     return version
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a file so that whoever reads it finds the old content or the new, whatever happens meanwhile.
-
-    Raises:
-        OSError: It cannot be written; the old file stays.
-    """
-    try:
-        _replace(path, content)
-    except OSError as error:
-        # A failed write names no file, and the temporary one is our own affair.
-        error.filename = str(path)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def _replace(path: Path, content: bytes) -> None:
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        # mkstemp's files are private; a model is for whoever may read the folder.
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def encode_model(settings: ModelSettings, state: FittedState) -> tuple[bytes, str]:

@@ -18,7 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gpusonde.predictor.crossgpu.model import LatencyModel
-from gpusonde.predictor.crossgpu.persistence import ModelFileError, replace_file
+from gpusonde.predictor.crossgpu.persistence import ModelFileError
+from gpusonde.predictor.files import replace_file
 
 FORMAT = "gpusonde model versions"
 FORMAT_VERSION = 1
