@@ -24,23 +24,25 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cgpusonde/common/v1/gpu.proto\x12\x12gpusonde.common.v1\"\xa7\x02\n\x03Gpu\x12\x10\n\x08gpu_uuid\x18\x01 \x01(\t\x12\x10\n\x08mig_uuid\x18\x02 \x01(\t\x12\x11\n\tgpu_index\x18\x03 \x01(\r\x12\x12\n\npci_bus_id\x18\x04 \x01(\t\x12\x14\n\x0cproduct_name\x18\x05 \x01(\t\x12\x19\n\x11\x66ramebuffer_bytes\x18\x06 \x01(\x04\x12\x16\n\x0e\x64river_version\x18\x07 \x01(\t\x12>\n\x11static_attributes\x18\x08 \x03(\x0b\x32#.gpusonde.common.v1.StaticAttribute\x12:\n\x0fmissing_metrics\x18\t \x03(\x0b\x32!.gpusonde.common.v1.MissingMetric\x12\x10\n\x08replayed\x18\n \x01(\x08\"`\n\x0fStaticAttribute\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01\x12\x30\n\x06source\x18\x03 \x01(\x0e\x32 .gpusonde.common.v1.StaticSource\"P\n\rMissingMetric\x12\x0e\n\x06metric\x18\x01 \x01(\t\x12/\n\x06reason\x18\x02 \x01(\x0e\x32\x1f.gpusonde.common.v1.BlankReason\"m\n\x04Host\x12\x11\n\thost_name\x18\x01 \x01(\t\x12\x11\n\tcpu_count\x18\x02 \x01(\r\x12\x14\n\x0cmemory_bytes\x18\x03 \x01(\x04\x12\x16\n\x0ekernel_release\x18\x04 \x01(\t\x12\x11\n\tcpu_model\x18\x05 \x01(\t*|\n\x0cStaticSource\x12\x1d\n\x19STATIC_SOURCE_UNSPECIFIED\x10\x00\x12\x16\n\x12STATIC_SOURCE_NVML\x10\x01\x12\x1d\n\x19STATIC_SOURCE_CUDA_DRIVER\x10\x02\x12\x16\n\x12STATIC_SOURCE_DCGM\x10\x03*\xf8\x01\n\x0b\x42lankReason\x12\x1c\n\x18\x42LANK_REASON_UNSPECIFIED\x10\x00\x12\x1e\n\x1a\x42LANK_REASON_NOT_SUPPORTED\x10\x01\x12\x1e\n\x1a\x42LANK_REASON_NO_PERMISSION\x10\x02\x12\x1a\n\x16\x42LANK_REASON_NOT_FOUND\x10\x03\x12\x18\n\x14\x42LANK_REASON_NO_DATA\x10\x04\x12\x1b\n\x17\x42LANK_REASON_READ_ERROR\x10\x05\x12\x19\n\x15\x42LANK_REASON_GPU_LOST\x10\x06\x12\x1d\n\x19\x42LANK_REASON_OUT_OF_RANGE\x10\x07\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cgpusonde/common/v1/gpu.proto\x12\x12gpusonde.common.v1\"\xa7\x02\n\x03Gpu\x12\x10\n\x08gpu_uuid\x18\x01 \x01(\t\x12\x10\n\x08mig_uuid\x18\x02 \x01(\t\x12\x11\n\tgpu_index\x18\x03 \x01(\r\x12\x12\n\npci_bus_id\x18\x04 \x01(\t\x12\x14\n\x0cproduct_name\x18\x05 \x01(\t\x12\x19\n\x11\x66ramebuffer_bytes\x18\x06 \x01(\x04\x12\x16\n\x0e\x64river_version\x18\x07 \x01(\t\x12>\n\x11static_attributes\x18\x08 \x03(\x0b\x32#.gpusonde.common.v1.StaticAttribute\x12:\n\x0fmissing_metrics\x18\t \x03(\x0b\x32!.gpusonde.common.v1.MissingMetric\x12\x10\n\x08replayed\x18\n \x01(\x08\"`\n\x0fStaticAttribute\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01\x12\x30\n\x06source\x18\x03 \x01(\x0e\x32 .gpusonde.common.v1.StaticSource\"P\n\rMissingMetric\x12\x0e\n\x06metric\x18\x01 \x01(\t\x12/\n\x06reason\x18\x02 \x01(\x0e\x32\x1f.gpusonde.common.v1.BlankReason\"\xac\x01\n\x04Host\x12\x11\n\thost_name\x18\x01 \x01(\t\x12\x11\n\tcpu_count\x18\x02 \x01(\r\x12\x14\n\x0cmemory_bytes\x18\x03 \x01(\x04\x12\x16\n\x0ekernel_release\x18\x04 \x01(\t\x12\x11\n\tcpu_model\x18\x05 \x01(\t\x12\x16\n\x0e\x63pu_core_count\x18\x06 \x01(\r\x12\x11\n\tcpu_flops\x18\x07 \x01(\x01\x12\x12\n\ndisk_bytes\x18\x08 \x01(\x04\"\x9c\x02\n\x08HostLoad\x12\x1b\n\x0e\x63pu_busy_ratio\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12#\n\x16\x61vailable_memory_bytes\x18\x02 \x01(\x04H\x01\x88\x01\x01\x12\x1c\n\x0f\x66ree_disk_bytes\x18\x03 \x01(\x04H\x02\x88\x01\x01\x12\"\n\x15\x64isk_bytes_per_second\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x1c\n\x0f\x64isk_busy_ratio\x18\x05 \x01(\x01H\x04\x88\x01\x01\x42\x11\n\x0f_cpu_busy_ratioB\x19\n\x17_available_memory_bytesB\x12\n\x10_free_disk_bytesB\x18\n\x16_disk_bytes_per_secondB\x12\n\x10_disk_busy_ratio*|\n\x0cStaticSource\x12\x1d\n\x19STATIC_SOURCE_UNSPECIFIED\x10\x00\x12\x16\n\x12STATIC_SOURCE_NVML\x10\x01\x12\x1d\n\x19STATIC_SOURCE_CUDA_DRIVER\x10\x02\x12\x16\n\x12STATIC_SOURCE_DCGM\x10\x03*\xf8\x01\n\x0b\x42lankReason\x12\x1c\n\x18\x42LANK_REASON_UNSPECIFIED\x10\x00\x12\x1e\n\x1a\x42LANK_REASON_NOT_SUPPORTED\x10\x01\x12\x1e\n\x1a\x42LANK_REASON_NO_PERMISSION\x10\x02\x12\x1a\n\x16\x42LANK_REASON_NOT_FOUND\x10\x03\x12\x18\n\x14\x42LANK_REASON_NO_DATA\x10\x04\x12\x1b\n\x17\x42LANK_REASON_READ_ERROR\x10\x05\x12\x19\n\x15\x42LANK_REASON_GPU_LOST\x10\x06\x12\x1d\n\x19\x42LANK_REASON_OUT_OF_RANGE\x10\x07\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'gpusonde.common.v1.gpu_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_STATICSOURCE']._serialized_start=641
-  _globals['_STATICSOURCE']._serialized_end=765
-  _globals['_BLANKREASON']._serialized_start=768
-  _globals['_BLANKREASON']._serialized_end=1016
+  _globals['_STATICSOURCE']._serialized_start=992
+  _globals['_STATICSOURCE']._serialized_end=1116
+  _globals['_BLANKREASON']._serialized_start=1119
+  _globals['_BLANKREASON']._serialized_end=1367
   _globals['_GPU']._serialized_start=53
   _globals['_GPU']._serialized_end=348
   _globals['_STATICATTRIBUTE']._serialized_start=350
   _globals['_STATICATTRIBUTE']._serialized_end=446
   _globals['_MISSINGMETRIC']._serialized_start=448
   _globals['_MISSINGMETRIC']._serialized_end=528
-  _globals['_HOST']._serialized_start=530
-  _globals['_HOST']._serialized_end=639
+  _globals['_HOST']._serialized_start=531
+  _globals['_HOST']._serialized_end=703
+  _globals['_HOSTLOAD']._serialized_start=706
+  _globals['_HOSTLOAD']._serialized_end=990
 # @@protoc_insertion_point(module_scope)

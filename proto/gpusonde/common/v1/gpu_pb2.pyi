@@ -79,15 +79,35 @@ class MissingMetric(_message.Message):
     def __init__(self, metric: _Optional[str] = ..., reason: _Optional[_Union[BlankReason, str]] = ...) -> None: ...
 
 class Host(_message.Message):
-    __slots__ = ("host_name", "cpu_count", "memory_bytes", "kernel_release", "cpu_model")
+    __slots__ = ("host_name", "cpu_count", "memory_bytes", "kernel_release", "cpu_model", "cpu_core_count", "cpu_flops", "disk_bytes")
     HOST_NAME_FIELD_NUMBER: _ClassVar[int]
     CPU_COUNT_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     KERNEL_RELEASE_FIELD_NUMBER: _ClassVar[int]
     CPU_MODEL_FIELD_NUMBER: _ClassVar[int]
+    CPU_CORE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    CPU_FLOPS_FIELD_NUMBER: _ClassVar[int]
+    DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
     host_name: str
     cpu_count: int
     memory_bytes: int
     kernel_release: str
     cpu_model: str
-    def __init__(self, host_name: _Optional[str] = ..., cpu_count: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., kernel_release: _Optional[str] = ..., cpu_model: _Optional[str] = ...) -> None: ...
+    cpu_core_count: int
+    cpu_flops: float
+    disk_bytes: int
+    def __init__(self, host_name: _Optional[str] = ..., cpu_count: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., kernel_release: _Optional[str] = ..., cpu_model: _Optional[str] = ..., cpu_core_count: _Optional[int] = ..., cpu_flops: _Optional[float] = ..., disk_bytes: _Optional[int] = ...) -> None: ...
+
+class HostLoad(_message.Message):
+    __slots__ = ("cpu_busy_ratio", "available_memory_bytes", "free_disk_bytes", "disk_bytes_per_second", "disk_busy_ratio")
+    CPU_BUSY_RATIO_FIELD_NUMBER: _ClassVar[int]
+    AVAILABLE_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FREE_DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DISK_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    DISK_BUSY_RATIO_FIELD_NUMBER: _ClassVar[int]
+    cpu_busy_ratio: float
+    available_memory_bytes: int
+    free_disk_bytes: int
+    disk_bytes_per_second: float
+    disk_busy_ratio: float
+    def __init__(self, cpu_busy_ratio: _Optional[float] = ..., available_memory_bytes: _Optional[int] = ..., free_disk_bytes: _Optional[int] = ..., disk_bytes_per_second: _Optional[float] = ..., disk_busy_ratio: _Optional[float] = ...) -> None: ...

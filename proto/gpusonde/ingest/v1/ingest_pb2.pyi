@@ -43,12 +43,14 @@ GPU_EVENT_KIND_RECOVERED: GpuEventKind
 GPU_EVENT_KIND_CLOCK_STEP: GpuEventKind
 
 class StreamSamplesRequest(_message.Message):
-    __slots__ = ("hello", "record")
+    __slots__ = ("hello", "record", "host_load")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     RECORD_FIELD_NUMBER: _ClassVar[int]
+    HOST_LOAD_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     record: Record
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., record: _Optional[_Union[Record, _Mapping]] = ...) -> None: ...
+    host_load: _gpu_pb2.HostLoad
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., record: _Optional[_Union[Record, _Mapping]] = ..., host_load: _Optional[_Union[_gpu_pb2.HostLoad, _Mapping]] = ...) -> None: ...
 
 class StreamSamplesResponse(_message.Message):
     __slots__ = ("hello_ack", "ack", "throttle", "drain")
@@ -83,18 +85,20 @@ class Hello(_message.Message):
     def __init__(self, agent_id: _Optional[str] = ..., spool_id: _Optional[str] = ..., first_available_sequence: _Optional[int] = ..., host: _Optional[_Union[_gpu_pb2.Host, _Mapping]] = ..., agent_version: _Optional[str] = ..., encodings: _Optional[_Iterable[_Union[Encoding, str]]] = ..., agent_start_time_unix_nano: _Optional[int] = ..., instance_id: _Optional[str] = ...) -> None: ...
 
 class HelloAck(_message.Message):
-    __slots__ = ("durable_sequence", "encoding", "max_record_bytes", "max_unacked_records", "collector_id")
+    __slots__ = ("durable_sequence", "encoding", "max_record_bytes", "max_unacked_records", "collector_id", "host_load_interval_ms")
     DURABLE_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     ENCODING_FIELD_NUMBER: _ClassVar[int]
     MAX_RECORD_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_UNACKED_RECORDS_FIELD_NUMBER: _ClassVar[int]
     COLLECTOR_ID_FIELD_NUMBER: _ClassVar[int]
+    HOST_LOAD_INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
     durable_sequence: int
     encoding: Encoding
     max_record_bytes: int
     max_unacked_records: int
     collector_id: str
-    def __init__(self, durable_sequence: _Optional[int] = ..., encoding: _Optional[_Union[Encoding, str]] = ..., max_record_bytes: _Optional[int] = ..., max_unacked_records: _Optional[int] = ..., collector_id: _Optional[str] = ...) -> None: ...
+    host_load_interval_ms: int
+    def __init__(self, durable_sequence: _Optional[int] = ..., encoding: _Optional[_Union[Encoding, str]] = ..., max_record_bytes: _Optional[int] = ..., max_unacked_records: _Optional[int] = ..., collector_id: _Optional[str] = ..., host_load_interval_ms: _Optional[int] = ...) -> None: ...
 
 class Record(_message.Message):
     __slots__ = ("sequence", "inventory", "batch", "job_bindings", "loss_report", "gpu_events", "source_ended")
