@@ -77,8 +77,10 @@ class Operation:
         output: Shape of what it writes; of the first tensor if there are several.
         inputs: Shapes of the activations that it reads, in order, without weights.
         weight: Shape of the weight that it works with, in PyTorch's layout; () if none. Of a convolution (out channels,
-            in channels per group, extents of the kernel), of a linear layer (out, in). A weight that an earlier
-            operation uses too stands here as well.
+            in channels per group, extents of the kernel), of a transposed one (in channels, out channels per group,
+            extents), of a linear layer (out, in), of a product with a stack of matrices (..., out, in), of a recurrent
+            layer all its matrices side by side (gates x hidden, sum of their columns over layers and directions). A
+            weight that an earlier operation uses too stands here as well.
         parameters: The trainable tensors that no earlier operation has.
         groups: Groups of a convolution, else 1.
         source: The front end's own name of the operation, such as "aten.conv2d" or "Conv".

@@ -1,0 +1,46 @@
+import pytest
+
+from gpusonde.predictor.workload.graph import Primitive
+from gpusonde.predictor.workload.graph.vocabulary import (
+    CONSTANT,
+    TORCH_MODULES,
+    VIEW,
+    is_in_place,
+    onnx_role,
+    torch_name,
+    torch_role,
+)
+
+
+@pytest.mark.parametrize(
+    ("operator", "role"),
+    [
+        ("torch.ops.aten.conv2d.default", Primitive.CONVOLUTION),
+        ("aten::relu_", Primitive.ACTIVATION),
+        ("aten.add_.Tensor", Primitive.SUM),
+        ("__and__", Primitive.ACTIVATION),
+        ("_softmax", Primitive.SOFTMAX),
+        ("flatten", VIEW),
+        ("new_zeros", CONSTANT),
+        ("no_such_operator", None),
+    ],
+)
+def test_names_of_torch_are_recognised_in_every_spelling(operator, role):
+    assert torch_role(operator) == role
+
+
+def test_every_module_is_an_operator():
+    assert [name for name, operator in TORCH_MODULES.items() if torch_role(operator) is None] == []
+
+
+@pytest.mark.parametrize(("operator", "expected"), [("aten.add_.Tensor", True), ("add", False), ("__add__", False)])
+def test_operators_that_overwrite_are_told_by_their_name(operator, expected):
+    assert is_in_place(operator) is expected
+    assert torch_name(operator) == "add"
+
+
+@pytest.mark.parametrize(
+    ("operator", "role"), [("Conv", Primitive.CONVOLUTION), ("Transpose", VIEW), ("Shape", CONSTANT), ("conv", None)]
+)
+def test_names_of_onnx_are_recognised(operator, role):
+    assert onnx_role(operator) == role
