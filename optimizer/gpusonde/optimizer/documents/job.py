@@ -18,6 +18,8 @@ from gpusonde.simulator.compute import (
     CurveOrigin,
     EpochLatencies,
     EpochLatency,
+    GrayBoxEstimates,
+    LatencyEstimate,
     ProbeError,
     TimedSteps,
     compute_curve,
@@ -35,6 +37,7 @@ _LARGEST_WORLD = 1_000_000
 # A year. Longer is a mistake in the unit.
 _LONGEST_S = 366 * 86_400.0
 _MOST_BYTES = 1e15
+_LONGEST_NOTE = 2_000
 _KINDS = get_args(CurveKind)
 _NOT_MEASURED = {
     CurveOrigin.CROSS_GPU: "predicted from epoch latencies",
@@ -83,9 +86,9 @@ def parse_job(values: Any, gpus: GpuCatalog, path: str = "job") -> Job:
             raise DocumentError(f"{at}.device", f"{device!r} has a curve already; merge their probes")
         curves[device] = curve
         if curve.origin is not CurveOrigin.PROBES:
-            notes.append(
-                f"the compute curve of {device} is {_NOT_MEASURED[curve.origin]}; 'gpusonde profile' measures it"
-            )
+            remark = f" ({element['note']})" if element.get("note") else ""
+            words = f"{_NOT_MEASURED[curve.origin]}{remark}"
+            notes.append(f"the compute curve of {device} is {words}; 'gpusonde profile' measures it")
     gradients = _gradients(table.value("gradients"), table.at("gradients"))
     if gradients.assumed:
         notes.append("when gradients are ready is assumed from their size; 'gpusonde profile' records it")
@@ -110,7 +113,8 @@ def device_name(name: str, gpus: GpuCatalog) -> str:
 
 
 def _curve(values: Any, path: str, gpus: GpuCatalog, known: Mapping[str, ComputeCurve]) -> tuple[str, ComputeCurve]:
-    table = Table(values, path, ("device", "probes", "epochs", "gray_box", "kind", "largest_batch", "shape"))
+    table = Table(values, path, ("device", "probes", "epochs", "gray_box", "kind", "largest_batch", "shape", "note"))
+    table.text("note", "", longest=_LONGEST_NOTE)
     device = device_name(table.text("device"), gpus)
     forms = {"probes": _probe, "epochs": _epoch_probe, "gray_box": _gray_box_probe}
     origins = {"probes": CurveOrigin.PROBES, "epochs": CurveOrigin.CROSS_GPU, "gray_box": CurveOrigin.GRAY_BOX}
@@ -141,8 +145,14 @@ def _probe(values: Any, path: str) -> ComputeProbe:
 
 
 def _gray_box_probe(values: Any, path: str) -> ComputeProbe:
-    table = Table(values, path, ("batch_size", "total_s"))
-    return ComputeProbe(_batch(table), table.number("total_s", most=_LONGEST_S))
+    table = Table(values, path, ("batch_size", "total_s", "total_low_s", "total_high_s", "interval_coverage"))
+    batch, seconds = _batch(table), table.number("total_s", most=_LONGEST_S)
+    low, high = (table.number(name, seconds, most=_LONGEST_S) for name in ("total_low_s", "total_high_s"))
+    coverage = table.number("interval_coverage", LatencyEstimate.coverage, most=1.0)
+    try:
+        return GrayBoxEstimates([LatencyEstimate(batch, seconds, low, high, coverage)]).probes()[0]
+    except ProbeError as error:
+        raise DocumentError(path, str(error)) from None
 
 
 def _epoch_probe(values: Any, path: str) -> ComputeProbe:

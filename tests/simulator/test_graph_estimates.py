@@ -1,0 +1,53 @@
+"""Curves, gradients and memory from a network's graph."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from support.workload_graphs import StraightLines, small_network
+
+from gpusonde.predictor.workload.engine import Cluster, Precision, WorkloadRequest
+from gpusonde.simulator.compute import CurveOrigin, GrayBoxEstimates, compute_curve
+from gpusonde.simulator.compute.graph_estimates import GraphEstimator, gradient_bytes, largest_batch_estimate
+
+NORMAL_90 = 1.6448536
+GRAPH = small_network()
+
+
+def test_a_curve_of_a_network_that_never_ran_follows_the_model_and_is_as_uncertain_as_it():
+    model = StraightLines()
+    curve = compute_curve(GrayBoxEstimates.ask(GraphEstimator(model, GRAPH), "T4", [8, 16, 32, 64]))
+    assert curve.origin is CurveOrigin.GRAY_BOX
+    for batch in (8, 24, 64):
+        assert curve.predict(batch).total_s[0] == pytest.approx(
+            model.seconds(WorkloadRequest(GRAPH, batch, Cluster("T4"))), rel=1e-3
+        )
+    assert curve.predict(32).uncertainty[0] == pytest.approx(math.log(1.2) / NORMAL_90, rel=0.05)
+
+
+def test_all_devices_and_batch_sizes_are_one_question_to_the_model():
+    model = StraightLines()
+    found = GraphEstimator(model, GRAPH, Precision.FP16).predictions(["T4", "A10G"], [8, 16, 32])
+    assert model.asked == [6]
+    assert [len(found[device]) for device in ("T4", "A10G")] == [3, 3]
+    assert found["A10G"][0].seconds < found["T4"][0].seconds
+
+
+def test_gradients_are_as_large_as_the_parameters():
+    assert gradient_bytes(GRAPH) == 4 * (8 * 3 * 3 * 3 + 10 * 8 + 10)
+
+
+def test_the_largest_batch_falls_with_what_a_sample_keeps_and_does_not_depend_on_the_graph_s_own_batch():
+    memory = 1 << 20
+    found = largest_batch_estimate(GRAPH, memory)
+    kept = 4 * (3 * 256 + 8 * 256 + 8 * 256 + 8 + 10)
+    assert found == (0.9 * memory - 16 * 306) // kept
+    assert largest_batch_estimate(small_network(batch_size=4), memory) == found
+    assert largest_batch_estimate(small_network(channels=16), memory) < found
+
+
+def test_nothing_fits_where_the_parameters_do_not():
+    heavy = replace(GRAPH, operations=small_network(channels=1024).operations)
+    assert largest_batch_estimate(heavy, 16 * heavy.parameter_count) == 0
