@@ -1,0 +1,295 @@
+"""The encoder's weights: named arrays with a description, and their file, which holds no pickle."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import math
+import zipfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from enum import Enum
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpusonde.predictor.workload.embedding.errors import EncoderWeightsError
+from gpusonde.predictor.workload.embedding.structure import MAXIMUM_REACH, SHAPE_FEATURE_COUNT
+from gpusonde.predictor.workload.graph.ir import Primitive
+
+FORMAT = "gpusonde.graph_encoder/1"
+
+Array = npt.NDArray[np.float32]
+
+_MAXIMUM_FILE_BYTES = 16 << 20
+_MAXIMUM_DESCRIPTION_BYTES = 64 << 10
+_MAXIMUM_HIDDEN_SIZE = 512
+_MAXIMUM_PRIMITIVES = 256
+_MAXIMUM_PASSES = 16
+_DESCRIPTION = "description"
+# A fixed time stamp: the same weights give the same file, byte for byte.
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+
+
+class VirtualEdgeRule(str, Enum):
+    """Which pairs of nodes virtual edges connect."""
+
+    PAPER = "paper"
+    """Eq. 4 as written: shortest paths of 1 < s <= s_max edges."""
+    PUBLISHED_CODE = "published_code"
+    """GHN-2's code: 1 <= s <= s_max, so that a neighbour is heard twice."""
+
+
+@dataclass(frozen=True)
+class EncoderDescription:
+    """What an encoder is, and what it was trained on.
+
+    Attributes:
+        dataset_type: Kind of data that its training networks classified, such as "digits"; "" of an untrained one.
+        hidden_size: Length of a node's state, and so of the embedding.
+        maximum_steps: s_max of Eq. 4.
+        virtual_edges: Which pairs virtual edges connect.
+        passes: T of Eq. 3: traversals, each forward and backward.
+        primitives: Names of the kinds of operations that it has an embedding for, in the order of its rows.
+        training_steps: Steps that it was trained for; 0 of an untrained one.
+        seed: What its first weights, and the order of its training, came from.
+    """
+
+    dataset_type: str = ""
+    hidden_size: int = 32
+    maximum_steps: int = 50
+    virtual_edges: VirtualEdgeRule = VirtualEdgeRule.PAPER
+    passes: int = 1
+    primitives: tuple[str, ...] = field(default_factory=lambda: tuple(each.value for each in Primitive))
+    training_steps: int = 0
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        def check(sound: bool, problem: str) -> None:
+            if not sound:
+                raise EncoderWeightsError(f"an encoder's description is not sound: {problem}")
+
+        check(isinstance(self.dataset_type, str) and len(self.dataset_type) <= 100, "its dataset type")
+        for name, most in (
+            ("hidden_size", _MAXIMUM_HIDDEN_SIZE),
+            ("maximum_steps", MAXIMUM_REACH),
+            ("passes", _MAXIMUM_PASSES),
+        ):
+            value = getattr(self, name)
+            check(_is_count(value) and 1 <= value <= most, f"{name} must be 1 to {most}, not {value!r}")
+        check(self.hidden_size % 2 == 0, f"hidden_size must be even, not {self.hidden_size}")
+        check(_is_count(self.training_steps) and self.training_steps >= 0, "training_steps")
+        check(self.seed is None or _is_count(self.seed), "seed")
+        check(isinstance(self.virtual_edges, VirtualEdgeRule), "virtual_edges")
+        names = self.primitives
+        check(
+            isinstance(names, tuple)
+            and 0 < len(names) <= _MAXIMUM_PRIMITIVES
+            and all(isinstance(name, str) and len(name) <= 100 for name in names)
+            and len(set(names)) == len(names),
+            "primitives",
+        )
+        check(Primitive.OTHER.value in names, f"primitives lack {Primitive.OTHER.value!r}")
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of the arrays of such an encoder, in the order of the digest."""
+        size, half = self.hidden_size, self.hidden_size // 2
+        layers = {
+            "shape.hidden": (size, SHAPE_FEATURE_COUNT),
+            "shape.output": (size, size),
+            "message.hidden": (half, size),
+            "message.output": (size, half),
+            "virtual.hidden": (half, size),
+            "virtual.output": (size, half),
+            "gru.input": (3 * size, size),
+            "gru.state": (3 * size, size),
+        }
+        shapes: dict[str, tuple[int, ...]] = {"primitive": (len(self.primitives), size)}
+        for name, shape in layers.items():
+            shapes[f"{name}.weight"] = shape
+            shapes[f"{name}.bias"] = shape[:1]
+        return shapes | {"norm.weight": (size,), "norm.bias": (size,)}
+
+
+@dataclass(frozen=True)
+class EncoderWeights:
+    """The weights of an encoder.
+
+    Attributes:
+        description: What they are.
+        arrays: They themselves, by name; names and shapes are those of ``description.shapes()``.
+
+    Raises:
+        EncoderWeightsError: The arrays are not those, or not all numbers are finite.
+    """
+
+    description: EncoderDescription
+    arrays: Mapping[str, Array]
+
+    def __post_init__(self) -> None:
+        shapes = self.description.shapes()
+        if set(self.arrays) != set(shapes):
+            different = sorted(set(self.arrays) ^ set(shapes))
+            raise EncoderWeightsError(f"an encoder's arrays are not those of its description: {different[:5]}")
+        for name, shape in shapes.items():
+            array = self.arrays[name]
+            if array.dtype != np.float32 or array.shape != shape:
+                raise EncoderWeightsError(f"{name}: {array.dtype} {array.shape}; it must be float32 {shape}")
+            if not np.isfinite(array).all():
+                raise EncoderWeightsError(f"{name}: not all numbers are finite")
+
+    @staticmethod
+    def random(seed: int, description: EncoderDescription | None = None) -> EncoderWeights:
+        """Make an untrained encoder: what training starts from, and the control beside every trained one.
+
+        Args:
+            seed: The same seed gives the same weights.
+            description: Sizes; the dataset type and training steps of the result are those of an untrained one.
+        """
+        description = replace(description or EncoderDescription(), dataset_type="", training_steps=0, seed=seed)
+        generator = np.random.default_rng(seed)
+        arrays: dict[str, Array] = {}
+        shapes = description.shapes()
+        for name, shape in shapes.items():
+            if name == "primitive":
+                values = generator.standard_normal(shape)
+            elif name.startswith("norm."):
+                values = np.full(shape, float(name == "norm.weight"))
+            else:
+                layer = name.rpartition(".")[0]
+                # A layer's inputs; a GRU cell draws by its state's size.
+                inputs = description.hidden_size if layer.startswith("gru.") else shapes[f"{layer}.weight"][1]
+                bound = 1 / math.sqrt(inputs)
+                values = generator.uniform(-bound, bound, shape)
+            arrays[name] = values.astype(np.float32)
+        return EncoderWeights(description, arrays)
+
+    @cached_property
+    def sha256(self) -> str:
+        """Digest of the description and of every array, whatever file they are in."""
+        digest = hashlib.sha256(_encode(self.description))
+        for name in self.description.shapes():
+            digest.update(self.arrays[name].astype("<f4").tobytes())
+        return digest.hexdigest()
+
+    def to_bytes(self) -> bytes:
+        """The content of a file of these weights: an ``.npz`` that NumPy reads without pickle."""
+        file = io.BytesIO()
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+            described = np.frombuffer(_encode(self.description), dtype=np.uint8)
+            members: dict[str, npt.NDArray[Any]] = {_DESCRIPTION: described}
+            members.update((name, self.arrays[name].astype("<f4")) for name in self.description.shapes())
+            for name, array in members.items():
+                member = io.BytesIO()
+                np.lib.format.write_array(member, array, version=(1, 0), allow_pickle=False)
+                archive.writestr(zipfile.ZipInfo(f"{name}.npy", _EPOCH), member.getvalue(), zipfile.ZIP_DEFLATED)
+        return file.getvalue()
+
+    def save(self, path: str | Path) -> None:
+        """Write them.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        Path(path).write_bytes(self.to_bytes())
+
+    @staticmethod
+    def load(path: str | Path) -> EncoderWeights:
+        """Read a file of them.
+
+        Raises:
+            EncoderWeightsError: It is no such file, or is damaged.
+            OSError: It cannot be read.
+        """
+        with Path(path).open("rb") as file:
+            return EncoderWeights.from_bytes(file.read(_MAXIMUM_FILE_BYTES + 1))
+
+    @staticmethod
+    def from_bytes(content: bytes) -> EncoderWeights:
+        """Read the content of a file of them. It may come from anybody: nothing in it is executed.
+
+        Raises:
+            EncoderWeightsError: It is not that, is damaged, or is larger than any encoder's.
+        """
+        if len(content) > _MAXIMUM_FILE_BYTES:
+            raise EncoderWeightsError(f"larger than {_MAXIMUM_FILE_BYTES >> 20} MiB: no encoder's weights")
+        try:
+            with zipfile.ZipFile(io.BytesIO(content)) as archive:
+                described = _member(archive, _DESCRIPTION, _MAXIMUM_DESCRIPTION_BYTES)
+                description = _decode(_array(described, np.dtype(np.uint8), None).tobytes())
+                arrays = {
+                    name: _array(
+                        _member(archive, name, 4 * math.prod(shape) + _MAXIMUM_HEADER_BYTES),
+                        np.dtype("<f4"),
+                        shape,
+                    ).astype(np.float32)
+                    for name, shape in description.shapes().items()
+                }
+        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, OSError) as error:
+            raise EncoderWeightsError(f"not a file of an encoder's weights, or damaged ({error})") from error
+        return EncoderWeights(description, arrays)
+
+
+_MAXIMUM_HEADER_BYTES = 1024
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _member(archive: zipfile.ZipFile, name: str, most_bytes: int) -> bytes:
+    """The bytes of one array's member; at most ``most_bytes`` are unpacked, whatever the archive claims."""
+    try:
+        with archive.open(f"{name}.npy") as file:
+            content = file.read(most_bytes + 1)
+    except KeyError:
+        raise EncoderWeightsError(f"no array {name!r} in the file: not an encoder's weights") from None
+    if len(content) > most_bytes:
+        raise EncoderWeightsError(f"{name}: larger than its description says")
+    return content
+
+
+def _array(content: bytes, dtype: np.dtype[Any], shape: tuple[int, ...] | None) -> npt.NDArray[Any]:
+    """Read an array whose type and shape are known, so that its own header can ask for no other memory."""
+    file = io.BytesIO(content)
+    try:
+        version = np.lib.format.read_magic(file)
+        if version != (1, 0):
+            raise EncoderWeightsError(f"an array of version {version}; only 1.0 is read")
+        found_shape, fortran_order, found_dtype = np.lib.format.read_array_header_1_0(file)
+    except (ValueError, SyntaxError, TypeError) as error:
+        raise EncoderWeightsError(f"an array is damaged: {error}") from error
+    data = content[file.tell() :]
+    expected = (len(data),) if shape is None else shape
+    if found_dtype != dtype or found_shape != expected or fortran_order:
+        raise EncoderWeightsError(f"an array of {found_dtype} {found_shape}; it must be {dtype} {expected}")
+    if len(data) != dtype.itemsize * math.prod(expected):
+        raise EncoderWeightsError("an array is cut short, or longer than its shape")
+    return np.frombuffer(data, dtype=dtype).reshape(expected)
+
+
+def _encode(description: EncoderDescription) -> bytes:
+    return json.dumps({"format": FORMAT, **asdict(description)}, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _decode(content: bytes) -> EncoderDescription:
+    try:
+        document = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise EncoderWeightsError(f"an encoder's description is damaged: {error}") from error
+    if not isinstance(document, dict) or document.pop("format", None) != FORMAT:
+        raise EncoderWeightsError(f"not an encoder's weights of format {FORMAT}")
+    try:
+        primitives, rule = document.pop("primitives"), VirtualEdgeRule(document.pop("virtual_edges"))
+        # Anything but a list is refused by the description's own checks.
+        names = tuple(primitives) if isinstance(primitives, list) else primitives
+        return EncoderDescription(primitives=names, virtual_edges=rule, **document)
+    except EncoderWeightsError:
+        raise
+    except (KeyError, TypeError, ValueError) as error:
+        raise EncoderWeightsError(f"an encoder's description is damaged: {error}") from error
