@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+import pytest
+
+from gpusonde.catalog import load_gpus
+from gpusonde.predictor.workload.engine import Parallelism, Precision
+from gpusonde.predictor.workload.engine.measurements import (
+    MeasurementFileError,
+    TableLimits,
+    read_measurements,
+)
+from gpusonde.predictor.workload.engine.networks import KnownNetworks, Network
+from gpusonde.predictor.workload.zoo import keras
+
+ROW = {
+    "model": "keras/LeNet5",
+    "framework": "tf2.5-keras",
+    "batch_per_gpu": "16.0",
+    "image_size": "32.0",
+    "input_desc": "3x32x32, 10 classes",
+    "precision": "fp32",
+    "gpu": "K80 (half board)",
+    "n_gpus": "1",
+    "n_nodes": "1.0",
+    "parallelism": "none",
+    "sec_per_iter": "0.0125",
+    "source": "some-lab/profet@1234",
+    "file": "data/anchor.pickle",
+    "licence": "MIT",
+}
+COLUMNS = [*ROW]
+
+
+def text(*rows, columns=COLUMNS):
+    lines = [",".join(columns)]
+    for row in rows:
+        cells = {**ROW, **row}
+        lines.append(",".join('"' + cells[column].replace('"', '""') + '"' for column in columns))
+    return "\n".join(lines) + "\n"
+
+
+@pytest.fixture
+def read(tmp_path):
+    catalog = load_gpus()
+
+    def read_text(content, **options):
+        path = tmp_path / "times.csv"
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return read_measurements(path, catalog, **options)
+
+    return read_text
+
+
+def test_a_row_becomes_a_measurement(read):
+    (measurement,) = read(text({})).measurements
+
+    request = measurement.request
+    assert measurement.seconds == 0.0125
+    assert (measurement.architecture, measurement.family) == ("lenet5", "lenet")
+    assert measurement.source == "some-lab/profet@1234"
+    assert request.batch_size == 16
+    assert request.graph == keras.build("LeNet5", 32, 10)
+    assert request.cluster.device == "K80"
+    assert request.cluster.precision is Precision.FP32
+    assert request.cluster.parallelism is Parallelism.NONE
+    assert request.cluster.environment == "tf2.5-keras/profet"
+
+
+def test_the_description_says_how_many_classes_a_network_has(read):
+    rows = [{"input_desc": "3x64x64, 7 classes"}, {"input_desc": ""}, {"input_desc": "", "image_size": "224"}]
+
+    outputs = [each.request.graph.operations[-1].output for each in read(text(*rows)).measurements]
+
+    assert outputs == [(1, 7), (1, 10), (1, 1000)]
+
+
+def test_several_gpus_and_how_they_share_the_job(read):
+    rows = [
+        {"n_gpus": "4", "parallelism": "DataParallel"},
+        {"n_gpus": "8", "n_nodes": "2", "parallelism": "DDP"},
+        {"n_gpus": "1", "parallelism": "DDP"},
+    ]
+
+    clusters = [each.request.cluster for each in read(text(*rows)).measurements]
+
+    assert [each.parallelism for each in clusters] == [
+        Parallelism.DATA_PARALLEL,
+        Parallelism.DISTRIBUTED,
+        Parallelism.NONE,
+    ]
+    assert [(each.device_count, each.node_count) for each in clusters] == [(4, 1), (8, 2), (1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("file", "place"),
+    [
+        ("results/dgx-a100/A100_4_gpus__float_model_train_benchmark.csv", "dgx-a100"),
+        ("results/2080TI/GeForce RTX 2080 Ti_1_gpus__half_model_training_benchmark.csv", "2080TI"),
+        ("results/2080TI/GeForce RTX 2080 Ti_single_model_training_benchmark(1).csv", "2080TI earlier(1)"),
+        ("results/2080TI/GeForce RTX 2080 Ti_double_model_training_benchmark(2).csv", "2080TI earlier(2)"),
+        ("results/TitanV/TITAN V_half_model_training_benchmark.csv", "TitanV earlier"),
+        ("", "profet"),
+    ],
+)
+def test_hosts_and_runs_are_places_of_their_own(read, file, place):
+    (measurement,) = read(text({"file": file})).measurements
+
+    assert measurement.request.cluster.environment == f"tf2.5-keras/{place}"
+
+
+def test_a_column_names_the_place_where_there_is_one(read):
+    content = text({"environment": "here"}, columns=[*COLUMNS, "environment"])
+
+    assert read(content).measurements[0].request.cluster.environment == "here"
+
+
+def test_four_columns_are_enough(read):
+    content = text({"gpu": "T4"}, columns=["model", "gpu", "batch_per_gpu", "sec_per_iter", "image_size"])
+
+    (measurement,) = read(content).measurements
+
+    assert measurement.request.cluster.environment is None
+    assert measurement.request.cluster.precision is Precision.FP32
+
+
+def test_rows_that_nothing_can_be_learned_from_are_counted_by_reason(read):
+    table = read(
+        text(
+            {},
+            {"model": "elasticflow/bert", "image_size": ""},
+            {"model": "elasticflow/bert", "image_size": ""},
+            {"model": "keras/LeNet6"},
+            {"model": "keras/InceptionV3"},
+            {"image_size": ""},
+            {"gpu": "Abacus 9000"},
+            {"precision": "?"},
+            {"n_gpus": "2", "parallelism": "pipeline"},
+        )
+    )
+
+    assert len(table.measurements) == 1
+    assert table.row_count == 9
+    reasons = dict(table.left_out)
+    assert reasons.pop("elasticflow/bert: no graph of this network") == 2
+    assert sorted(reasons.values()) == [1] * 6
+    told = "\n".join(reasons)
+    for part in ("keras/LeNet6", "too small", "without an image size", "Abacus 9000", "precision '?'", "'pipeline'"):
+        assert part in told
+
+
+def test_only_permitted_licences_are_read(read):
+    content = text({}, {"licence": ""}, {"licence": "Apache-2.0"})
+
+    table = read(content, licences={"MIT", "Apache-2.0"})
+
+    assert len(table.measurements) == 2
+    assert table.left_out == {"licence not named": 1}
+
+
+def test_a_users_own_networks_are_found_by_name(read):
+    network = Network(keras.build("VGGSmall", 64, 5), "mine", "mine")
+
+    (measurement,) = read(text({"model": "mine"}), networks=KnownNetworks({"mine": network})).measurements
+
+    assert measurement.request.graph is network.graph
+    assert measurement.architecture == "mine"
+
+
+@pytest.mark.parametrize(
+    ("cells", "problem"),
+    [
+        ({"sec_per_iter": "fast"}, "sec_per_iter is 'fast'; it must be a number"),
+        ({"sec_per_iter": "-0.1"}, "must be positive"),
+        ({"sec_per_iter": "nan"}, "must be positive and finite"),
+        ({"sec_per_iter": "inf"}, "must be positive and finite"),
+        ({"sec_per_iter": ""}, "must be a number"),
+        ({"batch_per_gpu": "2.5"}, "whole number"),
+        ({"batch_per_gpu": "0"}, "must be positive"),
+        ({"n_gpus": "1", "n_nodes": "2"}, "1 devices on 2 hosts"),
+        ({"n_gpus": "2", "parallelism": "none"}, "how they share the job"),
+        ({"image_size": "large"}, "must be a number"),
+        ({"model": ""}, "no name"),
+    ],
+)
+def test_a_row_that_cannot_be_is_refused_with_its_line(read, cells, problem):
+    with pytest.raises(MeasurementFileError, match=problem) as refused:
+        read(text({}, cells))
+
+    assert refused.value.line == 3
+    assert "times.csv, line 3: " in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("", "no column model, gpu, batch_per_gpu, sec_per_iter"),
+        ("model,gpu,sec_per_iter\n", "no column batch_per_gpu"),
+        ("model,gpu,sec_per_iter,batch_per_gpu,gpu\n", "same name"),
+        ("model,gpu,sec_per_iter,batch_per_gpu\nkeras/LeNet5,T4,1\n", "line 2: 3 cells where the header has 4"),
+        (b"model,gpu,sec_per_iter,batch_per_gpu\n\xff\n", "line 2: not UTF-8"),
+        (b"model,gpu,sec_per_iter,batch_per_gpu\na\0b\n", "line 2: holds a NUL"),
+        ('model,gpu,sec_per_iter,batch_per_gpu\n"a\n', "line 2: unexpected end"),
+    ],
+)
+def test_what_is_no_table_is_refused(read, content, problem):
+    with pytest.raises(MeasurementFileError, match=problem):
+        read(content)
+
+
+@pytest.mark.parametrize(
+    ("limits", "problem"),
+    [
+        (TableLimits(rows=2), "line 4: more than 2 rows"),
+        (TableLimits(file_bytes=100), "larger than 100 bytes"),
+        (TableLimits(line_characters=150), "line 2: longer than 150 characters"),
+    ],
+)
+def test_large_tables_are_refused(read, limits, problem):
+    with pytest.raises(MeasurementFileError, match=problem):
+        read(text({}, {}, {}), limits=limits)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(MeasurementFileError, match="No such file"):
+        read_measurements(tmp_path / "none.csv", load_gpus())
