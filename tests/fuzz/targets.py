@@ -35,7 +35,7 @@ from gpusonde.agent.spool.files import OsFiles
 from gpusonde.agent.spool.segment import encode_header, encode_record
 from gpusonde.collector.config import CollectorConfig
 from gpusonde.collector.planning.answering import Answers
-from gpusonde.collector.planning.wire import fill, problem_document, to_document
+from gpusonde.collector.planning.wire import problem_document
 from gpusonde.collector.query.errors import QueryError
 from gpusonde.collector.query.paging import from_token, to_token
 from gpusonde.collector.records.decode import check_hello, decode_record
@@ -48,6 +48,7 @@ from gpusonde.collector.storage.disk.state_files import StateFileError, StateFil
 from gpusonde.collector.storage.errors import StoreError
 from gpusonde.collector.storage.local.store import LocalStore, StoreOptions
 from gpusonde.collector.tracking.follower_state import FollowerState, UnusableStateError
+from gpusonde.collector.workers.documents import fill, to_document
 from gpusonde.epoch_detect import EpochTracker
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.optimizer.documents.fields import DocumentError

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any
 
 from gpusonde.collector.connection import CollectorError, Connection
-from gpusonde.collector.planning.wire import fill, to_whole_document
+from gpusonde.collector.workers.documents import fill, to_whole_document
 from gpusonde.planning.v1 import planning_pb2, planning_pb2_grpc
 from gpusonde.service.tls import ClientSecurity
 

@@ -8,8 +8,8 @@ from typing import Any, NoReturn
 import grpc
 import grpc.aio
 
-from gpusonde.collector.planning.processes import BusyError, OutOfTimeError, ProcessLostError
 from gpusonde.collector.query.errors import QueryError
+from gpusonde.collector.workers.pool import BusyError, OutOfTimeError, ProcessLostError
 
 _LOG = logging.getLogger(__name__)
 _CODES = {

@@ -14,11 +14,12 @@ import grpc.aio
 from gpusonde.collector.planning.errors import RefusedError, abort, checked, refusal_reason
 from gpusonde.collector.planning.processes import PlanningProcesses
 from gpusonde.collector.planning.watch import Watch, WatchOptions
-from gpusonde.collector.planning.wire import fill, problem_document, to_document
+from gpusonde.collector.planning.wire import problem_document
 from gpusonde.collector.query.runs import find_run
 from gpusonde.collector.security.guard import Guard
 from gpusonde.collector.security.identity import Identity
 from gpusonde.collector.storage.engine import ResultStore
+from gpusonde.collector.workers.documents import fill, to_document
 from gpusonde.planning.v1 import planning_pb2, planning_pb2_grpc
 
 _START_WAIT_S = 30.0

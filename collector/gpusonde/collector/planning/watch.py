@@ -12,7 +12,8 @@ from typing import Any, TypeAlias
 import grpc
 
 from gpusonde.collector.planning.errors import RefusedError, checked
-from gpusonde.collector.planning.wire import problem_document, to_document
+from gpusonde.collector.planning.wire import problem_document
+from gpusonde.collector.workers.documents import to_document
 from gpusonde.planning.v1 import planning_pb2
 
 # Reports that wait for the next look; beyond them the stream is not read.

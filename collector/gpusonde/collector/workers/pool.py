@@ -1,0 +1,284 @@
+"""``AnswerProcesses``: questions, each answered by a process that can be ended.
+
+A computation cannot be interrupted from outside, and what is asked can make it long however it is capped: a process
+with limits of memory and time answers, one question at a time, behind a queue of bounded length. What is asked and
+answered are bytes whose format the two ends agree on; nothing is executed on either side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import struct
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+
+_LOG = logging.getLogger(__name__)
+_HEADER = struct.Struct("<Id")
+_LENGTH = struct.Struct("<I")
+_LARGEST_ANSWER_BYTES = 64 << 20
+# Python, NumPy and what answers are imported before the first answer, on a busy host in seconds.
+_START_S = 60.0
+
+# Asks the process that is held.
+Ask = Callable[[bytes], Awaitable[bytes]]
+
+
+class BusyError(Exception):
+    """Too many questions wait: RESOURCE_EXHAUSTED."""
+
+
+class OutOfTimeError(Exception):
+    """A question took longer than it may: DEADLINE_EXCEEDED."""
+
+
+class ProcessLostError(Exception):
+    """The process died over a question, as it does without memory: RESOURCE_EXHAUSTED."""
+
+
+@dataclass(frozen=True)
+class Purpose:
+    """What processes are there for; all but the module is for messages.
+
+    Attributes:
+        module: What they run, with the bytes of memory that they may allocate as its argument.
+        subject: What questions are about, such as "plans".
+        section: Of the configuration, which has ``time_limit`` and ``memory_bytes``.
+        advice: What to ask for instead when time runs out.
+    """
+
+    module: str
+    subject: str
+    section: str
+    advice: str
+
+
+@dataclass(frozen=True)
+class PoolOptions:
+    """Bounds of the processes.
+
+    Attributes:
+        processes: Questions answered at the same time.
+        waiting: Questions that wait for one of them.
+        time_limit_s: Time for one answer.
+        memory_bytes: Memory that a process may allocate.
+        idle_s: Time without a question after which a process ends.
+    """
+
+    processes: int = 1
+    waiting: int = 16
+    time_limit_s: float = 30.0
+    memory_bytes: int = 2 << 30
+    idle_s: float = 300.0
+
+
+class AnswerProcesses:
+    """Answers questions; to be used within one event loop.
+
+    Processes start with the questions.
+
+    Args:
+        purpose: What they are there for.
+        options: Their bounds.
+    """
+
+    def __init__(self, purpose: Purpose, options: PoolOptions) -> None:
+        self._purpose = purpose
+        self._options = options
+        self._idle: list[Process] = []
+        self._open: set[Process] = set()
+        self._busy = 0
+        self._waiting = 0
+        self._freed = asyncio.Condition()
+
+    @property
+    def options(self) -> PoolOptions:
+        """The bounds in force."""
+        return self._options
+
+    @property
+    def waiting(self) -> int:
+        """Questions that wait for a process."""
+        return self._waiting
+
+    def configure(self, options: PoolOptions) -> None:
+        """Set other bounds, from the next question on; processes keep their memory limit until they end."""
+        self._options = options
+
+    async def ask(self, data: bytes) -> bytes:
+        """Return the answer to a question.
+
+        Raises:
+            BusyError: Too many wait already.
+            OutOfTimeError: The answer took too long.
+            ProcessLostError: The process died.
+        """
+        async with self._turn():
+            process = await self._process()
+            answer = await self._ask(process, data)
+            self._rest(process)
+            return answer
+
+    @contextlib.asynccontextmanager
+    async def hold(self) -> AsyncIterator[Ask]:
+        """Hold a process that nobody else asks; yields what asks it, with the errors of ``ask``."""
+        process = await self._start()
+
+        async def ask(data: bytes) -> bytes:
+            async with self._turn():
+                return await self._ask(process, data)
+
+        try:
+            yield ask
+        finally:
+            self._open.discard(process)
+            await process.end()
+
+    async def close(self) -> None:
+        """End all processes."""
+        processes, self._open, self._idle = list(self._open), set(), []
+        for process in processes:
+            await process.end()
+
+    @contextlib.asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        if self._busy >= self._options.processes or self._waiting:
+            if self._waiting >= self._options.waiting:
+                raise BusyError(
+                    f"{self._busy} questions about {self._purpose.subject} are being answered and {self._waiting} wait;"
+                    " ask again in a moment"
+                )
+            self._waiting += 1
+            try:
+                async with self._freed:
+                    await self._freed.wait_for(lambda: self._busy < self._options.processes)
+                    self._busy += 1
+            finally:
+                self._waiting -= 1
+        else:
+            self._busy += 1
+        try:
+            yield
+        finally:
+            self._busy -= 1
+            async with self._freed:
+                self._freed.notify()
+
+    async def _ask(self, process: Process, data: bytes) -> bytes:
+        try:
+            return await process.ask(data, self._options.time_limit_s)
+        except BaseException:  # also when the caller went away: what computes for nobody is ended
+            self._open.discard(process)
+            await process.end()
+            raise
+
+    async def _process(self) -> Process:
+        while self._idle:
+            process = self._idle.pop()
+            process.stay()
+            if process.is_alive:
+                return process
+            self._open.discard(process)
+        return await self._start()
+
+    async def _start(self) -> Process:
+        process = await Process.start(self._purpose, self._options.memory_bytes)
+        self._open.add(process)
+        return process
+
+    def _rest(self, process: Process) -> None:
+        self._idle.append(process)
+        process.leave_after(self._options.idle_s, self._forget)
+
+    def _forget(self, process: Process) -> None:
+        self._idle.remove(process)
+        self._open.discard(process)
+
+
+class Process:
+    """One process, asked one question at a time."""
+
+    def __init__(self, process: asyncio.subprocess.Process, purpose: Purpose) -> None:
+        self._process = process
+        self._purpose = purpose
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_ready = False
+
+    @classmethod
+    async def start(cls, purpose: Purpose, memory_bytes: int) -> Process:
+        """Start one."""
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", purpose.module, str(memory_bytes),
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, env=environment,
+        )  # fmt: skip
+        _LOG.info("process %d answers questions about %s", process.pid, purpose.subject)
+        return cls(process, purpose)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it has not ended by itself."""
+        return self._process.returncode is None
+
+    async def ask(self, data: bytes, limit_s: float) -> bytes:
+        """Ask and wait for the answer.
+
+        Raises:
+            OutOfTimeError: The answer took too long.
+            ProcessLostError: The process died.
+        """
+        try:
+            if not self._is_ready:
+                await asyncio.wait_for(self._read(1), _START_S)
+                self._is_ready = True
+            return await asyncio.wait_for(self._exchange(data, limit_s), limit_s)
+        except asyncio.TimeoutError:
+            raise OutOfTimeError(
+                f"no answer within {limit_s:g} s ({self._purpose.section}.time_limit); {self._purpose.advice}"
+            ) from None
+        except (EOFError, OSError):
+            raise ProcessLostError(
+                f"the process that answered died, probably for want of memory ({self._purpose.section}.memory_bytes)"
+            ) from None
+
+    def stay(self) -> None:
+        """Stop what ``leave_after`` began."""
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
+
+    def leave_after(self, seconds: float, left: Callable[[Process], None]) -> None:
+        """Let it end by itself after a while, which it does when nobody can ask any more."""
+
+        def leave() -> None:
+            if self._process.stdin:
+                self._process.stdin.close()
+            left(self)
+
+        self._timer = asyncio.get_running_loop().call_later(seconds, leave)
+
+    async def end(self) -> None:
+        """End it now."""
+        self.stay()
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        await self._process.wait()
+
+    async def _exchange(self, data: bytes, limit_s: float) -> bytes:
+        if self._process.stdin is None:
+            raise EOFError
+        self._process.stdin.write(_HEADER.pack(len(data), limit_s))
+        self._process.stdin.write(data)
+        await self._process.stdin.drain()
+        (length,) = _LENGTH.unpack(await self._read(_LENGTH.size))
+        if length > _LARGEST_ANSWER_BYTES:
+            raise EOFError
+        return await self._read(length)
+
+    async def _read(self, length: int) -> bytes:
+        if self._process.stdout is None:
+            raise EOFError
+        return await self._process.stdout.readexactly(length)
