@@ -1,0 +1,333 @@
+"""``GraphAssembly``: what every front end hands its operators to, so that all make the same graph of the same network.
+
+It contracts views and constants, decides which primitive an operator is where its name alone does not say (depthwise or
+grouped convolution, product with a weight or of two activations), and gives each trainable tensor to the operation that
+reads it first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from gpusonde.predictor.workload.graph.errors import MalformedGraphError
+from gpusonde.predictor.workload.graph.ir import Operation, Parameter, Primitive, Shape, WorkloadGraph
+from gpusonde.predictor.workload.graph.vocabulary import Passive, Role
+
+Key = Hashable
+
+_MOST_NAMED = 8
+_MOST_NESTED = 16  # views of views that writing in place is followed through
+_MOST_WRITERS = 16  # of one tensor; parts written by more are joined, so that edges stay in proportion to operators
+_CONVOLUTIONS = frozenset({Primitive.CONVOLUTION, Primitive.TRANSPOSED_CONVOLUTION})
+# Their operands are tensors of equal standing: a trainable one among them is an operation of its own.
+_WEIGHTLESS = frozenset({Primitive.CONCATENATION, Primitive.ATTENTION})
+
+
+@dataclass
+class _Value:
+    """A tensor: who wrote it, or which trainable tensor it is a view of; neither: a constant."""
+
+    shape: Shape
+    writers: tuple[int, ...] = ()
+    parameter: Parameter | None = None
+    base: _Value | None = None
+
+    @property
+    def is_constant(self) -> bool:
+        return not self.writers and self.parameter is None
+
+
+class GraphAssembly:
+    """Builds one graph, operator by operator in an order in which they can run.
+
+    Args:
+        name: What the user calls the network.
+        front_end: As in ``WorkloadGraph``.
+    """
+
+    def __init__(self, name: str, front_end: str) -> None:
+        self._name = name
+        self._front_end = front_end
+        self._operations: list[Operation] = []
+        self._edges: set[tuple[int, int]] = set()
+        self._values: dict[Key, _Value] = {}
+        self._owned: set[str] = set()
+        self._parameter_operations: dict[str, int] = {}
+        self._names: set[str] = set()
+        self._notes: list[str] = []
+        self._unknown: dict[str, int] = {}
+
+    def add_input(self, key: Key, shape: Shape, name: str | None = None) -> None:
+        """Add a tensor that the network is given.
+
+        Args:
+            key: What operators call it.
+            shape: Its extents.
+            name: Of the operation; the key if not given.
+        """
+        position = self._append(Operation(Primitive.INPUT, name or str(key), shape), ())
+        self._values[key] = _Value(shape, (position,))
+
+    def add_parameter(self, key: Key, name: str, shape: Shape) -> None:
+        """Add a trainable tensor; two keys with one name are one tensor.
+
+        Args:
+            key: What operators call it.
+            name: What the network calls it.
+            shape: Its extents.
+        """
+        self._values[key] = _Value(shape, parameter=Parameter(name, shape))
+
+    def add_constant(self, key: Key, shape: Shape) -> None:
+        """Add a tensor that is neither trained nor computed from an input: a buffer, a mask.
+
+        Args:
+            key: What operators call it.
+            shape: Its extents.
+        """
+        self._values[key] = _Value(shape)
+
+    def add_view(self, key: Key, of: Key, shape: Shape) -> None:
+        """Add another name, shape or part of a tensor.
+
+        Args:
+            key: What operators call it.
+            of: The tensor.
+            shape: Extents of the new one.
+        """
+        base = self._value(of)
+        self._values[key] = _Value(shape, base.writers, base.parameter, base)
+
+    def add_operator(
+        self,
+        key: Key,
+        role: Role | None,
+        arguments: Sequence[Key | None],
+        output: Shape,
+        *,
+        source: str,
+        name: str | None = None,
+        groups: int = 1,
+        overwrites: bool = False,
+    ) -> None:
+        """Add an operator.
+
+        Args:
+            key: What later operators call its (first) output.
+            role: As its vocabulary says; None for an unknown one, which the graph's notes then name. A product of
+                matrices has the two matrices first among its arguments and what is added to it after them.
+            arguments: Keys of the tensors that it reads, in the operator's own order; None for one left out.
+            output: Shape of its first output.
+            source: The front end's own name of the operator.
+            name: Of the operation; the key if not given.
+            groups: Of a convolution.
+            overwrites: It works in place: who reads its first argument later reads its output.
+
+        Raises:
+            MalformedGraphError: It reads a tensor that nothing wrote.
+        """
+        operands = [None if each is None else self._value(each) for each in arguments]
+        present = [each for each in operands if each is not None]
+        if role is Passive.CONSTANT:
+            self._values[key] = present[0] if overwrites and present else _Value(output)
+        elif all(each.is_constant for each in present):
+            self._values[key] = _Value(output)
+        elif role is Passive.VIEW:
+            self._values[key] = self._viewed(present, output)
+            if overwrites:
+                _overwrite(present[0], self._values[key].writers)
+        else:
+            if role is None:
+                self._unknown[source] = self._unknown.get(source, 0) + 1
+            primitive = role if isinstance(role, Primitive) else Primitive.OTHER
+            position = self._operate(primitive, operands, output, name or str(key), source, groups)
+            self._values[key] = _Value(output, (position,))
+            if overwrites and present:
+                _overwrite(present[0], (position,))
+
+    def add_note(self, note: str) -> None:
+        """Add what the reader of the graph should know.
+
+        Args:
+            note: A sentence.
+        """
+        self._notes.append(note)
+
+    def shape(self, key: Key) -> Shape:
+        """Extents of a tensor.
+
+        Args:
+            key: As it was added.
+
+        Raises:
+            MalformedGraphError: Nothing wrote it.
+        """
+        return self._value(key).shape
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """Operators so far that no vocabulary holds."""
+        return tuple(self._unknown)
+
+    def build(self, outputs: Iterable[Key], batch_size: int) -> WorkloadGraph:
+        """Make the graph.
+
+        Args:
+            outputs: What the network returns.
+            batch_size: Samples in the batch of the inputs.
+
+        Raises:
+            MalformedGraphError: There is nothing in it.
+        """
+        returned = [self._value(key) for key in outputs]
+        shapes = tuple(each.shape for each in returned)
+        sources = [writer for each in returned for writer in self._written(each)]
+        last = Operation(Primitive.OUTPUT, "output", shapes[0] if shapes else (), shapes)
+        self._append(last, sources)
+        if self._unknown:
+            named = [f"{source} ({count})" for source, count in list(self._unknown.items())[:_MOST_NAMED]]
+            more = len(self._unknown) - len(named)
+            rest = f" and {more} others" if more else ""
+            self._notes.append(f"unknown operators, counted as elementwise: {', '.join(named)}{rest}")
+        return WorkloadGraph(
+            self._name,
+            tuple(self._operations),
+            tuple(sorted(self._edges)),
+            batch_size,
+            self._front_end,
+            tuple(self._notes),
+        )
+
+    def _value(self, key: Key) -> _Value:
+        try:
+            return self._values[key]
+        except KeyError:
+            raise MalformedGraphError(f"an operator reads {key!s:.80}, which nothing before it writes") from None
+
+    def _viewed(self, present: Sequence[_Value], output: Shape) -> _Value:
+        first = present[0]
+        if len(present) == 1 or all(each.is_constant for each in present[1:]):
+            return _Value(output, first.writers, first.parameter, first)
+        writers = _union(self._written(each) for each in present)
+        if len(writers) > _MOST_WRITERS:
+            shapes = tuple(each.shape for each in present if each.writers)
+            joined = Operation(Primitive.CONCATENATION, "joined", output, shapes)
+            writers = (self._append(joined, writers),)
+        return _Value(output, writers, None, first)
+
+    def _operate(
+        self, primitive: Primitive, operands: list[_Value | None], output: Shape, name: str, source: str, groups: int
+    ) -> int:
+        if primitive in _WEIGHTLESS:
+            for each in operands:
+                if each is not None:
+                    self._written(each)
+        present = [each for each in operands if each is not None]
+        weight = _weight(primitive, operands)
+        if primitive is Primitive.MATRIX_PRODUCT and len(weight) == 2:
+            primitive = Primitive.LINEAR
+        elif primitive in {Primitive.SUM, Primitive.PRODUCT}:
+            tensors = [each for each in present if not (each.is_constant and math.prod(each.shape) == 1)]
+            primitive = primitive if len(tensors) > 1 else Primitive.ACTIVATION
+        elif primitive is Primitive.CONVOLUTION and groups > 1:
+            depthwise = weight[1:2] == (1,)
+            primitive = Primitive.DEPTHWISE_CONVOLUTION if depthwise else Primitive.GROUPED_CONVOLUTION
+        elif primitive is Primitive.AVERAGE_POOL and len(output) > 2 and math.prod(output[2:]) == 1:
+            primitive = Primitive.GLOBAL_AVERAGE_POOL
+        parameters = []
+        for each in present:
+            trained = each.parameter
+            if trained is not None and not each.writers and trained.name not in self._owned:
+                self._owned.add(trained.name)
+                parameters.append(trained)
+        operation = Operation(
+            primitive,
+            name,
+            output,
+            tuple(each.shape for each in present if each.writers),
+            weight,
+            tuple(parameters),
+            groups,
+            source,
+        )
+        return self._append(operation, _union(each.writers for each in present))
+
+    def _written(self, value: _Value) -> tuple[int, ...]:
+        """Who wrote it; of a trainable tensor, the operation that stands for it."""
+        trained = value.parameter
+        if trained is not None and not value.writers:
+            if trained.name not in self._parameter_operations:
+                owned = () if trained.name in self._owned else (trained,)
+                self._owned.add(trained.name)
+                operation = Operation(Primitive.PARAMETER, trained.name, trained.shape, (), trained.shape, owned)
+                self._parameter_operations[trained.name] = self._append(operation, ())
+            value.writers = (self._parameter_operations[trained.name],)
+        return value.writers
+
+    def _append(self, operation: Operation, sources: Iterable[int]) -> int:
+        if operation.name in self._names:
+            number = 1
+            while f"{operation.name}_{number}" in self._names:
+                number += 1
+            operation = replace(operation, name=f"{operation.name}_{number}")
+        self._names.add(operation.name)
+        position = len(self._operations)
+        self._operations.append(operation)
+        self._edges.update((source, position) for source in sources)
+        return position
+
+
+def _weight(primitive: Primitive, operands: Sequence[_Value | None]) -> Shape:
+    """Shape of the weight, turned into PyTorch's layout."""
+    present = [each for each in operands if each is not None]
+    if primitive is Primitive.MATRIX_PRODUCT:
+        return _matrix_weight(present)
+    if primitive in _WEIGHTLESS:
+        return ()
+    weights = [each.shape for each in present if not each.writers and each.parameter is not None]
+    if primitive is Primitive.RECURRENT:
+        return _recurrent_weight(weights)
+    if primitive in _CONVOLUTIONS or primitive is Primitive.LINEAR:
+        second = operands[1] if len(operands) > 1 else None
+        return second.shape if second is not None and not second.writers else ()
+    return weights[0] if weights else ()
+
+
+def _matrix_weight(present: Sequence[_Value]) -> Shape:
+    """(..., out, in) of the factor that no input is in; () if both are activations."""
+    if len(present) < 2:
+        return ()
+    left, right = present[:2]
+    if not right.writers:
+        return (*right.shape[:-2], right.shape[-1], right.shape[-2]) if len(right.shape) > 1 else (1, *right.shape)
+    if not left.writers:
+        return left.shape if len(left.shape) > 1 else (1, *left.shape)
+    return ()
+
+
+def _recurrent_weight(weights: Iterable[Shape]) -> Shape:
+    """All matrices side by side."""
+    matrices = [shape for shape in weights if len(shape) == 2]
+    if not matrices:
+        return ()
+    numbers, rows = sum(map(math.prod, matrices)), matrices[0][0]
+    return (rows, numbers // rows) if rows and numbers % rows == 0 else (1, numbers)
+
+
+def _overwrite(value: _Value, writers: tuple[int, ...]) -> None:
+    """Let who reads this tensor, or what it is a view of, read what was written into it.
+
+    What was there before is read by the writers themselves.
+    """
+    each: _Value | None = value
+    for _ in range(_MOST_NESTED):
+        if each is None:
+            break
+        each.writers = writers
+        each = each.base
+
+
+def _union(writers: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(writer for each in writers for writer in each))

@@ -1,0 +1,184 @@
+import pytest
+
+from gpusonde.predictor.workload.graph import MalformedGraphError, Parameter, Primitive
+from gpusonde.predictor.workload.graph.assembly import GraphAssembly
+from gpusonde.predictor.workload.graph.cost import graph_cost
+from gpusonde.predictor.workload.graph.vocabulary import onnx_role, torch_role
+
+IMAGE = (1, 8, 4, 4)
+
+
+@pytest.fixture
+def assembly():
+    made = GraphAssembly("small", "fx")
+    made.add_input("x", IMAGE)
+    return made
+
+
+def add(assembly, key, operator, arguments, output=IMAGE, **keywords):
+    assembly.add_operator(key, torch_role(operator), arguments, output, source=f"aten.{operator}", **keywords)
+
+
+def primitives(graph):
+    return [each.primitive for each in graph.operations]
+
+
+def test_views_are_contracted_and_edges_lead_through_them(assembly):
+    add(assembly, "relu", "relu", ["x"])
+    add(assembly, "flat", "flatten", ["relu"], (1, 128))
+    add(assembly, "dropped", "dropout", ["flat"], (1, 128))
+    assembly.add_parameter("w", "fc.weight", (10, 128))
+    add(assembly, "fc", "linear", ["dropped", "w", None], (1, 10))
+    graph = assembly.build(["fc"], 1)
+    assert primitives(graph) == [Primitive.INPUT, Primitive.ACTIVATION, Primitive.LINEAR, Primitive.OUTPUT]
+    assert graph.edges == ((0, 1), (1, 2), (2, 3))
+    assert graph.operations[2].inputs == ((1, 128),)
+
+
+def test_what_depends_on_no_data_is_no_operation(assembly):
+    add(assembly, "zeros", "new_zeros", ["x"], (4, 4))
+    add(assembly, "mask", "sub", ["zeros", "zeros"], (4, 4))
+    add(assembly, "masked", "add", ["x", "mask"])
+    graph = assembly.build(["masked"], 1)
+    assert primitives(graph) == [Primitive.INPUT, Primitive.SUM, Primitive.OUTPUT]
+    assert graph.operations[1].inputs == (IMAGE,)
+
+
+@pytest.mark.parametrize(
+    ("groups", "weight", "primitive"),
+    [
+        (1, (16, 8, 1, 1), Primitive.CONVOLUTION),
+        (2, (16, 4, 1, 1), Primitive.GROUPED_CONVOLUTION),
+        (8, (16, 1, 1, 1), Primitive.DEPTHWISE_CONVOLUTION),
+    ],
+)
+def test_groups_decide_the_kind_of_convolution(assembly, groups, weight, primitive):
+    assembly.add_parameter("w", "conv.weight", weight)
+    add(assembly, "conv", "conv2d", ["x", "w"], (1, 16, 4, 4), groups=groups)
+    operation = assembly.build(["conv"], 1).operations[1]
+    assert (operation.primitive, operation.weight, operation.groups) == (primitive, weight, groups)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "output", "primitive", "weight"),
+    [
+        (["tokens", "two"], (1, 5, 3), Primitive.LINEAR, (3, 8)),
+        (["left", "tokens"], (1, 7, 8), Primitive.LINEAR, (7, 5)),
+        (["tokens", "three"], (1, 5, 3), Primitive.MATRIX_PRODUCT, (1, 3, 8)),
+        (["tokens", "vector"], (1, 5), Primitive.LINEAR, (1, 8)),
+        (["tokens", "turned"], (1, 5, 5), Primitive.MATRIX_PRODUCT, ()),
+    ],
+)
+def test_a_product_with_a_weight_is_told_from_one_of_activations(assembly, arguments, output, primitive, weight):
+    assembly.add_input("tokens", (1, 5, 8))
+    add(assembly, "turned", "transpose", ["tokens"], (1, 8, 5))
+    for key, shape in {"two": (8, 3), "left": (7, 5), "three": (1, 8, 3), "vector": (8,)}.items():
+        assembly.add_parameter(key, key, shape)
+    add(assembly, "product", "matmul", arguments, output)
+    graph = assembly.build(["product"], 1)
+    found = graph.operations[2]
+    assert (found.primitive, found.weight) == (primitive, weight)
+    inner = weight[-1] if weight else 8
+    numbers = 1
+    for extent in output:
+        numbers *= extent
+    assert graph_cost(graph).total.matrix_flops == 2 * numbers * inner
+
+
+def test_a_weight_used_twice_is_counted_once_and_stands_at_both(assembly):
+    for key in ("first", "second"):
+        assembly.add_parameter(key, "shared.weight", (8, 8, 1, 1))
+    add(assembly, "a", "conv2d", ["x", "first"])
+    add(assembly, "b", "conv2d", ["a", "second"])
+    graph = assembly.build(["b"], 1)
+    assert graph.parameter_count == 64
+    assert [each.weight for each in graph.operations[1:3]] == [(8, 8, 1, 1)] * 2
+    assert [each.parameters for each in graph.operations[1:3]] == [(Parameter("shared.weight", (8, 8, 1, 1)),), ()]
+
+
+def test_a_view_of_a_weight_is_that_weight(assembly):
+    assembly.add_parameter("w", "scale", (8,))
+    add(assembly, "wide", "unsqueeze", ["w"], (8, 1, 1))
+    add(assembly, "scaled", "mul", ["x", "wide"])
+    operation = assembly.build(["scaled"], 1).operations[1]
+    assert (operation.primitive, operation.weight) == (Primitive.PRODUCT, (8, 1, 1))
+    assert operation.parameters == (Parameter("scale", (8,)),)
+
+
+def test_a_class_token_is_an_operation_of_its_own(assembly):
+    assembly.add_parameter("token", "class_token", (1, 8, 1, 4))
+    add(assembly, "wide", "expand", ["token"], (1, 8, 1, 4))
+    add(assembly, "joined", "cat", ["wide", "x"], (1, 8, 5, 4))
+    graph = assembly.build(["joined"], 1)
+    assert primitives(graph) == [Primitive.INPUT, Primitive.PARAMETER, Primitive.CONCATENATION, Primitive.OUTPUT]
+    assert graph.edges == ((0, 2), (1, 2), (2, 3))
+    assert graph.parameter_count == 32
+
+
+def test_a_number_added_to_a_tensor_makes_no_sum(assembly):
+    assembly.add_constant("three", ())
+    add(assembly, "shifted", "add", ["x", "three"])
+    add(assembly, "summed", "add", ["x", "shifted"])
+    assert primitives(assembly.build(["summed"], 1))[1:3] == [Primitive.ACTIVATION, Primitive.SUM]
+
+
+def test_who_reads_a_tensor_after_it_was_overwritten_reads_the_new_one(assembly):
+    add(assembly, "relu", "relu", ["x"])
+    add(assembly, "part", "select", ["relu"], (1, 8, 4))
+    add(assembly, "written", "mul_", ["part", "part"], (1, 8, 4), overwrites=True)
+    add(assembly, "sum", "add", ["relu", "x"])
+    graph = assembly.build(["sum"], 1)
+    assert graph.edges == ((0, 1), (0, 3), (1, 2), (2, 3), (3, 4))
+
+
+def test_a_tensor_written_in_very_many_parts_does_not_multiply_the_edges(assembly):
+    add(assembly, "target", "relu", ["x"])
+    for number in range(200):
+        add(assembly, f"value{number}", "tanh", ["x"], (1, 8, 4))
+        add(assembly, f"part{number}", "select", ["target"], (1, 8, 4))
+        add(assembly, f"copy{number}", "copy_", [f"part{number}", f"value{number}"], (1, 8, 4), overwrites=True)
+    add(assembly, "read", "relu", ["target"])
+    graph = assembly.build(["read"], 1)
+    assert len(graph.edges) < 3 * len(graph.operations)
+    assert all(graph.sees_input)
+
+
+def test_pooling_to_one_pixel_is_global(assembly):
+    add(assembly, "part", "adaptive_avg_pool2d", ["x"], (1, 8, 2, 2))
+    add(assembly, "whole", "adaptive_avg_pool2d", ["part"], (1, 8, 1, 1))
+    found = primitives(assembly.build(["whole"], 1))[1:3]
+    assert found == [Primitive.AVERAGE_POOL, Primitive.GLOBAL_AVERAGE_POOL]
+
+
+def test_all_matrices_of_a_recurrent_layer_stand_side_by_side(assembly):
+    assembly.add_input("steps", (7, 3, 10))
+    for key, shape in {"ih": (80, 10), "hh": (80, 20), "b": (80,)}.items():
+        assembly.add_parameter(key, key, shape)
+    add(assembly, "lstm", "lstm", ["steps", "ih", "hh", "b"], (7, 3, 20))
+    graph = assembly.build(["lstm"], 3)
+    assert graph.operations[2].weight == (80, 30)
+    assert graph_cost(graph).total.matrix_flops == 2 * 7 * 3 * 80 * 30
+
+
+def test_unknown_operators_are_named_in_the_notes(assembly):
+    for number in range(2):
+        add(assembly, f"odd{number}", "frobnicate", ["x"])
+    graph = assembly.build(["odd1"], 1)
+    assert primitives(graph)[1:3] == [Primitive.OTHER] * 2
+    assert graph.notes == ("unknown operators, counted as elementwise: aten.frobnicate (2)",)
+
+
+def test_names_stay_unique(assembly):
+    for key in ("a", "b"):
+        add(assembly, key, "relu", ["x"], name="relu")
+    assert [each.name for each in assembly.build(["b"], 1).operations] == ["x", "relu", "relu_1", "output"]
+
+
+def test_reading_what_nothing_wrote_is_refused(assembly):
+    with pytest.raises(MalformedGraphError, match="reads nowhere"):
+        add(assembly, "relu", "relu", ["nowhere"])
+
+
+def test_operators_of_onnx_are_assembled_alike(assembly):
+    assembly.add_operator("pooled", onnx_role("GlobalAveragePool"), ["x"], (1, 8, 1, 1), source="GlobalAveragePool")
+    assert assembly.build(["pooled"], 1).operations[1].primitive is Primitive.GLOBAL_AVERAGE_POOL
