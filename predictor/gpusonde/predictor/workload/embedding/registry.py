@@ -1,0 +1,249 @@
+"""``Registry``: which encoder embeds the networks of a dataset type, as a folder that an operator owns.
+
+Each dataset type has a card, ``TYPE.json``, which names its checkpoint, ``TYPE-DIGEST.npz``, and the digest of the
+weights in it. The checkpoint is written first and the card replaced as a whole, so that whoever reads meanwhile, and
+whatever breaks off, finds the old encoder or the new one. Beneath the folder lie the encoders that are shipped.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from gpusonde.predictor.files import replace_file
+from gpusonde.predictor.workload.embedding.errors import EmbeddingError, EncoderWeightsError
+from gpusonde.predictor.workload.embedding.names import DatasetTypeNameError, check_dataset_type
+from gpusonde.predictor.workload.embedding.weights import EncoderWeights
+
+FORMAT = "gpusonde.encoder_card/1"
+
+_MAXIMUM_CARD_BYTES = 256 << 10
+_MAXIMUM_CHECKPOINT_BYTES = 16 << 20
+_MAXIMUM_DATASET_TYPES = 1000
+_SHIPPED = "checkpoints"
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+class RegistryError(EmbeddingError):
+    """An encoder that cannot be had or registered; the message says why and what to do."""
+
+
+class UnknownDatasetTypeError(RegistryError):
+    """No encoder is registered for the dataset type."""
+
+    def __init__(self, dataset_type: str, known: tuple[str, ...]) -> None:
+        """Keep the dataset type and those that are known."""
+        self.dataset_type, self.known = dataset_type, known
+        super().__init__(
+            f"no encoder for dataset type {dataset_type!r}; there are {', '.join(known) or 'none'}; "
+            "train one with 'gpusonde workload train'"
+        )
+
+
+class DamagedEncoderError(RegistryError):
+    """A card or a checkpoint cannot be read."""
+
+
+class EncoderDigestError(DamagedEncoderError):
+    """A checkpoint holds other weights than its card says."""
+
+
+@dataclass(frozen=True)
+class RegisteredEncoder:
+    """The encoder of a dataset type.
+
+    Attributes:
+        dataset_type: What its training networks classified.
+        weights: Its weights; ``Encoder(weights)`` embeds.
+        sha256: Digest of the weights.
+        trained_steps: Steps that it was trained for.
+        figures: What its training measured, as the card tells.
+        is_shipped: Whether it came with gpusonde and not from the operator's folder.
+    """
+
+    dataset_type: str
+    weights: EncoderWeights
+    sha256: str
+    trained_steps: int
+    figures: Mapping[str, Any]
+    is_shipped: bool
+
+
+class Registry:
+    """The encoders of a folder, and beneath them the shipped ones.
+
+    Answers are kept until a card changes, so that asking costs next to nothing. Threads may share a registry, and
+    processes a folder.
+
+    Args:
+        folder: The operator's folder; it is made when an encoder is added. None for the shipped encoders alone.
+    """
+
+    def __init__(self, folder: str | Path | None = None) -> None:
+        self.folder = None if folder is None else Path(folder)
+        self._shipped = Path(str(files("gpusonde.predictor.workload.embedding").joinpath(_SHIPPED)))
+        self._lock = threading.Lock()
+        self._kept: dict[Path, tuple[tuple[int, int, int], RegisteredEncoder]] = {}
+
+    def dataset_types(self) -> tuple[str, ...]:
+        """Dataset types that have an encoder, in alphabetical order.
+
+        Raises:
+            RegistryError: The folder holds more than a registry ever does.
+            OSError: The folder cannot be read.
+        """
+        found: set[str] = set()
+        for folder in self._folders():
+            found.update(_named(folder))
+            if len(found) > _MAXIMUM_DATASET_TYPES:
+                raise RegistryError(f"{folder} holds more than {_MAXIMUM_DATASET_TYPES} encoders: no registry's folder")
+        return tuple(sorted(found))
+
+    def get(self, dataset_type: str) -> RegisteredEncoder:
+        """The encoder of a dataset type; the operator's, if there is one, else the shipped one.
+
+        Raises:
+            DatasetTypeNameError: It is no name of a dataset type.
+            UnknownDatasetTypeError: There is none.
+            DamagedEncoderError: Its card or its checkpoint cannot be read.
+            EncoderDigestError: The checkpoint holds other weights than the card says.
+            OSError: A file cannot be read.
+        """
+        check_dataset_type(dataset_type)
+        for folder in self._folders():
+            card = folder / f"{dataset_type}.json"
+            if card.is_file():
+                return self._read_once(dataset_type, card)
+        raise UnknownDatasetTypeError(dataset_type, self.dataset_types())
+
+    def add(self, weights: EncoderWeights, *, figures: Mapping[str, Any] | None = None) -> RegisteredEncoder:
+        """Register an encoder under the dataset type of its description, instead of an older one.
+
+        Args:
+            weights: The weights of a trained encoder.
+            figures: What its training measured; anything that JSON can hold, 256 KiB at most.
+
+        Raises:
+            DatasetTypeNameError: Its description names no dataset type.
+            RegistryError: The registry has no folder, the encoder is untrained, or the figures are too long.
+            OSError: The folder cannot be written; what was registered stays.
+        """
+        if self.folder is None:
+            raise RegistryError("shipped encoders cannot be replaced: name a folder for the registry")
+        dataset_type = check_dataset_type(weights.description.dataset_type)
+        if weights.description.training_steps < 1:
+            raise RegistryError(f"the encoder for {dataset_type!r} is untrained; train it first")
+        card = {
+            "format": FORMAT,
+            "dataset_type": dataset_type,
+            "sha256": weights.sha256,
+            "trained_steps": weights.description.training_steps,
+            "figures": dict(figures or {}),
+        }
+        try:
+            content = (json.dumps(card, indent=1, allow_nan=False) + "\n").encode()
+        except (TypeError, ValueError) as error:
+            raise RegistryError(f"the figures of the encoder for {dataset_type!r} are no JSON: {error}") from error
+        if len(content) > _MAXIMUM_CARD_BYTES:
+            raise RegistryError(
+                f"the figures of the encoder for {dataset_type!r} exceed {_MAXIMUM_CARD_BYTES >> 10} KiB"
+            )
+        self.folder.mkdir(parents=True, exist_ok=True)
+        checkpoint = self.folder / _checkpoint_name(dataset_type, weights.sha256)
+        replace_file(checkpoint, weights.to_bytes())
+        replace_file(self.folder / f"{dataset_type}.json", content)
+        for path in self.folder.glob(f"{dataset_type}-*.npz"):
+            if path.name != checkpoint.name and re.fullmatch(_SHORT_DIGEST, path.stem[len(dataset_type) + 1 :]):
+                path.unlink(missing_ok=True)
+        return self.get(dataset_type)
+
+    def _folders(self) -> Iterator[Path]:
+        if self.folder is not None:
+            yield self.folder
+        yield self._shipped
+
+    def _read_once(self, dataset_type: str, card: Path) -> RegisteredEncoder:
+        for _ in range(_ATTEMPTS):
+            try:
+                found = card.stat()
+                state = found.st_ino, found.st_mtime_ns, found.st_size
+                with self._lock:
+                    kept_state, kept = self._kept.get(card, (None, None))
+                if kept is not None and kept_state == state:
+                    return kept
+                encoder = self._read(dataset_type, card)
+            except FileNotFoundError:
+                # Another process replaced the encoder and removed the checkpoint that the card named before.
+                continue
+            with self._lock:
+                self._kept[card] = state, encoder
+            return encoder
+        raise DamagedEncoderError(f"{card}: its checkpoint is missing; train the encoder again or remove the card")
+
+    def _read(self, dataset_type: str, path: Path) -> RegisteredEncoder:
+        card = _read_card(path, dataset_type)
+        checkpoint = path.parent / _checkpoint_name(dataset_type, card["sha256"])
+        with checkpoint.open("rb") as file:
+            content = file.read(_MAXIMUM_CHECKPOINT_BYTES + 1)
+        try:
+            weights = EncoderWeights.from_bytes(content)
+        except EncoderWeightsError as error:
+            raise DamagedEncoderError(f"{checkpoint}: {error}; restore it or train the encoder again") from error
+        if weights.sha256 != card["sha256"] or weights.description.dataset_type != dataset_type:
+            raise EncoderDigestError(
+                f"{checkpoint} holds other weights than {path.name} says (sha256 {weights.sha256}, not "
+                f"{card['sha256']}); restore it or train the encoder again"
+            )
+        return RegisteredEncoder(
+            dataset_type,
+            weights,
+            weights.sha256,
+            weights.description.training_steps,
+            MappingProxyType(card["figures"]),
+            path.parent == self._shipped,
+        )
+
+
+_ATTEMPTS = 10
+_SHORT_DIGEST = r"[0-9a-f]{12}"
+
+
+def _checkpoint_name(dataset_type: str, sha256: str) -> str:
+    return f"{dataset_type}-{sha256[:12]}.npz"
+
+
+def _named(folder: Path) -> Iterator[str]:
+    if not folder.is_dir():
+        return
+    for path in folder.glob("*.json"):
+        try:
+            yield check_dataset_type(path.stem)
+        except DatasetTypeNameError:
+            continue
+
+
+def _read_card(path: Path, dataset_type: str) -> dict[str, Any]:
+    with path.open("rb") as file:
+        content = file.read(_MAXIMUM_CARD_BYTES + 1)
+    try:
+        card = json.loads(content) if len(content) <= _MAXIMUM_CARD_BYTES else None
+    except (ValueError, RecursionError):
+        card = None
+    if not isinstance(card, dict) or card.get("format") != FORMAT:
+        raise DamagedEncoderError(f"{path}: damaged, or no card of an encoder; restore it or remove it")
+    sha256, figures = card.get("sha256"), card.get("figures")
+    if (
+        card.get("dataset_type") != dataset_type
+        or not isinstance(sha256, str)
+        or not _SHA256.fullmatch(sha256)
+        or not isinstance(figures, dict)
+    ):
+        raise DamagedEncoderError(f"{path}: damaged, or the card of another encoder; restore it or remove it")
+    return card
