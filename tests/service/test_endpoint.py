@@ -1,9 +1,12 @@
 """The endpoint of self metrics: what it answers, and that no client can hold it up."""
 
+import collections
 import contextlib
 import errno
 import http.client
 import socket
+import threading
+import time
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -161,6 +164,44 @@ def test_a_stopped_endpoint_can_be_started_again(rig):
         rig.connect()
     assert rig.endpoint.start(before) == before
     assert rig.get("/-/ready")[0] == 200
+
+
+def test_an_endpoint_that_stops_leaves_no_client_waiting(rig):
+    with rig.connect() as silent, rig.connect() as halfway:
+        halfway.sendall(b"GET /metrics HTTP/1.1\r\n")
+        assert rig.get("/-/healthy")[0] == 200  # both of the others are being served by now
+        begun_s = time.monotonic()
+        rig.endpoint.stop()
+        assert (_read_all(silent), _read_all(halfway)) == (b"", b"")
+        assert time.monotonic() - begun_s < 5.0
+
+
+def test_every_client_of_an_endpoint_that_comes_and_goes_has_its_answer_or_an_end(rig):
+    answers, over = collections.Counter(), threading.Event()
+
+    def ask():
+        while not over.is_set():
+            begun_s = time.monotonic()
+            try:
+                answers[rig.raw(b"GET /metrics HTTP/1.1\r\n\r\n")[:12] or b"end"] += 1
+            except OSError as error:
+                answers["refused" if not isinstance(error, TimeoutError) else "left waiting"] += 1
+            if time.monotonic() - begun_s > 5.0:
+                answers["left waiting"] += 1
+
+    clients = [threading.Thread(target=ask) for _ in range(4)]
+    for client in clients:
+        client.start()
+    try:
+        for _ in range(50):
+            rig.endpoint.stop()
+            rig.address = rig.endpoint.start("127.0.0.1:0")
+            wait_until(lambda before=answers[b"HTTP/1.1 200"]: answers[b"HTTP/1.1 200"] > before)
+    finally:
+        over.set()
+        for client in clients:
+            client.join(30)
+    assert "left waiting" not in answers
 
 
 def test_a_distribution_counts_by_upper_bound():

@@ -7,6 +7,7 @@ one request per connection, and bounds on connections, the size of a request and
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 import threading
@@ -26,6 +27,10 @@ Check = Callable[[], "str | None"]
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _PLAIN_TYPE = "text/plain; charset=utf-8"
 _JOIN_S = 5.0
+# Long enough for an answer that is being made; a daemon that changes its address or ends waits so long at most.
+_LAST_ANSWERS_S = 0.25
+# Until a process that has no file descriptor left may have one.
+_ACCEPT_AGAIN_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,7 @@ class Endpoint:
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping: asyncio.Event | None = None
-        self._connections = 0
+        self._connections: dict[asyncio.Task[None], socket.socket] = {}
         self._fault: OSError | None = None
 
     def start(self, listen: str) -> str:
@@ -130,19 +135,53 @@ class Endpoint:
 
     async def _run(self, channel: socket.socket, started: threading.Event) -> None:
         self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
-        server = await asyncio.start_server(self._serve, sock=channel, limit=self._limits.request_bytes)
+        channel.setblocking(False)
+        # Not asyncio's server: a connection that it has accepted and not begun to serve is left open at its end.
+        self._loop.add_reader(channel, self._accept, self._loop, channel)
         started.set()
-        try:
-            await self._stopping.wait()
-        finally:
-            server.close()
+        await self._stopping.wait()
+        self._loop.remove_reader(channel)
+        await self._end_connections()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._connections += 1
+    def _accept(self, loop: asyncio.AbstractEventLoop, channel: socket.socket) -> None:
+        try:
+            connection, _ = channel.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        except OSError as error:  # no file descriptor is left: the connection stays in the queue meanwhile
+            log.warning("self metrics: a connection cannot be accepted: %s", error.strerror or error)
+            loop.remove_reader(channel)
+            loop.call_later(_ACCEPT_AGAIN_S, self._accept_again, loop, channel)
+            return
+        connection.setblocking(False)
+        serving = loop.create_task(self._serve(connection, crowded=len(self._connections) >= self._limits.connections))
+        self._connections[serving] = connection
+        serving.add_done_callback(self._connections.pop)
+
+    def _accept_again(self, loop: asyncio.AbstractEventLoop, channel: socket.socket) -> None:
+        if self._stopping is not None and not self._stopping.is_set():
+            loop.add_reader(channel, self._accept, loop, channel)
+
+    async def _end_connections(self) -> None:
+        """Let the last answers go, then cut what is left: a client left alone would wait for its own time limit."""
+        if self._connections:
+            await asyncio.wait(list(self._connections), timeout=_LAST_ANSWERS_S)
+        for connection in self._connections.values():
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        if self._connections:
+            await asyncio.wait(list(self._connections), timeout=_LAST_ANSWERS_S)
+
+    async def _serve(self, connection: socket.socket, *, crowded: bool) -> None:
+        try:
+            reader, writer = await asyncio.open_connection(sock=connection, limit=self._limits.request_bytes)
+        except OSError:
+            connection.close()
+            return
         # So that drain() returns when the kernel has everything: an answer that nobody takes then ends by the clock.
         writer.transport.set_write_buffer_limits(0)
         try:
-            if self._connections > self._limits.connections:
+            if crowded:
                 answer: _Answer | None = _Answer(HTTPStatus.SERVICE_UNAVAILABLE, b"too many connections\n")
             else:
                 answer = await self._answer(reader)
@@ -152,8 +191,6 @@ class Endpoint:
             writer.close()
         except (OSError, asyncio.TimeoutError):
             writer.transport.abort()
-        finally:
-            self._connections -= 1
 
     async def _answer(self, reader: asyncio.StreamReader) -> _Answer | None:
         try:
