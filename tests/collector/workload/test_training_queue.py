@@ -50,6 +50,15 @@ def test_trainings_are_begun_in_the_order_in_which_they_were_asked_for(queue):
     assert [training.dataset_type for training in queue.trainings()] == ["b", "a", "c"]
 
 
+def test_who_has_data_of_one_type_leaves_the_others_waiting(queue):
+    for name in ("c", "a", "b"):
+        queue.add(name)
+    assert queue.claim(["digits"]) is None
+    with queue.claim(["b", "digits"]) as claim:
+        claim.done("00")
+    assert states(queue) == {"a": "queued", "b": "done", "c": "queued"}
+
+
 def test_progress_and_the_end_are_seen_by_others(queue, tmp_path):
     other = TrainingQueue(tmp_path / "queue")
     queue.add("digits")

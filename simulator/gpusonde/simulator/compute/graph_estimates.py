@@ -7,18 +7,17 @@ update of the weights, and the copy of the batch to the device.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from gpusonde.predictor.workload.engine import Cluster, Precision, WorkloadPrediction, WorkloadRequest
-from gpusonde.predictor.workload.graph.ir import Primitive, WorkloadGraph
+from gpusonde.predictor.workload.graph.cost import BYTES_PER_NUMBER, graph_cost
+from gpusonde.predictor.workload.graph.ir import WorkloadGraph
 from gpusonde.simulator.compute.origins import LatencyEstimate
 
-_FP32_BYTES = 4
 # Weight, gradient and the two moments of Adam.
-_BYTES_PER_PARAMETER = 4 * _FP32_BYTES
+_BYTES_PER_PARAMETER = 4 * BYTES_PER_NUMBER
 # What the driver, the framework's context and the allocator's holes take of a device.
 _USABLE_MEMORY = 0.9
 
@@ -71,7 +70,7 @@ class GraphEstimator:
 
 def gradient_bytes(graph: WorkloadGraph) -> int:
     """Return the bytes of all gradients, which have single precision also where products do not."""
-    return _FP32_BYTES * graph.parameter_count
+    return BYTES_PER_NUMBER * graph.parameter_count
 
 
 def largest_batch_estimate(graph: WorkloadGraph, memory_bytes: float) -> int:
@@ -81,14 +80,9 @@ def largest_batch_estimate(graph: WorkloadGraph, memory_bytes: float) -> int:
     beside weights, gradients and the two moments of Adam. Frameworks keep less (activations in place) and more
     (workspaces); only a try on the device says which batch fits.
     """
-    kept = sum(
-        math.prod(operation.output)
-        for operation, sees_input in zip(graph.operations, graph.sees_input, strict=True)
-        if sees_input and operation.primitive is not Primitive.OUTPUT
-    )
-    per_sample = _FP32_BYTES * kept / graph.batch_size
+    per_sample = graph_cost(graph).per_sample.output_bytes
     free = _USABLE_MEMORY * memory_bytes - _BYTES_PER_PARAMETER * graph.parameter_count
-    return max(0, int(free // max(per_sample, 1.0)))
+    return max(0, int(free // max(per_sample, 1)))
 
 
 def latency_estimate(batch_size: int, found: WorkloadPrediction) -> LatencyEstimate:

@@ -1,11 +1,13 @@
-"""How ``gpusonde profile`` gets at a job: a function of the user's own code, called on the user's own machine."""
+"""How commands get at a job or a network: a function of the user's own code, called on the user's own machine."""
 
 from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import cast
 
 from gpusonde.simulator.instrument.profile import TrainingJob
 
@@ -25,13 +27,7 @@ def load_job(entry_point: str) -> TrainingJob:
         EntryPointError: There is no such file, module or function, or it returns something else. What the user's code
             raises itself is not caught.
     """
-    place, _, name = entry_point.rpartition(":")
-    if not place or not name:
-        raise EntryPointError(f"{entry_point!r} must be FILE.py:FUNCTION or MODULE:FUNCTION")
-    module = _from_file(Path(place)) if place.endswith(".py") else _from_module(place)
-    function = getattr(module, name, None)
-    if not callable(function):
-        raise EntryPointError(f"{place} has no function {name}")
+    function = load_function(entry_point)
     job = function()
     if not isinstance(job, TrainingJob):
         raise EntryPointError(
@@ -39,6 +35,22 @@ def load_job(entry_point: str) -> TrainingJob:
             "TrainingJob"
         )
     return job
+
+
+def load_function(entry_point: str) -> Callable[[], object]:
+    """Return the function of an entry point, ``FILE.py:FUNCTION`` or ``MODULE:FUNCTION``.
+
+    Raises:
+        EntryPointError: There is no such file, module or function.
+    """
+    place, _, name = entry_point.rpartition(":")
+    if not place or not name:
+        raise EntryPointError(f"{entry_point!r} must be FILE.py:FUNCTION or MODULE:FUNCTION")
+    module = _from_file(Path(place)) if place.endswith(".py") else _from_module(place)
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise EntryPointError(f"{place} has no function {name}")
+    return cast("Callable[[], object]", function)
 
 
 def _from_file(path: Path) -> ModuleType:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from gpusonde.collector.workload.training.queue import Training, TrainingQueue
 
@@ -16,7 +16,12 @@ class CannotTrainError(Exception):
     """A training that cannot be, for example because there are no data of its type; the text is its reason."""
 
 
-def drain(queue: TrainingQueue, train: Train, ended: Callable[[Training], None] = lambda _: None) -> int:
+def drain(
+    queue: TrainingQueue,
+    train: Train,
+    ended: Callable[[Training], None] = lambda _: None,
+    dataset_types: Collection[str] | None = None,
+) -> int:
     """Train until nothing waits any more.
 
     Whatever goes wrong with a training is its reason, and the next one follows. What ends the process (a signal) leaves
@@ -26,6 +31,7 @@ def drain(queue: TrainingQueue, train: Train, ended: Callable[[Training], None] 
         queue: The queue.
         train: Trains one encoder and puts it where the collector finds it.
         ended: Called with each training that has ended.
+        dataset_types: Those that there are data for; others go on waiting. None for any.
 
     Returns:
         How many came to a good end.
@@ -34,7 +40,7 @@ def drain(queue: TrainingQueue, train: Train, ended: Callable[[Training], None] 
         TrainingQueueError: The queue cannot be used.
     """
     count = 0
-    while claim := queue.claim():
+    while claim := queue.claim(dataset_types):
         with claim:
             try:
                 claim.done(train(claim.training.dataset_type, claim.progress))

@@ -12,7 +12,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -144,14 +144,20 @@ class TrainingQueue:
                 )
             return self._enqueue(dataset_type)
 
-    def claim(self) -> Claim | None:
+    def claim(self, dataset_types: Collection[str] | None = None) -> Claim | None:
         """Begin the training that has waited longest; None when none waits.
+
+        Args:
+            dataset_types: Those that the caller has data for; None for any.
 
         Raises:
             TrainingQueueError: The queue cannot be used.
         """
         with self._locked():
-            waiting = sorted((training for training in self.trainings() if training.state == QUEUED), key=_by_age)
+            queued = (training for training in self.trainings() if training.state == QUEUED)
+            waiting = sorted(
+                (each for each in queued if dataset_types is None or each.dataset_type in dataset_types), key=_by_age
+            )
             if not waiting:
                 return None
             training = waiting[0]
