@@ -11,6 +11,7 @@ import math
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from gpusonde.predictor.workload.graph.contraction import contraction_shapes
 from gpusonde.predictor.workload.graph.errors import MalformedGraphError
 from gpusonde.predictor.workload.graph.ir import Operation, Parameter, Primitive, Shape, WorkloadGraph
 from gpusonde.predictor.workload.graph.vocabulary import Passive, Role
@@ -110,6 +111,7 @@ class GraphAssembly:
         source: str,
         name: str | None = None,
         groups: int = 1,
+        equation: str = "",
         overwrites: bool = False,
     ) -> None:
         """Add an operator.
@@ -123,12 +125,15 @@ class GraphAssembly:
             source: The front end's own name of the operator.
             name: Of the operation; the key if not given.
             groups: Of a convolution.
+            equation: Of an Einstein sum.
             overwrites: It works in place: who reads its first argument later reads its output.
 
         Raises:
             MalformedGraphError: It reads a tensor that nothing wrote.
         """
         operands = [None if each is None else self._value(each) for each in arguments]
+        if equation:
+            role, operands = self._contracted(equation, operands)
         present = [each for each in operands if each is not None]
         if role is Passive.CONSTANT:
             self._values[key] = present[0] if overwrites and present else _Value(output)
@@ -205,6 +210,20 @@ class GraphAssembly:
             return self._values[key]
         except KeyError:
             raise MalformedGraphError(f"an operator reads {key!s:.80}, which nothing before it writes") from None
+
+    def _contracted(self, equation: str, operands: list[_Value | None]) -> tuple[Role | None, list[_Value | None]]:
+        """An Einstein sum as a product of matrices; of one tensor or without a sum: as what it costs."""
+        tensors = [each for each in operands if each is not None]
+        if len(tensors) == 1:
+            return Primitive.GLOBAL_AVERAGE_POOL, operands
+        if len(tensors) != 2:
+            return None, operands
+        shapes = contraction_shapes(equation, tensors[0].shape, tensors[1].shape)
+        if shapes is None:
+            return Primitive.PRODUCT, operands
+        return Primitive.MATRIX_PRODUCT, [
+            _Value(shape, each.writers, each.parameter, each) for each, shape in zip(tensors, shapes, strict=True)
+        ]
 
     def _viewed(self, present: Sequence[_Value], output: Shape) -> _Value:
         first = present[0]

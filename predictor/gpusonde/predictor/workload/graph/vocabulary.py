@@ -110,6 +110,9 @@ _TORCH: Final = _table(
     }
 )
 
+# What is added comes first among their arguments, then the two matrices.
+PRODUCTS_WITH_A_SUM: Final = frozenset({"addmm", "addbmm", "baddbmm", "addmv"})
+
 # Modules of torch.nn that are one operator: its name. Those that are several operations are not here.
 TORCH_MODULES: Final[Mapping[str, str]] = {
     module: operator

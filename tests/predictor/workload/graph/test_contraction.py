@@ -1,0 +1,22 @@
+import pytest
+
+from gpusonde.predictor.workload.graph.contraction import contraction_shapes
+
+
+@pytest.mark.parametrize(
+    ("equation", "left", "right", "expected"),
+    [
+        ("ij,jk->ik", (2, 3), (3, 5), ((2, 3), (3, 5))),
+        ("ij,jk", (2, 3), (3, 5), ((2, 3), (3, 5))),
+        ("bhqd,bhkd->bhqk", (2, 4, 6, 8), (2, 4, 7, 8), ((8, 6, 8), (8, 8, 7))),
+        ("...ij,...jk->...ik", (9, 2, 3), (9, 3, 5), ((9, 2, 3), (9, 3, 5))),
+        ("b t c, c d -> b t d", (2, 6, 8), (8, 5), ((12, 8), (8, 5))),
+        ("nctkv,kvw->nctw", (2, 3, 4, 5, 6), (5, 6, 7), ((24, 30), (30, 7))),
+        ("i,j->ij", (4,), (5,), None),
+        ("bij,bij->bij", (2, 3, 4), (2, 3, 4), None),
+        ("ij->ji", (2, 3), (), None),
+        ("ijk,jk->i", (2, 3), (3, 5), None),
+    ],
+)
+def test_an_einstein_sum_is_a_product_of_these_matrices(equation, left, right, expected):
+    assert contraction_shapes(equation, left, right) == expected
