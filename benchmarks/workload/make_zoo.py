@@ -1,0 +1,104 @@
+"""Writes the zoo: the graphs of torchvision's classification networks and of a transformer encoder.
+
+    python benchmarks/workload/make_zoo.py [NAME ...] [--out predictor/gpusonde/predictor/workload/zoo/graphs]
+
+Needs torch 2.13 and torchvision 0.28 (see ``torchvision_networks``). Each graph is checked against its module: it has
+every trainable number, and its matrix FLOPs are those of torch's own counter. Nothing is written that does not pass.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import nn
+from torchvision_networks import build, images, network_names
+
+from gpusonde.predictor.workload.graph import Operation, WorkloadGraph
+from gpusonde.predictor.workload.graph.from_torch import from_torch
+from gpusonde.predictor.workload.graph.graph_json import dump_graph
+
+ZOO = Path(__file__).resolve().parents[2] / "predictor/gpusonde/predictor/workload/zoo/graphs"
+SMALLER_INCEPTION = "inception_v3_224"
+TRANSFORMER = "transformer_encoder"
+
+# Networks of one design, by how their names begin; the longest beginning counts. ResNeXt and Wide ResNet are ResNets
+# with other widths and groups, GoogLeNet is the first Inception: who holds a family out must not leave a twin in.
+FAMILIES = {
+    "alexnet": "alexnet",
+    "convnext": "convnext",
+    "densenet": "densenet",
+    "efficientnet": "efficientnet",
+    "googlenet": "inception",
+    "inception": "inception",
+    "maxvit": "maxvit",
+    "mnasnet": "mnasnet",
+    "mobilenet": "mobilenet",
+    "regnet": "regnet",
+    "resnet": "resnet",
+    "resnext": "resnet",
+    "shufflenet": "shufflenet",
+    "squeezenet": "squeezenet",
+    "swin": "swin",
+    "transformer": "transformer",
+    "vgg": "vgg",
+    "vit": "vit",
+    "wide_resnet": "resnet",
+}
+
+
+def family_of(name: str) -> str:
+    """Family of a network."""
+    beginning = max((each for each in FAMILIES if name.startswith(each)), key=len)
+    return FAMILIES[beginning]
+
+
+def graph_of(name: str) -> tuple[WorkloadGraph, int]:
+    """A network's graph, and its trainable numbers by its module."""
+    if name == TRANSFORMER:
+        module, example = _transformer_encoder()
+    elif name == SMALLER_INCEPTION:  # its auxiliary head needs larger images
+        module, example = build("inception_v3", aux_logits=False), images("inception_v3", 224)
+    else:
+        module, example = build(name), images(name)
+    graph = from_torch(module, example, name=name)
+    return graph, sum(each.numel() for each in module.parameters())
+
+
+def compact(graph: WorkloadGraph) -> WorkloadGraph:
+    """The same graph with short names of operations, which nobody looks for in the zoo."""
+    operations = tuple(_renamed(each, number) for number, each in enumerate(graph.operations))
+    return replace(graph, operations=operations)
+
+
+def _renamed(operation: Operation, number: int) -> Operation:
+    return replace(operation, name=str(number), source="")
+
+
+def _transformer_encoder() -> tuple[nn.Module, torch.Tensor]:
+    """The encoder of BERT-base without its embeddings, on 128 tokens."""
+    with torch.device("meta"):
+        layer = nn.TransformerEncoderLayer(768, 12, 3072, activation="gelu", batch_first=True)
+        return nn.TransformerEncoder(layer, 12), torch.empty(1, 128, 768)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="networks; all if none is given")
+    parser.add_argument("--out", type=Path, default=ZOO, help="where the graphs are written")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    for name in options.names or [*network_names(), SMALLER_INCEPTION, TRANSFORMER]:
+        graph, parameters = graph_of(name)
+        if graph.parameter_count != parameters:
+            raise SystemExit(f"{name}: {graph.parameter_count} of {parameters} trainable numbers")
+        path = options.out / family_of(name) / f"{name}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(dump_graph(compact(graph)) + "\n", encoding="utf-8")
+        print(f"{name}: {len(graph.operations)} operations, {parameters} parameters, {graph.front_end}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

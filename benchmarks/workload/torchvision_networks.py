@@ -1,0 +1,81 @@
+"""torchvision's classification networks without their weights, on a torch without CUDA.
+
+torchvision's wheels are built against torch with CUDA: beside a CPU build its compiled part does not load, and
+importing it fails for want of two operators' schemas. Only detection uses those operators, so declaring them is enough.
+This holds for the pair torch 2.13 and torchvision 0.28, installed with ``pip install --no-deps torchvision==0.28.0``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+_SCHEMAS = tuple(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor" for name in ("nms", "qnms"))
+_LARGER_IMAGES = {"inception_v3": 299}
+_OWN_INITIALISATION = frozenset({"googlenet", "inception_v3"})
+_declared: list[torch.library.Library] = []  # operators are gone when their library is
+
+
+def torchvision_models() -> ModuleType:
+    """``torchvision.models``, imported so that it works without CUDA too."""
+    if not _declared and not hasattr(torch.ops.torchvision, "nms"):
+        library = torch.library.Library("torchvision", "DEF")
+        for schema in _SCHEMAS:
+            library.define(schema)
+        _declared.append(library)
+    import torchvision
+
+    return torchvision.models
+
+
+def network_names() -> list[str]:
+    """All classification networks, in alphabetical order."""
+    models = torchvision_models()
+    return sorted(models.list_models(module=models))
+
+
+def image_size(name: str) -> int:
+    """Height and width of the images that a network's authors feed it with, pixels: 224 or 299."""
+    return _LARGER_IMAGES.get(name, 224)
+
+
+def build(name: str, **keywords: Any) -> nn.Module:
+    """A network on the meta device: its shapes, no weights.
+
+    Args:
+        name: One of ``network_names()``.
+        keywords: Of its constructor.
+    """
+    if name in _OWN_INITIALISATION:
+        keywords.setdefault("init_weights", False)
+    with _parameters_on_meta():
+        module: nn.Module = torchvision_models().get_model(name, weights=None, **keywords)
+    return module.to("meta").eval()
+
+
+def images(name: str, size: int | None = None, batch_size: int = 1) -> torch.Tensor:
+    """A batch of images for a network on the meta device."""
+    pixels = size or image_size(name)
+    return torch.empty(batch_size, 3, pixels, pixels, device="meta")
+
+
+@contextlib.contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Parameters lose their storage as soon as they are registered; constructors may still compute with tensors."""
+    register = nn.Module.register_parameter
+
+    def register_on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None:
+            parameter = nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
+        register(module, name, parameter)
+
+    nn.Module.register_parameter = register_on_meta
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register
