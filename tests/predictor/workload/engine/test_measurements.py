@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from gpusonde.catalog import load_gpus
+from gpusonde.predictor.workload import zoo
 from gpusonde.predictor.workload.engine import Parallelism, Precision
 from gpusonde.predictor.workload.engine.measurements import (
     MeasurementFileError,
@@ -114,6 +115,19 @@ def test_a_column_names_the_place_where_there_is_one(read):
     assert read(content).measurements[0].request.cluster.environment == "here"
 
 
+def test_torchvisions_networks_are_those_of_the_zoo(read):
+    (measurement,) = read(text({"model": "resnet18", "image_size": "224.0"})).measurements
+
+    assert measurement.request.graph == zoo.load("resnet18")
+    assert (measurement.architecture, measurement.family) == ("resnet18", "resnet")
+
+
+def test_one_network_is_one_architecture_in_both_frameworks(read):
+    rows = [{"model": "vgg16", "image_size": "224"}, {"model": "keras/VGG16", "image_size": "224"}]
+
+    assert {each.architecture for each in read(text(*rows)).measurements} == {"vgg16"}
+
+
 def test_four_columns_are_enough(read):
     content = text({"gpu": "T4"}, columns=["model", "gpu", "batch_per_gpu", "sec_per_iter", "image_size"])
 
@@ -134,17 +148,26 @@ def test_rows_that_nothing_can_be_learned_from_are_counted_by_reason(read):
             {"image_size": ""},
             {"gpu": "Abacus 9000"},
             {"precision": "?"},
+            {"model": "resnet18", "image_size": "160"},
             {"n_gpus": "2", "parallelism": "pipeline"},
         )
     )
 
     assert len(table.measurements) == 1
-    assert table.row_count == 9
+    assert table.row_count == 10
     reasons = dict(table.left_out)
     assert reasons.pop("elasticflow/bert: no graph of this network") == 2
-    assert sorted(reasons.values()) == [1] * 6
+    assert sorted(reasons.values()) == [1] * 7
     told = "\n".join(reasons)
-    for part in ("keras/LeNet6", "too small", "without an image size", "Abacus 9000", "precision '?'", "'pipeline'"):
+    for part in (
+        "keras/LeNet6",
+        "not 160",
+        "too small",
+        "without an image size",
+        "Abacus 9000",
+        "precision '?'",
+        "'pipeline'",
+    ):
         assert part in told
 
 

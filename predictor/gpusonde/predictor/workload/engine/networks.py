@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from gpusonde.predictor.workload import zoo
 from gpusonde.predictor.workload.graph import UnsupportedGraphError, WorkloadGraph
 from gpusonde.predictor.workload.zoo import keras
 
@@ -72,17 +73,16 @@ class KnownNetworks:
     def _find(self, name: str, image_size: int | None, description: str) -> Network:
         if name in self._own:
             return self._own[name]
-        if not name.startswith(_KERAS):
-            raise UnknownNetworkError(f"{name}: no graph of this network")
-        if image_size is None:
-            raise UnknownNetworkError(f"{name}: no graph of this network without an image size")
-        return _keras(name, image_size, description)
+        search: Callable[[str, int | None, str], Network] = _keras if name.startswith(_KERAS) else _torchvision
+        return search(name, image_size, description)
 
 
-def _keras(name: str, image_size: int, description: str) -> Network:
+def _keras(name: str, image_size: int | None, description: str) -> Network:
     plain = name.removeprefix(_KERAS)
     if plain not in keras.names():
         raise UnknownNetworkError(f"{name}: no graph of this network")
+    if image_size is None:
+        raise UnknownNetworkError(f"{name}: no graph of this network without an image size")
     shape = _INPUT.search(description)
     classes = _CLASSES.search(description)
     try:
@@ -95,6 +95,20 @@ def _keras(name: str, image_size: int, description: str) -> Network:
     except UnsupportedGraphError as error:
         raise UnknownNetworkError(f"{name}: {error}") from error
     return Network(graph, plain.lower(), keras.family(plain))
+
+
+def _torchvision(name: str, image_size: int | None, _description: str) -> Network:
+    # A network that is not the same at two image sizes stands in the zoo under two names.
+    known = [each for each in (name, f"{name}_{image_size}") if each in zoo.names()]
+    if not known:
+        raise UnknownNetworkError(f"{name}: no graph of this network")
+    sizes = []
+    for each in known:
+        graph = zoo.load(each)
+        sizes.append(graph.operations[0].output[-1])
+        if image_size in (None, sizes[-1]):
+            return Network(graph, name.lower(), zoo.family(each))
+    raise UnknownNetworkError(f"{name}: its graph is for images of {sizes[0]} pixels, not {image_size}")
 
 
 def _usual_classes(image_size: int) -> int:
