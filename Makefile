@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 SOURCES := proto telemetry catalog settings service agent epoch_detect predictor simulator optimizer collector cli
 CODE := $(filter-out proto,$(SOURCES)) tests benchmarks
 
-.PHONY: demo test lint format stubs benchmark-epochs benchmark-telemetry benchmark-planning wheel clean help
+.PHONY: demo test lint format stubs benchmark-epochs benchmark-telemetry benchmark-planning benchmark-workload wheel clean help
 
 help:
 	@echo "make demo    install, then run the whole product on loopback with a recorded trace or the GPU of this machine"
@@ -16,6 +16,7 @@ help:
 	@echo "make benchmark-epochs  compare the epoch detectors (needs ../shared/data; about half an hour on two cores)"
 	@echo "make benchmark-telemetry  what agent, wire and collector cost (about a quarter of an hour on two cores; needs cc)"
 	@echo "make benchmark-planning  what simulator and optimizer are worth (parts need ../shared/data, torch, root)"
+	@echo "make benchmark-workload  training times from graphs beside the published system (parts need ../shared/data, torch)"
 	@echo "make wheel   build the wheel into dist/"
 	@echo "make clean   remove what the other targets made"
 
@@ -69,6 +70,9 @@ benchmark-telemetry: $(VENV)/.installed-dev
 
 benchmark-planning: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/planning --out docs/results/planning.md
+
+benchmark-workload: $(VENV)/.installed-dev
+	$(BIN)/python benchmarks/workload --out docs/results/workload.md
 
 wheel: $(VENV)/.installed
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
