@@ -72,7 +72,7 @@ def load_graph(data: bytes | str, limits: GraphLimits | None = None) -> Workload
     return limits.check_totals(graph)
 
 
-def parse_json(data: bytes | str, limits: GraphLimits) -> Any:
+def parse_json(data: bytes | str, limits: GraphLimits, most_bytes: int | None = None) -> Any:
     """Parse JSON text from anybody within bounded time and memory.
 
     Objects must not repeat a key. An integer of more than 18 digits becomes one that is beyond every limit.
@@ -80,6 +80,7 @@ def parse_json(data: bytes | str, limits: GraphLimits) -> Any:
     Args:
         data: The text; bytes are UTF-8.
         limits: Bytes, values and containers that are accepted.
+        most_bytes: Bytes instead of ``limits.json_bytes``.
 
     Returns:
         What the text stands for.
@@ -88,7 +89,7 @@ def parse_json(data: bytes | str, limits: GraphLimits) -> Any:
         MalformedGraphError: No JSON.
         GraphLimitError: More than is accepted; counted in the text, before it is parsed.
     """
-    limits.check_size("the JSON text", len(data), limits.json_bytes)
+    limits.check_size("the JSON text", len(data), limits.json_bytes if most_bytes is None else most_bytes)
     if isinstance(data, bytes):
         try:
             data = data.decode("utf-8")

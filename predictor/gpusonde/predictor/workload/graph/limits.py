@@ -20,8 +20,11 @@ class GraphLimits:
     below half a gibibyte, its time below a second.
 
     Attributes:
-        json_bytes: Size of JSON text: of our own format, or of the program inside a .pt2 archive after unpacking.
-        onnx_bytes: Size of an ONNX file; the weights in it count, although nobody reads them.
+        json_bytes: Size of a graph as JSON text.
+        program_bytes: Size of the program inside a .pt2 archive, unpacked: JSON text with stack traces in it.
+        onnx_bytes: Size of an ONNX file; the weights in it count, although they are stepped over.
+        onnx_structure_bytes: Size of an ONNX file without its weights.
+        onnx_fields: Fields of the messages in an ONNX file that are looked at.
         archive_bytes: Size of a .pt2 archive; likewise.
         archive_entries: Files in a .pt2 archive.
         compression_ratio: Unpacked size of a file in an archive, per packed byte.
@@ -41,8 +44,11 @@ class GraphLimits:
     """
 
     json_bytes: int = 16 * _MIB
-    onnx_bytes: int = 256 * _MIB
-    archive_bytes: int = 1024 * _MIB
+    program_bytes: int = 32 * _MIB
+    onnx_bytes: int = 2048 * _MIB
+    onnx_structure_bytes: int = 16 * _MIB
+    onnx_fields: int = 500_000
+    archive_bytes: int = 8192 * _MIB
     archive_entries: int = 20_000
     compression_ratio: int = 200
     values: int = 1_000_000

@@ -1,0 +1,161 @@
+"""A program of its own: takes an ONNX file without weights, writes it back with the shapes that onnx infers.
+
+Node by node, so that sizes that are computed from shapes (as exporters write them) are known where a later node needs
+them: ``onnx.shape_inference.infer_shapes`` loses track of those. It stands alone so that nothing of ours needs to be
+importable in its process.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import onnx
+import onnx.reference
+import onnx.shape_inference
+from onnx import numpy_helper
+
+_MEMORY_BYTES = 2 << 30
+_CPU_S = 15
+# Values that say how large something is to be, and operators that compute such values.
+_MOST_ELEMENTS = 64
+_COMPUTED = frozenset(
+    {
+        "Abs", "Add", "And", "Cast", "CastLike", "Ceil", "Concat", "ConstantOfShape", "Div", "Equal", "Expand",
+        "Floor", "Gather", "GatherElements", "Greater", "GreaterOrEqual", "Identity", "Less", "LessOrEqual",
+        "Max", "Min", "Mod", "Mul", "Neg", "Not", "Or", "Range", "ReduceMax", "ReduceMin", "ReduceProd",
+        "ReduceSum", "Reshape", "ScatterElements", "ScatterND", "Size", "Slice", "Split", "Squeeze", "Sub",
+        "Tile", "Transpose", "Unsqueeze", "Where",
+    }
+)  # fmt: skip
+
+
+def _deny(limit: int, most: int) -> None:
+    _, hard = resource.getrlimit(limit)
+    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(limit, (most, most))
+
+
+class _Inference:
+    """Types and small values of a model's tensors, as far as they are known."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._opsets = {each.domain: each.version for each in model.opset_import}
+        self.types = {each.name: each.type for each in (*model.graph.value_info, *model.graph.input)}
+        self._values: dict[str, Any] = {}
+        for tensor in model.graph.initializer:
+            self._add_tensor(tensor.name, tensor)
+
+    def run(self) -> None:
+        """Visit every node."""
+        for node in self._model.graph.node:
+            for name, kind in self._infer(node).items():
+                if _is_complete(kind) or name not in self.types:
+                    self.types[name] = kind
+            self._compute(node)
+
+    def _add_tensor(self, name: str, tensor: Any) -> None:
+        self.types[name] = onnx.helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
+        if _count(tensor.dims) <= _MOST_ELEMENTS:
+            try:
+                self._values[name] = numpy_helper.to_array(tensor)
+            except (ValueError, TypeError):
+                self._values.pop(name, None)
+
+    def _infer(self, node: Any) -> dict[str, Any]:
+        try:
+            schema = onnx.defs.get_schema(node.op_type, self._opsets.get(node.domain, 1), node.domain)
+            return onnx.shape_inference.infer_node_outputs(
+                schema, node, {each: self.types[each] for each in node.input if each},
+                {each: numpy_helper.from_array(self._values[each]) for each in node.input if each in self._values},
+                opset_imports=list(self._model.opset_import), ir_version=self._model.ir_version,
+            )  # fmt: skip
+        except Exception:  # an operator that onnx does not know, or inputs that it makes no sense of
+            return {}
+
+    def _compute(self, node: Any) -> None:
+        if len(node.output) < 1:
+            return
+        if node.op_type == "Shape":
+            self._take_shape(node)
+        elif node.op_type == "Constant":
+            for attribute in node.attribute:
+                if attribute.name == "value":
+                    self._add_tensor(node.output[0], attribute.t)
+        elif (
+            node.op_type in _COMPUTED
+            and all(not each or each in self._values for each in node.input)
+            and all(_is_small(self.types.get(each)) for each in node.output)
+        ):
+            self._evaluate(node)
+
+    def _take_shape(self, node: Any) -> None:
+        kind = self.types.get(node.input[0])
+        if kind is not None and _is_complete(kind):
+            settings = {each.name: each.i for each in node.attribute}
+            extents = [each.dim_value for each in kind.tensor_type.shape.dim]
+            part = extents[settings.get("start", 0) : settings.get("end", len(extents))]
+            self._values[node.output[0]] = onnx.numpy_helper.to_array(
+                onnx.helper.make_tensor("shape", onnx.TensorProto.INT64, [len(part)], part)
+            )
+
+    def _evaluate(self, node: Any) -> None:
+        given = {each: self._values[each] for each in node.input if each}
+        try:
+            computed = onnx.reference.ReferenceEvaluator(node, opsets=self._opsets).run(None, given)
+        except Exception:  # then nobody knows the value
+            return
+        for name, value in zip(node.output, computed, strict=False):
+            if getattr(value, "size", _MOST_ELEMENTS + 1) <= _MOST_ELEMENTS:
+                self._values[name] = value
+
+
+def _count(extents: Iterable[int]) -> int:
+    count = 1
+    for each in extents:
+        count *= each
+    return count
+
+
+def _is_complete(kind: Any) -> bool:
+    tensor = kind.tensor_type
+    return tensor.HasField("shape") and all(each.HasField("dim_value") for each in tensor.shape.dim)
+
+
+def _is_small(kind: Any) -> bool:
+    """Whether it is sure that computing it allocates next to nothing."""
+    return (
+        kind is not None
+        and _is_complete(kind)
+        and 0 <= _count(each.dim_value for each in kind.tensor_type.shape.dim) <= _MOST_ELEMENTS
+    )
+
+
+def main() -> None:
+    """Infer shapes from standard input to standard output."""
+    given = sys.stdin.buffer.read()
+    # What the file may make of the native code in onnx ends with this process.
+    _deny(resource.RLIMIT_AS, _MEMORY_BYTES)
+    _deny(resource.RLIMIT_CPU, _CPU_S)
+    _deny(resource.RLIMIT_FSIZE, 0)
+    _deny(resource.RLIMIT_NPROC, 0)
+    _deny(resource.RLIMIT_CORE, 0)
+    model = onnx.load_model_from_string(given)
+    inference = _Inference(model)
+    inference.run()
+    graph = model.graph
+    named = {each.name: each for each in graph.output}
+    del graph.value_info[:]
+    for node in graph.node:
+        for name in node.output:
+            if name in inference.types:
+                value = named.get(name) or graph.value_info.add(name=name)
+                value.type.CopyFrom(inference.types[name])
+    sys.stdout.buffer.write(model.SerializeToString())
+
+
+if __name__ == "__main__":
+    main()

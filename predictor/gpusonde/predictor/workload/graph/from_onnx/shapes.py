@@ -1,0 +1,134 @@
+"""Extents of every tensor of an ONNX file: as the file says them, or inferred by onnx in a process of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpusonde.predictor.workload.graph.confined import run_confined
+from gpusonde.predictor.workload.graph.errors import MalformedGraphError, UnsupportedGraphError
+from gpusonde.predictor.workload.graph.from_onnx.model import OnnxModel, OnnxValue, read_model
+from gpusonde.predictor.workload.graph.from_onnx.rewriting import number_of, without_weights
+from gpusonde.predictor.workload.graph.from_onnx.wire import Bytes
+from gpusonde.predictor.workload.graph.ir import Shape
+from gpusonde.predictor.workload.graph.limits import GraphLimits
+
+_INFER_SHAPES = Path(__file__).with_name("infer_shapes.py")
+_TIMEOUT_S = 20.0
+
+
+@dataclass
+class Shapes:
+    """Extents of tensors by name.
+
+    Attributes:
+        inputs: Of what the network is given.
+        batch_size: First extent of the first input.
+        names: What the names stand for that the file uses for extents.
+        was_symbolic: The file leaves the batch open.
+        known: Of every tensor that the file says.
+    """
+
+    inputs: dict[str, Shape]
+    batch_size: int
+    names: dict[str, int]
+    was_symbolic: bool
+    known: dict[str, Shape] = field(default_factory=dict)
+
+
+def declared_shapes(model: OnnxModel, batch_size: int, limits: GraphLimits) -> Shapes:
+    """Collect the extents that a file says.
+
+    Args:
+        model: The file.
+        batch_size: Samples in a batch, for a file that leaves it open.
+        limits: What is accepted.
+
+    Raises:
+        MalformedGraphError: Negative extents, or no input.
+        GraphLimitError: Too large ones.
+        UnsupportedGraphError: An input leaves open more than its batch.
+    """
+    if not model.inputs:
+        raise MalformedGraphError("the ONNX file has no input")
+    shapes = Shapes({}, 0, {}, was_symbolic=False)
+    for name, value in model.inputs.items():
+        shapes.inputs[name] = _input_shape(name, value, batch_size, shapes, limits)
+    shapes.batch_size = next((each[0] for each in shapes.inputs.values() if each), 1)
+    _collect(model, shapes, limits)
+    return shapes
+
+
+def infer(data: Bytes, model: OnnxModel, shapes: Shapes, limits: GraphLimits) -> None:
+    """Let onnx infer what the file does not say, and add it to ``shapes.known``.
+
+    onnx infers in native code, which a hostile file may lead astray: it runs in a process that may hold a gibibyte, use
+    a core for ten seconds, and open and write nothing. What it answers is read as if a stranger had sent it.
+
+    Args:
+        data: The file.
+        model: What was read from it.
+        shapes: What the file says.
+        limits: What is accepted.
+
+    Raises:
+        UnsupportedGraphError: onnx is not installed, or cannot.
+        GraphLimitError: The answer is too large.
+    """
+    if importlib.util.find_spec("onnx") is None:
+        raise UnsupportedGraphError(
+            "the file does not say the shapes of all tensors, and the onnx package that infers them is not installed "
+            "(extra 'collector')"
+        )
+    reduced = without_weights(data, model, shapes.inputs, shapes.names, limits)
+    answer = run_confined(
+        [sys.executable, "-I", str(_INFER_SHAPES)],
+        reduced,
+        timeout_s=_TIMEOUT_S,
+        most_bytes=limits.onnx_structure_bytes,
+    )
+    if answer.exit_code != 0 or answer.timed_out or answer.overflowed:
+        raise UnsupportedGraphError("onnx cannot infer the shapes of this file's tensors")
+    inferred = read_model(answer.output, limits)
+    _collect(inferred, shapes, limits)
+
+
+def _input_shape(name: str, value: OnnxValue, batch_size: int, shapes: Shapes, limits: GraphLimits) -> Shape:
+    if value.extents is None:
+        raise UnsupportedGraphError(f"input {name!r} has no shape: export with one")
+    extents: list[int] = []
+    for position, extent in enumerate(value.extents):
+        number = number_of(extent, shapes.names)
+        if number is None and position == 0:
+            number = batch_size
+            shapes.was_symbolic = True
+            if isinstance(extent, str):
+                shapes.names[extent] = batch_size
+        if number is None:
+            called = f" ({extent!r})" if extent else ""
+            raise UnsupportedGraphError(
+                f"input {name!r} leaves extent {position}{called} open: export with a fixed one"
+            )
+        extents.append(number)
+    return limits.check_shape(f"input {name!r}", extents)
+
+
+def _collect(model: OnnxModel, shapes: Shapes, limits: GraphLimits) -> None:
+    for values in (model.between, model.outputs):
+        for name, value in values.items():
+            shape = _shape(value, shapes.names)
+            if shape is not None:
+                # Tensors without elements occur as arguments; they are read as one of one element.
+                extents = [each or 1 for each in shape]
+                shapes.known[name] = limits.check_shape(f"tensor {name!r}", extents)
+    shapes.known.update(shapes.inputs)
+
+
+def _shape(value: OnnxValue, names: Mapping[str, int]) -> list[int] | None:
+    if value.extents is None:
+        return None
+    numbers = [number_of(each, names) for each in value.extents]
+    return None if None in numbers else [each for each in numbers if each is not None]
