@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from gpusonde.catalog import load_gpus
@@ -246,3 +248,18 @@ def test_large_tables_are_refused(read, limits, problem):
 def test_a_file_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(MeasurementFileError, match="No such file"):
         read_measurements(tmp_path / "none.csv", load_gpus())
+
+
+@pytest.mark.shared_data
+def test_of_the_table_at_hand_every_row_is_used_or_its_network_named():
+    path = Path(__file__).parents[4].parent / "shared" / "data" / "workloads" / "training_times.csv"
+    if not path.exists():
+        pytest.skip(f"the measured training times are not here: {path}")
+
+    table = read_measurements(path, load_gpus(), licences={"MIT", "Apache-2.0"})
+
+    assert table.row_count == 2197
+    assert {reason.split("/")[0] for reason in table.left_out} == {"elasticflow"}
+    assert sum(table.left_out.values()) == 169
+    assert len({each.architecture for each in table.measurements}) >= 30
+    assert {"K80", "M60", "TITAN Xp", "TITAN V"} <= {each.request.cluster.device for each in table.measurements}
