@@ -144,6 +144,12 @@ def test_a_graph_with_too_many_operations_is_refused_at_once():
         encoder.embed([chain(101)])
 
 
+def test_a_graph_with_too_many_edges_is_refused_at_once():
+    encoder = Encoder(EncoderWeights.random(0), EmbeddingLimits(edges=20))
+    with pytest.raises(GraphLimitError, match="21 edges"):
+        encoder.embed([graph_of([(writer, reader) for reader in range(7) for writer in range(reader)])])
+
+
 def test_a_graph_with_too_many_virtual_edges_is_refused():
     encoder = Encoder(EncoderWeights.random(0), EmbeddingLimits(virtual_edges=1000))
     encoder.embed([chain(25)])

@@ -40,10 +40,12 @@ class EmbeddingLimits:
 
     Attributes:
         nodes: Operations.
+        edges: Who reads whose output.
         virtual_edges: Pairs of operations that a path of at most s_max edges connects.
     """
 
     nodes: int = 8192
+    edges: int = 65_536
     virtual_edges: int = 4_000_000
 
 
@@ -107,6 +109,8 @@ class GraphStructure:
         count = len(graph.operations)
         if count > limits.nodes:
             raise GraphLimitError(f"the graph has {count} operations; at most {limits.nodes} can be embedded")
+        if len(graph.edges) > limits.edges:
+            raise GraphLimitError(f"the graph has {len(graph.edges)} edges; at most {limits.edges} can be embedded")
         edges = np.array(graph.edges, dtype=np.int64).reshape(-1, 2)
         depths, heights = [0] * count, [0] * count
         for writer, reader in graph.edges:

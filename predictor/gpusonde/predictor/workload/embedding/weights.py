@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gpusonde.predictor.files import replace_file
 from gpusonde.predictor.workload.embedding.errors import EncoderWeightsError
 from gpusonde.predictor.workload.embedding.structure import MAXIMUM_REACH, SHAPE_FEATURE_COUNT
 from gpusonde.predictor.workload.graph.ir import Primitive
@@ -191,12 +192,12 @@ class EncoderWeights:
         return file.getvalue()
 
     def save(self, path: str | Path) -> None:
-        """Write them.
+        """Write them; whoever reads the file meanwhile finds the old ones or the new.
 
         Raises:
             OSError: The file cannot be written.
         """
-        Path(path).write_bytes(self.to_bytes())
+        replace_file(Path(path), self.to_bytes())
 
     @staticmethod
     def load(path: str | Path) -> EncoderWeights:

@@ -11,23 +11,26 @@ from torch import nn
 from torch.nn import functional
 
 from gpusonde.predictor.workload.embedding.encoder import LAYER_NORM_EPSILON
-from gpusonde.predictor.workload.embedding.structure import GraphBatch, GraphStructure, Messages, Step
+from gpusonde.predictor.workload.embedding.structure import GraphBatch, GraphStructure, Step
 from gpusonde.predictor.workload.embedding.weights import EncoderDescription, EncoderWeights, VirtualEdgeRule
 from gpusonde.predictor.workload.graph.ir import Primitive, WorkloadGraph
 
 
 @dataclass(frozen=True)
-class _Heard:
+class _Visit:
+    """A step of the traversal.
+
+    Attributes:
+        nodes: Who is visited.
+        senders: Of each message a row of what was said: of node n, row 2n along edges, 2n + 1 along virtual edges.
+        receivers: Of each message the position in ``nodes`` of who hears it.
+        scales: Of each message its factor.
+    """
+
+    nodes: torch.Tensor
     senders: torch.Tensor
     receivers: torch.Tensor
-    scales: torch.Tensor | None
-
-
-@dataclass(frozen=True)
-class _Visit:
-    nodes: torch.Tensor
-    direct: _Heard | None
-    virtual: _Heard | None
+    scales: torch.Tensor
 
 
 class TorchEncoder(nn.Module):
@@ -66,13 +69,9 @@ class TorchEncoder(nn.Module):
         hidden = functional.relu(self._linear("shape.hidden", torch.from_numpy(batch.shapes).to(kind)))
         primitives = torch.from_numpy(batch.primitives).to(kind.device)
         states = self.arrays["primitive"][primitives] + self._linear("shape.output", hidden)
-        visits = [[self._visit(step) for step in steps] for steps in (batch.forward, batch.backward)]
-        # What every node says along edges, and beside it what it says along virtual edges.
-        said = states.new_zeros(len(states), 2, self.description.hidden_size)
         for _ in range(self.description.passes):
-            for direction in visits:
-                for visit in direction:
-                    states, said = self._renewed(visit, states, said)
+            for steps in (batch.forward, batch.backward):
+                states = self._traversed(states, [self._visit(step) for step in steps])
         weight, bias = self.arrays["norm_weight"], self.arrays["norm_bias"]
         return functional.layer_norm(states, states.shape[-1:], weight, bias, LAYER_NORM_EPSILON)
 
@@ -94,46 +93,52 @@ class TorchEncoder(nn.Module):
             replace(self.description, dataset_type=dataset_type, training_steps=training_steps), arrays
         )
 
-    def _renewed(self, visit: _Visit, states: torch.Tensor, said: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        message = states.new_zeros(len(visit.nodes), states.shape[1])
-        for column, heard in enumerate((visit.direct, visit.virtual)):
-            if heard is not None:
-                words = said[:, column].index_select(0, heard.senders)
-                if heard.scales is not None:
-                    words = words * heard.scales
-                message = message.index_add(0, heard.receivers, words)
+    def _traversed(self, states: torch.Tensor, visits: Sequence[_Visit]) -> torch.Tensor:
+        """States after one traversal. Few operations per visit: there are many visits, and each is small."""
+        count, size = states.shape
+        order = torch.cat([visit.nodes for visit in visits])
+        sizes = [len(visit.nodes) for visit in visits]
+        # A traversal renews every node once, so its own state before that is known from the start.
+        before = states.index_select(0, order)
+        held = self._linear("gru.state", before)
+        hidden, output = self._both_perceptrons()
+        said = states.new_zeros(count, 2 * size)
+        renewed = []
+        for visit, state, own in zip(visits, before.split(sizes), held.split(sizes), strict=True):
+            words = said.view(2 * count, size).index_select(0, visit.senders) * visit.scales
+            message = states.new_zeros(len(state), size).index_add(0, visit.receivers, words)
+            heard = self._linear("gru.input", message)
+            gates = torch.sigmoid(heard[:, : 2 * size] + own[:, : 2 * size])
+            candidate = torch.tanh(heard[:, 2 * size :] + gates[:, :size] * own[:, 2 * size :])
+            renewed.append(torch.lerp(candidate, state, gates[:, size:]))
+            words = functional.relu(functional.linear(renewed[-1], *hidden))
+            said.index_copy_(0, visit.nodes, functional.relu(functional.linear(words, *output)))
+        return torch.cat(renewed).index_select(0, torch.argsort(order))
+
+    def _both_perceptrons(self) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
+        """Hidden and output layer of MLP and MLP_sp side by side, as one perceptron."""
         arrays = self.arrays
-        renewed = torch.gru_cell(
-            message,
-            states.index_select(0, visit.nodes),
-            arrays["gru_input_weight"],
-            arrays["gru_state_weight"],
-            arrays["gru_input_bias"],
-            arrays["gru_state_bias"],
+        hidden = torch.cat([arrays["message_hidden_weight"], arrays["virtual_hidden_weight"]])
+        output = torch.block_diag(arrays["message_output_weight"], arrays["virtual_output_weight"])
+        return (
+            (hidden, torch.cat([arrays["message_hidden_bias"], arrays["virtual_hidden_bias"]])),
+            (output, torch.cat([arrays["message_output_bias"], arrays["virtual_output_bias"]])),
         )
-        words = torch.stack([self._perceptron("message", renewed), self._perceptron("virtual", renewed)], 1)
-        return states.index_copy(0, visit.nodes, renewed), said.index_copy(0, visit.nodes, words)
 
     def _linear(self, name: str, values: torch.Tensor) -> torch.Tensor:
         return functional.linear(values, self.arrays[_key(f"{name}.weight")], self.arrays[_key(f"{name}.bias")])
 
-    def _perceptron(self, name: str, states: torch.Tensor) -> torch.Tensor:
-        hidden = functional.relu(self._linear(f"{name}.hidden", states))
-        return functional.relu(self._linear(f"{name}.output", hidden))
-
     def _visit(self, step: Step) -> _Visit:
-        return _Visit(
-            torch.from_numpy(step.nodes),
-            self._heard(step.direct, scaled=False),
-            self._heard(step.virtual, scaled=True),
-        )
-
-    def _heard(self, messages: Messages, *, scaled: bool) -> _Heard | None:
-        if not len(messages.senders):
-            return None
         kind = self.arrays["norm_weight"]
-        scales = torch.from_numpy(messages.scales).to(kind).unsqueeze(1) if scaled else None
-        return _Heard(torch.from_numpy(messages.senders), torch.from_numpy(messages.receivers), scales)
+        senders = np.concatenate([2 * step.direct.senders, 2 * step.virtual.senders + 1])
+        receivers = np.concatenate([step.direct.receivers, step.virtual.receivers])
+        scales = np.concatenate([step.direct.scales, step.virtual.scales])
+        return _Visit(
+            torch.from_numpy(step.nodes).to(kind.device),
+            torch.from_numpy(senders).to(kind.device),
+            torch.from_numpy(receivers).to(kind.device),
+            torch.from_numpy(scales).to(kind).unsqueeze(1),
+        )
 
 
 def _key(name: str) -> str:
