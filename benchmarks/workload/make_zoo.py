@@ -14,9 +14,10 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from torchvision_networks import build, images, network_names
+from torchvision_networks import build, counted_matrix_flops, images, network_names
 
 from gpusonde.predictor.workload.graph import Operation, WorkloadGraph
+from gpusonde.predictor.workload.graph.cost import graph_cost
 from gpusonde.predictor.workload.graph.from_torch import from_torch
 from gpusonde.predictor.workload.graph.graph_json import dump_graph
 
@@ -55,8 +56,8 @@ def family_of(name: str) -> str:
     return FAMILIES[beginning]
 
 
-def graph_of(name: str) -> tuple[WorkloadGraph, int]:
-    """A network's graph, and its trainable numbers by its module."""
+def checked_graph(name: str) -> WorkloadGraph:
+    """A network's graph, which has every trainable number and as many matrix FLOPs as torch counts."""
     if name == TRANSFORMER:
         module, example = _transformer_encoder()
     elif name == SMALLER_INCEPTION:  # its auxiliary head needs larger images
@@ -64,17 +65,28 @@ def graph_of(name: str) -> tuple[WorkloadGraph, int]:
     else:
         module, example = build(name), images(name)
     graph = from_torch(module, example, name=name)
-    return graph, sum(each.numel() for each in module.parameters())
+    parameters = sum(each.numel() for each in module.parameters())
+    if graph.parameter_count != parameters:
+        raise SystemExit(f"{name}: {graph.parameter_count} of {parameters} trainable numbers")
+    as_trained = any("as in training" in note for note in graph.notes)
+    flops, counted = graph_cost(graph).total.matrix_flops, counted_matrix_flops(module, example, as_trained=as_trained)
+    if flops != counted:
+        raise SystemExit(f"{name}: {flops} matrix FLOPs, torch counts {counted}")
+    return graph
 
 
 def compact(graph: WorkloadGraph) -> WorkloadGraph:
-    """The same graph with short names of operations, which nobody looks for in the zoo."""
+    """The same graph with short names of operations and trainable tensors, which nobody looks for in the zoo."""
     operations = tuple(_renamed(each, number) for number, each in enumerate(graph.operations))
+    names = [parameter.name for each in operations for parameter in each.parameters]
+    if len(set(names)) < len(names):
+        raise SystemExit(f"{graph.name}: two trainable tensors would have one name")
     return replace(graph, operations=operations)
 
 
 def _renamed(operation: Operation, number: int) -> Operation:
-    return replace(operation, name=str(number), source="")
+    parameters = tuple(replace(each, name=f"{number}.{each.name.rpartition('.')[2]}") for each in operation.parameters)
+    return replace(operation, name=str(number), source="", parameters=parameters)
 
 
 def _transformer_encoder() -> tuple[nn.Module, torch.Tensor]:
@@ -91,13 +103,14 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     for name in options.names or [*network_names(), SMALLER_INCEPTION, TRANSFORMER]:
-        graph, parameters = graph_of(name)
-        if graph.parameter_count != parameters:
-            raise SystemExit(f"{name}: {graph.parameter_count} of {parameters} trainable numbers")
+        graph = checked_graph(name)
         path = options.out / family_of(name) / f"{name}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(dump_graph(compact(graph)) + "\n", encoding="utf-8")
-        print(f"{name}: {len(graph.operations)} operations, {parameters} parameters, {graph.front_end}", flush=True)
+        print(
+            f"{name}: {len(graph.operations)} operations, {graph.parameter_count} parameters, {graph.front_end}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -14,6 +14,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from gpusonde.predictor.workload.graph.from_torch.modules import read_mode
 
 _SCHEMAS = tuple(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor" for name in ("nms", "qnms"))
 _LARGER_IMAGES = {"inception_v3": 299}
@@ -62,6 +65,19 @@ def images(name: str, size: int | None = None, batch_size: int = 1) -> torch.Ten
     """A batch of images for a network on the meta device."""
     pixels = size or image_size(name)
     return torch.empty(batch_size, 3, pixels, pixels, device="meta")
+
+
+def counted_matrix_flops(module: nn.Module, example: torch.Tensor, *, as_trained: bool = False) -> int:
+    """What torch's own counter counts of one forward pass.
+
+    Args:
+        module: The network, on the meta device: elsewhere attention takes kernels that the counter does not know.
+        example: What it is called with.
+        as_trained: Parts that only training runs are run too.
+    """
+    with read_mode(module, as_trained=as_trained), FlopCounterMode(display=False) as counter:
+        module(example)
+    return int(counter.get_total_flops())
 
 
 @contextlib.contextmanager

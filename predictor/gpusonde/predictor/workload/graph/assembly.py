@@ -319,7 +319,7 @@ def _matrix_weight(present: Sequence[_Value]) -> Shape:
     if len(present) < 2:
         return ()
     left, right = present[:2]
-    if not right.writers:
+    if not right.writers and (left.writers or left.is_constant):
         return (*right.shape[:-2], right.shape[-1], right.shape[-2]) if len(right.shape) > 1 else (1, *right.shape)
     if not left.writers:
         return left.shape if len(left.shape) > 1 else (1, *left.shape)

@@ -6,6 +6,7 @@ recurrent layers) are kept apart from elementwise ones: they alone are comparabl
 run on a GPU's matrix units. All counts are of the forward pass; bytes are those of fp32.
 
 What works on an input grows in proportion to the batch; weights do not, nor does what is computed from weights only.
+Where both meet, as in adding a bias that was looked up, all samples are taken to read their own copy.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ _TORCH: Final = _table(
         Primitive.CONVOLUTION: "conv1d conv2d conv3d convolution _convolution mkldnn_convolution cudnn_convolution",
         Primitive.TRANSPOSED_CONVOLUTION: "conv_transpose1d conv_transpose2d conv_transpose3d",
         Primitive.LINEAR: "linear",
-        Primitive.MATRIX_PRODUCT: "matmul mm bmm addmm addbmm baddbmm mv dot inner einsum rmatmul addmv",
+        Primitive.MATRIX_PRODUCT: "matmul mm bmm addmm addbmm baddbmm mv dot vdot inner einsum rmatmul addmv",
         Primitive.ATTENTION: (
             "scaled_dot_product_attention _scaled_dot_product_flash_attention"
             " _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_efficient_attention"
@@ -48,7 +48,10 @@ _TORCH: Final = _table(
             " _batch_norm_impl_index _batch_norm_no_update"
         ),
         Primitive.LAYER_NORM: "layer_norm native_layer_norm rms_norm _fused_rms_norm",
-        Primitive.OTHER_NORM: "group_norm native_group_norm instance_norm local_response_norm normalize renorm",
+        Primitive.OTHER_NORM: (
+            "group_norm native_group_norm instance_norm local_response_norm normalize renorm _weight_norm"
+            " _weight_norm_interface"
+        ),
         Primitive.ACTIVATION: (
             "relu relu6 gelu silu mish hardswish hardsigmoid hardtanh sigmoid tanh leaky_relu elu selu celu prelu"
             " rrelu _prelu_kernel softplus softsign tanhshrink softshrink hardshrink threshold logsigmoid"

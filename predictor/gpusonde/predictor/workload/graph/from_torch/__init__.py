@@ -73,8 +73,9 @@ def from_torch(
             trained = graph
     still_unread = _unread(trained, counts)
     if len(still_unread) < len(unread):
-        numbers = sum(counts[each] for each in unread if each not in still_unread)
-        note = f"taken as in training: {numbers} trainable numbers are used only there ({_named(unread)})"
+        only_there = [each for each in unread if each not in still_unread]
+        numbers = sum(counts[each] for each in only_there)
+        note = f"taken as in training: {numbers} trainable numbers are used only there ({_named(only_there)})"
         graph, unread = _noted(trained, note), still_unread
     if unread:
         numbers = sum(counts[each] for each in unread)

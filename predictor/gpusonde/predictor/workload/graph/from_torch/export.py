@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import logging
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -49,8 +52,7 @@ def export(
         UnsupportedGraphError: It cannot be exported for another reason.
     """
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with _quiet():
             program = torch.export.export(module, arguments, dict(keywords), strict=False)
     except Exception as error:
         raise _explained(error) from error
@@ -74,6 +76,20 @@ def read_program(
     assembly = GraphAssembly(name, "export")
     outputs = _Reader(assembly, program, parameter_names(module)).read()
     return assembly.build(outputs, batch_size)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """What torch warns, logs and prints of an export that fails is in the error too."""
+    logger = logging.getLogger("torch.fx.experimental.symbolic_shapes")
+    disabled = logger.disabled
+    try:
+        logger.disabled = True
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.disabled = disabled
 
 
 class _Reader:
