@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from pathlib import Path
@@ -13,6 +14,9 @@ def replace_file(path: Path, content: bytes) -> None:
     Raises:
         OSError: It cannot be written; the old file stays.
     """
+    # Whoever may write to /dev would replace a device by a file.
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise OSError(errno.EINVAL, "is no regular file", str(path))
     try:
         _replace(path, content)
     except OSError as error:

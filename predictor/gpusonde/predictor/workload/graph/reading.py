@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import mmap
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -98,6 +99,10 @@ def read_graph(
         if name is None and found is not GraphFormat.JSON:
             # What exporters write as a name is the same for all networks.
             name = "".join(filter(str.isprintable, path.stem))[: limits.text]
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            # A pipe can neither be mapped nor be read again.
+            content = beginning + file.read(limits.archive_bytes)
+            return _read(io.BytesIO(content), content, found, limits, name, batch_size)
         with _mapped(file) as data:
             return _read(file, data, found, limits, name, batch_size)
 
