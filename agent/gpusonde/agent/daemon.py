@@ -15,6 +15,7 @@ from typing import Any
 from gpusonde.agent.config import AgentConfig
 from gpusonde.agent.counters import SelfCounters
 from gpusonde.agent.description.host import describe_host
+from gpusonde.agent.description.load import HostLoadReader
 from gpusonde.agent.jobs import JobParts, JobWatcher, make_watcher
 from gpusonde.agent.records.wire import inventory_record
 from gpusonde.agent.records.writer import BatchPace, SpoolWriter
@@ -214,10 +215,11 @@ class Agent:
             self._spool,
             uplink_settings(self._config),
             AgentFacts(
-                host=describe_host(),
+                host=describe_host(files=self._spool.directory),
                 agent_version=importlib.metadata.version("gpusonde"),
                 start_time_unix_nano=time.time_ns(),
                 instance_id=uuid.uuid4().hex,
+                read_load=HostLoadReader(self._spool.directory).read,
             ),
             self._counters,
             on_batch_interval=batch_pace.ask,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from gpusonde.collector.workload.training.counters import TrainingCounters
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.service.distribution import Distribution
 
@@ -30,6 +31,10 @@ class CollectorCounters:
         prediction: Seconds of each answered prediction request.
         tracking_round_s: Seconds of the latest round of tracking.
         epochs: Epochs found since the start.
+        workload_answers: Answers about workloads: ok, out_of_distribution, or the kind of the error.
+        workload: Seconds of each answered request about workloads, its wait included.
+        trainings: What the trainings of embeddings came to.
+        workload_waiting: Number of requests about workloads that wait for a process.
     """
 
     ingest: Counter[str] = field(default_factory=Counter)
@@ -43,6 +48,10 @@ class CollectorCounters:
     prediction: Distribution = field(default_factory=Distribution)
     tracking_round_s: float = 0.0
     epochs: int = 0
+    workload_answers: Counter[str] = field(default_factory=Counter)
+    workload: Distribution = field(default_factory=Distribution)
+    trainings: TrainingCounters = field(default_factory=TrainingCounters)
+    workload_waiting: Callable[[], int] = lambda: 0
 
     def count_predictions(self, statuses: Iterable[str], seconds: float) -> None:
         """Add the answer to one request."""

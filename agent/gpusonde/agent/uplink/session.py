@@ -16,6 +16,7 @@ from gpusonde.agent.spool import Spool
 from gpusonde.agent.spool.index import record_ticks
 from gpusonde.agent.spool.losses import loss_record
 from gpusonde.agent.uplink.outcomes import Drained, ResendNeeded, SessionEnd, SessionFailed
+from gpusonde.common.v1 import gpu_pb2
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.service.tasks import end, within
 
@@ -41,6 +42,7 @@ class Session:
         max_unacked: Our own bound on records in flight.
         ack_timeout_s: Longest wait for an ack while records are in flight.
         on_batch_interval: Told when the collector asks for batches less often.
+        read_load: Says what the machine is doing, where the collector asks for it.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Session:
         max_unacked: int,
         ack_timeout_s: float,
         on_batch_interval: Callable[[float | None], None],
+        read_load: Callable[[], gpu_pb2.HostLoad] | None = None,
     ) -> None:
         self._call = call
         self._spool = spool
@@ -69,6 +72,9 @@ class Session:
         self._ack_timeout_s = ack_timeout_s
         self._on_batch_interval = on_batch_interval
         self._leaving: tuple[SessionEnd, float] | None = None
+        self._read_load = read_load
+        self._load_interval_s = ack.host_load_interval_ms / 1e3
+        self._load_due_s = 0.0
 
     def leave(self, outcome: SessionEnd, grace_s: float) -> None:
         """Send nothing more, collect the acks of what is in flight for so long, then end with ``outcome``."""
@@ -126,6 +132,8 @@ class Session:
     async def _send(self) -> None:
         while self._leaving is None:
             self._wake.clear()
+            if (load := self._load()) is not None:
+                await self._call.write(ingest_pb2.StreamSamplesRequest(host_load=load))
             if self._next <= self._spool.committed_sequence and self._next - self._acked <= self._window:
                 if self._next < self._spool.first_available_sequence:
                     raise ResendNeeded
@@ -136,6 +144,14 @@ class Session:
                 await self._call.write(request)
                 continue
             await self._wait_for_news()
+
+    def _load(self) -> gpu_pb2.HostLoad | None:
+        """What the machine is doing, when that is due. It goes along with records: it wakes nobody up."""
+        now_s = asyncio.get_running_loop().time()
+        if self._read_load is None or not self._load_interval_s or now_s < self._load_due_s:
+            return None
+        self._load_due_s = now_s + self._load_interval_s
+        return self._read_load()
 
     async def _wait_for_news(self) -> None:
         in_flight = self._next - 1 > self._acked

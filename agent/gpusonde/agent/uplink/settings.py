@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpusonde.common.v1 import gpu_pb2
@@ -16,12 +17,14 @@ class AgentFacts:
         agent_version: Version of the agent.
         start_time_unix_nano: When this process started.
         instance_id: Unique per process.
+        read_load: Says what the machine is doing, for collectors that ask; None for never.
     """
 
     host: gpu_pb2.Host
     agent_version: str
     start_time_unix_nano: int
     instance_id: str
+    read_load: Callable[[], gpu_pb2.HostLoad] | None = None
 
 
 @dataclass(frozen=True)

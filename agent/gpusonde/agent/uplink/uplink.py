@@ -202,6 +202,7 @@ class Uplink:
                 max_unacked=self._settings.max_unacked_records,
                 ack_timeout_s=self._settings.ack_timeout_s,
                 on_batch_interval=self._on_batch_interval,
+                read_load=self._facts.read_load,
             )
             if self._changed.is_set():
                 raise Renewed

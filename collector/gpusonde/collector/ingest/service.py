@@ -18,6 +18,7 @@ from gpusonde.collector.counters import CollectorCounters, loss_reason
 from gpusonde.collector.ingest.agents import AdmissionError, Agents
 from gpusonde.collector.ingest.committer import Committer
 from gpusonde.collector.ingest.gate import Gate
+from gpusonde.collector.ingest.loads import take_load
 from gpusonde.collector.ingest.pacing import PaceOptions, Pressure
 from gpusonde.collector.ingest.quarantine import Quarantine
 from gpusonde.collector.ingest.session import Session, Stop
@@ -38,6 +39,7 @@ _LOG = logging.getLogger(__name__)
 _LONGEST_ACK_DELAY_S = 20.0
 # An agent that owes more than this is not let in again yet: coming back must not be a way around its limits.
 _LONGEST_DEBT_S = 30.0
+_LONGEST_LOAD_PAUSE_S = 1.0
 _UNREADABLE = "the message is no StreamSamplesRequest; run one version of agent and collector"
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -53,12 +55,14 @@ class StreamOptions:
         pace: Records in flight (twice as many are taken before the stream is no longer read), and what throttles ask.
         drain_grace_ms: For how long the collector goes on after Drain.
         hello_timeout_s: How long a new stream may stay silent.
+        host_load_interval_ms: How often the agent may say what its host is doing; 0 for never.
     """
 
     collector_id: str
     pace: PaceOptions
     drain_grace_ms: int = 5000
     hello_timeout_s: float = 30.0
+    host_load_interval_ms: int = 0
 
 
 class IngestService(ingest_pb2_grpc.IngestServiceServicer):
@@ -271,6 +275,7 @@ class IngestService(ingest_pb2_grpc.IngestServiceServicer):
             max_record_bytes=self._limits.record_bytes,
             max_unacked_records=self._options.pace.max_unacked_records,
             collector_id=self._options.collector_id,
+            host_load_interval_ms=self._options.host_load_interval_ms,
         )
 
     async def _take_records(self, requests: Requests, session: Session) -> None:
@@ -290,7 +295,13 @@ class IngestService(ingest_pb2_grpc.IngestServiceServicer):
                 return
             if session.stop:
                 return
-            if request.WhichOneof("payload") != "record":
+            kind = request.WhichOneof("payload")
+            if kind == "host_load":
+                session.load = take_load(request.host_load, self._wall_clock_ns() / 1e9)
+                # Nothing acknowledges it, so that only reading more slowly bounds its rate.
+                await asyncio.sleep(min(session.pace.take(request.ByteSize()), _LONGEST_LOAD_PAUSE_S))
+                continue
+            if kind != "record":
                 session.end(Stop(grpc.StatusCode.INVALID_ARGUMENT, "Hello comes once; later messages carry a Record"))
                 return
             incoming = await self._take(request.record, session, inventory)

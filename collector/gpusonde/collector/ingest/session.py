@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import grpc
 
+from gpusonde.collector.ingest.loads import KnownLoad
 from gpusonde.collector.ingest.pacing import AgentPace
 from gpusonde.collector.security.identity import Identity
 from gpusonde.collector.storage.errors import StoreError, StoreFullError
@@ -55,6 +56,7 @@ class Session:
         self.identity: Identity | None = None
         self.peer = ""
         self.host_name = ""
+        self.load: KnownLoad | None = None
         self._first_available = first_available_sequence
         self._changed = asyncio.Event()
         # Bounded: an agent that does not wait for delayed acknowledgements ignores its throttle.

@@ -21,7 +21,13 @@ _ROLES: Mapping[str, Role] = {
     "gpusonde.query.v1.QueryService": Role.READER,
     # It computes for the asker and changes nothing.
     "gpusonde.planning.v1.PlanningService": Role.READER,
+    "gpusonde.workload.v1.WorkloadService": Role.READER,
     "gpusonde.admin.v1.AdminService": Role.ADMIN,
+}
+# Of a service's methods those that are for others than the rest.
+_ROLES_OF_METHODS: Mapping[str, Role] = {
+    # It makes a process compute for hours.
+    "gpusonde.workload.v1.WorkloadService/QueueTraining": Role.ADMIN,
 }
 # Whether the collector is alive, and what its methods are called (where that is served at all), is no secret.
 _OPEN = frozenset({"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"})
@@ -84,10 +90,11 @@ class Guard:
 
 def required_role(method: str) -> Role | None:
     """Return the role that a method is for; None when everybody may call it."""
-    service = method.strip("/").partition("/")[0]
+    name = method.strip("/")
+    service = name.partition("/")[0]
     if service in _OPEN:
         return None
-    return _ROLES.get(service, Role.ADMIN)
+    return _ROLES_OF_METHODS.get(name) or _ROLES.get(service, Role.ADMIN)
 
 
 def _token(context: Context) -> str | None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
+from google.protobuf.timestamp_pb2 import Timestamp
 
 _REPEATED_LABEL = 3
 
@@ -57,9 +58,16 @@ def fill(message: Message, document: Mapping[str, Any]) -> None:
         elif field.message_type is not None:
             target = getattr(message, key)
             target.SetInParent()
-            fill(target, value)
+            _fill_message(target, value)
         else:
             setattr(message, key, _wire(field, value))
+
+
+def enum_text(message: Message, name: str) -> str | None:
+    """Return the lower-case text of an enumeration's value; None for a value that a newer peer knows."""
+    field: Any = message.DESCRIPTOR.fields_by_name[name]
+    found = field.enum_type.values_by_number.get(getattr(message, name))
+    return None if found is None else found.name.removeprefix(_prefix(field.enum_type)).lower()
 
 
 def _fill_list(target: Any, field: Any, values: Sequence[Any]) -> None:
@@ -67,10 +75,19 @@ def _fill_list(target: Any, field: Any, values: Sequence[Any]) -> None:
         target.extend(_wire(field, value) for value in values)
         return
     for value in values:
-        fill(target.add(), value)
+        _fill_message(target.add(), value)
+
+
+def _fill_message(target: Message, value: Any) -> None:
+    if isinstance(target, Timestamp):
+        target.FromNanoseconds(round(value * 1e9))
+    else:
+        fill(target, value)
 
 
 def _plain(field: Any, value: Any) -> Any:
+    if isinstance(value, Timestamp):
+        return value.ToNanoseconds() / 1e9
     if field.message_type is not None:
         return to_document(value)
     if field.enum_type is not None:
@@ -81,7 +98,8 @@ def _plain(field: Any, value: Any) -> Any:
 
 
 def _whole(field: Any, value: Any) -> Any:
-    return to_whole_document(value) if field.message_type is not None else _plain(field, value)
+    is_plain = field.message_type is None or isinstance(value, Timestamp)
+    return _plain(field, value) if is_plain else to_whole_document(value)
 
 
 def _wire(field: Any, value: Any) -> Any:

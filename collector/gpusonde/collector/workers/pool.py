@@ -108,8 +108,12 @@ class AnswerProcesses:
         """Set other bounds, from the next question on; processes keep their memory limit until they end."""
         self._options = options
 
-    async def ask(self, data: bytes) -> bytes:
+    async def ask(self, data: bytes, limit_s: float | None = None) -> bytes:
         """Return the answer to a question.
+
+        Args:
+            data: The question.
+            limit_s: Time for the answer; None means that of the options.
 
         Raises:
             BusyError: Too many wait already.
@@ -118,7 +122,7 @@ class AnswerProcesses:
         """
         async with self._turn():
             process = await self._process()
-            answer = await self._ask(process, data)
+            answer = await self._ask(process, data, limit_s)
             self._rest(process)
             return answer
 
@@ -129,7 +133,7 @@ class AnswerProcesses:
 
         async def ask(data: bytes) -> bytes:
             async with self._turn():
-                return await self._ask(process, data)
+                return await self._ask(process, data, None)
 
         try:
             yield ask
@@ -167,9 +171,9 @@ class AnswerProcesses:
             async with self._freed:
                 self._freed.notify()
 
-    async def _ask(self, process: Process, data: bytes) -> bytes:
+    async def _ask(self, process: Process, data: bytes, limit_s: float | None) -> bytes:
         try:
-            return await process.ask(data, self._options.time_limit_s)
+            return await process.ask(data, self._options.time_limit_s if limit_s is None else limit_s)
         except BaseException:  # also when the caller went away: what computes for nobody is ended
             self._open.discard(process)
             await process.end()

@@ -6,11 +6,13 @@ summed over the free cores. Where the agent measured that less is free of one of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gpusonde.catalog import GpuCatalog, GpuSpec
+from gpusonde.collector.ingest.loads import KnownLoad
 from gpusonde.collector.query.errors import QueryError
 from gpusonde.collector.query.measurement import resolve
 from gpusonde.collector.storage.tables.facts import AgentRow, GpuRow
@@ -37,19 +39,6 @@ class LiveSession(Protocol):
 
     agent_id: str
     load: KnownLoad | None
-
-
-@dataclass(frozen=True)
-class KnownLoad:
-    """What an agent said its host was doing.
-
-    Attributes:
-        load: What it said.
-        unix_s: When that came.
-    """
-
-    load: gpu_pb2.HostLoad
-    unix_s: float
 
 
 @dataclass(frozen=True)
@@ -114,7 +103,7 @@ def available_resources(host: gpu_pb2.Host, load: gpu_pb2.HostLoad) -> HostResou
         disk_bytes_per_second=of_free_cores(
             disk, None if disk is None else disk * (1.0 - _ratio(load.disk_busy_ratio))
         ),
-        flops=of_free_cores(host.cpu_flops),
+        flops=of_free_cores(host.cpu_flops if math.isfinite(host.cpu_flops) and host.cpu_flops > 0 else None),
     )
 
 

@@ -247,7 +247,7 @@ class GraphSummary(_message.Message):
     def __init__(self, name: _Optional[str] = ..., front_end: _Optional[str] = ..., operations: _Optional[int] = ..., parameters: _Optional[int] = ..., flops_per_sample: _Optional[float] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ResolvedCluster(_message.Message):
-    __slots__ = ("device", "device_count", "node_count", "precision", "parallelism", "agent_ids", "host")
+    __slots__ = ("device", "device_count", "node_count", "precision", "parallelism", "agent_ids", "host", "notes")
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     DEVICE_COUNT_FIELD_NUMBER: _ClassVar[int]
     NODE_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -255,6 +255,7 @@ class ResolvedCluster(_message.Message):
     PARALLELISM_FIELD_NUMBER: _ClassVar[int]
     AGENT_IDS_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
+    NOTES_FIELD_NUMBER: _ClassVar[int]
     device: str
     device_count: int
     node_count: int
@@ -262,7 +263,8 @@ class ResolvedCluster(_message.Message):
     parallelism: Parallelism
     agent_ids: _containers.RepeatedScalarFieldContainer[str]
     host: HostResources
-    def __init__(self, device: _Optional[str] = ..., device_count: _Optional[int] = ..., node_count: _Optional[int] = ..., precision: _Optional[_Union[Precision, str]] = ..., parallelism: _Optional[_Union[Parallelism, str]] = ..., agent_ids: _Optional[_Iterable[str]] = ..., host: _Optional[_Union[HostResources, _Mapping]] = ...) -> None: ...
+    notes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, device: _Optional[str] = ..., device_count: _Optional[int] = ..., node_count: _Optional[int] = ..., precision: _Optional[_Union[Precision, str]] = ..., parallelism: _Optional[_Union[Parallelism, str]] = ..., agent_ids: _Optional[_Iterable[str]] = ..., host: _Optional[_Union[HostResources, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class WorkloadError(_message.Message):
     __slots__ = ("kind", "text", "field")

@@ -1,0 +1,297 @@
+"""``Answers``: what a process does with questions about workloads; documents and graphs in, documents out."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+from gpusonde.collector.workload.errors import (
+    DATA_DEPENDENT_GRAPH,
+    GRAPH_TOO_LARGE,
+    INTERNAL,
+    INVALID_REQUEST,
+    MALFORMED_GRAPH,
+    NO_EMBEDDING,
+    OUT_OF_MEMORY,
+    OUT_OF_TIME,
+    UNSUPPORTED_GRAPH,
+    WorkloadError,
+)
+from gpusonde.predictor.workload.embedding import EmbeddingError, Encoder
+from gpusonde.predictor.workload.embedding.registry import Registry, UnknownDatasetTypeError
+from gpusonde.predictor.workload.engine import (
+    Cluster,
+    EngineError,
+    HostResources,
+    Parallelism,
+    Precision,
+    WorkloadPrediction,
+    WorkloadRequest,
+)
+from gpusonde.predictor.workload.graph import (
+    DataDependentControlFlowError,
+    GraphError,
+    GraphLimitError,
+    MalformedGraphError,
+    UnsupportedGraphError,
+    WorkloadGraph,
+)
+from gpusonde.predictor.workload.graph.cost import graph_cost
+from gpusonde.predictor.workload.graph.limits import GraphLimits
+
+_KINDS = {
+    GraphLimitError: GRAPH_TOO_LARGE,
+    DataDependentControlFlowError: DATA_DEPENDENT_GRAPH,
+    UnsupportedGraphError: UNSUPPORTED_GRAPH,
+    MalformedGraphError: MALFORMED_GRAPH,
+    GraphError: MALFORMED_GRAPH,
+    EngineError: INVALID_REQUEST,
+    EmbeddingError: INTERNAL,
+    RecursionError: MALFORMED_GRAPH,
+    MemoryError: OUT_OF_MEMORY,
+}
+_Value = TypeVar("_Value")
+_Result = TypeVar("_Result")
+_Graph: TypeAlias = "WorkloadGraph | WorkloadError"
+
+
+class Model(Protocol):
+    """Predicts times."""
+
+    def predict(
+        self, requests: Sequence[WorkloadRequest], *, regressor: str | None = None
+    ) -> Sequence[WorkloadPrediction]:
+        """See ``gpusonde.predictor.workload.engine``."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What questions are answered with.
+
+    Attributes:
+        read: Reads a graph: content, "json", "onnx", "pt2" or nothing, limits.
+        model: The model of a file, or the shipped one.
+        registry: The encoders of a folder.
+        nearest: The architectures most like a graph, best first: name, family, similarity.
+    """
+
+    read: Callable[[bytes, str, GraphLimits], WorkloadGraph]
+    model: Callable[[str], Model]
+    registry: Callable[[str], Registry]
+    nearest: Callable[[WorkloadGraph, Encoder, int], Sequence[tuple[str, str, float]]]
+
+
+class Answers:
+    """Answers questions.
+
+    Args:
+        parts: What with.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def answer(self, question: Mapping[str, Any], contents: Sequence[bytes]) -> dict[str, Any]:
+        """Answer one question: ``answers`` in the order of its rows, each a document or an error."""
+        limits = GraphLimits(operations=question["max_operations"])
+        read = functools.partial(self._read, limits, question["graph_time_limit_s"])
+        graphs = [
+            _caught(functools.partial(read, content, given["format"], given["name"]))
+            for content, given in zip(contents, question["graphs"], strict=True)
+        ]
+        if question["kind"] == "predict":
+            return {"answers": self._predict(question, graphs)}
+        try:
+            registered = self._parts.registry(question["embeddings"]).get(question["dataset_type"])
+        except UnknownDatasetTypeError as error:
+            refusal = WorkloadError(NO_EMBEDDING, str(error), "dataset_type")
+            return {"answers": [{"error": refusal.document()} for _ in question["rows"]], "encoder_sha256": ""}
+        encoder = Encoder(registered.weights)
+        found = _vectors(encoder, graphs) if question["kind"] == "embed" else self._near(encoder, graphs, question)
+        return {"answers": [found[row["graph"]] for row in question["rows"]], "encoder_sha256": registered.sha256}
+
+    def _read(self, limits: GraphLimits, limit_s: float, content: bytes, kind: str, name: str) -> WorkloadGraph:
+        with _time_limit(limit_s):
+            graph = self._parts.read(content, kind, limits)
+        return replace(graph, name=name) if name else graph
+
+    def _near(self, encoder: Encoder, graphs: Sequence[_Graph], question: Mapping[str, Any]) -> list[dict[str, Any]]:
+        def find(graph: _Graph) -> dict[str, Any]:
+            near = self._parts.nearest(_value(graph), encoder, question["count"])
+            rows = [{"name": name, "family": family, "similarity": float(alike)} for name, family, alike in near]
+            return {"nearest": {"architectures": rows}}
+
+        return [_document(_caught(functools.partial(find, graph))) for graph in graphs]
+
+    def _predict(self, question: Mapping[str, Any], graphs: Sequence[_Graph]) -> list[dict[str, Any]]:
+        rows = question["rows"]
+        uses = {name: self._use(question["embeddings"], name) for name in {row["dataset_type"] for row in rows} if name}
+        summaries = [_caught(functools.partial(_summary, graph)) for graph in graphs]
+        requests = [
+            _caught(functools.partial(_request, graphs[row["graph"]], row, uses.get(row["dataset_type"])))
+            for row in rows
+        ]
+        found: dict[int, WorkloadPrediction | WorkloadError] = {}
+        for regressor in {row["regressor"] for row in rows}:
+            places = [place for place, row in enumerate(rows) if row["regressor"] == regressor]
+            predict = functools.partial(self._parts.model(question["model"]).predict, regressor=regressor or None)
+            found.update(zip(places, _each([requests[place] for place in places], predict), strict=True))
+        return [
+            _document(
+                _caught(
+                    functools.partial(
+                        _prediction, found[place], summaries[row["graph"]], row, uses.get(row["dataset_type"])
+                    )
+                )
+            )
+            for place, row in enumerate(rows)
+        ]
+
+    def _use(self, folder: str, dataset_type: str) -> dict[str, Any]:
+        try:
+            registered = self._parts.registry(folder).get(dataset_type)
+        except UnknownDatasetTypeError:
+            return {
+                "dataset_type": dataset_type,
+                "available": False,
+                "note": f"there is no embedding for {dataset_type}: predicted from analytic features alone",
+            }
+        return {"dataset_type": dataset_type, "available": True, "encoder_sha256": registered.sha256, "note": ""}
+
+
+def _request(graph: _Graph, row: Mapping[str, Any], use: Mapping[str, Any] | None) -> WorkloadRequest:
+    given = row["cluster"]
+    cluster = Cluster(
+        given["device"],
+        given["device_count"],
+        given["node_count"],
+        Precision(given["precision"]),
+        Parallelism(given["parallelism"]),
+        given["environment"],
+        None if given["host"] is None else HostResources(**given["host"]),
+    )
+    dataset_type = row["dataset_type"] if use and use["available"] else None
+    return WorkloadRequest(_value(graph), row["batch_size"], cluster, dataset_type)
+
+
+def _prediction(
+    answered: WorkloadPrediction | WorkloadError,
+    summary: dict[str, Any] | WorkloadError,
+    row: Mapping[str, Any],
+    use: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    found = _value(answered)
+    ends = found.seconds, found.low_s, found.high_s
+    epoch = None
+    if row["samples_per_epoch"] is not None:
+        iterations = -(-row["samples_per_epoch"] // (row["batch_size"] * row["cluster"]["device_count"]))
+        epoch = _interval(*(iterations * seconds for seconds in ends))
+    return {
+        "prediction": {
+            "iteration_seconds": _interval(*ends),
+            "epoch_seconds": epoch,
+            "coverage": found.coverage,
+            "regressor": found.regressor,
+            "features": found.features,
+            "out_of_distribution": found.out_of_distribution,
+            "reasons": list(found.reasons),
+            "nearest": [{"name": name, "similarity": float(alike)} for name, alike in found.nearest],
+            "embedding": use,
+            "graph": _value(summary),
+            "cluster": {key: value for key, value in row["cluster"].items() if key != "environment"},
+        }
+    }
+
+
+def _interval(value: float, low: float, high: float) -> dict[str, float]:
+    if not all(map(math.isfinite, (value, low, high))):
+        raise WorkloadError(INTERNAL, "the model's answer is no number")
+    return {"value": float(value), "low": float(low), "high": float(high)}
+
+
+def _summary(given: _Graph) -> dict[str, Any]:
+    graph = _value(given)
+    return {
+        "name": graph.name,
+        "front_end": graph.front_end,
+        "operations": len(graph.operations),
+        "parameters": graph.parameter_count,
+        "flops_per_sample": float(graph_cost(graph).per_sample.flops),
+        "notes": list(graph.notes),
+    }
+
+
+def _vectors(encoder: Encoder, graphs: Sequence[_Graph]) -> list[dict[str, Any]]:
+    def write(vector: Any) -> dict[str, Any]:
+        return {"embedding": {"values": [float(value) for value in _value(vector)]}}
+
+    found = _each(graphs, lambda good: list(encoder.embed(good)))
+    return [_document(_caught(functools.partial(write, vector))) for vector in found]
+
+
+def _value(value: _Value | WorkloadError) -> _Value:
+    if isinstance(value, WorkloadError):
+        raise value
+    return value
+
+
+def _each(
+    values: Sequence[_Value | WorkloadError], work: Callable[[list[_Value]], Sequence[_Result]]
+) -> list[_Result | WorkloadError]:
+    """Do work on all values at once; where that fails, on one after the other, so that only the bad ones fail."""
+    good = [value for value in values if not isinstance(value, WorkloadError)]
+    done: list[_Result | WorkloadError] = []
+    try:
+        done.extend(work(good) if good else ())
+    except Exception:  # which of them it was is found out below
+        done = [_caught(functools.partial(_first, work, value)) for value in good]
+    results = iter(done)
+    return [value if isinstance(value, WorkloadError) else next(results) for value in values]
+
+
+def _first(work: Callable[[list[_Value]], Sequence[_Result]], value: _Value) -> _Result:
+    return work([value])[0]
+
+
+def _document(value: dict[str, Any] | WorkloadError) -> dict[str, Any]:
+    return {"error": value.document()} if isinstance(value, WorkloadError) else value
+
+
+def _caught(work: Callable[[], _Result]) -> _Result | WorkloadError:
+    """Return what work returns, or why it does not: one question's fault is not that of the others."""
+    try:
+        return work()
+    except WorkloadError as error:
+        return error
+    except Exception as error:  # whatever a stranger's graph brings about
+        for known, kind in _KINDS.items():
+            if isinstance(error, known):
+                field = "graph" if isinstance(error, (GraphError, RecursionError)) else ""
+                return WorkloadError(kind, str(error) or known.__name__, field)
+        traceback.print_exc(file=sys.stderr)
+        return WorkloadError(INTERNAL, f"{type(error).__name__}; see the collector's log")
+
+
+@contextlib.contextmanager
+def _time_limit(seconds: float) -> Iterator[None]:
+    """Interrupt what takes more seconds of processor time."""
+
+    def interrupt(*_: object) -> None:
+        raise WorkloadError(
+            OUT_OF_TIME, f"reading it took more than {seconds:g} s (workload.graph_time_limit)", "graph"
+        )
+
+    before = signal.signal(signal.SIGPROF, interrupt)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+        signal.signal(signal.SIGPROF, before)

@@ -1,0 +1,260 @@
+"""``TaskChecker``: whether a question can be asked at all, before any process is bothered with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpusonde.catalog import GpuCatalog
+from gpusonde.collector.query.errors import QueryError
+from gpusonde.collector.query.measurement import resolve
+from gpusonde.collector.workers.documents import enum_text
+from gpusonde.collector.workload.errors import (
+    INVALID_REQUEST,
+    UNKNOWN_DEVICE,
+    UNKNOWN_HOST,
+    WorkloadError,
+)
+from gpusonde.collector.workload.resources import HostView, least_resources, resource_document
+from gpusonde.predictor.workload.embedding.names import DatasetTypeNameError, check_dataset_type
+from gpusonde.workload.v1 import workload_pb2
+
+_MOST_DEVICES = 100_000
+_MOST_HOSTS = 10_000
+_LARGEST_BATCH = 1 << 20
+_MOST_SAMPLES = 1 << 50
+_LONGEST_TEXT = 200
+_MOST_NAMED = 5
+
+
+@dataclass
+class Questions:
+    """Graphs, each once, and what is asked about them.
+
+    Attributes:
+        contents: Graphs as they came.
+        graphs: Of each: its ``format`` and ``name``.
+        rows: One per question: a document, or why there is none.
+    """
+
+    contents: list[bytes] = field(default_factory=list)
+    graphs: list[dict[str, Any]] = field(default_factory=list)
+    rows: list[dict[str, Any] | WorkloadError] = field(default_factory=list)
+
+
+class TaskChecker:
+    """Turns messages into questions for the processes.
+
+    Args:
+        gpus: Resolves names of devices.
+    """
+
+    def __init__(self, gpus: GpuCatalog) -> None:
+        self._gpus = gpus
+
+    def check_workloads(self, workloads: Sequence[workload_pb2.Workload], hosts: Sequence[HostView]) -> Questions:
+        """Check workloads.
+
+        Args:
+            workloads: What is asked.
+            hosts: The hosts that they name, as far as they are known.
+        """
+        graphs = _Graphs()
+        for workload in workloads:
+            graphs.add(workload.graph, lambda place, w=workload: self._workload(w, place, hosts))
+        return graphs.questions
+
+    def check_graphs(self, sources: Iterable[workload_pb2.GraphSource]) -> Questions:
+        """Check graphs about which nothing else is asked."""
+        graphs = _Graphs()
+        for source in sources:
+            graphs.add(source, lambda place: {"graph": place})
+        return graphs.questions
+
+    def _workload(self, workload: workload_pb2.Workload, graph: int, hosts: Sequence[HostView]) -> dict[str, Any]:
+        if not 1 <= workload.batch_size <= _LARGEST_BATCH:
+            raise WorkloadError(
+                INVALID_REQUEST,
+                f"{workload.batch_size}: must be 1 to {_LARGEST_BATCH} samples per device",
+                "batch_size",
+            )
+        samples = workload.samples_per_epoch if workload.HasField("samples_per_epoch") else None
+        if samples is not None and not 1 <= samples <= _MOST_SAMPLES:
+            raise WorkloadError(INVALID_REQUEST, f"{samples}: must be at least 1, or unset", "samples_per_epoch")
+        return {
+            "graph": graph,
+            "batch_size": workload.batch_size,
+            "cluster": self._cluster(workload.cluster, hosts),
+            "dataset_type": dataset_type(workload.dataset_type) if workload.dataset_type else None,
+            "regressor": _choice(workload, "regressor", ""),
+            "samples_per_epoch": samples,
+        }
+
+    def _cluster(self, cluster: workload_pb2.Cluster, hosts: Sequence[HostView]) -> dict[str, Any]:
+        if cluster.agent_ids or cluster.host_names:
+            named = _named_hosts(cluster, hosts)
+            device, most, notes = self._device_of(named, cluster.device)
+            count = cluster.device_count or most
+            if count > most:
+                raise WorkloadError(
+                    UNKNOWN_DEVICE, f"{count} devices of {device}: the hosts have {most}", "cluster.device_count"
+                )
+            if cluster.node_count not in (0, len(named)):
+                raise WorkloadError(INVALID_REQUEST, "leave it unset with hosts", "cluster.node_count")
+            nodes = min(len(named), count)
+            host = least_resources([each.available() for each in named])
+        else:
+            named, host = [], None
+            device, notes = self._device(cluster.device)
+            count, nodes = cluster.device_count or 1, cluster.node_count or 1
+        if count > _MOST_DEVICES:
+            raise WorkloadError(INVALID_REQUEST, f"{count}: at most {_MOST_DEVICES}", "cluster.device_count")
+        if not 1 <= nodes <= min(count, _MOST_HOSTS):
+            raise WorkloadError(
+                INVALID_REQUEST, f"{nodes} hosts for {count} devices: each has one at least", "cluster.node_count"
+            )
+        parallelism = _choice(cluster, "parallelism", "none" if count == 1 else "distributed")
+        if count > 1 and parallelism == "none":
+            raise WorkloadError(INVALID_REQUEST, f"{count} devices cannot share a job by it", "cluster.parallelism")
+        return {
+            "device": device,
+            "device_count": count,
+            "node_count": nodes,
+            "precision": _choice(cluster, "precision", "fp32"),
+            "parallelism": parallelism,
+            "environment": _text(cluster.environment, "cluster.environment") or None,
+            "agent_ids": [each.agent_id for each in named],
+            "host": None if host is None else resource_document(host),
+            "notes": notes,
+        }
+
+    def _device(self, name: str) -> tuple[str, list[str]]:
+        """Return the canonical name of a device, and what was assumed about it."""
+        if not name:
+            raise WorkloadError(INVALID_REQUEST, "name a device, or hosts that have one", "cluster.device")
+        try:
+            found = resolve(self._gpus, _text(name, "cluster.device"))
+        except QueryError as error:
+            raise WorkloadError(UNKNOWN_DEVICE, str(error), "cluster.device") from None
+        return found.spec.name, [f"{name}: {found.note}"] if found.note else []
+
+    def _device_of(self, hosts: Sequence[HostView], wanted: str) -> tuple[str, int, list[str]]:
+        """Return the device model that hosts have, or that was asked for, how many there are, and what was assumed."""
+        name, notes = self._device(wanted) if wanted else ("", [])
+        counts: dict[str, int] = {}
+        for host in hosts:
+            for device in host.devices:
+                if device.spec is not None and not device.described.mig_uuid:
+                    counts[device.spec.name] = counts.get(device.spec.name, 0) + 1
+        if name:
+            counts = {name: counts[name]} if name in counts else {}
+        if not counts:
+            what = name or "device of the catalogue"
+            raise WorkloadError(UNKNOWN_DEVICE, f"the hosts have no {what}", "cluster.device")
+        if len(counts) > 1:
+            text = f"the hosts have several models: say which of {', '.join(sorted(counts))}"
+            raise WorkloadError(UNKNOWN_DEVICE, text, "cluster.device")
+        ((model, count),) = counts.items()
+        idle = [host.agent_id for host in hosts if not host.connected]
+        if idle:
+            notes = [*notes, f"not streaming now: {', '.join(idle[:_MOST_NAMED])}"]
+        return model, count, notes
+
+
+class _Graphs:
+    """The graphs of a request, those that are the same once, and its questions."""
+
+    def __init__(self) -> None:
+        self._places: dict[tuple[bytes, str, str], int] = {}
+        self._of_rows: list[int | WorkloadError] = []
+        self.questions = Questions()
+
+    def add(self, source: workload_pb2.GraphSource, ask: Any) -> None:
+        """Add a question; ``ask`` makes it, given the place of its graph."""
+        place: int | WorkloadError
+        try:
+            place = self._place(source)
+        except WorkloadError as error:
+            place = error
+        self._of_rows.append(place)
+        row: dict[str, Any] | WorkloadError
+        try:
+            row = place if isinstance(place, WorkloadError) else ask(place)
+        except WorkloadError as error:
+            row = error
+        self.questions.rows.append(row)
+
+    def _place(self, source: workload_pb2.GraphSource) -> int:
+        kind = source.WhichOneof("source")
+        if kind is None:
+            raise WorkloadError(INVALID_REQUEST, "give a graph", "graph")
+        if kind == "same_as":
+            if source.same_as >= len(self._of_rows):
+                text = f"{source.same_as} is no earlier element of the request"
+                raise WorkloadError(INVALID_REQUEST, text, "graph.same_as")
+            place = self._of_rows[source.same_as]
+            if isinstance(place, WorkloadError):
+                raise WorkloadError(place.kind, str(place), place.field)
+            return place
+        graph = source.graph
+        if not graph.content:
+            raise WorkloadError(INVALID_REQUEST, "is empty", "graph.content")
+        key = graph.content, _choice(graph, "format", ""), _text(graph.name, "graph.name")
+        place = self._places.get(key, -1)
+        if place < 0:
+            place = self._places[key] = len(self.questions.contents)
+            self.questions.contents.append(graph.content)
+            self.questions.graphs.append({"format": key[1], "name": key[2]})
+        return place
+
+
+def dataset_type(name: str) -> str:
+    """Return the name of a dataset type.
+
+    Raises:
+        WorkloadError: It is none.
+    """
+    try:
+        return check_dataset_type(name)
+    except DatasetTypeNameError as error:
+        raise WorkloadError(INVALID_REQUEST, str(error), "dataset_type") from None
+
+
+def _named_hosts(cluster: workload_pb2.Cluster, hosts: Sequence[HostView]) -> list[HostView]:
+    """Return the hosts that a cluster names, those of an id before those of a name; of one machine, one."""
+    by_id: Mapping[str, HostView] = {host.agent_id: host for host in hosts}
+    found: dict[str, HostView] = {}
+    for agent_id in cluster.agent_ids:
+        if agent_id not in by_id:
+            raise WorkloadError(
+                UNKNOWN_HOST, f"there is no agent {agent_id[:_LONGEST_TEXT]!r} here", "cluster.agent_ids"
+            )
+        found[agent_id] = by_id[agent_id]
+    for name in cluster.host_names:
+        # An agent that was set up anew has another id; the one that streams is the one that is there.
+        agents = sorted(
+            (host for host in hosts if host.host.host_name == name),
+            key=lambda host: (not host.connected, host.agent_id),
+        )
+        if not agents:
+            raise WorkloadError(UNKNOWN_HOST, f"there is no host {name[:_LONGEST_TEXT]!r} here", "cluster.host_names")
+        found[agents[0].agent_id] = agents[0]
+    return list(found.values())
+
+
+def _choice(message: Any, name: str, default: str) -> str:
+    """Return an enumeration as the lower-case text of its value, or the default when it is not set."""
+    value = getattr(message, name)
+    if not value:
+        return default
+    text = enum_text(message, name)
+    if text is None:
+        raise WorkloadError(INVALID_REQUEST, f"{value} is none that this collector knows; update it", name)
+    return text
+
+
+def _text(text: str, name: str) -> str:
+    if len(text) > _LONGEST_TEXT or not text.isprintable():
+        raise WorkloadError(INVALID_REQUEST, f"must be printable and of at most {_LONGEST_TEXT} characters", name)
+    return text

@@ -1,0 +1,188 @@
+"""``Trainings``: the queue, and the process that works on it where this collector is to train."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gpusonde.collector.workload.training.counters import TrainingCounters
+from gpusonde.collector.workload.training.queue import (
+    DONE,
+    FAILED,
+    QUEUED,
+    RUNNING,
+    Training,
+    TrainingQueue,
+    TrainingQueueError,
+)
+
+_LOG = logging.getLogger(__name__)
+# Others may write into the queue too, and what a process leaves behind when it dies waits again.
+_LOOK_INTERVAL_S = 60.0
+_END_GRACE_S = 10.0
+_BUNDLED, _CIFAR = "digits", "cifar10"
+# The trainer needs torch, which the collector never imports; it is niced, since records of agents come first.
+_TRAINER = "import os, sys; os.nice(15); from gpusonde.cli.main import main; sys.exit(main())"
+
+
+def trainer_command(dataset_type: str, queue: Path, embeddings: Path, datasets: Path | None) -> tuple[str, ...] | None:
+    """Return the command line of a process that trains for one dataset type; None where there are no data of it.
+
+    Args:
+        dataset_type: Its name; "digits" is bundled.
+        queue: The queue's folder.
+        embeddings: The registry's folder.
+        datasets: Folder with a folder of images for each dataset type, "cifar10" being its binary version.
+    """
+    folder = datasets / dataset_type if datasets else None
+    data: tuple[str, ...]
+    if folder is not None and folder.is_dir():
+        is_cifar = dataset_type == _CIFAR
+        data = (f"cifar10:{folder}",) if is_cifar else (f"folder:{folder}", "--dataset-type", dataset_type)
+    elif dataset_type == _BUNDLED:
+        data = (_BUNDLED,)
+    else:
+        return None
+    begin = (sys.executable, "-c", _TRAINER, "workload", "train", "--queue", str(queue), "--out", str(embeddings))
+    return (*begin, "--dataset", *data)
+
+
+def has_torch() -> bool:
+    """Whether a process of this Python could import torch; looked up, not imported."""
+    return importlib.util.find_spec("torch") is not None
+
+
+class Trainings:
+    """Knows the queue; trains where it is to.
+
+    Args:
+        queue: The queue.
+        command: Dataset type -> command line of a process that trains for it; None where this collector cannot.
+        counters: Where trainings are counted.
+        interval_s: Time between two looks.
+    """
+
+    def __init__(
+        self,
+        queue: TrainingQueue,
+        command: Callable[[str], tuple[str, ...] | None],
+        counters: TrainingCounters,
+        interval_s: float = _LOOK_INTERVAL_S,
+    ) -> None:
+        self.queue = queue
+        self._command = command
+        self._counters = counters
+        self._interval_s = interval_s
+        self._woken = asyncio.Event()
+        self._process: asyncio.subprocess.Process | None = None
+
+    def want(self, dataset_type: str) -> dict[str, Any]:
+        """Queue what an answer had to do without; return what to say of it. Blocks.
+
+        Raises:
+            DatasetTypeNameError: It is no name of a dataset type.
+            TrainingQueueError: The queue cannot be used.
+        """
+        training = self.queue.want(dataset_type)
+        lacking = f"there is no embedding for {dataset_type} yet: predicted from analytic features alone"
+        if training is None:
+            return {"note": f"{lacking}; too many trainings wait already, so that none was queued"}
+        if training.state == QUEUED:
+            how = "" if self._command(dataset_type) else ", for whoever runs 'gpusonde workload train --queue'"
+            more = f"its training is queued{how}"
+        elif training.state == RUNNING:
+            of_all = f" of {training.total_steps}" if training.total_steps else ""
+            more = f"it is being trained, {training.completed_steps}{of_all} steps are done"
+        elif training.state == FAILED:
+            more = f"its training has failed ({training.reason}); an admin can queue it again"
+        else:
+            more = "its training is done, but not where this collector looks (workload.embeddings)"
+        return {"training": training_document(training), "note": f"{lacking}; {more}"}
+
+    def wake(self) -> None:
+        """Have the queue looked at now."""
+        self._woken.set()
+
+    async def run(self) -> None:
+        """Look after the queue until it is cancelled."""
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                self._woken.clear()
+                try:
+                    command = await loop.run_in_executor(None, self._look)
+                    if command is not None:
+                        await self._train(command)
+                except TrainingQueueError as error:
+                    _LOG.error("the queue of trainings cannot be used: %s", error)
+                except OSError as error:
+                    _LOG.error("the process that trains cannot be started: %s", error)
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._woken.wait(), self._interval_s)
+        finally:
+            await self._end()
+
+    def _look(self) -> tuple[str, ...] | None:
+        """Count the trainings, and return the command for the next one, if it can begin."""
+        states = dict.fromkeys((QUEUED, RUNNING, DONE, FAILED), 0)
+        trainings = self.queue.trainings()
+        for training in trainings:
+            states[training.state] += 1
+        self._counters.states = states
+        if states[RUNNING]:
+            return None
+        oldest_first = (training for training in reversed(trainings) if training.state == QUEUED)
+        commands = (self._command(training.dataset_type) for training in oldest_first)
+        return next((command for command in commands if command is not None), None)
+
+    async def _train(self, command: tuple[str, ...]) -> None:
+        self._process = await asyncio.create_subprocess_exec(
+            *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, env=dict(os.environ)
+        )
+        _LOG.info("process %d trains an embedding that waits in the queue", self._process.pid)
+        code = await self._process.wait()
+        self._process = None
+        if code:
+            self._counters.failures += 1
+            _LOG.error("the process that trains has ended with status %d", code)
+        else:
+            # There may be more by now.
+            self._woken.set()
+
+    async def _end(self) -> None:
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            # As Ctrl-C: the training waits again, and goes on from its last checkpoint.
+            process.send_signal(signal.SIGINT)
+        try:
+            await asyncio.wait_for(process.wait(), _END_GRACE_S)
+        except asyncio.TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+
+def training_document(training: Training) -> dict[str, Any]:
+    """Return a training as a ``Training`` message has it."""
+    return {
+        "dataset_type": training.dataset_type,
+        "state": training.state,
+        "reason": training.reason,
+        "queued_time": training.queued_s,
+        "started_time": training.started_s,
+        "ended_time": training.ended_s,
+        "completed_steps": training.completed_steps,
+        "total_steps": training.total_steps,
+        "attempts": training.attempts,
+        "encoder_sha256": training.encoder_sha256,
+    }

@@ -1,0 +1,91 @@
+"""Processes that answer: one that is lost takes no answer of another graph with it, and is replaced."""
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+from support.layered_graphs import graph_json
+
+from gpusonde.catalog import load_gpus
+from gpusonde.collector.workers.pool import BusyError, PoolOptions, Purpose
+from gpusonde.collector.workload.checker import TaskChecker
+from gpusonde.collector.workload.processes import WorkloadProcesses
+from gpusonde.workload.v1 import workload_pb2
+
+HEAD = {"model": "", "embeddings": "", "max_operations": 1000, "graph_time_limit_s": 5.0}
+PURPOSE = Purpose("support.workload_parts", "workloads", "workload", "ask about less")
+GPUS = load_gpus()
+
+
+@pytest.fixture(autouse=True)
+def _processes_find_the_tests(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+
+
+def questions(*contents):
+    workloads = [
+        workload_pb2.Workload(
+            graph=workload_pb2.GraphSource(graph=workload_pb2.Graph(content=content)),
+            batch_size=8,
+            cluster=workload_pb2.Cluster(device="T4"),
+        )
+        for content in contents
+    ]
+    return TaskChecker(GPUS).check_workloads(workloads, [])
+
+
+def run(work, **options):
+    async def main():
+        processes = WorkloadProcesses(PoolOptions(**{"time_limit_s": 2.0, **options}), PURPOSE)
+        try:
+            return await work(processes)
+        finally:
+            await processes.close()
+
+    return asyncio.run(asyncio.wait_for(main(), 120))
+
+
+def kinds(found):
+    return [answer["error"]["kind"] if "error" in answer else "ok" for answer in found["answers"]]
+
+
+def ask(*contents, **options):
+    return kinds(run(lambda processes: processes.ask("predict", questions(*contents), HEAD), **options))
+
+
+def test_a_graph_that_kills_its_process_is_the_only_one_without_an_answer():
+    assert ask(graph_json(), b"die", graph_json("other")) == ["ok", "out_of_memory", "ok"]
+
+
+def test_a_graph_that_never_ends_is_the_only_one_without_an_answer():
+    assert ask(graph_json(), b"sleep", graph_json("other")) == ["ok", "out_of_time", "ok"]
+
+
+def test_graphs_that_never_end_take_no_more_than_twice_the_time_of_one_answer():
+    began = time.monotonic()
+    found = ask(b"sleep", b"sleep ", b"die", graph_json(), b"sleep  ", time_limit_s=4.0)
+    assert found == ["out_of_time", "out_of_time", "out_of_memory", "ok", "out_of_time"]
+    # Beside the limits this takes the starts of six processes.
+    assert time.monotonic() - began < 60
+
+
+def test_questions_that_are_refused_before_reach_no_process():
+    refused = TaskChecker(GPUS).check_workloads([workload_pb2.Workload(batch_size=1)], [])
+    found = run(lambda processes: processes.ask("predict", refused, HEAD), processes=0)
+    assert kinds(found) == ["invalid_request"]
+
+
+def test_the_queue_is_bounded_and_goes_on_after_a_loss():
+    async def work(processes):
+        asked = [asyncio.ensure_future(processes.ask("predict", questions(b"sleep"), HEAD)) for _ in range(3)]
+        await asyncio.sleep(0.1)
+        assert processes.waiting == 2
+        with pytest.raises(BusyError):
+            await processes.ask("predict", questions(graph_json()), HEAD)
+        found = [kinds(await each) for each in asked]
+        return found, kinds(await processes.ask("predict", questions(graph_json()), HEAD))
+
+    found, after = run(work, waiting=2, time_limit_s=0.5)
+    assert found == [["out_of_time"]] * 3
+    assert after == ["ok"]
