@@ -255,22 +255,23 @@ def sample(generator: random.Random, space: ArchitectureSpace | None = None) -> 
 
 def _any(generator: random.Random, space: ArchitectureSpace) -> ArchitectureSpec:
     style = generator.choice(_STYLES)
+    norm = generator.choices(tuple(Norm), (0.75, 0.1, 0.15))[0]
     count = generator.randint(1, space.maximum_cells)
     halving = set(generator.sample(range(count), min(count, generator.randint(0, space.maximum_halvings))))
-    cells = tuple(_cell(generator, style, 2 if position in halving else 1) for position in range(count))
+    cells = tuple(_cell(generator, style, norm, 2 if position in halving else 1) for position in range(count))
     return ArchitectureSpec(
         style=style,
         width=generator.choice(space.widths),
         maximum_width=generator.choice(space.maximum_widths),
         stem_stride=space.stem_stride,
-        norm=generator.choices(tuple(Norm), (0.75, 0.1, 0.15))[0],
+        norm=norm,
         activation=generator.choices(tuple(Activation), (0.8, 0.1, 0.1))[0],
         head=generator.choices(tuple(Head), (0.5, 0.25, 0.15, 0.1))[0],
         cells=cells,
     )
 
 
-def _cell(generator: random.Random, style: Style, stride: int) -> Cell:
+def _cell(generator: random.Random, style: Style, norm: Norm, stride: int) -> Cell:
     blocks = _BLOCKS[style]
     nodes = tuple(
         tuple(
@@ -282,7 +283,8 @@ def _cell(generator: random.Random, style: Style, stride: int) -> Cell:
         nodes,
         stride,
         concatenated=style is Style.DENSE or generator.random() < 0.15,
-        residual=style in _RESIDUAL_STYLES or generator.random() < 0.15,
+        # Sums of sums without a norm grow with every cell: nobody builds such networks.
+        residual=norm is not Norm.NONE and (style in _RESIDUAL_STYLES or generator.random() < 0.15),
     )
 
 
