@@ -89,6 +89,9 @@ def _kind(name: str, shape: Shape, *, is_classifier: bool) -> TensorKind:
     return TensorKind.NORM_WEIGHT
 
 
+# What a classifier's first weights are multiplied with.
+_FIRST_CLASSIFIER = 0.1
+
 _NORMS = frozenset({Primitive.BATCH_NORM, Primitive.LAYER_NORM, Primitive.OTHER_NORM})
 
 
@@ -163,6 +166,31 @@ class ParameterDecoder(nn.Module):
             )
             made.update(zip(places, tensors, strict=True))
         return [made[place] for place in range(len(planned))]
+
+    def calibrate(self, states: torch.Tensor, planned: Sequence[PlannedTensor]) -> None:
+        """Adapt the first weights, before any training, to what is to be decoded.
+
+        The scaling above is that of tiles with mean 0 and variance 1. As drawn, what tiles are made from is much the
+        same for all tensors and all positions of a kernel, so tiles are small and alike: signals die in networks
+        without norms, and of two images the scores differ little. So what is common is taken out, and the rest scaled.
+        Classifiers begin small: at first every network says that all classes are as likely.
+
+        Args:
+            states: Of all nodes of some networks like those of the training.
+            planned: Their tensors; ``node`` is a row of ``states``.
+        """
+        rows = sorted({each.node for each in planned if each.kind is TensorKind.WEIGHT})
+        if not rows:
+            return
+        with torch.no_grad():
+            spread = functional.relu(self.spread(states[torch.tensor(rows, device=states.device)]))
+            filling = functional.relu(self.widen(spread.view(len(rows) * self.settings.extent**2, -1)))
+            self.fill.bias.copy_(-functional.linear(filling.mean(0), self.fill.weight))
+            deviation = self.fill(filling).std().clamp(min=1e-6)
+            self.fill.weight.div_(deviation)
+            self.fill.bias.div_(deviation)
+            self.classify.weight.mul_(_FIRST_CLASSIFIER)
+            self.classify.bias.zero_()
 
     def _groups(self, planned: Sequence[PlannedTensor]) -> dict[tuple[int, bool], list[int]]:
         """Positions of tensors that are made together, by the extent of their tile (0: vectors)."""
