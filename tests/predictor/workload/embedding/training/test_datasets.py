@@ -24,7 +24,7 @@ def test_digits_are_split_the_same_way_every_time():
     once, again = digits(), digits()
     assert once.fingerprint == again.fingerprint
     assert (len(once.train_images), len(once.test_images)) == (1400, 397)
-    assert once.image_shape == (1, 8, 8)
+    assert (once.channels, once.side) == (1, 8)
     assert (once.train_images.min(), once.train_images.max()) == (-1, 1)
     assert set(once.test_labels) == set(range(10))
     together = np.concatenate([once.train_images, once.test_images]).reshape(1797, -1)
@@ -50,7 +50,7 @@ def test_a_folder_gives_classes_in_alphabetical_order_and_a_fixed_split(image_fo
     once, again = (read_folder(image_folder, "flowers", image_size=16) for _ in range(2))
     assert once.fingerprint == again.fingerprint
     assert once.classes == ("aster", "rose", "tulip")
-    assert once.image_shape == (3, 16, 16)
+    assert (once.channels, once.side) == (3, 16)
     assert np.bincount(once.train_labels).tolist() == [8, 8, 8]
     assert np.bincount(once.test_labels).tolist() == [2, 2, 2]
     # Aster was the second that was drawn, rose the first: rose is darkest.
@@ -59,7 +59,8 @@ def test_a_folder_gives_classes_in_alphabetical_order_and_a_fixed_split(image_fo
 
 
 def test_a_folder_may_be_read_in_grey(image_folder):
-    assert read_folder(image_folder, "flowers", channels=1, image_size=8).image_shape == (1, 8, 8)
+    grey = read_folder(image_folder, "flowers", channels=1, image_size=8)
+    assert (grey.channels, grey.side) == (1, 8)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +131,7 @@ def cifar10(tmp_path_factory):
 
 def test_cifar10_is_read_from_its_binary_version(cifar10):
     dataset = read_cifar10(cifar10)
-    assert dataset.image_shape == (3, 32, 32)
+    assert (dataset.channels, dataset.side) == (3, 32)
     assert (len(dataset.train_images), len(dataset.test_images)) == (50_000, 10_000)
     assert np.allclose(dataset.test_images[:, 0, 0, 0], dataset.test_labels * 20 / 127.5 - 1)
     assert (dataset.train_images[:, 1:] == -1).all()
@@ -180,9 +181,10 @@ def dataset(**changes):
         ({"classes": ("a",)}, "1 classes"),
         ({"train_labels": np.array([0, 1, 2, 0])}, "outside of its 2 classes"),
         ({"test_labels": np.array([0, -1, 1, 0])}, "outside of its 2 classes"),
-        ({"test_images": np.zeros((4, 1, 3, 2), np.float32)}, "do not agree"),
+        ({"test_images": np.zeros((4, 1, 3, 3), np.float32)}, "do not agree"),
         ({"train_labels": np.array([0])}, "do not agree"),
-        ({"train_images": np.zeros((0, 1, 2, 2), np.float32)}, "no training images"),
+        ({"train_images": np.zeros((0, 1, 2, 2), np.float32)}, "no square training images"),
+        ({"train_images": np.zeros((4, 1, 2, 3), np.float32)}, "no square training images"),
         ({"train_images": np.full((4, 1, 2, 2), np.nan, np.float32)}, "not finite"),
     ],
 )

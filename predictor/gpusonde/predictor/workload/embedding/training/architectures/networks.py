@@ -108,7 +108,8 @@ class _Attention(nn.Module):
 
 
 def _block(block: Block, channels: int, side: int, style: _Style) -> nn.Module:
-    half = max(_GROUPS, channels // 2)
+    # A multiple of the groups of a group norm.
+    half = max(_GROUPS, channels // 2 // _GROUPS * _GROUPS)
     if block is Block.MAX_POOL:
         return nn.MaxPool2d(3, 1, 1)
     if block is Block.AVERAGE_POOL:
@@ -150,25 +151,37 @@ class _CellModule(nn.Module):
     def __init__(self, cell: Cell, inputs: int, outputs: int, side: int, style: _Style) -> None:
         super().__init__()
         self.residual = cell.residual
-        self.sources = [[wire.source for wire in node] for node in cell.nodes]
         fits = inputs == outputs and cell.stride == 1
         extent = 1 if cell.stride == 1 else 3
         self.entry = (
             nn.Identity() if fits else nn.Sequential(*style.layers(inputs, outputs, extent, stride=cell.stride))
         )
-        self.nodes = nn.ModuleList(
-            nn.ModuleList(_block(wire.block, outputs, side, style) for wire in node) for node in cell.nodes
-        )
         together = cell.concatenated and len(cell.nodes) > 1
+        used = range(1, len(cell.nodes) + 1) if together else _ancestors(cell)
+        # Nothing is built that reaches no output: tracing would miss its parameters and try in vain to find them.
+        wires = [node if number in used else () for number, node in enumerate(cell.nodes, 1)]
+        self.sources = [[wire.source for wire in node] for node in wires]
+        self.nodes = nn.ModuleList(
+            nn.ModuleList(_block(wire.block, outputs, side, style) for wire in node) for node in wires
+        )
         self.reduce = nn.Conv2d(outputs * len(cell.nodes), outputs, 1) if together else None
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         states = [self.entry(images)]
         for sources, blocks in zip(self.sources, self.nodes, strict=True):
             results = [block(states[source]) for source, block in zip(sources, blocks, strict=True)]
-            states.append(results[0] if len(results) == 1 else results[0] + results[1])
+            states.append(sum(results[1:], results[0]) if results else None)
         result = states[-1] if self.reduce is None else self.reduce(torch.cat(states[1:], 1))
         return states[0] + result if self.residual else result
+
+
+def _ancestors(cell: Cell) -> set[int]:
+    """Nodes that the last one of a cell hears from, and itself, counted from 1."""
+    found = {len(cell.nodes)}
+    for number in range(len(cell.nodes), 0, -1):
+        if number in found:
+            found.update(wire.source for wire in cell.nodes[number - 1])
+    return found
 
 
 class GeneratedNetwork(nn.Module):

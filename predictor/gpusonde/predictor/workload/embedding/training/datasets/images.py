@@ -26,7 +26,7 @@ class ImageDataset:
 
     Attributes:
         name: The dataset type that an encoder trained on it is registered under.
-        train_images: (images, channels, height, width), values about -1..1.
+        train_images: (images, channels, height, width), height and width equal, values about -1..1.
         train_labels: Class of each, from 0.
         test_images: Images of the same shape that are never trained on.
         test_labels: Class of each, from 0.
@@ -50,8 +50,8 @@ class ImageDataset:
             ("training", self.train_images, self.train_labels),
             ("test", self.test_images, self.test_labels),
         ):
-            if images.ndim != 4 or not len(images):
-                raise DatasetError(f"{self.name}: no {part} images of shape (channels, height, width)")
+            if images.ndim != 4 or not len(images) or images.shape[2] != images.shape[3]:
+                raise DatasetError(f"{self.name}: no square {part} images of shape (channels, height, width)")
             if images.shape[1:] != self.train_images.shape[1:] or labels.shape != images.shape[:1]:
                 raise DatasetError(f"{self.name}: {part} images and labels do not agree in shape")
             if labels.min() < 0 or labels.max() >= len(self.classes):
@@ -65,10 +65,9 @@ class ImageDataset:
         return int(self.train_images.shape[1])
 
     @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of an image."""
-        channels, height, width = self.train_images.shape[1:]
-        return int(channels), int(height), int(width)
+    def side(self) -> int:
+        """Height and width of an image, in pixels."""
+        return int(self.train_images.shape[2])
 
     @cached_property
     def fingerprint(self) -> str:

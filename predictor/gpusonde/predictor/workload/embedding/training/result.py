@@ -1,0 +1,127 @@
+"""What came out of a training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpusonde.predictor.workload.embedding.training.options import TrainingOptions
+from gpusonde.predictor.workload.embedding.weights import EncoderWeights
+
+#: Steps that start and end of the loss are averaged over.
+AVERAGED_STEPS = 50
+
+
+class TrainingError(RuntimeError):
+    """A training that came to no end; the message says why and what to do."""
+
+
+class TrainingStoppedError(TrainingError):
+    """The training was stopped. What was trained is saved; the same call goes on from there."""
+
+    def __init__(self, step: int, steps: int) -> None:
+        """Keep how far it came."""
+        self.step, self.steps = step, steps
+        super().__init__(f"training stopped after {step} of {steps} steps and saved; start it again to go on")
+
+
+class TrainingDivergedError(TrainingError):
+    """Losses are not finite any more."""
+
+
+class TrainingMismatchError(TrainingError):
+    """The directory holds a training of something else."""
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Shares of test images that networks with predicted weights classify rightly.
+
+    Attributes:
+        shares: One per network, 0..1.
+    """
+
+    shares: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """Mean over the networks."""
+        return math.fsum(self.shares) / len(self.shares)
+
+    def as_document(self) -> dict[str, Any]:
+        """Mean, worst, best and number of networks, for JSON."""
+        return {
+            "mean": round(self.mean, 4),
+            "worst": round(min(self.shares), 4),
+            "best": round(max(self.shares), 4),
+            "architectures": len(self.shares),
+        }
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """A trained encoder and what is known of it.
+
+    Attributes:
+        encoder: Its weights; ``Registry.add`` registers them.
+        options: How it was trained.
+        losses: Loss of every step; NaN where it was not finite and the step was skipped.
+        accuracy: Of networks whose architectures were not trained on, with weights as the hypernetwork predicts them.
+        untrained_accuracy: The same before the first step.
+        chance: Share that guessing the commonest class gives.
+        seconds_per_step: Mean time of a step.
+        dataset_sha256: Fingerprint of the images.
+        versions: Of the libraries that it was trained with.
+    """
+
+    encoder: EncoderWeights
+    options: TrainingOptions
+    losses: tuple[float, ...]
+    accuracy: Accuracy
+    untrained_accuracy: Accuracy
+    chance: float
+    seconds_per_step: float
+    dataset_sha256: str
+    versions: Mapping[str, str]
+
+    @property
+    def skipped_steps(self) -> int:
+        """Steps whose loss or gradient was not finite."""
+        return sum(not math.isfinite(loss) for loss in self.losses)
+
+    @property
+    def first_loss(self) -> float:
+        """Mean of the first 50 steps."""
+        return mean_loss(self.losses[:AVERAGED_STEPS])
+
+    @property
+    def last_loss(self) -> float:
+        """Mean of the last 50 steps."""
+        return mean_loss(self.losses[-AVERAGED_STEPS:])
+
+    def figures(self) -> dict[str, Any]:
+        """What to write on the encoder's card, for JSON."""
+        curve = [self.losses[start : start + AVERAGED_STEPS] for start in range(0, len(self.losses), AVERAGED_STEPS)]
+        return {
+            "options": self.options.as_document(),
+            "dataset_sha256": self.dataset_sha256,
+            "loss_means_of_50_steps": [_rounded(mean_loss(part)) for part in curve],
+            "skipped_steps": self.skipped_steps,
+            "accuracy_of_unseen_architectures": self.accuracy.as_document(),
+            "accuracy_before_training": self.untrained_accuracy.as_document(),
+            "accuracy_of_chance": round(self.chance, 4),
+            "seconds_per_step": round(self.seconds_per_step, 3),
+            "versions": dict(self.versions),
+        }
+
+
+def mean_loss(losses: Sequence[float]) -> float:
+    """Mean of the losses that are finite; NaN if none is."""
+    finite = [loss for loss in losses if math.isfinite(loss)]
+    return math.fsum(finite) / len(finite) if finite else math.nan
+
+
+def _rounded(value: float) -> float | None:
+    return round(value, 4) if math.isfinite(value) else None
