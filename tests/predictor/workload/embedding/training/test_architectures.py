@@ -89,6 +89,16 @@ def test_draws_hold_everything_that_there_is_within_the_space():
     assert max(len(spec.cells) for spec in specs) == space.maximum_cells
 
 
+def test_every_node_of_a_cell_is_read():
+    generator = random.Random(0)
+    cells = [cell for _ in range(200) for cell in sample(generator).cells]
+    for cell in cells:
+        read = {wire.source for node in cell.nodes for wire in node}
+        loose = [position + 1 for position in range(len(cell.nodes) - 1) if position + 1 not in read]
+        assert cell.concatenated or not loose
+    assert {len(cell.nodes) for cell in cells} == {1, 2, 3}
+
+
 @pytest.mark.parametrize(("side", "stride"), [(4, 1), (8, 1), (16, 1), (28, 2), (32, 2), (64, 4), (224, 16)])
 def test_the_stem_shrinks_large_images(side, stride):
     assert ArchitectureSpace.for_images(side).stem_stride == stride

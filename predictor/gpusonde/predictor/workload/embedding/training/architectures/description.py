@@ -279,12 +279,25 @@ def _cell(generator: random.Random, style: Style, norm: Norm, stride: int) -> Ce
         )
         for position in range(generator.randint(1, 3))
     )
+    concatenated = style is Style.DENSE or generator.random() < 0.15
     return Cell(
-        nodes,
+        nodes if concatenated else _read_by_the_last(nodes),
         stride,
-        concatenated=style is Style.DENSE or generator.random() < 0.15,
+        concatenated=concatenated,
         # Sums of sums without a norm grow with every cell: nobody builds such networks.
         residual=norm is not Norm.NONE and (style in _RESIDUAL_STYLES or generator.random() < 0.15),
+    )
+
+
+def _read_by_the_last(nodes: tuple[tuple[Wire, ...], ...]) -> tuple[tuple[Wire, ...], ...]:
+    """The nodes that the last one reads, directly or through others; what nobody reads would never learn."""
+    kept = {len(nodes)}
+    for state in range(len(nodes), 0, -1):
+        if state in kept:
+            kept.update(wire.source for wire in nodes[state - 1])
+    states = {state: position for position, state in enumerate(sorted(kept | {0}))}
+    return tuple(
+        tuple(Wire(wire.block, states[wire.source]) for wire in nodes[state - 1]) for state in sorted(kept - {0})
     )
 
 
