@@ -59,7 +59,7 @@ def family_of(name: str) -> str:
 def checked_graph(name: str) -> WorkloadGraph:
     """A network's graph, which has every trainable number and as many matrix FLOPs as torch counts."""
     if name == TRANSFORMER:
-        module, example = _transformer_encoder()
+        module, example = transformer_encoder()
     elif name == SMALLER_INCEPTION:  # its auxiliary head needs larger images
         module, example = build("inception_v3", aux_logits=False), images("inception_v3", 224)
     else:
@@ -89,7 +89,7 @@ def _renamed(operation: Operation, number: int) -> Operation:
     return replace(operation, name=str(number), source="", parameters=parameters)
 
 
-def _transformer_encoder() -> tuple[nn.Module, torch.Tensor]:
+def transformer_encoder() -> tuple[nn.Module, torch.Tensor]:
     """The encoder of BERT-base without its embeddings, on 128 tokens."""
     with torch.device("meta"):
         layer = nn.TransformerEncoderLayer(768, 12, 3072, activation="gelu", batch_first=True)
