@@ -178,6 +178,14 @@ def test_an_example_that_the_network_cannot_take_says_what_to_check():
         from_torch(nn.Linear(4, 4), torch.zeros(2, 5))
 
 
+@pytest.mark.parametrize(
+    ("module", "said"), [(nn.LazyLinear(4), "call the network once"), (torch.relu, "torch.nn.Module is needed")]
+)
+def test_what_has_no_shapes_is_refused(module, said):
+    with pytest.raises(UnsupportedGraphError, match=said):
+        from_torch(module, torch.zeros(2, 5))
+
+
 def test_heads_that_only_training_runs_are_in_the_graph_and_in_its_notes():
     graph = from_torch(networks.WithAuxiliaryHead(), torch.zeros(2, 8))
     assert primitives(graph).count(Primitive.LINEAR) == 3

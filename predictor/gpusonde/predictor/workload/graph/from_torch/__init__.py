@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from gpusonde.predictor.workload.graph.errors import GraphError, UnsupportedGraphError
 from gpusonde.predictor.workload.graph.from_torch import export, fx
@@ -54,7 +55,11 @@ def from_torch(
         DataDependentControlFlowError: Which operations run depends on the values of the data.
         UnsupportedGraphError: No graph can be had for another reason; the text says what to do.
     """
+    if not isinstance(module, nn.Module):
+        raise UnsupportedGraphError(f"a torch.nn.Module is needed, not {type(module).__name__}")
     module = unwrapped(module)
+    if any(map(is_lazy, module.parameters())):
+        raise UnsupportedGraphError("lazy layers have no shapes yet: call the network once, then read its graph")
     arguments = example if isinstance(example, tuple) else (example,)
     arguments, keywords = on_device_of(module, arguments), on_device_of(module, keywords or {})
     if batch_size is None:
