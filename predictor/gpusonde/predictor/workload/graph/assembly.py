@@ -56,7 +56,7 @@ class GraphAssembly:
         self._values: dict[Key, _Value] = {}
         self._owned: set[str] = set()
         self._parameter_operations: dict[str, int] = {}
-        self._names: set[str] = set()
+        self._names: dict[str, int] = {}
         self._notes: list[str] = []
         self._unknown: dict[str, int] = {}
 
@@ -176,6 +176,11 @@ class GraphAssembly:
         """Operators so far that no vocabulary holds."""
         return tuple(self._unknown)
 
+    @property
+    def edge_count(self) -> int:
+        """Edges so far: an operator that reads parts of a tensor written by many has many."""
+        return len(self._edges)
+
     def build(self, outputs: Iterable[Key], batch_size: int) -> WorkloadGraph:
         """Make the graph.
 
@@ -286,12 +291,15 @@ class GraphAssembly:
         return value.writers
 
     def _append(self, operation: Operation, sources: Iterable[int]) -> int:
-        if operation.name in self._names:
-            number = 1
-            while f"{operation.name}_{number}" in self._names:
+        given = operation.name
+        if given in self._names:
+            # Counting on from the last one: a file may call all of its operators the same.
+            number = self._names[given] + 1
+            while f"{given}_{number}" in self._names:
                 number += 1
-            operation = replace(operation, name=f"{operation.name}_{number}")
-        self._names.add(operation.name)
+            self._names[given] = number
+            operation = replace(operation, name=f"{given}_{number}")
+        self._names[operation.name] = 0
         position = len(self._operations)
         self._operations.append(operation)
         self._edges.update((source, position) for source in sources)

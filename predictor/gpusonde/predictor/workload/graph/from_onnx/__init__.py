@@ -39,4 +39,4 @@ def from_onnx(
     shapes = declared_shapes(model, batch_size, limits)
     if any(each not in shapes.known for each in reader.wanted()):
         infer(data, model, shapes, limits)
-    return limits.check_graph(reader.assemble(model.name if name is None else name, shapes))
+    return limits.check_graph(reader.assemble(model.name if name is None else name, shapes, limits))

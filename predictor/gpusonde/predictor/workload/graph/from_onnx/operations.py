@@ -11,6 +11,7 @@ from gpusonde.predictor.workload.graph.errors import MalformedGraphError, Unsupp
 from gpusonde.predictor.workload.graph.from_onnx.model import DEFAULT_DOMAINS, OnnxModel, OnnxNode, OnnxTensor
 from gpusonde.predictor.workload.graph.from_onnx.shapes import Shapes
 from gpusonde.predictor.workload.graph.ir import Primitive, Shape, WorkloadGraph
+from gpusonde.predictor.workload.graph.limits import GraphLimits
 from gpusonde.predictor.workload.graph.vocabulary import CONSTANT, VIEW, Role, onnx_role
 
 _DOMAINS = DEFAULT_DOMAINS | {"com.microsoft"}
@@ -50,15 +51,17 @@ class NodeReader:
             if role is not CONSTANT and key not in self._constants and key not in self._tensors:
                 yield key
 
-    def assemble(self, name: str, shapes: Shapes) -> WorkloadGraph:
+    def assemble(self, name: str, shapes: Shapes, limits: GraphLimits) -> WorkloadGraph:
         """Make the graph.
 
         Args:
             name: What the user calls the network.
             shapes: Of every tensor that is wanted.
+            limits: What is accepted.
 
         Raises:
             MalformedGraphError: A node reads what no node before it writes, or two write the same.
+            GraphLimitError: It has too many edges.
             UnsupportedGraphError: A shape is missing, or the file defines operators of its own.
         """
         assembly = GraphAssembly(name, "onnx")
@@ -72,7 +75,7 @@ class NodeReader:
                 if output in written:
                     raise MalformedGraphError(f"tensor {output!r} is written twice")
                 written.add(output)
-            self._add(assembly, node, key, role, shapes.known)
+            self._add(assembly, node, key, role, shapes.known, limits)
         for note in self._notes():
             assembly.add_note(note)
         if shapes.was_symbolic:
@@ -80,7 +83,13 @@ class NodeReader:
         return assembly.build(self._model.outputs, shapes.batch_size)
 
     def _add(
-        self, assembly: GraphAssembly, node: OnnxNode, key: str, role: Role | None, shapes: Mapping[str, Shape]
+        self,
+        assembly: GraphAssembly,
+        node: OnnxNode,
+        key: str,
+        role: Role | None,
+        shapes: Mapping[str, Shape],
+        limits: GraphLimits,
     ) -> None:
         if key in self._tensors:
             self._add_tensor(assembly, self._tensors[key])
@@ -95,6 +104,7 @@ class NodeReader:
         if key in self._biases:
             arguments.append(self._biases[key])
         assembly.add_operator(key, role, arguments, shape, source=node.operator, groups=node.integer("group", 1))
+        limits.check_count("edges", assembly.edge_count, limits.edges)
         for other in filter(None, node.outputs):
             if other != key:
                 assembly.add_view(other, key, shapes.get(other, shape))

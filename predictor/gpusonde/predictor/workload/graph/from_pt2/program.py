@@ -140,6 +140,7 @@ class ProgramReader:
             equation=_of_type(equation, str, "equation"),
             overwrites=is_in_place(name),
         )
+        self._limits.check_count("edges", self._assembly.edge_count, self._limits.edges)
         for other in outputs[1:]:
             self._assembly.add_view((scope, other), key, shapes[other])
 
