@@ -218,9 +218,40 @@ def test_the_module_is_left_as_it_was():
     assert torch.is_grad_enabled()
 
 
-def test_a_wrapped_network_is_the_network_inside():
+@pytest.mark.parametrize("wrap", [nn.DataParallel, torch.compile])
+def test_a_wrapped_network_is_the_network_inside(wrap):
     module = nn.Linear(4, 2)
-    assert from_torch(nn.DataParallel(module), torch.zeros(3, 4)) == from_torch(module, torch.zeros(3, 4))
+    assert from_torch(wrap(module), torch.zeros(3, 4)) == from_torch(module, torch.zeros(3, 4))
+
+
+def test_networks_may_take_and_return_collections():
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 2)
+
+        def forward(self, pair, options):
+            return {"sum": self.linear(pair[0]) + options["bias"], "other": pair[1]}
+
+    graph = from_torch(Named(), ([torch.zeros(3, 4), torch.zeros(3, 5)], {"bias": torch.zeros(2)}), batch_size=3)
+    assert primitives(graph).count(Primitive.INPUT) == 3
+    assert graph.operations[-1].inputs == ((3, 2), (3, 5))
+
+
+def test_frozen_weights_and_buffers_are_no_inputs():
+    class Fixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4).requires_grad_(False)
+            self.register_buffer("table", torch.zeros(4, 4))
+
+        def forward(self, found):
+            return self.linear(found) @ self.table
+
+    graph = from_torch(Fixed(), torch.zeros(3, 4))
+    assert primitives(graph) == [Primitive.INPUT, Primitive.LINEAR, Primitive.LINEAR, Primitive.OUTPUT]
+    assert graph.parameter_count == 20
+    assert graph_cost(graph).total.matrix_flops == 2 * 2 * 3 * 4 * 4
 
 
 def test_inputs_can_be_given_by_name():
