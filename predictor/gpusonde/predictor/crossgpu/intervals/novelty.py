@@ -54,7 +54,7 @@ class RunNeighbourhood:
         spread = np.where(spread > 1e-9, spread, 1.0)
         points = ((x - center) / spread).astype(np.float32).astype(np.float64)
         labels = np.unique([str(workload) for workload in workloads], return_inverse=True)[1]
-        distances = _distances(points, points)
+        distances = root_mean_square_distances(points, points)
         distances[labels[:, None] == labels[None, :]] = np.inf
         nearest = distances.min(axis=1)
         finite = nearest[np.isfinite(nearest)]
@@ -68,7 +68,7 @@ class RunNeighbourhood:
             source_features: Shape (features,).
         """
         point = (source_features - self.center) / self.spread
-        return float(_distances(point[None, :], self.points).min()) / self.usual_distance
+        return float(root_mean_square_distances(point[None, :], self.points).min()) / self.usual_distance
 
 
 @dataclass(frozen=True)
@@ -177,8 +177,8 @@ def _generations(gpu: GpuSpec | KnownGpu, others: Sequence[KnownGpu]) -> int:
     return max(min(generations) - own, own - max(generations), 0)
 
 
-def _distances(a: FloatArray, b: FloatArray) -> FloatArray:
-    """Root mean square difference per feature, shape (len(a), len(b))."""
+def root_mean_square_distances(a: FloatArray, b: FloatArray) -> FloatArray:
+    """Of each point of ``a`` to each of ``b``: root mean square difference per feature, shape (len(a), len(b))."""
     squares = np.einsum("ij,ij->i", a, a)[:, None] + np.einsum("ij,ij->i", b, b)[None, :] - 2.0 * (a @ b.T)
     distances: FloatArray = np.sqrt(np.maximum(squares, 0.0) / a.shape[1])
     return distances

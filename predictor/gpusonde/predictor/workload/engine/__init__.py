@@ -6,6 +6,7 @@ from gpusonde.predictor.workload.engine.errors import (
     RequestError,
     TooFewMeasurementsError,
 )
+from gpusonde.predictor.workload.engine.model import NotFittedError, WorkloadModel
 from gpusonde.predictor.workload.engine.request import (
     Cluster,
     HostResources,
@@ -21,11 +22,13 @@ __all__ = [
     "EngineError",
     "HostResources",
     "ModelFileError",
+    "NotFittedError",
     "Parallelism",
     "Precision",
     "RequestError",
     "TooFewMeasurementsError",
     "WorkloadMeasurement",
+    "WorkloadModel",
     "WorkloadPrediction",
     "WorkloadRequest",
 ]

@@ -153,7 +153,7 @@ class WorkloadPrediction:
         low_s: Lower end of the interval.
         high_s: Upper end of the interval.
         coverage: Share of such intervals that should hold the truth, for architectures that the model has not seen.
-        regressor: What computed it: "linear", "polynomial", "svr", "mlp" or "boosted_residual".
+        regressor: What computed it: "linear", "polynomial", "svr", "mlp", "boosted_residual" or "calibrated_roofline".
         features: Which features it used, such as "roofline+analytic".
         out_of_distribution: The request is unlike what the model was fitted on: the answer comes from the model of few
             features, and its interval is wide.

@@ -1,0 +1,88 @@
+"""``Estimator``: one fitted way from features to seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpusonde.predictor.workload.engine.features.columns import FeatureTable
+from gpusonde.predictor.workload.engine.features.encoding import Encoding
+from gpusonde.predictor.workload.engine.regression.regressors import FittedRegressor, fit_regressor
+
+FloatArray = npt.NDArray[np.float64]
+
+# What is learned of the measurements' deviation from the roofline holds for what deviates like them.
+_BEYOND_MEASURED = 1.5
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A way that may be fitted.
+
+    Attributes:
+        regressor: One of ``REGRESSORS``.
+        features: One of ``FEATURE_SETS``.
+        options: Of the regressor.
+    """
+
+    regressor: str
+    features: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Estimator:
+    """A regressor with its columns and its target.
+
+    Attributes:
+        candidate: What was fitted.
+        encoding: Its columns.
+        fitted: The regressor; of log(time / roofline time), or of seconds in ``kind="paper"``.
+        logarithmic: Whether it is the former.
+        bounds: Least and largest target that it answers.
+    """
+
+    candidate: Candidate
+    encoding: Encoding
+    fitted: FittedRegressor
+    logarithmic: bool
+    bounds: tuple[float, float]
+
+    @classmethod
+    def fit(
+        cls, candidate: Candidate, table: FeatureTable, log_seconds: FloatArray, roofline: FloatArray | None
+    ) -> Estimator:
+        """Fit one.
+
+        Args:
+            candidate: What to fit.
+            table: What was measured.
+            log_seconds: Natural logarithm of the seconds, shape (n,).
+            roofline: The same by the calibrated roofline; None to fit to the seconds themselves.
+        """
+        encoding = Encoding.of(table, candidate.features)
+        if roofline is None:
+            target = np.exp(log_seconds)
+            # A line through seconds may leave the positive ones.
+            bounds = (float(target.min()) / 10, float(target.max()) * 10)
+        else:
+            target = log_seconds - roofline
+            most = _BEYOND_MEASURED * float(np.abs(target).max())
+            bounds = (-most, most)
+        fitted = fit_regressor(candidate.regressor, candidate.options, encoding.columns(table), target)
+        return cls(candidate, encoding, fitted, roofline is not None, bounds)
+
+    def log_seconds(self, table: FeatureTable, roofline: FloatArray) -> FloatArray:
+        """Natural logarithm of the seconds of each row, shape (n,).
+
+        Args:
+            table: The requests.
+            roofline: The same by the calibrated roofline.
+        """
+        target = np.clip(self.fitted.predict(self.encoding.columns(table)), *self.bounds)
+        result: FloatArray = roofline + target if self.logarithmic else np.log(target)
+        return result

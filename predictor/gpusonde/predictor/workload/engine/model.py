@@ -1,0 +1,220 @@
+"""``WorkloadModel``: seconds per training iteration of networks that need never have run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from gpusonde.catalog import GpuCatalog, GpuSpec, load_gpus
+from gpusonde.predictor.workload.engine.errors import EngineError
+from gpusonde.predictor.workload.engine.features.columns import FeatureBuilder, FeatureTable
+from gpusonde.predictor.workload.engine.features.encoding import EMBEDDED, EMBEDDING, ROOFLINE
+from gpusonde.predictor.workload.engine.fitting import fit_state
+from gpusonde.predictor.workload.engine.persistence import read_model, write_model
+from gpusonde.predictor.workload.engine.request import WorkloadMeasurement, WorkloadPrediction, WorkloadRequest
+from gpusonde.predictor.workload.engine.state import FittedState
+from gpusonde.predictor.workload.engine.trust.familiarity import Assessment
+from gpusonde.predictor.workload.graph import WorkloadGraph
+
+FloatArray = npt.NDArray[np.float64]
+Embedder = Callable[[Sequence[WorkloadGraph]], FloatArray]
+
+DEFAULT_COVERAGE = 0.9
+FALLBACK = "calibrated_roofline"
+_SHIPPED = "shipped/workload_model.zip"
+_PACKAGE = "gpusonde.predictor.workload.engine"
+# Beyond it an interval says no more than that nothing is known.
+_WIDEST = math.log(1000.0)
+
+
+class NotFittedError(EngineError):
+    """A model that predicts before it was fitted or loaded."""
+
+
+class WorkloadModel:
+    """Predicts the duration of training iterations from graphs and clusters.
+
+    Args:
+        catalog: Data sheets of the devices; the shipped catalogue when left out.
+        embed: Embedding of graphs, shape (n, size), for models with its columns.
+        coverage: Share of intervals that should hold the truth.
+        state: What was fitted before.
+        version: Of that.
+    """
+
+    def __init__(
+        self,
+        catalog: GpuCatalog | None = None,
+        *,
+        embed: Embedder | None = None,
+        coverage: float = DEFAULT_COVERAGE,
+        state: FittedState | None = None,
+        version: str = "unsaved",
+    ) -> None:
+        if not 0 < coverage < 1:
+            raise EngineError(f"coverage {coverage}: it must lie between 0 and 1")
+        self._features = FeatureBuilder(load_gpus() if catalog is None else catalog)
+        self._embed, self._coverage = embed, coverage
+        self._state, self._version = state, version
+
+    @property
+    def version(self) -> str:
+        """Name of the fitted content; ``unsaved`` until the model has been saved or loaded."""
+        return self._version
+
+    @property
+    def state(self) -> FittedState:
+        """The fitted state.
+
+        Raises:
+            NotFittedError: There is none yet.
+        """
+        if self._state is None:
+            raise NotFittedError("the model is not fitted; call fit(), load() or shipped() first")
+        return self._state
+
+    @property
+    def scores(self) -> Mapping[str, float]:
+        """Error of each regressor in validation, the chosen one's first.
+
+        Of the logarithm, on architectures left out; of ``kind="paper"`` relative, on rows left out.
+        """
+        state = self.state
+        names = [state.chosen, *(name for name in state.estimators if name != state.chosen)]
+        return {name: state.estimators[name].score for name in names}
+
+    def fit(
+        self, measurements: Sequence[WorkloadMeasurement], *, kind: str = "default", regressor: str | None = None
+    ) -> WorkloadModel:
+        """Fit to measured iterations.
+
+        Args:
+            measurements: At least 10, of at least 3 architectures.
+            kind: "default": logarithm of time over calibrated roofline, validation on architectures left out. "paper":
+                the PredictDDL paper's: the time itself, validation on a random fifth of the rows.
+            regressor: Fit this one only: "linear", "polynomial", "svr", "mlp" or "boosted_residual" (not in "paper").
+                All are fitted and the best chosen when left out.
+
+        Returns:
+            The model itself.
+
+        Raises:
+            EngineError: No such kind or regressor, or too few measurements.
+            RequestError: A device is not in the catalogue.
+        """
+        requests = [each.request for each in measurements]
+        table = self._features.table(requests, None if self._embed is None else self._embedding(requests))
+        devices = dict.fromkeys(each.cluster.device for each in requests)
+        self._state = fit_state(
+            table, measurements, [self._features.spec(name) for name in devices], kind=kind, regressor=regressor,
+            coverage=self._coverage,
+        )  # fmt: skip
+        self._version = "unsaved"
+        return self
+
+    def predict(self, requests: Sequence[WorkloadRequest], *, regressor: str | None = None) -> list[WorkloadPrediction]:
+        """Predict.
+
+        Args:
+            requests: Any number; those of the same graph share its counts.
+            regressor: Answer with this one; with the one that validation chose when left out.
+
+        Returns:
+            One prediction per request, in their order.
+
+        Raises:
+            NotFittedError: The model is not fitted.
+            EngineError: The model has no such regressor, or needs an embedding and has none.
+            RequestError: A device is not in the catalogue.
+        """
+        state = self.state
+        name = state.chosen if regressor is None else regressor
+        if name not in state.estimators:
+            raise EngineError(f"this model has no regressor {name!r}; it has {', '.join(state.estimators)}")
+        if not requests:
+            return []
+        chosen = state.estimators[name]
+        features = chosen.estimator.candidate.features
+        embedding = self._embedding(requests) if features in (EMBEDDED, EMBEDDING) else None
+        table = self._features.table(requests, embedding)
+        gpus = [self._features.spec(each.cluster.device) for each in requests]
+        assessments = state.familiarity.assess(table, gpus)
+        roofline = state.roofline.log_seconds(table)
+        estimated = chosen.estimator.log_seconds(table, roofline)
+        found = []
+        for row, (assessment, gpu) in enumerate(zip(assessments, gpus, strict=True)):
+            falls_back = assessment.out_of_distribution and state.kind == "default"
+            centre = float(roofline[row] if falls_back else estimated[row])
+            width = state.intervals.half_width(assessment, state.roofline_errors if falls_back else chosen.architecture)
+            width = min(width, _WIDEST)
+            found.append(
+                WorkloadPrediction(
+                    seconds=math.exp(centre),
+                    low_s=math.exp(centre - width),
+                    high_s=math.exp(centre + width),
+                    coverage=state.intervals.coverage,
+                    regressor=FALLBACK if falls_back else name,
+                    features=ROOFLINE if falls_back else features,
+                    out_of_distribution=assessment.out_of_distribution,
+                    reasons=tuple(self._reasons(assessment, gpu, table, row, falls_back=falls_back)),
+                    nearest=assessment.nearest,
+                )
+            )
+        return found
+
+    def _reasons(
+        self, assessment: Assessment, gpu: GpuSpec, table: FeatureTable, row: int, *, falls_back: bool
+    ) -> list[str]:
+        known = self.state.familiarity
+        reasons = [*assessment.unlike_network, *assessment.unlike_cluster]
+        if assessment.unknown_device:
+            names = ", ".join(each.name for each in known.gpus.gpus)
+            reasons.append(f"nothing was measured on {gpu.name}: extrapolated by its data sheet from {names}")
+        if falls_back:
+            reasons.append("answered by the calibrated roofline, which has few features and extrapolates best")
+        if assessment.unknown_place:
+            place = str(table.environment[row])
+            where = f"the environment {place!r} is none that was measured" if place else "no known environment is named"
+            reasons.append(f"{where}: frameworks and hosts differ, so the interval is that of a new one")
+        return reasons
+
+    def _embedding(self, requests: Sequence[WorkloadRequest]) -> FloatArray:
+        if self._embed is None:
+            raise EngineError("this model has columns of an embedding; give the encoder that it was fitted with")
+        graphs = {id(each.graph): each.graph for each in requests}
+        position = {key: number for number, key in enumerate(graphs)}
+        embedded = np.asarray(self._embed(list(graphs.values())), dtype=np.float64)
+        chosen: FloatArray = embedded[[position[id(each.graph)] for each in requests]]
+        return chosen
+
+    def save(self, path: str | Path) -> str:
+        """Write the model to a file, which holds numbers and text only.
+
+        Returns:
+            Its version.
+        """
+        self._version = write_model(Path(path), self.state)
+        return self._version
+
+    @classmethod
+    def load(
+        cls, path: str | Path, *, catalog: GpuCatalog | None = None, embed: Embedder | None = None
+    ) -> WorkloadModel:
+        """Read a model that ``save`` wrote.
+
+        Raises:
+            ModelFileError: It is no such file, is damaged or too large.
+            OSError: It cannot be read.
+        """
+        state, version = read_model(Path(path))
+        return cls(catalog, embed=embed, coverage=state.intervals.coverage, state=state, version=version)
+
+    @classmethod
+    def shipped(cls, *, catalog: GpuCatalog | None = None) -> WorkloadModel:
+        """The model that comes with the package; its card stands beside it."""
+        return cls.load(Path(str(files(_PACKAGE).joinpath(_SHIPPED))), catalog=catalog)

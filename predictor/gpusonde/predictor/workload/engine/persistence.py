@@ -1,0 +1,260 @@
+"""Files of fitted models: numbers and text only, checked before use (``predictor.archives``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpusonde.predictor.archives import ArchiveError, pack, unpack
+from gpusonde.predictor.crossgpu.intervals.conformal import Calibration
+from gpusonde.predictor.crossgpu.intervals.novelty import GpuNeighbourhood, KnownGpu, RunNeighbourhood
+from gpusonde.predictor.files import replace_file
+from gpusonde.predictor.workload.engine.errors import ModelFileError
+from gpusonde.predictor.workload.engine.estimator import Candidate, Estimator
+from gpusonde.predictor.workload.engine.features.columns import ANALYTIC_COLUMNS, CLUSTER_COLUMNS, ROOFLINE_COLUMNS
+from gpusonde.predictor.workload.engine.features.encoding import (
+    ANALYTIC,
+    CATEGORIES,
+    EMBEDDED,
+    EMBEDDING,
+    FEATURE_SETS,
+    Encoding,
+)
+from gpusonde.predictor.workload.engine.fitting import KINDS
+from gpusonde.predictor.workload.engine.regression.calibration import LEVELS, CalibratedRoofline
+from gpusonde.predictor.workload.engine.regression.regressors import (
+    REGRESSORS,
+    FittedRegressor,
+    Standardisation,
+    check_arrays,
+)
+from gpusonde.predictor.workload.engine.state import FittedEstimator, FittedState
+from gpusonde.predictor.workload.engine.trust.familiarity import Familiarity
+from gpusonde.predictor.workload.engine.trust.intervals import Intervals, Newness
+
+FORMAT = "gpusonde workload model"
+FORMAT_VERSION = 1
+
+_FILE_BYTES = 64 << 20
+_MANIFEST_BYTES = 4 << 20
+_ARRAY_BYTES = 256 << 20
+_COLUMNS = [list(ROOFLINE_COLUMNS), list(ANALYTIC_COLUMNS), list(CLUSTER_COLUMNS)]
+_LONGEST_EMBEDDING = 512
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+
+def write_model(path: Path, state: FittedState) -> str:
+    """Write a model, replacing an older file only once the new one is complete and on disk.
+
+    Returns:
+        The model's version: the format's and a digest of its content.
+    """
+    content, digest = pack(_manifest(state), _arrays(state))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, content)
+    return _version(digest)
+
+
+def read_model(path: Path) -> tuple[FittedState, str]:
+    """Read a model.
+
+    Returns:
+        What was fitted, and its version.
+
+    Raises:
+        ModelFileError: It is no model that this program reads.
+        OSError: It cannot be read.
+    """
+    with path.open("rb") as file:
+        content = file.read(_FILE_BYTES + 1)
+    where = str(path)
+    try:
+        manifest, arrays, digest = unpack(
+            content, file_bytes=_FILE_BYTES, manifest_bytes=_MANIFEST_BYTES, array_bytes=_ARRAY_BYTES
+        )
+    except ArchiveError as error:
+        raise ModelFileError(where, f"not a workload model: {error}; fit one with 'gpusonde workload fit'") from error
+    if manifest.get("format") != FORMAT:
+        raise ModelFileError(where, "not a workload model; fit one with 'gpusonde workload fit'")
+    if manifest.get("format_version") != FORMAT_VERSION or manifest.get("columns") != _COLUMNS:
+        raise ModelFileError(where, "made for another version of this program: fit it again")
+    try:
+        return _state(manifest, arrays), _version(digest)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+        raise ModelFileError(where, f"damaged: {type(error).__name__} {error}; restore or fit it again") from error
+
+
+def _manifest(state: FittedState) -> dict[str, Any]:
+    familiarity = state.familiarity
+    return {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "columns": _COLUMNS,
+        "kind": state.kind,
+        "chosen": state.chosen,
+        "rows": state.rows,
+        "coverage": state.intervals.coverage,
+        "quantiles": {newness.name: asdict(value) for newness, value in state.intervals.quantiles.items()},
+        "roofline": {"names": [list(names) for names in state.roofline.names]},
+        "roofline_errors": asdict(state.roofline_errors),
+        "estimators": {name: _described(each) for name, each in state.estimators.items()},
+        "familiarity": {
+            "usual_distance": familiarity.networks.usual_distance,
+            "architectures": list(familiarity.architectures),
+            "batches": list(familiarity.batches),
+            "devices": familiarity.devices,
+            "nodes": familiarity.nodes,
+            "gpus": [asdict(gpu) for gpu in familiarity.gpus.gpus],
+            "precisions": list(familiarity.precisions),
+            "parallelisms": list(familiarity.parallelisms),
+            "environments": list(familiarity.environments),
+        },
+    }
+
+
+def _described(fitted: FittedEstimator) -> dict[str, Any]:
+    estimator = fitted.estimator
+    scale = estimator.fitted.standardisation
+    return {
+        "features": estimator.candidate.features,
+        "options": dict(estimator.candidate.options),
+        "categories": [list(values) for values in estimator.encoding.categories],
+        "target_center": scale.target_center,
+        "target_spread": scale.target_spread,
+        "logarithmic": estimator.logarithmic,
+        "bounds": list(estimator.bounds),
+        "score": fitted.score,
+        "architecture": asdict(fitted.architecture),
+    }
+
+
+def _arrays(state: FittedState) -> dict[str, npt.NDArray[Any]]:
+    networks = state.familiarity.networks
+    arrays: dict[str, npt.NDArray[Any]] = {
+        "roofline.common": state.roofline.common,
+        "familiarity.center": networks.center,
+        "familiarity.spread": networks.spread,
+        "familiarity.points": networks.points,
+        "familiarity.totals": state.familiarity.totals,
+    }
+    for level, deviations in enumerate(state.roofline.deviations):
+        arrays[f"roofline.{level}"] = deviations
+    for name, each in state.estimators.items():
+        fitted = each.estimator.fitted
+        arrays[f"{name}.center"] = fitted.standardisation.center
+        arrays[f"{name}.inverse"] = fitted.standardisation.inverse
+        for part, array in fitted.arrays.items():
+            arrays[f"{name}.{part}"] = array
+    return arrays
+
+
+def _state(manifest: Mapping[str, Any], arrays: Arrays) -> FittedState:
+    coverage = float(manifest["coverage"])
+    estimators = {
+        str(name): _estimator(str(name), described, arrays) for name, described in manifest["estimators"].items()
+    }
+    _sound(manifest["kind"] in KINDS and manifest["chosen"] in estimators and 0 < coverage < 1, "its settings")
+    quantiles = {Newness[name]: _calibration(value) for name, value in manifest["quantiles"].items()}
+    return FittedState(
+        kind=manifest["kind"],
+        chosen=manifest["chosen"],
+        estimators=estimators,
+        roofline=_roofline(manifest["roofline"], arrays),
+        roofline_errors=_calibration(manifest["roofline_errors"]),
+        familiarity=_familiarity(manifest["familiarity"], arrays),
+        intervals=Intervals(coverage, quantiles),
+        rows=int(manifest["rows"]),
+    )
+
+
+def _calibration(stored: Mapping[str, Any]) -> Calibration:
+    found = Calibration(float(stored["quantile"]), int(stored["count"]))
+    _sound(0 <= found.quantile < float("inf") and found.count >= 0, "a quantile")
+    return found
+
+
+def _roofline(stored: Mapping[str, Any], arrays: Arrays) -> CalibratedRoofline:
+    parts = len(ROOFLINE_COLUMNS)
+    names = tuple(_texts(each) for each in stored["names"])
+    deviations = tuple(arrays[f"roofline.{level}"] for level in range(len(LEVELS)))
+    common = arrays["roofline.common"]
+    _sound(len(names) == len(LEVELS) and common.shape == (parts,), "its roofline")
+    _sound(all(a.shape == (len(n), parts) for a, n in zip(deviations, names, strict=True)), "its roofline's levels")
+    return CalibratedRoofline(common, names, deviations)
+
+
+def _familiarity(stored: Mapping[str, Any], arrays: Arrays) -> Familiarity:
+    center, spread, points, totals = (
+        arrays[f"familiarity.{name}"] for name in ("center", "spread", "points", "totals")
+    )
+    width = len(ANALYTIC_COLUMNS)
+    architectures = _texts(stored["architectures"])
+    usual = float(stored["usual_distance"])
+    _sound(center.shape == spread.shape == (width,) and bool((spread > 0).all()), "its networks' scale")
+    _sound(points.shape == (len(architectures), width) and len(points) > 0 and usual > 0, "its networks")
+    _sound(totals.shape == (2, 4), "its networks' totals")
+    least, most = map(float, stored["batches"])
+    gpus = tuple(KnownGpu(**gpu) for gpu in stored["gpus"])
+    _sound(len(gpus) > 0, "its devices")
+    return Familiarity(
+        networks=RunNeighbourhood(center, spread, points, usual),
+        architectures=architectures,
+        totals=totals,
+        batches=(least, most),
+        devices=float(stored["devices"]),
+        nodes=float(stored["nodes"]),
+        gpus=GpuNeighbourhood(gpus),
+        precisions=_texts(stored["precisions"]),
+        parallelisms=_texts(stored["parallelisms"]),
+        environments=_texts(stored["environments"]),
+    )
+
+
+def _estimator(name: str, stored: Mapping[str, Any], arrays: Arrays) -> FittedEstimator:
+    features = stored["features"]
+    categories = tuple(_texts(values) for values in stored["categories"])
+    _sound(name in REGRESSORS and features in FEATURE_SETS and len(categories) == len(CATEGORIES), "a regressor")
+    own = {key.removeprefix(f"{name}."): array for key, array in arrays.items() if key.startswith(f"{name}.")}
+    center, inverse = own.pop("center"), own.pop("inverse")
+    width = len(CLUSTER_COLUMNS) + sum(map(len, categories))
+    if features != EMBEDDING:
+        width += len(ROOFLINE_COLUMNS)
+    if features in (ANALYTIC, EMBEDDED):
+        width += len(ANALYTIC_COLUMNS)
+    extra = len(center) - width
+    most = _LONGEST_EMBEDDING if features in (EMBEDDED, EMBEDDING) else 0
+    _sound(center.shape == inverse.shape and 0 <= extra <= most, f"the columns of {name}")
+    check_arrays(name, own, len(center))
+    least, largest = map(float, stored["bounds"])
+    logarithmic = bool(stored["logarithmic"])
+    _sound(least <= largest and (logarithmic or least > 0), f"the bounds of {name}")
+    scale = Standardisation(center, inverse, float(stored["target_center"]), float(stored["target_spread"]))
+    _sound(bool(np.isfinite([least, largest, scale.target_center, scale.target_spread]).all()), f"the scale of {name}")
+    estimator = Estimator(
+        Candidate(name, features, dict(stored["options"])),
+        Encoding(features, categories),
+        FittedRegressor(name, scale, own),
+        logarithmic,
+        (least, largest),
+    )
+    return FittedEstimator(estimator, float(stored["score"]), _calibration(stored["architecture"]))
+
+
+def _texts(values: Any) -> tuple[str, ...]:
+    _sound(isinstance(values, list) and all(isinstance(value, str) for value in values), "a list of names")
+    return tuple(values)
+
+
+def _sound(condition: bool, what: str) -> None:
+    if not condition:
+        raise ValueError(f"{what} cannot be")
+
+
+def _version(digest: str) -> str:
+    return f"workload-{FORMAT_VERSION}-{digest[:12]}"

@@ -1,0 +1,52 @@
+"""``FittedState``: everything that predicting needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gpusonde.predictor.crossgpu.intervals.conformal import Calibration
+from gpusonde.predictor.workload.engine.estimator import Estimator
+from gpusonde.predictor.workload.engine.regression.calibration import CalibratedRoofline
+from gpusonde.predictor.workload.engine.trust.familiarity import Familiarity
+from gpusonde.predictor.workload.engine.trust.intervals import Intervals
+
+
+@dataclass(frozen=True)
+class FittedEstimator:
+    """An estimator and what validation showed of it.
+
+    Attributes:
+        estimator: It.
+        score: Of the validation.
+        architecture: Of its errors on architectures left out.
+    """
+
+    estimator: Estimator
+    score: float
+    architecture: Calibration
+
+
+@dataclass(frozen=True)
+class FittedState:
+    """A fitted model.
+
+    Attributes:
+        kind: "default" or "paper".
+        chosen: The regressor that answers unless another is asked for.
+        estimators: By regressor.
+        roofline: The regressor of few features.
+        roofline_errors: Its errors on architectures left out.
+        familiarity: What was measured.
+        intervals: Of what is new.
+        rows: Measurements that it was fitted on.
+    """
+
+    kind: str
+    chosen: str
+    estimators: Mapping[str, FittedEstimator]
+    roofline: CalibratedRoofline
+    roofline_errors: Calibration
+    familiarity: Familiarity
+    intervals: Intervals
+    rows: int

@@ -1,0 +1,182 @@
+"""``Familiarity``: whether a request is like what a model was fitted on, and what it is most like."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from gpusonde.catalog import GpuSpec
+from gpusonde.predictor.crossgpu.intervals.novelty import (
+    GpuNeighbourhood,
+    KnownGpu,
+    RunNeighbourhood,
+    root_mean_square_distances,
+)
+from gpusonde.predictor.workload.engine.features.columns import CLUSTER_COLUMNS, FeatureTable, network_totals
+
+FloatArray = npt.NDArray[np.float64]
+
+# A network may have this many times the work of the largest that was measured, or as much less than the smallest; a
+# batch too.
+_BEYOND = 2.0
+_TOTALS = ("floating-point operations", "memory traffic", "weights", "operations")
+_NEAREST = 3
+_DEVICES, _NODES, _BATCH = (CLUSTER_COLUMNS.index(name) for name in ("log_devices", "log_nodes", "log_batch"))
+
+
+@dataclass(frozen=True)
+class Assessment:
+    """How a request relates to what was measured.
+
+    Attributes:
+        unlike_network: How the network is unlike those that were measured.
+        unlike_cluster: What of the cluster or the batch was never measured, its device and place aside.
+        unknown_device: Its device was never measured.
+        device_widening: Factor, at least 1, by which errors on left-out devices are too small for this one.
+        unknown_place: It is to run at no place of measurement that the model knows.
+        nearest: Measured architectures most like it, and how alike, at most 1.
+    """
+
+    unlike_network: tuple[str, ...]
+    unlike_cluster: tuple[str, ...]
+    unknown_device: bool
+    device_widening: float
+    unknown_place: bool
+    nearest: tuple[tuple[str, float], ...]
+
+    @property
+    def out_of_distribution(self) -> bool:
+        """Whether regressors of many features cannot be trusted with it."""
+        return bool(self.unlike_network or self.unlike_cluster or self.unknown_device)
+
+
+@dataclass(frozen=True)
+class Familiarity:
+    """What was measured.
+
+    Attributes:
+        networks: The measured networks' counts per sample, as points.
+        architectures: Of each point.
+        totals: Least and largest of what networks add up to, logarithms, shape (2, totals).
+        batches: Least and largest batch size per device.
+        devices: Most devices.
+        nodes: Most hosts.
+        gpus: The devices.
+        precisions: That were used.
+        parallelisms: That were used.
+        environments: The known places.
+    """
+
+    networks: RunNeighbourhood
+    architectures: tuple[str, ...]
+    totals: FloatArray
+    batches: tuple[float, float]
+    devices: float
+    nodes: float
+    gpus: GpuNeighbourhood
+    precisions: tuple[str, ...]
+    parallelisms: tuple[str, ...]
+    environments: tuple[str, ...]
+
+    @classmethod
+    def fit(cls, table: FeatureTable, architectures: Sequence[str], gpus: Sequence[GpuSpec]) -> Familiarity:
+        """Note what was measured.
+
+        Args:
+            table: The measurements.
+            architectures: Of each row.
+            gpus: The devices in the table.
+        """
+        labels = np.asarray(architectures, dtype=np.str_)
+        keys = [f"{label}\0{row.tobytes().hex()}" for label, row in zip(labels.tolist(), table.network, strict=True)]
+        chosen = np.sort(np.unique(keys, return_index=True)[1])
+        totals = network_totals(table.network[chosen])
+        sizes = np.exp(table.cluster)
+        return cls(
+            networks=RunNeighbourhood.fit(table.network[chosen], labels[chosen].tolist()),
+            architectures=tuple(labels[chosen].tolist()),
+            totals=np.stack([totals.min(axis=0), totals.max(axis=0)]),
+            batches=(float(sizes[:, _BATCH].min()), float(sizes[:, _BATCH].max())),
+            devices=float(sizes[:, _DEVICES].max()),
+            nodes=float(sizes[:, _NODES].max()),
+            gpus=GpuNeighbourhood(tuple(KnownGpu.of(gpu) for gpu in gpus)),
+            precisions=tuple(np.unique(table.precision).tolist()),
+            parallelisms=tuple(np.unique(table.parallelism).tolist()),
+            environments=tuple(each for each in np.unique(table.environment).tolist() if each),
+        )
+
+    def assess(self, table: FeatureTable, gpus: Sequence[GpuSpec]) -> list[Assessment]:
+        """Compare requests with what was measured.
+
+        Args:
+            table: The requests.
+            gpus: The device of each.
+        """
+        known: dict[bytes, tuple[tuple[str, ...], tuple[tuple[str, float], ...]]] = {}
+        seen: dict[str, tuple[bool, float]] = {}
+        found = []
+        for row, gpu in enumerate(gpus):
+            key = table.network[row].tobytes()
+            if key not in known:
+                known[key] = self._network(table.network[row])
+            if gpu.name not in seen:
+                unknown = not self.gpus.seen(gpu)
+                seen[gpu.name] = (unknown, self.gpus.widening(gpu) if unknown else 1.0)
+            unlike, nearest = known[key]
+            found.append(
+                Assessment(
+                    unlike_network=unlike,
+                    unlike_cluster=tuple(self._cluster(table, row)),
+                    unknown_device=seen[gpu.name][0],
+                    device_widening=seen[gpu.name][1],
+                    unknown_place=str(table.environment[row]) not in self.environments,
+                    nearest=nearest,
+                )
+            )
+        return found
+
+    def _network(self, network: FloatArray) -> tuple[tuple[str, ...], tuple[tuple[str, float], ...]]:
+        points = self.networks
+        place = (network - points.center) / points.spread
+        distances = root_mean_square_distances(place[None, :], points.points)[0] / points.usual_distance
+        nearest: dict[str, float] = {}
+        for position in np.argsort(distances, kind="stable").tolist():
+            nearest.setdefault(self.architectures[position], math.exp(-float(distances[position])))
+            if len(nearest) == _NEAREST:
+                break
+        reasons = []
+        if distances.min() > 1.0:
+            first = next(iter(nearest))
+            reasons.append(
+                f"the network is {distances.min():.1f} times as unlike {first}, the nearest measured one, as a new"
+                " network usually is"
+            )
+        totals = network_totals(network[None, :])[0]
+        for name, total, least, most in zip(_TOTALS, totals, *self.totals, strict=True):
+            if total > most + math.log(_BEYOND):
+                reasons.append(f"the network has {math.exp(total - most):.1f} times the {name} of the largest measured")
+            elif total < least - math.log(_BEYOND):
+                share = 100 * math.exp(total - least)
+                reasons.append(f"the network has {share:.2g} % of the {name} of the smallest measured")
+        return tuple(reasons), tuple(nearest.items())
+
+    def _cluster(self, table: FeatureTable, row: int) -> list[str]:
+        reasons = []
+        precision, parallelism = str(table.precision[row]), str(table.parallelism[row])
+        if precision not in self.precisions:
+            reasons.append(f"nothing was measured in {precision}, only in {', '.join(self.precisions)}")
+        if parallelism not in self.parallelisms:
+            reasons.append(f"nothing was measured with parallelism {parallelism}")
+        devices, nodes, batch = np.exp(table.cluster[row, [_DEVICES, _NODES, _BATCH]]).round().astype(int).tolist()
+        if devices > round(self.devices):
+            reasons.append(f"{devices} devices, but at most {self.devices:.0f} were measured together")
+        if nodes > round(self.nodes):
+            reasons.append(f"{nodes} hosts, but at most {self.nodes:.0f} were measured together")
+        least, most = self.batches
+        if not least / _BEYOND <= batch <= most * _BEYOND:
+            reasons.append(f"batches of {batch} samples per device, but {least:.0f} to {most:.0f} were measured")
+        return reasons

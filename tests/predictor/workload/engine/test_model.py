@@ -1,0 +1,177 @@
+"""The model on measurements whose truth is known."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from support.measured_workloads import PLACES, chain, measured, true_seconds
+
+from gpusonde.predictor.workload.engine import (
+    Cluster,
+    EngineError,
+    NotFittedError,
+    Parallelism,
+    Precision,
+    RequestError,
+    TooFewMeasurementsError,
+    WorkloadModel,
+    WorkloadRequest,
+)
+
+HERE = Cluster("T4", environment="here/T4")
+
+
+def error(predictions, requests, catalog):
+    truth = true_seconds(requests, catalog)
+    return np.abs(np.array([each.seconds for each in predictions]) / truth - 1)
+
+
+def test_networks_that_were_not_measured_are_predicted_closely(model, catalog):
+    requests = [
+        WorkloadRequest(chain(width, depth), batch, Cluster(device, environment=place))
+        for width, depth in ((24, 6), (48, 12), (96, 8))
+        for batch in (8, 16, 32)
+        for place, (device, _) in PLACES.items()
+    ]
+    predictions = model.predict(requests)
+    assert error(predictions, requests, catalog).mean() < 0.08
+    assert not any(each.out_of_distribution for each in predictions)
+    assert all(each.low_s < each.seconds < each.high_s for each in predictions)
+
+
+def test_intervals_hold_their_share_of_architectures_left_out(catalog):
+    rows = measured(catalog, batches=(8,), noise=0.05)
+    inside = []
+    for name in sorted({each.architecture for each in rows}):
+        model = WorkloadModel(catalog).fit([each for each in rows if each.architecture != name], regressor="svr")
+        asked = [each for each in rows if each.architecture == name]
+        for row, answer in zip(asked, model.predict([each.request for each in asked]), strict=True):
+            inside.append(answer.low_s <= row.seconds <= answer.high_s)
+    assert np.mean(inside) >= 0.8
+
+
+def test_a_batch_of_requests_is_answered_as_each_alone(model):
+    requests = [WorkloadRequest(chain(32, depth), 16, HERE) for depth in (5, 7, 9)]
+    assert model.predict(requests) == [model.predict([each])[0] for each in requests]
+    assert model.predict([]) == []
+
+
+def test_a_place_that_is_not_named_widens_the_interval_and_says_so(model):
+    known, unknown = model.predict(
+        [WorkloadRequest(chain(32, 8), 16, HERE), WorkloadRequest(chain(32, 8), 16, Cluster("T4"))]
+    )
+    assert unknown.high_s / unknown.low_s > 1.5 * known.high_s / known.low_s
+    assert not known.reasons
+    assert not unknown.out_of_distribution
+    assert "environment" in unknown.reasons[0]
+
+
+def test_a_device_that_was_not_measured_is_extrapolated_and_flagged(model, catalog):
+    request = WorkloadRequest(chain(64, 8), 32, Cluster("H100-SXM5-80GB"))
+    answer = model.predict([request])[0]
+    assert answer.out_of_distribution
+    assert answer.regressor == "calibrated_roofline"
+    assert any("H100-SXM5-80GB" in reason for reason in answer.reasons)
+    assert answer.high_s / answer.low_s > 2
+    assert answer.low_s < true_seconds([request], catalog)[0] < answer.high_s
+
+
+@pytest.mark.parametrize(
+    ("changes", "batch", "said"),
+    [
+        ({"precision": Precision.FP16}, 16, "fp16"),
+        ({"device_count": 2, "parallelism": Parallelism.DISTRIBUTED}, 16, "distributed"),
+        ({"device_count": 8, "parallelism": Parallelism.DATA_PARALLEL}, 16, "8 devices"),
+        ({"device_count": 2, "node_count": 2, "parallelism": Parallelism.DATA_PARALLEL}, 16, "2 hosts"),
+        ({}, 512, "512 samples"),
+    ],
+)
+def test_what_was_never_measured_of_a_cluster_is_flagged_with_its_reason(model, changes, batch, said):
+    answer = model.predict([WorkloadRequest(chain(32, 8), batch, dataclasses.replace(HERE, **changes))])[0]
+    assert answer.out_of_distribution
+    assert any(said in reason for reason in answer.reasons)
+
+
+def test_networks_unlike_all_measured_ones_fall_back_to_the_roofline(model, catalog):
+    requests = [
+        WorkloadRequest(chain(2048, 32), 16, HERE),  # much larger
+        WorkloadRequest(chain(4, 1, pixels=8), 16, HERE),  # much smaller
+        WorkloadRequest(chain(64, 200, normalised=False), 16, HERE),  # much longer, of other operations
+    ]
+    for request, answer in zip(requests, model.predict(requests), strict=True):
+        assert answer.out_of_distribution
+        assert answer.features == "roofline"
+        assert "network" in answer.reasons[0]
+        truth = float(true_seconds([request], catalog)[0])
+        assert 1 / 3 < answer.seconds / truth < 3
+
+
+def test_the_nearest_measured_architectures_are_named(model):
+    answer = model.predict([WorkloadRequest(chain(64, 8), 16, HERE)])[0]
+    assert answer.nearest[0] == ("chain64x8", pytest.approx(1.0))
+    alike = [likeness for _, likeness in answer.nearest]
+    assert alike == sorted(alike, reverse=True)
+
+
+@pytest.mark.parametrize("regressor", ["linear", "polynomial", "svr", "mlp", "boosted_residual"])
+def test_the_regressor_that_is_asked_for_answers(model, measurements, catalog, regressor):
+    request = WorkloadRequest(chain(48, 10), 16, HERE)
+    answer = model.predict([request], regressor=regressor)[0]
+    assert answer.regressor == regressor
+    assert error([answer], [request], catalog)[0] < 0.25
+    alone = WorkloadModel(catalog).fit(measurements, regressor=regressor)
+    assert alone.predict([request])[0].regressor == regressor
+    with pytest.raises(EngineError, match="it has"):
+        alone.predict([request], regressor="linear" if regressor != "linear" else "svr")
+
+
+def test_fitting_twice_gives_the_same_answers(model, measurements, catalog):
+    again = WorkloadModel(catalog).fit(measurements)
+    requests = [WorkloadRequest(chain(40, 9), 16, HERE)]
+    for name in model.scores:
+        assert again.predict(requests, regressor=name) == model.predict(requests, regressor=name)
+
+
+def test_the_papers_kind_predicts_seconds_and_has_its_four_regressors(catalog, measurements):
+    model = WorkloadModel(catalog).fit(measurements, kind="paper", regressor="polynomial")
+    request = WorkloadRequest(chain(48, 10), 16, HERE)
+    answer = model.predict([request])[0]
+    assert answer.regressor == "polynomial"
+    assert 0 < answer.seconds < 1
+    with pytest.raises(EngineError, match="boosted_residual"):
+        WorkloadModel(catalog).fit(measurements, kind="paper", regressor="boosted_residual")
+
+
+def test_columns_of_an_embedding_are_used_where_there_is_an_encoder(catalog, measurements):
+    def embed(graphs):
+        return np.array([[math.log(each.parameter_count), float(len(each.operations))] for each in graphs])
+
+    model = WorkloadModel(catalog, embed=embed).fit(measurements, kind="paper", regressor="linear")
+    request = WorkloadRequest(chain(48, 10), 16, HERE)
+    assert model.predict([request])[0].features == "embedding"
+    with pytest.raises(EngineError, match="embedding"):
+        WorkloadModel(catalog, state=model.state).predict([request])
+
+
+def test_refuses_what_it_cannot_be_fitted_on(catalog, measurements):
+    few = [each for each in measurements if each.architecture in ("chain16x4", "chain16x8")]
+    with pytest.raises(TooFewMeasurementsError, match="2 architectures"):
+        WorkloadModel(catalog).fit(few)
+    with pytest.raises(TooFewMeasurementsError):
+        WorkloadModel(catalog).fit(measurements[:5])
+    with pytest.raises(EngineError, match="kind"):
+        WorkloadModel(catalog).fit(measurements, kind="best")
+    with pytest.raises(EngineError, match="regressor"):
+        WorkloadModel(catalog).fit(measurements, regressor="forest")
+    with pytest.raises(EngineError, match="coverage"):
+        WorkloadModel(catalog, coverage=1.0)
+
+
+def test_refuses_devices_that_the_catalogue_lacks_and_predicting_unfitted(model, catalog):
+    with pytest.raises(RequestError, match="no such thing"):
+        model.predict([WorkloadRequest(chain(16, 4), 8, Cluster("no such thing"))])
+    with pytest.raises(NotFittedError):
+        WorkloadModel(catalog).predict([WorkloadRequest(chain(16, 4), 8, HERE)])
