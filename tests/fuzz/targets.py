@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 import zstandard
 from google.protobuf.message import DecodeError
+from support.hostile_graphs import archive, json_graph, program, pt2, small_onnx
 from support.problem_documents import small_problem
 from support.wire_agent import batch, block, hello, inventory, source_ended
 
@@ -57,6 +58,12 @@ from gpusonde.optimizer.documents.reports import read_reports
 from gpusonde.planning.v1 import planning_pb2
 from gpusonde.predictor.crossgpu import LatencyModel, ModelFileError, read_runs
 from gpusonde.predictor.crossgpu.runs.table import RunsTableError
+from gpusonde.predictor.workload.graph import GraphError, load_graph
+from gpusonde.predictor.workload.graph.from_onnx import from_onnx
+from gpusonde.predictor.workload.graph.from_onnx.model import read_model
+from gpusonde.predictor.workload.graph.from_pt2 import from_pt2
+from gpusonde.predictor.workload.graph.limits import GraphLimits
+from gpusonde.predictor.workload.graph.reading import GraphFormat, recognise
 from gpusonde.service.tls import TlsError, expiry_unix_s
 from gpusonde.service.tls.client import read_token
 from gpusonde.service.tls.validity import CertificateFormatError
@@ -322,6 +329,30 @@ def _read_mapping_file(data: bytes) -> None:
     MappingFiles(folder, _OneGpu()).owners(1 << 60)
 
 
+def _read_workload(data: bytes) -> None:
+    """As ``read_graph``, but that no process is started to infer shapes: a file that needs it is refused."""
+    form = recognise(data[:64])
+    if form is GraphFormat.ONNX:
+        _read_onnx(data)
+    elif form is GraphFormat.PT2:
+        from_pt2(io.BytesIO(data))
+    else:
+        load_graph(data)
+
+
+def _read_onnx(data: bytes) -> None:
+    read_model(data, GraphLimits())
+    from_onnx(data, limits=GraphLimits(onnx_structure_bytes=0))
+
+
+def _workload_files() -> list[bytes]:
+    folder = Path(__file__).parents[1] / "data" / "graph_files"
+    files = [
+        folder / name for name in ("text.pt2", "convolutions_trained.onnx", "transformer_dynamo.onnx", "text.json")
+    ]
+    return [json_graph(), small_onnx(), pt2(), *(each.read_bytes() for each in files)]
+
+
 class _OneGpu(DeviceNames):
     """Whatever a mapping file is called, it means this GPU."""
 
@@ -392,6 +423,18 @@ TARGETS = {
         _read_reports, lambda: [b'{"elapsed_s": 1, "completed_iterations": 2}\n{"elapsed_s": 3, "plan": null}\n'],
         (DocumentError,),
     ),
+    "workload_json": Target(load_graph, lambda: [json_graph(), _workload_files()[-1]], (GraphError,)),
+    "workload_onnx": Target(
+        _read_onnx, lambda: [small_onnx(), small_onnx(batch="N"), _workload_files()[-2]], (GraphError,)
+    ),
+    "workload_program": Target(
+        lambda data: from_pt2(io.BytesIO(archive({"m/models/model.json": data}))),
+        lambda: [json.dumps(program()).encode()], (GraphError,),
+    ),
+    "workload_archive": Target(
+        lambda data: from_pt2(io.BytesIO(data)), lambda: [pt2(), _workload_files()[3]], (GraphError,)
+    ),
+    "workload_file": Target(_read_workload, _workload_files, (GraphError,)),
     "job_bindings": Target(_read_job_state, lambda: [_BINDINGS]),
     "job_mapping": Target(_read_mapping_file, lambda: [b"17\n18\n"]),
 }  # fmt: skip

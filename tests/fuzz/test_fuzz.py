@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 
 _EXAMPLES = int(os.environ.get("GPUSONDE_FUZZ_EXAMPLES", "60"))
 _SECONDS = int(os.environ.get("GPUSONDE_FUZZ_SECONDS", "0"))
-_WITH_ATHERIS = tuple(TARGETS) if _SECONDS else ("stream_request", "zstd_values")
+_STRANGERS = ("stream_request", "zstd_values", "workload_json", "workload_onnx", "workload_program")
+_WITH_ATHERIS = tuple(TARGETS) if _SECONDS else _STRANGERS
 _TOKENS = [
     b"\0", b"\xff" * 4, b"\xff" * 8, b"\x80\x01", b'"', b"{", b"[" * 3000, b"\n", b"nan", b"1e999", b"9" * 400, b"-1",
     b"\\ud800", b"\xc3\x28", b"true", b"null",
