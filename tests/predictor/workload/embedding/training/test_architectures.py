@@ -27,6 +27,7 @@ SPEC = ArchitectureSpec(
     norm=Norm.BATCH,
     activation=Activation.RELU,
     head=Head.POOL,
+    normalized_head=True,
     cells=(Cell(((Wire(Block.CONVOLUTION_3, 0),), (Wire(Block.SKIP, 0), Wire(Block.ATTENTION, 1))), stride=2),),
 )
 
@@ -50,11 +51,17 @@ def test_a_description_survives_its_text():
         {"width": -1},
         {"width": "16"},
         {"cells": 5},
-        {"cells": [{"nodes": [], "stride": 1, "concatenated": False, "residual": False}]},
-        {"cells": [{"nodes": [[]], "stride": 1, "concatenated": False, "residual": False}]},
+        {"cells": [{"nodes": [], "stride": 1, "concatenated": False, "residual": False, "entry": False}]},
+        {"cells": [{"nodes": [[]], "stride": 1, "concatenated": False, "residual": False, "entry": False}]},
         {
             "cells": [
-                {"nodes": [[{"block": "skip", "source": 1}]], "stride": 1, "concatenated": False, "residual": False}
+                {
+                    "nodes": [[{"block": "skip", "source": 1}]],
+                    "stride": 1,
+                    "concatenated": False,
+                    "residual": False,
+                    "entry": False,
+                }
             ]
         },
     ],

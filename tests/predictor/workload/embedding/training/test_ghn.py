@@ -181,3 +181,9 @@ def test_a_calibrated_decoder_makes_tiles_of_mean_zero_and_variance_one():
     one, other = tiles["gate.weight"][:10, :, 0, 0].flatten(), tiles["hidden.weight"].flatten()
     assert abs(float(torch.corrcoef(torch.stack([one, other]))[0, 1])) < 0.8
     assert float(tensors["classifier.weight"].std()) < 0.1
+    # The factor goes where the weights go: a training that is taken up again makes the same tensors.
+    torch.manual_seed(0)
+    again = GraphHyperNetwork(EncoderWeights.random(0), CLASSES)
+    again.load_state_dict(network.state_dict())
+    with torch.no_grad():
+        assert torch.equal(again(graphs)[0]["first.weight"], tensors["first.weight"])

@@ -36,7 +36,7 @@ def built(spec, channels=3, side=8):
 def of_block(block, head=Head.POOL, norm=Norm.BATCH):
     node = (Wire(block, 0),)
     cells = (Cell((node,)), Cell((node, (Wire(block, 1), Wire(Block.SKIP, 0))), 2, concatenated=True, residual=True))
-    return ArchitectureSpec(Style.MIXED, 16, 32, 1, norm, Activation.RELU, head, cells)
+    return ArchitectureSpec(Style.MIXED, 16, 32, 1, norm, Activation.RELU, head, head is Head.POOL, cells)
 
 
 def check(spec, channels=3, side=8):

@@ -91,8 +91,12 @@ _BLOCKS = {
     Style.TRANSFORMER: (Block.TRANSFORMER,),
 }
 _STYLES = (Style.MIXED, Style.MIXED, *Style)
-# These add the cell's input to its output, as their families do.
-_RESIDUAL_STYLES = frozenset({Style.RESIDUAL, Style.BOTTLENECK, Style.INVERTED, Style.GROUPED})
+# Shortcuts around cells, or around every block. With both, or with sums of two such blocks, signals would double again
+# and again; nobody builds such networks, and their losses would hide those of all others.
+_AROUND_CELLS = frozenset({Style.RESIDUAL, Style.GROUPED})
+_AROUND_BLOCKS = frozenset({Style.BOTTLENECK, Style.INVERTED, Style.ATTENTION, Style.TRANSFORMER})
+# Blocks without a norm of their own need one in the network if there is a shortcut around them.
+_NEED_NORMS = frozenset({Style.BOTTLENECK, Style.INVERTED})
 
 
 @dataclass(frozen=True)
@@ -117,12 +121,14 @@ class Cell:
         stride: 2 halves the image first and doubles the width; else 1.
         concatenated: Whether all nodes are its result, side by side, and not the last alone.
         residual: Whether its input is added to its result.
+        entry: Whether it begins with a convolution even if its input has its width already.
     """
 
     nodes: tuple[tuple[Wire, ...], ...]
     stride: int = 1
     concatenated: bool = False
     residual: bool = False
+    entry: bool = False
 
 
 @dataclass(frozen=True)
@@ -137,6 +143,7 @@ class ArchitectureSpec:
         norm: After convolutions.
         activation: After those.
         head: How classes are had.
+        normalized_head: Whether a norm and the non-linearity come before the head.
         cells: From the stem to the head.
     """
 
@@ -147,6 +154,7 @@ class ArchitectureSpec:
     norm: Norm
     activation: Activation
     head: Head
+    normalized_head: bool
     cells: tuple[Cell, ...]
 
     def size(self, side: int) -> tuple[int, int]:
@@ -166,8 +174,8 @@ class ArchitectureSpec:
             wider = max(width, min(self.maximum_width, width * stride))
             side = -(-side // stride)
             positions = side * side
-            if stride > 1 or wider != width:
-                work += 9 * width * wider * positions
+            if stride > 1 or wider != width or cell.entry:
+                work += (1 if stride == 1 else 9) * width * wider * positions
                 operations += 3
             width = wider
             if cell.concatenated and len(cell.nodes) > 1:
@@ -220,8 +228,8 @@ class ArchitectureSpace:
     maximum_halvings: int = 3
     stem_stride: int = 1
     side: int = 8
-    maximum_multiply_adds: int = 4_000_000
-    maximum_operations: int = 200
+    maximum_multiply_adds: int = 3_000_000
+    maximum_operations: int = 160
 
     @staticmethod
     def for_images(side: int) -> ArchitectureSpace:
@@ -255,10 +263,14 @@ def sample(generator: random.Random, space: ArchitectureSpace | None = None) -> 
 
 def _any(generator: random.Random, space: ArchitectureSpace) -> ArchitectureSpec:
     style = generator.choice(_STYLES)
-    norm = generator.choices(tuple(Norm), (0.75, 0.1, 0.15))[0]
-    count = generator.randint(1, space.maximum_cells)
+    norm = generator.choices(tuple(Norm), (0.75, 0.1, 0.0 if style in _NEED_NORMS else 0.15))[0]
+    # Most are shallow, which learn sooner and cost less; some are as deep as there are.
+    count = generator.randint(
+        1, generator.choice((space.maximum_cells // 2, space.maximum_cells // 2, space.maximum_cells))
+    )
     halving = set(generator.sample(range(count), min(count, generator.randint(0, space.maximum_halvings))))
     cells = tuple(_cell(generator, style, norm, 2 if position in halving else 1) for position in range(count))
+    sums = style is Style.DENSE or style in _AROUND_BLOCKS
     return ArchitectureSpec(
         style=style,
         width=generator.choice(space.widths),
@@ -266,26 +278,29 @@ def _any(generator: random.Random, space: ArchitectureSpace) -> ArchitectureSpec
         stem_stride=space.stem_stride,
         norm=norm,
         activation=generator.choices(tuple(Activation), (0.8, 0.1, 0.1))[0],
-        head=generator.choices(tuple(Head), (0.5, 0.25, 0.15, 0.1))[0],
+        head=generator.choices(tuple(Head), (0.55, 0.25, 0.1, 0.1))[0],
+        normalized_head=generator.random() < (0.8 if sums else 0.15),
         cells=cells,
     )
 
 
 def _cell(generator: random.Random, style: Style, norm: Norm, stride: int) -> Cell:
     blocks = _BLOCKS[style]
+    most_wires = (1,) if style in _AROUND_BLOCKS else (1, 1, 2)
     nodes = tuple(
         tuple(
-            Wire(generator.choice(blocks), generator.randint(0, position)) for _ in range(generator.choice((1, 1, 2)))
+            Wire(generator.choice(blocks), generator.randint(0, position)) for _ in range(generator.choice(most_wires))
         )
         for position in range(generator.randint(1, 3))
     )
     concatenated = style is Style.DENSE or generator.random() < 0.15
+    may_shortcut = norm is not Norm.NONE and style not in _AROUND_BLOCKS
     return Cell(
         nodes if concatenated else _read_by_the_last(nodes),
         stride,
         concatenated=concatenated,
-        # Sums of sums without a norm grow with every cell: nobody builds such networks.
-        residual=norm is not Norm.NONE and (style in _RESIDUAL_STYLES or generator.random() < 0.15),
+        residual=may_shortcut and (style in _AROUND_CELLS or generator.random() < 0.15),
+        entry=style is Style.MIXED,
     )
 
 
@@ -339,6 +354,7 @@ def _from_document(document: Any) -> ArchitectureSpec:
             stride=count(cell["stride"], 1),
             concatenated=bool(cell["concatenated"]),
             residual=bool(cell["residual"]),
+            entry=bool(cell["entry"]),
         )
         for cell in document["cells"]
     )
@@ -356,5 +372,6 @@ def _from_document(document: Any) -> ArchitectureSpec:
         norm=Norm(document["norm"]),
         activation=Activation(document["activation"]),
         head=Head(document["head"]),
+        normalized_head=bool(document["normalized_head"]),
         cells=cells,
     )

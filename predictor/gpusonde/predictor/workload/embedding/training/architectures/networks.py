@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -31,13 +31,17 @@ class _Style:
         """A convolution and its norm."""
         padding = dilation * (extent // 2)
         bias = self.norm is Norm.NONE
-        layers = [nn.Conv2d(inputs, outputs, extent, stride, padding, dilation, groups, bias=bias)]
+        return [
+            nn.Conv2d(inputs, outputs, extent, stride, padding, dilation, groups, bias=bias),
+            *self.normalized(outputs),
+        ]
+
+    def normalized(self, channels: int) -> list[nn.Module]:
+        """The norm, if there is one."""
         if self.norm is Norm.BATCH:
             # Predicted weights come with no running statistics: they are those of the batch at hand.
-            layers.append(nn.BatchNorm2d(outputs, track_running_stats=False))
-        elif self.norm is Norm.GROUP:
-            layers.append(nn.GroupNorm(_GROUPS, outputs))
-        return layers
+            return [nn.BatchNorm2d(channels, track_running_stats=False)]
+        return [nn.GroupNorm(_GROUPS, channels)] if self.norm is Norm.GROUP else []
 
     def activated(self) -> nn.Module:
         """The non-linearity."""
@@ -151,7 +155,7 @@ class _CellModule(nn.Module):
     def __init__(self, cell: Cell, inputs: int, outputs: int, side: int, style: _Style) -> None:
         super().__init__()
         self.residual = cell.residual
-        fits = inputs == outputs and cell.stride == 1
+        fits = inputs == outputs and cell.stride == 1 and not cell.entry
         extent = 1 if cell.stride == 1 else 3
         self.entry = (
             nn.Identity() if fits else nn.Sequential(*style.layers(inputs, outputs, extent, stride=cell.stride))
@@ -207,11 +211,12 @@ class GeneratedNetwork(nn.Module):
             stride = cell.stride if side > 1 else 1
             wider = max(width, min(spec.maximum_width, width * stride))
             side = -(-side // stride)
-            fitting = Cell(cell.nodes, stride, cell.concatenated, cell.residual)
+            fitting = replace(cell, stride=stride)
             cells.append(_CellModule(fitting, width, wider, side, style))
             width = wider
         self.cells = nn.Sequential(*cells)
-        self.head = nn.Sequential(*_head(spec.head, width, side, classes))
+        before = [*style.normalized(width), style.activated()] if spec.normalized_head else []
+        self.head = nn.Sequential(*before, *_head(spec.head, width, side, classes))
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Scores of the classes."""

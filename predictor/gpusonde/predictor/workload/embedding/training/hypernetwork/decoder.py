@@ -140,6 +140,7 @@ class ParameterDecoder(nn.Module):
         self.spread = nn.Linear(hidden_size, extent * extent * 4 * hidden_size)
         self.widen = nn.Linear(4 * hidden_size, 8 * hidden_size)
         self.fill = nn.Linear(8 * hidden_size, tile * tile)
+        self.register_buffer("gain", torch.ones(()))
         self.classify = nn.Linear(tile, classes)
         self.vectors = nn.Sequential(
             nn.Linear(hidden_size, 2 * hidden_size), nn.ReLU(), nn.Linear(2 * hidden_size, 2 * tile)
@@ -186,9 +187,8 @@ class ParameterDecoder(nn.Module):
             spread = functional.relu(self.spread(states[torch.tensor(rows, device=states.device)]))
             filling = functional.relu(self.widen(spread.view(len(rows) * self.settings.extent**2, -1)))
             self.fill.bias.copy_(-functional.linear(filling.mean(0), self.fill.weight))
-            deviation = self.fill(filling).std().clamp(min=1e-6)
-            self.fill.weight.div_(deviation)
-            self.fill.bias.div_(deviation)
+            # A factor beside the weights: an optimizer's steps stay as they are, so larger weights would learn slowly.
+            self.gain.copy_(1 / self.fill(filling).std().clamp(min=1e-6))
             self.classify.weight.mul_(_FIRST_CLASSIFIER)
             self.classify.bias.zero_()
 
@@ -215,7 +215,7 @@ class ParameterDecoder(nn.Module):
         weight = self.spread.weight.view(largest, largest, -1, size)[middle, middle].reshape(-1, size)
         bias = self.spread.bias.view(largest, largest, -1)[middle, middle].reshape(-1)
         spread = functional.relu(functional.linear(states, weight, bias)).view(count, extent, extent, -1)
-        tiles = self.fill(functional.relu(self.widen(spread))).view(count, extent, extent, tile, tile)
+        tiles = (self.gain * self.fill(functional.relu(self.widen(spread)))).view(count, extent, extent, tile, tile)
         if of_classifier:
             # From outputs of a layer to classes.
             tiles = self.classify(tiles.transpose(3, 4)).transpose(3, 4)
