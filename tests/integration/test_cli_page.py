@@ -18,15 +18,19 @@ from support.page_files import write_page_files
 from support.problem_documents import small_problem
 from support.spools import write_damaged_spool
 from support.synthetic_runs import synthetic_runs, write_runs
+from support.trained_encoders import add_encoder, training_result
 from support.wire_agent import WireStream, hello
+from support.workload_graphs import small_network
 
 from gpusonde.cli import main
 from gpusonde.cli.commands import probe, profile
 from gpusonde.cli.demo.traces import bundled_trace
 from gpusonde.cli.parsing import Parser, common_options
+from gpusonde.cli.workload import train as workload_train
 from gpusonde.collector.security.identity import Role
 from gpusonde.collector.security.tokens import token_entry
 from gpusonde.optimizer.documents.files import write_json
+from gpusonde.predictor.workload.graph import dump_graph
 from gpusonde.simulator.allreduce import AllreduceMeasurement
 from gpusonde.simulator.compute import ComputeProbe
 from gpusonde.simulator.gradients import assumed_trace
@@ -99,6 +103,20 @@ def planning_answers(
 
 
 @pytest.fixture(scope="session")
+def workload_answers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What is said of networks, of encoders and of models."""
+    folder = tmp_path_factory.mktemp("workload")
+    network, registry = folder / "net.json", add_encoder(folder / "registry", "tiny")
+    network.write_text(dump_graph(small_network()))
+    return [
+        ask("workload", "graph", str(network), "--out", str(folder / "copy.json")),
+        ask("workload", "embed", str(network), "--dataset-type", "tiny", "--registry", str(folder / "registry")),
+        # Torch, which trains, is not here.
+        {"registry": "registry", "trainings": [workload_train.payload(registry, training_result())]},
+    ]
+
+
+@pytest.fixture(scope="session")
 def answers(
     collector: CollectorProcess,
     run: dict[str, Any],
@@ -107,6 +125,7 @@ def answers(
     demo_report: dict[str, Any],
     fleet_answers: list[dict[str, Any]],
     planning_answers: dict[str, list[dict[str, Any]]],
+    workload_answers: list[dict[str, Any]],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, list[dict[str, Any]]]:
     """Command -> what it prints under ``--json``; several answers where a command has several."""
@@ -156,6 +175,7 @@ def answers(
         ],
         "fleet": fleet_answers,
         **planning_answers,
+        "workload": workload_answers,
         "runs": [ask("runs", *at)],
         "epochs": [ask("epochs", "--latest", *at), ask("epochs", run["run_id"], "--total-epochs", "40", *at)],
         "gpus": [ask("gpus"), ask("gpus", "V100")],

@@ -25,6 +25,7 @@ COMMANDS = (
     "detect",
     "predict",
     "train",
+    "workload",
     "plan",
     "monitor",
     "profile",

@@ -1,0 +1,1 @@
+"""What `gpusonde workload` does, one module per action."""

@@ -1,0 +1,87 @@
+"""``gpusonde workload embed``: networks as vectors, and the known networks most like them."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from gpusonde.cli.output import Output, Screen
+from gpusonde.cli.parsing import Parser, Subparsers, add_command, whole_number
+from gpusonde.cli.workload.sources import named_graphs
+
+_DEFAULT_TYPE = "digits"
+_DEFAULT_NEAREST = 5
+
+
+def add_parser(subparsers: Subparsers, common: Parser) -> None:
+    """Declare ``gpusonde workload embed``."""
+    parser = add_command(
+        subparsers,
+        common,
+        "embed",
+        "turn networks into vectors and name the known networks most like them",
+        "Turn networks into vectors, with the encoder that was trained for a type of data, and name the known networks "
+        "most like them. Where the encoder says nothing of training times, it still says what a network resembles.",
+    )
+    parser.add_argument("graphs", nargs="+", metavar="GRAPH", help="as for 'predict'")
+    parser.add_argument(
+        "--dataset-type", default=_DEFAULT_TYPE, metavar="NAME", help=f"whose encoder (default: {_DEFAULT_TYPE})"
+    )
+    parser.add_argument(
+        "--nearest",
+        type=whole_number,
+        default=_DEFAULT_NEAREST,
+        metavar="N",
+        help="known networks to name (default: 5)",
+    )
+    parser.add_argument(
+        "--registry", type=Path, metavar="DIR", help="encoders of 'gpusonde workload train', besides the shipped ones"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Embed, compare and print."""
+    from gpusonde.predictor.workload.embedding.encoder import Encoder
+    from gpusonde.predictor.workload.embedding.nearest import nearest
+    from gpusonde.predictor.workload.embedding.registry import Registry
+
+    output = Output(as_json=args.json)
+    graphs = named_graphs(args.graphs)
+    registered = Registry(args.registry).get(args.dataset_type)
+    encoder = Encoder(registered.weights)
+    with output.progress(f"embedding {len(graphs)} networks"):
+        vectors = encoder.embed(graphs)
+        alike = [nearest(graph, encoder, args.nearest) if args.nearest else [] for graph in graphs]
+    payload = {
+        "dataset_type": registered.dataset_type,
+        "encoder_sha256": registered.sha256,
+        "trained_steps": registered.trained_steps,
+        "graphs": [
+            {
+                "graph": graph.name,
+                "embedding": [float(value) for value in vector],
+                "nearest": [
+                    {"architecture": name, "family": family, "similarity": similarity}
+                    for name, family, similarity in found
+                ],
+            }
+            for graph, vector, found in zip(graphs, vectors, alike, strict=True)
+        ],
+    }
+    output.result(payload, lambda screen: _render(screen, payload))
+    return 0
+
+
+def _render(screen: Screen, payload: dict[str, Any]) -> None:
+    for graph in payload["graphs"]:
+        screen.heading(f"{graph['graph']}: {len(graph['embedding'])} numbers (--json prints them)")
+        screen.table(
+            ("most alike", "family", "similarity"),
+            [(near["architecture"], near["family"], f"{near['similarity']:.2f}") for near in graph["nearest"]],
+            numeric=("similarity",),
+        )
+    screen.line(
+        f"encoder of {payload['dataset_type']}, {payload['trained_steps']} steps, {payload['encoder_sha256'][:12]};"
+        " similarity is the cosine after centring, at most 1"
+    )

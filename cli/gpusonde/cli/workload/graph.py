@@ -1,0 +1,145 @@
+"""``gpusonde workload graph``: the graph of a network as one file without weights and without code."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpusonde.cli import wording
+from gpusonde.cli.output import Output, Screen
+from gpusonde.cli.parsing import Parser, Subparsers, add_command, positive_integer
+from gpusonde.cli.workload.sources import Wish, graph_of, input_shape
+
+if TYPE_CHECKING:
+    from gpusonde.predictor.workload.graph import WorkloadGraph
+
+_SHOWN_KINDS = 8
+_ENDS = ("input", "output")
+
+
+def add_parser(subparsers: Subparsers, common: Parser) -> None:
+    """Declare ``gpusonde workload graph``."""
+    parser = add_command(
+        subparsers,
+        common,
+        "graph",
+        "write the graph of a network to a file that holds neither weights nor code",
+        "Write the graph of a network to a JSON file that holds neither weights nor code. SOURCE is a file (.onnx, "
+        ".pt2, or a graph written before), zoo:NAME, PACKAGE.MODULE:FACTORY of an installed package such as "
+        "torchvision.models:resnet18, which runs in this process and needs torch, or FILE.py:FACTORY. A FACTORY is "
+        "called without arguments and returns a torch.nn.Module; its weights are never made.",
+    )
+    parser.add_argument("source", metavar="SOURCE", help="what to take the graph of")
+    parser.add_argument("--out", type=Path, required=True, metavar="GRAPH.json", help="file to write")
+    parser.add_argument(
+        "--input",
+        type=input_shape,
+        action="append",
+        metavar="SHAPE",
+        help="shape of one sample of an input, as in 3x224x224, or int64:128 for indices; repeatable, for factories",
+    )
+    parser.add_argument(
+        "--batch-size", type=positive_integer, metavar="N", help="samples that the graph is taken with (default: 1)"
+    )
+    parser.add_argument("--name", help="what to call the network (default: as the source does)")
+    group = parser.add_argument_group("source code (FILE.py:FACTORY), one of")
+    group.add_argument(
+        "--sandbox",
+        action="store_true",
+        help="run it in a process without network, files and rights, for a limited time",
+    )
+    group.add_argument(
+        "--weaker-sandbox",
+        action="store_true",
+        help="with --sandbox: run it too where this system does not let it be shut off from network and files",
+    )
+    group.add_argument("--trust", action="store_true", help="run it in this process, with your rights: your own code")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Take the graph, write it and say what is in it."""
+    from gpusonde.predictor.files import replace_file
+    from gpusonde.predictor.workload.graph.graph_json import dump_graph
+
+    output = Output(as_json=args.json)
+    wish = Wish(args.input or [], args.batch_size, args.name, args.sandbox, args.weaker_sandbox, args.trust)
+    with output.progress("reading the network"):
+        graph = graph_of(args.source, wish)
+    replace_file(args.out, f"{dump_graph(graph)}\n".encode())
+    found = payload(graph, args.source, args.out)
+    output.result(found, lambda screen: _render(screen, found))
+    return 0
+
+
+def payload(graph: WorkloadGraph, source: str, path: Path) -> dict[str, Any]:
+    """What is printed of a graph."""
+    from gpusonde.predictor.workload.graph.cost import BYTES_PER_NUMBER, graph_cost, operation_cost
+
+    cost = graph_cost(graph).per_sample
+    kinds: dict[str, dict[str, Any]] = {}
+    for operation in graph.operations:
+        kind = kinds.setdefault(
+            operation.primitive.value,
+            {"operations": 0, "parameters": 0, "forward_flops_per_sample": 0.0},
+        )
+        kind["operations"] += 1
+        kind["parameters"] += sum(parameter.count for parameter in operation.parameters)
+        kind["forward_flops_per_sample"] += operation_cost(operation).flops / graph.batch_size
+    return {
+        "source": source,
+        "graph_file": str(path),
+        "graph_file_bytes": path.stat().st_size,
+        "name": graph.name,
+        "front_end": graph.front_end,
+        "batch_size": graph.batch_size,
+        "inputs": [list(each.output) for each in graph.operations if each.primitive.value == "input"],
+        "operations": len(graph.operations),
+        "edges": len(graph.edges),
+        "layers": graph.layer_count,
+        "parameters": graph.parameter_count,
+        "parameter_bytes": BYTES_PER_NUMBER * graph.parameter_count,
+        "forward_flops_per_sample": cost.flops,
+        "forward_matrix_flops_per_sample": cost.matrix_flops,
+        "activation_bytes_per_sample": cost.output_bytes,
+        "kinds": [
+            {"kind": name, **kind}
+            for name, kind in sorted(kinds.items(), key=lambda item: -item[1]["forward_flops_per_sample"])
+        ],
+        "notes": list(graph.notes),
+    }
+
+
+def _render(screen: Screen, found: dict[str, Any]) -> None:
+    for note in found["notes"]:
+        screen.note(f"note: {note}")
+    inputs = " and ".join("x".join(map(str, shape)) for shape in found["inputs"])
+    screen.heading(f"{found['name']}, read by {found['front_end']}, input {inputs}")
+    columns = ("operations", "parameters", "forward GFLOP per sample")
+    screen.table(
+        ("kind", *columns),
+        [
+            (
+                kind["kind"].replace("_", " "),
+                str(kind["operations"]),
+                f"{kind['parameters']:,}",
+                wording.number(kind["forward_flops_per_sample"] / 1e9),
+            )
+            for kind in [each for each in found["kinds"] if each["kind"] not in _ENDS][:_SHOWN_KINDS]
+        ]
+        + [
+            (
+                "all",
+                str(found["operations"]),
+                f"{found['parameters']:,}",
+                wording.number(found["forward_flops_per_sample"] / 1e9),
+            )
+        ],
+        numeric=columns,
+    )
+    screen.line(
+        f"{wording.number(found['activation_bytes_per_sample'] / 1e6)} MB of activations per sample,"
+        f" {wording.number(found['parameter_bytes'] / 1e6)} MB of parameters in single precision;"
+        " a multiply-add is two operations"
+    )
+    screen.line(f"written to {found['graph_file']} ({found['graph_file_bytes']:,} bytes; no weights, no code)")

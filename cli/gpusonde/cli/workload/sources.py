@@ -1,0 +1,178 @@
+"""Where ``gpusonde workload`` gets a graph from: files, known networks, factories of packages, source code."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpusonde.cli.errors import CommandError, naming
+from gpusonde.cli.parsing import UsageError
+from gpusonde.cli.workload.factories import graph_from_sandbox, graph_of_factory
+
+if TYPE_CHECKING:
+    from gpusonde.predictor.workload.graph import WorkloadGraph
+
+_ZOO, _KERAS = "zoo:", "keras:"
+_DTYPES = ("float32", "float16", "bfloat16", "float64", "int64", "int32", "bool")
+_MOST_DIMENSIONS = 8
+_DEFAULT_CLASSES = 1000
+
+
+@dataclass(frozen=True)
+class InputShape:
+    """One input of a network.
+
+    Attributes:
+        extents: Of one sample, without the batch.
+        dtype: Its numbers' type, as torch calls it.
+    """
+
+    extents: tuple[int, ...]
+    dtype: str = "float32"
+
+
+@dataclass(frozen=True)
+class Wish:
+    """How a graph is to be taken.
+
+    Attributes:
+        inputs: Of a factory's network; empty for one image of 3 x 224 x 224.
+        batch_size: Samples to take it with; None for 1, or what the source has.
+        name: What to call it; None for what the source calls it.
+        sandbox: Run source code in a sandbox.
+        weaker: Also in one that lacks what this system does not permit.
+        trust: Run source code here.
+    """
+
+    inputs: Sequence[InputShape] = ()
+    batch_size: int | None = None
+    name: str | None = None
+    sandbox: bool = False
+    weaker: bool = False
+    trust: bool = False
+
+
+def input_shape(text: str) -> InputShape:
+    """Argument type: extents separated by x or commas, after a type and a colon if it is not float32."""
+    dtype, colon, extents = text.rpartition(":")
+    if colon and dtype not in _DTYPES:
+        raise argparse.ArgumentTypeError(f"{dtype!r} is no type; use {', '.join(_DTYPES)}")
+    try:
+        found = tuple(int(part) for part in extents.replace(",", "x").split("x"))
+    except ValueError:
+        found = ()
+    if not 0 < len(found) <= _MOST_DIMENSIONS or min(found) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no shape; write 3x224x224, or int64:128")
+    return InputShape(found, dtype or _DTYPES[0])
+
+
+def named_graphs(sources: Sequence[str]) -> list[WorkloadGraph]:
+    """Return the graphs of files and of known networks, told apart by their names.
+
+    Raises:
+        UsageError: A source would need code to be run.
+        GraphError: A file holds no graph.
+    """
+    found: list[WorkloadGraph] = []
+    taken: dict[str, int] = {}
+    for source in sources:
+        graph = _without_code(source)
+        if graph is None:
+            raise UsageError(f"{source} is neither a file nor a known network; 'gpusonde workload graph' makes a file")
+        taken[graph.name] = taken.get(graph.name, 0) + 1
+        if taken[graph.name] > 1:
+            graph = dataclasses.replace(graph, name=f"{graph.name} ({source})")
+        found.append(graph)
+    return found
+
+
+def graph_of(source: str, wish: Wish) -> WorkloadGraph:
+    """Return the graph of a source.
+
+    Raises:
+        UsageError: The wish does not fit the source, or source code may not be run.
+        GraphError: There is no graph to be had.
+    """
+    if wish.sandbox and wish.trust:
+        raise UsageError("--sandbox and --trust exclude each other")
+    if wish.weaker and not wish.sandbox:
+        raise UsageError("--weaker-sandbox belongs to --sandbox")
+    place, _, _ = source.rpartition(":")
+    if place.endswith(".py"):
+        graph = _of_code(Path(place), source, wish)
+    elif wish.sandbox or wish.trust:
+        raise UsageError("--sandbox and --trust belong to FILE.py:FACTORY")
+    else:
+        graph = _of_data_or_package(source, wish)
+    return graph if wish.name is None else dataclasses.replace(graph, name=wish.name)
+
+
+def _of_data_or_package(source: str, wish: Wish) -> WorkloadGraph:
+    graph = _without_code(source, wish.batch_size)
+    if graph is None:
+        return graph_of_factory(source, wish)
+    if wish.inputs or (wish.batch_size is not None and graph.front_end != "onnx"):
+        raise UsageError(
+            f"--input belongs to factories, --batch-size to them and to ONNX; the shapes of {source} are in it already"
+        )
+    return graph
+
+
+def _without_code(source: str, batch_size: int | None = None) -> WorkloadGraph | None:
+    """The graph of a file or a known network; None where the source is neither."""
+    if source.startswith(_ZOO):
+        return _of_zoo(source.removeprefix(_ZOO))
+    if source.startswith(_KERAS):
+        return _of_keras(source.removeprefix(_KERAS))
+    path = Path(source)
+    if ":" in source and not path.exists():
+        return None
+    from gpusonde.predictor.workload.graph.reading import read_graph
+
+    if path.suffix == ".py":
+        raise UsageError(f"{source} is source code: name the function in it that makes the network, {source}:FACTORY")
+    with naming(path):
+        return read_graph(path, batch_size=batch_size or 1)
+
+
+def _of_zoo(name: str) -> WorkloadGraph:
+    from gpusonde.predictor.workload import zoo
+
+    if name not in zoo.names():
+        raise CommandError(f"no network {name!r} is known; {_alike(name, zoo.names())}")
+    return zoo.load(name)
+
+
+def _of_keras(text: str) -> WorkloadGraph:
+    from gpusonde.predictor.workload.zoo import keras
+
+    name, _, size = text.partition("@")
+    if name not in keras.names():
+        raise CommandError(f"no Keras network {name!r} is known; {_alike(name, keras.names())}")
+    if not size.isdigit() or not 0 < int(size) <= 10_000:
+        raise UsageError(f"keras:{text}: write keras:{name}@224, with the height and width of its images")
+    return keras.build(name, int(size), _DEFAULT_CLASSES)
+
+
+def _alike(name: str, known: Sequence[str]) -> str:
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, known, 3)
+    return f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(known)}"
+
+
+def _of_code(path: Path, source: str, wish: Wish) -> WorkloadGraph:
+    if not path.is_file():
+        raise CommandError(f"there is no file {path}")
+    if wish.trust:
+        return graph_of_factory(source, wish)
+    if wish.sandbox:
+        return graph_from_sandbox(source, wish)
+    raise UsageError(
+        f"{path} is source code, and taking its graph runs it: say --sandbox to run it without network and files, "
+        "or --trust if it is your own"
+    )
