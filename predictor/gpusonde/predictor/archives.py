@@ -44,12 +44,17 @@ def pack(manifest: Mapping[str, Any], arrays: Arrays) -> tuple[bytes, str]:
         "arrays": [[name, array.dtype.newbyteorder("<").str, list(array.shape)] for name, array in arrays.items()],
         "arrays_sha256": hashlib.sha256(content).hexdigest(),
     }
-    digest = _digest(whole)
-    whole["sha256"] = digest
+    return seal(whole, content)
+
+
+def seal(manifest: dict[str, Any], stored: bytes) -> tuple[bytes, str]:
+    """The bytes of an archive of a document, which is given its digest, and of arrays' bytes; and that digest."""
+    digest = _digest(manifest)
+    manifest["sha256"] = digest
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        _add(archive, MANIFEST, json.dumps(whole, indent=1, sort_keys=True).encode())
-        _add(archive, ARRAYS, content)
+        _add(archive, MANIFEST, json.dumps(manifest, indent=1, sort_keys=True).encode())
+        _add(archive, ARRAYS, stored)
     return file.getvalue(), digest
 
 
@@ -70,13 +75,31 @@ def unpack(
     Raises:
         ArchiveError: It is none, is damaged, or is larger than allowed.
     """
+    manifest, stored = opened(content, file_bytes=file_bytes, manifest_bytes=manifest_bytes, array_bytes=array_bytes)
+    if not isinstance(manifest, dict):
+        raise ArchiveError("its document is no table")
+    digest = checked_digest(manifest, stored)
+    try:
+        return manifest, _arrays(manifest["arrays"], stored), digest
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, ArchiveError):
+            raise
+        raise ArchiveError(f"damaged: its arrays are not those that it lists ({error})") from error
+
+
+def opened(content: bytes, *, file_bytes: int, manifest_bytes: int, array_bytes: int) -> tuple[Any, bytes]:
+    """Document and arrays' bytes of an archive, both unchecked; see ``unpack``.
+
+    Raises:
+        ArchiveError: It is no archive, or is larger than allowed.
+    """
     if len(content) > file_bytes:
         raise ArchiveError(f"larger than {file_bytes >> 20} MiB")
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             document = _member(archive, MANIFEST, manifest_bytes)
             stored = _member(archive, ARRAYS, array_bytes)
-        manifest = json.loads(document)
+        return json.loads(document), stored
     except ArchiveError:
         raise
     except (
@@ -84,17 +107,20 @@ def unpack(
         struct.error,
     ) as error:  # fmt: skip
         raise ArchiveError(f"no archive, or damaged ({error})") from error
-    if not isinstance(manifest, dict):
-        raise ArchiveError("its document is no table")
+
+
+def checked_digest(manifest: dict[str, Any], stored: bytes) -> str:
+    """Take the digest out of a document and check that neither it nor the arrays' bytes were changed.
+
+    Raises:
+        ArchiveError: They were.
+    """
     digest = manifest.pop("sha256", None)
-    if digest != _digest(manifest) or manifest.get("arrays_sha256") != hashlib.sha256(stored).hexdigest():
-        raise ArchiveError("damaged: its content does not match its checksums")
-    try:
-        return manifest, _arrays(manifest["arrays"], stored), str(digest)
-    except (KeyError, TypeError, ValueError) as error:
-        if isinstance(error, ArchiveError):
-            raise
-        raise ArchiveError(f"damaged: its arrays are not those that it lists ({error})") from error
+    if digest != _digest(manifest):
+        raise ArchiveError("damaged: the manifest does not match its checksum")
+    if manifest.get("arrays_sha256") != hashlib.sha256(stored).hexdigest():
+        raise ArchiveError("damaged: the arrays do not match their checksum")
+    return str(digest)
 
 
 def _arrays(listed: Any, stored: bytes) -> dict[str, npt.NDArray[Any]]:

@@ -1,17 +1,9 @@
-"""Model files: a zip of one JSON document and raw arrays, without pickle, checked before use, written atomically.
-
-Arrays are little-endian bytes whose type and shape stand in the document: nothing has to be parsed, so nothing in a
-foreign file can be made to run or to ask for more memory than the file is allowed to hold.
-"""
+"""Model files: a zip of one JSON document and raw arrays (``predictor.archives``), written atomically."""
 
 from __future__ import annotations
 
 import hashlib
-import io
-import json
 import math
-import zipfile
-import zlib
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -20,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gpusonde.predictor.archives import ArchiveError, checked_digest, opened, seal
 from gpusonde.predictor.crossgpu.features import FEATURES, SOURCE_FEATURE_COUNT
 from gpusonde.predictor.crossgpu.intervals.conformal import Calibration, Situation
 from gpusonde.predictor.crossgpu.intervals.novelty import GpuNeighbourhood, KnownGpu, RunNeighbourhood
@@ -36,9 +29,6 @@ FORMAT_VERSION = 2
 _MAXIMUM_FILE_BYTES = 64 << 20
 _MAXIMUM_MANIFEST_BYTES = 4 << 20
 _MAXIMUM_ARRAYS_BYTES = 256 << 20
-_MANIFEST, _ARRAYS = "manifest.json", "arrays.bin"
-# A fixed time stamp: the same model gives the same file, byte for byte.
-_EPOCH = (1980, 1, 1, 0, 0, 0)
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -92,13 +82,8 @@ def encode_model(settings: ModelSettings, state: FittedState) -> tuple[bytes, st
         "array_shapes": {name: list(array.shape) for name, array in arrays.items()},
         "arrays_sha256": hashlib.sha256(array_bytes).hexdigest(),
     }
-    digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-    manifest["sha256"] = digest
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        _add(archive, _MANIFEST, json.dumps(manifest, indent=1, sort_keys=True).encode())
-        _add(archive, _ARRAYS, array_bytes)
-    return file.getvalue(), _version(digest)
+    content, digest = seal(manifest, array_bytes)
+    return content, _version(digest)
 
 
 def read_model(content: bytes, path: str) -> tuple[ModelSettings, FittedState, str]:
@@ -114,19 +99,13 @@ def read_model(content: bytes, path: str) -> tuple[ModelSettings, FittedState, s
     Raises:
         ModelFileError: The bytes are no model that this program reads.
     """
-    if len(content) > _MAXIMUM_FILE_BYTES:
-        raise ModelFileError(path, f"larger than {_MAXIMUM_FILE_BYTES >> 20} MiB, no latency model")
     try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            manifest_bytes = _member(archive, _MANIFEST, _MAXIMUM_MANIFEST_BYTES, path)
-            array_bytes = _member(archive, _ARRAYS, _MAXIMUM_ARRAYS_BYTES, path)
-        manifest = json.loads(manifest_bytes)
-    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError, RuntimeError) as error:
-        if isinstance(error, ModelFileError):
-            raise
-        raise ModelFileError(
-            path, f"not a latency model, or damaged ({error}); make one with 'gpusonde train'"
-        ) from error
+        manifest, array_bytes = opened(
+            content, file_bytes=_MAXIMUM_FILE_BYTES, manifest_bytes=_MAXIMUM_MANIFEST_BYTES,
+            array_bytes=_MAXIMUM_ARRAYS_BYTES,
+        )  # fmt: skip
+    except ArchiveError as error:
+        raise ModelFileError(path, f"not a latency model: {error}; make one with 'gpusonde train'") from error
     digest = _check(manifest, array_bytes, path)
     try:
         arrays = _unpack(array_bytes, manifest["array_shapes"], path)
@@ -189,14 +168,13 @@ def _check(manifest: Any, array_bytes: bytes, path: str) -> str:
             f"format version {manifest.get('format_version')}, this program reads {FORMAT_VERSION}: "
             "fit it again with 'gpusonde train'",
         )
-    digest = manifest.pop("sha256", None)
-    if digest != hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest():
-        raise ModelFileError(path, "damaged: the manifest does not match its checksum; restore or fit it again")
-    if manifest.get("arrays_sha256") != hashlib.sha256(array_bytes).hexdigest():
-        raise ModelFileError(path, "damaged: the arrays do not match their checksum; restore or fit it again")
+    try:
+        digest = checked_digest(manifest, array_bytes)
+    except ArchiveError as error:
+        raise ModelFileError(path, f"{error}; restore or fit it again") from error
     if manifest.get("features") != list(FEATURES):
         raise ModelFileError(path, "made for other features than this program computes: fit it again")
-    return str(digest)
+    return digest
 
 
 def _settings(manifest: Mapping[str, Any]) -> ModelSettings:
@@ -292,27 +270,6 @@ def _unpack(content: bytes, shapes: Mapping[str, list[int]], path: str) -> Array
     if offset != len(content):
         raise ModelFileError(path, f"damaged: {len(content) - offset} bytes behind the last array")
     return arrays
-
-
-def _member(archive: zipfile.ZipFile, name: str, limit: int, path: str) -> bytes:
-    try:
-        info = archive.getinfo(name)
-    except KeyError:
-        raise ModelFileError(path, f"not a latency model: it holds no {name}; make one with 'gpusonde train'") from None
-    if info.file_size > limit:
-        raise ModelFileError(path, f"{name} unpacks to more than {limit >> 20} MiB, no latency model")
-    with archive.open(info) as member:
-        content = member.read(limit + 1)
-    if len(content) > limit:
-        raise ModelFileError(path, f"{name} unpacks to more than {limit >> 20} MiB, no latency model")
-    return content
-
-
-def _add(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
-    info = zipfile.ZipInfo(name, date_time=_EPOCH)
-    info.compress_type = zipfile.ZIP_DEFLATED
-    info.external_attr = 0o644 << 16
-    archive.writestr(info, content)
 
 
 def _version(digest: str) -> str:

@@ -24,6 +24,7 @@ Fold = tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]
 _FOLDS = 4
 _PAPER_TRAINING_SHARE = 0.8
 _SEED = 0
+_CLEARLY = 2.0
 
 # The PredictDDL paper, section IV-B2: C from 1 to 1000, gamma 0.05 to 0.5, epsilon 0.05 to 0.2, radial and linear.
 _PAPER_C = (1.0, 10.0, 100.0, 1000.0)
@@ -145,7 +146,7 @@ def validate_paper(
 def first_of_the_best(choices: Sequence[Choice], groups: npt.NDArray[np.str_]) -> Choice:
     """The first choice that the best one does not beat clearly.
 
-    Clearly is by more than a standard error of the difference, over the groups that were left out: what a few
+    Clearly is by more than two standard errors of the difference, over the groups that were left out: what a few
     architectures happen to favour is no reason to leave the preferred one.
 
     Args:
@@ -157,7 +158,7 @@ def first_of_the_best(choices: Sequence[Choice], groups: npt.NDArray[np.str_]) -
     for choice in choices:
         worse = np.abs(choice.errors) - np.abs(best.errors)
         by_group = np.bincount(inverse, weights=worse, minlength=len(names)) / sizes
-        if by_group.mean() <= by_group.std(ddof=1) / np.sqrt(len(names)):
+        if by_group.mean() <= _CLEARLY * by_group.std(ddof=1) / np.sqrt(len(names)):
             return choice
     return best
 
