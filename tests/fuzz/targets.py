@@ -342,7 +342,7 @@ def _read_workload(data: bytes) -> None:
 
 def _read_onnx(data: bytes) -> None:
     read_model(data, GraphLimits())
-    from_onnx(data, limits=GraphLimits(onnx_structure_bytes=0))
+    from_onnx(data, limits=GraphLimits(inference_s=0))
 
 
 def _workload_files() -> list[bytes]:

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pickle
+import tempfile
 import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from gpusonde.predictor.workload.graph import (
 from gpusonde.predictor.workload.graph.from_onnx.wire import encoded_bytes, encoded_varint
 
 MILLION = 1_000_000
+MARKER = Path(tempfile.gettempdir()) / "gpusonde-was-executed"
+"""What the pickles below make when somebody unpickles them."""
 
 
 @dataclass(frozen=True)
@@ -280,13 +283,13 @@ HOSTILE: dict[str, HostileInput] = {
     "a loop, ONNX": HostileInput(_onnx_loop, DataDependentControlFlowError, "onnx"),
     "a file that is cut off, ONNX": HostileInput(lambda: small_onnx()[:-20], MalformedGraphError, "onnx"),
     "a pickle that calls os.system, .pt2": HostileInput(
-        lambda: with_pickle(pt2(), Path("/tmp/gpusonde-was-executed")), MalformedGraphError, "pt2"
+        lambda: with_pickle(pt2(), MARKER), MalformedGraphError, "pt2"
     ),
     "nothing but a pickle, .pt2": HostileInput(
-        lambda: pickle.dumps(Exploit(Path("/tmp/gpusonde-was-executed"))), MalformedGraphError, "pt2"
+        lambda: pickle.dumps(Exploit(MARKER)), MalformedGraphError, "pt2"
     ),
     "a file of torch.save, .pt2": HostileInput(
-        lambda: archive({"a/data.pkl": pickle.dumps(Exploit(Path("/tmp/gpusonde-was-executed")))}),
+        lambda: archive({"a/data.pkl": pickle.dumps(Exploit(MARKER))}),
         MalformedGraphError, "pt2",
     ),
     "a million nodes, .pt2": HostileInput(_million_program_nodes, GraphLimitError, "pt2"),

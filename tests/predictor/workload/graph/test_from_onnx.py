@@ -233,10 +233,14 @@ def test_inference_that_goes_wrong_is_an_error_like_others(monkeypatch: pytest.M
         "hangs": "import time; time.sleep(100)",
         "lies": "print('{}')",
     }
-    monkeypatch.setattr(shapes_module, "_TIMEOUT_S", 1.0)
     for name, text in programs.items():
         path = tmp_path / f"{name}.py"
         path.write_text(text)
         monkeypatch.setattr(shapes_module, "_INFER_SHAPES", path)
         with pytest.raises(GraphError):
-            of_onnx("convolutions")
+            of_onnx("convolutions", limits=GraphLimits(inference_s=1.0))
+
+
+def test_where_nothing_may_be_inferred_a_file_without_shapes_is_refused() -> None:
+    with pytest.raises(UnsupportedGraphError, match="not inferred here"):
+        of_onnx("convolutions", limits=GraphLimits(inference_s=0))

@@ -24,6 +24,8 @@ class GraphLimits:
         program_bytes: Size of the program inside a .pt2 archive, unpacked: JSON text with stack traces in it.
         onnx_bytes: Size of an ONNX file; the weights in it count, although they are stepped over.
         onnx_structure_bytes: Size of an ONNX file without its weights.
+        inference_s: Seconds that onnx may take to infer the shapes that an ONNX file does not say, in a process of its
+            own; 0 means that such a file is refused.
         onnx_fields: Fields of the messages in an ONNX file that are looked at.
         archive_bytes: Size of a .pt2 archive; likewise.
         archive_entries: Files in a .pt2 archive.
@@ -47,9 +49,10 @@ class GraphLimits:
     program_bytes: int = 32 * _MIB
     onnx_bytes: int = 2048 * _MIB
     onnx_structure_bytes: int = 16 * _MIB
-    onnx_fields: int = 500_000
+    inference_s: float = 20.0
+    onnx_fields: int = 300_000
     archive_bytes: int = 8192 * _MIB
-    archive_entries: int = 20_000
+    archive_entries: int = 10_000
     compression_ratio: int = 200
     values: int = 1_000_000
     containers: int = 600_000

@@ -18,7 +18,6 @@ import onnx.shape_inference
 from onnx import numpy_helper
 
 _MEMORY_BYTES = 2 << 30
-_CPU_S = 15
 # Values that say how large something is to be, and operators that compute such values.
 _MOST_ELEMENTS = 64
 _COMPUTED = frozenset(
@@ -135,11 +134,11 @@ def _is_small(kind: Any) -> bool:
 
 
 def main() -> None:
-    """Infer shapes from standard input to standard output."""
+    """Infer shapes from standard input to standard output; the argument is the processor time to take, seconds."""
     given = sys.stdin.buffer.read()
     # What the file may make of the native code in onnx ends with this process.
     _deny(resource.RLIMIT_AS, _MEMORY_BYTES)
-    _deny(resource.RLIMIT_CPU, _CPU_S)
+    _deny(resource.RLIMIT_CPU, int(sys.argv[1]))
     _deny(resource.RLIMIT_FSIZE, 0)
     _deny(resource.RLIMIT_NPROC, 0)
     _deny(resource.RLIMIT_CORE, 0)

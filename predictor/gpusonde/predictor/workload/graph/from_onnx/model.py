@@ -128,6 +128,7 @@ class _Reading:
     def __init__(self, data: Bytes, limits: GraphLimits) -> None:
         self._wire = WireReader(data, limits.onnx_fields)
         self._limits = limits
+        self._inputs = 0
 
     def model(self) -> OnnxModel:
         model = OnnxModel()
@@ -181,6 +182,9 @@ class _Reading:
         for number, kind, at, to in self._wire.fields(begin, end):
             if kind != BYTES:
                 continue
+            if number in (1, 2):
+                self._inputs += 1
+                self._limits.check_count("inputs and outputs of nodes", self._inputs, self._limits.inputs)
             if number == 1:
                 node.inputs.append(self._name(at, to))
             elif number == 2:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,7 +18,6 @@ from gpusonde.predictor.workload.graph.ir import Shape
 from gpusonde.predictor.workload.graph.limits import GraphLimits
 
 _INFER_SHAPES = Path(__file__).with_name("infer_shapes.py")
-_TIMEOUT_S = 20.0
 
 
 @dataclass
@@ -65,8 +65,8 @@ def declared_shapes(model: OnnxModel, batch_size: int, limits: GraphLimits) -> S
 def infer(data: Bytes, model: OnnxModel, shapes: Shapes, limits: GraphLimits) -> None:
     """Let onnx infer what the file does not say, and add it to ``shapes.known``.
 
-    onnx infers in native code, which a hostile file may lead astray: it runs in a process that may hold a gibibyte, use
-    a core for ten seconds, and open and write nothing. What it answers is read as if a stranger had sent it.
+    onnx infers in native code, which a hostile file may lead astray: it runs in a process that may hold two gibibytes
+    and write nothing, for as long as the limits say. What it answers is read as if a stranger had sent it.
 
     Args:
         data: The file.
@@ -78,6 +78,11 @@ def infer(data: Bytes, model: OnnxModel, shapes: Shapes, limits: GraphLimits) ->
         UnsupportedGraphError: onnx is not installed, or cannot.
         GraphLimitError: The answer is too large.
     """
+    if limits.inference_s <= 0:
+        raise UnsupportedGraphError(
+            "the file does not say the shapes of all tensors, and they are not inferred here: infer them first "
+            "(onnx.shape_inference.infer_shapes)"
+        )
     if importlib.util.find_spec("onnx") is None:
         raise UnsupportedGraphError(
             "the file does not say the shapes of all tensors, and the onnx package that infers them is not installed "
@@ -85,9 +90,9 @@ def infer(data: Bytes, model: OnnxModel, shapes: Shapes, limits: GraphLimits) ->
         )
     reduced = without_weights(data, model, shapes.inputs, shapes.names, limits)
     answer = run_confined(
-        [sys.executable, "-I", str(_INFER_SHAPES)],
+        [sys.executable, "-I", str(_INFER_SHAPES), str(math.ceil(limits.inference_s))],
         reduced,
-        timeout_s=_TIMEOUT_S,
+        timeout_s=limits.inference_s,
         most_bytes=limits.onnx_structure_bytes,
     )
     if answer.exit_code != 0 or answer.timed_out or answer.overflowed:

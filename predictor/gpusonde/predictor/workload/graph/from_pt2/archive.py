@@ -33,7 +33,7 @@ _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _ENCRYPTED = 0x1
 _CHUNK = 1 << 20
 # An entry of the directory takes 46 bytes and its name; zipfile reads all of them in one go before anybody can count.
-_DIRECTORY_BYTES_PER_ENTRY = 256
+_DIRECTORY_BYTES_PER_ENTRY = 128
 _DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, ValueError, RuntimeError, NotImplementedError)
 
 
@@ -90,7 +90,7 @@ def read_program(file: BinaryIO, limits: GraphLimits) -> ProgramText:
 
 @contextmanager
 def _archive(file: BinaryIO, limits: GraphLimits) -> Iterator[zipfile.ZipFile]:
-    bounded = _BoundedReads(file, max(limits.archive_entries * _DIRECTORY_BYTES_PER_ENTRY, 2 * _CHUNK))
+    bounded = _BoundedReads(file, max(limits.archive_entries * _DIRECTORY_BYTES_PER_ENTRY, _CHUNK))
     try:
         with zipfile.ZipFile(cast("BinaryIO", bounded)) as archive:
             yield archive

@@ -77,13 +77,13 @@ class ProgramReader:
             shape = shapes[name]
             if kind == "parameter":
                 called = _get(value, "parameter_name", str)
-                self._assembly.add_parameter((0, name), self._same.get(called, called), shape)
+                self._assembly.add_parameter(_key(0, name), self._same.get(called, called), shape)
             elif kind == "user_input":
-                self._assembly.add_input((0, name), shape, name)
+                self._assembly.add_input(_key(0, name), shape, name)
                 if self._batch_size is None and shape:
                     self._batch_size = shape[0]
             else:
-                self._assembly.add_constant((0, name), shape)
+                self._assembly.add_constant(_key(0, name), shape)
 
     def _read_graph(self, graph: Mapping[str, Any], shapes: Mapping[str, Shape], scope: int) -> list[Key]:
         """Add the nodes of a graph; names in graphs within graphs are told apart by the number of the scope."""
@@ -92,7 +92,7 @@ class ProgramReader:
         self._limits.check_count("nodes", self._nodes, self._limits.operations)
         for node in nodes:
             self._read_node(_of_type(node, dict, "a node"), shapes, scope)
-        return [(scope, name) for name in _tensors_in(_get(graph, "outputs", list)) if name in shapes]
+        return [_key(scope, name) for name in _tensors_in(_get(graph, "outputs", list)) if name in shapes]
 
     def _read_node(self, node: Mapping[str, Any], shapes: Mapping[str, Shape], scope: int) -> None:
         target = _get(node, "target", str)
@@ -118,7 +118,7 @@ class ProgramReader:
         self, name: str, target: str, title: str, values: Sequence[Mapping[str, Any]],
         settings: Mapping[str, Mapping[str, Any]], outputs: Sequence[str], shapes: Mapping[str, Shape], scope: int,
     ) -> None:  # fmt: skip
-        arguments: list[Key | None] = [(scope, each) for each in _tensors_in(values) if each in shapes]
+        arguments: list[Key | None] = [_key(scope, each) for each in _tensors_in(values) if each in shapes]
         self._arguments += len(arguments)
         self._limits.check_count("arguments", self._arguments, self._limits.inputs)
         role = torch_role(name)
@@ -128,7 +128,7 @@ class ProgramReader:
             role = Primitive.TRANSPOSED_CONVOLUTION
         groups = settings.get("groups", {}).get("as_int", 1)
         equation = settings.get("equation", {}).get("as_string", "")
-        key = (scope, outputs[0])
+        key = _key(scope, outputs[0])
         self._assembly.add_operator(
             key,
             role,
@@ -142,7 +142,7 @@ class ProgramReader:
         )
         self._limits.check_count("edges", self._assembly.edge_count, self._limits.edges)
         for other in outputs[1:]:
-            self._assembly.add_view((scope, other), key, shapes[other])
+            self._assembly.add_view(_key(scope, other), key, shapes[other])
 
     def _read_inner(
         self, graph: Mapping[str, Any], values: Sequence[Mapping[str, Any]], outputs: Sequence[str], scope: int
@@ -156,9 +156,9 @@ class ProgramReader:
         given = [each for value in values if "as_graph" not in value for each in _named_in(value)]
         for name, source in zip(_named_in(_get(graph, "inputs", list)), given, strict=False):
             if name in shapes:
-                self._assembly.add_view((inner_scope, name), (scope, source), shapes[name])
+                self._assembly.add_view(_key(inner_scope, name), _key(scope, source), shapes[name])
         for name, key in zip(outputs, self._read_graph(graph, shapes, inner_scope), strict=False):
-            self._assembly.add_view((scope, name), key, self._assembly.shape(key))
+            self._assembly.add_view(_key(scope, name), key, self._assembly.shape(key))
 
     def _shapes(self, graph: Mapping[str, Any]) -> dict[str, Shape]:
         values = _get(graph, "tensor_values", dict)
@@ -189,6 +189,11 @@ def _same_tensors(weights: object) -> dict[str, str]:
         return {}
     first: dict[str, str] = {}
     return {name: first.setdefault(json.dumps(place), name) for name, place in configuration.items()}
+
+
+def _key(scope: int, name: str) -> Key:
+    """What a tensor is called among those of all scopes."""
+    return f"{scope}:{name}" if scope else name
 
 
 def _operator_name(target: str) -> str:

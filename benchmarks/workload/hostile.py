@@ -1,0 +1,146 @@
+"""What strangers send to do harm: how fast it is refused, what that costs, and that nothing in it runs."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import importlib.util
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from page import bar, table
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "tests"))
+
+from support.hostile_graphs import HOSTILE, MARKER, with_pickle  # noqa: E402
+
+from gpusonde.predictor.workload.graph import GraphError, MalformedGraphError  # noqa: E402
+from gpusonde.predictor.workload.graph.reading import read_graph  # noqa: E402
+from gpusonde.predictor.workload.graph.sandbox import (  # noqa: E402
+    ExampleInput,
+    SandboxError,
+    SandboxOptions,
+    graph_from_python,
+)
+
+_BAR_S = 1.0
+_LIMITS = SandboxOptions(timeout_s=3.0, memory_bytes=512 << 20)
+_GARBAGE = """
+import os
+for pipe in range(3, 9):
+    try:
+        os.write(pipe, b"G" + b"x" * 1000)
+    except OSError:
+        pass
+os._exit(0)
+"""
+# What a file tries, and how the error reads that shows that it failed.
+_ATTEMPTS = {
+    "connects to a server": ("import socket\nsocket.create_connection(('127.0.0.1', 22), 2)", "unreachable|refused"),
+    "starts a process": ("import os\nos.fork()", "BlockingIOError"),
+    "reads /etc/shadow": ("open('/etc/shadow')", "FileNotFoundError"),
+    "takes 8 GiB": ("kept = [bytearray(64 << 20) for _ in range(128)]", "MemoryError"),
+    "sleeps for ever": ("import time\ntime.sleep(1000)", "did not end within"),
+    "writes garbage to the pipe": (_GARBAGE, "no JSON"),
+}
+
+
+def section(args: argparse.Namespace) -> list[str]:
+    """Lines of the section, bars noted in ``args``."""
+    MARKER.unlink(missing_ok=True)
+    rows, slowest_s, accepted = [], 0.0, []
+    for name, hostile in HOSTILE.items():
+        data = hostile.make()
+        seconds, mebibytes, said = _refused(data)
+        slowest_s = max(slowest_s, seconds)
+        if not said.startswith(hostile.refusal.__name__):
+            accepted.append(name)
+        rows.append((name, _size(len(data)), f"{1e3 * seconds:.0f} ms", f"{mebibytes:.0f} MiB", said))
+        del data
+        gc.collect()
+    executed = MARKER.exists()
+    met = slowest_s < _BAR_S and not executed and not accepted
+    said = f"{len(rows)} of {len(rows)} refused" if not accepted else f"not refused as they should be: {accepted}"
+    said += f", the slowest in {slowest_s:.2f} s; executed: {'something' if executed else 'nothing'}"
+    bar(args, "hostile input", "refused in < 1 s, nothing executed", said, met=met)
+    columns = ("input", "size", "refused after", "memory beyond it", "error")
+    said = (
+        "Each file of `tests/support/hostile_graphs.py`, handed to `read_graph` as bytes: wall time and growth of the "
+        "process until the error. `tests/collector/workload` hands them to a running collector."
+    )
+    return ["## Hostile input", "", said, "", *table(columns, rows), _by_torch(), "", *_sandboxed()]
+
+
+def _refused(data: bytes) -> tuple[float, float, str]:
+    before = _memory("VmRSS")
+    # From here on the peak is that of reading alone.
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    started = time.perf_counter()
+    said = "accepted"
+    try:
+        read_graph(data)
+    except GraphError as error:
+        said = f"{type(error).__name__}: {str(error)[:110]}".replace("|", "/")
+    seconds = time.perf_counter() - started
+    return seconds, max(0.0, _memory("VmHWM") - before), said
+
+
+def _memory(field: str) -> float:
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
+
+
+def _by_torch() -> str:
+    """What torch does with the archive that we refuse."""
+    if importlib.util.find_spec("torch") is None:
+        return "Whether `torch.export.load` runs the pickle in the archive was not tried: torch is not installed."
+    import torch
+
+    with tempfile.TemporaryDirectory() as folder:
+        sound, evil, marker = (Path(folder) / each for each in ("sound.pt2", "evil.pt2", "executed"))
+        network = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.ReLU())
+        torch.export.save(torch.export.export(network, (torch.zeros(1, 8),)), sound)
+        evil.write_bytes(with_pickle(sound.read_bytes(), marker))
+        with contextlib.suppress(MalformedGraphError):
+            read_graph(evil)
+        ours = marker.exists()
+        with contextlib.suppress(Exception):
+            torch.export.load(evil)
+        return (
+            f"The same archive, made by torch {torch.__version__} with a pickle in `data/sample_inputs` that calls "
+            f"`os.system`: `read_graph` {'runs' if ours else 'does not run'} it, `torch.export.load` "
+            f"{'runs' if marker.exists() else 'does not run'} it."
+        )
+
+
+def _sandboxed() -> list[str]:
+    """What Python files try in the sandbox."""
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "network.py"
+        for attempt, (text, sign) in _ATTEMPTS.items():
+            path.write_text(text + "\n", encoding="utf-8")
+            started = time.perf_counter()
+            try:
+                graph_from_python(path, "build", [ExampleInput((1, 3, 8, 8))], options=_LIMITS)
+                said = "a graph"
+            except GraphError as error:
+                said = str(error)
+                if isinstance(error, SandboxError) and "does not let the file" in said:
+                    return [f"Sandbox: not tried. {said}."]
+            contained = any(each in said for each in sign.split("|"))
+            seconds = time.perf_counter() - started
+            rows.append((attempt, "contained" if contained else "NOT CONTAINED", f"{seconds:.1f} s", said[:110]))
+    said = (
+        f"Python files in the sandbox, limited to {_LIMITS.timeout_s:g} s and {_LIMITS.memory_bytes >> 20} MiB; the "
+        "time includes loading PyTorch where it is installed:"
+    )
+    return [said, "", *table(("the file", "outcome", "ended after", "what the user is told"), rows)]
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:.1f} MB" if count >= 100_000 else f"{count / 1e3:.1f} kB"
