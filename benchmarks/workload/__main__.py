@@ -1,10 +1,10 @@
 """What training times from graphs are worth: every figure of docs/results/workload.md.
 
-Usage: ``python benchmarks/workload [SECTION...] [--data FILE] [--out docs/results/workload.md] [--quick]``
+Usage: ``python benchmarks/workload [SECTION...] [--data FILE] [--out docs/results/workload.md] [--jobs N]``
 
-Sections: graphs, message_passing, ghn, torchvision_rows, profet_rows, families, ernest, batches, hostile. With
-``--out``, the sections that ran replace theirs on the page and the others stay; every section says when it was measured
-and in how many seconds. A section whose data or package is missing says so and fails nothing.
+Sections: graphs, message_passing, ghn, torchvision_rows, profet_rows, controls, ghn_features, families, ernest,
+batches, hostile. With ``--out``, the sections that ran replace theirs on the page and the others stay; every section
+says when it was measured and in how many seconds. A section whose data or package is missing says so and fails nothing.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ SECTIONS = (
     "ghn",
     "torchvision_rows",
     "profet_rows",
+    "controls",
+    "ghn_features",
     "families",
     "ernest",
     "batches",
@@ -73,6 +75,7 @@ def main() -> int:
                         default=ROOT.parent / "shared" / "data" / "workloads" / "training_times.csv",
                         help="table of measured training times")  # fmt: skip
     parser.add_argument("--out", type=Path, help="Markdown page to write or to replace sections of")
+    parser.add_argument("--jobs", type=int, default=2, help="folds fitted at once (default: 2)")
     parser.add_argument("--quick", action="store_true", help="few folds and sizes, to see that it works")
     args = parser.parse_args()
     if unknown := set(args.sections) - set(SECTIONS):

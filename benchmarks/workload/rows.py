@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,12 +12,11 @@ from page import NotRunError
 
 from gpusonde.catalog import load_gpus
 from gpusonde.predictor.workload.engine import Precision, WorkloadMeasurement
+from gpusonde.predictor.workload.engine.evaluation import Fold, Protocol, folds_of
 from gpusonde.predictor.workload.engine.measurements import MeasurementTable, read_measurements
 
 Rows = Sequence[WorkloadMeasurement]
 Floats = NDArray[np.float64]
-Fold = tuple[NDArray[np.intp], NDArray[np.intp]]
-_RANDOM_SPLITS = 5
 
 
 def read(args: argparse.Namespace) -> MeasurementTable:
@@ -57,29 +56,9 @@ def machines(rows: Rows) -> dict[str, Rows]:
     }
 
 
-def random_splits(rows: Rows, quick: bool) -> list[Fold]:
-    """Random 80/20, the same rows every time."""
-    from sklearn.model_selection import ShuffleSplit
-
-    splits = ShuffleSplit(1 if quick else _RANDOM_SPLITS, test_size=0.2, random_state=0)
-    return list(splits.split(np.zeros(len(rows))))
-
-
-def leave_out(groups: Sequence[str], quick: bool) -> Iterator[tuple[str, Fold]]:
-    """Each group once: its name, the rows to fit on, the rows to ask for."""
-    names = np.array(groups)
-    for name in sorted(set(groups))[: 2 if quick else None]:
-        yield name, (np.flatnonzero(names != name), np.flatnonzero(names == name))
-
-
-def architectures(rows: Rows) -> list[str]:
-    """What is left out together in leave one architecture out."""
-    return [each.architecture for each in rows]
-
-
-def families(rows: Rows) -> list[str]:
-    """What is left out together in leave one family out."""
-    return [each.family for each in rows]
+def folds(rows: Rows, protocol: Protocol, quick: bool) -> list[Fold]:
+    """How the rows are cut; two folds of a quick run."""
+    return list(folds_of(rows, protocol))[: 2 if quick else None]
 
 
 def seconds(rows: Rows) -> Floats:

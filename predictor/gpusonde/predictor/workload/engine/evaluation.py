@@ -95,11 +95,16 @@ class Evaluation:
         found: Flags = (ratio > OFF_BY) | (ratio < 1 / OFF_BY)
         return found
 
+    @cached_property
+    def covered(self) -> Flags:
+        """Whether the interval holds what was measured."""
+        pairs = zip(self.predictions, self.measurements, strict=True)
+        return np.array([said.low_s <= each.seconds <= said.high_s for said, each in pairs])
+
     @property
     def coverage(self) -> float:
         """Share of the intervals that hold what was measured."""
-        pairs = zip(self.predictions, self.measurements, strict=True)
-        return float(np.mean([said.low_s <= each.seconds <= said.high_s for said, each in pairs]))
+        return float(self.covered.mean())
 
     def by_fold(self) -> dict[str, Flags]:
         """Name of a fold -> which of the answers are its."""

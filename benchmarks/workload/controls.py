@@ -1,0 +1,134 @@
+"""Descriptions of a network that the engine's features must beat, each with the same cluster columns and regressor."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import descriptions
+import numpy as np
+import rows as cut
+from accuracy import TRAINED_ON, has_trained_encoder
+from page import percent, table
+from rows import Floats, Rows
+from sklearn.linear_model import LinearRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import PolynomialFeatures, StandardScaler
+from sklearn.svm import SVR
+
+from gpusonde.predictor.workload.embedding import EncoderWeights
+from gpusonde.predictor.workload.embedding.registry import Registry
+from gpusonde.predictor.workload.engine.evaluation import Fold, Protocol
+
+_UNTRAINED_SEEDS = (0, 1, 2)
+_COST = 100.0
+_GAMMAS = (0.01, 0.03, 0.1)
+_EPSILON = 0.05
+_THREADS = 2
+_COLUMNS = (
+    "description of the network",
+    "seed's PR2 on time, random 80/20",
+    "SVR, random 80/20",
+    "SVR, leave one architecture out",
+    "its median",
+)
+
+
+def section(args: argparse.Namespace) -> list[str]:
+    """Lines of the section."""
+    torchvision, profet = cut.torchvision(args), cut.profet(args)
+    lines = [
+        "## Controls",
+        "",
+        *_table(args, "Torchvision rows", [torchvision]),
+        *_table(args, "PROFET rows", [profet]),
+    ]
+    if machines := list(cut.machines(torchvision).values()):
+        lines += _table(args, f"Torchvision rows, one machine, fp32, mean of {len(machines)} machines", machines)
+    return lines
+
+
+def layers_and_parameters_errors(rows: Rows, *, quick: bool) -> Floats:
+    """Relative errors of layers + parameters, by architecture."""
+    columns = descriptions.described(rows, descriptions.layers_and_parameters)
+    folds = cut.folds(rows, Protocol.ARCHITECTURE, quick)
+    return svr_errors(np.hstack([columns, descriptions.cluster(rows)]), rows, folds)
+
+
+def _table(args: argparse.Namespace, heading: str, tables: Sequence[Rows]) -> list[str]:
+    """Every description on every table of rows; the mean over tables."""
+    # Description -> errors of each table (and of each draw), one number for each column.
+    found: dict[str, list[tuple[float, ...]]] = {}
+    for rows in tables:
+        random, unseen = (cut.folds(rows, each, args.quick) for each in (Protocol.RANDOM, Protocol.ARCHITECTURE))
+        beside = descriptions.cluster(rows)
+        for said, draws in _descriptions(rows, args.quick):
+            for each in draws:
+                columns = np.hstack([each, beside])
+                by_name = svr_errors(columns, rows, unseen)
+                figures = (
+                    polynomial_errors(columns, rows, random),
+                    svr_errors(columns, rows, random),
+                    by_name,
+                    np.median(by_name),
+                )
+                found.setdefault(said, []).append(tuple(float(np.mean(one)) for one in figures))
+            print(f"{heading}: {said} {found[said][-1]}", file=sys.stderr, flush=True)
+    shown = [(said, *(percent(float(each)) for each in np.mean(figures, axis=0))) for said, figures in found.items()]
+    return [f"### {heading}", "", *table(_COLUMNS, shown)]
+
+
+def polynomial_errors(columns: Floats, rows: Rows, folds: Sequence[Fold]) -> Floats:
+    """The same with the seed's choice: second-order polynomial regression on the time itself."""
+    target = cut.seconds(rows)
+    found = []
+    for fold in folds:
+        model = make_pipeline(StandardScaler(), PolynomialFeatures(2), LinearRegression())
+        estimates = model.fit(columns[fold.known], target[fold.known]).predict(columns[fold.unknown])
+        found.append(cut.errors(estimates, [rows[each] for each in fold.unknown]))
+    return np.concatenate(found)
+
+
+def _descriptions(rows: Rows, quick: bool) -> Iterator[tuple[str, list[Floats]]]:
+    """What it is called, and its columns, several times where it is drawn at random."""
+    described = descriptions.described
+    yield "name", [descriptions.name(rows)]
+    yield "layers + parameters", [described(rows, descriptions.layers_and_parameters)]
+    yield "bag of operations", [described(rows, descriptions.bag_of_operations)]
+    yield "bag of operations + parameters", [described(rows, descriptions.bag_and_parameters)]
+    counts = described(rows, descriptions.counts)
+    yield "FLOPs, bytes, parameters, operations", [counts]
+    seeds = _UNTRAINED_SEEDS[:1] if quick else _UNTRAINED_SEEDS
+    random = [described(rows, descriptions.embedding(EncoderWeights.random(seed))) for seed in seeds]
+    yield f"untrained GHN (mean of {len(seeds)})", random
+    yield "untrained GHN, and the four counts", [np.hstack([each, counts]) for each in random]
+    if has_trained_encoder():
+        trained = described(rows, descriptions.embedding(Registry().get(TRAINED_ON).weights))
+        yield f"GHN trained on {TRAINED_ON}", [trained]
+        yield f"GHN trained on {TRAINED_ON}, and the four counts", [np.hstack([trained, counts])]
+
+
+def svr_errors(columns: Floats, rows: Rows, folds: Sequence[Fold]) -> Floats:
+    """Relative errors of the rows asked for in all folds, with the settings under which their mean is least.
+
+    Args:
+        columns: A row for each measurement.
+        rows: The measurements.
+        folds: What to fit on, what to ask for.
+    """
+    target = np.log(cut.seconds(rows))
+
+    def estimate(gamma: float, fold: Fold) -> Floats:
+        # The cache holds the whole kernel matrix.
+        model = make_pipeline(StandardScaler(), SVR(C=_COST, gamma=gamma, epsilon=_EPSILON, cache_size=500))
+        found: Floats = model.fit(columns[fold.known], target[fold.known]).predict(columns[fold.unknown])
+        return found
+
+    measured = [rows[each] for fold in folds for each in fold.unknown]
+    # Threads suffice: fitting lets go of the interpreter's lock.
+    with ThreadPoolExecutor(_THREADS) as pool:
+        waiting = [[pool.submit(estimate, gamma, fold) for fold in folds] for gamma in _GAMMAS]
+        found = [cut.errors(np.exp(np.concatenate([each.result() for each in some])), measured) for some in waiting]
+    return min(found, key=np.mean)

@@ -1,0 +1,65 @@
+"""Whole families left out: how far off answers are, and whether they say so."""
+
+from __future__ import annotations
+
+import argparse
+
+import accuracy
+import numpy as np
+import profet_rows
+import rows as cut
+import torchvision_rows
+from page import bar, percent, table
+
+from gpusonde.predictor.workload.engine.evaluation import Evaluation, Protocol
+
+_COLUMNS = ("family left out", "rows", "error", "median", "off by 3x", "flagged", "off by 3x and not flagged")
+
+
+def section(args: argparse.Namespace) -> list[str]:
+    """Lines of the section, bars noted in ``args``."""
+    lines = ["## Families", ""]
+    silent, asked, raised, known = 0, 0, 0, 0
+    for name, rows in ((torchvision_rows.NAME, cut.torchvision(args)), (profet_rows.NAME, cut.profet(args))):
+        answers = accuracy.asked(args, name, rows, Protocol.FAMILY)
+        quiet = answers.far_off & ~answers.flagged
+        beside = accuracy.asked(args, name, rows, Protocol.ARCHITECTURE)
+        silent, asked = silent + int(quiet.sum()), asked + len(quiet)
+        raised, known = raised + int(beside.flagged.sum()), known + len(beside.flagged)
+        by_family = [_line(family, answers, some) for family, some in answers.by_fold().items()]
+        unknown = (
+            f"Leave one architecture out of the same rows: {percent(float(beside.flagged.mean()))} flagged, "
+            f"{int(beside.far_off.sum())} rows off by 3x, {int((beside.far_off & ~beside.flagged).sum())} of them not "
+            f"flagged. The error of flagged rows there is {_error(beside, beside.flagged)}, of the others "
+            f"{_error(beside, ~beside.flagged)}."
+        )
+        lines += [
+            f"### {name} rows, leave one family out",
+            "",
+            *table(_COLUMNS, [*by_family, _line("**all**", answers, np.ones(len(quiet), dtype=bool))]),
+            unknown,
+            "",
+        ]
+    measured = f"{silent} of {asked}"
+    bar(args, "leave one family out, off by more than 3x without the flag", "0", measured, met=not silent)
+    share = raised / known
+    bar(args, "the flag on leave-one-architecture-out rows", "<= 10 %", percent(share), met=share <= 0.1)
+    return lines
+
+
+def _line(name: str, answers: Evaluation, some: np.ndarray) -> tuple[object, ...]:
+    far_off, flagged = answers.far_off[some], answers.flagged[some]
+    found = answers.errors[some]
+    return (
+        name,
+        len(found),
+        percent(float(found.mean())),
+        percent(float(np.median(found))),
+        int(far_off.sum()),
+        percent(float(flagged.mean())),
+        int((far_off & ~flagged).sum()),
+    )
+
+
+def _error(answers: Evaluation, some: np.ndarray) -> str:
+    return percent(float(answers.errors[some].mean())) if some.any() else "none"

@@ -1,0 +1,40 @@
+"""Whether the engine, which may choose among features, gains by those of a GHN."""
+
+from __future__ import annotations
+
+import argparse
+
+import accuracy
+import numpy as np
+import profet_rows
+import rows as cut
+import torchvision_rows
+from page import percent, table
+
+from gpusonde.predictor.workload.engine.evaluation import Protocol
+
+
+def section(args: argparse.Namespace) -> list[str]:
+    """Lines of the section."""
+    found = []
+    for name, rows in ((torchvision_rows.NAME, cut.torchvision(args)), (profet_rows.NAME, cut.profet(args))):
+        for said, fit in (
+            ("none", accuracy.svr),
+            ("GHN trained on digits", accuracy.svr_with_ghn),
+            ("untrained GHN", accuracy.svr_with_untrained_ghn),
+        ):
+            if fit is accuracy.svr_with_ghn and not accuracy.has_trained_encoder():
+                continue
+            asked = accuracy.asked(args, name, rows, Protocol.ARCHITECTURE, fit)
+            chosen = dict(zip(asked.folds, (each.features for each in asked.predictions), strict=True)).values()
+            taken = sum("embedding" in each for each in chosen)
+            errors = [percent(float(each)) for each in (asked.errors.mean(), np.median(asked.errors))]
+            found.append((name, said, *errors, f"{taken} of {len(chosen)}"))
+    columns = ("rows", "embedding offered", "leave one architecture out", "median", "chosen in folds")
+    return [
+        "## GHN features",
+        "",
+        "The default engine with its SVR alone, which chooses its features by validation inside each fold.",
+        "",
+        *table(columns, found),
+    ]

@@ -1,0 +1,99 @@
+"""The parts of ``benchmarks/workload`` that decide what its figures mean."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+from support.training_times import KERAS, TORCHVISION, write_training_times
+
+FOLDERS = [Path(__file__).parents[2] / "benchmarks" / name for name in ("planning", "workload")]
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch):
+    """Imports a module of the benchmark as the command would, and forgets it afterwards."""
+    for folder in FOLDERS:
+        monkeypatch.syspath_prepend(str(folder))
+    before = set(sys.modules)
+
+    def load(name: str) -> ModuleType:
+        return importlib.import_module(name)
+
+    yield load
+    for name in set(sys.modules) - before:
+        if any(str(folder) in str(getattr(sys.modules[name], "__file__", "")) for folder in FOLDERS):
+            del sys.modules[name]
+
+
+@pytest.fixture(scope="module")
+def times(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_training_times(tmp_path_factory.mktemp("times") / "times.csv")
+
+
+@pytest.fixture
+def args(times: Path) -> argparse.Namespace:
+    return argparse.Namespace(data=times, quick=False, bars=[])
+
+
+def test_rows_are_told_apart_by_what_their_graphs_were_read_with(module, args) -> None:
+    cut = module("rows")
+
+    assert {each.architecture for each in cut.torchvision(args)} == set(TORCHVISION)
+    assert {each.architecture for each in cut.profet(args)} == {name.lower() for name in KERAS}
+
+
+def test_machines_are_hosts_with_rows_for_every_number_of_gpus(module, args) -> None:
+    cut = module("rows")
+    rows = cut.torchvision(args)
+    without = [each for each in rows if (each.request.cluster.device, each.request.cluster.device_count) != ("T4", 3)]
+
+    assert sorted(cut.machines(without)) == ["pytorch-1.x/2080TI", "pytorch-1.x/dgx-a100"]
+    fewer = [each for each in rows if "A100" not in each.request.cluster.device or each.seconds == rows[0].seconds]
+    assert sorted(cut.machines(fewer)) == ["pytorch-1.x/2080TI"]
+
+
+def test_ernest_is_asked_for_numbers_of_gpus_that_it_has_not_seen(module, args) -> None:
+    bench, cut = module("ernest"), module("rows")
+    rows = cut.torchvision(args)
+
+    (fold,) = bench._counts(rows, (4,))
+
+    known, unknown = ([rows[each].request.cluster.device_count for each in part] for part in (fold.known, fold.unknown))
+    assert set(known) == {1, 2, 3}
+    assert set(unknown) == {4}
+
+
+def test_ernest_is_asked_for_batches_between_or_above_those_that_it_has_seen(module, args) -> None:
+    bench, cut = module("ernest"), module("rows")
+    rows = cut.profet(args)
+
+    between, above = ([fold.unknown for fold in bench._batches(rows, inner=inner)] for inner in (True, False))
+
+    assert {rows[each].request.batch_size for each in np.concatenate(between)} == {32, 64}
+    assert {rows[each].request.batch_size for each in np.concatenate(above)} == {128}
+
+
+def test_controls_are_told_nothing_of_the_network_by_the_cluster_columns(module, args) -> None:
+    descriptions, cut = module("descriptions"), module("rows")
+    rows = cut.torchvision(args)
+    columns = descriptions.cluster(rows)
+
+    first = [columns[position] for position, each in enumerate(rows) if each.architecture == "resnet18"]
+    other = [columns[position] for position, each in enumerate(rows) if each.architecture == "vgg19"]
+
+    assert np.array_equal(first, other)
+
+
+def test_a_controls_columns_stand_beside_their_own_rows(module, args) -> None:
+    descriptions, cut = module("descriptions"), module("rows")
+    rows = cut.torchvision(args)
+
+    described = descriptions.described(rows, descriptions.layers_and_parameters)
+
+    assert described[:, 1] == pytest.approx([np.log(each.request.graph.parameter_count + 1) for each in rows])
