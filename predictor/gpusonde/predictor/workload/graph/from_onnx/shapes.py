@@ -17,6 +17,8 @@ from gpusonde.predictor.workload.graph.from_onnx.wire import Bytes
 from gpusonde.predictor.workload.graph.ir import Shape
 from gpusonde.predictor.workload.graph.limits import GraphLimits
 
+# A process with threads may not leave the network.
+_ENVIRONMENT = {"LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 _INFER_SHAPES = Path(__file__).with_name("infer_shapes.py")
 
 
@@ -92,6 +94,7 @@ def infer(data: Bytes, model: OnnxModel, shapes: Shapes, limits: GraphLimits) ->
     answer = run_confined(
         [sys.executable, "-I", str(_INFER_SHAPES), str(math.ceil(limits.inference_s))],
         reduced,
+        environment=_ENVIRONMENT,
         timeout_s=limits.inference_s,
         most_bytes=limits.onnx_structure_bytes,
     )
