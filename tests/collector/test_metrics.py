@@ -17,6 +17,7 @@ from gpusonde.collector.counters import CollectorCounters, loss_reason
 from gpusonde.collector.metrics import CollectorFigures, CollectorMetrics, StoreFigures
 from gpusonde.collector.storage.counters import StoreCounters
 from gpusonde.collector.storage.disk.files import OsFiles
+from gpusonde.collector.workload.training.counters import TrainingCounters
 from gpusonde.service.distribution import Distribution
 from gpusonde.service.reload import ReloadCounters
 from gpusonde.telemetry import read_trace
@@ -72,6 +73,29 @@ gpusonde_collector_prediction_seconds_bucket{le="0.1"} 1.0
 gpusonde_collector_prediction_seconds_bucket{le="+Inf"} 1.0
 gpusonde_collector_prediction_seconds_count 1.0
 gpusonde_collector_prediction_seconds_sum 0.03125
+gpusonde_collector_workload_answers_total{status="data_dependent_graph"} 0.0
+gpusonde_collector_workload_answers_total{status="graph_too_large"} 0.0
+gpusonde_collector_workload_answers_total{status="internal"} 0.0
+gpusonde_collector_workload_answers_total{status="invalid_request"} 0.0
+gpusonde_collector_workload_answers_total{status="malformed_graph"} 4.0
+gpusonde_collector_workload_answers_total{status="no_embedding"} 0.0
+gpusonde_collector_workload_answers_total{status="ok"} 3.0
+gpusonde_collector_workload_answers_total{status="out_of_distribution"} 0.0
+gpusonde_collector_workload_answers_total{status="out_of_memory"} 0.0
+gpusonde_collector_workload_answers_total{status="out_of_time"} 0.0
+gpusonde_collector_workload_answers_total{status="unknown_device"} 0.0
+gpusonde_collector_workload_answers_total{status="unknown_host"} 0.0
+gpusonde_collector_workload_answers_total{status="unsupported_graph"} 0.0
+gpusonde_collector_workload_seconds_bucket{le="0.1"} 1.0
+gpusonde_collector_workload_seconds_bucket{le="+Inf"} 1.0
+gpusonde_collector_workload_seconds_count 1.0
+gpusonde_collector_workload_seconds_sum 0.03125
+gpusonde_collector_workload_waiting 2.0
+gpusonde_collector_workload_trainings{state="done"} 0.0
+gpusonde_collector_workload_trainings{state="failed"} 0.0
+gpusonde_collector_workload_trainings{state="queued"} 1.0
+gpusonde_collector_workload_trainings{state="running"} 0.0
+gpusonde_collector_workload_training_failures_total 5.0
 gpusonde_collector_requests_refused_total{reason="concurrency"} 0.0
 gpusonde_collector_requests_refused_total{reason="identity"} 0.0
 gpusonde_collector_requests_refused_total{reason="no_hello"} 0.0
@@ -90,6 +114,9 @@ gpusonde_collector_requests_refused_total{reason="throttle_ignored"} 0.0
 gpusonde_collector_requests_refused_total{reason="too_many_agents"} 0.0
 gpusonde_collector_requests_refused_total{reason="unauthenticated"} 0.0
 gpusonde_collector_requests_refused_total{reason="undecodable"} 0.0
+gpusonde_collector_requests_refused_total{reason="workload_busy"} 0.0
+gpusonde_collector_requests_refused_total{reason="workload_queue"} 0.0
+gpusonde_collector_requests_refused_total{reason="workload_size"} 0.0
 gpusonde_collector_certificate_expiry_timestamp_seconds 2e+09
 gpusonde_collector_config_reloads_total{result="failure"} 0.0
 gpusonde_collector_config_reloads_total{result="success"} 0.0
@@ -110,7 +137,12 @@ def test_every_counter_is_shown_under_its_agreed_name():
         prediction=small(),
         tracking_round_s=0.25,
         epochs=12,
+        workload_answers=Counter(ok=3, malformed_graph=4),
+        workload=small(),
+        trainings=TrainingCounters({"queued": 1}, failures=5),
+        workload_waiting=lambda: 2,
     )
+    counters.workload.observe(2**-5)
     counters.ack_latency.observe(2**-4)
     counters.segment_write.observe(0.5)
     counters.count_predictions(["ok", "unsupported_gpu", "ok"], 2**-5)

@@ -24,6 +24,7 @@ from google.protobuf.message import DecodeError
 from support.hostile_graphs import archive, json_graph, program, pt2, small_onnx
 from support.problem_documents import small_problem
 from support.wire_agent import batch, block, hello, inventory, source_ended
+from support.workload_decoders import ask_about_workloads, read_training, trainings, workload_requests
 
 from gpusonde.agent.config import AgentConfig
 from gpusonde.agent.counters import SelfCounters
@@ -50,6 +51,7 @@ from gpusonde.collector.storage.errors import StoreError
 from gpusonde.collector.storage.local.store import LocalStore, StoreOptions
 from gpusonde.collector.tracking.follower_state import FollowerState, UnusableStateError
 from gpusonde.collector.workers.documents import fill, to_document
+from gpusonde.collector.workload.training.queue import TrainingQueueError
 from gpusonde.epoch_detect import EpochTracker
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.optimizer.documents.fields import DocumentError
@@ -435,6 +437,11 @@ TARGETS = {
         lambda data: from_pt2(io.BytesIO(data)), lambda: [pt2(), _workload_files()[3]], (GraphError,)
     ),
     "workload_file": Target(_read_workload, _workload_files, (GraphError,)),
+    "workload_request": Target(ask_about_workloads, workload_requests, (DecodeError,), is_slow=True),
+    "training_file": Target(
+        lambda data: read_training(data, _clean("trainings")), lambda: trainings(_clean("trainings")),
+        (TrainingQueueError,), is_slow=True,
+    ),
     "job_bindings": Target(_read_job_state, lambda: [_BINDINGS]),
     "job_mapping": Target(_read_mapping_file, lambda: [b"17\n18\n"]),
 }  # fmt: skip

@@ -63,7 +63,7 @@ def make_parts(model=None):
     def nearest(graph, encoder, count):
         return [(f"{graph.name}-{i}", "family", 1.0 - i / 10) for i in range(count)]
 
-    return Parts(read, lambda path: model, Registry, nearest)
+    return Parts(read, lambda path: model, Registry, nearest, lambda name: f"{name}s")
 
 
 def _make_answer():

@@ -54,6 +54,7 @@ from gpusonde.collector.tracking.processes.pool import TrackerProcesses
 from gpusonde.collector.tracking.run_state import Resume
 from gpusonde.collector.tracking.state_keeper import StateKeeper, StateOptions
 from gpusonde.collector.tracking.summaries import EpochSummaries
+from gpusonde.collector.workload.assembly import Controller
 from gpusonde.epoch_detect import EpochTracker
 from gpusonde.service.notify import notify
 from gpusonde.service.open_files import allow_open_files
@@ -204,6 +205,7 @@ class _Collector:
             lambda: watch_options(self._config),
             self._counters.refused,
         )
+        self._controller = Controller(config, store, self._agents, executors["query"], self._counters)
         self._supervision = Supervision(
             config,
             config_source,
@@ -234,6 +236,7 @@ class _Collector:
         self._access.configure(config)
         self._pipeline.configure(pipeline_options(config))
         self._planning.configure(planning_options(config))
+        self._controller.configure(config)
 
     async def run(self, stop: threading.Event | None, on_ready: Callable[[str], None] | None) -> CollectorReport:
         """Serve until told to stop."""
@@ -254,9 +257,11 @@ class _Collector:
                 self._query,
                 AdminService(self._agents),
                 self._planning_service,
+                self._controller.service,
                 self._health,
                 [self._access.interceptor],
                 max_record_bytes=self._config.ingest.max_record_bytes,
+                max_question_bytes=self._config.workload.max_request_bytes,
                 most_connections=self._most_connections(),
                 share_port=self._config.server.share_port,
                 with_reflection=reflect == "on" or (reflect == "loopback" and is_loopback(listen)),
@@ -268,6 +273,7 @@ class _Collector:
                 asyncio.ensure_future(self._gate.run()),
                 *map(asyncio.ensure_future, self._engine.background(self._executors)),
                 asyncio.ensure_future(self._access.watch_streams(self._ingest)),
+                asyncio.ensure_future(self._controller.run()),
             ]
             if self._config.runs.track:
                 others.append(asyncio.ensure_future(self._pipeline.run()))
@@ -290,6 +296,7 @@ class _Collector:
             await self._health.set_query(False)
             await self._stop_serving(server, hurrying)
             await self._planning.close()
+            await self._controller.close()
             self._committer.close()
             for task in others:
                 task.cancel()

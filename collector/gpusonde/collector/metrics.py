@@ -12,6 +12,8 @@ from prometheus_client.metrics_core import Metric
 
 from gpusonde.collector.counters import CollectorCounters
 from gpusonde.collector.storage.counters import StoreCounters
+from gpusonde.collector.workload.errors import KINDS
+from gpusonde.collector.workload.training.queue import DONE, FAILED, QUEUED, RUNNING
 from gpusonde.service import families
 from gpusonde.service.reload import ReloadCounters
 
@@ -36,7 +38,12 @@ _REFUSAL_REASONS = (
     "too_many_agents",
     "unauthenticated",
     "undecodable",
+    "workload_busy",
+    "workload_queue",
+    "workload_size",
 )
+_WORKLOAD_STATUSES = ("ok", "out_of_distribution", *KINDS)
+_TRAINING_STATES = (QUEUED, RUNNING, DONE, FAILED)
 _PREDICTION_STATUSES = ("ok", "extrapolated", "insufficient_epochs", "unsupported_gpu")
 
 
@@ -108,6 +115,7 @@ class CollectorMetrics:
         yield from self._durability(figures.counters)
         yield from self._store(figures)
         yield from self._tracking(figures.counters)
+        yield from self._workloads(figures.counters)
         yield from self._access(figures)
         yield from figures.reloads.families(_PREFIX)
 
@@ -196,6 +204,31 @@ class CollectorMetrics:
         )
         yield families.histogram(
             f"{_PREFIX}_prediction_seconds", "Time of answering one request for predictions.", counters.prediction
+        )
+
+    def _workloads(self, counters: CollectorCounters) -> Iterable[Metric]:
+        yield families.counters(
+            f"{_PREFIX}_workload_answers",
+            "Answers about workloads, by status.",
+            "status",
+            dict.fromkeys(_WORKLOAD_STATUSES, 0) | counters.workload_answers,
+        )
+        yield families.histogram(
+            f"{_PREFIX}_workload_seconds", "Time of answering one request about workloads.", counters.workload
+        )
+        yield families.gauge(
+            f"{_PREFIX}_workload_waiting", "Requests about workloads that wait.", counters.workload_waiting()
+        )
+        yield families.gauges(
+            f"{_PREFIX}_workload_trainings",
+            "Trainings of embeddings, by state.",
+            "state",
+            dict.fromkeys(_TRAINING_STATES, 0) | counters.trainings.states,
+        )
+        yield families.counter(
+            f"{_PREFIX}_workload_training_failures",
+            "Processes that train and ended with an error.",
+            counters.trainings.failures,
         )
 
     def _access(self, figures: CollectorFigures) -> Iterable[Metric]:

@@ -44,6 +44,17 @@ _LIVE = frozenset(
         "planning.max_request_bytes",
         "planning.max_watches",
         "planning.watch_interval",
+        "workload.processes",
+        "workload.time_limit",
+        "workload.graph_time_limit",
+        "workload.memory_bytes",
+        "workload.max_waiting",
+        "workload.max_questions",
+        "workload.max_operations",
+        "workload.model",
+        "workload.train",
+        "workload.datasets",
+        "workload.host_load_interval",
         "metrics.listen",
         "log.level",
         "log.format",
@@ -90,6 +101,7 @@ def stream_options(config: CollectorConfig) -> StreamOptions:
         collector_id=config.server.id or socket.gethostname(),
         pace=pace_options(config),
         drain_grace_ms=round(config.server.drain_grace_s * 1e3),
+        host_load_interval_ms=round(config.workload.host_load_interval_s * 1e3),
     )
 
 

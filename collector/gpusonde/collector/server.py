@@ -15,10 +15,12 @@ from gpusonde.collector.ingest.admin import AdminService
 from gpusonde.collector.ingest.service import IngestService
 from gpusonde.collector.planning.service import PlanningService
 from gpusonde.collector.query.service import QueryService
+from gpusonde.collector.workload.service import WorkloadService
 from gpusonde.ingest.v1 import ingest_pb2, ingest_pb2_grpc
 from gpusonde.planning.v1 import planning_pb2, planning_pb2_grpc
 from gpusonde.query.v1 import query_pb2, query_pb2_grpc
 from gpusonde.service.listen import check_free
+from gpusonde.workload.v1 import workload_pb2, workload_pb2_grpc
 
 _MOST_CALLS_PER_CONNECTION = 64
 _REASONS = {
@@ -29,6 +31,7 @@ _REASONS = {
 INGEST = ingest_pb2.DESCRIPTOR.services_by_name["IngestService"].full_name
 ADMIN = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
 PLANNING = planning_pb2.DESCRIPTOR.services_by_name["PlanningService"].full_name
+WORKLOAD = workload_pb2.DESCRIPTOR.services_by_name["WorkloadService"].full_name
 QUERY = query_pb2.DESCRIPTOR.services_by_name["QueryService"].full_name
 
 
@@ -49,7 +52,7 @@ class Health:
 
     async def set_query(self, serving: bool) -> None:
         """Say whether questions are answered."""
-        for service in (QUERY, PLANNING):
+        for service in (QUERY, PLANNING, WORKLOAD):
             await self.servicer.set(service, _status(serving))
 
 
@@ -58,10 +61,12 @@ def build_server(
     query: QueryService,
     admin: AdminService,
     planning: PlanningService,
+    workload: WorkloadService,
     health_state: Health,
     interceptors: Sequence[grpc.aio.ServerInterceptor],
     *,
     max_record_bytes: int,
+    max_question_bytes: int,
     most_connections: int,
     with_reflection: bool,
     share_port: bool = False,
@@ -75,7 +80,7 @@ def build_server(
             # Sockets may not take the file descriptors that the store needs.
             ("grpc.max_allowed_incoming_connections", most_connections),
             # Records somewhat above the limit are read, so that they can be named, counted and put aside.
-            ("grpc.max_receive_message_length", 2 * max_record_bytes + (1 << 16)),
+            ("grpc.max_receive_message_length", max(2 * max_record_bytes, max_question_bytes) + (1 << 16)),
             ("grpc.keepalive_time_ms", 20_000),
             ("grpc.keepalive_timeout_ms", 10_000),
             # The same for the pings of flow control, in whose place no ping of keepalive is sent.
@@ -91,11 +96,12 @@ def build_server(
     ingest_pb2_grpc.add_IngestServiceServicer_to_server(ingest, server)  # type: ignore[no-untyped-call]
     query_pb2_grpc.add_QueryServiceServicer_to_server(query, server)  # type: ignore[no-untyped-call]
     planning_pb2_grpc.add_PlanningServiceServicer_to_server(planning, server)  # type: ignore[no-untyped-call]
+    workload_pb2_grpc.add_WorkloadServiceServicer_to_server(workload, server)  # type: ignore[no-untyped-call]
     admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)  # type: ignore[no-untyped-call]
     health_pb2_grpc.add_HealthServicer_to_server(health_state.servicer, server)
     if with_reflection:
         reflection.enable_server_reflection(
-            (INGEST, QUERY, PLANNING, ADMIN, health.SERVICE_NAME, reflection.SERVICE_NAME), server
+            (INGEST, QUERY, PLANNING, WORKLOAD, ADMIN, health.SERVICE_NAME, reflection.SERVICE_NAME), server
         )
     return server
 

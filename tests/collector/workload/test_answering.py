@@ -53,7 +53,7 @@ def test_an_answer_holds_iteration_epoch_graph_and_cluster():
     assert found["graph"]["flops_per_sample"] > 1e6
     assert found["cluster"]["device"] == "V100-SXM2-16GB"
     assert found["embedding"] is None
-    assert found["nearest"] == [{"name": "small", "similarity": 0.75}]
+    assert found["nearest"] == [{"name": "small", "family": "smalls", "similarity": 0.75}]
 
 
 def test_all_questions_of_one_regressor_are_asked_at_once():

@@ -20,6 +20,7 @@ _LOG = logging.getLogger(__name__)
 _HEADER = struct.Struct("<Id")
 _LENGTH = struct.Struct("<I")
 _LARGEST_ANSWER_BYTES = 64 << 20
+_PIECE_BYTES = 1 << 18
 # Python, NumPy and what answers are imported before the first answer, on a busy host in seconds.
 _START_S = 60.0
 
@@ -275,8 +276,10 @@ class Process:
         if self._process.stdin is None:
             raise EOFError
         self._process.stdin.write(_HEADER.pack(len(data), limit_s))
-        self._process.stdin.write(data)
-        await self._process.stdin.drain()
+        # Whatever asyncio holds is moved in memory with every write to the pipe: a large question would stop the loop.
+        for start in range(0, len(data), _PIECE_BYTES):
+            self._process.stdin.write(data[start : start + _PIECE_BYTES])
+            await self._process.stdin.drain()
         (length,) = _LENGTH.unpack(await self._read(_LENGTH.size))
         if length > _LARGEST_ANSWER_BYTES:
             raise EOFError

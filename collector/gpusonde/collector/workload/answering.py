@@ -80,12 +80,14 @@ class Parts:
         model: The model of a file, or the shipped one.
         registry: The encoders of a folder.
         nearest: The architectures most like a graph, best first: name, family, similarity.
+        family: Of an architecture; empty where nobody knows.
     """
 
     read: Callable[[bytes, str, GraphLimits], WorkloadGraph]
     model: Callable[[str], Model]
     registry: Callable[[str], Registry]
     nearest: Callable[[WorkloadGraph, Encoder, int], Sequence[tuple[str, str, float]]]
+    family: Callable[[str], str]
 
 
 class Answers:
@@ -147,7 +149,7 @@ class Answers:
             _document(
                 _caught(
                     functools.partial(
-                        _prediction, found[place], summaries[row["graph"]], row, uses.get(row["dataset_type"])
+                        self._prediction, found[place], summaries[row["graph"]], row, uses.get(row["dataset_type"])
                     )
                 )
             )
@@ -165,6 +167,39 @@ class Answers:
             }
         return {"dataset_type": dataset_type, "available": True, "encoder_sha256": registered.sha256, "note": ""}
 
+    def _prediction(
+        self,
+        answered: WorkloadPrediction | WorkloadError,
+        summary: dict[str, Any] | WorkloadError,
+        row: Mapping[str, Any],
+        use: Mapping[str, Any] | None,
+    ) -> dict[str, Any]:
+        found = _value(answered)
+        ends = found.seconds, found.low_s, found.high_s
+        near = [
+            {"name": name, "family": self._parts.family(name), "similarity": float(alike)}
+            for name, alike in found.nearest
+        ]
+        epoch = None
+        if row["samples_per_epoch"] is not None:
+            iterations = -(-row["samples_per_epoch"] // (row["batch_size"] * row["cluster"]["device_count"]))
+            epoch = _interval(*(iterations * seconds for seconds in ends))
+        return {
+            "prediction": {
+                "iteration_seconds": _interval(*ends),
+                "epoch_seconds": epoch,
+                "coverage": found.coverage,
+                "regressor": found.regressor,
+                "features": found.features,
+                "out_of_distribution": found.out_of_distribution,
+                "reasons": list(found.reasons),
+                "nearest": near,
+                "embedding": use,
+                "graph": _value(summary),
+                "cluster": {key: value for key, value in row["cluster"].items() if key != "environment"},
+            }
+        }
+
 
 def _request(graph: _Graph, row: Mapping[str, Any], use: Mapping[str, Any] | None) -> WorkloadRequest:
     given = row["cluster"]
@@ -179,35 +214,6 @@ def _request(graph: _Graph, row: Mapping[str, Any], use: Mapping[str, Any] | Non
     )
     dataset_type = row["dataset_type"] if use and use["available"] else None
     return WorkloadRequest(_value(graph), row["batch_size"], cluster, dataset_type)
-
-
-def _prediction(
-    answered: WorkloadPrediction | WorkloadError,
-    summary: dict[str, Any] | WorkloadError,
-    row: Mapping[str, Any],
-    use: Mapping[str, Any] | None,
-) -> dict[str, Any]:
-    found = _value(answered)
-    ends = found.seconds, found.low_s, found.high_s
-    epoch = None
-    if row["samples_per_epoch"] is not None:
-        iterations = -(-row["samples_per_epoch"] // (row["batch_size"] * row["cluster"]["device_count"]))
-        epoch = _interval(*(iterations * seconds for seconds in ends))
-    return {
-        "prediction": {
-            "iteration_seconds": _interval(*ends),
-            "epoch_seconds": epoch,
-            "coverage": found.coverage,
-            "regressor": found.regressor,
-            "features": found.features,
-            "out_of_distribution": found.out_of_distribution,
-            "reasons": list(found.reasons),
-            "nearest": [{"name": name, "similarity": float(alike)} for name, alike in found.nearest],
-            "embedding": use,
-            "graph": _value(summary),
-            "cluster": {key: value for key, value in row["cluster"].items() if key != "environment"},
-        }
-    }
 
 
 def _interval(value: float, low: float, high: float) -> dict[str, float]:

@@ -11,6 +11,7 @@ from gpusonde.collector.query.errors import QueryError
 from gpusonde.collector.query.measurement import resolve
 from gpusonde.collector.workers.documents import enum_text
 from gpusonde.collector.workload.errors import (
+    GRAPH_TOO_LARGE,
     INVALID_REQUEST,
     UNKNOWN_DEVICE,
     UNKNOWN_HOST,
@@ -18,6 +19,7 @@ from gpusonde.collector.workload.errors import (
 )
 from gpusonde.collector.workload.resources import HostView, least_resources, resource_document
 from gpusonde.predictor.workload.embedding.names import DatasetTypeNameError, check_dataset_type
+from gpusonde.predictor.workload.graph.limits import GraphLimits
 from gpusonde.workload.v1 import workload_pb2
 
 _MOST_DEVICES = 100_000
@@ -26,6 +28,7 @@ _LARGEST_BATCH = 1 << 20
 _MOST_SAMPLES = 1 << 50
 _LONGEST_TEXT = 200
 _MOST_NAMED = 5
+_LARGEST_JSON_BYTES = GraphLimits().json_bytes
 
 
 @dataclass
@@ -200,6 +203,10 @@ class _Graphs:
         graph = source.graph
         if not graph.content:
             raise WorkloadError(INVALID_REQUEST, "is empty", "graph.content")
+        # No process need look at what its reader refuses unseen.
+        if len(graph.content) > _LARGEST_JSON_BYTES and graph.content[:64].lstrip()[:1] == b"{":
+            text = f"{len(graph.content)} bytes of JSON: at most {_LARGEST_JSON_BYTES} are accepted"
+            raise WorkloadError(GRAPH_TOO_LARGE, text, "graph.content")
         key = graph.content, _choice(graph, "format", ""), _text(graph.name, "graph.name")
         place = self._places.get(key, -1)
         if place < 0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -12,6 +12,8 @@ from gpusonde.service.tls import ClientSecurity
 from gpusonde.workload.v1 import workload_pb2, workload_pb2_grpc
 
 _PAGE_SIZE = 100
+_MOST_QUESTIONS = 500
+_MOST_GRAPH_BYTES = 4 << 20
 
 
 class WorkloadClient:
@@ -52,7 +54,8 @@ class WorkloadClient:
 
         Args:
             workloads: Documents with ``graph``, ``batch_size``, ``cluster`` and, where wanted, ``dataset_type``,
-                ``regressor`` and ``samples_per_epoch``. Graphs that are the same object are sent once.
+                ``regressor`` and ``samples_per_epoch``. Graphs that are the same object are sent once; any number,
+                which is sent in several requests where it is large.
 
         Returns:
             One document per workload: ``prediction`` or ``error``, the other being None.
@@ -60,13 +63,16 @@ class WorkloadClient:
         Raises:
             CollectorError: There is no answer to the request as a whole.
         """
-        request = workload_pb2.PredictRequest()
-        sent: dict[int, int] = {}
-        for place, workload in enumerate(workloads):
-            message = request.workloads.add()
-            fill(message, {key: value for key, value in workload.items() if key != "graph"})
-            _fill_graph(message.graph, workload["graph"], sent, place)
-        return _answers(self._ask(self._stub.Predict, request))
+        answers: list[dict[str, Any]] = []
+        for part in _parts(workloads):
+            request = workload_pb2.PredictRequest()
+            sent: dict[int, int] = {}
+            for place, workload in enumerate(part):
+                message = request.workloads.add()
+                fill(message, {key: value for key, value in workload.items() if key != "graph"})
+                _fill_graph(message.graph, workload["graph"], sent, place)
+            answers += [to_whole_document(answer) for answer in self._ask(self._stub.Predict, request).answers]
+        return answers
 
     def embed(self, graphs: Sequence[Mapping[str, Any]], dataset_type: str) -> dict[str, Any]:
         """Return graphs as vectors: ``answers``, each with ``embedding`` or ``error``, and ``encoder_sha256``.
@@ -156,5 +162,18 @@ def _fill_graph(source: workload_pb2.GraphSource, graph: Mapping[str, Any], sent
         fill(source, {"graph": graph})
 
 
-def _answers(response: Any) -> list[dict[str, Any]]:
-    return [to_whole_document(answer) for answer in response.answers]
+def _parts(workloads: Sequence[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
+    """Cut questions into requests that a collector takes by its defaults; a graph that is larger has one to itself."""
+    part: list[Mapping[str, Any]] = []
+    size, seen = 0, set[int]()
+    for workload in workloads:
+        added = 0 if id(workload["graph"]) in seen else len(workload["graph"]["content"])
+        if part and (len(part) >= _MOST_QUESTIONS or size + added > _MOST_GRAPH_BYTES):
+            yield part
+            part, size, seen = [], 0, set()
+            added = len(workload["graph"]["content"])
+        part.append(workload)
+        size += added
+        seen.add(id(workload["graph"]))
+    if part:
+        yield part

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from gpusonde.collector.workload.checker import Questions
 from gpusonde.collector.workload.errors import INTERNAL, OUT_OF_MEMORY, OUT_OF_TIME, WorkloadError
 from gpusonde.collector.workload.framing import pack
 
+_LOG = logging.getLogger(__name__)
 PURPOSE = Purpose(
     module="gpusonde.collector.workload.worker",
     subject="workloads",
@@ -119,7 +121,11 @@ class WorkloadProcesses:
         data = pack(document, [questions.contents[place] for place in places])
         found: Answers = json.loads(await self._processes.ask(data, limit_s))
         if error := found.get("error"):
-            refused = WorkloadError(OUT_OF_MEMORY if error["kind"] == "memory" else INTERNAL, error["text"])
+            is_memory = error["kind"] == "memory"
+            if not is_memory:
+                _LOG.error("a question about workloads failed: %s", error["text"])
+            text = error["text"] if is_memory else "the question failed; see the collector's log"
+            refused = WorkloadError(OUT_OF_MEMORY if is_memory else INTERNAL, text)
             return {"answers": [{"error": refused.document()}] * len(rows)}
         return found
 

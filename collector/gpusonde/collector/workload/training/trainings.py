@@ -29,8 +29,15 @@ _LOG = logging.getLogger(__name__)
 _LOOK_INTERVAL_S = 60.0
 _END_GRACE_S = 10.0
 _BUNDLED, _CIFAR = "digits", "cifar10"
-# The trainer needs torch, which the collector never imports; it is niced, since records of agents come first.
-_TRAINER = "import os, sys; os.nice(15); from gpusonde.cli.main import main; sys.exit(main())"
+# The trainer needs torch, which the collector never imports. It is niced, since records of agents come first, and what
+# stops a service (systemd ends the whole group) is a wish to stop, after which the training goes on another time.
+_TRAINER = """
+import os, signal, sys
+os.nice(15)
+signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+from gpusonde.cli.main import main
+sys.exit(main())
+"""
 
 
 def trainer_command(dataset_type: str, queue: Path, embeddings: Path, datasets: Path | None) -> tuple[str, ...] | None:

@@ -1,0 +1,321 @@
+"""``WorkloadService``: the listener; asks the checker, the hosts, the processes and the queue of trainings."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import grpc
+import grpc.aio
+
+from gpusonde.collector.counters import CollectorCounters
+from gpusonde.collector.query.errors import QueryError
+from gpusonde.collector.storage.errors import StoreError
+from gpusonde.collector.workers.documents import fill
+from gpusonde.collector.workers.pool import BusyError
+from gpusonde.collector.workload.checker import Questions, TaskChecker, dataset_type
+from gpusonde.collector.workload.cluster import ClusterDescriber
+from gpusonde.collector.workload.errors import INVALID_REQUEST, WorkloadError
+from gpusonde.collector.workload.processes import WorkloadProcesses
+from gpusonde.collector.workload.resources import HostView, ResourceCollector
+from gpusonde.collector.workload.training.queue import QueueFullError, TrainingQueueError
+from gpusonde.collector.workload.training.trainings import Trainings, training_document
+from gpusonde.predictor.workload.embedding import EmbeddingError
+from gpusonde.predictor.workload.embedding.registry import Registry
+from gpusonde.workload.v1 import workload_pb2, workload_pb2_grpc
+
+_LOG = logging.getLogger(__name__)
+_DEFAULT_NEIGHBOURS = 5
+_MOST_NEIGHBOURS = 50
+
+Context = grpc.aio.ServicerContext[Any, Any]
+_Response = TypeVar("_Response")
+_Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True)
+class WorkloadOptions:
+    """What is taken, and where things lie.
+
+    Attributes:
+        max_request_bytes: Largest request.
+        max_questions: Workloads or graphs of one request.
+        max_operations: Operations of one graph.
+        graph_time_limit_s: Processor time for reading one graph.
+        model: File of the model; empty for the shipped one.
+        embeddings: Folder of the encoders.
+    """
+
+    max_request_bytes: int
+    max_questions: int
+    max_operations: int
+    graph_time_limit_s: float
+    model: str
+    embeddings: Path
+
+
+class WorkloadService(workload_pb2_grpc.WorkloadServiceServicer):
+    """Implements ``gpusonde.workload.v1.WorkloadService``.
+
+    Args:
+        processes: Read graphs and compute.
+        checker: Checks questions.
+        resources: Knows hosts.
+        describer: Describes them.
+        trainings: What is trained.
+        registry: The encoders there are.
+        executor: Runs what blocks.
+        options: In force at the time of the question.
+        counters: Where answers and refusals are counted.
+    """
+
+    def __init__(
+        self,
+        processes: WorkloadProcesses,
+        checker: TaskChecker,
+        resources: ResourceCollector,
+        describer: ClusterDescriber,
+        trainings: Trainings,
+        registry: Callable[[], Registry],
+        executor: Executor,
+        options: Callable[[], WorkloadOptions],
+        counters: CollectorCounters,
+    ) -> None:
+        self._processes = processes
+        self._checker = checker
+        self._resources = resources
+        self._describer = describer
+        self._trainings = trainings
+        self._registry = registry
+        self._executor = executor
+        self._options = options
+        self._counters = counters
+
+    async def Predict(  # noqa: N802 - gRPC's name, as below
+        self, request: workload_pb2.PredictRequest, context: Context
+    ) -> workload_pb2.PredictResponse:
+        """Estimate the duration of training iterations and epochs."""
+        await self._check(context, [workload.graph for workload in request.workloads])
+        try:
+            hosts = await self._hosts(request.workloads)
+            questions = self._checker.check_workloads(request.workloads, hosts)
+            answers = await self._ask("predict", questions)
+            await self._queue_trainings(answers["answers"])
+        except Exception as error:  # the client must get a status whatever happened
+            await self._abort(context, error)
+        return _filled(workload_pb2.PredictResponse(), answers)
+
+    async def Embed(  # noqa: N802
+        self, request: workload_pb2.EmbedRequest, context: Context
+    ) -> workload_pb2.EmbedResponse:
+        """Return graphs as vectors."""
+        await self._check(context, request.graphs)
+        try:
+            more = {"dataset_type": _required_dataset_type(request.dataset_type)}
+            answers = await self._ask("embed", self._checker.check_graphs(request.graphs), more)
+        except Exception as error:  # as above
+            await self._abort(context, error)
+        return _filled(workload_pb2.EmbedResponse(), answers)
+
+    async def Nearest(  # noqa: N802
+        self, request: workload_pb2.NearestRequest, context: Context
+    ) -> workload_pb2.NearestResponse:
+        """Return the known architectures most like graphs."""
+        await self._check(context, request.graphs)
+        try:
+            more = {
+                "dataset_type": _required_dataset_type(request.dataset_type),
+                "count": _neighbours(request.count),
+            }
+            answers = await self._ask("nearest", self._checker.check_graphs(request.graphs), more)
+        except Exception as error:  # as above
+            await self._abort(context, error)
+        return _filled(workload_pb2.NearestResponse(), answers)
+
+    async def ListDatasetTypes(  # noqa: N802
+        self, request: workload_pb2.ListDatasetTypesRequest, context: Context
+    ) -> workload_pb2.ListDatasetTypesResponse:
+        """Return the dataset types that there are embeddings for."""
+        try:
+            found = await self._blocking(self._dataset_types)
+        except Exception as error:  # as above
+            await self._abort(context, error)
+        return _filled(workload_pb2.ListDatasetTypesResponse(), {"dataset_types": found})
+
+    async def QueueTraining(  # noqa: N802
+        self, request: workload_pb2.QueueTrainingRequest, context: Context
+    ) -> workload_pb2.QueueTrainingResponse:
+        """Queue the training of an embedding; the interceptor has seen that the caller is an admin."""
+        try:
+            name = _required_dataset_type(request.dataset_type)
+            training = await self._blocking(lambda: self._trainings.queue.add(name, again=request.again))
+            self._trainings.wake()
+        except Exception as error:  # as above
+            await self._abort(context, error)
+        return _filled(workload_pb2.QueueTrainingResponse(), {"training": training_document(training)})
+
+    async def GetTraining(  # noqa: N802
+        self, request: workload_pb2.GetTrainingRequest, context: Context
+    ) -> workload_pb2.GetTrainingResponse:
+        """Return the state of one training."""
+        try:
+            name = _required_dataset_type(request.dataset_type)
+            training = await self._blocking(lambda: self._trainings.queue.get(name))
+        except Exception as error:  # as above
+            await self._abort(context, error)
+        if training is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"no training of {name!r} was ever queued here")
+        return _filled(workload_pb2.GetTrainingResponse(), {"training": training_document(training)})
+
+    async def ListTrainings(  # noqa: N802
+        self, request: workload_pb2.ListTrainingsRequest, context: Context
+    ) -> workload_pb2.ListTrainingsResponse:
+        """Return all trainings."""
+        try:
+            found = await self._blocking(self._trainings.queue.trainings)
+        except Exception as error:  # as above
+            await self._abort(context, error)
+        return _filled(workload_pb2.ListTrainingsResponse(), {"trainings": [training_document(each) for each in found]})
+
+    async def DescribeCluster(  # noqa: N802
+        self, request: workload_pb2.DescribeClusterRequest, context: Context
+    ) -> workload_pb2.DescribeClusterResponse:
+        """Return hosts, and what they have free."""
+        loads = self._resources.loads()
+        try:
+            page = await self._blocking(lambda: self._describer.page(request, loads))
+        except Exception as error:  # as above
+            await self._abort(context, error)
+        return _filled(workload_pb2.DescribeClusterResponse(), page)
+
+    async def _ask(self, kind: str, questions: Questions, more: dict[str, Any] | None = None) -> dict[str, Any]:
+        options = self._options()
+        began_s = time.monotonic()
+        head = {
+            **(more or {}),
+            "model": options.model,
+            "embeddings": str(options.embeddings),
+            "max_operations": options.max_operations,
+            "graph_time_limit_s": options.graph_time_limit_s,
+        }
+        found = await self._processes.ask(kind, questions, head)
+        self._counters.workload.observe(time.monotonic() - began_s)
+        for answer in found["answers"]:
+            self._counters.workload_answers[_status(answer)] += 1
+        return found
+
+    async def _hosts(self, workloads: Sequence[workload_pb2.Workload]) -> list[HostView]:
+        ids = {agent_id for workload in workloads for agent_id in workload.cluster.agent_ids}
+        names = {name for workload in workloads for name in workload.cluster.host_names}
+        if not ids and not names:
+            return []
+        loads = self._resources.loads()
+        return await self._blocking(lambda: self._resources.hosts(loads, ids, names))
+
+    async def _queue_trainings(self, answers: Sequence[dict[str, Any]]) -> None:
+        """Have embeddings trained that answers had to do without, and say so in them."""
+        missing = [
+            use
+            for answer in answers
+            if (use := (answer.get("prediction") or {}).get("embedding")) is not None and not use["available"]
+        ]
+        for name in {use["dataset_type"] for use in missing}:
+            known = await self._blocking(lambda n=name: self._trainings.want(n))  # type: ignore[misc]
+            for use in missing:
+                if use["dataset_type"] == name:
+                    use.update(known)
+        if missing:
+            self._trainings.wake()
+
+    def _dataset_types(self) -> list[dict[str, Any]]:
+        registry = self._registry()
+        found = []
+        for name in registry.dataset_types():
+            encoder = registry.get(name)
+            found.append(
+                {
+                    "name": name,
+                    "encoder_sha256": encoder.sha256,
+                    "trained_steps": encoder.trained_steps,
+                    "shipped": encoder.is_shipped,
+                }
+            )
+        return found
+
+    async def _blocking(self, work: Callable[[], _Value]) -> _Value:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+    async def _check(self, context: Context, sources: Sequence[workload_pb2.GraphSource]) -> None:
+        if self._processes.options.processes < 1:
+            await context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                "this collector answers no questions about workloads (workload.processes = 0)",
+            )
+        options = self._options()
+        if len(sources) > options.max_questions:
+            self._counters.refused["workload_size"] += 1
+            await context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"{len(sources)} questions in one request, {options.max_questions} are taken (workload.max_questions)",
+            )
+        # Not ByteSize(), which writes the whole message to measure it.
+        size = sum(len(source.graph.content) for source in sources)
+        if size > options.max_request_bytes:
+            self._counters.refused["workload_size"] += 1
+            await context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"the request's graphs have {size} bytes, {options.max_request_bytes} are taken"
+                " (workload.max_request_bytes)",
+            )
+
+    async def _abort(self, context: Context, error: Exception) -> NoReturn:
+        text = str(error)
+        if isinstance(error, QueryError):
+            code = error.code
+        elif isinstance(error, WorkloadError):
+            code = grpc.StatusCode.INVALID_ARGUMENT
+            text = f"field {error.field!r}: {text}" if error.field else text
+        elif isinstance(error, BusyError):
+            self._counters.refused["workload_busy"] += 1
+            code = grpc.StatusCode.RESOURCE_EXHAUSTED
+        elif isinstance(error, QueueFullError):
+            self._counters.refused["workload_queue"] += 1
+            code = grpc.StatusCode.RESOURCE_EXHAUSTED
+        elif isinstance(error, (TrainingQueueError, EmbeddingError, StoreError, OSError)):
+            _LOG.error("a question about workloads failed: %s", error)
+            code = grpc.StatusCode.UNAVAILABLE
+        else:
+            _LOG.error("a question about workloads failed", exc_info=error)
+            code, text = grpc.StatusCode.INTERNAL, f"{type(error).__name__}; see the collector's log"
+        await context.abort(code, text)
+        raise AssertionError  # abort raises
+
+
+def _status(answer: dict[str, Any]) -> str:
+    if error := answer.get("error"):
+        return str(error["kind"])
+    prediction = answer.get("prediction")
+    return "out_of_distribution" if prediction and prediction["out_of_distribution"] else "ok"
+
+
+def _required_dataset_type(name: str) -> str:
+    if not name:
+        raise WorkloadError(INVALID_REQUEST, "name one; 'ListDatasetTypes' lists them", "dataset_type")
+    return dataset_type(name)
+
+
+def _neighbours(count: int) -> int:
+    if count > _MOST_NEIGHBOURS:
+        raise WorkloadError(INVALID_REQUEST, f"{count}: at most {_MOST_NEIGHBOURS}", "count")
+    return count or _DEFAULT_NEIGHBOURS
+
+
+def _filled(response: _Response, document: dict[str, Any]) -> _Response:
+    fill(response, document)  # type: ignore[arg-type]
+    return response

@@ -1,0 +1,42 @@
+"""The process that answers questions about workloads: ``python -m gpusonde.collector.workload.worker MEMORY_BYTES``.
+
+Graphs come from strangers. They are read here and nowhere else in the collector: by readers that execute nothing,
+within limits of size, time and memory, in a process that writes no files and can be ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import signal
+
+from gpusonde.collector.workers import serving
+
+
+def make_answer() -> serving.Answer:
+    """Return what answers."""
+    from gpusonde.collector.workload.answering import Answers  # noqa: PLC0415 - see serving.run
+    from gpusonde.collector.workload.framing import unpack  # noqa: PLC0415
+    from gpusonde.collector.workload.parts import make_parts  # noqa: PLC0415
+
+    answer = Answers(make_parts()).answer
+    _write_no_files()
+
+    def answer_bytes(data: bytes, _: float) -> bytes:
+        try:
+            return serving.write_json(answer(*unpack(data)))
+        except Exception as error:  # the next question must get an answer too
+            return serving.write_json(serving.fault(error, "workload.memory_bytes"))
+
+    return answer_bytes
+
+
+def _write_no_files() -> None:
+    with contextlib.suppress(OSError, ValueError):  # a sandbox may forbid it
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+if __name__ == "__main__":
+    serving.run(make_answer)

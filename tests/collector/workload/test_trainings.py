@@ -1,0 +1,201 @@
+"""Trainings that the collector starts itself: one at a time, for what there are data of, in a process that can end."""
+
+import asyncio
+import subprocess
+import sys
+import textwrap
+import time
+import urllib.request
+
+import pytest
+from support.layered_graphs import graph_json
+from support.running_collector import ThreadCollector
+from support.wire_agent import wait_until
+
+from gpusonde.collector.workload.client import WorkloadClient
+from gpusonde.collector.workload.training.counters import TrainingCounters
+from gpusonde.collector.workload.training.queue import TrainingQueue
+from gpusonde.collector.workload.training.trainings import Trainings, has_torch, trainer_command
+
+_TRAINER = textwrap.dedent(
+    """
+    import signal, sys, time
+    from pathlib import Path
+    from gpusonde.collector.workload.training.drain import drain
+    from gpusonde.collector.workload.training.queue import TrainingQueue
+
+    folder, name = Path(sys.argv[1]), sys.argv[2]
+
+    def train(dataset_type, progress):
+        with (folder / "begun").open("a") as file:
+            file.write(dataset_type + "\\n")
+        progress(1, 2)
+        if dataset_type == "endless":
+            time.sleep(600)
+        if dataset_type == "bad":
+            raise ValueError("no images")
+        return "ab" * 32
+
+    try:
+        drain(TrainingQueue(folder), train, dataset_types=[name])
+    except KeyboardInterrupt:
+        sys.exit(130)
+    sys.exit(name == "crash")
+    """
+)
+
+
+class Rig:
+    def __init__(self, folder):
+        self.folder = folder
+        self.queue = TrainingQueue(folder)
+        self.counters = TrainingCounters()
+        self.trainings = Trainings(self.queue, self.command, self.counters, interval_s=0.2)
+
+    def command(self, dataset_type):
+        return None if dataset_type == "unknown" else (sys.executable, "-c", _TRAINER, str(self.folder), dataset_type)
+
+    def begun(self):
+        file = self.folder / "begun"
+        return file.read_text().split() if file.exists() else []
+
+    def run_until(self, condition):
+        async def main():
+            running = asyncio.ensure_future(self.trainings.run())
+            until = time.monotonic() + 60
+            while not condition():
+                assert time.monotonic() < until
+                assert not running.done(), running.exception()
+                await asyncio.sleep(0.02)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+        asyncio.run(main())
+
+    def states(self):
+        return {training.dataset_type: training.state for training in self.queue.trainings()}
+
+
+@pytest.fixture
+def rig(tmp_path):
+    return Rig(tmp_path)
+
+
+def test_what_waits_is_trained_oldest_first_and_what_there_are_no_data_of_goes_on_waiting(rig):
+    for name in ("unknown", "second", "bad", "third"):
+        rig.queue.add(name)
+    wanted = {"unknown": "queued", "second": "done", "bad": "failed", "third": "done"}
+    rig.run_until(lambda: rig.states() == wanted and rig.counters.states.get("done") == 2)
+    assert rig.begun() == ["second", "bad", "third"]
+    assert rig.counters.states == {"queued": 1, "running": 0, "done": 2, "failed": 1}
+    assert rig.queue.get("bad").reason == "ValueError: no images"
+
+
+def test_a_training_that_another_process_works_on_is_left_to_it(rig):
+    rig.queue.add("mine")
+    with rig.queue.claim():
+        rig.queue.add("next")
+        rig.run_until(lambda: rig.counters.states.get("running") == 1)
+        assert rig.begun() == []
+    rig.run_until(lambda: rig.states() == {"mine": "done", "next": "done"})
+
+
+def test_a_collector_that_ends_has_its_training_wait_again_without_a_lost_attempt(rig):
+    rig.queue.add("endless")
+    rig.run_until(lambda: rig.states() == {"endless": "running"} and rig.begun())
+    training = rig.queue.get("endless")
+    assert (training.state, training.attempts) == ("queued", 0)
+
+
+def test_a_trainer_that_ends_with_an_error_is_counted(rig):
+    rig.queue.add("crash")
+    rig.run_until(lambda: rig.counters.failures == 1)
+    assert rig.states() == {"crash": "done"}
+
+
+def test_a_queue_that_cannot_be_used_does_not_end_the_collector(rig, caplog):
+    rig.queue.add("good")
+    (rig.folder / "broken.json").write_text("{}")
+    rig.run_until(lambda: "broken.json" in caplog.text)
+    (rig.folder / "broken.json").unlink()
+    rig.run_until(lambda: rig.states() == {"good": "done"})
+
+
+def test_a_program_that_is_not_there_does_not_end_the_collector(tmp_path, caplog):
+    rig = Rig(tmp_path)
+    rig.command = lambda _: ("/nowhere/at/all",)
+    rig.trainings = Trainings(rig.queue, rig.command, rig.counters, interval_s=0.05)
+    rig.queue.add("good")
+    rig.run_until(lambda: "cannot be started" in caplog.text)
+    assert rig.states() == {"good": "queued"}
+
+
+def test_data_are_a_folder_of_the_dataset_type_s_name_and_digits_are_bundled(tmp_path):
+    queue, out, datasets = tmp_path / "queue", tmp_path / "out", tmp_path / "data"
+    for name in ("landscapes", "cifar10"):
+        (datasets / name).mkdir(parents=True)
+
+    def given(dataset_type, folder=datasets):
+        command = trainer_command(dataset_type, queue, out, folder)
+        return command and command[command.index("--dataset") + 1 :]
+
+    assert given("digits") == given("digits", None) == ("digits",)
+    assert given("landscapes") == (f"folder:{datasets / 'landscapes'}", "--dataset-type", "landscapes")
+    assert given("cifar10") == (f"cifar10:{datasets / 'cifar10'}",)
+    assert given("voices") is None
+    assert given("landscapes", None) is None
+    command = trainer_command("digits", queue, out, None)
+    assert command[3:9] == ("workload", "train", "--queue", str(queue), "--out", str(out))
+
+
+def test_the_command_line_is_one_that_the_program_takes(tmp_path):
+    (tmp_path / "queue").mkdir()
+    done = subprocess.run(
+        trainer_command("digits", tmp_path / "queue", tmp_path / "out", None),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    # Nothing waits, so that nothing is to be done, with torch and without.
+    assert "usage" not in done.stderr
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(has_torch(), reason="torch is installed")
+def test_without_torch_the_collector_only_queues(tmp_path, model_file):
+    with (
+        ThreadCollector(tmp_path / "data", workload__train="true", workload__model=model_file) as running,
+        WorkloadClient(running.target) as client,
+    ):
+        graph = {"content": graph_json()}
+        (answer,) = client.predict(
+            [{"graph": graph, "batch_size": 1, "cluster": {"device": "T4"}, "dataset_type": "voices"}]
+        )
+        assert "gpusonde workload train --queue" in answer["prediction"]["embedding"]["note"]
+
+
+def test_the_collector_never_imports_torch():
+    code = (
+        "import sys, gpusonde.collector.daemon, gpusonde.collector.workload.worker\n"
+        "import gpusonde.collector.workload.parts\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_states_are_seen_in_the_metrics(tmp_path, model_file):
+    with ThreadCollector(tmp_path / "data", metrics__listen="127.0.0.1:0", workload__model=model_file) as running:
+        queue = TrainingQueue(tmp_path / "data" / "trainings")
+        queue.add("voices")
+        with WorkloadClient(running.target) as client:
+            graph = {"content": graph_json()}
+            client.predict([{"graph": graph, "batch_size": 1, "cluster": {"device": "T4"}, "dataset_type": "sounds"}])
+
+        address = (tmp_path / "data" / "metrics_address").read_text().strip()
+
+        def read():
+            with urllib.request.urlopen(f"http://{address}/metrics", timeout=20) as answer:
+                return answer.read().decode()
+
+        wait_until(lambda: 'workload_trainings{state="queued"} 2.0' in read())
+        assert 'workload_answers_total{status="ok"} 1.0' in read() or "out_of_distribution" in read()
