@@ -23,6 +23,8 @@ from gpusonde.predictor.workload.graph.vocabulary import (
         ("flatten", VIEW),
         ("new_zeros", CONSTANT),
         ("no_such_operator", None),
+        ("torchvision::conv2d", None),
+        ("torch.ops.mine.conv2d.default", None),
     ],
 )
 def test_names_of_torch_are_recognised_in_every_spelling(operator, role):

@@ -243,8 +243,11 @@ def torch_role(operator: str) -> Role | None:
             "conv2d" or "__and__".
 
     Returns:
-        None for an unknown one.
+        None for an unknown one; operators of other libraries may be anything, whatever they are called.
     """
+    library, _, rest = operator.rpartition("::")
+    if rest and library not in {"", "aten"}:
+        return None
     return _TORCH.get(torch_name(operator))
 
 
