@@ -18,6 +18,7 @@ from support.page_files import write_page_files
 from support.problem_documents import small_problem
 from support.spools import write_damaged_spool
 from support.synthetic_runs import synthetic_runs, write_runs
+from support.timed_networks import write_timed_networks
 from support.trained_encoders import add_encoder, training_result
 from support.wire_agent import WireStream, hello
 from support.workload_graphs import small_network
@@ -108,7 +109,10 @@ def workload_answers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str,
     folder = tmp_path_factory.mktemp("workload")
     network, registry = folder / "net.json", add_encoder(folder / "registry", "tiny")
     network.write_text(dump_graph(small_network()))
+    table, model = write_timed_networks(folder), folder / "model"
     return [
+        ask("workload", "fit", str(table), "--out", str(model)),
+        ask("workload", "predict", str(network), "--device", "T4,H100-SXM5-80GB", "--model", str(model)),
         ask("workload", "graph", str(network), "--out", str(folder / "copy.json")),
         ask("workload", "embed", str(network), "--dataset-type", "tiny", "--registry", str(folder / "registry")),
         # Torch, which trains, is not here.

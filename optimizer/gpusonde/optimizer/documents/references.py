@@ -1,4 +1,4 @@
-"""Files that a problem file names: profiles, measurements, predictions, spot prices become part of the document.
+"""Files that a problem file names: profiles, measurements, predictions, graphs, prices become part of the document.
 
 What is left holds figures only and no names of files, so that it can be sent to a collector or kept.
 """
@@ -14,19 +14,38 @@ from typing import Any
 from gpusonde.catalog import load_gpus
 from gpusonde.optimizer.documents.fields import DocumentError, Table, text
 from gpusonde.optimizer.documents.files import check_format, read_document
+from gpusonde.optimizer.documents.graph_files import ModelSource, with_graph_curves
 from gpusonde.optimizer.documents.job import device_name
 from gpusonde.optimizer.documents.spot_files import with_spot_offers
+from gpusonde.simulator.compute.graph_estimates import WorkloadPredictor
 
 _MOST_FILES = 256
 _OF_PREDICTION = ("epoch_latency_s", "epoch_latency_low_s", "epoch_latency_high_s", "interval_coverage")
 
 
-def read_problem(path: Path, clock: Callable[[], datetime] = lambda: datetime.now(timezone.utc)) -> dict[str, Any]:
+def shipped_or_read(path: Path | None) -> WorkloadPredictor:
+    """Return the model of training times in a file; of None, the shipped one.
+
+    Raises:
+        gpusonde.predictor.workload.engine.EngineError: The file holds none.
+    """
+    # It brings scikit-learn, which few problems need.
+    from gpusonde.predictor.workload.engine.model import WorkloadModel  # noqa: PLC0415
+
+    return WorkloadModel.shipped() if path is None else WorkloadModel.load(path)
+
+
+def read_problem(
+    path: Path,
+    clock: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
+    workload_model: ModelSource = shipped_or_read,
+) -> dict[str, Any]:
     """Read a problem file and put in what its ``job`` and ``spot`` refer to; names of files are relative to it.
 
     Args:
         path: The file.
         clock: Tells the moment of planning, by which spot prices are current or stale.
+        workload_model: Returns the model that estimates steps of a network's graph.
 
     Raises:
         DocumentError: It, or a file that it names, cannot be used.
@@ -36,7 +55,8 @@ def read_problem(path: Path, clock: Callable[[], datetime] = lambda: datetime.no
     check_format(document, "problem")
     job = document.get("job")
     if isinstance(job, Mapping):
-        document = {**document, "job": _resolved(dict(job), path.parent)}
+        job = _resolved(dict(job), path.parent)
+        document = {**document, "job": with_graph_curves(job, document, path.parent, load_gpus(), workload_model)}
     return with_spot_offers(document, path.parent, clock)
 
 
