@@ -166,24 +166,9 @@ def test_what_is_predicted_does_not_depend_on_the_other_graphs_of_the_batch():
     assert any(not torch.allclose(together[0][name], tensor, atol=1e-3) for name, tensor in alone.items())
 
 
-def test_a_calibrated_decoder_makes_tiles_of_mean_zero_and_variance_one():
+def test_at_first_every_class_is_as_likely():
     torch.manual_seed(0)
     network = GraphHyperNetwork(EncoderWeights.random(0), CLASSES)
-    graphs = [network.prepare(convolutional())]
-    network.calibrate(graphs)
     with torch.no_grad():
-        (tensors,) = network(graphs)
-    planned = {each.name: each for each in graphs[0].tensors}
-    tiles = {name: tensors[name] / planned[name].scale for name in ("first.weight", "gate.weight", "hidden.weight")}
-    assert all(0.4 < float(tile.std()) < 1.6 for tile in tiles.values())
-    assert all(abs(float(tile.mean())) < 0.2 for tile in tiles.values())
-    # Tensors differ from each other, and so do the positions of a kernel.
-    one, other = tiles["gate.weight"][:10, :, 0, 0].flatten(), tiles["hidden.weight"].flatten()
-    assert abs(float(torch.corrcoef(torch.stack([one, other]))[0, 1])) < 0.8
-    assert float(tensors["classifier.weight"].std()) < 0.1
-    # The factor goes where the weights go: a training that is taken up again makes the same tensors.
-    torch.manual_seed(0)
-    again = GraphHyperNetwork(EncoderWeights.random(0), CLASSES)
-    again.load_state_dict(network.state_dict())
-    with torch.no_grad():
-        assert torch.equal(again(graphs)[0]["first.weight"], tensors["first.weight"])
+        (tensors,) = network([network.prepare(convolutional())])
+    assert float(tensors["classifier.weight"].std()) < 0.3 * float(tensors["hidden.weight"].std())

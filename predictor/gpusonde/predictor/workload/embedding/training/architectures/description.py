@@ -95,8 +95,8 @@ _STYLES = (Style.MIXED, Style.MIXED, *Style)
 # and again; nobody builds such networks, and their losses would hide those of all others.
 _AROUND_CELLS = frozenset({Style.RESIDUAL, Style.GROUPED})
 _AROUND_BLOCKS = frozenset({Style.BOTTLENECK, Style.INVERTED, Style.ATTENTION, Style.TRANSFORMER})
-# Blocks without a norm of their own need one in the network if there is a shortcut around them.
-_NEED_NORMS = frozenset({Style.BOTTLENECK, Style.INVERTED})
+# Networks without norms are plain and shallow, like AlexNet and VGG.
+_WITHOUT_NORMS = frozenset({Style.PLAIN, Style.SEPARABLE, Style.DENSE})
 
 
 @dataclass(frozen=True)
@@ -263,11 +263,10 @@ def sample(generator: random.Random, space: ArchitectureSpace | None = None) -> 
 
 def _any(generator: random.Random, space: ArchitectureSpace) -> ArchitectureSpec:
     style = generator.choice(_STYLES)
-    norm = generator.choices(tuple(Norm), (0.75, 0.1, 0.0 if style in _NEED_NORMS else 0.15))[0]
-    # Most are shallow, which learn sooner and cost less; some are as deep as there are.
-    count = generator.randint(
-        1, generator.choice((space.maximum_cells // 2, space.maximum_cells // 2, space.maximum_cells))
-    )
+    norm = generator.choices(tuple(Norm), (0.8, 0.1, 0.3 if style in _WITHOUT_NORMS else 0.0))[0]
+    # Most are shallow: those learn sooner and cost less. Some are as deep as there are.
+    shares = (3,) if norm is Norm.NONE else (3, 2, 2, 1)
+    count = generator.randint(1, max(1, space.maximum_cells // generator.choice(shares)))
     halving = set(generator.sample(range(count), min(count, generator.randint(0, space.maximum_halvings))))
     cells = tuple(_cell(generator, style, norm, 2 if position in halving else 1) for position in range(count))
     sums = style is Style.DENSE or style in _AROUND_BLOCKS

@@ -140,8 +140,11 @@ class ParameterDecoder(nn.Module):
         self.spread = nn.Linear(hidden_size, extent * extent * 4 * hidden_size)
         self.widen = nn.Linear(4 * hidden_size, 8 * hidden_size)
         self.fill = nn.Linear(8 * hidden_size, tile * tile)
-        self.register_buffer("gain", torch.ones(()))
         self.classify = nn.Linear(tile, classes)
+        with torch.no_grad():
+            # At first every network is to say that all classes are as likely.
+            self.classify.weight.mul_(_FIRST_CLASSIFIER)
+            self.classify.bias.zero_()
         self.vectors = nn.Sequential(
             nn.Linear(hidden_size, 2 * hidden_size), nn.ReLU(), nn.Linear(2 * hidden_size, 2 * tile)
         )
@@ -168,30 +171,6 @@ class ParameterDecoder(nn.Module):
             made.update(zip(places, tensors, strict=True))
         return [made[place] for place in range(len(planned))]
 
-    def calibrate(self, states: torch.Tensor, planned: Sequence[PlannedTensor]) -> None:
-        """Adapt the first weights, before any training, to what is to be decoded.
-
-        The scaling above is that of tiles with mean 0 and variance 1. As drawn, what tiles are made from is much the
-        same for all tensors and all positions of a kernel, so tiles are small and alike: signals die in networks
-        without norms, and of two images the scores differ little. So what is common is taken out, and the rest scaled.
-        Classifiers begin small: at first every network says that all classes are as likely.
-
-        Args:
-            states: Of all nodes of some networks like those of the training.
-            planned: Their tensors; ``node`` is a row of ``states``.
-        """
-        rows = sorted({each.node for each in planned if each.kind is TensorKind.WEIGHT})
-        if not rows:
-            return
-        with torch.no_grad():
-            spread = functional.relu(self.spread(states[torch.tensor(rows, device=states.device)]))
-            filling = functional.relu(self.widen(spread.view(len(rows) * self.settings.extent**2, -1)))
-            self.fill.bias.copy_(-functional.linear(filling.mean(0), self.fill.weight))
-            # A factor beside the weights: an optimizer's steps stay as they are, so larger weights would learn slowly.
-            self.gain.copy_(1 / self.fill(filling).std().clamp(min=1e-6))
-            self.classify.weight.mul_(_FIRST_CLASSIFIER)
-            self.classify.bias.zero_()
-
     def _groups(self, planned: Sequence[PlannedTensor]) -> dict[tuple[int, bool], list[int]]:
         """Positions of tensors that are made together, by the extent of their tile (0: vectors)."""
         groups: dict[tuple[int, bool], list[int]] = {}
@@ -215,7 +194,7 @@ class ParameterDecoder(nn.Module):
         weight = self.spread.weight.view(largest, largest, -1, size)[middle, middle].reshape(-1, size)
         bias = self.spread.bias.view(largest, largest, -1)[middle, middle].reshape(-1)
         spread = functional.relu(functional.linear(states, weight, bias)).view(count, extent, extent, -1)
-        tiles = (self.gain * self.fill(functional.relu(self.widen(spread)))).view(count, extent, extent, tile, tile)
+        tiles = self.fill(functional.relu(self.widen(spread))).view(count, extent, extent, tile, tile)
         if of_classifier:
             # From outputs of a layer to classes.
             tiles = self.classify(tiles.transpose(3, 4)).transpose(3, 4)

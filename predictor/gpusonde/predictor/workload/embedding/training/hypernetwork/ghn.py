@@ -66,26 +66,14 @@ class GraphHyperNetwork(nn.Module):
             Of each network its tensors by name, for ``torch.func.functional_call``. Networks with batch norms must use
             the statistics of the batch at hand: running ones belong to no predicted weights.
         """
-        tensors = iter(self.decoder(*self._encoded(graphs)))
-        return [{each.name: next(tensors) for each in graph.tensors} for graph in graphs]
-
-    def calibrate(self, graphs: Sequence[PreparedGraph]) -> None:
-        """Adapt the decoder's first weights to networks like those of the training; see its own ``calibrate``.
-
-        Args:
-            graphs: Some dozens of the networks.
-        """
-        with torch.no_grad():
-            self.decoder.calibrate(*self._encoded(graphs))
-
-    def _encoded(self, graphs: Sequence[PreparedGraph]) -> tuple[torch.Tensor, list[PlannedTensor]]:
-        """States of all nodes, and the tensors with the rows of theirs."""
+        states = self.encoder([graph.structure for graph in graphs])
         planned: list[PlannedTensor] = []
         first = 0
         for graph in graphs:
             planned.extend(replace(each, node=each.node + first) for each in graph.tensors)
             first += graph.structure.node_count
-        return self.encoder([graph.structure for graph in graphs]), planned
+        tensors = iter(self.decoder(states, planned))
+        return [{each.name: next(tensors) for each in graph.tensors} for graph in graphs]
 
     def encoder_weights(self, dataset_type: str, training_steps: int) -> EncoderWeights:
         """What it has learned about graphs, for inference without torch.
