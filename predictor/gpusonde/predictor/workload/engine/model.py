@@ -14,10 +14,10 @@ from gpusonde.catalog import GpuCatalog, GpuSpec, load_gpus
 from gpusonde.predictor.workload.engine.errors import EngineError
 from gpusonde.predictor.workload.engine.features.columns import FeatureBuilder, FeatureTable
 from gpusonde.predictor.workload.engine.features.encoding import EMBEDDED, EMBEDDING, ROOFLINE
-from gpusonde.predictor.workload.engine.fitting import fit_state
+from gpusonde.predictor.workload.engine.learning.fitting import fit_state
+from gpusonde.predictor.workload.engine.learning.state import FittedState
 from gpusonde.predictor.workload.engine.persistence import read_model, write_model
 from gpusonde.predictor.workload.engine.request import WorkloadMeasurement, WorkloadPrediction, WorkloadRequest
-from gpusonde.predictor.workload.engine.state import FittedState
 from gpusonde.predictor.workload.engine.trust.familiarity import Assessment
 from gpusonde.predictor.workload.graph import WorkloadGraph
 

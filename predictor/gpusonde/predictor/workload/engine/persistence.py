@@ -15,7 +15,6 @@ from gpusonde.predictor.crossgpu.intervals.conformal import Calibration
 from gpusonde.predictor.crossgpu.intervals.novelty import GpuNeighbourhood, KnownGpu, RunNeighbourhood
 from gpusonde.predictor.files import replace_file
 from gpusonde.predictor.workload.engine.errors import ModelFileError
-from gpusonde.predictor.workload.engine.estimator import Candidate, Estimator
 from gpusonde.predictor.workload.engine.features.columns import ANALYTIC_COLUMNS, CLUSTER_COLUMNS, ROOFLINE_COLUMNS
 from gpusonde.predictor.workload.engine.features.encoding import (
     ANALYTIC,
@@ -25,7 +24,9 @@ from gpusonde.predictor.workload.engine.features.encoding import (
     FEATURE_SETS,
     Encoding,
 )
-from gpusonde.predictor.workload.engine.fitting import KINDS
+from gpusonde.predictor.workload.engine.learning.estimator import Candidate, Estimator
+from gpusonde.predictor.workload.engine.learning.fitting import KINDS
+from gpusonde.predictor.workload.engine.learning.state import FittedEstimator, FittedState
 from gpusonde.predictor.workload.engine.regression.calibration import LEVELS, CalibratedRoofline
 from gpusonde.predictor.workload.engine.regression.regressors import (
     REGRESSORS,
@@ -33,7 +34,6 @@ from gpusonde.predictor.workload.engine.regression.regressors import (
     Standardisation,
     check_arrays,
 )
-from gpusonde.predictor.workload.engine.state import FittedEstimator, FittedState
 from gpusonde.predictor.workload.engine.trust.familiarity import Familiarity
 from gpusonde.predictor.workload.engine.trust.intervals import Intervals, Newness
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpusonde.predictor.crossgpu.intervals.conformal import Calibration
-from gpusonde.predictor.workload.engine.estimator import Estimator
+from gpusonde.predictor.workload.engine.learning.estimator import Estimator
 from gpusonde.predictor.workload.engine.regression.calibration import CalibratedRoofline
 from gpusonde.predictor.workload.engine.trust.familiarity import Familiarity
 from gpusonde.predictor.workload.engine.trust.intervals import Intervals

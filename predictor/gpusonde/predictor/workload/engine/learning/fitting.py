@@ -11,12 +11,9 @@ from gpusonde.catalog import GpuSpec
 from gpusonde.predictor.crossgpu.intervals.conformal import Calibration
 from gpusonde.predictor.crossgpu.intervals.novelty import GpuNeighbourhood, KnownGpu
 from gpusonde.predictor.workload.engine.errors import EngineError, TooFewMeasurementsError
-from gpusonde.predictor.workload.engine.estimator import Estimator
 from gpusonde.predictor.workload.engine.features.columns import FeatureTable
-from gpusonde.predictor.workload.engine.regression.calibration import CalibratedRoofline
-from gpusonde.predictor.workload.engine.regression.regressors import REGRESSORS
-from gpusonde.predictor.workload.engine.request import WorkloadMeasurement
-from gpusonde.predictor.workload.engine.selection import (
+from gpusonde.predictor.workload.engine.learning.estimator import Estimator
+from gpusonde.predictor.workload.engine.learning.selection import (
     Choice,
     by_regressor,
     default_candidates,
@@ -25,7 +22,10 @@ from gpusonde.predictor.workload.engine.selection import (
     validate_grouped,
     validate_paper,
 )
-from gpusonde.predictor.workload.engine.state import FittedEstimator, FittedState
+from gpusonde.predictor.workload.engine.learning.state import FittedEstimator, FittedState
+from gpusonde.predictor.workload.engine.regression.calibration import CalibratedRoofline
+from gpusonde.predictor.workload.engine.regression.regressors import REGRESSORS
+from gpusonde.predictor.workload.engine.request import WorkloadMeasurement
 from gpusonde.predictor.workload.engine.trust.familiarity import Familiarity
 from gpusonde.predictor.workload.engine.trust.intervals import (
     Intervals,

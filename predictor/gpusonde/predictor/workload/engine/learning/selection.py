@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gpusonde.predictor.workload.engine.estimator import Candidate, Estimator
 from gpusonde.predictor.workload.engine.features.columns import FeatureTable
 from gpusonde.predictor.workload.engine.features.encoding import ANALYTIC, EMBEDDED, EMBEDDING, ROOFLINE
+from gpusonde.predictor.workload.engine.learning.estimator import Candidate, Estimator
 from gpusonde.predictor.workload.engine.regression.calibration import CalibratedRoofline
 
 FloatArray = npt.NDArray[np.float64]
@@ -24,7 +24,7 @@ Fold = tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]
 _FOLDS = 4
 _PAPER_TRAINING_SHARE = 0.8
 _SEED = 0
-_CLEARLY = 2.0
+_CLEARLY = 3.0
 
 # The PredictDDL paper, section IV-B2: C from 1 to 1000, gamma 0.05 to 0.5, epsilon 0.05 to 0.2, radial and linear.
 _PAPER_C = (1.0, 10.0, 100.0, 1000.0)
@@ -146,7 +146,7 @@ def validate_paper(
 def first_of_the_best(choices: Sequence[Choice], groups: npt.NDArray[np.str_]) -> Choice:
     """The first choice that the best one does not beat clearly.
 
-    Clearly is by more than two standard errors of the difference, over the groups that were left out: what a few
+    Clearly is by more than three standard errors of the difference, over the groups that were left out: what a few
     architectures happen to favour is no reason to leave the preferred one.
 
     Args:

@@ -1,0 +1,1 @@
+"""Fitting a model: candidates, their validation, and what is kept."""

@@ -1,0 +1,131 @@
+"""Counts of a step, and what they would take at the peaks of a data sheet."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+
+import numpy as np
+import pytest
+from support.measured_workloads import chain
+
+from gpusonde.predictor.workload.engine import Cluster, Parallelism, Precision
+from gpusonde.predictor.workload.engine.features.columns import FeatureBuilder, network_totals
+from gpusonde.predictor.workload.engine.features.counts import CountsCache, GraphCounts, OperationClass
+from gpusonde.predictor.workload.engine.features.roofline import DeviceRates, Part, roofline_parts
+from gpusonde.predictor.workload.engine.request import WorkloadRequest
+from gpusonde.predictor.workload.graph import Operation, Parameter, Primitive, WorkloadGraph
+
+IMAGE, HIDDEN, FILTERS = (2, 3, 8, 8), (2, 16, 8, 8), (16, 3, 3, 3)
+ONE_CONVOLUTION = WorkloadGraph(
+    "one",
+    (
+        Operation(Primitive.INPUT, "x", IMAGE),
+        Operation(Primitive.CONVOLUTION, "c", HIDDEN, (IMAGE,), FILTERS, (Parameter("w", FILTERS),)),
+        Operation(Primitive.ACTIVATION, "r", HIDDEN, (HIDDEN,)),
+    ),
+    ((0, 1), (1, 2)),
+    2,
+)
+
+
+def parts(graph, batch, cluster, catalog):
+    rates = DeviceRates.of(catalog.get(cluster.device), cluster.precision)
+    return roofline_parts(GraphCounts.of(graph), batch, cluster, rates)
+
+
+def test_a_step_is_three_forward_passes_of_a_convolution_and_two_of_the_rest():
+    counts = GraphCounts.of(ONE_CONVOLUTION)
+    forward = 2 * 16 * 8 * 8 * 3 * 9  # per sample, a multiply-add is two
+    assert counts.flops(5)[0] == 3 * 5 * forward
+    assert counts.bytes(5)[0] == 3 * 4 * (5 * (3 + 16) * 64 + 16 * 27)
+    assert counts.bytes(5)[1] == 2 * 4 * 5 * 2 * 16 * 64
+    assert counts.launches == 3 + 2 + 1
+    assert (counts.input_bytes, counts.weight_bytes, counts.layers) == (4 * 3 * 64, 4 * 16 * 27, 1)
+    assert counts.classes.tolist() == [OperationClass.CONVOLUTION, OperationClass.ACTIVATION]
+
+
+def test_the_batch_that_shapes_were_taken_with_does_not_matter():
+    def doubled(shape):
+        return (2 * shape[0], *shape[1:])
+
+    larger = dataclasses.replace(
+        ONE_CONVOLUTION,
+        batch_size=4,
+        operations=tuple(
+            dataclasses.replace(each, output=doubled(each.output), inputs=tuple(map(doubled, each.inputs)))
+            for each in ONE_CONVOLUTION.operations
+        ),
+    )
+    one, other = GraphCounts.of(ONE_CONVOLUTION), GraphCounts.of(larger)
+    np.testing.assert_array_equal(one.flops(3), other.flops(3))
+    np.testing.assert_array_equal(one.bytes(3), other.bytes(3))
+
+
+def test_only_convolutions_of_stride_1_with_3_by_3_kernels_have_faster_algorithms():
+    def has(kernel, extent):
+        shape = (1, 8, extent, extent)
+        convolution = Operation(Primitive.CONVOLUTION, "c", shape, ((1, 8, 8, 8),), (8, 8, *kernel))
+        graph = WorkloadGraph("g", (Operation(Primitive.INPUT, "x", (1, 8, 8, 8)), convolution), ((0, 1),), 1)
+        return bool(GraphCounts.of(graph).dense_kernel[0])
+
+    assert has((3, 3), 8)
+    assert has((3, 3), 6)
+    assert not has((3, 3), 4)
+    assert not has((1, 1), 8)
+    assert not has((5, 5), 8)
+
+
+def test_matrix_products_use_tensor_cores_where_the_framework_does(catalog):
+    turing, ampere = catalog.get("T4"), catalog.get("A100-SXM4-40GB")
+    assert DeviceRates.of(ampere, Precision.FP32).matrix_flops == pytest.approx(1e12 * ampere.tensor_tf32_tflops)
+    assert DeviceRates.of(turing, Precision.FP32).matrix_flops <= 1e12 * turing.fp32_tflops * 1.001
+    assert DeviceRates.of(turing, Precision.FP16).matrix_flops == pytest.approx(1e12 * turing.tensor_fp16_tflops)
+    assert DeviceRates.of(ampere, Precision.FP64).vector_flops == pytest.approx(1e12 * ampere.fp64_tflops)
+
+
+def test_sockets_exchange_over_nvlink_and_cards_over_the_bus(catalog):
+    socket = DeviceRates.of(catalog.get("A100-SXM4-40GB"), Precision.FP32)
+    card = DeviceRates.of(catalog.get("RTX 2080 Ti"), Precision.FP32)
+    assert socket.link_bytes > 5 * socket.host_bytes
+    assert card.link_bytes == card.host_bytes
+
+
+def test_parts_follow_the_batch_the_precision_and_the_devices(catalog):
+    graph, alone = chain(64, 8), Cluster("T4")
+    one = parts(graph, 16, alone, catalog)
+    assert (one > 0).all()
+    twice = parts(graph, 32, alone, catalog)
+    assert twice[Part.MEMORY] == pytest.approx(2 * one[Part.MEMORY])
+    assert twice[Part.LAUNCH] == one[Part.LAUNCH]
+    assert twice[Part.UPDATE] == one[Part.UPDATE]
+    half = parts(graph, 16, Cluster("T4", precision=Precision.FP16), catalog)
+    assert half[Part.MEMORY] == pytest.approx(one[Part.MEMORY] / 2)
+    several = parts(graph, 16, Cluster("T4", 4, parallelism=Parallelism.DATA_PARALLEL), catalog)
+    assert several[Part.REPLICAS] == pytest.approx(3 * one[Part.LAUNCH])
+    assert several[Part.INPUT] == pytest.approx(4 * one[Part.INPUT])
+    assert several[Part.EXCHANGE] > 1000 * one[Part.EXCHANGE]
+    spread = parts(graph, 16, Cluster("T4", 4, 2, parallelism=Parallelism.DISTRIBUTED), catalog)
+    assert spread[Part.EXCHANGE] > several[Part.EXCHANGE]
+    assert spread[Part.REPLICAS] == one[Part.REPLICAS]
+
+
+def test_a_graph_is_counted_once_while_it_lives():
+    cache = CountsCache(limit=2)
+    graphs = [chain(8, depth) for depth in (1, 2, 3)]
+    first = cache.get(graphs[0])
+    assert cache.get(graphs[0]) is first
+    cache.get(graphs[1])
+    cache.get(graphs[2])
+    assert cache.get(graphs[0]) is not first  # the oldest made room
+    del graphs
+    gc.collect()
+    again = chain(8, 5)
+    assert len(cache.get(again).classes) == len(GraphCounts.of(again).classes)
+
+
+def test_totals_of_a_network_are_those_of_its_graph(catalog):
+    graph = chain(64, 8)
+    table = FeatureBuilder(catalog).table([WorkloadRequest(graph, 16, Cluster("T4"))])
+    weights = np.expm1(network_totals(table.network)[0, 2]) * 1e5
+    assert weights == pytest.approx(4 * graph.parameter_count)

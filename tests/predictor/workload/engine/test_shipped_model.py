@@ -1,0 +1,98 @@
+"""The model that comes with the package."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpusonde.predictor.workload import zoo
+from gpusonde.predictor.workload.engine import Cluster, Parallelism, Precision, WorkloadModel, WorkloadRequest
+from gpusonde.predictor.workload.engine.measurements import read_measurements
+from gpusonde.predictor.workload.zoo import keras
+
+TIMES = Path(__file__).resolve().parents[5] / "shared" / "data" / "workloads" / "training_times.csv"
+DGX = "pytorch-1.x/dgx-a100"
+
+
+@pytest.fixture(scope="module")
+def shipped(catalog):
+    return WorkloadModel.shipped(catalog=catalog)
+
+
+def test_it_is_small_and_has_a_card():
+    folder = files("gpusonde.predictor.workload.engine") / "shipped"
+    assert len(folder.joinpath("workload_model.zip").read_bytes()) < 1 << 20
+    assert "Limits" in folder.joinpath("MODEL_CARD.md").read_text(encoding="utf-8")
+
+
+def test_predicting_imports_no_fitting_library():
+    code = (
+        "import sys; from gpusonde.predictor.workload.engine import WorkloadModel; WorkloadModel.shipped();"
+        "print(sorted({'catboost', 'sklearn', 'scipy', 'pandas', 'torch'} & set(sys.modules)))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+def test_faster_gpus_take_less_time_and_larger_batches_more(shipped):
+    graph = zoo.load("resnet50")
+    k80, t4, v100 = (
+        shipped.predict([WorkloadRequest(graph, 64, Cluster(gpu, environment="tf2.5-keras/profet"))])[0].seconds
+        for gpu in ("K80", "T4", "V100-SXM2-16GB")
+    )
+    assert k80 > 1.5 * t4 > 2 * v100
+    batches = [
+        shipped.predict([WorkloadRequest(graph, batch, Cluster("T4"))])[0].seconds for batch in (16, 32, 64, 128)
+    ]
+    assert batches == sorted(batches)
+    assert 1.5 < batches[3] / batches[2] < 2.1
+
+
+@pytest.mark.parametrize(
+    ("gpu", "precision", "lowest", "highest"),
+    # What such cards are known to do with ResNet-50: 250 to 420 images per second and card on V100 in fp32, 100 to 150
+    # on T4; 1,200 to 3,000 on H100 in mixed precision.
+    [("T4", "fp32", 100, 160), ("V100-SXM2-16GB", "fp32", 230, 450), ("H100-SXM5-80GB", "fp16", 1000, 3200)],
+)
+def test_resnet50_trains_as_fast_as_it_is_known_to(shipped, gpu, precision, lowest, highest):
+    request = WorkloadRequest(zoo.load("resnet50"), 64, Cluster(gpu, precision=Precision(precision)))
+    answer = shipped.predict([request])[0]
+    assert lowest < 64 / answer.seconds < highest
+    assert answer.out_of_distribution == (gpu == "H100-SXM5-80GB")
+
+
+def test_tiny_networks_have_a_floor(shipped):
+    tiny = keras.build("LeNet5", 32, 10)
+    answer = shipped.predict([WorkloadRequest(tiny, 16, Cluster("V100-SXM2-16GB", environment="tf2.5-keras/profet"))])[
+        0
+    ]
+    assert 1e-3 < answer.seconds < 1e-2
+
+
+def test_every_network_of_the_zoo_gets_an_answer_and_transformers_the_flag(shipped):
+    names = zoo.names()
+    cluster = Cluster("A100-SXM4-40GB", 2, 1, Precision.FP32, Parallelism.DATA_PARALLEL, DGX)
+    answers = dict(
+        zip(names, shipped.predict([WorkloadRequest(zoo.load(name), 12, cluster) for name in names]), strict=True)
+    )
+    assert all(0.005 < each.seconds < 5 for each in answers.values())
+    flagged = {name for name, each in answers.items() if each.out_of_distribution}
+    assert {"vit_b_16", "swin_t", "convnext_tiny", "transformer_encoder"} <= flagged
+    assert not {"mobilenet_v2", "wide_resnet50_2", "vgg16_bn", "densenet169", "resnet50"} & flagged
+
+
+@pytest.mark.shared_data
+@pytest.mark.skipif(not TIMES.exists(), reason=f"needs {TIMES.name} in ../shared/data/workloads")
+def test_it_knows_the_measurements_it_was_fitted_on(shipped, catalog):
+    rows = read_measurements(TIMES, catalog, licences=("MIT",)).measurements
+    assert shipped.state.rows == len(rows)
+    truth = np.array([each.seconds for each in rows])
+    answers = shipped.predict([each.request for each in rows])
+    errors = np.abs(np.array([each.seconds for each in answers]) / truth - 1)
+    assert errors.mean() < 0.035
+    assert np.median(errors) < 0.02
