@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from gpusonde.predictor.workload.graph.assembly import GraphAssembly
 from gpusonde.predictor.workload.graph.errors import MalformedGraphError, UnsupportedGraphError
+from gpusonde.predictor.workload.graph.from_onnx.fusions import find_activations
 from gpusonde.predictor.workload.graph.from_onnx.model import DEFAULT_DOMAINS, OnnxModel, OnnxNode, OnnxTensor
 from gpusonde.predictor.workload.graph.from_onnx.shapes import Shapes
 from gpusonde.predictor.workload.graph.ir import Primitive, Shape, WorkloadGraph
@@ -44,11 +45,13 @@ class NodeReader:
         self._trained = self._find_trained()
         self._constants = self._find_constants()
         self._biases, self._sums = self._find_biases()
+        self._fusions = find_activations(model.nodes, self._constants, model.outputs.keys())
 
     def wanted(self) -> Iterator[str]:
         """Yield the tensors whose shapes the graph needs."""
+        unwanted = {*self._constants, *self._tensors, *self._fusions.inner}
         for key, role in zip(self._keys, self._roles, strict=True):
-            if role is not CONSTANT and key not in self._constants and key not in self._tensors:
+            if role is not CONSTANT and key not in unwanted:
                 yield key
 
     def assemble(self, name: str, shapes: Shapes, limits: GraphLimits) -> WorkloadGraph:
@@ -94,11 +97,17 @@ class NodeReader:
         if key in self._tensors:
             self._add_tensor(assembly, self._tensors[key])
             return
+        if key in self._fusions.inner:
+            return
         if key not in shapes and role is not CONSTANT and key not in self._constants:
             raise UnsupportedGraphError(f"the shape of tensor {key!r}, which {node.operator} writes, is not known")
         shape = shapes.get(key, ())
         if key in self._sums:
             assembly.add_view(key, self._sums[key], shape)
+            return
+        if key in self._fusions.activations:
+            source, read = self._fusions.activations[key]
+            assembly.add_operator(key, Primitive.ACTIVATION, [read], shape, source=source)
             return
         arguments = [each or None for each in node.inputs]
         if key in self._biases:
