@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import random
+import textwrap
 import time
 from collections.abc import Sequence
 
@@ -43,7 +44,7 @@ def section(args: argparse.Namespace) -> list[str]:
         "largest of all components. *torch* is the encoder that training uses against the one without torch. Times are "
         f"per graph; the zoo's networks have {min(nodes)} to {max(nodes)} operations, {np.mean(nodes):.0f} on average."
     )
-    return ["## Message passing", "", said, "", *table(columns, rows)]
+    return ["## Message passing", "", *textwrap.wrap(said, 118), "", *table(columns, rows)]
 
 
 def _compared(

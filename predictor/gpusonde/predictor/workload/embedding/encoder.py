@@ -84,24 +84,20 @@ class Encoder:
         """
         structure = self.structure(graph)
         states = self.first_states(structure.primitives, structure.shapes)
-        virtual: list[list[tuple[int, int]]] = [[] for _ in graph.operations]
-        virtual_backward: list[list[tuple[int, int]]] = [[] for _ in graph.operations]
         far = structure.virtual
-        for writer, reader, steps in zip(far.writers.tolist(), far.readers.tolist(), far.steps.tolist(), strict=True):
-            virtual[reader].append((writer, steps))
-            virtual_backward[writer].append((reader, steps))
-        count = len(graph.operations)
+        before, after = _by_node(far.readers, len(states)), _by_node(far.writers, len(states))
         for _ in range(self.weights.description.passes):
-            for order, neighbours, far_neighbours in (
-                (range(count), graph.predecessors, virtual),
-                (range(count - 1, -1, -1), graph.successors, virtual_backward),
+            for order, near, others, far_nodes in (
+                (range(len(states)), graph.predecessors, far.writers, before),
+                (range(len(states) - 1, -1, -1), graph.successors, far.readers, after),
             ):
                 for node in order:
                     message = np.zeros(self.size)
-                    for other in neighbours[node]:
-                        message += self._perceptron("message", states[other])
-                    for other, steps in far_neighbours[node]:
-                        message += self._perceptron("virtual", states[other]) / steps
+                    if near[node]:
+                        message += self._perceptron("message", states[list(near[node])]).sum(axis=0)
+                    if len(virtual := far_nodes[node]):
+                        heard = self._perceptron("virtual", states[others[virtual]])
+                        message += (heard / far.steps[virtual][:, None]).sum(axis=0)
                     states[node] = self._gru(message, states[node])
         mean: Floats = self._layer_norm(states).mean(axis=0)
         return mean
@@ -186,6 +182,12 @@ class Encoder:
         scale = np.sqrt((centred**2).mean(axis=-1, keepdims=True) + LAYER_NORM_EPSILON)
         normal: Floats = centred / scale * self._arrays["norm.weight"] + self._arrays["norm.bias"]
         return normal
+
+
+def _by_node(nodes: Positions, count: int) -> list[Positions]:
+    """Of each node, the positions of the virtual edges that it hears along."""
+    order = np.argsort(nodes, kind="stable")
+    return np.split(order, np.searchsorted(nodes[order], np.arange(1, count)))
 
 
 def _hear(message: Floats, said: Floats, messages: Messages) -> None:
