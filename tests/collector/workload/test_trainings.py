@@ -36,6 +36,7 @@ _TRAINER = textwrap.dedent(
             raise ValueError("no images")
         return "ab" * 32
 
+    print(f"I train {name}", file=sys.stderr)
     try:
         drain(TrainingQueue(folder), train, dataset_types=[name])
     except KeyboardInterrupt:
@@ -107,10 +108,12 @@ def test_a_collector_that_ends_has_its_training_wait_again_without_a_lost_attemp
     assert (training.state, training.attempts) == ("queued", 0)
 
 
-def test_a_trainer_that_ends_with_an_error_is_counted(rig):
+def test_a_trainer_that_ends_with_an_error_is_counted_and_what_it_said_is_kept(rig, caplog):
     rig.queue.add("crash")
     rig.run_until(lambda: rig.counters.failures == 1)
     assert rig.states() == {"crash": "done"}
+    assert "trainer.log" in caplog.text
+    assert (rig.folder / "trainer.log").read_text() == "I train crash\n"
 
 
 def test_a_queue_that_cannot_be_used_does_not_end_the_collector(rig, caplog):

@@ -77,10 +77,13 @@ class TrainingQueue:
         directory: Where it lies.
         largest: Trainings that are kept; the oldest that have ended make room.
         clock: Unix seconds.
+
+    Attributes:
+        directory: Where it lies.
     """
 
     def __init__(self, directory: Path, largest: int = 32, clock: Callable[[], float] = time.time) -> None:
-        self._directory = directory
+        self.directory = directory
         self._largest = largest
         self._clock = clock
 
@@ -236,24 +239,24 @@ class TrainingQueue:
 
     def _paths(self) -> list[Path]:
         try:
-            return [path for path in self._directory.glob("*.json") if _is_name(path.stem)]
+            return [path for path in self.directory.glob("*.json") if _is_name(path.stem)]
         except OSError as error:
-            raise TrainingQueueError(f"{self._directory} cannot be read: {error.strerror}") from None
+            raise TrainingQueueError(f"{self.directory} cannot be read: {error.strerror}") from None
 
     def _path(self, dataset_type: str) -> Path:
-        return self._directory / f"{dataset_type}.json"
+        return self.directory / f"{dataset_type}.json"
 
     def _lock_path(self, dataset_type: str) -> Path:
-        return self._directory / f"{dataset_type}.lock"
+        return self.directory / f"{dataset_type}.lock"
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         """Keep others from changing the queue."""
         try:
-            self._directory.mkdir(parents=True, exist_ok=True)
-            handle = os.open(self._directory / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self.directory.mkdir(parents=True, exist_ok=True)
+            handle = os.open(self.directory / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
-            raise TrainingQueueError(f"{self._directory} cannot be used: {error.strerror}") from None
+            raise TrainingQueueError(f"{self.directory} cannot be used: {error.strerror}") from None
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield

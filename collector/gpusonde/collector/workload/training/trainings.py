@@ -28,6 +28,7 @@ _LOG = logging.getLogger(__name__)
 # Others may write into the queue too, and what a process leaves behind when it dies waits again.
 _LOOK_INTERVAL_S = 60.0
 _END_GRACE_S = 10.0
+_TRAINER_LOG = "trainer.log"
 _BUNDLED, _CIFAR = "digits", "cifar10"
 # The trainer needs torch, which the collector never imports. It is niced, since records of agents come first, and what
 # stops a service (systemd ends the whole group) is a wish to stop, after which the training goes on another time.
@@ -151,15 +152,18 @@ class Trainings:
         return next((command for command in commands if command is not None), None)
 
     async def _train(self, command: tuple[str, ...]) -> None:
-        self._process = await asyncio.create_subprocess_exec(
-            *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, env=dict(os.environ)
-        )
+        # Its progress is many lines, and they are not those of the collector's log.
+        said = self.queue.directory / _TRAINER_LOG
+        with said.open("wb") as file:
+            self._process = await asyncio.create_subprocess_exec(
+                *command, stdin=asyncio.subprocess.DEVNULL, stdout=file, stderr=file, env=dict(os.environ)
+            )
         _LOG.info("process %d trains an embedding that waits in the queue", self._process.pid)
         code = await self._process.wait()
         self._process = None
         if code:
             self._counters.failures += 1
-            _LOG.error("the process that trains has ended with status %d", code)
+            _LOG.error("the process that trains has ended with status %d; %s holds what it said", code, said)
         else:
             # There may be more by now.
             self._woken.set()
