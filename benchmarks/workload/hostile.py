@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import gc
 import importlib.util
+import logging
 import sys
 import tempfile
 import time
@@ -100,6 +101,8 @@ def _by_torch() -> str:
         return "Whether `torch.export.load` runs the pickle in the archive was not tried: torch is not installed."
     import torch
 
+    # It tells of what it could not load, at length.
+    logging.disable(logging.CRITICAL)
     with tempfile.TemporaryDirectory() as folder:
         sound, evil, marker = (Path(folder) / each for each in ("sound.pt2", "evil.pt2", "executed"))
         network = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.ReLU())
