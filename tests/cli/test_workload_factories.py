@@ -132,3 +132,23 @@ def test_a_torchvision_of_another_torch_is_named_with_the_way_around(folder, cap
     said = capsys.readouterr().err
     assert "does not belong to this torch" in said
     assert "zoo:resnet18" in said
+
+
+def test_a_file_in_the_sandbox_gives_the_same_graph_and_runs_nowhere_else(folder, capsys):
+    command = ["workload", "graph", "networks_of_mine.py:plain", "--input", "3x32x32", "--json", "--out"]
+    code = main([*command, "boxed.json", "--sandbox"])
+    printed = capsys.readouterr()
+    if code and "does not let the file be shut off" in printed.err:
+        pytest.skip("this system permits no sandbox")
+    assert code == 0
+    assert "the user's code prints" not in printed.err + printed.out
+    assert main([*command, "trusted.json", "--trust"]) == 0
+    assert (folder / "boxed.json").read_text() == (folder / "trusted.json").read_text()
+
+
+def test_a_file_that_fails_in_the_sandbox_says_why_in_a_line(folder, capsys):
+    assert main(["workload", "graph", "networks_of_mine.py:failing", "--sandbox", "--out", "x.json"]) == 1
+    said = capsys.readouterr().err.strip()
+    assert "\n" not in said
+    assert "no luck today" in said or "does not let the file be shut off" in said
+    assert "--input" not in said

@@ -6,10 +6,11 @@ import contextlib
 import io
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpusonde.cli.errors import CommandError, one_line
+from gpusonde.cli.errors import CommandError, MissingExtraError, one_line
 
 if TYPE_CHECKING:
     from gpusonde.cli.workload.sources import Wish
@@ -45,12 +46,12 @@ def graph_of_factory(source: str, wish: Wish) -> WorkloadGraph:
 @contextlib.contextmanager
 def _naming_the_default(wish: Wish) -> Iterator[None]:
     """A network that takes no images fails for a reason that is not the user's."""
-    from gpusonde.predictor.workload.graph import DataDependentControlFlowError, GraphError
+    from gpusonde.predictor.workload.graph import UnsupportedGraphError
 
     try:
         yield
-    except GraphError as error:
-        if not wish.inputs and not isinstance(error, DataDependentControlFlowError):
+    except UnsupportedGraphError as error:
+        if type(error) is UnsupportedGraphError and not wish.inputs and "torch says" in str(error):
             error.args = (f"{error} (its input was taken to be an image of 3x224x224; --input says another shape)",)
         raise
 
@@ -94,6 +95,9 @@ def graph_from_sandbox(source: str, wish: Wish) -> WorkloadGraph:
     place, _, name = source.rpartition(":")
     if not name:
         raise CommandError(f"{source}: name the function that makes the network, {place}:FACTORY")
+    # Inside, what is missing would look like a fault of the file.
+    if find_spec("torch") is None:
+        raise MissingExtraError("torch", "workload graph", "torch")
     batch_size = wish.batch_size or 1
     inputs = [(shape.extents, shape.dtype) for shape in wish.inputs] or [_IMAGE]
     with _naming_the_default(wish):

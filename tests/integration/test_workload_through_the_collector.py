@@ -1,0 +1,43 @@
+"""``gpusonde workload predict`` gets the same answers from a collector as it computes itself with the same model."""
+
+from __future__ import annotations
+
+import pytest
+from support.collector_process import ask, running_collector
+from support.timed_networks import write_timed_networks
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fitted")
+    ask("workload", "fit", str(write_timed_networks(folder)), "--out", str(folder / "own.model"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def collector(fitted, tmp_path_factory):
+    with running_collector(
+        tmp_path_factory.mktemp("collector"), "--set", f"workload.model={fitted / 'own.model'}"
+    ) as running:
+        yield running
+
+
+def test_the_collector_says_what_the_same_model_says_here(fitted, collector):
+    graphs = [str(fitted / "chain16x4.json"), "zoo:resnet18"]
+    question = ["workload", "predict", *graphs, "--device", "T4,H100-SXM5-80GB", "--devices", "1,2"]
+    question += ["--batch-size", "16,64", "--samples-per-epoch", "1000"]
+    here = ask(*question, "--model", str(fitted / "own.model"))
+    there = ask(*question, "--collector", collector.address)
+    assert len(there["predictions"]) == 16
+    for own, other in zip(here["predictions"], there["predictions"], strict=True):
+        nearest = own.pop("nearest"), other.pop("nearest")
+        assert [each["architecture"] for each in nearest[0]] == [each["architecture"] for each in nearest[1]]
+        assert own.pop("reasons") == other.pop("reasons")
+        assert own == pytest.approx(other, rel=1e-6, nan_ok=True)
+
+
+def test_a_dataset_type_without_an_encoder_is_answered_and_its_training_is_queued(fitted, collector):
+    question = ["workload", "predict", "zoo:resnet18", "--device", "T4", "--dataset-type", "landscapes"]
+    found = ask(*question, "--collector", collector.address)
+    assert found["predictions"][0]["step_s"] > 0
+    assert any("landscapes" in note for note in found["notes"])
