@@ -1,0 +1,31 @@
+"""The page on times from graphs runs as it is written: its shell commands are executed, and print what it shows."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+PAGE = Path(__file__).parents[2] / "docs" / "workload.md"
+_COMMAND = re.compile(r"^```sh\n(?P<command>.*?)^```$(?:\n\n```text\n(?P<shown>.*?)^```$)?", re.DOTALL | re.MULTILINE)
+
+
+def test_the_commands_of_the_page_print_what_it_shows(tmp_path):
+    found = list(_COMMAND.finditer(PAGE.read_text("utf-8")))
+    assert len(found) >= 3
+    for block in found:
+        command = shlex.split(block["command"], comments=True)
+        assert command[0] == "gpusonde"
+        done = subprocess.run(
+            [sys.executable, "-m", "gpusonde.cli", *command[1:]],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        if block["shown"] is not None:
+            printed = {" ".join(line.split()) for line in done.stdout.splitlines()}
+            assert [line for line in block["shown"].splitlines() if " ".join(line.split()) not in printed] == []
