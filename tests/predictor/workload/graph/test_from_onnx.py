@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -170,6 +172,18 @@ def test_statistics_and_settings_are_no_weights() -> None:
     )  # fmt: skip
     owned = {each.name for operation in graph.operations for each in operation.parameters}
     assert owned == {"scale", "bias", "slope", "table"}
+
+
+def test_a_file_as_large_as_is_accepted_takes_seconds() -> None:
+    count = 15_000
+    fields = [onnx_node("Mul", [f"t{at}", f"w{at}"], [f"t{at + 1}"]) for at in range(count)]
+    fields += [onnx_weight(f"w{at}", [2]) for at in range(count)]
+    fields += [onnx_value(13, f"t{at}", [2]) for at in range(1, count)]
+    data = onnx_file(*fields, onnx_value(11, "t0", [2]), onnx_value(12, f"t{count}", [2]))
+    started = time.process_time()
+    with contextlib.suppress(GraphLimitError):
+        assert len(from_onnx(data).operations) == count + 2
+    assert time.process_time() - started < 10
 
 
 def test_operators_of_other_domains_are_counted_as_others_and_noted() -> None:

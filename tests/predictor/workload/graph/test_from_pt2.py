@@ -127,6 +127,13 @@ def test_graphs_within_graphs_are_read_in_place_and_not_without_end() -> None:
         read(pt2(many))
 
 
+@pytest.mark.parametrize("depth", [100, 900, 960, 990, 2000])
+def test_weights_that_are_nested_deeply_end_in_an_error_of_ours(depth: int) -> None:
+    weights = b'{"config": {"fc.weight": ' + b"[" * depth + b"]" * depth + b"}}"
+    with contextlib.suppress(MalformedGraphError):
+        assert read(pt2(None, **{"small/data/weights/model_weights_config.json": weights})).operations
+
+
 def test_archives_without_exactly_one_program_are_refused() -> None:
     text = json.dumps(program())
     with pytest.raises(UnsupportedGraphError, match="2 programs"):

@@ -189,6 +189,7 @@ FLOODS = {
     "digits": lambda: '{"operations":[' + "9" * 16_000_000 + "]}",
     "escapes": lambda: '{"operations":["' + "\\u0041" * 2_600_000 + '"]}',
     "brackets in a text": lambda: '{"operations":["' + "[" * 16_000_000 + '"]}',
+    "a repeated key among many": lambda: "{" + ",".join(f'"{at}":0' for at in range(400_000)) + ',"399999":0}',
     "brackets": lambda: "[" * 16_000_000,
 }
 

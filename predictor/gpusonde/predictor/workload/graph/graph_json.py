@@ -8,6 +8,7 @@ of positions).
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -134,8 +135,8 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         # Readers that take the first and readers that take the last would see two graphs.
-        keys = [key for key, _ in pairs]
-        repeated = next(key for key in keys if keys.count(key) > 1)
+        counts = Counter(key for key, _ in pairs)
+        repeated = counts.most_common(1)[0][0]
         raise MalformedGraphError(f"an object repeats the key {repeated[:100]!r}")
     return found
 

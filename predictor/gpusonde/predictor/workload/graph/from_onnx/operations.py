@@ -44,6 +44,7 @@ class NodeReader:
         self._roles = [_role(node, model, self._tensors) for node in model.nodes]
         self._trained = self._find_trained()
         self._constants = self._find_constants()
+        self._recurrent = self._find_recurrent()
         self._biases, self._sums = self._find_biases()
         self._fusions = find_activations(model.nodes, self._constants, model.outputs.keys())
 
@@ -128,8 +129,8 @@ class NodeReader:
             shape = (shape[0] * shape[1], *shape[2:])
         assembly.add_parameter(tensor.name, tensor.name, shape)
 
-    @property
-    def _recurrent(self) -> frozenset[str]:
+    def _find_recurrent(self) -> frozenset[str]:
+        """Arguments of recurrent layers."""
         nodes = zip(self._model.nodes, self._roles, strict=True)
         return frozenset(each for node, role in nodes if role is Primitive.RECURRENT for each in node.inputs)
 

@@ -188,7 +188,10 @@ def _same_tensors(weights: object) -> dict[str, str]:
     if not isinstance(configuration, dict):
         return {}
     first: dict[str, str] = {}
-    return {name: first.setdefault(json.dumps(place), name) for name, place in configuration.items()}
+    try:
+        return {name: first.setdefault(json.dumps(place), name) for name, place in configuration.items()}
+    except RecursionError:
+        raise MalformedGraphError("what says where the weights lie is nested too deeply") from None
 
 
 def _key(scope: int, name: str) -> Key:
