@@ -20,6 +20,7 @@ from support.spools import write_damaged_spool
 from support.synthetic_runs import synthetic_runs, write_runs
 from support.timed_networks import write_timed_networks
 from support.trained_encoders import add_encoder, training_result
+from support.training_times import KERAS, write_training_times
 from support.wire_agent import WireStream, hello
 from support.workload_graphs import small_network
 
@@ -136,6 +137,7 @@ def answers(
     folder = tmp_path_factory.mktemp("answers")
     trace, at = str(bundled_trace()), ("--collector", collector.address)
     table = write_runs(folder / "runs.csv", synthetic_runs())
+    times = write_training_times(folder / "times.csv", (), KERAS[:4], image_sizes=(32,))
     fleet = folder / "fleet"
     write_fleet(fleet, jobs=2, batches=2)
     spool = write_damaged_spool(folder / "spool")
@@ -160,6 +162,7 @@ def answers(
             ask("evaluate", "epochs", *map(str, write_scored_traces(folder))),
             ask("evaluate", "predictor", str(table), "--protocol", "config", "--mode", "prior"),
             ask("evaluate", "predictor", str(table), "--protocol", "config", "--mode", "default,prior"),
+            ask("evaluate", "workload", str(times)),
         ],
         "agent": [
             agent_report,

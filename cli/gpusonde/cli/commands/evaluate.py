@@ -9,7 +9,7 @@ from typing import cast
 from gpusonde.cli.parsing import CommandModule, Parser, Subparsers
 
 # Modules of gpusonde.cli.evaluations, which are made like those of the commands.
-_SUBJECTS = ("epochs", "predictor")
+_SUBJECTS = ("epochs", "predictor", "workload")
 
 
 def add_parser(subparsers: Subparsers, common: Parser) -> None:

@@ -1,0 +1,178 @@
+"""``gpusonde evaluate workload``: how well training times are predicted for networks that a model has not seen."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gpusonde.cli import wording
+from gpusonde.cli.errors import CommandError, naming
+from gpusonde.cli.output import Output, Screen
+from gpusonde.cli.parsing import Parser, Subparsers, UsageError, add_command, names
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gpusonde.predictor.workload.engine.evaluation import Evaluation, Flags
+    from gpusonde.predictor.workload.engine.measurements import MeasurementTable
+
+_PROTOCOLS = {
+    "random": "a fifth of the rows",
+    "architecture": "each network",
+    "family": "each family of networks",
+}
+_MODES = ("default", "paper")
+_COLUMNS = (
+    "held out",
+    "mode",
+    "predictions",
+    "mean error",
+    "median",
+    "90 % quantile",
+    "coverage",
+    "flagged",
+    "off by 3x",
+    "not flagged",
+)
+_SCORES = (
+    "predictions",
+    "mape",
+    "median_ape",
+    "p90_ape",
+    "coverage",
+    "out_of_distribution",
+    "off_by_3x",
+    "off_by_3x_unflagged",
+)
+
+
+def add_parser(subparsers: Subparsers, common: Parser) -> None:
+    """Declare ``gpusonde evaluate workload``."""
+    parser = add_command(
+        subparsers,
+        common,
+        "workload",
+        "training times from networks' graphs, on steps that were measured",
+        "Fit the engine to a part of a table of measured training steps and score it on the rest (docs/workload.md). "
+        "Nothing of what is asked for reaches fitting, choice of regressor or intervals. Minutes.",
+    )
+    parser.add_argument(
+        "measurements", type=Path, metavar="MEASUREMENTS.csv", help="one row per measurement, as 'workload fit' reads"
+    )
+    group = parser.add_argument_group("what is scored")
+    group.add_argument(
+        "--protocol",
+        type=names,
+        metavar="A,B",
+        help=f"what is held out: {', '.join(_PROTOCOLS)} (default: architecture)",
+    )
+    group.add_argument(
+        "--mode", type=names, metavar="A,B", help="default: our engine; paper: the published one (default: default)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Fit, predict, score, print."""
+    for option, chosen, known in (("protocol", args.protocol, tuple(_PROTOCOLS)), ("mode", args.mode, _MODES)):
+        for name in chosen or ():
+            if name not in known:
+                raise UsageError(f"--{option} {name!r} is unknown; use {', '.join(known)}")
+    from gpusonde.catalog import load_gpus
+    from gpusonde.cli.workload.networks import NetworksBeside
+    from gpusonde.predictor.workload.engine.measurements import read_measurements
+
+    output = Output(as_json=args.json)
+    table = read_measurements(args.measurements, load_gpus(), NetworksBeside(args.measurements.parent))
+    rows = [
+        _row(output, table, protocol, mode)
+        for protocol in args.protocol or ("architecture",)
+        for mode in args.mode or ("default",)
+    ]
+    if all(row["mape"] is None for row in rows):
+        with naming(args.measurements):
+            raise CommandError(rows[0]["reason"])
+    found = table.measurements
+    payload = {
+        "measurements_file": str(args.measurements),
+        "measurements": len(found),
+        "left_out": [{"reason": reason, "measurements": count} for reason, count in table.left_out.items()],
+        "networks": len({each.architecture for each in found}),
+        "gpus": sorted({each.request.cluster.device for each in found}),
+        "results": rows,
+    }
+    output.result(payload, lambda screen: _render(screen, payload))
+    return 0
+
+
+def _row(output: Output, table: MeasurementTable, protocol: str, mode: str) -> dict[str, Any]:
+    """Scores of one mode by one protocol; a table that is too small for it gives nulls and a reason."""
+    from gpusonde.predictor.workload.engine import EngineError, WorkloadModel
+    from gpusonde.predictor.workload.engine.evaluation import Protocol, evaluate, folds_of
+
+    own = {"protocol": protocol, "mode": mode}
+    try:
+        folds = list(folds_of(table.measurements, Protocol(protocol)))
+        with output.progress(f"{_PROTOCOLS[protocol]}, {mode}", 1.0) as show:
+            done = _Count(len(folds), show)
+            found = evaluate(
+                table.measurements, folds, lambda known: WorkloadModel().fit(known, kind=mode), done=done.one
+            )
+    except EngineError as error:
+        return {**own, "reason": str(error), **dict.fromkeys(_SCORES), "by_fold": []}
+    by_fold = [{"held_out": name, **_scores(found, some)} for name, some in found.by_fold().items()]
+    return {**own, "reason": None, **_scores(found, np.ones(len(found.errors), dtype=bool)), "by_fold": by_fold}
+
+
+class _Count:
+    """Turns names of finished folds into a share."""
+
+    def __init__(self, total: int, show: Callable[[float], None]) -> None:
+        self._total, self._show, self._done = total, show, 0
+
+    def one(self, _name: str) -> None:
+        self._done += 1
+        self._show(self._done / self._total)
+
+
+def _scores(found: Evaluation, some: Flags) -> dict[str, Any]:
+    errors, flagged, far_off = found.errors[some], found.flagged[some], found.far_off[some]
+    return {
+        "predictions": len(errors),
+        "mape": float(errors.mean()),
+        "median_ape": float(np.median(errors)),
+        "p90_ape": float(np.quantile(errors, 0.9)),
+        "coverage": float(found.covered[some].mean()),
+        "out_of_distribution": float(flagged.mean()),
+        "off_by_3x": int(far_off.sum()),
+        "off_by_3x_unflagged": int((far_off & ~flagged).sum()),
+    }
+
+
+def _render(screen: Screen, payload: dict[str, Any]) -> None:
+    for each in payload["left_out"]:
+        screen.note(f"left out: {wording.count(each['measurements'], 'measurement')}: {each['reason']}")
+    screen.heading(
+        f"{payload['measurements_file']}: {wording.count(payload['measurements'], 'measurement')} of "
+        f"{wording.count(payload['networks'], 'network')} on {', '.join(payload['gpus'])}"
+    )
+    screen.table(_COLUMNS, [_cells(row) for row in payload["results"]], numeric=_COLUMNS[2:])
+    for row in payload["results"]:
+        if row["reason"]:
+            screen.note(f"note: {row['protocol']}, {row['mode']}: {row['reason']}")
+    screen.line("errors are relative to the measured seconds; 'not flagged' counts those off by 3x without a warning")
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    if row["mape"] is None:
+        return (_PROTOCOLS[row["protocol"]], row["mode"], *[wording.ABSENT] * (len(_COLUMNS) - 2))
+    return (
+        _PROTOCOLS[row["protocol"]],
+        row["mode"],
+        str(row["predictions"]),
+        *(wording.percent(row[key], 1) for key in ("mape", "median_ape", "p90_ape", "coverage", "out_of_distribution")),
+        str(row["off_by_3x"]),
+        str(row["off_by_3x_unflagged"]),
+    )
