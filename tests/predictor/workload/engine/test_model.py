@@ -53,6 +53,21 @@ def test_intervals_hold_their_share_of_architectures_left_out(catalog):
     assert np.mean(inside) >= 0.8
 
 
+def test_a_place_that_was_measured_with_noise_has_wider_intervals(catalog, measurements):
+    drawn = np.random.default_rng(1)
+    noisy = [
+        dataclasses.replace(each, seconds=each.seconds * math.exp(drawn.normal(0, 0.2)))
+        if each.request.cluster.environment == "there/T4"
+        else each
+        for each in measurements
+    ]
+    fitted = WorkloadModel(catalog).fit(noisy, regressor="svr")
+    here, there = fitted.predict(
+        [WorkloadRequest(chain(32, 8), 16, Cluster("T4", environment=each)) for each in ("here/T4", "there/T4")]
+    )
+    assert math.log(there.high_s / there.low_s) > 2 * math.log(here.high_s / here.low_s)
+
+
 def test_a_batch_of_requests_is_answered_as_each_alone(model):
     requests = [WorkloadRequest(chain(32, depth), 16, HERE) for depth in (5, 7, 9)]
     assert model.predict(requests) == [model.predict([each])[0] for each in requests]

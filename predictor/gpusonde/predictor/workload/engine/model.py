@@ -150,7 +150,8 @@ class WorkloadModel:
         for row, (assessment, gpu) in enumerate(zip(assessments, gpus, strict=True)):
             falls_back = assessment.out_of_distribution and state.kind == "default"
             centre = float(roofline[row] if falls_back else estimated[row])
-            width = state.intervals.half_width(assessment, state.roofline_errors if falls_back else chosen.architecture)
+            known = chosen.calibration(str(table.environment[row]))
+            width = state.intervals.half_width(assessment, state.roofline_errors if falls_back else known)
             width = min(width, _WIDEST)
             found.append(
                 WorkloadPrediction(

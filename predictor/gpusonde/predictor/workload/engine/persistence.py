@@ -131,6 +131,7 @@ def _described(fitted: FittedEstimator) -> dict[str, Any]:
         "bounds": list(estimator.bounds),
         "score": fitted.score,
         "architecture": asdict(fitted.architecture),
+        "places": {place: asdict(value) for place, value in fitted.places.items()},
     }
 
 
@@ -243,7 +244,8 @@ def _estimator(name: str, stored: Mapping[str, Any], arrays: Arrays) -> FittedEs
         logarithmic,
         (least, largest),
     )
-    return FittedEstimator(estimator, float(stored["score"]), _calibration(stored["architecture"]))
+    places = {str(place): _calibration(value) for place, value in stored["places"].items()}
+    return FittedEstimator(estimator, float(stored["score"]), _calibration(stored["architecture"]), places)
 
 
 def _texts(values: Any) -> tuple[str, ...]:

@@ -31,6 +31,7 @@ from gpusonde.predictor.workload.engine.trust.intervals import (
     Intervals,
     Newness,
     left_out_quantiles,
+    place_quantiles,
     quantile_of,
 )
 
@@ -116,7 +117,9 @@ def _fitted(
     choice: Choice, table: FeatureTable, log_seconds: FloatArray, roofline: FloatArray | None, coverage: float
 ) -> FittedEstimator:
     estimator = Estimator.fit(choice.candidate, table, log_seconds, roofline)
-    return FittedEstimator(estimator, choice.score, quantile_of(choice.errors, coverage))
+    # Of the paper's kind, only some of the rows have errors.
+    places = {} if roofline is None else place_quantiles(choice.errors, table.environment, coverage)
+    return FittedEstimator(estimator, choice.score, quantile_of(choice.errors, coverage), places)
 
 
 def _new_quantiles(

@@ -20,11 +20,17 @@ class FittedEstimator:
         estimator: It.
         score: Of the validation.
         architecture: Of its errors on architectures left out.
+        places: The same for places with many measurements.
     """
 
     estimator: Estimator
     score: float
     architecture: Calibration
+    places: Mapping[str, Calibration]
+
+    def calibration(self, place: str) -> Calibration:
+        """Of its errors on architectures left out at a place."""
+        return self.places.get(place, self.architecture)
 
 
 @dataclass(frozen=True)

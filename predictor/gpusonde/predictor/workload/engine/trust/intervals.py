@@ -23,6 +23,7 @@ Groups = npt.NDArray[np.str_]
 
 _FEWEST_GROUPS = {"FAMILY": 3, "PLACE": 2, "DEVICE": 2}
 _FEWEST_ERRORS = 10
+_FEWEST_OF_A_PLACE = 30
 # Where nothing could be left out to learn it from: a factor of 2 for a new kind of network, place or device.
 _UNKNOWN = math.log(2.0)
 
@@ -75,6 +76,21 @@ class Intervals:
 def quantile_of(errors: FloatArray, coverage: float) -> Calibration:
     """Of errors of the logarithm on architectures that were left out, shape (n,)."""
     return calibrate(LeftOut(errors, np.ones(len(errors))), coverage)
+
+
+def place_quantiles(errors: FloatArray, places: Groups, coverage: float) -> Mapping[str, Calibration]:
+    """The same for every known place with enough errors: some are measured with more noise, or need more extrapolation.
+
+    Args:
+        errors: As above.
+        places: Of each; "" is none that is known.
+        coverage: Share of intervals that should hold the truth.
+    """
+    return {
+        place: quantile_of(errors[places == place], coverage)
+        for place in np.unique(places).tolist()
+        if place and (places == place).sum() >= _FEWEST_OF_A_PLACE
+    }
 
 
 def left_out_quantiles(
