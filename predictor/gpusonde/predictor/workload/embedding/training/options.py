@@ -43,7 +43,7 @@ class TrainingOptions:
     held_out_architectures: int = 60
     architectures_per_step: int = 6
     images_per_step: int = 64
-    learning_rate: float = 1.5e-3
+    learning_rate: float = 3e-3
     learning_rate_drops: tuple[float, ...] = (0.7, 0.9)
     learning_rate_factor: float = 0.2
     weight_decay: float = 1e-5
