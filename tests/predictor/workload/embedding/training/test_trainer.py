@@ -75,7 +75,7 @@ def test_the_result_and_its_files_tell_what_was_trained(uninterrupted, dataset, 
     assert document["accuracy_of_unseen_architectures"]["architectures"] == 2
     assert document["options"] == OPTIONS.as_document()
     found = Registry(tmp_path).add(result.encoder, figures=result.figures())
-    assert found.figures["skipped_steps"] == 0
+    assert found.figures["skipped_networks"] == 0
     assert Encoder(found.weights).size == 8
 
 
@@ -151,21 +151,35 @@ def test_two_trainings_do_not_share_a_directory(dataset, tmp_path):
         train(dataset, OPTIONS, tmp_path, begin_another)
 
 
-def test_steps_that_are_not_finite_change_nothing_and_are_counted(dataset, tmp_path, monkeypatch):
+def test_networks_whose_loss_is_not_finite_are_counted_and_nothing_is_learnt_from_them(dataset, tmp_path, monkeypatch):
     real, calls = trainer.functional.cross_entropy, []
 
     def sometimes_infinite(scores, labels):
         calls.append(1)
-        # Two losses per step: the second step is the bad one.
-        return real(scores, labels) * (math.inf if len(calls) == 3 else 1)
+        # Two networks per step: the first one of the second step, and both of the third.
+        return real(scores, labels) * (math.inf if len(calls) in {3, 5, 6} else 1)
 
-    options = dataclasses.replace(OPTIONS, steps=3)
+    options = dataclasses.replace(OPTIONS, steps=4)
     monkeypatch.setattr(trainer.functional, "cross_entropy", sometimes_infinite)
     result = train(dataset, options, tmp_path)
-    assert [math.isnan(loss) for loss in result.losses] == [False, True, False]
+    assert [math.isnan(loss) for loss in result.losses] == [False, False, True, False]
+    assert result.skipped_networks == result.figures()["skipped_networks"] == 3
     assert result.skipped_steps == 1
     assert math.isfinite(result.last_loss)
-    assert json.loads((tmp_path / RESULT).read_text())["losses"][1] is None
+    assert json.loads((tmp_path / RESULT).read_text())["losses"][2] is None
+
+
+def test_one_network_that_explodes_does_not_hide_the_others(dataset, tmp_path, monkeypatch):
+    real, calls = trainer.functional.cross_entropy, []
+
+    def sometimes_huge(scores, labels):
+        calls.append(1)
+        return real(scores, labels) * (1e6 if len(calls) == 1 else 1)
+
+    monkeypatch.setattr(trainer.functional, "cross_entropy", sometimes_huge)
+    result = train(dataset, dataclasses.replace(OPTIONS, steps=1), tmp_path)
+    # It counts twice what guessing costs, the other one as it is.
+    assert math.log(10) < result.losses[0] < 2 * math.log(10)
 
 
 def test_a_training_that_only_diverges_ends(dataset, tmp_path, monkeypatch):

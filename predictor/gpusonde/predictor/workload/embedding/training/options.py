@@ -31,7 +31,8 @@ class TrainingOptions:
         learning_rate_drops: Shares of the steps after which it drops.
         learning_rate_factor: What it is multiplied by when it drops.
         weight_decay: Adam's.
-        gradient_norm: Norm that gradients are clipped to.
+        architecture_gradient_norm: Norm that the gradient of each network's loss by its weights is clipped to.
+        gradient_norm: Norm that the gradient of the hypernetwork is clipped to.
         checkpoint_steps: A checkpoint is written whenever this many steps were made.
         test_images: Most test images that a held-out network classifies.
         hidden_size: Length of the embedding.
@@ -44,9 +45,10 @@ class TrainingOptions:
     architectures_per_step: int = 6
     images_per_step: int = 64
     learning_rate: float = 3e-3
-    learning_rate_drops: tuple[float, ...] = (0.7, 0.9)
+    learning_rate_drops: tuple[float, ...] = (0.85, 0.95)
     learning_rate_factor: float = 0.2
     weight_decay: float = 1e-5
+    architecture_gradient_norm: float = 1.0
     gradient_norm: float = 5.0
     checkpoint_steps: int = 50
     test_images: int = 1000
@@ -63,7 +65,7 @@ class TrainingOptions:
             raise TrainingOptionsError(
                 f"{self.architectures_per_step} architectures per step, but only {self.architectures} to train on"
             )
-        for name in ("learning_rate", "learning_rate_factor", "gradient_norm"):
+        for name in ("learning_rate", "learning_rate_factor", "architecture_gradient_norm", "gradient_norm"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
                 raise TrainingOptionsError(f"{name} must be above 0, not {getattr(self, name)!r}")
         if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):

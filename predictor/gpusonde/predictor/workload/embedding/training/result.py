@@ -12,6 +12,8 @@ from gpusonde.predictor.workload.embedding.weights import EncoderWeights
 
 #: Steps that start and end of the loss are averaged over.
 AVERAGED_STEPS = 50
+#: A network's loss counts at most this many times that of guessing: means would else tell of a few that explode.
+MOST_LOSS_OVER_CHANCE = 2.0
 
 
 class TrainingError(RuntimeError):
@@ -67,7 +69,10 @@ class TrainingResult:
     Attributes:
         encoder: Its weights; ``Registry.add`` registers them.
         options: How it was trained.
-        losses: Loss of every step; NaN where it was not finite and the step was skipped.
+        losses: Loss of every step: mean cross-entropy of its networks, each counted up to twice that of guessing; NaN
+            where no network's was finite.
+        skipped_networks: Networks, counted once per step, whose loss or gradient was not finite, so that nothing was
+            learnt from them.
         accuracy: Of networks whose architectures were not trained on, with weights as the hypernetwork predicts them.
         untrained_accuracy: The same before the first step.
         chance: Share that guessing the commonest class gives.
@@ -79,6 +84,7 @@ class TrainingResult:
     encoder: EncoderWeights
     options: TrainingOptions
     losses: tuple[float, ...]
+    skipped_networks: int
     accuracy: Accuracy
     untrained_accuracy: Accuracy
     chance: float
@@ -88,7 +94,7 @@ class TrainingResult:
 
     @property
     def skipped_steps(self) -> int:
-        """Steps whose loss or gradient was not finite."""
+        """Steps that learnt nothing, as no network's loss was finite."""
         return sum(not math.isfinite(loss) for loss in self.losses)
 
     @property
@@ -109,6 +115,7 @@ class TrainingResult:
             "dataset_sha256": self.dataset_sha256,
             "loss_means_of_50_steps": [_rounded(mean_loss(part)) for part in curve],
             "skipped_steps": self.skipped_steps,
+            "skipped_networks": self.skipped_networks,
             "accuracy_of_unseen_architectures": self.accuracy.as_document(),
             "accuracy_before_training": self.untrained_accuracy.as_document(),
             "accuracy_of_chance": round(self.chance, 4),

@@ -34,6 +34,7 @@ from gpusonde.predictor.workload.embedding.training.pool import Architecture, Po
 from gpusonde.predictor.workload.embedding.training.progress import Phase, Progress, ProgressReport, no_progress
 from gpusonde.predictor.workload.embedding.training.result import (
     AVERAGED_STEPS,
+    MOST_LOSS_OVER_CHANCE,
     Accuracy,
     TrainingDivergedError,
     TrainingError,
@@ -99,7 +100,7 @@ def train(
 
 
 def new_hypernetwork(dataset: ImageDataset, options: TrainingOptions) -> GraphHyperNetwork:
-    """The untrained network that a training starts from: the same for the same seed."""
+    """The hypernetwork as it is drawn: the same for the same seed."""
     weights = EncoderWeights.random(options.seed, EncoderDescription(hidden_size=options.hidden_size))
     # Whatever else draws from torch's own generator goes on as if this had not.
     with torch.random.fork_rng(devices=[]):
@@ -119,6 +120,7 @@ class _Training:
     network: GraphHyperNetwork
     optimizer: Any
     losses: list[float]
+    skipped: int
     seconds: float
 
     @staticmethod
@@ -140,16 +142,15 @@ class _Training:
             network.parameters(), lr=options.learning_rate, weight_decay=options.weight_decay, foreach=False
         )
         losses: list[float] = []
+        skipped, seconds = 0, 0.0
         if document:
             try:
                 _restore(network, optimizer, arrays)
                 losses = [math.nan if loss is None else float(loss) for loss in document["losses"]]
-                seconds = float(document["seconds"])
+                skipped, seconds = int(document["skipped_networks"]), float(document["seconds"])
             except (KeyError, TypeError, ValueError, RuntimeError) as error:
                 raise CheckpointError(f"{checkpoint}: damaged ({error}); remove it to train anew") from error
-        else:
-            seconds = 0.0
-        return _Training(dataset, options, checkpoint, progress, pool, network, optimizer, losses, seconds)
+        return _Training(dataset, options, checkpoint, progress, pool, network, optimizer, losses, skipped, seconds)
 
     def make_steps(self, should_stop: Callable[[], bool]) -> None:
         """Make the steps that are left, saving now and then."""
@@ -160,7 +161,9 @@ class _Training:
                 self._save()
                 raise TrainingStoppedError(step, total)
             started = time.perf_counter()
-            self.losses.append(self._make_step(step))
+            loss, skipped = self._make_step(step)
+            self.losses.append(loss)
+            self.skipped += skipped
             self.seconds += time.perf_counter() - started
             recent = self.losses[-_MOST_SKIPPED_IN_A_ROW:]
             if len(recent) == _MOST_SKIPPED_IN_A_ROW and math.isnan(mean_loss(recent)):
@@ -172,8 +175,8 @@ class _Training:
                 self._save()
             self._tell()
 
-    def _make_step(self, step: int) -> float:
-        """One step; the loss, or NaN if it or its gradient was not finite and nothing was changed."""
+    def _make_step(self, step: int) -> tuple[float, int]:
+        """One step: its loss, and how many networks of it were skipped."""
         options, dataset = self.options, self.dataset
         generator = np.random.default_rng((options.seed, _STEPS_STREAM, step))
         chosen = generator.choice(len(self.pool.trained), options.architectures_per_step, replace=False)
@@ -182,22 +185,34 @@ class _Training:
         batch = torch.from_numpy(dataset.train_images[images])
         labels = torch.from_numpy(dataset.train_labels[images])
         architectures = [self.pool.trained[position] for position in chosen]
-        losses = [
-            functional.cross_entropy(architecture.classify(parameters, batch), labels)
-            for architecture, parameters in zip(architectures, _predicted(self.network, architectures), strict=True)
-        ]
-        loss = torch.stack(losses).mean()
+        most = MOST_LOSS_OVER_CHANCE * math.log(len(dataset.classes))
+        losses, tensors, gradients = [], [], []
+        for architecture, parameters in zip(architectures, _predicted(self.network, architectures), strict=True):
+            leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
+            loss = functional.cross_entropy(architecture.classify(leaves, batch), labels)
+            found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+            used = [(value, grad) for value, grad in zip(parameters.values(), found, strict=True) if grad is not None]
+            norm = float(torch.linalg.vector_norm(torch.stack([grad.norm() for _, grad in used])))
+            value = float(loss.detach())
+            if not (math.isfinite(value) and math.isfinite(norm)):
+                losses.append(math.nan)
+                continue
+            losses.append(min(value, most))
+            # A single network whose activations explode would outshout all others of the step.
+            scale = min(1.0, options.architecture_gradient_norm / max(norm, 1e-12)) / len(architectures)
+            tensors += [each for each, _ in used]
+            gradients += [grad * scale for _, grad in used]
+        skipped = sum(map(math.isnan, losses))
         self.optimizer.zero_grad(set_to_none=True)
-        if not torch.isfinite(loss):
-            return math.nan
-        loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(self.network.parameters(), options.gradient_norm)
-        if not torch.isfinite(norm):
-            return math.nan
-        for group in self.optimizer.param_groups:
-            group["lr"] = options.learning_rate_at(step)
-        self.optimizer.step()
-        return float(loss.detach())
+        if tensors:
+            torch.autograd.backward(tensors, gradients)
+            norm = torch.nn.utils.clip_grad_norm_(self.network.parameters(), options.gradient_norm)
+            if not torch.isfinite(norm):
+                return math.nan, len(architectures)
+            for group in self.optimizer.param_groups:
+                group["lr"] = options.learning_rate_at(step)
+            self.optimizer.step()
+        return mean_loss(losses), skipped
 
     def result(self) -> TrainingResult:
         """Test the trained network, and the untrained one, on the architectures that were held out."""
@@ -209,11 +224,13 @@ class _Training:
             self.progress(ProgressReport(Phase.TESTING, done, total))
 
         accuracy = self._accuracy(self.network, tell)
-        untrained = self._accuracy(new_hypernetwork(dataset, options), lambda done: tell(total // 2 + done))
+        first = new_hypernetwork(dataset, options)
+        untrained = self._accuracy(first, lambda done: tell(total // 2 + done))
         return TrainingResult(
             encoder=self.network.encoder_weights(dataset.name, len(self.losses)),
             options=options,
             losses=tuple(self.losses),
+            skipped_networks=self.skipped,
             accuracy=accuracy,
             untrained_accuracy=untrained,
             chance=float(counts.max() / counts.sum()),
@@ -253,6 +270,7 @@ class _Training:
             "dataset_type": self.dataset.name,
             "dataset_sha256": self.dataset.fingerprint,
             "losses": _finite_or_none(self.losses),
+            "skipped_networks": self.skipped,
             "seconds": self.seconds,
             "architectures": self.pool.as_document(),
         }
