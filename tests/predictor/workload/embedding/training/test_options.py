@@ -49,6 +49,15 @@ def test_options_survive_json_and_differences_are_named():
     ]
 
 
+@pytest.fixture
+def foreground():
+    """SIGINT as in a terminal, wherever the tests run."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("foreground")
 def test_the_first_interrupt_is_a_wish_and_the_second_one_interrupts():
     before = signal.getsignal(signal.SIGINT)
     with deferred_interrupts() as interrupted:
@@ -59,6 +68,16 @@ def test_the_first_interrupt_is_a_wish_and_the_second_one_interrupts():
             os.kill(os.getpid(), signal.SIGINT)
             threading.Event().wait(5)
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_background_job_goes_on_ignoring_interrupts():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with deferred_interrupts() as interrupted:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert not interrupted()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_in_another_thread_signals_stay_as_they_are():

@@ -98,6 +98,15 @@ def test_a_training_that_was_stopped_goes_on_to_the_same_result(uninterrupted, d
     assert steps == [6]
 
 
+@pytest.fixture
+def foreground():
+    """SIGINT as in a terminal, wherever the tests run."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("foreground")
 def test_ctrl_c_finishes_the_step_and_saves(uninterrupted, dataset, tmp_path):
     def interrupt(report):
         if report.phase is Phase.TRAINING and report.done == 2:

@@ -11,16 +11,16 @@ from types import FrameType
 
 @contextlib.contextmanager
 def deferred_interrupts() -> Iterator[Callable[[], bool]]:
-    """Take SIGINT as a wish to stop, in the main thread; elsewhere nothing is changed, signals do not come there.
+    """Take SIGINT as a wish to stop, in the main thread and where it is not ignored, as it is in background jobs.
 
     Yields:
         Whether it came.
     """
     came = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or before is signal.SIG_IGN:
         yield came.is_set
         return
-    before = signal.getsignal(signal.SIGINT)
 
     def note(number: int, frame: FrameType | None) -> None:
         came.set()

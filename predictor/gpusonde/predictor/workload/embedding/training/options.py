@@ -42,7 +42,7 @@ class TrainingOptions:
     seed: int = 0
     architectures: int = 250
     held_out_architectures: int = 60
-    architectures_per_step: int = 8
+    architectures_per_step: int = 6
     images_per_step: int = 64
     learning_rate: float = 3e-3
     learning_rate_drops: tuple[float, ...] = (0.85, 0.95)
