@@ -75,7 +75,7 @@ def test_version_names_the_distribution() -> None:
 
 
 # Of the commands that are families of commands.
-_A_SUBJECT = {"evaluate": ("epochs",), "spool": ("ls",), "store": ("fsck",), "token": ("new",)}
+_A_SUBJECT = {"evaluate": ("epochs",), "spool": ("ls",), "store": ("fsck",), "token": ("new",), "workload": ("graph",)}
 
 
 def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:

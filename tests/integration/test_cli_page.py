@@ -105,12 +105,15 @@ def planning_answers(
 
 
 @pytest.fixture(scope="session")
-def workload_answers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def workload_answers(
+    collector: CollectorProcess, run: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> list[dict[str, Any]]:
     """What is said of networks, of encoders and of models."""
     folder = tmp_path_factory.mktemp("workload")
     network, registry = folder / "net.json", add_encoder(folder / "registry", "tiny")
     network.write_text(dump_graph(small_network()))
     table, model = write_timed_networks(folder), folder / "model"
+    at = "--collector", collector.address
     return [
         ask("workload", "fit", str(table), "--out", str(model)),
         ask("workload", "predict", str(network), "--device", "T4,H100-SXM5-80GB", "--model", str(model)),
@@ -118,6 +121,10 @@ def workload_answers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str,
         ask("workload", "embed", str(network), "--dataset-type", "tiny", "--registry", str(folder / "registry")),
         # Torch, which trains, is not here.
         {"registry": "registry", "trainings": [workload_train.payload(registry, training_result())]},
+        # The collector queues a training for it.
+        ask("workload", "predict", str(network), "--device", "T4", "--dataset-type", "voices", *at),
+        ask("workload", "trainings", *at),
+        ask("workload", "hosts", *at),
     ]
 
 

@@ -9,7 +9,7 @@ from typing import cast
 from gpusonde.cli.parsing import CommandModule, Parser, Subparsers
 
 # Modules of gpusonde.cli.workload, which are made like those of the commands.
-_ACTIONS = ("graph", "predict", "embed", "fit", "train")
+_ACTIONS = ("graph", "predict", "embed", "fit", "train", "trainings", "hosts")
 
 
 def add_parser(subparsers: Subparsers, common: Parser) -> None:
