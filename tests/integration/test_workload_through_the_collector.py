@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from support.collector_process import ask, running_collector
 from support.timed_networks import write_timed_networks
@@ -43,3 +45,19 @@ def test_a_dataset_type_without_an_encoder_is_answered_and_its_training_is_queue
     found = ask(*question, "--collector", collector.address)
     assert found["predictions"][0]["step_s"] > 0
     assert any("landscapes" in note for note in found["notes"])
+
+
+def test_a_collector_plans_a_job_that_never_ran_without_seeing_its_graph(fitted, collector, tmp_path):
+    problem = {
+        "format": "gpusonde.problem/1",
+        "global_batch": 256,
+        "iterations": 10_000,
+        "job": {"graph": {"file": str(fitted / "chain64x8.json"), "largest_batch": 128}},
+        "catalog": [{"providers": ["aws"], "regions": ["us-east-1"], "gpus": ["T4"], "quota": 4}],
+    }
+    (tmp_path / "cold.json").write_text(json.dumps(problem))
+    here = ask("plan", "solve", str(tmp_path / "cold.json"))
+    there = ask("plan", "solve", str(tmp_path / "cold.json"), "--collector", collector.address)
+    assert here["status"] == there["status"] == "optimal"
+    assert here["plan"] == there["plan"]
+    assert any("curve of T4 is estimated from the network's graph" in note for note in there["notes"])

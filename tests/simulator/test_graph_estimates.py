@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from support.workload_graphs import StraightLines, small_network
 
-from gpusonde.predictor.workload.engine import Cluster, Precision, WorkloadRequest
+from gpusonde.predictor.workload import zoo
+from gpusonde.predictor.workload.engine import Cluster, Precision, WorkloadModel, WorkloadRequest
 from gpusonde.simulator.compute import CurveOrigin, GrayBoxEstimates, compute_curve
 from gpusonde.simulator.compute.graph_estimates import GraphEstimator, gradient_bytes, largest_batch_estimate
 
@@ -51,3 +53,17 @@ def test_the_largest_batch_falls_with_what_a_sample_keeps_and_does_not_depend_on
 def test_nothing_fits_where_the_parameters_do_not():
     heavy = replace(GRAPH, operations=small_network(channels=1024).operations)
     assert largest_batch_estimate(heavy, 16 * heavy.parameter_count) == 0
+
+
+def test_the_shipped_model_gives_curves_of_a_known_network_that_rise_with_the_batch_and_fall_with_the_gpu():
+    estimator = GraphEstimator(WorkloadModel.shipped(), zoo.load("resnet50"))
+    curves = {
+        device: compute_curve(GrayBoxEstimates.ask(estimator, device, [16, 32, 64, 128]))
+        for device in ("K80", "T4", "A100-SXM4-40GB")
+    }
+    seconds = [float(curve.predict(64).total_s[0]) for curve in curves.values()]
+    assert seconds == sorted(seconds, reverse=True)
+    for curve in curves.values():
+        assert (np.diff(curve.predict([16, 32, 64, 128]).total_s) > 0).all()
+        # Nobody has named a place of measurement, so the estimate is a rough one and says so.
+        assert 0.2 < curve.predict(64).uncertainty[0] < 1.5
