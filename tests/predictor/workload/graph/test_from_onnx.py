@@ -71,6 +71,8 @@ def test_an_export_for_inference_says_that_its_batch_normalisation_may_be_gone()
 def test_sequences_have_torchs_layers_weights_and_costs(name: str) -> None:
     expected, found = of_torch(name), of_onnx(name)
     assert found.layer_count == expected.layer_count
+    assert found.edges == expected.edges or name == "text"
+    assert kinds(found) == kinds(expected) or name == "text"
     # The exporter writes a shared weight twice, once for each use.
     assert found.parameter_count == expected.parameter_count + (160 if name == "text" else 0)
     assert matrix_flops(found) == matrix_flops(expected)
@@ -84,6 +86,7 @@ def test_a_file_that_says_all_shapes_is_read_without_onnx() -> None:
     path = str(FILES / "transformer_dynamo.onnx")
     done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["8", "False"]
+    assert kinds(of_onnx("transformer_dynamo")) == kinds(of_torch("transformer"))
     assert matrix_flops(of_onnx("transformer_dynamo")) == matrix_flops(of_torch("transformer"))
     assert of_onnx("transformer_dynamo").parameter_count == of_torch("transformer").parameter_count
 
@@ -156,6 +159,28 @@ def test_activations_of_several_nodes_are_one_operation(nodes: list[bytes], is_o
     # One whose part is read elsewhere stays as it is.
     part = onnx_value(12, "a", [1, 8])
     assert len(from_onnx(onnx_file(*nodes, *constants, *between, *ends, part)).operations) > 3
+
+
+@pytest.mark.parametrize(
+    ("scaled", "masked", "is_one"), [("qk", False, True), ("qk", True, True), ("q", False, False), ("", True, False)]
+)
+def test_attention_is_one_operation_as_pytorch_exports_it_and_none_as_a_network_spells_it(
+    scaled: str, masked: bool, is_one: bool
+) -> None:
+    nodes = [onnx_node("Abs", ["x"], ["q"]), onnx_node("Abs", ["x"], ["v"]), onnx_node("Transpose", ["x"], ["k"])]
+    nodes += [onnx_node("Mul", [each, "scale"], [f"{each}s"]) for each in scaled]
+    operands = [f"{each}s" if each in scaled else each for each in "qk"]
+    nodes += [onnx_node("MatMul", operands, ["p"]), onnx_node("Add", ["p", "mask"], ["a"])][: 1 + masked]
+    nodes += [onnx_node("Softmax", ["a" if masked else "p"], ["s"]), onnx_node("MatMul", ["s", "v"], ["y"])]
+    shapes = {"k": [2, 4, 6], "ks": [2, 4, 6], "p": [2, 6, 6], "a": [2, 6, 6], "s": [2, 6, 6]}
+    between = [onnx_value(13, each, shapes.get(each, [2, 6, 4])) for each in ("q", "v", "k", "qs", "ks", *"pas")]
+    ends = [onnx_value(11, "x", [2, 6, 4]), onnx_value(11, "mask", [6, 6]), onnx_value(12, "y", [2, 6, 4])]
+    graph = from_onnx(onnx_file(*nodes, onnx_weight("scale", []), *between, *ends))
+    attentions = [each for each in graph.operations if each.primitive is Primitive.ATTENTION]
+    assert bool(attentions) is is_one
+    for each in attentions:
+        assert each.inputs == ((2, 6, 4), (2, 6, 4), (2, 6, 4), *([(6, 6)] * masked))
+    assert matrix_flops(graph) == 2 * 2 * 2 * 6 * 6 * 4
 
 
 def test_statistics_and_settings_are_no_weights() -> None:

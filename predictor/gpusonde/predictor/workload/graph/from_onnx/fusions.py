@@ -1,4 +1,4 @@
-"""Activations that ONNX writes as several nodes, put together again: they are one operation elsewhere."""
+"""Activations and attention that ONNX writes as several nodes, put together again: they are one operation elsewhere."""
 
 from __future__ import annotations
 
@@ -18,15 +18,18 @@ class Fusions:
 
     Attributes:
         activations: By the tensor that the last of the nodes writes: the operation's name and the tensor that it reads.
+        attentions: By the tensor that the last of the nodes writes: queries, keys (the last two extents changed about),
+            values and, if there is one, the mask.
         inner: What the other nodes write; nobody else reads it.
     """
 
     activations: dict[str, tuple[str, str]] = field(default_factory=dict)
+    attentions: dict[str, tuple[str, ...]] = field(default_factory=dict)
     inner: set[str] = field(default_factory=set)
 
 
-def find_activations(nodes: Sequence[OnnxNode], constants: Set[str], outputs: Set[str]) -> Fusions:
-    """Find x * sigmoid(x), x * hardsigmoid(x) and the error function's form of GELU.
+def find_fusions(nodes: Sequence[OnnxNode], constants: Set[str], outputs: Set[str]) -> Fusions:
+    """Find x * sigmoid(x), x * hardsigmoid(x), the error function's form of GELU, and softmax(Q K + mask) V.
 
     Args:
         nodes: Of the file.
@@ -48,6 +51,12 @@ def find_activations(nodes: Sequence[OnnxNode], constants: Set[str], outputs: Se
             if chain:
                 found.activations[chain[-1]] = ("Gelu", source)
                 found.inner.update(chain[:-1])
+        elif node.operator == "Softmax" and len(node.inputs) == 1:
+            attention = search.attention(node)
+            if attention is not None:
+                last, operands, inner = attention
+                found.attentions[last] = operands
+                found.inner.update(inner)
     return found
 
 
@@ -97,6 +106,42 @@ class _Search:
                 return None
             chain.append(product.outputs[0])
         return chain
+
+    def attention(self, softmax: OnnxNode) -> tuple[str, tuple[str, ...], list[str]] | None:
+        """What the product with the values writes, what attention reads, and what its other nodes write.
+
+        Only as PyTorch's exporters write its scaled_dot_product_attention, where queries and keys both are scaled: one
+        that a network spells out stays spelled out, as it does elsewhere.
+        """
+        last = self.only_reader(softmax.outputs[0], "MatMul")
+        if last is None or last.inputs[0] != softmax.outputs[0] or last.inputs[1] not in self._writers:
+            return None
+        scores, reader = softmax.inputs[0], softmax
+        mask: tuple[str, ...] = ()
+        inner = [softmax.outputs[0], scores]
+        node = self._writers.get(scores)
+        if node is not None and node.operator == "Add" and len(node.inputs) == 2 and self._is_only(scores, reader):
+            first = self._writers.get(node.inputs[0])
+            is_first = first is not None and first.operator == "MatMul"
+            scores, mask = node.inputs[not is_first], (node.inputs[is_first],)
+            reader, node = node, self._writers.get(scores)
+            inner.append(scores)
+        if node is None or node.operator != "MatMul" or len(node.inputs) != 2 or not self._is_only(scores, reader):
+            return None
+        queries, keys = (self._scaled(each, node) for each in node.inputs)
+        if queries is None or keys is None:
+            return None
+        return last.outputs[0], (queries, keys, last.inputs[1], *mask), [*inner, *node.inputs]
+
+    def _scaled(self, name: str, reader: OnnxNode) -> str | None:
+        """What is scaled by a constant for this reader alone."""
+        node = self._writers.get(name)
+        if node is None or node.operator not in _SCALED or not self._is_only(name, reader):
+            return None
+        return self._changing(node)
+
+    def _is_only(self, name: str, reader: OnnxNode) -> bool:
+        return self.only_reader_of(name) is reader
 
     def only_reader_of(self, name: str) -> OnnxNode | None:
         """The node that reads a tensor, if there is one only."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from gpusonde.predictor.workload.graph.assembly import GraphAssembly
 from gpusonde.predictor.workload.graph.errors import MalformedGraphError, UnsupportedGraphError
-from gpusonde.predictor.workload.graph.from_onnx.fusions import find_activations
+from gpusonde.predictor.workload.graph.from_onnx.fusions import find_fusions
 from gpusonde.predictor.workload.graph.from_onnx.model import DEFAULT_DOMAINS, OnnxModel, OnnxNode, OnnxTensor
 from gpusonde.predictor.workload.graph.from_onnx.shapes import Shapes
 from gpusonde.predictor.workload.graph.ir import Primitive, Shape, WorkloadGraph
@@ -46,7 +46,7 @@ class NodeReader:
         self._constants = self._find_constants()
         self._recurrent = self._find_recurrent()
         self._biases, self._sums = self._find_biases()
-        self._fusions = find_activations(model.nodes, self._constants, model.outputs.keys())
+        self._fusions = find_fusions(model.nodes, self._constants, model.outputs.keys())
 
     def wanted(self) -> Iterator[str]:
         """Yield the tensors whose shapes the graph needs."""
@@ -109,6 +109,13 @@ class NodeReader:
         if key in self._fusions.activations:
             source, read = self._fusions.activations[key]
             assembly.add_operator(key, Primitive.ACTIVATION, [read], shape, source=source)
+            return
+        if key in self._fusions.attentions:
+            queries, keys, *others = self._fusions.attentions[key]
+            turned = assembly.shape(keys)
+            assembly.add_view(f"{key} keys", keys, (*turned[:-2], *reversed(turned[-2:])))
+            operands = [queries, f"{key} keys", *others]
+            assembly.add_operator(key, Primitive.ATTENTION, operands, shape, source="Attention")
             return
         arguments = [each or None for each in node.inputs]
         if key in self._biases:
