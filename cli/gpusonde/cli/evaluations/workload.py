@@ -6,8 +6,6 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from gpusonde.cli import wording
 from gpusonde.cli.errors import CommandError, naming
 from gpusonde.cli.output import Output, Screen
@@ -109,6 +107,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _row(output: Output, table: MeasurementTable, protocol: str, mode: str) -> dict[str, Any]:
     """Scores of one mode by one protocol; a table that is too small for it gives nulls and a reason."""
+    import numpy as np
+
     from gpusonde.predictor.workload.engine import EngineError, WorkloadModel
     from gpusonde.predictor.workload.engine.evaluation import Protocol, evaluate, folds_of
 
@@ -138,6 +138,8 @@ class _Count:
 
 
 def _scores(found: Evaluation, some: Flags) -> dict[str, Any]:
+    import numpy as np
+
     errors, flagged, far_off = found.errors[some], found.flagged[some], found.far_off[some]
     return {
         "predictions": len(errors),
