@@ -20,6 +20,7 @@ from gpusonde.predictor.workload.engine import (
     WorkloadModel,
     WorkloadRequest,
 )
+from gpusonde.predictor.workload.graph import Operation, Primitive, WorkloadGraph
 
 HERE = Cluster("T4", environment="here/T4")
 
@@ -183,6 +184,21 @@ def test_refuses_what_it_cannot_be_fitted_on(catalog, measurements):
         WorkloadModel(catalog).fit(measurements, regressor="forest")
     with pytest.raises(EngineError, match="coverage"):
         WorkloadModel(catalog, coverage=1.0)
+
+
+@pytest.mark.parametrize("extent", [10**9, 10**30])
+def test_refuses_shapes_that_no_device_could_hold(model, extent):
+    shape = (1, *[extent] * 12)
+    operations = (Operation(Primitive.INPUT, "x", shape), Operation(Primitive.ACTIVATION, "relu", shape, (shape,)))
+    with pytest.raises(RequestError, match="too large"):
+        model.predict([WorkloadRequest(WorkloadGraph("vast", operations, ((0, 1),), 1), 8, HERE)])
+
+
+def test_a_graph_without_work_costs_what_every_step_does(model):
+    nothing = WorkloadGraph("nothing", (Operation(Primitive.INPUT, "x", (1, 3, 8, 8)),), (), 1)
+    answer = model.predict([WorkloadRequest(nothing, 8, HERE)])[0]
+    assert answer.out_of_distribution
+    assert 0 < answer.seconds < 0.01
 
 
 def test_refuses_devices_that_the_catalogue_lacks_and_predicting_unfitted(model, catalog):

@@ -130,7 +130,7 @@ class WorkloadModel:
         Raises:
             NotFittedError: The model is not fitted.
             EngineError: The model has no such regressor, or needs an embedding and has none.
-            RequestError: A device is not in the catalogue.
+            RequestError: A device is not in the catalogue, or a graph's shapes cannot be those of a network.
         """
         state = self.state
         name = state.chosen if regressor is None else regressor

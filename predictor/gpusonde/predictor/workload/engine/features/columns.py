@@ -19,11 +19,14 @@ from gpusonde.predictor.workload.engine.features.counts import (
 )
 from gpusonde.predictor.workload.engine.features.roofline import DeviceRates, Part, roofline_parts
 from gpusonde.predictor.workload.engine.request import WorkloadRequest
+from gpusonde.predictor.workload.graph import WorkloadGraph
 
 FloatArray = npt.NDArray[np.float64]
 
 # Logarithms of 1 + count: what a network lacks is 0, and a small part of a small network is still more than nothing.
 _UNIT = 1e5
+# Longer than any machine runs: shapes that lead to it are nobody's.
+_LONGEST_STEP_SECONDS = 1e12
 
 ANALYTIC_COLUMNS = (
     *(f"log_flops_{kind.name.lower()}" for kind in MATRIX_CLASSES),
@@ -101,7 +104,7 @@ class FeatureBuilder:
             embedding: Of their graphs, shape (n, size).
 
         Raises:
-            RequestError: A device is not in the catalogue.
+            RequestError: A device is not in the catalogue, or a graph's shapes cannot be those of a network.
         """
         rates: dict[tuple[str, str], DeviceRates] = {}
         known: dict[tuple[int, int], tuple[FloatArray, FloatArray]] = {}
@@ -111,8 +114,10 @@ class FeatureBuilder:
             key = (cluster.device, cluster.precision.value)
             if key not in rates:
                 rates[key] = DeviceRates.of(self.spec(cluster.device), cluster.precision)
-            counts = self._cache.get(request.graph)
+            counts = self._counts(request.graph)
             parts.append(roofline_parts(counts, request.batch_size, cluster, rates[key]))
+            if not parts[-1].max() < _LONGEST_STEP_SECONDS:
+                raise RequestError(f"{request.graph.name}: its operations are too large for any device")
             own = (id(request.graph), request.batch_size)
             if own not in known:
                 known[own] = (_analytic(counts, request.batch_size), _analytic(counts, 1))
@@ -136,6 +141,12 @@ class FeatureBuilder:
             parallelism=np.array([each.parallelism.value for each in clusters], dtype=np.str_),
             embedding=np.zeros((count, 0)) if embedding is None else np.asarray(embedding, dtype=np.float64),
         )
+
+    def _counts(self, graph: WorkloadGraph) -> GraphCounts:
+        try:
+            return self._cache.get(graph)
+        except OverflowError:
+            raise RequestError(f"{graph.name}: its operations are too large to be counted") from None
 
 
 def _analytic(counts: GraphCounts, batch_size: int) -> FloatArray:
