@@ -29,6 +29,7 @@ def training_result(dataset_type: str = "tiny") -> TrainingResult:
         encoder=encoder_weights(dataset_type),
         options=TrainingOptions(steps=1),
         losses=(2.0,),
+        skipped_networks=0,
         accuracy=Accuracy((0.5, 0.7)),
         untrained_accuracy=Accuracy((0.1, 0.1)),
         chance=0.1,
