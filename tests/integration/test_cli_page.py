@@ -38,6 +38,9 @@ from gpusonde.simulator.compute import ComputeProbe
 from gpusonde.simulator.gradients import assumed_trace
 from gpusonde.simulator.job_profile import JobProfile
 
+# The first test that asks for the answers waits for every command.
+pytestmark = pytest.mark.timeout(900)
+
 PAGE = read_page()
 COMMON_OPTIONS = {"--json", "--verbose", "--log-format", "--help"}
 
@@ -115,7 +118,7 @@ def workload_answers(
     table, model = write_timed_networks(folder), folder / "model"
     at = "--collector", collector.address
     return [
-        ask("workload", "fit", str(table), "--out", str(model)),
+        ask("workload", "fit", str(table), "--out", str(model), "--regressor", "linear"),
         ask("workload", "predict", str(network), "--device", "T4,H100-SXM5-80GB", "--model", str(model)),
         ask("workload", "graph", str(network), "--out", str(folder / "copy.json")),
         ask("workload", "embed", str(network), "--dataset-type", "tiny", "--registry", str(folder / "registry")),
