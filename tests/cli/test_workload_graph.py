@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -121,3 +122,19 @@ def test_a_place_that_cannot_be_written_leaves_nothing_behind(folder, capsys):
     assert main(["workload", "graph", "net.json", "--out", "absent/x.json"]) == 1
     assert "absent" in capsys.readouterr().err
     assert sorted(path.name for path in folder.iterdir()) == ["net.json", "net.py"]
+
+
+@pytest.mark.skipif(find_spec("torch") is not None, reason="torch is installed")
+@pytest.mark.parametrize(
+    ("arguments", "extra"),
+    [
+        (["graph", "net.py:network", "--trust", "--out", "x.json"], "torch"),
+        (["graph", "net.py:network", "--sandbox", "--out", "x.json"], "torch"),
+        (["graph", "some.package:network", "--out", "x.json"], "torch"),
+        (["train", "--dataset", "digits", "--out", "encoders"], "training"),
+    ],
+)
+def test_without_torch_the_extra_that_brings_it_is_named_and_nothing_runs(arguments, extra, folder, capsys):
+    assert main(["workload", *arguments]) == 1
+    assert f"pip install 'gpusonde[{extra}]'" in capsys.readouterr().err
+    assert not (folder / "ran").exists()

@@ -7,11 +7,12 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpusonde.cli import wording
-from gpusonde.cli.errors import CommandError
+from gpusonde.cli.errors import CommandError, MissingExtraError
 from gpusonde.cli.output import Output, Screen
 from gpusonde.cli.parsing import Parser, Subparsers, UsageError, add_command, positive_integer, whole_number
 
@@ -98,6 +99,8 @@ def source(text: str) -> Source:
 def run(args: argparse.Namespace) -> int:
     """Train, register and print."""
     sources = _sources(args)
+    if find_spec("torch") is None:
+        raise MissingExtraError("torch", "workload train", "training")
     output = Output(as_json=args.json)
     trainings = _drained(args, sources) if args.queue else _one(args, sources)
     found = {"registry": str(args.out), "trainings": trainings}
