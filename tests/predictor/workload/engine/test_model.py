@@ -12,6 +12,7 @@ from support.measured_workloads import PLACES, chain, measured, true_seconds
 from gpusonde.predictor.workload.engine import (
     Cluster,
     EngineError,
+    HostResources,
     NotFittedError,
     Parallelism,
     Precision,
@@ -67,6 +68,23 @@ def test_a_place_that_was_measured_with_noise_has_wider_intervals(catalog, measu
         [WorkloadRequest(chain(32, 8), 16, Cluster("T4", environment=each)) for each in ("here/T4", "there/T4")]
     )
     assert math.log(there.high_s / there.low_s) > 2 * math.log(here.high_s / here.low_s)
+
+
+def test_what_hosts_have_free_counts_where_measurements_tell_of_it(catalog, model, measurements):
+    def at(request, cores):
+        return dataclasses.replace(
+            request, cluster=dataclasses.replace(request.cluster, host=HostResources(cores=cores, memory_bytes=64e9))
+        )
+
+    told = [
+        dataclasses.replace(each, request=at(each.request, cores), seconds=each.seconds * slower)
+        for each in measurements
+        for cores, slower in ((2.0, 1.5), (32.0, 1.0))
+    ]
+    asked = WorkloadRequest(chain(48, 8), 16, HERE)
+    few, many = WorkloadModel(catalog).fit(told, regressor="svr").predict([at(asked, 2.0), at(asked, 32.0)])
+    assert 1.3 < few.seconds / many.seconds < 1.7
+    assert model.predict([at(asked, 2.0)])[0] == model.predict([asked])[0]
 
 
 def test_a_batch_of_requests_is_answered_as_each_alone(model):

@@ -36,7 +36,9 @@ ANALYTIC_COLUMNS = (
     "log_weight_bytes",
 )
 ROOFLINE_COLUMNS = tuple(f"log_seconds_{part.name.lower()}" for part in Part)
-CLUSTER_COLUMNS = ("log_devices", "log_nodes", "log_batch")
+# What hosts have free, and the unit of each; what nobody knows is 0, and so is a column that no measurement fills.
+_HOST_UNITS = {"cores": 1.0, "memory_bytes": 1e9, "disk_bytes_per_second": 1e6, "flops": 1e9}
+CLUSTER_COLUMNS = ("log_devices", "log_nodes", "log_batch", *(f"log_host_{name}" for name in _HOST_UNITS))
 
 
 @dataclass(frozen=True)
@@ -129,12 +131,7 @@ class FeatureBuilder:
             parts=np.array(parts).reshape(count, len(Part)),
             analytic=np.array(analytic).reshape(count, len(ANALYTIC_COLUMNS)),
             network=np.array(network).reshape(count, len(ANALYTIC_COLUMNS)),
-            cluster=np.array(
-                [
-                    (math.log(c.device_count), math.log(c.node_count), math.log(r.batch_size))
-                    for r, c in zip(requests, clusters, strict=True)
-                ]
-            ).reshape(count, len(CLUSTER_COLUMNS)),
+            cluster=np.array([_cluster(each) for each in requests]).reshape(count, len(CLUSTER_COLUMNS)),
             device=np.array([each.device for each in clusters], dtype=np.str_),
             environment=np.array([each.environment or "" for each in clusters], dtype=np.str_),
             precision=np.array([each.precision.value for each in clusters], dtype=np.str_),
@@ -155,6 +152,14 @@ def _analytic(counts: GraphCounts, batch_size: int) -> FloatArray:
     number = counts.by_class(np.ones(len(counts.classes)))
     rest = np.array([math.log1p(counts.layers), math.log1p(counts.weight_bytes / _UNIT)])
     return np.concatenate([np.log1p(flops / _UNIT), np.log1p(moved / _UNIT), np.log1p(number), rest])
+
+
+def _cluster(request: WorkloadRequest) -> list[float]:
+    cluster = request.cluster
+    counts = [math.log(each) for each in (cluster.device_count, cluster.node_count, request.batch_size)]
+    if cluster.host is None:
+        return counts + [0.0] * len(_HOST_UNITS)
+    return counts + [math.log1p((getattr(cluster.host, name) or 0.0) / unit) for name, unit in _HOST_UNITS.items()]
 
 
 def network_totals(network: FloatArray) -> FloatArray:
