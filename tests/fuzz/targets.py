@@ -10,6 +10,7 @@ import contextlib
 import functools
 import io
 import json
+import random
 import struct
 import tempfile
 import zipfile
@@ -60,6 +61,8 @@ from gpusonde.optimizer.documents.reports import read_reports
 from gpusonde.planning.v1 import planning_pb2
 from gpusonde.predictor.crossgpu import LatencyModel, ModelFileError, read_runs
 from gpusonde.predictor.crossgpu.runs.table import RunsTableError
+from gpusonde.predictor.workload.embedding import EncoderDescription, EncoderWeights, EncoderWeightsError
+from gpusonde.predictor.workload.embedding.training.architectures import ArchitectureSpec, sample
 from gpusonde.predictor.workload.graph import GraphError, load_graph
 from gpusonde.predictor.workload.graph.from_onnx import from_onnx
 from gpusonde.predictor.workload.graph.from_onnx.model import read_model
@@ -365,6 +368,24 @@ class _OneGpu(DeviceNames):
         return "GPU-a"
 
 
+def _encoders() -> list[bytes]:
+    """A small encoder's file, and the same without compression, so that changed bytes are read and not refused."""
+    small = EncoderWeights.random(0, EncoderDescription(hidden_size=2, primitives=("input", "other"))).to_bytes()
+    file = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(small)) as packed, zipfile.ZipFile(file, "w") as stored:
+        for name in packed.namelist():
+            stored.writestr(name, packed.read(name))
+    return [small, file.getvalue()]
+
+
+def _read_architecture(data: bytes) -> None:
+    ArchitectureSpec.from_json(data.decode(errors="replace"))
+
+
+def _architectures() -> list[bytes]:
+    return [sample(random.Random(seed)).to_json().encode() for seed in range(4)]
+
+
 def _certificates() -> list[bytes]:
     return [(Path(__file__).parent / "certificate.pem").read_bytes()]
 
@@ -442,6 +463,8 @@ TARGETS = {
         lambda data: read_training(data, _clean("trainings")), lambda: trainings(_clean("trainings")),
         (TrainingQueueError,), is_slow=True,
     ),
+    "encoder_weights": Target(EncoderWeights.from_bytes, _encoders, (EncoderWeightsError,)),
+    "architecture": Target(_read_architecture, _architectures, (ValueError,)),
     "job_bindings": Target(_read_job_state, lambda: [_BINDINGS]),
     "job_mapping": Target(_read_mapping_file, lambda: [b"17\n18\n"]),
 }  # fmt: skip

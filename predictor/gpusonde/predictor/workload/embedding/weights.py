@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import math
+import struct
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -82,7 +83,7 @@ class EncoderDescription:
             ("passes", _MAXIMUM_PASSES),
         ):
             value = getattr(self, name)
-            check(_is_count(value) and 1 <= value <= most, f"{name} must be 1 to {most}, not {value!r}")
+            check(_is_count(value) and 1 <= value <= most, f"{name} must be 1 to {most}, not {_short(value)}")
         check(self.hidden_size % 2 == 0, f"hidden_size must be even, not {self.hidden_size}")
         check(_is_count(self.training_steps) and self.training_steps >= 0, "training_steps")
         check(self.seed is None or _is_count(self.seed), "seed")
@@ -231,12 +232,25 @@ class EncoderWeights:
                     ).astype(np.float32)
                     for name, shape in description.shapes().items()
                 }
-        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, OSError) as error:
-            raise EncoderWeightsError(f"not a file of an encoder's weights, or damaged ({error})") from error
+        except EncoderWeightsError:
+            raise
+        except _DAMAGED_ARCHIVE as error:
+            raise EncoderWeightsError(f"not a file of an encoder's weights, or damaged ({_short(error)})") from error
         return EncoderWeights(description, arrays)
 
 
 _MAXIMUM_HEADER_BYTES = 1024
+# What zipfile raises for archives that are none, are damaged, or use what it does not support.
+_DAMAGED_ARCHIVE = (
+    zipfile.BadZipFile, zlib.error, struct.error, EOFError, NotImplementedError, RuntimeError, OSError, ValueError,
+    OverflowError,
+)  # fmt: skip
+
+
+def _short(value: object) -> str:
+    """Text of what a stranger's file may hold, in bounds."""
+    text = str(value)
+    return text if len(text) <= 200 else f"{text[:200]} ..."
 
 
 def _is_count(value: object) -> bool:
@@ -264,11 +278,12 @@ def _array(content: bytes, dtype: np.dtype[Any], shape: tuple[int, ...] | None) 
             raise EncoderWeightsError(f"an array of version {version}; only 1.0 is read")
         found_shape, fortran_order, found_dtype = np.lib.format.read_array_header_1_0(file)
     except (ValueError, SyntaxError, TypeError) as error:
-        raise EncoderWeightsError(f"an array is damaged: {error}") from error
+        raise EncoderWeightsError(f"an array is damaged: {_short(error)}") from error
     data = content[file.tell() :]
     expected = (len(data),) if shape is None else shape
     if found_dtype != dtype or found_shape != expected or fortran_order:
-        raise EncoderWeightsError(f"an array of {found_dtype} {found_shape}; it must be {dtype} {expected}")
+        found = f"{found_dtype} {found_shape}"
+        raise EncoderWeightsError(f"an array of {_short(found)}; it must be {dtype} {expected}")
     if len(data) != dtype.itemsize * math.prod(expected):
         raise EncoderWeightsError("an array is cut short, or longer than its shape")
     return np.frombuffer(data, dtype=dtype).reshape(expected)
@@ -282,7 +297,7 @@ def _decode(content: bytes) -> EncoderDescription:
     try:
         document = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise EncoderWeightsError(f"an encoder's description is damaged: {error}") from error
+        raise EncoderWeightsError(f"an encoder's description is damaged: {_short(error)}") from error
     if not isinstance(document, dict) or document.pop("format", None) != FORMAT:
         raise EncoderWeightsError(f"not an encoder's weights of format {FORMAT}")
     try:
@@ -293,4 +308,4 @@ def _decode(content: bytes) -> EncoderDescription:
     except EncoderWeightsError:
         raise
     except (KeyError, TypeError, ValueError) as error:
-        raise EncoderWeightsError(f"an encoder's description is damaged: {error}") from error
+        raise EncoderWeightsError(f"an encoder's description is damaged: {_short(error)}") from error

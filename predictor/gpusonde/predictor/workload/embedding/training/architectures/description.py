@@ -203,8 +203,9 @@ class ArchitectureSpec:
         """
         try:
             return _from_document(json.loads(text))
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"no description of an architecture: {type(error).__name__} {error}") from error
+        except (KeyError, TypeError, AttributeError, RecursionError, ValueError) as error:
+            problem = str(error)[:200]
+            raise ValueError(f"no description of an architecture: {type(error).__name__} {problem}") from error
 
 
 @dataclass(frozen=True)
@@ -342,7 +343,7 @@ def _block_size(block: Block, width: int, positions: int) -> tuple[int, int]:
 def _from_document(document: Any) -> ArchitectureSpec:
     def count(value: object, least: int) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ValueError(f"no description of an architecture: {value!r} is no count of at least {least}")
+            raise ValueError(f"{value!r} is no count of at least {least}")
         return value
 
     cells = tuple(
@@ -360,9 +361,9 @@ def _from_document(document: Any) -> ArchitectureSpec:
     for cell in cells:
         for position, node in enumerate(cell.nodes):
             if not node or any(wire.source > position for wire in node):
-                raise ValueError("no description of an architecture: a node reads nothing, or a later one")
+                raise ValueError("a node reads nothing, or a later one")
         if not cell.nodes:
-            raise ValueError("no description of an architecture: a cell without nodes")
+            raise ValueError("a cell without nodes")
     return ArchitectureSpec(
         style=Style(document["style"]),
         width=count(document["width"], 4),
