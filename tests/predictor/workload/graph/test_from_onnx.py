@@ -33,6 +33,12 @@ FILES = Path(__file__).parents[3] / "data" / "graph_files"
 needs_onnx = pytest.mark.skipif(importlib.util.find_spec("onnx") is None, reason="needs onnx (extra collector)")
 
 
+def onnx_operators() -> set[str]:
+    return {"Identity", "Gather", "Add", "MatMul", "Gemm", "Mul", "Softmax", "Erf", "Sigmoid", "Dropout", "LSTM", "Conv",
+            "Transpose", "Shape", "Constant", "BatchNormalization", "Einsum", "Concat", "ConvTranspose", "PRelu",
+            "Attention", "Twist"}  # fmt: skip
+
+
 def of_torch(name: str) -> WorkloadGraph:
     return load_graph((FILES / f"{name}.json").read_bytes())
 
@@ -122,6 +128,12 @@ def test_a_product_and_its_bias_are_one_linear_layer() -> None:
     assert [each.primitive for each in graph.operations] == [Primitive.INPUT, Primitive.LINEAR, Primitive.OUTPUT]
     assert graph.operations[1].weight == (4, 8)
     assert graph.parameter_count == 36
+    turned = [onnx_weight("t", [4, 8]), onnx_node("Transpose", ["t"], ["w"]), onnx_weight("i", [4]),
+              onnx_node("MatMul", ["x", "w"], ["h"]), onnx_node("Identity", ["i"], ["b"]), *given[1:], fields[2],
+              *(onnx_value(13, each, shape) for each, shape in (("w", [8, 4]), ("b", [4]), ("h", [1, 4])))]  # fmt: skip
+    graph = from_onnx(onnx_file(*turned, onnx_value(12, "s", [1, 4])))
+    assert [each.primitive for each in graph.operations] == [Primitive.INPUT, Primitive.LINEAR, Primitive.OUTPUT]
+    assert (graph.operations[1].weight, graph.parameter_count) == ((4, 8), 36)
     read_elsewhere = onnx_file(
         *fields, *given, onnx_value(13, "h", [1, 4]), onnx_value(12, "s", [1, 4]), onnx_value(12, "h", [1, 4])
     )
@@ -171,9 +183,10 @@ def test_attention_is_one_operation_as_pytorch_exports_it_and_none_as_a_network_
     nodes += [onnx_node("Mul", [each, "scale"], [f"{each}s"]) for each in scaled]
     operands = [f"{each}s" if each in scaled else each for each in "qk"]
     nodes += [onnx_node("MatMul", operands, ["p"]), onnx_node("Add", ["p", "mask"], ["a"])][: 1 + masked]
-    nodes += [onnx_node("Softmax", ["a" if masked else "p"], ["s"]), onnx_node("MatMul", ["s", "v"], ["y"])]
-    shapes = {"k": [2, 4, 6], "ks": [2, 4, 6], "p": [2, 6, 6], "a": [2, 6, 6], "s": [2, 6, 6]}
-    between = [onnx_value(13, each, shapes.get(each, [2, 6, 4])) for each in ("q", "v", "k", "qs", "ks", *"pas")]
+    nodes += [onnx_node("Softmax", ["a" if masked else "p"], ["s"]), onnx_node("Dropout", ["s", "scale"], ["d"])]
+    nodes += [onnx_node("MatMul", ["d", "v"], ["y"])]
+    shapes = {"k": [2, 4, 6], "ks": [2, 4, 6], "p": [2, 6, 6], "a": [2, 6, 6], "s": [2, 6, 6], "d": [2, 6, 6]}
+    between = [onnx_value(13, each, shapes.get(each, [2, 6, 4])) for each in ("q", "v", "k", "qs", "ks", *"pasd")]
     ends = [onnx_value(11, "x", [2, 6, 4]), onnx_value(11, "mask", [6, 6]), onnx_value(12, "y", [2, 6, 4])]
     graph = from_onnx(onnx_file(*nodes, onnx_weight("scale", []), *between, *ends))
     attentions = [each for each in graph.operations if each.primitive is Primitive.ATTENTION]
@@ -197,6 +210,15 @@ def test_statistics_and_settings_are_no_weights() -> None:
     )  # fmt: skip
     owned = {each.name for operation in graph.operations for each in operation.parameters}
     assert owned == {"scale", "bias", "slope", "table"}
+
+
+@pytest.mark.parametrize("operator", sorted(onnx_operators()))
+@pytest.mark.parametrize("inputs", [[], [""], ["w"], ["y"], ["y", "w"], ["w", "", "y", "y"]])
+def test_any_number_of_arguments_is_taken_or_refused_in_words(operator: str, inputs: list[str]) -> None:
+    for outputs in (["z"], ["", "z"], ["z", "z2"]):
+        node = onnx_node(operator, inputs, outputs)
+        with contextlib.suppress(GraphError):
+            from_onnx(small_onnx(node, onnx_value(13, "z", [1, 4])), limits=GraphLimits(inference_s=0))
 
 
 def test_a_file_as_large_as_is_accepted_takes_seconds() -> None:

@@ -113,12 +113,17 @@ class _Search:
         Only as PyTorch's exporters write its scaled_dot_product_attention, where queries and keys both are scaled: one
         that a network spells out stays spelled out, as it does elsewhere.
         """
-        last = self.only_reader(softmax.outputs[0], "MatMul")
-        if last is None or last.inputs[0] != softmax.outputs[0] or last.inputs[1] not in self._writers:
+        weights, inner = softmax.outputs[0], [softmax.outputs[0]]
+        dropout = self.only_reader_of(weights)
+        if dropout is not None and dropout.operator == "Dropout" and dropout.outputs[0] not in self._outputs:
+            weights = dropout.outputs[0]
+            inner.append(weights)
+        last = self.only_reader(weights, "MatMul")
+        if last is None or last.inputs[0] != weights or last.inputs[1] not in self._writers:
             return None
         scores, reader = softmax.inputs[0], softmax
         mask: tuple[str, ...] = ()
-        inner = [softmax.outputs[0], scores]
+        inner.append(scores)
         node = self._writers.get(scores)
         if node is not None and node.operator == "Add" and len(node.inputs) == 2 and self._is_only(scores, reader):
             first = self._writers.get(node.inputs[0])

@@ -175,19 +175,25 @@ class NodeReader:
         """
         readers = Counter(each for node in self._model.nodes for each in node.inputs)
         readers.update(list(self._model.outputs))
+        # What each name stands for: a weight, and its shape as it lies there.
+        weights = {name: (name, self._tensors[name].shape) for name in self._trained}
         widths: dict[str, Shape] = {}
         biases: dict[str, str] = {}
         sums: dict[str, str] = {}
         for node, key in zip(self._model.nodes, self._keys, strict=True):
+            if node.operator in {"Identity", "Transpose"} and len(node.inputs) == 1 and node.inputs[0] in weights:
+                name, shape = weights[node.inputs[0]]
+                if len(shape) <= 2:
+                    weights[key] = (name, shape[::-1] if node.operator == "Transpose" else shape)
             if len(node.inputs) != 2:
                 continue
             first, second = node.inputs
-            if node.operator == "MatMul" and second in self._trained:
-                widths[key] = self._tensors[second].shape[-1:]
+            if node.operator == "MatMul" and second in weights:
+                widths[key] = weights[second][1][-1:]
             elif node.operator == "Add":
-                for product, bias in ((first, second), (second, first)):
-                    is_bias = bias in self._trained and self._tensors[bias].shape == widths.get(product)
-                    if is_bias and readers[product] == 1 and key not in sums:
+                for product, added in ((first, second), (second, first)):
+                    bias, shape = weights.get(added, ("", ()))
+                    if bias and shape == widths.get(product) and readers[product] == 1 and key not in sums:
                         biases[product], sums[key] = bias, product
         return biases, sums
 
