@@ -34,9 +34,9 @@ needs_onnx = pytest.mark.skipif(importlib.util.find_spec("onnx") is None, reason
 
 
 def onnx_operators() -> set[str]:
-    return {"Identity", "Gather", "Add", "MatMul", "Gemm", "Mul", "Softmax", "Erf", "Sigmoid", "Dropout", "LSTM", "Conv",
-            "Transpose", "Shape", "Constant", "BatchNormalization", "Einsum", "Concat", "ConvTranspose", "PRelu",
-            "Attention", "Twist"}  # fmt: skip
+    return {"Identity", "Gather", "Add", "MatMul", "Gemm", "Mul", "Softmax", "Erf", "Sigmoid", "Dropout", "LSTM",
+            "Conv", "Transpose", "Shape", "Constant", "BatchNormalization", "Einsum", "Concat", "ConvTranspose",
+            "PRelu", "Attention", "Twist"}  # fmt: skip
 
 
 def of_torch(name: str) -> WorkloadGraph:
@@ -219,6 +219,13 @@ def test_any_number_of_arguments_is_taken_or_refused_in_words(operator: str, inp
         node = onnx_node(operator, inputs, outputs)
         with contextlib.suppress(GraphError):
             from_onnx(small_onnx(node, onnx_value(13, "z", [1, 4])), limits=GraphLimits(inference_s=0))
+
+
+def test_a_sum_of_einstein_costs_what_its_product_costs() -> None:
+    equation = onnx_text(1, "equation") + onnx_text(4, "bij,bkj->bik") + onnx_integer(20, 3)
+    ends = [onnx_value(11, "x", [2, 3, 5]), onnx_value(11, "z", [2, 7, 5]), onnx_value(12, "y", [2, 3, 7])]
+    graph = from_onnx(onnx_file(onnx_node("Einsum", ["x", "z"], ["y"], equation), *ends))
+    assert matrix_flops(graph) == 2 * 2 * 3 * 7 * 5
 
 
 def test_a_file_as_large_as_is_accepted_takes_seconds() -> None:

@@ -120,7 +120,10 @@ class NodeReader:
         arguments = [each or None for each in node.inputs]
         if key in self._biases:
             arguments.append(self._biases[key])
-        assembly.add_operator(key, role, arguments, shape, source=node.operator, groups=node.integer("group", 1))
+        assembly.add_operator(
+            key, role, arguments, shape, source=node.operator, groups=node.integer("group", 1),
+            equation=node.texts.get("equation", "") if node.operator == "Einsum" else "",
+        )  # fmt: skip
         limits.check_count("edges", assembly.edge_count, limits.edges)
         for other in filter(None, node.outputs):
             if other != key:
