@@ -13,9 +13,9 @@ from gpusonde.collector.ingest.agents import Agents
 from gpusonde.collector.storage.store import Store
 from gpusonde.collector.workers.pool import PoolOptions, Purpose
 from gpusonde.collector.workload.checker import TaskChecker
-from gpusonde.collector.workload.cluster import ClusterDescriber
+from gpusonde.collector.workload.hosts.describer import ClusterDescriber
+from gpusonde.collector.workload.hosts.resources import ResourceCollector
 from gpusonde.collector.workload.processes import PURPOSE, WorkloadProcesses
-from gpusonde.collector.workload.resources import ResourceCollector
 from gpusonde.collector.workload.service import WorkloadOptions, WorkloadService
 from gpusonde.collector.workload.training.queue import TrainingQueue
 from gpusonde.collector.workload.training.trainings import Trainings, has_torch, trainer_command

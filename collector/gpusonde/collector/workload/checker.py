@@ -17,7 +17,7 @@ from gpusonde.collector.workload.errors import (
     UNKNOWN_HOST,
     WorkloadError,
 )
-from gpusonde.collector.workload.resources import HostView, least_resources, resource_document
+from gpusonde.collector.workload.hosts.resources import HostView, least_resources, resource_document
 from gpusonde.predictor.workload.embedding.names import DatasetTypeNameError, check_dataset_type
 from gpusonde.predictor.workload.graph.limits import GraphLimits
 from gpusonde.workload.v1 import workload_pb2

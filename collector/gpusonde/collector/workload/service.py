@@ -20,10 +20,10 @@ from gpusonde.collector.storage.errors import StoreError
 from gpusonde.collector.workers.documents import fill
 from gpusonde.collector.workers.pool import BusyError
 from gpusonde.collector.workload.checker import Questions, TaskChecker, dataset_type
-from gpusonde.collector.workload.cluster import ClusterDescriber
 from gpusonde.collector.workload.errors import INVALID_REQUEST, WorkloadError
+from gpusonde.collector.workload.hosts.describer import ClusterDescriber
+from gpusonde.collector.workload.hosts.resources import HostView, ResourceCollector
 from gpusonde.collector.workload.processes import WorkloadProcesses
-from gpusonde.collector.workload.resources import HostView, ResourceCollector
 from gpusonde.collector.workload.training.queue import QueueFullError, TrainingQueueError
 from gpusonde.collector.workload.training.trainings import Trainings, training_document
 from gpusonde.predictor.workload.embedding import EmbeddingError

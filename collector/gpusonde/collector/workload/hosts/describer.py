@@ -12,7 +12,7 @@ import numpy as np
 from gpusonde.collector.ingest.loads import KnownLoad
 from gpusonde.collector.query.paging import from_token, page_size, to_token
 from gpusonde.collector.storage.samples import Samples
-from gpusonde.collector.workload.resources import Device, HostView, ResourceCollector, resource_document
+from gpusonde.collector.workload.hosts.resources import Device, HostView, ResourceCollector, resource_document
 from gpusonde.workload.v1 import workload_pb2
 
 _DEFAULT_PAGE = 50

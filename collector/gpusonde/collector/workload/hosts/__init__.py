@@ -1,0 +1,1 @@
+"""The hosts that agents run on: what they have, and what of it is free."""
