@@ -117,7 +117,8 @@ def _training_lines(
     same = "is" if weights.sha256 == shipped else "is not, bit for bit,"
     said = (
         f"Loss of seed {_SEEDS[0]}, means of 50 steps: {course}; guessing has 2.30. Guessing the commonest digit is "
-        f"right in {percent(first['accuracy_of_chance'])}. Seconds are wall time on the busy machine, one thread. The "
+        f"right in {percent(first['accuracy_of_chance'])}. Seconds are wall time on the busy machine, one "
+        f"thread; a training that was made before is read and not repeated. The "
         f"shipped encoder {same} that of seed {_SEEDS[0]}."
     )
     return [*table(columns, rows), said, "", _HISTORY, ""]
