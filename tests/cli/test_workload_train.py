@@ -44,13 +44,14 @@ def wait_for(path, process):
 
 
 def test_a_training_that_was_killed_goes_on_with_the_same_command(folder, capsys):
-    process = start("--steps", "54")
+    steps = ("--steps", "8", "--checkpoint-steps", "2")
+    process = start(*steps)
     wait_for(folder / "registry" / "trainings" / "digits" / "checkpoint.npz", process)
     process.kill()
     process.wait()
     assert not (folder / "registry" / "digits.json").exists()
-    (found,) = train(capsys, *SMALL, "--steps", "54")["trainings"]
-    assert (found["state"], found["trained_steps"]) == ("done", 54)
+    (found,) = train(capsys, *SMALL, *steps)["trainings"]
+    assert (found["state"], found["trained_steps"]) == ("done", 8)
     registered = Registry(folder / "registry").get("digits")
     assert registered.sha256 == found["encoder_sha256"]
     assert not registered.is_shipped

@@ -76,6 +76,9 @@ def add_parser(subparsers: Subparsers, common: Parser) -> None:
     parser.add_argument("--seed", type=whole_number, default=0, metavar="N", help="of every random choice (0)")
     parser.add_argument("--architectures", type=positive_integer, metavar="N", help="random networks to train on (250)")
     parser.add_argument("--held-out", type=positive_integer, metavar="N", help="random networks to test with (60)")
+    parser.add_argument(
+        "--checkpoint-steps", type=positive_integer, metavar="N", help="save every N steps; a kill loses as many (50)"
+    )
     parser.add_argument("--image-size", type=positive_integer, metavar="N", help="folder: scale images to N x N (32)")
     parser.add_argument("--anew", action="store_true", help="forget an interrupted training and begin again")
     parser.add_argument(
@@ -182,7 +185,11 @@ def _trained(
     from gpusonde.predictor.workload.embedding.training.result import TrainingMismatchError
     from gpusonde.predictor.workload.embedding.training.trainer import train
 
-    given = {"architectures": args.architectures, "held_out_architectures": args.held_out}
+    given = {
+        "architectures": args.architectures,
+        "held_out_architectures": args.held_out,
+        "checkpoint_steps": args.checkpoint_steps,
+    }
     options = TrainingOptions(
         steps=args.steps, seed=args.seed, **{name: value for name, value in given.items() if value is not None}
     )
