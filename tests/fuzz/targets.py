@@ -1,6 +1,5 @@
 """Every decoder of bytes that come from outside or lie on a disk, each with inputs to begin from.
 
-A target takes any bytes. It may raise the errors that its decoder promises and nothing else: ``run`` swallows those.
 ``test_fuzz.py`` mutates the seeds with hypothesis, ``fuzz_with_atheris.py`` lets coverage guide it.
 """
 
@@ -15,14 +14,14 @@ import struct
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import zstandard
+from fuzz.target import Target
+from fuzz.workload_targets import WORKLOAD_TARGETS
 from google.protobuf.message import DecodeError
-from support.hostile_graphs import archive, json_graph, program, pt2, small_onnx
 from support.problem_documents import small_problem
 from support.wire_agent import batch, block, hello, inventory, source_ended
 from support.workload_decoders import ask_about_workloads, read_training, trainings, workload_requests
@@ -63,44 +62,11 @@ from gpusonde.predictor.crossgpu import LatencyModel, ModelFileError, read_runs
 from gpusonde.predictor.crossgpu.runs.table import RunsTableError
 from gpusonde.predictor.workload.embedding import EncoderDescription, EncoderWeights, EncoderWeightsError
 from gpusonde.predictor.workload.embedding.training.architectures import ArchitectureSpec, sample
-from gpusonde.predictor.workload.graph import GraphError, load_graph
-from gpusonde.predictor.workload.graph.from_onnx import from_onnx
-from gpusonde.predictor.workload.graph.from_onnx.model import read_model
-from gpusonde.predictor.workload.graph.from_pt2 import from_pt2
-from gpusonde.predictor.workload.graph.limits import GraphLimits
-from gpusonde.predictor.workload.graph.reading import GraphFormat, recognise
 from gpusonde.service.tls import TlsError, expiry_unix_s
 from gpusonde.service.tls.client import read_token
 from gpusonde.service.tls.validity import CertificateFormatError
 from gpusonde.settings import ConfigError
 from gpusonde.telemetry import METRICS, Trace, TraceError, read_traces, write_trace
-
-
-@dataclass(frozen=True)
-class Target:
-    """A decoder.
-
-    Attributes:
-        decode: Takes any bytes.
-        seeds: Returns inputs that it takes.
-        promised: Errors that it may raise.
-        is_slow: An input takes milliseconds.
-    """
-
-    decode: Callable[[bytes], object]
-    seeds: Callable[[], list[bytes]]
-    promised: tuple[type[Exception], ...] = ()
-    is_slow: bool = False
-
-    def run(self, data: bytes) -> None:
-        """Decode; promised errors are fine."""
-        problem: Exception | None = None
-        try:
-            self.decode(data)
-        except self.promised as error:
-            problem = error
-        # An error says what is wrong and does not repeat its input.
-        assert problem is None or 0 < len(str(problem)) < 4000
 
 
 def _requests() -> list[bytes]:
@@ -334,30 +300,6 @@ def _read_mapping_file(data: bytes) -> None:
     MappingFiles(folder, _OneGpu()).owners(1 << 60)
 
 
-def _read_workload(data: bytes) -> None:
-    """As ``read_graph``, but that no process is started to infer shapes: a file that needs it is refused."""
-    form = recognise(data[:64])
-    if form is GraphFormat.ONNX:
-        _read_onnx(data)
-    elif form is GraphFormat.PT2:
-        from_pt2(io.BytesIO(data))
-    else:
-        load_graph(data)
-
-
-def _read_onnx(data: bytes) -> None:
-    read_model(data, GraphLimits())
-    from_onnx(data, limits=GraphLimits(inference_s=0))
-
-
-def _workload_files() -> list[bytes]:
-    folder = Path(__file__).parents[1] / "data" / "graph_files"
-    files = [
-        folder / name for name in ("text.pt2", "convolutions_trained.onnx", "transformer_dynamo.onnx", "text.json")
-    ]
-    return [json_graph(), small_onnx(), pt2(), *(each.read_bytes() for each in files)]
-
-
 class _OneGpu(DeviceNames):
     """Whatever a mapping file is called, it means this GPU."""
 
@@ -446,18 +388,7 @@ TARGETS = {
         _read_reports, lambda: [b'{"elapsed_s": 1, "completed_iterations": 2}\n{"elapsed_s": 3, "plan": null}\n'],
         (DocumentError,),
     ),
-    "workload_json": Target(load_graph, lambda: [json_graph(), _workload_files()[-1]], (GraphError,)),
-    "workload_onnx": Target(
-        _read_onnx, lambda: [small_onnx(), small_onnx(batch="N"), _workload_files()[-2]], (GraphError,)
-    ),
-    "workload_program": Target(
-        lambda data: from_pt2(io.BytesIO(archive({"m/models/model.json": data}))),
-        lambda: [json.dumps(program()).encode()], (GraphError,),
-    ),
-    "workload_archive": Target(
-        lambda data: from_pt2(io.BytesIO(data)), lambda: [pt2(), _workload_files()[3]], (GraphError,)
-    ),
-    "workload_file": Target(_read_workload, _workload_files, (GraphError,)),
+    **WORKLOAD_TARGETS,
     "workload_request": Target(ask_about_workloads, workload_requests, (DecodeError,), is_slow=True),
     "training_file": Target(
         lambda data: read_training(data, _clean("trainings")), lambda: trainings(_clean("trainings")),
