@@ -103,6 +103,27 @@ def test_a_place_that_is_not_named_widens_the_interval_and_says_so(model):
     assert "environment" in unknown.reasons[0]
 
 
+def test_what_was_not_measured_at_a_known_place_widens_the_interval_and_says_so(catalog, measurements):
+    rows = [
+        each for each in measurements if each.request.cluster.environment != "there/T4" or each.request.batch_size == 8
+    ]
+    fitted = WorkloadModel(catalog).fit(rows, regressor="svr")
+    request = WorkloadRequest(chain(32, 8), 32, HERE)
+    usual, other_batch, other_device = fitted.predict(
+        [
+            request,
+            dataclasses.replace(request, cluster=Cluster("T4", environment="there/T4")),
+            dataclasses.replace(request, cluster=Cluster("V100-SXM2-16GB", environment="there/T4")),
+        ]
+    )
+    assert not usual.reasons
+    assert "8 to 8" in other_batch.reasons[0]
+    assert "V100" in other_device.reasons[0]
+    assert other_device.high_s / other_device.low_s > 1.5 * usual.high_s / usual.low_s
+    assert not other_batch.out_of_distribution
+    assert not other_device.out_of_distribution
+
+
 def test_a_device_that_was_not_measured_is_extrapolated_and_flagged(model, catalog):
     request = WorkloadRequest(chain(64, 8), 32, Cluster("H100-SXM5-80GB"))
     answer = model.predict([request])[0]

@@ -150,7 +150,7 @@ class WorkloadModel:
         for row, (assessment, gpu) in enumerate(zip(assessments, gpus, strict=True)):
             falls_back = assessment.out_of_distribution and state.kind == "default"
             centre = float(roofline[row] if falls_back else estimated[row])
-            known = chosen.calibration(str(table.environment[row]))
+            known = chosen.widest if assessment.new_at_place else chosen.calibration(str(table.environment[row]))
             width = state.intervals.half_width(assessment, state.roofline_errors if falls_back else known)
             width = min(width, _WIDEST)
             found.append(
@@ -178,7 +178,9 @@ class WorkloadModel:
             reasons.append(f"nothing was measured on {gpu.name}: extrapolated by its data sheet from {names}")
         if falls_back:
             reasons.append("answered by the calibrated roofline, which has few features and extrapolates best")
-        if assessment.unknown_place:
+        if assessment.new_at_place:
+            reasons.append(assessment.new_at_place)
+        elif assessment.unknown_place:
             place = str(table.environment[row])
             where = f"the environment {place!r} is none that was measured" if place else "no known environment is named"
             reasons.append(f"{where}: frameworks and hosts differ, so the interval is that of a new one")

@@ -113,7 +113,8 @@ def _manifest(state: FittedState) -> dict[str, Any]:
             "gpus": [asdict(gpu) for gpu in familiarity.gpus.gpus],
             "precisions": list(familiarity.precisions),
             "parallelisms": list(familiarity.parallelisms),
-            "environments": list(familiarity.environments),
+            "places": {place: list(batches) for place, batches in familiarity.places.items()},
+            "settings": sorted(familiarity.settings),
         },
     }
 
@@ -213,7 +214,8 @@ def _familiarity(stored: Mapping[str, Any], arrays: Arrays) -> Familiarity:
         gpus=GpuNeighbourhood(gpus),
         precisions=_texts(stored["precisions"]),
         parallelisms=_texts(stored["parallelisms"]),
-        environments=_texts(stored["environments"]),
+        places={str(place): (float(low), float(high)) for place, (low, high) in stored["places"].items()},
+        settings=frozenset(_texts(stored["settings"])),
     )
 
 

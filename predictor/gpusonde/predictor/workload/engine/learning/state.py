@@ -32,6 +32,11 @@ class FittedEstimator:
         """Of its errors on architectures left out at a place."""
         return self.places.get(place, self.architecture)
 
+    @property
+    def widest(self) -> Calibration:
+        """The same at the place where errors are largest."""
+        return max((self.architecture, *self.places.values()), key=lambda each: each.quantile)
+
 
 @dataclass(frozen=True)
 class FittedState:

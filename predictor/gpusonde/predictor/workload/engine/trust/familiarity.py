@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,7 +37,9 @@ class Assessment:
         unlike_cluster: What of the cluster or the batch was never measured, its device and place aside.
         unknown_device: Its device was never measured.
         device_widening: Factor, at least 1, by which errors on left-out devices are too small for this one.
-        unknown_place: It is to run at no place of measurement that the model knows.
+        unknown_place: It is to run at no place of measurement that the model knows, or on a device or in a precision
+            that was not measured there.
+        new_at_place: What of it was not measured at its place, though elsewhere.
         nearest: Measured architectures most like it, and how alike, at most 1.
     """
 
@@ -46,6 +48,7 @@ class Assessment:
     unknown_device: bool
     device_widening: float
     unknown_place: bool
+    new_at_place: str
     nearest: tuple[tuple[str, float], ...]
 
     @property
@@ -68,7 +71,8 @@ class Familiarity:
         gpus: The devices.
         precisions: That were used.
         parallelisms: That were used.
-        environments: The known places.
+        places: The known places, and the least and largest batch size per device at each.
+        settings: Place, device and precision that were measured together.
     """
 
     networks: RunNeighbourhood
@@ -80,7 +84,13 @@ class Familiarity:
     gpus: GpuNeighbourhood
     precisions: tuple[str, ...]
     parallelisms: tuple[str, ...]
-    environments: tuple[str, ...]
+    places: Mapping[str, tuple[float, float]]
+    settings: frozenset[str]
+
+    @property
+    def environments(self) -> tuple[str, ...]:
+        """The known places."""
+        return tuple(self.places)
 
     @classmethod
     def fit(cls, table: FeatureTable, architectures: Sequence[str], gpus: Sequence[GpuSpec]) -> Familiarity:
@@ -106,7 +116,12 @@ class Familiarity:
             gpus=GpuNeighbourhood(tuple(KnownGpu.of(gpu) for gpu in gpus)),
             precisions=tuple(np.unique(table.precision).tolist()),
             parallelisms=tuple(np.unique(table.parallelism).tolist()),
-            environments=tuple(each for each in np.unique(table.environment).tolist() if each),
+            places={
+                place: (float(of_place.min()), float(of_place.max()))
+                for place in np.unique(table.environment).tolist()
+                if place and len(of_place := sizes[table.environment == place, _BATCH])
+            },
+            settings=frozenset(_settings(table)),
         )
 
     def assess(self, table: FeatureTable, gpus: Sequence[GpuSpec]) -> list[Assessment]:
@@ -119,7 +134,9 @@ class Familiarity:
         known: dict[bytes, tuple[tuple[str, ...], tuple[tuple[str, float], ...]]] = {}
         seen: dict[str, tuple[bool, float]] = {}
         found = []
+        settings = _settings(table)
         for row, gpu in enumerate(gpus):
+            place = str(table.environment[row])
             key = table.network[row].tobytes()
             if key not in known:
                 known[key] = self._network(table.network[row])
@@ -133,7 +150,8 @@ class Familiarity:
                     unlike_cluster=tuple(self._cluster(table, row)),
                     unknown_device=seen[gpu.name][0],
                     device_widening=seen[gpu.name][1],
-                    unknown_place=str(table.environment[row]) not in self.environments,
+                    unknown_place=place not in self.places or settings[row] not in self.settings,
+                    new_at_place=self._new_at_place(table, row, settings[row]),
                     nearest=nearest,
                 )
             )
@@ -164,6 +182,18 @@ class Familiarity:
                 reasons.append(f"the network has {share:.2g} % of the {name} of the smallest measured")
         return tuple(reasons), tuple(nearest.items())
 
+    def _new_at_place(self, table: FeatureTable, row: int, setting: str) -> str:
+        place = str(table.environment[row])
+        if place not in self.places:
+            return ""
+        if setting not in self.settings:
+            return f"nothing was measured on {table.device[row]} in {table.precision[row]} at {place}"
+        least, most = self.places[place]
+        batch = round(math.exp(table.cluster[row, _BATCH]))
+        if least / _BEYOND <= batch <= most * _BEYOND:
+            return ""
+        return f"batches of {batch} samples per device, but {least:.0f} to {most:.0f} were measured at {place}"
+
     def _cluster(self, table: FeatureTable, row: int) -> list[str]:
         reasons = []
         precision, parallelism = str(table.precision[row]), str(table.parallelism[row])
@@ -180,3 +210,8 @@ class Familiarity:
         if not least / _BEYOND <= batch <= most * _BEYOND:
             reasons.append(f"batches of {batch} samples per device, but {least:.0f} to {most:.0f} were measured")
         return reasons
+
+
+def _settings(table: FeatureTable) -> list[str]:
+    columns = (table.environment.tolist(), table.device.tolist(), table.precision.tolist())
+    return [" | ".join(each) for each in zip(*columns, strict=True)]
