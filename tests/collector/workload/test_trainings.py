@@ -1,6 +1,7 @@
 """Trainings that the collector starts itself: one at a time, for what there are data of, in a process that can end."""
 
 import asyncio
+import signal
 import subprocess
 import sys
 import textwrap
@@ -25,6 +26,7 @@ _TRAINER = textwrap.dedent(
     from gpusonde.collector.workload.training.queue import TrainingQueue
 
     folder, name = Path(sys.argv[1]), sys.argv[2]
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # as trainer_command's does
 
     def train(dataset_type, progress):
         with (folder / "begun").open("a") as file:
@@ -159,9 +161,25 @@ def test_the_command_line_is_one_that_the_program_takes(tmp_path):
         text=True,
         check=False,
     )
-    # Nothing waits, so that nothing is to be done, with torch and without.
     assert "usage" not in done.stderr
-    assert done.returncode == 0, done.stderr
+    if has_torch():  # nothing waits, so that nothing is to be done
+        assert done.returncode == 0, done.stderr
+    else:
+        assert "'gpusonde workload train' needs torch" in done.stderr
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_a_trainer_can_be_stopped_where_the_collector_is_a_background_job_that_ignores_sigint(tmp_path, sent):
+    program = trainer_command("digits", tmp_path, tmp_path, None)[2]
+    trains = program.replace("from gpusonde.cli.main import main", "import time\nmain = lambda: time.sleep(600)")
+    assert trains != program
+    trains = trains.replace("sys.exit(main())", "print('begun', flush=True)\nsys.exit(main())")
+    as_a_script_does = ("sh", "-c", 'trap "" INT; exec "$@"', "sh", sys.executable, "-c", trains)
+    with subprocess.Popen(as_a_script_does, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as trainer:
+        assert trainer.stdout.readline() == "begun\n"
+        trainer.send_signal(sent)
+        _, complaint = trainer.communicate(timeout=60)
+    assert complaint.endswith("KeyboardInterrupt\n")
 
 
 @pytest.mark.skipif(has_torch(), reason="torch is installed")

@@ -31,10 +31,12 @@ _END_GRACE_S = 10.0
 _TRAINER_LOG = "trainer.log"
 _BUNDLED, _CIFAR = "digits", "cifar10"
 # The trainer needs torch, which the collector never imports. It is niced, since records of agents come first, and what
-# stops a service (systemd ends the whole group) is a wish to stop, after which the training goes on another time.
+# stops a service (systemd ends the whole group) is a wish to stop, after which the training goes on another time. A
+# collector that a script started in the background passes on an ignored SIGINT, by which it could not end its trainer.
 _TRAINER = """
 import os, signal, sys
 os.nice(15)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
 from gpusonde.cli.main import main
 sys.exit(main())
