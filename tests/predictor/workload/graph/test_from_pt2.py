@@ -159,6 +159,18 @@ def test_compressed_archives_are_read() -> None:
     assert read(archive({"m/models/model.json": json.dumps(program())}, zipfile.ZIP_DEFLATED)).name == "m"
 
 
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_what_is_packed_as_torch_never_packs_is_not_unpacked_to_look_for_attacks(method: int) -> None:
+    content = io.BytesIO(pt2())
+    with zipfile.ZipFile(content, "a") as file:
+        file.writestr("small/data/sample_inputs/model.pt", b"\x80\x02N." * 200, method)
+        packed = file.getinfo("small/data/sample_inputs/model.pt")
+    damaged = bytearray(content.getvalue())
+    end = packed.header_offset + 30 + len(packed.filename) + packed.compress_size
+    damaged[end - 20 : end] = bytes(20)
+    assert read(bytes(damaged)).name == "small"
+
+
 @pytest.mark.parametrize(
     "limits",
     [

@@ -17,6 +17,9 @@ _MOST_PICKLES = 16
 _PROTOCOL = b"\x80"
 _ARCHIVE = b"PK\x03\x04"
 _SUFFIXES = (".pt", ".pkl", ".pickle")
+# What torch unpacks. Others could hurt nobody, and their decoders take what memory a stranger says.
+_METHODS = frozenset({zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED})
+_ENCRYPTED = 0x1
 # Modules that no tensor and no container of tensors is made of.
 _DANGEROUS = frozenset(
     {
@@ -51,7 +54,7 @@ def attack_in(archive: zipfile.ZipFile) -> str | None:
 
 
 def _pickles_in(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Iterator[bytes]:
-    if not 0 < entry.file_size <= _MOST_BYTES or entry.flag_bits & 1:
+    if not _is_small(entry):
         return
     with archive.open(entry) as file:
         beginning = file.read(4)
@@ -66,10 +69,16 @@ def _inner_pickles(content: bytes) -> Iterator[bytes]:
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as inner:
             for entry in inner.infolist():
-                if entry.filename.endswith(_SUFFIXES) and entry.file_size <= _MOST_BYTES:
+                if entry.filename.endswith(_SUFFIXES) and _is_small(entry):
                     yield inner.read(entry)
     except (zipfile.BadZipFile, ValueError, RuntimeError, NotImplementedError):
         return
+
+
+def _is_small(entry: zipfile.ZipInfo) -> bool:
+    """Whether it is looked into."""
+    is_open = entry.compress_type in _METHODS and not entry.flag_bits & _ENCRYPTED
+    return is_open and 0 < entry.file_size <= _MOST_BYTES
 
 
 def _dangerous_import(pickled: bytes) -> str | None:
