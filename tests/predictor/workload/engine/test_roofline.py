@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import weakref
 
 import numpy as np
 import pytest
@@ -122,6 +123,23 @@ def test_a_graph_is_counted_once_while_it_lives():
     gc.collect()
     again = chain(8, 5)
     assert len(cache.get(again).classes) == len(GraphCounts.of(again).classes)
+
+
+def test_counts_of_graphs_that_nobody_holds_do_not_pile_up(monkeypatch):
+    kept = []
+    counted = GraphCounts.of
+
+    def count(graph):
+        counts = counted(graph)
+        kept.append(weakref.ref(counts))
+        return counts
+
+    monkeypatch.setattr(GraphCounts, "of", count)
+    cache = CountsCache(limit=100)
+    for depth in range(1, 10):
+        cache.get(chain(8, depth))
+        gc.collect()
+    assert sum(each() is not None for each in kept) == 1
 
 
 def test_totals_of_a_network_are_those_of_its_graph(catalog):

@@ -159,7 +159,7 @@ class CountsCache:
     """Counts graphs once each: a graph that is asked about again, with another batch or cluster, costs nothing.
 
     Args:
-        limit: Graphs that are remembered; a graph that nobody holds any more is forgotten.
+        limit: Graphs that are remembered; one that nobody holds any more is forgotten when the next one is counted.
     """
 
     def __init__(self, limit: int = 1024) -> None:
@@ -177,6 +177,9 @@ class CountsCache:
                 return found[1]
         counts = GraphCounts.of(graph)
         with self._lock:
+            # A process that answers strangers sees every graph once: the counts of large ones must not pile up.
+            for key in [key for key, (held, _) in self._known.items() if held() is None]:
+                del self._known[key]
             self._known[id(graph)] = (weakref.ref(graph), counts)
             self._known.move_to_end(id(graph))
             while len(self._known) > self._limit:
