@@ -35,7 +35,7 @@ class CountingModel:
         seconds = 1e-3 * request.graph.layer_count
         is_far = request.graph.layer_count > 50
         return WorkloadPrediction(
-            seconds, seconds / 2, seconds * 2, 0.9, regressor, request.dataset_type or "layers", is_far,
+            seconds, seconds / 2, seconds * 2, 0.9, regressor, "layers", is_far,
             ("it has more layers than any that was fitted on",) if is_far else (), (("small", 0.75),),
         )  # fmt: skip
 

@@ -103,13 +103,15 @@ def registry(tmp_path):
     return tmp_path / "embeddings", registered
 
 
-def test_an_embedding_that_there_is_is_used_and_named_and_one_that_there_is_not_is_said(registry):
+def test_an_embedding_that_there_is_is_named_and_said_to_be_unused_and_one_that_there_is_not_is_said(registry):
     folder, registered = registry
     rows = [row(0, dataset_type="scenes"), row(0, dataset_type="voices")]
     there, missing = (answer["prediction"] for answer in ask([graph_json()], rows, embeddings=str(folder)))
     assert (there["embedding"]["available"], there["embedding"]["encoder_sha256"]) == (True, registered.sha256)
-    assert there["features"] == "scenes"
-    assert (missing["embedding"]["available"], missing["features"]) == (False, "layers")
+    assert (
+        there["embedding"]["note"] == "the embedding for scenes is not used: predicted from counts of the graph alone"
+    )
+    assert missing["embedding"]["available"] is False
     assert "no embedding for voices" in missing["embedding"]["note"]
 
 

@@ -19,7 +19,7 @@ def row(
 ) -> dict[str, Any]:
     """One answer as it appears in JSON; without a prediction, why there is none."""
     cluster = request.cluster
-    steps = None if samples_per_epoch is None else -(-samples_per_epoch // request.global_batch_size)
+    steps = None if samples_per_epoch is None else request.epoch_iterations(samples_per_epoch)
     ends = (None, None, None) if found is None else (found.seconds, found.low_s, found.high_s)
     epochs = [None if steps is None or seconds is None else steps * seconds for seconds in ends]
     return {

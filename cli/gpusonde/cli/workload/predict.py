@@ -155,7 +155,7 @@ def _requests(args: argparse.Namespace) -> tuple[list[WorkloadRequest], list[str
         if (most := largest_batch_estimate(graph, resolution.spec.memory_bytes)) < max(args.batch_size)
     ]
     requests = [
-        WorkloadRequest(graph, batch_size, cluster, args.dataset_type)
+        WorkloadRequest(graph, batch_size, cluster)
         for graph in graphs
         for cluster in clusters
         for batch_size in args.batch_size

@@ -136,10 +136,7 @@ class Answers:
         rows = question["rows"]
         uses = {name: self._use(question["embeddings"], name) for name in {row["dataset_type"] for row in rows} if name}
         summaries = [_caught(functools.partial(_summary, graph)) for graph in graphs]
-        requests = [
-            _caught(functools.partial(_request, graphs[row["graph"]], row, uses.get(row["dataset_type"])))
-            for row in rows
-        ]
+        requests = [_caught(functools.partial(_request, graphs[row["graph"]], row)) for row in rows]
         found: dict[int, WorkloadPrediction | WorkloadError] = {}
         for regressor in {row["regressor"] for row in rows}:
             places = [place for place, row in enumerate(rows) if row["regressor"] == regressor]
@@ -149,7 +146,12 @@ class Answers:
             _document(
                 _caught(
                     functools.partial(
-                        self._prediction, found[place], summaries[row["graph"]], row, uses.get(row["dataset_type"])
+                        self._prediction,
+                        requests[place],
+                        found[place],
+                        summaries[row["graph"]],
+                        row,
+                        uses.get(row["dataset_type"]),
                     )
                 )
             )
@@ -169,6 +171,7 @@ class Answers:
 
     def _prediction(
         self,
+        request: WorkloadRequest | WorkloadError,
         answered: WorkloadPrediction | WorkloadError,
         summary: dict[str, Any] | WorkloadError,
         row: Mapping[str, Any],
@@ -182,7 +185,7 @@ class Answers:
         ]
         epoch = None
         if row["samples_per_epoch"] is not None:
-            iterations = -(-row["samples_per_epoch"] // (row["batch_size"] * row["cluster"]["device_count"]))
+            iterations = _value(request).epoch_iterations(row["samples_per_epoch"])
             epoch = _interval(*(iterations * seconds for seconds in ends))
         return {
             "prediction": {
@@ -194,14 +197,14 @@ class Answers:
                 "out_of_distribution": found.out_of_distribution,
                 "reasons": list(found.reasons),
                 "nearest": near,
-                "embedding": use,
+                "embedding": _said_of(use, found.features),
                 "graph": _value(summary),
                 "cluster": {key: value for key, value in row["cluster"].items() if key != "environment"},
             }
         }
 
 
-def _request(graph: _Graph, row: Mapping[str, Any], use: Mapping[str, Any] | None) -> WorkloadRequest:
+def _request(graph: _Graph, row: Mapping[str, Any]) -> WorkloadRequest:
     given = row["cluster"]
     cluster = Cluster(
         given["device"],
@@ -212,8 +215,15 @@ def _request(graph: _Graph, row: Mapping[str, Any], use: Mapping[str, Any] | Non
         given["environment"],
         None if given["host"] is None else HostResources(**given["host"]),
     )
-    dataset_type = row["dataset_type"] if use and use["available"] else None
-    return WorkloadRequest(_value(graph), row["batch_size"], cluster, dataset_type)
+    return WorkloadRequest(_value(graph), row["batch_size"], cluster)
+
+
+def _said_of(use: Mapping[str, Any] | None, features: str) -> Mapping[str, Any] | None:
+    """What an answer says of the embedding that was asked for: most models have no columns of one."""
+    if use is None or not use["available"] or "embedding" in features:
+        return use
+    name = use["dataset_type"]
+    return {**use, "note": f"the embedding for {name} is not used: predicted from counts of the graph alone"}
 
 
 def _interval(value: float, low: float, high: float) -> dict[str, float]:

@@ -8,7 +8,6 @@ from gpusonde.predictor.workload.engine import (
     Parallelism,
     RequestError,
     WorkloadMeasurement,
-    WorkloadPrediction,
     WorkloadRequest,
 )
 from gpusonde.predictor.workload.graph import Operation, Primitive, WorkloadGraph
@@ -51,8 +50,9 @@ def test_refuses_durations_that_are_none(seconds: float) -> None:
 
 
 def test_an_epoch_counts_its_last_batch_in_full() -> None:
-    prediction = WorkloadPrediction(0.5, 0.4, 0.6, 0.9, "svr", "roofline")
-    assert prediction.epoch_seconds(1000, 512) == 1.0
-    assert prediction.epoch_seconds(1025, 512) == 1.5
+    request = WorkloadRequest(GRAPH, 128, Cluster("T4", 4, parallelism=Parallelism.DISTRIBUTED))
+    assert request.epoch_iterations(1) == 1
+    assert request.epoch_iterations(1024) == 2
+    assert request.epoch_iterations(1025) == 3
     with pytest.raises(RequestError):
-        prediction.epoch_seconds(0, 512)
+        request.epoch_iterations(0)

@@ -95,7 +95,6 @@ class WorkloadRequest:
         graph: The network; the batch that its shapes were taken with does not matter.
         batch_size: Samples per device and iteration.
         cluster: What it is to run on.
-        dataset_type: What the training data are like, the name of an embedding; None where no embedding is wanted.
 
     Raises:
         RequestError: The batch size is below 1.
@@ -104,7 +103,6 @@ class WorkloadRequest:
     graph: WorkloadGraph
     batch_size: int
     cluster: Cluster
-    dataset_type: str | None = None
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -114,6 +112,19 @@ class WorkloadRequest:
     def global_batch_size(self) -> int:
         """Samples per iteration on all devices together."""
         return self.batch_size * self.cluster.device_count
+
+    def epoch_iterations(self, samples: int) -> int:
+        """Iterations of an epoch, the last of which may hold fewer samples.
+
+        Args:
+            samples: Samples in the epoch.
+
+        Raises:
+            RequestError: There is none.
+        """
+        if samples < 1:
+            raise RequestError(f"{samples} samples in an epoch: there must be at least 1")
+        return -(-samples // self.global_batch_size)
 
 
 @dataclass(frozen=True)
@@ -170,17 +181,3 @@ class WorkloadPrediction:
     out_of_distribution: bool = False
     reasons: tuple[str, ...] = ()
     nearest: tuple[tuple[str, float], ...] = ()
-
-    def epoch_seconds(self, samples: int, global_batch_size: int) -> float:
-        """Duration of an epoch: its iterations, the last of which may hold fewer samples, times that of one.
-
-        Args:
-            samples: Samples in the epoch.
-            global_batch_size: Samples per iteration on all devices together.
-
-        Raises:
-            RequestError: One of them is below 1.
-        """
-        if samples < 1 or global_batch_size < 1:
-            raise RequestError(f"{samples} samples in batches of {global_batch_size}: both must be at least 1")
-        return -(-samples // global_batch_size) * self.seconds
