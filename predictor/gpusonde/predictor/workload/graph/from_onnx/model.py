@@ -88,7 +88,6 @@ class OnnxModel:
 
     Attributes:
         name: Of the graph in it.
-        producer: What wrote it.
         nodes: In the file's order.
         tensors: Tensors with values: the initialisers.
         inputs: What the graph reads, without the initialisers.
@@ -98,7 +97,6 @@ class OnnxModel:
     """
 
     name: str = ""
-    producer: str = ""
     nodes: list[OnnxNode] = field(default_factory=list)
     tensors: dict[str, OnnxTensor] = field(default_factory=dict)
     inputs: dict[str, OnnxValue] = field(default_factory=dict)
@@ -136,9 +134,7 @@ class _Reading:
         for number, kind, begin, end in self._wire.fields(0, len(self._wire.data)):
             if kind != BYTES:
                 continue
-            if number == 2:
-                model.producer = self._name(begin, end)
-            elif number == 7:
+            if number == 7:
                 graphs.append((begin, end))
             elif number == 25:
                 model.functions.add(self._function(begin, end))
