@@ -110,6 +110,13 @@ def test_a_collector_that_ends_has_its_training_wait_again_without_a_lost_attemp
     assert (training.state, training.attempts) == ("queued", 0)
 
 
+def test_trainings_are_counted_while_one_runs(rig):
+    rig.queue.add("endless")
+    rig.run_until(rig.begun)
+    rig.queue.add("voices")
+    rig.run_until(lambda: rig.counters.states == {"queued": 1, "running": 1, "done": 0, "failed": 0})
+
+
 def test_a_trainer_that_ends_with_an_error_is_counted_and_what_it_said_is_kept(rig, caplog):
     rig.queue.add("crash")
     rig.run_until(lambda: rig.counters.failures == 1)

@@ -161,7 +161,7 @@ class Trainings:
                 *command, stdin=asyncio.subprocess.DEVNULL, stdout=file, stderr=file, env=dict(os.environ)
             )
         _LOG.info("process %d trains an embedding that waits in the queue", self._process.pid)
-        code = await self._process.wait()
+        code = await self._ended(self._process)
         self._process = None
         if code:
             self._counters.failures += 1
@@ -169,6 +169,17 @@ class Trainings:
         else:
             # There may be more by now.
             self._woken.set()
+
+    async def _ended(self, process: asyncio.subprocess.Process) -> int:
+        """Wait for a process and return its status; trainings are counted meanwhile."""
+        waiting = asyncio.ensure_future(process.wait())
+        try:
+            while not (await asyncio.wait({waiting}, timeout=self._interval_s))[0]:
+                with contextlib.suppress(TrainingQueueError):  # looking again when it has ended says so
+                    await asyncio.get_running_loop().run_in_executor(None, self._look)
+            return waiting.result()
+        finally:
+            waiting.cancel()
 
     async def _end(self) -> None:
         process = self._process
