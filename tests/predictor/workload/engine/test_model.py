@@ -209,6 +209,9 @@ def test_columns_of_an_embedding_are_used_where_there_is_an_encoder(catalog, mea
     assert model.predict([request])[0].features == "embedding"
     with pytest.raises(EngineError, match="embedding"):
         WorkloadModel(catalog, state=model.state).predict([request])
+    other = WorkloadModel(catalog, state=model.state, embed=lambda graphs: embed(graphs)[:, :1])
+    with pytest.raises(EngineError, match="an embedding of 1 numbers; this model was fitted with one of 2"):
+        other.predict([request])
 
 
 def test_refuses_what_it_cannot_be_fitted_on(catalog, measurements):

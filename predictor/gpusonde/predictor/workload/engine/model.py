@@ -129,7 +129,7 @@ class WorkloadModel:
 
         Raises:
             NotFittedError: The model is not fitted.
-            EngineError: The model has no such regressor, or needs an embedding and has none.
+            EngineError: The model has no such regressor, or needs an embedding and has none, or one of another length.
             RequestError: A device is not in the catalogue, or a graph's shapes cannot be those of a network.
         """
         state = self.state

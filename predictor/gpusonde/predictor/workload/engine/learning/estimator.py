@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gpusonde.predictor.workload.engine.errors import EngineError
 from gpusonde.predictor.workload.engine.features.columns import FeatureTable
 from gpusonde.predictor.workload.engine.features.encoding import Encoding
 from gpusonde.predictor.workload.engine.regression.regressors import FittedRegressor, fit_regressor
@@ -82,7 +83,15 @@ class Estimator:
         Args:
             table: The requests.
             roofline: The same by the calibrated roofline.
+
+        Raises:
+            EngineError: The embedding is not as long as the one that it was fitted with.
         """
-        target = np.clip(self.fitted.predict(self.encoding.columns(table)), *self.bounds)
+        columns = self.encoding.columns(table)
+        surplus = columns.shape[1] - len(self.fitted.standardisation.center)
+        if surplus:
+            size = table.embedding.shape[1]
+            raise EngineError(f"an embedding of {size} numbers; this model was fitted with one of {size - surplus}")
+        target = np.clip(self.fitted.predict(columns), *self.bounds)
         result: FloatArray = roofline + target if self.logarithmic else np.log(target)
         return result
