@@ -18,17 +18,18 @@ from gpusonde.predictor.workload.graph.reading import read_graph
 def make_parts() -> Parts:
     """Return them. A model is read once, and again when its file is another one; so are encoders."""
     models = functools.lru_cache(maxsize=2)(_load)
+    families = zoo.families()
     return Parts(
-        _read, lambda path: models(path, _identity(path)), functools.lru_cache(maxsize=4)(Registry), nearest, _family
+        _read,
+        lambda path: models(path, _identity(path)),
+        functools.lru_cache(maxsize=4)(Registry),
+        nearest,
+        lambda name: families.get(name, ""),
     )
 
 
 def _load(path: str, _: tuple[int, ...]) -> Model:
     return WorkloadModel.load(path) if path else WorkloadModel.shipped()
-
-
-def _family(name: str) -> str:
-    return zoo.families().get(name, "")
 
 
 def _identity(path: str) -> tuple[int, ...]:
