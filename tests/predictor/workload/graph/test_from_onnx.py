@@ -254,6 +254,29 @@ def test_an_operator_that_nobody_knows_needs_a_shape() -> None:
         from_onnx(small_onnx(onnx_node("Twist", ["y"], ["z"]), onnx_value(12, "z", None)))
 
 
+@needs_onnx
+def test_a_size_that_is_an_attribute_of_a_constant_is_known() -> None:
+    def integers(name: str, *values: int) -> bytes:
+        one = len(values) == 1
+        packed = b"".join(onnx_integer(3 if one else 8, each) for each in values)
+        return onnx_text(1, name) + packed + onnx_integer(20, 2 if one else 7)
+
+    sizes = onnx_node("Constant", [], ["sizes"], integers("value_ints", 2, -1))
+    last = onnx_node("Constant", [], ["last"], integers("value_int", 1))
+    part = onnx_node("Gather", ["whole", "last"], ["part"])
+    graph = from_onnx(
+        small_onnx(
+            sizes, onnx_node("Reshape", ["y", "sizes"], ["r"]), onnx_node("Relu", ["r"], ["whole"]), last, part,
+            onnx_node("Relu", ["part"], ["z"]), onnx_value(12, "z", None),
+        )
+    )  # fmt: skip
+    assert [each.output for each in graph.operations if each.primitive is Primitive.ACTIVATION] == [
+        (1, 4),
+        (2, 2),
+        (2,),
+    ]
+
+
 def test_without_onnx_a_missing_shape_is_said_to_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shapes_module.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UnsupportedGraphError, match=r"not installed \(extra 'collector'\)"):

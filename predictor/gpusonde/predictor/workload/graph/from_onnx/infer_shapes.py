@@ -77,6 +77,18 @@ class _Inference:
             except (ValueError, TypeError):
                 self._values.pop(name, None)
 
+    def _add_constant(self, node: Any) -> None:
+        for attribute in node.attribute:
+            if attribute.name == "value":
+                self._add_tensor(node.output[0], attribute.t)
+            elif attribute.name in ("value_int", "value_ints"):
+                # PyTorch's newer exporter writes sizes so, unless it optimises.
+                extents = [len(attribute.ints)] if attribute.name == "value_ints" else []
+                values = attribute.ints or [attribute.i]
+                if len(values) <= _MOST_ELEMENTS:
+                    kind = onnx.TensorProto.INT64
+                    self._add_tensor(node.output[0], onnx.helper.make_tensor(node.output[0], kind, extents, values))
+
     def _infer(self, node: Any) -> dict[str, Any]:
         try:
             schema = onnx.defs.get_schema(node.op_type, self._opsets.get(node.domain, 1), node.domain)
@@ -94,9 +106,7 @@ class _Inference:
         if node.op_type == "Shape":
             self._take_shape(node)
         elif node.op_type == "Constant":
-            for attribute in node.attribute:
-                if attribute.name == "value":
-                    self._add_tensor(node.output[0], attribute.t)
+            self._add_constant(node)
         elif (
             node.op_type in _COMPUTED
             and all(not each or each in self._values for each in node.input)

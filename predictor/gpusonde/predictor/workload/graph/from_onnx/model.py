@@ -238,7 +238,8 @@ class _Reading:
                 name = self._name(at, to)
             elif number == 13 or (number == 14 and kind == VARINT and at == _EXTERNAL):
                 raise UnsupportedGraphError(
-                    "its weights lie in another file, which is not read: export with all weights inside"
+                    "its weights lie in another file, which is not read: export with all weights inside "
+                    "(torch.onnx.export: external_data=False)"
                 )
             elif kind == VARINT and number in (4, 5, 7, 10, 11):
                 raise UnsupportedGraphError("weights that are not packed are not read")
