@@ -79,6 +79,7 @@ def run(args: argparse.Namespace) -> int:
             if name not in known:
                 raise UsageError(f"--{option} {name!r} is unknown; use {', '.join(known)}")
     from gpusonde.catalog import load_gpus
+    from gpusonde.cli.workload.fit import left_out_words
     from gpusonde.cli.workload.networks import NetworksBeside
     from gpusonde.predictor.workload.engine.measurements import read_measurements
 
@@ -91,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     ]
     if all(row["mape"] is None for row in rows):
         with naming(args.measurements):
-            raise CommandError(rows[0]["reason"])
+            raise CommandError(rows[0]["reason"] + left_out_words(table))
     found = table.measurements
     payload = {
         "measurements_file": str(args.measurements),

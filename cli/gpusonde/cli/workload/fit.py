@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +17,8 @@ from gpusonde.cli.workload.predict import REGRESSORS
 if TYPE_CHECKING:
     from gpusonde.predictor.workload.engine.measurements import MeasurementTable
     from gpusonde.predictor.workload.engine.model import WorkloadModel
+
+_MOST_REASONS = 3
 
 
 def add_parser(subparsers: Subparsers, common: Parser) -> None:
@@ -48,12 +52,37 @@ def run(args: argparse.Namespace) -> int:
 
     output = Output(as_json=args.json)
     table = read_measurements(args.measurements, load_gpus(), NetworksBeside(args.measurements.parent))
-    with output.progress(f"fitting on {len(table.measurements)} measurements"), naming(args.measurements):
+    with (
+        output.progress(f"fitting on {len(table.measurements)} measurements"),
+        naming(args.measurements),
+        _saying_what_was_left_out(table),
+    ):
         model = WorkloadModel().fit(table.measurements, kind=args.kind, regressor=args.regressor)
     model.save(args.out)
     found = payload(model, table, args)
     output.result(found, lambda screen: _render(screen, found))
     return 0
+
+
+@contextmanager
+def _saying_what_was_left_out(table: MeasurementTable) -> Iterator[None]:
+    """Where too few rows are left, add why others cannot be used: a name that nobody knows may be all that is wrong."""
+    from gpusonde.predictor.workload.engine.errors import TooFewMeasurementsError
+
+    try:
+        yield
+    except TooFewMeasurementsError as error:
+        error.args = (f"{error}{left_out_words(table)}",)
+        raise
+
+
+def left_out_words(table: MeasurementTable) -> str:
+    """What to add to an error about too few rows; nothing where all rows can be used."""
+    reasons = [f"{wording.count(count, 'row')}: {reason}" for reason, count in table.left_out.items()]
+    if not reasons:
+        return ""
+    more = f"; and {len(reasons) - _MOST_REASONS} more reasons" if len(reasons) > _MOST_REASONS else ""
+    return f"; left out: {'; '.join(reasons[:_MOST_REASONS])}{more}"
 
 
 def payload(model: WorkloadModel, table: MeasurementTable, args: argparse.Namespace) -> dict[str, Any]:
