@@ -132,6 +132,8 @@ def test_a_torchvision_of_another_torch_is_named_with_the_way_around(folder, cap
     said = capsys.readouterr().err
     assert "does not belong to this torch" in said
     assert "zoo:resnet18" in said
+    assert main(["workload", "graph", "does_not_import:resnet5", "--out", "net.json"]) == 1
+    assert "zoo:" not in capsys.readouterr().err
 
 
 def test_a_file_in_the_sandbox_gives_the_same_graph_and_runs_nowhere_else(folder, capsys):

@@ -124,6 +124,9 @@ def test_a_dataset_type_without_an_encoder_does_not_stop_the_prediction(capsys):
         (["some.module:net", "--device", "T4"], 2, "'gpusonde workload graph' makes a file"),
         (["chain16x4.json", "--device", "T4", "--batch-size", "0"], 2, "not above zero"),
         (["chain16x4.json", "--device", "T4", "--batch-size", "8,8"], 2, "twice"),
+        (["chain16x4.json", "--device", "T4", "--batch-size", "1048577"], 2, "at most 1048576"),
+        (["chain16x4.json", "--device", "T4", "--devices", "99999999999"], 2, "at most 100000"),
+        (["chain16x4.json", "--device", "T4", "--samples-per-epoch", str(1 << 51)], 2, "--samples-per-epoch"),
         (["chain16x4.json", "--device", "T4", "--nodes", "2"], 2, "--nodes 2"),
         (["chain16x4.json", "--device", "T4", "--parallelism", "distributed"], 2, "several devices"),
         (["chain16x4.json", "--device", "T4", "--model", "timed.csv"], 1, "timed.csv"),
@@ -138,6 +141,12 @@ def test_what_cannot_be_answered_is_said_in_a_line(arguments, exit_code, words, 
     assert "fault in gpusonde" not in said
 
 
+@pytest.mark.parametrize("registry", ["absent", "timed.csv"])
+def test_the_shipped_encoder_does_not_stand_in_for_a_registry_that_is_not_there(registry, capsys):
+    assert main(["workload", "embed", "zoo:resnet18", "--registry", registry]) == 2
+    assert f"--registry {registry}: no such folder" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -145,7 +154,8 @@ def test_what_cannot_be_answered_is_said_in_a_line(arguments, exit_code, words, 
         ("a,b\n1,2\n", "no column"),
         (",".join(COLUMNS) + "\nchain16x4.json,T4,16,fast,fp32,here/T4\n", "line 2"),
         (",".join(COLUMNS) + "\nchain16x4.json,T4,16,0.1,fp32,here/T4\n", "measurement"),
-        (",".join(COLUMNS) + "\nnet,T4,16,0.1,fp32,here/T4\n", "measurement"),
+        (",".join(COLUMNS) + "\nnet,T4,16,0.1,fp32,here/T4\n", "left out: 1 row: net: "),
+        (",".join(COLUMNS) + "\nchain16x4.json,T40,16,0.1,fp32,here/T4\n", "left out: 1 row: unknown GPU 'T40'"),
     ],
 )
 def test_a_table_that_nothing_can_be_fitted_on_is_named(content, words, fitted, capsys):

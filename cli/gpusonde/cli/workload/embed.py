@@ -6,8 +6,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from gpusonde.cli import wording
 from gpusonde.cli.output import Output, Screen
-from gpusonde.cli.parsing import Parser, Subparsers, add_command, whole_number
+from gpusonde.cli.parsing import Parser, Subparsers, UsageError, add_command, whole_number
 from gpusonde.cli.workload.sources import named_graphs
 
 _DEFAULT_TYPE = "digits"
@@ -47,10 +48,13 @@ def run(args: argparse.Namespace) -> int:
     from gpusonde.predictor.workload.embedding.registry import Registry
 
     output = Output(as_json=args.json)
+    if args.registry is not None and not args.registry.is_dir():
+        # The shipped encoder would answer, and nothing would say that it is not the user's.
+        raise UsageError(f"--registry {args.registry}: no such folder; 'gpusonde workload train --out' makes one")
     graphs = named_graphs(args.graphs)
     registered = Registry(args.registry).get(args.dataset_type)
     encoder = Encoder(registered.weights)
-    with output.progress(f"embedding {len(graphs)} networks"):
+    with output.progress(f"embedding {wording.count(len(graphs), 'network')}"):
         vectors = encoder.embed(graphs)
         alike = [nearest(graph, encoder, args.nearest) if args.nearest else [] for graph in graphs]
     payload = {

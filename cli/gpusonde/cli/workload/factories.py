@@ -71,11 +71,11 @@ def _own_code(source: str) -> Iterator[None]:
 def _advice(source: str, error: Exception) -> str:
     said = one_line(f"{type(error).__name__}: {error}")
     if "torchvision::" in said:
+        from gpusonde.predictor.workload import zoo
+
         name = source.rpartition(":")[2]
-        return (
-            f"this torchvision does not belong to this torch ({said}): install the two together, or use zoo:{name}, "
-            "which needs neither"
-        )
+        instead = f", or use zoo:{name}, which needs neither" if name in zoo.names() else ""
+        return f"this torchvision does not belong to this torch ({said}): install the two together{instead}"
     return f"importing {source.rpartition(':')[0]} failed: {said}"
 
 

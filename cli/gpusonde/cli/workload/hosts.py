@@ -34,7 +34,9 @@ def run(args: argparse.Namespace) -> int:
     with WorkloadClient(args.collector, security=client_security(args)) as client:
         found = client.hosts(host_names=args.hosts, agent_ids=args.agents)
     payload = {"hosts": [_host(host) for host in found]}
-    Output(as_json=args.json).result(payload, lambda screen: _render(screen, payload["hosts"]))
+    Output(as_json=args.json).result(
+        payload, lambda screen: _render(screen, payload["hosts"], named=bool(args.hosts or args.agents))
+    )
     return 0
 
 
@@ -73,9 +75,9 @@ def _gpu(device: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _render(screen: Screen, hosts: Sequence[Mapping[str, Any]]) -> None:
+def _render(screen: Screen, hosts: Sequence[Mapping[str, Any]], *, named: bool) -> None:
     if not hosts:
-        screen.line("the collector knows no such host")
+        screen.line(f"the collector knows no {'such ' if named else ''}host")
         return
     screen.table(
         ("host", "agent", "GPUs", "free cores", "of", "free memory", "of", "streams"),

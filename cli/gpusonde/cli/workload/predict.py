@@ -20,6 +20,10 @@ _PARALLELISMS = ("data_parallel", "distributed")
 REGRESSORS = ("linear", "polynomial", "svr", "mlp", "boosted_residual")
 _DEFAULT_BATCH_SIZE = 32
 _MOST_QUESTIONS = 100_000
+# As a collector has them (docs/workload.md); more is a slip of the hand.
+_LARGEST_BATCH = 1 << 20
+_MOST_DEVICES = 100_000
+_MOST_SAMPLES = 1 << 50
 
 
 def add_parser(subparsers: Subparsers, common: Parser) -> None:
@@ -89,6 +93,13 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError(f"--nodes {args.nodes}: each host has one of the {min(args.devices)} devices at least")
     if args.model is not None and args.collector is not None:
         raise UsageError("--model and --collector exclude each other: a collector has its own model")
+    for option, value, most in (
+        ("--batch-size", max(args.batch_size), _LARGEST_BATCH),
+        ("--devices", max(args.devices), _MOST_DEVICES),
+        ("--samples-per-epoch", args.samples_per_epoch or 0, _MOST_SAMPLES),
+    ):
+        if value > most:
+            raise UsageError(f"{option} {value}: at most {most}")
     asked = len(args.graphs) * len(args.device) * len(args.devices) * len(args.batch_size)
     if asked > _MOST_QUESTIONS:
         raise UsageError(f"{asked:,} combinations; {_MOST_QUESTIONS:,} are answered at once")
