@@ -178,6 +178,8 @@ class Agent:
             sampling = in_thread("gpusonde-sampler", sampler.run)
             finding_jobs = in_thread("gpusonde-jobs", jobs.run) if jobs else None
             self._upkeep.expect_ends(sampling, writing)
+            # Upkeep begins now: a SIGHUP that follows the news of the start is heard.
+            await asyncio.sleep(0)
             notify("READY=1", f"STATUS={self._upkeep.status()}")
             await self._until_done(sampling, writing, sending)
             if self._stopping.is_set():

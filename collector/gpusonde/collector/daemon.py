@@ -280,9 +280,11 @@ class _Collector:
             await server.start()
             await self._health.set_ingest(True)
             await self._health.set_query(True)
+            supervising = asyncio.ensure_future(self._supervision.run())
+            # It begins now: a SIGHUP that follows the news of the start is heard.
+            await asyncio.sleep(0)
             _replace(address_file, address)
             _LOG.info("collecting on %s into %s", address, self._engine.place)
-            supervising = asyncio.ensure_future(self._supervision.run())
             notify("READY=1", f"STATUS={self._supervision.status()}")
             if on_ready:
                 on_ready(address)

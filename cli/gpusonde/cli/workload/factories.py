@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from gpusonde.cli.errors import CommandError, MissingExtraError, one_line
 
 if TYPE_CHECKING:
-    from gpusonde.cli.workload.sources import Wish
+    from gpusonde.cli.workload.wish import Wish
     from gpusonde.predictor.workload.graph import WorkloadGraph
 
 _IMAGE = ((3, 224, 224), "float32")

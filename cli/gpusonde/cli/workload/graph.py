@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from gpusonde.cli import wording
 from gpusonde.cli.output import Output, Screen
 from gpusonde.cli.parsing import Parser, Subparsers, add_command, positive_integer
-from gpusonde.cli.workload.sources import Wish, graph_of, input_shape
+from gpusonde.cli.workload.sources import graph_of
+from gpusonde.cli.workload.wish import Wish, input_shape
 
 if TYPE_CHECKING:
     from gpusonde.predictor.workload.graph import WorkloadGraph

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -42,6 +43,17 @@ def small_graph() -> WorkloadGraph:
 
 def document() -> dict[str, Any]:
     return json.loads(dump_graph(small_graph()))
+
+
+@contextlib.contextmanager
+def digits_without_limit() -> Iterator[None]:
+    """Let Python write numbers of any length, as a stranger's program would."""
+    limit = sys.get_int_max_str_digits()
+    sys.set_int_max_str_digits(0)
+    try:
+        yield
+    finally:
+        sys.set_int_max_str_digits(limit)
 
 
 def test_what_is_written_is_read_back_the_same() -> None:
@@ -144,9 +156,10 @@ def test_what_is_missing_is_named(key: str) -> None:
 def test_what_is_too_large_is_refused_with_its_place(change: Callable[[Any], None], place: str) -> None:
     given = document()
     change(given)
-    sys.set_int_max_str_digits(0)
+    with digits_without_limit():
+        text = json.dumps(given)
     with pytest.raises(GraphLimitError, match=place):
-        load_graph(json.dumps(given))
+        load_graph(text)
 
 
 @pytest.mark.parametrize(
