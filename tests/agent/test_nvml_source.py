@@ -3,6 +3,7 @@
 import logging
 import subprocess
 import sys
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -429,9 +430,16 @@ def test_a_recording_holds_the_waveform(fake_nvml, tmp_path):
         times = trace.origin_unix_s + trace.time_s
         values = trace.values["sm_active"]
         assert len(times) >= 15
-        # The first value begins a pair, and each is the mean since the tick before it.
-        for before_s, at_s, value in zip(times[1:], times[2:], values[2:], strict=False):
-            assert value == pytest.approx(share * 0.9 * fake_nvml.mean(gpu, before_s, at_s), abs=0.02)
-        whole = np.average(values[2:], weights=np.diff(times)[1:])
-        assert whole == pytest.approx(share * 0.9 * fake_nvml.mean(gpu, times[1], times[-1]), abs=0.005)
+        # The first value begins a pair. A tick that came too soon after a late one has none, and the next value covers
+        # both: what is there is a chain without holes.
+        assert np.isnan(values[0])
+        there = np.flatnonzero(~np.isnan(values))
+        assert len(there) >= 0.8 * len(times)
+        times, values = times[there], values[there]
+        true = [share * 0.9 * fake_nvml.mean(gpu, *pair) for pair in pairwise(times)]
+        # The machine may stop the process between the time stamp and the sample: at a few ticks, not at most.
+        errors = np.abs(values[1:] - true)
+        assert np.mean(errors <= 0.02) >= 0.8
+        whole = np.average(values[1:], weights=np.diff(times))
+        assert whole == pytest.approx(share * 0.9 * fake_nvml.mean(gpu, times[0], times[-1]), abs=0.01)
     assert fake_nvml.library.fake_initialized() == 0
