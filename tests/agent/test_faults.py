@@ -145,7 +145,7 @@ def test_sigterm_without_a_collector_ends_within_the_grace_and_keeps_everything(
     began = time.monotonic()
     agent.send_signal(signal.SIGTERM)
     out, errors = agent.communicate(timeout=60)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
     assert agent.returncode == 0, errors
     report = json.loads(out)
     assert not report["drained"]

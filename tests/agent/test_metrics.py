@@ -211,7 +211,7 @@ def test_a_day_without_a_collector_costs_bounded_memory_and_keeps_the_age():
 
 
 def read(address, path="/metrics"):
-    with urllib.request.urlopen(f"http://{address}{path}", timeout=20) as answer:
+    with urllib.request.urlopen(f"http://{address}{path}", timeout=60) as answer:
         return answer.read().decode()
 
 

@@ -103,11 +103,11 @@ def test_strangers_do_not_get_past_the_handshake(tls_collector, authority, tmp_p
         ClientSecurity(str(authority.ca), str(certificate), str(key)),
         ClientSecurity(str(authority.ca), *map(str, expired)),
     ):
-        with Client(tls_collector.target, timeout_s=5, security=security) as client:
+        with Client(tls_collector.target, timeout_s=30, security=security) as client:
             with pytest.raises(CollectorError) as error:
                 client.list_runs()
             assert error.value.code == "UNAVAILABLE"
-    with Client(tls_collector.target, timeout_s=5) as client, pytest.raises(CollectorError):
+    with Client(tls_collector.target, timeout_s=30) as client, pytest.raises(CollectorError):
         client.list_runs()
 
 
@@ -120,7 +120,7 @@ def test_a_client_does_not_talk_to_a_server_with_another_name_or_authority(tls_c
     other = Authority(tmp_path / "other", "another authority")
     wrong_authority = ClientSecurity(str(other.ca), reader.certificate, reader.key)
     for security in (wrong_name, wrong_authority):
-        with Client(tls_collector.target, timeout_s=5, security=security) as client:
+        with Client(tls_collector.target, timeout_s=30, security=security) as client:
             with pytest.raises(CollectorError, match="check --tls-ca") as error:
                 client.list_runs()
             assert error.value.code == "UNAVAILABLE"

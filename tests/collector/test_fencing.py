@@ -83,7 +83,7 @@ class SlowStore:
     def append(self, records):
         self.groups.append([incoming.entry.sequence for incoming in records])
         self.entered.set()
-        assert self.go.wait(10)
+        assert self.go.wait(60)
         if self.error:
             raise self.error
         return 0

@@ -171,7 +171,7 @@ def test_an_agent_that_sends_too_much_is_throttled_slowed_down_and_let_go_again(
         began = time.monotonic()
         throttles = send_as_allowed(stream, [inventory(), *(batch(n) for n in range(2, 251))])
         # 200 at once, 20 per second from then on.
-        assert 2.0 < time.monotonic() - began < 10.0
+        assert 2.0 < time.monotonic() - began < 40.0
         assert throttles == [ingest_pb2.Throttle(max_unacked_records=8, batch_interval_ms=5000)]
         assert read_throttle(stream) == ingest_pb2.Throttle()
         stream.send(batch(251)).wait_acked(251)

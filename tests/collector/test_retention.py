@@ -259,7 +259,7 @@ def test_the_collector_goes_on_when_maintenance_fails_and_stops_it_at_its_end(ca
                 raise StoreFullError("no space left")
             if self.calls == 2:
                 raise ZeroDivisionError
-            stop.wait(10)
+            stop.wait(60)
 
     maintenance = Failing()
 

@@ -123,6 +123,6 @@ def test_no_process_outlives_a_collector_that_was_killed(tmp_path, trace):
         with WireStream(collector.target, hello()) as stream:
             stream.greet()
             stream.send(*trace_records(trace, end=False))
-            found = wait_until(lambda: trackers_of(collector.pid), 30, "a process of trackers")
+            found = wait_until(lambda: trackers_of(collector.pid), 60, "a process of trackers")
         collector.kill()
-        wait_until(lambda: not any(Path(f"/proc/{pid}/cwd").exists() for pid in found), 10, "its end")
+        wait_until(lambda: not any(Path(f"/proc/{pid}/cwd").exists() for pid in found), 60, "its end")

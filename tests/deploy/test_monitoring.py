@@ -63,7 +63,7 @@ def scraped(daemon, folder, *arguments):
         address = folder / "state" / "metrics_address"
         wait_until(lambda: address.exists() or process.poll() is not None, 60, f"the metrics of the {daemon}")
         assert process.poll() is None, (folder / "log").read_text()[-2000:]
-        with urllib.request.urlopen(f"http://{address.read_text().strip()}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://{address.read_text().strip()}/metrics", timeout=60) as answer:
             text = answer.read().decode()
     finally:
         process.terminate()

@@ -64,7 +64,7 @@ class Daemon:
     def metric(self, name, **labels):
         """The value of one metric; None while the address is changing."""
         try:
-            with urllib.request.urlopen(f"http://{self._address.read_text().strip()}/metrics", timeout=20) as answer:
+            with urllib.request.urlopen(f"http://{self._address.read_text().strip()}/metrics", timeout=60) as answer:
                 families = list(text_string_to_metric_families(answer.read().decode()))
         except (OSError, ValueError):
             return None

@@ -46,7 +46,7 @@ class Rig:
         self.address = self.endpoint.start("127.0.0.1:0")
 
     def get(self, path, method="GET"):
-        connection = http.client.HTTPConnection(self.address, timeout=20)
+        connection = http.client.HTTPConnection(self.address, timeout=60)
         with contextlib.closing(connection):
             connection.request(method, path)
             answer = connection.getresponse()
@@ -59,7 +59,7 @@ class Rig:
             return _read_all(channel)
 
     def connect(self):
-        return socket.create_connection(split_address(self.address), timeout=20)
+        return socket.create_connection(split_address(self.address), timeout=60)
 
 
 def _read_all(channel):
@@ -140,7 +140,7 @@ def test_a_client_that_does_not_take_its_answer_is_cut_off():
         channel.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         channel.sendall(b"GET /-/healthy HTTP/1.1\r\n\r\n")
         # The only connection is free again once the endpoint has given up, although this client keeps its own.
-        wait_until(lambda: rig.get("/-/ready")[0] == 200, 20, "end of the slow client")
+        wait_until(lambda: rig.get("/-/ready")[0] == 200, 60, "end of the slow client")
     rig.endpoint.stop()
 
 
@@ -173,7 +173,7 @@ def test_an_endpoint_that_stops_leaves_no_client_waiting(rig):
         begun_s = time.monotonic()
         rig.endpoint.stop()
         assert (_read_all(silent), _read_all(halfway)) == (b"", b"")
-        assert time.monotonic() - begun_s < 5.0
+        assert time.monotonic() - begun_s < 15.0
 
 
 def test_every_client_of_an_endpoint_that_comes_and_goes_has_its_answer_or_an_end(rig):
@@ -250,7 +250,7 @@ def test_the_address_is_told_in_a_file_while_it_is_served(tmp_path):
     assert monitoring.serve("")
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(split_address(address), timeout=20)
+        socket.create_connection(split_address(address), timeout=60)
 
 
 def test_a_taken_address_costs_the_metrics_and_not_the_daemon(tmp_path, caplog, rig):

@@ -47,7 +47,7 @@ class Rig:
             task.cancel()
 
         self.said.clear()
-        asyncio.run(asyncio.wait_for(once(), 20))
+        asyncio.run(asyncio.wait_for(once(), 60))
 
 
 def test_what_can_change_is_taken_and_the_rest_is_named(caplog):

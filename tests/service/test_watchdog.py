@@ -89,11 +89,11 @@ def test_pings_come_twice_in_the_time():
 
     loop = asyncio.new_event_loop()
     try:
-        loop.run_until_complete(asyncio.wait_for(watch(), 20))
+        loop.run_until_complete(asyncio.wait_for(watch(), 60))
     finally:
         loop.close()
     assert said[2] - said[0] >= 0.2
 
 
 def test_nobody_is_pinged_where_nobody_watches():
-    asyncio.run(asyncio.wait_for(Watchdog(None, lambda: None, lambda: "", tell=lambda *_: 1 / 0).run(), 20))
+    asyncio.run(asyncio.wait_for(Watchdog(None, lambda: None, lambda: "", tell=lambda *_: 1 / 0).run(), 60))

@@ -52,7 +52,7 @@ class ThreadCollector:
 
     def __enter__(self):
         self._thread.start()
-        assert self._ready.wait(30)
+        assert self._ready.wait(120)
         if self.error:
             raise self.error
         return self
@@ -64,7 +64,7 @@ class ThreadCollector:
 
     def stop(self):
         self._stop.set()
-        self._thread.join(30)
+        self._thread.join(120)
         assert not self._thread.is_alive()
         return self.report
 
@@ -96,7 +96,7 @@ class ProcessCollector:
         arguments = [f"{key}={value}" for key, value in self._settings.items()]
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen([sys.executable, "-c", self._main, *arguments], stderr=log, env=os.environ)
-        wait_until(lambda: address.exists() or self._process.poll() is not None, 60, "start of the collector")
+        wait_until(lambda: address.exists() or self._process.poll() is not None, 120, "start of the collector")
         assert self._process.poll() is None, self.log_path.read_text()[-2000:]
         self.target = address.read_text().strip()
         self._settings["server.listen"] = self.target
@@ -113,7 +113,7 @@ class ProcessCollector:
     def terminate(self):
         """SIGTERM; return the exit code."""
         self._process.send_signal(signal.SIGTERM)
-        return self.wait(30)
+        return self.wait(120)
 
     def wait(self, timeout_s):
         """Return the exit code."""

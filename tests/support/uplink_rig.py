@@ -79,7 +79,7 @@ class Rig:
                 began = time.monotonic()
                 running.cancel()
                 await asyncio.gather(running, return_exceptions=True)
-                assert time.monotonic() - began < 2.0
+                assert time.monotonic() - began < 20.0
 
         asyncio.run(main())
 

@@ -54,7 +54,7 @@ def sample(folder, collector, source=None, **settings):
 
 def runs(collector, capsys, count=1):
     """What ``gpusonde runs --json`` says, once it names so many runs."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while time.monotonic() < deadline:
         capsys.readouterr()
         assert main(["runs", "--collector", collector.target, "--json"]) == 0
@@ -62,7 +62,7 @@ def runs(collector, capsys, count=1):
         if len(found) >= count and not any(run["active"] for run in found):
             return found
         time.sleep(0.1)
-    pytest.fail("no run in half a minute")
+    pytest.fail("no run in a minute and a half")
     return []
 
 

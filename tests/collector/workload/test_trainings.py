@@ -222,7 +222,7 @@ def test_states_are_seen_in_the_metrics(tmp_path, model_file):
         address = (tmp_path / "data" / "metrics_address").read_text().strip()
 
         def read():
-            with urllib.request.urlopen(f"http://{address}/metrics", timeout=20) as answer:
+            with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as answer:
                 return answer.read().decode()
 
         wait_until(lambda: 'workload_trainings{state="queued"} 2.0' in read())
