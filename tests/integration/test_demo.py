@@ -23,7 +23,7 @@ from gpusonde.cli.demo.traces import bundled_trace
 from gpusonde.telemetry import Trace, read_trace, write_trace
 
 SUPPORT = Path(__file__).parents[1] / "support"
-_TIMEOUT_S = 110.0
+_TIMEOUT_S = 250.0
 
 
 _BEGIN = "\n__attribute__((constructor)) static void begin(void) { fake_reset(1, 1, PERIOD_S); }\n"
