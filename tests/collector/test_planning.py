@@ -188,7 +188,7 @@ def test_nobody_computes_for_a_collector_that_was_killed(tmp_path):
         children = {pid for task in tasks for pid in (task / "children").read_text().split()}
         assert children
         collector.kill()
-        wait_until(lambda: not any(map(is_running, children)), 30, "the end of the processes")
+        wait_until(lambda: not any(map(is_running, children)), 60, "the end of the processes")
 
 
 def test_requests_beyond_their_size_and_planning_that_is_off_are_refused(tmp_path):
@@ -313,7 +313,7 @@ def test_more_watches_than_allowed_are_refused_until_one_ends(tmp_path):
         assert (code, "planning.max_watches" in text) == ("RESOURCE_EXHAUSTED", True)
         first.close()
         stop.append(True)
-        wait_until(lambda: succeeds(lambda: list(other.watch(small_problem(), {}))), 30, "the end of the first watch")
+        wait_until(lambda: succeeds(lambda: list(other.watch(small_problem(), {}))), 60, "the end of the first watch")
 
 
 def test_a_collector_that_stops_ends_its_watches(tmp_path):

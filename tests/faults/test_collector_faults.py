@@ -192,7 +192,7 @@ def test_the_real_agent_rides_out_a_killed_collector(tmp_path):
         with Client(collector.target) as client:
             for share in (0.2, 0.6):
                 wanted = share * len(trace)
-                wait_until(lambda: stored_so_far(client, trace.gpu_uuid) > wanted, 30, "samples")  # noqa: B023
+                wait_until(lambda: stored_so_far(client, trace.gpu_uuid) > wanted, 60, "samples")  # noqa: B023
                 collector.kill()
                 collector.start()
         output, _ = agent.communicate(timeout=60)

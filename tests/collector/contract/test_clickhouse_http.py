@@ -101,7 +101,7 @@ def test_a_collector_whose_database_goes_away_sends_agents_off_and_takes_them_ag
             except StreamEnded:
                 return None
 
-        assert wait_until(back, 30, "the return of the collector").durable_sequence == 2
+        assert wait_until(back, 60, "the return of the collector").durable_sequence == 2
         with WireStream(collector.target, hello(first=3)) as stream:
             stream.greet()
             stream.send(batch(3)).wait_acked(3)
