@@ -104,6 +104,10 @@ class Child:
                 process.kill()
                 process.wait()
 
+    def has_logged(self, words: str) -> bool:
+        """Whether a line of its log holds these words."""
+        return words in self._log_path.read_text(encoding="utf-8", errors="replace")
+
     def last_words(self) -> str:
         """The last lines that the process logged."""
         try:

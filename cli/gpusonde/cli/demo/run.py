@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import os
 import tempfile
 import time
@@ -39,6 +40,7 @@ _TRACKED_TIMEOUT_S = 60.0
 # time unless the trace shows a GPU that never works.
 _FIRST_RUN_TIMEOUT_S = 20.0
 _LIVE_RUN_TIMEOUT_S = 5.0
+_LIVE_VERDICT_TIMEOUT_S = 15.0
 _POLL_S = 0.1
 _PICTURE_MARGIN_NS = 15 * 10**9
 PICTURE = "epochs.png"
@@ -189,6 +191,9 @@ class _Demo:
         watch_s = self._options.watch_s
         self.screen.line(f"watching {', '.join(names)} for {watch_s:.0f} s; train something on it meanwhile")
         agent = self._start_agent("live-agent", ("--set", "source.kind=nvml"))
+        with self._output.progress("starting the agent"):
+            # A busy host takes seconds to start a process: they are not part of the watch.
+            agent.wait_until(lambda: agent.has_logged("connected to collector"), "its connection", _START_TIMEOUT_S)
         end_s = time.monotonic() + watch_s
         with self._output.progress("sampling, streaming, storing", total=watch_s) as show:
 
@@ -230,14 +235,16 @@ class _Demo:
         Raises:
             NothingToShowError: A run that must be over and analysed is not.
         """
-        patience_s = time.monotonic() + (_FIRST_RUN_TIMEOUT_S if must_be_over else _LIVE_RUN_TIMEOUT_S)
-        end_s = time.monotonic() + _TRACKED_TIMEOUT_S
+        begin_s = time.monotonic()
+        patience_s = _FIRST_RUN_TIMEOUT_S if must_be_over else _LIVE_RUN_TIMEOUT_S
+        verdict_patience_s = math.inf if must_be_over else _LIVE_VERDICT_TIMEOUT_S
         while True:
+            waited_s = time.monotonic() - begin_s
             runs = [run for run in self._client.list_runs() if run.gpu_uuid in gpu_uuids]
             analysed = [run for run in runs if run.verdict and not (must_be_over and run.active)]
-            if (runs and len(analysed) == len(runs)) or (time.monotonic() > patience_s and not (runs and must_be_over)):
+            if len(analysed) == len(runs) > 0 or waited_s > (verdict_patience_s if runs else patience_s):
                 return analysed
-            if time.monotonic() > end_s:
+            if waited_s > _TRACKED_TIMEOUT_S:
                 raise NothingToShowError(f"the collector did not analyse the run within {_TRACKED_TIMEOUT_S:.0f} s")
             time.sleep(_POLL_S)
 
