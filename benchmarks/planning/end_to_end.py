@@ -20,7 +20,7 @@ _LEAST_BATCH_SIZES = 4
 _LEAST_ROWS = 10
 _LEAST_PLACEMENTS = 5
 _NORMAL_90 = 1.645
-_RANDOM_HALVES = range(3)
+_RANDOM_HALVES = range(10)
 
 _METHODS_TEXT = (
     "`gpusonde.simulator.calibration`. Default: curve and exchange times over placements by Gaussian processes whose "
@@ -28,6 +28,17 @@ _METHODS_TEXT = (
     "piecewise linear curve, eight buckets, each placement's exchange as measured, least squares for placements that "
     "were not. APM: straight line and full overlap; it would be given rated bandwidths, which these rows do not state, "
     "and gets the calibrating rows instead, which is better for it. No overlap: straight line plus exchange."
+)
+_DEVELOPED_TEXT = (
+    "Four constants of the calibration were chosen on these rows, on other splits than those below: known "
+    "placements drawn at random (seeds 10 to 29), probes of the curve as above and drawn at random. They depend "
+    "little on any one network: measurements scatter by 5 % (the robust standard deviation of repeats is 4.2 to "
+    "5.1 %, whichever network is left out); the quickest 10 % of the placements say how far a GPU beside others "
+    "is off from one alone (of 0 to 50 % the best for the errors of the other networks, or within 0.1 points of "
+    "it); a line over placements moves the exchange by half of its median (for each of the six networks better "
+    "than or as good as 2, which it was before); ranges widen by 5.5 % per root of the distance in batch size "
+    "(with 4.6 to 6.2 % they hold 90 % of the other networks' rows). The splits below and those of the regret "
+    "were run twice: before and after the third of these constants."
 )
 
 Predict = Callable[[tuple[int, ...], np.ndarray], np.ndarray]
@@ -60,23 +71,39 @@ def section(args: argparse.Namespace) -> list[str]:
     curves = list(curves_of(sia.read(data_file(args, "scaling.csv"))))
     if args.quick:
         curves = [curve for curve in curves if curve.key[1] == "quad"]
-    lines = ["## End to end", "", _METHODS_TEXT, ""]
+    lines = ["## End to end", "", _METHODS_TEXT, "", _DEVELOPED_TEXT, ""]
     for what, unseen, wanted in (("unseen batches", False, 0.08), ("unseen placements", True, 0.095)):
         errors = {name: _errors(curves, method, unseen=unseen) for name, method in METHODS.items()}
         beside = {"all single-GPU rows known instead of four": _errors(curves, _all_probes, unseen=unseen)}
         if unseen:
             beside["the other half of the placements known"] = _errors(curves, METHODS["default"], unseen=True, half=1)
-            for seed in _RANDOM_HALVES:
-                beside[f"a random half of them ({seed})"] = _errors(
-                    curves, METHODS["default"], unseen=True, half=np.random.default_rng(seed)
-                )
         shown = float(np.mean(np.abs(errors["default"].all))) if errors["default"].by_key else 0.0
         others = min(float(np.mean(np.abs(errors[name].all))) for name in METHODS if name not in ("default", "paper"))
         bar(args, f"end to end, {what}", f"<= {100 * wanted:g} %", percent(shown, 2), met=shown <= wanted)
         bar(args, f"end to end, {what}, against APM and no overlap", "below both",
             f"{percent(shown, 2)}, the better of them {percent(others, 2)}", met=shown < others)  # fmt: skip
         lines += _shown(what, errors, beside)
+        if unseen and errors["default"].by_key:
+            lines += [_random_halves(curves), ""]
     return lines
+
+
+def _random_halves(curves: list[Curve]) -> str:
+    """How much the unseen placements hang on which half is known."""
+    drawn = {
+        name: [
+            100 * np.abs(_errors(curves, METHODS[name], unseen=True, half=np.random.default_rng(seed)).all).mean()
+            for seed in _RANDOM_HALVES
+        ]
+        for name in ("default", "paper")
+    }
+    return (
+        f"Known placements drawn at random instead of every second one, {len(_RANDOM_HALVES)} times: "
+        + "; ".join(
+            f"{name} {np.mean(each):.2f} % ({min(each):.2f} to {max(each):.2f} %)" for name, each in drawn.items()
+        )
+        + "."
+    )
 
 
 @dataclass(frozen=True)
@@ -119,7 +146,7 @@ def _errors(
     by_key, deviations = {}, [np.zeros(0)]
     for curve in curves:
         placements = sorted(curve.rows, key=lambda nodes: "".join(map(str, nodes)))
-        known, asked = _halves(placements, half) if unseen else (placements, placements)
+        known, asked = sia.halves(placements, half) if unseen else (placements, placements)
         if unseen and (len(known) < _LEAST_PLACEMENTS or not asked):
             continue
         predict, found = method(curve, known), []
@@ -135,16 +162,6 @@ def _errors(
             found.append(predicted / true - 1)
         by_key[curve.key] = np.concatenate(found)
     return Errors(by_key, np.concatenate(deviations))
-
-
-def _halves(placements: list, half: int | np.random.Generator) -> tuple[list, list]:
-    """The known and the unseen ones: every second, from the first (0) or the second on (1), or at random."""
-    chosen = range(len(placements))[half::2] if isinstance(half, int) else half.permutation(len(placements))[::2]
-    known = set(map(int, chosen))
-    return (
-        [each for place, each in enumerate(placements) if place in known],
-        [each for place, each in enumerate(placements) if place not in known],
-    )
 
 
 def _calibrated(probes: list[ComputeProbe], curve: Curve, known: list, kind: CalibrationKind) -> Predict:
@@ -221,12 +238,13 @@ def _shown(what: str, errors: dict[str, Errors], beside: dict[str, Errors]) -> l
             label = each if names is None else names[each]
             rows.append((label, part["default"].size, *(percent(np.abs(part[name]).mean()) for name in METHODS)))
     default = errors["default"]
-    inside = np.mean(np.abs(default.deviations) <= _NORMAL_90) if default.deviations.size else 0.0
+    inside = np.abs(default.deviations) <= _NORMAL_90
+    networks = np.array([key[0] for key, found in default.by_key.items() for _ in found])
+    covered = ", ".join(f"{each} {percent(inside[networks == each].mean(), 0)}" for each in np.unique(networks))
     text = (
         f"{what.capitalize()}: {default.all.size} rows, median error of the default "
         f"{percent(np.median(np.abs(default.all)))}, {percent(np.mean(default.all < 0), 0)} underestimated; "
-        f"{percent(float(inside), 0)} lie within the range that should hold 90 %: measurements of one configuration "
-        "differ by more than the 4 % that it takes for usual. "
+        f"{percent(inside.mean() if inside.size else 0.0, 0)} lie within the range that should hold 90 % ({covered}). "
         "Beside it: "
         + "; ".join(f"{name} {percent(np.abs(each.all).mean(), 2)}" for name, each in beside.items())
         + "."

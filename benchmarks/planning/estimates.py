@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import sia
 
 from gpusonde.simulator.baselines import ApmGroup, apm_iteration_s
@@ -37,12 +38,14 @@ class Estimates:
     given: bool
 
 
-def estimates_of(rows: Sequence[sia.StepTime], first_known: int = 0, *, all_known: bool = False) -> list[Estimates]:
+def estimates_of(
+    rows: Sequence[sia.StepTime], half: int | np.random.Generator = 0, *, all_known: bool = False
+) -> list[Estimates]:
     """Return the configurations of clusters with a price and of networks of known size, with estimates.
 
     Args:
         rows: Measured configurations.
-        first_known: 0 when the first, third ... placement of a cluster is known, 1 when the second, fourth ... is.
+        half: Which placements of a cluster are known: see ``sia.halves``.
         all_known: Give the models every row instead, to see what is left then.
     """
     found = []
@@ -55,7 +58,7 @@ def estimates_of(rows: Sequence[sia.StepTime], first_known: int = 0, *, all_know
         own = [row for row in own if row.batch_size <= alone[-1].batch_size * _SEEN_BEYOND]
         probes = [alone[place] for place in sia.probe_places([row.batch_size for row in alone])]
         placements = sorted({row.nodes for row in own if row.world_size > 1})
-        known = set(placements[first_known::2])
+        known = set(sia.halves(placements, half)[0])
         calibrating = [
             min((row for row in own if row.nodes == nodes), key=lambda row: row.batch_size)
             for nodes in placements

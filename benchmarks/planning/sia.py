@@ -8,8 +8,11 @@ from __future__ import annotations
 import csv
 import statistics
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 FILE = Path(__file__).resolve().parents[2].parent / "shared/data/distributed/scaling.csv"
 # File of the artifacts -> GPU. "azure" does not name its GPU; "dgx-ext" is extrapolated and left out.
@@ -58,6 +61,16 @@ def read(path: Path = FILE) -> list[StepTime]:
             key = (row["workload"], cluster, nodes, round(float(row["local_bsz"])))
             seconds[key].append(float(row["step_time_s"]))
     return [StepTime(*key, statistics.median(each)) for key, each in sorted(seconds.items())]
+
+
+def halves(placements: Sequence[tuple[int, ...]], half: int | np.random.Generator) -> tuple[list, list]:
+    """Known and unseen placements: every second one, from the first (0) or the second on (1), or half of them drawn."""
+    chosen = range(len(placements))[half::2] if isinstance(half, int) else half.permutation(len(placements))[::2]
+    known = set(map(int, chosen))
+    return (
+        [each for place, each in enumerate(placements) if place in known],
+        [each for place, each in enumerate(placements) if place not in known],
+    )
 
 
 def probe_places(batch_sizes: list[int]) -> list[int]:

@@ -149,6 +149,28 @@ def test_iterations_shorter_than_the_curve_bring_it_down():
     assert paper == pytest.approx(1.2 * compute_s(4), rel=0.01)
 
 
+def test_a_device_that_was_slower_alone_is_quicker_beside_others_at_all_batch_sizes():
+    slow = [ComputeProbe(each.batch_size, 1.15 * each.total_s) for each in PROBES]
+    hidden = [MeasuredIteration(each, 4.0, float(compute_s(4))) for each in PLACEMENTS]
+    calibration = ExchangeCalibration(slow, hidden, [TRACE])
+    for batch in (4.0, 16.0, 64.0, 256.0):
+        assert calibration.predict((2, 2), batch).seconds[0] == pytest.approx(compute_s(batch), rel=0.05)
+        assert calibration.predict((1,), batch).seconds[0] == pytest.approx(1.15 * compute_s(batch), rel=0.02)
+
+
+def test_one_placement_that_ran_too_quickly_does_not_bring_the_curve_down():
+    rows = measured()
+    rows[0] = MeasuredIteration(rows[0].placement, 4.0, 0.7 * float(compute_s(4)))
+    found = ExchangeCalibration(PROBES, rows, [TRACE]).predict((4, 4), 200.0).seconds[0]
+    assert found == pytest.approx(iteration_s((4, 4), 200.0), rel=0.03)
+
+
+def test_ranges_widen_with_the_distance_from_the_batch_sizes_that_several_devices_were_measured_at():
+    found = ExchangeCalibration(PROBES, measured(batch=16.0), [TRACE]).predict((2,), [2.0, 4.0, 16.0, 64.0, 256.0])
+    share = found.sd_s / found.seconds
+    assert share[0] > share[1] > share[2] < share[3] < share[4]
+
+
 def test_several_batch_sizes_of_one_placement_count_together():
     rows = [row for batch in (4.0, 16.0, 64.0) for row in measured(batch=batch, noise=0.05, seed=int(batch))]
     found = ExchangeCalibration(PROBES, rows, [TRACE]).predict((4, 4), [4.0, 16.0, 64.0]).seconds

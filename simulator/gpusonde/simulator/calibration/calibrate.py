@@ -26,8 +26,13 @@ CalibrationKind = Literal["default", "paper"]
 # Without recorded gradients nobody knows how many buckets there are: these are averaged.
 _ASSUMED_BUCKETS = (2, 4, 8)
 _PAPER_BUCKETS = (8,)
-# Medians of iteration times of one configuration differ by some per cent from one launch to the next.
-_USUAL_NOISE = 0.04
+# Medians of iteration times of one configuration differ by so much from one launch to the next.
+_USUAL_NOISE = 0.05
+# How much several devices stray from what one alone does, per root of the distance (in natural logarithms) between a
+# batch size and the nearest one at which several were measured: memory, loading and power are shared.
+_USUAL_STRAY = 0.055
+# Placements whose exchange takes next to nothing.
+_QUICKEST = 0.1
 _LEAST_SCALE = 0.01  # of an iteration, where no exchange shows
 
 
@@ -104,10 +109,10 @@ class ExchangeCalibration:
             traces = [even_trace(count) for count in (_PAPER_BUCKETS if kind == "paper" else _ASSUMED_BUCKETS)]
         if not traces:
             raise CalibrationError("a calibration needs a trace of gradients, or none given at all")
-        self.curve: ComputeCurve = fit_compute_curve(probes, kind)
-        if kind == "default":
-            self.curve = _not_above(self.curve, probes, measured)
+        self._alone: ComputeCurve = fit_compute_curve(probes, kind)
+        self._curve = _among_others(self._alone, probes, measured) if kind == "default" else self._alone
         self._measured = {each.placement for each in measured}
+        self._measured_at = np.unique([each.batch_size for each in measured])
         self._overlaps = [Overlap(trace) for trace in traces]
         self._models = [self._placements(overlap, measured, kind) for overlap in self._overlaps]
 
@@ -119,11 +124,12 @@ class ExchangeCalibration:
             ValueError: A batch size that is not above zero.
         """
         asked = _in_order(placement)
-        compute = self.curve.predict(batch_sizes)
-        slower = _slower(compute)
         if asked == (1,):
-            sd_s = np.hypot(slower.total_s - compute.total_s, _USUAL_NOISE * compute.total_s)
+            compute = self._alone.predict(batch_sizes)
+            sd_s = np.hypot(compute.uncertainty, _USUAL_NOISE) * compute.total_s
             return IterationPrediction(compute.total_s, sd_s, False, compute.extrapolated)
+        compute = self._curve.predict(batch_sizes)
+        slower = _slower(compute)
         seconds, variances = [], []
         for overlap, model in zip(self._overlaps, self._models, strict=True):
             exchange = model.predict([asked])
@@ -137,13 +143,15 @@ class ExchangeCalibration:
                 (overlap.iteration_s(compute, above_s) - at) ** 2 + (overlap.iteration_s(slower, exchange_s) - at) ** 2
             )
         mean = np.mean(seconds, axis=0)
-        variance = np.mean(variances, axis=0) + np.var(seconds, axis=0) + (_USUAL_NOISE * mean) ** 2
+        away = np.abs(np.log(np.atleast_1d(batch_sizes)[:, None] / self._measured_at)).min(axis=1)
+        scatter = _USUAL_NOISE**2 + _USUAL_STRAY**2 * away
+        variance = np.mean(variances, axis=0) + np.var(seconds, axis=0) + scatter * mean**2
         return IterationPrediction(mean, np.sqrt(variance), asked in self._measured, compute.extrapolated)
 
     def _placements(
         self, overlap: Overlap, measured: Sequence[MeasuredIteration], kind: CalibrationKind
     ) -> SmoothPlacements | LinearPlacements:
-        compute = self.curve.predict([each.batch_size for each in measured])
+        compute = self._curve.predict([each.batch_size for each in measured])
         iteration_s = np.array([each.seconds for each in measured])
         exchange_s, leverage = overlap.exchange_s(compute, iteration_s)
         precision = 1.0 / (_USUAL_NOISE * iteration_s * leverage) ** 2
@@ -165,17 +173,31 @@ def _slower(compute: ComputeLatency) -> ComputeLatency:
     return replace(compute, forward_s=factor * compute.forward_s, backward_s=factor * compute.backward_s)
 
 
-def _not_above(
-    curve: ComputeCurve, probes: Sequence[ComputeProbe], measured: Sequence[MeasuredIteration]
+def _among_others(
+    alone: ComputeCurve, probes: Sequence[ComputeProbe], measured: Sequence[MeasuredIteration]
 ) -> ComputeCurve:
-    """Return the curve with iterations as probes that it is too slow for: none takes less than its computation."""
-    latency = curve.predict([each.batch_size for each in measured]).total_s
+    """Return the curve of a device that works beside others, from that of one alone.
+
+    No iteration takes less than its computation. Where the quickest placements do, the device was slower when it was
+    probed, and as much so at all batch sizes; iterations that are quicker still count as probes.
+    """
+    latency = alone.predict([each.batch_size for each in measured]).total_s
+    ratios = defaultdict(list)
+    for each, compute_s in zip(measured, latency, strict=True):
+        ratios[each.placement].append(each.seconds / compute_s)
+    faster = float(np.quantile([np.median(each) for each in ratios.values()], _QUICKEST))
+    if faster >= 1.0:
+        return alone
+    beside = [
+        replace(each, total_s=faster * each.total_s, forward_s=each.forward_s and faster * each.forward_s)
+        for each in probes
+    ]
     below = [
         ComputeProbe(each.batch_size, each.seconds)
         for each, compute_s in zip(measured, latency, strict=True)
-        if each.seconds < compute_s
+        if each.seconds < faster * compute_s
     ]
-    return fit_compute_curve([*probes, *below]) if below else curve
+    return fit_compute_curve([*beside, *below])
 
 
 def _in_order(placement: Iterable[int]) -> Placement:

@@ -14,15 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
-from scipy.linalg import cho_factor, cho_solve
 
 from gpusonde.simulator.gradients import FloatArray
 
 Placement = tuple[int, ...]
 
 # All relative to the median exchange time of the measured placements.
-_LINEAR_FREEDOM = 2.0
+_LINEAR_FREEDOM = 0.5  # by how much a feature that lies one standard deviation off may change it
 # What to expect before anything is measured: links inside a machine carry several times what its network does.
 _WITHIN_ONE_MACHINE = 0.25
 _AMPLITUDES = (0.1, 0.2, 0.4)
@@ -46,18 +44,6 @@ class ExchangeTimes:
     sd_s: FloatArray
 
 
-@dataclass(frozen=True)
-class _Hypothesis:
-    """One setting of the process, fitted."""
-
-    amplitude: float
-    length: float
-    own: float
-    factor: tuple[FloatArray, bool]
-    weights: FloatArray
-    log_evidence: float
-
-
 class SmoothPlacements:
     """The default model.
 
@@ -78,75 +64,50 @@ class SmoothPlacements:
         self._spread = np.where(spread > 0, spread, 1.0)
         self._features = self._standardised(placements)
         self._logarithms = np.array([_logarithms(placement) for placement in placements])
-        self._expected = _expected(placements)
+        # Every setting of the process at once, shape (settings,).
+        settings = itertools.product(_LENGTH_SCALES, _AMPLITUDES, _OWN)
+        self._lengths, self._amplitudes, self._own = np.array(list(settings)).T
+        beyond, variance = seconds / scale_s - _expected(placements), (sd_s / scale_s) ** 2
+        smooth = self._smooth(self._features, self._logarithms)
+        diagonal = np.arange(len(placements))
         self._trust = np.ones(len(placements))
-        measured, variance = seconds / scale_s, (sd_s / scale_s) ** 2
         for _ in range(_ROUNDS):
-            self._hypotheses = self._fitted(measured, variance)
-            self._shares = _shares([each.log_evidence for each in self._hypotheses])
-            smooth = self._expected + self._mean(self._features, self._logarithms, None)
-            own = float(self._shares @ [each.own**2 for each in self._hypotheses])
-            off = np.abs(measured - smooth) / np.sqrt(own + variance)
+            covariance = smooth.copy()
+            covariance[:, diagonal, diagonal] += (self._own[:, None] ** 2 + variance) / self._trust + 1e-9
+            self._precision = np.linalg.inv(covariance)
+            self._weights = self._precision @ beyond
+            log_evidence = -0.5 * (self._weights @ beyond + np.linalg.slogdet(covariance)[1])
+            self._shares = _shares(log_evidence)
+            own = float(self._shares @ self._own**2)
+            off = np.abs(beyond - self._shares @ _each(smooth, self._weights)) / np.sqrt(own + variance)
             self._trust = 1.0 / np.maximum(1.0, off / _FAR_OFF)
 
     def predict(self, placements: Sequence[Placement]) -> ExchangeTimes:
         """Return exchange times; a measured placement keeps what is its own."""
         features, logarithms = self._standardised(placements), np.array([_logarithms(each) for each in placements])
-        beyond = self._mean(features, logarithms, placements)
-        mean = _expected(placements) + beyond
-        variance = np.zeros(len(placements))
-        for share, hypothesis in zip(self._shares, self._hypotheses, strict=True):
-            across = self._across(features, logarithms, placements, hypothesis)
-            before = hypothesis.amplitude**2 + _LINEAR_FREEDOM**2 * (features**2).sum(axis=1)
-            before += hypothesis.own**2 / self._trust_of(placements)
-            explained = np.einsum("ij,ji->i", across, cho_solve(hypothesis.factor, across.T))
-            apart = across @ hypothesis.weights - beyond
-            variance += share * (np.maximum(before - explained, 0.0) + apart**2)
-        return ExchangeTimes(np.maximum(mean, 0.0) * self._scale_s, np.sqrt(variance) * self._scale_s)
-
-    def _fitted(self, measured: FloatArray, variance: FloatArray) -> list[_Hypothesis]:
-        linear = _LINEAR_FREEDOM**2 * self._features @ self._features.T
-        far = _squares(self._logarithms, self._logarithms)
-        found = []
-        for length, amplitude, own in itertools.product(_LENGTH_SCALES, _AMPLITUDES, _OWN):
-            covariance = amplitude**2 * np.exp(-0.5 * far / length**2) + linear
-            covariance[np.diag_indices_from(covariance)] += (own**2 + variance) / self._trust + 1e-9
-            factor = cho_factor(covariance, lower=True)
-            beyond = measured - self._expected
-            weights = cho_solve(factor, beyond)
-            log_evidence = -0.5 * float(beyond @ weights) - float(np.log(np.diag(factor[0])).sum())
-            found.append(_Hypothesis(amplitude, length, own, factor, weights, log_evidence))
-        return found
-
-    def _mean(self, features: FloatArray, logarithms: FloatArray, placements: Sequence[Placement] | None) -> FloatArray:
-        """Exchange times over the scale, less the expected, shape (m,); without ``placements``, without their own."""
-        return np.asarray(
-            sum(
-                share * (self._across(features, logarithms, placements, hypothesis) @ hypothesis.weights)
-                for share, hypothesis in zip(self._shares, self._hypotheses, strict=True)
-            )
-        )
-
-    def _across(
-        self,
-        features: FloatArray,
-        logarithms: FloatArray,
-        placements: Sequence[Placement] | None,
-        hypothesis: _Hypothesis,
-    ) -> FloatArray:
-        """Covariance of the asked placements with the measured ones, shape (m, n)."""
-        far = _squares(logarithms, self._logarithms)
-        across = hypothesis.amplitude**2 * np.exp(-0.5 * far / hypothesis.length**2)
-        across += _LINEAR_FREEDOM**2 * features @ self._features.T
-        for row, placement in enumerate(placements or ()):
+        across = self._smooth(features, logarithms)
+        trust = np.ones(len(placements))
+        for row, placement in enumerate(placements):
             if placement in self._index:
                 column = self._index[placement]
-                across[row, column] += hypothesis.own**2 / self._trust[column]
-        return np.asarray(across)
+                trust[row] = self._trust[column]
+                across[:, row, column] += self._own**2 / trust[row]
+        beyond = _each(across, self._weights)
+        mean = self._shares @ beyond
+        before = self._amplitudes[:, None] ** 2 + _LINEAR_FREEDOM**2 * (features**2).sum(axis=1)
+        before += self._own[:, None] ** 2 / trust
+        explained = ((across @ self._precision) * across).sum(axis=-1)
+        variance = self._shares @ (np.maximum(before - explained, 0.0) + (beyond - mean) ** 2)
+        return ExchangeTimes(
+            np.maximum(_expected(placements) + mean, 0.0) * self._scale_s, np.sqrt(variance) * self._scale_s
+        )
 
-    def _trust_of(self, placements: Sequence[Placement]) -> FloatArray:
-        places = [self._index.get(placement) for placement in placements]
-        return np.array([1.0 if place is None else self._trust[place] for place in places])
+    def _smooth(self, features: FloatArray, logarithms: FloatArray) -> FloatArray:
+        """Covariance of placements with the measured ones, less what is their own, shape (settings, m, n)."""
+        far = ((logarithms[:, None, :] - self._logarithms[None, :, :]) ** 2).sum(axis=-1)
+        near = np.exp(-0.5 * far / self._lengths[:, None, None] ** 2)
+        linear = _LINEAR_FREEDOM**2 * features @ self._features.T
+        return np.asarray(self._amplitudes[:, None, None] ** 2 * near + linear)
 
     def _standardised(self, placements: Sequence[Placement]) -> FloatArray:
         features = np.array([_linear(placement) for placement in placements])
@@ -194,10 +155,11 @@ def _logarithms(placement: Placement) -> FloatArray:
     return np.log([sum(placement), len(placement), max(placement), min(placement)])
 
 
-def _squares(one: FloatArray, other: FloatArray) -> FloatArray:
-    return np.asarray(((one[:, None, :] - other[None, :, :]) ** 2).sum(axis=-1))
+def _each(across: FloatArray, weights: FloatArray) -> FloatArray:
+    """What each setting says, shape (settings, m)."""
+    return np.asarray((across @ weights[:, :, None])[:, :, 0])
 
 
-def _shares(log_evidence: Sequence[float]) -> npt.NDArray[np.float64]:
-    weights = np.exp(np.array(log_evidence) - max(log_evidence))
+def _shares(log_evidence: FloatArray) -> FloatArray:
+    weights = np.exp(log_evidence - log_evidence.max())
     return np.asarray(weights / weights.sum())
