@@ -199,6 +199,21 @@ def test_a_collector_on_a_full_disk_is_not_said_to_be_gone(rig, caplog):
     assert "is not there" not in caplog.text
 
 
+def test_an_agent_without_tls_at_a_collector_with_it_is_told_what_to_set(rig, tmp_path, caplog):
+    rig.fill(1)
+    authority = Authority(tmp_path / "authority")
+    certificate, key = authority.server()
+    server = grpc.server(ThreadPoolExecutor(max_workers=2))
+    credentials = grpc.ssl_server_credentials([(key.read_bytes(), certificate.read_bytes())])
+    port = server.add_secure_port("127.0.0.1:0", credentials)
+    server.start()
+    try:
+        rig.run(f"127.0.0.1:{port}", until=lambda: rig.counters.connection_failures)
+    finally:
+        server.stop(None).wait()
+    assert "or wants TLS: then set uplink.tls_ca" in caplog.text
+
+
 def test_a_collector_without_tls_is_not_said_to_be_gone_by_an_agent_with_it(rig, tmp_path, caplog):
     rig.fill(1)
     authority = Authority(tmp_path / "authority")

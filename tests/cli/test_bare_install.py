@@ -41,6 +41,8 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ["gpus", "T4"],
         ["offers", "--gpu", "T4"],
         ["metrics"],
+        ["token", "new", "--role", "agent"],
+        ["workload", "embed", "zoo:resnet18"],
         ["agent", "--check-config"],
         ["agent", "--print-config", "--json"],
     ],
@@ -60,10 +62,11 @@ def test_recording_needs_no_extra(trace: Path, tmp_path: Path) -> None:
 def test_recording_parquet_names_the_extra(trace: Path, tmp_path: Path) -> None:
     answer = bare("record", str(tmp_path / "copy.parquet"), "--replay", str(trace), "--speed", "100")
     assert answer.returncode == 1
+    assert f"{tmp_path / 'copy.parquet'}: Parquet files need" in answer.stderr
     assert "pip install 'gpusonde[collector]'" in answer.stderr
 
 
-@pytest.mark.parametrize("arguments", [["runs"], ["epochs", "--latest"]])
+@pytest.mark.parametrize("arguments", [["runs"], ["epochs", "--latest"], ["fleet", "list"], ["workload", "hosts"]])
 def test_asking_a_collector_needs_no_extra(arguments: list[str]) -> None:
     answer = bare(*arguments, "--collector", "127.0.0.1:1")
     assert answer.returncode == 1

@@ -158,6 +158,17 @@ def test_ctrl_c_exits_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     assert capsys.readouterr().err == "interrupted\n"
 
 
+def test_ctrl_c_while_the_commands_are_imported_is_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(main, "command_module", interrupted)
+    assert main.main(["metrics"]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
 @pytest.mark.parametrize("options", [[], ["--json"]])
 def test_a_reader_that_goes_away_is_no_error(options: list[str]) -> None:
     command = subprocess.Popen(

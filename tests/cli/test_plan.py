@@ -41,10 +41,11 @@ def reports(folder: Path, rows: list[dict[str, Any]]) -> str:
 
 def test_the_examples_of_the_page_work_as_they_stand(tmp_path: Path) -> None:
     write_page_files(CLI_PAGE, tmp_path)
+    examples = CLI_PAGE.read_text(encoding="utf-8").splitlines()
     for command in (
         "plan solve job.toml --out solution.json",
         "plan pareto job.toml",
-        "plan estimate job.toml --group g4dn.xlarge=4@64",
+        *(line.strip().removeprefix("gpusonde ") for line in examples if line.startswith("    gpusonde plan ")),
         "monitor job.toml --plan solution.json --progress progress.jsonl",
     ):
         done = subprocess.run(
@@ -110,7 +111,12 @@ def test_a_plan_that_breaks_a_limit_is_said_so(problem: Path, capsys: pytest.Cap
         (["monitor", "p.json", "--run", "x"], 2, "--run needs --collector"),
         (["monitor", "p.json", "--progress", "p.json"], 1, "p.json:1:"),
         (["monitor", "p.json", "--progress", "bad.jsonl"], 1, "bad.jsonl:2: elapsed_s"),
+        (["monitor", "p.json", "--progress", "cut.jsonl"], 1, "cut.jsonl:1: at character 16: no JSON"),
+        (["plan", "solve", "p.json", "--out", "absent/s.json"], 1, "absent/s.json: there is no folder absent"),
+        (["plan", "solve", "p.json", "--out", "."], 1, "is a folder"),
+        (["train", "absent.csv", "--out", "absent/model"], 1, "absent/model: there is no folder absent"),
         (["profile", "job.py:make"], 2, "--out"),
+        (["probe", "allreduce", "--fabric", "x", "--out", "absent/o"], 1, "absent/o: there is no folder absent"),
         (["probe", "allreduce", "--fabric", "x", "--out", "o", "--rank", "0"], 2, "come together"),
         (["probe", "allreduce", "--fabric", "x", "--out", "o", "--sizes", "3"], 2, "multiples of 4"),
     ],
@@ -126,6 +132,7 @@ def test_what_is_wrong_is_said_in_one_line(
     monkeypatch.chdir(problem.parent)
     Path("bad.toml").write_text("format = ")
     Path("bad.jsonl").write_text('{"elapsed_s": 1, "completed_iterations": 1}\n{"elapsed_s": "x"}\n')
+    Path("cut.jsonl").write_text('{"elapsed_s": 1\n')
     write_json(Path("typo.json"), small_problem(dedline_s=1.0))
     _, err = said(capsys, *arguments, code=code)
     assert says in err
@@ -152,6 +159,22 @@ def test_reports_come_through_a_pipe_and_recommendations_are_appended_as_they_co
     kinds = [json.loads(line)["kind"] for line in written.read_text().splitlines()]
     assert kinds == ["keep", "launch"]
     assert "launch: " in out
+
+
+def test_nothing_is_recommended_before_the_reports_are_there(problem: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, err = said(capsys, "monitor", str(problem), "--progress", str(problem.with_name("absent.jsonl")), code=1)
+    assert out == ""
+    assert "absent.jsonl: No such file" in err
+
+
+def test_where_nothing_can_be_taken_away_no_plan_against_that_is_named(
+    problem: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"elapsed_s": 0, "completed_iterations": 0}]
+    write_json(problem, small_problem(deadline_s=1e7))
+    out, _ = said(capsys, "monitor", str(problem), "--progress", reports(problem.parent, rows))
+    assert "launch: " in out
+    assert "spot" not in out
 
 
 def test_a_recommendation_stands_until_machines_change(problem: Path, capsys: pytest.CaptureFixture[str]) -> None:

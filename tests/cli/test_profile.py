@@ -63,6 +63,11 @@ def test_a_profiled_job_is_planned(folder, capsys):
     assert solution["status"] in {"optimal", "feasible"}
 
 
+def test_a_place_that_cannot_be_written_is_refused_before_the_job_runs(folder, capsys):
+    assert main(["profile", "absent.py:job", "--out", "absent/profile.json"]) == 1
+    assert "absent/profile.json: there is no folder absent" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

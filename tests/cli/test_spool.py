@@ -46,6 +46,13 @@ def test_ls_lists_segments_with_sequences_ticks_bytes_and_times(tmp_path, capsys
     assert contents(directory) == before
 
 
+def test_another_directory_with_a_lock_is_no_spool(tmp_path, capsys):
+    for name in ("lock", "catalog.sqlite"):
+        (tmp_path / name).touch()
+    assert main(["spool", "ls", str(tmp_path)]) == 1
+    assert "not a spool" in capsys.readouterr().err
+
+
 def test_what_was_acknowledged_is_no_longer_listed(tmp_path, capsys):
     directory = write_spool(tmp_path / "spool")
     spool = Spool(directory, max_bytes=1 << 20, segment_bytes=1024)
@@ -86,6 +93,15 @@ def test_damage_is_found_without_touching_it_and_repaired_when_asked_as_the_agen
     assert report.loss_report.first_lost_sequence == report.sequence
     assert report.loss_report.reason == ingest_pb2.LOSS_REASON_SPOOL_CORRUPT
     assert len(records) == 31
+
+
+def test_ls_tells_both_ends_of_a_segment_s_time_or_neither(tmp_path, capsys):
+    directory = write_damaged_spool(tmp_path / "spool")
+    _, answer = ask(capsys, "ls", str(directory))
+    times = [(each["first_tick_time"], each["last_tick_time"]) for each in answer["segments"]]
+    assert times[1] == (None, None)
+    assert all(first < last for first, last in times if first is not None)
+    assert sum(first is None for first, _ in times) == 1
 
 
 def test_the_next_start_of_the_agent_does_the_same_as_a_repair(tmp_path, capsys):
@@ -168,6 +184,6 @@ def test_people_get_tables(tmp_path, capsys):
     assert "up to 0 acknowledged" in capsys.readouterr().out
     assert main(["spool", "fsck", str(directory)]) == 1
     out = capsys.readouterr().out
-    assert "1 records are lost" in out
+    assert "1 record is lost" in out
     assert "18 bytes of an unfinished record" in out
     assert "nothing was changed" in out

@@ -214,6 +214,15 @@ def test_sql_reads_ticks_averages_and_the_catalogue(filled):
     assert (len(few["rows"]), few["truncated"]) == (5, True)
 
 
+def test_sql_tells_times_in_utc_whatever_the_host_s_zone(filled, monkeypatch):
+    pytest.importorskip("duckdb")
+    monkeypatch.setenv("TZ", "America/New_York")
+    statement = "SELECT t, [t], {'at': t}, MAP {DATE '2026-11-21': t} FROM (SELECT to_timestamp(1795246561) t)"
+    time = "2026-11-21 07:36:01+00:00"
+    (row,) = ask("store", "sql", str(filled), statement)["rows"]
+    assert row == [time, [time], {"at": time}, {"2026-11-21": time}]
+
+
 def test_gpus_of_an_export_keep_their_own_metrics_and_sql_knows_those_of_all(filled, tmp_path):
     pytest.importorskip("duckdb")
     store = LocalStore(filled, StoreOptions(reserve_bytes=0))

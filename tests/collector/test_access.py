@@ -107,7 +107,7 @@ def test_strangers_do_not_get_past_the_handshake(tls_collector, authority, tmp_p
             with pytest.raises(CollectorError) as error:
                 client.list_runs()
             assert error.value.code == "UNAVAILABLE"
-    with Client(tls_collector.target, timeout_s=30) as client, pytest.raises(CollectorError):
+    with Client(tls_collector.target, timeout_s=30) as client, pytest.raises(CollectorError, match="give --tls-ca"):
         client.list_runs()
 
 

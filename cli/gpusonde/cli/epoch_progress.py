@@ -195,7 +195,7 @@ def render_progress(screen: Screen, progress: Progress) -> None:
                 f"{epoch.end_s:.2f}",
                 f"{epoch.end_s - epoch.start_s:.2f}",
                 *([wording.probability(epoch.confidence)] if tracked else []),
-                wording.ABSENT if math.isnan(epoch.energy_joules) else f"{epoch.energy_joules / 1000:.3g}",
+                wording.number(epoch.energy_joules / 1000),
                 *(wording.number(epoch.mean_metrics.get(name)) for name in names),
                 *([epoch.status] if tracked else []),
             )

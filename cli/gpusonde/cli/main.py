@@ -89,6 +89,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = build_parser().parse_args(arguments)
     except UsageError as error:
         return _report_usage(error, as_json="--json" in arguments)
+    except KeyboardInterrupt:
+        # Importing the commands takes a moment, on a busy machine a long one.
+        return _report_interrupt()
     spare_loopback_from_proxies(os.environ)
     level = logging.INFO if args.command in _DAEMONS else logging.WARNING
     logs.configure(args.log_format or "text", verbose=args.verbose, level=level)
@@ -120,8 +123,7 @@ def run(args: argparse.Namespace) -> int:
     except UsageError as error:
         return _report_usage(error, as_json=args.json)
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
+        return _report_interrupt()
     except BrokenPipeError:
         # The reader of our output has seen enough ("| head"). Flushing at exit would complain again.
         _forget_stdout()
@@ -150,6 +152,11 @@ def _report_usage(error: UsageError, *, as_json: bool) -> int:
     if as_json:
         _print_error_object(Report("UsageError", one_line(str(error))))
     return EXIT_USAGE
+
+
+def _report_interrupt() -> int:
+    print("interrupted", file=sys.stderr)
+    return EXIT_INTERRUPTED
 
 
 def _print_error_object(report: Report) -> None:

@@ -8,7 +8,7 @@ from typing import cast
 
 import grpc
 
-from gpusonde.service.tls import ClientSecurity
+from gpusonde.service.tls import ClientSecurity, hangs_up_on_strangers
 
 # What gRPC says of the client's deadline; other words are the collector's.
 _OWN_DEADLINE = "Deadline Exceeded"
@@ -74,6 +74,11 @@ class Connection:
                 advice = "start one with 'gpusonde collector', or give its address"
                 if any(word in details.lower() for word in ("handshake", "certificate", "verification")):
                     advice = "check --tls-ca, --tls-cert and --tls-key, and that no certificate has expired"
+                elif hangs_up_on_strangers(details):
+                    advice = (
+                        "if somebody listens there, it hangs up as a collector with TLS does: give --tls-ca, and "
+                        "--tls-cert with --tls-key, or --token-file"
+                    )
             elif code == "DEADLINE_EXCEEDED" and details == _OWN_DEADLINE:
                 details = f"the collector at {self._target} did not answer in time"
                 advice = "try again, or look at its log"

@@ -218,7 +218,11 @@ def _sink(target: Path, place: Path, metrics: Sequence[str], gpus: Sequence[Trac
     _check(target, metrics, gpus)
     if target.suffix.lower() == ".csv":
         return _CsvSink(place, metrics, gpus)
-    return _ParquetSink(place, metrics, gpus)
+    try:
+        return _ParquetSink(place, metrics, gpus)
+    except ParquetSupportError:
+        # The hidden file beside the target is our own affair.
+        raise ParquetSupportError(target) from None
 
 
 class _CsvSink:

@@ -31,7 +31,7 @@ class SegmentSummary:
         records: Its records.
         ticks: Ticks of one GPU each inside them.
         size_bytes: Up to the end of its last record.
-        first_tick_unix_nano: Time of its earliest tick, None without any.
+        first_tick_unix_nano: Time of its earliest tick, None without any, and where damage hides them.
         last_tick_unix_nano: Time of its latest tick.
         loss_reports: Records that report a loss.
     """
@@ -96,10 +96,10 @@ def inspect_spool(directory: Path, *, repair: bool = False, files: Files | None 
     used = files or OsFiles()
     if not directory.is_dir():
         raise SpoolDirectoryError(f"{directory}: no such directory; name the spool.directory of an agent")
-    if not any((directory / name).exists() for name in ("identity.json", "lock")) and not _has_segments(directory):
-        raise SpoolDirectoryError(f"{directory}: not a spool; name the spool.directory of an agent")
     lock = DirectoryLock(directory)
     try:
+        if not _looks_like_a_spool(directory):
+            raise SpoolDirectoryError(f"{directory}: not a spool; name the spool.directory of an agent")
         if not repair:
             return _report(directory, lock.holder(), used, repair=False)
         lock.acquire()
@@ -113,8 +113,10 @@ def inspect_spool(directory: Path, *, repair: bool = False, files: Files | None 
         ) from error
 
 
-def _has_segments(directory: Path) -> bool:
-    return any(directory.glob(f"*{SUFFIX}"))
+def _looks_like_a_spool(directory: Path) -> bool:
+    names = {entry.name for entry in directory.iterdir()}
+    # A collector's directory has a lock too; one of an agent that ended at its very first start has nothing else.
+    return "identity.json" in names or names == {"lock"} or any(name.endswith(SUFFIX) for name in names)
 
 
 def _report(directory: Path, held_by: str | None, files: Files, *, repair: bool) -> SpoolReport:
@@ -155,7 +157,9 @@ def _summary(segment: Segment, reader: SegmentReader) -> SegmentSummary | None:
         edges = [reader.read(segment, segment.first_sequence + i) for i in sorted({*batches[:1], *batches[-1:]})]
     except FileNotFoundError:
         return None  # acknowledged meanwhile
-    times = [time for record in edges if record is not None for time in _tick_times(record)]
+    # Behind damage, records do not lie where a repair would put them: better no times than those of one end for both.
+    readable = [record for record in edges if record is not None]
+    times = [time for record in readable for time in _tick_times(record)] if len(readable) == len(edges) else []
     return SegmentSummary(
         path=segment.path,
         first_sequence=segment.first_sequence,

@@ -228,7 +228,10 @@ def _recover_segment(
 
 def _damage(path: Path, lost: int, *, header: bool) -> Finding:
     if lost:
-        detail = f"damaged; {lost} records are lost, and reports that say so take their places"
+        what = "1 record is lost, and a report that says so takes its place"
+        if lost > 1:
+            what = f"{lost} records are lost, and reports that say so take their places"
+        detail = f"damaged; {what}"
         return Finding(path, FindingKind.LOST_RECORDS, detail, lost)
     what = "its header is damaged" if header else "bytes between its records are damaged"
     return Finding(path, FindingKind.DAMAGED_BYTES, f"{what}; no record is lost")

@@ -26,7 +26,7 @@ from gpusonde.agent.uplink.session import SampleCall, Session
 from gpusonde.agent.uplink.settings import AgentFacts, UplinkSettings
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.service.tasks import end, within
-from gpusonde.service.tls import Access, ClientSecurity, ExpiryWarning, TlsError, is_loopback
+from gpusonde.service.tls import Access, ClientSecurity, ExpiryWarning, TlsError, hangs_up_on_strangers, is_loopback
 
 log = logging.getLogger(__name__)
 
@@ -346,10 +346,13 @@ class Uplink:
             )  # fmt: skip
             return self._backoff.next_s()
         full = failure.code == grpc.StatusCode.RESOURCE_EXHAUSTED.name
+        what = "takes no records now" if full else "is not there"
+        if hangs_up_on_strangers(failure.details):
+            # No state of its own: a collector that is just ending does the same for a moment.
+            what += ", or wants TLS: then set uplink.tls_ca, and tls_certificate with tls_key or token_file"
         self._say(
             "full" if full else "away", logging.WARNING,
-            f"collector {target} {'takes no records now' if full else 'is not there'} ({failure}); keeping samples in "
-            f"{self._spool.directory} and trying again",
+            f"collector {target} {what} ({failure}); keeping samples in {self._spool.directory} and trying again",
         )  # fmt: skip
         return self._backoff.next_s()
 

@@ -114,9 +114,9 @@ def _here(args: argparse.Namespace, problem: Mapping[str, Any], start: Mapping[s
     with naming(args.problem):
         watch = start_watch(parse_problem(problem, gpus, load_offers(gpus=gpus)), start)
     looked_s = float(start.get("elapsed_s", 0.0))
-    yield (found := watch.recommend(looked_s))
     waiting_s = None
     with _reports(args) as reports:
+        yield (found := watch.recommend(looked_s))
         for report in reports:
             now_s = max(looked_s, take_report(watch, report) or 0.0)
             if now_s < looked_s + _LOOK_INTERVAL_S and "completed_iterations" in report:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpusonde.cli.connection import add_collector_options, client_security
 from gpusonde.cli.errors import naming
+from gpusonde.cli.files import check_writable
 from gpusonde.cli.output import Output
 from gpusonde.cli.parsing import Parser, Subparsers, UsageError, add_command, positive_number
 
@@ -62,6 +63,8 @@ def run(args: argparse.Namespace) -> int:
     from gpusonde.optimizer.documents.files import write_json
 
     _check(args)
+    if args.out is not None:
+        check_writable(args.out)
     output = Output(as_json=args.json)
     problem = _problem(args)
     if args.action == "pareto":

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpusonde.cli import wording
+from gpusonde.cli.files import check_writable
 from gpusonde.cli.output import Output, Screen
 from gpusonde.cli.parsing import (
     Parser,
@@ -68,6 +70,8 @@ def run(args: argparse.Namespace) -> int:
     from gpusonde.simulator.allreduce import MeasurementError, measurements_to_json
     from gpusonde.simulator.instrument.allreduce_probe import probe_allreduce
 
+    if (os.environ.get("RANK", "0") if args.rank is None else str(args.rank)) == "0":
+        check_writable(args.out)
     try:
         grid, rendezvous = _grid(args), _rendezvous(args)
         found = probe_allreduce(

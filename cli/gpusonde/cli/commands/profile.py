@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpusonde.cli import wording
+from gpusonde.cli.files import check_writable
 from gpusonde.cli.output import Output, Screen
 from gpusonde.cli.parsing import Parser, Subparsers, add_command, positive_integer, positive_number
 
@@ -62,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
     from gpusonde.simulator.instrument.profile import profile
 
     output = Output(as_json=args.json)
+    check_writable(args.out)
     job = load_job(args.job)
     # Where a job sets its limit, torch uses it for the first bucket too.
     buckets = {}

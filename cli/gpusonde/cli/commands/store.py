@@ -212,7 +212,11 @@ def _sql(args: argparse.Namespace, output: Output) -> int:
 
 
 def _plain(value: object) -> object:
-    return value if value is None or isinstance(value, (bool, int, float, str, list, tuple, dict)) else str(value)
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    if isinstance(value, dict):
+        return {str(key): _plain(each) for key, each in value.items()}
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
 
 
 def _render_answer(screen: Screen, answer: SqlAnswer) -> None:

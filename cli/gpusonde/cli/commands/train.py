@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpusonde.cli import wording
 from gpusonde.cli.errors import naming
+from gpusonde.cli.files import check_writable
 from gpusonde.cli.output import Output, Screen
 from gpusonde.cli.parsing import Parser, Subparsers, UsageError, add_command, positive_integer, positive_number
 
@@ -62,6 +63,8 @@ def add_parser(subparsers: Subparsers, common: Parser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Fit and save, learn, or roll back."""
     _check(args)
+    if args.out is not None:
+        check_writable(args.out)
     output = Output(as_json=args.json)
     if args.rollback is not None:
         return _roll_back(output, args.rollback)

@@ -80,6 +80,8 @@ def run(args: argparse.Namespace) -> int:
 def _render(screen: Screen, payload: dict[str, Any]) -> None:
     for graph in payload["graphs"]:
         screen.heading(f"{graph['graph']}: {len(graph['embedding'])} numbers (--json prints them)")
+        if not graph["nearest"]:
+            continue
         screen.table(
             ("most alike", "family", "similarity"),
             [(near["architecture"], near["family"], f"{near['similarity']:.2f}") for near in graph["nearest"]],

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpusonde.cli import wording
 from gpusonde.cli.errors import naming
+from gpusonde.cli.files import check_writable
 from gpusonde.cli.output import Output, Screen
 from gpusonde.cli.parsing import Parser, Subparsers, add_command
 from gpusonde.cli.workload.predict import REGRESSORS
@@ -51,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
     from gpusonde.predictor.workload.engine.model import WorkloadModel
 
     output = Output(as_json=args.json)
+    check_writable(args.out)
     table = read_measurements(args.measurements, load_gpus(), NetworksBeside(args.measurements.parent))
     with (
         output.progress(f"fitting on {len(table.measurements)} measurements"),

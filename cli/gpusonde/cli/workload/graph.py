@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpusonde.cli import wording
+from gpusonde.cli.files import check_writable
 from gpusonde.cli.output import Output, Screen
 from gpusonde.cli.parsing import Parser, Subparsers, add_command, positive_integer
 from gpusonde.cli.workload.sources import graph_of
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from gpusonde.predictor.workload.graph import WorkloadGraph
 
 _SHOWN_KINDS = 8
+# As GraphLimits.text, which would have to be imported.
+_LONGEST_NAME = 400
 _ENDS = ("input", "output")
 
 
@@ -43,7 +46,7 @@ def add_parser(subparsers: Subparsers, common: Parser) -> None:
     parser.add_argument(
         "--batch-size", type=positive_integer, metavar="N", help="samples that the graph is taken with (default: 1)"
     )
-    parser.add_argument("--name", help="what to call the network (default: as the source does)")
+    parser.add_argument("--name", type=_name, help="what to call the network (default: as the source does)")
     group = parser.add_argument_group("source code (FILE.py:FACTORY), one of")
     group.add_argument(
         "--sandbox",
@@ -58,12 +61,20 @@ def add_parser(subparsers: Subparsers, common: Parser) -> None:
     group.add_argument("--trust", action="store_true", help="run it in this process, with your rights: your own code")
 
 
+def _name(text: str) -> str:
+    """Argument type: a name that readers of graphs take."""
+    if not 0 < len(text) <= _LONGEST_NAME or not text.isprintable():
+        raise argparse.ArgumentTypeError(f"write 1 to {_LONGEST_NAME} characters that can be printed")
+    return text
+
+
 def run(args: argparse.Namespace) -> int:
     """Take the graph, write it and say what is in it."""
     from gpusonde.predictor.files import replace_file
     from gpusonde.predictor.workload.graph.graph_json import dump_graph
 
     output = Output(as_json=args.json)
+    check_writable(args.out)
     wish = Wish(args.input or [], args.batch_size, args.name, args.sandbox, args.weaker_sandbox, args.trust)
     with output.progress("reading the network"):
         graph = graph_of(args.source, wish)

@@ -18,7 +18,7 @@ from gpusonde.optimizer.continual.policy import Policy, Verdict
 from gpusonde.optimizer.continual.progress import ProgressWindow, Projection, Throughput, project
 from gpusonde.optimizer.continual.risk import PreemptionRates
 from gpusonde.optimizer.plan import Plan
-from gpusonde.optimizer.problem import Offer, Problem, ProblemError
+from gpusonde.optimizer.problem import Billing, Offer, Problem, ProblemError
 from gpusonde.optimizer.steps import StepTimes
 
 # Iterations that take this many times longer than estimated are taken as a fault of the job, not of the estimates.
@@ -337,7 +337,9 @@ class Controller:
         next_step_s: float = math.inf,
     ) -> Decision:
         choice = verdict.choice if verdict else None
-        fallback = verdict.fallback if verdict else None
+        # The policy reckons with it also where nothing can be taken away; nobody needs to know of it there.
+        has_spot = any(offer.billing is Billing.SPOT for offer in self.problem.offers)
+        fallback = verdict.fallback if verdict and has_spot else None
         # Where nothing runs or boots, nothing changes before an offer can be asked again.
         idle = kind in (DecisionKind.IDLE, DecisionKind.NO_PLAN)
         review_s = max(self.options.review_s, self.options.resolve_s) if idle else self.options.review_s

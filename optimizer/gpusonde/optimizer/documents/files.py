@@ -36,8 +36,12 @@ def read_document(path: Path) -> dict[str, Any]:
     return parse_json(data)
 
 
-def parse_json(data: bytes) -> dict[str, Any]:
+def parse_json(data: bytes, *, is_line: bool = False) -> dict[str, Any]:
     """Parse a JSON document.
+
+    Args:
+        data: Its bytes.
+        is_line: It is a line of a larger file, whose number the caller names.
 
     Raises:
         DocumentError: It is too large, no JSON or no object; NaN and infinities, which are no JSON, are refused.
@@ -46,7 +50,8 @@ def parse_json(data: bytes) -> dict[str, Any]:
     try:
         return _checked(json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_unique))
     except json.JSONDecodeError as error:
-        raise DocumentError("", f"line {error.lineno}: no JSON ({error.msg})") from None
+        place = f"at character {error.colno}" if is_line else f"line {error.lineno}"
+        raise DocumentError("", f"{place}: no JSON ({error.msg})") from None
     except RecursionError:
         raise DocumentError("", f"is nested more than {_DEEPEST} deep") from None
     except DocumentError:
@@ -62,6 +67,15 @@ def write_json(path: Path, document: Mapping[str, Any]) -> None:
         OSError: It cannot be written.
     """
     text = json.dumps(document, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+    try:
+        _replace(path, text)
+    except OSError as error:
+        # The temporary file is our own affair.
+        error.filename = str(path)
+        raise
+
+
+def _replace(path: Path, text: str) -> None:
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:

@@ -98,7 +98,7 @@ def read_reports(lines: Iterable[str], name: str) -> Iterator[dict[str, Any]]:
 
 
 def _report(line: str) -> dict[str, Any]:
-    report = parse_json(line.encode("utf-8", "surrogatepass"))
+    report = parse_json(line.strip().encode("utf-8", "surrogatepass"), is_line=True)
     number(report.get("elapsed_s"), "elapsed_s", above=False, most=_LATEST_S)
     if "completed_iterations" not in report and not set(_MACHINE_KEYS) & set(report):
         raise DocumentError("completed_iterations", f"is missing; report it, or one of {', '.join(_MACHINE_KEYS)}")

@@ -1,10 +1,19 @@
 """TLS of both daemons and of the commands that ask a collector: files read anew when they change, keys never shown."""
 
 from gpusonde.service.tls.address import is_loopback
-from gpusonde.service.tls.client import Access, ClientSecurity
+from gpusonde.service.tls.client import Access, ClientSecurity, hangs_up_on_strangers
 from gpusonde.service.tls.errors import TlsError
 from gpusonde.service.tls.expiry import ExpiryWarning
 from gpusonde.service.tls.server import ServerTls
 from gpusonde.service.tls.validity import expiry_unix_s
 
-__all__ = ["Access", "ClientSecurity", "ExpiryWarning", "ServerTls", "TlsError", "expiry_unix_s", "is_loopback"]
+__all__ = [
+    "Access",
+    "ClientSecurity",
+    "ExpiryWarning",
+    "ServerTls",
+    "TlsError",
+    "expiry_unix_s",
+    "hangs_up_on_strangers",
+    "is_loopback",
+]

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import grpc
 
 _LONGEST_TOKEN = 512
+# How the end of a connection reads that nothing ever came through.
+_HANG_UPS = ("socket closed", "connection reset", "end of tcp stream", "broken pipe")
 
 
 @dataclass(frozen=True)
@@ -119,3 +121,12 @@ def read_token(path: str, environment: Mapping[str, str] = os.environ) -> str:
     if not token or len(token) > _LONGEST_TOKEN or not token.isprintable() or " " in token:
         raise TlsError(str(file), "holds no token; write it alone into the file, as 'gpusonde token new' prints it")
     return token
+
+
+def hangs_up_on_strangers(details: str) -> bool:
+    """Whether gRPC's words under UNAVAILABLE mean that somebody took the connection and closed it without a word.
+
+    So does a server with TLS to a client without, and one that wants a certificate to a client that shows none.
+    """
+    words = details.lower()
+    return "failed to connect" in words and any(end in words for end in _HANG_UPS)

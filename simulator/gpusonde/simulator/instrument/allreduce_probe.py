@@ -146,9 +146,11 @@ def probe_allreduce(
         _meet(torch)
         world_size = torch.distributed.get_world_size()
         worlds = sorted(set(chosen.world_sizes)) or [world_size]
-        if world_size < 2 or worlds[-1] > world_size:
+        if world_size < 2:
+            raise AllreduceProbeError("one process takes part; an allreduce needs two or more")
+        if worlds[-1] > world_size:
             raise AllreduceProbeError(
-                f"{world_size} process takes part; an allreduce needs two, and world size {worlds[-1]} needs as many"
+                f"{world_size} processes take part; world size {worlds[-1]} needs {worlds[-1]} of them"
             )
         named = device or _device_name(torch, target)
         machine = devices_per_machine or _devices_per_machine(torch, target)
@@ -259,7 +261,8 @@ def _group(torch: Any, backend: str, rendezvous: Rendezvous | None, timeout_s: f
     used = backend or ("nccl" if torch.cuda.is_available() and distributed.is_nccl_available() else "gloo")
     if rendezvous is None and not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
         raise AllreduceProbeError(
-            "no process group: start this with torchrun on every machine, or give rank, world size and master"
+            "no process group: start this with torchrun on every machine, or give each process its --rank, "
+            "--world-size and --master"
         )
     where: dict[str, Any] = {"init_method": "env://"}
     if rendezvous is not None:

@@ -135,7 +135,9 @@ def profile(
 def _batch_sizes(batch_sizes: Sequence[int] | None, largest_batch: int | None) -> list[int]:
     if batch_sizes is None:
         if largest_batch is None:
-            raise ProfileError("say which batch sizes to time, or the largest batch size that fits")
+            raise ProfileError(
+                "say which batch sizes to time (--batch-sizes), or the largest batch that fits (--largest-batch)"
+            )
         if largest_batch <= _SMALLEST_BATCH:
             raise ProfileError(f"a curve needs two batch sizes, and no more than {largest_batch} samples fit")
         batch_sizes = search.batches_to_probe(largest_batch, max(_SMALLEST_BATCH, largest_batch // _PROBED_RANGE))

@@ -105,6 +105,7 @@ def _connected(duckdb: Any, directory: Path, database: Database) -> Iterator[Any
         connection.register("seconds", _data_set(layout, seconds, second_schema(metrics)))
         for name in TABLES:
             connection.register(name, _table(database, name))
+        connection.execute("SET TimeZone = 'UTC'")
         connection.execute("SET enable_external_access = false")
         connection.execute("SET lock_configuration = true")
         yield connection
