@@ -3,6 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpusonde.catalog import GpuCatalog, Resolution, UnknownGpuError, load_gpus
+from gpusonde.catalog.names import key_of
 
 GPUS = load_gpus()
 
@@ -200,3 +201,13 @@ def test_any_string_resolves_or_is_refused(name: str, memory: float | None) -> N
     else:
         assert isinstance(resolution, Resolution)
         assert resolution.spec in GPUS.specs
+
+
+def test_a_name_of_megabytes_is_unknown_at_once_and_in_few_words():
+    gpus = load_gpus()
+    for name in ("tesla" * 2_000_000, "A100 " * 2_000_000, "1" * 8_000_000):
+        with pytest.raises(UnknownGpuError) as error:
+            gpus.resolve(name)
+        assert len(str(error.value)) < 1000
+        assert key_of(name).startswith(("tesla", "a100", "1"))
+    assert key_of("NVIDIA Tesla " * 1000 + "T4") == "t4"

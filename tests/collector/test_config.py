@@ -118,3 +118,27 @@ def test_the_data_directory_has_a_home(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert CollectorConfig().directory == tmp_path / ".local/state/gpusonde/collector"
     assert CollectorConfig.load(overrides={"store.directory": "~/x"}).directory == tmp_path / "x"
+
+
+@pytest.mark.parametrize("content", ["a = " + "9" * 5000, "[log]\nlevel = " + "9" * 5000, "a = " + "[" * 100_000])
+def test_a_file_that_pythons_parser_chokes_on_is_refused_by_its_name(tmp_path, content):
+    path = tmp_path / "c.toml"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=r"c\.toml"):
+        CollectorConfig.load(path)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"ingest.max_record_bytes": "9" * 5000 + "GiB"},
+        {"ingest.commit_interval": "9" * 5000 + "s"},
+        {"ingest.max_gpus": "9" * 5000},
+        {"log.level": "x" * 1_000_000},
+        {"x" * 1_000_000: "1"},
+    ],
+)
+def test_a_value_of_any_size_is_refused_in_few_words(option):
+    with pytest.raises(ConfigError) as error:
+        CollectorConfig.load(overrides=option)
+    assert len(str(error.value)) < 3000

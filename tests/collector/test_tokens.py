@@ -88,3 +88,9 @@ def test_a_changed_file_is_read_again_and_a_bad_one_changes_nothing(tmp_path, ca
     assert tokens.find("first") is None
     assert not tokens.still_holds(first)
     assert tokens.find("second").token_digest == digest_of("second")
+
+
+@pytest.mark.parametrize("content", [b"a = " + b"9" * 5000, b"a = " + b"[" * 100_000, b"\xff", b"[[token]]\na = 1e999"])
+def test_what_the_parser_chokes_on_is_no_tokens_file_either(content):
+    with pytest.raises(TlsError):
+        parse_tokens(content, "f")

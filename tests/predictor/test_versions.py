@@ -175,7 +175,11 @@ class Bomb:
         ).encode(),
         json.dumps({"format": "gpusonde model versions", "format_version": 1, "versions": "x"}).encode(),
         json.dumps({"format": "gpusonde model versions", "format_version": 99, "versions": []}).encode(),
+        json.dumps(
+            {"format": "gpusonde model versions", "format_version": 1, "versions": ["crossgpu-1-0123456789ab\n"]}
+        ).encode(),
         b" " * (2 << 20),
+        b"[" * 100_000,
     ],
 )
 def test_a_damaged_list_is_refused_and_the_shipped_model_answers(versions, models, content):

@@ -10,8 +10,8 @@ import signal
 import time
 
 from gpusonde.collector.workers import serving
+from gpusonde.collector.workers.framing import unpack
 from gpusonde.collector.workload.answering import Answers, Parts
-from gpusonde.collector.workload.framing import unpack
 from gpusonde.predictor.workload.embedding.registry import Registry
 from gpusonde.predictor.workload.engine import EngineError, WorkloadPrediction
 from gpusonde.predictor.workload.graph.graph_json import load_graph

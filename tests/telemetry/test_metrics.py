@@ -65,3 +65,10 @@ def test_metrics_can_be_listed_by_sampling_class() -> None:
     assert sorted(fast + slow) == sorted(metric_names())
     assert "sm_active" in fast
     assert "energy_joules" in slow
+
+
+def test_a_name_of_megabytes_is_unknown_in_few_words():
+    with pytest.raises(UnknownMetricError) as error:
+        metric("sm_active" * 500_000)
+    assert len(str(error.value)) < 300
+    assert "sm_active" in error.value.nearest or not error.value.nearest

@@ -20,6 +20,8 @@ _VISIBLE_MEMORY_LOW = 0.87
 _VISIBLE_MEMORY_HIGH = 1.02
 # Longer names are cut before the nearest known one is looked for, and in messages.
 _LONGEST_NAME = 120
+# Of lspci, for example, which has the name in brackets.
+_LONGEST_LINE = 1000
 _SECTIONS = ("sources", "compute_capability", "ambiguous", "families", "not_whole_nvidia_gpus", "gpu")
 
 
@@ -207,6 +209,8 @@ class GpuCatalog:
         Raises:
             UnknownGpuError: The catalogue holds no such GPU, or the name stands for a part of one.
         """
+        if len(name) > _LONGEST_LINE:
+            raise UnknownGpuError(name)
         if (kind := slice_kind(name)) is not None:
             raise UnknownGpuError(name, self.nearest(name), kind)
         plain, count = without_count(name.strip())

@@ -28,13 +28,12 @@ def key_of(name: str) -> str:
     # A letter that the key cannot hold must not vanish: "T4é" is not a T4.
     if any(character.isalnum() and not character.isascii() for character in text):
         return ""
-    stripped = True
-    while stripped:
-        stripped = False
-        for word in _VENDOR_WORDS:
-            if key.startswith(word) and len(key) > len(word):
-                key, stripped = key[len(word) :], True
-    return key
+    begin = 0
+    while word := next((word for word in _VENDOR_WORDS if key.startswith(word, begin)), ""):
+        if begin + len(word) == len(key):
+            break
+        begin += len(word)
+    return key[begin:]
 
 
 def without_count(name: str) -> tuple[str, int]:

@@ -81,7 +81,7 @@ def unpack(
     digest = checked_digest(manifest, stored)
     try:
         return manifest, _arrays(manifest["arrays"], stored), digest
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         if isinstance(error, ArchiveError):
             raise
         raise ArchiveError(f"damaged: its arrays are not those that it lists ({error})") from error
@@ -116,7 +116,11 @@ def checked_digest(manifest: dict[str, Any], stored: bytes) -> str:
         ArchiveError: They were.
     """
     digest = manifest.pop("sha256", None)
-    if digest != _digest(manifest):
+    try:
+        written = _digest(manifest)
+    except RecursionError:
+        raise ArchiveError("damaged: the manifest is nested too deeply") from None
+    if digest != written:
         raise ArchiveError("damaged: the manifest does not match its checksum")
     if manifest.get("arrays_sha256") != hashlib.sha256(stored).hexdigest():
         raise ArchiveError("damaged: the arrays do not match their checksum")

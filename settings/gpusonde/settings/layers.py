@@ -31,6 +31,7 @@ else:
 
 
 COMMAND_LINE = "command line"
+_LONGEST_PROBLEM = 2000
 
 
 class ConfigError(ValueError):
@@ -49,6 +50,9 @@ class ConfigError(ValueError):
         self.path = str(origin) if isinstance(origin, Path) else None
         self.field = field
         self.on_command_line = origin == COMMAND_LINE
+        # It repeats what is wrong, which may be a whole file that got into the wrong place.
+        if len(problem) > _LONGEST_PROBLEM:
+            problem = f"{problem[: _LONGEST_PROBLEM // 2]} ... {problem[-_LONGEST_PROBLEM // 2 :]}"
         super().__init__(f"{origin}: {problem}" if str(origin) else problem)
 
 
@@ -156,7 +160,8 @@ def _from_file(path: Path, known: Iterable[str]) -> list[Setting]:
         raise ConfigError(f"{error.strerror}; give an existing configuration file", origin=path) from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"not TOML: byte {error.start} is no UTF-8; save the file as UTF-8", origin=path) from error
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    # A whole number of thousands of digits is a plain ValueError of Python's own.
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"not TOML: {error}", origin=path) from error
     settings: list[Setting] = []
     for section, values in document.items():
@@ -215,7 +220,7 @@ def _size(value: Any) -> int:
 def _number(value: Any) -> float:
     try:
         number = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
         raise ConfigError(f"{value!r} is not a number")

@@ -5,6 +5,7 @@ A bare number is refused: ``interval = 3`` once meant 3 ms to one program and 3 
 
 from __future__ import annotations
 
+import math
 import re
 
 _DURATION_UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
@@ -72,4 +73,7 @@ def _parse(text: str, units: dict[str, float] | dict[str, int], what: str, examp
         raise QuantityError(f"{text!r} has no unit; write for example {examples}")
     if unit not in units:
         raise QuantityError(f"{text!r} has the unknown unit {unit!r}; known are {', '.join(units)}")
-    return float(number) * units[unit]
+    value = float(number) * units[unit]
+    if not math.isfinite(value):
+        raise QuantityError(f"{text!r} is too large to be {what}")
+    return value

@@ -86,6 +86,10 @@ class Metric:
     maximum: float | None = None
 
 
+# Of a name that is none.
+_LONGEST_SHOWN = 80
+
+
 class UnknownMetricError(KeyError):
     """A metric name that the catalogue does not hold."""
 
@@ -97,7 +101,9 @@ class UnknownMetricError(KeyError):
 
     def __str__(self) -> str:
         hint = f"; did you mean {', '.join(self.nearest)}?" if self.nearest else ""
-        return f"unknown metric {self.name!r}{hint} ('gpusonde metrics' lists them all)"
+        # What is no name may be megabytes of anything.
+        shown = self.name if len(self.name) <= _LONGEST_SHOWN else f"{self.name[:_LONGEST_SHOWN]}..."
+        return f"unknown metric {shown!r}{hint} ('gpusonde metrics' lists them all)"
 
 
 _PERCENT = 0.01
@@ -199,7 +205,7 @@ def metric(name: str) -> Metric:
     try:
         return METRIC_BY_NAME[name]
     except KeyError:
-        nearest = difflib.get_close_matches(name, METRIC_BY_NAME, n=3, cutoff=0.5)
+        nearest = difflib.get_close_matches(name[:_LONGEST_SHOWN], METRIC_BY_NAME, n=3, cutoff=0.5)
         raise UnknownMetricError(name, tuple(nearest)) from None
 
 

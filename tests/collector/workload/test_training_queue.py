@@ -223,3 +223,34 @@ def test_processes_share_a_queue_and_none_trains_what_another_does(tmp_path):
         begun = pool.starmap(_work, [(tmp_path, names)] * 3)
     assert sorted(name for some in begun for name in some) == sorted(names)
     assert {training.state for training in TrainingQueue(tmp_path).trainings()} == {"done"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"queued_s": "x"},
+        {"queued_s": True},
+        {"queued_s": float("nan")},
+        {"started_s": []},
+        {"ended_s": -1.0},
+        {"attempts": "3"},
+        {"completed_steps": -1},
+        {"total_steps": 1 << 64},
+        {"reason": None},
+        {"encoder_sha256": 5},
+    ],
+)
+def test_a_file_whose_figures_are_none_is_refused_by_its_name(queue, changes):
+    queue.add("digits")
+    path = queue.directory / "digits.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    for ask in (queue.trainings, lambda: queue.get("digits"), queue.claim):
+        with pytest.raises(TrainingQueueError, match=r"digits\.json"):
+            ask()
+
+
+def test_a_file_that_is_nested_without_end_is_refused_by_its_name(queue):
+    queue.add("digits")
+    (queue.directory / "digits.json").write_text("[" * 60_000)
+    with pytest.raises(TrainingQueueError, match=r"digits\.json"):
+        queue.trainings()

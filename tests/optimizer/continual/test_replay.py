@@ -93,6 +93,7 @@ def test_a_trace_counts_from_any_moment_and_ends_with_nothing() -> None:
         '{"metadata": {"gap_seconds": NaN}, "data": [1]}', '{"metadata": {"gap_seconds": 5}, "data": []}',
         '{"metadata": {"gap_seconds": 5}, "data": [1, -1]}', '{"metadata": {"gap_seconds": 5}, "data": [1.5]}',
         '{"metadata": {"gap_seconds": true}, "data": [1]}', '{"metadata": {"gap_seconds": 5}, "data": "11"}',
+        '{"metadata": {"gap_seconds": 1' + "0" * 400 + '}, "data": [1]}',
     ],
 )  # fmt: skip
 def test_a_file_that_is_no_trace_is_refused_by_name(tmp_path: Path, content: str) -> None:

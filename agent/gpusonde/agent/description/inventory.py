@@ -120,7 +120,7 @@ def read_cuda_attributes(
         )
         answer = json.loads(done.stdout)
         return {str(gpu): {str(k): float(v) for k, v in figures.items()} for gpu, figures in answer.items()}
-    except (OSError, subprocess.SubprocessError, ValueError, AttributeError, TypeError) as error:
+    except (OSError, subprocess.SubprocessError, ValueError, AttributeError, TypeError, RecursionError) as error:
         log.warning("the CUDA driver does not tell its attributes (%s); SM count and caches stay unknown", error)
         return {}
 

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from gpusonde.collector.query.errors import QueryError
 from gpusonde.collector.workers.pool import BusyError, OutOfTimeError, ProcessLostError
@@ -63,6 +64,8 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception) -
         code = error.code
     elif isinstance(error, (BusyError, ProcessLostError)):
         code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    elif isinstance(error, DecodeError):
+        code, text = grpc.StatusCode.INVALID_ARGUMENT, f"the request cannot be decoded: {text[:200]}"
     elif isinstance(error, OutOfTimeError):
         code = grpc.StatusCode.DEADLINE_EXCEEDED
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,18 +51,18 @@ class PlanningProcesses:
         self._options = options
         self._processes.configure(options)
 
-    async def ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the answer to a question.
+    async def ask(self, question: bytes) -> dict[str, Any]:
+        """Return the answer to a question, which ``wire.pack_question`` packs.
 
         Raises:
             BusyError: Too many wait already.
             OutOfTimeError: The answer took too long.
             ProcessLostError: The process died.
         """
-        return _document(await self._processes.ask(json.dumps(question).encode()))
+        return _document(await self._processes.ask(question))
 
     @contextlib.asynccontextmanager
-    async def watch(self) -> AsyncIterator[Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]]:
+    async def watch(self) -> AsyncIterator[Callable[[bytes], Awaitable[dict[str, Any]]]]:
         """Hold a process for one job; yields what asks it, with the errors of ``ask``.
 
         Raises:
@@ -74,8 +74,8 @@ class PlanningProcesses:
         try:
             async with self._processes.hold() as ask:
 
-                async def ask_document(question: Mapping[str, Any]) -> dict[str, Any]:
-                    return _document(await ask(json.dumps(question).encode()))
+                async def ask_document(question: bytes) -> dict[str, Any]:
+                    return _document(await ask(question))
 
                 yield ask_document
         finally:

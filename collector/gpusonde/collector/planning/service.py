@@ -10,16 +10,17 @@ from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message
 
 from gpusonde.collector.planning.errors import RefusedError, abort, checked, refusal_reason
 from gpusonde.collector.planning.processes import PlanningProcesses
 from gpusonde.collector.planning.watch import Watch, WatchOptions
-from gpusonde.collector.planning.wire import problem_document
+from gpusonde.collector.planning.wire import pack_question
 from gpusonde.collector.query.runs import find_run
 from gpusonde.collector.security.guard import Guard
 from gpusonde.collector.security.identity import Identity
 from gpusonde.collector.storage.engine import ResultStore
-from gpusonde.collector.workers.documents import fill, to_document
+from gpusonde.collector.workers.documents import enum_text, fill
 from gpusonde.planning.v1 import planning_pb2, planning_pb2_grpc
 
 _START_WAIT_S = 30.0
@@ -64,10 +65,10 @@ class PlanningService(planning_pb2_grpc.PlanningServiceServicer):
         self, request: planning_pb2.SolveProblemRequest, context: Context
     ) -> planning_pb2.SolveProblemResponse:
         """Return the best plan."""
-        question = {"kind": "solve", "problem": problem_document(request.problem)}
+        question = {"kind": "solve"}
         if request.method:
-            question["method"] = to_document(request)["method"]
-        answer = await self._answer(context, request, question)
+            question["method"] = enum_text(request, "method") or str(request.method)
+        answer = await self._answer(context, request, question, {"problem": request.problem})
         response = planning_pb2.SolveProblemResponse()
         fill(response.solution, answer["solution"])
         return response
@@ -76,12 +77,8 @@ class PlanningService(planning_pb2_grpc.PlanningServiceServicer):
         self, request: planning_pb2.EstimatePlanRequest, context: Context
     ) -> planning_pb2.EstimatePlanResponse:
         """Return what a plan takes and costs."""
-        question = {
-            "kind": "estimate",
-            "problem": problem_document(request.problem),
-            "plan": to_document(request.plan),
-        }
-        answer = await self._answer(context, request, question)
+        messages = {"problem": request.problem, "plan": request.plan}
+        answer = await self._answer(context, request, {"kind": "estimate"}, messages)
         response = planning_pb2.EstimatePlanResponse()
         fill(response.solution, answer["solution"])
         return response
@@ -90,7 +87,7 @@ class PlanningService(planning_pb2_grpc.PlanningServiceServicer):
         self, request: planning_pb2.ListParetoPlansRequest, context: Context
     ) -> planning_pb2.ListParetoPlansResponse:
         """Return the plans that no other one beats in both time and cost."""
-        answer = await self._answer(context, request, {"kind": "pareto", "problem": problem_document(request.problem)})
+        answer = await self._answer(context, request, {"kind": "pareto"}, {"problem": request.problem})
         response = planning_pb2.ListParetoPlansResponse()
         fill(response, answer["front"])
         return response
@@ -152,11 +149,13 @@ class PlanningService(planning_pb2_grpc.PlanningServiceServicer):
 
         return await asyncio.get_running_loop().run_in_executor(self._executor, read)
 
-    async def _answer(self, context: Context, request: Any, question: Mapping[str, Any]) -> dict[str, Any]:
+    async def _answer(
+        self, context: Context, request: Any, question: Mapping[str, Any], messages: Mapping[str, Message]
+    ) -> dict[str, Any]:
         """Have a question answered and turn what goes wrong into statuses."""
         await self._check(context, request)
         try:
-            return checked(await self._processes.ask(question))
+            return checked(await self._processes.ask(pack_question(question, messages)))
         except Exception as error:  # the client must get a status whatever happened
             await self._abort(context, error)
 

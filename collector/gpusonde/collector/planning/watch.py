@@ -5,32 +5,35 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from gpusonde.collector.planning.errors import RefusedError, checked
-from gpusonde.collector.planning.wire import problem_document
-from gpusonde.collector.workers.documents import to_document
+from gpusonde.collector.planning.wire import pack_question
 from gpusonde.planning.v1 import planning_pb2
 
 # Reports that wait for the next look; beyond them the stream is not read.
 _MOST_REPORTS = 256
+# Which have a plan of a few hundred groups at most, and may not add up to gigabytes.
+_LARGEST_REPORT_BYTES = 1 << 16
 # As many epochs as the optimizer looks at.
 _MOST_EPOCHS = 512
 _LATEST_S = 3.2e9
 # Between two looks, so that a record of a job that is played back leaves room for others.
 _LEAST_PAUSE_S = 0.02
 
-Ask = Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]
+# A question of ``wire`` -> its answer.
+Ask = Callable[[bytes], Awaitable[dict[str, Any]]]
 # Run id -> when each of its epochs ended, Unix seconds.
 EpochEnds = Callable[[str], Awaitable[Sequence[float]]]
 Requests = AsyncIterator[planning_pb2.WatchJobRequest]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 # A report, what was wrong with one, or None after the last one.
-_Item: TypeAlias = "dict[str, Any] | RefusedError | None"
+_Item: TypeAlias = "planning_pb2.WatchJobRequest | RefusedError | None"
 
 
 @dataclass(frozen=True)
@@ -90,9 +93,7 @@ class Watch:
             RefusedError: A request that cannot be.
             QueryError: No such run.
         """
-        start = {key: value for key, value in to_document(self._start).items() if key not in ("problem", "run_id")}
-        problem = problem_document(self._start.problem)
-        checked(await self._ask({"kind": "start_watch", "problem": problem, "start": start}))
+        checked(await self._ask(pack_question({"kind": "start_watch"}, {"start": self._start})))
         reading = asyncio.ensure_future(self._read(requests))
         try:
             await self._follow(send, may_go_on)
@@ -100,7 +101,7 @@ class Watch:
             reading.cancel()
 
     async def _follow(self, send: Send, may_go_on: Callable[[], None]) -> None:
-        pending: list[dict[str, Any]] = []
+        pending: list[planning_pb2.WatchJobRequest] = []
         coming: asyncio.Future[_Item] | None = None
         due_s, looked_s, has_ended = self._clock(), -math.inf, False
         while True:
@@ -119,10 +120,11 @@ class Watch:
                 has_ended = item is None
                 if item is not None:
                     pending.append(item)
-                    self._known = max(self._now_s(), item["elapsed_s"]), self._clock()
+                    elapsed_s = _elapsed_s(item)
+                    self._known = max(self._now_s(), elapsed_s), self._clock()
                     # Reports may come faster than time passes, from a record of it.
-                    is_due |= "completed_iterations" not in item
-                    is_due |= item["elapsed_s"] >= looked_s + self._options().interval_s
+                    is_due |= item.HasField("machines")
+                    is_due |= elapsed_s >= looked_s + self._options().interval_s
             is_over = has_ended and not self._start.run_id
             if not (is_due or is_over):
                 continue
@@ -137,21 +139,27 @@ class Watch:
                 return
             await asyncio.sleep(_LEAST_PAUSE_S)
 
-    async def _look(self, reports: list[dict[str, Any]], now_s: float) -> dict[str, Any]:
+    async def _look(self, reports: list[planning_pb2.WatchJobRequest], now_s: float) -> dict[str, Any]:
+        epochs = []
         if self._start.run_id:
             ends = sorted(end_s - self._job_start_unix_s for end_s in await self._epoch_ends(self._start.run_id))
             latest = ends[-_MOST_EPOCHS:]
-            reports = [*reports, {"epoch_ends_s": latest, "older_epochs": len(ends) - len(latest)}]
-        answer = checked(await self._ask({"kind": "watch", "reports": reports, "now_s": now_s}))
+            epochs = [{"epoch_ends_s": latest, "older_epochs": len(ends) - len(latest)}]
+        question = pack_question({"kind": "watch", "reports": epochs, "now_s": now_s}, reports=reports)
+        answer = checked(await self._ask(question))
         found: dict[str, Any] = answer["recommendation"]
         return found
 
     async def _read(self, requests: Requests) -> None:
         try:
             async for request in requests:
-                await self._reports.put(_report(request, self._options().max_request_bytes))
+                _check_report(request)
+                await self._reports.put(request)
         except RefusedError as error:
             await self._reports.put(error)
+        except DecodeError as error:
+            text = f"a report cannot be decoded: {str(error)[:200]}"
+            await self._reports.put(RefusedError(grpc.StatusCode.INVALID_ARGUMENT, text))
         else:
             await self._reports.put(None)
 
@@ -160,17 +168,14 @@ class Watch:
         return known_s + self._clock() - at_s
 
 
-def _report(request: planning_pb2.WatchJobRequest, largest_bytes: int) -> dict[str, Any]:
-    if request.ByteSize() > largest_bytes:
-        raise RefusedError(grpc.StatusCode.RESOURCE_EXHAUSTED, f"a report has more than {largest_bytes} bytes")
-    kind = request.WhichOneof("request")
-    if kind == "progress":
-        progress = request.progress
-        report = {"elapsed_s": progress.elapsed_s, "completed_iterations": progress.completed_iterations}
-    elif kind == "machines":
-        report = {"elapsed_s": request.machines.elapsed_s, **to_document(request.machines)}
-    else:
+def _elapsed_s(request: planning_pb2.WatchJobRequest) -> float:
+    return request.machines.elapsed_s if request.HasField("machines") else request.progress.elapsed_s
+
+
+def _check_report(request: planning_pb2.WatchJobRequest) -> None:
+    if request.ByteSize() > _LARGEST_REPORT_BYTES:
+        raise RefusedError(grpc.StatusCode.RESOURCE_EXHAUSTED, f"a report has more than {_LARGEST_REPORT_BYTES} bytes")
+    if request.WhichOneof("request") not in ("progress", "machines"):
         raise RefusedError(grpc.StatusCode.INVALID_ARGUMENT, "after the first request come progress and machines")
-    if not 0.0 <= report["elapsed_s"] <= _LATEST_S:
+    if not 0.0 <= _elapsed_s(request) <= _LATEST_S:
         raise RefusedError(grpc.StatusCode.INVALID_ARGUMENT, "field 'elapsed_s': must be seconds since the job's start")
-    return report

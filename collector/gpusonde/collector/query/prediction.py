@@ -9,7 +9,7 @@ from gpusonde.catalog import GpuCatalog, GpuSpec
 from gpusonde.collector.counters import CollectorCounters
 from gpusonde.collector.query.errors import InvalidQuestionError
 from gpusonde.collector.query.measurement import RunMeasurer, resolve
-from gpusonde.collector.query.runs import duration, find_run
+from gpusonde.collector.query.runs import duration, find_run, nanoseconds
 from gpusonde.collector.storage.engine import ResultStore
 from gpusonde.collector.storage.store import Store
 from gpusonde.predictor.crossgpu import (
@@ -98,7 +98,7 @@ class Predictor:
         resolution = resolve(self._gpus, measurement.gpu_model, measurement.framebuffer_bytes)
         return SourceMeasurement(
             gpu=resolution.spec,
-            epoch_latency_s=measurement.epoch_latency.ToNanoseconds() / 1e9,
+            epoch_latency_s=nanoseconds(measurement.epoch_latency, "measurement.epoch_latency") / 1e9,
             metrics=_distributions(measurement.metrics),
             epoch_latency_relative_error=measurement.epoch_latency_relative_error,
             static_attributes=dict(measurement.static_attributes),
@@ -118,7 +118,7 @@ def _distributions(messages: Sequence[query_pb2.MetricDistribution]) -> Mapping[
     found: dict[str, MetricDistribution] = {}
     for i, message in enumerate(messages):
         if message.metric in found:
-            raise InvalidQuestionError(f"field 'measurement.metrics[{i}]': {message.metric!r} appears twice")
+            raise InvalidQuestionError(f"field 'measurement.metrics[{i}]': {message.metric[:80]!r} appears twice")
         found[message.metric] = MetricDistribution(
             message.mean,
             message.standard_deviation,

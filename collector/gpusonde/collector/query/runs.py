@@ -8,7 +8,7 @@ from typing import cast
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from gpusonde.collector.query.errors import NotFoundError
+from gpusonde.collector.query.errors import InvalidQuestionError, NotFoundError
 from gpusonde.collector.query.paging import from_token, page_size, to_token
 from gpusonde.collector.storage.engine import ResultStore
 from gpusonde.collector.storage.store import Store
@@ -17,6 +17,8 @@ from gpusonde.collector.storage.tables.results import RunRow
 from gpusonde.common.v1 import gpu_pb2, job_pb2
 from gpusonde.query.v1 import query_pb2
 
+# That of google.protobuf.Duration, about 10,000 years.
+_LONGEST_DURATION_S = 315_576_000_000
 VERDICTS = {
     "epochs": query_pb2.EPOCH_VERDICT_EPOCHS,
     "short_cycle": query_pb2.EPOCH_VERDICT_SHORT_CYCLE,
@@ -48,6 +50,21 @@ def list_runs(results: ResultStore, store: Store, request: query_pb2.ListRunsReq
     if len(runs) > limit:
         response.next_page_token = to_token([page[-1].start_unix_nano, page[-1].run_id])
     return response
+
+
+def nanoseconds(message: Timestamp | Duration, field: str) -> int:
+    """Return a time or a duration of a request.
+
+    Raises:
+        InvalidQuestionError: It is outside of what such a message may hold.
+    """
+    # The library looks at times and, for now, not at durations.
+    if isinstance(message, Duration) and abs(message.seconds) > _LONGEST_DURATION_S:
+        raise InvalidQuestionError(f"field {field!r}: {message.seconds} s is no duration")
+    try:
+        return int(message.ToNanoseconds())
+    except ValueError as error:
+        raise InvalidQuestionError(f"field {field!r}: {error}") from None
 
 
 def timestamp(unix_nano: int) -> Timestamp:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 
 from gpusonde.collector.query.errors import InvalidQuestionError, NotFoundError
+from gpusonde.collector.query.runs import nanoseconds
 from gpusonde.collector.storage.samples import Samples, column_type
 from gpusonde.collector.storage.store import Store
 from gpusonde.query.v1 import query_pb2
@@ -42,8 +43,10 @@ class SampleStream:
             InvalidQuestionError: No such metric anywhere, or the end comes before the start.
         """
         request = self._request
-        start = request.start_time.ToNanoseconds() if request.HasField("start_time") else 0
-        end = request.end_time.ToNanoseconds() if request.HasField("end_time") else _END_OF_TIME
+        start = nanoseconds(request.start_time, "start_time") if request.HasField("start_time") else 0
+        end = nanoseconds(request.end_time, "end_time") if request.HasField("end_time") else _END_OF_TIME
+        # Such a message holds the year 9999, and a store's 64 bits of nanoseconds do not.
+        start, end = (min(max(time, 0), _END_OF_TIME) for time in (start, end))
         if end < start:
             raise InvalidQuestionError("field 'end_time': comes before start_time")
         metrics = self._metrics()

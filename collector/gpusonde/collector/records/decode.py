@@ -21,14 +21,19 @@ from gpusonde.common.v1 import job_pb2
 from gpusonde.ingest.v1 import ingest_pb2
 
 _LARGEST_SEQUENCE = (1 << 63) - 1
+# What is said of the host is kept as it came, with fields that we do not know yet.
+_LARGEST_HELLO_BYTES = 1 << 14
 
 
 def check_hello(hello: ingest_pb2.Hello, limits: Limits) -> None:
     """Check the first message of a stream.
 
     Raises:
+        RecordTooLargeError: It is larger than anybody's.
         RecordError: A field is out of its bounds.
     """
+    if (size := hello.ByteSize()) > _LARGEST_HELLO_BYTES:
+        raise RecordTooLargeError("hello", f"has {size} bytes, at most {_LARGEST_HELLO_BYTES} are taken")
     check_identity(hello.agent_id, "hello.agent_id")
     check_identity(hello.spool_id, "hello.spool_id")
     check_identity(hello.instance_id, "hello.instance_id")

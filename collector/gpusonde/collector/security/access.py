@@ -107,6 +107,7 @@ def caller_limits(config: CollectorConfig) -> CallerLimits:
         questions_per_s=security.questions_per_second,
         all_questions=16 * security.max_questions,
         all_streams=2 * config.ingest.max_agents + 16,
+        watches=2 * config.planning.max_watches + 48,
     )
 
 

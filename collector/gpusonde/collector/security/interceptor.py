@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import time
 from collections import Counter
@@ -11,7 +12,10 @@ from typing import Any, NoReturn, TypeAlias, cast
 
 import grpc
 import grpc.aio
+from google.protobuf import descriptor_pool
+from google.protobuf.message import DecodeError
 
+from gpusonde.collector.security.elements import TooManyElementsError, bounded
 from gpusonde.collector.security.guard import Context, Guard, required_role
 from gpusonde.collector.security.identity import AuthenticationError, Identity, Role
 from gpusonde.collector.security.rates import CallerBook, LimitError
@@ -20,6 +24,8 @@ _LOG = logging.getLogger(__name__)
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 _LOG_INTERVAL_S = 1.0
+# Names of services: what those may send who need not say who they are.
+_LARGEST_OPEN_BYTES = 4096
 
 
 class AccessInterceptor(grpc.aio.ServerInterceptor):
@@ -54,40 +60,51 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         role = required_role(method)
         if handler.unary_unary is not None:
             return self._unary_unary(handler, role, method)
-        if role is None:
-            return handler
         if handler.unary_stream is not None:
             return self._unary_stream(handler, role, method)
         return self._stream_stream(handler, role, method)
 
     def _unary_unary(self, handler: Handler, role: Role | None, method: str) -> Handler:
+        decode = _decoder(method, role, handler.request_deserializer)
+
         async def answer(data: bytes, context: Context) -> Any:
             async with self._question(context, role, method):
-                request = await self._decode(handler, data, context)
+                request = await self._decode(decode, data, context)
                 return await cast(Any, handler.unary_unary)(request, context)
 
         return grpc.unary_unary_rpc_method_handler(answer, None, handler.response_serializer)
 
-    def _unary_stream(self, handler: Handler, role: Role, method: str) -> Handler:
-        async def answer(data: bytes, context: Context) -> AsyncIterator[Any]:
-            async with self._question(context, role, method):
-                request = await self._decode(handler, data, context)
-                async for response in cast(Any, handler.unary_stream)(request, context):
-                    yield response
+    def _unary_stream(self, handler: Handler, role: Role | None, method: str) -> Handler:
+        decode = _decoder(method, role, handler.request_deserializer)
 
-        return grpc.unary_stream_rpc_method_handler(answer, None, handler.response_serializer)
+        async def answer(data: bytes, context: Context) -> None:
+            asking = (
+                self._limited(context, method, self._callers.stranger())
+                if role is None
+                else self._question(context, role, method)
+            )
+            async with asking:
+                request = await self._decode(decode, data, context)
+                await _respond(cast(Any, handler.unary_stream)(request, context), context)
 
-    def _stream_stream(self, handler: Handler, role: Role, method: str) -> Handler:
+        return grpc.unary_stream_rpc_method_handler(cast(Any, answer), None, handler.response_serializer)
+
+    def _stream_stream(self, handler: Handler, role: Role | None, method: str) -> Handler:
         async def answer(requests: AsyncIterator[Any], context: Context) -> None:
-            identity = await self._admit(context, role, method)
-            async with self._limited(
-                context, method, self._callers.stream(identity.name, is_one_agent=identity.is_one_agent)
-            ):
-                await cast(Any, handler.stream_stream)(requests, context)
+            if role is None:
+                limit = self._callers.stranger()
+            else:
+                identity = await self._admit(context, role, method)
+                limit = (
+                    self._callers.stream(identity.name, is_one_agent=identity.is_one_agent)
+                    if role is Role.AGENT
+                    else self._callers.watch(identity.name)
+                )
+            async with self._limited(context, method, limit):
+                await _respond(cast(Any, handler.stream_stream)(requests, context), context)
 
-        return grpc.stream_stream_rpc_method_handler(
-            cast(Any, answer), handler.request_deserializer, handler.response_serializer
-        )
+        decode = _decoder(method, role, handler.request_deserializer)
+        return grpc.stream_stream_rpc_method_handler(cast(Any, answer), decode, handler.response_serializer)
 
     @contextlib.asynccontextmanager
     async def _question(self, context: Context, role: Role | None, method: str) -> AsyncIterator[None]:
@@ -119,11 +136,14 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
             await self._refuse(context, "not_permitted", grpc.StatusCode.PERMISSION_DENIED, text, method)
         return identity
 
-    async def _decode(self, handler: Handler, data: bytes, context: Context) -> Any:
-        if handler.request_deserializer is None:
+    async def _decode(self, decode: Callable[[bytes], Any] | None, data: bytes, context: Context) -> Any:
+        if decode is None:
             return data
         try:
-            return handler.request_deserializer(data)
+            return decode(data)
+        except TooManyElementsError as error:
+            self._refused["elements"] += 1
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"the request cannot be decoded: {error}")
         except Exception:  # protobuf's own, and the UTF-8 decoder's below it
             self._refused["undecodable"] += 1
             await context.abort(
@@ -138,3 +158,34 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
             _LOG.warning("%s: %s is refused: %s", context.peer(), method, text)
         await context.abort(code, text)
         raise AssertionError  # abort raises
+
+
+async def _respond(responses: AsyncIterator[Any] | Awaitable[None], context: Context) -> None:
+    """Write what a service gives, or let it write itself: it may do either."""
+    if isinstance(responses, AsyncIterator):
+        async for response in responses:
+            await context.write(response)
+    else:
+        await responses
+
+
+def _decoder(method: str, role: Role | None, decode: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+    """Return what decodes a method's requests, within bounds; None where they stay bytes."""
+    if decode is None:
+        return None
+    return _small(decode) if role is None else _bounded(method, decode)
+
+
+@functools.lru_cache(maxsize=256)  # as many as there are methods, and some
+def _bounded(method: str, decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    name = method.strip("/").replace("/", ".")
+    return bounded(decode, descriptor_pool.Default().FindMethodByName(name).input_type)
+
+
+def _small(decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    def decode_small(data: bytes) -> Any:
+        if len(data) > _LARGEST_OPEN_BYTES:
+            raise DecodeError(f"has more than {_LARGEST_OPEN_BYTES} bytes")
+        return decode(data)
+
+    return decode_small

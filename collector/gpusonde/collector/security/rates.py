@@ -74,6 +74,7 @@ class CallerLimits:
         all_questions: Questions of all callers at the same time.
         streams: Streams of one agent: its own, one that replaces it, and as many that are being turned away.
         all_streams: Streams of all callers together, those that have not said Hello yet among them.
+        watches: Streams of one caller that asks, and of all of those who did not say who they are.
     """
 
     questions: int = 16
@@ -81,6 +82,7 @@ class CallerLimits:
     all_questions: int = 256
     streams: int = 4
     all_streams: int = 4016
+    watches: int = 64
 
 
 @dataclass
@@ -88,6 +90,11 @@ class _Caller:
     bucket: RateBucket
     questions: int = 0
     streams: int = 0
+    watches: int = 0
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self.questions or self.streams or self.watches)
 
 
 class CallerBook:
@@ -107,11 +114,13 @@ class CallerBook:
         self._callers: OrderedDict[str, _Caller] = OrderedDict()
         self._questions = 0
         self._streams = 0
+        self._watches = 0
+        self._strangers = 0
 
     def configure(self, limits: CallerLimits) -> None:
         """Set other limits; a caller who is being answered keeps its rate until it was forgotten."""
         self._limits = limits
-        for name in [name for name, caller in self._callers.items() if not caller.questions and not caller.streams]:
+        for name in [name for name, caller in self._callers.items() if caller.is_idle]:
             del self._callers[name]
 
     @contextlib.contextmanager
@@ -152,6 +161,40 @@ class CallerBook:
             caller.streams -= 1
             self._streams -= 1
 
+    @contextlib.contextmanager
+    def watch(self, name: str) -> Iterator[None]:
+        """Count one stream of a caller who asks: to begin one is a question, and agents' streams are none of them.
+
+        Raises:
+            LimitError: It is one too many.
+        """
+        limits, caller = self._limits, self._caller(name)
+        if caller.watches >= limits.watches or self._watches >= 16 * limits.watches:
+            raise LimitError("streams", f"{caller.watches} streams are open; close them first")
+        with self.question(name):
+            caller.watches += 1
+            self._watches += 1
+        try:
+            yield
+        finally:
+            caller.watches -= 1
+            self._watches -= 1
+
+    @contextlib.contextmanager
+    def stranger(self) -> Iterator[None]:
+        """Count one stream of somebody who need not say who it is.
+
+        Raises:
+            LimitError: It is one too many.
+        """
+        if self._strangers >= self._limits.watches:
+            raise LimitError("streams", "too many streams of callers without a name are open")
+        self._strangers += 1
+        try:
+            yield
+        finally:
+            self._strangers -= 1
+
     def _caller(self, name: str) -> _Caller:
         caller = self._callers.get(name)
         if caller is None:
@@ -167,5 +210,5 @@ class CallerBook:
             if len(self._callers) <= self._MOST_CALLERS:
                 return
             name, caller = self._callers.popitem(last=False)
-            if caller.questions or caller.streams:
+            if not caller.is_idle:
                 self._callers[name] = caller

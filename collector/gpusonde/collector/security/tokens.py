@@ -64,7 +64,7 @@ def parse_tokens(content: bytes, path: str) -> dict[str, Identity]:
     """
     try:
         document = tomllib.loads(content.decode("utf-8"))
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         # The parser's words may quote the line, and a line may hold what somebody took for the place of the token.
         raise TlsError(path, f"is not TOML ({type(error).__name__})") from None
     entries = document.pop("token", [])

@@ -170,7 +170,8 @@ class AnswerProcesses:
         finally:
             self._busy -= 1
             async with self._freed:
-                self._freed.notify()
+                # All of them, who take their turn in order: the one that is woken may be one that just gave up.
+                self._freed.notify_all()
 
     async def _ask(self, process: Process, data: bytes, limit_s: float | None) -> bytes:
         try:

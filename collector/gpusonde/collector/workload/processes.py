@@ -8,6 +8,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+from gpusonde.collector.workers.framing import pack
 from gpusonde.collector.workers.pool import (
     AnswerProcesses,
     BusyError,
@@ -18,7 +19,6 @@ from gpusonde.collector.workers.pool import (
 )
 from gpusonde.collector.workload.checker import Questions
 from gpusonde.collector.workload.errors import INTERNAL, OUT_OF_MEMORY, OUT_OF_TIME, WorkloadError
-from gpusonde.collector.workload.framing import pack
 
 _LOG = logging.getLogger(__name__)
 PURPOSE = Purpose(

@@ -15,8 +15,8 @@ from gpusonde.collector.workers import serving
 
 def make_answer() -> serving.Answer:
     """Return what answers."""
+    from gpusonde.collector.workers.framing import unpack  # noqa: PLC0415
     from gpusonde.collector.workload.answering import Answers  # noqa: PLC0415 - see serving.run
-    from gpusonde.collector.workload.framing import unpack  # noqa: PLC0415
     from gpusonde.collector.workload.parts import make_parts  # noqa: PLC0415
 
     answer = Answers(make_parts()).answer

@@ -32,6 +32,7 @@ from gpusonde.optimizer.problem import Billing, Problem
 from gpusonde.optimizer.steps import StepTimes
 
 _MOST_BYTES = 64 << 20
+_LONGEST_GAP_S = 1e9
 _MOST_STEPS = 1_000_000
 
 
@@ -79,8 +80,8 @@ def read_capacity(path: Path | str) -> CapacityTrace:
         if isinstance(error, TraceError):
             raise
         raise TraceError(f"{path}: is no trace of capacity ({type(error).__name__}: {error})") from error
-    if not isinstance(gap_s, int | float) or isinstance(gap_s, bool) or not 0 < gap_s < math.inf:
-        raise TraceError(f"{path}: gap_seconds must be above zero, not {gap_s!r}")
+    if not isinstance(gap_s, int | float) or isinstance(gap_s, bool) or not 0 < gap_s <= _LONGEST_GAP_S:
+        raise TraceError(f"{path}: gap_seconds must be above zero and at most {_LONGEST_GAP_S:g}")
     if not isinstance(counts, list) or not counts:
         raise TraceError(f"{path}: data must be a list of counts")
     if not all(isinstance(count, int) and not isinstance(count, bool) and count >= 0 for count in counts):

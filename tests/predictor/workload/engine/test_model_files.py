@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import pickle
 import zipfile
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from support.measured_workloads import chain
 
-from gpusonde.predictor.archives import pack, unpack
+from gpusonde.predictor.archives import ArchiveError, pack, seal, unpack
 from gpusonde.predictor.workload.engine import Cluster, ModelFileError, WorkloadModel, WorkloadRequest
 
 LIMITS = {"file_bytes": 64 << 20, "manifest_bytes": 4 << 20, "array_bytes": 256 << 20}
@@ -127,3 +128,12 @@ def test_numbers_that_are_none_are_refused(saved, tmp_path):
 )  # fmt: skip
 def test_documents_that_cannot_be_are_refused(saved, tmp_path, key, value):
     refusal(changed(saved, tmp_path, lambda manifest, _: manifest.update({key: value})))
+
+
+@pytest.mark.parametrize("extent", [1 << 62, 1 << 80, -1, 1.5, True])
+def test_an_archive_whose_arrays_have_impossible_shapes_is_refused(extent):
+    stored = np.zeros(1).tobytes()
+    digest = hashlib.sha256(stored).hexdigest()
+    sealed, _ = seal({"arrays": [["x", "<f8", [extent, 1]]], "arrays_sha256": digest}, stored)
+    with pytest.raises(ArchiveError):
+        unpack(sealed, file_bytes=1 << 20, manifest_bytes=1 << 20, array_bytes=1 << 20)

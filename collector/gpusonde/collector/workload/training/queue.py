@@ -24,6 +24,7 @@ _FORMAT = "gpusonde.training/1"
 _MOST_ATTEMPTS = 3
 _LONGEST_REASON = 500
 _LARGEST_FILE_BYTES = 1 << 16
+_LATEST_S = 1e11
 
 QUEUED, RUNNING, DONE, FAILED = "queued", "running", "done", "failed"
 
@@ -314,11 +315,23 @@ def _parse(data: bytes, path: Path) -> Training:
         is_ours = document.pop("format") == _FORMAT
         training = Training(**document)
         is_ours &= training.dataset_type == path.stem and training.state in (QUEUED, RUNNING, DONE, FAILED)
-    except (ValueError, TypeError, KeyError, AttributeError):
+        is_ours &= _is_sound(training)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         is_ours = False
     if not is_ours:
         raise TrainingQueueError(f"{path} is no training of this queue; remove it")
     return training
+
+
+def _is_sound(training: Training) -> bool:
+    """Whether it can be sorted, counted and sent."""
+    times = [training.queued_s, *(time for time in (training.started_s, training.ended_s) if time is not None)]
+    counts = training.completed_steps, training.total_steps, training.attempts
+    return (
+        all(type(time) in (int, float) and 0.0 <= time <= _LATEST_S for time in times)
+        and all(type(count) is int and 0 <= count < 1 << 31 for count in counts)
+        and all(isinstance(text, str) for text in (training.reason, training.encoder_sha256))
+    )
 
 
 def _is_name(text: str) -> bool:

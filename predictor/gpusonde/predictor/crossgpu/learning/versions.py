@@ -34,7 +34,7 @@ _LOG = logging.getLogger(__name__)
 _MAXIMUM_LIST_BYTES = 1 << 20
 _MOST_KEPT = 100
 # A version names a file: nothing that leads out of the folder.
-_VERSION = re.compile(r"^crossgpu-\d+-[0-9a-f]{12}$")
+_VERSION = re.compile(r"crossgpu-\d+-[0-9a-f]{12}")
 
 
 class VersionsError(RuntimeError):
@@ -66,14 +66,14 @@ class ModelVersions:
             return ()
         try:
             found = json.loads(content) if len(content) <= _MAXIMUM_LIST_BYTES else None
-        except ValueError:
+        except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict) or found.get("format") != FORMAT:
             raise ModelFileError(str(path), "damaged, or no list of models; remove it to go back to the shipped model")
         if found.get("format_version") != FORMAT_VERSION:
             raise ModelFileError(str(path), f"format version {found.get('format_version')}, not {FORMAT_VERSION}")
         versions = found.get("versions")
-        if not isinstance(versions, list) or not all(isinstance(v, str) and _VERSION.match(v) for v in versions):
+        if not isinstance(versions, list) or not all(isinstance(v, str) and _VERSION.fullmatch(v) for v in versions):
             raise ModelFileError(
                 str(path), "damaged: not a list of versions; remove it to go back to the shipped model"
             )

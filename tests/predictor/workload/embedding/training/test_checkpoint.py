@@ -69,3 +69,16 @@ def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path):
             file.write(bytes(1 << 20))
     with pytest.raises(CheckpointError, match="unpacks to more than"):
         read_checkpoint(path)
+
+
+def test_a_document_that_is_nested_without_end_and_an_array_of_lies_are_refused(tmp_path):
+    path = tmp_path / "checkpoint.npz"
+    np.savez(path, document=np.frombuffer(b"[" * 100_000, np.uint8))
+    with pytest.raises(CheckpointError, match=r"checkpoint\.npz"):
+        read_checkpoint(path)
+    for shape in ("(1099511627776, 1048576)", "(-1,)", "(" * 2000 + ")" * 2000, "(None,)", "'x'"):
+        header = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("x.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
+        with pytest.raises(CheckpointError, match=r"checkpoint\.npz"):
+            read_checkpoint(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import struct
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -66,7 +67,10 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, npt.NDArray[A
         with np.load(path, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
         document = json.loads(arrays.pop(_DOCUMENT).tobytes())
-    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, ValueError, NotImplementedError, RuntimeError) as error:
+    except (
+        zipfile.BadZipFile, zlib.error, struct.error, EOFError, KeyError, ValueError, TypeError, AttributeError,
+        RuntimeError, RecursionError, NotImplementedError, OverflowError, MemoryError, SyntaxError,
+    ) as error:  # fmt: skip
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointError(f"{path}: no checkpoint of a training, or damaged ({error}); remove it") from error

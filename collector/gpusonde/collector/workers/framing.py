@@ -1,4 +1,4 @@
-"""A question with graphs as bytes: JSON, and behind it the graphs as they came, so that none is copied into a text."""
+"""A question with bytes: JSON, and behind it messages or graphs as they came, so that none is copied into a text."""
 
 from __future__ import annotations
 
