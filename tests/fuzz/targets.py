@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import zstandard
+from fuzz.file_targets import FILE_TARGETS
 from fuzz.target import Target
 from fuzz.workload_targets import WORKLOAD_TARGETS
 from google.protobuf.message import DecodeError
@@ -389,6 +390,7 @@ TARGETS = {
         (DocumentError,),
     ),
     **WORKLOAD_TARGETS,
+    **FILE_TARGETS,
     "workload_request": Target(ask_about_workloads, workload_requests, (DecodeError,), is_slow=True),
     "training_file": Target(
         lambda data: read_training(data, _clean("trainings")), lambda: trainings(_clean("trainings")),

@@ -106,7 +106,7 @@ class Client:
             request.page_size = _PAGE_SIZE if limit is None else min(_PAGE_SIZE, limit - len(runs))
             with self._connection.errors():
                 response = self._stub.ListRuns(request, timeout=self._timeout_s, metadata=self._metadata)
-            runs += [_run(run) for run in response.runs]
+                runs += [_run(run) for run in response.runs]
             request.page_token = response.next_page_token
             if not response.next_page_token:
                 break
@@ -132,10 +132,10 @@ class Client:
         while True:
             with self._connection.errors():
                 response = self._stub.ListEpochs(request, timeout=self._timeout_s, metadata=self._metadata)
-            epochs += [_epoch(epoch) for epoch in response.epochs]
-            request.page_token = response.next_page_token
-            if not response.next_page_token:
-                return _run_epochs(response, epochs)
+                epochs += [_epoch(epoch) for epoch in response.epochs]
+                request.page_token = response.next_page_token
+                if not response.next_page_token:
+                    return _run_epochs(response, epochs)
 
     def predict_run(self, run_id: str, targets: Sequence[str] = ()) -> PredictionSet:
         """Predict the epoch latency of a stored run on other GPUs.
@@ -211,7 +211,7 @@ class Client:
             for response in self._stub.ReadSamples(request, timeout=10 * self._timeout_s, metadata=self._metadata):
                 stream.write(response.arrow_ipc)
                 resolution_s = max(resolution_s, response.resolution.ToNanoseconds() / 1e9)
-        return _trace(gpu_uuid, stream.getvalue(), resolution_s)
+            return _trace(gpu_uuid, stream.getvalue(), resolution_s)
 
     def read_run(self, run: RunInfo, *, metrics: Sequence[str] = ()) -> Trace:
         """Return the samples of a run, from its start to its end.
@@ -227,12 +227,12 @@ class Client:
     def _predict(self, request: query_pb2.PredictEpochLatencyRequest) -> PredictionSet:
         with self._connection.errors():
             response = self._stub.PredictEpochLatency(request, timeout=self._timeout_s, metadata=self._metadata)
-        return PredictionSet(
-            tuple(_prediction(prediction) for prediction in response.predictions),
-            response.model_version,
-            response.source_gpu_model,
-            response.source_epoch_latency.ToNanoseconds() / 1e9,
-        )
+            return PredictionSet(
+                tuple(_prediction(prediction) for prediction in response.predictions),
+                response.model_version,
+                response.source_gpu_model,
+                response.source_epoch_latency.ToNanoseconds() / 1e9,
+            )
 
 
 def _run(run: query_pb2.Run) -> RunInfo:
@@ -331,7 +331,12 @@ def _trace(gpu_uuid: str, stream: bytes, resolution_s: float) -> Trace:
     # Reading samples needs Arrow; listing runs must not wait for its import.
     import pyarrow as pa  # noqa: PLC0415
 
-    table = pa.ipc.open_stream(stream).read_all()
+    try:
+        table = pa.ipc.open_stream(stream).read_all()
+        # Whose lengths are those of its buffers: what reads it trusts them.
+        table.validate(full=True)
+    except OSError as error:  # so Arrow calls some damage
+        raise ValueError(str(error)) from error
     time_ns = table.column("time_unix_nano").to_numpy()
     origin = int(time_ns[0]) if time_ns.size else 0
     values = {name: table.column(name).to_numpy().astype(np.float64) for name in table.column_names[1:]}

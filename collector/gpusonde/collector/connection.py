@@ -61,9 +61,13 @@ class Connection:
 
     @contextmanager
     def errors(self) -> Iterator[None]:
-        """Turn gRPC statuses into :class:`CollectorError`."""
+        """Turn gRPC statuses, and answers that cannot be, into :class:`CollectorError`."""
         try:
             yield
+        except (ValueError, KeyError, OverflowError) as error:
+            # Times beyond every calendar, a stream of samples that is none: whoever answers is no collector of ours.
+            details = f"the answer of {self._target} makes no sense ({type(error).__name__}: {str(error)[:200]})"
+            raise CollectorError("DATA_LOSS", details, "run one version of both sides") from error
         except grpc.RpcError as error:
             call = cast(grpc.Call, error)
             code = call.code().name

@@ -7,6 +7,7 @@ streaming detection both analyse this memory and nothing else; therefore they ag
 from __future__ import annotations
 
 import io
+import tokenize
 import warnings
 import zipfile
 import zlib
@@ -20,7 +21,11 @@ CAPACITY = 24_576  # 41 minutes at 10 Hz before the first halving; 24 B each wit
 _LARGEST_CAPACITY = 1 << 20  # of a stored history: a damaged one must not ask for more
 _MOST_MERGED = 1 << 20  # ticks per row; 82 years at 10 Hz
 _LARGEST_STATE_BYTES = 1 << 26
-_UNREADABLE = (OSError, ValueError, KeyError, EOFError, MemoryError, RuntimeError, zipfile.BadZipFile, zlib.error)
+# What zipfile and NumPy raise; the latter hands a header that is no Python to the tokenizer.
+_UNREADABLE = (
+    OSError, ValueError, KeyError, TypeError, EOFError, MemoryError, OverflowError, RuntimeError, SyntaxError,
+    zipfile.BadZipFile, zlib.error, tokenize.TokenError,
+)  # fmt: skip
 
 
 class History:

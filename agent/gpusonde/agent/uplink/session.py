@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 SampleCall: TypeAlias = "grpc.aio.StreamStreamCall[ingest_pb2.StreamSamplesRequest, ingest_pb2.StreamSamplesResponse]"
 
 _MAX_BATCH_INTERVAL_S = 60.0
+# Nothing is sent meanwhile, and the message could say weeks.
+_LONGEST_GRACE_S = 60.0
 _MESSAGE_OVERHEAD_BYTES = 64
 _LAST_WORDS_S = 1.0
 
@@ -125,7 +127,8 @@ class Session:
             elif kind == "throttle":
                 self._take_throttle(response.throttle)
             elif kind == "drain":
-                self.leave(Drained(response.drain.preferred_target), response.drain.grace_ms / 1e3)
+                grace_s = min(response.drain.grace_ms / 1e3, _LONGEST_GRACE_S)
+                self.leave(Drained(response.drain.preferred_target), grace_s)
             else:
                 log.warning("ignoring an unexpected %s from the collector", kind)
 

@@ -7,6 +7,7 @@ import io
 import json
 import math
 import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -277,7 +278,8 @@ def _array(content: bytes, dtype: np.dtype[Any], shape: tuple[int, ...] | None) 
         if version != (1, 0):
             raise EncoderWeightsError(f"an array of version {version}; only 1.0 is read")
         found_shape, fortran_order, found_dtype = np.lib.format.read_array_header_1_0(file)
-    except (ValueError, SyntaxError, TypeError) as error:
+    # NumPy hands a header that is no Python to the tokenizer.
+    except (ValueError, SyntaxError, TypeError, tokenize.TokenError) as error:
         raise EncoderWeightsError(f"an array is damaged: {_short(error)}") from error
     data = content[file.tell() :]
     expected = (len(data),) if shape is None else shape

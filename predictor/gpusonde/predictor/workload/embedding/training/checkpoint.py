@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -69,11 +71,16 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, npt.NDArray[A
         document = json.loads(arrays.pop(_DOCUMENT).tobytes())
     except (
         zipfile.BadZipFile, zlib.error, struct.error, EOFError, KeyError, ValueError, TypeError, AttributeError,
-        RuntimeError, RecursionError, NotImplementedError, OverflowError, MemoryError, SyntaxError,
+        RuntimeError, RecursionError, NotImplementedError, OverflowError, MemoryError, SyntaxError, tokenize.TokenError,
     ) as error:  # fmt: skip
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointError(f"{path}: no checkpoint of a training, or damaged ({error}); remove it") from error
+    except OSError as error:
+        # A member is said to lie before the beginning of the file.
+        if error.errno != errno.EINVAL:
+            raise
+        raise CheckpointError(f"{path}: damaged; remove it") from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise CheckpointError(f"{path}: no checkpoint of a training, or of another version; remove it")
     return document, arrays

@@ -1,0 +1,417 @@
+"""Decoders of files that people hand over, and of what other programs of a host say.
+
+Archives of models have checksums, which mutated bytes never match: there the document inside is mutated, and the
+archive made around it as its writer would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+import io
+import json
+import tempfile
+import zipfile
+from pathlib import Path
+
+import numpy as np
+from fuzz.target import Target
+from google.protobuf.message import DecodeError
+from prometheus_client import CollectorRegistry
+from support.problem_documents import small_problem
+
+from gpusonde.agent.jobs.cgroups import owner_of
+from gpusonde.agent.jobs.devices import DeviceNames
+from gpusonde.agent.jobs.kubelet import KubeletPods
+from gpusonde.catalog import CatalogDataError, load_gpus, load_offers
+from gpusonde.catalog.offers import OfferCatalog
+from gpusonde.collector.client import Client
+from gpusonde.collector.connection import CollectorError
+from gpusonde.epoch_detect import EpochTracker
+from gpusonde.kubelet.v1 import pod_resources_pb2
+from gpusonde.optimizer.continual.replay import TraceError as CapacityError
+from gpusonde.optimizer.continual.replay import read_capacity
+from gpusonde.optimizer.documents.fields import DocumentError
+from gpusonde.optimizer.documents.files import read_document
+from gpusonde.optimizer.documents.problem import parse_problem
+from gpusonde.optimizer.offers.spot import SpotTableError, read_spot_rows
+from gpusonde.optimizer.problem import ProblemError
+from gpusonde.predictor.archives import MANIFEST, ArchiveError, opened, seal
+from gpusonde.predictor.crossgpu import LatencyModel, ModelFileError
+from gpusonde.predictor.crossgpu.learning.versions import LIST, ModelVersions
+from gpusonde.predictor.workload.embedding import EncoderDescription, EncoderWeights, EncoderWeightsError
+from gpusonde.predictor.workload.embedding.registry import Registry, RegistryError
+from gpusonde.predictor.workload.embedding.training.checkpoint import CheckpointError, read_checkpoint, write_checkpoint
+from gpusonde.predictor.workload.engine import ModelFileError as WorkloadModelFileError
+from gpusonde.predictor.workload.engine import WorkloadModel
+from gpusonde.predictor.workload.engine.measurements import MeasurementFileError, read_measurements
+from gpusonde.query.v1 import query_pb2
+from gpusonde.service.endpoint import Endpoint
+from gpusonde.simulator.allreduce.documents import MEASUREMENTS_FORMAT, measurements_from_json, model_from_json
+from gpusonde.simulator.allreduce.documents import DocumentError as AllreduceDocumentError
+from gpusonde.simulator.job_profile import JobProfile, JobProfileError
+
+_ROOT = Path(__file__).parents[2]
+_LATENCY_MODEL = _ROOT / "predictor/gpusonde/predictor/crossgpu/shipped/latency_model.zip"
+_WORKLOAD_MODEL = _ROOT / "predictor/gpusonde/predictor/workload/engine/shipped/workload_model.zip"
+_BOUNDS = {"file_bytes": 1 << 24, "manifest_bytes": 1 << 20, "array_bytes": 1 << 24}
+
+
+@functools.cache
+def _folder() -> Path:
+    memory = Path("/dev/shm")
+    return Path(tempfile.mkdtemp(prefix="gpusonde-fuzz-", dir=memory if memory.is_dir() else None))
+
+
+def _file(name: str, data: bytes) -> Path:
+    path = _folder() / name
+    path.write_bytes(data)
+    return path
+
+
+_gpus = functools.cache(load_gpus)
+_offers = functools.cache(lambda: load_offers(gpus=_gpus()))
+_model_parts = functools.cache(lambda path: opened(path.read_bytes(), **_BOUNDS))
+
+
+def _sealed(path: Path, document: bytes) -> bytes:
+    """An archive with the arrays of a shipped one and another document, whose checksums fit."""
+    try:
+        manifest = json.loads(document)
+        return seal(manifest, _model_parts(path)[1])[0] if isinstance(manifest, dict) else b""
+    except (ValueError, RecursionError):
+        return b""
+
+
+def _manifest(path: Path) -> list[bytes]:
+    document, _ = _model_parts(path)
+    return [json.dumps({key: value for key, value in document.items() if key != "sha256"}).encode()]
+
+
+def _load_latency_model(document: bytes) -> None:
+    LatencyModel.load(_file("latency.zip", _sealed(_LATENCY_MODEL, document)))
+
+
+def _load_workload_model(document: bytes) -> None:
+    WorkloadModel.load(_file("workload.zip", _sealed(_WORKLOAD_MODEL, document)))
+
+
+def _read_archive(data: bytes) -> None:
+    opened(data, **_BOUNDS)
+
+
+def _archives() -> list[bytes]:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr(MANIFEST, "{}")
+        archive.writestr("arrays.bin", b"12345678")
+    return [file.getvalue(), seal({"a": 1}, b"12345678")[0]]
+
+
+def _read_versions(data: bytes) -> None:
+    _file(LIST, data)
+    ModelVersions(_folder()).listed()
+
+
+@functools.cache
+def _encoder() -> EncoderWeights:
+    return EncoderWeights.random(0, EncoderDescription(hidden_size=2, primitives=("input", "other")))
+
+
+def _encoder_members() -> dict[str, bytes]:
+    with zipfile.ZipFile(io.BytesIO(_encoder().to_bytes())) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def _npy(data: bytes) -> bytes:
+    file = io.BytesIO()
+    np.lib.format.write_array(file, np.frombuffer(data, np.uint8), version=(1, 0))
+    return file.getvalue()
+
+
+def _read_encoder(document: bytes) -> None:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, content in _encoder_members().items():
+            archive.writestr(name, _npy(document) if name == "description.npy" else content)
+    EncoderWeights.from_bytes(file.getvalue())
+
+
+def _encoder_documents() -> list[bytes]:
+    content = _encoder_members()["description.npy"]
+    return [np.load(io.BytesIO(content)).tobytes()]
+
+
+def _read_card(data: bytes) -> None:
+    registry = Registry(_folder() / "registry")
+    (_folder() / "registry" / "small.json").write_bytes(data)
+    registry.dataset_types()
+    registry.get("small")
+
+
+def _cards() -> list[bytes]:
+    trained = dataclasses.replace(_encoder().description, dataset_type="small", training_steps=5)
+    Registry(_folder() / "registry").add(EncoderWeights(trained, _encoder().arrays))
+    return [(_folder() / "registry" / "small.json").read_bytes()]
+
+
+def _checkpoints() -> list[bytes]:
+    path = _folder() / "made.npz"
+    write_checkpoint(path, {"step": 7}, {"x": np.zeros((2, 3), np.float32)})
+    return [path.read_bytes()]
+
+
+def _read_checkpoint_document(document: bytes) -> None:
+    path = _folder() / "document.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("document.npy", _npy(document))
+    read_checkpoint(path)
+
+
+def _read_checkpoint_array(array: bytes) -> None:
+    path = _folder() / "array.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("document.npy", _npy(b'{"format": "gpusonde.training_checkpoint/1"}'))
+        archive.writestr("x.npy", array)
+    read_checkpoint(path)
+
+
+def _read_problem(data: bytes) -> None:
+    parse_problem(read_document(_file("problem.toml", data)), _gpus(), _offers())
+
+
+def _read_problem_json(data: bytes) -> None:
+    parse_problem(read_document(_file("problem.json", data)), _gpus(), _offers())
+
+
+_PROBLEM = b"""format = "gpusonde.problem/1"
+global_batch = 256
+iterations = 1e4
+deadline_s = 3600.0
+[[offers]]
+name = "t4"
+device = "T4"
+quota = 4
+usd_per_hour = 0.5
+network_bytes_per_second = 1e9
+[job]
+gradients = { parameter_bytes = 1e8 }
+[[job.curves]]
+device = "T4"
+probes = [{ batch_size = 8, total_s = 0.1 }, { batch_size = 64, total_s = 0.5 }]
+"""
+
+
+def _read_offers(data: bytes) -> None:
+    OfferCatalog.load(_file("offers.csv", data), gpus=_gpus())
+
+
+def _offer_files() -> list[bytes]:
+    shipped = (_ROOT / "catalog/gpusonde/catalog/data/offers.csv").read_bytes()
+    lines = [line for line in shipped.splitlines() if not line.startswith(b"#")]
+    return [b"".join(line + b"\n" for line in lines[:4])]
+
+
+def _list_pods(data: bytes) -> None:
+    answer = pod_resources_pb2.ListPodResourcesResponse.FromString(data)
+    KubeletPods(_folder(), _AnyGpu(), 1, ask=lambda _: answer).owners(2)
+
+
+class _AnyGpu(DeviceNames):
+    def __init__(self) -> None:
+        super().__init__((), {})
+
+    def by_plugin_id(self, name: str) -> str | None:
+        return name[:5] or None
+
+
+def _pods() -> list[bytes]:
+    devices = pod_resources_pb2.ContainerDevices(resource_name="nvidia.com/gpu", device_ids=["GPU-a", "GPU-b::1"])
+    container = pod_resources_pb2.ContainerResources(name="c", devices=[devices])
+    pod = pod_resources_pb2.PodResources(name="p", namespace="n", containers=[container])
+    return [pod_resources_pb2.ListPodResourcesResponse(pod_resources=[pod, pod]).SerializeToString()]
+
+
+def _restore_tracker(array: bytes) -> None:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("x.npy", array)
+    EpochTracker.restore(file.getvalue())
+
+
+_CGROUPS = [
+    b"0::/system.slice/slurmstepd.scope/job_17/step_0/user/task_0\n",
+    b"0::/kubepods.slice/kubepods-pod01234567_89ab_cdef_0123_456789abcdef.slice/cri-containerd-"
+    + b"0123456789abcdef" * 4 + b".scope\n",
+    b"4:devices:/user.slice/user-1000.slice/session-3.scope\n1:name=systemd:/init.scope\n",
+]  # fmt: skip
+
+
+def _ask_endpoint(data: bytes) -> None:
+    async def answer() -> None:
+        reader = asyncio.StreamReader(limit=8192)
+        reader.feed_data(data)
+        reader.feed_eof()
+        found = await Endpoint(CollectorRegistry(), lambda: None, lambda: "no")._answer(reader)
+        assert found is None or found.encode()
+
+    asyncio.run(answer())
+
+
+class _Stub:
+    """A collector that answers with these bytes."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def ListRuns(self, *_: object, **__: object) -> query_pb2.ListRunsResponse:
+        response = query_pb2.ListRunsResponse.FromString(self._data)
+        response.next_page_token = ""
+        return response
+
+    def ListEpochs(self, *_: object, **__: object) -> query_pb2.ListEpochsResponse:
+        response = query_pb2.ListEpochsResponse.FromString(self._data)
+        response.next_page_token = ""
+        return response
+
+    def PredictEpochLatency(self, *_: object, **__: object) -> query_pb2.PredictEpochLatencyResponse:
+        return query_pb2.PredictEpochLatencyResponse.FromString(self._data)
+
+    def ReadSamples(self, *_: object, **__: object) -> list[query_pb2.ReadSamplesResponse]:
+        return [query_pb2.ReadSamplesResponse.FromString(self._data)]
+
+
+def _ask_a_collector(data: bytes) -> None:
+    client = Client("127.0.0.1:1")
+    client._stub = _Stub(data)
+    problem: Exception | None = None
+    for ask in (
+        client.list_runs, lambda: client.list_epochs("r"), lambda: client.predict_run("r"),
+        lambda: client.read_samples("GPU-a"),
+    ):  # fmt: skip
+        try:
+            ask()
+        except (CollectorError, DecodeError) as error:
+            problem = error
+    client.close()
+    if problem is not None:
+        raise problem
+
+
+def _answers() -> list[bytes]:
+    import pyarrow as pa
+
+    run = query_pb2.Run(run_id="r", gpu_uuid="g")
+    run.start_time.seconds, run.epoch_period.seconds = 5, 7
+    epoch = query_pb2.Epoch(index=1)
+    epoch.end_time.seconds = 9
+    trend = query_pb2.DurationTrend(changes=[query_pb2.DurationChange(epoch=3)])
+    estimate = query_pb2.EndEstimate(epochs_done=3)
+    predictions = [query_pb2.EpochLatencyPrediction(gpu_model="T4")]
+    sink = io.BytesIO()
+    table = pa.table({"time_unix_nano": pa.array([1, 2], pa.int64()), "sm_active": pa.array([0.5, 0.6], pa.float32())})
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    messages = (
+        query_pb2.ListRunsResponse(runs=[run]),
+        query_pb2.ListEpochsResponse(epochs=[epoch], trend=trend, estimate=estimate),
+        query_pb2.PredictEpochLatencyResponse(predictions=predictions),
+        query_pb2.ReadSamplesResponse(arrow_ipc=sink.getvalue()),
+    )
+    return [message.SerializeToString() for message in messages]
+
+
+_MEASUREMENT = {"fabric": "f", "transfer_bytes": 1e6, "world_size": 2, "seconds": 0.1}
+_ALLREDUCE = {
+    "format": "gpusonde.allreduce-model/1", "kind": "default", "half_life_s": 10.0, "now_s": 5.0, "residual": "off",
+    "topologies": {"f": [[0, 1, 2]]}, "measurements": [_MEASUREMENT, {**_MEASUREMENT, "transfer_bytes": 1e7}],
+}  # fmt: skip
+_TIMES = (
+    b"model,gpu,batch_per_gpu,sec_per_iter,n_gpus,n_nodes,precision,image_size,parallelism\n"
+    b"resnet50,T4,32,0.25,1,1,fp32,224,\nvgg16,V100,16,0.125,2,1,fp16,,DDP\n"
+)
+_SPOT = (
+    b"provider,region,instance_type,time,usd_per_hour,zone,available_machines,preemptions_per_hour\n"
+    b"aws,us-east-1,g4dn.xlarge,2026-11-21T15:00:00Z,0.25,us-east-1a,3,0.05\n"
+)
+_PROFILE = {
+    "format": "gpusonde.profile/1",
+    "device": "T4",
+    "optimizer_s": 0.01,
+    "largest_batch": 64,
+    "probes": [
+        {"batch_size": 8, "total_s": 0.1, "forward_s": 0.03, "spread": 0.01},
+        {"batch_size": 64, "total_s": 0.6},
+    ],
+    "gradients": {"ready_fractions": [0.5, 1.0], "bucket_bytes": [1e6, 2e6]},
+}
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "replace")
+
+
+FILE_TARGETS = {
+    "latency_model": Target(
+        _load_latency_model, lambda: _manifest(_LATENCY_MODEL), (ModelFileError,), is_slow=True
+    ),
+    "workload_model": Target(
+        _load_workload_model, lambda: _manifest(_WORKLOAD_MODEL), (WorkloadModelFileError,), is_slow=True
+    ),
+    "model_archive": Target(_read_archive, _archives, (ArchiveError,)),
+    "model_list": Target(
+        _read_versions,
+        lambda: [
+            b'{"format": "gpusonde model versions", "format_version": 1, "versions": ["crossgpu-1-0123456789ab"]}'
+        ],
+        (ModelFileError,),
+    ),
+    "encoder_description": Target(_read_encoder, _encoder_documents, (EncoderWeightsError,), is_slow=True),
+    "encoder_card": Target(_read_card, _cards, (RegistryError,), is_slow=True),
+    "checkpoint": Target(lambda data: read_checkpoint(_file("c.npz", data)), _checkpoints, (CheckpointError,)),
+    "checkpoint_document": Target(
+        _read_checkpoint_document, lambda: [b'{"format": "gpusonde.training_checkpoint/1", "step": 7}'],
+        (CheckpointError,),
+    ),
+    "checkpoint_array": Target(
+        _read_checkpoint_array, lambda: [_npy(b"123456")], (CheckpointError,)
+    ),
+    "tracker_array": Target(_restore_tracker, lambda: [_npy(b"123456")], (ValueError,)),
+    "problem_file": Target(_read_problem, lambda: [_PROBLEM], (DocumentError, ProblemError), is_slow=True),
+    "problem_json": Target(
+        _read_problem_json, lambda: [json.dumps(small_problem()).encode()], (DocumentError, ProblemError), is_slow=True
+    ),
+    "offers_file": Target(_read_offers, _offer_files, (CatalogDataError,), is_slow=True),
+    "spot_table": Target(
+        lambda data: list(read_spot_rows(_file("spot.csv", data))), lambda: [_SPOT], (SpotTableError,)
+    ),
+    "training_times": Target(
+        lambda data: read_measurements(_file("times.csv", data), _gpus()), lambda: [_TIMES], (MeasurementFileError,),
+        is_slow=True,
+    ),
+    "capacity_trace": Target(
+        lambda data: read_capacity(_file("capacity.json", data)),
+        lambda: [b'{"metadata": {"gap_seconds": 60}, "data": [1, 0, 2]}'], (CapacityError,),
+    ),
+    "allreduce_model": Target(
+        lambda data: model_from_json(_text(data)), lambda: [json.dumps(_ALLREDUCE).encode()], (AllreduceDocumentError,)
+    ),
+    "allreduce_measurements": Target(
+        lambda data: measurements_from_json(_text(data)),
+        lambda: [
+            json.dumps({"format": MEASUREMENTS_FORMAT, "measurements": [_MEASUREMENT]}).encode()
+        ],
+        (AllreduceDocumentError,),
+    ),
+    "job_profile": Target(
+        lambda data: JobProfile.read(_file("profile.json", data)), lambda: [json.dumps(_PROFILE).encode()],
+        (JobProfileError,),
+    ),
+    "kubelet_answer": Target(_list_pods, _pods, (DecodeError,)),
+    "cgroup": Target(lambda data: owner_of(_text(data), 1000), lambda: _CGROUPS),
+    "http_request": Target(
+        _ask_endpoint, lambda: [b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n", b"GET /-/ready?x HTTP/1.1\r\n\r\n"]
+    ),
+    "collectors_answer": Target(_ask_a_collector, _answers, (CollectorError, DecodeError), is_slow=True),
+}  # fmt: skip
