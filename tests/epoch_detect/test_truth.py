@@ -121,3 +121,9 @@ def test_of_the_measured_gpu_traces_twelve_are_scored_and_only_one_has_two_regim
     (several,) = [t.periods_s for t in truth.values() if len(t.periods_s) > 1]
     assert several == pytest.approx((40.39, 79.5), abs=0.1)
     assert several == truth["h100_ckpt100.csv"].periods_s
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs a file without end")
+def test_a_file_without_end_is_refused() -> None:
+    with pytest.raises(TruthError, match="larger than"):
+        read_truth("/dev/zero")

@@ -7,10 +7,12 @@ with the second one atheris looks at every decoder, else at those that strangers
 from __future__ import annotations
 
 import importlib.util
+import io
 import logging
 import os
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +25,10 @@ _EXAMPLES = int(os.environ.get("GPUSONDE_FUZZ_EXAMPLES", "60"))
 _SECONDS = int(os.environ.get("GPUSONDE_FUZZ_SECONDS", "0"))
 _STRANGERS = ("stream_request", "zstd_values", "workload_json", "workload_onnx", "workload_program")
 _WITH_ATHERIS = tuple(TARGETS) if _SECONDS else _STRANGERS
+ARCHIVES = (
+    "model_archive", "model_file", "encoder_weights", "checkpoint", "tracker_state", "workload_archive",
+    "workload_file",
+)  # fmt: skip
 _TOKENS = [
     b"\0", b"\xff" * 4, b"\xff" * 8, b"\x80\x01", b'"', b"{", b"[" * 3000, b"\n", b"nan", b"1e999", b"9" * 400, b"-1",
     b"\\ud800", b"\xc3\x28", b"true", b"null",
@@ -56,6 +62,31 @@ def damaged(draw: st.DrawFn, seeds: list[bytes]) -> bytes:
 def test_what_a_decoder_is_made_for_it_takes(name: str) -> None:
     for seed in seeds_of(name):
         TARGETS[name].run(seed)
+
+
+def repacked(seed: bytes, method: int) -> Iterator[bytes]:
+    """An archive packed in another way, whole and with the packed bytes of its members damaged in places."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(seed)) as old, zipfile.ZipFile(file, "w", method) as new:
+        for name in old.namelist():
+            new.writestr(name, old.read(name), method)
+        members = new.infolist()
+    yield file.getvalue()
+    for begin in (0, 4, 5, 9, 12, 20, 30):
+        data = bytearray(file.getvalue())
+        for member in members:
+            at = member.header_offset + 30 + len(member.filename.encode()) + begin
+            data[at : at + 3] = bytes(byte ^ 0x5A for byte in data[at : at + 3])
+        yield bytes(data)
+
+
+@pytest.mark.parametrize("name", ARCHIVES)
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_an_archive_packed_in_another_way_ends_in_a_promised_error(name: str, method: int) -> None:
+    for seed in TARGETS[name].seeds():
+        if seed.startswith(b"PK"):
+            for data in repacked(seed, method):
+                TARGETS[name].run(data)
 
 
 @pytest.mark.parametrize("name", TARGETS)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from support.synthetic_runs import synthetic_runs, write_runs
 
-from gpusonde.predictor.crossgpu import RunsTableError, read_runs
+from gpusonde.predictor.crossgpu import LatencyModel, ModelFileError, RunsTableError, read_runs
 
 
 def written(path: Path, change=lambda rows: None) -> Path:
@@ -177,3 +177,20 @@ def test_the_measured_runs_are_read(shared_runs_path):
     assert len(table) == 470
     assert len(table.pairs()[0]) == 1136
     assert table.gpu_names == ("A10G", "P100-PCIe-16GB", "T4", "V100-SXM2-16GB")
+
+
+@pytest.mark.parametrize("content", [b"\0" * 500_000, b"gpu," + b"x" * 500_000 + b"\n1,2\n", b"gpu\n" + b"9" * 500_000])
+def test_what_is_no_table_is_refused_in_few_words(tmp_path, content):
+    path = tmp_path / "runs.csv"
+    path.write_bytes(content)
+    with pytest.raises(RunsTableError) as error:
+        read_runs(path)
+    assert len(str(error.value)) < 3000
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs a file without end")
+def test_a_file_without_end_is_refused():
+    with pytest.raises(RunsTableError, match="larger than"):
+        read_runs("/dev/zero")
+    with pytest.raises(ModelFileError):
+        LatencyModel.load("/dev/zero")

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+_LARGEST_BYTES = 64 << 20
 # Of a manifest's words on how far a trace's truth can be trusted; "low" and "none" are not scored.
 _TRUSTED = ("exact", "high", "medium")
 # Cycles outside of the regular window that are a regime of their own: this many in a row, and this even.
@@ -78,7 +79,9 @@ def read_truth(path: str | Path) -> TruthFile:
         TruthError: The file is missing or not of these forms.
     """
     try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        with Path(path).open("rb") as file:
+            data = file.read(_LARGEST_BYTES + 1)
+        content = None if len(data) > _LARGEST_BYTES else json.loads(data.decode("utf-8"))
     except OSError as error:
         raise TruthError(f"{error.strerror or error}; give the truth file of the traces", path=path) from error
     except json.JSONDecodeError as error:
@@ -87,6 +90,8 @@ def read_truth(path: str | Path) -> TruthFile:
         ) from (error)
     except (ValueError, RecursionError) as error:
         raise TruthError(f"not JSON in UTF-8 ({error}); save it as such", path=path) from error
+    if len(data) > _LARGEST_BYTES:
+        raise TruthError(f"larger than {_LARGEST_BYTES >> 20} MiB, which no truth is", path=path)
     if isinstance(content, list):
         return _manifest(path, content)
     if not isinstance(content, dict):

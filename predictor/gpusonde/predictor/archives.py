@@ -27,6 +27,10 @@ _TYPES = frozenset({"<f8", "<f4", "<i4", "<i2"})
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 
+PACKINGS = frozenset({zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED})
+"""Ways of packing that are unpacked; other ones have errors and memory of their own."""
+
+
 class ArchiveError(ValueError):
     """Bytes that are no archive, or a damaged one; the message says what is wrong."""
 
@@ -148,6 +152,8 @@ def _member(archive: zipfile.ZipFile, name: str, limit: int) -> bytes:
         info = archive.getinfo(name)
     except KeyError:
         raise ArchiveError(f"it holds no {name}") from None
+    if info.compress_type not in PACKINGS:
+        raise ArchiveError(f"{name} is packed in another way than its writer packs")
     if info.file_size > limit:
         raise ArchiveError(f"{name} unpacks to more than {limit >> 20} MiB")
     with archive.open(info) as member:

@@ -72,9 +72,11 @@ def read_capacity(path: Path | str) -> CapacityTrace:
     """
     path = Path(path)
     try:
-        if path.stat().st_size > _MOST_BYTES:
+        with path.open("rb") as file:
+            data = file.read(_MOST_BYTES + 1)
+        if len(data) > _MOST_BYTES:
             raise TraceError(f"{path}: larger than {_MOST_BYTES >> 20} MiB")
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(data.decode("utf-8"))
         gap_s, counts = content["metadata"]["gap_seconds"], content["data"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         if isinstance(error, TraceError):

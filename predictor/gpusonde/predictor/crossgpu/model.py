@@ -14,7 +14,7 @@ from gpusonde.predictor.crossgpu.combination import combine_predictions
 from gpusonde.predictor.crossgpu.intervals.calibrator import Calibrator
 from gpusonde.predictor.crossgpu.intervals.novelty import GpuNeighbourhood, RunNeighbourhood
 from gpusonde.predictor.crossgpu.measurement import LatencyPrediction, SourceMeasurement
-from gpusonde.predictor.crossgpu.persistence import read_model, write_model
+from gpusonde.predictor.crossgpu.persistence import LARGEST_MODEL_BYTES, read_model, write_model
 from gpusonde.predictor.crossgpu.query import Query
 from gpusonde.predictor.crossgpu.regression.residual import ResidualModel
 from gpusonde.predictor.crossgpu.runs.pairs import Pairs
@@ -168,7 +168,9 @@ class LatencyModel:
             ModelFileError: The file is none, is damaged, or is of a version that this program does not read.
             OSError: The file cannot be read.
         """
-        settings, state, version = read_model(Path(path).read_bytes(), str(path))
+        with Path(path).open("rb") as file:
+            content = file.read(LARGEST_MODEL_BYTES + 1)
+        settings, state, version = read_model(content, str(path))
         return cls(settings, state=state, version=version)
 
     @classmethod

@@ -26,7 +26,7 @@ from gpusonde.predictor.files import replace_file
 FORMAT = "gpusonde cross-GPU latency model"
 FORMAT_VERSION = 2
 
-_MAXIMUM_FILE_BYTES = 64 << 20
+LARGEST_MODEL_BYTES = 64 << 20
 _MAXIMUM_MANIFEST_BYTES = 4 << 20
 _MAXIMUM_ARRAYS_BYTES = 256 << 20
 
@@ -101,7 +101,7 @@ def read_model(content: bytes, path: str) -> tuple[ModelSettings, FittedState, s
     """
     try:
         manifest, array_bytes = opened(
-            content, file_bytes=_MAXIMUM_FILE_BYTES, manifest_bytes=_MAXIMUM_MANIFEST_BYTES,
+            content, file_bytes=LARGEST_MODEL_BYTES, manifest_bytes=_MAXIMUM_MANIFEST_BYTES,
             array_bytes=_MAXIMUM_ARRAYS_BYTES,
         )  # fmt: skip
     except ArchiveError as error:

@@ -16,7 +16,7 @@ from gpusonde.predictor.crossgpu.evaluation.run import UnsuitableTableError
 from gpusonde.predictor.crossgpu.evaluation.scores import Evaluation, PairErrors
 from gpusonde.predictor.crossgpu.measurement import Precision, SourceMeasurement
 from gpusonde.predictor.crossgpu.model import LatencyModel
-from gpusonde.predictor.crossgpu.runs.table import RunsTableError
+from gpusonde.predictor.crossgpu.runs.table import RunsTableError, lines_of
 
 COLUMNS = ("pair_key", "dataset", "gpu", "precision", "t_rel", "main")
 
@@ -79,21 +79,18 @@ def read_timings(path: str | Path, *, gpus: GpuCatalog | None = None) -> tuple[T
         OSError: The file cannot be read.
     """
     path, gpus = Path(path), gpus or load_gpus()
-    if path.stat().st_size > _MAXIMUM_BYTES:
-        raise RunsTableError(path, 0, "", f"larger than {_MAXIMUM_BYTES >> 20} MiB; split it")
     known: dict[str, GpuSpec] = {}
     timings = []
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file)
-            for name in COLUMNS:
-                if name not in (reader.fieldnames or ()):
-                    raise RunsTableError(path, 1, name, "the column is missing; every timing needs it")
-            for line, row in enumerate(reader, start=2):
-                if line > _MAXIMUM_ROWS:
-                    raise RunsTableError(path, 0, "", f"more than {_MAXIMUM_ROWS} rows; split it")
-                if row["t_rel"] != "":
-                    timings.append(_timing(path, line, row, gpus, known))
+        reader = csv.DictReader(lines_of(path, _MAXIMUM_BYTES))
+        for name in COLUMNS:
+            if name not in (reader.fieldnames or ()):
+                raise RunsTableError(path, 1, name, "the column is missing; every timing needs it")
+        for line, row in enumerate(reader, start=2):
+            if line > _MAXIMUM_ROWS:
+                raise RunsTableError(path, 0, "", f"more than {_MAXIMUM_ROWS} rows; split it")
+            if row["t_rel"] != "":
+                timings.append(_timing(path, line, row, gpus, known))
     except (UnicodeDecodeError, csv.Error) as error:
         raise RunsTableError(path, 0, "", f"not a CSV text file ({error})") from error
     if not timings:

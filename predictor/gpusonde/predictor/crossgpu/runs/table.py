@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -32,6 +33,9 @@ IndexArray = npt.NDArray[np.intp]
 
 _MAXIMUM_BYTES = 256 << 20
 _MAXIMUM_ROWS = 200_000
+_LONGEST_LINE = 1 << 20
+_LONGEST_FIELD = 100
+_LONGEST_PROBLEM = 1000
 
 
 class RunsTableError(ValueError):
@@ -46,8 +50,12 @@ class RunsTableError(ValueError):
     def __init__(self, path: str | Path, line: int, field: str, problem: str) -> None:
         """Keep where the problem is; ``problem`` says what it is and what to do."""
         self.path, self.line, self.field = str(path), line, field
+        # A cell of what is no table may be megabytes of anything.
+        shown = field if len(field) <= _LONGEST_FIELD else f"{field[:_LONGEST_FIELD]}..."
+        if len(problem) > _LONGEST_PROBLEM:
+            problem = f"{problem[:_LONGEST_PROBLEM]}..."
         where = f"{self.path}:{line}: " if line else f"{self.path}: "
-        super().__init__(f"{where}{f'field {field!r}: ' if field else ''}{problem}")
+        super().__init__(f"{where}{f'field {shown!r}: ' if field else ''}{problem}")
 
 
 class Configuration(NamedTuple):
@@ -172,18 +180,35 @@ def read_runs(path: str | Path, *, gpus: GpuCatalog | None = None) -> RunsTable:
         OSError: The file cannot be read.
     """
     path = Path(path)
-    if path.stat().st_size > _MAXIMUM_BYTES:
-        raise RunsTableError(path, 0, "", f"larger than {_MAXIMUM_BYTES >> 20} MiB; split it")
+    rows: list[list[str]] = []
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = list(csv.reader(file))
+        for row in csv.reader(lines_of(path, _MAXIMUM_BYTES)):
+            rows.append(row)
+            if len(rows) - 1 > _MAXIMUM_ROWS:
+                raise RunsTableError(path, 0, "", f"more than {_MAXIMUM_ROWS} rows; split it")
     except (UnicodeDecodeError, csv.Error) as error:
         raise RunsTableError(path, 0, "", f"not a CSV text file ({error})") from error
     if not rows or not any(rows[0]):
         raise RunsTableError(path, 1, "", "empty file; a heading with the column names is needed")
-    if len(rows) - 1 > _MAXIMUM_ROWS:
-        raise RunsTableError(path, 0, "", f"more than {_MAXIMUM_ROWS} rows; split it")
     return _Reader(path, rows[0], gpus or load_gpus()).read(rows[1:])
+
+
+def lines_of(path: Path, most_bytes: int) -> Iterator[str]:
+    """Yield the lines of a table.
+
+    Raises:
+        RunsTableError: It is too large, or one of its lines is; a pipe or a device has no size before it is read.
+        UnicodeDecodeError: It is no text.
+        OSError: It cannot be read.
+    """
+    with path.open("rb") as file:
+        data = file.read(most_bytes + 1)
+    if len(data) > most_bytes:
+        raise RunsTableError(path, 0, "", f"larger than {most_bytes >> 20} MiB; split it")
+    for number, line in enumerate(io.TextIOWrapper(io.BytesIO(data), "utf-8-sig", newline=""), start=1):
+        if len(line) > _LONGEST_LINE:
+            raise RunsTableError(path, number, "", f"longer than {_LONGEST_LINE} characters: not a table of runs")
+        yield line
 
 
 class _Reader:

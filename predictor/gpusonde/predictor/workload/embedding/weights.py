@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gpusonde.predictor.archives import PACKINGS
 from gpusonde.predictor.files import replace_file
 from gpusonde.predictor.workload.embedding.errors import EncoderWeightsError
 from gpusonde.predictor.workload.embedding.structure import MAXIMUM_REACH, SHAPE_FEATURE_COUNT
@@ -261,7 +262,10 @@ def _is_count(value: object) -> bool:
 def _member(archive: zipfile.ZipFile, name: str, most_bytes: int) -> bytes:
     """The bytes of one array's member; at most ``most_bytes`` are unpacked, whatever the archive claims."""
     try:
-        with archive.open(f"{name}.npy") as file:
+        info = archive.getinfo(f"{name}.npy")
+        if info.compress_type not in PACKINGS:
+            raise EncoderWeightsError(f"{name}: packed in another way than an encoder's weights")
+        with archive.open(info) as file:
             content = file.read(most_bytes + 1)
     except KeyError:
         raise EncoderWeightsError(f"no array {name!r} in the file: not an encoder's weights") from None

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gpusonde.predictor.archives import PACKINGS
 from gpusonde.predictor.files import replace_file
 
 FORMAT = "gpusonde.training_checkpoint/1"
@@ -90,5 +91,8 @@ def _check_sizes(path: Path) -> None:
     """Refuse an archive that unpacks to more than any training writes."""
     with zipfile.ZipFile(path) as archive:
         sizes = {each.filename: each.file_size for each in archive.infolist()}
+        packings = {each.compress_type for each in archive.infolist()}
+    if not packings <= PACKINGS:
+        raise CheckpointError(f"{path}: packed in another way than checkpoints are: no checkpoint; remove it")
     if sum(sizes.values()) > _MAXIMUM_BYTES or sizes.get(f"{_DOCUMENT}.npy", 0) > _MAXIMUM_DOCUMENT_BYTES:
         raise CheckpointError(f"{path}: unpacks to more than {_MAXIMUM_BYTES >> 20} MiB: no checkpoint; remove it")
