@@ -177,8 +177,9 @@ def unpack(data: bytes) -> dict[str, npt.NDArray[np.generic]]:
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as members:
             unpacked_bytes = sum(member.file_size for member in members.infolist())
-            if any(member.compress_type != zipfile.ZIP_STORED for member in members.infolist()):
-                raise ValueError("it is packed in another way")
+            packings = {member.compress_type for member in members.infolist()}
+        if not packings <= {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
+            raise ValueError("it is packed in another way")
         if unpacked_bytes <= _LARGEST_STATE_BYTES:
             with np.load(io.BytesIO(data), allow_pickle=False) as archive:
                 return {name: archive[name] for name in archive.files}
