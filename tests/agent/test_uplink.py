@@ -495,6 +495,34 @@ def test_a_stream_that_closes_under_a_write_is_left_for_where_the_collector_want
     assert left.value.preferred_target == "refuge:1"
 
 
+class DrainedForWeeks(EagerCall):
+    """A collector that asks for a grace of 49 days and acknowledges nothing in it."""
+
+    def __init__(self):
+        drain = ingest_pb2.Drain(preferred_target="refuge:1", grace_ms=2**32 - 1)
+        self.left = [ingest_pb2.StreamSamplesResponse(drain=drain)]
+
+    async def write(self, request):
+        pass
+
+    async def read(self):
+        return self.left.pop() if self.left else await asyncio.Event().wait()
+
+    async def done_writing(self):
+        pass
+
+
+def test_a_grace_of_weeks_does_not_keep_an_agent_from_sending(rig, monkeypatch):
+    monkeypatch.setattr("gpusonde.agent.uplink.session._LONGEST_GRACE_S", 0.1)
+    rig.fill(5)
+    session = Session(
+        DrainedForWeeks(), rig.spool, rig.counters, asyncio.Event(), ingest_pb2.HelloAck(),
+        next_sequence=1, max_unacked=64, ack_timeout_s=600, on_batch_interval=lambda _: None,
+    )  # fmt: skip
+    with pytest.raises(Drained):
+        asyncio.run(asyncio.wait_for(session.run(), 60))
+
+
 def test_a_cancellation_that_meets_the_result_is_not_lost():
     """What made shutdown hang: asyncio.wait_for of Python 3.11 gives the result and forgets the cancellation."""
 
