@@ -30,8 +30,9 @@ def add_parser(subparsers: Subparsers, common: Parser) -> None:
         "graph",
         "write the graph of a network to a file that holds neither weights nor code",
         "Write the graph of a network to a JSON file that holds neither weights nor code. SOURCE is a file (.onnx, "
-        ".pt2, or a graph written before), zoo:NAME, PACKAGE.MODULE:FACTORY of an installed package such as "
-        "torchvision.models:resnet18, which runs in this process and needs torch, or FILE.py:FACTORY. A FACTORY is "
+        ".pt2, or a graph written before), zoo:NAME or keras:NAME@SIZE (networks that are known), "
+        "PACKAGE.MODULE:FACTORY of an installed package such as torchvision.models:resnet18, which runs in this "
+        "process and needs torch, or FILE.py:FACTORY. A FACTORY is "
         "called without arguments and returns a torch.nn.Module; its weights are never made.",
     )
     parser.add_argument("source", metavar="SOURCE", help="what to take the graph of")

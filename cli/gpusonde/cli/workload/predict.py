@@ -37,7 +37,10 @@ def add_parser(subparsers: Subparsers, common: Parser) -> None:
         "devices and batch sizes are every combination of them, answered at once.",
     )
     parser.add_argument(
-        "graphs", nargs="+", metavar="GRAPH", help="file of 'gpusonde workload graph', .onnx, .pt2, or zoo:NAME"
+        "graphs",
+        nargs="+",
+        metavar="GRAPH",
+        help="file of 'gpusonde workload graph', .onnx, .pt2, zoo:NAME or keras:NAME@SIZE",
     )
     group = parser.add_argument_group("what it is to run on")
     group.add_argument("--device", type=names, required=True, metavar="A,B", help="GPUs, in any spelling")
