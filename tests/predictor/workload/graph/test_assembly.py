@@ -182,3 +182,24 @@ def test_reading_what_nothing_wrote_is_refused(assembly):
 def test_operators_of_onnx_are_assembled_alike(assembly):
     assembly.add_operator("pooled", onnx_role("GlobalAveragePool"), ["x"], (1, 8, 1, 1), source="GlobalAveragePool")
     assert assembly.build(["pooled"], 1).operations[1].primitive is Primitive.GLOBAL_AVERAGE_POOL
+
+
+def test_tensors_without_elements_are_constants(assembly):
+    assembly.add_input("cache", (1, 0, 4, 4))
+    assembly.add_parameter("prefix", "prefix", (1, 0, 4, 4))
+    add(assembly, "cut", "relu", ["x"], (1, 0, 4, 4))
+    add(assembly, "joined", "cat", ["cache", "prefix", "cut", "x"])
+    graph = assembly.build(["joined", "cut"], 1)
+    assert primitives(graph) == [Primitive.INPUT, Primitive.CONCATENATION, Primitive.OUTPUT]
+    assert graph.operations[1].inputs == (IMAGE,)
+    assert graph.operations[-1].inputs == (IMAGE,)
+
+
+def test_an_einstein_sum_of_three_is_two_products(assembly):
+    assembly.add_input("left", (2, 6, 8))
+    for key, shape in (("middle", (8, 3)), ("right", (3, 20))):
+        assembly.add_parameter(key, key, shape)
+    add(assembly, "sum", "einsum", ["left", "middle", "right"], (2, 6, 20), equation="bnd,dr,rt->bnt")
+    graph = assembly.build(["sum"], 2)
+    assert graph_cost(graph).total.matrix_flops == 2 * 2 * 6 * (8 * 3 + 3 * 20)
+    assert graph.parameter_count == 8 * 3 + 3 * 20

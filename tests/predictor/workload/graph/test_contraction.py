@@ -1,6 +1,6 @@
 import pytest
 
-from gpusonde.predictor.workload.graph.contraction import contraction_shapes
+from gpusonde.predictor.workload.graph.contraction import contraction_shapes, first_contraction, tensordot_equation
 
 
 @pytest.mark.parametrize(
@@ -20,3 +20,23 @@ from gpusonde.predictor.workload.graph.contraction import contraction_shapes
 )
 def test_an_einstein_sum_is_a_product_of_these_matrices(equation, left, right, expected):
     assert contraction_shapes(equation, left, right) == expected
+
+
+@pytest.mark.parametrize(
+    ("equation", "shapes", "expected"),
+    [
+        ("ab,bc,cd->ad", [(2, 3), (3, 4)], ("ab,bc->ac", (2, 4), "ac,cd->ad")),
+        ("ab,bc,cd", [(2, 3), (3, 4)], ("ab,bc->ac", (2, 4), "ac,cd->ad")),
+        ("bn,bnd,bmd->bm", [(2, 5), (2, 5, 8)], ("bn,bnd->bd", (2, 8), "bd,bmd->bm")),
+        ("a,b,ab->", [(2,), (3,)], ("a,b->ab", (2, 3), "ab,ab->")),
+        ("ab,bc->ac", [(2, 3), (3, 4)], None),
+        ("...a,ab,bc->...c", [(9, 2), (2, 3)], None),
+        ("ab,bc,cd->ad", [(2, 3, 4), (3, 4)], None),
+    ],
+)
+def test_an_einstein_sum_of_many_is_taken_from_the_left(equation, shapes, expected):
+    assert first_contraction(equation, shapes) == expected
+
+
+def test_a_tensordot_is_an_einstein_sum():
+    assert tensordot_equation(([2, 0], [1, 0]), (3, 2)) == "abc,ac->b"

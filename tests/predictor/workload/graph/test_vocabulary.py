@@ -46,3 +46,8 @@ def test_operators_that_overwrite_are_told_by_their_name(operator, expected):
 )
 def test_names_of_onnx_are_recognised(operator, role):
     assert onnx_role(operator) == role
+
+
+def test_the_same_work_by_another_librarys_name_is_known():
+    assert torch_role("transformers::grouped_mm_fallback") is Primitive.MATRIX_PRODUCT
+    assert torch_role("transformers::relu") is None

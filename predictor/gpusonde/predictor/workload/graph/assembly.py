@@ -11,7 +11,7 @@ import math
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from gpusonde.predictor.workload.graph.contraction import contraction_shapes
+from gpusonde.predictor.workload.graph.contraction import contraction_shapes, first_contraction
 from gpusonde.predictor.workload.graph.errors import MalformedGraphError
 from gpusonde.predictor.workload.graph.ir import Operation, Parameter, Primitive, Shape, WorkloadGraph
 from gpusonde.predictor.workload.graph.vocabulary import Passive, Role
@@ -28,7 +28,10 @@ _WEIGHTLESS = frozenset({Primitive.CONCATENATION, Primitive.ATTENTION})
 
 @dataclass
 class _Value:
-    """A tensor: who wrote it, or which trainable tensor it is a view of; neither: a constant."""
+    """A tensor: who wrote it, or which trainable tensor it is a view of; neither: a constant.
+
+    A tensor without elements, such as a cache at the start, is a constant: nobody waits for it.
+    """
 
     shape: Shape
     writers: tuple[int, ...] = ()
@@ -68,6 +71,9 @@ class GraphAssembly:
             shape: Its extents.
             name: Of the operation; the key if not given.
         """
+        if 0 in shape:
+            self._values[key] = _Value(shape)
+            return
         position = self._append(Operation(Primitive.INPUT, name or str(key), shape), ())
         self._values[key] = _Value(shape, (position,))
 
@@ -79,7 +85,7 @@ class GraphAssembly:
             name: What the network calls it.
             shape: Its extents.
         """
-        self._values[key] = _Value(shape, parameter=Parameter(name, shape))
+        self._values[key] = _Value(shape, parameter=None if 0 in shape else Parameter(name, shape))
 
     def add_constant(self, key: Key, shape: Shape) -> None:
         """Add a tensor that is neither trained nor computed from an input: a buffer, a mask.
@@ -98,8 +104,7 @@ class GraphAssembly:
             of: The tensor.
             shape: Extents of the new one.
         """
-        base = self._value(of)
-        self._values[key] = _Value(shape, base.writers, base.parameter, base)
+        self._values[key] = self._viewed([self._value(of)], shape)
 
     def add_operator(
         self,
@@ -133,11 +138,11 @@ class GraphAssembly:
         """
         operands = [None if each is None else self._value(each) for each in arguments]
         if equation:
-            role, operands = self._contracted(equation, operands)
+            role, operands = self._contracted(equation, operands, source)
         present = [each for each in operands if each is not None]
         if role is Passive.CONSTANT:
             self._values[key] = present[0] if overwrites and present else _Value(output)
-        elif all(each.is_constant for each in present):
+        elif 0 in output or all(each.is_constant for each in present):
             self._values[key] = _Value(output)
         elif role is Passive.VIEW:
             self._values[key] = self._viewed(present, output)
@@ -191,7 +196,7 @@ class GraphAssembly:
         Raises:
             MalformedGraphError: There is nothing in it.
         """
-        returned = [self._value(key) for key in outputs]
+        returned = [each for each in map(self._value, outputs) if 0 not in each.shape]
         shapes = tuple(each.shape for each in returned)
         sources = [writer for each in returned for writer in self._written(each)]
         last = Operation(Primitive.OUTPUT, "output", shapes[0] if shapes else (), shapes)
@@ -216,9 +221,19 @@ class GraphAssembly:
         except KeyError:
             raise MalformedGraphError(f"an operator reads {key!s:.80}, which nothing before it writes") from None
 
-    def _contracted(self, equation: str, operands: list[_Value | None]) -> tuple[Role | None, list[_Value | None]]:
+    def _contracted(
+        self, equation: str, operands: list[_Value | None], source: str
+    ) -> tuple[Role | None, list[_Value | None]]:
         """An Einstein sum as a product of matrices; of one tensor or without a sum: as what it costs."""
         tensors = [each for each in operands if each is not None]
+        while len(tensors) > 2 and (step := first_contraction(equation, [each.shape for each in tensors[:2]])):
+            # PyTorch takes them from the left, two at a time.
+            first, shape, equation = step
+            key = object()
+            self._values.update({(key, number): each for number, each in enumerate(tensors[:2])})
+            self.add_operator(key, None, [(key, 0), (key, 1)], shape, source=source, name="einsum", equation=first)
+            tensors = [self._value(key), *tensors[2:]]
+        operands = [*tensors]
         if len(tensors) == 1:
             return Primitive.GLOBAL_AVERAGE_POOL, operands
         if len(tensors) != 2:
@@ -232,6 +247,8 @@ class GraphAssembly:
 
     def _viewed(self, present: Sequence[_Value], output: Shape) -> _Value:
         first = present[0]
+        if 0 in output:
+            return _Value(output)
         if len(present) == 1 or all(each.is_constant for each in present[1:]):
             return _Value(output, first.writers, first.parameter, first)
         writers = _union(self._written(each) for each in present)

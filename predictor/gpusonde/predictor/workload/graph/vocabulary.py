@@ -36,7 +36,9 @@ _TORCH: Final = _table(
         Primitive.CONVOLUTION: "conv1d conv2d conv3d convolution _convolution mkldnn_convolution cudnn_convolution",
         Primitive.TRANSPOSED_CONVOLUTION: "conv_transpose1d conv_transpose2d conv_transpose3d",
         Primitive.LINEAR: "linear",
-        Primitive.MATRIX_PRODUCT: "matmul mm bmm addmm addbmm baddbmm mv dot vdot inner einsum rmatmul addmv",
+        Primitive.MATRIX_PRODUCT: (
+            "matmul mm bmm addmm addbmm baddbmm mv dot vdot inner einsum rmatmul addmv _grouped_mm grouped_mm"
+        ),
         Primitive.ATTENTION: (
             "scaled_dot_product_attention _scaled_dot_product_flash_attention"
             " _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_efficient_attention"
@@ -60,35 +62,52 @@ _TORCH: Final = _table(
             " round trunc frac where masked_fill cumsum cumprod bernoulli logical_not bitwise_not invert isnan isinf"
             " nan_to_num sgn eq ne lt le gt ge logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor"
             " and or xor fake_quantize tril triu polar"
+            " log_sigmoid sinc logit deg2rad rad2deg lgamma digamma mvlgamma isfinite signbit positive angle erfinv"
+            " special_erfinv special_expit special_log_ndtr special_ndtr special_i0 special_i0e special_gammaln"
+            " special_entr cummax cummin logcumsumexp dequantize quantize_per_tensor bucketize"
         ),
-        Primitive.SUM: "add sub rsub radd iadd isub subtract lerp addcmul addcdiv maximum minimum atan2",
+        Primitive.SUM: (
+            "add sub rsub radd iadd isub subtract lerp addcmul addcdiv maximum minimum atan2 fmax fmin hypot"
+            " logaddexp logaddexp2 addr dist diff"
+        ),
         Primitive.PRODUCT: (
-            "mul div rmul imul truediv itruediv rtruediv floordiv floor_divide remainder fmod mod multiply divide"
+            "mul div rmul imul truediv itruediv rtruediv floordiv floor_divide remainder fmod mod multiply divide outer"
+            " ger kron xlogy ldexp copysign float_power cross linalg_cross heaviside nextafter"
         ),
-        Primitive.CONCATENATION: "cat concat concatenate stack hstack vstack dstack",
+        Primitive.CONCATENATION: "cat concat concatenate stack hstack vstack dstack cartesian_prod block_diag",
         Primitive.MAX_POOL: (
             "max_pool1d max_pool2d max_pool3d max_pool2d_with_indices max_pool3d_with_indices"
             " max_pool1d_with_indices adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d"
-            " fractional_max_pool2d amax amin max min"
+            " fractional_max_pool2d amax amin max min aminmax"
         ),
         Primitive.AVERAGE_POOL: (
             "avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d"
             " _adaptive_avg_pool2d _adaptive_avg_pool3d lp_pool1d lp_pool2d"
         ),
-        Primitive.GLOBAL_AVERAGE_POOL: "mean sum var std var_mean logsumexp norm linalg_vector_norm prod",
+        Primitive.GLOBAL_AVERAGE_POOL: (
+            "mean sum var std var_mean logsumexp norm linalg_vector_norm prod nansum nanmean std_mean any all"
+            " count_nonzero cosine_similarity trapezoid trapz trace"
+        ),
         Primitive.SOFTMAX: "softmax _softmax _safe_softmax log_softmax _log_softmax softmin",
-        Primitive.LOOKUP: "embedding embedding_bag index index_select gather take",
+        Primitive.LOOKUP: "embedding embedding_bag index index_select gather take take_along_dim",
         Primitive.RECURRENT: "lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell",
         Primitive.INTERPOLATION: (
             "interpolate upsample upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d"
             " upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d _upsample_nearest_exact2d"
-            " _upsample_bilinear2d_aa grid_sample grid_sampler grid_sampler_2d affine_grid"
+            " _upsample_bilinear2d_aa _upsample_bicubic2d_aa grid_sample grid_sampler grid_sampler_2d affine_grid"
         ),
         Primitive.OTHER: (
             "bilinear argmax argmin topk sort argsort cdist fold im2col col2im unfold_windows fft_rfft fft_irfft"
             " fft_fft fft_ifft fft_rfft2 fft_irfft2 cross_entropy_loss nll_loss nll_loss_nd mse_loss scatter"
             " scatter_add index_put index_add masked_scatter linalg_qr linalg_inv bincount histc one_hot"
-            " searchsorted"
+            " searchsorted median nanmedian mode quantile nanquantile kthvalue msort smooth_l1_loss huber_loss"
+            " l1_loss binary_cross_entropy binary_cross_entropy_with_logits kl_div soft_margin_loss"
+            " cosine_embedding_loss margin_ranking_loss hinge_embedding_loss multi_margin_loss"
+            " multilabel_margin_loss triplet_margin_loss nll_loss2d _ctc_loss ctc_loss stft istft fft_fft2"
+            " fft_ifft2 fft_fftn fft_ifftn fft_rfftn fft_irfftn fft_hfft fft_ihfft index_copy index_fill"
+            " scatter_reduce index_reduce put _index_put_impl linalg_solve linalg_svd linalg_eigh linalg_cholesky"
+            " linalg_det linalg_slogdet linalg_matrix_exp linalg_solve_triangular cholesky inverse matrix_exp"
+            " linalg_matrix_power linalg_pinv"
         ),
         VIEW: (
             "view _unsafe_view _reshape_alias reshape reshape_as flatten unflatten permute transpose t swapaxes"
@@ -101,7 +120,9 @@ _TORCH: Final = _table(
             " zero_pad2d roll unfold as_strided narrow repeat tile repeat_interleave view_as view_as_real"
             " view_as_complex real imag channel_shuffle native_channel_shuffle pixel_shuffle pixel_unshuffle flip"
             " rot90 copy slice_scatter select_scatter diagonal cuda cpu requires_grad set_ ravel atleast_1d"
-            " atleast_2d meshgrid wrap_with_set_grad_enabled _assert_tensor_metadata tuple list"
+            " atleast_2d meshgrid atleast_3d broadcast_tensors numpy_T matrix_H conj conj_physical resolve_conj"
+            " resolve_neg diag diag_embed hsplit vsplit dsplit fft_fftshift fft_ifftshift"
+            " wrap_with_set_grad_enabled _assert_tensor_metadata tuple list"
         ),
         CONSTANT: (
             "size sym_size sym_numel numel sym_stride stride dim ndimension shape len arange linspace zeros ones"
@@ -112,6 +133,9 @@ _TORCH: Final = _table(
         ),
     }
 )
+
+# The same work as an operator of PyTorch, by another name.
+_OTHER_LIBRARIES: Final = {"transformers::grouped_mm_fallback": "aten::_grouped_mm"}
 
 # What is added comes first among their arguments, then the two matrices.
 PRODUCTS_WITH_A_SUM: Final = frozenset({"addmm", "addbmm", "baddbmm", "addmv"})
@@ -245,6 +269,7 @@ def torch_role(operator: str) -> Role | None:
     Returns:
         None for an unknown one; operators of other libraries may be anything, whatever they are called.
     """
+    operator = _OTHER_LIBRARIES.get(operator, operator)
     library, _, rest = operator.rpartition("::")
     if rest and library not in {"", "aten"}:
         return None

@@ -20,6 +20,7 @@ from gpusonde.predictor.workload.graph.from_torch.modules import (
     on_device_of,
     parameter_counts,
     read_mode,
+    tensors_in,
     unwrapped,
 )
 from gpusonde.predictor.workload.graph.ir import WorkloadGraph
@@ -62,6 +63,9 @@ def from_torch(
         raise UnsupportedGraphError("lazy layers have no shapes yet: call the network once, then read its graph")
     arguments = example if isinstance(example, tuple) else (example,)
     arguments, keywords = on_device_of(module, arguments), on_device_of(module, keywords or {})
+    given = list(tensors_in((arguments, keywords)))
+    if given and not any(each.numel() for each in given):
+        raise UnsupportedGraphError("the tensors of the example are empty: give it at least one sample")
     if batch_size is None:
         batch_size = _first_extent(arguments, keywords)
     title = name or type(module).__name__
@@ -100,7 +104,7 @@ def _read(
 def _unread(graph: WorkloadGraph, counts: Mapping[str, int]) -> list[str]:
     """Trainable tensors that no operation has."""
     read = {parameter.name for operation in graph.operations for parameter in operation.parameters}
-    return [name for name in counts if name not in read]
+    return [name for name, count in counts.items() if count and name not in read]
 
 
 def _noted(graph: WorkloadGraph, note: str) -> WorkloadGraph:

@@ -14,8 +14,9 @@ from torch import fx, nn
 from torch.export.graph_signature import InputKind, TensorArgument
 
 from gpusonde.predictor.workload.graph.assembly import GraphAssembly, Key
+from gpusonde.predictor.workload.graph.contraction import tensordot_equation
 from gpusonde.predictor.workload.graph.errors import DataDependentControlFlowError, UnsupportedGraphError
-from gpusonde.predictor.workload.graph.from_torch.modules import parameter_names, shape_of
+from gpusonde.predictor.workload.graph.from_torch.modules import kept_as_is, parameter_names, shape_of, tensors_in
 from gpusonde.predictor.workload.graph.ir import Primitive, Shape, WorkloadGraph
 from gpusonde.predictor.workload.graph.vocabulary import (
     PRODUCTS_WITH_A_SUM,
@@ -24,6 +25,9 @@ from gpusonde.predictor.workload.graph.vocabulary import (
     torch_role,
 )
 
+_UNKNOWN_OUTPUT = "is not a known type"
+_BATCHED = "_add_batch_dim"
+_INNER = "network."  # how names of tensors begin in a network that was wrapped in ``_TensorsOnly``
 _CHOICES = frozenset({"cond", "while_loop", "switch"})
 _DATA_DEPENDENT = frozenset(
     {
@@ -52,11 +56,37 @@ def export(
         UnsupportedGraphError: It cannot be exported for another reason.
     """
     try:
-        with _quiet():
-            program = torch.export.export(module, arguments, dict(keywords), strict=False)
+        with _quiet(), kept_as_is(module):
+            program = _exported(module, arguments, keywords)
     except Exception as error:
         raise _explained(error) from error
     return read_program(program, module, name=name, batch_size=batch_size)
+
+
+def _exported(
+    module: nn.Module, arguments: tuple[Any, ...], keywords: Mapping[str, Any]
+) -> torch.export.ExportedProgram:
+    try:
+        program = torch.export.export(module, arguments, dict(keywords), strict=False)
+    except RuntimeError as error:
+        if _UNKNOWN_OUTPUT not in str(error):
+            raise
+        program = torch.export.export(_TensorsOnly(module), arguments, dict(keywords), strict=False)
+    if any(_operator_name(node.target) == _BATCHED for node in program.graph.nodes):
+        # Within torch.vmap the batch is hidden, and the work that it makes with it.
+        program = program.run_decompositions({})
+    return program
+
+
+class _TensorsOnly(nn.Module):
+    """A network that returns objects, such as a cache of keys and values, without them."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, *arguments: Any, **keywords: Any) -> list[torch.Tensor]:
+        return list(tensors_in(self.network(*arguments, **keywords)))
 
 
 def read_program(
@@ -130,7 +160,9 @@ class _Reader:
         specification = self._specifications.get(node.name)
         kind = None if specification is None else specification.kind
         if specification is not None and kind is InputKind.PARAMETER:
-            self._assembly.add_parameter(node, self._names.get(specification.target, specification.target), shape)
+            target = str(specification.target)
+            target = target if target in self._names else target.removeprefix(_INNER)
+            self._assembly.add_parameter(node, self._names.get(target, target), shape)
         elif kind is InputKind.USER_INPUT:
             self._assembly.add_input(node, shape, node.name)
         else:
@@ -168,6 +200,10 @@ class _Reader:
         role = torch_role(name)
         settings = _settings(node)
         bare = torch_name(name)
+        equation = settings.get("equation", "")
+        if bare == "tensordot":
+            ranks = [len(self._assembly.shape(each)) for each in arguments[:2]]
+            equation = tensordot_equation((settings["dims_self"], settings["dims_other"]), ranks)
         if bare in PRODUCTS_WITH_A_SUM:
             arguments = [*arguments[1:], *arguments[:1]]
         elif settings.get("transposed") is True:
@@ -180,7 +216,7 @@ class _Reader:
             source=str(node.target).removesuffix(".default") if role is not None else name,
             name=node.name,
             groups=settings.get("groups", 1),
-            equation=settings.get("equation", ""),
+            equation=equation,
             overwrites=is_in_place(name),
         )
 

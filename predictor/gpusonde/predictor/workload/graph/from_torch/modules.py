@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules import transformer
 
 from gpusonde.predictor.workload.graph.errors import DataDependentControlFlowError
 from gpusonde.predictor.workload.graph.ir import Shape
@@ -55,7 +57,8 @@ def read_mode(module: nn.Module, *, as_trained: bool = False) -> Iterator[None]:
     """Put a module into evaluation while its graph is read, and back afterwards.
 
     Dropout and batch normalisation are then plain operators, and one sample is enough. The fused kernel that
-    ``nn.TransformerEncoder`` takes in evaluation, and never while it trains, is turned off.
+    ``nn.TransformerEncoder`` takes in evaluation, and never while it trains, is turned off. So is its look at the
+    values of a mask, which only tells whether to call the mask a causal one: the work is the same.
 
     Args:
         module: The network.
@@ -64,16 +67,45 @@ def read_mode(module: nn.Module, *, as_trained: bool = False) -> Iterator[None]:
     """
     before = {each: each.training for each in module.modules()}
     fused = torch.backends.mha.get_fastpath_enabled()
+    looks_at_mask = transformer._detect_is_causal_mask
     try:
         for each in before:
             each.training = as_trained and next(each.children(), None) is not None
         torch.backends.mha.set_fastpath_enabled(False)
+        transformer._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
         with torch.no_grad():
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
+        transformer._detect_is_causal_mask = looks_at_mask
         for each, training in before.items():
             each.training = training
+
+
+@contextlib.contextmanager
+def kept_as_is(module: nn.Module) -> Iterator[None]:
+    """Undo what a module's code assigns to it while it is traced.
+
+    A network may replace a buffer or keep a tensor for the next call. What it would keep of a trace is no tensor, and
+    whoever runs the network next would fail on it.
+
+    Args:
+        module: The network.
+    """
+    before = [(vars(each), dict(vars(each)), _collections_in(vars(each))) for each in module.modules()]
+    try:
+        yield
+    finally:
+        for attributes, values, collections in before:
+            for name in attributes.keys() - values.keys():
+                del attributes[name]
+            attributes.update(values)
+            for collection, content in collections:
+                collection.clear()
+                if isinstance(collection, list):
+                    collection.extend(content)
+                else:
+                    collection.update(content)
 
 
 def shape_of(value: Any) -> Shape | None:
@@ -99,6 +131,21 @@ def shape_of(value: Any) -> Shape | None:
         ) from error
 
 
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Tensors in tuples, lists and mappings.
+
+    Args:
+        value: What a network is given or returns; whatever else is in it is left out.
+    """
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from tensors_in(tuple(value.values()))
+    elif isinstance(value, tuple | list):
+        for each in value:
+            yield from tensors_in(each)
+
+
 def on_device_of(module: nn.Module, example: Any) -> Any:
     """The example's tensors, moved to the meta device if the module is there.
 
@@ -110,6 +157,11 @@ def on_device_of(module: nn.Module, example: Any) -> Any:
     if not any(each.is_meta for each in tensors):
         return example
     return _to_meta(example)
+
+
+def _collections_in(attributes: Mapping[str, Any]) -> list[tuple[Any, Any]]:
+    """What can be put back into lists, sets and mappings that a module holds."""
+    return [(each, each.copy()) for each in attributes.values() if type(each) in {dict, OrderedDict, list, set}]
 
 
 class _SymbolicExtentError(ValueError):
