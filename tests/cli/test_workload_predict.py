@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 from support.measured_workloads import PLACES, chain, true_seconds
@@ -12,7 +13,7 @@ from support.timed_networks import COLUMNS, NETWORKS, write_timed_networks
 from gpusonde.catalog import load_gpus
 from gpusonde.cli.main import main
 from gpusonde.predictor.workload.engine import Cluster, WorkloadRequest
-from gpusonde.predictor.workload.graph import dump_graph
+from gpusonde.predictor.workload.graph import Operation, Parameter, Primitive, WorkloadGraph, dump_graph
 
 GPUS = load_gpus()
 
@@ -105,6 +106,18 @@ def test_the_reader_is_told_which_batches_memory_and_which_names_are_in_doubt(ca
     assert any("probably do not fit into the memory of V100" in note for note in notes)
     assert any(note.startswith("V100: taken for") for note in notes)
     assert "environments that the model knows: here/T4, here/V100, there/T4" in notes
+
+
+def test_a_network_that_no_batch_of_fits_is_named(capsys):
+    wide = (60_000, 60_000)
+    operations = (
+        Operation(Primitive.INPUT, "x", (1, 60_000)),
+        Operation(Primitive.LINEAR, "wide", (1, 60_000), ((1, 60_000),), wide, (Parameter("weight", wide),)),
+        Operation(Primitive.OUTPUT, "output", (1, 60_000), ((1, 60_000),)),
+    )
+    Path("wide.json").write_text(dump_graph(WorkloadGraph("wide", operations, ((0, 1), (1, 2)), 1)), encoding="utf-8")
+    notes = predict(capsys, "wide.json", "--device", "T4")["notes"]
+    assert "no batch of wide probably fits into the memory of T4" in notes
 
 
 def test_a_dataset_type_without_an_encoder_does_not_stop_the_prediction(capsys):

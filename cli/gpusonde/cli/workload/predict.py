@@ -164,6 +164,8 @@ def _requests(args: argparse.Namespace) -> tuple[list[WorkloadRequest], list[str
     ]
     notes += [
         f"batches above {most} of {graph.name} probably do not fit into the memory of {resolution.spec.name}"
+        if most
+        else f"no batch of {graph.name} probably fits into the memory of {resolution.spec.name}"
         for graph in graphs
         for resolution in resolutions
         if (most := largest_batch_estimate(graph, resolution.spec.memory_bytes)) < max(args.batch_size)

@@ -66,6 +66,19 @@ def test_resnet50_trains_as_fast_as_it_is_known_to(shipped, gpu, precision, lowe
     assert answer.out_of_distribution == (gpu == "H100-SXM5-80GB")
 
 
+def test_half_precision_that_comes_out_slower_says_why(shipped):
+    requests = [
+        WorkloadRequest(zoo.load(name), 64, Cluster(gpu, precision=precision))
+        for name, gpu in (("vgg11", "K80"), ("resnet50", "V100-SXM2-16GB"))
+        for precision in (Precision.FP16, Precision.FP32)
+    ]
+    slower, single, faster, other_single = shipped.predict(requests)
+    assert slower.seconds > single.seconds
+    assert any("half precision comes out" in each for each in slower.reasons)
+    assert faster.seconds < other_single.seconds
+    assert not any("half precision comes out" in each for each in (*faster.reasons, *single.reasons))
+
+
 def test_tiny_networks_have_a_floor(shipped):
     tiny = keras.build("LeNet5", 32, 10)
     answer = shipped.predict([WorkloadRequest(tiny, 16, Cluster("V100-SXM2-16GB", environment="tf2.5-keras/profet"))])[
