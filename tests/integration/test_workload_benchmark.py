@@ -40,7 +40,7 @@ def test_batches_are_measured_against_ernests_runs(tmp_path):
 def test_an_unknown_section_is_refused_with_the_known_ones():
     done = subprocess.run([sys.executable, str(BENCHMARK), "graph"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "no section graph; there are graphs, message_passing" in done.stderr
+    assert "no section graph; there are graphs, unlisted, message_passing" in done.stderr
 
 
 def test_the_page_begins_with_how_everything_is_measured_and_keeps_other_sections(tmp_path):
