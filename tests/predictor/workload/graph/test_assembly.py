@@ -203,3 +203,13 @@ def test_an_einstein_sum_of_three_is_two_products(assembly):
     graph = assembly.build(["sum"], 2)
     assert graph_cost(graph).total.matrix_flops == 2 * 2 * 6 * (8 * 3 + 3 * 20)
     assert graph.parameter_count == 8 * 3 + 3 * 20
+
+
+def test_a_recurrent_layer_whose_weights_are_computed_is_noted(assembly):
+    assembly.add_input("steps", (5, 1, 8))
+    for name in ("here", "there"):
+        assembly.add_parameter(name, name, (12, 8))
+    add(assembly, "weights", "cat", ["here", "there"], (24, 8))
+    add(assembly, "lstm", "lstm", ["steps", "weights"], (5, 1, 4))
+    graph = assembly.build(["lstm"], 1)
+    assert any("recurrent layers whose weights are computed" in note for note in graph.notes)

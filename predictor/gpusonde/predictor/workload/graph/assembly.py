@@ -201,6 +201,10 @@ class GraphAssembly:
         sources = [writer for each in returned for writer in self._written(each)]
         last = Operation(Primitive.OUTPUT, "output", shapes[0] if shapes else (), shapes)
         self._append(last, sources)
+        if any(each.primitive is Primitive.RECURRENT and not each.weight for each in self._operations):
+            self._notes.append(
+                "recurrent layers whose weights are computed by operators: their products are not counted"
+            )
         if self._unknown:
             named = [f"{source} ({count})" for source, count in list(self._unknown.items())[:_MOST_NAMED]]
             more = len(self._unknown) - len(named)
