@@ -309,15 +309,23 @@ def _answers() -> list[bytes]:
     trend = query_pb2.DurationTrend(changes=[query_pb2.DurationChange(epoch=3)])
     estimate = query_pb2.EndEstimate(epochs_done=3)
     predictions = [query_pb2.EpochLatencyPrediction(gpu_model="T4")]
-    sink = io.BytesIO()
-    table = pa.table({"time_unix_nano": pa.array([1, 2], pa.int64()), "sm_active": pa.array([0.5, 0.6], pa.float32())})
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
+    times, shares = pa.array([1, 2], pa.int64()), pa.array([0.5, 0.6], pa.float32())
+    streams = []
+    # The last three are no samples: texts, times that are none, no times.
+    for columns in (
+        {"time_unix_nano": times, "sm_active": shares}, {"time_unix_nano": times, "sm_active": times.cast(pa.string())},
+        {"time_unix_nano": pa.array([None, "x"]), "sm_active": pa.array([[1], None])}, {"sm_active": shares},
+    ):  # fmt: skip
+        sink = io.BytesIO()
+        table = pa.table(columns)
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+        streams.append(query_pb2.ReadSamplesResponse(arrow_ipc=sink.getvalue()))
     messages = (
         query_pb2.ListRunsResponse(runs=[run]),
         query_pb2.ListEpochsResponse(epochs=[epoch], trend=trend, estimate=estimate),
         query_pb2.PredictEpochLatencyResponse(predictions=predictions),
-        query_pb2.ReadSamplesResponse(arrow_ipc=sink.getvalue()),
+        *streams,
     )
     return [message.SerializeToString() for message in messages]
 

@@ -335,11 +335,11 @@ def _trace(gpu_uuid: str, stream: bytes, resolution_s: float) -> Trace:
         table = pa.ipc.open_stream(stream).read_all()
         # Whose lengths are those of its buffers: what reads it trusts them.
         table.validate(full=True)
-    except OSError as error:  # so Arrow calls some damage
+        time_ns = table.column("time_unix_nano").to_numpy()
+        values = {name: table.column(name).to_numpy().astype(np.float64) for name in table.column_names[1:]}
+        origin = int(time_ns[0]) if time_ns.size else 0
+    except (OSError, TypeError, pa.ArrowException) as error:  # so Arrow calls damage, and kinds that are no numbers
         raise ValueError(str(error)) from error
-    time_ns = table.column("time_unix_nano").to_numpy()
-    origin = int(time_ns[0]) if time_ns.size else 0
-    values = {name: table.column(name).to_numpy().astype(np.float64) for name in table.column_names[1:]}
     trace = Trace((time_ns - origin) / 1e9, values, gpu_uuid=gpu_uuid, origin_unix_s=origin / 1e9 if origin else None)
     if not resolution_s:
         return trace
