@@ -96,6 +96,7 @@ gpusonde_collector_workload_trainings{state="failed"} 0.0
 gpusonde_collector_workload_trainings{state="queued"} 1.0
 gpusonde_collector_workload_trainings{state="running"} 0.0
 gpusonde_collector_workload_training_failures_total 5.0
+gpusonde_collector_workload_training_start_failures_total 2.0
 gpusonde_collector_requests_refused_total{reason="concurrency"} 0.0
 gpusonde_collector_requests_refused_total{reason="identity"} 0.0
 gpusonde_collector_requests_refused_total{reason="no_hello"} 0.0
@@ -139,7 +140,7 @@ def test_every_counter_is_shown_under_its_agreed_name():
         epochs=12,
         workload_answers=Counter(ok=3, malformed_graph=4),
         workload=small(),
-        trainings=TrainingCounters({"queued": 1}, failures=5),
+        trainings=TrainingCounters({"queued": 1}, failures=5, failed_starts=2),
         workload_waiting=lambda: 2,
     )
     counters.workload.observe(2**-5)

@@ -11,15 +11,15 @@ import io
 import json
 import random
 import struct
-import tempfile
 import zipfile
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import zstandard
+from fuzz.disk_targets import DISK_TARGETS
 from fuzz.file_targets import FILE_TARGETS
+from fuzz.folders import clean
 from fuzz.target import Target
 from fuzz.workload_targets import WORKLOAD_TARGETS
 from google.protobuf.message import DecodeError
@@ -28,14 +28,11 @@ from support.wire_agent import batch, block, hello, inventory, source_ended
 from support.workload_decoders import ask_about_workloads, read_training, trainings, workload_requests
 
 from gpusonde.agent.config import AgentConfig
-from gpusonde.agent.counters import SelfCounters
 from gpusonde.agent.jobs.devices import DeviceNames
 from gpusonde.agent.jobs.mapping_files import MappingFiles
 from gpusonde.agent.jobs.state_file import StateFile
 from gpusonde.agent.records.batch import BatchError, decode, unpack
-from gpusonde.agent.spool import Spool, SpoolError
 from gpusonde.agent.spool.files import OsFiles
-from gpusonde.agent.spool.segment import encode_header, encode_record
 from gpusonde.collector.config import CollectorConfig
 from gpusonde.collector.planning.answering import Answers
 from gpusonde.collector.planning.wire import problem_document
@@ -45,11 +42,6 @@ from gpusonde.collector.records.decode import check_hello, decode_record
 from gpusonde.collector.records.errors import RecordError
 from gpusonde.collector.records.limits import Limits
 from gpusonde.collector.security.tokens import parse_tokens
-from gpusonde.collector.storage.disk.files import OsFiles as StoreFiles
-from gpusonde.collector.storage.disk.log import EntryKind, LogEntry, PartEnd, encode_entry, read_part
-from gpusonde.collector.storage.disk.state_files import StateFileError, StateFiles
-from gpusonde.collector.storage.errors import StoreError
-from gpusonde.collector.storage.local.store import LocalStore, StoreOptions
 from gpusonde.collector.tracking.follower_state import FollowerState, UnusableStateError
 from gpusonde.collector.workers.documents import fill, to_document
 from gpusonde.collector.workload.training.queue import TrainingQueueError
@@ -106,94 +98,6 @@ def _agent_unpack(data: bytes) -> None:
     decode(unpack(message), METRICS[:3])
 
 
-@functools.cache
-def _folder() -> Path:
-    memory = Path("/dev/shm")
-    return Path(tempfile.mkdtemp(prefix="gpusonde-fuzz-", dir=memory if memory.is_dir() else None))
-
-
-def _clean(name: str) -> Path:
-    folder = _folder() / name
-    folder.mkdir(exist_ok=True)
-    for path in sorted(folder.rglob("*"), reverse=True):
-        if path.is_dir():
-            path.rmdir()
-        else:
-            path.unlink()
-    return folder
-
-
-def _spool_records() -> list[ingest_pb2.Record]:
-    return [inventory(), batch(2), batch(3)]
-
-
-def _segment_seed() -> bytes:
-    return encode_header(1, b"") + b"".join(
-        encode_record(r.sequence, 10, r.SerializeToString()) for r in _spool_records()
-    )
-
-
-def _read_spool(segment: bytes, identity: bytes | None = None) -> None:
-    folder = _clean("spool")
-    (folder / f"{1:020d}.seg").write_bytes(segment)
-    if identity is not None:
-        (folder / "identity.json").write_bytes(identity)
-    spool = Spool(folder, max_bytes=1 << 20, counters=SelfCounters(), agent_id="agent-1" if identity is None else "")
-    spool.open()
-    try:
-        for sequence in range(spool.first_available_sequence, spool.committed_sequence + 1):
-            spool.read(sequence)
-    finally:
-        spool.close()
-
-
-def _read_log(data: bytes) -> None:
-    path = _clean("log") / "00000001.log"
-    path.write_bytes(data)
-    end = PartEnd()
-    list(read_part(path, end))
-    assert end.good_bytes + end.torn_bytes == len(data)
-
-
-def _entry(payload: bytes, sequence: int = 1, kind: EntryKind = EntryKind.RECORD) -> bytes:
-    return encode_entry(LogEntry("agent-1", "spool-1", sequence, 5, kind, payload))
-
-
-def _recover_store(log: bytes) -> None:
-    folder = _clean("store")
-    (folder / "log").mkdir()
-    (folder / "log" / "00000001.log").write_bytes(log)
-    store = LocalStore(folder, StoreOptions(reserve_bytes=0))
-    try:
-        store.open()
-    finally:
-        store.close()
-
-
-def _log_of(*entries: bytes) -> bytes:
-    return b"GSLOG001" + b"".join(entries)
-
-
-def _log_with_body(body: bytes) -> bytes:
-    return _log_of(struct.pack("<II", len(body), zlib.crc32(body)) + body)
-
-
-def _state_files() -> StateFiles:
-    return StateFiles(_clean("states"), StoreFiles(), lambda: None)
-
-
-def _state_seed() -> bytes:
-    files = _state_files()
-    files.write(("a", "g"), 1, b"content")
-    return files.path(("a", "g")).read_bytes()
-
-
-def _read_state(data: bytes) -> None:
-    files = _state_files()
-    files.path(("a", "g")).write_bytes(data)
-    files.read(("a", "g"), 1)
-
-
 def _tracker_seed() -> bytes:
     tracker = EpochTracker(("sm_active",))
     tracker.update(np.arange(50) * 0.1, np.tile(np.linspace(0, 1, 10), 5)[None, :])
@@ -201,7 +105,7 @@ def _tracker_seed() -> bytes:
 
 
 def _read_trace(data: bytes) -> None:
-    path = _clean("trace") / "t"
+    path = clean("trace") / "t"
     path.write_bytes(data)
     read_traces(path)
 
@@ -212,7 +116,7 @@ def _traces() -> list[bytes]:
         np.arange(20) * 0.1, {"power_watts": np.linspace(60, 300, 20)}, gpu_uuid="GPU-1", origin_unix_s=1.5e9,
         attributes={"a": "b"},
     )  # fmt: skip
-    folder = _clean("made")
+    folder = clean("made")
     write_trace(trace, folder / "t.csv")
     write_trace(trace, folder / "t.parquet")
     smi = (
@@ -223,7 +127,7 @@ def _traces() -> list[bytes]:
 
 
 def _load_config(data: bytes) -> None:
-    path = _clean("config") / "c.toml"
+    path = clean("config") / "c.toml"
     path.write_bytes(data)
     for kind in (AgentConfig, CollectorConfig):
         with contextlib.suppress(ConfigError):
@@ -231,13 +135,13 @@ def _load_config(data: bytes) -> None:
 
 
 def _read_token(data: bytes) -> None:
-    path = _clean("token") / "token"
+    path = clean("token") / "token"
     path.write_bytes(data)
     read_token(str(path))
 
 
 def _read_model(data: bytes) -> None:
-    path = _clean("model") / "model"
+    path = clean("model") / "model"
     path.write_bytes(data)
     LatencyModel.load(path)
 
@@ -252,7 +156,7 @@ def _models() -> list[bytes]:
 
 
 def _read_runs_table(data: bytes) -> None:
-    path = _clean("runs") / "runs.csv"
+    path = clean("runs") / "runs.csv"
     path.write_bytes(data)
     read_runs(path)
 
@@ -290,13 +194,13 @@ def _read_reports(data: bytes) -> None:
 
 
 def _read_job_state(data: bytes) -> None:
-    path = _clean("jobs") / "job_bindings.json"
+    path = clean("jobs") / "job_bindings.json"
     path.write_bytes(data)
     StateFile(path, OsFiles()).load()
 
 
 def _read_mapping_file(data: bytes) -> None:
-    folder = _clean("mapping")
+    folder = clean("mapping")
     (folder / "0").write_bytes(data)
     MappingFiles(folder, _OneGpu()).owners(1 << 60)
 
@@ -333,7 +237,6 @@ def _certificates() -> list[bytes]:
     return [(Path(__file__).parent / "certificate.pem").read_bytes()]
 
 
-_SPOOL_IDENTITY = b'{"agent_id": "host-1", "spool_id": "0123456789abcdef0123456789abcdef"}'
 _BINDINGS = b'[{"gpu": "GPU-a", "scheduler": "slurm", "job_id": "17", "start_unix_nano": 5, "labels": {"user": "x"}}]'
 _TOKENS = b'[[token]]\ndigest = "' + b"0" * 64 + b'"\nrole = "agent"\nagent_id = "host-*"\nlabel = "x"\n'
 _CONFIG = b'[log]\nlevel = "info"\n[server]\nlisten = "127.0.0.1:1"\n[source]\ninterval = "200ms"\n'
@@ -344,35 +247,7 @@ TARGETS = {
     "agent_batch": Target(
         _agent_unpack, lambda: [_packed().batch.SerializeToString()], (DecodeError, BatchError)
     ),
-    "spool_segment": Target(_read_spool, lambda: [_segment_seed()], (SpoolError,), is_slow=True),
-    "spool_record": Target(
-        lambda data: _read_spool(encode_header(1, b"") + encode_record(1, 1, data)),
-        lambda: [r.SerializeToString() for r in _spool_records()], (SpoolError,), is_slow=True,
-    ),
-    "spool_context": Target(
-        lambda data: _read_spool(encode_header(1, data) + encode_record(1, 1, batch(1).SerializeToString())),
-        lambda: [inventory().SerializeToString()], (SpoolError,), is_slow=True,
-    ),
-    "spool_identity": Target(
-        lambda data: _read_spool(_segment_seed(), data), lambda: [_SPOOL_IDENTITY], (SpoolError,), is_slow=True
-    ),
-    "log_part": Target(
-        _read_log, lambda: [_log_of(*(_entry(r.SerializeToString(), r.sequence) for r in _spool_records()))],
-        (ValueError,),
-    ),
-    "log_recovery": Target(
-        lambda data: _recover_store(_log_with_body(data)),
-        lambda: [_entry(inventory().SerializeToString())[8:]], (StoreError,), is_slow=True,
-    ),
-    "log_record": Target(
-        lambda data: _recover_store(_log_of(_entry(inventory().SerializeToString()), _entry(data, 2))),
-        lambda: [r.SerializeToString() for r in (batch(2), source_ended(2))], (StoreError,), is_slow=True,
-    ),
-    "log_rejection": Target(
-        lambda data: _recover_store(_log_of(_entry(data, 1, EntryKind.REJECTION))),
-        lambda: [b'{"field": "f", "problem": "p", "size_bytes": 3, "file_name": "n"}'], (StoreError,), is_slow=True,
-    ),
-    "state_file": Target(_read_state, lambda: [_state_seed()], (StateFileError,)),
+    **DISK_TARGETS,
     "follower_state": Target(FollowerState.decode, lambda: [struct.pack("<I", 2) + b"{}x"], (UnusableStateError,)),
     "tracker_state": Target(EpochTracker.restore, lambda: [_tracker_seed()], (ValueError,)),
     "trace_file": Target(_read_trace, _traces, (TraceError,), is_slow=True),
@@ -393,7 +268,7 @@ TARGETS = {
     **FILE_TARGETS,
     "workload_request": Target(ask_about_workloads, workload_requests, (DecodeError,), is_slow=True),
     "training_file": Target(
-        lambda data: read_training(data, _clean("trainings")), lambda: trainings(_clean("trainings")),
+        lambda data: read_training(data, clean("trainings")), lambda: trainings(clean("trainings")),
         (TrainingQueueError,), is_slow=True,
     ),
     "encoder_weights": Target(EncoderWeights.from_bytes, _encoders, (EncoderWeightsError,)),

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import logging
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Executor
 from dataclasses import dataclass
-from pathlib import Path
 
 import grpc.aio
 
@@ -46,11 +43,11 @@ from gpusonde.collector.storage.disk.files import FileLayer
 from gpusonde.collector.storage.engine import Engine
 from gpusonde.collector.storage.errors import StoreError
 from gpusonde.collector.supervision import Supervision, Watched
+from gpusonde.collector.surroundings import address_file, announce, executors, stop_signals, told_to_stop, trackers
 from gpusonde.collector.tracking.epochs import TrackerFactory, TrackerRestorer
 from gpusonde.collector.tracking.follower import GpuFollower
 from gpusonde.collector.tracking.follower_state import FollowerState
 from gpusonde.collector.tracking.pipeline import EpochPipeline
-from gpusonde.collector.tracking.processes.pool import TrackerProcesses
 from gpusonde.collector.tracking.run_state import Resume
 from gpusonde.collector.tracking.state_keeper import StateKeeper, StateOptions
 from gpusonde.collector.tracking.summaries import EpochSummaries
@@ -63,8 +60,6 @@ from gpusonde.service.tasks import end
 from gpusonde.service.tls import is_loopback
 
 _LOG = logging.getLogger(__name__)
-_ADDRESS_FILE = "address"
-_POLL_S = 0.05
 _READERS = 512  # connections beside those of agents
 _OWN_FILES = 256  # log, segments being read, catalogue, libraries
 
@@ -115,10 +110,10 @@ def run_collector(
     engine.open()
     try:
         with (
-            _executors("commit", "seal", "track", "query", "control", "maintain") as executors,
-            _trackers(config, make_tracker) as (make, restore),
+            executors("commit", "seal", "track", "query", "control", "maintain") as threads,
+            trackers(config, make_tracker) as (make, restore),
         ):
-            collector = _Collector(config, engine, executors, make, restore, config_source)
+            collector = _Collector(config, engine, threads, make, restore, config_source)
             return asyncio.run(collector.run(stop, on_ready))
     finally:
         engine.close()
@@ -241,7 +236,7 @@ class _Collector:
     async def run(self, stop: threading.Event | None, on_ready: Callable[[str], None] | None) -> CollectorReport:
         """Serve until told to stop."""
         stopping, hurrying = asyncio.Event(), asyncio.Event()
-        with _signals(stopping, hurrying), self._address_file() as address_file:
+        with stop_signals(stopping, hurrying), address_file(self._config.directory) as path:
             if self._config.prediction.model:
                 await asyncio.get_running_loop().run_in_executor(self._executors["query"], self._predictor.model)
             self._agents.restore(self._store.agents())
@@ -283,12 +278,12 @@ class _Collector:
             supervising = asyncio.ensure_future(self._supervision.run())
             # It begins now: a SIGHUP that follows the news of the start is heard.
             await asyncio.sleep(0)
-            _replace(address_file, address)
+            announce(path, address)
             _LOG.info("collecting on %s into %s", address, self._engine.place)
             notify("READY=1", f"STATUS={self._supervision.status()}")
             if on_ready:
                 on_ready(address)
-            told = asyncio.ensure_future(_told_to_stop(stopping, stop))
+            told = asyncio.ensure_future(told_to_stop(stopping, stop))
             done, _ = await asyncio.wait({told, committing, *others}, return_when=asyncio.FIRST_COMPLETED)
             told.cancel()
             notify("STOPPING=1", "STATUS=asking agents to go elsewhere, making everything durable")
@@ -357,65 +352,3 @@ class _Collector:
         # The loop alone would not keep the task alive.
         self._health_changes.add(task)
         task.add_done_callback(self._health_changes.discard)
-
-    @contextlib.contextmanager
-    def _address_file(self) -> Iterator[Path]:
-        path = self._config.directory / _ADDRESS_FILE
-        path.unlink(missing_ok=True)
-        try:
-            yield path
-        finally:
-            path.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _executors(*names: str) -> Iterator[dict[str, Executor]]:
-    """Make one thread per name: each kind of work is done in order and does not wait for the others."""
-    with contextlib.ExitStack() as stack:
-        yield {name: stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix=name)) for name in names}
-
-
-@contextlib.contextmanager
-def _trackers(
-    config: CollectorConfig, make_tracker: TrackerFactory
-) -> Iterator[tuple[TrackerFactory, TrackerRestorer]]:
-    """Say where trackers come from: this process, or others."""
-    if not config.runs.processes:
-        yield make_tracker, EpochTracker.restore
-        return
-    with contextlib.closing(TrackerProcesses(config.runs.processes)) as processes:
-        yield processes.make, processes.restore
-
-
-@contextlib.contextmanager
-def _signals(stopping: asyncio.Event, hurrying: asyncio.Event) -> Iterator[None]:
-    def stop() -> None:
-        if stopping.is_set():
-            hurrying.set()
-        stopping.set()
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
-    try:
-        yield
-    finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)
-
-
-async def _told_to_stop(stopping: asyncio.Event, stop: threading.Event | None) -> None:
-    """Return when a signal has set the one event, or another thread the other."""
-    while not (stop and stop.is_set()):
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(stopping.wait(), _POLL_S if stop else None)
-            return
-
-
-def _replace(path: Path, text: str) -> None:
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(text + "\n")
-    temporary.rename(path)

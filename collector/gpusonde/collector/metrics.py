@@ -230,6 +230,11 @@ class CollectorMetrics:
             "Processes that train and ended with an error.",
             counters.trainings.failures,
         )
+        yield families.counter(
+            f"{_PREFIX}_workload_training_start_failures",
+            "Processes that were to train and could not be started, or ended before they began.",
+            counters.trainings.failed_starts,
+        )
 
     def _access(self, figures: CollectorFigures) -> Iterable[Metric]:
         counters = figures.counters

@@ -114,6 +114,28 @@ def test_an_interrupted_training_waits_again_without_a_failed_attempt(queue):
     assert (training.state, training.attempts, training.started_s) == ("queued", 0, None)
 
 
+def test_a_start_is_not_counted_where_the_training_was_begun_asked_for_anew_or_removed_meanwhile(queue, tmp_path):
+    seen = queue.add("digits")
+    with queue.claim() as claim:
+        assert queue.not_begun(seen, "no room") is None
+        claim.failed("no images")
+    assert queue.not_begun(seen, "no room") is None
+    queue.add("digits", again=True)
+    assert queue.not_begun(seen, "no room") is None
+    assert queue.get("digits").attempts == 0
+    (tmp_path / "queue" / "digits.json").unlink()
+    assert queue.not_begun(seen, "no room") is None
+
+
+def test_the_reason_of_starts_that_failed_is_as_long_as_any(queue):
+    training = queue.add("digits")
+    for _ in range(3):
+        training = queue.not_begun(training, "x" * 10_000)
+    assert (training.state, len(training.reason)) == ("failed", 500)
+    assert queue.get("digits") == training
+    assert queue.claim() is None
+
+
 def test_questions_fill_one_half_and_an_admin_the_rest(queue):
     assert queue.want("a")
     assert queue.want("b")

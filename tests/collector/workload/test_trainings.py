@@ -7,6 +7,7 @@ import sys
 import textwrap
 import time
 import urllib.request
+from dataclasses import replace
 
 import pytest
 from support.layered_graphs import graph_json
@@ -39,6 +40,13 @@ _TRAINER = textwrap.dedent(
         return "ab" * 32
 
     print(f"I train {name}", file=sys.stderr)
+    if name == "unbegun":
+        print("no room\\x1b for it\\n", file=sys.stderr)
+        sys.exit(3)
+    if name == "stopped":
+        sys.exit(130)
+    if name == "idle":
+        sys.exit(0)
     try:
         drain(TrainingQueue(folder), train, dataset_types=[name])
     except KeyboardInterrupt:
@@ -133,13 +141,54 @@ def test_a_queue_that_cannot_be_used_does_not_end_the_collector(rig, caplog):
     rig.run_until(lambda: rig.states() == {"good": "done"})
 
 
-def test_a_program_that_is_not_there_does_not_end_the_collector(tmp_path, caplog):
+@pytest.mark.parametrize(("name", "status"), [("unbegun", 3), ("idle", 0)])
+def test_a_trainer_that_ends_before_it_begins_is_given_up_after_three_starts_and_the_reason_told(
+    rig, caplog, name, status
+):
+    rig.queue.add(name)
+    rig.queue.add("next")
+    rig.run_until(lambda: rig.states() == {name: "failed", "next": "done"})
+    assert rig.counters.failed_starts == 3
+    assert rig.counters.failures == (3 if status else 0)
+    training = rig.queue.get(name)
+    assert training.attempts == 3
+    assert (
+        f"could not be begun in 3 attempts; the last one: the process that trains has ended with status {status}"
+        in (training.reason)
+    )
+    assert ("no room\\x1b for it" if status else f"I train {name}") in training.reason
+    assert str(rig.folder / "trainer.log") in training.reason
+    assert training.reason in caplog.text
+    again = rig.queue.add(name, again=True)
+    assert (again.state, again.attempts, again.reason) == ("queued", 0, "")
+
+
+def test_starts_that_fail_count_together_with_trainers_that_died_at_work(rig):
+    rig.queue.add("unbegun")
+    rig.queue.update(replace(rig.queue.get("unbegun"), state="running", started_s=1.0, attempts=2))
+    rig.run_until(lambda: rig.counters.failed_starts)
+    training = rig.queue.get("unbegun")
+    assert (rig.counters.failed_starts, training.attempts, training.state) == (1, 3, "failed")
+
+
+def test_a_trainer_that_was_told_to_stop_may_come_again(rig):
+    rig.queue.add("stopped")
+    rig.run_until(lambda: rig.counters.failures >= 4)
+    assert rig.counters.failed_starts == 0
+    training = rig.queue.get("stopped")
+    assert (training.state, training.attempts) == ("queued", 0)
+
+
+def test_a_program_that_is_not_there_is_given_up_and_does_not_end_the_collector(tmp_path, caplog):
     rig = Rig(tmp_path)
     rig.command = lambda _: ("/nowhere/at/all",)
     rig.trainings = Trainings(rig.queue, rig.command, rig.counters, interval_s=0.05)
     rig.queue.add("good")
-    rig.run_until(lambda: "cannot be started" in caplog.text)
-    assert rig.states() == {"good": "queued"}
+    rig.run_until(lambda: rig.counters.failed_starts == 3)
+    assert rig.states() == {"good": "failed"}
+    assert "cannot be started" in caplog.text
+    assert "/nowhere/at/all" in rig.queue.get("good").reason
+    assert rig.counters.failed_starts == 3
 
 
 def test_data_are_a_folder_of_the_dataset_type_s_name_and_digits_are_bundled(tmp_path):

@@ -12,7 +12,9 @@ class TrainingCounters:
     Attributes:
         states: Trainings by state, at the last look.
         failures: Processes that ended with an error.
+        failed_starts: Processes that could not be started, or ended before they began a training.
     """
 
     states: dict[str, int] = field(default_factory=dict)
     failures: int = 0
+    failed_starts: int = 0

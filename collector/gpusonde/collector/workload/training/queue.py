@@ -2,7 +2,7 @@
 
 A training is one JSON file named after its dataset type, replaced as a whole; so a dataset type is queued once, however
 often it is asked for. Whoever trains holds a lock that the kernel lets go of when the process dies: what was running
-then is queued again, three times at most.
+then is queued again. A training is tried three times at most, whether its process died at work or before it came to it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Training:
         reason: Why it failed.
         completed_steps: Steps done.
         total_steps: All steps; 0 while nobody knows.
-        attempts: Times that it was begun.
+        attempts: Times that it was begun, or was to be.
         encoder_sha256: Of what came of it, hexadecimal.
     """
 
@@ -178,6 +178,29 @@ class TrainingQueue:
             )
             self._write(started)
             return Claim(self, started, lock)
+
+    def not_begun(self, seen: Training, reason: str) -> Training | None:
+        """Count a start that came to an end before the training was claimed; the third attempt was the last one.
+
+        Args:
+            seen: The training as it waited before that start.
+            reason: What went wrong.
+
+        Returns:
+            The training as it is now; None where it was begun, or asked for anew, after all.
+
+        Raises:
+            TrainingQueueError: The queue cannot be used.
+        """
+        with self._locked():
+            if self.get(seen.dataset_type) != seen:
+                return None
+            tried = replace(seen, attempts=seen.attempts + 1)
+            if tried.attempts >= _MOST_ATTEMPTS:
+                text = f"it could not be begun in {tried.attempts} attempts; the last one: {reason}"
+                tried = replace(tried, state=FAILED, reason=text[:_LONGEST_REASON], ended_s=self._clock())
+            self._write(tried)
+            return tried
 
     def update(self, training: Training) -> None:
         """Replace a training; for whoever holds its claim."""

@@ -29,6 +29,10 @@ _LOG = logging.getLogger(__name__)
 _LOOK_INTERVAL_S = 60.0
 _END_GRACE_S = 10.0
 _TRAINER_LOG = "trainer.log"
+_LOG_END_BYTES = 4096
+_LONGEST_QUOTE = 200
+# What a process ends with that was told to stop: as a program that catches the signal, or by the signal itself.
+_STOPPED = (128 + signal.SIGINT, -signal.SIGINT, -signal.SIGTERM)
 _BUNDLED, _CIFAR = "digits", "cifar10"
 # The trainer needs torch, which the collector never imports. It is niced, since records of agents come first, and what
 # stops a service (systemd ends the whole group) is a wish to stop, after which the training goes on another time. A
@@ -128,20 +132,18 @@ class Trainings:
             while True:
                 self._woken.clear()
                 try:
-                    command = await loop.run_in_executor(None, self._look)
-                    if command is not None:
-                        await self._train(command)
+                    found = await loop.run_in_executor(None, self._look)
+                    if found is not None:
+                        await self._train(*found)
                 except TrainingQueueError as error:
                     _LOG.error("the queue of trainings cannot be used: %s", error)
-                except OSError as error:
-                    _LOG.error("the process that trains cannot be started: %s", error)
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._woken.wait(), self._interval_s)
         finally:
             await self._end()
 
-    def _look(self) -> tuple[str, ...] | None:
-        """Count the trainings, and return the command for the next one, if it can begin."""
+    def _look(self) -> tuple[Training, tuple[str, ...]] | None:
+        """Count the trainings, and return the next one with its command, if it can begin."""
         states = dict.fromkeys((QUEUED, RUNNING, DONE, FAILED), 0)
         trainings = self.queue.trainings()
         for training in trainings:
@@ -150,25 +152,44 @@ class Trainings:
         if states[RUNNING]:
             return None
         oldest_first = (training for training in reversed(trainings) if training.state == QUEUED)
-        commands = (self._command(training.dataset_type) for training in oldest_first)
-        return next((command for command in commands if command is not None), None)
+        commands = ((training, self._command(training.dataset_type)) for training in oldest_first)
+        return next(((training, command) for training, command in commands if command is not None), None)
 
-    async def _train(self, command: tuple[str, ...]) -> None:
+    async def _train(self, training: Training, command: tuple[str, ...]) -> None:
         # Its progress is many lines, and they are not those of the collector's log.
         said = self.queue.directory / _TRAINER_LOG
-        with said.open("wb") as file:
-            self._process = await asyncio.create_subprocess_exec(
-                *command, stdin=asyncio.subprocess.DEVNULL, stdout=file, stderr=file, env=dict(os.environ)
-            )
-        _LOG.info("process %d trains an embedding that waits in the queue", self._process.pid)
+        try:
+            with said.open("wb") as file:
+                self._process = await asyncio.create_subprocess_exec(
+                    *command, stdin=asyncio.subprocess.DEVNULL, stdout=file, stderr=file, env=dict(os.environ)
+                )
+        except OSError as error:
+            _LOG.error("the process that trains cannot be started: %s", error)
+            await self._count_failed_start(training, f"the process that trains cannot be started: {error}")
+            return
+        _LOG.info("process %d trains the embedding for %s", self._process.pid, training.dataset_type)
         code = await self._ended(self._process)
         self._process = None
         if code:
             self._counters.failures += 1
             _LOG.error("the process that trains has ended with status %d; %s holds what it said", code, said)
-        else:
+        if code in _STOPPED:
+            return
+        last = await asyncio.get_running_loop().run_in_executor(None, _last_line, said)
+        reason = f"the process that trains has ended with status {code}, saying {last!r} ({said})"
+        if not await self._count_failed_start(training, reason) and not code:
             # There may be more by now.
             self._woken.set()
+
+    async def _count_failed_start(self, training: Training, reason: str) -> bool:
+        """Count a start that came to nothing; one that began the training is in the queue's own count already."""
+        tried = await asyncio.get_running_loop().run_in_executor(None, self.queue.not_begun, training, reason)
+        if tried is None:
+            return False
+        self._counters.failed_starts += 1
+        if tried.state == FAILED:
+            _LOG.error("the embedding for %s is not trained: %s", training.dataset_type, tried.reason)
+        return True
 
     async def _ended(self, process: asyncio.subprocess.Process) -> int:
         """Wait for a process and return its status; trainings are counted meanwhile."""
@@ -194,6 +215,17 @@ class Trainings:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
+
+
+def _last_line(path: Path) -> str:
+    """The last line of a file that is not empty, as far as it can be printed."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _LOG_END_BYTES))
+            lines = [line.strip() for line in file.read(_LOG_END_BYTES).decode(errors="replace").splitlines()]
+    except OSError as error:
+        return f"({error.strerror})"
+    return next((line[-_LONGEST_QUOTE:] for line in reversed(lines) if line), "")
 
 
 def training_document(training: Training) -> dict[str, Any]:
