@@ -1,14 +1,20 @@
-"""What ``gpusonde workload trainings`` and ``hosts`` ask a collector: lists for people, orders for admins."""
+"""What ``gpusonde workload`` asks a collector: predictions for hosts, embeddings, lists, orders of admins."""
+
+import json
+import time
 
 import pytest
 from support.certificates import Authority, tls_settings
+from support.layered_graphs import small_graph
 from support.running_collector import ThreadCollector
-from support.wire_agent import WireStream, hello, inventory
+from support.trained_encoders import add_encoder
+from support.wire_agent import WireStream, batch, block, hello, inventory
 
 from gpusonde.cli.main import main
 from gpusonde.collector.workload.training.queue import TrainingQueue
 from gpusonde.common.v1 import gpu_pb2
 from gpusonde.ingest.v1 import ingest_pb2
+from gpusonde.predictor.workload.graph import dump_graph
 
 
 @pytest.fixture(scope="module")
@@ -18,6 +24,7 @@ def collector(tmp_path_factory):
     queue.add("voices")
     with queue.claim() as claim:
         claim.failed("no folder of it")
+    add_encoder(folder / "embeddings", "tiny")
     with ThreadCollector(folder) as running:
         greeting = hello(agent_id="agent-1")
         greeting.host.CopyFrom(gpu_pb2.Host(host_name="node-1", cpu_count=8, memory_bytes=1 << 34))
@@ -26,6 +33,12 @@ def collector(tmp_path_factory):
             stream.send_raw(ingest_pb2.StreamSamplesRequest(host_load=gpu_pb2.HostLoad(cpu_busy_ratio=0.5)))
             stream.send(inventory(gpus=("GPU-a", "GPU-b"))).wait_acked(1)
             yield running
+
+
+@pytest.fixture
+def network(tmp_path):
+    (tmp_path / "net.json").write_text(dump_graph(small_graph("net")))
+    return str(tmp_path / "net.json")
 
 
 def say(capsys, *words):
@@ -40,6 +53,101 @@ def test_hosts_are_listed_with_their_gpus_and_what_is_free(collector, capsys):
         assert word in said.out
     code, said = say(capsys, "hosts", "node-2", "--agents", "agent-7", "--collector", collector.target)
     assert (code, said.out.strip()) == (0, "the collector knows no such host")
+
+
+def test_a_prediction_for_hosts_is_for_their_gpus_with_what_is_free_of_them(collector, network, capsys):
+    asked = ("predict", network, "--hosts", "node-1", "--batch-size", "8,64", "--samples-per-epoch", "1000")
+    code, said = say(capsys, *asked, "--collector", collector.target, "--json")
+    assert code == 0, said.err
+    found = json.loads(said.out)
+    small, large = found["predictions"]
+    assert (small["graph"], small["batch_size"], large["batch_size"]) == ("net", 8, 64)
+    for each in (small, large):
+        assert (each["gpu_model"], each["gpu_count"], each["node_count"]) == ("T4", 2, 1)
+        assert (each["parallelism"], each["agent_ids"]) == ("distributed", ["agent-1"])
+        # Half of the host is busy: Eq. 1 and 2.
+        assert (each["free_cores"], each["free_memory_bytes"]) == (4.0, float(1 << 33))
+        assert each["step_low_s"] < each["step_s"] < each["step_high_s"]
+        assert any("what the hosts have free does not change this answer" in reason for reason in each["reasons"])
+    assert small["epoch_s"] == pytest.approx(63 * small["step_s"])
+    assert "node-1: reckoned with 4.00 free cores and 8.00 GiB of free memory" in found["notes"]
+    code, said = say(capsys, *asked, "--collector", collector.target)
+    assert "2 x T4" in said.out
+    assert "reckoned with" in said.out
+
+
+def test_of_hosts_some_gpus_can_be_asked_for_and_the_agent_names_the_host_too(collector, network, capsys):
+    asked = ("predict", network, "--agents", "agent-1", "--device", "Tesla T4", "--devices", "1,2,3")
+    code, said = say(capsys, *asked, "--collector", collector.target, "--json")
+    assert code == 0, said.err
+    one, two, three = json.loads(said.out)["predictions"]
+    assert [(each["gpu_count"], each["parallelism"]) for each in (one, two)] == [(1, "none"), (2, "distributed")]
+    assert (three["gpu_model"], three["step_s"]) == (None, None)
+    assert three["error"] == "3 devices of T4: the hosts have 2"
+
+
+def test_busy_gpus_are_pointed_out(collector, network, capsys):
+    greeting = hello(agent_id="agent-2")
+    greeting.host.CopyFrom(gpu_pb2.Host(host_name="node-2", cpu_count=8, memory_bytes=1 << 34))
+    with WireStream(collector.target, greeting) as stream:
+        stream.greet()
+        stream.send(inventory(gpus=("GPU-c", "GPU-d"), metrics=("gpu_utilization",))).wait_acked(1)
+        busy = block(start_ns=time.time_ns() - 2_000_000_000, values=[[0.75] * 10], metrics=("gpu_utilization",))
+        stream.send(batch(2, busy)).wait_acked(2)
+        code, said = say(capsys, "predict", network, "--hosts", "node-2", "--collector", collector.target, "--json")
+    assert code == 0, said.err
+    said_of_gpus = [note for note in json.loads(said.out)["notes"] if "worked in the last minute" in note]
+    assert said_of_gpus == [
+        "node-2: 1 of 2 GPUs worked in the last minute; predicted is a job that has them for itself"
+    ]
+
+
+def test_hosts_that_are_not_there_are_said(collector, network, capsys):
+    code, said = say(capsys, "predict", network, "--hosts", "node-9", "--collector", collector.target)
+    assert code == 0
+    assert "no answer for net on these hosts: there is no host 'node-9' here" in said.out
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("--hosts", "node-1"), "belong to --collector"),
+        (("--hosts", "node-1", "--nodes", "1", "--collector", "127.0.0.1:1"), "--nodes belongs to --device"),
+        (("--collector", "127.0.0.1:1"), "name GPUs by --device, or --hosts"),
+        (("--device", "T4", "--registry", ".", "--collector", "127.0.0.1:1"), "exclude each other"),
+    ],
+)
+def test_what_does_not_go_together_is_said(network, capsys, words, problem):
+    code, said = say(capsys, "predict", network, *words)
+    assert code == 2
+    assert problem in said.err
+
+
+def test_embeddings_of_a_collector_are_those_of_its_own_encoder(collector, network, tmp_path, capsys):
+    registry = tmp_path / "registry"
+    add_encoder(registry, "tiny")
+    asked = ("embed", network, "zoo:resnet18", "--dataset-type", "tiny", "--nearest", "2")
+    code, said = say(capsys, *asked, "--collector", collector.target, "--json")
+    assert code == 0, said.err
+    there = json.loads(said.out)
+    _, said = say(capsys, *asked, "--registry", str(registry), "--json")
+    here = json.loads(said.out)
+    assert {key: there[key] for key in there if key != "graphs"} == {key: here[key] for key in here if key != "graphs"}
+    for one, other in zip(there["graphs"], here["graphs"], strict=True):
+        assert one["graph"] == other["graph"]
+        assert one["embedding"] == pytest.approx(other["embedding"], rel=1e-5, abs=1e-6)
+        assert [each["architecture"] for each in one["nearest"]] == [each["architecture"] for each in other["nearest"]]
+    code, said = say(capsys, "embed", network, "--nearest", "0", "--collector", collector.target, "--json")
+    assert json.loads(said.out)["graphs"][0]["nearest"] == []
+
+
+def test_embeddings_that_a_collector_does_not_have_are_said(collector, network, capsys):
+    code, said = say(capsys, "embed", network, "--dataset-type", "voices", "--collector", collector.target)
+    assert code == 1
+    assert "no encoder for dataset type 'voices'" in said.err
+    code, said = say(capsys, "embed", network, "--registry", ".", "--collector", collector.target)
+    assert code == 2
+    assert "exclude each other" in said.err
 
 
 def test_trainings_are_listed_with_their_state_and_reason(collector, capsys):

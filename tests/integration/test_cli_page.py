@@ -119,13 +119,16 @@ def workload_answers(
     at = "--collector", collector.address
     return [
         ask("workload", "fit", str(table), "--out", str(model), "--regressor", "linear"),
+        ask("workload", "fit", str(table), "--out", f"{model}2", "--regressor", "linear", "--encoder", "digits"),
         ask("workload", "predict", str(network), "--device", "T4,H100-SXM5-80GB", "--model", str(model)),
         ask("workload", "graph", str(network), "--out", str(folder / "copy.json")),
         ask("workload", "embed", str(network), "--dataset-type", "tiny", "--registry", str(folder / "registry")),
+        ask("workload", "embed", str(network), *at),
         # Torch, which trains, is not here.
         {"registry": "registry", "trainings": [workload_train.payload(registry, training_result())]},
         # The collector queues a training for it.
         ask("workload", "predict", str(network), "--device", "T4", "--dataset-type", "voices", *at),
+        ask("workload", "predict", str(network), "--hosts", "nobody", *at),
         ask("workload", "trainings", *at),
         ask("workload", "hosts", *at),
     ]

@@ -22,6 +22,7 @@ class CountingModel:
 
     def __init__(self):
         self.calls = []
+        self.encoder = None
 
     def predict(self, requests, *, regressor=None):
         self.calls.append((len(requests), regressor))
@@ -63,7 +64,7 @@ def make_parts(model=None):
     def nearest(graph, encoder, count):
         return [(f"{graph.name}-{i}", "family", 1.0 - i / 10) for i in range(count)]
 
-    return Parts(read, lambda path: model, Registry, nearest, lambda name: f"{name}s")
+    return Parts(read, lambda path, folder: model, Registry, nearest, lambda name: f"{name}s")
 
 
 def _make_answer():

@@ -104,7 +104,7 @@ def run_collector(
         StoreError: The data directory cannot be used.
         AddressInUseError: The address is taken.
         TlsError: Certificate, key, authority or tokens cannot be used.
-        ModelFileError: The configured model cannot be used.
+        ModelFileError: A configured model cannot be used, or lacks its encoder.
     """
     engine = make_engine(config, files)
     engine.open()
@@ -215,7 +215,9 @@ class _Collector:
         return self._supervision.config
 
     async def _adjust(self, config: CollectorConfig, changed: frozenset[str]) -> None:
-        """Make the parts as a new configuration says; only the model can fail, and it comes first."""
+        """Make the parts as a new configuration says; only the models can fail, and they come first."""
+        # Also when its name has not changed: it may be another file by now.
+        await self._controller.check_model(config)
         if "prediction.model" in changed:
             model = model_source(config)
             if config.prediction.model:
@@ -239,6 +241,7 @@ class _Collector:
         with stop_signals(stopping, hurrying), address_file(self._config.directory) as path:
             if self._config.prediction.model:
                 await asyncio.get_running_loop().run_in_executor(self._executors["query"], self._predictor.model)
+            await self._controller.check_model(self._config)
             self._agents.restore(self._store.agents())
             loop = asyncio.get_running_loop()
             self._engine.subscribe_to_owners(functools.partial(self._owners_changed, loop))

@@ -1,5 +1,7 @@
 """Questions are checked one by one before any process hears of them."""
 
+from dataclasses import replace
+
 import pytest
 
 from gpusonde.catalog import load_gpus
@@ -153,4 +155,11 @@ def test_of_agents_of_one_host_the_one_that_streams_is_meant():
     found = cluster(workload(host_names=["node"]), hosts)
     assert (found["agent_ids"], found["notes"]) == (["new"], [])
     away = cluster(workload(agent_ids=["old"]), hosts)
-    assert away["notes"] == ["not streaming now: old"]
+    assert away["notes"] == ["not streaming now, and taken for idle: old"]
+
+
+def test_a_host_whose_load_nobody_tells_is_taken_for_idle_and_that_is_said():
+    quiet = replace(host("a", V100), load=None)
+    found = cluster(workload(host_names=["node"]), [quiet])
+    assert found["notes"] == ["their load is not told, so that they are taken for idle: a"]
+    assert found["host"]["cores"] == quiet.available().cores

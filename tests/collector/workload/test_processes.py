@@ -70,6 +70,14 @@ def test_graphs_that_never_end_take_no_more_than_twice_the_time_of_one_answer():
     assert time.monotonic() - began < 60
 
 
+def test_a_fault_of_ours_is_in_the_collector_s_log_and_not_in_the_answer(caplog):
+    found = run(lambda processes: processes.ask("predict", questions(b"fault", b"fault "), HEAD))
+    (told,) = {tuple(answer["error"]) for answer in found["answers"] if answer["error"]["kind"] == "internal"}
+    assert told == ("kind", "text", "field")
+    assert "a fault of ours" not in str(found)
+    assert "ZeroDivisionError: a fault of ours" in caplog.text
+
+
 def test_questions_that_are_refused_before_reach_no_process():
     refused = TaskChecker(GPUS).check_workloads([workload_pb2.Workload(batch_size=1)], [])
     found = run(lambda processes: processes.ask("predict", refused, HEAD), processes=0)

@@ -90,6 +90,12 @@ def test_an_epoch_is_its_iterations(client):
     assert prediction["epoch_seconds"]["value"] == pytest.approx(125 * prediction["iteration_seconds"]["value"])
 
 
+def at_once(client, count):
+    """Ask about many graphs in one request, which the client cuts into several."""
+    graph = workload_pb2.GraphSource(graph=workload_pb2.Graph(content=b"{}"))
+    return client._ask(client._stub.Embed, workload_pb2.EmbedRequest(dataset_type="scenes", graphs=[graph] * count))
+
+
 class Noting(workload_pb2_grpc.WorkloadServiceServicer):
     """Keeps the requests and answers each question with its batch size."""
 
@@ -103,6 +109,12 @@ class Noting(workload_pb2_grpc.WorkloadServiceServicer):
             for each in request.workloads
         ]
         return workload_pb2.PredictResponse(answers=answers)
+
+    def Nearest(self, request, context):
+        self.requests.append(request)
+        near = workload_pb2.NearestArchitectures(architectures=[workload_pb2.NearestArchitecture(name="x")])
+        answers = [workload_pb2.NearestAnswer(nearest=near) for _ in request.graphs]
+        return workload_pb2.NearestResponse(answers=answers, encoder_sha256="ab")
 
 
 @pytest.fixture
@@ -144,6 +156,16 @@ def test_any_number_of_questions_is_cut_into_requests_that_are_taken(noting):
     asking.predict([{"graph": each, "batch_size": 1, "cluster": T4} for each in [*large, large[2]]])
     assert [len(request.workloads) for request in servicer.requests] == [1, 1, 2]
     assert asking.predict([]) == []
+
+
+def test_any_number_of_graphs_is_cut_too_and_the_answers_are_one(noting):
+    servicer, asking = noting
+    graph = {"content": graph_json()}
+    found = asking.nearest([graph] * 1200, "scenes", 2)
+    assert (len(found["answers"]), found["encoder_sha256"]) == (1200, "ab")
+    assert [len(request.graphs) for request in servicer.requests] == [500, 500, 200]
+    assert all((each.dataset_type, each.count) == ("scenes", 2) for each in servicer.requests)
+    assert asking.nearest([], "scenes")["answers"] == []
 
 
 def test_an_embedding_that_is_missing_is_queued_once_and_the_answer_says_so(client, folder):
@@ -198,7 +220,7 @@ def test_embeddings_and_neighbours_are_those_of_the_dataset_type(client, folder)
         (lambda c: c.nearest([{"content": b"{}"}], "scenes", 51), "INVALID_ARGUMENT", "count"),
         (lambda c: c.training("never"), "NOT_FOUND", "never"),
         (lambda c: c.training("../up"), "INVALID_ARGUMENT", "dataset_type"),
-        (lambda c: c.embed([{"content": b"{}"}] * 1001, "scenes"), "RESOURCE_EXHAUSTED", "workload.max_questions"),
+        (lambda c: at_once(c, 1001), "RESOURCE_EXHAUSTED", "workload.max_questions"),
         (lambda c: c.predict([workload(b" " * ((8 << 20) + 1))]), "RESOURCE_EXHAUSTED", "max_request_bytes"),
         (lambda c: c.queue_training("scenes"), "PERMISSION_DENIED", "no admin"),
     ],
@@ -223,14 +245,18 @@ def test_a_collector_that_answers_no_such_questions_says_so(tmp_path):
         assert asking.hosts() == []
 
 
-def test_a_model_that_cannot_be_read_is_no_one_s_answer_and_a_good_one_is_taken_at_once(tmp_path, model_file):
+def test_a_model_that_can_no_longer_be_read_is_no_one_s_answer_and_a_good_one_is_taken_at_once(
+    tmp_path, model_file, caplog
+):
     path = tmp_path / "model.zip"
-    path.write_bytes(b"no model")
+    shutil.copy(model_file, path)
     with (
         ThreadCollector(tmp_path / "data", workload__model=str(path)) as running,
         WorkloadClient(running.target) as asking,
     ):
+        path.write_bytes(b"no model")
         (answer,) = asking.predict([workload()])
+        assert "model.zip: not a workload model" in caplog.text
         assert (answer["error"]["kind"], "log" in answer["error"]["text"]) == ("internal", True)
         assert "model.zip" not in answer["error"]["text"]
         shutil.copy(model_file, path)

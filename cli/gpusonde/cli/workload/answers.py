@@ -9,27 +9,43 @@ from gpusonde.cli import wording
 from gpusonde.cli.output import Screen
 
 if TYPE_CHECKING:
+    from gpusonde.catalog import GpuSpec
     from gpusonde.predictor.workload.engine import WorkloadPrediction, WorkloadRequest
+    from gpusonde.predictor.workload.graph import WorkloadGraph
 
 _SHOWN_NEAREST = 2
+_FREE = ("free_cores", "free_memory_bytes", "free_disk_throughput", "free_cpu_flops")
+_PLACE = ("gpu_model", "gpu_count", "node_count", "parallelism", *_FREE)
+_ANSWER = (
+    "global_batch_size", "step_s", "step_low_s", "step_high_s", "interval_coverage", "steps_per_epoch", "epoch_s",
+    "epoch_low_s", "epoch_high_s", "regressor", "features", "out_of_distribution",
+)  # fmt: skip
 
 
 def row(
-    request: WorkloadRequest, found: WorkloadPrediction | None, samples_per_epoch: int | None, error: str | None = None
+    request: WorkloadRequest,
+    found: WorkloadPrediction | None,
+    samples_per_epoch: int | None,
+    error: str | None = None,
+    agent_ids: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """One answer as it appears in JSON; without a prediction, why there is none."""
+    """One answer as it appears in JSON, for the hosts of agents or any; without a prediction, why there is none."""
     cluster = request.cluster
+    host = cluster.host
     steps = None if samples_per_epoch is None else request.epoch_iterations(samples_per_epoch)
     ends = (None, None, None) if found is None else (found.seconds, found.low_s, found.high_s)
     epochs = [None if steps is None or seconds is None else steps * seconds for seconds in ends]
     return {
-        "graph": request.graph.name,
+        **unanswered(request.graph.name, request.batch_size, cluster.precision.value, error),
         "gpu_model": cluster.device,
         "gpu_count": cluster.device_count,
         "node_count": cluster.node_count,
         "parallelism": cluster.parallelism.value,
-        "precision": cluster.precision.value,
-        "batch_size": request.batch_size,
+        "agent_ids": list(agent_ids),
+        "free_cores": host and host.cores,
+        "free_memory_bytes": host and host.memory_bytes,
+        "free_disk_throughput": host and host.disk_bytes_per_second,
+        "free_cpu_flops": host and host.flops,
         "global_batch_size": request.global_batch_size,
         **dict(zip(("step_s", "step_low_s", "step_high_s"), ends, strict=True)),
         "interval_coverage": None if found is None else found.coverage,
@@ -42,8 +58,36 @@ def row(
         "nearest": []
         if found is None
         else [{"architecture": name, "similarity": alike} for name, alike in found.nearest],
+    }
+
+
+def unanswered(graph: str, batch_size: int, precision: str, error: str | None) -> dict[str, Any]:
+    """The same where not even the cluster is known, as the hosts that were named are not."""
+    return {
+        "graph": graph,
+        **dict.fromkeys(_PLACE),
+        "agent_ids": [],
+        "precision": precision,
+        "batch_size": batch_size,
+        **dict.fromkeys(_ANSWER),
+        "reasons": [],
+        "nearest": [],
         "error": error,
     }
+
+
+def doubts_about_memory(graphs: Sequence[WorkloadGraph], gpus: Sequence[GpuSpec], batch_size: int) -> list[str]:
+    """Which batches of that size probably do not fit."""
+    from gpusonde.simulator.compute.graph_estimates import largest_batch_estimate
+
+    return [
+        f"batches above {most} of {graph.name} probably do not fit into the memory of {gpu.name}"
+        if most
+        else f"no batch of {graph.name} probably fits into the memory of {gpu.name}"
+        for graph in graphs
+        for gpu in gpus
+        if (most := largest_batch_estimate(graph, gpu.memory_bytes)) < batch_size
+    ]
 
 
 def render_predictions(screen: Screen, payload: Mapping[str, Any]) -> None:
@@ -98,6 +142,8 @@ def _epoch_cells(each: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _where(each: Mapping[str, Any]) -> str:
+    if each["gpu_model"] is None:
+        return "these hosts"
     count = each["gpu_count"]
     words = each["gpu_model"] if count == 1 else f"{count} x {each['gpu_model']}"
     if each["node_count"] > 1:

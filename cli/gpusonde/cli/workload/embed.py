@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from gpusonde.cli import wording
+from gpusonde.cli.connection import add_collector_options
 from gpusonde.cli.output import Output, Screen
 from gpusonde.cli.parsing import Parser, Subparsers, UsageError, add_command, whole_number
+from gpusonde.cli.workload.encoders import add_registry_option, registry_of
+from gpusonde.cli.workload.remote import embedded_there
 from gpusonde.cli.workload.sources import named_graphs
+
+if TYPE_CHECKING:
+    from gpusonde.predictor.workload.embedding.registry import Registry
+    from gpusonde.predictor.workload.graph import WorkloadGraph
 
 _DEFAULT_TYPE = "digits"
 _DEFAULT_NEAREST = 5
@@ -36,28 +43,38 @@ def add_parser(subparsers: Subparsers, common: Parser) -> None:
         metavar="N",
         help="known networks to name (default: 5)",
     )
-    parser.add_argument(
-        "--registry", type=Path, metavar="DIR", help="encoders of 'gpusonde workload train', besides the shipped ones"
-    )
+    add_registry_option(parser)
+    add_collector_options(parser, default=None, otherwise="embedding here")
 
 
 def run(args: argparse.Namespace) -> int:
     """Embed, compare and print."""
+    if args.registry is not None and args.collector is not None:
+        raise UsageError("--registry and --collector exclude each other: a collector has its own")
+    output = Output(as_json=args.json)
+    registry = registry_of(args)
+    graphs = named_graphs(args.graphs)
+    if args.collector is None:
+        payload = _embedded_here(args, graphs, registry, output)
+    else:
+        payload = embedded_there(args, graphs, args.nearest)
+    output.result(payload, lambda screen: _render(screen, payload))
+    return 0
+
+
+def _embedded_here(
+    args: argparse.Namespace, graphs: Sequence[WorkloadGraph], registry: Registry | None, output: Output
+) -> dict[str, Any]:
     from gpusonde.predictor.workload.embedding.encoder import Encoder
     from gpusonde.predictor.workload.embedding.nearest import nearest
     from gpusonde.predictor.workload.embedding.registry import Registry
 
-    output = Output(as_json=args.json)
-    if args.registry is not None and not args.registry.is_dir():
-        # The shipped encoder would answer, and nothing would say that it is not the user's.
-        raise UsageError(f"--registry {args.registry}: no such folder; 'gpusonde workload train --out' makes one")
-    graphs = named_graphs(args.graphs)
-    registered = Registry(args.registry).get(args.dataset_type)
+    registered = (registry or Registry()).get(args.dataset_type)
     encoder = Encoder(registered.weights)
     with output.progress(f"embedding {wording.count(len(graphs), 'network')}"):
         vectors = encoder.embed(graphs)
         alike = [nearest(graph, encoder, args.nearest) if args.nearest else [] for graph in graphs]
-    payload = {
+    return {
         "dataset_type": registered.dataset_type,
         "encoder_sha256": registered.sha256,
         "trained_steps": registered.trained_steps,
@@ -73,8 +90,6 @@ def run(args: argparse.Namespace) -> int:
             for graph, vector, found in zip(graphs, vectors, alike, strict=True)
         ],
     }
-    output.result(payload, lambda screen: _render(screen, payload))
-    return 0
 
 
 def _render(screen: Screen, payload: dict[str, Any]) -> None:
@@ -87,7 +102,8 @@ def _render(screen: Screen, payload: dict[str, Any]) -> None:
             [(near["architecture"], near["family"], f"{near['similarity']:.2f}") for near in graph["nearest"]],
             numeric=("similarity",),
         )
+    steps = "" if payload["trained_steps"] is None else f"{payload['trained_steps']} steps, "
     screen.line(
-        f"encoder of {payload['dataset_type']}, {payload['trained_steps']} steps, {payload['encoder_sha256'][:12]};"
+        f"encoder of {payload['dataset_type']}, {steps}{payload['encoder_sha256'][:12]};"
         " similarity is the cosine after centring, at most 1"
     )

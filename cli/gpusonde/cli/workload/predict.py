@@ -6,14 +6,17 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpusonde.cli.connection import add_collector_options, client_security
+from gpusonde.cli.connection import add_collector_options
 from gpusonde.cli.output import Output
 from gpusonde.cli.parsing import Parser, Subparsers, UsageError, add_command, names, positive_integer
-from gpusonde.cli.workload.answers import render_predictions, row
+from gpusonde.cli.workload.answers import doubts_about_memory, render_predictions, row
+from gpusonde.cli.workload.encoders import add_registry_option, registry_of
+from gpusonde.cli.workload.remote import predicted_for_hosts, predicted_there
 from gpusonde.cli.workload.sources import named_graphs
 
 if TYPE_CHECKING:
-    from gpusonde.predictor.workload.engine import WorkloadPrediction, WorkloadRequest
+    from gpusonde.predictor.workload.embedding.registry import Registry
+    from gpusonde.predictor.workload.engine import EncoderReference, WorkloadRequest
 
 _PRECISIONS = ("fp32", "fp16", "fp64")
 _PARALLELISMS = ("data_parallel", "distributed")
@@ -43,11 +46,20 @@ def add_parser(subparsers: Subparsers, common: Parser) -> None:
         help="file of 'gpusonde workload graph', .onnx, .pt2, zoo:NAME or keras:NAME@SIZE",
     )
     group = parser.add_argument_group("what it is to run on")
-    group.add_argument("--device", type=names, required=True, metavar="A,B", help="GPUs, in any spelling")
+    group.add_argument("--device", type=names, metavar="A,B", help="GPUs, in any spelling")
     group.add_argument(
-        "--devices", type=counts, default=[1], metavar="A,B", help="how many of them in all (default: 1)"
+        "--devices", type=counts, metavar="A,B", help="how many of them in all (default: 1, or all that the hosts have)"
     )
-    group.add_argument("--nodes", type=positive_integer, default=1, metavar="N", help="hosts they are in (default: 1)")
+    group.add_argument("--nodes", type=positive_integer, metavar="N", help="hosts they are in (default: 1)")
+    group.add_argument(
+        "--hosts",
+        type=names,
+        default=[],
+        metavar="A,B",
+        help="hosts of the collector's agents, by name, that share the job: their GPUs (of several models, those of "
+        "--device), with what is free of the hosts",
+    )
+    group.add_argument("--agents", type=names, default=[], metavar="A,B", help="and the hosts of these agents")
     group.add_argument(
         "--parallelism",
         choices=_PARALLELISMS,
@@ -69,6 +81,7 @@ def add_parser(subparsers: Subparsers, common: Parser) -> None:
     group = parser.add_argument_group("how it is predicted")
     group.add_argument("--regressor", choices=REGRESSORS, help="instead of the one that validation chose")
     group.add_argument("--model", type=Path, metavar="FILE", help="model of 'gpusonde workload fit' (default: shipped)")
+    add_registry_option(group)
     add_collector_options(parser, default=None)
 
 
@@ -84,37 +97,57 @@ def run(args: argparse.Namespace) -> int:
     """Predict and print."""
     _check(args)
     output = Output(as_json=args.json)
-    payload = _ask_collector(args) if args.collector is not None else _predict_here(args)
+    payload = _predict_here(args) if args.collector is None else _ask_collector(args)
     output.result(payload, lambda screen: render_predictions(screen, payload))
     return 0
 
 
+def _ask_collector(args: argparse.Namespace) -> dict[str, Any]:
+    if args.hosts or args.agents:
+        return predicted_for_hosts(args)
+    return predicted_there(args, *_requests(args))
+
+
 def _check(args: argparse.Namespace) -> None:
-    if args.parallelism is not None and max(args.devices) == 1:
-        raise UsageError("--parallelism belongs to several devices; give --devices")
-    if args.nodes > min(args.devices):
-        raise UsageError(f"--nodes {args.nodes}: each host has one of the {min(args.devices)} devices at least")
-    if args.model is not None and args.collector is not None:
-        raise UsageError("--model and --collector exclude each other: a collector has its own model")
+    _check_place(args)
+    for option, value in (("--model", args.model), ("--registry", args.registry)):
+        if value is not None and args.collector is not None:
+            raise UsageError(f"{option} and --collector exclude each other: a collector has its own")
     for option, value, most in (
         ("--batch-size", max(args.batch_size), _LARGEST_BATCH),
-        ("--devices", max(args.devices), _MOST_DEVICES),
+        ("--devices", max(args.devices or [1]), _MOST_DEVICES),
         ("--samples-per-epoch", args.samples_per_epoch or 0, _MOST_SAMPLES),
     ):
         if value > most:
             raise UsageError(f"{option} {value}: at most {most}")
-    asked = len(args.graphs) * len(args.device) * len(args.devices) * len(args.batch_size)
+    asked = len(args.graphs) * len(args.device or [1]) * len(args.devices or [1]) * len(args.batch_size)
     if asked > _MOST_QUESTIONS:
         raise UsageError(f"{asked:,} combinations; {_MOST_QUESTIONS:,} are answered at once")
+
+
+def _check_place(args: argparse.Namespace) -> None:
+    fewest, most = min(args.devices or [1]), max(args.devices or [1])
+    if args.hosts or args.agents:
+        if args.collector is None:
+            raise UsageError("--hosts and --agents belong to --collector, which knows them")
+        if args.nodes is not None:
+            raise UsageError("--nodes belongs to --device; --hosts are as many as they are")
+    elif args.device is None:
+        raise UsageError("name GPUs by --device, or --hosts of a --collector")
+    elif args.parallelism is not None and most == 1:
+        raise UsageError("--parallelism belongs to several devices; give --devices")
+    elif (args.nodes or 1) > fewest:
+        raise UsageError(f"--nodes {args.nodes}: each host has one of the {fewest} devices at least")
 
 
 def _predict_here(args: argparse.Namespace) -> dict[str, Any]:
     from gpusonde.predictor.workload.engine.model import WorkloadModel
 
+    registry = registry_of(args)
     requests, notes = _requests(args)
-    model = WorkloadModel.shipped() if args.model is None else WorkloadModel.load(args.model)
+    model = WorkloadModel.shipped() if args.model is None else WorkloadModel.load(args.model, registry=registry)
     if args.dataset_type is not None:
-        notes.append(_about_embedding(args.dataset_type))
+        notes += _about_embedding(args.dataset_type, model.encoder, registry)
     known = model.state.familiarity.environments
     if args.environment not in (None, *known):
         notes.append(f"environments that the model knows: {', '.join(known) or 'none'}")
@@ -129,20 +162,23 @@ def _predict_here(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _about_embedding(dataset_type: str) -> str:
+def _about_embedding(dataset_type: str, used: EncoderReference | None, registry: Registry | None) -> list[str]:
+    """What became of the wish for an embedding."""
     from gpusonde.predictor.workload.embedding.registry import Registry, UnknownDatasetTypeError
 
+    if used is not None and used.dataset_type == dataset_type:
+        return []
+    how = "predicts from counts of the graph alone" if used is None else f"was fitted with {used}"
     try:
-        Registry().get(dataset_type)
+        (registry or Registry()).get(dataset_type)
     except UnknownDatasetTypeError as error:
-        return f"{error}; the prediction does without"
-    return f"the embedding for {dataset_type} is not used: this model predicts from counts of the graph alone"
+        return [f"{error}; the prediction does without: this model {how}"]
+    return [f"the embedding for {dataset_type} is not used: this model {how}"]
 
 
 def _requests(args: argparse.Namespace) -> tuple[list[WorkloadRequest], list[str]]:
     from gpusonde.catalog import load_gpus
     from gpusonde.predictor.workload.engine import Cluster, Parallelism, Precision, WorkloadRequest
-    from gpusonde.simulator.compute.graph_estimates import largest_batch_estimate
 
     gpus = load_gpus()
     resolutions = [gpus.resolve(name) for name in args.device]
@@ -154,22 +190,15 @@ def _requests(args: argparse.Namespace) -> tuple[list[WorkloadRequest], list[str
         Cluster(
             resolution.spec.name,
             count,
-            args.nodes,
+            args.nodes or 1,
             Precision(args.precision),
             Parallelism.NONE if count == 1 else Parallelism(args.parallelism or "distributed"),
             args.environment,
         )
         for resolution in resolutions
-        for count in args.devices
+        for count in args.devices or [1]
     ]
-    notes += [
-        f"batches above {most} of {graph.name} probably do not fit into the memory of {resolution.spec.name}"
-        if most
-        else f"no batch of {graph.name} probably fits into the memory of {resolution.spec.name}"
-        for graph in graphs
-        for resolution in resolutions
-        if (most := largest_batch_estimate(graph, resolution.spec.memory_bytes)) < max(args.batch_size)
-    ]
+    notes += doubts_about_memory(graphs, [each.spec for each in resolutions], max(args.batch_size))
     requests = [
         WorkloadRequest(graph, batch_size, cluster)
         for graph in graphs
@@ -177,65 +206,3 @@ def _requests(args: argparse.Namespace) -> tuple[list[WorkloadRequest], list[str
         for batch_size in args.batch_size
     ]
     return requests, notes
-
-
-def _ask_collector(args: argparse.Namespace) -> dict[str, Any]:
-    """The same from a collector, which gets graphs as JSON, whatever files they come from: no weights leave here."""
-    from gpusonde.collector.workload.client import WorkloadClient
-    from gpusonde.predictor.workload.graph import dump_graph
-
-    requests, notes = _requests(args)
-    # One object for each graph: it is sent once.
-    sent = {
-        id(request.graph): {"content": dump_graph(request.graph).encode(), "format": "json"} for request in requests
-    }
-    more = {"regressor": args.regressor, "dataset_type": args.dataset_type, "samples_per_epoch": args.samples_per_epoch}
-    workloads = [
-        {
-            "graph": sent[id(request.graph)],
-            "batch_size": request.batch_size,
-            "cluster": _cluster(request),
-            **{key: value for key, value in more.items() if value is not None},
-        }
-        for request in requests
-    ]
-    with WorkloadClient(args.collector, security=client_security(args)) as client:
-        answers = client.predict(workloads)
-    rows = []
-    for request, answer in zip(requests, answers, strict=True):
-        found, error = answer["prediction"], answer["error"]
-        rows.append(row(request, _prediction(found), args.samples_per_epoch, None if error is None else error["text"]))
-        if found is not None and (embedding := found["embedding"]) is not None and embedding["note"]:
-            notes.append(embedding["note"])
-    return {"model_version": None, "notes": list(dict.fromkeys(notes)), "predictions": rows}
-
-
-def _cluster(request: WorkloadRequest) -> dict[str, Any]:
-    cluster = request.cluster
-    return {
-        "device": cluster.device,
-        "device_count": cluster.device_count,
-        "node_count": cluster.node_count,
-        "precision": cluster.precision.value,
-        "parallelism": cluster.parallelism.value,
-        **({} if cluster.environment is None else {"environment": cluster.environment}),
-    }
-
-
-def _prediction(found: dict[str, Any] | None) -> WorkloadPrediction | None:
-    from gpusonde.predictor.workload.engine import WorkloadPrediction
-
-    if found is None:
-        return None
-    seconds = found["iteration_seconds"]
-    return WorkloadPrediction(
-        seconds["value"],
-        seconds["low"],
-        seconds["high"],
-        found["coverage"],
-        found["regressor"],
-        found["features"],
-        found["out_of_distribution"],
-        tuple(found["reasons"]),
-        tuple((near["name"], near["similarity"]) for near in found["nearest"]),
-    )

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import math
 import signal
-import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,8 +27,11 @@ from gpusonde.predictor.workload.embedding import EmbeddingError, Encoder
 from gpusonde.predictor.workload.embedding.registry import Registry, UnknownDatasetTypeError
 from gpusonde.predictor.workload.engine import (
     Cluster,
+    EncoderReference,
     EngineError,
     HostResources,
+    MissingEncoderError,
+    ModelFileError,
     Parallelism,
     Precision,
     WorkloadPrediction,
@@ -70,6 +72,10 @@ class Model(Protocol):
     ) -> Sequence[WorkloadPrediction]:
         """See ``gpusonde.predictor.workload.engine``."""
 
+    @property
+    def encoder(self) -> EncoderReference | None:
+        """The encoder whose embedding it has columns of; None where it has none."""
+
 
 @dataclass(frozen=True)
 class Parts:
@@ -77,14 +83,14 @@ class Parts:
 
     Attributes:
         read: Reads a graph: content, "json", "onnx", "pt2" or nothing, limits.
-        model: The model of a file, or the shipped one.
+        model: The model of a file, or the shipped one; and the folder of the encoders, one of which it may need.
         registry: The encoders of a folder.
         nearest: The architectures most like a graph, best first: name, family, similarity.
         family: Of an architecture; empty where nobody knows.
     """
 
     read: Callable[[bytes, str, GraphLimits], WorkloadGraph]
-    model: Callable[[str], Model]
+    model: Callable[[str, str], Model]
     registry: Callable[[str], Registry]
     nearest: Callable[[WorkloadGraph, Encoder, int], Sequence[tuple[str, str, float]]]
     family: Callable[[str], str]
@@ -138,9 +144,12 @@ class Answers:
         summaries = [_caught(functools.partial(_summary, graph)) for graph in graphs]
         requests = [_caught(functools.partial(_request, graphs[row["graph"]], row)) for row in rows]
         found: dict[int, WorkloadPrediction | WorkloadError] = {}
+        model = _caught(functools.partial(self._model, question))
+        if isinstance(model, WorkloadError):
+            return [{"error": model.document()} for _ in rows]
         for regressor in {row["regressor"] for row in rows}:
             places = [place for place, row in enumerate(rows) if row["regressor"] == regressor]
-            predict = functools.partial(self._parts.model(question["model"]).predict, regressor=regressor or None)
+            predict = functools.partial(model.predict, regressor=regressor or None)
             found.update(zip(places, _each([requests[place] for place in places], predict), strict=True))
         return [
             _document(
@@ -152,22 +161,29 @@ class Answers:
                         summaries[row["graph"]],
                         row,
                         uses.get(row["dataset_type"]),
+                        model.encoder,
                     )
                 )
             )
             for place, row in enumerate(rows)
         ]
 
+    def _model(self, question: Mapping[str, Any]) -> Model:
+        try:
+            return self._parts.model(question["model"], question["embeddings"])
+        except MissingEncoderError as error:
+            text = "this collector lacks the encoder that its model was fitted with; its log says more"
+            raise WorkloadError(NO_EMBEDDING, text, for_log=str(error)) from None
+        except ModelFileError as error:
+            text = "this collector's model cannot be used; its log says why"
+            raise WorkloadError(INTERNAL, text, for_log=str(error)) from None
+
     def _use(self, folder: str, dataset_type: str) -> dict[str, Any]:
         try:
             registered = self._parts.registry(folder).get(dataset_type)
         except UnknownDatasetTypeError:
-            return {
-                "dataset_type": dataset_type,
-                "available": False,
-                "note": f"there is no embedding for {dataset_type}: predicted from analytic features alone",
-            }
-        return {"dataset_type": dataset_type, "available": True, "encoder_sha256": registered.sha256, "note": ""}
+            return {"dataset_type": dataset_type, "available": False}
+        return {"dataset_type": dataset_type, "available": True, "encoder_sha256": registered.sha256}
 
     def _prediction(
         self,
@@ -176,6 +192,7 @@ class Answers:
         summary: dict[str, Any] | WorkloadError,
         row: Mapping[str, Any],
         use: Mapping[str, Any] | None,
+        encoder: EncoderReference | None,
     ) -> dict[str, Any]:
         found = _value(answered)
         ends = found.seconds, found.low_s, found.high_s
@@ -197,7 +214,7 @@ class Answers:
                 "out_of_distribution": found.out_of_distribution,
                 "reasons": list(found.reasons),
                 "nearest": near,
-                "embedding": _said_of(use, found.features),
+                "embedding": None if use is None else _said_of(use, found.features, encoder),
                 "graph": _value(summary),
                 "cluster": {key: value for key, value in row["cluster"].items() if key != "environment"},
             }
@@ -218,12 +235,18 @@ def _request(graph: _Graph, row: Mapping[str, Any]) -> WorkloadRequest:
     return WorkloadRequest(_value(graph), row["batch_size"], cluster)
 
 
-def _said_of(use: Mapping[str, Any] | None, features: str) -> Mapping[str, Any] | None:
-    """What an answer says of the embedding that was asked for: most models have no columns of one."""
-    if use is None or not use["available"] or "embedding" in features:
-        return use
+def _said_of(use: Mapping[str, Any], features: str, encoder: EncoderReference | None) -> dict[str, Any]:
+    """What an answer says of the embedding that was asked for: models have columns of one encoder's, or of none."""
     name = use["dataset_type"]
-    return {**use, "note": f"the embedding for {name} is not used: predicted from counts of the graph alone"}
+    fitted = encoder if "embedding" in features else None
+    if not use["available"]:
+        how = "from analytic features alone" if fitted is None else f"with {fitted}, as the model was fitted"
+        return {**use, "note": f"there is no embedding for {name}: predicted {how}"}
+    if fitted is None:
+        return {**use, "note": f"the embedding for {name} is not used: predicted from counts of the graph alone"}
+    if fitted == EncoderReference(name, use["encoder_sha256"]):
+        return {**use, "note": ""}
+    return {**use, "note": f"the embedding for {name} is not used: predicted with {fitted}, as the model was fitted"}
 
 
 def _interval(value: float, low: float, high: float) -> dict[str, float]:
@@ -291,8 +314,9 @@ def _caught(work: Callable[[], _Result]) -> _Result | WorkloadError:
             if isinstance(error, known):
                 field = "graph" if isinstance(error, (GraphError, RecursionError)) else ""
                 return WorkloadError(kind, str(error) or known.__name__, field)
-        traceback.print_exc(file=sys.stderr)
-        return WorkloadError(INTERNAL, f"{type(error).__name__}; see the collector's log")
+        return WorkloadError(
+            INTERNAL, f"{type(error).__name__}; see the collector's log", for_log=traceback.format_exc()
+        )
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from concurrent.futures import Executor
 from pathlib import Path
@@ -47,6 +48,7 @@ class Controller:
         purpose: Purpose = PURPOSE,
     ) -> None:
         self._config = config
+        self._executor = executor
         gpus = load_gpus()
         resources = ResourceCollector(store, agents.sessions, gpus)
         self._processes = WorkloadProcesses(pool_options(config), purpose)
@@ -64,6 +66,18 @@ class Controller:
             counters,
         )
         counters.workload_waiting = lambda: self._processes.waiting
+
+    async def check_model(self, config: CollectorConfig) -> None:
+        """Read the model that a configuration names, with the encoder that it may need.
+
+        Raises:
+            MissingEncoderError: Its encoder is not in the folder of the encoders.
+            ModelFileError: It cannot be used.
+            OSError: It cannot be read.
+        """
+        options = workload_options(config)
+        if options.model:
+            await asyncio.get_running_loop().run_in_executor(self._executor, _check, options)
 
     def configure(self, config: CollectorConfig) -> None:
         """Set other bounds, from the next question on."""
@@ -86,6 +100,13 @@ class Controller:
         datasets = config.workload.datasets
         folder = Path(datasets).expanduser() if datasets else None
         return trainer_command(dataset_type, config.trainings, config.embeddings, folder)
+
+
+def _check(options: WorkloadOptions) -> None:
+    # It brings what computes models, which this process does not need otherwise.
+    from gpusonde.collector.workload.parts import load_model  # noqa: PLC0415
+
+    load_model(options.model, options.embeddings)
 
 
 def pool_options(config: CollectorConfig) -> PoolOptions:

@@ -159,9 +159,15 @@ class TaskChecker:
             text = f"the hosts have several models: say which of {', '.join(sorted(counts))}"
             raise WorkloadError(UNKNOWN_DEVICE, text, "cluster.device")
         ((model, count),) = counts.items()
-        idle = [host.agent_id for host in hosts if not host.connected]
-        if idle:
-            notes = [*notes, f"not streaming now: {', '.join(idle[:_MOST_NAMED])}"]
+        silent = [host.agent_id for host in hosts if not host.connected]
+        untold = [host.agent_id for host in hosts if host.connected and host.load is None]
+        if silent:
+            notes = [*notes, f"not streaming now, and taken for idle: {', '.join(silent[:_MOST_NAMED])}"]
+        if untold:
+            notes = [
+                *notes,
+                f"their load is not told, so that they are taken for idle: {', '.join(untold[:_MOST_NAMED])}",
+            ]
         return model, count, notes
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from gpusonde.collector.connection import Connection
 from gpusonde.collector.workers.documents import fill, to_whole_document
@@ -14,6 +14,7 @@ from gpusonde.workload.v1 import workload_pb2, workload_pb2_grpc
 _PAGE_SIZE = 100
 _MOST_QUESTIONS = 500
 _MOST_GRAPH_BYTES = 4 << 20
+_Question = TypeVar("_Question", bound="Mapping[str, Any]")
 
 
 class WorkloadClient:
@@ -64,7 +65,7 @@ class WorkloadClient:
             CollectorError: There is no answer to the request as a whole.
         """
         answers: list[dict[str, Any]] = []
-        for part in _parts(workloads):
+        for part in _parts(workloads, lambda workload: workload["graph"]):
             request = workload_pb2.PredictRequest()
             sent: dict[int, int] = {}
             for place, workload in enumerate(part):
@@ -80,8 +81,7 @@ class WorkloadClient:
         Raises:
             CollectorError: As for ``predict``.
         """
-        request = workload_pb2.EmbedRequest(dataset_type=dataset_type)
-        return to_whole_document(self._ask(self._stub.Embed, _with_graphs(request, graphs)))
+        return self._of_graphs(self._stub.Embed, workload_pb2.EmbedRequest(dataset_type=dataset_type), graphs)
 
     def nearest(self, graphs: Sequence[Mapping[str, Any]], dataset_type: str, count: int = 5) -> dict[str, Any]:
         """Return the known architectures most like graphs: ``answers`` with ``nearest`` or ``error``.
@@ -90,7 +90,7 @@ class WorkloadClient:
             CollectorError: As for ``predict``.
         """
         request = workload_pb2.NearestRequest(dataset_type=dataset_type, count=count)
-        return to_whole_document(self._ask(self._stub.Nearest, _with_graphs(request, graphs)))
+        return self._of_graphs(self._stub.Nearest, request, graphs)
 
     def dataset_types(self) -> list[dict[str, Any]]:
         """Return the dataset types that there are embeddings for.
@@ -143,6 +143,15 @@ class WorkloadClient:
             if not request.page_token:
                 return hosts
 
+    def _of_graphs(self, method: Any, request: Any, graphs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        found: dict[str, Any] = {"answers": [], "encoder_sha256": ""}
+        for part in _parts(graphs, lambda graph: graph):
+            del request.graphs[:]
+            more = to_whole_document(self._ask(method, _with_graphs(request, part)))
+            found["answers"] += more["answers"]
+            found["encoder_sha256"] = more["encoder_sha256"]
+        return found
+
     def _ask(self, method: Any, request: Any) -> Any:
         with self._connection.errors():
             return method(request, timeout=self._timeout_s, metadata=self._metadata)
@@ -162,18 +171,21 @@ def _fill_graph(source: workload_pb2.GraphSource, graph: Mapping[str, Any], sent
         fill(source, {"graph": graph})
 
 
-def _parts(workloads: Sequence[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
+def _parts(
+    questions: Sequence[_Question], graph_of: Callable[[_Question], Mapping[str, Any]]
+) -> Iterator[list[_Question]]:
     """Cut questions into requests that a collector takes by its defaults; a graph that is larger has one to itself."""
-    part: list[Mapping[str, Any]] = []
+    part: list[_Question] = []
     size, seen = 0, set[int]()
-    for workload in workloads:
-        added = 0 if id(workload["graph"]) in seen else len(workload["graph"]["content"])
+    for question in questions:
+        graph = graph_of(question)
+        added = 0 if id(graph) in seen else len(graph["content"])
         if part and (len(part) >= _MOST_QUESTIONS or size + added > _MOST_GRAPH_BYTES):
             yield part
             part, size, seen = [], 0, set()
-            added = len(workload["graph"]["content"])
-        part.append(workload)
+            added = len(graph["content"])
+        part.append(question)
         size += added
-        seen.add(id(workload["graph"]))
+        seen.add(id(graph))
     if part:
         yield part

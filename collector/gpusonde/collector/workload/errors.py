@@ -39,14 +39,17 @@ class WorkloadError(Exception):
     Attributes:
         kind: One of ``KINDS``.
         field: The field that is wrong, or empty.
+        for_log: What the collector's log should hold of it, and strangers should not see; or empty.
     """
 
-    def __init__(self, kind: str, text: str, field: str = "") -> None:
-        """Keep kind and field beside the text."""
+    def __init__(self, kind: str, text: str, field: str = "", for_log: str = "") -> None:
+        """Keep kind, field and what is for the log beside the text."""
         self.kind = kind
         self.field = field
+        self.for_log = for_log
         super().__init__(text)
 
     def document(self) -> dict[str, Any]:
-        """Return it as a ``WorkloadError`` message has it."""
-        return {"kind": self.kind, "text": str(self)[:_LONGEST_TEXT], "field": self.field}
+        """Return it as a ``WorkloadError`` message has it; ``for_log`` is to be taken out before it is sent."""
+        message = {"kind": self.kind, "text": str(self)[:_LONGEST_TEXT], "field": self.field}
+        return {**message, "for_log": self.for_log} if self.for_log else message

@@ -21,15 +21,30 @@ def make_parts() -> Parts:
     families = zoo.families()
     return Parts(
         _read,
-        lambda path: models(path, _identity(path)),
+        lambda path, folder: models(path, folder, _identity(path)),
         functools.lru_cache(maxsize=4)(Registry),
         nearest,
         lambda name: families.get(name, ""),
     )
 
 
-def _load(path: str, _: tuple[int, ...]) -> Model:
-    return WorkloadModel.load(path) if path else WorkloadModel.shipped()
+def load_model(path: str, embeddings: str | Path) -> WorkloadModel:
+    """Return the model of a file with the encoder that it names, or the shipped one.
+
+    Args:
+        path: The file; empty for the shipped model.
+        embeddings: Folder of the encoders.
+
+    Raises:
+        MissingEncoderError: Its encoder is not in that folder.
+        ModelFileError: It is no model that can be used.
+        OSError: It cannot be read.
+    """
+    return WorkloadModel.load(path, registry=Registry(embeddings)) if path else WorkloadModel.shipped()
+
+
+def _load(path: str, folder: str, _: tuple[int, ...]) -> Model:
+    return load_model(path, folder)
 
 
 def _identity(path: str) -> tuple[int, ...]:

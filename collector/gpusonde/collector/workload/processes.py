@@ -127,6 +127,10 @@ class WorkloadProcesses:
             text = error["text"] if is_memory else "the question failed; see the collector's log"
             refused = WorkloadError(OUT_OF_MEMORY if is_memory else INTERNAL, text)
             return {"answers": [{"error": refused.document()}] * len(rows)}
+        errors = [answer["error"] for answer in found["answers"] if "error" in answer]
+        # Processes write no files, which their standard error may be.
+        for text in dict.fromkeys(said for each in errors if (said := each.pop("for_log", ""))):
+            _LOG.error("a question about workloads failed: %s", text)
         return found
 
 

@@ -229,7 +229,7 @@ class WorkloadService(workload_pb2_grpc.WorkloadServiceServicer):
             known = await self._blocking(lambda n=name: self._trainings.want(n))  # type: ignore[misc]
             for use in missing:
                 if use["dataset_type"] == name:
-                    use.update(known)
+                    use.update(known, note=f"{use['note']}; {known['note']}")
         if missing:
             self._trainings.wake()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import multiprocessing
+import os
 import pickle
 import threading
 
@@ -19,6 +20,8 @@ from gpusonde.predictor.workload.embedding.registry import (
     Registry,
     RegistryError,
     UnknownDatasetTypeError,
+    UnknownEncoderError,
+    checkpoint_name,
 )
 from gpusonde.predictor.workload.embedding.weights import EncoderDescription, EncoderWeights
 
@@ -71,7 +74,7 @@ def test_asking_again_reads_nothing_until_the_card_changes(registry, monkeypatch
     assert registry.get("flowers").sha256 == weights(seed=1).sha256
 
 
-def test_a_new_encoder_replaces_the_old_one_and_its_file_only(registry):
+def test_a_new_encoder_replaces_the_old_one_of_its_own_type_only(registry):
     # Their files begin like those of "flowers".
     registry.add(weights(dataset_type="flowers-0123456789ab"))
     registry.add(weights(dataset_type="flowers-large"))
@@ -80,7 +83,37 @@ def test_a_new_encoder_replaces_the_old_one_and_its_file_only(registry):
     assert registry.get("flowers").sha256 == weights(seed=1).sha256
     for name in ("flowers-0123456789ab", "flowers-large"):
         assert registry.get(name).dataset_type == name
-    assert len(list(registry.folder.glob("*.npz"))) == 3
+
+
+def test_the_latest_encoders_can_still_be_had_by_their_digest(registry):
+    kept = [weights(seed=seed) for seed in range(10)]
+    registry.add(weights(dataset_type="flowers-0123456789ab"))
+    for age, each in enumerate(kept):
+        registry.add(each)
+        path = registry.folder / checkpoint_name("flowers", each.sha256)
+        os.utime(path, (age, age))
+    for each in kept[2:]:
+        assert Registry(registry.folder).exact("flowers", each.sha256).sha256 == each.sha256
+    for each in kept[:2]:
+        with pytest.raises(UnknownEncoderError, match="it is not in"):
+            registry.exact("flowers", each.sha256)
+    assert len(list(registry.folder.glob("flowers-*.npz"))) == 9
+    shipped = Registry().get("digits").sha256
+    assert registry.exact("digits", shipped).sha256 == shipped
+    with pytest.raises(UnknownEncoderError, match="shipped"):
+        Registry().exact("flowers", kept[-1].sha256)
+
+
+def test_a_checkpoint_that_holds_other_weights_than_its_name_says_is_not_taken(registry):
+    registry.add(weights())
+    wanted = weights(seed=1).sha256
+    path = registry.folder / checkpoint_name("flowers", wanted)
+    path.write_bytes(weights().to_bytes())
+    with pytest.raises(EncoderDigestError, match="other weights than its name says"):
+        registry.exact("flowers", wanted)
+    path.write_bytes(b"damaged")
+    with pytest.raises(DamagedEncoderError, match="restore it"):
+        registry.exact("flowers", wanted)
 
 
 @pytest.mark.parametrize("name", ["../flowers", "a/b", "", "Flowers", "x" * 65, "flowers\n", "flowers\0"])

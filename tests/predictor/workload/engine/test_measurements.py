@@ -6,7 +6,7 @@ import pytest
 
 from gpusonde.catalog import load_gpus
 from gpusonde.predictor.workload import zoo
-from gpusonde.predictor.workload.engine import Parallelism, Precision
+from gpusonde.predictor.workload.engine import HostResources, Parallelism, Precision
 from gpusonde.predictor.workload.engine.measurements import (
     MeasurementFileError,
     TableLimits,
@@ -92,6 +92,17 @@ def test_several_gpus_and_how_they_share_the_job(read):
         Parallelism.NONE,
     ]
     assert [(each.device_count, each.node_count) for each in clusters] == [(4, 1), (8, 2), (1, 1)]
+
+
+def test_what_the_hosts_had_free_is_taken_as_far_as_it_is_known(read):
+    columns = [*COLUMNS, "host_cores", "host_memory_bytes", "host_flops"]
+    free = {"host_cores": "7.5", "host_memory_bytes": "4e12", "host_flops": ""}
+    measured, unknown = read(text(free, dict.fromkeys(free, ""), columns=columns)).measurements
+
+    assert measured.request.cluster.host == HostResources(cores=7.5, memory_bytes=4e12)
+    assert unknown.request.cluster.host is None
+    with pytest.raises(MeasurementFileError, match="line 2: host_cores is -1; it must be positive"):
+        read(text({**free, "host_cores": "-1"}, columns=columns))
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 from support.measured_workloads import PLACES, chain, measured, true_seconds
+from support.wired_networks import measured_pairs
 
 from gpusonde.predictor.workload.engine import (
     Cluster,
@@ -70,11 +71,14 @@ def test_a_place_that_was_measured_with_noise_has_wider_intervals(catalog, measu
     assert math.log(there.high_s / there.low_s) > 2 * math.log(here.high_s / here.low_s)
 
 
+def at_hosts(request, **free):
+    """The same where the hosts have that much free."""
+    return dataclasses.replace(request, cluster=dataclasses.replace(request.cluster, host=HostResources(**free)))
+
+
 def test_what_hosts_have_free_counts_where_measurements_tell_of_it(catalog, model, measurements):
     def at(request, cores):
-        return dataclasses.replace(
-            request, cluster=dataclasses.replace(request.cluster, host=HostResources(cores=cores, memory_bytes=64e9))
-        )
+        return at_hosts(request, cores=cores, memory_bytes=64e9)
 
     told = [
         dataclasses.replace(each, request=at(each.request, cores), seconds=each.seconds * slower)
@@ -82,9 +86,41 @@ def test_what_hosts_have_free_counts_where_measurements_tell_of_it(catalog, mode
         for cores, slower in ((2.0, 1.5), (32.0, 1.0))
     ]
     asked = WorkloadRequest(chain(48, 8), 16, HERE)
-    few, many = WorkloadModel(catalog).fit(told, regressor="svr").predict([at(asked, 2.0), at(asked, 32.0)])
+    knowing = WorkloadModel(catalog).fit(told, regressor="svr")
+    few, many = knowing.predict([at(asked, 2.0), at(asked, 32.0)])
     assert 1.3 < few.seconds / many.seconds < 1.7
-    assert model.predict([at(asked, 2.0)])[0] == model.predict([asked])[0]
+    assert few.reasons == ()
+    (found,) = model.predict([at(asked, 2.0)])
+    assert dataclasses.replace(found, reasons=()) == model.predict([asked])[0]
+    assert any("what the hosts have free does not change this answer" in reason for reason in found.reasons)
+    for far, why in (
+        (at(asked, 100.0), "the hosts have 3.1 times the most cores that any measured one had free"),
+        (at(asked, 0.5), "the hosts have 0.25 times the least cores that any measured one had free"),
+        (asked, "nobody knows what the hosts have free of cores; of all measurements it is known"),
+    ):
+        (found,) = knowing.predict([far])
+        assert found.out_of_distribution
+        assert why in found.reasons
+    assert not many.out_of_distribution
+
+
+def test_what_hosts_had_free_survives_the_file(catalog, measurements, tmp_path):
+    told = [dataclasses.replace(each, request=at_hosts(each.request, cores=8.0)) for each in measurements]
+    fitted = WorkloadModel(catalog).fit(told, regressor="linear")
+    fitted.save(tmp_path / "model.zip")
+    loaded = WorkloadModel.load(tmp_path / "model.zip", catalog=catalog)
+    assert loaded.state.familiarity.hosts == fitted.state.familiarity.hosts
+    asked = WorkloadRequest(chain(48, 8), 16, HERE)
+    alone, other = loaded.predict([asked, at_hosts(asked, cores=800.0)])
+    # All hosts were the same: it counts for nothing, but is known to be another one.
+    assert not alone.out_of_distribution
+    assert "the hosts have 100 times the most cores that any measured one had free" in other.reasons
+
+
+def test_networks_with_the_same_counts_are_no_measure_of_how_unlike_networks_are(catalog):
+    fitted = WorkloadModel(catalog).fit(measured_pairs(catalog), regressor="linear")
+    (found,) = fitted.predict([WorkloadRequest(chain(48, 6), 16, HERE)])
+    assert not found.out_of_distribution
 
 
 def test_a_batch_of_requests_is_answered_as_each_alone(model):

@@ -106,9 +106,8 @@ class Trainings:
             TrainingQueueError: The queue cannot be used.
         """
         training = self.queue.want(dataset_type)
-        lacking = f"there is no embedding for {dataset_type} yet: predicted from analytic features alone"
         if training is None:
-            return {"note": f"{lacking}; too many trainings wait already, so that none was queued"}
+            return {"note": "too many trainings wait already, so that none was queued"}
         if training.state == QUEUED:
             how = "" if self._command(dataset_type) else ", for whoever runs 'gpusonde workload train --queue'"
             more = f"its training is queued{how}"
@@ -119,7 +118,7 @@ class Trainings:
             more = f"its training has failed ({training.reason}); an admin can queue it again"
         else:
             more = "its training is done, but not where this collector looks (workload.embeddings)"
-        return {"training": training_document(training), "note": f"{lacking}; {more}"}
+        return {"training": training_document(training), "note": more}
 
     def wake(self) -> None:
         """Have the queue looked at now."""

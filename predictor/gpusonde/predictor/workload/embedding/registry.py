@@ -7,6 +7,7 @@ whatever breaks off, finds the old encoder or the new one. Beneath the folder li
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import threading
@@ -27,6 +28,7 @@ FORMAT = "gpusonde.encoder_card/1"
 _MAXIMUM_CARD_BYTES = 256 << 10
 _MAXIMUM_CHECKPOINT_BYTES = 16 << 20
 _MAXIMUM_DATASET_TYPES = 1000
+_KEPT_CHECKPOINTS = 8
 _SHIPPED = "checkpoints"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -45,6 +47,10 @@ class UnknownDatasetTypeError(RegistryError):
             f"no encoder for dataset type {dataset_type!r}; there are {', '.join(known) or 'none'}; "
             "train one with 'gpusonde workload train'"
         )
+
+
+class UnknownEncoderError(RegistryError):
+    """No encoder of the dataset type has this digest."""
 
 
 class DamagedEncoderError(RegistryError):
@@ -123,8 +129,32 @@ class Registry:
                 return self._read_once(dataset_type, card)
         raise UnknownDatasetTypeError(dataset_type, self.dataset_types())
 
+    def exact(self, dataset_type: str, sha256: str) -> EncoderWeights:
+        """The encoder with a digest, also where its dataset type has a newer one by now.
+
+        Raises:
+            DatasetTypeNameError: It is no name of a dataset type.
+            UnknownEncoderError: It is not there.
+            DamagedEncoderError: Its checkpoint cannot be read, or holds other weights.
+            OSError: A file cannot be read.
+        """
+        name = checkpoint_name(check_dataset_type(dataset_type), sha256)
+        for folder in self._folders():
+            path = folder / name
+            try:
+                weights = _read_checkpoint(path)
+            except FileNotFoundError:
+                continue
+            if (weights.description.dataset_type, weights.sha256) != (dataset_type, sha256):
+                raise EncoderDigestError(f"{path} holds other weights than its name says; restore it")
+            return weights
+        where = "among the shipped encoders" if self.folder is None else f"in {self.folder} or among the shipped ones"
+        raise UnknownEncoderError(f"it is not {where}")
+
     def add(self, weights: EncoderWeights, *, figures: Mapping[str, Any] | None = None) -> RegisteredEncoder:
         """Register an encoder under the dataset type of its description, instead of an older one.
+
+        Checkpoints of the latest 8 of a dataset type stay, as models may have been fitted with them.
 
         Args:
             weights: The weights of a trained encoder.
@@ -156,13 +186,20 @@ class Registry:
                 f"the figures of the encoder for {dataset_type!r} exceed {_MAXIMUM_CARD_BYTES >> 10} KiB"
             )
         self.folder.mkdir(parents=True, exist_ok=True)
-        checkpoint = self.folder / _checkpoint_name(dataset_type, weights.sha256)
+        checkpoint = self.folder / checkpoint_name(dataset_type, weights.sha256)
         replace_file(checkpoint, weights.to_bytes())
         replace_file(self.folder / f"{dataset_type}.json", content)
-        for path in self.folder.glob(f"{dataset_type}-*.npz"):
-            if path.name != checkpoint.name and re.fullmatch(_SHORT_DIGEST, path.stem[len(dataset_type) + 1 :]):
-                path.unlink(missing_ok=True)
+        self._forget_old(dataset_type, checkpoint)
         return self.get(dataset_type)
+
+    def _forget_old(self, dataset_type: str, newest: Path) -> None:
+        found = []
+        for path in newest.parent.glob(f"{dataset_type}-*.npz"):
+            if path != newest and re.fullmatch(_SHORT_DIGEST, path.stem[len(dataset_type) + 1 :]):
+                with contextlib.suppress(FileNotFoundError):  # another process forgets, too
+                    found.append((path.stat().st_mtime_ns, path))
+        for _, path in sorted(found, reverse=True)[_KEPT_CHECKPOINTS - 1 :]:
+            path.unlink(missing_ok=True)
 
     def _folders(self) -> Iterator[Path]:
         if self.folder is not None:
@@ -189,13 +226,8 @@ class Registry:
 
     def _read(self, dataset_type: str, path: Path) -> RegisteredEncoder:
         card = _read_card(path, dataset_type)
-        checkpoint = path.parent / _checkpoint_name(dataset_type, card["sha256"])
-        with checkpoint.open("rb") as file:
-            content = file.read(_MAXIMUM_CHECKPOINT_BYTES + 1)
-        try:
-            weights = EncoderWeights.from_bytes(content)
-        except EncoderWeightsError as error:
-            raise DamagedEncoderError(f"{checkpoint}: {error}; restore it or train the encoder again") from error
+        checkpoint = path.parent / checkpoint_name(dataset_type, card["sha256"])
+        weights = _read_checkpoint(checkpoint)
         if weights.sha256 != card["sha256"] or weights.description.dataset_type != dataset_type:
             raise EncoderDigestError(
                 f"{checkpoint} holds other weights than {path.name} says (sha256 {weights.sha256}, not "
@@ -215,8 +247,18 @@ _ATTEMPTS = 10
 _SHORT_DIGEST = r"[0-9a-f]{12}"
 
 
-def _checkpoint_name(dataset_type: str, sha256: str) -> str:
+def checkpoint_name(dataset_type: str, sha256: str) -> str:
+    """Name of the file with the weights of an encoder."""
     return f"{dataset_type}-{sha256[:12]}.npz"
+
+
+def _read_checkpoint(path: Path) -> EncoderWeights:
+    with path.open("rb") as file:
+        content = file.read(_MAXIMUM_CHECKPOINT_BYTES + 1)
+    try:
+        return EncoderWeights.from_bytes(content)
+    except EncoderWeightsError as error:
+        raise DamagedEncoderError(f"{path}: {error}; restore it or train the encoder again") from error
 
 
 def _named(folder: Path) -> Iterator[str]:

@@ -1,7 +1,9 @@
 """The inference engine: seconds per training iteration from a network's graph and the cluster it is to run on."""
 
+from gpusonde.predictor.workload.engine.encoders import EncoderEmbedder, EncoderReference
 from gpusonde.predictor.workload.engine.errors import (
     EngineError,
+    MissingEncoderError,
     ModelFileError,
     RequestError,
     TooFewMeasurementsError,
@@ -19,8 +21,11 @@ from gpusonde.predictor.workload.engine.request import (
 
 __all__ = [
     "Cluster",
+    "EncoderEmbedder",
+    "EncoderReference",
     "EngineError",
     "HostResources",
+    "MissingEncoderError",
     "ModelFileError",
     "NotFittedError",
     "Parallelism",

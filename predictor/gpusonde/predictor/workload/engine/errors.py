@@ -22,3 +22,7 @@ class ModelFileError(EngineError):
         """Keep the path; ``problem`` says what is wrong and what to do."""
         self.path = path
         super().__init__(f"{path}: {problem}")
+
+
+class MissingEncoderError(ModelFileError):
+    """A model whose columns come from an encoder that is not at hand."""

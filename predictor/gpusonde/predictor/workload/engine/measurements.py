@@ -6,7 +6,8 @@ A row says which network ran on which GPUs and how long an iteration took::
 
 ``model``, ``gpu``, ``batch_per_gpu`` and ``sec_per_iter`` must be there. The place of measurement is the column
 ``environment``, or framework and host as ``source`` and ``file`` tell them: the same GPU in two hosts, or with two
-versions of a framework, does not take the same time.
+versions of a framework, does not take the same time. What each host had free stands in ``host_cores``,
+``host_memory_bytes``, ``host_disk_bytes_per_second`` and ``host_flops``, where it is known.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import io
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,6 +26,7 @@ from gpusonde.predictor.workload.engine.errors import EngineError, RequestError
 from gpusonde.predictor.workload.engine.networks import KnownNetworks, UnknownNetworkError
 from gpusonde.predictor.workload.engine.request import (
     Cluster,
+    HostResources,
     Parallelism,
     Precision,
     WorkloadMeasurement,
@@ -45,6 +47,8 @@ _PARALLELISMS = {
 }
 # No count and no duration in seconds is larger.
 _LARGEST = 1e12
+# Nor is any host's memory in bytes or rate.
+_LARGEST_OF_HOSTS = 1e18
 _HOST = re.compile(r"(?:^|/)results/([^/]+)/([^/]+)$")
 _RUN = re.compile(r"_(?:single|half|double|float)_.*?(\(\d+\))?\.csv$")
 
@@ -206,9 +210,16 @@ def _measurement(
         precision=_named(_PRECISIONS, "precision", row.get("precision", "")),
         parallelism=_parallelism(row.get("parallelism", ""), device_count),
         environment=_environment(row),
+        host=_host(row),
     )
     request = WorkloadRequest(network.graph, batch_size, cluster)
     return WorkloadMeasurement(request, seconds, network.architecture, network.family, row.get("source", ""))
+
+
+def _host(row: Mapping[str, str]) -> HostResources | None:
+    columns = {each.name: f"host_{each.name}" for each in fields(HostResources)}
+    known = {name: _number(row, column, _LARGEST_OF_HOSTS) for name, column in columns.items() if row.get(column)}
+    return HostResources(**known) if known else None
 
 
 def _parallelism(text: str, device_count: int) -> Parallelism:
@@ -249,12 +260,12 @@ def _count(row: Mapping[str, str], column: str, default: int | None = None) -> i
     return int(number)
 
 
-def _number(row: Mapping[str, str], column: str) -> float:
+def _number(row: Mapping[str, str], column: str, largest: float = _LARGEST) -> float:
     text = row[column]
     try:
         number = float(text)
     except ValueError:
         raise RequestError(f"{column} is {text[:40]!r}; it must be a number") from None
-    if not 0 < number < _LARGEST:
+    if not 0 < number < largest:
         raise RequestError(f"{column} is {text[:40]}; it must be positive and finite")
     return number

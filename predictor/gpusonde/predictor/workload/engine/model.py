@@ -12,9 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusonde.catalog import GpuCatalog, GpuSpec, load_gpus
-from gpusonde.predictor.workload.engine.errors import EngineError
+from gpusonde.predictor.workload.embedding.registry import Registry
+from gpusonde.predictor.workload.engine.encoders import EncoderEmbedder, EncoderReference, embedder_of
+from gpusonde.predictor.workload.engine.errors import EngineError, MissingEncoderError
 from gpusonde.predictor.workload.engine.features.columns import FeatureBuilder, FeatureTable
-from gpusonde.predictor.workload.engine.features.encoding import EMBEDDED, EMBEDDING, ROOFLINE
+from gpusonde.predictor.workload.engine.features.encoding import ROOFLINE, WITH_EMBEDDING
 from gpusonde.predictor.workload.engine.learning.fitting import fit_state
 from gpusonde.predictor.workload.engine.learning.state import FittedState
 from gpusonde.predictor.workload.engine.persistence import read_model, write_model
@@ -49,7 +51,8 @@ class WorkloadModel:
 
     Args:
         catalog: Data sheets of the devices; the shipped catalogue when left out.
-        embed: Embedding of graphs, shape (n, size), for models with its columns.
+        embed: Embedding of graphs, shape (n, size), for models with its columns. An ``EncoderEmbedder`` has a name
+            that the model's file keeps.
         coverage: Share of intervals that should hold the truth.
         state: What was fitted before.
         version: Of that.
@@ -66,6 +69,10 @@ class WorkloadModel:
     ) -> None:
         if not 0 < coverage < 1:
             raise EngineError(f"coverage {coverage}: it must lie between 0 and 1")
+        given = embed.reference if isinstance(embed, EncoderEmbedder) else None
+        fitted = None if state is None else state.encoder
+        if None not in (given, fitted) and given != fitted:
+            raise EngineError(f"the model was fitted with {fitted}, not with {given}")
         self._features = FeatureBuilder(load_gpus() if catalog is None else catalog)
         self._embed, self._coverage = embed, coverage
         self._state, self._version = state, version
@@ -85,6 +92,11 @@ class WorkloadModel:
         if self._state is None:
             raise NotFittedError("the model is not fitted; call fit(), load() or shipped() first")
         return self._state
+
+    @property
+    def encoder(self) -> EncoderReference | None:
+        """The encoder whose embedding it has columns of; None where it has none, or one without a name."""
+        return self.state.encoder
 
     @property
     def scores(self) -> Mapping[str, float]:
@@ -121,6 +133,7 @@ class WorkloadModel:
         self._state = fit_state(
             table, measurements, [self._features.spec(name) for name in devices], kind=kind, regressor=regressor,
             coverage=self._coverage,
+            encoder=self._embed.reference if isinstance(self._embed, EncoderEmbedder) else None,
         )  # fmt: skip
         self._version = "unsaved"
         return self
@@ -157,7 +170,7 @@ class WorkloadModel:
         state = self.state
         chosen = state.estimators[name]
         features = chosen.estimator.candidate.features
-        embedding = self._embedding(requests) if features in (EMBEDDED, EMBEDDING) else None
+        embedding = self._embedding(requests) if features in WITH_EMBEDDING else None
         table = self._features.table(requests, embedding)
         gpus = [self._features.spec(each.cluster.device) for each in requests]
         assessments = state.familiarity.assess(table, gpus)
@@ -179,7 +192,10 @@ class WorkloadModel:
                     regressor=FALLBACK if falls_back else name,
                     features=ROOFLINE if falls_back else features,
                     out_of_distribution=assessment.out_of_distribution,
-                    reasons=tuple(self._reasons(assessment, gpu, table, row, falls_back=falls_back)),
+                    reasons=(
+                        *self._reasons(assessment, gpu, table, row, falls_back=falls_back),
+                        *_of_hosts(requests[row], counted=chosen.estimator.counts_hosts and not falls_back),
+                    ),
                     nearest=assessment.nearest,
                 )
             )
@@ -223,15 +239,35 @@ class WorkloadModel:
 
     @classmethod
     def load(
-        cls, path: str | Path, *, catalog: GpuCatalog | None = None, embed: Embedder | None = None
+        cls,
+        path: str | Path,
+        *,
+        catalog: GpuCatalog | None = None,
+        embed: Embedder | None = None,
+        registry: Registry | None = None,
     ) -> WorkloadModel:
         """Read a model that ``save`` wrote.
 
+        Args:
+            path: The file.
+            catalog: As for ``WorkloadModel``.
+            embed: Likewise, instead of what the file names, or where it names none.
+            registry: Where the encoder that the file names is looked for; beside the file and among those that are
+                shipped when left out.
+
         Raises:
+            MissingEncoderError: Its encoder is not there.
             ModelFileError: It is no such file, is damaged or too large.
             OSError: It cannot be read.
         """
-        state, version = read_model(Path(path))
+        path = Path(path)
+        state, version = read_model(path)
+        if state.has_embedding and embed is None:
+            if state.encoder is None:
+                raise MissingEncoderError(
+                    str(path), "it has columns of an embedding and names no encoder; fit it again with the name of one"
+                )
+            embed = embedder_of(path, state.encoder, registry or Registry(path.parent))
         return cls(catalog, embed=embed, coverage=state.intervals.coverage, state=state, version=version)
 
     @classmethod
@@ -254,3 +290,11 @@ def _explained(half: WorkloadPrediction, single: WorkloadPrediction) -> Workload
         " on GPUs without matrix units little arithmetic"
     )
     return replace(half, reasons=(*half.reasons, reason))
+
+
+def _of_hosts(request: WorkloadRequest, *, counted: bool) -> list[str]:
+    if request.cluster.host is None or counted:
+        return []
+    return [
+        "what the hosts have free does not change this answer: what computed it never saw hosts that differed in it"
+    ]

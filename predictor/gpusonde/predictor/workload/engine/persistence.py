@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -14,14 +15,22 @@ from gpusonde.predictor.archives import ArchiveError, pack, unpack
 from gpusonde.predictor.crossgpu.intervals.conformal import Calibration
 from gpusonde.predictor.crossgpu.intervals.novelty import GpuNeighbourhood, KnownGpu, RunNeighbourhood
 from gpusonde.predictor.files import replace_file
+from gpusonde.predictor.workload.embedding.names import check_dataset_type
+from gpusonde.predictor.workload.engine.encoders import EncoderReference
 from gpusonde.predictor.workload.engine.errors import ModelFileError
-from gpusonde.predictor.workload.engine.features.columns import ANALYTIC_COLUMNS, CLUSTER_COLUMNS, ROOFLINE_COLUMNS
+from gpusonde.predictor.workload.engine.features.columns import (
+    ANALYTIC_COLUMNS,
+    CLUSTER_COLUMNS,
+    HOST_COLUMNS,
+    ROOFLINE_COLUMNS,
+)
 from gpusonde.predictor.workload.engine.features.encoding import (
     ANALYTIC,
     CATEGORIES,
     EMBEDDED,
     EMBEDDING,
     FEATURE_SETS,
+    WITH_EMBEDDING,
     Encoding,
 )
 from gpusonde.predictor.workload.engine.learning.estimator import Candidate, Estimator
@@ -35,6 +44,7 @@ from gpusonde.predictor.workload.engine.regression.regressors import (
     check_arrays,
 )
 from gpusonde.predictor.workload.engine.trust.familiarity import Familiarity
+from gpusonde.predictor.workload.engine.trust.hosts import HostRange
 from gpusonde.predictor.workload.engine.trust.intervals import Intervals, Newness
 
 FORMAT = "gpusonde workload model"
@@ -45,6 +55,7 @@ _MANIFEST_BYTES = 4 << 20
 _ARRAY_BYTES = 256 << 20
 _COLUMNS = [list(ROOFLINE_COLUMNS), list(ANALYTIC_COLUMNS), list(CLUSTER_COLUMNS)]
 _LONGEST_EMBEDDING = 512
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -92,7 +103,10 @@ def read_model(path: Path) -> tuple[FittedState, str]:
 
 def _manifest(state: FittedState) -> dict[str, Any]:
     familiarity = state.familiarity
+    # Models without an embedding are what they were before there was a name for its encoder.
+    encoder = {} if state.encoder is None else {"encoder": asdict(state.encoder)}
     return {
+        **encoder,
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
         "columns": _COLUMNS,
@@ -115,8 +129,15 @@ def _manifest(state: FittedState) -> dict[str, Any]:
             "parallelisms": list(familiarity.parallelisms),
             "places": {place: list(batches) for place, batches in familiarity.places.items()},
             "settings": sorted(familiarity.settings),
+            **_hosts(familiarity),
         },
     }
+
+
+def _hosts(familiarity: Familiarity) -> dict[str, Any]:
+    # As with the encoder.
+    hosts = {name: asdict(known) for name, known in familiarity.hosts.items()}
+    return {"hosts": hosts} if hosts else {}
 
 
 def _described(fitted: FittedEstimator) -> dict[str, Any]:
@@ -163,7 +184,7 @@ def _state(manifest: Mapping[str, Any], arrays: Arrays) -> FittedState:
     }
     _sound(manifest["kind"] in KINDS and manifest["chosen"] in estimators and 0 < coverage < 1, "its settings")
     quantiles = {Newness[name]: _calibration(value) for name, value in manifest["quantiles"].items()}
-    return FittedState(
+    state = FittedState(
         kind=manifest["kind"],
         chosen=manifest["chosen"],
         estimators=estimators,
@@ -172,7 +193,16 @@ def _state(manifest: Mapping[str, Any], arrays: Arrays) -> FittedState:
         familiarity=_familiarity(manifest["familiarity"], arrays),
         intervals=Intervals(coverage, quantiles),
         rows=int(manifest["rows"]),
+        encoder=_encoder(manifest["encoder"]) if "encoder" in manifest else None,
     )
+    _sound(state.encoder is None or state.has_embedding, "its encoder")
+    return state
+
+
+def _encoder(stored: Mapping[str, Any]) -> EncoderReference:
+    sha256 = stored["sha256"]
+    _sound(isinstance(sha256, str) and _SHA256.fullmatch(sha256) is not None, "the digest of its encoder")
+    return EncoderReference(check_dataset_type(stored["dataset_type"]), sha256)
 
 
 def _calibration(stored: Mapping[str, Any]) -> Calibration:
@@ -216,7 +246,14 @@ def _familiarity(stored: Mapping[str, Any], arrays: Arrays) -> Familiarity:
         parallelisms=_texts(stored["parallelisms"]),
         places={str(place): (float(low), float(high)) for place, (low, high) in stored["places"].items()},
         settings=frozenset(_texts(stored["settings"])),
+        hosts={name: _host_range(name, known) for name, known in stored.get("hosts", {}).items()},
     )
+
+
+def _host_range(name: str, stored: Mapping[str, Any]) -> HostRange:
+    found = HostRange(float(stored["low"]), float(stored["high"]), bool(stored["always"]))
+    _sound(name in HOST_COLUMNS and 0 < found.low <= found.high < float("inf"), "what its hosts have free")
+    return found
 
 
 def _estimator(name: str, stored: Mapping[str, Any], arrays: Arrays) -> FittedEstimator:
@@ -231,7 +268,7 @@ def _estimator(name: str, stored: Mapping[str, Any], arrays: Arrays) -> FittedEs
     if features in (ANALYTIC, EMBEDDED):
         width += len(ANALYTIC_COLUMNS)
     extra = len(center) - width
-    most = _LONGEST_EMBEDDING if features in (EMBEDDED, EMBEDDING) else 0
+    most = _LONGEST_EMBEDDING if features in WITH_EMBEDDING else 0
     _sound(center.shape == inverse.shape and 0 <= extra <= most, f"the columns of {name}")
     check_arrays(name, own, len(center))
     least, largest = map(float, stored["bounds"])

@@ -38,7 +38,8 @@ ANALYTIC_COLUMNS = (
 ROOFLINE_COLUMNS = tuple(f"log_seconds_{part.name.lower()}" for part in Part)
 # What hosts have free, and the unit of each; what nobody knows is 0, and so is a column that no measurement fills.
 _HOST_UNITS = {"cores": 1.0, "memory_bytes": 1e9, "disk_bytes_per_second": 1e6, "flops": 1e9}
-CLUSTER_COLUMNS = ("log_devices", "log_nodes", "log_batch", *(f"log_host_{name}" for name in _HOST_UNITS))
+HOST_COLUMNS = tuple(f"log_host_{name}" for name in _HOST_UNITS)
+CLUSTER_COLUMNS = ("log_devices", "log_nodes", "log_batch", *HOST_COLUMNS)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ ANALYTIC = "roofline+analytic"
 EMBEDDED = "roofline+analytic+embedding"
 EMBEDDING = "embedding"
 FEATURE_SETS = (ROOFLINE, ANALYTIC, EMBEDDED, EMBEDDING)
+WITH_EMBEDDING = (EMBEDDED, EMBEDDING)
 CATEGORIES = ("environment", "device", "precision", "parallelism")
 
 
@@ -48,7 +49,7 @@ class Encoding:
             blocks.append(np.log(table.parts))
         if self.features in (ANALYTIC, EMBEDDED):
             blocks.append(table.analytic)
-        if self.features in (EMBEDDED, EMBEDDING):
+        if self.features in WITH_EMBEDDING:
             blocks.append(table.embedding)
         for name, values in zip(CATEGORIES, self.categories, strict=True):
             blocks.append(_one_hot(getattr(table, name), values))

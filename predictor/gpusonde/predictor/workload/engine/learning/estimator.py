@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusonde.predictor.workload.engine.errors import EngineError
-from gpusonde.predictor.workload.engine.features.columns import FeatureTable
+from gpusonde.predictor.workload.engine.features.columns import CLUSTER_COLUMNS, HOST_COLUMNS, FeatureTable
 from gpusonde.predictor.workload.engine.features.encoding import Encoding
 from gpusonde.predictor.workload.engine.regression.regressors import FittedRegressor, fit_regressor
 
@@ -18,6 +18,8 @@ FloatArray = npt.NDArray[np.float64]
 
 # What is learned of the measurements' deviation from the roofline holds for what deviates like them.
 _BEYOND_MEASURED = 1.5
+# Columns of the cluster come first, those of its hosts last among them.
+_OF_HOSTS = slice(len(CLUSTER_COLUMNS) - len(HOST_COLUMNS), len(CLUSTER_COLUMNS))
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,11 @@ class Estimator:
             bounds = (-most, most)
         fitted = fit_regressor(candidate.regressor, candidate.options, encoding.columns(table), target)
         return cls(candidate, encoding, fitted, roofline is not None, bounds)
+
+    @property
+    def counts_hosts(self) -> bool:
+        """Whether it counts what hosts have free: whether measurements told of it, and not all the same."""
+        return bool(self.fitted.standardisation.inverse[_OF_HOSTS].any())
 
     def log_seconds(self, table: FeatureTable, roofline: FloatArray) -> FloatArray:
         """Natural logarithm of the seconds of each row, shape (n,).

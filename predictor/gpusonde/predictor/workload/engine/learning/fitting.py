@@ -10,8 +10,10 @@ import numpy.typing as npt
 from gpusonde.catalog import GpuSpec
 from gpusonde.predictor.crossgpu.intervals.conformal import Calibration
 from gpusonde.predictor.crossgpu.intervals.novelty import GpuNeighbourhood, KnownGpu
+from gpusonde.predictor.workload.engine.encoders import EncoderReference
 from gpusonde.predictor.workload.engine.errors import EngineError, TooFewMeasurementsError
 from gpusonde.predictor.workload.engine.features.columns import FeatureTable
+from gpusonde.predictor.workload.engine.features.encoding import WITH_EMBEDDING
 from gpusonde.predictor.workload.engine.learning.estimator import Estimator
 from gpusonde.predictor.workload.engine.learning.selection import (
     Choice,
@@ -22,7 +24,7 @@ from gpusonde.predictor.workload.engine.learning.selection import (
     validate_grouped,
     validate_paper,
 )
-from gpusonde.predictor.workload.engine.learning.state import FittedEstimator, FittedState
+from gpusonde.predictor.workload.engine.learning.state import EmbeddingTrial, FittedEstimator, FittedState
 from gpusonde.predictor.workload.engine.regression.calibration import CalibratedRoofline
 from gpusonde.predictor.workload.engine.regression.regressors import REGRESSORS
 from gpusonde.predictor.workload.engine.request import WorkloadMeasurement
@@ -51,6 +53,7 @@ def fit_state(
     kind: str,
     regressor: str | None,
     coverage: float,
+    encoder: EncoderReference | None = None,
 ) -> FittedState:
     """Fit to measurements.
 
@@ -61,6 +64,7 @@ def fit_state(
         kind: One of ``KINDS``.
         regressor: The one to fit; None fits all and chooses.
         coverage: Share of intervals that should hold the truth.
+        encoder: What the embedding in the table was made with, where that has a name.
 
     Raises:
         EngineError: No such kind or regressor.
@@ -80,6 +84,9 @@ def fit_state(
         roofline_errors = (roofline.log_seconds(table) - log_seconds)[held_out]
     own = roofline.log_seconds(table) if kind == "default" else None
     groups = architectures if kind == "default" else None
+    trial = None
+    if embedding:
+        choices, trial = _with_embedding_or_without(choices, groups)
     best = {name: _best(each, groups) for name, each in by_regressor(choices).items()}
     estimators = {name: _fitted(choice, table, log_seconds, own, coverage) for name, choice in best.items()}
     return FittedState(
@@ -91,6 +98,8 @@ def fit_state(
         familiarity=Familiarity.fit(table, architectures.tolist(), gpus),
         intervals=Intervals(coverage, _new_quantiles(table, log_seconds, measurements, roofline, gpus, coverage)),
         rows=len(measurements),
+        encoder=encoder if trial is not None and trial.kept else None,
+        trial=trial,
     )
 
 
@@ -111,6 +120,22 @@ def _check(kind: str, regressor: str | None, architectures: npt.NDArray[np.str_]
 def _best(choices: Sequence[Choice], groups: npt.NDArray[np.str_] | None) -> Choice:
     """With groups, the preferred one of the best; without, the one with the least error, as the paper has it."""
     return min(choices, key=lambda choice: choice.score) if groups is None else first_of_the_best(choices, groups)
+
+
+def _answering(choices: Sequence[Choice], groups: npt.NDArray[np.str_] | None) -> Choice:
+    """The one that answers: the best of the best of every regressor."""
+    return _best([_best(each, groups) for each in by_regressor(choices).values()], groups)
+
+
+def _with_embedding_or_without(
+    choices: list[Choice], groups: npt.NDArray[np.str_] | None
+) -> tuple[list[Choice], EmbeddingTrial]:
+    """Keep columns of an embedding where the one that answers has them; for the others alone they are not worth it."""
+    having = [each for each in choices if each.candidate.features in WITH_EMBEDDING]
+    lacking = [each for each in choices if each.candidate.features not in WITH_EMBEDDING]
+    kept = _answering(choices, groups).candidate.features in WITH_EMBEDDING
+    without = _answering(lacking, groups).score if lacking else None
+    return choices if kept else lacking, EmbeddingTrial(kept, _answering(having, groups).score, without)
 
 
 def _fitted(

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpusonde.predictor.crossgpu.intervals.conformal import Calibration
+from gpusonde.predictor.workload.engine.encoders import EncoderReference
+from gpusonde.predictor.workload.engine.features.encoding import WITH_EMBEDDING
 from gpusonde.predictor.workload.engine.learning.estimator import Estimator
 from gpusonde.predictor.workload.engine.regression.calibration import CalibratedRoofline
 from gpusonde.predictor.workload.engine.trust.familiarity import Familiarity
@@ -39,6 +41,21 @@ class FittedEstimator:
 
 
 @dataclass(frozen=True)
+class EmbeddingTrial:
+    """What validation said of an embedding that was offered.
+
+    Attributes:
+        kept: Whether its columns stayed.
+        error: Of the best regressor with them.
+        error_without: Of the best one without; None where all were fitted with them (``kind="paper"``).
+    """
+
+    kept: bool
+    error: float
+    error_without: float | None
+
+
+@dataclass(frozen=True)
 class FittedState:
     """A fitted model.
 
@@ -51,6 +68,8 @@ class FittedState:
         familiarity: What was measured.
         intervals: Of what is new.
         rows: Measurements that it was fitted on.
+        encoder: The one whose embedding estimators have columns of; None where none has, or where it has no name.
+        trial: What came of offering it; not kept in files.
     """
 
     kind: str
@@ -61,3 +80,10 @@ class FittedState:
     familiarity: Familiarity
     intervals: Intervals
     rows: int
+    encoder: EncoderReference | None = None
+    trial: EmbeddingTrial | None = None
+
+    @property
+    def has_embedding(self) -> bool:
+        """Whether an estimator has columns of an embedding."""
+        return any(each.estimator.candidate.features in WITH_EMBEDDING for each in self.estimators.values())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ from gpusonde.predictor.crossgpu.intervals.novelty import (
     root_mean_square_distances,
 )
 from gpusonde.predictor.workload.engine.features.columns import CLUSTER_COLUMNS, FeatureTable, network_totals
+from gpusonde.predictor.workload.engine.trust.hosts import HostRange, measured_hosts, unlike_hosts
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -73,6 +74,7 @@ class Familiarity:
         parallelisms: That were used.
         places: The known places, and the least and largest batch size per device at each.
         settings: Place, device and precision that were measured together.
+        hosts: What the hosts had free, by column, where measurements told of it.
     """
 
     networks: RunNeighbourhood
@@ -86,6 +88,7 @@ class Familiarity:
     parallelisms: tuple[str, ...]
     places: Mapping[str, tuple[float, float]]
     settings: frozenset[str]
+    hosts: Mapping[str, HostRange] = field(default_factory=dict)
 
     @property
     def environments(self) -> tuple[str, ...]:
@@ -104,10 +107,13 @@ class Familiarity:
         labels = np.asarray(architectures, dtype=np.str_)
         keys = [f"{label}\0{row.tobytes().hex()}" for label, row in zip(labels.tolist(), table.network, strict=True)]
         chosen = np.sort(np.unique(keys, return_index=True)[1])
+        # Networks with the same counts are one: the distance between them tells nothing of how unlike networks are.
+        first: dict[bytes, str] = {}
+        alike = [first.setdefault(table.network[row].tobytes(), str(labels[row])) for row in chosen]
         totals = network_totals(table.network[chosen])
         sizes = np.exp(table.cluster)
         return cls(
-            networks=RunNeighbourhood.fit(table.network[chosen], labels[chosen].tolist()),
+            networks=RunNeighbourhood.fit(table.network[chosen], alike),
             architectures=tuple(labels[chosen].tolist()),
             totals=np.stack([totals.min(axis=0), totals.max(axis=0)]),
             batches=(float(sizes[:, _BATCH].min()), float(sizes[:, _BATCH].max())),
@@ -122,6 +128,7 @@ class Familiarity:
                 if place and len(of_place := sizes[table.environment == place, _BATCH])
             },
             settings=frozenset(_settings(table)),
+            hosts=measured_hosts(table.cluster),
         )
 
     def assess(self, table: FeatureTable, gpus: Sequence[GpuSpec]) -> list[Assessment]:
@@ -209,7 +216,7 @@ class Familiarity:
         least, most = self.batches
         if not least / _BEYOND <= batch <= most * _BEYOND:
             reasons.append(f"batches of {batch} samples per device, but {least:.0f} to {most:.0f} were measured")
-        return reasons
+        return reasons + unlike_hosts(self.hosts, table.cluster[row])
 
 
 def _settings(table: FeatureTable) -> list[str]:

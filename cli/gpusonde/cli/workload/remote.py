@@ -1,0 +1,254 @@
+"""What a collector answers: steps of networks, on any GPUs or on the hosts of its agents, and embeddings.
+
+It gets graphs as JSON, whatever files they come from: no weights leave here.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from gpusonde.cli import wording
+from gpusonde.cli.connection import client_security
+from gpusonde.cli.errors import CommandError
+from gpusonde.cli.workload.answers import doubts_about_memory, row, unanswered
+from gpusonde.cli.workload.sources import named_graphs
+
+if TYPE_CHECKING:
+    from gpusonde.collector.workload.client import WorkloadClient
+    from gpusonde.predictor.workload.engine import WorkloadPrediction, WorkloadRequest
+    from gpusonde.predictor.workload.graph import WorkloadGraph
+
+# A GPU that does less is taken for idle: drivers and monitoring touch it now and then.
+_BUSY_RATIO = 0.05
+
+
+def predicted_there(args: argparse.Namespace, requests: Sequence[WorkloadRequest], notes: list[str]) -> dict[str, Any]:
+    """Return a collector's answers to requests, as they are printed."""
+    # One object for each graph: it is sent once.
+    sent = {id(request.graph): _sent(request.graph) for request in requests}
+    workloads = [
+        {
+            "graph": sent[id(request.graph)],
+            "batch_size": request.batch_size,
+            "cluster": _cluster(request),
+            **_wishes(args),
+        }
+        for request in requests
+    ]
+    with _client(args) as client:
+        answers = client.predict(workloads)
+    rows = [
+        row(request, _prediction(answer["prediction"]), args.samples_per_epoch, _error(answer))
+        for request, answer in zip(requests, answers, strict=True)
+    ]
+    return _payload([*notes, *_of_embeddings(answers)], rows)
+
+
+def predicted_for_hosts(args: argparse.Namespace) -> dict[str, Any]:
+    """Return a collector's answers for hosts of its agents, with what is free of them, as they are printed."""
+    from gpusonde.catalog import load_gpus
+
+    graphs = named_graphs(args.graphs)
+    asked = [
+        (graph, size, device, count)
+        for graph in graphs
+        for device in args.device or [""]
+        for count in args.devices or [0]
+        for size in args.batch_size
+    ]
+    sent = {id(graph): _sent(graph) for graph in graphs}
+    workloads = [
+        {
+            "graph": sent[id(graph)],
+            "batch_size": size,
+            "cluster": _cluster_of_hosts(args, device, count),
+            **_wishes(args),
+        }
+        for graph, size, device, count in asked
+    ]
+    with _client(args) as client:
+        answers = client.predict(workloads)
+        found = [answer["prediction"]["cluster"] for answer in answers if answer["prediction"] is not None]
+        agent_ids = sorted({agent_id for cluster in found for agent_id in cluster["agent_ids"]})
+        hosts = client.hosts(agent_ids=agent_ids) if agent_ids else []
+    gpus = load_gpus()
+    devices = {cluster["device"] for cluster in found}
+    notes = [f"{graph.name}: {note}" for graph in graphs for note in graph.notes]
+    notes += [note for cluster in found for note in cluster["notes"]]
+    notes += _of_free(found, hosts) + _of_busy_gpus(hosts, devices)
+    notes += doubts_about_memory(graphs, [gpus.get(name) for name in sorted(devices)], max(args.batch_size))
+    rows = [
+        _row_of_hosts(args, graph, size, answer) for (graph, size, _, _), answer in zip(asked, answers, strict=True)
+    ]
+    return _payload([*notes, *_of_embeddings(answers)], rows)
+
+
+def embedded_there(args: argparse.Namespace, graphs: Sequence[WorkloadGraph], nearest: int) -> dict[str, Any]:
+    """Return a collector's embeddings of graphs, and the known networks most like them, as they are printed.
+
+    Raises:
+        CommandError: It has no encoder for this type of data, or refuses a graph.
+    """
+    sent = [_sent(graph) for graph in graphs]
+    with _client(args) as client:
+        embedded = client.embed(sent, args.dataset_type)
+        vectors = _answered(embedded["answers"], graphs, "embedding")
+        near: Iterable[Mapping[str, Any]] = [{"architectures": []}] * len(graphs)
+        if nearest:
+            near = _answered(client.nearest(sent, args.dataset_type, nearest)["answers"], graphs, "nearest")
+        encoders = {each["encoder_sha256"]: each["trained_steps"] for each in client.dataset_types()}
+    return {
+        "dataset_type": args.dataset_type,
+        "encoder_sha256": embedded["encoder_sha256"],
+        # None where it was replaced meanwhile.
+        "trained_steps": encoders.get(embedded["encoder_sha256"]),
+        "graphs": [
+            {
+                "graph": graph.name,
+                "embedding": vector["values"],
+                "nearest": [
+                    {"architecture": each["name"], "family": each["family"], "similarity": each["similarity"]}
+                    for each in found["architectures"]
+                ],
+            }
+            for graph, vector, found in zip(graphs, vectors, near, strict=True)
+        ],
+    }
+
+
+def _client(args: argparse.Namespace) -> WorkloadClient:
+    from gpusonde.collector.workload.client import WorkloadClient
+
+    return WorkloadClient(args.collector, security=client_security(args))
+
+
+def _sent(graph: WorkloadGraph) -> dict[str, Any]:
+    from gpusonde.predictor.workload.graph import dump_graph
+
+    return {"content": dump_graph(graph).encode(), "format": "json"}
+
+
+def _payload(notes: Iterable[str], rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"model_version": None, "notes": list(dict.fromkeys(notes)), "predictions": rows}
+
+
+def _wishes(args: argparse.Namespace) -> dict[str, Any]:
+    wishes = {
+        "regressor": args.regressor,
+        "dataset_type": args.dataset_type,
+        "samples_per_epoch": args.samples_per_epoch,
+    }
+    return {key: value for key, value in wishes.items() if value is not None}
+
+
+def _cluster(request: WorkloadRequest) -> dict[str, Any]:
+    cluster = request.cluster
+    return {
+        "device": cluster.device,
+        "device_count": cluster.device_count,
+        "node_count": cluster.node_count,
+        "precision": cluster.precision.value,
+        "parallelism": cluster.parallelism.value,
+        **({} if cluster.environment is None else {"environment": cluster.environment}),
+    }
+
+
+def _cluster_of_hosts(args: argparse.Namespace, device: str, count: int) -> dict[str, Any]:
+    wishes = {
+        "device": device,
+        "device_count": count,
+        "parallelism": args.parallelism if count != 1 else None,
+        "environment": args.environment,
+    }
+    return {
+        "host_names": args.hosts,
+        "agent_ids": args.agents,
+        "precision": args.precision,
+        **{key: value for key, value in wishes.items() if value},
+    }
+
+
+def _row_of_hosts(
+    args: argparse.Namespace, graph: WorkloadGraph, batch_size: int, answer: Mapping[str, Any]
+) -> dict[str, Any]:
+    from gpusonde.predictor.workload.engine import Cluster, HostResources, Parallelism, Precision, WorkloadRequest
+
+    if answer["prediction"] is None:
+        return unanswered(graph.name, batch_size, args.precision, _error(answer))
+    found = answer["prediction"]["cluster"]
+    cluster = Cluster(
+        found["device"],
+        found["device_count"],
+        found["node_count"],
+        Precision(found["precision"]),
+        Parallelism(found["parallelism"]),
+        host=None if found["host"] is None else HostResources(**found["host"]),
+    )
+    request = WorkloadRequest(graph, batch_size, cluster)
+    return row(request, _prediction(answer["prediction"]), args.samples_per_epoch, agent_ids=found["agent_ids"])
+
+
+def _of_free(clusters: Sequence[Mapping[str, Any]], hosts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What the prediction reckons with."""
+    names = {host["agent_id"]: host["host"]["host_name"] for host in hosts}
+    return [
+        f"{', '.join(names.get(each, each) for each in cluster['agent_ids'])}: reckoned with"
+        f" {wording.number(cluster['host']['cores'])} free cores and"
+        f" {wording.gibibytes(cluster['host']['memory_bytes'])} of free memory"
+        + (" each, as the weakest has" if len(cluster["agent_ids"]) > 1 else "")
+        for cluster in clusters
+        if cluster["host"] is not None
+    ]
+
+
+def _of_busy_gpus(hosts: Sequence[Mapping[str, Any]], devices: set[str]) -> list[str]:
+    notes = []
+    for host in hosts:
+        ratios = [each["busy_ratio"] or 0.0 for each in host["devices"] if each["device"] in devices]
+        busy = sum(ratio > _BUSY_RATIO for ratio in ratios)
+        if busy:
+            notes.append(
+                f"{host['host']['host_name']}: {busy} of {wording.count(len(ratios), 'GPU')} worked in the last minute;"
+                " predicted is a job that has them for itself"
+            )
+    return notes
+
+
+def _of_embeddings(answers: Sequence[Mapping[str, Any]]) -> list[str]:
+    uses = [answer["prediction"]["embedding"] for answer in answers if answer["prediction"] is not None]
+    return [use["note"] for use in uses if use is not None and use["note"]]
+
+
+def _answered(
+    answers: Sequence[Mapping[str, Any]], graphs: Sequence[WorkloadGraph], what: str
+) -> list[Mapping[str, Any]]:
+    for graph, answer in zip(graphs, answers, strict=True):
+        if answer["error"] is not None:
+            text = answer["error"]["text"]
+            raise CommandError(text if answer["error"]["kind"] == "no_embedding" else f"{graph.name}: {text}")
+    return [answer[what] for answer in answers]
+
+
+def _error(answer: Mapping[str, Any]) -> str | None:
+    return None if answer["error"] is None else str(answer["error"]["text"])
+
+
+def _prediction(found: Mapping[str, Any] | None) -> WorkloadPrediction | None:
+    from gpusonde.predictor.workload.engine import WorkloadPrediction
+
+    if found is None:
+        return None
+    seconds = found["iteration_seconds"]
+    return WorkloadPrediction(
+        seconds["value"],
+        seconds["low"],
+        seconds["high"],
+        found["coverage"],
+        found["regressor"],
+        found["features"],
+        found["out_of_distribution"],
+        tuple(found["reasons"]),
+        tuple((near["name"], near["similarity"]) for near in found["nearest"]),
+    )
