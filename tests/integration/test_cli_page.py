@@ -123,7 +123,7 @@ def workload_answers(
         ask("workload", "predict", str(network), "--device", "T4,H100-SXM5-80GB", "--model", str(model)),
         ask("workload", "graph", str(network), "--out", str(folder / "copy.json")),
         ask("workload", "embed", str(network), "--dataset-type", "tiny", "--registry", str(folder / "registry")),
-        ask("workload", "embed", str(network), *at),
+        ask("workload", "embed", str(network), "--nearest", "0", *at),
         # Torch, which trains, is not here.
         {"registry": "registry", "trainings": [workload_train.payload(registry, training_result())]},
         # The collector queues a training for it.

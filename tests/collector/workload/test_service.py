@@ -46,7 +46,9 @@ def folder(tmp_path_factory):
 def collector(folder, model_file):
     description = EncoderDescription(dataset_type="scenes", training_steps=7)
     Registry(folder / "embeddings").add(EncoderWeights(description, EncoderWeights.random(1).arrays))
-    with ThreadCollector(folder, workload__model=model_file, workload__max_trainings="8") as running:
+    # Neighbours are looked for among all networks of the zoo.
+    limits = {"workload__max_trainings": "8", "workload__time_limit": "300s"}
+    with ThreadCollector(folder, workload__model=model_file, **limits) as running:
         yield running
 
 
