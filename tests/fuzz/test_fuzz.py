@@ -111,7 +111,7 @@ def test_coverage_leads_to_no_other_error(name: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(script), name, f"-max_total_time={_SECONDS or 1}", "-max_len=4096", "-timeout=20",
          f"-artifact_prefix={tmp_path}/", str(tmp_path)],
-        capture_output=True, text=True, timeout=120 + 2 * _SECONDS, check=False,
+        capture_output=True, text=True, timeout=240 + 2 * _SECONDS, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
 
