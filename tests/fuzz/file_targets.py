@@ -1,21 +1,14 @@
-"""Decoders of files that people hand over, and of what other programs of a host say.
-
-Archives of models have checksums, which mutated bytes never match: there the document inside is mutated, and the
-archive made around it as its writer would.
-"""
+"""Decoders of tables and documents that people hand over, and of what other programs say."""
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import functools
 import io
 import json
-import tempfile
-import zipfile
 from pathlib import Path
 
-import numpy as np
+from fuzz.folders import file, folder
 from fuzz.target import Target
 from google.protobuf.message import DecodeError
 from prometheus_client import CollectorRegistry
@@ -28,7 +21,6 @@ from gpusonde.catalog import CatalogDataError, load_gpus, load_offers
 from gpusonde.catalog.offers import OfferCatalog
 from gpusonde.collector.client import Client
 from gpusonde.collector.connection import CollectorError
-from gpusonde.epoch_detect import EpochTracker
 from gpusonde.kubelet.v1 import pod_resources_pb2
 from gpusonde.optimizer.continual.replay import TraceError as CapacityError
 from gpusonde.optimizer.continual.replay import read_capacity
@@ -37,14 +29,6 @@ from gpusonde.optimizer.documents.files import read_document
 from gpusonde.optimizer.documents.problem import parse_problem
 from gpusonde.optimizer.offers.spot import SpotTableError, read_spot_rows
 from gpusonde.optimizer.problem import ProblemError
-from gpusonde.predictor.archives import MANIFEST, ArchiveError, opened, seal
-from gpusonde.predictor.crossgpu import LatencyModel, ModelFileError
-from gpusonde.predictor.crossgpu.learning.versions import LIST, ModelVersions
-from gpusonde.predictor.workload.embedding import EncoderDescription, EncoderWeights, EncoderWeightsError
-from gpusonde.predictor.workload.embedding.registry import Registry, RegistryError
-from gpusonde.predictor.workload.embedding.training.checkpoint import CheckpointError, read_checkpoint, write_checkpoint
-from gpusonde.predictor.workload.engine import ModelFileError as WorkloadModelFileError
-from gpusonde.predictor.workload.engine import WorkloadModel
 from gpusonde.predictor.workload.engine.measurements import MeasurementFileError, read_measurements
 from gpusonde.query.v1 import query_pb2
 from gpusonde.service.endpoint import Endpoint
@@ -53,136 +37,18 @@ from gpusonde.simulator.allreduce.documents import DocumentError as AllreduceDoc
 from gpusonde.simulator.job_profile import JobProfile, JobProfileError
 
 _ROOT = Path(__file__).parents[2]
-_LATENCY_MODEL = _ROOT / "predictor/gpusonde/predictor/crossgpu/shipped/latency_model.zip"
-_WORKLOAD_MODEL = _ROOT / "predictor/gpusonde/predictor/workload/engine/shipped/workload_model.zip"
-_BOUNDS = {"file_bytes": 1 << 24, "manifest_bytes": 1 << 20, "array_bytes": 1 << 24}
-
-
-@functools.cache
-def _folder() -> Path:
-    memory = Path("/dev/shm")
-    return Path(tempfile.mkdtemp(prefix="gpusonde-fuzz-", dir=memory if memory.is_dir() else None))
-
-
-def _file(name: str, data: bytes) -> Path:
-    path = _folder() / name
-    path.write_bytes(data)
-    return path
 
 
 _gpus = functools.cache(load_gpus)
 _offers = functools.cache(lambda: load_offers(gpus=_gpus()))
-_model_parts = functools.cache(lambda path: opened(path.read_bytes(), **_BOUNDS))
-
-
-def _sealed(path: Path, document: bytes) -> bytes:
-    """An archive with the arrays of a shipped one and another document, whose checksums fit."""
-    try:
-        manifest = json.loads(document)
-        return seal(manifest, _model_parts(path)[1])[0] if isinstance(manifest, dict) else b""
-    except (ValueError, RecursionError):
-        return b""
-
-
-def _manifest(path: Path) -> list[bytes]:
-    document, _ = _model_parts(path)
-    return [json.dumps({key: value for key, value in document.items() if key != "sha256"}).encode()]
-
-
-def _load_latency_model(document: bytes) -> None:
-    LatencyModel.load(_file("latency.zip", _sealed(_LATENCY_MODEL, document)))
-
-
-def _load_workload_model(document: bytes) -> None:
-    WorkloadModel.load(_file("workload.zip", _sealed(_WORKLOAD_MODEL, document)))
-
-
-def _read_archive(data: bytes) -> None:
-    opened(data, **_BOUNDS)
-
-
-def _archives() -> list[bytes]:
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr(MANIFEST, "{}")
-        archive.writestr("arrays.bin", b"12345678")
-    return [file.getvalue(), seal({"a": 1}, b"12345678")[0]]
-
-
-def _read_versions(data: bytes) -> None:
-    _file(LIST, data)
-    ModelVersions(_folder()).listed()
-
-
-@functools.cache
-def _encoder() -> EncoderWeights:
-    return EncoderWeights.random(0, EncoderDescription(hidden_size=2, primitives=("input", "other")))
-
-
-def _encoder_members() -> dict[str, bytes]:
-    with zipfile.ZipFile(io.BytesIO(_encoder().to_bytes())) as archive:
-        return {name: archive.read(name) for name in archive.namelist()}
-
-
-def _npy(data: bytes) -> bytes:
-    file = io.BytesIO()
-    np.lib.format.write_array(file, np.frombuffer(data, np.uint8), version=(1, 0))
-    return file.getvalue()
-
-
-def _read_encoder(document: bytes) -> None:
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as archive:
-        for name, content in _encoder_members().items():
-            archive.writestr(name, _npy(document) if name == "description.npy" else content)
-    EncoderWeights.from_bytes(file.getvalue())
-
-
-def _encoder_documents() -> list[bytes]:
-    content = _encoder_members()["description.npy"]
-    return [np.load(io.BytesIO(content)).tobytes()]
-
-
-def _read_card(data: bytes) -> None:
-    registry = Registry(_folder() / "registry")
-    (_folder() / "registry" / "small.json").write_bytes(data)
-    registry.dataset_types()
-    registry.get("small")
-
-
-def _cards() -> list[bytes]:
-    trained = dataclasses.replace(_encoder().description, dataset_type="small", training_steps=5)
-    Registry(_folder() / "registry").add(EncoderWeights(trained, _encoder().arrays))
-    return [(_folder() / "registry" / "small.json").read_bytes()]
-
-
-def _checkpoints() -> list[bytes]:
-    path = _folder() / "made.npz"
-    write_checkpoint(path, {"step": 7}, {"x": np.zeros((2, 3), np.float32)})
-    return [path.read_bytes()]
-
-
-def _read_checkpoint_document(document: bytes) -> None:
-    path = _folder() / "document.npz"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("document.npy", _npy(document))
-    read_checkpoint(path)
-
-
-def _read_checkpoint_array(array: bytes) -> None:
-    path = _folder() / "array.npz"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("document.npy", _npy(b'{"format": "gpusonde.training_checkpoint/1"}'))
-        archive.writestr("x.npy", array)
-    read_checkpoint(path)
 
 
 def _read_problem(data: bytes) -> None:
-    parse_problem(read_document(_file("problem.toml", data)), _gpus(), _offers())
+    parse_problem(read_document(file("problem.toml", data)), _gpus(), _offers())
 
 
 def _read_problem_json(data: bytes) -> None:
-    parse_problem(read_document(_file("problem.json", data)), _gpus(), _offers())
+    parse_problem(read_document(file("problem.json", data)), _gpus(), _offers())
 
 
 _PROBLEM = b"""format = "gpusonde.problem/1"
@@ -204,7 +70,7 @@ probes = [{ batch_size = 8, total_s = 0.1 }, { batch_size = 64, total_s = 0.5 }]
 
 
 def _read_offers(data: bytes) -> None:
-    OfferCatalog.load(_file("offers.csv", data), gpus=_gpus())
+    OfferCatalog.load(file("offers.csv", data), gpus=_gpus())
 
 
 def _offer_files() -> list[bytes]:
@@ -215,7 +81,7 @@ def _offer_files() -> list[bytes]:
 
 def _list_pods(data: bytes) -> None:
     answer = pod_resources_pb2.ListPodResourcesResponse.FromString(data)
-    KubeletPods(_folder(), _AnyGpu(), 1, ask=lambda _: answer).owners(2)
+    KubeletPods(folder(), _AnyGpu(), 1, ask=lambda _: answer).owners(2)
 
 
 class _AnyGpu(DeviceNames):
@@ -231,13 +97,6 @@ def _pods() -> list[bytes]:
     container = pod_resources_pb2.ContainerResources(name="c", devices=[devices])
     pod = pod_resources_pb2.PodResources(name="p", namespace="n", containers=[container])
     return [pod_resources_pb2.ListPodResourcesResponse(pod_resources=[pod, pod]).SerializeToString()]
-
-
-def _restore_tracker(array: bytes) -> None:
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr("x.npy", array)
-    EpochTracker.restore(file.getvalue())
 
 
 _CGROUPS = [
@@ -361,45 +220,20 @@ def _text(data: bytes) -> str:
 
 
 FILE_TARGETS = {
-    "latency_model": Target(
-        _load_latency_model, lambda: _manifest(_LATENCY_MODEL), (ModelFileError,), is_slow=True
-    ),
-    "workload_model": Target(
-        _load_workload_model, lambda: _manifest(_WORKLOAD_MODEL), (WorkloadModelFileError,), is_slow=True
-    ),
-    "model_archive": Target(_read_archive, _archives, (ArchiveError,)),
-    "model_list": Target(
-        _read_versions,
-        lambda: [
-            b'{"format": "gpusonde model versions", "format_version": 1, "versions": ["crossgpu-1-0123456789ab"]}'
-        ],
-        (ModelFileError,),
-    ),
-    "encoder_description": Target(_read_encoder, _encoder_documents, (EncoderWeightsError,), is_slow=True),
-    "encoder_card": Target(_read_card, _cards, (RegistryError,), is_slow=True),
-    "checkpoint": Target(lambda data: read_checkpoint(_file("c.npz", data)), _checkpoints, (CheckpointError,)),
-    "checkpoint_document": Target(
-        _read_checkpoint_document, lambda: [b'{"format": "gpusonde.training_checkpoint/1", "step": 7}'],
-        (CheckpointError,),
-    ),
-    "checkpoint_array": Target(
-        _read_checkpoint_array, lambda: [_npy(b"123456")], (CheckpointError,)
-    ),
-    "tracker_array": Target(_restore_tracker, lambda: [_npy(b"123456")], (ValueError,)),
     "problem_file": Target(_read_problem, lambda: [_PROBLEM], (DocumentError, ProblemError), is_slow=True),
     "problem_json": Target(
         _read_problem_json, lambda: [json.dumps(small_problem()).encode()], (DocumentError, ProblemError), is_slow=True
     ),
     "offers_file": Target(_read_offers, _offer_files, (CatalogDataError,), is_slow=True),
     "spot_table": Target(
-        lambda data: list(read_spot_rows(_file("spot.csv", data))), lambda: [_SPOT], (SpotTableError,)
+        lambda data: list(read_spot_rows(file("spot.csv", data))), lambda: [_SPOT], (SpotTableError,)
     ),
     "training_times": Target(
-        lambda data: read_measurements(_file("times.csv", data), _gpus()), lambda: [_TIMES], (MeasurementFileError,),
+        lambda data: read_measurements(file("times.csv", data), _gpus()), lambda: [_TIMES], (MeasurementFileError,),
         is_slow=True,
     ),
     "capacity_trace": Target(
-        lambda data: read_capacity(_file("capacity.json", data)),
+        lambda data: read_capacity(file("capacity.json", data)),
         lambda: [b'{"metadata": {"gap_seconds": 60}, "data": [1, 0, 2]}'], (CapacityError,),
     ),
     "allreduce_model": Target(
@@ -413,7 +247,7 @@ FILE_TARGETS = {
         (AllreduceDocumentError,),
     ),
     "job_profile": Target(
-        lambda data: JobProfile.read(_file("profile.json", data)), lambda: [json.dumps(_PROFILE).encode()],
+        lambda data: JobProfile.read(file("profile.json", data)), lambda: [json.dumps(_PROFILE).encode()],
         (JobProfileError,),
     ),
     "kubelet_answer": Target(_list_pods, _pods, (DecodeError,)),

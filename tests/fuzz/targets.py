@@ -20,6 +20,7 @@ import zstandard
 from fuzz.disk_targets import DISK_TARGETS
 from fuzz.file_targets import FILE_TARGETS
 from fuzz.folders import clean
+from fuzz.model_targets import MODEL_TARGETS
 from fuzz.target import Target
 from fuzz.workload_targets import WORKLOAD_TARGETS
 from google.protobuf.message import DecodeError
@@ -265,6 +266,7 @@ TARGETS = {
         (DocumentError,),
     ),
     **WORKLOAD_TARGETS,
+    **MODEL_TARGETS,
     **FILE_TARGETS,
     "workload_request": Target(ask_about_workloads, workload_requests, (DecodeError,), is_slow=True),
     "training_file": Target(

@@ -96,7 +96,11 @@ class ProcessCollector:
         arguments = [f"{key}={value}" for key, value in self._settings.items()]
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen([sys.executable, "-c", self._main, *arguments], stderr=log, env=os.environ)
-        wait_until(lambda: address.exists() or self._process.poll() is not None, 120, "start of the collector")
+        try:
+            wait_until(lambda: address.exists() or self._process.poll() is not None, 120, "start of the collector")
+        except AssertionError:
+            self.kill()
+            raise
         assert self._process.poll() is None, self.log_path.read_text()[-2000:]
         self.target = address.read_text().strip()
         self._settings["server.listen"] = self.target
