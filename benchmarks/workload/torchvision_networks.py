@@ -7,8 +7,6 @@ This holds for the pair torch 2.13 and torchvision 0.28, installed with ``pip in
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -16,6 +14,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from gpusonde.predictor.workload.graph.from_torch.building import parameters_on_meta
 from gpusonde.predictor.workload.graph.from_torch.modules import read_mode
 
 _SCHEMAS = tuple(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor" for name in ("nms", "qnms"))
@@ -56,7 +55,7 @@ def build(name: str, **keywords: Any) -> nn.Module:
     """
     if name in _OWN_INITIALISATION:
         keywords.setdefault("init_weights", False)
-    with _parameters_on_meta():
+    with parameters_on_meta():
         module: nn.Module = torchvision_models().get_model(name, weights=None, **keywords)
     return module.to("meta").eval()
 
@@ -78,20 +77,3 @@ def counted_matrix_flops(module: nn.Module, example: torch.Tensor, *, as_trained
     with read_mode(module, as_trained=as_trained), FlopCounterMode(display=False) as counter:
         module(example)
     return int(counter.get_total_flops())
-
-
-@contextlib.contextmanager
-def _parameters_on_meta() -> Iterator[None]:
-    """Parameters lose their storage as soon as they are registered; constructors may still compute with tensors."""
-    register = nn.Module.register_parameter
-
-    def register_on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        if parameter is not None:
-            parameter = nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
-        register(module, name, parameter)
-
-    nn.Module.register_parameter = register_on_meta
-    try:
-        yield
-    finally:
-        nn.Module.register_parameter = register

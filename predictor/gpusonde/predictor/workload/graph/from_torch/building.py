@@ -34,7 +34,7 @@ def build(factory: Callable[[], object]) -> nn.Module:
 def _built(factory: Callable[[], object]) -> object:
     """Whoever computes with tensors while building needs those, and whoever looks at weights needs weights."""
     first: Exception | None = None
-    for without in (lambda: torch.device("meta"), _parameters_on_meta, contextlib.nullcontext):
+    for without in (lambda: torch.device("meta"), parameters_on_meta, contextlib.nullcontext):
         try:
             with without():
                 return factory()
@@ -56,7 +56,7 @@ def example(inputs: Sequence[tuple[Sequence[int], str]], batch_size: int) -> tup
 
 
 @contextlib.contextmanager
-def _parameters_on_meta() -> Iterator[None]:
+def parameters_on_meta() -> Iterator[None]:
     """Parameters lose their storage as soon as they are registered; other tensors keep theirs."""
     register = nn.Module.register_parameter
 
