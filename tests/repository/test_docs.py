@@ -1,4 +1,4 @@
-"""The pages name tests as evidence; each of them has to exist."""
+"""Pages name tests as evidence, which have to exist; records of decisions have one form and stand in their index."""
 
 import re
 from pathlib import Path
@@ -7,6 +7,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 _NAMED = re.compile(r"`((?:[\w/]+/)?test_\w+\.py)::(test_\w+)`")
+_DECISIONS = ROOT / "docs" / "decisions"
+_RECORDS = sorted(_DECISIONS.glob("[0-9]*.md"))
 _PAGES = {"sources.md": ROOT / "tests" / "agent"}
 
 
@@ -28,3 +30,22 @@ def test_each_of_the_fifteen_complaints_about_today_s_tools_has_an_answer_with_a
     for line in (ROOT / "docs" / "sources.md").read_text(encoding="utf-8").splitlines():
         if re.match(r"\| \d+ \| ", line):
             assert _NAMED.search(line)
+
+
+def test_records_of_decisions_are_numbered_without_gaps_and_stand_in_the_index_in_order():
+    assert [record.name[:5] for record in _RECORDS] == [f"{number:04d}-" for number in range(1, len(_RECORDS) + 1)]
+    listed = re.findall(
+        r"^- \[(\d{4})\]\((.+\.md)\) (.+)$", (_DECISIONS / "README.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    heads = [record.read_text(encoding="utf-8").splitlines()[0] for record in _RECORDS]
+    assert [name for _, name, _ in listed] == [record.name for record in _RECORDS]
+    assert [f"# {number} {title}" for number, _, title in listed] == heads
+
+
+@pytest.mark.parametrize("record", _RECORDS, ids=lambda record: record.stem)
+def test_a_record_of_a_decision_has_date_status_and_its_four_parts(record):
+    text = record.read_text(encoding="utf-8")
+    dated = re.fullmatch(r"\d{4}-\d\d-\d\d · (?:accepted|superseded by (\d{4}))", text.splitlines()[2])
+    assert dated
+    assert dated[1] is None or any(other.name.startswith(dated[1]) for other in _RECORDS)
+    assert re.findall(r"^\*\*(\w+)\.\*\* ", text, re.MULTILINE) == ["Context", "Choice", "Price", "Where"]
