@@ -11,7 +11,7 @@ from gpusonde.agent.config import SourceConfig
 from gpusonde.agent.doctor import SystemFacts, examine, read_system
 from gpusonde.agent.sources.nvml.processes import NvmlProcesses
 from gpusonde.agent.sources.nvml.source import NvmlSource
-from gpusonde.cli.agent_doctor import payload, render
+from gpusonde.cli.agent_doctor import payload, render_doctor
 from gpusonde.cli.demo.traces import bundled_trace
 from gpusonde.cli.main import main
 from gpusonde.cli.output import Screen
@@ -45,7 +45,7 @@ def diagnose(host, *sources, config=None, facts=DRIVER, processes=None):
 
 
 def text_of(diagnosis, capsys):
-    render(Screen(sys.stdout), diagnosis)
+    render_doctor(Screen(sys.stdout), diagnosis)
     return capsys.readouterr().out
 
 

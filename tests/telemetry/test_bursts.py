@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.nvidia_smi_log import Schedule, schedule
 
-from gpusonde.telemetry.readers.bursts import BurstError, deinterleave
+from gpusonde.telemetry.readers.nvidia_smi import BurstError, deinterleave
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 3, 4, 7, 8, 16])

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gpusonde.agent.doctor import Diagnosis, GpuFinding, JobSourceFinding, SourceFinding
 
 
-def run(args: argparse.Namespace) -> int:
+def run_doctor(args: argparse.Namespace) -> int:
     """Examine the host; 0 when something can be sampled, else 1."""
     from gpusonde.agent import AgentConfig
     from gpusonde.agent.doctor import examine, examine_jobs
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
         sampled = diagnosis.chosen.gpus if diagnosis.chosen else ()
         gpus = [GpuDescription(gpu.gpu_uuid, gpu.gpu_index, mig_uuid=gpu.mig_uuid) for gpu in sampled]
         jobs = examine_jobs(config.jobs, gpus, make_process_reader(config.source))
-    output.result(payload(diagnosis, config.source.kind, jobs), lambda screen: render(screen, diagnosis, jobs))
+    output.result(payload(diagnosis, config.source.kind, jobs), lambda screen: render_doctor(screen, diagnosis, jobs))
     return 0 if diagnosis.chosen is not None else 1
 
 
@@ -57,7 +57,7 @@ def payload(diagnosis: Diagnosis, kind: str, jobs: Sequence[JobSourceFinding] = 
     }
 
 
-def render(screen: Screen, diagnosis: Diagnosis, jobs: Sequence[JobSourceFinding] = ()) -> None:
+def render_doctor(screen: Screen, diagnosis: Diagnosis, jobs: Sequence[JobSourceFinding] = ()) -> None:
     """Draw the diagnosis for a reader."""
     system, chosen = diagnosis.system, diagnosis.chosen
     screen.line(f"driver: {diagnosis.driver_version or 'no NVIDIA kernel module is loaded'}")

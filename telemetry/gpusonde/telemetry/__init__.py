@@ -1,7 +1,5 @@
 """Metric catalogue, traces and readers of trace files."""
 
-from gpusonde.telemetry.errors import GpuChoiceError, ParquetSupportError, TraceFormatError, TraceTooLargeError
-from gpusonde.telemetry.metadata import TraceMetadata
 from gpusonde.telemetry.metrics import (
     METRIC_BY_CODE,
     METRIC_BY_DCGM_FIELD_ID,
@@ -17,7 +15,17 @@ from gpusonde.telemetry.metrics import (
     metric_names,
 )
 from gpusonde.telemetry.readers import read_trace, read_traces
-from gpusonde.telemetry.trace import FloatArray, MissingMetricError, Trace, TraceError
+from gpusonde.telemetry.trace import (
+    FloatArray,
+    GpuChoiceError,
+    MissingMetricError,
+    ParquetSupportError,
+    Trace,
+    TraceError,
+    TraceFormatError,
+    TraceMetadata,
+    TraceTooLargeError,
+)
 from gpusonde.telemetry.writers import TraceWriter, write_trace
 
 __all__ = [

@@ -18,10 +18,16 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from gpusonde.telemetry.errors import ParquetSupportError
-from gpusonde.telemetry.metadata import CSV_KEY, PARQUET_KEY, TraceMetadata
 from gpusonde.telemetry.metrics import metric
-from gpusonde.telemetry.trace import FloatArray, Trace, TraceError
+from gpusonde.telemetry.trace import (
+    CSV_KEY,
+    PARQUET_KEY,
+    FloatArray,
+    ParquetSupportError,
+    Trace,
+    TraceError,
+    TraceMetadata,
+)
 
 _TIME = "time_s"
 _GPU = "gpu_uuid"

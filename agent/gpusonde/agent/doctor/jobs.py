@@ -77,7 +77,7 @@ def examine_jobs(
         return (
             _slurm(config, devices, now_ns),
             _kubernetes(config, devices, now_ns),
-            _processes(config, processes, ProcFolder(proc), now_ns),
+            _job_processes(config, processes, ProcFolder(proc), now_ns),
         )
     finally:
         processes.close()
@@ -103,7 +103,7 @@ def _kubernetes(config: JobsConfig, devices: DeviceNames, now_ns: Callable[[], i
     return _ask(source, now_ns)
 
 
-def _processes(
+def _job_processes(
     config: JobsConfig, processes: ProcessReader, folder: ProcFolder, now_ns: Callable[[], int]
 ) -> JobSourceFinding:
     if not config.cgroups:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gpusonde.agent import AgentReport, SelfCounters
 
 
-def add_parser(subparsers: Subparsers, common: Parser) -> None:
+def add_agent_parser(subparsers: Subparsers, common: Parser) -> None:
     """Declare ``gpusonde agent``."""
     parser = add_command(
         subparsers,
@@ -64,7 +64,7 @@ def _add_doctor(agent: Parser) -> None:
     group.add_argument("--set", action="append", metavar="SECTION.NAME=VALUE", help="override one setting (repeatable)")
 
 
-def run(args: argparse.Namespace) -> int:
+def run_agent(args: argparse.Namespace) -> int:
     """Run the agent, or check or print its configuration, or examine the host."""
     if args.action == "doctor":
         return agent_doctor.run(args)
@@ -108,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
             on_progress=on_progress if is_replay else None,
             config_source=ConfigSource(load, apply_log),
         )
-    output.result(report_payload(report), lambda screen: _render(screen, report))
+    output.result(report_payload(report), lambda screen: _render_agent(screen, report))
     return 0 if report.drained or not is_replay else 1
 
 
@@ -122,7 +122,7 @@ def tally(counts: dict[str, int]) -> list[dict[str, Any]]:
     return [{"reason": reason, "count": count} for reason, count in counts.items()]
 
 
-def _render(screen: Screen, report: AgentReport) -> None:
+def _render_agent(screen: Screen, report: AgentReport) -> None:
     counters = report.counters
     screen.line(
         f"agent {report.agent_id}: {wording.count(counters.ticks, 'tick')} sampled, {counters.missed_ticks} missed, "

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gpusonde.collector import CollectorReport
 
 
-def add_parser(subparsers: Subparsers, common: Parser) -> None:
+def add_collector_parser(subparsers: Subparsers, common: Parser) -> None:
     """Declare ``gpusonde collector``."""
     parser = add_command(
         subparsers,
@@ -40,7 +40,7 @@ def add_parser(subparsers: Subparsers, common: Parser) -> None:
     group.add_argument("--model", metavar="FILE", help="model written by 'gpusonde train' (default: the shipped one)")
 
 
-def run(args: argparse.Namespace) -> int:
+def run_collector(args: argparse.Namespace) -> int:
     """Run the collector, or check or print its configuration."""
     from gpusonde.collector import CollectorConfig
 
@@ -65,11 +65,11 @@ def run(args: argparse.Namespace) -> int:
     counts = [{"name": name, "count": count} for name, count in report.counts.items()]
     Output(as_json=args.json).result(
         {"address": report.address, "store": str(config.directory), "counts": counts},
-        lambda screen: _render(screen, report),
+        lambda screen: _render_collector(screen, report),
     )
     return 0
 
 
-def _render(screen: Screen, report: CollectorReport) -> None:
+def _render_collector(screen: Screen, report: CollectorReport) -> None:
     counts = ", ".join(f"{count} {name}" for name, count in report.counts.items())
     screen.line(f"collector at {report.address} has stopped; {counts or 'nothing came in'}")

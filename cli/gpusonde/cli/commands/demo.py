@@ -9,7 +9,7 @@ from gpusonde.cli.output import Output
 from gpusonde.cli.parsing import Parser, Subparsers, add_command, positive_number
 
 
-def add_parser(subparsers: Subparsers, common: Parser) -> None:
+def add_demo_parser(subparsers: Subparsers, common: Parser) -> None:
     """Declare ``gpusonde demo``."""
     parser = add_command(
         subparsers,
@@ -30,14 +30,14 @@ def add_parser(subparsers: Subparsers, common: Parser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int:
+def run_demo(args: argparse.Namespace) -> int:
     """Run the demo."""
-    from gpusonde.cli.demo.run import DemoOptions, run_demo
+    from gpusonde.cli.demo.run import DemoOptions, play_demo
 
     output = Output(as_json=args.json)
     options = DemoOptions(
         out=args.out, trace=args.trace, speed=args.speed, watch_s=args.watch_s, replay_only=args.replay
     )
-    report = run_demo(options, output)
+    report = play_demo(options, output)
     output.result(report.payload(), report.render)
     return 0

@@ -53,7 +53,7 @@ def read_trace_of(args: argparse.Namespace, path: Path) -> Trace:
         raise UsageError(str(error)) from error
 
 
-def add_parser(subparsers: Subparsers, common: Parser) -> None:
+def add_detect_parser(subparsers: Subparsers, common: Parser) -> None:
     """Declare ``gpusonde detect``."""
     parser = add_command(
         subparsers,
@@ -80,7 +80,7 @@ def add_parser(subparsers: Subparsers, common: Parser) -> None:
     group.add_argument("--plot", type=Path, metavar="PNG", help="also draw the trace with its epochs into this file")
 
 
-def run(args: argparse.Namespace) -> int:
+def run_detect(args: argparse.Namespace) -> int:
     """Detect, print, and draw where asked."""
     from gpusonde.epoch_detect import detect
 

@@ -23,10 +23,10 @@ class UnknownRunError(CommandError):
     """A run that the collector does not have."""
 
 
-def add_parser(subparsers: Subparsers, common: Parser) -> None:
+def add_epochs_parser(subparsers: Subparsers, common: Parser) -> None:
     """Declare ``gpusonde epochs``."""
     parser = add_command(subparsers, common, "epochs", "list the epochs of one run that a collector has seen")
-    parser.add_argument("run", nargs="?", metavar="RUN", help="run; the beginning of its name is enough")
+    parser.add_argument("run_epochs", nargs="?", metavar="RUN", help="run; the beginning of its name is enough")
     parser.add_argument("--latest", action="store_true", help="the newest run")
     parser.add_argument("--withdrawn", action="store_true", help="also epochs that a later revision withdrew")
     parser.add_argument(
@@ -38,7 +38,7 @@ def add_parser(subparsers: Subparsers, common: Parser) -> None:
     add_collector_options(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run_epochs(args: argparse.Namespace) -> int:
     """Ask and print."""
     from gpusonde.cli.epoch_progress import figures_payload, progress_of_run, render_progress, totals_payload
     from gpusonde.cli.runs_view import epochs_payload, headline, run_payload
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
 
     Output(as_json=args.json).result(
         {
-            "run": run_payload(chosen),
+            "run_epochs": run_payload(chosen),
             "reason": found.reason,
             "epochs": [{**row, **figures_payload(figures)} for row, figures in rows],
             **totals,
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _render_remarks(screen: Screen, run: RunInfo, found: RunEpochs) -> None:
-    if found.estimate is not None and found.estimate.epochs_left and not run.active:
+    if found.estimate is not None and found.estimate.epochs_left and not run_epochs.active:
         screen.note("the run is over before the job was: that is when it would have been done")
     if found.estimate_reason:
         screen.note(f"no estimate of the end yet: {found.estimate_reason}")
@@ -107,8 +107,8 @@ def find_run(client: Client, name: str | None) -> RunInfo:
             raise UnknownRunError("the collector has seen no run yet; is an agent streaming to it?")
         return runs[0]
     # Every name begins with the empty one.
-    begin = [run for run in runs if name and run.run_id.startswith(name)]
-    found = [run for run in begin if run.run_id == name] or begin
+    begin = [run_epochs for run_epochs in runs if name and run_epochs.run_id.startswith(name)]
+    found = [run_epochs for run_epochs in begin if run_epochs.run_id == name] or begin
     if len(found) != 1:
         what = f"{len(found)} runs begin with {name!r}: write more of it" if found else f"no run {name!r}"
         raise UnknownRunError(f"{what}; 'gpusonde runs' lists them")

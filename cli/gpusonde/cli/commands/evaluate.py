@@ -12,7 +12,7 @@ from gpusonde.cli.parsing import CommandModule, Parser, Subparsers
 _SUBJECTS = ("epochs", "predictor", "workload")
 
 
-def add_parser(subparsers: Subparsers, common: Parser) -> None:
+def add_evaluate_parser(subparsers: Subparsers, common: Parser) -> None:
     """Declare ``gpusonde evaluate`` and what can be evaluated."""
     # The common options belong to the subjects: argparse would overwrite those given before the subject's name.
     parser = subparsers.add_parser(
@@ -26,7 +26,7 @@ def add_parser(subparsers: Subparsers, common: Parser) -> None:
         _module(name).add_parser(subjects, common)
 
 
-def run(args: argparse.Namespace) -> int:
+def run_evaluate(args: argparse.Namespace) -> int:
     """Evaluate the subject that was named."""
     return _module(args.subject).run(args)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gpusonde.collector.orders import FleetClient
 
 
-def add_parser(subparsers: Subparsers, common: Parser) -> None:
+def add_fleet_parser(subparsers: Subparsers, common: Parser) -> None:
     """Declare ``gpusonde fleet``."""
     parser = add_command(
         subparsers,
@@ -31,7 +31,7 @@ def add_parser(subparsers: Subparsers, common: Parser) -> None:
     add_collector_options(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run_fleet(args: argparse.Namespace) -> int:
     """Ask or order, and print."""
     from gpusonde.collector.orders import FleetClient
 

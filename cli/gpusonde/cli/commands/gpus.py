@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from gpusonde.catalog import GpuSpec
 
 
-def add_parser(subparsers: Subparsers, common: Parser) -> None:
+def add_gpus_parser(subparsers: Subparsers, common: Parser) -> None:
     """Declare ``gpusonde gpus``."""
     parser = add_command(
         subparsers,
@@ -26,7 +26,7 @@ def add_parser(subparsers: Subparsers, common: Parser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int:
+def run_gpus(args: argparse.Namespace) -> int:
     """Print all GPUs, or one."""
     from gpusonde.catalog import load_gpus
 

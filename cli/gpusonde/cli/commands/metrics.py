@@ -8,12 +8,12 @@ from gpusonde.cli.output import Output, Screen
 from gpusonde.cli.parsing import Parser, Subparsers, add_command
 
 
-def add_parser(subparsers: Subparsers, common: Parser) -> None:
+def add_metrics_parser(subparsers: Subparsers, common: Parser) -> None:
     """Declare ``gpusonde metrics``."""
     add_command(subparsers, common, "metrics", "list the metrics that traces, files and options name, with their units")
 
 
-def run(args: argparse.Namespace) -> int:
+def run_metrics(args: argparse.Namespace) -> int:
     """Print the catalogue."""
     from gpusonde.telemetry import METRICS
 

@@ -22,7 +22,7 @@ _LOOK_INTERVAL_S = 10.0
 _MOST_KEPT = 10_000
 
 
-def add_parser(subparsers: Subparsers, common: Parser) -> None:
+def add_monitor_parser(subparsers: Subparsers, common: Parser) -> None:
     """Declare ``gpusonde monitor``."""
     parser = add_command(
         subparsers,
@@ -54,12 +54,12 @@ def add_parser(subparsers: Subparsers, common: Parser) -> None:
     add_collector_options(parser, default=None, otherwise="computing here")
 
 
-def run(args: argparse.Namespace) -> int:
+def run_monitor(args: argparse.Namespace) -> int:
     """Watch and print."""
     from gpusonde.cli.planning_view import is_news, render_recommendation
     from gpusonde.optimizer.documents.references import read_problem
 
-    _check(args)
+    _check_monitor(args)
     output = Output(as_json=args.json)
     with naming(args.problem):
         problem = read_problem(args.problem)
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check(args: argparse.Namespace) -> None:
+def _check_monitor(args: argparse.Namespace) -> None:
     if args.plan is not None and args.group is not None:
         raise UsageError("--plan and --group exclude each other")
     if args.run is not None and args.collector is None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from gpusonde.catalog import Offer
 
 
-def add_parser(subparsers: Subparsers, common: Parser) -> None:
+def add_offers_parser(subparsers: Subparsers, common: Parser) -> None:
     """Declare ``gpusonde offers``."""
     parser = add_command(
         subparsers,
@@ -30,7 +30,7 @@ def add_parser(subparsers: Subparsers, common: Parser) -> None:
     parser.add_argument("--fractional", action="store_true", help="also offers with a part of a GPU")
 
 
-def run(args: argparse.Namespace) -> int:
+def run_offers(args: argparse.Namespace) -> int:
     """Print the offers, cheapest first for each GPU."""
     from gpusonde.catalog import load_gpus, load_offers
 

@@ -20,7 +20,7 @@ _GROUP = re.compile(r"(?P<offer>.+)=(?P<machines>[0-9]{1,9})@(?P<batch_size>[0-9
 _EXIT_NO_PLAN = 1
 
 
-def add_parser(subparsers: Subparsers, common: Parser) -> None:
+def add_plan_parser(subparsers: Subparsers, common: Parser) -> None:
     """Declare ``gpusonde plan``."""
     parser = add_command(
         subparsers,
@@ -57,12 +57,12 @@ def group(text: str) -> dict[str, Any]:
     return {"offer": match["offer"], "machines": int(match["machines"]), "batch_size": int(match["batch_size"])}
 
 
-def run(args: argparse.Namespace) -> int:
+def run_plan(args: argparse.Namespace) -> int:
     """Answer and print."""
     from gpusonde.cli.planning_view import render_front, render_solution
     from gpusonde.optimizer.documents.files import write_json
 
-    _check(args)
+    _check_plan(args)
     if args.out is not None:
         check_writable(args.out)
     output = Output(as_json=args.json)
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     return 0 if solution["status"] in ("optimal", "feasible") else _EXIT_NO_PLAN
 
 
-def _check(args: argparse.Namespace) -> None:
+def _check_plan(args: argparse.Namespace) -> None:
     estimating = args.action == "estimate"
     if estimating and (args.plan is None) == (args.group is None):
         raise UsageError("estimate needs --plan FILE or --group OFFER=N@BATCH, one of them")

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _PRECISIONS = ("fp32", "mixed", "fp64")
 
 
-def add_parser(subparsers: Subparsers, common: Parser) -> None:
+def add_predict_parser(subparsers: Subparsers, common: Parser) -> None:
     """Declare ``gpusonde predict``."""
     parser = add_command(
         subparsers,
@@ -68,7 +68,7 @@ def add_parser(subparsers: Subparsers, common: Parser) -> None:
     add_collector_options(parser, default=None)
 
 
-def run(args: argparse.Namespace) -> int:
+def run_predict(args: argparse.Namespace) -> int:
     """Predict and print."""
     _check(args)
     output = Output(as_json=args.json)
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    sources = [name for name in ("trace", "runs", "run") if getattr(args, name) is not None]
+    sources = [name for name in ("trace", "runs", "run_predict") if getattr(args, name) is not None]
     if not sources and args.gpu_model is not None and args.epoch_s is not None:
         sources = ["gpu_model"]
     if len(sources) != 1:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _RENDEZVOUS = ("rank", "world_size", "master")
 
 
-def add_parser(subparsers: Subparsers, common: Parser) -> None:
+def add_probe_parser(subparsers: Subparsers, common: Parser) -> None:
     """Declare ``gpusonde probe``."""
     parser = add_command(
         subparsers,
@@ -65,7 +65,7 @@ def _whole_numbers(text: str) -> tuple[int, ...]:
     return tuple(positive_integer(part) for part in text.split(","))
 
 
-def run(args: argparse.Namespace) -> int:
+def run_probe(args: argparse.Namespace) -> int:
     """Measure, write and print."""
     from gpusonde.simulator.allreduce import MeasurementError, measurements_to_json
     from gpusonde.simulator.instrument.allreduce_probe import probe_allreduce
@@ -87,12 +87,12 @@ def run(args: argparse.Namespace) -> int:
     if found:
         args.out.write_text(measurements_to_json(found), encoding="utf-8")
     Output(as_json=args.json).result(
-        payload(args.fabric, found, args.out), lambda screen: _render(screen, found, args.out)
+        probe_payload(args.fabric, found, args.out), lambda screen: _render_probe(screen, found, args.out)
     )
     return 0
 
 
-def payload(fabric: str, found: Sequence[AllreduceMeasurement], path: Path) -> dict[str, object]:
+def probe_payload(fabric: str, found: Sequence[AllreduceMeasurement], path: Path) -> dict[str, object]:
     """What is printed of measurements; of none on the ranks that write nothing."""
     return {
         "fabric": fabric,
@@ -149,7 +149,7 @@ def _figures(row: AllreduceMeasurement) -> dict[str, float]:
     }
 
 
-def _render(screen: Screen, found: Sequence[AllreduceMeasurement], path: Path) -> None:
+def _render_probe(screen: Screen, found: Sequence[AllreduceMeasurement], path: Path) -> None:
     if not found:
         screen.line("measured; rank 0 has the measurements")
         return

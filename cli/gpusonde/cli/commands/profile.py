@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _MEBIBYTE = 1 << 20
 
 
-def add_parser(subparsers: Subparsers, common: Parser) -> None:
+def add_profile_parser(subparsers: Subparsers, common: Parser) -> None:
     """Declare ``gpusonde profile``."""
     parser = add_command(
         subparsers,
@@ -57,7 +57,7 @@ def batch_sizes(text: str) -> list[int]:
     return [positive_integer(part) for part in text.split(",")]
 
 
-def run(args: argparse.Namespace) -> int:
+def run_profile(args: argparse.Namespace) -> int:
     """Measure, write and print."""
     from gpusonde.simulator.instrument.entry_point import load_job
     from gpusonde.simulator.instrument.profile import profile
@@ -84,11 +84,11 @@ def run(args: argparse.Namespace) -> int:
             **buckets,
         )
     found.write(args.out)
-    output.result(payload(found, args.out), lambda screen: _render(screen, found, args.out))
+    output.result(profile_payload(found, args.out), lambda screen: _render_profile(screen, found, args.out))
     return 0
 
 
-def payload(found: JobProfile, path: Path) -> dict[str, object]:
+def profile_payload(found: JobProfile, path: Path) -> dict[str, object]:
     """What is printed of a profile."""
     return {
         "profile": str(path),
@@ -101,7 +101,7 @@ def payload(found: JobProfile, path: Path) -> dict[str, object]:
     }
 
 
-def _render(screen: Screen, found: JobProfile, path: Path) -> None:
+def _render_profile(screen: Screen, found: JobProfile, path: Path) -> None:
     screen.heading(f"profile of the job on {found.device}")
     columns = ("batch size", "step (s)", "of that forward (s)", "spread")
     screen.table(

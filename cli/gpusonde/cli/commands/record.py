@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gpusonde.agent import RecordReport, SelfCounters
 
 
-def add_parser(subparsers: Subparsers, common: Parser) -> None:
+def add_record_parser(subparsers: Subparsers, common: Parser) -> None:
     """Declare ``gpusonde record``."""
     parser = add_command(
         subparsers,
@@ -38,7 +38,7 @@ def add_parser(subparsers: Subparsers, common: Parser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int:
+def run_record(args: argparse.Namespace) -> int:
     """Record."""
     from gpusonde.agent import make_source, record
     from gpusonde.agent.config import SourceConfig

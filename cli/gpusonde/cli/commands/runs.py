@@ -9,7 +9,7 @@ from gpusonde.cli.output import Output, Screen
 from gpusonde.cli.parsing import Parser, Subparsers, add_command, positive_integer
 
 
-def add_parser(subparsers: Subparsers, common: Parser) -> None:
+def add_runs_parser(subparsers: Subparsers, common: Parser) -> None:
     """Declare ``gpusonde runs``."""
     parser = add_command(subparsers, common, "runs", "list the runs that a collector has seen, newest first")
     add_collector_options(parser)
@@ -18,7 +18,7 @@ def add_parser(subparsers: Subparsers, common: Parser) -> None:
     parser.add_argument("--limit", type=positive_integer, default=50, metavar="N", help="at most N (default: 50)")
 
 
-def run(args: argparse.Namespace) -> int:
+def run_runs(args: argparse.Namespace) -> int:
     """Ask and print."""
     from gpusonde.cli.runs_view import render_runs, run_payload
 
@@ -31,5 +31,5 @@ def run(args: argparse.Namespace) -> int:
         else:
             screen.line(f"the collector at {args.collector} has seen no such run")
 
-    Output(as_json=args.json).result({"runs": [run_payload(run) for run in runs]}, render)
+    Output(as_json=args.json).result({"runs": [run_payload(run_runs) for run_runs in runs]}, render)
     return 0

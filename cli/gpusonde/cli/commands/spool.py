@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gpusonde.agent.spool.inspection import SpoolReport
 
 
-def add_parser(subparsers: Subparsers, common: Parser) -> None:
+def add_spool_parser(subparsers: Subparsers, common: Parser) -> None:
     """Declare ``gpusonde spool`` and what can be done with one."""
     # The common options belong to the actions: argparse would overwrite those given before the action's name.
     parser = subparsers.add_parser(
@@ -42,7 +42,7 @@ def add_parser(subparsers: Subparsers, common: Parser) -> None:
         action.add_argument("directory", type=Path, metavar="DIR", help="directory of the spool")
 
 
-def run(args: argparse.Namespace) -> int:
+def run_spool(args: argparse.Namespace) -> int:
     """Read the spool and print."""
     from gpusonde.agent.spool.inspection import inspect_spool
 

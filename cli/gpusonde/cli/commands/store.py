@@ -21,7 +21,7 @@ _EXIT_FINDINGS = 1
 _DEFAULT_LIMIT = 1000
 
 
-def add_parser(subparsers: Subparsers, common: Parser) -> None:
+def add_store_parser(subparsers: Subparsers, common: Parser) -> None:
     """Declare ``gpusonde store``."""
     parser = add_command(subparsers, common, "store", "check, compact, export or query a collector's data directory")
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=Parser)
@@ -74,7 +74,7 @@ def time_unix_nano(text: str) -> int:
     return (since.days * 86_400 + since.seconds) * 1_000_000_000 + since.microseconds * 1000
 
 
-def run(args: argparse.Namespace) -> int:
+def run_store(args: argparse.Namespace) -> int:
     """Do what was asked for."""
     output = Output(as_json=args.json)
     return {"fsck": _fsck, "compact": _compact, "export": _export, "sql": _sql}[args.action](args, output)

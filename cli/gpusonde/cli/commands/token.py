@@ -12,7 +12,7 @@ _AGENT_ID = re.compile(r"[A-Za-z0-9._:@*-]{1,128}")
 _LABEL = re.compile(r"[A-Za-z0-9 ._:@/-]{1,64}")
 
 
-def add_parser(subparsers: Subparsers, common: Parser) -> None:
+def add_token_parser(subparsers: Subparsers, common: Parser) -> None:
     """Declare ``gpusonde token``."""
     parser = add_command(
         subparsers,
@@ -30,7 +30,7 @@ def add_parser(subparsers: Subparsers, common: Parser) -> None:
     parser.add_argument("--label", default="", metavar="TEXT", help="how logs call it (default: part of its digest)")
 
 
-def run(args: argparse.Namespace) -> int:
+def run_token(args: argparse.Namespace) -> int:
     """Make and print one."""
     from gpusonde.collector.security.identity import Role
     from gpusonde.collector.security.tokens import digest_of, new_token, token_entry

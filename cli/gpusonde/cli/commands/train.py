@@ -23,7 +23,7 @@ _DEFAULT_HALF_LIFE_DAYS = 180.0
 _DAY_S = 86_400.0
 
 
-def add_parser(subparsers: Subparsers, common: Parser) -> None:
+def add_train_parser(subparsers: Subparsers, common: Parser) -> None:
     """Declare ``gpusonde train``."""
     parser = add_command(
         subparsers,
@@ -60,7 +60,7 @@ def add_parser(subparsers: Subparsers, common: Parser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int:
+def run_train(args: argparse.Namespace) -> int:
     """Fit and save, learn, or roll back."""
     _check(args)
     if args.out is not None:

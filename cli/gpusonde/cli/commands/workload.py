@@ -12,7 +12,7 @@ from gpusonde.cli.parsing import CommandModule, Parser, Subparsers
 _ACTIONS = ("graph", "predict", "embed", "fit", "train", "trainings", "hosts")
 
 
-def add_parser(subparsers: Subparsers, common: Parser) -> None:
+def add_workload_parser(subparsers: Subparsers, common: Parser) -> None:
     """Declare ``gpusonde workload`` and what can be done."""
     # The common options belong to the actions: argparse would overwrite those given before the action's name.
     parser = subparsers.add_parser(
@@ -27,7 +27,7 @@ def add_parser(subparsers: Subparsers, common: Parser) -> None:
         _module(name).add_parser(actions, common)
 
 
-def run(args: argparse.Namespace) -> int:
+def run_workload(args: argparse.Namespace) -> int:
     """Do what was named."""
     return _module(args.action).run(args)
 

@@ -69,7 +69,7 @@ class DemoOptions:
     replay_only: bool = False
 
 
-def run_demo(options: DemoOptions, output: Output) -> DemoReport:
+def play_demo(options: DemoOptions, output: Output) -> DemoReport:
     """Run the demo from start to clean end.
 
     Raises:

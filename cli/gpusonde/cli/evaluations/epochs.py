@@ -28,7 +28,7 @@ _OPTIONAL = ("within 5 %", "median APE", "MAPE of declared")
 _TRACE_COLUMNS = ("trace", "shape", "verdict", "period (s)", "true (s)", "error", "confidence", "boundaries found")
 
 
-def add_parser(subparsers: Subparsers, common: Parser) -> None:
+def add_epochs_parser(subparsers: Subparsers, common: Parser) -> None:
     """Declare ``gpusonde evaluate epochs``."""
     parser = add_command(
         subparsers,
@@ -55,7 +55,7 @@ def add_parser(subparsers: Subparsers, common: Parser) -> None:
     group.add_argument("--plot-dir", type=Path, metavar="DIR", help="also draw every trace into this folder")
 
 
-def run(args: argparse.Namespace) -> int:
+def run_epochs(args: argparse.Namespace) -> int:
     """Detect, score, print."""
     from gpusonde.epoch_detect import detect
     from gpusonde.epoch_detect.evaluation import EpochEvaluation, score

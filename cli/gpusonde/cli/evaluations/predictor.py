@@ -45,7 +45,7 @@ _COLUMNS = (
 )
 
 
-def add_parser(subparsers: Subparsers, common: Parser) -> None:
+def add_predictor_parser(subparsers: Subparsers, common: Parser) -> None:
     """Declare ``gpusonde evaluate predictor``."""
     parser = add_command(
         subparsers,
@@ -87,7 +87,7 @@ def add_parser(subparsers: Subparsers, common: Parser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int:
+def run_predictor(args: argparse.Namespace) -> int:
     """Fit, predict, score, print."""
     _check(args)
     from gpusonde.predictor.crossgpu import read_runs

@@ -47,7 +47,7 @@ _SCORES = (
 )
 
 
-def add_parser(subparsers: Subparsers, common: Parser) -> None:
+def add_workload_parser(subparsers: Subparsers, common: Parser) -> None:
     """Declare ``gpusonde evaluate workload``."""
     parser = add_command(
         subparsers,
@@ -72,7 +72,7 @@ def add_parser(subparsers: Subparsers, common: Parser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int:
+def run_workload(args: argparse.Namespace) -> int:
     """Fit, predict, score, print."""
     for option, chosen, known in (("protocol", args.protocol, tuple(_PROTOCOLS)), ("mode", args.mode, _MODES)):
         for name in chosen or ():

@@ -22,7 +22,7 @@ _DEFAULT_TYPE = "digits"
 _DEFAULT_NEAREST = 5
 
 
-def add_parser(subparsers: Subparsers, common: Parser) -> None:
+def add_embed_parser(subparsers: Subparsers, common: Parser) -> None:
     """Declare ``gpusonde workload embed``."""
     parser = add_command(
         subparsers,
@@ -47,7 +47,7 @@ def add_parser(subparsers: Subparsers, common: Parser) -> None:
     add_collector_options(parser, default=None, otherwise="embedding here")
 
 
-def run(args: argparse.Namespace) -> int:
+def run_embed(args: argparse.Namespace) -> int:
     """Embed, compare and print."""
     if args.registry is not None and args.collector is not None:
         raise UsageError("--registry and --collector exclude each other: a collector has its own")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _MOST_REASONS = 3
 
 
-def add_parser(subparsers: Subparsers, common: Parser) -> None:
+def add_fit_parser(subparsers: Subparsers, common: Parser) -> None:
     """Declare ``gpusonde workload fit``."""
     parser = add_command(
         subparsers,
@@ -56,7 +56,7 @@ def add_parser(subparsers: Subparsers, common: Parser) -> None:
     add_registry_option(group)
 
 
-def run(args: argparse.Namespace) -> int:
+def run_fit(args: argparse.Namespace) -> int:
     """Read, fit, write and print."""
     from gpusonde.catalog import load_gpus
     from gpusonde.cli.workload.networks import NetworksBeside
@@ -76,9 +76,9 @@ def run(args: argparse.Namespace) -> int:
     ):
         model = WorkloadModel(embed=embedder).fit(table.measurements, kind=args.kind, regressor=args.regressor)
     model.save(args.out)
-    found = payload(model, table, args, embedder)
+    found = fit_payload(model, table, args, embedder)
     needed = "" if model.encoder is None or embedder is None else where_to_have(embedder)
-    output.result(found, lambda screen: _render(screen, found, needed))
+    output.result(found, lambda screen: _render_fit(screen, found, needed))
     return 0
 
 
@@ -103,7 +103,7 @@ def left_out_words(table: MeasurementTable) -> str:
     return f"; left out: {'; '.join(reasons[:_MOST_REASONS])}{more}"
 
 
-def payload(
+def fit_payload(
     model: WorkloadModel, table: MeasurementTable, args: argparse.Namespace, embedder: EncoderEmbedder | None = None
 ) -> dict[str, Any]:
     """What is printed of a model and what it was fitted on."""
@@ -129,7 +129,7 @@ def payload(
     }
 
 
-def _render(screen: Screen, found: dict[str, Any], needed: str) -> None:
+def _render_fit(screen: Screen, found: dict[str, Any], needed: str) -> None:
     for each in found["left_out"]:
         screen.note(f"left out: {wording.count(each['measurements'], 'measurement')}: {each['reason']}")
     screen.line(

@@ -22,7 +22,7 @@ _LONGEST_NAME = 400
 _ENDS = ("input", "output")
 
 
-def add_parser(subparsers: Subparsers, common: Parser) -> None:
+def add_graph_parser(subparsers: Subparsers, common: Parser) -> None:
     """Declare ``gpusonde workload graph``."""
     parser = add_command(
         subparsers,
@@ -69,7 +69,7 @@ def _name(text: str) -> str:
     return text
 
 
-def run(args: argparse.Namespace) -> int:
+def run_graph(args: argparse.Namespace) -> int:
     """Take the graph, write it and say what is in it."""
     from gpusonde.predictor.files import replace_file
     from gpusonde.predictor.workload.graph.graph_json import dump_graph

@@ -12,7 +12,7 @@ from gpusonde.cli.output import Output, Screen
 from gpusonde.cli.parsing import Parser, Subparsers, add_command, names
 
 
-def add_parser(subparsers: Subparsers, common: Parser) -> None:
+def add_hosts_parser(subparsers: Subparsers, common: Parser) -> None:
     """Declare ``gpusonde workload hosts``."""
     parser = add_command(
         subparsers,
@@ -27,7 +27,7 @@ def add_parser(subparsers: Subparsers, common: Parser) -> None:
     add_collector_options(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run_hosts(args: argparse.Namespace) -> int:
     """Ask and print."""
     from gpusonde.collector.workload.client import WorkloadClient
 

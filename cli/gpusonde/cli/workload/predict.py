@@ -29,7 +29,7 @@ _MOST_DEVICES = 100_000
 _MOST_SAMPLES = 1 << 50
 
 
-def add_parser(subparsers: Subparsers, common: Parser) -> None:
+def add_predict_parser(subparsers: Subparsers, common: Parser) -> None:
     """Declare ``gpusonde workload predict``."""
     parser = add_command(
         subparsers,
@@ -93,7 +93,7 @@ def counts(text: str) -> list[int]:
     return found
 
 
-def run(args: argparse.Namespace) -> int:
+def run_predict(args: argparse.Namespace) -> int:
     """Predict and print."""
     _check(args)
     output = Output(as_json=args.json)

@@ -49,7 +49,7 @@ class Source:
     path: Path | None = None
 
 
-def add_parser(subparsers: Subparsers, common: Parser) -> None:
+def add_train_parser(subparsers: Subparsers, common: Parser) -> None:
     """Declare ``gpusonde workload train``."""
     parser = add_command(
         subparsers,
@@ -99,7 +99,7 @@ def source(text: str) -> Source:
     raise argparse.ArgumentTypeError(f"{text!r} is none of digits, folder:PATH, cifar10:PATH")
 
 
-def run(args: argparse.Namespace) -> int:
+def run_train(args: argparse.Namespace) -> int:
     """Train, register and print."""
     sources = _sources(args)
     if find_spec("torch") is None:
@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
     output = Output(as_json=args.json)
     trainings = _drained(args, sources) if args.queue else _one(args, sources)
     found = {"registry": str(args.out), "trainings": trainings}
-    output.result(found, lambda screen: _render(screen, found))
+    output.result(found, lambda screen: _render_train(screen, found))
     return 0 if all(each["state"] == _DONE for each in trainings) else 1
 
 
@@ -209,7 +209,7 @@ def _trained(
             result = train(dataset, options, directory, progress)
         except TrainingMismatchError as error:
             raise CommandError(f"{error} (--anew does)") from error
-    return payload(Registry(args.out).add(result.encoder, figures=result.figures()), result)
+    return train_payload(Registry(args.out).add(result.encoder, figures=result.figures()), result)
 
 
 def _read(chosen: Source, dataset_type: str, image_size: int | None) -> ImageDataset:
@@ -224,7 +224,7 @@ def _read(chosen: Source, dataset_type: str, image_size: int | None) -> ImageDat
     return read_folder(chosen.path, dataset_type, image_size=image_size)
 
 
-def payload(registered: RegisteredEncoder, result: TrainingResult) -> dict[str, Any]:
+def train_payload(registered: RegisteredEncoder, result: TrainingResult) -> dict[str, Any]:
     """What is printed of a training."""
     figures = result.figures()
     return {
@@ -253,7 +253,7 @@ def _failed(training: Training) -> dict[str, Any]:
     }
 
 
-def _render(screen: Screen, found: dict[str, Any]) -> None:
+def _render_train(screen: Screen, found: dict[str, Any]) -> None:
     for each in found["trainings"]:
         if each["state"] != _DONE:
             screen.note(f"{each['dataset_type']}: {each['reason']}")

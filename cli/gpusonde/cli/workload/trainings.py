@@ -12,7 +12,7 @@ from gpusonde.cli.output import Output, Screen
 from gpusonde.cli.parsing import Parser, Subparsers, UsageError, add_command
 
 
-def add_parser(subparsers: Subparsers, common: Parser) -> None:
+def add_trainings_parser(subparsers: Subparsers, common: Parser) -> None:
     """Declare ``gpusonde workload trainings``."""
     parser = add_command(
         subparsers,
@@ -27,7 +27,7 @@ def add_parser(subparsers: Subparsers, common: Parser) -> None:
     add_collector_options(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run_trainings(args: argparse.Namespace) -> int:
     """Ask and print."""
     from gpusonde.collector.workload.client import WorkloadClient
 
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
         if args.add is not None:
             client.queue_training(args.add, again=args.again)
         payload = {"trainings": [_training(each) for each in client.trainings()]}
-    Output(as_json=args.json).result(payload, lambda screen: _render(screen, payload["trainings"]))
+    Output(as_json=args.json).result(payload, lambda screen: _render_trainings(screen, payload["trainings"]))
     return 0
 
 
@@ -59,7 +59,7 @@ def _training(found: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _render(screen: Screen, trainings: Sequence[Mapping[str, Any]]) -> None:
+def _render_trainings(screen: Screen, trainings: Sequence[Mapping[str, Any]]) -> None:
     if not trainings:
         screen.line("no training was ever queued there")
         return

@@ -13,7 +13,7 @@ from gpusonde.telemetry import FloatArray
 
 _MOST_EPOCHS = 400  # the newest are looked at; the search takes the square of their number
 _SHORTEST_STRETCH = 3  # epochs; one long epoch is a pause, not a change
-_LEAST_SCATTER = 0.004  # of the duration: boundaries are placed to a tick, not to nothing
+_LEAST_TREND_SCATTER = 0.004  # of the duration: boundaries are placed to a tick, not to nothing
 _PENALTY = 5.0  # times log(epochs) that a change must explain; false alarms on steady noise: see the tests
 _LEAST_CHANGE = 0.04  # as a ratio: less is real, perhaps, but of no use to anybody
 _OUTLIER = 3.0  # standard deviations beyond which a single epoch counts no more
@@ -92,7 +92,7 @@ def _changes(logs: FloatArray) -> list[int]:
     n = logs.size
     if n < 2 * _SHORTEST_STRETCH:
         return []
-    scatter = max(_LEAST_SCATTER, float(np.median(np.abs(np.diff(logs)))) / (0.6745 * np.sqrt(2)))
+    scatter = max(_LEAST_TREND_SCATTER, float(np.median(np.abs(np.diff(logs)))) / (0.6745 * np.sqrt(2)))
     usual = median_filter(logs, 5, mode="nearest")
     calm = usual + np.clip(logs - usual, -_OUTLIER * scatter, _OUTLIER * scatter)
     sums, squares = (np.concatenate([[0.0], np.cumsum(x)]) for x in (calm, calm**2))

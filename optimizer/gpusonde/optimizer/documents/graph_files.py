@@ -52,10 +52,10 @@ def with_graph_curves(
     if "graph" not in job:
         return job
     table = Table(job.pop("graph"), "job.graph", KEYS)
-    graph = _read(table, folder)
+    graph = _read_graph_entry(table, folder)
     curves = [element for _, element in Table(job, "job", job).items("curves", most=_MOST_DEVICES)]
     known = {device_name(str(curve.get("device")), gpus) for curve in curves if isinstance(curve, Mapping)}
-    wanted = [spec for spec in _devices(table, document, gpus) if spec.name not in known]
+    wanted = [spec for spec in _graph_gpus(table, document, gpus) if spec.name not in known]
     if not wanted and not curves:
         raise DocumentError(table.path, "no offer names a GPU of the catalogue; give devices, those to estimate for")
     limits = {spec.name: _largest_batch(table, graph, spec, document) for spec in wanted}
@@ -69,7 +69,7 @@ def with_graph_curves(
     return {**job, "curves": curves, **assumed}
 
 
-def _read(table: Table, folder: Path) -> WorkloadGraph:
+def _read_graph_entry(table: Table, folder: Path) -> WorkloadGraph:
     path = folder / Path(table.text("file", longest=4096)).expanduser()
     try:
         graph = read_graph(path)
@@ -155,7 +155,7 @@ def _largest_batch(table: Table, graph: WorkloadGraph, spec: GpuSpec, document: 
     return min(largest_batch_estimate(graph, spec.memory_bytes), most)
 
 
-def _devices(table: Table, document: Mapping[str, Any], gpus: GpuCatalog) -> list[GpuSpec]:
+def _graph_gpus(table: Table, document: Mapping[str, Any], gpus: GpuCatalog) -> list[GpuSpec]:
     """Those that are named, else those of everything that can be rented, as far as the catalogue knows them."""
     if "devices" in table:
         try:
@@ -186,17 +186,17 @@ def _named(element: Mapping[str, Any], catalog: OfferCatalog) -> list[str]:
     if element.get("gpus"):
         return [name for name in element["gpus"] if isinstance(name, str)]
     found: list[str] = []
-    for provider in _texts(element.get("providers")):
-        for region in _texts(element.get("regions")):
+    for provider in _listed_texts(element.get("providers")):
+        for region in _listed_texts(element.get("regions")):
             try:
                 offers = catalog.offers(billing=None, provider=provider, region=region)
             except UnknownProviderError:
                 continue
-            kinds = _texts(element.get("instance_types"))
+            kinds = _listed_texts(element.get("instance_types"))
             found += [offer.gpu_model for offer in offers if kinds == [None] or offer.instance_type in kinds]
     return found
 
 
-def _texts(values: Any) -> list[str | None]:
+def _listed_texts(values: Any) -> list[str | None]:
     """What a query asks for; [None], anything, where it says nothing."""
     return [value for value in values if isinstance(value, str)] if isinstance(values, list) and values else [None]

@@ -24,7 +24,7 @@ from gpusonde.optimizer.offers import (
 )
 
 _LOG = logging.getLogger(__name__)
-_MOST_FILES = 64
+_MOST_SPOT_FILES = 64
 _MOST_MACHINES = 10_000
 _HOUR_S = 3600.0
 _KEYS = (
@@ -52,12 +52,12 @@ def with_spot_offers(document: dict[str, Any], folder: Path, clock: Callable[[],
     catalog = load_offers(gpus=gpus)
     top = Table(document, "", document)
     offers = [element for _, element in top.items("offers", most=1 << 20)]
-    for at, element in top.items("spot", most=_MOST_FILES):
-        offers += _offers(Table(element, at, _KEYS), folder, catalog, _devices(document, gpus), clock())
+    for at, element in top.items("spot", most=_MOST_SPOT_FILES):
+        offers += _offers(Table(element, at, _KEYS), folder, catalog, _spot_gpus(document, gpus), clock())
     return {**{key: value for key, value in document.items() if key != "spot"}, "offers": offers}
 
 
-def _devices(document: Mapping[str, Any], gpus: GpuCatalog) -> set[str]:
+def _spot_gpus(document: Mapping[str, Any], gpus: GpuCatalog) -> set[str]:
     """Devices of the job's curves; what is wrong with these is found where they are read."""
     job = document.get("job")
     curves = job.get("curves") if isinstance(job, Mapping) else None
@@ -80,10 +80,10 @@ def _offers(
             preemptions_per_hour={} if rate is None else {"*": rate},
         )
         chosen = OfferFilter(
-            providers=_texts(table, "providers"),
-            regions=_texts(table, "regions"),
-            gpus=_texts(table, "gpus"),
-            instance_types=_texts(table, "instance_types"),
+            providers=_table_texts(table, "providers"),
+            regions=_table_texts(table, "regions"),
+            gpus=_table_texts(table, "gpus"),
+            instance_types=_table_texts(table, "instance_types"),
         )
         age = timedelta(seconds=_HOUR_S * table.number("longest_age_hours", 24.0, most=1e6))
         selection = spot_offers(catalog, read_spot_rows(path), terms, now, chosen, longest_age=age)
@@ -102,5 +102,5 @@ def _offers(
     return [{**fields, **fabrics} for fields in said]
 
 
-def _texts(table: Table, key: str) -> tuple[str, ...]:
+def _table_texts(table: Table, key: str) -> tuple[str, ...]:
     return tuple(text(value, at) for at, value in table.items(key, most=64))

@@ -20,21 +20,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpusonde.telemetry.errors import TraceFormatError, shown
-from gpusonde.telemetry.metadata import TraceMetadata
 from gpusonde.telemetry.metrics import METRIC_BY_CODE
-from gpusonde.telemetry.readers.columns import left_out
-from gpusonde.telemetry.readers.table import GpuLabels, IntArray, Rows, split_by_gpu
-from gpusonde.telemetry.readers.text import DEFAULT_MAX_BYTES, blocks
-from gpusonde.telemetry.readers.timestamps import (
+from gpusonde.telemetry.readers.delimited import (
+    DEFAULT_MAX_BYTES,
     NANOSECONDS,
     TIME_ZONE_NOTE,
     TimestampError,
     TimestampParser,
+    blocks,
     seconds_from,
 )
-from gpusonde.telemetry.readers.values import CellError, Column
-from gpusonde.telemetry.trace import FloatArray, Trace
+from gpusonde.telemetry.readers.table import CellError, Column, GpuLabels, IntArray, Rows, left_out, split_by_gpu
+from gpusonde.telemetry.trace import FloatArray, Trace, TraceFormatError, TraceMetadata, shown
 
 # "dcgmi dmon --help": -d, default 1000 ms.
 DEFAULT_INTERVAL_S = 1.0

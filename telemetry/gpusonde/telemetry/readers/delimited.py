@@ -1,14 +1,214 @@
-"""Rows of separated values with their line numbers: what our own CSV and nvidia-smi's logs have in common."""
+"""Rows of separated values with their line numbers: what our own CSV and nvidia-smi's logs have in common.
+
+Reading text files in blocks of lines: decoding, line numbers and the caps that keep memory bounded.
+
+Time stamps of trace files: ISO 8601, nvidia-smi's local time, Unix seconds to nanoseconds.
+
+Everything becomes whole nanoseconds since 1970 first, so that differences are exact.
+"""
 
 from __future__ import annotations
 
+import codecs
 import csv
+import datetime
 import os
+import re
+import stat
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import BinaryIO
 
-from gpusonde.telemetry.errors import TraceFormatError, shown
-from gpusonde.telemetry.readers.text import DEFAULT_MAX_BYTES, Block, blocks
+import numpy as np
+import numpy.typing as npt
+
+from gpusonde.telemetry.trace import TraceError, TraceFormatError, TraceTooLargeError, shown
+
+DEFAULT_MAX_BYTES = 2 << 30
+MAX_LINE_CHARACTERS = 1 << 20
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some consecutive lines of a file, without their line ends.
+
+    Attributes:
+        first_line: Number of the first line, counted from 1.
+        lines: The lines.
+        ends_file: Whether these are the last lines of the file.
+        terminated: False only in the last block of a file that does not end with a line feed.
+    """
+
+    first_line: int
+    lines: list[str]
+    ends_file: bool = False
+    terminated: bool = True
+
+
+def open_regular(path: str | os.PathLike[str], max_bytes: int) -> tuple[BinaryIO, int]:
+    """Open a regular file and return it with its size.
+
+    Raises:
+        OSError: The file cannot be opened.
+        TraceFormatError: It is not a regular file (readers look at a file twice), or it is empty.
+        TraceTooLargeError: It is larger than ``max_bytes``.
+    """
+    # Non-blocking, so that a FIFO is refused instead of waited for.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    status = os.fstat(descriptor)
+    refusal: TraceError | None = None
+    if not stat.S_ISREG(status.st_mode):
+        refusal = TraceFormatError(path, "not a regular file; write the trace to a file first")
+    elif status.st_size == 0:
+        refusal = TraceFormatError(path, "the file is empty; a trace needs a header line and at least one tick")
+    elif status.st_size > max_bytes:
+        refusal = TraceTooLargeError(path, status.st_size, max_bytes)
+    if refusal is not None:
+        os.close(descriptor)
+        raise refusal
+    return os.fdopen(descriptor, "rb"), status.st_size
+
+
+def blocks(path: str | os.PathLike[str], *, max_bytes: int = DEFAULT_MAX_BYTES) -> Iterator[Block]:
+    """Yield the lines of a UTF-8 or (by its byte order mark) UTF-16 text file, about a megabyte at a time.
+
+    Reads up to the size that the file has when it is opened, so a log that still grows ends somewhere.
+
+    Raises:
+        OSError: The file cannot be read.
+        TraceFormatError: Wrong encoding, NUL characters, or a line of more than a million characters.
+        TraceTooLargeError: The file is larger than ``max_bytes``.
+    """
+    file, left = open_regular(path, max_bytes)
+    with file:
+        # Windows PowerShell redirects into UTF-16; the "utf-16" codec takes the byte order from the mark and drops it.
+        utf16 = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+        file.seek(0)
+        encoding = "utf-16" if utf16 else "utf-8-sig"
+        decoder = codecs.getincrementaldecoder(encoding)()
+        line, rest = 1, ""
+        while left > 0:
+            chunk = file.read(min(_CHUNK_BYTES, left))
+            left = left - len(chunk) if chunk else 0
+            try:
+                text = rest + decoder.decode(chunk, final=left == 0)
+            except UnicodeDecodeError as error:
+                before = bytes(error.object[: error.start]).decode(encoding, errors="replace")
+                raise TraceFormatError(
+                    path,
+                    f"not {'UTF-16' if utf16 else 'UTF-8'} text; if this is a trace file, save it as UTF-8",
+                    line=line + (rest + before).count("\n"),
+                ) from None
+            lines = text.split("\n")
+            rest = lines.pop() if left else ""
+            terminated = bool(left) or not lines[-1]
+            if not left and terminated:
+                lines.pop()
+            if "\0" in text or max(map(len, (*lines, rest)), default=0) > MAX_LINE_CHARACTERS:
+                raise _unreadable(path, line, [*lines, rest])
+            if "\r" in text:
+                lines = [item.rstrip("\r") for item in lines]
+            if lines or not left:
+                yield Block(line, lines, ends_file=not left, terminated=terminated)
+            line += len(lines)
+
+
+def _unreadable(path: str | os.PathLike[str], first_line: int, lines: list[str]) -> TraceFormatError:
+    for number, item in enumerate(lines, start=first_line):
+        if "\0" in item:
+            what = "NUL characters; the file is binary, or a crash left a hole in it: delete the line"
+            return TraceFormatError(path, what, line=number)
+        if len(item) > MAX_LINE_CHARACTERS:
+            what = f"a line of more than {MAX_LINE_CHARACTERS:,} characters; this is not a trace file"
+            return TraceFormatError(path, what, line=number)
+    raise AssertionError("called for lines that can be read")
+
+
+NANOSECONDS = 1_000_000_000
+
+_DATE_TIME = re.compile(
+    r"(\d{4})[-/](\d{2})[-/](\d{2})[T ](\d{2}):(\d{2}):(\d{2})(?:[.,](\d{1,9})\d*)?[ ]?(Z|UTC|[+-]\d{2}:?\d{2})?",
+    re.ASCII,
+)
+_NUMBER = re.compile(r"\d{1,19}(?:\.\d*)?", re.ASCII)
+_EPOCH_DAY = datetime.date(1970, 1, 1).toordinal()
+# 1e11 seconds is the year 5138, 1e11 milliseconds is 1973: each unit owns three decades of digits.
+_UNIX_UNITS = ((10**11, NANOSECONDS), (10**14, 1_000_000), (10**17, 1_000), (1 << 63, 1))
+
+TIME_ZONE_NOTE = "not stated in the file; read as UTC"
+
+
+class TimestampError(ValueError):
+    """A text that is no time stamp; the message says which forms are read."""
+
+
+@dataclass
+class TimestampParser:
+    """Parses the time stamps of one file.
+
+    Attributes:
+        zoned: Whether any time stamp stated its zone or was Unix time. Where none did, clock readings are taken as UTC.
+    """
+
+    zoned: bool = False
+    _days: dict[str, int] = field(default_factory=dict)
+
+    def nanoseconds(self, text: str) -> int:
+        """Return whole nanoseconds since 1970.
+
+        Raises:
+            TimestampError: The text is neither a date and time nor Unix time.
+        """
+        match = _DATE_TIME.fullmatch(text)
+        if match is None:
+            return self._unix(text)
+        year, month, day, hour, minute, second, fraction, zone = match.groups()
+        date = text[:10]
+        days = self._days.get(date)
+        if days is None:
+            try:
+                days = datetime.date(int(year), int(month), int(day)).toordinal() - _EPOCH_DAY
+            except ValueError as error:
+                raise TimestampError(f"{text!r} is no date: {error}") from None
+            self._days[date] = days
+        # 60 is a leap second.
+        if int(hour) > 23 or int(minute) > 59 or int(second) > 60:
+            raise TimestampError(f"{text!r} is no time of day")
+        seconds = days * 86_400 + int(hour) * 3600 + int(minute) * 60 + int(second)
+        if zone is not None:
+            self.zoned = True
+            if zone[0] in "+-":
+                offset = int(zone[1:3]) * 3600 + int(zone[-2:]) * 60
+                seconds += -offset if zone[0] == "+" else offset
+        return _in_range(seconds * NANOSECONDS + (int(fraction.ljust(9, "0")) if fraction else 0), text)
+
+    def _unix(self, text: str) -> int:
+        if _NUMBER.fullmatch(text) is None:
+            raise TimestampError(
+                f"{text[:60]!r} is no time stamp; write ISO 8601 (2025-07-26T23:32:09.703Z) or Unix time (1753572729.7)"
+            )
+        self.zoned = True
+        whole, _, fraction = text.partition(".")
+        scale = unix_scale(int(whole))
+        digits = len(str(scale)) - 1
+        return _in_range(int(whole) * scale + int(fraction[:digits].ljust(digits, "0") or "0"), text)
+
+
+def _in_range(nanoseconds: int, text: str) -> int:
+    if not -(1 << 63) <= nanoseconds < 1 << 63:
+        raise TimestampError(f"{text!r} lies outside of the years 1678 to 2262")
+    return nanoseconds
+
+
+def unix_scale(value: int) -> int:
+    """Return how many nanoseconds one unit of a Unix time of this size stands for (s, ms, us or ns)."""
+    return next((scale for limit, scale in _UNIX_UNITS if value < limit), 1)
+
+
+def seconds_from(nanoseconds: npt.NDArray[np.int64], origin: int) -> npt.NDArray[np.float64]:
+    """Return seconds after ``origin`` (nanoseconds since 1970), rounded once."""
+    return np.asarray((nanoseconds - origin) / NANOSECONDS, dtype=np.float64)
 
 
 @dataclass(frozen=True)

@@ -11,21 +11,40 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpusonde.telemetry.errors import TraceFormatError, shown
-from gpusonde.telemetry.metadata import CSV_KEY, MetadataError, TraceMetadata, finite, from_json, parse_json
-from gpusonde.telemetry.readers.columns import TIME_S, Layout, gpus_of, layout
-from gpusonde.telemetry.readers.delimited import DelimitedFile, RowBlock
-from gpusonde.telemetry.readers.table import GpuLabels, IntArray, Rows, split_by_gpu
-from gpusonde.telemetry.readers.text import DEFAULT_MAX_BYTES
-from gpusonde.telemetry.readers.timestamps import (
+from gpusonde.telemetry.readers.delimited import (
+    DEFAULT_MAX_BYTES,
     NANOSECONDS,
     TIME_ZONE_NOTE,
+    DelimitedFile,
+    RowBlock,
     TimestampError,
     TimestampParser,
     seconds_from,
 )
-from gpusonde.telemetry.readers.values import CellError, Column
-from gpusonde.telemetry.trace import FloatArray, Trace
+from gpusonde.telemetry.readers.table import (
+    TIME_S,
+    CellError,
+    Column,
+    GpuLabels,
+    IntArray,
+    Layout,
+    Rows,
+    gpus_of,
+    layout,
+    split_by_gpu,
+)
+from gpusonde.telemetry.trace import (
+    CSV_KEY,
+    FloatArray,
+    MetadataError,
+    Trace,
+    TraceFormatError,
+    TraceMetadata,
+    finite,
+    from_json,
+    parse_json,
+    shown,
+)
 
 
 def read_own_csv(path: str | os.PathLike[str], *, max_bytes: int = DEFAULT_MAX_BYTES) -> list[Trace]:

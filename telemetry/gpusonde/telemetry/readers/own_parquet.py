@@ -7,21 +7,41 @@ from typing import Any
 
 import numpy as np
 
-from gpusonde.telemetry.errors import ParquetSupportError, TraceFormatError, TraceTooLargeError, shown
-from gpusonde.telemetry.metadata import PARQUET_KEY, MetadataError, TraceMetadata, from_json, parse_json
-from gpusonde.telemetry.readers.columns import TIME_S, gpus_of, layout
-from gpusonde.telemetry.readers.table import GpuLabels, IntArray, Rows, split_by_gpu
-from gpusonde.telemetry.readers.text import DEFAULT_MAX_BYTES, open_regular
-from gpusonde.telemetry.readers.timestamps import (
+from gpusonde.telemetry.readers.delimited import (
+    DEFAULT_MAX_BYTES,
     NANOSECONDS,
     TIME_ZONE_NOTE,
     TimestampError,
     TimestampParser,
+    open_regular,
     seconds_from,
     unix_scale,
 )
-from gpusonde.telemetry.readers.values import Column, Numbers
-from gpusonde.telemetry.trace import FloatArray, Trace, TraceError
+from gpusonde.telemetry.readers.table import (
+    TIME_S,
+    Column,
+    GpuLabels,
+    IntArray,
+    Numbers,
+    Rows,
+    gpus_of,
+    layout,
+    split_by_gpu,
+)
+from gpusonde.telemetry.trace import (
+    PARQUET_KEY,
+    FloatArray,
+    MetadataError,
+    ParquetSupportError,
+    Trace,
+    TraceError,
+    TraceFormatError,
+    TraceMetadata,
+    TraceTooLargeError,
+    from_json,
+    parse_json,
+    shown,
+)
 
 _ROW = "row "
 _BATCH_ROWS = 65_536

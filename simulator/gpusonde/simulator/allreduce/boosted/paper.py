@@ -15,7 +15,7 @@ from gpusonde.simulator.allreduce.measurements import AllreduceMeasurement, Link
 # "9K bytes on EC2" (section 4.2).
 MTU_BYTES = 9000
 # The paper's hyperparameters came from a search that it does not print; these are the reference's.
-_ROUNDS, _DEPTH, _RATE = 300, 6, 0.08
+_PAPER_ROUNDS, _PAPER_DEPTH, _PAPER_RATE = 300, 6, 0.08
 
 
 class PaperModel:
@@ -54,7 +54,9 @@ class PaperModel:
             if part.any():
                 labels = np.log(bandwidths[part]) if log_target else bandwidths[part] / _unit(bandwidths)
                 objective = "reg:absoluteerror" if log_target else "reg:squarederror"
-                trees = BoostedTrees(_ROUNDS, _DEPTH, _RATE, objective).fit(features[part], labels, weights[part])
+                trees = BoostedTrees(_PAPER_ROUNDS, _PAPER_DEPTH, _PAPER_RATE, objective).fit(
+                    features[part], labels, weights[part]
+                )
             self._models.append(trees)
         self._unit = _unit(bandwidths)
         self._lowest = float(bandwidths.min())

@@ -8,19 +8,19 @@ from gpusonde.predictor.workload.zoo.keras.layers import Layers, Tensor
 
 def mobilenet_v2(layers: Layers, classes: int) -> WorkloadGraph:
     """MobileNet-v2 with a width of 1."""
-    x = _normed(layers, layers.image, 32, 3, 2, "relu6")
+    x = _separable_normed(layers, layers.image, 32, 3, 2, "relu6")
     stages = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
     for expansion, filters, depth, first_stride in stages:
         for position in range(depth):
             stride = 1 if position else first_stride
             inner = x
             if expansion > 1:
-                inner = _normed(layers, inner, expansion * x.channels, 1, 1, "relu6")
+                inner = _separable_normed(layers, inner, expansion * x.channels, 1, 1, "relu6")
             inner = layers.depthwise(inner, 3, stride)
             inner = layers.activation(layers.norm(inner), "relu6")
             inner = layers.norm(layers.convolution(inner, filters, 1, bias=False))
             x = layers.total(x, inner) if inner.shape == x.shape else inner
-    x = _normed(layers, x, 1280, 1, 1, "relu6")
+    x = _separable_normed(layers, x, 1280, 1, 1, "relu6")
     return layers.graph(layers.softmax(layers.dense(layers.global_average(x), classes)))
 
 
@@ -50,7 +50,7 @@ def xception(layers: Layers, classes: int) -> WorkloadGraph:
 
 def efficientnet_b0(layers: Layers, classes: int) -> WorkloadGraph:
     """EfficientNet-B0. The rescaling of its images (7 fixed numbers, which Keras counts) is left out."""
-    x = _normed(layers, layers.image, 32, 3, 2, "swish")
+    x = _separable_normed(layers, layers.image, 32, 3, 2, "swish")
     stages = (
         (1, 16, 1, 1, 3), (6, 24, 2, 2, 3), (6, 40, 2, 2, 5), (6, 80, 3, 2, 3),
         (6, 112, 3, 1, 5), (6, 192, 4, 2, 5), (6, 320, 1, 1, 3),
@@ -60,17 +60,17 @@ def efficientnet_b0(layers: Layers, classes: int) -> WorkloadGraph:
             stride = 1 if position else first_stride
             inner = x
             if expansion > 1:
-                inner = _normed(layers, inner, expansion * x.channels, 1, 1, "swish")
+                inner = _separable_normed(layers, inner, expansion * x.channels, 1, 1, "swish")
             inner = layers.depthwise(inner, kernel, stride)
             inner = layers.activation(layers.norm(inner), "swish")
             inner = _squeezed(layers, inner, max(1, x.channels // 4))
             inner = layers.norm(layers.convolution(inner, filters, 1, bias=False))
             x = layers.total(inner, x) if inner.shape == x.shape else inner
-    x = _normed(layers, x, 1280, 1, 1, "swish")
+    x = _separable_normed(layers, x, 1280, 1, 1, "swish")
     return layers.graph(layers.softmax(layers.dense(layers.global_average(x), classes)))
 
 
-def _normed(layers: Layers, x: Tensor, filters: int, kernel: int, stride: int, kind: str) -> Tensor:
+def _separable_normed(layers: Layers, x: Tensor, filters: int, kernel: int, stride: int, kind: str) -> Tensor:
     x = layers.convolution(x, filters, kernel, stride, bias=False)
     return layers.activation(layers.norm(x), kind)
 
