@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpusonde.catalog import GpuCatalog, Resolution, UnknownGpuError, load_gpus
-from gpusonde.catalog.names import key_of
+from gpusonde.catalog.gpus import key_of
 
 GPUS = load_gpus()
 

@@ -1,10 +1,17 @@
 """GPU specifications, instance offers and prices, each figure with its source."""
 
 from gpusonde.catalog.gpus import AmbiguousName, GpuCatalog, Resolution, UnknownGpuError, load_gpus
-from gpusonde.catalog.offers import Offer, OfferCatalog, UnknownProviderError, load_offers
-from gpusonde.catalog.ranking import CostedOffer, cheapest, fastest, rank_offers
-from gpusonde.catalog.sources import CatalogDataError, Source
-from gpusonde.catalog.spec import GpuSpec
+from gpusonde.catalog.offers import (
+    CostedOffer,
+    Offer,
+    OfferCatalog,
+    UnknownProviderError,
+    cheapest,
+    fastest,
+    load_offers,
+    rank_offers,
+)
+from gpusonde.catalog.spec import CatalogDataError, GpuSpec, Source
 
 __all__ = [
     "AmbiguousName",

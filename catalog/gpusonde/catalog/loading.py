@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gpusonde.catalog.sources import CatalogDataError, Source
-from gpusonde.catalog.spec import GpuSpec
+from gpusonde.catalog.spec import CatalogDataError, GpuSpec, Source
 
 _GIBIBYTE = float(1 << 30)
 _MEBIBYTE = float(1 << 20)
