@@ -5,13 +5,7 @@ from pathlib import Path
 import pytest
 
 from gpusonde.agent import AgentConfig, ConfigError
-from gpusonde.settings import (
-    QuantityError,
-    format_duration,
-    format_size,
-    parse_duration_s,
-    parse_size_bytes,
-)
+from gpusonde.service.config import QuantityError, format_duration, format_size, parse_duration_s, parse_size_bytes
 
 
 def write(tmp_path, text):

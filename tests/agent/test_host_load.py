@@ -10,7 +10,7 @@ from gpusonde.agent.description.load import HostLoadReader
 from gpusonde.agent.uplink.session import Session
 from gpusonde.common.v1 import gpu_pb2
 from gpusonde.ingest.v1 import ingest_pb2
-from gpusonde.service.tasks import end
+from gpusonde.service.process import end
 
 
 class Kernel:

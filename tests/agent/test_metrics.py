@@ -15,7 +15,7 @@ from gpusonde.agent.counters import SelfCounters
 from gpusonde.agent.metrics import AgentFigures, AgentMetrics
 from gpusonde.agent.records.record_ages import RecordAges
 from gpusonde.agent.sources.base import SourceStatistics
-from gpusonde.service.distribution import Distribution
+from gpusonde.service.metrics import Distribution
 from gpusonde.service.reload import ReloadCounters
 from gpusonde.telemetry import BlankReason, Trace
 

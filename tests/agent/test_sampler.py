@@ -17,7 +17,7 @@ from gpusonde.agent.sources.base import (
     SourceInventory,
     SourceStatistics,
 )
-from gpusonde.service.vitals import Heartbeat
+from gpusonde.service.health import Heartbeat
 from gpusonde.telemetry import metric
 
 INTERVAL_S = 0.1

@@ -22,7 +22,7 @@ from gpusonde.agent.uplink.outcomes import Drained
 from gpusonde.agent.uplink.session import Session
 from gpusonde.common.v1 import gpu_pb2
 from gpusonde.ingest.v1 import ingest_pb2
-from gpusonde.service.tasks import end, within
+from gpusonde.service.process import end, within
 from gpusonde.service.tls import ClientSecurity
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from gpusonde.cli import main
 from gpusonde.cli.errors import CommandError, describe
-from gpusonde.service import logs
+from gpusonde.service import process
 from gpusonde.telemetry import TraceError
 
 HEAVY = ("scipy", "sklearn", "pandas", "catboost", "matplotlib", "pyarrow")
@@ -112,7 +112,7 @@ def test_help_imports_no_component() -> None:
     )
     answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
     # The log lines' forms are needed before it is known which component runs.
-    assert answer.stdout.splitlines() == ["['gpusonde.service', 'gpusonde.service.logs']", "False False"]
+    assert answer.stdout.splitlines() == ["['gpusonde.service', 'gpusonde.service.process']", "False False"]
 
 
 def test_our_own_errors_become_one_line_and_exit_1(
@@ -244,7 +244,7 @@ def test_a_collector_that_is_not_there_is_said_so() -> None:
 def test_json_log_lines_are_objects(capsys: pytest.CaptureFixture[str]) -> None:
     before = logging.getLogger().handlers[:], logging.getLogger().level
     try:
-        logs.configure("json", verbose=False, level=logging.WARNING, stream=sys.stderr)
+        process.configure("json", verbose=False, level=logging.WARNING, stream=sys.stderr)
         logging.getLogger("gpusonde.agent.uplink").warning("collector %s is away", "c1")
         logging.getLogger("gpusonde.agent.uplink").info("not printed")
     finally:

@@ -18,7 +18,7 @@ from gpusonde.collector.metrics import CollectorFigures, CollectorMetrics, Store
 from gpusonde.collector.storage.counters import StoreCounters
 from gpusonde.collector.storage.disk.files import OsFiles
 from gpusonde.collector.workload.training.counters import TrainingCounters
-from gpusonde.service.distribution import Distribution
+from gpusonde.service.metrics import Distribution
 from gpusonde.service.reload import ReloadCounters
 from gpusonde.telemetry import read_trace
 

@@ -31,7 +31,7 @@ from gpusonde.optimizer.offers.spot import SpotTableError, read_spot_rows
 from gpusonde.optimizer.problem import ProblemError
 from gpusonde.predictor.workload.engine.measurements import MeasurementFileError, read_measurements
 from gpusonde.query.v1 import query_pb2
-from gpusonde.service.endpoint import Endpoint
+from gpusonde.service.metrics_endpoint import Endpoint
 from gpusonde.simulator.allreduce.documents import MEASUREMENTS_FORMAT, measurements_from_json, model_from_json
 from gpusonde.simulator.allreduce.documents import DocumentError as AllreduceDocumentError
 from gpusonde.simulator.job_profile import JobProfile, JobProfileError

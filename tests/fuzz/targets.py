@@ -56,10 +56,10 @@ from gpusonde.predictor.crossgpu import LatencyModel, ModelFileError, read_runs
 from gpusonde.predictor.crossgpu.runs.table import RunsTableError
 from gpusonde.predictor.workload.embedding import EncoderDescription, EncoderWeights, EncoderWeightsError
 from gpusonde.predictor.workload.embedding.training.architectures import ArchitectureSpec, sample
+from gpusonde.service.config import ConfigError
 from gpusonde.service.tls import TlsError, expiry_unix_s
+from gpusonde.service.tls.certificates import CertificateFormatError
 from gpusonde.service.tls.client import read_token
-from gpusonde.service.tls.validity import CertificateFormatError
-from gpusonde.settings import ConfigError
 from gpusonde.telemetry import METRICS, Trace, TraceError, read_traces, write_trace
 
 

@@ -12,11 +12,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 from support.wire_agent import wait_until
 
-from gpusonde.service import families
-from gpusonde.service.distribution import Distribution
-from gpusonde.service.endpoint import Endpoint, EndpointLimits
-from gpusonde.service.listen import check_free, split_address
-from gpusonde.service.monitoring import Monitoring
+from gpusonde.service import metrics
+from gpusonde.service.metrics import Distribution
+from gpusonde.service.metrics_endpoint import Endpoint, EndpointLimits, Monitoring, check_free, split_address
 
 
 class Figures:
@@ -29,7 +27,7 @@ class Figures:
     def collect(self):
         if self.fault:
             raise self.fault
-        yield families.counter("test_ticks", "Ticks.", self.ticks)
+        yield metrics.counter("test_ticks", "Ticks.", self.ticks)
 
 
 class Rig:
@@ -213,7 +211,7 @@ def test_a_distribution_counts_by_upper_bound():
 
     class One:
         def collect(self):
-            yield families.histogram("test_seconds", "Time.", seconds)
+            yield metrics.histogram("test_seconds", "Time.", seconds)
 
     registry.register(One())
     assert registry.get_sample_value("test_seconds_bucket", {"le": "1.0"}) == 3

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpusonde.service.memory import release_startup_memory, unchanged_file_mappings
+from gpusonde.service.process import release_startup_memory, unchanged_file_mappings
 
 _SMAPS = """\
 7f0000000000-7f0000002000 r-xp 00001000 fe:00 123 /usr/lib/libone.so
@@ -42,7 +42,7 @@ def test_a_process_works_on_with_less_memory() -> None:
         pytest.skip("needs Linux with glibc")
     script = (
         "import json, ssl, sqlite3, numpy, grpc\n"
-        "from gpusonde.service.memory import release_startup_memory\n"
+        "from gpusonde.service.process import release_startup_memory\n"
         "def file_kib():\n"
         "    return next(int(l.split()[1]) for l in open('/proc/self/status') if l.startswith('RssFile'))\n"
         "before = file_kib()\n"

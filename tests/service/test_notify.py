@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from gpusonde.service.notify import notify
+from gpusonde.service.health import notify
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import resource
 
 import pytest
 
-from gpusonde.service.open_files import allow_open_files
+from gpusonde.service.process import allow_open_files
 
 
 @pytest.fixture

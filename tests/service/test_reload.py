@@ -7,9 +7,9 @@ import signal
 import pytest
 
 from gpusonde.agent import AgentConfig, ConfigError
+from gpusonde.service.config import take_over
+from gpusonde.service.process import hangups, ignore_hangups
 from gpusonde.service.reload import ReloadCounters, Reloader
-from gpusonde.service.signals import hangups, ignore_hangups
-from gpusonde.settings import take_over
 
 LIVE = {"log.level", "uplink.collector", "spool.max_bytes"}
 

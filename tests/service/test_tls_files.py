@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from support.certificates import Authority
 
 from gpusonde.service.tls import ClientSecurity, ExpiryWarning, ServerTls, TlsError, expiry_unix_s, is_loopback
+from gpusonde.service.tls.certificates import CertificateFormatError, KeyPair, locate
 from gpusonde.service.tls.client import read_token
-from gpusonde.service.tls.files import KeyPair, locate
-from gpusonde.service.tls.validity import CertificateFormatError
 
 
 @pytest.fixture(scope="module")

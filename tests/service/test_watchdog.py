@@ -4,8 +4,7 @@ import asyncio
 
 import pytest
 
-from gpusonde.service.vitals import Heartbeat, Vitals
-from gpusonde.service.watchdog import Watchdog, watchdog_s
+from gpusonde.service.health import Heartbeat, Vitals, Watchdog, watchdog_s
 
 
 class Clock:

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from gpusonde.service.listen import split_address
+from gpusonde.service.config import ConfigError, Configuration, LogConfig, format_duration, format_size, option
+from gpusonde.service.metrics_endpoint import split_address
 from gpusonde.service.tls import ClientSecurity
-from gpusonde.settings import ConfigError, Configuration, LogConfig, format_duration, format_size, option
 
 __all__ = ["AgentConfig", "ConfigError", "JobsConfig", "SourceConfig"]
 

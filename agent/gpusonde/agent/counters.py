@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from gpusonde.service.distribution import Distribution
+from gpusonde.service.metrics import Distribution
 from gpusonde.telemetry import BlankReason
 
 

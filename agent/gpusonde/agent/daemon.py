@@ -29,11 +29,10 @@ from gpusonde.agent.spool.files import Files
 from gpusonde.agent.threads import in_thread
 from gpusonde.agent.upkeep import Adjustable, Upkeep, pace_settings, uplink_settings
 from gpusonde.agent.uplink import AgentFacts, Uplink
-from gpusonde.service.memory import release_startup_memory
-from gpusonde.service.notify import notify
+from gpusonde.service.config import format_duration
+from gpusonde.service.health import notify
+from gpusonde.service.process import end, release_startup_memory
 from gpusonde.service.reload import ConfigSource
-from gpusonde.service.tasks import end
-from gpusonde.settings import format_duration
 
 log = logging.getLogger(__name__)
 

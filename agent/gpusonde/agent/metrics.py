@@ -13,7 +13,7 @@ from prometheus_client.metrics_core import Metric
 from gpusonde.agent.counters import SelfCounters
 from gpusonde.agent.records.record_ages import RecordAges
 from gpusonde.agent.sources.base import GpuEventKind, SourceStatistics
-from gpusonde.service import families
+from gpusonde.service import metrics
 from gpusonde.service.reload import ReloadCounters
 from gpusonde.telemetry import BlankReason
 
@@ -59,10 +59,10 @@ class AgentMetrics:
     def collect(self) -> Iterable[Metric]:
         """Read everything once."""
         figures = self._figures
-        yield families.info(
+        yield metrics.info(
             f"{_PREFIX}_build_info", "What runs.", {"version": figures.version, "source": figures.source_name}
         )
-        yield families.gauge(f"{_PREFIX}_gpus", "GPUs and MIG instances that are sampled.", figures.counters.gpus)
+        yield metrics.gauge(f"{_PREFIX}_gpus", "GPUs and MIG instances that are sampled.", figures.counters.gpus)
         yield from self._sampling(figures.counters)
         yield from self._source(figures.source)
         yield from self._jobs(figures.counters)
@@ -71,32 +71,32 @@ class AgentMetrics:
         yield from figures.reloads.families(_PREFIX)
 
     def _sampling(self, counters: SelfCounters) -> Iterable[Metric]:
-        yield families.counter(f"{_PREFIX}_ticks", "Ticks of one GPU each.", counters.ticks)
-        yield families.counter(
+        yield metrics.counter(f"{_PREFIX}_ticks", "Ticks of one GPU each.", counters.ticks)
+        yield metrics.counter(
             f"{_PREFIX}_ticks_missed", "Deadlines that passed without a reading of any GPU.", counters.missed_ticks
         )
-        yield families.histogram(
+        yield metrics.histogram(
             f"{_PREFIX}_tick_lateness_seconds", "Time between a deadline and its reading.", counters.tick_lateness
         )
-        yield families.histogram(
+        yield metrics.histogram(
             f"{_PREFIX}_sample_read_seconds", "Time that one reading of all GPUs takes.", counters.read_time
         )
-        yield families.gauge(
+        yield metrics.gauge(
             f"{_PREFIX}_sampling_interval_seconds", "Time between two ticks.", counters.sampling_interval_s
         )
-        yield families.counters(
+        yield metrics.counters(
             f"{_PREFIX}_slowdowns",
             "How often sampling became slower than configured, by reason.",
             "reason",
             dict.fromkeys(_SLOWDOWN_REASONS, 0) | counters.slowdowns,
         )
-        yield families.counters(
+        yield metrics.counters(
             f"{_PREFIX}_blank_values",
             "Values that the driver did not give, by reason.",
             "reason",
             {reason.value: counters.blanks.get(reason, 0) for reason in BlankReason},
         )
-        yield families.counters(
+        yield metrics.counters(
             f"{_PREFIX}_gpu_events",
             "XIDs, lost and recovered GPUs, clock steps.",
             "kind",
@@ -104,32 +104,32 @@ class AgentMetrics:
         )
 
     def _source(self, source: SourceStatistics) -> Iterable[Metric]:
-        yield families.gauge(
+        yield metrics.gauge(
             f"{_PREFIX}_source_lag_seconds", "Time from measuring the newest value to its arrival.", source.lag_s
         )
-        yield families.counter(
+        yield metrics.counter(
             f"{_PREFIX}_source_suspect_ticks",
             "Ticks whose profiling values were zero for long on a GPU that the driver called busy.",
             source.suspect_ticks,
         )
-        yield families.counter(
+        yield metrics.counter(
             f"{_PREFIX}_source_capped_ratios", "Ratios of MIG instances above 1, stored as 1.", source.capped_ratios
         )
-        yield families.counter(
+        yield metrics.counter(
             f"{_PREFIX}_source_hung_calls", "Calls into the vendor's library that were given up.", source.hung_calls
         )
-        yield families.counter(
+        yield metrics.counter(
             f"{_PREFIX}_source_reconnects", "Connections to a host engine after the first.", source.reconnects
         )
-        yield families.counter(
+        yield metrics.counter(
             f"{_PREFIX}_source_inventories", "Changes of the set of GPUs since the start.", source.inventories
         )
 
     def _jobs(self, counters: SelfCounters) -> Iterable[Metric]:
-        yield families.counter(
+        yield metrics.counter(
             f"{_PREFIX}_job_bindings", "Recorded bindings of jobs to GPUs, repetitions included.", counters.job_bindings
         )
-        yield families.counters(
+        yield metrics.counters(
             f"{_PREFIX}_job_source_failures",
             "Questions that a source of jobs did not answer, by source.",
             "source",
@@ -137,48 +137,48 @@ class AgentMetrics:
         )
 
     def _spool(self, counters: SelfCounters) -> Iterable[Metric]:
-        yield families.gauge(f"{_PREFIX}_spool_bytes", "Size of the spool on disk.", counters.spool_bytes)
-        yield families.gauge(
+        yield metrics.gauge(f"{_PREFIX}_spool_bytes", "Size of the spool on disk.", counters.spool_bytes)
+        yield metrics.gauge(
             f"{_PREFIX}_spool_max_bytes",
             "Size at which the oldest records are dropped.",
             self._figures.spool_max_bytes(),
         )
-        yield families.gauge(
+        yield metrics.gauge(
             f"{_PREFIX}_spool_oldest_record_age_seconds",
             "For how long the oldest record has waited for its acknowledgement; 0 when none waits.",
             self._figures.ages.oldest_s(counters.acked_sequence, counters.last_sequence),
         )
-        yield families.counter(f"{_PREFIX}_records", "Records appended to the spool.", counters.records)
-        yield families.counters(
+        yield metrics.counter(f"{_PREFIX}_records", "Records appended to the spool.", counters.records)
+        yield metrics.counters(
             f"{_PREFIX}_dropped_records",
             "Records given up before they were acknowledged, by reason.",
             "reason",
             dict.fromkeys(_DROP_REASONS, 0) | counters.dropped_records,
         )
-        yield families.counter(
+        yield metrics.counter(
             f"{_PREFIX}_lost_ticks", "Ticks inside of dropped records or never on disk.", counters.lost_ticks
         )
 
     def _uplink(self, counters: SelfCounters) -> Iterable[Metric]:
-        yield families.gauge(
+        yield metrics.gauge(
             f"{_PREFIX}_unacked_records", "Records that the collector has not made durable.", counters.unacked_records
         )
-        yield families.gauge(
+        yield metrics.gauge(
             f"{_PREFIX}_acked_sequence", "Highest sequence that the collector made durable.", counters.acked_sequence
         )
-        yield families.counter(
+        yield metrics.counter(
             f"{_PREFIX}_reconnects", "Sessions with a collector after the first.", counters.reconnects
         )
-        yield families.counters(
+        yield metrics.counters(
             f"{_PREFIX}_connection_failures",
             "Attempts and sessions that ended with an error, by gRPC status.",
             "code",
             dict(counters.connection_failures),
         )
-        yield families.gauge(
+        yield metrics.gauge(
             f"{_PREFIX}_throttled", "Whether the collector asks for fewer or smaller records now.", counters.throttled
         )
-        yield families.gauge(
+        yield metrics.gauge(
             f"{_PREFIX}_certificate_expiry_timestamp_seconds",
             "When the agent's certificate expires, as Unix time; absent without one.",
             counters.certificate_expiry_unix_s,

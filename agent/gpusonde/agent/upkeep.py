@@ -23,14 +23,11 @@ from gpusonde.agent.sampling.pace import AdaptivePace, PaceSettings
 from gpusonde.agent.sources.base import GpuSource, SourceInventory
 from gpusonde.agent.spool import Spool
 from gpusonde.agent.uplink import Uplink, UplinkSettings
-from gpusonde.service.endpoint import Endpoint
-from gpusonde.service.monitoring import Monitoring
+from gpusonde.service.config import format_duration
+from gpusonde.service.health import TOLERANCE_S, Heartbeat, Vitals, Watchdog, own_watchdog_s
+from gpusonde.service.metrics_endpoint import Endpoint, Monitoring
+from gpusonde.service.process import end, hangups
 from gpusonde.service.reload import ConfigSource, ReloadCounters, Reloader
-from gpusonde.service.signals import hangups
-from gpusonde.service.tasks import end
-from gpusonde.service.vitals import TOLERANCE_S, Heartbeat, Vitals
-from gpusonde.service.watchdog import Watchdog, own_watchdog_s
-from gpusonde.settings import format_duration
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gpusonde.cli import wording
 from gpusonde.cli.daemon import overrides_of, usage_errors_of_settings
 from gpusonde.cli.output import Output, Screen
-from gpusonde.service import logs
+from gpusonde.service import process
 
 if TYPE_CHECKING:
     from gpusonde.agent.doctor import Diagnosis, GpuFinding, JobSourceFinding, SourceFinding
@@ -27,7 +27,7 @@ def run_doctor(args: argparse.Namespace) -> int:
         config = AgentConfig.load(args.config, environment=os.environ, overrides=overrides_of(args, {}))
     if not args.verbose:
         # What a daemon tells about its choice stands in the findings.
-        logs.set_level("warning")
+        process.set_level("warning")
     output = Output(as_json=args.json)
     with output.progress("trying the sources"):
         diagnosis = examine(config.source)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from gpusonde.cli.output import Output
 from gpusonde.cli.parsing import UsageError
-from gpusonde.service import logs
+from gpusonde.service import process
 
 if TYPE_CHECKING:
-    from gpusonde.settings import LogConfig
+    from gpusonde.service.config import LogConfig
 
 
 def add_config_options(parser: argparse.ArgumentParser, environment_prefix: str) -> None:
@@ -57,7 +57,7 @@ def usage_errors_of_settings() -> Iterator[None]:
     Raises:
         UsageError: A flag or ``--set`` names no option, or its value is of the wrong kind.
     """
-    from gpusonde.settings import ConfigError
+    from gpusonde.service.config import ConfigError
 
     try:
         yield
@@ -72,9 +72,9 @@ def log_applier(args: argparse.Namespace) -> Callable[[LogConfig], None]:
 
     def apply(config: LogConfig) -> None:
         if not args.verbose:
-            logs.set_level(config.level)
+            process.set_level(config.level)
         if args.log_format is None:
-            logs.set_format(config.format)
+            process.set_format(config.format)
 
     return apply
 

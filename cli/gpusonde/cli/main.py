@@ -18,7 +18,7 @@ from typing import cast
 from gpusonde.cli.errors import Report, describe, one_line
 from gpusonde.cli.output import to_json
 from gpusonde.cli.parsing import CommandModule, Parser, UsageError, common_options
-from gpusonde.service import logs
+from gpusonde.service import process
 
 COMMANDS = (
     "demo",
@@ -94,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _report_interrupt()
     spare_loopback_from_proxies(os.environ)
     level = logging.INFO if args.command in _DAEMONS else logging.WARNING
-    logs.configure(args.log_format or "text", verbose=args.verbose, level=level)
+    process.configure(args.log_format or "text", verbose=args.verbose, level=level)
     return run(args)
 
 

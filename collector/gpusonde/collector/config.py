@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from gpusonde.collector.config_checks import check
+from gpusonde.service.config import ConfigError, Configuration, LogConfig, option
 from gpusonde.service.tls import is_loopback
-from gpusonde.settings import ConfigError, Configuration, LogConfig, option
 
 __all__ = ["CollectorConfig", "ConfigError"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpusonde.collector.storage.clickhouse import DATABASE_NAME
-from gpusonde.service.listen import split_address
+from gpusonde.service.config import ConfigError
+from gpusonde.service.metrics_endpoint import split_address
 from gpusonde.service.tls import is_loopback
-from gpusonde.settings import ConfigError
 
 if TYPE_CHECKING:
     from gpusonde.collector.config import CollectorConfig

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from gpusonde.collector.workload.training.counters import TrainingCounters
 from gpusonde.ingest.v1 import ingest_pb2
-from gpusonde.service.distribution import Distribution
+from gpusonde.service.metrics import Distribution
 
 # From milliseconds to the hour of a large compaction.
 _COMPACTION_SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)

@@ -53,10 +53,9 @@ from gpusonde.collector.tracking.state_keeper import StateKeeper, StateOptions
 from gpusonde.collector.tracking.summaries import EpochSummaries
 from gpusonde.collector.workload.assembly import Controller
 from gpusonde.epoch_detect import EpochTracker
-from gpusonde.service.notify import notify
-from gpusonde.service.open_files import allow_open_files
+from gpusonde.service.health import notify
+from gpusonde.service.process import allow_open_files, end
 from gpusonde.service.reload import ConfigSource
-from gpusonde.service.tasks import end
 from gpusonde.service.tls import is_loopback
 
 _LOG = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from gpusonde.collector.counters import CollectorCounters
 from gpusonde.collector.storage.counters import StoreCounters
 from gpusonde.collector.workload.errors import KINDS
 from gpusonde.collector.workload.training.queue import DONE, FAILED, QUEUED, RUNNING
-from gpusonde.service import families
+from gpusonde.service import metrics
 from gpusonde.service.reload import ReloadCounters
 
 _PREFIX = "gpusonde_collector"
@@ -108,7 +108,7 @@ class CollectorMetrics:
     def collect(self) -> Iterable[Metric]:
         """Read everything once."""
         figures = self._figures
-        yield families.info(
+        yield metrics.info(
             f"{_PREFIX}_build_info", "What runs.", {"version": figures.version, "engine": figures.engine}
         )
         yield from self._ingest(figures.counters)
@@ -121,116 +121,116 @@ class CollectorMetrics:
 
     def _ingest(self, counters: CollectorCounters) -> Iterable[Metric]:
         counts = counters.ingest
-        yield families.gauge(f"{_PREFIX}_streams", "Open streams of agents.", self._figures.streams())
-        yield families.gauge(f"{_PREFIX}_agents_known", "Agents ever seen.", self._figures.held.agents)
-        yield families.gauge(f"{_PREFIX}_gpus_known", "GPUs and MIG instances ever described.", self._figures.held.gpus)
-        yield families.counter(f"{_PREFIX}_records_received", "Records taken to be stored.", counts["records"])
-        yield families.counter(
+        yield metrics.gauge(f"{_PREFIX}_streams", "Open streams of agents.", self._figures.streams())
+        yield metrics.gauge(f"{_PREFIX}_agents_known", "Agents ever seen.", self._figures.held.agents)
+        yield metrics.gauge(f"{_PREFIX}_gpus_known", "GPUs and MIG instances ever described.", self._figures.held.gpus)
+        yield metrics.counter(f"{_PREFIX}_records_received", "Records taken to be stored.", counts["records"])
+        yield metrics.counter(
             f"{_PREFIX}_records_duplicate", "Records that were there already and dropped.", counts["repetitions"]
         )
-        yield families.counter(
+        yield metrics.counter(
             f"{_PREFIX}_records_rejected", "Refusals of records that can never be stored.", counts["refusals"]
         )
-        yield families.counter(
+        yield metrics.counter(
             f"{_PREFIX}_records_quarantined", "Records put aside after too many refusals.", counts["quarantined"]
         )
-        yield families.counter(
+        yield metrics.counter(
             f"{_PREFIX}_sequence_gaps",
             "Stretches of records that agents declared lost before they came.",
             counts["declared_gaps"],
         )
-        yield families.counters(
+        yield metrics.counters(
             f"{_PREFIX}_lost_ticks_reported",
             "Ticks that agents reported as lost, by reason.",
             "reason",
             dict.fromkeys(_LOSS_REASONS, 0) | counters.lost_ticks,
         )
-        yield families.counter(f"{_PREFIX}_throttles", "Requests to an agent to send less.", counts["throttles"])
-        yield families.gauge(
+        yield metrics.counter(f"{_PREFIX}_throttles", "Requests to an agent to send less.", counts["throttles"])
+        yield metrics.gauge(
             f"{_PREFIX}_ingest_lag_seconds",
             "Age of the newest tick of the stream that is furthest behind.",
             self._figures.ingest_lag_s(),
         )
 
     def _durability(self, counters: CollectorCounters) -> Iterable[Metric]:
-        yield families.gauge(
+        yield metrics.gauge(
             f"{_PREFIX}_taking_records",
             "Whether records are taken; not while the disk is full or the collector shuts down.",
             self._figures.taking_records(),
         )
-        yield families.histogram(
+        yield metrics.histogram(
             f"{_PREFIX}_ack_latency_seconds", "Time from a record's arrival to its durability.", counters.ack_latency
         )
-        yield families.histogram(
+        yield metrics.histogram(
             f"{_PREFIX}_log_sync_seconds", "Time of one group commit, its sync included.", counters.log_sync
         )
-        yield families.histogram(
+        yield metrics.histogram(
             f"{_PREFIX}_segment_write_seconds", "Time of writing one segment.", counters.segment_write
         )
 
     def _store(self, figures: CollectorFigures) -> Iterable[Metric]:
-        yield families.histogram(
+        yield metrics.histogram(
             f"{_PREFIX}_compaction_seconds", "Time of compacting one file.", figures.counters.compaction
         )
-        yield families.counter(
+        yield metrics.counter(
             f"{_PREFIX}_compaction_failures",
             "Compactions that did not succeed; the segments stay as they are.",
             figures.store.compaction_failures,
         )
-        yield families.counters(
+        yield metrics.counters(
             f"{_PREFIX}_retention_deleted_bytes",
             "Bytes deleted for their age or for room, by tier.",
             "tier",
             figures.store.deleted_bytes(),
         )
-        yield families.gauges(f"{_PREFIX}_store_bytes", "Size on disk, by tier.", "tier", figures.held.tier_bytes)
-        yield families.gauge(f"{_PREFIX}_store_free_bytes", "Free space where the store lies.", figures.held.free_bytes)
+        yield metrics.gauges(f"{_PREFIX}_store_bytes", "Size on disk, by tier.", "tier", figures.held.tier_bytes)
+        yield metrics.gauge(f"{_PREFIX}_store_free_bytes", "Free space where the store lies.", figures.held.free_bytes)
 
     def _tracking(self, counters: CollectorCounters) -> Iterable[Metric]:
-        yield families.gauge(
+        yield metrics.gauge(
             f"{_PREFIX}_tracking_backlog_gpus",
             "GPUs with records that tracking has not looked at.",
             self._figures.tracking_backlog(),
         )
-        yield families.gauge(
+        yield metrics.gauge(
             f"{_PREFIX}_tracking_round_seconds", "Time of the latest round of tracking.", counters.tracking_round_s
         )
-        yield families.counter(f"{_PREFIX}_epochs_detected", "Epochs found.", counters.epochs)
-        yield families.counters(
+        yield metrics.counter(f"{_PREFIX}_epochs_detected", "Epochs found.", counters.epochs)
+        yield metrics.counters(
             f"{_PREFIX}_predictions",
             "Predictions by status.",
             "status",
             dict.fromkeys(_PREDICTION_STATUSES, 0) | counters.predictions,
         )
-        yield families.histogram(
+        yield metrics.histogram(
             f"{_PREFIX}_prediction_seconds", "Time of answering one request for predictions.", counters.prediction
         )
 
     def _workloads(self, counters: CollectorCounters) -> Iterable[Metric]:
-        yield families.counters(
+        yield metrics.counters(
             f"{_PREFIX}_workload_answers",
             "Answers about workloads, by status.",
             "status",
             dict.fromkeys(_WORKLOAD_STATUSES, 0) | counters.workload_answers,
         )
-        yield families.histogram(
+        yield metrics.histogram(
             f"{_PREFIX}_workload_seconds", "Time of answering one request about workloads.", counters.workload
         )
-        yield families.gauge(
+        yield metrics.gauge(
             f"{_PREFIX}_workload_waiting", "Requests about workloads that wait.", counters.workload_waiting()
         )
-        yield families.gauges(
+        yield metrics.gauges(
             f"{_PREFIX}_workload_trainings",
             "Trainings of embeddings, by state.",
             "state",
             dict.fromkeys(_TRAINING_STATES, 0) | counters.trainings.states,
         )
-        yield families.counter(
+        yield metrics.counter(
             f"{_PREFIX}_workload_training_failures",
             "Processes that train and ended with an error.",
             counters.trainings.failures,
         )
-        yield families.counter(
+        yield metrics.counter(
             f"{_PREFIX}_workload_training_start_failures",
             "Processes that were to train and could not be started, or ended before they began.",
             counters.trainings.failed_starts,
@@ -238,13 +238,13 @@ class CollectorMetrics:
 
     def _access(self, figures: CollectorFigures) -> Iterable[Metric]:
         counters = figures.counters
-        yield families.counters(
+        yield metrics.counters(
             f"{_PREFIX}_requests_refused",
             "Refused calls and streams, by reason.",
             "reason",
             dict.fromkeys(_REFUSAL_REASONS, 0) | {"sequence_gap": counters.ingest["gaps"]} | counters.refused,
         )
-        yield families.gauge(
+        yield metrics.gauge(
             f"{_PREFIX}_certificate_expiry_timestamp_seconds",
             "When the collector's certificate expires, as Unix time; absent without one.",
             figures.certificate_expiry_unix_s(),

@@ -19,7 +19,7 @@ from gpusonde.collector.workload.service import WorkloadService
 from gpusonde.ingest.v1 import ingest_pb2, ingest_pb2_grpc
 from gpusonde.planning.v1 import planning_pb2, planning_pb2_grpc
 from gpusonde.query.v1 import query_pb2, query_pb2_grpc
-from gpusonde.service.listen import check_free
+from gpusonde.service.metrics_endpoint import check_free
 from gpusonde.workload.v1 import workload_pb2, workload_pb2_grpc
 
 _MOST_CALLS_PER_CONNECTION = 64

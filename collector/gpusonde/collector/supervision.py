@@ -25,12 +25,10 @@ from gpusonde.collector.security.access import Access
 from gpusonde.collector.storage.engine import Engine
 from gpusonde.collector.storage.errors import StoreError
 from gpusonde.collector.tracking.pipeline import EpochPipeline
-from gpusonde.service.endpoint import Endpoint
-from gpusonde.service.monitoring import Monitoring
+from gpusonde.service.health import TOLERANCE_S, Heartbeat, Vitals, Watchdog, own_watchdog_s
+from gpusonde.service.metrics_endpoint import Endpoint, Monitoring
+from gpusonde.service.process import hangups
 from gpusonde.service.reload import ConfigSource, ReloadCounters, Reloader
-from gpusonde.service.signals import hangups
-from gpusonde.service.vitals import TOLERANCE_S, Heartbeat, Vitals
-from gpusonde.service.watchdog import Watchdog, own_watchdog_s
 
 _LOG = logging.getLogger(__name__)
 _PULSE_S = 1.0

@@ -15,10 +15,9 @@ from typing import Generic, TypeVar
 
 from prometheus_client.metrics_core import Metric
 
-from gpusonde.service import families
-from gpusonde.service.notify import notify
-from gpusonde.service.watchdog import Notify
-from gpusonde.settings import Configuration, LogConfig, take_over
+from gpusonde.service import metrics
+from gpusonde.service.config import Configuration, LogConfig, take_over
+from gpusonde.service.health import Notify, notify
 
 log = logging.getLogger(__name__)
 
@@ -48,13 +47,13 @@ class ReloadCounters:
 
     def families(self, prefix: str) -> Iterable[Metric]:
         """Return the metrics of a daemon whose names begin with ``prefix``."""
-        yield families.counters(
+        yield metrics.counters(
             f"{prefix}_config_reloads",
             "Configurations read anew at SIGHUP.",
             "result",
             {"success": self.succeeded, "failure": self.failed},
         )
-        yield families.gauge(
+        yield metrics.gauge(
             f"{prefix}_config_last_reload_successful",
             "Whether the latest configuration could be used; the one before stays in force if not.",
             float(self.last_successful),

@@ -18,7 +18,7 @@ from gpusonde.agent.sampling.sampler import SampledReading
 from gpusonde.agent.sources.base import SourceInventory
 from gpusonde.agent.spool import Spool
 from gpusonde.ingest.v1 import ingest_pb2
-from gpusonde.service.vitals import Heartbeat
+from gpusonde.service.health import Heartbeat
 
 # A minute of 10 Hz readings: longer than any disk should stall, and a few megabytes at most.
 _MAX_QUEUED_READINGS = 600

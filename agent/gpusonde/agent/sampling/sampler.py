@@ -23,7 +23,7 @@ from typing import Protocol
 from gpusonde.agent.counters import SelfCounters
 from gpusonde.agent.sampling.pace import FixedPace, Pace
 from gpusonde.agent.sources.base import GpuEvent, GpuEventKind, GpuSource, Reading, SourceExhausted, SourceInventory
-from gpusonde.service.vitals import Heartbeat
+from gpusonde.service.health import Heartbeat
 
 # Slewing moves the clock by at most 0.5 ms per second; anything this large between two ticks is a step.
 _CLOCK_STEP_NS = 50_000_000

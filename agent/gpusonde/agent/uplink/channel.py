@@ -9,7 +9,7 @@ import grpc.aio
 
 from gpusonde.agent.uplink.session import SampleCall
 from gpusonde.agent.uplink.settings import UplinkSettings
-from gpusonde.service.tasks import within
+from gpusonde.service.process import within
 from gpusonde.service.tls import Access
 
 _STATUS_TIMEOUT_S = 5.0

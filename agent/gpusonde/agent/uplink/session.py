@@ -18,7 +18,7 @@ from gpusonde.agent.spool.losses import loss_record
 from gpusonde.agent.uplink.outcomes import Drained, ResendNeeded, SessionEnd, SessionFailed
 from gpusonde.common.v1 import gpu_pb2
 from gpusonde.ingest.v1 import ingest_pb2
-from gpusonde.service.tasks import end, within
+from gpusonde.service.process import end, within
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from gpusonde.agent.uplink.outcomes import Drained, Renewed, ResendNeeded, Sessi
 from gpusonde.agent.uplink.session import SampleCall, Session
 from gpusonde.agent.uplink.settings import AgentFacts, UplinkSettings
 from gpusonde.ingest.v1 import ingest_pb2
-from gpusonde.service.tasks import end, within
+from gpusonde.service.process import end, within
 from gpusonde.service.tls import Access, ClientSecurity, ExpiryWarning, TlsError, hangs_up_on_strangers, is_loopback
 
 log = logging.getLogger(__name__)

@@ -69,7 +69,7 @@ def run_agent(args: argparse.Namespace) -> int:
     if args.action == "doctor":
         return agent_doctor.run(args)
     from gpusonde.agent import AgentConfig, run_agent
-    from gpusonde.service import signals
+    from gpusonde.service import process
     from gpusonde.service.reload import ConfigSource
 
     flags = {
@@ -90,7 +90,7 @@ def run_agent(args: argparse.Namespace) -> int:
         config = load()
     if args.check_config or args.print_config:
         return show_config(args, config.to_toml())
-    signals.ignore_hangups()
+    process.ignore_hangups()
     apply_log = log_applier(args)
     apply_log(config.log)
     output = Output(as_json=args.json)

@@ -55,10 +55,10 @@ def run_collector(args: argparse.Namespace) -> int:
     if args.check_config or args.print_config:
         return show_config(args, config.to_toml())
     from gpusonde.collector import run_collector
-    from gpusonde.service import signals
+    from gpusonde.service import process
     from gpusonde.service.reload import ConfigSource
 
-    signals.ignore_hangups()
+    process.ignore_hangups()
     apply_log = log_applier(args)
     apply_log(config.log)
     report = run_collector(config, config_source=ConfigSource(load, apply_log))

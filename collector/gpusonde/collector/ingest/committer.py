@@ -10,7 +10,7 @@ from typing import Protocol
 
 from gpusonde.collector.storage.errors import StoreError
 from gpusonde.collector.storage.store import Incoming, Store
-from gpusonde.service.distribution import Distribution
+from gpusonde.service.metrics import Distribution
 
 
 class Submitter(Protocol):

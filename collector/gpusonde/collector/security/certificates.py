@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from gpusonde.collector.security.identity import AuthenticationError, Identity, Role, granted
-from gpusonde.service.tls.validity import CertificateFormatError, expiry_unix_s
+from gpusonde.service.tls.certificates import CertificateFormatError, expiry_unix_s
 
 _URI = re.compile(r"gpusonde://(agent|reader|admin)/([A-Za-z0-9][A-Za-z0-9._:@-]{0,127})")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}")

@@ -1,19 +1,40 @@
-"""How a client proves who it is and knows who answers."""
+"""How a client proves who it is and knows who answers.
+
+Which addresses are reachable from this host only.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gpusonde.service.tls.address import is_loopback
+from gpusonde.service.tls.certificates import KeyPair, locate, read_authorities, read_secret
 from gpusonde.service.tls.errors import TlsError
-from gpusonde.service.tls.files import KeyPair, locate, read_authorities, read_secret
 
 if TYPE_CHECKING:
     import grpc
+
+_SCHEMES = ("dns:///", "ipv4:", "ipv6:")
+
+
+def is_loopback(address: str) -> bool:
+    """Whether ``host:port``, or a gRPC target, means this very host; of what is not understood it says no."""
+    if address.startswith(("unix:", "unix-abstract:")):
+        return True
+    for scheme in _SCHEMES:
+        address = address.removeprefix(scheme)
+    host = address.rpartition(":")[0].strip("[]")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
 
 _LONGEST_TOKEN = 512
 # How the end of a connection reads that nothing ever came through.

@@ -2,22 +2,74 @@
 
 It answers while the daemon's event loop is stuck, which is when its answers matter. It is not a web server: GET only,
 one request per connection, and bounds on connections, the size of a request and the time that a client may take.
+
+Addresses to listen on: ``host:port`` as people write them, IPv6 hosts in brackets.
+
+``Monitoring``: the self metrics endpoint as a daemon keeps it: optional, movable, never a reason to stop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from gpusonde.service.listen import split_address
+from gpusonde.service.tls.client import is_loopback
+
+_HIGHEST_PORT = 65_535
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Return host and port of ``host:port``; port 0 stands for any free one.
+
+    Raises:
+        ValueError: It is no such address; the message is for its writer.
+    """
+    host, separator, port = address.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    if not separator or not port.isascii() or not port.isdigit() or int(port) > _HIGHEST_PORT:
+        raise ValueError(f"{address!r} is no address; write host:port, for example 127.0.0.1:9000")
+    if not host.strip("[]") or (":" in host and not bracketed):
+        raise ValueError(f"{address!r} is no address; write host:port, an IPv6 host in brackets: [::1]:9000")
+    return host.strip("[]"), int(port)
+
+
+def check_free(address: str) -> None:
+    """Listen on every address that ``host:port`` stands for, and stop at once.
+
+    Raises:
+        OSError: One is taken or may not be used, or none of them is this host's; the error says which it is.
+        ValueError: It is no address.
+    """
+    host, port = split_address(address)
+    ours, elsewhere = 0, None
+    for family, kind, protocol, _, target in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        try:
+            with socket.socket(family, kind, protocol) as channel:
+                # As gRPC does: connections of an earlier process that linger are no hindrance.
+                channel.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    channel.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                channel.bind(target)
+                channel.listen(1)
+                ours += 1
+        except OSError as error:
+            # "localhost" has an IPv6 address also where IPv6 is off.
+            if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                raise
+            elsewhere = error
+    if elsewhere is not None and not ours:
+        raise elsewhere
+
 
 log = logging.getLogger(__name__)
 
@@ -221,3 +273,72 @@ class Endpoint:
             return _Answer(HTTPStatus.INTERNAL_SERVER_ERROR, b"a fault in gpusonde; see the daemon's log\n")
         known = ", ".join(["/metrics", *self._checks])
         return _Answer(HTTPStatus.NOT_FOUND, f"known are {known}\n".encode())
+
+
+ADDRESS_FILE = "metrics_address"
+
+
+class Monitoring:
+    """Keeps an endpoint where the configuration wants it.
+
+    An address that cannot be used is an error in the log and nothing else: samples are worth more than figures about
+    them.
+
+    Args:
+        endpoint: Not started yet.
+        directory: Where the file ``metrics_address`` tells the address while it is served.
+    """
+
+    def __init__(self, endpoint: Endpoint, directory: Path) -> None:
+        self._endpoint = endpoint
+        self._address_file = directory / ADDRESS_FILE
+        self._listen: str | None = None
+
+    def serve(self, listen: str) -> bool:
+        """Serve on ``host:port``, or not at all for an empty text; return whether it is as wanted.
+
+        Where the new address cannot be used, the old one is no longer served either: two truths would be worse.
+        """
+        if listen == self._listen:
+            return True
+        self.stop()
+        if not listen:
+            return True
+        try:
+            address = self._endpoint.start(listen)
+        except OSError as error:
+            log.error(  # noqa: TRY400 - the cause is the address, not this code
+                "self metrics cannot be served on %s: %s; choose another metrics.listen",
+                listen,
+                error.strerror or error,
+            )
+            return False
+        self._listen = listen
+        self._announce(address)
+        if is_loopback(listen):
+            log.info("self metrics on http://%s/metrics", address)
+        else:
+            log.warning(
+                "self metrics on http://%s/metrics can be read by other hosts, without encryption or authentication",
+                address,
+            )
+        return True
+
+    def stop(self) -> None:
+        """Serve nothing any more."""
+        if self._listen:
+            self._endpoint.stop()
+        self._listen = ""
+        try:
+            # One that was killed has left it behind.
+            self._address_file.unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("%s cannot be removed: %s", self._address_file, error.strerror)
+
+    def _announce(self, address: str) -> None:
+        temporary = self._address_file.with_suffix(".tmp")
+        try:
+            temporary.write_text(address + "\n")
+            temporary.rename(self._address_file)
+        except OSError as error:
+            log.warning("%s cannot be written: %s", self._address_file, error.strerror)

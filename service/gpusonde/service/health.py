@@ -2,23 +2,96 @@
 
 A process that runs is not one that works. Systemd kills and restarts a unit with ``WatchdogSec=`` that has been silent
 for so long; the daemon speaks twice in that time, and only while every part of it moves.
+
+Telling systemd (``Type=notify``) how the daemon is doing.
+
+Signs of life: which part of a daemon stands still, for the watchdog and for ``/-/healthy``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
+import socket
+import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from gpusonde.service.notify import notify
-
 log = logging.getLogger(__name__)
+
+_PATIENCE_S = 1.0
+
+
+def notify(*states: str, environment: Mapping[str, str] = os.environ) -> None:
+    """Send states of ``sd_notify(3)`` in one message, for example ``READY=1``; does nothing outside of systemd."""
+    address = environment.get("NOTIFY_SOCKET", "")
+    if not address:
+        return
+    # A leading "@" stands for the abstract namespace.
+    path = "\0" + address[1:] if address.startswith("@") else address
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel:
+            # The event loop calls this: a manager that does not read must not stop it for long.
+            channel.settimeout(_PATIENCE_S)
+            channel.sendto("\n".join(states).encode(), path)
+    except OSError as error:
+        log.warning("systemd cannot be told %s: %s", " ".join(states), error.strerror or error)
+
+
+# Half of WatchdogSec in our units.
+TOLERANCE_S = 15.0
+
+
+class Heartbeat:
+    """One part's promise to come back. Beaten by that part, looked at from any thread.
+
+    Args:
+        part: What it is, for people: "the sampler".
+        tolerance_s: How late it may be.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self, part: str, tolerance_s: float = TOLERANCE_S, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._part = part
+        self._tolerance_s = tolerance_s
+        self._clock = clock
+        self._due_s = clock()
+
+    def beat(self, pause_s: float = 0.0) -> None:
+        """Say that the part is alive and will say so again after at most ``pause_s`` and some work."""
+        self._due_s = self._clock() + pause_s
+
+    def rest(self) -> None:
+        """Say that the part has ended as it should: it owes no further beat."""
+        self._due_s = math.inf
+
+    def trouble(self) -> str | None:
+        """Return what is wrong, or None."""
+        late_s = self._clock() - self._due_s
+        return f"{self._part} has not moved for {late_s:.0f} s" if late_s > self._tolerance_s else None
+
+
+class Vitals:
+    """All that has to be alive.
+
+    Args:
+        checks: Each says what is wrong, or None.
+    """
+
+    def __init__(self, *checks: Callable[[], str | None]) -> None:
+        self._checks = checks
+
+    def trouble(self) -> str | None:
+        """Return the first thing that is wrong, or None."""
+        return next((trouble for check in self._checks if (trouble := check()) is not None), None)
 
 
 class Notify(Protocol):
-    """See :func:`gpusonde.service.notify.notify`."""
+    """See :func:`gpusonde.service.health.notify`."""
 
     def __call__(self, *states: str) -> None:
         """Send states in one message."""

@@ -3,26 +3,114 @@
 A configuration is a frozen dataclass whose fields are sections, themselves frozen dataclasses whose fields are declared
 with ``option``. Precedence: command line over environment over file over defaults. Every option ``[section] name`` has
 the environment variable ``PREFIX_SECTION_NAME``. Unknown keys are errors; durations and sizes carry their unit.
+
+Durations and byte sizes as people write them in a configuration: with their unit.
+
+A bare number is refused: ``interval = 3`` once meant 3 ms to one program and 3 s to its reader.
+
+``Configuration``: what the daemons' configuration classes have in common.
+
+What differs between two configurations, and which of it a running daemon can take over.
+
+Settings of the daemons: TOML, environment and command line in layers, quantities with their units.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
+import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar, Generic, TypeVar
 
-from gpusonde.settings.quantities import (
-    QuantityError,
-    format_duration,
-    format_size,
-    parse_duration_s,
-    parse_size_bytes,
-)
+__all__ = [
+    "ConfigError",
+    "Configuration",
+    "LogConfig",
+    "QuantityError",
+    "Takeover",
+    "format_duration",
+    "format_size",
+    "option",
+    "parse_duration_s",
+    "parse_size_bytes",
+    "take_over",
+]
+_DURATION_UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_SIZE_UNITS_BYTES = {
+    "B": 1,
+    "kB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KiB": 1 << 10,
+    "MiB": 1 << 20,
+    "GiB": 1 << 30,
+    "TiB": 1 << 40,
+}
+_QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
+
+
+class QuantityError(ValueError):
+    """Text that is not a number with a known unit."""
+
+
+def parse_duration_s(text: str) -> float:
+    """Return the seconds meant by, for example, ``"100ms"``, ``"10s"``, ``"5m"`` or ``"1h"``.
+
+    Raises:
+        QuantityError: No unit, an unknown one, or not a number.
+    """
+    return _parse(text, _DURATION_UNITS_S, "a duration", '"100ms", "10s", "5m"')
+
+
+def parse_size_bytes(text: str) -> int:
+    """Return the bytes meant by, for example, ``"64MiB"`` or ``"1GB"``.
+
+    Raises:
+        QuantityError: No unit, an unknown one, or not a number.
+    """
+    return round(_parse(text, _SIZE_UNITS_BYTES, "a size", '"64MiB", "1GiB"'))
+
+
+def format_duration(seconds: float) -> str:
+    """Write a duration so that :func:`parse_duration_s` reads the same value back."""
+    if seconds == 0:
+        return "0s"
+    for unit in ("d", "h", "m", "s", "ms"):
+        count = seconds / _DURATION_UNITS_S[unit]
+        if count >= 1 and abs(count - round(count)) < 1e-9 * count:
+            return f"{round(count)}{unit}"
+    return f"{seconds * 1e3:.6f}".rstrip("0").rstrip(".") + "ms"
+
+
+def format_size(size_bytes: int) -> str:
+    """Write a size so that :func:`parse_size_bytes` reads the same value back."""
+    for unit in ("TiB", "GiB", "MiB", "KiB"):
+        if size_bytes and size_bytes % _SIZE_UNITS_BYTES[unit] == 0:
+            return f"{size_bytes // _SIZE_UNITS_BYTES[unit]}{unit}"
+    return f"{size_bytes}B"
+
+
+def _parse(text: str, units: dict[str, float] | dict[str, int], what: str, examples: str) -> float:
+    match = _QUANTITY.fullmatch(text)
+    if match is None:
+        raise QuantityError(f"{text!r} is not {what}; write a number and its unit, for example {examples}")
+    number, unit = match.groups()
+    if not unit:
+        raise QuantityError(f"{text!r} has no unit; write for example {examples}")
+    if unit not in units:
+        raise QuantityError(f"{text!r} has the unknown unit {unit!r}; known are {', '.join(units)}")
+    value = float(number) * units[unit]
+    if not math.isfinite(value):
+        raise QuantityError(f"{text!r} is too large to be {what}")
+    return value
+
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -255,3 +343,120 @@ def _written(value: Any, kind: str) -> str:
     if kind == "text":
         return json.dumps(value, ensure_ascii=False)  # TOML's basic strings know JSON's escapes
     return str(value).lower() if kind == "switch" else repr(value)
+
+
+_C = TypeVar("_C", bound="Configuration")
+_LOG_LEVELS = ("debug", "info", "warning", "error")
+_LOG_FORMATS = ("text", "json")
+
+
+@dataclass(frozen=True)
+class LogConfig:
+    """``[log]``: what is said on stderr."""
+
+    level: str = option("text", "info", "debug, info, warning or error")
+    format: str = option("text", "text", "text for people, or json: one object per line")
+
+    def __post_init__(self) -> None:
+        """Check the words.
+
+        Raises:
+            ConfigError: An unknown level or format.
+        """
+        if self.level not in _LOG_LEVELS:
+            raise ConfigError(f"log.level {self.level!r} is unknown; use {', '.join(_LOG_LEVELS)}")
+        if self.format not in _LOG_FORMATS:
+            raise ConfigError(f"log.format {self.format!r} is unknown; use {' or '.join(_LOG_FORMATS)}")
+
+
+class Configuration:
+    """Base of a frozen dataclass whose fields are sections, see ``gpusonde.service.config``.
+
+    Attributes:
+        environment_prefix: What the names of its environment variables begin with.
+    """
+
+    environment_prefix: ClassVar[str]
+
+    @classmethod
+    def load(
+        cls: type[_C],
+        path: Path | str | None = None,
+        *,
+        environment: Mapping[str, str] = MappingProxyType({}),
+        overrides: Mapping[str, str] = MappingProxyType({}),
+    ) -> _C:
+        """Read a configuration.
+
+        Args:
+            path: TOML file, or None for none.
+            environment: Usually ``os.environ``; only variables with the prefix are looked at.
+            overrides: Flags, as ``{"section.name": "200ms"}``.
+
+        Raises:
+            ConfigError: Unknown keys, values without a unit or out of range, a file that cannot be read.
+        """
+        values, origins = gather(cls, path, environment, cls.environment_prefix, overrides)
+        sections = section_types(cls)
+        try:
+            return cls(**{name: sections[name](**chosen) for name, chosen in values.items()})
+        except ConfigError as error:
+            # What checks find wrong, they name first; where it was set only this place knows.
+            key = error.field or str(error).partition(" ")[0]
+            if key not in origins:
+                raise
+            raise ConfigError(str(error), origin=origins[key], field=key) from error
+
+    @classmethod
+    def options(cls) -> dict[str, str]:
+        """Return every option as ``section.name`` with its help line, for command lines and documentation."""
+        return options_of(cls)
+
+    def to_toml(self) -> str:
+        """Write the configuration as a commented file that ``load`` reads back to the same value."""
+        return to_toml(self)
+
+
+@dataclass(frozen=True)
+class Takeover(Generic[_C]):
+    """A running configuration with what could be taken over of a new one.
+
+    Attributes:
+        config: What holds from now on.
+        taken: Options that have changed and are taken over, as ``section.name``.
+        waiting: Options that have changed and need a restart.
+    """
+
+    config: _C
+    taken: frozenset[str]
+    waiting: tuple[str, ...]
+
+
+def take_over(running: _C, wanted: _C, live: Collection[str]) -> Takeover[_C]:
+    """Take from a new configuration what can be changed while the daemon runs.
+
+    Args:
+        running: What holds now.
+        wanted: What the operator wants.
+        live: Options that can change, as ``section.name``.
+
+    Raises:
+        ConfigError: The mixture of both contradicts itself.
+    """
+    sections: dict[str, Any] = {}
+    taken, waiting = set(), []
+    for section in section_types(type(running)):
+        now, then = getattr(running, section), getattr(wanted, section)
+        changes = {}
+        for entry in dataclasses.fields(now):
+            key = f"{section}.{toml_name(entry)}"
+            value = getattr(then, entry.name)
+            if value == getattr(now, entry.name):
+                continue
+            if key in live:
+                changes[entry.name] = value
+                taken.add(key)
+            else:
+                waiting.append(key)
+        sections[section] = dataclasses.replace(now, **changes)
+    return Takeover(type(running)(**sections), frozenset(taken), tuple(waiting))
