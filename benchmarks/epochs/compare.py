@@ -16,8 +16,7 @@ import numpy as np
 from peers import PEERS
 
 from gpusonde.epoch_detect import EpochDetection, detect
-from gpusonde.epoch_detect.evaluation import Summary, TraceScore, score, summarise
-from gpusonde.epoch_detect.truth import Truth
+from gpusonde.epoch_detect.evaluation import Summary, TraceScore, Truth, score, summarise
 from gpusonde.telemetry import Trace
 
 OWN = "default"

@@ -9,8 +9,7 @@ from collections.abc import Callable
 import numpy as np
 from report import table
 
-from gpusonde.epoch_detect.published.bitmap import luminol_scores
-from gpusonde.epoch_detect.published.luminol_engine import original_luminol_scores
+from gpusonde.epoch_detect.published.luminol import luminol_scores, original_luminol_scores
 
 _LENGTHS = (2, 3, 50, 500, 1999, 2000, 2001, 4077, 15999, 16000, 20000)
 _HOUR = 36_000

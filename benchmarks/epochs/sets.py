@@ -13,7 +13,7 @@ import seen_once
 import set_aside
 from generator import Family, render
 
-from gpusonde.epoch_detect.truth import Truth, read_truth
+from gpusonde.epoch_detect.evaluation import Truth, read_truth
 from gpusonde.telemetry import Trace, read_trace, read_traces
 
 Set = Iterable[tuple[str, Trace, Truth]]

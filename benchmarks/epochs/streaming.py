@@ -13,7 +13,7 @@ from generator import render
 from report import percent, table
 
 from gpusonde.epoch_detect import EpochTracker
-from gpusonde.epoch_detect.truth import Truth
+from gpusonde.epoch_detect.evaluation import Truth
 from gpusonde.telemetry import Trace
 
 RIGHT = 0.10

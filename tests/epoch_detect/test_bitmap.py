@@ -5,8 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpusonde.epoch_detect.published.bitmap import TooFewPointsError, bitmap_scores, bitmap_window, luminol_scores
-from gpusonde.epoch_detect.published.luminol_engine import LuminolMissingError, original_luminol_scores
+from gpusonde.epoch_detect.published.luminol import (
+    LuminolMissingError,
+    TooFewPointsError,
+    bitmap_scores,
+    bitmap_window,
+    luminol_scores,
+    original_luminol_scores,
+)
 
 RECORDED = Path(__file__).parent.parent / "data" / "luminol_scores.npz"
 

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from gpusonde.epoch_detect import EpochDetection, Verdict
-from gpusonde.epoch_detect.evaluation import evaluate, reliability, score, summarise
-from gpusonde.epoch_detect.truth import Truth, TruthError
+from gpusonde.epoch_detect.evaluation import Truth, TruthError, evaluate, reliability, score, summarise
 from gpusonde.telemetry import Trace
 
 TRACE = Trace(np.arange(3.0), {"dram_active": np.zeros(3)})

@@ -6,7 +6,7 @@ from support.epoch_traces import trace_of, training_trace
 
 from gpusonde.epoch_detect import EpochTracker, detect
 from gpusonde.epoch_detect.progress import Shares
-from gpusonde.epoch_detect.progress.shares import time_shares
+from gpusonde.epoch_detect.progress.table import time_shares
 from gpusonde.epoch_detect.ticks import holes
 from gpusonde.telemetry import Trace
 

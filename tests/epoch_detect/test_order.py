@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gpusonde.epoch_detect.cycles.order import median, quantile
+from gpusonde.epoch_detect.cycles.signal import median, quantile
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8, 31])

@@ -6,7 +6,7 @@ from scipy.signal import find_peaks, savgol_filter
 from support.epoch_traces import training_trace
 
 from gpusonde.epoch_detect import detect
-from gpusonde.epoch_detect.published.bitmap import luminol_scores
+from gpusonde.epoch_detect.published.luminol import luminol_scores
 from gpusonde.epoch_detect.published.paper import NOTEBOOK, PAPER, PaperSettings, boundaries_by_luminol
 from gpusonde.telemetry import Trace
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpusonde.epoch_detect.truth import Truth, TruthError, read_truth
+from gpusonde.epoch_detect.evaluation import Truth, TruthError, read_truth
 
 MANIFEST = Path(__file__).parents[3] / "shared" / "data" / "traces" / "manifest.json"
 

@@ -2,20 +2,227 @@
 
 A trace's answer is the ``period_s`` of a verdict ``epochs`` or ``short_cycle``. A positive without an answer counts
 with an error of 100 % and as a miss. The false positive rate is the share of negatives with the verdict ``epochs``.
+
+What is known to be true of traces, as the files of ``gpusonde evaluate epochs`` say it.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from gpusonde.epoch_detect.result import EpochDetection, Verdict
-from gpusonde.epoch_detect.truth import Truth, TruthError
 from gpusonde.telemetry import Trace
+
+_LARGEST_BYTES = 64 << 20
+# Of a manifest's words on how far a trace's truth can be trusted; "low" and "none" are not scored.
+_TRUSTED = ("exact", "high", "medium")
+# Cycles outside of the regular window that are a regime of their own: this many in a row, and this even.
+_REGIME_CYCLES = 3
+_REGIME_VARIATION = 0.05
+
+
+class TruthError(ValueError):
+    """A truth file that cannot be read, or that does not belong to the traces.
+
+    Attributes:
+        path: The file; None where the truth did not come from one.
+        field: Trace and key at fault, such as ``a.period_s``; or empty.
+        line: Line at fault, counted from 1; 0 where no single line is.
+    """
+
+    def __init__(self, message: str, *, path: str | Path | None = None, field: str = "", line: int = 0) -> None:
+        """Name the file in front of the message."""
+        self.path = None if path is None else str(path)
+        self.field = field
+        self.line = line
+        super().__init__(message if path is None else f"{path}: {message}")
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What is true of a trace.
+
+    Attributes:
+        periods_s: Right periods: one, or several where the trace has several regimes; none for a negative.
+        epoch_starts_s: Shape (epochs,), in the trace's own time; may be empty where only the period is known.
+        shape: Kind of trace, to group by.
+    """
+
+    periods_s: tuple[float, ...]
+    epoch_starts_s: tuple[float, ...] = ()
+    shape: str = ""
+
+
+@dataclass(frozen=True)
+class TruthFile:
+    """A truth file.
+
+    Attributes:
+        truth: Truth by trace id (or, in a manifest, by file).
+        left_out: Entries that cannot be scored, and why.
+    """
+
+    truth: Mapping[str, Truth]
+    left_out: Mapping[str, str]
+
+
+def read_truth(path: str | Path) -> TruthFile:
+    """Read a truth file, or the manifest of a folder of traces.
+
+    A truth file is a JSON object: trace id -> ``period_s`` (seconds; null for a trace without epochs) and, where known,
+    ``regimes_s`` (more periods that are right), ``epoch_starts_s`` and ``shape``.
+
+    A manifest is a JSON list of objects with ``file``, ``period_s``, ``trust`` (how far this can be trusted),
+    ``epoch_or_cycle_starts_s`` and ``regular_window`` (start and end, in seconds, of the stretch that ``period_s``
+    describes). Starts outside of the window do not count, but a period that the trace keeps there for three cycles and
+    more is right as well. Entries whose trust is not exact, high or medium, or that have no period, are left out.
+
+    Raises:
+        TruthError: The file is missing or not of these forms.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(_LARGEST_BYTES + 1)
+        content = None if len(data) > _LARGEST_BYTES else json.loads(data.decode("utf-8"))
+    except OSError as error:
+        raise TruthError(f"{error.strerror or error}; give the truth file of the traces", path=path) from error
+    except json.JSONDecodeError as error:
+        raise TruthError(
+            f"line {error.lineno}: not JSON ({error.msg}); correct it", path=path, line=error.lineno
+        ) from (error)
+    except (ValueError, RecursionError) as error:
+        raise TruthError(f"not JSON in UTF-8 ({error}); save it as such", path=path) from error
+    if len(data) > _LARGEST_BYTES:
+        raise TruthError(f"larger than {_LARGEST_BYTES >> 20} MiB, which no truth is", path=path)
+    if isinstance(content, list):
+        return _manifest(path, content)
+    if not isinstance(content, dict):
+        kind = type(content).__name__
+        raise TruthError(f"expected an object of trace ids or the list of a manifest, got a {kind}", path=path)
+    return TruthFile({name: _truth(_Entry(path, name, entry)) for name, entry in content.items()}, {})
+
+
+class _Entry:
+    """One entry of a truth file, whose faults name the file, the trace and the key."""
+
+    def __init__(self, path: str | Path, name: str, values: object) -> None:
+        self.path = path
+        self.name = name
+        if not isinstance(values, dict):
+            raise TruthError(f"trace {name!r}: expected an object with period_s", path=path, field=name)
+        self.values: dict[str, Any] = values
+
+    def period(self) -> float | None:
+        """The period in seconds; None for a trace without epochs."""
+        if "period_s" not in self.values:
+            raise self._fault("period_s", "is missing; give the seconds of an epoch, or null for no epochs")
+        return None if self.values["period_s"] is None else self._duration("period_s", self.values["period_s"])
+
+    def durations(self, key: str) -> tuple[float, ...]:
+        """A list of periods in seconds; empty where the key is absent or null."""
+        return tuple(self._duration(key, item) for item in self._list(key))
+
+    def times(self, key: str) -> tuple[float, ...]:
+        """A list of times in seconds; empty where the key is absent or null."""
+        return tuple(self._number(key, item) for item in self._list(key))
+
+    def text(self, key: str) -> str:
+        """A text; empty where the key is absent or null."""
+        value = self.values.get(key)
+        if value is not None and not isinstance(value, str):
+            raise self._fault(key, f"is {value!r}; give a text")
+        return value or ""
+
+    def _list(self, key: str) -> list[Any]:
+        value = self.values.get(key)
+        if value is not None and not isinstance(value, list):
+            raise self._fault(key, f"is {value!r}; give a list of seconds, or leave it out")
+        return value or []
+
+    def _duration(self, key: str, value: object) -> float:
+        number = self._number(key, value)
+        if number <= 0:
+            raise self._fault(key, f"is {value!r}; a period is above zero")
+        return number
+
+    def _number(self, key: str, value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise self._fault(key, f"holds {value!r}; give seconds as a number")
+        return float(value)
+
+    def _fault(self, key: str, fault: str) -> TruthError:
+        return TruthError(f"trace {self.name!r}: {key} {fault}", path=self.path, field=f"{self.name}.{key}")
+
+
+def _truth(entry: _Entry) -> Truth:
+    period = entry.period()
+    regimes = entry.durations("regimes_s")
+    if period is None and regimes:
+        raise TruthError(
+            f"trace {entry.name!r}: regimes_s says that there are epochs, period_s (null) that there are none; "
+            "correct one of them",
+            path=entry.path,
+            field=f"{entry.name}.regimes_s",
+        )
+    periods = () if period is None else (period, *regimes)
+    return Truth(periods, entry.times("epoch_starts_s"), entry.text("shape"))
+
+
+def _manifest(path: str | Path, rows: Sequence[object]) -> TruthFile:
+    truth: dict[str, Truth] = {}
+    left_out: dict[str, str] = {}
+    for number, row in enumerate(rows):
+        file = row.get("file") if isinstance(row, dict) else None
+        if not isinstance(file, str) or not file:
+            raise TruthError(f"entry {number}: file is missing; name its trace file", path=path, field=f"{number}.file")
+        if file in truth or file in left_out:
+            raise TruthError(f"{file!r} has two entries; remove one", path=path, field=file)
+        entry = _Entry(path, file, row)
+        trust = entry.text("trust")
+        if not trust.startswith(_TRUSTED):
+            left_out[file] = f"its truth is not trusted: {trust or 'nothing is said of it'}"
+        elif entry.period() is None:
+            left_out[file] = "its period is not known"
+        else:
+            truth[file] = _measured(entry)
+    return TruthFile(truth, left_out)
+
+
+def _measured(entry: _Entry) -> Truth:
+    """The truth of an entry of a manifest: what lies inside of its regular window."""
+    period = entry.period()
+    starts = entry.times("epoch_or_cycle_starts_s")
+    regimes = entry.durations("regimes_s")
+    window = entry.times("regular_window")
+    if window:
+        if len(window) != 2 or window[0] >= window[1]:
+            raise TruthError(
+                f"trace {entry.name!r}: regular_window is {list(window)}; give its start and its end in seconds",
+                path=entry.path,
+                field=f"{entry.name}.regular_window",
+            )
+        outside = [s for s in starts if s < window[0]], [s for s in starts if s > window[1]]
+        regimes += tuple(other for run in outside if (other := _regime(run)) is not None)
+        starts = tuple(s for s in starts if window[0] <= s <= window[1])
+    shape = entry.text("shape") or entry.name.partition("_")[0]
+    return Truth((*(() if period is None else (period,)), *regimes), starts, shape)
+
+
+def _regime(starts: Sequence[float]) -> float | None:
+    """The period that cycles outside of the regular window keep; None if they are few or uneven."""
+    lengths = np.diff(starts)
+    if lengths.size < _REGIME_CYCLES or lengths.min() <= 0 or lengths.std() > _REGIME_VARIATION * lengths.mean():
+        return None
+    return float(np.median(lengths))
+
 
 _RIGHT = 0.10  # an answer with an error of at most this is right
 _NEAR = 0.05

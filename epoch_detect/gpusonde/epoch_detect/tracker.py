@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusonde.epoch_detect.cycles.detector import Hold, analyse_and_hold, extend
-from gpusonde.epoch_detect.cycles.regimes import Pattern
+from gpusonde.epoch_detect.cycles.segments import Pattern
 from gpusonde.epoch_detect.detect import shifted
 from gpusonde.epoch_detect.history import CAPACITY, History, pack, unpack
-from gpusonde.epoch_detect.progress.shares import Shares, time_shares
+from gpusonde.epoch_detect.progress.table import Shares, time_shares
 from gpusonde.epoch_detect.result import EpochDetection, Hypothesis, Verdict
 from gpusonde.epoch_detect.ticks import usable_metrics
 

@@ -18,8 +18,7 @@ from gpusonde.cli.parsing import Parser, Subparsers, add_command
 
 if TYPE_CHECKING:
     from gpusonde.epoch_detect import EpochDetection
-    from gpusonde.epoch_detect.evaluation import EpochEvaluation, Summary
-    from gpusonde.epoch_detect.truth import Truth
+    from gpusonde.epoch_detect.evaluation import EpochEvaluation, Summary, Truth
     from gpusonde.telemetry import Trace
 
 _SHARES = ("MAPE", "median APE", "within 5 %", "within 10 %", "declared", "MAPE of declared", "false positives")

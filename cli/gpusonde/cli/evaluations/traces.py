@@ -12,7 +12,7 @@ from gpusonde.cli.errors import naming
 from gpusonde.cli.parsing import UsageError
 
 if TYPE_CHECKING:
-    from gpusonde.epoch_detect.truth import Truth, TruthFile
+    from gpusonde.epoch_detect.evaluation import Truth, TruthFile
     from gpusonde.telemetry import Trace
 
 # A message that names more traces than this is not read.
@@ -50,7 +50,7 @@ class TraceSet:
             gpusonde.telemetry.TraceError: The trace file cannot be read.
             OSError: Likewise.
         """
-        from gpusonde.epoch_detect.truth import TruthFile, read_truth
+        from gpusonde.epoch_detect.evaluation import TruthFile, read_truth
 
         whole = read_truth(truth_path)
         given = TruthFile(_chosen(whole.truth, only), _chosen(whole.left_out, only))
@@ -109,7 +109,7 @@ def _chosen(named: Mapping[str, _Value], only: Sequence[str]) -> dict[str, _Valu
 
 
 def _check_files(source: Path, truth_path: Path, given: TruthFile) -> None:
-    from gpusonde.epoch_detect.truth import TruthError
+    from gpusonde.epoch_detect.evaluation import TruthError
 
     absent = [name for name in given.truth if not (source / name).is_file()]
     if absent:
@@ -122,7 +122,7 @@ def _check_files(source: Path, truth_path: Path, given: TruthFile) -> None:
 
 
 def _check_pairs(source: Path, truth_path: Path, loaded: Mapping[str, Trace], given: TruthFile) -> None:
-    from gpusonde.epoch_detect.truth import TruthError
+    from gpusonde.epoch_detect.evaluation import TruthError
 
     known = {*given.truth, *given.left_out}
     untold, unseen = [n for n in loaded if n not in known], [n for n in given.truth if n not in loaded]

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gpusonde.epoch_detect.cycles.order import median
-from gpusonde.epoch_detect.cycles.phase import Lock, deviating, start_phase
-from gpusonde.epoch_detect.cycles.signal import Signal
+from gpusonde.epoch_detect.cycles.signal import Signal, median
+from gpusonde.epoch_detect.cycles.template_matching import Lock, deviating, start_phase
 from gpusonde.telemetry import FloatArray
 
 _PHASE_BINS = 128

@@ -8,15 +8,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gpusonde.epoch_detect.cycles.boundaries import Epochs, moved_to_changes, place_epochs
+from gpusonde.epoch_detect.cycles.candidates import Reading, candidates, distinct, read, read_whole
 from gpusonde.epoch_detect.cycles.features import feature_table
 from gpusonde.epoch_detect.cycles.holes import Clock, seen_epochs, with_short_holes
-from gpusonde.epoch_detect.cycles.hypotheses import Reading, distinct, read, read_whole
 from gpusonde.epoch_detect.cycles.pauses import LITTLE_WORK, Strand, strand, strands, work
-from gpusonde.epoch_detect.cycles.phase import Lock, lock
-from gpusonde.epoch_detect.cycles.regimes import Pattern, filled, other_tempos
 from gpusonde.epoch_detect.cycles.scorer import Scorer
+from gpusonde.epoch_detect.cycles.segments import Pattern, filled, other_tempos
 from gpusonde.epoch_detect.cycles.signal import scaled_signal
-from gpusonde.epoch_detect.cycles.tempo import candidates
+from gpusonde.epoch_detect.cycles.template_matching import Lock, lock
 from gpusonde.epoch_detect.result import EpochDetection, Hypothesis, Verdict
 from gpusonde.epoch_detect.ticks import LEAST_TICKS, Ticks, active_range, busy_ticks, fastest_first
 from gpusonde.telemetry import FloatArray

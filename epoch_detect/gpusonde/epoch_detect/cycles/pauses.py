@@ -13,8 +13,7 @@ import numpy.typing as npt
 from scipy.ndimage import median_filter
 
 from gpusonde.epoch_detect.cycles.boundaries import Epochs
-from gpusonde.epoch_detect.cycles.order import median
-from gpusonde.epoch_detect.cycles.signal import Signal, scaled_signal
+from gpusonde.epoch_detect.cycles.signal import Signal, median, scaled_signal
 from gpusonde.epoch_detect.ticks import LEAST_TICKS, Ticks
 from gpusonde.telemetry import FloatArray, Unit, metric
 

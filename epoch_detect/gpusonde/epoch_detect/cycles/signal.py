@@ -1,4 +1,7 @@
-"""From ticks to a uniform, scaled signal at several resolutions."""
+"""From ticks to a uniform, scaled signal at several resolutions.
+
+Order statistics; NumPy's own spend ten times as long on bookkeeping, thousands of times a trace.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,25 @@ from scipy.ndimage import uniform_filter1d
 
 from gpusonde.epoch_detect.ticks import Ticks
 from gpusonde.telemetry import FloatArray, Unit, metric
+
+_LONG = 512  # values beyond which a partition is faster than a sort
+
+
+def median(values: npt.NDArray[np.floating] | npt.NDArray[np.integer]) -> float:
+    """Median of all values, at least one and none of them NaN; the same as ``numpy.median``."""
+    below, above = (values.size - 1) // 2, values.size // 2
+    ordered = np.partition(values, (below, above), axis=None) if values.size > _LONG else np.sort(values, axis=None)
+    return 0.5 * (float(ordered[below]) + float(ordered[above]))
+
+
+def quantile(values: npt.NDArray[np.floating], share: float) -> float:
+    """Value that a share of the values does not exceed, interpolated linearly like ``numpy.quantile``."""
+    ordered = np.sort(values, axis=None)
+    place = share * (ordered.size - 1)
+    below = int(place)
+    low, high = float(ordered[below]), float(ordered[min(below + 1, ordered.size - 1)])
+    return low + (place - below) * (high - low)
+
 
 _CELLS_PER_TICK = 4  # at most; a trace with long holes or mixed rates gets a coarser grid instead of a longer one
 _LEAST_SAMPLES = 24  # shortest signal that a level may have

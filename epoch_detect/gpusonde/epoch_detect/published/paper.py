@@ -16,8 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.signal import find_peaks, savgol_filter
 
-from gpusonde.epoch_detect.published.bitmap import luminol_scores
-from gpusonde.epoch_detect.published.luminol_engine import original_luminol_scores
+from gpusonde.epoch_detect.published.luminol import luminol_scores, original_luminol_scores
 from gpusonde.epoch_detect.result import EpochDetection, Hypothesis, Verdict
 from gpusonde.epoch_detect.ticks import LEAST_TICKS, Ticks, active_range
 from gpusonde.telemetry import FloatArray, Trace, TraceError

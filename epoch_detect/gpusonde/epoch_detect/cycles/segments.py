@@ -9,11 +9,9 @@ import numpy.typing as npt
 from scipy.ndimage import uniform_filter1d
 
 from gpusonde.epoch_detect.cycles.boundaries import Epochs, place_epochs
-from gpusonde.epoch_detect.cycles.hypotheses import Reading
-from gpusonde.epoch_detect.cycles.likeness import likeness, stretched
-from gpusonde.epoch_detect.cycles.phase import Lock, lock
+from gpusonde.epoch_detect.cycles.candidates import Reading, longest_period, view_of
 from gpusonde.epoch_detect.cycles.signal import Signal
-from gpusonde.epoch_detect.cycles.tempo import longest_period, view_of
+from gpusonde.epoch_detect.cycles.template_matching import Lock, likeness, lock, stretched
 from gpusonde.telemetry import FloatArray
 
 _OTHER_TEMPO = 0.15  # of the logarithm of the period; a chain of cycles follows smaller changes itself

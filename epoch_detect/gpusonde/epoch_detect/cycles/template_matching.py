@@ -3,6 +3,8 @@
 A template of one cycle is matched at every position; dynamic programming then picks the chain of positions that match
 best while their distances stay near the period, as in beat tracking (Ellis 2007, "Beat tracking by dynamic
 programming"). The chain is local: it may begin and end anywhere, and it may jump over a stall, a hole or a restart.
+
+How alike two cycles of different length are.
 """
 
 from __future__ import annotations
@@ -12,8 +14,32 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gpusonde.epoch_detect.cycles.order import median, quantile
+from gpusonde.epoch_detect.cycles.signal import median, quantile
 from gpusonde.telemetry import FloatArray
+
+_CELLS = 32
+
+
+def likeness(one: FloatArray, other: FloatArray) -> float:
+    """Largest circular correlation of two cycles as returned by :func:`stretched`, -1..1."""
+    products = np.fft.rfft(one, axis=1) * np.conj(np.fft.rfft(other, axis=1))
+    return float(np.fft.irfft(products.sum(axis=0), _CELLS).max())
+
+
+def stretched(template: FloatArray) -> FloatArray:
+    """A cycle of any length on as many cells as all others, without its mean and of size 1.
+
+    Args:
+        template: Shape (metrics, cells).
+
+    Returns:
+        Shape (metrics, 32).
+    """
+    place = np.linspace(0, template.shape[1] - 1, _CELLS)
+    shape = np.array([np.interp(place, np.arange(row.size), row) for row in template])
+    shape -= shape.mean(axis=1, keepdims=True)
+    return np.asarray(shape / (np.linalg.norm(shape) + 1e-12))
+
 
 IntArray = npt.NDArray[np.int64]
 
