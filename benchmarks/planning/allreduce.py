@@ -12,7 +12,7 @@ import pandas as pd
 from page import bar, data_file, percent, table
 
 from gpusonde.simulator.allreduce import AllreduceMeasurement, AllreduceModel, Link, ResidualUse
-from gpusonde.simulator.allreduce.boosted.paper import PaperModel
+from gpusonde.simulator.allreduce.boosting import PaperModel
 from gpusonde.simulator.allreduce.history import Decay
 
 _SIZES_OF_A_CURVE = 15

@@ -18,7 +18,7 @@ from gpusonde.optimizer.pareto import pareto
 from gpusonde.optimizer.search.brute_force import brute_force
 from gpusonde.optimizer.solve import solve
 from gpusonde.simulator.compute import ComputeCurve
-from gpusonde.simulator.compute.curve import CurveOrigin
+from gpusonde.simulator.compute.fitting import CurveOrigin
 from gpusonde.simulator.exchange import LinkPolicy
 from gpusonde.simulator.gradients import FloatArray, assumed_trace
 from gpusonde.simulator.iteration import BusBandwidth

@@ -13,7 +13,7 @@ from gpusonde.optimizer import Group, Offer, Plan, ProblemError, SimulatedSteps,
 from gpusonde.optimizer.evaluate import quantile_s
 from gpusonde.optimizer.search.brute_force import every_plan
 from gpusonde.simulator.compute import ComputeCurve
-from gpusonde.simulator.compute.curve import CurveOrigin
+from gpusonde.simulator.compute.fitting import CurveOrigin
 from gpusonde.simulator.gradients import assumed_trace
 
 CURVE = ComputeCurve(np.array([1.0, 64.0]), np.array([0.01, 0.2]), np.full(2, 0.05), 0.3, CurveOrigin.PROBES, 1.0, 64.0)

@@ -12,7 +12,7 @@ from support.workload_graphs import StraightLines, small_network
 from gpusonde.predictor.workload import zoo
 from gpusonde.predictor.workload.engine import Cluster, Precision, WorkloadModel, WorkloadRequest
 from gpusonde.simulator.compute import CurveOrigin, GrayBoxEstimates, compute_curve
-from gpusonde.simulator.compute.graph_estimates import GraphEstimator, gradient_bytes, largest_batch_estimate
+from gpusonde.simulator.compute.origins import GraphEstimator, gradient_bytes, largest_batch_estimate
 
 NORMAL_90 = 1.6448536
 GRAPH = small_network()

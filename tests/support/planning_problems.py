@@ -10,7 +10,7 @@ from gpusonde.optimizer import Objective, Offer, Plan, Problem, SimulatedSteps, 
 from gpusonde.optimizer.evaluate import estimate_plan
 from gpusonde.optimizer.search.brute_force import every_plan
 from gpusonde.simulator.compute import ComputeCurve
-from gpusonde.simulator.compute.curve import CurveOrigin
+from gpusonde.simulator.compute.fitting import CurveOrigin
 from gpusonde.simulator.exchange import LinkPolicy
 from gpusonde.simulator.gradients import assumed_trace
 from gpusonde.simulator.iteration import BusBandwidth

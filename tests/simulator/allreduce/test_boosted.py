@@ -2,9 +2,8 @@ import numpy as np
 import pytest
 from support.ring_network import SIZES, grid, noisy
 
-from gpusonde.simulator.allreduce import AllreduceMeasurement, AllreduceModel, Link
-from gpusonde.simulator.allreduce.boosted import boosting
-from gpusonde.simulator.allreduce.boosted.paper import PaperModel
+from gpusonde.simulator.allreduce import AllreduceMeasurement, AllreduceModel, Link, boosting
+from gpusonde.simulator.allreduce.boosting import PaperModel
 from gpusonde.simulator.allreduce.history import Decay
 
 pytest.importorskip("xgboost", reason="XGBoost is not installed")

@@ -10,12 +10,7 @@ import pytest
 
 from gpusonde.simulator.allreduce import AllreduceModel, measurements_from_json, measurements_to_json
 from gpusonde.simulator.instrument import allreduce_probe
-from gpusonde.simulator.instrument.allreduce_probe import (
-    AllreduceProbeError,
-    ProbeGrid,
-    Rendezvous,
-    probe_allreduce,
-)
+from gpusonde.simulator.instrument.allreduce_probe import AllreduceProbeError, ProbeGrid, Rendezvous, probe_allreduce
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
 GRID = ProbeGrid(sizes=(4, 4096, 1 << 20), concurrent=(1, 2), seconds_per_point=0.02, most_repeats=8)

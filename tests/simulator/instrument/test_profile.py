@@ -14,7 +14,7 @@ from gpusonde.simulator.job_profile import JobProfile
 
 torch = pytest.importorskip("torch", reason="needs torch (extra torch)")
 
-from gpusonde.simulator.instrument.entry_point import EntryPointError, load_job  # noqa: E402
+from gpusonde.simulator.instrument.allreduce_probe import EntryPointError, load_job  # noqa: E402
 from gpusonde.simulator.instrument.profile import ProfileError, TrainingJob, profile  # noqa: E402
 
 LAYERS = 5

@@ -59,7 +59,7 @@ def batch_sizes(text: str) -> list[int]:
 
 def run_profile(args: argparse.Namespace) -> int:
     """Measure, write and print."""
-    from gpusonde.simulator.instrument.entry_point import load_job
+    from gpusonde.simulator.instrument.allreduce_probe import load_job
     from gpusonde.simulator.instrument.profile import profile
 
     output = Output(as_json=args.json)

@@ -28,7 +28,7 @@ def graph_of_factory(source: str, wish: Wish) -> WorkloadGraph:
     """
     # Code that prints must not spoil what the command prints.
     with contextlib.redirect_stdout(sys.stderr), _own_code(source):
-        from gpusonde.simulator.instrument.entry_point import load_function
+        from gpusonde.simulator.instrument.allreduce_probe import load_function
 
         factory = load_function(source)
     from gpusonde.predictor.workload.graph.from_torch import from_torch

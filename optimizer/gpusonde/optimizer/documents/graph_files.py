@@ -12,12 +12,7 @@ from gpusonde.optimizer.documents.job import LARGEST_BATCH, device_name
 from gpusonde.predictor.workload.engine import EngineError, Precision, WorkloadPrediction
 from gpusonde.predictor.workload.graph import GraphError, WorkloadGraph
 from gpusonde.predictor.workload.graph.reading import read_graph
-from gpusonde.simulator.compute.graph_estimates import (
-    GraphEstimator,
-    WorkloadPredictor,
-    gradient_bytes,
-    largest_batch_estimate,
-)
+from gpusonde.simulator.compute.origins import GraphEstimator, WorkloadPredictor, gradient_bytes, largest_batch_estimate
 
 KEYS = ("file", "precision", "batch_sizes", "largest_batch", "devices", "model")
 _MOST_DEVICES = 256

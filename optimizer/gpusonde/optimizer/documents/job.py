@@ -24,8 +24,7 @@ from gpusonde.simulator.compute import (
     TimedSteps,
     compute_curve,
 )
-from gpusonde.simulator.exchange import LinkPolicy
-from gpusonde.simulator.exchange.policy import LinkShare
+from gpusonde.simulator.exchange import LinkPolicy, LinkShare
 from gpusonde.simulator.gradients import GradientTrace, GradientTraceError, assumed_trace, bytes_from_traffic
 
 MOST_CURVES = 512

@@ -17,7 +17,7 @@ from gpusonde.optimizer.documents.files import check_format, read_document
 from gpusonde.optimizer.documents.graph_files import ModelSource, with_graph_curves
 from gpusonde.optimizer.documents.job import device_name
 from gpusonde.optimizer.documents.spot_files import with_spot_offers
-from gpusonde.simulator.compute.graph_estimates import WorkloadPredictor
+from gpusonde.simulator.compute.origins import WorkloadPredictor
 
 _MOST_FILES = 256
 _OF_PREDICTION = ("epoch_latency_s", "epoch_latency_low_s", "epoch_latency_high_s", "interval_coverage")

@@ -1,6 +1,6 @@
 """Allreduce: measurements, and what they say about any size, world and number of concurrent transfers."""
 
-from gpusonde.simulator.allreduce.boosted.boosting import BoostingMissingError
+from gpusonde.simulator.allreduce.boosting import BoostingMissingError
 from gpusonde.simulator.allreduce.documents import (
     DocumentError,
     measurements_from_json,
@@ -8,7 +8,14 @@ from gpusonde.simulator.allreduce.documents import (
     model_from_json,
     model_to_json,
 )
-from gpusonde.simulator.allreduce.measurements import AllreduceMeasurement, Link, MeasurementError
+from gpusonde.simulator.allreduce.measurements import (
+    HYBRID_CUBE_MESH,
+    KNOWN_TOPOLOGIES,
+    AllreduceMeasurement,
+    Link,
+    LinkTopology,
+    MeasurementError,
+)
 from gpusonde.simulator.allreduce.model import (
     AllreduceModel,
     FabricNetwork,
@@ -16,7 +23,6 @@ from gpusonde.simulator.allreduce.model import (
     ResidualUse,
     UnknownFabricError,
 )
-from gpusonde.simulator.allreduce.topology import HYBRID_CUBE_MESH, KNOWN_TOPOLOGIES, LinkTopology
 
 __all__ = [
     "HYBRID_CUBE_MESH",

@@ -8,9 +8,8 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from gpusonde.simulator.allreduce.history import MOST_MEASUREMENTS
-from gpusonde.simulator.allreduce.measurements import AllreduceMeasurement, MeasurementError
+from gpusonde.simulator.allreduce.measurements import AllreduceMeasurement, LinkTopology, MeasurementError
 from gpusonde.simulator.allreduce.model import AllreduceModel, ModelKind, ResidualUse
-from gpusonde.simulator.allreduce.topology import LinkTopology
 
 MEASUREMENTS_FORMAT = "gpusonde.allreduce-measurements/1"
 MODEL_FORMAT = "gpusonde.allreduce-model/1"

@@ -9,14 +9,11 @@ from enum import Enum
 
 import numpy as np
 
-from gpusonde.simulator.allreduce.boosted.paper import PaperModel
-from gpusonde.simulator.allreduce.boosted.residual import Residual, learn
-from gpusonde.simulator.allreduce.curves.curve import FloatArray
-from gpusonde.simulator.allreduce.curves.interpolation import LinkCurves, LogBandwidth
+from gpusonde.simulator.allreduce.boosting import PaperModel, Residual, learn
+from gpusonde.simulator.allreduce.curves.interpolation import FloatArray, LinkCurves, LogBandwidth
 from gpusonde.simulator.allreduce.curves.links import link_curves
 from gpusonde.simulator.allreduce.history import Decay, kept
-from gpusonde.simulator.allreduce.measurements import AllreduceMeasurement, Link
-from gpusonde.simulator.allreduce.topology import LinkTopology
+from gpusonde.simulator.allreduce.measurements import AllreduceMeasurement, Link, LinkTopology
 from gpusonde.simulator.iteration import BusBandwidth, Network
 
 # Probes a month old count half: networks change rarely, by upgrades.

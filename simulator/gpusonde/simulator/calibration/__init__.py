@@ -6,8 +6,9 @@ from gpusonde.simulator.calibration.calibrate import (
     ExchangeCalibration,
     IterationPrediction,
     MeasuredIteration,
+    Overlap,
+    even_trace,
 )
-from gpusonde.simulator.calibration.overlap import Overlap, even_trace
 
 __all__ = [
     "CalibrationError",

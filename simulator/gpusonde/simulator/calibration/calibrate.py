@@ -3,10 +3,25 @@
 Where a job can be run on some placements for a moment, no allreduce needs to be probed: its own iterations tell how
 long its exchange takes there. The exchange of a placement does not depend on the batch size, so that one batch size
 suffices; that of a placement that was not measured follows from those that were.
+
+How much of an exchange hides behind the backward pass, both ways: to iteration times, and back from them.
+
+Buckets move one after another, each no earlier than it is ready. If all of them take ``x`` seconds together, the last
+one is through at ``max over k of (ready k + x * share of the bytes from bucket k on)``: a straight line in ``x`` per
+bucket, so that the exchange behind a measured iteration follows without a search.
+
+Exchange times over placements: what measured ones say about each other, and about those that nobody measured.
+
+A placement is the number of devices on each machine. Its exchange time is taken as a linear function of the world
+size, the share that a ring moves and the devices that share a machine's link, plus a smooth correction (a Gaussian
+process over the logarithms of devices, machines and devices per machine), plus what is this placement's own and nobody
+can explain. How much each counts is averaged over amplitudes and lengths by how well they explain the measurements; a
+measurement far off counts less (iteratively reweighted, as in Huber's estimator).
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -16,10 +31,211 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from gpusonde.simulator.calibration.overlap import Overlap, even_trace
-from gpusonde.simulator.calibration.placements import LinearPlacements, Placement, SmoothPlacements
 from gpusonde.simulator.compute import ComputeCurve, ComputeLatency, ComputeProbe, fit_compute_curve
-from gpusonde.simulator.gradients import FloatArray, GradientTrace
+from gpusonde.simulator.gradients import FloatArray, GradientTrace, GradientTraceError
+
+
+def even_trace(buckets: int) -> GradientTrace:
+    """Return the trace of equal buckets that become ready evenly over the backward pass, marked as assumed.
+
+    Raises:
+        GradientTraceError: Fewer than one bucket.
+    """
+    if buckets < 1:
+        raise GradientTraceError("the gradients of a step are one bucket or more")
+    return GradientTrace(np.arange(1, buckets + 1) / buckets, np.full(buckets, 1.0 / buckets), assumed=True)
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """The overlap that a trace of gradients allows.
+
+    Attributes:
+        trace: The gradients.
+    """
+
+    trace: GradientTrace
+
+    def iteration_s(self, compute: ComputeLatency, exchange_s: FloatArray) -> FloatArray:
+        """Return seconds of iterations, shape (n,).
+
+        Args:
+            compute: Forward and backward pass of the slowest device, n of each.
+            exchange_s: Shape (n,), what all transfers of the iteration take together, one after another.
+        """
+        ready = compute.backward_s[:, None] * self.trace.ready_fractions
+        through = (ready + exchange_s[:, None] * self._remaining()).max(axis=1)
+        return np.asarray(compute.forward_s + np.where(exchange_s > 0, np.maximum(compute.backward_s, through),
+                                                       compute.backward_s))  # fmt: skip
+
+    def exchange_s(self, compute: ComputeLatency, iteration_s: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Return the exchange behind measured iterations, and how many seconds of it a second of theirs stands for.
+
+        Both of shape (n,). An iteration that is no longer than its computation has an exchange of 0: it hid behind the
+        backward pass, however long it took.
+
+        Args:
+            compute: Forward and backward pass of the slowest device, n of each.
+            iteration_s: Shape (n,), what was measured.
+        """
+        ready = compute.backward_s[:, None] * self.trace.ready_fractions
+        each = (iteration_s[:, None] - compute.forward_s[:, None] - ready) / self._remaining()
+        binding = np.argmin(each, axis=1)
+        found = np.take_along_axis(each, binding[:, None], axis=1)[:, 0]
+        return np.maximum(found, 0.0), 1.0 / self._remaining()[binding]
+
+    def _remaining(self) -> FloatArray:
+        """Share of the bytes from each bucket on, shape (buckets,)."""
+        return np.asarray(np.cumsum(self.trace.bucket_bytes[::-1])[::-1] / self.trace.total_bytes)
+
+
+Placement = tuple[int, ...]
+
+# All relative to the median exchange time of the measured placements.
+_LINEAR_FREEDOM = 0.5  # by how much a feature that lies one standard deviation off may change it
+# What to expect before anything is measured: links inside a machine carry several times what its network does.
+_WITHIN_ONE_MACHINE = 0.25
+_AMPLITUDES = (0.1, 0.2, 0.4)
+_LENGTH_SCALES = (0.5, 1.0, 2.0)  # in natural logarithms of counts
+_OWN = (0.03, 0.06, 0.12, 0.24)
+_ROUNDS = 6
+_FAR_OFF = 1.5  # in standard deviations
+_RIDGE = 1e-2
+
+
+@dataclass(frozen=True)
+class ExchangeTimes:
+    """Exchange times of placements.
+
+    Attributes:
+        seconds: Shape (n,).
+        sd_s: Shape (n,), their standard deviation.
+    """
+
+    seconds: FloatArray
+    sd_s: FloatArray
+
+
+class SmoothPlacements:
+    """The default model.
+
+    Args:
+        placements: Measured placements, each once, at least one.
+        seconds: Shape (n,), exchange time of each.
+        sd_s: Shape (n,), standard deviation of the measurement.
+        scale_s: What the amplitudes are relative to, above zero.
+    """
+
+    def __init__(self, placements: Sequence[Placement], seconds: FloatArray, sd_s: FloatArray, scale_s: float) -> None:
+        self._index = {placement: index for index, placement in enumerate(placements)}
+        self._scale_s = scale_s
+        features = np.array([_linear(placement) for placement in placements])
+        self._middle, spread = features.mean(axis=0), features.std(axis=0)
+        # The constant stays one, and a feature in which nothing differs says nothing.
+        self._middle[0] = 0.0
+        self._spread = np.where(spread > 0, spread, 1.0)
+        self._features = self._standardised(placements)
+        self._logarithms = np.array([_logarithms(placement) for placement in placements])
+        # Every setting of the process at once, shape (settings,).
+        settings = itertools.product(_LENGTH_SCALES, _AMPLITUDES, _OWN)
+        self._lengths, self._amplitudes, self._own = np.array(list(settings)).T
+        beyond, variance = seconds / scale_s - _expected(placements), (sd_s / scale_s) ** 2
+        smooth = self._smooth(self._features, self._logarithms)
+        diagonal = np.arange(len(placements))
+        self._trust = np.ones(len(placements))
+        for _ in range(_ROUNDS):
+            covariance = smooth.copy()
+            covariance[:, diagonal, diagonal] += (self._own[:, None] ** 2 + variance) / self._trust + 1e-9
+            self._precision = np.linalg.inv(covariance)
+            self._weights = self._precision @ beyond
+            log_evidence = -0.5 * (self._weights @ beyond + np.linalg.slogdet(covariance)[1])
+            self._shares = _shares(log_evidence)
+            own = float(self._shares @ self._own**2)
+            off = np.abs(beyond - self._shares @ _each(smooth, self._weights)) / np.sqrt(own + variance)
+            self._trust = 1.0 / np.maximum(1.0, off / _FAR_OFF)
+
+    def predict(self, placements: Sequence[Placement]) -> ExchangeTimes:
+        """Return exchange times; a measured placement keeps what is its own."""
+        features, logarithms = self._standardised(placements), np.array([_logarithms(each) for each in placements])
+        across = self._smooth(features, logarithms)
+        trust = np.ones(len(placements))
+        for row, placement in enumerate(placements):
+            if placement in self._index:
+                column = self._index[placement]
+                trust[row] = self._trust[column]
+                across[:, row, column] += self._own**2 / trust[row]
+        beyond = _each(across, self._weights)
+        mean = self._shares @ beyond
+        before = self._amplitudes[:, None] ** 2 + _LINEAR_FREEDOM**2 * (features**2).sum(axis=1)
+        before += self._own[:, None] ** 2 / trust
+        explained = ((across @ self._precision) * across).sum(axis=-1)
+        variance = self._shares @ (np.maximum(before - explained, 0.0) + (beyond - mean) ** 2)
+        return ExchangeTimes(
+            np.maximum(_expected(placements) + mean, 0.0) * self._scale_s, np.sqrt(variance) * self._scale_s
+        )
+
+    def _smooth(self, features: FloatArray, logarithms: FloatArray) -> FloatArray:
+        """Covariance of placements with the measured ones, less what is their own, shape (settings, m, n)."""
+        far = ((logarithms[:, None, :] - self._logarithms[None, :, :]) ** 2).sum(axis=-1)
+        near = np.exp(-0.5 * far / self._lengths[:, None, None] ** 2)
+        linear = _LINEAR_FREEDOM**2 * features @ self._features.T
+        return np.asarray(self._amplitudes[:, None, None] ** 2 * near + linear)
+
+    def _standardised(self, placements: Sequence[Placement]) -> FloatArray:
+        features = np.array([_linear(placement) for placement in placements])
+        return np.asarray((features - self._middle) / self._spread)
+
+
+class LinearPlacements:
+    """Each measured placement as measured, others by least squares: for the figures of the published recipe.
+
+    Args:
+        placements: Measured placements, each once, at least one.
+        seconds: Shape (n,), exchange time of each.
+        sd_s: Shape (n,), standard deviation of the measurement.
+    """
+
+    def __init__(self, placements: Sequence[Placement], seconds: FloatArray, sd_s: FloatArray) -> None:
+        self._measured = dict(zip(placements, zip(seconds, sd_s, strict=True), strict=True))
+        features = np.array([_linear(placement) for placement in placements])
+        count = features.shape[1]
+        self._slopes = np.linalg.lstsq(
+            np.vstack([features, _RIDGE * np.eye(count)]), np.concatenate([seconds, np.zeros(count)]), rcond=None
+        )[0]
+        self._sd_s = float(np.std(seconds - features @ self._slopes))
+
+    def predict(self, placements: Sequence[Placement]) -> ExchangeTimes:
+        """Return exchange times."""
+        found = [
+            self._measured.get(each, (max(0.0, float(_linear(each) @ self._slopes)), self._sd_s)) for each in placements
+        ]
+        return ExchangeTimes(*np.array(found).T)
+
+
+def _linear(placement: Placement) -> FloatArray:
+    """Features whose weights are times."""
+    world, several = float(sum(placement)), float(len(placement) > 1)
+    return np.array([1.0, several, world, (world - 1.0) / world, max(placement) * several])
+
+
+def _expected(placements: Sequence[Placement]) -> FloatArray:
+    """Exchange times over the scale before anything was measured, shape (n,)."""
+    return np.array([1.0 if len(placement) > 1 else _WITHIN_ONE_MACHINE for placement in placements])
+
+
+def _logarithms(placement: Placement) -> FloatArray:
+    return np.log([sum(placement), len(placement), max(placement), min(placement)])
+
+
+def _each(across: FloatArray, weights: FloatArray) -> FloatArray:
+    """What each setting says, shape (settings, m)."""
+    return np.asarray((across @ weights[:, :, None])[:, :, 0])
+
+
+def _shares(log_evidence: FloatArray) -> FloatArray:
+    weights = np.exp(log_evidence - log_evidence.max())
+    return np.asarray(weights / weights.sum())
+
 
 CalibrationKind = Literal["default", "paper"]
 

@@ -1,15 +1,109 @@
-"""``LinkCurves``: bus bandwidth of one link over size, world size and concurrent transfers, by interpolation."""
+"""``LinkCurves``: bus bandwidth of one link over size, world size and concurrent transfers, by interpolation.
+
+``SizeCurve``: duration of an allreduce over its size, all else alike.
+
+``LocatedCurves``: few measurements at one location, completed by what the same fabric shows elsewhere.
+
+Smoothing of curves whose measurements scatter more than an interpolation through all of them can follow.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
+from scipy.interpolate import PchipInterpolator
+from scipy.optimize import least_squares
 
-from gpusonde.simulator.allreduce.curves.curve import FloatArray, SizeCurve
-from gpusonde.simulator.allreduce.topology import LinkTopology
+from gpusonde.simulator.allreduce.measurements import LinkTopology
+
+FloatArray = npt.NDArray[np.float64]
+
+# Scatter between allocations where nothing was repeated. Srifty's floor of 8.2 to 9.6 % mean absolute error is 0.12.
+UNREPEATED_SPREAD = 0.12
+# A normal distribution's mean absolute deviation times this is its standard deviation.
+_OF_MEAN_ABSOLUTE = 1.2533
+# With fewer knots nothing can be left out: what such gaps cost on average, per factor 4 of size.
+_UNCHECKED_GAP_SPREAD = 0.15
+# Beyond what was measured the spread grows by this, per factor e of size.
+_BEYOND_SPREAD = 0.12
+# Below the sizes measured a transfer is not taken to be shorter: starting a collective alone takes as long.
+_LEAST_SECONDS = 10e-6
+
+
+@dataclass(frozen=True)
+class SizeCurve:
+    """Duration over size, both in logarithms: monotone cubic (PCHIP) between the knots.
+
+    Below the first knot a transfer takes what latency leaves of it, never more than at the knot; above the last one the
+    bandwidth stays. So the bandwidth is above zero everywhere.
+
+    Attributes:
+        log_bytes: Shape (k,), natural logarithm of the sizes, increasing, k >= 1.
+        log_seconds: Shape (k,).
+        scatter: Standard deviation of the logarithm between repeats and allocations.
+        weight: Of all its measurements.
+        gap_spread: Standard deviation of what interpolation misses between two knots; follows from the knots.
+    """
+
+    log_bytes: FloatArray
+    log_seconds: FloatArray
+    scatter: float
+    weight: float
+    gap_spread: float = field(init=False)
+    _inner: PchipInterpolator | None = field(init=False, repr=False, compare=False)
+    _first_slope: float = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        knots, values = self.log_bytes, self.log_seconds
+        if knots.size == 0 or knots.shape != values.shape or (np.diff(knots) <= 0).any():
+            raise ValueError("a curve needs one duration per size, and sizes that increase")
+        inner = PchipInterpolator(knots, values, extrapolate=False) if knots.size > 1 else None
+        object.__setattr__(self, "_inner", inner)
+        object.__setattr__(self, "gap_spread", _gap_spread(knots, values))
+        first = (values[1] - values[0]) / (knots[1] - knots[0]) if knots.size > 1 else 1.0
+        object.__setattr__(self, "_first_slope", float(np.clip(first, 0.0, 1.0)))
+
+    def seconds(self, log_bytes: FloatArray) -> FloatArray:
+        """Return the logarithm of the duration at logarithms of sizes, shape (n,)."""
+        knots, values = self.log_bytes, self.log_seconds
+        inside = np.clip(log_bytes, knots[0], knots[-1])
+        found = np.full(inside.shape, values[0]) if self._inner is None else np.asarray(self._inner(inside))
+        below, above = np.minimum(log_bytes - knots[0], 0.0), np.maximum(log_bytes - knots[-1], 0.0)
+        least = min(float(values[0]), float(np.log(_LEAST_SECONDS)))
+        return np.asarray(np.where(below < 0, np.maximum(found + self._first_slope * below, least), found + above))
+
+    def spread(self, log_bytes: FloatArray) -> FloatArray:
+        """Return the standard deviation of the logarithm there, shape (n,)."""
+        knots = self.log_bytes
+        place = np.searchsorted(knots, log_bytes)
+        low, high = knots[np.maximum(place - 1, 0)], knots[np.minimum(place, knots.size - 1)]
+        gap = high - low
+        share = np.divide(log_bytes - low, gap, out=np.zeros_like(log_bytes), where=gap > 0)
+        between = self.gap_spread * 4.0 * share * (1.0 - share)
+        beyond = np.maximum(knots[0] - log_bytes, 0.0) + np.maximum(log_bytes - knots[-1], 0.0)
+        return np.asarray(np.sqrt(self.scatter**2 + np.maximum(between, 0.0) ** 2 + (_BEYOND_SPREAD * beyond) ** 2))
+
+    def covers(self, log_bytes: FloatArray) -> npt.NDArray[np.bool_]:
+        """Return where the sizes lie within those measured, shape (n,)."""
+        return np.asarray((log_bytes >= self.log_bytes[0] - 1e-9) & (log_bytes <= self.log_bytes[-1] + 1e-9))
+
+
+def _gap_spread(knots: FloatArray, values: FloatArray) -> float:
+    """What interpolation misses between two knots: from leaving every inner knot out."""
+    if knots.size < 2:
+        return 0.0
+    if knots.size < 4:
+        return _UNCHECKED_GAP_SPREAD * float(np.diff(knots).max() / np.log(4.0))
+    share = (knots[1:-1] - knots[:-2]) / (knots[2:] - knots[:-2])
+    missed = values[1:-1] - ((1.0 - share) * values[:-2] + share * values[2:])
+    # The gap is twice as wide as the real ones, but where scatter decides and not the width that makes no difference.
+    return float(_OF_MEAN_ABSOLUTE * np.abs(missed).mean())
+
 
 # Measured across machines only: devices of one machine are no slower, by how much nobody knows.
 _OTHER_REGIME_SPREAD = 0.3
@@ -17,7 +111,6 @@ _OTHER_REGIME_SPREAD = 0.3
 _BEYOND_WORLDS_SPREAD = 0.2
 # Between two measured world sizes, where leaving one out cannot be tried.
 _UNCHECKED_WORLDS_SPREAD = 0.15
-_OF_MEAN_ABSOLUTE = 1.2533
 # Latency of a transfer grows with the devices: between their logarithm (trees) and their number (rings).
 _LATENCY_GROWTH = 0.5
 # A size up to which a duration is latency.
@@ -245,3 +338,139 @@ class LinkCurves:
 def log_bus(log_bytes: FloatArray, log_seconds: FloatArray, world_size: int) -> FloatArray:
     """Logarithm of the bus bandwidth of durations."""
     return np.asarray(log_bytes - log_seconds + np.log(2.0 * (world_size - 1) / world_size))
+
+
+# How far a location's deviation from the others reaches: in factors of e of size, and of the world size.
+_SIZE_REACH, _WORLD_REACH, _CONCURRENT_REACH = 1.5, 1.0, 1.0
+# Far from everything measured the deviation is the mean one; this keeps the weights above zero.
+_FAR_WEIGHT = 1e-3
+# What a deviation may differ by at sizes and worlds where it was not measured.
+_DEVIATION_SPREAD = 0.15
+_KNOTS_PER_CURVE = 32
+# Other locations that are asked at most, those first that measured most.
+MOST_OTHERS = 8
+
+
+@dataclass(frozen=True)
+class LocatedCurves(LinkCurves):
+    """What was measured at one location of several.
+
+    Attributes:
+        others: The same fabric and device at other locations.
+    """
+
+    others: tuple[LinkCurves, ...] = ()
+
+    def crosses_unmeasured(self, world_size: int) -> bool:
+        """Whether a world needs several machines, and nowhere anything was measured across machines."""
+        return super().crosses_unmeasured(world_size) and all(
+            other.crosses_unmeasured(world_size) for other in self.others
+        )
+
+    def predict(
+        self, log_bytes: FloatArray, world_size: int, concurrent: int = 1, *, check: bool = True
+    ) -> LogBandwidth:
+        """Return the bus bandwidth of every single transfer, at logarithms of sizes of shape (n,).
+
+        Where other locations have measured and this one has not, theirs counts, shifted as far as this location lies
+        off theirs at the sizes and worlds most like it.
+        """
+        own = super().predict(log_bytes, world_size, concurrent, check=check)
+        key = world_size, concurrent
+        unknown = np.ones(log_bytes.shape, dtype=np.bool_)
+        if key in self.curves:
+            unknown = ~self.curves[key].covers(log_bytes)
+        others = [other for other in self.others if key in other.curves] if unknown.any() else []
+        if not others:
+            return own
+        told = [self._shifted(log_bytes, world_size, concurrent, other) for other in others]
+        known = np.array([unknown & other.curves[key].covers(log_bytes) for other in others], dtype=np.float64)
+        is_told = known.sum(axis=0) > 0
+        shares = known / np.maximum(known.sum(axis=0), 1.0)
+        means, spreads = np.array([one.mean for one in told]), np.array([one.spread for one in told])
+        mean = (shares * means).sum(axis=0)
+        spread = np.sqrt((shares * (spreads**2 + (means - mean) ** 2)).sum(axis=0))
+        return LogBandwidth(np.where(is_told, mean, own.mean), np.where(is_told, spread, own.spread))
+
+    def _shifted(self, log_bytes: FloatArray, world_size: int, concurrent: int, other: LinkCurves) -> LogBandwidth:
+        """What another location reaches, shifted as far as this one lies off it."""
+        found, weights = [], []
+        for (world, count), curve in self.curves.items():
+            sizes = curve.log_bytes[:: max(1, curve.log_bytes.size // _KNOTS_PER_CURVE)]
+            there = other.predict(sizes, world, count, check=False).mean
+            found.append(log_bus(sizes, curve.seconds(sizes), world) - there)
+            unlike = (np.log(world / world_size) / _WORLD_REACH) ** 2
+            unlike += (np.log(count / concurrent) / _CONCURRENT_REACH) ** 2
+            near = ((log_bytes[:, None] - sizes[None, :]) / _SIZE_REACH) ** 2
+            weights.append(np.exp(-0.5 * (near + unlike)) + _FAR_WEIGHT)
+        deviations, shares = np.concatenate(found), np.concatenate(weights, axis=1)
+        shares /= shares.sum(axis=1, keepdims=True)
+        shift = shares @ deviations
+        uneven = np.maximum(shares @ deviations**2 - shift**2, 0.0)
+        same = other.predict(log_bytes, world_size, concurrent, check=False)
+        return LogBandwidth(same.mean + shift, np.sqrt(same.spread**2 + uneven + _DEVIATION_SPREAD**2))
+
+
+_Key = TypeVar("_Key")
+
+# A Gaussian process around latency plus link: how far a duration strays from that, over which factor of e of size.
+_AMPLITUDE, _LENGTH = 0.5, 2.0
+_NOISES = (0.1, 0.2, 0.4)
+# The same process through all measurements: what is gained over it is due to scatter, and not to a better shape.
+_NO_NOISE = 0.02
+# Measured durations are believed unless smoothing predicts left-out ones better by this.
+_BETTER = 0.95
+# A curve alone has too few sizes to tell scatter from a library that changes its algorithm.
+_LEAST_CURVES = 3
+_LEAST_KNOTS, _MOST_KNOTS = 6, 128
+# So many curves of a link decide for all of them.
+_MOST_TRIED = 48
+
+
+def smoothed(curves: Mapping[_Key, SizeCurve]) -> dict[_Key, SizeCurve]:
+    """Return the curves of one link, all of them smoothed if that predicts left-out sizes better than interpolation."""
+    able = {key: curve for key, curve in curves.items() if _LEAST_KNOTS <= curve.log_bytes.size <= _MOST_KNOTS}
+    if len(able) < _LEAST_CURVES:
+        return dict(curves)
+    tried = list(able.values())[:: -(-len(able) // _MOST_TRIED)]
+    raw = float(np.abs(np.concatenate([_left_out(curve) for curve in tried])).mean())
+    found = {
+        noise: float(np.abs(np.concatenate([_process(curve, noise)[1][1:-1] for curve in tried])).mean())
+        for noise in (_NO_NOISE, *_NOISES)
+    }
+    noise = min(_NOISES, key=lambda each: found[each])
+    if found[noise] > _BETTER * min(raw, found[_NO_NOISE]):
+        return dict(curves)
+    # What interpolation misses between the knots is found anew, from smooth ones: the scatter is what they hide.
+    rough = float(np.mean([curve.gap_spread for curve in tried]))
+    smooth = {
+        key: replace(curve, log_seconds=_process(curve, noise)[0], scatter=float(np.hypot(curve.scatter, rough)))
+        for key, curve in able.items()
+    }
+    return {**curves, **smooth}
+
+
+def _left_out(curve: SizeCurve) -> FloatArray:
+    """How far interpolation misses every inner knot that is left out."""
+    knots, values = curve.log_bytes, curve.log_seconds
+    missed = np.empty(knots.size - 2)
+    for place in range(1, knots.size - 1):
+        rest = np.arange(knots.size) != place
+        missed[place - 1] = PchipInterpolator(knots[rest], values[rest])(knots[place]) - values[place]
+    return missed
+
+
+def _process(curve: SizeCurve, noise: float) -> tuple[FloatArray, FloatArray]:
+    """The process at the knots, and how far it misses each when that one is left out."""
+    knots, values = curve.log_bytes, curve.log_seconds
+    start = np.array([values.min(), values[-1] - knots[-1]])
+
+    def missed(both: FloatArray) -> FloatArray:
+        return np.asarray(np.logaddexp(both[0], both[1] + knots) - values)
+
+    found = least_squares(missed, start, loss="soft_l1")
+    middle = np.logaddexp(found.x[0], found.x[1] + knots)
+    alike = _AMPLITUDE**2 * np.exp(-0.5 * ((knots[:, None] - knots[None, :]) / _LENGTH) ** 2)
+    inverse = np.linalg.inv(alike + noise**2 * np.eye(knots.size))
+    weights = inverse @ (values - middle)
+    return np.asarray(middle + alike @ weights), np.asarray(weights / np.diag(inverse))

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from gpusonde.simulator.allreduce.curves.interpolation import LinkCurves
-from gpusonde.simulator.allreduce.curves.locations import MOST_OTHERS, LocatedCurves
-from gpusonde.simulator.allreduce.curves.smoothing import smoothed
+from gpusonde.simulator.allreduce.curves.interpolation import MOST_OTHERS, LinkCurves, LocatedCurves, smoothed
 from gpusonde.simulator.allreduce.history import Decay, size_curve
-from gpusonde.simulator.allreduce.measurements import AllreduceMeasurement, Link
-from gpusonde.simulator.allreduce.topology import KNOWN_TOPOLOGIES, LinkTopology
+from gpusonde.simulator.allreduce.measurements import KNOWN_TOPOLOGIES, AllreduceMeasurement, Link, LinkTopology
 
 # A machine is taken for one with unlike links only when that explains its world sizes at least this much better ...
 _BETTER = 0.5

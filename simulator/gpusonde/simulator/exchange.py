@@ -1,0 +1,292 @@
+"""The exchanges of many steps at once, in arrays: the twin of ``events`` that the optimizer calls.
+
+How transfers that run at the same time share a machine's link.
+
+The exchange of one step as an event queue: the reference that ``many`` is checked against (Srifty, section 4.3).
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+
+
+class LinkShare(Enum):
+    """How the capacity is divided once the transfers want more than there is."""
+
+    # Srifty, section 4.3: everyone gets at most an equal part, as soon as together they want as much as there is. What
+    # a transfer does not want of its part stays idle.
+    SEED = "seed"
+    # Max-min fair: what one does not want goes to the others, so that a wanted capacity is never idle.
+    MAXMIN = "maxmin"
+
+
+@dataclass(frozen=True)
+class LinkPolicy:
+    """Rules of one machine's link.
+
+    Attributes:
+        share: How the capacity is divided.
+        capacity_bytes_per_second: Bus bandwidth of the machine, infinite when it never binds.
+        max_in_flight: Transfers at a time, the others wait in the order in which they became ready. NCCL with one
+            communicator runs 1, gloo 2.
+
+    Raises:
+        ValueError: A capacity or a limit that is not above zero.
+    """
+
+    share: LinkShare = LinkShare.MAXMIN
+    capacity_bytes_per_second: float = math.inf
+    max_in_flight: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.capacity_bytes_per_second > 0:
+            raise ValueError(f"the capacity of a link is above zero, not {self.capacity_bytes_per_second}")
+        if self.max_in_flight is not None and self.max_in_flight < 1:
+            raise ValueError(f"max_in_flight is 1 or more, not {self.max_in_flight}")
+
+
+@dataclass(frozen=True)
+class ExchangeTimeline:
+    """When every transfer ran.
+
+    Attributes:
+        start_s: Shape (n,), seconds after the start of the backward pass.
+        finish_s: Shape (n,), likewise.
+    """
+
+    start_s: FloatArray
+    finish_s: FloatArray
+
+    @property
+    def end_s(self) -> float:
+        """When the last transfer finished; 0 without transfers."""
+        return float(self.finish_s.max(initial=0.0))
+
+
+def rates(wanted: FloatArray, policy: LinkPolicy) -> FloatArray:
+    """Return what each of the transfers in flight gets, bytes per second on the bus.
+
+    Args:
+        wanted: Shape (c,), bus bandwidth that each would reach alone.
+        policy: The link's rules.
+    """
+    capacity = policy.capacity_bytes_per_second
+    asked = wanted.sum()
+    if policy.share is LinkShare.SEED:
+        return wanted if asked < capacity else np.minimum(wanted, capacity / wanted.size)
+    if asked <= capacity:
+        return wanted
+    ascending = np.argsort(wanted, kind="stable")
+    given = np.empty_like(wanted)
+    left = capacity
+    for place, index in enumerate(ascending):
+        given[index] = min(wanted[index], left / (wanted.size - place))
+        left -= given[index]
+    return given
+
+
+_READY, _FINISH = 0, 1
+
+
+def simulate_exchange(
+    ready_s: npt.ArrayLike,
+    traffic_bytes: npt.ArrayLike,
+    bus_bytes_per_second: npt.ArrayLike,
+    policy: LinkPolicy | None = None,
+) -> ExchangeTimeline:
+    """Run the transfers of one step.
+
+    Args:
+        ready_s: Shape (n,), when each bucket of gradients is ready, seconds after the start of the backward pass.
+        traffic_bytes: Shape (n,), bytes that each moves over the bus: ``2 (world - 1) / world`` of its size in a ring.
+        bus_bytes_per_second: Shape (n,), bus bandwidth that each reaches alone.
+        policy: The link's rules; by default a link that never binds.
+
+    Raises:
+        ValueError: Arrays of different lengths, negative or not finite figures, a bandwidth that is not above zero.
+    """
+    ready, traffic, wanted = checked(ready_s, traffic_bytes, bus_bytes_per_second, dimensions=1)
+    policy = policy or LinkPolicy()
+    limit = policy.max_in_flight or ready.size
+    queue: list[tuple[float, int, int, int]] = [(time_s, _READY, index, 0) for index, time_s in enumerate(ready)]
+    heapq.heapify(queue)
+    start, finish = np.zeros(ready.size), np.zeros(ready.size)
+    left = traffic.copy()
+    waiting: list[int] = []
+    running: list[int] = []
+    rate = np.zeros(ready.size)
+    # A rate that changes makes the finish that is queued for its transfer void; the generation tells them apart.
+    generation = 0
+    now_s = 0.0
+    while queue:
+        time_s, kind, index, born = heapq.heappop(queue)
+        if kind == _FINISH and born != generation:
+            continue
+        left[running] -= rate[running] * (time_s - now_s)
+        now_s = time_s
+        if kind == _READY:
+            waiting.append(index)
+        else:
+            running.remove(index)
+            left[index] = 0.0
+            finish[index] = now_s
+        while waiting and len(running) < limit:
+            begun = waiting.pop(0)
+            start[begun] = now_s
+            running.append(begun)
+        if running:
+            rate[running] = rates(wanted[running], policy)
+            generation += 1
+            for each in running:
+                due_s = now_s + max(0.0, left[each]) / rate[each]
+                heapq.heappush(queue, (due_s, _FINISH, each, generation))
+    return ExchangeTimeline(start, finish)
+
+
+def checked(
+    ready_s: npt.ArrayLike, traffic_bytes: npt.ArrayLike, bus_bytes_per_second: npt.ArrayLike, *, dimensions: int
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Return the three arrays, of one shape.
+
+    Raises:
+        ValueError: They are not what the simulations take.
+    """
+    ready, traffic, wanted = (
+        np.asarray(each, dtype=np.float64) for each in (ready_s, traffic_bytes, bus_bytes_per_second)
+    )
+    if not ready.shape == traffic.shape == wanted.shape or ready.ndim != dimensions:
+        raise ValueError(
+            f"ready_s, traffic_bytes and bus_bytes_per_second need one shape with {dimensions} dimension(s)"
+        )
+    if not (np.isfinite(ready).all() and (ready >= 0).all()):
+        raise ValueError("ready_s must be finite and not negative")
+    if not (np.isfinite(traffic).all() and (traffic >= 0).all()):
+        raise ValueError("traffic_bytes must be finite and not negative")
+    if not ((wanted > 0).all() and (wanted < math.inf).all()):
+        raise ValueError("bus_bytes_per_second must be finite and above zero")
+    return ready, traffic, wanted
+
+
+# Finishes closer together than this share of a step are one event; the queue takes them one by one, to the same end.
+_SAME_TIME = 1e-13
+
+
+def simulate_exchanges(
+    ready_s: npt.ArrayLike,
+    traffic_bytes: npt.ArrayLike,
+    bus_bytes_per_second: npt.ArrayLike,
+    *,
+    capacity_bytes_per_second: npt.ArrayLike = np.inf,
+    max_in_flight: int | None = None,
+    share: LinkShare = LinkShare.MAXMIN,
+) -> FloatArray:
+    """Return when every transfer of every case finished, shape (m, n), seconds after the start of the backward pass.
+
+    Every case goes on by one event per turn, at its own time; the turns end when no case has anything left.
+
+    Args:
+        ready_s: Shape (m, n), as in ``simulate_exchange``.
+        traffic_bytes: Shape (m, n).
+        bus_bytes_per_second: Shape (m, n).
+        capacity_bytes_per_second: A number or shape (m,), bus bandwidth of the machine.
+        max_in_flight: Transfers at a time; None for no limit.
+        share: How a capacity that does not suffice is divided.
+
+    Raises:
+        ValueError: As ``simulate_exchange``.
+    """
+    ready, traffic, wanted = checked(ready_s, traffic_bytes, bus_bytes_per_second, dimensions=2)
+    cases, count = ready.shape
+    if count == 0:
+        return np.zeros((cases, 0))
+    capacity = np.broadcast_to(np.asarray(capacity_bytes_per_second, dtype=np.float64), (cases,))
+    if not (capacity > 0).all():
+        raise ValueError("capacity_bytes_per_second must be above zero")
+    limit = count if max_in_flight is None else max_in_flight
+    if limit < 1:
+        raise ValueError(f"max_in_flight is 1 or more, not {max_in_flight}")
+
+    if np.isinf(capacity).all() and (limit == 1 or limit >= count):
+        return _unshared(ready, traffic / wanted, one_at_a_time=limit == 1)
+
+    # Transfers begin in the order in which they become ready: those that have begun are always its first ones.
+    order = np.argsort(ready, axis=1, kind="stable")
+    ready, left, wanted = (np.take_along_axis(each, order, axis=1) for each in (ready, traffic, wanted))
+    place = np.arange(count)
+    now = np.zeros(cases)
+    begun = np.zeros(cases, dtype=np.int64)
+    done = np.zeros((cases, count), dtype=bool)
+    finish = np.zeros((cases, count))
+    following = np.concatenate([ready, np.full((cases, 1), np.inf)], axis=1)
+    rows = np.arange(cases)
+    while not done.all():
+        arrived = (ready <= now[:, None]).sum(axis=1)
+        free = limit - (begun - done.sum(axis=1))
+        begun = begun + np.clip(arrived - begun, 0, free)
+        running = (place < begun[:, None]) & ~done
+        rate = _rates(np.where(running, wanted, 0.0), running, capacity, share)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            rest = np.where(running, left / rate, np.inf)
+        step = np.minimum(rest.min(axis=1), following[rows, arrived] - now)
+        # A case that is over stays where it is.
+        step = np.where(np.isfinite(step), np.maximum(step, 0.0), 0.0)
+        ended = running & (rest <= step[:, None] * (1.0 + _SAME_TIME))
+        left = np.where(running, np.maximum(left - rate * step[:, None], 0.0), left)
+        now = now + step
+        # Exactly the time of the arrival: a sum of steps may fall short of it by a rounding error and never get there.
+        at_arrival = following[rows, arrived] - now <= np.abs(now) * _SAME_TIME
+        now = np.where(at_arrival & np.isfinite(following[rows, arrived]), following[rows, arrived], now)
+        finish = np.where(ended, now[:, None], finish)
+        done |= ended
+    result = np.empty_like(finish)
+    np.put_along_axis(result, order, finish, axis=1)
+    return result
+
+
+def _unshared(ready: FloatArray, duration: FloatArray, *, one_at_a_time: bool) -> FloatArray:
+    """Finishes of transfers that never share the link: all at once on a link that never binds, or one by one."""
+    if not one_at_a_time:
+        return ready + duration
+    order = np.argsort(ready, axis=1, kind="stable")
+    ready, duration = (np.take_along_axis(each, order, axis=1) for each in (ready, duration))
+    through = np.cumsum(duration, axis=1)
+    # A transfer ends when all since the last pause of the link have: the latest of all possible starts of that.
+    finish = through + np.maximum.accumulate(ready - (through - duration), axis=1)
+    result = np.empty_like(finish)
+    np.put_along_axis(result, order, finish, axis=1)
+    return result
+
+
+def _rates(wanted: FloatArray, running: npt.NDArray[np.bool_], capacity: FloatArray, share: LinkShare) -> FloatArray:
+    """What every transfer in flight gets, shape (m, n); 0 for the others."""
+    asked = wanted.sum(axis=1)
+    short = asked >= capacity if share is LinkShare.SEED else asked > capacity
+    if not short.any():
+        return wanted
+    given = wanted.copy()
+    if share is LinkShare.SEED:
+        equal = capacity / np.maximum(running.sum(axis=1), 1)
+        given[short] = np.minimum(wanted, equal[:, None])[short]
+        return given
+    wishes = np.where(running, wanted, np.inf)[short]
+    ascending = np.argsort(wishes, axis=1, kind="stable")
+    wishes = np.take_along_axis(wishes, ascending, axis=1)
+    left, others = capacity[short].copy(), running[short].sum(axis=1)
+    filled = np.zeros_like(wishes)
+    for place in range(int(others.max())):
+        in_flight = place < others
+        part = np.minimum(wishes[:, place], left / np.maximum(others - place, 1))
+        filled[:, place] = np.where(in_flight, part, 0.0)
+        left = left - filled[:, place]
+    unsorted = np.zeros_like(filled)
+    np.put_along_axis(unsorted, ascending, filled, axis=1)
+    given[short] = unsorted
+    return given
