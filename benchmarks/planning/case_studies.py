@@ -6,7 +6,7 @@ from page import table
 
 from gpusonde.optimizer.baselines import cheapest_first, fastest_first
 from gpusonde.optimizer.paper.cases import SPEED_ORDER, Case, cases
-from gpusonde.optimizer.plan import Plan
+from gpusonde.optimizer.problem import Plan
 from gpusonde.optimizer.solve import solve
 
 _TEXT = (

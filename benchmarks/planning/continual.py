@@ -19,7 +19,7 @@ from gpusonde.optimizer import Billing, Problem
 from gpusonde.optimizer.continual import ContinualOptions
 from gpusonde.optimizer.continual.figure_8 import play
 from gpusonde.optimizer.continual.replay import Outcome, only, replay
-from gpusonde.optimizer.search.brute_force import brute_force
+from gpusonde.optimizer.search.space import brute_force
 
 JOBS = 60
 _DEFAULT = ContinualOptions()

@@ -13,10 +13,9 @@ from instances import SMALL, Size, instance
 from page import bar, table
 
 from gpusonde.optimizer import Objective, Offer, Problem, ProblemError, SimulatedSteps, Solution, Status, StepTimes
-from gpusonde.optimizer.evaluate import objective_value, satisfies
-from gpusonde.optimizer.pareto import pareto
-from gpusonde.optimizer.search.brute_force import brute_force
-from gpusonde.optimizer.solve import solve
+from gpusonde.optimizer.search.space import brute_force
+from gpusonde.optimizer.solution import objective_value, satisfies
+from gpusonde.optimizer.solve import pareto, solve
 from gpusonde.simulator.compute import ComputeCurve
 from gpusonde.simulator.compute.fitting import CurveOrigin
 from gpusonde.simulator.exchange import LinkPolicy

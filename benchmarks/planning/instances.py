@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gpusonde.optimizer.evaluate import estimate_plan
-from gpusonde.optimizer.plan import Group, Plan
-from gpusonde.optimizer.problem import Objective, Offer, Problem
-from gpusonde.optimizer.steps import TableSteps
+from gpusonde.optimizer.problem import Group, Objective, Offer, Plan, Problem
+from gpusonde.optimizer.solution import estimate_plan
+from gpusonde.optimizer.step_times import TableSteps
 
 _ITERATIONS = 1000
 _GIGABIT = 1e9 / 8

@@ -13,12 +13,11 @@ from instances import LARGE, SMALL, Size, instance
 from page import bar, percent, table
 from simulator_calls import call_lines
 
-from gpusonde.optimizer.evaluate import objective_value
 from gpusonde.optimizer.paper import count_plans, paper_search
 from gpusonde.optimizer.problem import Objective, Problem
-from gpusonde.optimizer.solution import Solution, Status
+from gpusonde.optimizer.solution import Solution, Status, objective_value
 from gpusonde.optimizer.solve import solve
-from gpusonde.optimizer.steps import StepTimes
+from gpusonde.optimizer.step_times import StepTimes
 
 _LARGE_INSTANCES, _SMALL_INSTANCES = 200, 300
 _QUICK_INSTANCES = 10

@@ -75,7 +75,7 @@ def test_a_random_instance_is_always_the_same_and_some_have_no_plan(module) -> N
     assert first == again
     assert first != instances.instance(4, instances.SMALL)[0]
 
-    from gpusonde.optimizer.search.brute_force import brute_force
+    from gpusonde.optimizer.search.space import brute_force
 
     answers = [brute_force(*instances.instance(seed, instances.SMALL)).plan is not None for seed in range(30)]
     assert 15 < sum(answers) < 30

@@ -16,8 +16,8 @@ from gpusonde.catalog import load_gpus, load_offers
 from gpusonde.collector.connection import CollectorError
 from gpusonde.collector.planning.client import PlanningClient
 from gpusonde.collector.workers.documents import fill, to_document
-from gpusonde.optimizer.documents.answers import estimate_plan, pareto_plans, solve_problem
 from gpusonde.optimizer.documents.problem import parse_plan, parse_problem
+from gpusonde.optimizer.documents.watching import estimate_plan, pareto_plans, solve_problem
 from gpusonde.planning.v1 import planning_pb2, planning_pb2_grpc
 from gpusonde.service.tls import ClientSecurity
 

@@ -24,11 +24,10 @@ from gpusonde.collector.connection import CollectorError
 from gpusonde.kubelet.v1 import pod_resources_pb2
 from gpusonde.optimizer.continual.replay import TraceError as CapacityError
 from gpusonde.optimizer.continual.replay import read_capacity
-from gpusonde.optimizer.documents.fields import DocumentError
-from gpusonde.optimizer.documents.files import read_document
 from gpusonde.optimizer.documents.problem import parse_problem
-from gpusonde.optimizer.offers.spot import SpotTableError, read_spot_rows
+from gpusonde.optimizer.documents.schema import DocumentError, read_document
 from gpusonde.optimizer.problem import ProblemError
+from gpusonde.optimizer.spot_offers import SpotTableError, read_spot_rows
 from gpusonde.predictor.workload.engine.measurements import MeasurementFileError, read_measurements
 from gpusonde.query.v1 import query_pb2
 from gpusonde.service.metrics_endpoint import Endpoint

@@ -48,9 +48,8 @@ from gpusonde.collector.workers.documents import fill, to_document
 from gpusonde.collector.workload.training.queue import TrainingQueueError
 from gpusonde.epoch_detect import EpochTracker
 from gpusonde.ingest.v1 import ingest_pb2
-from gpusonde.optimizer.documents.fields import DocumentError
-from gpusonde.optimizer.documents.files import parse_json
-from gpusonde.optimizer.documents.reports import read_reports
+from gpusonde.optimizer.documents.schema import DocumentError, parse_json
+from gpusonde.optimizer.documents.watching import read_reports
 from gpusonde.planning.v1 import planning_pb2
 from gpusonde.predictor.crossgpu import LatencyModel, ModelFileError, read_runs
 from gpusonde.predictor.crossgpu.runs.table import RunsTableError

@@ -31,7 +31,7 @@ from gpusonde.cli.parsing import Parser, common_options
 from gpusonde.cli.workload import train as workload_train
 from gpusonde.collector.security.identity import Role
 from gpusonde.collector.security.tokens import token_entry
-from gpusonde.optimizer.documents.files import write_json
+from gpusonde.optimizer.documents.schema import write_json
 from gpusonde.predictor.workload.graph import dump_graph
 from gpusonde.simulator.allreduce import AllreduceMeasurement
 from gpusonde.simulator.compute import ComputeProbe

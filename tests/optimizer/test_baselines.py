@@ -9,8 +9,7 @@ import pytest
 
 from gpusonde.optimizer.baselines import ApmSteps, cheapest_first, explore, fastest_first, oracle_bayes
 from gpusonde.optimizer.paper import plans
-from gpusonde.optimizer.plan import Group, Plan
-from gpusonde.optimizer.problem import Offer, Problem, ProblemError
+from gpusonde.optimizer.problem import Group, Offer, Plan, Problem, ProblemError
 from gpusonde.simulator.compute import ComputeProbe
 
 SLOW = Offer("slow", "T4", 1, 8, 0.72, largest_batch=128)

@@ -10,8 +10,8 @@ import pytest
 from support.planning_problems import table_problem
 
 from gpusonde.optimizer import Group, Objective, Offer, Plan, Problem, ProblemError, Status, TableSteps, solve
-from gpusonde.optimizer.evaluate import estimate_plan, violation
-from gpusonde.optimizer.search.brute_force import every_plan
+from gpusonde.optimizer.search.space import every_plan
+from gpusonde.optimizer.solution import estimate_plan, violation
 
 OFFERS = (Offer("a", "x", 1, 4, 1.0), Offer("b", "y", 2, 4, 3.0))
 

@@ -5,18 +5,9 @@ from datetime import date, datetime, timedelta, timezone
 import pytest
 
 from gpusonde.catalog import UnknownGpuError, UnknownProviderError, load_offers
-from gpusonde.optimizer.offers import (
-    BatchLimits,
-    OfferFilter,
-    Quota,
-    SpotTableError,
-    Terms,
-    TermsError,
-    listed_offers,
-    read_spot_rows,
-    spot_offers,
-)
+from gpusonde.optimizer.offers import BatchLimits, OfferFilter, Quota, Terms, TermsError, listed_offers
 from gpusonde.optimizer.problem import Billing, Problem
+from gpusonde.optimizer.spot_offers import SpotTableError, read_spot_rows, spot_offers
 
 CATALOG = load_offers()
 V100, T4 = "V100-SXM2-16GB", "T4"

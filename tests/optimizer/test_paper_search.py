@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from gpusonde.optimizer.paper import count_plans, paper_search
-from gpusonde.optimizer.paper.banchor import anchored_plan, anchors
+from gpusonde.optimizer.paper.space import anchored_plan, anchors
 from gpusonde.optimizer.problem import Objective, Offer, Problem, ProblemError
 from gpusonde.optimizer.solution import Status
-from gpusonde.optimizer.steps import StepEstimate, TableSteps
+from gpusonde.optimizer.step_times import StepEstimate, TableSteps
 
 OFFERS = (
     Offer("t4", "T4", 1, 64, 0.72, largest_batch=128),

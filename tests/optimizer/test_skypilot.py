@@ -13,7 +13,7 @@ import pytest
 
 from gpusonde.optimizer.problem import Billing, Offer, Problem
 from gpusonde.optimizer.skypilot import NoEstimateError, SkyTimeEstimator, set_time_estimator
-from gpusonde.optimizer.steps import TableSteps
+from gpusonde.optimizer.step_times import TableSteps
 
 SCRIPT = Path(__file__).parents[1] / "support" / "skypilot_choice.py"
 V100, A100 = "V100-SXM2-16GB", "A100-SXM4-40GB"

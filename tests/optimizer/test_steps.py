@@ -10,8 +10,8 @@ import pytest
 from support.planning_problems import EvenNetwork, simulated_problem
 
 from gpusonde.optimizer import Group, Offer, Plan, ProblemError, SimulatedSteps, StepEstimate, TableSteps
-from gpusonde.optimizer.evaluate import quantile_s
-from gpusonde.optimizer.search.brute_force import every_plan
+from gpusonde.optimizer.search.space import every_plan
+from gpusonde.optimizer.solution import quantile_s
 from gpusonde.simulator.compute import ComputeCurve
 from gpusonde.simulator.compute.fitting import CurveOrigin
 from gpusonde.simulator.gradients import assumed_trace

@@ -7,8 +7,8 @@ import dataclasses
 import numpy as np
 
 from gpusonde.optimizer import Objective, Offer, Plan, Problem, SimulatedSteps, StepTimes, TableSteps
-from gpusonde.optimizer.evaluate import estimate_plan
-from gpusonde.optimizer.search.brute_force import every_plan
+from gpusonde.optimizer.search.space import every_plan
+from gpusonde.optimizer.solution import estimate_plan
 from gpusonde.simulator.compute import ComputeCurve
 from gpusonde.simulator.compute.fitting import CurveOrigin
 from gpusonde.simulator.exchange import LinkPolicy

@@ -14,7 +14,7 @@ from sky.skylet import constants
 
 from gpusonde.optimizer.problem import Offer, Problem
 from gpusonde.optimizer.skypilot import set_time_estimator
-from gpusonde.optimizer.steps import TableSteps
+from gpusonde.optimizer.step_times import TableSteps
 
 _GPU = (
     "\"{{'Gpus': [{{'Name': '{0}', 'Manufacturer': 'NVIDIA', 'Count': 1.0, 'MemoryInfo': {{'SizeInMiB': 16384}}}}]}}\""

@@ -13,9 +13,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from gpusonde.catalog import GpuCatalog, UnknownGpuError, load_gpus
-from gpusonde.optimizer.plan import Group, Plan
-from gpusonde.optimizer.problem import Billing, Offer, Problem
-from gpusonde.optimizer.steps import StepTimes
+from gpusonde.optimizer.problem import Billing, Group, Offer, Plan, Problem
+from gpusonde.optimizer.step_times import StepTimes
 
 
 class NoEstimateError(LookupError):

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from gpusonde.optimizer.continual import PreemptionRates, checkpoint_interval_s, expected_run
-from gpusonde.optimizer.continual.depletion import Depletions
+from gpusonde.optimizer.continual.controller import Depletions
 
 
 def simulate(work_s: float, per_hour: float, restart_s: float, save_s: float, interval_s: float, seed: int) -> float:

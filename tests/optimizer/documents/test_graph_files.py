@@ -7,10 +7,10 @@ from support.problem_documents import small_problem
 from support.workload_graphs import StraightLines, small_network
 
 from gpusonde.catalog import load_gpus, load_offers
-from gpusonde.optimizer.documents.answers import solve_problem
-from gpusonde.optimizer.documents.fields import DocumentError
 from gpusonde.optimizer.documents.problem import parse_problem
 from gpusonde.optimizer.documents.references import read_problem
+from gpusonde.optimizer.documents.schema import DocumentError
+from gpusonde.optimizer.documents.watching import solve_problem
 from gpusonde.predictor.workload.graph import dump_graph
 from gpusonde.simulator.compute import CurveOrigin
 

@@ -8,8 +8,8 @@ import pytest
 from support.problem_documents import probes, small_problem
 
 from gpusonde.catalog import load_gpus, load_offers
-from gpusonde.optimizer.documents.fields import DocumentError
 from gpusonde.optimizer.documents.problem import MOST_OFFERS, parse_plan, parse_problem
+from gpusonde.optimizer.documents.schema import DocumentError
 from gpusonde.optimizer.problem import Billing, Objective
 from gpusonde.simulator.compute import CurveOrigin
 

@@ -108,7 +108,7 @@ def _start(args: argparse.Namespace) -> dict[str, Any]:
 def _here(args: argparse.Namespace, problem: Mapping[str, Any], start: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     from gpusonde.catalog import load_gpus, load_offers
     from gpusonde.optimizer.documents.problem import parse_problem
-    from gpusonde.optimizer.documents.reports import start_watch, take_report
+    from gpusonde.optimizer.documents.watching import start_watch, take_report
 
     gpus = load_gpus()
     with naming(args.problem):
@@ -147,7 +147,7 @@ def _of_collector(
 
 @contextlib.contextmanager
 def _reports(args: argparse.Namespace) -> Iterator[Iterable[dict[str, Any]]]:
-    from gpusonde.optimizer.documents.reports import read_reports
+    from gpusonde.optimizer.documents.watching import read_reports
 
     if args.progress is None:
         yield ()

@@ -60,7 +60,7 @@ def group(text: str) -> dict[str, Any]:
 def run_plan(args: argparse.Namespace) -> int:
     """Answer and print."""
     from gpusonde.cli.planning_view import render_front, render_solution
-    from gpusonde.optimizer.documents.files import write_json
+    from gpusonde.optimizer.documents.schema import write_json
 
     _check_plan(args)
     if args.out is not None:
@@ -104,10 +104,9 @@ def given_plan(path: Path | None, groups: list[dict[str, Any]] | None) -> dict[s
     """Return the plan that a file or ``--group`` says; of a solution file its plan.
 
     Raises:
-        gpusonde.optimizer.documents.fields.DocumentError: The file is neither.
+        gpusonde.optimizer.documents.schema.DocumentError: The file is neither.
     """
-    from gpusonde.optimizer.documents.fields import DocumentError
-    from gpusonde.optimizer.documents.files import check_format, read_document
+    from gpusonde.optimizer.documents.schema import DocumentError, check_format, read_document
 
     if path is None:
         return {"groups": groups}
@@ -127,7 +126,7 @@ def _solve(args: argparse.Namespace, problem: dict[str, Any]) -> dict[str, Any]:
     if args.collector is not None:
         with _client(args) as client:
             return client.solve(_checked_for_the_wire(args, problem), args.method or "exact")
-    from gpusonde.optimizer.documents.answers import solve_problem
+    from gpusonde.optimizer.documents.watching import solve_problem
 
     with naming(args.problem):
         return solve_problem(_parsed(problem), args.method or "exact", time_limit_s=args.time_limit_s or 30.0)
@@ -137,8 +136,8 @@ def _estimate(args: argparse.Namespace, problem: dict[str, Any], plan: dict[str,
     if args.collector is not None:
         with _client(args) as client:
             return client.estimate(_checked_for_the_wire(args, problem), plan)
-    from gpusonde.optimizer.documents.answers import estimate_plan
     from gpusonde.optimizer.documents.problem import parse_plan
+    from gpusonde.optimizer.documents.watching import estimate_plan
 
     with naming(args.problem):
         document = _parsed(problem)
@@ -149,7 +148,7 @@ def _pareto(args: argparse.Namespace, problem: dict[str, Any]) -> dict[str, Any]
     if args.collector is not None:
         with _client(args) as client:
             return client.pareto(_checked_for_the_wire(args, problem))
-    from gpusonde.optimizer.documents.answers import pareto_plans
+    from gpusonde.optimizer.documents.watching import pareto_plans
 
     with naming(args.problem):
         return pareto_plans(_parsed(problem), time_limit_s=args.time_limit_s or 30.0)

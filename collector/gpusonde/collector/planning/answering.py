@@ -7,11 +7,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpusonde.catalog import load_gpus, load_offers
-from gpusonde.optimizer.documents.answers import METHODS, estimate_plan, pareto_plans, solve_problem
-from gpusonde.optimizer.documents.fields import DocumentError
 from gpusonde.optimizer.documents.problem import ProblemDocument, parse_plan, parse_problem
-from gpusonde.optimizer.documents.reports import start_watch, take_report
-from gpusonde.optimizer.documents.watching import JobWatch
+from gpusonde.optimizer.documents.schema import DocumentError
+from gpusonde.optimizer.documents.watching import (
+    METHODS,
+    JobWatch,
+    estimate_plan,
+    pareto_plans,
+    solve_problem,
+    start_watch,
+    take_report,
+)
 from gpusonde.optimizer.problem import ProblemError
 
 _SEARCH_SHARE = 0.4

@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from gpusonde.optimizer.plan import Plan
-from gpusonde.optimizer.problem import Offer, ProblemError
-from gpusonde.optimizer.steps import FloatArray, StepEstimate
+from gpusonde.optimizer.problem import Offer, Plan, ProblemError
+from gpusonde.optimizer.step_times import FloatArray, StepEstimate
 from gpusonde.simulator.baselines import ApmGroup, apm_iteration_s
 from gpusonde.simulator.compute import ComputeProbe, fit_compute_curve
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpusonde.optimizer.plan import Group, Plan
-from gpusonde.optimizer.problem import Offer, Problem
+from gpusonde.optimizer.problem import Group, Offer, Plan, Problem
 
 MAGIC_BATCH = 64
 

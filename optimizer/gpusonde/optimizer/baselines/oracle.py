@@ -10,8 +10,7 @@ import math
 from collections.abc import Callable
 
 from gpusonde.optimizer.baselines.bayesian import explore
-from gpusonde.optimizer.plan import Group, Plan
-from gpusonde.optimizer.problem import Problem
+from gpusonde.optimizer.problem import Group, Plan, Problem
 
 
 def homogeneous_plans(problem: Problem) -> dict[str, list[Plan]]:

@@ -8,13 +8,11 @@ from dataclasses import dataclass, field, replace
 
 from scipy.special import ndtri
 
-from gpusonde.optimizer.continual.options import ContinualOptions
-from gpusonde.optimizer.continual.risk import ExpectedRun, PreemptionRates, expected_run
-from gpusonde.optimizer.plan import Plan
-from gpusonde.optimizer.problem import Billing, Objective, Offer, Problem, ProblemError
+from gpusonde.optimizer.continual.options import ContinualOptions, ExpectedRun, PreemptionRates, expected_run
+from gpusonde.optimizer.problem import Billing, Objective, Offer, Plan, Problem, ProblemError
 from gpusonde.optimizer.solution import Solution
 from gpusonde.optimizer.solve import solve
-from gpusonde.optimizer.steps import StepTimes
+from gpusonde.optimizer.step_times import StepTimes
 
 Solver = Callable[[Problem, StepTimes], Solution]
 _HOUR_S = 3600.0

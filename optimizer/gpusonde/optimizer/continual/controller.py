@@ -1,25 +1,150 @@
-"""``Controller``: keeps a job on the machines that suit its deadline, budget and progress (Srifty, section 4.5)."""
+"""``Controller``: keeps a job on the machines that suit its deadline, budget and progress (Srifty, section 4.5).
+
+What a controller answers: a ``Recommendation`` for people, a ``Decision`` for the runtime that carries it out.
+
+``Depletions``: offers that have nothing to give, for a while.
+
+Srifty takes a preemption as a sign that an offer is depleted and never chooses it again (section 4.5). Spot capacity
+comes back, so here the exclusion expires; every further depletion in a row doubles it.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from enum import Enum
 from typing import NamedTuple
 
 from gpusonde.optimizer.continual.choices import Choice, Choices, Situation, Solver, solve_exactly
-from gpusonde.optimizer.continual.cloud import Cloud
-from gpusonde.optimizer.continual.decision import Decision, DecisionKind, Recommendation
-from gpusonde.optimizer.continual.depletion import Depletions
-from gpusonde.optimizer.continual.epochs import EpochProgress
-from gpusonde.optimizer.continual.fleet import Fleet, Losses
-from gpusonde.optimizer.continual.options import ContinualOptions
+from gpusonde.optimizer.continual.fleet import Cloud, Fleet, Losses
+from gpusonde.optimizer.continual.options import ContinualOptions, PreemptionRates
 from gpusonde.optimizer.continual.policy import Policy, Verdict
-from gpusonde.optimizer.continual.progress import ProgressWindow, Projection, Throughput, project
-from gpusonde.optimizer.continual.risk import PreemptionRates
-from gpusonde.optimizer.plan import Plan
-from gpusonde.optimizer.problem import Billing, Offer, Problem, ProblemError
-from gpusonde.optimizer.steps import StepTimes
+from gpusonde.optimizer.continual.progress import EpochProgress, ProgressWindow, Projection, Throughput, project
+from gpusonde.optimizer.problem import Billing, Offer, Plan, Problem, ProblemError
+from gpusonde.optimizer.step_times import StepTimes
+
+
+class DecisionKind(str, Enum):
+    """What is to be done now."""
+
+    LAUNCH = "launch"  # order machines; what runs goes on meanwhile
+    WAIT = "wait"  # for machines that boot, or for a volume
+    RUN = "run"  # every machine is there: start the job on the plan
+    KEEP = "keep"  # the running plan stays
+    IDLE = "idle"  # nothing runs, and waiting for cheaper capacity is the best there is
+    NO_PLAN = "no_plan"  # nothing that can be had does the job
+    DONE = "done"  # every iteration is done
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """What to rent from now on, and what comes of it. Times count on the job's clock.
+
+    Attributes:
+        plan: The plan to run, or that runs; None when there is none.
+        launch: Machines to launch now, by offer.
+        end: Machines to end now, by offer.
+        projection: When the job will end on the plan; None without a plan.
+        remaining_iterations: Iterations that are left.
+        spent_usd: Spent so far.
+        expected_usd: Spent when the job ends, in the mean; None without a plan.
+        checkpoint_interval_s: Seconds of work between two checkpoints; infinite when none are needed.
+        at_risk: True when deadline or budget cannot be kept with confidence.
+        fallback: The on-demand plan that keeps the deadline if all spot machines go; None when not needed or none does.
+        fallback_before_s: Latest time at which spot machines can still be left for it; None likewise.
+        why: The reasons, for people.
+    """
+
+    plan: Plan | None
+    launch: tuple[tuple[str, int], ...]
+    end: tuple[tuple[str, int], ...]
+    projection: Projection | None
+    remaining_iterations: float
+    spent_usd: float
+    expected_usd: float | None
+    checkpoint_interval_s: float
+    at_risk: bool
+    fallback: Plan | None
+    fallback_before_s: float | None
+    why: str
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One step's outcome.
+
+    Attributes:
+        kind: What is to be done.
+        at_s: When it was decided, on the job's clock.
+        recommendation: The same for people.
+        machines: With ``RUN``: machines to start the job on.
+        terminate: Machines to end.
+        next_step_s: When to look again at the latest.
+        solved: True when plans were searched for, which takes time.
+    """
+
+    kind: DecisionKind
+    at_s: float
+    recommendation: Recommendation
+    machines: tuple[str, ...] = ()
+    terminate: tuple[str, ...] = ()
+    next_step_s: float = 0.0
+    solved: bool = False
+
+
+class Depletions:
+    """Remembers until when an offer is left out.
+
+    Args:
+        first_s: How long the first depletion of an offer lasts; infinite is the seed's rule.
+        longest_s: How long one lasts at most.
+        growth: What a depletion is longer than the one before it, unless machines ran ``forget_s`` in between.
+        forget_s: After this long without a depletion the offer's count starts anew.
+    """
+
+    def __init__(self, first_s: float, longest_s: float, *, growth: float = 2.0, forget_s: float = 4 * 3600.0) -> None:
+        if not (first_s >= 0 and longest_s >= first_s and growth >= 1 and forget_s >= 0):
+            raise ValueError("a depletion lasts zero seconds or more and grows by a factor of one or more")
+        self._first_s = first_s
+        self._longest_s = longest_s
+        self._growth = growth
+        self._forget_s = forget_s
+        self._until_s: dict[str, float] = {}
+        self._length_s: dict[str, float] = {}
+
+    def add(self, offer: str, now_s: float, length_s: float | None = None) -> float:
+        """Leave an offer out from now on; return until when. News of one that is left out already changes nothing.
+
+        Args:
+            offer: The offer.
+            now_s: Now.
+            length_s: How long; by default what the rule of growth says.
+        """
+        until_s = self._until_s.get(offer)
+        if until_s is not None and now_s < until_s:
+            return until_s
+        if length_s is not None:
+            self._until_s[offer] = now_s + length_s
+            self._length_s.setdefault(offer, self._first_s)
+            return now_s + length_s
+        recent = until_s is not None and now_s < until_s + self._forget_s
+        length_s = min(self._length_s[offer] * self._growth, self._longest_s) if recent else self._first_s
+        self._length_s[offer] = length_s
+        self._until_s[offer] = now_s + length_s
+        return now_s + length_s
+
+    def depleted(self, offer: str, now_s: float) -> bool:
+        """Whether an offer is left out at a time."""
+        return now_s < self._until_s.get(offer, -math.inf)
+
+    def next_expiry_s(self, now_s: float) -> float:
+        """Return when the next exclusion ends, infinite when none is in force or none ever ends."""
+        return min((until_s for until_s in self._until_s.values() if until_s > now_s), default=math.inf)
+
 
 # Iterations that take this many times longer than estimated are taken as a fault of the job, not of the estimates.
 _LARGEST_SLOWDOWN = 10.0

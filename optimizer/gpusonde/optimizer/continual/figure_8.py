@@ -10,14 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gpusonde.optimizer.continual.choices import Solver
-from gpusonde.optimizer.continual.controller import Controller
-from gpusonde.optimizer.continual.decision import Decision, DecisionKind
+from gpusonde.optimizer.continual.controller import Controller, Decision, DecisionKind
 from gpusonde.optimizer.continual.options import ContinualOptions
 from gpusonde.optimizer.continual.runtime import Runtime
 from gpusonde.optimizer.continual.simulated import SimulatedCloud, SimulatedJob, SimulatedWorld, StepCapacity
-from gpusonde.optimizer.plan import Plan
-from gpusonde.optimizer.problem import Billing, Objective, Offer, Problem
-from gpusonde.optimizer.steps import TableSteps
+from gpusonde.optimizer.problem import Billing, Objective, Offer, Plan, Problem
+from gpusonde.optimizer.step_times import TableSteps
 
 # Machines with 4, 2 and 1 GPU; the seed's "512 on a p3.8xl" is 128 on each of its GPUs. Prices and quotas are its own.
 OFFERS = (

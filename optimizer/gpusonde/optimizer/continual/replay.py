@@ -15,10 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from gpusonde.optimizer.continual.choices import Solver
-from gpusonde.optimizer.continual.controller import Controller
-from gpusonde.optimizer.continual.decision import DecisionKind
-from gpusonde.optimizer.continual.options import ContinualOptions
-from gpusonde.optimizer.continual.risk import PreemptionRates
+from gpusonde.optimizer.continual.controller import Controller, DecisionKind
+from gpusonde.optimizer.continual.options import ContinualOptions, PreemptionRates
 from gpusonde.optimizer.continual.runtime import Runtime
 from gpusonde.optimizer.continual.simulated import (
     Capacity,
@@ -27,9 +25,8 @@ from gpusonde.optimizer.continual.simulated import (
     SimulatedWorld,
     StepCapacity,
 )
-from gpusonde.optimizer.plan import Plan
-from gpusonde.optimizer.problem import Billing, Problem
-from gpusonde.optimizer.steps import StepTimes
+from gpusonde.optimizer.problem import Billing, Plan, Problem
+from gpusonde.optimizer.step_times import StepTimes
 
 _MOST_BYTES = 64 << 20
 _LONGEST_GAP_S = 1e9

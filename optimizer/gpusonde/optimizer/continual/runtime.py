@@ -6,11 +6,10 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from gpusonde.optimizer.continual.clock import Clock
-from gpusonde.optimizer.continual.cloud import Cloud, CloudError
-from gpusonde.optimizer.continual.controller import Controller
-from gpusonde.optimizer.continual.decision import Decision, DecisionKind
-from gpusonde.optimizer.plan import Plan
+from gpusonde.optimizer.continual.controller import Controller, Decision, DecisionKind
+from gpusonde.optimizer.continual.fleet import Cloud, CloudError
+from gpusonde.optimizer.continual.progress import Clock
+from gpusonde.optimizer.problem import Plan
 
 
 class Trainer(Protocol):

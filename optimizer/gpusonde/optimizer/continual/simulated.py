@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
 
-from gpusonde.optimizer.continual.cloud import Machine, Notice, NoticeKind
-from gpusonde.optimizer.plan import Plan
+from gpusonde.optimizer.continual.fleet import Machine, Notice, NoticeKind
+from gpusonde.optimizer.problem import Plan
 
 _HOUR_S = 3600.0
 

@@ -1,4 +1,7 @@
-"""The ``job`` of a problem: compute curves, gradients and allreduces, as measured, predicted or assumed."""
+"""The ``job`` of a problem: compute curves, gradients and allreduces, as measured, predicted or assumed.
+
+``RatedNetwork``: what to assume of a network that nobody has measured.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, cast, get_args
 
+import numpy as np
+
 from gpusonde.catalog import GpuCatalog, UnknownGpuError
-from gpusonde.optimizer.documents.fields import DocumentError, Table
-from gpusonde.optimizer.simulated import DEFAULT_POLICY
+from gpusonde.optimizer.documents.schema import DocumentError, Table
+from gpusonde.optimizer.step_times import DEFAULT_POLICY
 from gpusonde.simulator.allreduce.measurements import AllreduceMeasurement, MeasurementError
 from gpusonde.simulator.compute import (
     ComputeCurve,
@@ -25,7 +30,39 @@ from gpusonde.simulator.compute import (
     compute_curve,
 )
 from gpusonde.simulator.exchange import LinkPolicy, LinkShare
-from gpusonde.simulator.gradients import GradientTrace, GradientTraceError, assumed_trace, bytes_from_traffic
+from gpusonde.simulator.gradients import (
+    FloatArray,
+    GradientTrace,
+    GradientTraceError,
+    assumed_trace,
+    bytes_from_traffic,
+)
+from gpusonde.simulator.iteration import BusBandwidth
+
+# What allreduces of large buffers reach of a rated bandwidth over TCP: between a half and nine tenths of it are
+# usual, and the spread covers that.
+_REACHED_SHARE = 0.65
+_LOG_SPREAD = 0.25
+# Of one of the 2 (world - 1) steps of a ring.
+_STEP_LATENCY_S = 30e-6
+
+
+@dataclass(frozen=True)
+class RatedNetwork:
+    """A ring of devices whose machines are connected at a rated bandwidth.
+
+    Attributes:
+        bytes_per_second: Rated bandwidth of one machine.
+    """
+
+    bytes_per_second: float
+
+    def bus_bandwidth(self, transfer_bytes: FloatArray, world_size: int) -> BusBandwidth:
+        """Return what single transfers reach among ``world_size`` devices."""
+        sizes = np.asarray(transfer_bytes, dtype=np.float64)
+        per_byte = 1.0 / (_REACHED_SHARE * self.bytes_per_second) + world_size * _STEP_LATENCY_S / sizes
+        return BusBandwidth(1.0 / per_byte, np.full(sizes.shape, _LOG_SPREAD))
+
 
 MOST_CURVES = 512
 MOST_PROBES = 1_000

@@ -1,20 +1,60 @@
-"""Problem files: from a document to the optimizer's ``Problem`` with the job behind its step times."""
+"""Problem files: from a document to the optimizer's ``Problem`` with the job behind its step times.
+
+Solutions, estimates and plans as documents.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Any
 
+import numpy as np
+
 from gpusonde.catalog import GpuCatalog, OfferCatalog, UnknownGpuError, UnknownProviderError
-from gpusonde.optimizer.documents.fields import DocumentError, Table, text, whole
-from gpusonde.optimizer.documents.files import check_format
 from gpusonde.optimizer.documents.job import LARGEST_BATCH, Job, device_name, parse_job
+from gpusonde.optimizer.documents.schema import DocumentError, Table, check_format, text, whole
 from gpusonde.optimizer.offers import BatchLimits, OfferFilter, Quota, Terms, TermsError, listed_offers
-from gpusonde.optimizer.plan import Group, Plan
-from gpusonde.optimizer.problem import Billing, Objective, Offer, Problem, ProblemError
+from gpusonde.optimizer.problem import Billing, Group, Objective, Offer, Plan, Problem, ProblemError
+from gpusonde.optimizer.solution import Solution
 from gpusonde.simulator.compute import ComputeCurve
+
+SOLUTION_FORMAT = "gpusonde.solution/1"
+PARETO_FORMAT = "gpusonde.pareto/1"
+PLAN_FORMAT = "gpusonde.plan/1"
+
+
+def solution_document(solution: Solution) -> dict[str, Any]:
+    """Return a solution as plain values; what is not known is None."""
+    return {"format": SOLUTION_FORMAT, **plain_fields(solution)}
+
+
+def plan_document(plan: Plan) -> dict[str, Any]:
+    """Return a plan as plain values, as ``parse_plan`` reads them."""
+    return {"format": PLAN_FORMAT, **plain_fields(plan)}
+
+
+def plain_fields(value: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass as plain values, by name."""
+    return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return plain_fields(value)
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, (float, np.floating)):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, np.integer):
+        return int(value)
+    if isinstance(value, (tuple, list)):
+        return [_plain(element) for element in value]
+    return value
+
 
 KIND = "problem"
 MOST_OFFERS = 256

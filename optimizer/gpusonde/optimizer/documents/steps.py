@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpusonde.optimizer.documents.network import RatedNetwork
+from gpusonde.optimizer.documents.job import RatedNetwork
 from gpusonde.optimizer.documents.problem import ProblemDocument
-from gpusonde.optimizer.simulated import SimulatedSteps
+from gpusonde.optimizer.step_times import SimulatedSteps
 from gpusonde.simulator.allreduce.model import AllreduceModel
 from gpusonde.simulator.iteration import Network
 

@@ -1,27 +1,111 @@
-"""``JobWatch``: recommendations for a job whose machines somebody else starts and ends."""
+"""``JobWatch``: recommendations for a job whose machines somebody else starts and ends.
+
+Answers to questions about a problem, as solution documents.
+
+What is reported of a watched job, as documents: progress, machines, epochs.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
-from gpusonde.optimizer.continual.cloud import Machine, Notice, NoticeKind, ReportedCloud
-from gpusonde.optimizer.continual.controller import Controller
-from gpusonde.optimizer.continual.decision import Decision, DecisionKind
-from gpusonde.optimizer.continual.epochs import EpochProgress
-from gpusonde.optimizer.continual.progress import ProgressWindow
-from gpusonde.optimizer.documents.fields import DocumentError
-from gpusonde.optimizer.documents.problem import ProblemDocument
-from gpusonde.optimizer.documents.solution import plain_fields
+from gpusonde.optimizer.continual.controller import Controller, Decision, DecisionKind
+from gpusonde.optimizer.continual.fleet import Machine, Notice, NoticeKind, ReportedCloud
+from gpusonde.optimizer.continual.progress import EpochProgress, ProgressWindow
+from gpusonde.optimizer.documents.problem import (
+    MOST_MACHINES,
+    MOST_OFFERS,
+    PARETO_FORMAT,
+    ProblemDocument,
+    parse_plan,
+    plain_fields,
+    solution_document,
+)
+from gpusonde.optimizer.documents.schema import DocumentError, Table, number, parse_json
 from gpusonde.optimizer.documents.steps import simulated_steps
-from gpusonde.optimizer.evaluate import check_plan
-from gpusonde.optimizer.plan import Plan
-from gpusonde.optimizer.problem import Problem
-from gpusonde.optimizer.solution import Solution
-from gpusonde.optimizer.solve import solve
-from gpusonde.optimizer.steps import StepTimes
+from gpusonde.optimizer.problem import Plan, Problem, ProblemError
+from gpusonde.optimizer.solution import PlanEstimate, Proof, Solution, Status, check_plan, satisfies
+from gpusonde.optimizer.solution import estimate_plan as estimate
+from gpusonde.optimizer.solve import DEFAULT_TIME_LIMIT_S, pareto, solve
+from gpusonde.optimizer.step_times import StepTimes
+
+Method = Literal["exact", "paper"]
+METHODS: tuple[Method, ...] = ("exact", "paper")
+
+
+def solve_problem(
+    document: ProblemDocument, method: Method = "exact", *, time_limit_s: float = DEFAULT_TIME_LIMIT_S
+) -> dict[str, Any]:
+    """Return the best plan, or why there is none.
+
+    Args:
+        document: The problem.
+        method: How to search.
+        time_limit_s: Of the search; explaining what it found gets as much again at most.
+
+    Raises:
+        ProblemError: The problem makes no sense.
+    """
+    found = solve(document.problem, simulated_steps(document), method=method, time_limit_s=time_limit_s)
+    return _with_notes(found, document)
+
+
+def pareto_plans(document: ProblemDocument, *, time_limit_s: float = DEFAULT_TIME_LIMIT_S) -> dict[str, Any]:
+    """Return the plans that no other one beats in both time and cost, the fastest first.
+
+    Raises:
+        ProblemError: The problem makes no sense.
+    """
+    front = pareto(document.problem, simulated_steps(document), time_limit_s=time_limit_s)
+    return {"format": PARETO_FORMAT, **plain_fields(front), "notes": list(document.notes)}
+
+
+def estimate_plan(document: ProblemDocument, plan: Plan) -> dict[str, Any]:
+    """Return what a given plan takes and costs; infeasible where it breaks a limit.
+
+    Raises:
+        DocumentError: The plan does not share out the global batch, or exceeds a quota or a memory.
+    """
+    problem = document.problem
+    try:
+        check_plan(problem, plan)
+    except ProblemError as error:
+        raise DocumentError("plan", str(error)) from None
+    found = estimate(problem, plan, simulated_steps(document))
+    kept = satisfies(problem, found)
+    solution = Solution(
+        status=Status.FEASIBLE if kept else Status.INFEASIBLE,
+        plan=plan,
+        estimate=found,
+        proof=Proof("given", False, None, None, "the plan was given; no other one was looked at"),
+        why="; ".join(_judgement(problem, found)),
+    )
+    return _with_notes(solution, document)
+
+
+def _judgement(problem: Problem, found: PlanEstimate) -> list[str]:
+    words = []
+    if problem.deadline_s is not None:
+        is_kept = found.time_at_confidence_s <= problem.deadline_s
+        words.append(
+            f"with {problem.confidence:.0%} confidence it takes {found.time_at_confidence_s:,.0f} s, the deadline of"
+            f" {problem.deadline_s:,.0f} s is {'kept' if is_kept else 'missed'}"
+        )
+    if problem.budget_usd is not None:
+        is_kept = found.cost_usd <= problem.budget_usd
+        words.append(
+            f"it costs {found.cost_usd:,.2f} USD, the budget of {problem.budget_usd:,.2f} USD is"
+            f" {'kept' if is_kept else 'exceeded'}"
+        )
+    return words or ["there is neither a deadline nor a budget"]
+
+
+def _with_notes(solution: Solution, document: ProblemDocument) -> dict[str, Any]:
+    return {**solution_document(solution), "notes": list(document.notes)}
+
 
 # Of older epochs only their number matters.
 MOST_EPOCHS = 512
@@ -218,3 +302,97 @@ class _Epochs(EpochProgress):
 def _solve(problem: Problem, steps: StepTimes) -> Solution:
     # Some searches make one recommendation, and the job waits for none of them.
     return solve(problem, steps, explain=False, tolerance=_TOLERANCE, time_limit_s=_SEARCH_S)
+
+
+_PROGRESS_KEYS = ("elapsed_s", "completed_iterations")
+_MACHINE_KEYS = ("plan", "machines", "preempted", "refused")
+# A century.
+_LATEST_S = 3.2e9
+_MOST_ITERATIONS = 2.0**53
+
+
+def start_watch(problem: ProblemDocument, values: Any, path: str = "start") -> JobWatch:
+    """Return a watch as a document says, of which every key may be missing.
+
+    Raises:
+        DocumentError: A key is unknown or holds something that cannot be.
+        ProblemError: The problem makes no sense.
+    """
+    table = Table(values, path, ("plan", "elapsed_s", "spent_usd", "completed_iterations"))
+    plan = parse_plan(table.value("plan"), problem.problem, table.at("plan")) if "plan" in table else None
+    return JobWatch(
+        problem,
+        plan,
+        now_s=table.number("elapsed_s", 0.0, above=False, most=_LATEST_S),
+        spent_usd=table.number("spent_usd", 0.0, above=False, most=1e12),
+        completed_iterations=table.number("completed_iterations", 0.0, above=False, most=_MOST_ITERATIONS),
+    )
+
+
+def take_report(watch: JobWatch, values: Any, path: str = "") -> float | None:
+    """Hand a report to a watch; return its time on the job's clock, None for one without.
+
+    It is one of ``elapsed_s`` with ``completed_iterations``; ``elapsed_s`` with ``plan`` (none while the job stands),
+    ``machines`` (what is rented, where that is more than the plan), ``preempted`` and ``refused``; and
+    ``epoch_ends_s`` with ``older_epochs``.
+
+    Raises:
+        DocumentError: A key is unknown or holds something that cannot be.
+    """
+    table = Table(values, path, (*_PROGRESS_KEYS, *_MACHINE_KEYS, "epoch_ends_s", "older_epochs"))
+    if "epoch_ends_s" in table:
+        # An epoch may have ended before the job's clock began, where that was not set exactly.
+        ends_s = table.numbers("epoch_ends_s", most=MOST_EPOCHS, least=-_LATEST_S)
+        watch.epochs(ends_s, table.whole("older_epochs", 0, least=0, most=1 << 31))
+        return None
+    now_s = table.number("elapsed_s", above=False, most=_LATEST_S)
+    if "completed_iterations" in table:
+        watch.progress(now_s, table.number("completed_iterations", above=False, most=_MOST_ITERATIONS))
+        return now_s
+    plan = parse_plan(table.value("plan"), watch.problem, table.at("plan")) if "plan" in table else None
+    try:
+        watch.machines(
+            plan,
+            now_s,
+            rented=_counts(table, "machines"),
+            preempted=_counts(table, "preempted"),
+            refused=_counts(table, "refused"),
+        )
+    except ProblemError as error:
+        raise DocumentError(table.at("plan"), f"{error}; while the job stands, report machines and no plan") from None
+    return now_s
+
+
+def _counts(table: Table, key: str) -> Mapping[str, int]:
+    found = {}
+    for at, element in table.items(key, most=MOST_OFFERS):
+        row = Table(element, at, ("offer", "machines"))
+        found[row.text("offer", longest=256)] = row.whole("machines", most=MOST_MACHINES)
+    return found
+
+
+def read_reports(lines: Iterable[str], name: str) -> Iterator[dict[str, Any]]:
+    """Yield the reports of a file, one JSON object per line; empty lines are left out.
+
+    Args:
+        lines: The lines.
+        name: What the file is called in errors.
+
+    Raises:
+        DocumentError: A line is no report; the message says which.
+    """
+    for line_number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            yield _report(line)
+        except DocumentError as error:
+            raise DocumentError(error.field, f"{name}:{line_number}: {error}") from None
+
+
+def _report(line: str) -> dict[str, Any]:
+    report = parse_json(line.strip().encode("utf-8", "surrogatepass"), is_line=True)
+    number(report.get("elapsed_s"), "elapsed_s", above=False, most=_LATEST_S)
+    if "completed_iterations" not in report and not set(_MACHINE_KEYS) & set(report):
+        raise DocumentError("completed_iterations", f"is missing; report it, or one of {', '.join(_MACHINE_KEYS)}")
+    return report

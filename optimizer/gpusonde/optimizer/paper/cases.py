@@ -21,9 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gpusonde.optimizer.plan import Group, Plan
-from gpusonde.optimizer.problem import Billing, Objective, Offer, Problem
-from gpusonde.optimizer.steps import StepEstimate
+from gpusonde.optimizer.problem import Billing, Group, Objective, Offer, Plan, Problem
+from gpusonde.optimizer.step_times import StepEstimate
 
 # USD per machine and hour, spot (Srifty, table 3), and the GPUs of a machine.
 PRICES = {"p3.8xl": 3.68, "g3.8xl": 0.69, "g4dn.8xl": 0.72}

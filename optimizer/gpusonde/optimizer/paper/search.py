@@ -6,13 +6,20 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Literal
 
-from gpusonde.optimizer.evaluate import SLACK, estimate_plan, objective_value, rank
-from gpusonde.optimizer.paper.banchor import banchor_plans
-from gpusonde.optimizer.paper.space import count_plans, paper_batches, plans
-from gpusonde.optimizer.plan import Plan
-from gpusonde.optimizer.problem import Objective, Problem
-from gpusonde.optimizer.solution import Nearest, PlanEstimate, Proof, Solution, Status
-from gpusonde.optimizer.steps import StepTimes
+from gpusonde.optimizer.paper.space import banchor_plans, count_plans, paper_batches, plans
+from gpusonde.optimizer.problem import Objective, Plan, Problem
+from gpusonde.optimizer.solution import (
+    SLACK,
+    Nearest,
+    PlanEstimate,
+    Proof,
+    Solution,
+    Status,
+    estimate_plan,
+    objective_value,
+    rank,
+)
+from gpusonde.optimizer.step_times import StepTimes
 
 # "Empirically, < 10k invocations to the SIM routine" are searched exhaustively.
 MOST_SIMULATIONS = 10_000

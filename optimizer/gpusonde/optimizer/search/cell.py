@@ -6,17 +6,34 @@ excesses stay below ceiling - bound. Half of the offers are added one after the 
 partial plans with the same GPUs and samples only the one with the least excess is kept. Partial plans of both halves
 that complete each other are whole plans. The ceiling is approached from below: most searches end with the few partial
 plans that are nearly as good as the bound.
+
+Lower bounds of the price of plans with a given number of GPUs, for all numbers at once.
+
+Machines are taken as divisible, and the GPUs of an offer may have any mean batch between its smallest and largest one.
+What remains is a linear programme in the GPUs taken of each offer: their sum is the world size, their batches cover the
+global batch. Its dual has one price ``per sample``; for a fixed one, GPUs are filled up from the cheapest. The dual's
+optimum lies where two offers swap places or at zero, so trying these gives the exact value of the programme, and any of
+them a valid bound.
+
+``Anchor``: all plans of one network class and one slowest latency, by world size.
+
+Srifty anchors its search at a slowest latency as well, but then fixes the batch of every offer and asks for few
+machines.
+Here an anchor only says what may be taken.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from gpusonde.optimizer.search.space import Options
+from gpusonde.optimizer.search.goal import SAME, Goal
+from gpusonde.optimizer.search.space import Options, Space, reachable_worlds
+from gpusonde.optimizer.step_times import StepTimes
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -259,3 +276,274 @@ def _path(choices: Sequence[Choices], stages: Sequence[_Partial], index: int) ->
         index = int(stage.before[index])
         if place >= 0:
             yield each.offer, place
+
+
+_MOST_PRICES_PER_SAMPLE = 48
+
+
+@dataclass(frozen=True)
+class Kinds:
+    """GPUs that may take part, one entry per offer.
+
+    Attributes:
+        devices: Shape (k,), most GPUs.
+        usd_per_device_hour: Shape (k,).
+        smallest: Shape (k,), smallest batch per GPU.
+        largest: Shape (k,), largest one.
+    """
+
+    devices: IntArray
+    usd_per_device_hour: FloatArray
+    smallest: FloatArray
+    largest: FloatArray
+
+    def reachable(self, world_sizes: IntArray, samples: float) -> npt.NDArray[np.bool_]:
+        """Return for which world sizes the global batch lies between what they can run at least and at most."""
+        least = self._sums(world_sizes, self.smallest)
+        most = -self._sums(world_sizes, -self.largest)
+        enough = world_sizes <= self.devices.sum()
+        return np.asarray(enough & (least <= samples + 1e-6) & (most >= samples - 1e-6))
+
+    def quick_bound(self, world_sizes: IntArray, samples: float) -> FloatArray:
+        """Return a lower bound of the price that takes little time, USD per hour, shape of ``world_sizes``."""
+        # Cover the samples from the cheapest per sample on; take the GPUs from the cheapest on.
+        per_sample = self.usd_per_device_hour / self.largest
+        order = np.argsort(per_sample)
+        covered = np.minimum(np.cumsum(self.devices[order] * self.largest[order]), samples)
+        cover = float(covered[0] * per_sample[order[0]] + (covered[1:] - covered[:-1]) @ per_sample[order[1:]])
+        return np.asarray(np.maximum(self._sums(world_sizes, self.usd_per_device_hour), cover))
+
+    def bound(self, world_sizes: IntArray, samples: float) -> PriceBound:
+        """Return the linear programme's bound for world sizes, shape (n,)."""
+        per_sample = self._prices_per_sample()
+        reduced = self._reduced(per_sample)
+        values = per_sample[:, None] * samples + _fill(world_sizes, self.devices, reduced)
+        best = values.argmax(axis=0)
+        return PriceBound(values[best, np.arange(world_sizes.size)], per_sample[best])
+
+    def price_per_device(self, world_size: int, per_sample: float) -> float:
+        """Return the dual price of a GPU at a world size: the reduced price of the last GPU taken."""
+        reduced = self._reduced(np.array([per_sample]))[0]
+        order = np.argsort(reduced)
+        place = int(np.searchsorted(np.cumsum(self.devices[order]), world_size))
+        return float(reduced[order[min(place, order.size - 1)]])
+
+    def _sums(self, world_sizes: IntArray, each: FloatArray) -> FloatArray:
+        """Least sum of a figure of so many GPUs, shape of ``world_sizes``."""
+        order = np.argsort(each)
+        devices = np.concatenate([[0], np.cumsum(self.devices[order])])
+        sums = np.concatenate([[0.0], np.cumsum(self.devices[order] * each[order])])
+        return np.asarray(np.interp(world_sizes, devices, sums))
+
+    def _reduced(self, per_sample: FloatArray) -> FloatArray:
+        """Price of a GPU less the worth of its samples, shape (m, k)."""
+        worth = np.where(
+            per_sample[:, None] >= 0, per_sample[:, None] * self.largest, per_sample[:, None] * self.smallest
+        )
+        return np.asarray(self.usd_per_device_hour - worth)
+
+    def _prices_per_sample(self) -> FloatArray:
+        """Where two offers swap places, shape (m,), zero among them."""
+        first, second = np.triu_indices(self.devices.size, 1)
+        price = self.usd_per_device_hour[first] - self.usd_per_device_hour[second]
+        found = [np.zeros(1)]
+        for batch, sign in ((self.largest, 1.0), (self.smallest, -1.0)):
+            step = batch[first] - batch[second]
+            with np.errstate(divide="ignore", invalid="ignore"):
+                swap = price / step
+            found.append(swap[np.isfinite(swap) & (swap * sign > 0)])
+        every = np.unique(np.concatenate(found))
+        if every.size > _MOST_PRICES_PER_SAMPLE:
+            every = every[np.linspace(0, every.size - 1, _MOST_PRICES_PER_SAMPLE).round().astype(int)]
+        return np.asarray(every)
+
+
+@dataclass(frozen=True)
+class PriceBound:
+    """Bounds for some world sizes.
+
+    Attributes:
+        usd_per_hour: Shape (n,), no plan is cheaper.
+        usd_per_sample_hour: Shape (n,), the dual price of a sample that shows it.
+    """
+
+    usd_per_hour: FloatArray
+    usd_per_sample_hour: FloatArray
+
+
+def _fill(world_sizes: IntArray, devices: IntArray, prices: FloatArray) -> FloatArray:
+    """Sum of the prices of the cheapest GPUs, shape (m, n), from prices of shape (m, k)."""
+    order = np.argsort(prices, axis=1)
+    sorted_prices = np.take_along_axis(prices, order, axis=1)
+    sorted_devices = devices[order]
+    ends = np.cumsum(sorted_devices, axis=1)
+    total = np.zeros((prices.shape[0], world_sizes.size))
+    for place in range(prices.shape[1]):
+        begin = (ends[:, place] - sorted_devices[:, place])[:, None]
+        taken = np.clip(world_sizes[None, :] - begin, 0, sorted_devices[:, place][:, None])
+        total += taken * sorted_prices[:, place][:, None]
+    return total
+
+
+# Latencies that depend on the number of machines are many; those within this share of each other are one anchor.
+_SAME_LATENCY = 0.01
+
+
+@dataclass
+class Anchor:
+    """The cells of one network class and one slowest latency, one per world size.
+
+    Bounds are made sharper only when the search gets there: most anchors never need it.
+
+    Attributes:
+        network: Class of the slowest network.
+        latency_s: Least latency of the slowest GPU.
+        options: Of every offer with that network or a faster one.
+        counts: How many of them, from the first on, are not too slow.
+        kinds: The GPUs that these are.
+        world_sizes: Shape (n,), those with which the global batch may be reached.
+        step_s: Shape (n,), lower bound of an iteration.
+        usd_per_hour: Shape (n,), lower bound of the price.
+        open: Shape (n,), false for cells that hold nothing better than what is known.
+        timed: True once ``step_s`` includes the exchange of gradients.
+        usd_per_sample_hour: Shape (n,), dual price of a sample; None until ``usd_per_hour`` is the good bound.
+        reached: Shape (n,), world sizes that reach the global batch exactly; None until somebody asked.
+    """
+
+    network: float
+    latency_s: float
+    options: Sequence[Options]
+    counts: list[int]
+    kinds: Kinds
+    world_sizes: IntArray
+    step_s: FloatArray
+    usd_per_hour: FloatArray
+    open: npt.NDArray[np.bool_]
+    timed: bool = False
+    usd_per_sample_hour: FloatArray | None = None
+    reached: npt.NDArray[np.bool_] | None = None
+
+    def close(self, goal: Goal, best: tuple[float, float] | None) -> float | None:
+        """Close cells that hold nothing better than ``best``; return the lowest bound of the others, None without."""
+        self.open &= self.usd_per_hour <= goal.ceiling(self.step_s, best)
+        if not self.open.any():
+            return None
+        return float(goal.bound(self.step_s[self.open], self.usd_per_hour[self.open]).min())
+
+    def sharpen(self, steps: StepTimes, samples: int) -> bool:
+        """Make the bounds sharper by one step; return False when they are as sharp as they get."""
+        if not self.timed:
+            places = np.flatnonzero(self.open)
+            self.step_s[places] = steps.bound_s(self.latency_s, self.world_sizes[places], self.network)
+            self.timed = True
+            return True
+        if self.usd_per_sample_hour is None:
+            found = self.kinds.bound(self.world_sizes, samples)
+            self.usd_per_hour = np.maximum(self.usd_per_hour, found.usd_per_hour)
+            self.usd_per_sample_hour = found.usd_per_sample_hour
+            return True
+        return False
+
+    def is_reached(self, place: int, samples: int, check_time: Callable[[], None]) -> bool:
+        """Return whether a cell holds any plan; closes all open ones that do not.
+
+        The tables for it cost as much as some cells, so this is asked only when a cell looks empty.
+        """
+        if self.reached is None:
+            places = np.flatnonzero(self.open)
+            worlds = self.world_sizes[places]
+            self.reached = np.ones(self.world_sizes.shape, dtype=np.bool_)
+            self.reached[places] = reachable_worlds(self.options, self.counts, worlds, samples, check_time)
+            self.open &= self.reached
+        return bool(self.reached[place])
+
+    def best_place(self, goal: Goal) -> int:
+        """Return the open cell with the lowest bound, among equal ones the one with the lowest price."""
+        places = np.flatnonzero(self.open)
+        bounds = goal.bound(self.step_s[places], self.usd_per_hour[places])
+        places = places[bounds <= bounds.min() * (1 + SAME)]
+        return int(places[self.usd_per_hour[places].argmin()])
+
+    def cell(self, place: int, samples: int) -> Cell:
+        """Return a cell, once the bounds are sharp."""
+        world_size = int(self.world_sizes[place])
+        per_sample = 0.0 if self.usd_per_sample_hour is None else float(self.usd_per_sample_hour[place])
+        per_device = self.kinds.price_per_device(world_size, per_sample)
+        return Cell(self.options, self.counts, world_size, samples, per_device, per_sample)
+
+
+def make_anchors(space: Space, steps: StepTimes) -> Iterator[Anchor]:
+    """Yield the anchors that may hold a plan."""
+    for network in sorted({options.network for options in space.options}, reverse=True):
+        options = [each for each in space.options if each.network >= network and each.machines.size]
+        own = [each.latency_s for each in options if each.network == network]
+        if not own:
+            continue
+        first = min(float(latency[0]) for latency in own)
+        limits = _Limits.of(options, space)
+        latencies = np.unique(np.concatenate([each.latency_s for each in options]))
+        for least, most in _ranges(latencies, 0.0 if steps.exact else _SAME_LATENCY):
+            # Without an option on this network, the plans are those of a faster one.
+            if most < first:
+                continue
+            counts = [int(np.searchsorted(each.latency_s, most, side="right")) for each in options]
+            kinds = limits.kinds(counts)
+            worlds = limits.world_sizes[kinds.reachable(limits.world_sizes, space.samples)]
+            if worlds.size:
+                yield Anchor(
+                    network=network,
+                    latency_s=least,
+                    options=options,
+                    counts=counts,
+                    kinds=kinds,
+                    world_sizes=worlds,
+                    step_s=np.full(worlds.size, least),
+                    usd_per_hour=kinds.quick_bound(worlds, space.samples),
+                    open=np.ones(worlds.size, dtype=np.bool_),
+                )
+
+
+def _ranges(latencies: FloatArray, share: float) -> Iterator[tuple[float, float]]:
+    """Yield the least and the largest of each run of ascending latencies within a share of its least one."""
+    begin = 0
+    while begin < latencies.size:
+        end = int(np.searchsorted(latencies, latencies[begin] * (1.0 + share), side="right"))
+        yield float(latencies[begin]), float(latencies[end - 1])
+        begin = end
+
+
+@dataclass(frozen=True)
+class _Limits:
+    """Limits of every offer over the first of its options."""
+
+    usd_per_device_hour: FloatArray
+    devices: list[IntArray]
+    smallest: list[FloatArray]
+    largest: list[FloatArray]
+    world_sizes: IntArray
+
+    @classmethod
+    def of(cls, options: Sequence[Options], space: Space) -> _Limits:
+        per_device = [each.samples / each.devices for each in options]
+        most = min(
+            sum(int(each.devices.max()) for each in options),
+            math.floor(space.samples / min(float(batch.min()) for batch in per_device) + 1e-6),
+        )
+        step = math.gcd(*(each.offer.devices for each in options))
+        return cls(
+            np.array([each.offer.usd_per_hour / each.offer.devices for each in options]),
+            [np.maximum.accumulate(each.devices) for each in options],
+            [np.minimum.accumulate(batch) for batch in per_device],
+            [np.maximum.accumulate(batch) for batch in per_device],
+            np.arange(step, most + 1, step, dtype=np.int64),
+        )
+
+    def kinds(self, counts: Sequence[int]) -> Kinds:
+        """Return what the first options of every offer allow."""
+        taken = [(offer, count - 1) for offer, count in enumerate(counts) if count]
+        return Kinds(
+            np.array([self.devices[offer][last] for offer, last in taken]),
+            self.usd_per_device_hour[[offer for offer, _ in taken]],
+            np.array([self.smallest[offer][last] for offer, last in taken]),
+            np.array([self.largest[offer][last] for offer, last in taken]),
+        )

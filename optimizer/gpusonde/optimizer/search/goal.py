@@ -12,11 +12,9 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from gpusonde.optimizer.evaluate import SLACK, quantile_s, rank, satisfies, violation
-from gpusonde.optimizer.plan import Plan
-from gpusonde.optimizer.problem import Objective, Problem
-from gpusonde.optimizer.solution import PlanEstimate
-from gpusonde.optimizer.steps import StepTimes
+from gpusonde.optimizer.problem import Objective, Plan, Problem
+from gpusonde.optimizer.solution import SLACK, PlanEstimate, quantile_s, rank, satisfies, violation
+from gpusonde.optimizer.step_times import StepTimes
 
 FloatArray = npt.NDArray[np.float64]
 

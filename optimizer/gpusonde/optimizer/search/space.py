@@ -1,16 +1,73 @@
-"""``Space``: everything that can be chosen, as arrays."""
+"""``Space``: everything that can be chosen, as arrays.
+
+Every plan, one by one: the oracle that the other searches are tested against, for small problems.
+
+Which world sizes reach the global batch at all: arithmetic without prices, for all world sizes at once.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from gpusonde.optimizer.plan import Group, Plan
-from gpusonde.optimizer.problem import Offer, Problem, ProblemError
-from gpusonde.optimizer.steps import StepTimes
+from gpusonde.optimizer.problem import Group, Offer, Plan, Problem, ProblemError
+from gpusonde.optimizer.solution import Proof, Solution, Status, estimate_plan, rank, satisfies
+from gpusonde.optimizer.step_times import StepTimes
+
+_MOST_COMBINATIONS = 20_000_000
+
+
+def every_plan(problem: Problem) -> Iterator[Plan]:
+    """Yield every plan that keeps quotas, memory limits and the global batch.
+
+    Raises:
+        ProblemError: There are too many combinations.
+    """
+    samples = np.zeros(1, dtype=np.int64)
+    chosen = np.zeros((1, 0), dtype=np.int32)
+    choices: list[list[Group | None]] = []
+    for offer in problem.offers:
+        groups: list[Group | None] = [None]
+        for batch in problem.candidates(offer):
+            most = min(offer.quota, problem.global_batch // (batch * offer.devices))
+            groups += [Group(offer.name, machines, batch) for machines in range(1, most + 1)]
+        choices.append(groups)
+        added = np.array([group.machines * group.batch_size * offer.devices if group else 0 for group in groups])
+        if samples.size * added.size > _MOST_COMBINATIONS:
+            raise ProblemError("the problem is too large for brute force: take the exact search")
+        total = samples[:, None] + added[None, :]
+        kept, taken = np.nonzero(total <= problem.global_batch)
+        samples = total[kept, taken]
+        chosen = np.concatenate([chosen[kept], taken[:, None].astype(np.int32)], axis=1)
+    for row in chosen[samples == problem.global_batch]:
+        yield Plan(tuple(group for place, groups in zip(row, choices, strict=True) if (group := groups[place])))
+
+
+def brute_force(problem: Problem, steps: StepTimes) -> Solution:
+    """Return the best of all plans.
+
+    Raises:
+        ProblemError: There are too many combinations.
+    """
+    best, explored = None, 0
+    for plan in every_plan(problem):
+        explored += 1
+        estimate = estimate_plan(problem, plan, steps)
+        if satisfies(problem, estimate) and (best is None or rank(problem, estimate) < rank(problem, best[1])):
+            best = plan, estimate
+    words = f"All {explored} plans that keep quotas, memory limits and the global batch were estimated."
+    if best is None:
+        proof = Proof("brute_force", True, None, None, words)
+        return Solution(Status.INFEASIBLE, None, None, proof, "No plan keeps all limits.", explored=explored)
+    plan, estimate = best
+    proof = Proof("brute_force", True, rank(problem, estimate)[0], 0.0, words)
+    why = f"{plan} is the best of {explored} plans."
+    return Solution(Status.OPTIMAL, plan, estimate, proof, why, explored=explored)
+
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -123,3 +180,56 @@ def _options(problem: Problem, offer: Offer, counted: list[tuple[int, int]], uni
         usd_per_hour=machines * offer.usd_per_hour,
         latency_s=latency[order],
     )
+
+
+BoolArray = npt.NDArray[np.bool_]
+
+# Tables of more entries than this are not made.
+_MOST_ENTRIES = 64_000_000
+
+
+def reachable_worlds(
+    options: Sequence[Options],
+    counts: Sequence[int],
+    world_sizes: IntArray,
+    samples: int,
+    check_time: Callable[[], None],
+) -> BoolArray:
+    """Return for which world sizes some machines make exactly that many GPUs and samples, shape of ``world_sizes``.
+
+    Args:
+        options: Of every offer.
+        counts: How many of them, from the first on, may be taken.
+        world_sizes: Ascending.
+        samples: The global batch, in units.
+        check_time: Called now and then.
+
+    Returns:
+        All true where the tables would be too large to find out.
+    """
+    unit = math.gcd(*(each.offer.devices for each in options))
+    most = int(world_sizes[-1]) // unit
+    if (most + 1) * (samples + 1) > _MOST_ENTRIES:
+        return np.ones(world_sizes.shape, dtype=np.bool_)
+    table = np.zeros((most + 1, samples + 1), dtype=np.bool_)
+    table[0, 0] = True
+    for each, count in zip(options, counts, strict=True):
+        with_offer = table.copy()
+        for batch in np.unique(each.batch_sizes[:count]).tolist():
+            check_time()
+            first = int(np.flatnonzero(each.batch_sizes[:count] == batch)[0])
+            devices = each.offer.devices // unit
+            per_machine = int(each.samples[first] // each.machines[first])
+            machines = int(each.machines[:count][each.batch_sizes[:count] == batch].max())
+            left, step, reached = min(machines, most // devices, samples // per_machine), 1, table
+            # Doubling reaches every number of machines up to the most.
+            while left > 0:
+                taken = min(step, left)
+                more, more_samples = taken * devices, taken * per_machine
+                reached = reached.copy()
+                reached[more:, more_samples:] |= reached[: most + 1 - more, : samples + 1 - more_samples].copy()
+                left -= taken
+                step *= 2
+            with_offer |= reached
+        table = with_offer
+    return np.asarray(table[world_sizes // unit, samples])

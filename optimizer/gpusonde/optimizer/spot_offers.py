@@ -11,9 +11,7 @@ from pathlib import Path
 
 from gpusonde.catalog import Offer as CatalogOffer
 from gpusonde.catalog import OfferCatalog
-from gpusonde.optimizer.offers.listed import OfferFilter
-from gpusonde.optimizer.offers.selection import Candidate, LeftOut, OfferSelection, collect
-from gpusonde.optimizer.offers.terms import Terms
+from gpusonde.optimizer.offers import Candidate, LeftOut, OfferFilter, OfferSelection, Terms, collect
 
 _NEEDED = ("provider", "region", "instance_type", "time", "usd_per_hour")
 _OPTIONAL = ("zone", "available_machines", "preemptions_per_hour")
