@@ -41,8 +41,8 @@ from gpusonde.predictor.crossgpu.evaluation import (
     paper_predictor,
     prior_predictor,
 )
-from gpusonde.predictor.crossgpu.intervals.conformal import Situation
-from gpusonde.predictor.crossgpu.paper_stack import FeatureGroups
+from gpusonde.predictor.crossgpu.intervals.novelty import Situation
+from gpusonde.predictor.crossgpu.paper import FeatureGroups
 from gpusonde.predictor.crossgpu.prior import MetricLevel
 
 SEEDS = range(5)

@@ -9,7 +9,7 @@ import numpy as np
 from text import percent, table
 
 from gpusonde.predictor.crossgpu import LatencyModel, ModelSettings, RunsTable
-from gpusonde.predictor.crossgpu.learning.candidate import learn
+from gpusonde.predictor.crossgpu.learning import learn
 
 _JOBS = (8, 32)
 

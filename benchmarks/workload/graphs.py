@@ -113,8 +113,8 @@ def check_transformer() -> Checked:
 def _check(name, module, example) -> Checked:  # type: ignore[no-untyped-def]
     from torchvision_networks import counted_matrix_flops
 
-    from gpusonde.predictor.workload.graph.from_torch import export, from_torch, fx
-    from gpusonde.predictor.workload.graph.from_torch.modules import read_mode
+    from gpusonde.predictor.workload.graph.torch import export, from_torch, fx
+    from gpusonde.predictor.workload.graph.torch.fx import read_mode
 
     taken = from_torch(module, example, name=name)
     as_trained = any("as in training" in note for note in taken.notes)

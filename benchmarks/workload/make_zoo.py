@@ -18,8 +18,8 @@ from torchvision_networks import build, counted_matrix_flops, images, network_na
 
 from gpusonde.predictor.workload.graph import Operation, WorkloadGraph
 from gpusonde.predictor.workload.graph.cost import graph_cost
-from gpusonde.predictor.workload.graph.from_torch import from_torch
 from gpusonde.predictor.workload.graph.graph_json import dump_graph
+from gpusonde.predictor.workload.graph.torch import from_torch
 
 ZOO = Path(__file__).resolve().parents[2] / "predictor/gpusonde/predictor/workload/zoo/graphs"
 SMALLER_INCEPTION = "inception_v3_224"

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from gpusonde.predictor.workload.graph.from_torch.building import parameters_on_meta
-from gpusonde.predictor.workload.graph.from_torch.modules import read_mode
+from gpusonde.predictor.workload.graph.torch.export import parameters_on_meta
+from gpusonde.predictor.workload.graph.torch.fx import read_mode
 
 _SCHEMAS = tuple(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor" for name in ("nms", "qnms"))
 _LARGER_IMAGES = {"inception_v3": 299}

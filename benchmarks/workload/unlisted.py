@@ -116,12 +116,12 @@ def check(name: str, engine: WorkloadModel) -> Found:
     import timm
     import torch
 
-    from gpusonde.predictor.workload.graph.from_torch import building, export, from_torch
-    from gpusonde.predictor.workload.graph.from_torch.modules import read_mode
+    from gpusonde.predictor.workload.graph.torch import export, from_torch
+    from gpusonde.predictor.workload.graph.torch.fx import read_mode
 
     started = time.perf_counter()
     try:
-        module = building.build(lambda: timm.create_model(name, pretrained=False))
+        module = export.build(lambda: timm.create_model(name, pretrained=False))
         example = torch.empty(1, *module.pretrained_cfg["input_size"], device="meta")
         graph = from_torch(module, example, name=name)
         seconds = time.perf_counter() - started
@@ -158,7 +158,7 @@ def _counted(module, example, graph: WorkloadGraph) -> int:  # type: ignore[no-u
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    from gpusonde.predictor.workload.graph.from_torch.modules import read_mode
+    from gpusonde.predictor.workload.graph.torch.fx import read_mode
 
     as_trained = any("as in training" in note for note in graph.notes)
     # The counter's hooks want gradients.

@@ -13,7 +13,7 @@ from support.synthetic_runs import synthetic_runs, write_runs
 
 from gpusonde.cli.main import main
 from gpusonde.predictor.crossgpu import LatencyModel
-from gpusonde.predictor.crossgpu.learning.versions import ModelVersions
+from gpusonde.predictor.crossgpu.learning import ModelVersions
 
 
 def answered(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, dict[str, Any]]:

@@ -20,10 +20,10 @@ from fuzz.target import Target
 from gpusonde.epoch_detect import EpochTracker
 from gpusonde.predictor.archives import MANIFEST, ArchiveError, opened, seal
 from gpusonde.predictor.crossgpu import LatencyModel, ModelFileError
-from gpusonde.predictor.crossgpu.learning.versions import LIST, ModelVersions
+from gpusonde.predictor.crossgpu.learning import LIST, ModelVersions
 from gpusonde.predictor.workload.embedding import EncoderDescription, EncoderWeights, EncoderWeightsError
 from gpusonde.predictor.workload.embedding.registry import Registry, RegistryError
-from gpusonde.predictor.workload.embedding.training.checkpoint import CheckpointError, read_checkpoint, write_checkpoint
+from gpusonde.predictor.workload.embedding.training.result import CheckpointError, read_checkpoint, write_checkpoint
 from gpusonde.predictor.workload.engine import ModelFileError as WorkloadModelFileError
 from gpusonde.predictor.workload.engine import WorkloadModel
 

@@ -52,7 +52,7 @@ from gpusonde.optimizer.documents.schema import DocumentError, parse_json
 from gpusonde.optimizer.documents.watching import read_reports
 from gpusonde.planning.v1 import planning_pb2
 from gpusonde.predictor.crossgpu import LatencyModel, ModelFileError, read_runs
-from gpusonde.predictor.crossgpu.runs.table import RunsTableError
+from gpusonde.predictor.crossgpu.runs_table import RunsTableError
 from gpusonde.predictor.workload.embedding import EncoderDescription, EncoderWeights, EncoderWeightsError
 from gpusonde.predictor.workload.embedding.training.architectures import ArchitectureSpec, sample
 from gpusonde.service.config import ConfigError

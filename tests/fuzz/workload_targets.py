@@ -10,10 +10,10 @@ from fuzz.target import Target
 from support.hostile_graphs import archive, json_graph, program, pt2, small_onnx
 
 from gpusonde.predictor.workload.graph import GraphError, load_graph
-from gpusonde.predictor.workload.graph.from_onnx import from_onnx
-from gpusonde.predictor.workload.graph.from_onnx.model import read_model
-from gpusonde.predictor.workload.graph.from_pt2 import from_pt2
 from gpusonde.predictor.workload.graph.limits import GraphLimits
+from gpusonde.predictor.workload.graph.onnx import from_onnx
+from gpusonde.predictor.workload.graph.onnx.model import read_model
+from gpusonde.predictor.workload.graph.pt2 import from_pt2
 from gpusonde.predictor.workload.graph.reading import GraphFormat, recognise
 
 

@@ -9,7 +9,7 @@ from support.synthetic_runs import synthetic_runs, write_runs
 
 from gpusonde.catalog import GpuCatalog, load_gpus
 from gpusonde.predictor.crossgpu import LatencyModel, ModelSettings, RunsTable, read_runs
-from gpusonde.predictor.crossgpu.regression.residual import ResidualSettings
+from gpusonde.predictor.crossgpu.regression import ResidualSettings
 
 SMALL = ModelSettings(residual=ResidualSettings(trees=40, learning_rate=0.2, depth=4, threads=1))
 

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from gpusonde.predictor.crossgpu.combination import combine_predictions
+from gpusonde.predictor.crossgpu.model import combine_predictions
 
 
 def test_two_sources_are_no_worse_than_one_on_average(model, runs):

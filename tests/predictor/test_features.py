@@ -7,7 +7,7 @@ import pytest
 
 from gpusonde.predictor.crossgpu import FEATURES, MeasurementError, MetricDistribution
 from gpusonde.predictor.crossgpu.features import feature_matrix
-from gpusonde.predictor.crossgpu.paper_stack import FeatureGroups
+from gpusonde.predictor.crossgpu.paper import FeatureGroups
 
 
 def test_the_list_of_features_is_pinned():

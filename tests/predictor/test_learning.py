@@ -10,8 +10,8 @@ import pytest
 from support.synthetic_runs import synthetic_runs, write_runs
 
 from gpusonde.predictor.crossgpu import LatencyModel, RunsTable
-from gpusonde.predictor.crossgpu.learning.candidate import learn
-from gpusonde.predictor.crossgpu.runs.pairs import Pairs, decayed_weights
+from gpusonde.predictor.crossgpu.learning import learn
+from gpusonde.predictor.crossgpu.pairs import Pairs, decayed_weights
 
 DAY_S = 86_400.0
 NOW_S = 1_800_000_000.0

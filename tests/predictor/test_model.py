@@ -17,10 +17,8 @@ from gpusonde.predictor.crossgpu import (
     read_runs,
 )
 from gpusonde.predictor.crossgpu.evaluation import Scores, predict_pairs
-from gpusonde.predictor.crossgpu.intervals.conformal import Situation
-from gpusonde.predictor.crossgpu.intervals.novelty import KnownGpu, rate_uncertainty
-from gpusonde.predictor.crossgpu.regression.gaussian_process import GaussianProcess
-from gpusonde.predictor.crossgpu.regression.trees import ObliviousTrees
+from gpusonde.predictor.crossgpu.intervals.novelty import KnownGpu, Situation, rate_uncertainty
+from gpusonde.predictor.crossgpu.regression import GaussianProcess, ObliviousTrees
 
 
 def without(source: SourceMeasurement, *names: str) -> SourceMeasurement:

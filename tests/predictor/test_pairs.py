@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gpusonde.predictor.crossgpu import LatencyModel
-from gpusonde.predictor.crossgpu.runs.pairs import TIMELESS, Pairs, decayed_weights
+from gpusonde.predictor.crossgpu.pairs import TIMELESS, Pairs, decayed_weights
 
 DAY_S = 86_400.0
 

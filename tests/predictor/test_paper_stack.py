@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gpusonde.predictor.crossgpu import MeasurementError, PaperStack
-from gpusonde.predictor.crossgpu.paper_stack import DYNAMIC_METRICS, STATIC_ATTRIBUTES, FeatureGroups, paper_features
+from gpusonde.predictor.crossgpu.paper import DYNAMIC_METRICS, STATIC_ATTRIBUTES, FeatureGroups, paper_features
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gpusonde.predictor.crossgpu import MetricDistribution, Precision, SourceMeasurement, read_runs
-from gpusonde.predictor.crossgpu.features import REQUIRED_METRICS
+from gpusonde.predictor.crossgpu.features import DEFAULT_TENSOR_WEIGHT, REQUIRED_METRICS, log_compute_rate
 from gpusonde.predictor.crossgpu.prior import (
     MetricLevel,
     Roofline,
@@ -16,7 +16,6 @@ from gpusonde.predictor.crossgpu.prior import (
     metric_level,
     roofline,
 )
-from gpusonde.predictor.crossgpu.rates import DEFAULT_TENSOR_WEIGHT, log_compute_rate
 
 
 def flat(value: float) -> MetricDistribution:

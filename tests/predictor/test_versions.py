@@ -13,7 +13,7 @@ import threading
 import pytest
 
 from gpusonde.predictor.crossgpu import LatencyModel, ModelFileError
-from gpusonde.predictor.crossgpu.learning.versions import LIST, ModelInService, ModelVersions, VersionsError
+from gpusonde.predictor.crossgpu.learning import LIST, ModelInService, ModelVersions, VersionsError
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def test_a_crash_at_any_step_of_installing_leaves_the_former_model(versions, mod
 _INSTALL_FOR_EVER = """
 import sys
 from gpusonde.predictor.crossgpu import LatencyModel
-from gpusonde.predictor.crossgpu.learning.versions import ModelVersions
+from gpusonde.predictor.crossgpu.learning import ModelVersions
 versions, models = ModelVersions(sys.argv[1]), [LatencyModel.load(path) for path in sys.argv[2:]]
 print("ready", flush=True)
 while True:

@@ -20,7 +20,7 @@ from gpusonde.predictor.workload.graph import (
     MalformedGraphError,
     UnsupportedGraphError,
 )
-from gpusonde.predictor.workload.graph.from_onnx.wire import encoded_bytes, encoded_varint
+from gpusonde.predictor.workload.graph.onnx.model import encoded_bytes, encoded_varint
 
 MILLION = 1_000_000
 MARKER = Path(tempfile.gettempdir()) / "gpusonde-was-executed"

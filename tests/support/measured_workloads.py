@@ -15,8 +15,7 @@ from gpusonde.predictor.workload.engine import (
     WorkloadMeasurement,
     WorkloadRequest,
 )
-from gpusonde.predictor.workload.engine.features.columns import FeatureBuilder
-from gpusonde.predictor.workload.engine.features.roofline import DEVICE_PARTS, HOST_PARTS, OTHER_PARTS
+from gpusonde.predictor.workload.engine.features import DEVICE_PARTS, HOST_PARTS, OTHER_PARTS, FeatureBuilder
 from gpusonde.predictor.workload.graph import Operation, Parameter, Primitive, WorkloadGraph
 
 PLACES = {"here/T4": ("T4", 1.0), "here/V100": ("V100-SXM2-16GB", 1.2), "there/T4": ("T4", 1.5)}

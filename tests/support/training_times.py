@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from gpusonde.catalog import load_gpus
-from gpusonde.predictor.workload.engine.networks import KnownNetworks
+from gpusonde.predictor.workload.engine.measurements import KnownNetworks
 from gpusonde.predictor.workload.graph.cost import graph_cost
 
 COLUMNS = (

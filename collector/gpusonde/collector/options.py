@@ -15,7 +15,7 @@ from gpusonde.collector.security.access import pace_options
 from gpusonde.collector.tracking.pipeline import PipelineOptions
 from gpusonde.collector.tracking.runs import RunPolicy
 from gpusonde.predictor.crossgpu import LatencyModel
-from gpusonde.predictor.crossgpu.learning.versions import MODELS, ModelInService, ModelVersions
+from gpusonde.predictor.crossgpu.learning import MODELS, ModelInService, ModelVersions
 
 # What a reload changes at once; everything else needs a restart.
 _LIVE = frozenset(

@@ -12,7 +12,7 @@ import pytest
 
 from gpusonde.collector.workload.training.drain import CannotTrainError, drain
 from gpusonde.collector.workload.training.queue import QueueFullError, TrainingQueue, TrainingQueueError
-from gpusonde.predictor.workload.embedding.names import DatasetTypeNameError
+from gpusonde.predictor.workload.embedding.weights import DatasetTypeNameError
 
 
 class Clock:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from gpusonde.predictor.workload.graph import dump_graph
-from gpusonde.predictor.workload.graph.from_torch.export import read_program
+from gpusonde.predictor.workload.graph.torch.export import read_program
 
 HERE = Path(__file__).parent
 

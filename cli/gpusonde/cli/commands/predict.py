@@ -156,7 +156,7 @@ def _predict_here(args: argparse.Namespace) -> Predictions:
 def _model(path: Path | None) -> tuple[LatencyModel, list[str]]:
     """The model to ask, and what was wrong with others that should have come before it."""
     from gpusonde.predictor.crossgpu import LatencyModel
-    from gpusonde.predictor.crossgpu.learning.versions import MODELS, ModelVersions
+    from gpusonde.predictor.crossgpu.learning import MODELS, ModelVersions
 
     if path is None:
         return LatencyModel.shipped(), []

@@ -16,7 +16,7 @@ from gpusonde.cli.parsing import Parser, Subparsers, UsageError, add_command, po
 
 if TYPE_CHECKING:
     from gpusonde.collector.fleet import FleetRuns
-    from gpusonde.predictor.crossgpu.learning.candidate import Lesson
+    from gpusonde.predictor.crossgpu.learning import Lesson
 
 _DEFAULT_KEPT = 5
 _DEFAULT_HALF_LIFE_DAYS = 180.0
@@ -120,8 +120,7 @@ def _learn(output: Output, args: argparse.Namespace) -> int:
     from gpusonde.collector.fleet import fleet_runs
     from gpusonde.collector.storage.local.snapshot import StoreSnapshot
     from gpusonde.predictor.crossgpu import read_runs
-    from gpusonde.predictor.crossgpu.learning.candidate import learn
-    from gpusonde.predictor.crossgpu.learning.versions import MODELS, ModelVersions
+    from gpusonde.predictor.crossgpu.learning import MODELS, ModelVersions, learn
 
     table = None if args.runs is None else read_runs(args.runs)
     days = _DEFAULT_HALF_LIFE_DAYS if args.half_life_days is None else args.half_life_days
@@ -200,7 +199,7 @@ def _render(screen: Screen, payload: dict[str, Any]) -> None:
 
 
 def _roll_back(output: Output, store: Path) -> int:
-    from gpusonde.predictor.crossgpu.learning.versions import MODELS, ModelVersions
+    from gpusonde.predictor.crossgpu.learning import MODELS, ModelVersions
 
     versions = ModelVersions(store / MODELS)
     former, now = versions.roll_back()

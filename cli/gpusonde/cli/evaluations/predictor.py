@@ -18,7 +18,7 @@ from gpusonde.cli.parsing import Parser, Subparsers, UsageError, add_command, na
 
 if TYPE_CHECKING:
     from gpusonde.predictor.crossgpu.evaluation import Evaluation, Predictor, Protocol, Scores
-    from gpusonde.predictor.crossgpu.runs.table import RunsTable
+    from gpusonde.predictor.crossgpu.runs_table import RunsTable
 
 _PROTOCOLS = {
     "random": "random pairs (leaks)",

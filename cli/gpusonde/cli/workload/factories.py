@@ -31,8 +31,8 @@ def graph_of_factory(source: str, wish: Wish) -> WorkloadGraph:
         from gpusonde.simulator.instrument.allreduce_probe import load_function
 
         factory = load_function(source)
-    from gpusonde.predictor.workload.graph.from_torch import from_torch
-    from gpusonde.predictor.workload.graph.from_torch.building import build, example
+    from gpusonde.predictor.workload.graph.torch import from_torch
+    from gpusonde.predictor.workload.graph.torch.export import build, example
 
     inputs = [(shape.extents, shape.dtype) for shape in wish.inputs] or [_IMAGE]
     batch_size = wish.batch_size or 1

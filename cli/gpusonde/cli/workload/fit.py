@@ -85,7 +85,7 @@ def run_fit(args: argparse.Namespace) -> int:
 @contextmanager
 def _saying_what_was_left_out(table: MeasurementTable) -> Iterator[None]:
     """Where too few rows are left, add why others cannot be used: a name that nobody knows may be all that is wrong."""
-    from gpusonde.predictor.workload.engine.errors import TooFewMeasurementsError
+    from gpusonde.predictor.workload.engine.request import TooFewMeasurementsError
 
     try:
         yield

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpusonde.predictor.workload.engine.networks import KnownNetworks, Network, UnknownNetworkError
+from gpusonde.predictor.workload.engine.measurements import KnownNetworks, Network, UnknownNetworkError
 from gpusonde.predictor.workload.graph import GraphError
 from gpusonde.predictor.workload.graph.reading import read_graph
 

@@ -97,14 +97,14 @@ def _of_zoo(name: str) -> WorkloadGraph:
 
 
 def _of_keras(text: str) -> WorkloadGraph:
-    from gpusonde.predictor.workload.zoo import keras
+    from gpusonde.predictor.workload.zoo import keras_networks
 
     name, _, size = text.partition("@")
-    if name not in keras.names():
-        raise CommandError(f"no Keras network {name!r} is known; {_alike(name, keras.names())}")
+    if name not in keras_networks.names():
+        raise CommandError(f"no Keras network {name!r} is known; {_alike(name, keras_networks.names())}")
     if not size.isdigit() or not 0 < int(size) <= 10_000:
         raise UsageError(f"keras:{text}: write keras:{name}@224, with the height and width of its images")
-    return keras.build(name, int(size), _DEFAULT_CLASSES)
+    return keras_networks.build(name, int(size), _DEFAULT_CLASSES)
 
 
 def _alike(name: str, known: Sequence[str]) -> str:

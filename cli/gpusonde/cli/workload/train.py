@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gpusonde.collector.workload.training.queue import Training
     from gpusonde.predictor.workload.embedding.registry import RegisteredEncoder
     from gpusonde.predictor.workload.embedding.training.datasets import ImageDataset
-    from gpusonde.predictor.workload.embedding.training.progress import ProgressReport
+    from gpusonde.predictor.workload.embedding.training.pool import ProgressReport
     from gpusonde.predictor.workload.embedding.training.result import TrainingResult
 
 _DIGITS = "digits"
@@ -113,7 +113,7 @@ def run_train(args: argparse.Namespace) -> int:
 
 def _sources(args: argparse.Namespace) -> dict[str, Source]:
     """Dataset types with what they are read from."""
-    from gpusonde.predictor.workload.embedding.names import check_dataset_type
+    from gpusonde.predictor.workload.embedding.weights import check_dataset_type
 
     chosen: Sequence[Source] = args.dataset
     folders = [each for each in chosen if each.kind == "folder"]
@@ -181,7 +181,7 @@ def _trained(
 ) -> dict[str, Any]:
     from gpusonde.predictor.workload.embedding.registry import Registry
     from gpusonde.predictor.workload.embedding.training.options import TrainingOptions
-    from gpusonde.predictor.workload.embedding.training.progress import Phase, shown_on
+    from gpusonde.predictor.workload.embedding.training.pool import Phase, shown_on
     from gpusonde.predictor.workload.embedding.training.result import TrainingMismatchError
     from gpusonde.predictor.workload.embedding.training.trainer import train
 

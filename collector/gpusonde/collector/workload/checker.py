@@ -18,7 +18,7 @@ from gpusonde.collector.workload.errors import (
     WorkloadError,
 )
 from gpusonde.collector.workload.hosts.resources import HostView, least_resources, resource_document
-from gpusonde.predictor.workload.embedding.names import DatasetTypeNameError, check_dataset_type
+from gpusonde.predictor.workload.embedding.weights import DatasetTypeNameError, check_dataset_type
 from gpusonde.predictor.workload.graph.limits import GraphLimits
 from gpusonde.workload.v1 import workload_pb2
 

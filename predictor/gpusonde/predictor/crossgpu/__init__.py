@@ -19,9 +19,9 @@ from gpusonde.predictor.crossgpu.measurement import (
     run_distributions,
 )
 from gpusonde.predictor.crossgpu.model import LatencyModel, NotFittedError, TooFewRunsError
-from gpusonde.predictor.crossgpu.paper_stack import PaperStack
+from gpusonde.predictor.crossgpu.paper import PaperStack
 from gpusonde.predictor.crossgpu.persistence import ModelFileError
-from gpusonde.predictor.crossgpu.runs.table import Configuration, Run, RunsTable, RunsTableError, read_runs
+from gpusonde.predictor.crossgpu.runs_table import Configuration, Run, RunsTable, RunsTableError, read_runs
 from gpusonde.predictor.crossgpu.state import ModelSettings
 
 __all__ = [

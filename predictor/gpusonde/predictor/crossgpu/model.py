@@ -1,27 +1,287 @@
-"""``LatencyModel``: the default predictor, log ratio = prior + residual, with intervals for the situation at hand."""
+"""``LatencyModel``: the default predictor, log ratio = prior + residual, with intervals for the situation at hand.
+
+Several sources: one job that ran on more than one GPU.
+
+Answering one query: the level its metrics allow, the situation of each target, the number and its interval.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
+from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
 
 from gpusonde.catalog import GpuSpec
-from gpusonde.predictor.crossgpu.combination import combine_predictions
+from gpusonde.predictor.crossgpu.features import REQUIRED_METRICS, SOURCE_FEATURE_COUNT, feature_matrix, has_figures
 from gpusonde.predictor.crossgpu.intervals.calibrator import Calibrator
-from gpusonde.predictor.crossgpu.intervals.novelty import GpuNeighbourhood, RunNeighbourhood
-from gpusonde.predictor.crossgpu.measurement import LatencyPrediction, SourceMeasurement
+from gpusonde.predictor.crossgpu.intervals.novelty import (
+    GpuNeighbourhood,
+    KnownGpu,
+    RunNeighbourhood,
+    Situation,
+    rate_uncertainty,
+)
+from gpusonde.predictor.crossgpu.measurement import LatencyPrediction, MeasurementError, Precision, SourceMeasurement
+from gpusonde.predictor.crossgpu.pairs import Pairs
 from gpusonde.predictor.crossgpu.persistence import LARGEST_MODEL_BYTES, read_model, write_model
-from gpusonde.predictor.crossgpu.query import Query
-from gpusonde.predictor.crossgpu.regression.residual import ResidualModel
-from gpusonde.predictor.crossgpu.runs.pairs import Pairs
-from gpusonde.predictor.crossgpu.runs.table import IndexArray, RunsTable
+from gpusonde.predictor.crossgpu.prior import (
+    MetricLevel,
+    Roofline,
+    has_activity,
+    log_latency_ratio,
+    log_static_ratio,
+    metric_level,
+    roofline,
+)
+from gpusonde.predictor.crossgpu.regression import ResidualModel
+from gpusonde.predictor.crossgpu.runs_table import IndexArray, RunsTable
 from gpusonde.predictor.crossgpu.state import FittedState, ModelSettings
 
+_MEASURED = "measured"
+
+
+def combine_predictions(predictions: Sequence[LatencyPrediction]) -> LatencyPrediction:
+    """Combine predictions for one target from several sources.
+
+    A measurement on the target itself wins. Otherwise predictions that are not extrapolated are preferred, and what is
+    left is averaged in log space with weights of 1 / width squared. The interval keeps the width of the narrowest: the
+    sources' errors share the target's own peculiarity, so averaging does not narrow them as independent ones.
+
+    Args:
+        predictions: One per source, all for the same target.
+
+    Raises:
+        ValueError: There are none, or they are for different targets.
+    """
+    targets = {prediction.target_gpu for prediction in predictions}
+    if len(targets) != 1:
+        raise ValueError(f"predictions for one target are needed, not for {sorted(targets) or 'none'}")
+    usable = [prediction for prediction in predictions if math.isfinite(prediction.epoch_latency_s)]
+    if not usable:
+        return predictions[0]
+    measured = [prediction for prediction in usable if prediction.method == _MEASURED]
+    certain = [prediction for prediction in usable if prediction.status == "ok"]
+    chosen = measured or certain or usable
+    if len(chosen) == 1:
+        return chosen[0]
+    half_widths = [math.log(p.epoch_latency_high_s / p.epoch_latency_s) for p in chosen]
+    # A measured latency that is exact has no width; the floor keeps weights finite and lets it win.
+    weights = [1.0 / max(half_width, 1e-6) ** 2 for half_width in half_widths]
+    logarithms = [math.log(p.epoch_latency_s) for p in chosen]
+    latency = math.exp(sum(w * x for w, x in zip(weights, logarithms, strict=True)) / sum(weights))
+    narrowest = min(half_widths)
+    best = chosen[half_widths.index(narrowest)]
+    method = _MEASURED if measured else f"{best.method}, mean of {len(chosen)} sources"
+    return replace(
+        best,
+        epoch_latency_s=latency,
+        epoch_latency_low_s=latency * math.exp(-narrowest),
+        epoch_latency_high_s=latency * math.exp(narrowest),
+        method=method,
+    )
+
+
 FloatArray = npt.NDArray[np.float64]
+
+_MINIMUM_EPOCHS = 2
+# Beyond this many usual distances the learned part has nothing to say about a run.
+_NOVELTY_LIMIT = 2.0
+_MAXIMUM_NOVELTY_WIDENING = 3.0
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """Log ratio to the source's latency, with what is to be said about it."""
+
+    log_ratio: float
+    half_width: float
+    method: str
+    extrapolated: bool
+    reasons: tuple[str, ...]
+
+
+class Query:
+    """One measurement put to one fitted model."""
+
+    def __init__(self, settings: ModelSettings, state: FittedState, version: str, source: SourceMeasurement) -> None:
+        """Keep the question."""
+        self._settings, self._state, self._version, self._source = settings, state, version, source
+
+    def predict(self, targets: Sequence[GpuSpec]) -> list[LatencyPrediction]:
+        """Answer for each target, in order."""
+        answers = {index: self._same_chip(target) for index, target in enumerate(targets) if self._is_same_chip(target)}
+        level = metric_level(self._source, REQUIRED_METRICS)
+        if level is MetricLevel.NVIDIA_SMI and self._source.precision is Precision.FP32:
+            others = [(index, target) for index, target in enumerate(targets) if index not in answers]
+            answers.update(self._with_residual(others))
+        predictions = []
+        for index, target in enumerate(targets):
+            try:
+                answer = answers.get(index) or self._prior_only(target, level)
+            except ValueError as error:
+                predictions.append(self._unsupported(target, str(error)))
+            else:
+                predictions.append(self._prediction(target, answer))
+        return predictions
+
+    def _is_same_chip(self, target: GpuSpec) -> bool:
+        return KnownGpu.of(self._source.gpu).is_chip_of(target)
+
+    def _same_chip(self, target: GpuSpec) -> _Answer:
+        """The GPU that was measured, or a variant of it with, say, more memory: no model has anything to add."""
+        if target.name == self._source.gpu.name:
+            return _Answer(0.0, 0.0, _MEASURED, False, ())
+        # What runs of one workload on one GPU differ by is all that remains.
+        spread = self._seen_half_width(target, self._state.residual.process.noise)
+        return _Answer(0.0, spread, "same chip", False, ())
+
+    def _with_residual(self, targets: Sequence[tuple[int, GpuSpec]]) -> dict[int, _Answer]:
+        """Answers for the targets that the learned part can say something about, by their index."""
+        state, source = self._state, self._source
+        usable = [(index, target, len(self._unseen(target))) for index, target in targets if has_figures(target)]
+        usable = [found for found in usable if found[2] < 2]
+        if not usable:
+            return {}
+        try:
+            features = feature_matrix(source, [target for _, target, _ in usable])
+        except MeasurementError:
+            return {}  # a figure of the source is unknown: the prior needs fewer, or says what is missing
+        residuals, deviations = state.residual.predict(features)
+        novelty = state.runs.novelty(features[0, :SOURCE_FEATURE_COUNT])
+        line = roofline(source, MetricLevel.NVIDIA_SMI)
+        answers = {}
+        for (index, target, unseen), residual, deviation in zip(
+            usable, residuals.tolist(), deviations.tolist(), strict=True
+        ):
+            answers[index] = self._learned(target, line, unseen, residual, deviation, novelty)
+        return answers
+
+    def _learned(
+        self, target: GpuSpec, line: Roofline, unseen: int, residual: float, deviation: float, novelty: float
+    ) -> _Answer:
+        source = self._source
+        weight = self._settings.one_unseen_weight if unseen else 1.0
+        reasons = []
+        if unseen:
+            half_width = self._half_width(Situation.ONE_UNSEEN_GPU, target) * self._widening(target)
+            reasons.append(self._unseen_reason(target))
+        else:
+            half_width = self._seen_half_width(target, deviation)
+        if novelty > 1.0:
+            weight *= max(0.0, (_NOVELTY_LIMIT - novelty) / (_NOVELTY_LIMIT - 1.0))
+            half_width = max(half_width, self._half_width(Situation.PRIOR_ONLY, target))
+            half_width *= min(novelty, _MAXIMUM_NOVELTY_WIDENING)
+            reasons.append(
+                f"the run's metrics are {novelty:.1f} times as far from the fitted runs as a new workload usually is"
+            )
+        log_ratio = log_latency_ratio(source, target, line) + weight * residual
+        method = "prior + residual" if weight > 0 else "prior only"
+        return _Answer(log_ratio, half_width, method, bool(reasons), tuple(reasons))
+
+    def _prior_only(self, target: GpuSpec, level: MetricLevel) -> _Answer:
+        """The prior alone: neither GPU was seen, or the metrics do not suffice for more.
+
+        Raises:
+            ValueError: A peak rate of one of the GPUs is not known.
+        """
+        state, source = self._state, self._source
+        if level is MetricLevel.NVIDIA_SMI and has_activity(source):
+            # Nothing learned applies, so the metrics that split the work between memory and compute decide.
+            level = MetricLevel.DCGM
+        static = level is MetricLevel.STATIC
+        if static:
+            log_ratio = log_static_ratio(source, target)
+        else:
+            log_ratio = log_latency_ratio(source, target, roofline(source, level))
+        situation = Situation.STATIC_ONLY if static else Situation.PRIOR_ONLY
+        half_width = self._half_width(situation, target)
+        reasons = []
+        seen = state.gpus.seen(source.gpu) and state.gpus.seen(target)
+        if not seen:
+            half_width *= self._widening(target)
+            reasons.append(self._unseen_reason(target))
+        missing = [name for name in REQUIRED_METRICS if name not in source.metrics]
+        if missing:
+            reasons.append(f"no {', '.join(missing)} from the source, so nothing learned applies")
+        other_precision = source.precision is not Precision.FP32
+        if other_precision:
+            reasons.append(f"the model was fitted on FP32 training, this is {source.precision.value}")
+        if level is MetricLevel.DCGM:
+            # No measurement tells how good this level is: as wide as if nothing dynamic were known.
+            half_width = max(half_width, self._half_width(Situation.STATIC_ONLY, target))
+            reasons.append("weights from DCGM activity metrics are unvalidated")
+        method = f"prior only, {level.value}" if level is not MetricLevel.NVIDIA_SMI else "prior only"
+        extrapolated = not seen or other_precision or level is MetricLevel.DCGM
+        return _Answer(log_ratio, half_width, method, extrapolated, tuple(reasons))
+
+    def _half_width(self, situation: Situation, target: GpuSpec) -> float:
+        """Half width where GPUs are known by their data sheets only; the prior's where the situation has none."""
+        state = self._state
+        calibrated = situation in state.calibrations
+        learned = situation is Situation.ONE_UNSEEN_GPU and calibrated
+        gpus = self._unseen(target) if learned else [self._source.gpu, target]
+        calibration = state.calibrations[situation if calibrated else Situation.PRIOR_ONLY]
+        return calibration.quantile * rate_uncertainty(*map(KnownGpu.of, gpus))
+
+    def _seen_half_width(self, target: GpuSpec, deviation: float) -> float:
+        calibration = self._state.calibrations.get(Situation.SEEN_GPUS)
+        return (
+            self._half_width(Situation.PRIOR_ONLY, target) if calibration is None else calibration.quantile * deviation
+        )
+
+    def _unseen(self, target: GpuSpec) -> list[GpuSpec]:
+        return [gpu for gpu in (self._source.gpu, target) if not self._state.gpus.seen(gpu)]
+
+    def _widening(self, target: GpuSpec) -> float:
+        return max(self._state.gpus.widening(gpu) for gpu in self._unseen(target))
+
+    def _unseen_reason(self, target: GpuSpec) -> str:
+        return f"the model was not fitted on {' and '.join(gpu.name for gpu in self._unseen(target))}"
+
+    def _prediction(self, target: GpuSpec, answer: _Answer) -> LatencyPrediction:
+        source, settings = self._source, self._settings
+        normal = NormalDist().inv_cdf(0.5 + settings.coverage / 2)
+        # The detector's error and the model's are independent; both are about normal in log space.
+        half_width = math.hypot(answer.half_width, normal * source.epoch_latency_relative_error)
+        latency = source.epoch_latency_s * math.exp(answer.log_ratio)
+        status = "extrapolated" if answer.extrapolated else "ok"
+        reasons = answer.reasons
+        if source.epoch_count is not None and source.epoch_count < _MINIMUM_EPOCHS:
+            status = "insufficient_epochs"
+            reasons = (f"the source's latency comes from {source.epoch_count} whole epochs, fewer than two", *reasons)
+        return LatencyPrediction(
+            target_gpu=target.name,
+            epoch_latency_s=latency,
+            epoch_latency_low_s=latency * math.exp(-half_width),
+            epoch_latency_high_s=latency * math.exp(half_width),
+            interval_coverage=settings.coverage,
+            status=status,
+            extrapolated=answer.extrapolated,
+            method=answer.method,
+            reason="; ".join(reasons),
+            model_version=self._version,
+        )
+
+    def _unsupported(self, target: GpuSpec, reason: str) -> LatencyPrediction:
+        return LatencyPrediction(
+            target_gpu=target.name,
+            epoch_latency_s=math.nan,
+            epoch_latency_low_s=math.nan,
+            epoch_latency_high_s=math.nan,
+            interval_coverage=self._settings.coverage,
+            status="unsupported_gpu",
+            extrapolated=True,
+            method="none",
+            reason=reason,
+            model_version=self._version,
+        )
+
 
 _SHIPPED = "shipped/latency_model.zip"
 _MINIMUM_PAIRS = 30

@@ -14,12 +14,15 @@ import numpy.typing as npt
 
 from gpusonde.predictor.archives import ArchiveError, checked_digest, opened, seal
 from gpusonde.predictor.crossgpu.features import FEATURES, SOURCE_FEATURE_COUNT
-from gpusonde.predictor.crossgpu.intervals.conformal import Calibration, Situation
-from gpusonde.predictor.crossgpu.intervals.novelty import GpuNeighbourhood, KnownGpu, RunNeighbourhood
-from gpusonde.predictor.crossgpu.regression.gaussian_process import GaussianProcess
-from gpusonde.predictor.crossgpu.regression.residual import ResidualModel, ResidualSettings
-from gpusonde.predictor.crossgpu.regression.trees import ObliviousTrees
-from gpusonde.predictor.crossgpu.runs.pairs import Pairs
+from gpusonde.predictor.crossgpu.intervals.novelty import (
+    Calibration,
+    GpuNeighbourhood,
+    KnownGpu,
+    RunNeighbourhood,
+    Situation,
+)
+from gpusonde.predictor.crossgpu.pairs import Pairs
+from gpusonde.predictor.crossgpu.regression import GaussianProcess, ObliviousTrees, ResidualModel, ResidualSettings
 from gpusonde.predictor.crossgpu.state import FittedState, ModelSettings
 from gpusonde.predictor.files import replace_file
 

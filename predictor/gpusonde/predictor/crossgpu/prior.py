@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from gpusonde.catalog import GpuSpec
+from gpusonde.predictor.crossgpu.features import DEFAULT_TENSOR_WEIGHT, log_compute_rate
 from gpusonde.predictor.crossgpu.measurement import Precision, SourceMeasurement
-from gpusonde.predictor.crossgpu.rates import DEFAULT_TENSOR_WEIGHT, log_compute_rate
 
 DEFAULT_BANDWIDTH_WEIGHT = 0.5
 # Memory utilisation is the share of time in which memory was accessed at all, not at its peak rate: an indication

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gpusonde.predictor.crossgpu.intervals.conformal import Calibration, Situation
-from gpusonde.predictor.crossgpu.intervals.novelty import GpuNeighbourhood, RunNeighbourhood
-from gpusonde.predictor.crossgpu.regression.residual import ResidualModel, ResidualSettings
-from gpusonde.predictor.crossgpu.runs.pairs import Pairs
+from gpusonde.predictor.crossgpu.intervals.novelty import Calibration, GpuNeighbourhood, RunNeighbourhood, Situation
+from gpusonde.predictor.crossgpu.pairs import Pairs
+from gpusonde.predictor.crossgpu.regression import ResidualModel, ResidualSettings
 
 
 @dataclass(frozen=True)

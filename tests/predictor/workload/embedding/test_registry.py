@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from gpusonde.predictor.workload.embedding import registry as module
-from gpusonde.predictor.workload.embedding.names import DatasetTypeNameError
 from gpusonde.predictor.workload.embedding.registry import (
     DamagedEncoderError,
     EncoderDigestError,
@@ -23,7 +22,7 @@ from gpusonde.predictor.workload.embedding.registry import (
     UnknownEncoderError,
     checkpoint_name,
 )
-from gpusonde.predictor.workload.embedding.weights import EncoderDescription, EncoderWeights
+from gpusonde.predictor.workload.embedding.weights import DatasetTypeNameError, EncoderDescription, EncoderWeights
 
 
 def weights(seed=0, dataset_type="flowers", steps=5):

@@ -7,9 +7,8 @@ import pytest
 from support.measured_workloads import PLACES, chain, true_seconds
 
 from gpusonde.predictor.workload.engine import Cluster, WorkloadRequest
-from gpusonde.predictor.workload.engine.features.columns import FeatureBuilder
-from gpusonde.predictor.workload.engine.features.roofline import Part
-from gpusonde.predictor.workload.engine.regression.calibration import CalibratedRoofline
+from gpusonde.predictor.workload.engine.calibration import CalibratedRoofline
+from gpusonde.predictor.workload.engine.features import FeatureBuilder, Part
 
 
 @pytest.fixture(scope="module")

@@ -8,12 +8,13 @@ from gpusonde.catalog import load_gpus
 from gpusonde.predictor.workload import zoo
 from gpusonde.predictor.workload.engine import HostResources, Parallelism, Precision
 from gpusonde.predictor.workload.engine.measurements import (
+    KnownNetworks,
     MeasurementFileError,
+    Network,
     TableLimits,
     read_measurements,
 )
-from gpusonde.predictor.workload.engine.networks import KnownNetworks, Network
-from gpusonde.predictor.workload.zoo import keras
+from gpusonde.predictor.workload.zoo import keras_networks
 
 ROW = {
     "model": "keras/LeNet5",
@@ -62,7 +63,7 @@ def test_a_row_becomes_a_measurement(read):
     assert (measurement.architecture, measurement.family) == ("lenet5", "lenet")
     assert measurement.source == "some-lab/profet@1234"
     assert request.batch_size == 16
-    assert request.graph == keras.build("LeNet5", 32, 10)
+    assert request.graph == keras_networks.build("LeNet5", 32, 10)
     assert request.cluster.device == "K80"
     assert request.cluster.precision is Precision.FP32
     assert request.cluster.parallelism is Parallelism.NONE
@@ -194,7 +195,7 @@ def test_only_permitted_licences_are_read(read):
 
 
 def test_a_users_own_networks_are_found_by_name(read):
-    network = Network(keras.build("VGGSmall", 64, 5), "mine", "mine")
+    network = Network(keras_networks.build("VGGSmall", 64, 5), "mine", "mine")
 
     (measurement,) = read(text({"model": "mine"}), networks=KnownNetworks({"mine": network})).measurements
 

@@ -11,15 +11,15 @@ from sklearn.preprocessing import PolynomialFeatures
 from sklearn.svm import SVR
 
 from gpusonde.predictor.workload.engine import EngineError
-from gpusonde.predictor.workload.engine.learning.estimator import Candidate
-from gpusonde.predictor.workload.engine.learning.selection import (
+from gpusonde.predictor.workload.engine.fitting import (
     Choice,
     default_candidates,
     first_of_the_best,
     grouped_folds,
     paper_candidates,
 )
-from gpusonde.predictor.workload.engine.regression.regressors import Standardisation, fit_regressor
+from gpusonde.predictor.workload.engine.learning.estimator import Candidate
+from gpusonde.predictor.workload.engine.regressors import Standardisation, fit_regressor
 
 DRAWN = np.random.default_rng(3)
 X = DRAWN.normal(size=(150, 6)) * [1, 10, 0.1, 1, 1, 0] + 5

@@ -11,9 +11,14 @@ import pytest
 from support.measured_workloads import chain
 
 from gpusonde.predictor.workload.engine import Cluster, Parallelism, Precision
-from gpusonde.predictor.workload.engine.features.columns import FeatureBuilder, network_totals
-from gpusonde.predictor.workload.engine.features.counts import CountsCache, GraphCounts, OperationClass
-from gpusonde.predictor.workload.engine.features.roofline import DeviceRates, Part, roofline_parts
+from gpusonde.predictor.workload.engine.feature_counts import CountsCache, GraphCounts, OperationClass
+from gpusonde.predictor.workload.engine.features import (
+    DeviceRates,
+    FeatureBuilder,
+    Part,
+    network_totals,
+    roofline_parts,
+)
 from gpusonde.predictor.workload.engine.request import WorkloadRequest
 from gpusonde.predictor.workload.graph import Operation, Parameter, Primitive, WorkloadGraph
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpusonde.predictor.workload.graph.confined import Answer, run_confined
+from gpusonde.predictor.workload.graph.subprocess import Answer, run_confined
 
 
 def run(code: str, given: bytes = b"", *, timeout_s: float = 20.0, most_bytes: int = 1 << 20) -> Answer:

@@ -24,9 +24,9 @@ from gpusonde.predictor.workload.graph import (
     load_graph,
 )
 from gpusonde.predictor.workload.graph.cost import graph_cost
-from gpusonde.predictor.workload.graph.from_onnx import from_onnx
-from gpusonde.predictor.workload.graph.from_onnx import shapes as shapes_module
-from gpusonde.predictor.workload.graph.from_onnx.wire import encoded_bytes, encoded_varint
+from gpusonde.predictor.workload.graph.onnx import from_onnx
+from gpusonde.predictor.workload.graph.onnx import shapes as shapes_module
+from gpusonde.predictor.workload.graph.onnx.model import encoded_bytes, encoded_varint
 
 FILES = Path(__file__).parents[3] / "data" / "graph_files"
 
@@ -86,7 +86,7 @@ def test_sequences_have_torchs_layers_weights_and_costs(name: str) -> None:
 
 def test_a_file_that_says_all_shapes_is_read_without_onnx() -> None:
     code = (
-        "import sys; from gpusonde.predictor.workload.graph.from_onnx import from_onnx\n"
+        "import sys; from gpusonde.predictor.workload.graph.onnx import from_onnx\n"
         "graph = from_onnx(open(sys.argv[1], 'rb').read()); print(graph.layer_count, 'onnx' in sys.modules)"
     )
     path = str(FILES / "transformer_dynamo.onnx")

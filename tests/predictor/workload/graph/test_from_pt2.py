@@ -26,7 +26,7 @@ from gpusonde.predictor.workload.graph import (
     WorkloadGraph,
     load_graph,
 )
-from gpusonde.predictor.workload.graph.from_pt2 import from_pt2
+from gpusonde.predictor.workload.graph.pt2 import from_pt2
 
 FILES = Path(__file__).parents[3] / "data" / "graph_files"
 
@@ -63,7 +63,7 @@ def test_a_weight_with_two_names_counts_once() -> None:
 def test_reading_needs_no_torch_and_loads_no_pickle() -> None:
     code = (
         "import sys, pickle; pickle.Unpickler = pickle.load = pickle.loads = None\n"
-        "from gpusonde.predictor.workload.graph.from_pt2 import from_pt2\n"
+        "from gpusonde.predictor.workload.graph.pt2 import from_pt2\n"
         "print(len(from_pt2(open(sys.argv[1], 'rb')).operations), 'torch' in sys.modules, '_pickle' in sys.modules)"
     )
     path = FILES / "convolutions.pt2"
@@ -199,7 +199,7 @@ def _same(module: Any, *example: Any) -> None:
     """What torch hands over directly and what comes out of the file are one graph."""
     torch = pytest.importorskip("torch")
     from gpusonde.predictor.workload.graph import dump_graph
-    from gpusonde.predictor.workload.graph.from_torch.export import read_program
+    from gpusonde.predictor.workload.graph.torch.export import read_program
 
     file = io.BytesIO()
     with warnings.catch_warnings(), torch.no_grad():

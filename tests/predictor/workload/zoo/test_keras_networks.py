@@ -5,7 +5,7 @@ import math
 import pytest
 
 from gpusonde.predictor.workload.graph import Primitive, UnsupportedGraphError
-from gpusonde.predictor.workload.zoo import keras
+from gpusonde.predictor.workload.zoo import keras_networks
 
 # As the pages of Keras and its examples print them.
 PUBLISHED = [
@@ -27,25 +27,25 @@ MEASURED_SIZES = [(32, 10), (64, 100), (128, 100), (224, 1000), (256, 1000)]
 
 @pytest.mark.parametrize(("name", "size", "classes", "count"), PUBLISHED)
 def test_parameters_are_as_many_as_keras_says(name, size, classes, count):
-    assert keras.keras_parameter_count(keras.build(name, size, classes)) == count
+    assert keras_networks.keras_parameter_count(keras_networks.build(name, size, classes)) == count
 
 
 def test_grey_images_have_one_channel():
-    graph = keras.build("MNIST_CNN", 28, 10, channels=1)
+    graph = keras_networks.build("MNIST_CNN", 28, 10, channels=1)
 
-    assert keras.keras_parameter_count(graph) == 34_826
+    assert keras_networks.keras_parameter_count(graph) == 34_826
     assert graph.operations[0].output == (1, 1, 28, 28)
 
 
-@pytest.mark.parametrize("name", keras.names())
+@pytest.mark.parametrize("name", keras_networks.names())
 @pytest.mark.parametrize(("size", "classes"), MEASURED_SIZES)
 def test_every_network_is_one_connected_graph_at_every_measured_size(name, size, classes):
     if name.startswith("Inception") and size < 75:
         with pytest.raises(UnsupportedGraphError, match="too small"):
-            keras.build(name, size, classes)
+            keras_networks.build(name, size, classes)
         return
 
-    graph = keras.build(name, size, classes)
+    graph = keras_networks.build(name, size, classes)
 
     assert graph.batch_size == 1
     assert graph.front_end == "keras"
@@ -58,9 +58,9 @@ def test_every_network_is_one_connected_graph_at_every_measured_size(name, size,
     assert all(extent >= 1 for each in graph.operations for extent in each.output)
 
 
-@pytest.mark.parametrize("name", keras.names())
+@pytest.mark.parametrize("name", keras_networks.names())
 def test_what_is_read_was_written_but_for_padding(name):
-    graph = keras.build(name, 128, 100)
+    graph = keras_networks.build(name, 128, 100)
 
     for position, operation in enumerate(graph.operations):
         written = sorted(math.prod(graph.operations[writer].output) for writer in graph.predecessors[position])
@@ -69,7 +69,7 @@ def test_what_is_read_was_written_but_for_padding(name):
 
 
 def test_depthwise_convolutions_have_a_group_per_channel():
-    graph = keras.build("MobileNetV2", 224, 1000)
+    graph = keras_networks.build("MobileNetV2", 224, 1000)
     depthwise = [each for each in graph.operations if each.primitive is Primitive.DEPTHWISE_CONVOLUTION]
 
     assert len(depthwise) == 17
@@ -78,18 +78,18 @@ def test_depthwise_convolutions_have_a_group_per_channel():
 
 
 def test_preactivation_resnets_are_not_those_of_applications():
-    ours, theirs = keras.build("ResNet50", 224, 1000), keras.build("ResNet50-applications", 224, 1000)
+    ours, theirs = keras_networks.build("ResNet50", 224, 1000), keras_networks.build("ResNet50-applications", 224, 1000)
 
     assert ours.layer_count == theirs.layer_count
     assert ours.parameter_count != theirs.parameter_count
 
 
 def test_a_shortcut_over_a_map_of_one_pixel_does_not_stride():
-    graph = keras.build("ResNet18", 32, 10)
+    graph = keras_networks.build("ResNet18", 32, 10)
 
     assert graph.operations[-1].output == (1, 10)
 
 
 def test_families_are_known():
-    assert keras.family("VGG13") == "vgg"
-    assert {keras.family(name) for name in keras.names()} >= {"resnet", "vgg", "inception", "lenet"}
+    assert keras_networks.family("VGG13") == "vgg"
+    assert {keras_networks.family(name) for name in keras_networks.names()} >= {"resnet", "vgg", "inception", "lenet"}

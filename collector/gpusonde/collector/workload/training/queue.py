@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gpusonde.predictor.files import replace_file
-from gpusonde.predictor.workload.embedding.names import DatasetTypeNameError, check_dataset_type
+from gpusonde.predictor.workload.embedding.weights import DatasetTypeNameError, check_dataset_type
 
 _FORMAT = "gpusonde.training/1"
 _MOST_ATTEMPTS = 3

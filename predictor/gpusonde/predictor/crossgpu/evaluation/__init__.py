@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from gpusonde.predictor.crossgpu.evaluation.predictors import (
+from gpusonde.predictor.crossgpu.evaluation.scores import (
+    Evaluation,
+    PairErrors,
     Predictor,
+    Protocol,
+    Scores,
+    Split,
     Task,
+    UnsuitableTableError,
     default_predictor,
+    evaluate,
     paper_predictor,
     predict_pairs,
     prior_predictor,
+    with_noise,
 )
-from gpusonde.predictor.crossgpu.evaluation.protocols import Protocol, Split
-from gpusonde.predictor.crossgpu.evaluation.run import UnsuitableTableError, evaluate, with_noise
-from gpusonde.predictor.crossgpu.evaluation.scores import Evaluation, PairErrors, Scores
 from gpusonde.predictor.crossgpu.evaluation.timings import Timing, evaluate_timings, is_timings_table, read_timings
 
 __all__ = [

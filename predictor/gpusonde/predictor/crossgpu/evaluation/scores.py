@@ -1,15 +1,28 @@
-"""Predictions beside measurements, and the errors by which they are judged."""
+"""Predictions beside measurements, and the errors by which they are judged.
+
+Protocols: what is held out, so that a query is as new to the model as it will be to a user's.
+
+What can be evaluated: the default model, the paper's stack and the prior, asked through one interface.
+
+``evaluate``: fit, predict and score by a protocol.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
 
 import numpy as np
 import numpy.typing as npt
 
-from gpusonde.predictor.crossgpu.runs.table import IndexArray, Run, RunsTable
+from gpusonde.predictor.crossgpu.intervals.novelty import Situation
+from gpusonde.predictor.crossgpu.model import LatencyModel
+from gpusonde.predictor.crossgpu.paper import PaperStack
+from gpusonde.predictor.crossgpu.prior import MetricLevel, log_latency_ratio, log_peak_ratio, log_static_ratio, roofline
+from gpusonde.predictor.crossgpu.runs_table import IndexArray, Run, RunsTable
+from gpusonde.predictor.crossgpu.state import ModelSettings
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
@@ -150,3 +163,267 @@ class Evaluation:
             by_workload=by(errors.workload),
             errors=errors,
         )
+
+
+_TEST_SHARE = 0.2
+
+
+class Protocol(Enum):
+    """What the pairs tested on have that the pairs fitted on have not."""
+
+    RANDOM = "random"  # nothing: the paper's split, which leaks; for parity only
+    CONFIG = "config"  # a configuration (workload, batch, image size, samples)
+    CNN = "cnn"  # a workload
+    TARGET = "target"  # the target GPU, which was in no pair fitted on
+    BOTH = "both"  # both GPUs
+    STATIC = "static"  # the target GPU, and every dynamic metric of the source
+
+
+@dataclass(frozen=True)
+class Split:
+    """One division of the pairs.
+
+    Attributes:
+        training: Which pairs to fit on, shape (pairs,).
+        test: Which pairs to predict, shape (pairs,).
+        seed: Of the division and of the models fitted on it.
+    """
+
+    training: BoolArray
+    test: BoolArray
+    seed: int
+
+
+def splits(
+    table: RunsTable, source: IndexArray, target: IndexArray, protocol: Protocol, seed: int, own: int | None
+) -> Iterator[Split]:
+    """Divide the pairs of a table by a protocol.
+
+    Args:
+        table: The runs.
+        source: Positions of the source runs of all pairs, shape (pairs,).
+        target: Positions of their target runs.
+        protocol: What to hold out.
+        seed: Of the random divisions.
+        own: Runs from this position on are a test table's: they are never fitted on, and nothing else is tested.
+    """
+    runs = table.runs
+    gpus = np.array([run.gpu.name for run in runs])
+    from_gpu, to_gpu = gpus[source], gpus[target]
+    fittable = np.ones(len(source), dtype=bool) if own is None else (source < own) & (target < own)
+    testable = np.ones(len(source), dtype=bool) if own is None else (source >= own) & (target >= own)
+    if protocol in (Protocol.TARGET, Protocol.BOTH, Protocol.STATIC):
+        for held_out in sorted(set(to_gpu[testable])):
+            test = testable & (to_gpu == held_out)
+            training = fittable & (from_gpu != held_out) & (to_gpu != held_out)
+            if protocol is not Protocol.BOTH:
+                yield Split(training, test, seed)
+                continue
+            for other in sorted(set(from_gpu[test])):
+                without = training & (from_gpu != other) & (to_gpu != other)
+                yield Split(without, test & (from_gpu == other), seed)
+        return
+    labels = {
+        Protocol.RANDOM: [str(number) for number in range(len(source))],
+        Protocol.CONFIG: ["|".join(runs[index].configuration) for index in source],
+        Protocol.CNN: [runs[index].configuration.model for index in source],
+    }[protocol]
+    groups = np.array(labels)
+    if own is not None:
+        # One fit serves the whole test table: nothing that it shares by the protocol is fitted on.
+        shared = np.zeros_like(fittable) if protocol is Protocol.RANDOM else np.isin(groups, groups[testable])
+        yield Split(fittable & ~shared, testable, seed)
+        return
+    names = np.unique(groups)
+    if protocol is Protocol.CNN:
+        for name in names:
+            yield Split(groups != name, groups == name, seed)
+        return
+    np.random.default_rng(seed).shuffle(names)
+    test = np.isin(groups, names[: max(1, round(_TEST_SHARE * len(names)))])
+    yield Split(~test, test, seed)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a predictor is asked: fit on pairs of one table, predict other pairs of (a noisier copy of) it.
+
+    Attributes:
+        training: Runs to fit on.
+        fit_on: Positions of the source runs and of the target runs to fit on, each of shape (n,).
+        test: The same runs as the sources of queries.
+        predict: Pairs to predict.
+        seed: Of the split; for the model to use.
+    """
+
+    training: RunsTable
+    fit_on: tuple[IndexArray, IndexArray]
+    test: RunsTable
+    predict: tuple[IndexArray, IndexArray]
+    seed: int
+
+
+Predictor = Callable[[Task], PairErrors]
+
+
+def default_predictor(settings: ModelSettings, protocol: Protocol) -> Predictor:
+    """The default model; only the intervals that the protocol's queries need are calibrated."""
+    needed = {
+        Protocol.TARGET: Situation.ONE_UNSEEN_GPU,
+        Protocol.BOTH: Situation.PRIOR_ONLY,
+        Protocol.STATIC: Situation.STATIC_ONLY,
+    }
+    situations = (needed.get(protocol, Situation.SEEN_GPUS),)
+
+    def run(task: Task) -> PairErrors:
+        seeded = replace(settings, situations=situations, residual=replace(settings.residual, seed=task.seed))
+        return predict_pairs(LatencyModel(seeded).fit(task.training, pairs=task.fit_on), task.test, *task.predict)
+
+    return run
+
+
+def paper_predictor(make: Callable[[int], PaperStack], part: str = "stack") -> Predictor:
+    """The paper's stack, or one of its base regressors.
+
+    Args:
+        make: Builds an unfitted stack for a seed.
+        part: ``stack``, ``random_forest`` or ``catboost``.
+    """
+
+    def run(task: Task) -> PairErrors:
+        stack = make(task.seed).fit(task.training, pairs=task.fit_on)
+        predicted = stack.predict_pairs(task.test, *task.predict)[part]
+        return PairErrors.without_intervals(task.test, *task.predict, predicted)
+
+    return run
+
+
+def prior_predictor(level: MetricLevel | None = None) -> Predictor:
+    """A physical prior alone: nothing is fitted.
+
+    Args:
+        level: Metrics that our prior may use; the simplest prior, of utilisation and peak rates, when left out.
+    """
+
+    def run(task: Task) -> PairErrors:
+        predicted = []
+        for i, j in zip(*task.predict, strict=True):
+            source = task.test.runs[i].measurement()
+            target = task.test.runs[j].gpu
+            if level is None:
+                log_ratio = log_peak_ratio(source, target)
+            elif level is MetricLevel.STATIC:
+                log_ratio = log_static_ratio(source, target)
+            else:
+                log_ratio = log_latency_ratio(source, target, roofline(source, level))
+            predicted.append(source.epoch_latency_s * math.exp(log_ratio))
+        return PairErrors.without_intervals(task.test, *task.predict, np.array(predicted))
+
+    return run
+
+
+def predict_pairs(model: LatencyModel, table: RunsTable, source: IndexArray, target: IndexArray) -> PairErrors:
+    """Predict the pairs of a table by a fitted model, through the same call as every other query."""
+    predictions = [
+        model.predict(table.runs[i].measurement(), [table.runs[j].gpu])[0] for i, j in zip(source, target, strict=True)
+    ]
+    errors = PairErrors.without_intervals(table, source, target, np.array([p.epoch_latency_s for p in predictions]))
+    return replace(
+        errors,
+        low_s=np.array([p.epoch_latency_low_s for p in predictions]),
+        high_s=np.array([p.epoch_latency_high_s for p in predictions]),
+        extrapolated=np.array([p.extrapolated for p in predictions]),
+    )
+
+
+class UnsuitableTableError(ValueError):
+    """A runs table that holds too little for a protocol."""
+
+
+def evaluate(
+    runs: RunsTable,
+    predictor: Predictor,
+    protocol: Protocol,
+    *,
+    seeds: Sequence[int] = (0,),
+    noise: float = 0.0,
+    noise_in_training: bool = True,
+    test: RunsTable | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Evaluation:
+    """Evaluate a predictor by a protocol.
+
+    Args:
+        runs: Runs to fit on, and to test on unless ``test`` is given.
+        predictor: :func:`default_predictor`, :func:`paper_predictor` or :func:`prior_predictor`.
+        protocol: What is held out.
+        seeds: Random splits (``RANDOM``, ``CONFIG``) are drawn once per seed; other protocols are run once per seed
+            only when there is noise.
+        noise: Mean absolute relative error to give the sources' epoch latency; one draw per run, shared by its pairs.
+        noise_in_training: Fit on the noisy latencies too, as the paper does; otherwise only queries are noisy, and they
+            say so (``epoch_latency_relative_error``), as a detector does.
+        test: Test on these runs only; pairs fitted on are those of ``runs`` that the protocol allows.
+        progress: Called after each split with the number of splits done and of all.
+
+    Raises:
+        UnsuitableTableError: The table holds too little for the protocol.
+    """
+    if noise == 0 and protocol not in (Protocol.RANDOM, Protocol.CONFIG):
+        seeds = seeds[:1]
+    own = len(runs)
+    table = runs if test is None else RunsTable(runs.runs + test.runs)
+    source, target = table.pairs()
+    usable = [
+        split
+        for seed in seeds
+        for split in splits(table, source, target, protocol, seed, None if test is None else own)
+        if split.training.any() and split.test.any()
+    ]
+    if not usable:
+        held_out = "the test table" if test is not None else "the table"
+        raise UnsuitableTableError(
+            f"{held_out} has no pairs to hold out by protocol {protocol.value!r}: it needs runs of one configuration "
+            "on several GPUs, and enough others to fit on"
+        )
+    parts = []
+    for done, split in enumerate(usable, start=1):
+        noisy = with_noise(table, noise, split.seed, declared=not noise_in_training)
+        asked = without_metrics(noisy) if protocol is Protocol.STATIC else noisy
+        fit_on = source[split.training], target[split.training]
+        predict = source[split.test], target[split.test]
+        training = noisy if noise_in_training else table
+        parts.append((split.seed, predictor(Task(training, fit_on, asked, predict, split.seed))))
+        if progress is not None:
+            progress(done, len(usable))
+    return Evaluation.of(parts)
+
+
+def without_metrics(runs: RunsTable) -> RunsTable:
+    """The runs as if nobody had sampled a metric while they ran."""
+    return RunsTable(tuple(replace(run, metrics={}) for run in runs.runs))
+
+
+def with_noise(runs: RunsTable, noise: float, seed: int, *, declared: bool = False) -> RunsTable:
+    """Give every run a detected epoch latency that is off by ``noise`` on average (log-normal), one draw per run.
+
+    Args:
+        runs: The runs.
+        noise: Mean absolute relative error.
+        seed: Random seed.
+        declared: Let the runs state their standard error.
+    """
+    if noise == 0:
+        return runs
+    # The mean absolute value of a normal variable is sqrt(2 / pi) of its standard deviation.
+    deviation = noise * math.sqrt(math.pi / 2)
+    factors = np.exp(np.random.default_rng(10_000 + seed).normal(0.0, deviation, len(runs))).tolist()
+    return RunsTable(
+        tuple(
+            replace(
+                run,
+                detected_epoch_latency_s=run.epoch_latency_s * factor,
+                epoch_latency_relative_error=deviation if declared else 0.0,
+            )
+            for run, factor in zip(runs.runs, factors, strict=True)
+        )
+    )

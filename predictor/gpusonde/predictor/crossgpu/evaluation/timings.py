@@ -12,11 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from gpusonde.catalog import GpuCatalog, GpuSpec, UnknownGpuError, load_gpus
-from gpusonde.predictor.crossgpu.evaluation.run import UnsuitableTableError
-from gpusonde.predictor.crossgpu.evaluation.scores import Evaluation, PairErrors
+from gpusonde.predictor.crossgpu.evaluation.scores import Evaluation, PairErrors, UnsuitableTableError
 from gpusonde.predictor.crossgpu.measurement import Precision, SourceMeasurement
 from gpusonde.predictor.crossgpu.model import LatencyModel
-from gpusonde.predictor.crossgpu.runs.table import RunsTableError, lines_of
+from gpusonde.predictor.crossgpu.runs_table import RunsTableError, lines_of
 
 COLUMNS = ("pair_key", "dataset", "gpu", "precision", "t_rel", "main")
 

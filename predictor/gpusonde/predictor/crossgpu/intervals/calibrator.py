@@ -7,10 +7,15 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from gpusonde.predictor.crossgpu.intervals.conformal import Calibration, LeftOut, Situation, calibrate_worst
-from gpusonde.predictor.crossgpu.intervals.novelty import rate_uncertainty
-from gpusonde.predictor.crossgpu.regression.residual import ResidualModel, ResidualSettings
-from gpusonde.predictor.crossgpu.runs.pairs import BoolArray, Pairs, grouped_folds
+from gpusonde.predictor.crossgpu.intervals.novelty import (
+    Calibration,
+    LeftOut,
+    Situation,
+    calibrate_worst,
+    rate_uncertainty,
+)
+from gpusonde.predictor.crossgpu.pairs import BoolArray, Pairs, grouped_folds
+from gpusonde.predictor.crossgpu.regression import ResidualModel, ResidualSettings
 
 FloatArray = npt.NDArray[np.float64]
 

@@ -1,9 +1,14 @@
 """Embeddings of networks: GHN-2's graph encoder without torch, its weights, and what is built on them."""
 
 from gpusonde.predictor.workload.embedding.encoder import Encoder
-from gpusonde.predictor.workload.embedding.errors import EmbeddingError, EncoderWeightsError
 from gpusonde.predictor.workload.embedding.structure import EmbeddingLimits
-from gpusonde.predictor.workload.embedding.weights import EncoderDescription, EncoderWeights, VirtualEdgeRule
+from gpusonde.predictor.workload.embedding.weights import (
+    EmbeddingError,
+    EncoderDescription,
+    EncoderWeights,
+    EncoderWeightsError,
+    VirtualEdgeRule,
+)
 
 __all__ = [
     "EmbeddingError",

@@ -19,9 +19,13 @@ from types import MappingProxyType
 from typing import Any
 
 from gpusonde.predictor.files import replace_file
-from gpusonde.predictor.workload.embedding.errors import EmbeddingError, EncoderWeightsError
-from gpusonde.predictor.workload.embedding.names import DatasetTypeNameError, check_dataset_type
-from gpusonde.predictor.workload.embedding.weights import EncoderWeights
+from gpusonde.predictor.workload.embedding.weights import (
+    DatasetTypeNameError,
+    EmbeddingError,
+    EncoderWeights,
+    EncoderWeightsError,
+    check_dataset_type,
+)
 
 FORMAT = "gpusonde.encoder_card/1"
 

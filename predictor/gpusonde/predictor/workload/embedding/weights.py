@@ -1,4 +1,9 @@
-"""The encoder's weights: named arrays with a description, and their file, which holds no pickle."""
+"""The encoder's weights: named arrays with a description, and their file, which holds no pickle.
+
+Why an embedding cannot be had, beside the graph's own errors (``GraphLimitError`` for one that is too large).
+
+Names of dataset types, such as "digits" or "imagenet".
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,7 @@ import hashlib
 import io
 import json
 import math
+import re
 import struct
 import tokenize
 import zipfile
@@ -22,9 +28,42 @@ import numpy.typing as npt
 
 from gpusonde.predictor.archives import PACKINGS
 from gpusonde.predictor.files import replace_file
-from gpusonde.predictor.workload.embedding.errors import EncoderWeightsError
 from gpusonde.predictor.workload.embedding.structure import MAXIMUM_REACH, SHAPE_FEATURE_COUNT
 from gpusonde.predictor.workload.graph.ir import Primitive
+
+
+class EmbeddingError(ValueError):
+    """No embedding."""
+
+
+class EncoderWeightsError(EmbeddingError):
+    """The weights of an encoder are damaged, or are not what their own description says."""
+
+
+#: Characters of the longest name.
+LONGEST = 64
+# They name files: nothing that leads out of a folder, nothing that two file systems take for different names.
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
+
+
+class DatasetTypeNameError(ValueError):
+    """A text that names no dataset type."""
+
+
+def check_dataset_type(name: str) -> str:
+    """The name, if it is one.
+
+    Raises:
+        DatasetTypeNameError: It is not.
+    """
+    if len(name) > LONGEST or not _NAME.fullmatch(name):
+        shown = name if len(name) <= LONGEST else f"{name[:LONGEST]}..."
+        raise DatasetTypeNameError(
+            f"{shown!r} names no dataset type: use 1 to {LONGEST} small letters, digits, '.', '_' and '-', "
+            "the first one a letter or a digit"
+        )
+    return name
+
 
 FORMAT = "gpusonde.graph_encoder/1"
 

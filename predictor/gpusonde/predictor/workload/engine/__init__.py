@@ -1,19 +1,17 @@
 """The inference engine: seconds per training iteration from a network's graph and the cluster it is to run on."""
 
 from gpusonde.predictor.workload.engine.encoders import EncoderEmbedder, EncoderReference
-from gpusonde.predictor.workload.engine.errors import (
-    EngineError,
-    MissingEncoderError,
-    ModelFileError,
-    RequestError,
-    TooFewMeasurementsError,
-)
 from gpusonde.predictor.workload.engine.model import NotFittedError, WorkloadModel
 from gpusonde.predictor.workload.engine.request import (
     Cluster,
+    EngineError,
     HostResources,
+    MissingEncoderError,
+    ModelFileError,
     Parallelism,
     Precision,
+    RequestError,
+    TooFewMeasurementsError,
     WorkloadMeasurement,
     WorkloadPrediction,
     WorkloadRequest,

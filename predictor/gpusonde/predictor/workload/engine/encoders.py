@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from gpusonde.predictor.workload.embedding import EmbeddingError, Encoder, EncoderWeights
 from gpusonde.predictor.workload.embedding.registry import Registry, checkpoint_name
-from gpusonde.predictor.workload.engine.errors import MissingEncoderError
+from gpusonde.predictor.workload.engine.request import MissingEncoderError
 from gpusonde.predictor.workload.graph import WorkloadGraph
 
 

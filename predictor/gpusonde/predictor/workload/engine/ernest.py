@@ -19,8 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import nnls
 
-from gpusonde.predictor.workload.engine.errors import TooFewMeasurementsError
-from gpusonde.predictor.workload.engine.request import WorkloadMeasurement, WorkloadRequest
+from gpusonde.predictor.workload.engine.request import TooFewMeasurementsError, WorkloadMeasurement, WorkloadRequest
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.model_selection import ShuffleSplit
 
-from gpusonde.predictor.workload.engine.errors import TooFewMeasurementsError
-from gpusonde.predictor.workload.engine.request import WorkloadMeasurement, WorkloadPrediction, WorkloadRequest
+from gpusonde.predictor.workload.engine.request import (
+    TooFewMeasurementsError,
+    WorkloadMeasurement,
+    WorkloadPrediction,
+    WorkloadRequest,
+)
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]

@@ -14,19 +14,18 @@ import numpy.typing as npt
 from gpusonde.catalog import GpuCatalog, GpuSpec, load_gpus
 from gpusonde.predictor.workload.embedding.registry import Registry
 from gpusonde.predictor.workload.engine.encoders import EncoderEmbedder, EncoderReference, embedder_of
-from gpusonde.predictor.workload.engine.errors import EngineError, MissingEncoderError
-from gpusonde.predictor.workload.engine.features.columns import FeatureBuilder, FeatureTable
-from gpusonde.predictor.workload.engine.features.encoding import ROOFLINE, WITH_EMBEDDING
-from gpusonde.predictor.workload.engine.learning.fitting import fit_state
-from gpusonde.predictor.workload.engine.learning.state import FittedState
+from gpusonde.predictor.workload.engine.features import ROOFLINE, WITH_EMBEDDING, FeatureBuilder, FeatureTable
+from gpusonde.predictor.workload.engine.fitting import FittedState, fit_state
+from gpusonde.predictor.workload.engine.out_of_distribution import Assessment
 from gpusonde.predictor.workload.engine.persistence import read_model, write_model
 from gpusonde.predictor.workload.engine.request import (
+    EngineError,
+    MissingEncoderError,
     Precision,
     WorkloadMeasurement,
     WorkloadPrediction,
     WorkloadRequest,
 )
-from gpusonde.predictor.workload.engine.trust.familiarity import Assessment
 from gpusonde.predictor.workload.graph import WorkloadGraph
 
 FloatArray = npt.NDArray[np.float64]

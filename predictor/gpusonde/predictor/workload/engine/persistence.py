@@ -12,40 +12,29 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusonde.predictor.archives import ArchiveError, pack, unpack
-from gpusonde.predictor.crossgpu.intervals.conformal import Calibration
-from gpusonde.predictor.crossgpu.intervals.novelty import GpuNeighbourhood, KnownGpu, RunNeighbourhood
+from gpusonde.predictor.crossgpu.intervals.novelty import Calibration, GpuNeighbourhood, KnownGpu, RunNeighbourhood
 from gpusonde.predictor.files import replace_file
-from gpusonde.predictor.workload.embedding.names import check_dataset_type
+from gpusonde.predictor.workload.embedding.weights import check_dataset_type
+from gpusonde.predictor.workload.engine.calibration import LEVELS, CalibratedRoofline
 from gpusonde.predictor.workload.engine.encoders import EncoderReference
-from gpusonde.predictor.workload.engine.errors import ModelFileError
-from gpusonde.predictor.workload.engine.features.columns import (
-    ANALYTIC_COLUMNS,
-    CLUSTER_COLUMNS,
-    HOST_COLUMNS,
-    ROOFLINE_COLUMNS,
-)
-from gpusonde.predictor.workload.engine.features.encoding import (
+from gpusonde.predictor.workload.engine.features import (
     ANALYTIC,
+    ANALYTIC_COLUMNS,
     CATEGORIES,
+    CLUSTER_COLUMNS,
     EMBEDDED,
     EMBEDDING,
     FEATURE_SETS,
+    HOST_COLUMNS,
+    ROOFLINE_COLUMNS,
     WITH_EMBEDDING,
     Encoding,
 )
+from gpusonde.predictor.workload.engine.fitting import KINDS, FittedEstimator, FittedState
 from gpusonde.predictor.workload.engine.learning.estimator import Candidate, Estimator
-from gpusonde.predictor.workload.engine.learning.fitting import KINDS
-from gpusonde.predictor.workload.engine.learning.state import FittedEstimator, FittedState
-from gpusonde.predictor.workload.engine.regression.calibration import LEVELS, CalibratedRoofline
-from gpusonde.predictor.workload.engine.regression.regressors import (
-    REGRESSORS,
-    FittedRegressor,
-    Standardisation,
-    check_arrays,
-)
-from gpusonde.predictor.workload.engine.trust.familiarity import Familiarity
-from gpusonde.predictor.workload.engine.trust.hosts import HostRange
-from gpusonde.predictor.workload.engine.trust.intervals import Intervals, Newness
+from gpusonde.predictor.workload.engine.out_of_distribution import Familiarity, HostRange, Intervals, Newness
+from gpusonde.predictor.workload.engine.regressors import REGRESSORS, FittedRegressor, Standardisation, check_arrays
+from gpusonde.predictor.workload.engine.request import ModelFileError
 
 FORMAT = "gpusonde workload model"
 FORMAT_VERSION = 1

@@ -1,4 +1,7 @@
-"""What is asked of the engine, what it learns from, and what it answers."""
+"""What is asked of the engine, what it learns from, and what it answers.
+
+Why a training time cannot be predicted, or a model cannot be fitted or read: one exception per cause.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,32 @@ import math
 from dataclasses import dataclass, fields
 from enum import Enum
 
-from gpusonde.predictor.workload.engine.errors import RequestError
 from gpusonde.predictor.workload.graph.ir import WorkloadGraph
+
+
+class EngineError(ValueError):
+    """Something that the inference engine cannot work with."""
+
+
+class RequestError(EngineError):
+    """A request or measurement that cannot be: impossible counts, unknown device."""
+
+
+class TooFewMeasurementsError(EngineError):
+    """Too few measurements, or of too few architectures, to fit a model on."""
+
+
+class ModelFileError(EngineError):
+    """A file that is no model, is damaged, or was written by another version."""
+
+    def __init__(self, path: str, problem: str) -> None:
+        """Keep the path; ``problem`` says what is wrong and what to do."""
+        self.path = path
+        super().__init__(f"{path}: {problem}")
+
+
+class MissingEncoderError(ModelFileError):
+    """A model whose columns come from an encoder that is not at hand."""
 
 
 class Precision(str, Enum):

@@ -3,6 +3,8 @@
 A directed acyclic graph of primitive operations with the shapes that they work on. Views (reshape, transpose, slices)
 and operations that cost next to nothing (dropout) are contracted: an edge leads from the operation that wrote a tensor
 to the one that reads it. There are no weights, no code, and no derived figures in it: ``cost`` counts those.
+
+Why a workload's graph cannot be had: one exception per cause.
 """
 
 from __future__ import annotations
@@ -14,7 +16,26 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 
-from gpusonde.predictor.workload.graph.errors import MalformedGraphError
+
+class GraphError(ValueError):
+    """A graph that cannot be used."""
+
+
+class MalformedGraphError(GraphError):
+    """The input is not what its format says, or describes no directed acyclic graph of operations."""
+
+
+class GraphLimitError(GraphError):
+    """The input is larger than what is accepted."""
+
+
+class UnsupportedGraphError(GraphError):
+    """The input is sound, but its operations cannot be turned into a graph."""
+
+
+class DataDependentControlFlowError(UnsupportedGraphError):
+    """Which operations run depends on the values of the data: there is no single graph."""
+
 
 Shape = tuple[int, ...]
 

@@ -6,8 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpusonde.predictor.workload.graph.errors import GraphLimitError, MalformedGraphError
-from gpusonde.predictor.workload.graph.ir import Shape, WorkloadGraph
+from gpusonde.predictor.workload.graph.ir import GraphLimitError, MalformedGraphError, Shape, WorkloadGraph
 
 _MIB = 1 << 20
 

@@ -13,12 +13,11 @@ from enum import Enum
 from pathlib import Path
 from typing import BinaryIO
 
-from gpusonde.predictor.workload.graph.errors import MalformedGraphError
-from gpusonde.predictor.workload.graph.from_onnx import from_onnx
-from gpusonde.predictor.workload.graph.from_pt2 import from_pt2
 from gpusonde.predictor.workload.graph.graph_json import load_graph
-from gpusonde.predictor.workload.graph.ir import WorkloadGraph
+from gpusonde.predictor.workload.graph.ir import MalformedGraphError, WorkloadGraph
 from gpusonde.predictor.workload.graph.limits import GraphLimits
+from gpusonde.predictor.workload.graph.onnx import from_onnx
+from gpusonde.predictor.workload.graph.pt2 import from_pt2
 
 
 class GraphFormat(str, Enum):

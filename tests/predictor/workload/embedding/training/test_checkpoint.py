@@ -8,7 +8,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from gpusonde.predictor.workload.embedding.training.checkpoint import CheckpointError, read_checkpoint, write_checkpoint
+from gpusonde.predictor.workload.embedding.training.result import CheckpointError, read_checkpoint, write_checkpoint
 
 
 class Exploit:

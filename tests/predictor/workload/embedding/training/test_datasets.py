@@ -9,7 +9,6 @@ import zlib
 import numpy as np
 import pytest
 
-from gpusonde.predictor.workload.embedding.names import DatasetTypeNameError
 from gpusonde.predictor.workload.embedding.training.datasets import (
     DatasetError,
     FolderLimits,
@@ -18,6 +17,7 @@ from gpusonde.predictor.workload.embedding.training.datasets import (
     read_cifar10,
     read_folder,
 )
+from gpusonde.predictor.workload.embedding.weights import DatasetTypeNameError
 
 
 def test_digits_are_split_the_same_way_every_time():

@@ -11,14 +11,14 @@ from gpusonde.predictor.workload.graph import Operation, Parameter, Primitive, W
 
 torch = pytest.importorskip("torch")
 
-from gpusonde.predictor.workload.embedding.training.hypernetwork.decoder import (  # noqa: E402
+from gpusonde.predictor.workload.embedding.training.hypernetwork import (
     DecoderSettings,
+    GraphHyperNetwork,  # noqa: E402
     PlannedTensor,
     TensorKind,
+    TorchEncoder,  # noqa: E402
     plan_tensors,
 )
-from gpusonde.predictor.workload.embedding.training.hypernetwork.encoder import TorchEncoder  # noqa: E402
-from gpusonde.predictor.workload.embedding.training.hypernetwork.ghn import GraphHyperNetwork  # noqa: E402
 
 CLASSES = 10
 

@@ -15,12 +15,15 @@ torch = pytest.importorskip("torch", reason="needs torch (extra training)")
 from gpusonde.predictor.workload.embedding import Encoder, EncoderWeights  # noqa: E402
 from gpusonde.predictor.workload.embedding.registry import Registry  # noqa: E402
 from gpusonde.predictor.workload.embedding.training import trainer  # noqa: E402
-from gpusonde.predictor.workload.embedding.training.checkpoint import CheckpointError  # noqa: E402
 from gpusonde.predictor.workload.embedding.training.datasets import digits  # noqa: E402
 from gpusonde.predictor.workload.embedding.training.options import TrainingOptions  # noqa: E402
-from gpusonde.predictor.workload.embedding.training.pool import Pool, content_digest  # noqa: E402
-from gpusonde.predictor.workload.embedding.training.progress import Phase  # noqa: E402
-from gpusonde.predictor.workload.embedding.training.result import (  # noqa: E402
+from gpusonde.predictor.workload.embedding.training.pool import (  # noqa: E402
+    Phase,  # noqa: E402
+    Pool,
+    content_digest,
+)
+from gpusonde.predictor.workload.embedding.training.result import (
+    CheckpointError,  # noqa: E402
     TrainingDivergedError,
     TrainingError,
     TrainingMismatchError,

@@ -14,8 +14,8 @@ from gpusonde.predictor.workload.graph import (  # noqa: E402
     UnsupportedGraphError,
 )
 from gpusonde.predictor.workload.graph.cost import graph_cost  # noqa: E402
-from gpusonde.predictor.workload.graph.from_torch import export, from_torch, fx  # noqa: E402
-from gpusonde.predictor.workload.graph.from_torch.modules import read_mode  # noqa: E402
+from gpusonde.predictor.workload.graph.torch import export, from_torch, fx  # noqa: E402
+from gpusonde.predictor.workload.graph.torch.fx import read_mode  # noqa: E402
 
 
 def tokens(*shape):

@@ -10,9 +10,9 @@ from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from gpusonde.predictor.workload.graph import Primitive, UnsupportedGraphError  # noqa: E402
 from gpusonde.predictor.workload.graph.cost import graph_cost  # noqa: E402
-from gpusonde.predictor.workload.graph.from_torch import export, from_torch, fx  # noqa: E402
-from gpusonde.predictor.workload.graph.from_torch.modules import read_mode  # noqa: E402
 from gpusonde.predictor.workload.graph.graph_json import dump_graph, load_graph  # noqa: E402
+from gpusonde.predictor.workload.graph.torch import export, from_torch, fx  # noqa: E402
+from gpusonde.predictor.workload.graph.torch.fx import read_mode  # noqa: E402
 
 
 def states(*shape):

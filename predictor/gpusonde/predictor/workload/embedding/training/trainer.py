@@ -2,6 +2,8 @@
 
 Every random choice of a step comes from the seed and the step's number, so that there is no state of a generator to
 lose: a training that goes on from a checkpoint makes the steps that it would have made without the interruption.
+
+Ctrl-C while training: the step under way is finished and saved; a second Ctrl-C ends at once.
 """
 
 from __future__ import annotations
@@ -13,10 +15,13 @@ import json
 import math
 import os
 import platform
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -24,26 +29,57 @@ import torch
 from torch.nn import functional
 
 from gpusonde.predictor.files import replace_file
-from gpusonde.predictor.workload.embedding.names import check_dataset_type
-from gpusonde.predictor.workload.embedding.training.checkpoint import CheckpointError, read_checkpoint, write_checkpoint
 from gpusonde.predictor.workload.embedding.training.datasets import ImageDataset
 from gpusonde.predictor.workload.embedding.training.hypernetwork import GraphHyperNetwork
-from gpusonde.predictor.workload.embedding.training.interruption import deferred_interrupts
 from gpusonde.predictor.workload.embedding.training.options import TrainingOptions
-from gpusonde.predictor.workload.embedding.training.pool import Architecture, Pool
-from gpusonde.predictor.workload.embedding.training.progress import Phase, Progress, ProgressReport, no_progress
+from gpusonde.predictor.workload.embedding.training.pool import (
+    Architecture,
+    Phase,
+    Pool,
+    Progress,
+    ProgressReport,
+    no_progress,
+)
 from gpusonde.predictor.workload.embedding.training.result import (
     AVERAGED_STEPS,
     MOST_LOSS_OVER_CHANCE,
     Accuracy,
+    CheckpointError,
     TrainingDivergedError,
     TrainingError,
     TrainingMismatchError,
     TrainingResult,
     TrainingStoppedError,
     mean_loss,
+    read_checkpoint,
+    write_checkpoint,
 )
-from gpusonde.predictor.workload.embedding.weights import EncoderDescription, EncoderWeights
+from gpusonde.predictor.workload.embedding.weights import EncoderDescription, EncoderWeights, check_dataset_type
+
+
+@contextlib.contextmanager
+def deferred_interrupts() -> Iterator[Callable[[], bool]]:
+    """Take SIGINT as a wish to stop, in the main thread and where it is not ignored, as it is in background jobs.
+
+    Yields:
+        Whether it came.
+    """
+    came = threading.Event()
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or before is signal.SIG_IGN:
+        yield came.is_set
+        return
+
+    def note(number: int, frame: FrameType | None) -> None:
+        came.set()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield came.is_set
+    finally:
+        signal.signal(signal.SIGINT, before if before is not None else signal.default_int_handler)
+
 
 CHECKPOINT = "checkpoint.npz"
 ENCODER = "encoder.npz"

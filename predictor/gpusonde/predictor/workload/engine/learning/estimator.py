@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpusonde.predictor.workload.engine.errors import EngineError
-from gpusonde.predictor.workload.engine.features.columns import CLUSTER_COLUMNS, HOST_COLUMNS, FeatureTable
-from gpusonde.predictor.workload.engine.features.encoding import Encoding
-from gpusonde.predictor.workload.engine.regression.regressors import FittedRegressor, fit_regressor
+from gpusonde.predictor.workload.engine.features import CLUSTER_COLUMNS, HOST_COLUMNS, Encoding, FeatureTable
+from gpusonde.predictor.workload.engine.regressors import FittedRegressor, fit_regressor
+from gpusonde.predictor.workload.engine.request import EngineError
 
 FloatArray = npt.NDArray[np.float64]
 

@@ -14,16 +14,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gpusonde.predictor.workload.graph.confined import Answer, run_confined
-from gpusonde.predictor.workload.graph.errors import (
+from gpusonde.predictor.workload.graph.graph_json import load_graph
+from gpusonde.predictor.workload.graph.ir import (
     DataDependentControlFlowError,
     GraphError,
     MalformedGraphError,
+    Shape,
     UnsupportedGraphError,
+    WorkloadGraph,
 )
-from gpusonde.predictor.workload.graph.graph_json import load_graph
-from gpusonde.predictor.workload.graph.ir import Shape, WorkloadGraph
 from gpusonde.predictor.workload.graph.limits import GraphLimits
+from gpusonde.predictor.workload.graph.subprocess import Answer, run_confined
 
 __all__ = ["ExampleInput", "SandboxError", "SandboxOptions", "graph_from_python"]
 

@@ -60,7 +60,7 @@ def _prepare(task: dict[str, Any]) -> bool:
 
     # Without PyTorch there will be no graph, but what the file itself says about that is worth more.
     with contextlib.suppress(ModuleNotFoundError):
-        from gpusonde.predictor.workload.graph import from_torch  # noqa: F401, PLC0415
+        from gpusonde.predictor.workload.graph import torch  # noqa: F401, PLC0415
 
     namespaces.die_with_parent(signal.SIGTERM)
     try:
@@ -124,8 +124,6 @@ def _read(task: dict[str, Any], source: bytes) -> Any:
     factory = getattr(module, task["factory"])
     import torch  # noqa: PLC0415
 
-    from gpusonde.predictor.workload.graph.from_torch import from_torch  # noqa: PLC0415
-
     try:
         with torch.device("meta"):
             network = factory()
@@ -133,7 +131,7 @@ def _read(task: dict[str, Any], source: bytes) -> Any:
         # Some initialise their weights from values, which tensors without memory do not have.
         network = factory()
     example = tuple(torch.zeros(shape, dtype=getattr(torch, kind)) for shape, kind in task["inputs"])
-    return from_torch(network, example, name=task["name"])
+    return torch(network, example, name=task["name"])
 
 
 def _write(answer: int, content: bytes) -> None:

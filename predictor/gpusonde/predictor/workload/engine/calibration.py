@@ -1,0 +1,211 @@
+"""``CalibratedRoofline``: roofline times corrected by what was measured, the regressor of few features.
+
+A step takes::
+
+    device = sum of the device's parts      host = sum of the host's parts
+    seconds = (device ** p + host ** p) ** (1 / p) + exchange + input + fixed
+
+as the host runs ahead of the device, and the slower of the two decides. Each part is its roofline time times a factor::
+
+    log factor = common + precision + device + place + (place, device, precision) + (..., number of devices)
+
+Every term has a normal prior around nothing, the common one around what the field knows, so that a factor moves as far
+as measurements show: what no measurement tells of (a device, a place, a part that no measured network has) keeps the
+factor of what is next to it. All are found together, as the mode of the posterior, by Gauss-Newton steps; errors are
+those of the logarithm, with Student's t distribution, as single measurements are off by factors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from gpusonde.predictor.workload.engine.features import DEVICE_PARTS, HOST_PARTS, OTHER_PARTS, FeatureTable, Part
+
+FloatArray = npt.NDArray[np.float64]
+IndexArray = npt.NDArray[np.intp]
+
+LEVELS = ("precision", "device", "environment", "setting", "setting and count")
+
+# How many times the roofline's time a part takes, before any measurement: half of the peak rate of matrix products,
+# with algorithms that save half of the operations where there are such, a fifth of it in grouped ones, two thirds of
+# the memory's; weights of convolutions are read and reordered several times.
+_USUAL_FACTORS = {
+    Part.DENSE: 1.0,
+    Part.MATRIX: 2.0,
+    Part.GROUPED: 5.0,
+    Part.NORMALISATION: 1.5,
+    Part.MEMORY: 1.5,
+    Part.KERNELS: 5.0,
+    Part.UPDATE: 1.0,
+    Part.LAUNCH: 1.0,
+    Part.REPLICAS: 0.5,
+    Part.EXCHANGE: 2.0,
+    Part.INPUT: 1.0,
+    Part.FIXED: 1.0,
+}
+_COMMON_DEVIATION = 1.0
+# Of the levels, in their order: the more special one is, the less it may explain.
+_LEVEL_DEVIATIONS = (0.4, 0.4, 0.4, 0.25, 0.15)
+_OVERLAP = 2.5
+_NOISE = 0.05
+_DEGREES_OF_FREEDOM = 4.0
+_STEPS = 12
+_STEPS_FROM_NEAR = 5
+_SETTLED = 2e-3
+_LARGEST_STEP = 1.0
+
+
+def level_keys(table: FeatureTable) -> tuple[npt.NDArray[np.str_], ...]:
+    """What each row is at each level; "" where it is nothing that could be known again."""
+    place, device, precision = table.environment, table.device, table.precision
+    setting = _joined(_joined(place, device), precision)
+    counted = _joined(
+        setting, _joined(table.parallelism, np.round(np.exp(table.cluster[:, 0])).astype(int).astype(str))
+    )
+    known = place != ""
+    return precision, device, place, np.where(known, setting, ""), np.where(known, counted, "")
+
+
+def _joined(one: npt.NDArray[np.str_], other: npt.NDArray[np.str_]) -> npt.NDArray[np.str_]:
+    return np.char.add(np.char.add(one, " | "), other)
+
+
+@dataclass(frozen=True)
+class CalibratedRoofline:
+    """Fitted factors, as natural logarithms.
+
+    Attributes:
+        common: Of each part, shape (parts,).
+        names: Of each level, what has deviations.
+        deviations: Of each level, shape (names, parts).
+    """
+
+    common: FloatArray
+    names: tuple[tuple[str, ...], ...]
+    deviations: tuple[FloatArray, ...]
+
+    def log_seconds(self, table: FeatureTable) -> FloatArray:
+        """Natural logarithm of the seconds of each row, shape (n,)."""
+        factors = np.tile(self.common, (len(table), 1))
+        for names, deviations, keys in zip(self.names, self.deviations, level_keys(table), strict=True):
+            # The last row is that of what has no deviation.
+            padded = np.vstack([deviations, np.zeros(len(Part))])
+            factors += padded[_positions(names, keys)]
+        return _combine(np.log(table.parts) + factors)[0]
+
+    @classmethod
+    def fit(
+        cls, table: FeatureTable, log_seconds: FloatArray, *, near: CalibratedRoofline | None = None
+    ) -> CalibratedRoofline:
+        """Find the factors.
+
+        Args:
+            table: What was measured.
+            log_seconds: Natural logarithm of the seconds, shape (n,).
+            near: Begin at these factors, which were fitted to nearly the same rows: the same result sooner.
+        """
+        keys = level_keys(table)
+        names = tuple(tuple(sorted({key for key in each.tolist() if key})) for each in keys)
+        layout = _Layout.of(names, keys)
+        prior = np.log([_USUAL_FACTORS[part] for part in Part])
+        state = layout.start(prior, near)
+        log_parts = np.log(table.parts)
+        weights = np.ones(len(table))
+        for step in range(_STEPS if near is None else _STEPS_FROM_NEAR):
+            predicted, shares = _combine(log_parts + layout.factors(state, prior))
+            error = log_seconds - predicted
+            if step or near is not None:
+                weights = (_DEGREES_OF_FREEDOM + 1) / (_DEGREES_OF_FREEDOM + (error / _NOISE) ** 2)
+            move = layout.solve(shares, weights / _NOISE**2, error, state)
+            state = state + np.clip(move, -_LARGEST_STEP, _LARGEST_STEP)
+            if np.abs(move).max() < _SETTLED:
+                break
+        parts = len(Part)
+        blocks = np.split(state.reshape(-1, parts)[1:], np.cumsum([len(each) for each in names])[:-1])
+        return cls(prior + state[:parts], names, tuple(blocks))
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Where in the vector of unknowns each row finds its terms: the common one, then level by level."""
+
+    names: tuple[tuple[str, ...], ...]
+    blocks: IndexArray  # (n, levels + 1); one past the last block is that of what has no deviation
+    count: int
+    precisions: FloatArray  # of the prior, (count * parts,)
+
+    @classmethod
+    def of(cls, names: tuple[tuple[str, ...], ...], keys: Sequence[npt.NDArray[np.str_]]) -> _Layout:
+        sizes = [len(each) for each in names]
+        count = 1 + sum(sizes)
+        columns = [np.zeros(len(keys[0]), dtype=np.intp)]
+        first = 1
+        for own, level, size in zip(names, keys, sizes, strict=True):
+            positions = _positions(own, level)
+            columns.append(np.where(positions < 0, count, first + positions))
+            first += size
+        deviations = [_COMMON_DEVIATION]
+        for size, deviation in zip(sizes, _LEVEL_DEVIATIONS, strict=True):
+            deviations += [deviation] * size
+        return cls(names, np.stack(columns, axis=1), count, np.repeat(np.array(deviations) ** -2.0, len(Part)))
+
+    def start(self, prior: FloatArray, near: CalibratedRoofline | None) -> FloatArray:
+        state = np.zeros((self.count, len(Part)))
+        if near is not None:
+            state[0] = near.common - prior
+            first = 1
+            for own, names, deviations in zip(self.names, near.names, near.deviations, strict=True):
+                known: Mapping[str, FloatArray] = dict(zip(names, deviations, strict=True))
+                for position, name in enumerate(own):
+                    if name in known:
+                        state[first + position] = known[name]
+                first += len(own)
+        return state.ravel()
+
+    def factors(self, state: FloatArray, prior: FloatArray) -> FloatArray:
+        padded = np.vstack([state.reshape(self.count, -1), np.zeros(len(prior))])
+        summed: FloatArray = prior + padded[self.blocks].sum(axis=1)
+        return summed
+
+    def solve(self, shares: FloatArray, weights: FloatArray, error: FloatArray, state: FloatArray) -> FloatArray:
+        """One Gauss-Newton step of the posterior's mode."""
+        from scipy import linalg, sparse  # noqa: PLC0415
+
+        rows, parts = shares.shape
+        columns = (self.blocks[:, :, None] * parts + np.arange(parts)).reshape(rows, -1)
+        values = np.tile(shares, (1, self.blocks.shape[1]))
+        pointers = np.arange(rows + 1) * columns.shape[1]
+        size = (self.count + 1) * parts
+        jacobian = sparse.csr_matrix((values.ravel(), columns.ravel(), pointers), shape=(rows, size))
+        jacobian = jacobian[:, : self.count * parts]
+        weighted = sparse.diags_array(weights) @ jacobian
+        normal = (jacobian.T @ weighted).toarray()
+        normal[np.diag_indices_from(normal)] += self.precisions
+        gradient = weighted.T @ error - self.precisions * state
+        step: FloatArray = linalg.solve(normal, gradient, assume_a="pos", overwrite_a=True, check_finite=False)
+        return step
+
+
+def _positions(names: Sequence[str], keys: npt.NDArray[np.str_]) -> IndexArray:
+    """Position of each key among the names, -1 where it is none of them."""
+    position = {name: number for number, name in enumerate(names)}
+    found, inverse = np.unique(keys, return_inverse=True)
+    of_found = np.array([position.get(key, -1) for key in found.tolist()], dtype=np.intp)
+    return of_found[inverse]
+
+
+def _combine(log_parts: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Logarithm of a step's seconds, and how much each part's logarithm moves it, shape (n,) and (n, parts)."""
+    parts = np.exp(log_parts)
+    device = parts[:, DEVICE_PARTS].sum(axis=1)
+    host = parts[:, HOST_PARTS].sum(axis=1)
+    both = (device**_OVERLAP + host**_OVERLAP) ** (1 / _OVERLAP)
+    seconds = both + parts[:, OTHER_PARTS].sum(axis=1)
+    shares = parts / seconds[:, None]
+    shares[:, DEVICE_PARTS] *= ((device / both) ** (_OVERLAP - 1))[:, None]
+    shares[:, HOST_PARTS] *= ((host / both) ** (_OVERLAP - 1))[:, None]
+    return np.log(seconds), shares

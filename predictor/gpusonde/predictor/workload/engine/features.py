@@ -1,0 +1,358 @@
+"""``FeatureTable``: requests as arrays, one row each.
+
+Roofline times: what the parts of a training step would take at the peak rates of a device's data sheet.
+
+Each operation takes the longer of its arithmetic and its memory traffic. Beside the device's own work stand what the
+host does for it, as it launches the kernels, and what crosses links: inputs, and weights or gradients between devices.
+All figures come from the catalogue; ``regression/calibration.py`` learns what share of the peaks is reached.
+
+``Encoding``: which columns of a feature table a regressor gets, and in which order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from gpusonde.catalog import GpuCatalog, GpuSpec, UnknownGpuError
+from gpusonde.predictor.crossgpu.features import log_compute_rate
+from gpusonde.predictor.crossgpu.measurement import Precision as MatrixPrecision
+from gpusonde.predictor.workload.engine.feature_counts import MATRIX_CLASSES, CountsCache, GraphCounts, OperationClass
+from gpusonde.predictor.workload.engine.request import Cluster, Parallelism, Precision, RequestError, WorkloadRequest
+from gpusonde.predictor.workload.graph import WorkloadGraph
+
+FloatArray = npt.NDArray[np.float64]
+
+
+class Part(IntEnum):
+    """Parts of a training step."""
+
+    DENSE = 0  # convolutions of stride 1 with 3 x 3 kernels
+    MATRIX = 1  # other convolutions, products of matrices
+    GROUPED = 2  # grouped and depthwise convolutions
+    NORMALISATION = 3
+    MEMORY = 4  # everything else that operations do
+    KERNELS = 5  # weights of convolutions, of which little else may be left where images are small
+    UPDATE = 6  # zeroing gradients, updating weights
+    LAUNCH = 7  # the host's work to start kernels
+    REPLICAS = 8  # the same for further devices of one process
+    EXCHANGE = 9  # weights and gradients between devices
+    INPUT = 10  # the batch to the devices
+    FIXED = 11  # what each step takes, whatever the network
+
+
+DEVICE_PARTS = (Part.DENSE, Part.MATRIX, Part.GROUPED, Part.NORMALISATION, Part.MEMORY, Part.KERNELS, Part.UPDATE)
+HOST_PARTS = (Part.LAUNCH, Part.REPLICAS)
+OTHER_PARTS = (Part.EXCHANGE, Part.INPUT, Part.FIXED)
+
+# Before measurements correct them: a framework starts a kernel in 10 microseconds, a step has a millisecond to itself,
+# and hosts are linked by 10 Gbit/s.
+_LAUNCH_SECONDS = 1e-5
+_FIXED_SECONDS = 1e-3
+_NETWORK_BYTES_PER_SECOND = 1.25e9
+_LANE_BYTES_PER_SECOND = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.97e9, 5: 3.94e9, 6: 7.56e9}
+_UNKNOWN_LINK_BYTES_PER_SECOND = 16e9
+_UPDATE_PASSES = 3
+# A part that a step does not have still needs a logarithm.
+_NOTHING = 1e-9
+
+_BYTES = {Precision.FP16: 2, Precision.FP32: 4, Precision.FP64: 8}
+_MATRIX_PRECISION = {
+    Precision.FP16: MatrixPrecision.MIXED,
+    Precision.FP32: MatrixPrecision.FP32,
+    Precision.FP64: MatrixPrecision.FP64,
+}
+
+
+@dataclass(frozen=True)
+class DeviceRates:
+    """Peak rates of a device at one precision.
+
+    Attributes:
+        matrix_flops: Of matrix products, tensor cores included where a framework uses them, per second.
+        vector_flops: Of everything else, per second.
+        memory_bytes: Of its memory, per second.
+        link_bytes: To other devices of its host, one direction, per second.
+        host_bytes: To its host, one direction, per second.
+    """
+
+    matrix_flops: float
+    vector_flops: float
+    memory_bytes: float
+    link_bytes: float
+    host_bytes: float
+
+    @classmethod
+    def of(cls, gpu: GpuSpec, precision: Precision) -> DeviceRates:
+        """Take the figures from a data sheet."""
+        kind = _MATRIX_PRECISION[precision]
+        lane = _LANE_BYTES_PER_SECOND.get(gpu.pcie_generation or 0)
+        host = lane * gpu.pcie_lanes if lane and gpu.pcie_lanes else _UNKNOWN_LINK_BYTES_PER_SECOND
+        # Sockets wire all devices of a host; cards have at best a bridge to one neighbour.
+        socket = "SXM" in gpu.name or gpu.name.startswith(("B200", "GH200"))
+        nvlink = (gpu.nvlink_bytes_per_second or 0.0) / 2
+        vector = log_compute_rate(gpu, MatrixPrecision.FP64 if precision is Precision.FP64 else MatrixPrecision.FP32, 0)
+        return cls(
+            matrix_flops=1e12 * math.exp(log_compute_rate(gpu, kind, 1.0)),
+            vector_flops=1e12 * math.exp(vector),
+            memory_bytes=gpu.memory_bandwidth_bytes_per_second,
+            link_bytes=max(host, nvlink) if socket else host,
+            host_bytes=host,
+        )
+
+
+def roofline_parts(counts: GraphCounts, batch_size: int, cluster: Cluster, rates: DeviceRates) -> FloatArray:
+    """Seconds of each part of a training step at peak rates.
+
+    Args:
+        counts: Of the network.
+        batch_size: Samples per device.
+        cluster: What it runs on.
+        rates: Of its device, at its precision.
+
+    Returns:
+        Shape (parts,), all positive.
+    """
+    width = _BYTES[cluster.precision] / 4
+    flops, moved = counts.flops(batch_size), width * counts.bytes(batch_size)
+    depthwise = counts.classes == OperationClass.DEPTHWISE
+    matrix = counts.classes <= OperationClass.GROUPED
+    arithmetic = flops / np.where(matrix, rates.matrix_flops, rates.vector_flops)
+    seconds = np.maximum(arithmetic, moved / rates.memory_bytes)
+    grouped = depthwise | (counts.classes == OperationClass.GROUPED)
+    parts = np.zeros(len(Part))
+    parts[Part.DENSE] = seconds[counts.dense_kernel].sum()
+    parts[Part.MATRIX] = seconds[matrix & ~grouped & ~counts.dense_kernel].sum()
+    parts[Part.GROUPED] = seconds[grouped].sum()
+    normalisation = counts.classes == OperationClass.NORMALISATION
+    parts[Part.NORMALISATION] = seconds[normalisation].sum()
+    parts[Part.MEMORY] = seconds[~matrix & ~grouped & ~normalisation].sum()
+    convolution = counts.classes == OperationClass.CONVOLUTION
+    parts[Part.KERNELS] = width * counts.fixed_bytes[convolution].sum() / rates.memory_bytes
+    weights = width * counts.weight_bytes
+    devices, nodes = cluster.device_count, cluster.node_count
+    parts[Part.UPDATE] = _UPDATE_PASSES * weights / rates.memory_bytes
+    parts[Part.LAUNCH] = counts.launches * _LAUNCH_SECONDS
+    if cluster.parallelism is Parallelism.DATA_PARALLEL:
+        parts[Part.REPLICAS] = (devices - 1) * counts.launches * _LAUNCH_SECONDS
+    if devices > 1:
+        # Weights out and gradients back, or a ring's two passes: nearly the same traffic on the busiest link.
+        link = min(rates.link_bytes, _NETWORK_BYTES_PER_SECOND) if nodes > 1 else rates.link_bytes
+        parts[Part.EXCHANGE] = 2 * (devices - 1) / devices * weights / link
+    # One process feeds all devices over its own links, one after the other.
+    feeding = devices if cluster.parallelism is Parallelism.DATA_PARALLEL else 1
+    parts[Part.INPUT] = feeding * batch_size * width * counts.input_bytes / rates.host_bytes
+    parts[Part.FIXED] = _FIXED_SECONDS
+    return np.maximum(parts, _NOTHING)
+
+
+# Logarithms of 1 + count: what a network lacks is 0, and a small part of a small network is still more than nothing.
+_UNIT = 1e5
+# Longer than any machine runs: shapes that lead to it are nobody's.
+_LONGEST_STEP_SECONDS = 1e12
+
+ANALYTIC_COLUMNS = (
+    *(f"log_flops_{kind.name.lower()}" for kind in MATRIX_CLASSES),
+    *(f"log_bytes_{kind.name.lower()}" for kind in OperationClass),
+    *(f"log_count_{kind.name.lower()}" for kind in OperationClass),
+    "log_layers",
+    "log_weight_bytes",
+)
+ROOFLINE_COLUMNS = tuple(f"log_seconds_{part.name.lower()}" for part in Part)
+# What hosts have free, and the unit of each; what nobody knows is 0, and so is a column that no measurement fills.
+_HOST_UNITS = {"cores": 1.0, "memory_bytes": 1e9, "disk_bytes_per_second": 1e6, "flops": 1e9}
+HOST_COLUMNS = tuple(f"log_host_{name}" for name in _HOST_UNITS)
+CLUSTER_COLUMNS = ("log_devices", "log_nodes", "log_batch", *HOST_COLUMNS)
+
+
+@dataclass(frozen=True)
+class FeatureTable:
+    """Rows of requests.
+
+    Attributes:
+        parts: Roofline seconds of the parts of a step, shape (n, parts).
+        analytic: Counts of a step by class of operation, logarithms, shape (n, ``ANALYTIC_COLUMNS``).
+        network: The same per sample: what the network is, whatever its batch and device, same shape.
+        cluster: Shape (n, ``CLUSTER_COLUMNS``).
+        device: Canonical name of each row's device.
+        environment: Its place of measurement; "" is none that is known.
+        precision: Value of its precision.
+        parallelism: Value of its parallelism.
+        embedding: Of its graph, shape (n, size); size 0 where no encoder is used.
+    """
+
+    parts: FloatArray
+    analytic: FloatArray
+    network: FloatArray
+    cluster: FloatArray
+    device: npt.NDArray[np.str_]
+    environment: npt.NDArray[np.str_]
+    precision: npt.NDArray[np.str_]
+    parallelism: npt.NDArray[np.str_]
+    embedding: FloatArray
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def rows(self, chosen: npt.NDArray[np.bool_] | npt.NDArray[np.intp]) -> FeatureTable:
+        """Some of the rows."""
+        return FeatureTable(**{item.name: getattr(self, item.name)[chosen] for item in fields(self)})
+
+
+class FeatureBuilder:
+    """Makes tables from requests.
+
+    Args:
+        catalog: The data sheets.
+        cache: Counts of graphs that are asked about again.
+    """
+
+    def __init__(self, catalog: GpuCatalog, cache: CountsCache | None = None) -> None:
+        self._catalog = catalog
+        self._cache = cache or CountsCache()
+
+    def spec(self, name: str) -> GpuSpec:
+        """Data sheet of a device.
+
+        Raises:
+            RequestError: The catalogue does not hold it.
+        """
+        try:
+            return self._catalog.get(name)
+        except UnknownGpuError as error:
+            raise RequestError(str(error)) from error
+
+    def table(self, requests: Sequence[WorkloadRequest], embedding: FloatArray | None = None) -> FeatureTable:
+        """The requests' features.
+
+        Args:
+            requests: Any number of them.
+            embedding: Of their graphs, shape (n, size).
+
+        Raises:
+            RequestError: A device is not in the catalogue, or a graph's shapes cannot be those of a network.
+        """
+        rates: dict[tuple[str, str], DeviceRates] = {}
+        known: dict[tuple[int, int], tuple[FloatArray, FloatArray]] = {}
+        parts, analytic, network = [], [], []
+        for request in requests:
+            cluster = request.cluster
+            key = (cluster.device, cluster.precision.value)
+            if key not in rates:
+                rates[key] = DeviceRates.of(self.spec(cluster.device), cluster.precision)
+            counts = self._counts(request.graph)
+            parts.append(roofline_parts(counts, request.batch_size, cluster, rates[key]))
+            if not parts[-1].max() < _LONGEST_STEP_SECONDS:
+                raise RequestError(f"{request.graph.name}: its operations are too large for any device")
+            own = (id(request.graph), request.batch_size)
+            if own not in known:
+                known[own] = (_analytic(counts, request.batch_size), _analytic(counts, 1))
+            analytic.append(known[own][0])
+            network.append(known[own][1])
+        clusters = [request.cluster for request in requests]
+        count = len(requests)
+        return FeatureTable(
+            parts=np.array(parts).reshape(count, len(Part)),
+            analytic=np.array(analytic).reshape(count, len(ANALYTIC_COLUMNS)),
+            network=np.array(network).reshape(count, len(ANALYTIC_COLUMNS)),
+            cluster=np.array([_cluster(each) for each in requests]).reshape(count, len(CLUSTER_COLUMNS)),
+            device=np.array([each.device for each in clusters], dtype=np.str_),
+            environment=np.array([each.environment or "" for each in clusters], dtype=np.str_),
+            precision=np.array([each.precision.value for each in clusters], dtype=np.str_),
+            parallelism=np.array([each.parallelism.value for each in clusters], dtype=np.str_),
+            embedding=np.zeros((count, 0)) if embedding is None else np.asarray(embedding, dtype=np.float64),
+        )
+
+    def _counts(self, graph: WorkloadGraph) -> GraphCounts:
+        try:
+            return self._cache.get(graph)
+        except OverflowError:
+            raise RequestError(f"{graph.name}: its operations are too large to be counted") from None
+
+
+def _analytic(counts: GraphCounts, batch_size: int) -> FloatArray:
+    flops = counts.by_class(counts.flops(batch_size))[list(MATRIX_CLASSES)]
+    moved = counts.by_class(counts.bytes(batch_size))
+    number = counts.by_class(np.ones(len(counts.classes)))
+    rest = np.array([math.log1p(counts.layers), math.log1p(counts.weight_bytes / _UNIT)])
+    return np.concatenate([np.log1p(flops / _UNIT), np.log1p(moved / _UNIT), np.log1p(number), rest])
+
+
+def _cluster(request: WorkloadRequest) -> list[float]:
+    cluster = request.cluster
+    counts = [math.log(each) for each in (cluster.device_count, cluster.node_count, request.batch_size)]
+    if cluster.host is None:
+        return counts + [0.0] * len(_HOST_UNITS)
+    return counts + [math.log1p((getattr(cluster.host, name) or 0.0) / unit) for name, unit in _HOST_UNITS.items()]
+
+
+def network_totals(network: FloatArray) -> FloatArray:
+    """What networks add up to per sample, as logarithms: operations on numbers, traffic, weights, operations.
+
+    Args:
+        network: ``FeatureTable.network``, shape (n, columns).
+
+    Returns:
+        Shape (n, 4).
+    """
+    blocks = [
+        [position for position, name in enumerate(ANALYTIC_COLUMNS) if name.startswith(start)]
+        for start in ("log_flops_", "log_bytes_", "log_weight_bytes", "log_count_")
+    ]
+    return np.stack([np.log1p(np.expm1(network[:, block]).sum(axis=1)) for block in blocks], axis=1)
+
+
+ROOFLINE = "roofline"
+ANALYTIC = "roofline+analytic"
+EMBEDDED = "roofline+analytic+embedding"
+EMBEDDING = "embedding"
+FEATURE_SETS = (ROOFLINE, ANALYTIC, EMBEDDED, EMBEDDING)
+WITH_EMBEDDING = (EMBEDDED, EMBEDDING)
+CATEGORIES = ("environment", "device", "precision", "parallelism")
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """Columns for a regressor.
+
+    Attributes:
+        features: Which sets of columns, one of ``FEATURE_SETS``.
+        categories: Of environment, device, precision and parallelism, the values that have a column. All columns of a
+            value that has none are 0: an unknown place is like no place.
+    """
+
+    features: str
+    categories: tuple[tuple[str, ...], ...]
+
+    @classmethod
+    def of(cls, table: FeatureTable, features: str) -> Encoding:
+        """Give every value in the table a column."""
+        return cls(
+            features,
+            tuple(tuple(value for value in np.unique(getattr(table, name)).tolist() if value) for name in CATEGORIES),
+        )
+
+    def columns(self, table: FeatureTable) -> FloatArray:
+        """The columns, shape (n, columns)."""
+        blocks = [table.cluster]
+        if self.features != EMBEDDING:
+            blocks.append(np.log(table.parts))
+        if self.features in (ANALYTIC, EMBEDDED):
+            blocks.append(table.analytic)
+        if self.features in WITH_EMBEDDING:
+            blocks.append(table.embedding)
+        for name, values in zip(CATEGORIES, self.categories, strict=True):
+            blocks.append(_one_hot(getattr(table, name), values))
+        return np.hstack(blocks)
+
+
+def _one_hot(column: npt.NDArray[np.str_], values: Sequence[str]) -> FloatArray:
+    if not values:
+        return np.zeros((len(column), 0))
+    found: FloatArray = (column[:, None] == np.array(values)[None, :]).astype(np.float64)
+    return found

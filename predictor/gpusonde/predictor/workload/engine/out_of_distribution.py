@@ -1,0 +1,408 @@
+"""``Familiarity``: whether a request is like what a model was fitted on, and what it is most like.
+
+``HostRange``: what the hosts of measurements had free, against what those of a question have.
+
+Intervals: quantiles of the errors made on what was left out, for each way in which a request can be new.
+
+Conformal: of errors on groups left out, the quantile that covers the wanted share of them (``crossgpu.intervals``).
+What comes in few kinds, places and devices, is given the quantile of the worst of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+import numpy.typing as npt
+
+from gpusonde.catalog import GpuSpec
+from gpusonde.predictor.crossgpu.intervals.novelty import (
+    Calibration,
+    GpuNeighbourhood,
+    KnownGpu,
+    LeftOut,
+    RunNeighbourhood,
+    calibrate,
+    calibrate_worst,
+    root_mean_square_distances,
+)
+from gpusonde.predictor.workload.engine.features import CLUSTER_COLUMNS, HOST_COLUMNS, FeatureTable, network_totals
+
+FloatArray = npt.NDArray[np.float64]
+
+# A host may have twice as much free as any that was measured, or half.
+_BEYOND = 2.0
+_WORDS = {"cores": "cores", "memory_bytes": "memory", "disk_bytes_per_second": "disk throughput", "flops": "FLOPS"}
+_PLACES = {name: CLUSTER_COLUMNS.index(name) for name in HOST_COLUMNS}
+
+
+@dataclass(frozen=True)
+class HostRange:
+    """What one column of hosts held in the measurements that told of it.
+
+    Attributes:
+        low: The least; as the column has it, log(1 + amount).
+        high: The most.
+        always: Whether every measurement told.
+    """
+
+    low: float
+    high: float
+    always: bool
+
+    def unlike(self, name: str, value: float) -> str:
+        """Why a question's value is beyond the measured ones; empty where it is not.
+
+        A column of 0 is unknown. Where it was the same in all measurements it counts for nothing, and may be left out.
+        """
+        what = _WORDS[name.removeprefix("log_host_")]
+        if value <= 0.0:
+            counts = self.always and self.high > self.low
+            return f"nobody knows what the hosts have free of {what}; of all measurements it is known" if counts else ""
+        amount, least, most = map(math.expm1, (value, self.low, self.high))
+        if least / _BEYOND <= amount <= most * _BEYOND:
+            return ""
+        edge, whose = (most, "most") if amount > most else (least, "least")
+        times = float(f"{amount / edge:.2g}")
+        return f"the hosts have {times:g} times the {whose} {what} that any measured one had free"
+
+
+def measured_hosts(cluster: FloatArray) -> dict[str, HostRange]:
+    """Ranges of the columns that measurements told of.
+
+    Args:
+        cluster: ``FeatureTable.cluster``, shape (n, columns).
+    """
+    found = {}
+    for name, place in _PLACES.items():
+        values = cluster[:, place]
+        known = values[values > 0.0]
+        if known.size:
+            found[name] = HostRange(float(known.min()), float(known.max()), known.size == values.size)
+    return found
+
+
+def unlike_hosts(ranges: Mapping[str, HostRange], row: FloatArray) -> list[str]:
+    """Why what hosts have free is beyond what was measured.
+
+    Args:
+        ranges: By column.
+        row: Of ``FeatureTable.cluster``.
+    """
+    reasons = (known.unlike(name, float(row[_PLACES[name]])) for name, known in ranges.items())
+    return [reason for reason in reasons if reason]
+
+
+# A network may have this many times the work of the largest that was measured, or as much less than the smallest; a
+# batch too.
+_TOTALS = ("floating-point operations", "memory traffic", "weights", "operations")
+_NEAREST = 3
+_DEVICES, _NODES, _BATCH = (CLUSTER_COLUMNS.index(name) for name in ("log_devices", "log_nodes", "log_batch"))
+
+
+@dataclass(frozen=True)
+class Assessment:
+    """How a request relates to what was measured.
+
+    Attributes:
+        unlike_network: How the network is unlike those that were measured.
+        unlike_cluster: What of the cluster or the batch was never measured, its device and place aside.
+        unknown_device: Its device was never measured.
+        device_widening: Factor, at least 1, by which errors on left-out devices are too small for this one.
+        unknown_place: It is to run at no place of measurement that the model knows, or on a device or in a precision
+            that was not measured there.
+        new_at_place: What of it was not measured at its place, though elsewhere.
+        nearest: Measured architectures most like it, and how alike, at most 1.
+    """
+
+    unlike_network: tuple[str, ...]
+    unlike_cluster: tuple[str, ...]
+    unknown_device: bool
+    device_widening: float
+    unknown_place: bool
+    new_at_place: str
+    nearest: tuple[tuple[str, float], ...]
+
+    @property
+    def out_of_distribution(self) -> bool:
+        """Whether regressors of many features cannot be trusted with it."""
+        return bool(self.unlike_network or self.unlike_cluster or self.unknown_device)
+
+
+@dataclass(frozen=True)
+class Familiarity:
+    """What was measured.
+
+    Attributes:
+        networks: The measured networks' counts per sample, as points.
+        architectures: Of each point.
+        totals: Least and largest of what networks add up to, logarithms, shape (2, totals).
+        batches: Least and largest batch size per device.
+        devices: Most devices.
+        nodes: Most hosts.
+        gpus: The devices.
+        precisions: That were used.
+        parallelisms: That were used.
+        places: The known places, and the least and largest batch size per device at each.
+        settings: Place, device and precision that were measured together.
+        hosts: What the hosts had free, by column, where measurements told of it.
+    """
+
+    networks: RunNeighbourhood
+    architectures: tuple[str, ...]
+    totals: FloatArray
+    batches: tuple[float, float]
+    devices: float
+    nodes: float
+    gpus: GpuNeighbourhood
+    precisions: tuple[str, ...]
+    parallelisms: tuple[str, ...]
+    places: Mapping[str, tuple[float, float]]
+    settings: frozenset[str]
+    hosts: Mapping[str, HostRange] = field(default_factory=dict)
+
+    @property
+    def environments(self) -> tuple[str, ...]:
+        """The known places."""
+        return tuple(self.places)
+
+    @classmethod
+    def fit(cls, table: FeatureTable, architectures: Sequence[str], gpus: Sequence[GpuSpec]) -> Familiarity:
+        """Note what was measured.
+
+        Args:
+            table: The measurements.
+            architectures: Of each row.
+            gpus: The devices in the table.
+        """
+        labels = np.asarray(architectures, dtype=np.str_)
+        keys = [f"{label}\0{row.tobytes().hex()}" for label, row in zip(labels.tolist(), table.network, strict=True)]
+        chosen = np.sort(np.unique(keys, return_index=True)[1])
+        # Networks with the same counts are one: the distance between them tells nothing of how unlike networks are.
+        first: dict[bytes, str] = {}
+        alike = [first.setdefault(table.network[row].tobytes(), str(labels[row])) for row in chosen]
+        totals = network_totals(table.network[chosen])
+        sizes = np.exp(table.cluster)
+        return cls(
+            networks=RunNeighbourhood.fit(table.network[chosen], alike),
+            architectures=tuple(labels[chosen].tolist()),
+            totals=np.stack([totals.min(axis=0), totals.max(axis=0)]),
+            batches=(float(sizes[:, _BATCH].min()), float(sizes[:, _BATCH].max())),
+            devices=float(sizes[:, _DEVICES].max()),
+            nodes=float(sizes[:, _NODES].max()),
+            gpus=GpuNeighbourhood(tuple(KnownGpu.of(gpu) for gpu in gpus)),
+            precisions=tuple(np.unique(table.precision).tolist()),
+            parallelisms=tuple(np.unique(table.parallelism).tolist()),
+            places={
+                place: (float(of_place.min()), float(of_place.max()))
+                for place in np.unique(table.environment).tolist()
+                if place and len(of_place := sizes[table.environment == place, _BATCH])
+            },
+            settings=frozenset(_settings(table)),
+            hosts=measured_hosts(table.cluster),
+        )
+
+    def assess(self, table: FeatureTable, gpus: Sequence[GpuSpec]) -> list[Assessment]:
+        """Compare requests with what was measured.
+
+        Args:
+            table: The requests.
+            gpus: The device of each.
+        """
+        known: dict[bytes, tuple[tuple[str, ...], tuple[tuple[str, float], ...]]] = {}
+        seen: dict[str, tuple[bool, float]] = {}
+        found = []
+        settings = _settings(table)
+        for row, gpu in enumerate(gpus):
+            place = str(table.environment[row])
+            key = table.network[row].tobytes()
+            if key not in known:
+                known[key] = self._network(table.network[row])
+            if gpu.name not in seen:
+                unknown = not self.gpus.seen(gpu)
+                seen[gpu.name] = (unknown, self.gpus.widening(gpu) if unknown else 1.0)
+            unlike, nearest = known[key]
+            found.append(
+                Assessment(
+                    unlike_network=unlike,
+                    unlike_cluster=tuple(self._cluster(table, row)),
+                    unknown_device=seen[gpu.name][0],
+                    device_widening=seen[gpu.name][1],
+                    unknown_place=place not in self.places or settings[row] not in self.settings,
+                    new_at_place=self._new_at_place(table, row, settings[row]),
+                    nearest=nearest,
+                )
+            )
+        return found
+
+    def _network(self, network: FloatArray) -> tuple[tuple[str, ...], tuple[tuple[str, float], ...]]:
+        points = self.networks
+        place = (network - points.center) / points.spread
+        distances = root_mean_square_distances(place[None, :], points.points)[0] / points.usual_distance
+        nearest: dict[str, float] = {}
+        for position in np.argsort(distances, kind="stable").tolist():
+            nearest.setdefault(self.architectures[position], math.exp(-float(distances[position])))
+            if len(nearest) == _NEAREST:
+                break
+        reasons = []
+        if distances.min() > 1.0:
+            first = next(iter(nearest))
+            reasons.append(
+                f"the network is {distances.min():.1f} times as unlike {first}, the nearest measured one, as a new"
+                " network usually is"
+            )
+        totals = network_totals(network[None, :])[0]
+        for name, total, least, most in zip(_TOTALS, totals, *self.totals, strict=True):
+            if total > most + math.log(_BEYOND):
+                reasons.append(f"the network has {math.exp(total - most):.1f} times the {name} of the largest measured")
+            elif total < least - math.log(_BEYOND):
+                share = 100 * math.exp(total - least)
+                reasons.append(f"the network has {share:.2g} % of the {name} of the smallest measured")
+        return tuple(reasons), tuple(nearest.items())
+
+    def _new_at_place(self, table: FeatureTable, row: int, setting: str) -> str:
+        place = str(table.environment[row])
+        if place not in self.places:
+            return ""
+        if setting not in self.settings:
+            return f"nothing was measured on {table.device[row]} in {table.precision[row]} at {place}"
+        least, most = self.places[place]
+        batch = round(math.exp(table.cluster[row, _BATCH]))
+        if least / _BEYOND <= batch <= most * _BEYOND:
+            return ""
+        return f"batches of {batch} samples per device, but {least:.0f} to {most:.0f} were measured at {place}"
+
+    def _cluster(self, table: FeatureTable, row: int) -> list[str]:
+        reasons = []
+        precision, parallelism = str(table.precision[row]), str(table.parallelism[row])
+        if precision not in self.precisions:
+            reasons.append(f"nothing was measured in {precision}, only in {', '.join(self.precisions)}")
+        if parallelism not in self.parallelisms:
+            reasons.append(f"nothing was measured with parallelism {parallelism}")
+        devices, nodes, batch = np.exp(table.cluster[row, [_DEVICES, _NODES, _BATCH]]).round().astype(int).tolist()
+        if devices > round(self.devices):
+            reasons.append(f"{devices} devices, but at most {self.devices:.0f} were measured together")
+        if nodes > round(self.nodes):
+            reasons.append(f"{nodes} hosts, but at most {self.nodes:.0f} were measured together")
+        least, most = self.batches
+        if not least / _BEYOND <= batch <= most * _BEYOND:
+            reasons.append(f"batches of {batch} samples per device, but {least:.0f} to {most:.0f} were measured")
+        return reasons + unlike_hosts(self.hosts, table.cluster[row])
+
+
+def _settings(table: FeatureTable) -> list[str]:
+    columns = (table.environment.tolist(), table.device.tolist(), table.precision.tolist())
+    return [" | ".join(each) for each in zip(*columns, strict=True)]
+
+
+Mask = npt.NDArray[np.bool_]
+Groups = npt.NDArray[np.str_]
+
+_FEWEST_GROUPS = {"FAMILY": 3, "PLACE": 2, "DEVICE": 2}
+_FEWEST_ERRORS = 10
+_FEWEST_OF_A_PLACE = 30
+# Where nothing could be left out to learn it from: a factor of 2 for a new kind of network, place or device.
+_UNKNOWN = math.log(2.0)
+
+
+class Newness(Enum):
+    """What can be new in a request beside its architecture; each has errors of its own."""
+
+    FAMILY = "a network of another kind"
+    PLACE = "an unknown place"
+    DEVICE = "an unknown device"
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """Half widths of intervals, natural logarithms.
+
+    Attributes:
+        coverage: Share of intervals that should hold the truth.
+        quantiles: Of the errors that come with each newness; one that no measurement showed is missing.
+    """
+
+    coverage: float
+    quantiles: Mapping[Newness, Calibration]
+
+    def half_width(self, assessment: Assessment, architecture: Calibration) -> float:
+        """Half width of a request's interval.
+
+        Args:
+            assessment: Of the request.
+            architecture: Of the regressor that answers, where nothing but the architecture is new.
+        """
+        widths = []
+        if assessment.unlike_network or assessment.unlike_cluster:
+            widths.append(self._quantile(Newness.FAMILY))
+        if assessment.unlike_cluster:
+            # What no measurement tells of is as uncertain as the most uncertain of what they do.
+            widths.append(max(self._quantile(each) for each in (Newness.PLACE, Newness.DEVICE)))
+        # A device that is left out takes its place with it: its errors hold those of a new place.
+        if assessment.unknown_device:
+            widths.append(assessment.device_widening * self._quantile(Newness.DEVICE))
+        elif assessment.unknown_place:
+            widths.append(self._quantile(Newness.PLACE))
+        return max(architecture.quantile, math.hypot(*widths))
+
+    def _quantile(self, newness: Newness) -> float:
+        found = self.quantiles.get(newness)
+        return _UNKNOWN if found is None else found.quantile
+
+
+def quantile_of(errors: FloatArray, coverage: float) -> Calibration:
+    """Of errors of the logarithm on architectures that were left out, shape (n,)."""
+    return calibrate(LeftOut(errors, np.ones(len(errors))), coverage)
+
+
+def place_quantiles(errors: FloatArray, places: Groups, coverage: float) -> Mapping[str, Calibration]:
+    """The same for every known place with enough errors: some are measured with more noise, or need more extrapolation.
+
+    Args:
+        errors: As above.
+        places: Of each; "" is none that is known.
+        coverage: Share of intervals that should hold the truth.
+    """
+    return {
+        place: quantile_of(errors[places == place], coverage)
+        for place in np.unique(places).tolist()
+        if place and (places == place).sum() >= _FEWEST_OF_A_PLACE
+    }
+
+
+def left_out_quantiles(
+    errors_without: Callable[[Mask], FloatArray],
+    groups: Mapping[Newness, Groups],
+    coverage: float,
+    device_widening: Callable[[str], float],
+) -> Mapping[Newness, Calibration]:
+    """Leave out every family, place and device in turn.
+
+    Args:
+        errors_without: Errors of the logarithm, on the rows of a mask, of a model fitted to all others.
+        groups: Of each newness, which group each row belongs to; "" if to none.
+        coverage: Share of intervals that should hold the truth.
+        device_widening: How much further than usual a device lies from all others; its errors count as so much less.
+    """
+    found = {}
+    for newness, labels in groups.items():
+        parts = [
+            LeftOut(errors, np.full(len(errors), device_widening(name) if newness is Newness.DEVICE else 1.0))
+            for name, errors in _left_out(errors_without, labels)
+        ]
+        if len(parts) >= _FEWEST_GROUPS[newness.name]:
+            whole = newness is Newness.FAMILY
+            found[newness] = calibrate(LeftOut.join(parts), coverage) if whole else calibrate_worst(parts, coverage)
+    return found
+
+
+def _left_out(errors_without: Callable[[Mask], FloatArray], groups: Groups) -> Sequence[tuple[str, FloatArray]]:
+    found = []
+    for group in np.unique(groups).tolist():
+        mask = groups == group
+        if group and mask.sum() >= _FEWEST_ERRORS and (~mask).sum() >= _FEWEST_ERRORS:
+            found.append((group, errors_without(mask)))
+    return found

@@ -1,0 +1,253 @@
+"""Hands the nodes of an exported program, as ``torch.export.save`` writes it down, to a graph's assembly."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from gpusonde.predictor.workload.graph.assembly import GraphAssembly, Key
+from gpusonde.predictor.workload.graph.ir import (
+    DataDependentControlFlowError,
+    GraphLimitError,
+    MalformedGraphError,
+    Primitive,
+    Shape,
+    UnsupportedGraphError,
+    WorkloadGraph,
+)
+from gpusonde.predictor.workload.graph.limits import GraphLimits
+from gpusonde.predictor.workload.graph.vocabulary import PRODUCTS_WITH_A_SUM, is_in_place, torch_name, torch_role
+
+_CHOICES = frozenset({"cond", "while_loop", "switch"})
+_MOST_NESTED = 8
+_MOST_SCOPES = 100
+_TENSORS = frozenset({"as_tensor", "as_tensors", "as_optional_tensor", "as_optional_tensors", "as_nested_tensors"})
+_SIZES = frozenset({"as_sym_int", "as_sym_ints"})
+_PREFIX = "torch.ops."
+
+_Type = TypeVar("_Type")
+
+
+class ProgramReader:
+    """Reads one program.
+
+    Args:
+        document: Its JSON text, parsed.
+        name: Of the graph.
+        weights: The JSON text that says where each weight lies, parsed; None if there is none.
+        limits: What is accepted.
+    """
+
+    def __init__(self, document: object, name: str, weights: object, limits: GraphLimits) -> None:
+        self._module = _get(_of_type(document, dict, "the program"), "graph_module", dict)
+        self._assembly = GraphAssembly(name, "pt2")
+        self._limits = limits
+        self._same = _same_tensors(weights)
+        self._nodes = self._arguments = self._scopes = 0
+        self._batch_size: int | None = None
+        self._is_open = False
+
+    def read(self) -> WorkloadGraph:
+        """Make the graph.
+
+        Raises:
+            MalformedGraphError: Not such a program.
+            GraphLimitError: It is too large.
+            DataDependentControlFlowError: It holds branches or loops that depend on the values of the data.
+            UnsupportedGraphError: Sizes that nobody can tell, or no tensor among its inputs.
+        """
+        graph = _get(self._module, "graph", dict)
+        shapes = self._shapes(graph)
+        specifications = _get(_get(self._module, "signature", dict), "input_specs", list)
+        self._limits.check_count("inputs", len(specifications), self._limits.tensors)
+        for specification in specifications:
+            self._read_input(_of_type(specification, dict, "an input"), shapes)
+        outputs = self._read_graph(graph, shapes, 0)
+        if self._batch_size is None:
+            raise UnsupportedGraphError("no input of the program is a tensor whose first extent is the batch")
+        if self._is_open:
+            self._assembly.add_note("the program leaves sizes open: shapes are those of the example")
+        return self._assembly.build(outputs, self._batch_size)
+
+    def _read_input(self, specification: Mapping[str, Any], shapes: Mapping[str, Shape]) -> None:
+        for kind, value in specification.items():
+            argument = _get(_of_type(value, dict, "an input"), "arg", dict, default={})
+            name = _name(argument) if "name" in argument else next(_tensors_in(argument), None)
+            if name is None or name not in shapes:
+                continue
+            shape = shapes[name]
+            if kind == "parameter":
+                called = _get(value, "parameter_name", str)
+                self._assembly.add_parameter(_key(0, name), self._same.get(called, called), shape)
+            elif kind == "user_input":
+                self._assembly.add_input(_key(0, name), shape, name)
+                if self._batch_size is None and shape:
+                    self._batch_size = shape[0]
+            else:
+                self._assembly.add_constant(_key(0, name), shape)
+
+    def _read_graph(self, graph: Mapping[str, Any], shapes: Mapping[str, Shape], scope: int) -> list[Key]:
+        """Add the nodes of a graph; names in graphs within graphs are told apart by the number of the scope."""
+        nodes = _get(graph, "nodes", list)
+        self._nodes += len(nodes)
+        self._limits.check_count("nodes", self._nodes, self._limits.operations)
+        for node in nodes:
+            self._read_node(_of_type(node, dict, "a node"), shapes, scope)
+        return [_key(scope, name) for name in _tensors_in(_get(graph, "outputs", list)) if name in shapes]
+
+    def _read_node(self, node: Mapping[str, Any], shapes: Mapping[str, Shape], scope: int) -> None:
+        target = _get(node, "target", str)
+        inputs = [_of_type(each, dict, "an argument") for each in _get(node, "inputs", list)]
+        settings = {_get(each, "name", str): _get(each, "arg", dict) for each in inputs}
+        values = [_get(each, "arg", dict) for each in inputs]
+        outputs = [name for name in _tensors_in(_get(node, "outputs", list)) if name in shapes]
+        name = _operator_name(target)
+        if name.rpartition("::")[2] in _CHOICES:
+            raise DataDependentControlFlowError(
+                f"the network chooses what to run while it runs ({name}): there is no single graph. Export one branch."
+            )
+        inner = next((each["as_graph"] for each in values if "as_graph" in each), None)
+        if inner is not None:
+            self._read_inner(_get(_of_type(inner, dict, "a graph"), "graph", dict), values, outputs, scope)
+        elif outputs:
+            title = node.get("name")
+            self._add(
+                name, target, title if isinstance(title, str) else outputs[0], values, settings, outputs, shapes, scope
+            )
+
+    def _add(
+        self, name: str, target: str, title: str, values: Sequence[Mapping[str, Any]],
+        settings: Mapping[str, Mapping[str, Any]], outputs: Sequence[str], shapes: Mapping[str, Shape], scope: int,
+    ) -> None:  # fmt: skip
+        arguments: list[Key | None] = [_key(scope, each) for each in _tensors_in(values) if each in shapes]
+        self._arguments += len(arguments)
+        self._limits.check_count("arguments", self._arguments, self._limits.inputs)
+        role = torch_role(name)
+        if torch_name(name) in PRODUCTS_WITH_A_SUM:
+            arguments = [*arguments[1:], *arguments[:1]]
+        elif settings.get("transposed", {}).get("as_bool") is True:
+            role = Primitive.TRANSPOSED_CONVOLUTION
+        groups = settings.get("groups", {}).get("as_int", 1)
+        equation = settings.get("equation", {}).get("as_string", "")
+        key = _key(scope, outputs[0])
+        self._assembly.add_operator(
+            key,
+            role,
+            arguments,
+            shapes[outputs[0]],
+            source=target.removeprefix(_PREFIX).removesuffix(".default") if role is not None else name,
+            name=title,
+            groups=_of_type(groups, int, "groups"),
+            equation=_of_type(equation, str, "equation"),
+            overwrites=is_in_place(name),
+        )
+        self._limits.check_count("edges", self._assembly.edge_count, self._limits.edges)
+        for other in outputs[1:]:
+            self._assembly.add_view(_key(scope, other), key, shapes[other])
+
+    def _read_inner(
+        self, graph: Mapping[str, Any], values: Sequence[Mapping[str, Any]], outputs: Sequence[str], scope: int
+    ) -> None:
+        """A graph within the graph, as ``with torch.no_grad()`` makes one: its nodes, in place."""
+        self._scopes += 1
+        inner_scope = self._scopes
+        if self._scopes > _MOST_SCOPES:
+            raise GraphLimitError(f"more than {_MOST_SCOPES} graphs within the graph")
+        shapes = self._shapes(graph)
+        given = [each for value in values if "as_graph" not in value for each in _named_in(value)]
+        for name, source in zip(_named_in(_get(graph, "inputs", list)), given, strict=False):
+            if name in shapes:
+                self._assembly.add_view(_key(inner_scope, name), _key(scope, source), shapes[name])
+        for name, key in zip(outputs, self._read_graph(graph, shapes, inner_scope), strict=False):
+            self._assembly.add_view(_key(scope, name), key, self._assembly.shape(key))
+
+    def _shapes(self, graph: Mapping[str, Any]) -> dict[str, Shape]:
+        values = _get(graph, "tensor_values", dict)
+        self._limits.check_count("tensors", len(values), self._limits.tensors)
+        return {name: self._shape(name, _of_type(value, dict, "a tensor")) for name, value in values.items()}
+
+    def _shape(self, name: str, value: Mapping[str, Any]) -> Shape:
+        place = f"tensor_values.{name[:100]}"
+        extents = [self._extent(place, _of_type(each, dict, place)) for each in _get(value, "sizes", list)]
+        # Tensors without elements occur as arguments; they are read as one of one element.
+        return self._limits.check_shape(place, [1 if each == 0 and type(each) is int else each for each in extents])
+
+    def _extent(self, place: str, size: Mapping[str, Any]) -> object:
+        if "as_int" in size:
+            return size["as_int"]
+        expression = _get(size, "as_expr", dict)
+        hint = expression.get("hint")
+        self._is_open = True
+        if isinstance(hint, dict) and "as_int" in hint:
+            return hint["as_int"]
+        raise UnsupportedGraphError(f"{place}: a size that is known only when the network runs")
+
+
+def _same_tensors(weights: object) -> dict[str, str]:
+    """The first name of each weight that has several."""
+    configuration = weights.get("config") if isinstance(weights, dict) else None
+    if not isinstance(configuration, dict):
+        return {}
+    first: dict[str, str] = {}
+    try:
+        return {name: first.setdefault(json.dumps(place), name) for name, place in configuration.items()}
+    except RecursionError:
+        raise MalformedGraphError("what says where the weights lie is nested too deeply") from None
+
+
+def _key(scope: int, name: str) -> Key:
+    """What a tensor is called among those of all scopes."""
+    return f"{scope}:{name}" if scope else name
+
+
+def _operator_name(target: str) -> str:
+    """Name of an operator as its schema has it: "aten::conv2d"."""
+    parts = target.removeprefix(_PREFIX).split(".")
+    return f"{parts[0]}::{parts[1]}" if target.startswith(_PREFIX) and len(parts) > 1 else parts[-1]
+
+
+def _tensors_in(argument: object) -> Iterator[str]:
+    """Names of the tensors in an argument, in order and as often as they occur."""
+    for kind, name in _names(argument, 0):
+        if kind != "as_sym_int":
+            yield name
+
+
+def _named_in(argument: object) -> Iterator[str]:
+    """Names of tensors and of sizes."""
+    for _, name in _names(argument, 0):
+        yield name
+
+
+def _names(argument: object, depth: int, kind: str = "") -> Iterator[tuple[str, str]]:
+    if depth > _MOST_NESTED:
+        raise MalformedGraphError("an argument is nested too deeply")
+    if isinstance(argument, list):
+        for each in argument:
+            yield from _names(each, depth + 1, kind)
+    elif isinstance(argument, dict):
+        for key, value in argument.items():
+            if key in _TENSORS:
+                yield from _names(value, depth + 1, "as_tensor")
+            elif key in _SIZES:
+                yield from _names(value, depth + 1, "as_sym_int")
+            elif kind and key in {"name", "as_name"}:
+                yield kind, _of_type(value, str, "a name")
+
+
+def _name(argument: Mapping[str, Any]) -> str:
+    return _get(argument, "name", str)
+
+
+def _of_type(value: object, kind: type[_Type], place: str) -> _Type:
+    # A bool is an int to isinstance.
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise MalformedGraphError(f"no exported program: {place} must be of type {kind.__name__}")
+    return value
+
+
+def _get(given: Mapping[str, Any], key: str, kind: type[_Type], default: _Type | None = None) -> _Type:
+    if key not in given and default is not None:
+        return default
+    return _of_type(given.get(key), kind, key)

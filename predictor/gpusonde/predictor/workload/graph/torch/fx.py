@@ -1,0 +1,414 @@
+"""A module's graph by symbolic tracing (``torch.fx``): fast, and refused where it would miss anything.
+
+What both front ends ask of a module: its trainable tensors, the mode that it is read in, the shapes of values.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+from torch.nn.modules import transformer
+
+from gpusonde.predictor.workload.graph.assembly import GraphAssembly, Key
+from gpusonde.predictor.workload.graph.ir import (
+    DataDependentControlFlowError,
+    Primitive,
+    Shape,
+    UnsupportedGraphError,
+    WorkloadGraph,
+)
+from gpusonde.predictor.workload.graph.vocabulary import (
+    PRODUCTS_WITH_A_SUM,
+    TORCH_MODULES,
+    Role,
+    is_in_place,
+    torch_name,
+    torch_role,
+)
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The network inside of what runs it in parallel or compiles it.
+
+    Args:
+        module: The network, possibly wrapped.
+    """
+    while True:
+        if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            module = module.module
+        elif isinstance(getattr(module, "_orig_mod", None), nn.Module):
+            module = module._orig_mod
+        else:
+            return module
+
+
+def parameter_names(module: nn.Module) -> dict[str, str]:
+    """The first name of every trainable tensor, by each of its names.
+
+    Args:
+        module: The network; a tensor that it uses in several places has several names.
+    """
+    first: dict[int, str] = {}
+    names = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        names[name] = first.setdefault(id(parameter), name)
+    return names
+
+
+def parameter_counts(module: nn.Module) -> dict[str, int]:
+    """Numbers in every trainable tensor, each once, by its first name.
+
+    Args:
+        module: The network.
+    """
+    return {name: parameter.numel() for name, parameter in module.named_parameters()}
+
+
+@contextlib.contextmanager
+def read_mode(module: nn.Module, *, as_trained: bool = False) -> Iterator[None]:
+    """Put a module into evaluation while its graph is read, and back afterwards.
+
+    Dropout and batch normalisation are then plain operators, and one sample is enough. The fused kernel that
+    ``nn.TransformerEncoder`` takes in evaluation, and never while it trains, is turned off. So is its look at the
+    values of a mask, which only tells whether to call the mask a causal one: the work is the same.
+
+    Args:
+        module: The network.
+        as_trained: Modules that hold others are put into training, so that they run what only runs there, such as
+            auxiliary heads; the modules that they hold at the bottom stay in evaluation.
+    """
+    before = {each: each.training for each in module.modules()}
+    fused = torch.backends.mha.get_fastpath_enabled()
+    looks_at_mask = transformer._detect_is_causal_mask
+    try:
+        for each in before:
+            each.training = as_trained and next(each.children(), None) is not None
+        torch.backends.mha.set_fastpath_enabled(False)
+        transformer._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
+        with torch.no_grad():
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
+        transformer._detect_is_causal_mask = looks_at_mask
+        for each, training in before.items():
+            each.training = training
+
+
+@contextlib.contextmanager
+def kept_as_is(module: nn.Module) -> Iterator[None]:
+    """Undo what a module's code assigns to it while it is traced.
+
+    A network may replace a buffer or keep a tensor for the next call. What it would keep of a trace is no tensor, and
+    whoever runs the network next would fail on it.
+
+    Args:
+        module: The network.
+    """
+    before = [(vars(each), dict(vars(each)), _collections_in(vars(each))) for each in module.modules()]
+    try:
+        yield
+    finally:
+        for attributes, values, collections in before:
+            for name in attributes.keys() - values.keys():
+                del attributes[name]
+            attributes.update(values)
+            for collection, content in collections:
+                collection.clear()
+                if isinstance(collection, list):
+                    collection.extend(content)
+                else:
+                    collection.update(content)
+
+
+def shape_of(value: Any) -> Shape | None:
+    """Extents of a tensor, or of the first of several; None of anything else.
+
+    Args:
+        value: What an operator returned when it was run on tensors without storage.
+
+    Raises:
+        DataDependentControlFlowError: An extent depends on the values of the data.
+    """
+    if isinstance(value, tuple | list):
+        return next((shape for shape in map(shape_of, value) if shape is not None), None)
+    if not isinstance(value, torch.Tensor):
+        return None
+    try:
+        return tuple(map(_extent, value.shape))
+    except _SymbolicExtentError as error:
+        raise DataDependentControlFlowError(
+            f"a tensor has shape {tuple(value.shape)}, which depends on the values of the data: there is no single"
+            " graph. Replace operations such as nonzero, unique or boolean indexing, or hand in the part of the"
+            " network without them."
+        ) from error
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Tensors in tuples, lists and mappings.
+
+    Args:
+        value: What a network is given or returns; whatever else is in it is left out.
+    """
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from tensors_in(tuple(value.values()))
+    elif isinstance(value, tuple | list):
+        for each in value:
+            yield from tensors_in(each)
+
+
+def on_device_of(module: nn.Module, example: Any) -> Any:
+    """The example's tensors, moved to the meta device if the module is there.
+
+    Args:
+        module: The network.
+        example: Tensors in tuples, lists and mappings.
+    """
+    tensors = [*module.parameters(), *module.buffers()]
+    if not any(each.is_meta for each in tensors):
+        return example
+    return _to_meta(example)
+
+
+def _collections_in(attributes: Mapping[str, Any]) -> list[tuple[Any, Any]]:
+    """What can be put back into lists, sets and mappings that a module holds."""
+    return [(each, each.copy()) for each in attributes.values() if type(each) in {dict, OrderedDict, list, set}]
+
+
+class _SymbolicExtentError(ValueError):
+    pass
+
+
+def _extent(extent: Any) -> int:
+    if isinstance(extent, int):
+        return extent
+    raise _SymbolicExtentError(str(extent))
+
+
+def _to_meta(example: Any) -> Any:
+    if isinstance(example, torch.Tensor):
+        return example.to("meta")
+    if isinstance(example, tuple | list):
+        return type(example)(map(_to_meta, example))
+    if isinstance(example, Mapping):
+        return {name: _to_meta(each) for name, each in example.items()}
+    return example
+
+
+# Packages whose functions do what their name says; a function of the same name elsewhere may do anything.
+_KNOWN_PACKAGES = frozenset({"torch", "_operator", "builtins", "math"})
+_STOCHASTIC_DEPTH = "torchvision.ops.stochastic_depth"  # nothing in evaluation, and marked as not to be looked into
+_GROUPS_POSITION = {f"{kind}{dimensions}d": 6 for kind in ("conv", "conv_transpose") for dimensions in (1, 2, 3)}
+_IN_PLACE_OPERATORS = frozenset({"iadd", "imul", "isub", "itruediv"})
+# Functions written in Python of several operators, into which only export looks.
+_COMPOSITE = frozenset({"normalize", "local_response_norm", "lp_pool1d", "lp_pool2d", "tensordot", "stft", "istft"})
+_FUNCTIONS = {"torch.nn.functional.unfold": "im2col"}  # a method of the same name only makes a view
+_FIRST_KEYWORDS = ("input", "self", "tensor", "tensors", "query", "key", "value", "weight", "mat1", "mat2", "other")
+
+
+def trace(
+    module: nn.Module, arguments: tuple[Any, ...], keywords: Mapping[str, Any], *, name: str, batch_size: int
+) -> WorkloadGraph:
+    """Read a module's graph by symbolic tracing.
+
+    Args:
+        module: The network, in the mode that it is to be read in.
+        arguments: An example of its inputs.
+        keywords: Those given by name.
+        name: Of the graph.
+        batch_size: Samples in the example.
+
+    Raises:
+        UnsupportedGraphError: Tracing fails, or would miss an operation or a trainable tensor.
+    """
+    graph_module = _traced(module, arguments, keywords)
+    assembly = GraphAssembly(name, "fx")
+    reader = _Reader(assembly, module, graph_module)
+    outputs = reader.read()
+    if assembly.unknown:
+        raise UnsupportedGraphError(f"fx does not look into {', '.join(assembly.unknown)}")
+    graph = assembly.build(outputs, batch_size)
+    expected = sum(parameter_counts(module).values())
+    if graph.parameter_count != expected:
+        raise UnsupportedGraphError(f"fx sees {graph.parameter_count} of {expected} trainable numbers")
+    return graph
+
+
+def _traced(module: nn.Module, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> fx.GraphModule:
+    try:
+        bound = inspect.signature(module.forward).bind(*arguments, **keywords)
+    except TypeError as error:
+        raise UnsupportedGraphError(f"the example does not fit the network's inputs: {error}") from error
+    bound.apply_defaults()
+    given = bound.arguments
+    fixed = {each: value for each, value in given.items() if not isinstance(value, torch.Tensor)}
+    if any(True for _ in tensors_in(fixed)):
+        raise UnsupportedGraphError("fx does not look into collections of tensors among the inputs")
+    try:
+        tracer = fx.Tracer()
+        with kept_as_is(module):
+            graph = tracer.trace(module, fixed)
+            # What nobody reads is run too, and what works in place is often read by nobody: no node is removed.
+            graph_module = fx.GraphModule(tracer.root, graph)
+        FakeTensorProp(graph_module, FakeTensorMode(allow_non_fake_inputs=True)).propagate(*given.values())
+    except Exception as error:
+        raise UnsupportedGraphError(f"fx cannot trace it: {error}") from error
+    return graph_module
+
+
+class _Reader:
+    """Hands the nodes of a traced module to an assembly."""
+
+    def __init__(self, assembly: GraphAssembly, module: nn.Module, graph_module: fx.GraphModule) -> None:
+        self._assembly = assembly
+        self._graph_module = graph_module
+        self._names = parameter_names(module)
+        self._buffers: dict[Any, Key] = {}
+        self._modules = dict(module.named_modules(remove_duplicate=False))
+
+    def read(self) -> list[Key]:
+        """All nodes; returns what the network returns."""
+        for node in self._graph_module.graph.nodes:
+            if node.op == "output":
+                return list(self._tensors_in(node.args))
+            self._read(node)
+        return []
+
+    def _read(self, node: fx.Node) -> None:
+        shape = shape_of(node.meta.get("val"))
+        if shape is None:  # a size, a number, a check
+            return
+        if node.op == "placeholder":
+            self._assembly.add_input(node, shape, node.name)
+        elif node.op == "get_attr":
+            if node.target in self._names:
+                self._assembly.add_parameter(node, self._names[node.target], shape)
+            elif node.target in self._buffers:
+                # It may have been written since.
+                self._assembly.add_view(node, self._buffers[node.target], shape)
+            else:
+                self._assembly.add_constant(node, shape)
+                self._buffers[node.target] = node
+        elif node.op == "call_module":
+            self._read_module(node, shape)
+        else:
+            self._read_function(node, shape)
+
+    def _read_module(self, node: fx.Node, shape: Shape) -> None:
+        module = self._modules[node.target]
+        operator_name = TORCH_MODULES.get(type(module).__name__)
+        hooked = module._forward_hooks or module._forward_pre_hooks
+        padded = getattr(module, "padding_mode", "zeros") != "zeros"  # an operator of its own
+        if operator_name is None or operator_name in _COMPOSITE or hooked or padded:
+            raise UnsupportedGraphError(f"fx does not look into {type(module).__name__}")
+        arguments: list[Key] = list(self._tensors_in((node.args, node.kwargs)))
+        for name, parameter in module.named_parameters(recurse=False):
+            key = ("parameter", f"{node.target}.{name}")
+            self._assembly.add_parameter(key, self._names[key[1]], tuple(parameter.shape))
+            arguments.append(key)
+        self._assembly.add_operator(
+            node,
+            torch_role(operator_name),
+            arguments,
+            shape,
+            source=f"torch.nn.{type(module).__name__}",
+            name=node.name,
+            groups=getattr(module, "groups", 1),
+            overwrites=bool(getattr(module, "inplace", False)),
+        )
+
+    def _read_function(self, node: fx.Node, shape: Shape) -> None:
+        source, role = _named(node)
+        bare = torch_name(source)
+        if bare in _COMPOSITE:
+            raise UnsupportedGraphError(f"fx does not look into {bare}")
+        if bare == "getitem" and _is_collection(node.args[0]):
+            self._assembly.add_view(node, node.args[0], shape)
+            return
+        arguments: list[Key] = list(self._tensors_in(node.args))
+        keywords = sorted(node.kwargs, key=_keyword_rank)
+        arguments += self._tensors_in([node.kwargs[each] for each in keywords])
+        if bare == "rmatmul":
+            arguments.reverse()
+        elif bare in PRODUCTS_WITH_A_SUM:
+            arguments = [*arguments[1:], *arguments[:1]]
+        elif bare == "getitem" and (len(arguments) > 1 or _chooses(node.args[1])):
+            role = Primitive.LOOKUP
+        position = _GROUPS_POSITION.get(bare)
+        groups = node.kwargs.get("groups", node.args[position] if position and len(node.args) > position else 1)
+        equation = next((each for each in (*node.args, *node.kwargs.values()) if isinstance(each, str)), "")
+        if bare == "einsum" and not equation:
+            raise UnsupportedGraphError("fx does not look into an einsum of lists")
+        self._assembly.add_operator(
+            node,
+            role,
+            arguments,
+            shape,
+            source=source,
+            name=node.name,
+            groups=groups,
+            equation=equation if bare == "einsum" else "",
+            overwrites=is_in_place(source) or node.kwargs.get("inplace") is True or bare in _IN_PLACE_OPERATORS,
+        )
+
+    def _tensors_in(self, argument: Any) -> Iterator[Key]:
+        """Nodes that are tensors, in order and as often as they occur; of those that are several, each."""
+        if isinstance(argument, fx.Node):
+            if _is_collection(argument):
+                yield from self._parts(argument, argument.meta["val"])
+            elif shape_of(argument.meta.get("val")) is not None:
+                yield argument
+        elif isinstance(argument, tuple | list):
+            for each in argument:
+                yield from self._tensors_in(each)
+        elif isinstance(argument, Mapping):
+            yield from self._tensors_in(list(argument.values()))
+        elif isinstance(argument, slice):
+            yield from self._tensors_in([argument.start, argument.stop, argument.step])
+
+    def _parts(self, node: fx.Node, value: Any, *place: int) -> Iterator[Key]:
+        """The tensors that an operator returned, as an LSTM its states, where they are handed on as one."""
+        if isinstance(value, tuple | list):
+            for number, each in enumerate(value):
+                yield from self._parts(node, each, *place, number)
+        elif (shape := shape_of(value)) is not None:
+            key = (node, *place)
+            self._assembly.add_view(key, node, shape)
+            yield key
+
+
+def _is_collection(argument: Any) -> bool:
+    """Whether it is an operator that returned several tensors."""
+    return isinstance(argument, fx.Node) and isinstance(argument.meta.get("val"), tuple | list)
+
+
+def _chooses(index: Any) -> bool:
+    """Whether it picks elements by their numbers, which copies them; a slice does not."""
+    given = index if isinstance(index, tuple) else (index,)
+    return any(isinstance(each, list | torch.Tensor) for each in given)
+
+
+def _named(node: fx.Node) -> tuple[str, Role | None]:
+    """What the user would call the operator, and what it is."""
+    if node.op == "call_method":
+        return str(node.target), torch_role(str(node.target))
+    function: Callable[..., Any] = node.target
+    package = getattr(function, "__module__", None) or "torch"
+    name = _FUNCTIONS.get(f"{package}.{function.__name__}", function.__name__)
+    source = f"{package}.{name}"
+    known = package.partition(".")[0] in _KNOWN_PACKAGES or package == _STOCHASTIC_DEPTH
+    return (name if known else source), (torch_role(name) if known else None)
+
+
+def _keyword_rank(keyword: str) -> int:
+    """Keywords in the order of the positions that they stand for."""
+    return _FIRST_KEYWORDS.index(keyword) if keyword in _FIRST_KEYWORDS else len(_FIRST_KEYWORDS)
