@@ -22,11 +22,9 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 from support.fake_kubelet import FakeKubelet
 
 from gpusonde.agent.config import JobsConfig
-from gpusonde.agent.jobs.devices import DeviceNames
 from gpusonde.agent.jobs.kubelet import KubeletPods
-from gpusonde.agent.jobs.mapping_files import MappingFiles
-from gpusonde.agent.jobs.owners import JobSource
 from gpusonde.agent.jobs.processes import ProcessOwners, ProcFolder
+from gpusonde.agent.jobs.sources import DeviceNames, JobSource, MappingFiles
 from gpusonde.agent.sources.base import GpuDescription
 
 GPUS, PODS, PROCESSES, LOOKS = 8, 100, 64, 200

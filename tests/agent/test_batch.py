@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from gpusonde.agent.records.batch import Batcher, BatchError, decode, unpack
-from gpusonde.agent.records.wire import inventory_record
+from gpusonde.agent.batch import Batcher, BatchError, decode, inventory_record, unpack
 from gpusonde.agent.sources.base import GpuDescription, GpuTicks, SourceInventory, StaticAttribute, StaticOrigin
 from gpusonde.common.v1 import gpu_pb2
 from gpusonde.ingest.v1 import ingest_pb2
@@ -173,13 +172,13 @@ def test_the_inventory_carries_names_units_and_what_is_missing():
 
 @pytest.mark.parametrize("enumeration", [Unit, MetricKind, SamplingClass, BlankReason])
 def test_every_member_of_the_catalogue_has_a_place_on_the_wire(enumeration):
-    from gpusonde.agent.records import wire
+    from gpusonde.agent import batch
 
     table = {
-        Unit: wire.UNITS,
-        MetricKind: wire.KINDS,
-        SamplingClass: wire.SAMPLING_CLASSES,
-        BlankReason: wire.BLANK_REASONS,
+        Unit: batch.UNITS,
+        MetricKind: batch.KINDS,
+        SamplingClass: batch.SAMPLING_CLASSES,
+        BlankReason: batch.BLANK_REASONS,
     }[enumeration]
     assert set(table) == set(enumeration)
     assert len(set(table.values())) == len(table)

@@ -4,7 +4,7 @@ import pytest
 from support.dcgm_agent_host import BINDINGS
 
 from gpusonde.agent.sources.base import SourceUnavailableError
-from gpusonde.agent.sources.dcgm.connection.bindings import load_bindings
+from gpusonde.agent.sources.dcgm.bindings import load_bindings
 
 
 def test_the_engine_keeps_little(dcgm_host):

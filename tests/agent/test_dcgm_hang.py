@@ -8,7 +8,7 @@ import time
 import pytest
 
 from gpusonde.agent.sources.base import GpuEventKind, SourceFailedError, SourceUnavailableError
-from gpusonde.agent.sources.dcgm.connection.guard import CallGuard, HungCallError
+from gpusonde.agent.sources.dcgm.connection import CallGuard, HungCallError
 
 LIMIT_S = 0.5
 
@@ -74,7 +74,7 @@ def test_a_process_in_which_calls_hang_again_and_again_asks_to_be_started_anew(h
 def test_a_process_with_a_hung_call_can_end():
     script = (
         "import threading\n"
-        "from gpusonde.agent.sources.dcgm.connection.guard import CallGuard, HungCallError\n"
+        "from gpusonde.agent.sources.dcgm.connection import CallGuard, HungCallError\n"
         "try: CallGuard(0.1).call(threading.Event().wait)\n"
         "except HungCallError: print('given up')\n"
     )

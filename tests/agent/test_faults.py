@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from support.scripted_collector import ScriptedCollector
 
-from gpusonde.agent.records.batch import decode
+from gpusonde.agent.batch import decode
 from gpusonde.agent.spool.segment import scan
 from gpusonde.telemetry import metric
 

@@ -5,8 +5,7 @@ import asyncio
 import pytest
 from support.uplink_rig import Rig
 
-from gpusonde.agent.description.host import describe_host
-from gpusonde.agent.description.load import HostLoadReader
+from gpusonde.agent.host import HostLoadReader, describe_host
 from gpusonde.agent.uplink.session import Session
 from gpusonde.common.v1 import gpu_pb2
 from gpusonde.ingest.v1 import ingest_pb2

@@ -4,9 +4,9 @@ import os
 import subprocess
 import sys
 
-from gpusonde.agent.description import cuda_attributes
-from gpusonde.agent.description.host import describe_host
-from gpusonde.agent.description.inventory import read_cuda_attributes
+from gpusonde.agent import cuda_attributes
+from gpusonde.agent.host import describe_host
+from gpusonde.agent.inventory import read_cuda_attributes
 
 SECOND = "GPU-fa4e0000-0000-0000-0000-000000000001"
 
@@ -51,7 +51,7 @@ def test_nonsense_from_the_child_is_not_believed(caplog):
 
 def test_the_module_runs_by_name_and_answers_without_a_driver():
     done = subprocess.run(
-        [sys.executable, "-m", "gpusonde.agent.description.cuda_attributes"], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "gpusonde.agent.cuda_attributes"], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip().startswith("{")
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from gpusonde.agent.records.wire import inventory_record
+from gpusonde.agent.batch import inventory_record
 from gpusonde.agent.sources.base import GpuEventKind
 from gpusonde.telemetry import METRICS, BlankReason
 

@@ -9,12 +9,7 @@ import numpy as np
 import pytest
 
 from gpusonde.agent import record
-from gpusonde.agent.sources.base import (
-    GpuEventKind,
-    SourceFailedError,
-    SourceUnavailableError,
-    StaticOrigin,
-)
+from gpusonde.agent.sources.base import GpuEventKind, SourceFailedError, SourceUnavailableError, StaticOrigin
 from gpusonde.agent.sources.nvml.library import Nvml
 from gpusonde.agent.sources.nvml.source import NvmlSource
 from gpusonde.telemetry import METRICS, BlankReason, read_traces

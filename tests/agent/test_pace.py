@@ -7,9 +7,9 @@ import logging
 import numpy as np
 import pytest
 
-from gpusonde.agent.counters import SelfCounters
-from gpusonde.agent.sampling.pace import AdaptivePace, PaceSettings
-from gpusonde.agent.sampling.sampler import Sampler
+from gpusonde.agent.metrics import SelfCounters
+from gpusonde.agent.pace import AdaptivePace, PaceSettings
+from gpusonde.agent.sampler import Sampler
 from gpusonde.agent.sources.base import (
     GpuDescription,
     GpuTicks,

@@ -5,8 +5,8 @@ import threading
 import numpy as np
 import pytest
 
-from gpusonde.agent.counters import SelfCounters
-from gpusonde.agent.sampling.sampler import Sampler
+from gpusonde.agent.metrics import SelfCounters
+from gpusonde.agent.sampler import Sampler
 from gpusonde.agent.sources.base import (
     GpuDescription,
     GpuEventKind,

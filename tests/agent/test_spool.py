@@ -7,7 +7,7 @@ import sys
 import pytest
 from support.faulty_files import FaultyFiles, UnsyncedFiles, copy_directory
 
-from gpusonde.agent.counters import SelfCounters
+from gpusonde.agent.metrics import SelfCounters
 from gpusonde.agent.spool import Spool, SpoolCorruptError, SpoolDirectoryError, SpoolGapError, SpoolLockedError
 from gpusonde.agent.spool.segment import HEADER, RECORD, encode_header, encode_record, scan
 from gpusonde.common.v1 import gpu_pb2

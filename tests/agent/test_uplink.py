@@ -18,8 +18,7 @@ from support.uplink_rig import Rig, batch
 from gpusonde.agent.spool.files import OsFiles
 from gpusonde.agent.spool.segment import scan
 from gpusonde.agent.uplink import AgentFacts, Backoff, Uplink, UplinkSettings
-from gpusonde.agent.uplink.outcomes import Drained
-from gpusonde.agent.uplink.session import Session
+from gpusonde.agent.uplink.session import Drained, Session
 from gpusonde.common.v1 import gpu_pb2
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.service.process import end, within

@@ -6,19 +6,12 @@ import numpy as np
 import pytest
 from support.faulty_files import FaultyFiles
 
-from gpusonde.agent.counters import SelfCounters
-from gpusonde.agent.records.batch import decode
-from gpusonde.agent.records.writer import BatchPace, SpoolWriter
-from gpusonde.agent.sampling.sampler import SampledReading
-from gpusonde.agent.sources.base import (
-    GpuDescription,
-    GpuEvent,
-    GpuEventKind,
-    GpuTicks,
-    Reading,
-    SourceInventory,
-)
+from gpusonde.agent.batch import decode
+from gpusonde.agent.metrics import SelfCounters
+from gpusonde.agent.sampler import SampledReading
+from gpusonde.agent.sources.base import GpuDescription, GpuEvent, GpuEventKind, GpuTicks, Reading, SourceInventory
 from gpusonde.agent.spool import Spool
+from gpusonde.agent.writer import BatchPace, SpoolWriter
 from gpusonde.telemetry import BlankReason, metric
 
 INVENTORY = SourceInventory("test", (GpuDescription("a"), GpuDescription("b")), (metric("sm_active"),), 0.1)

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpusonde.agent.jobs.devices import DeviceNames, read_minors
-from gpusonde.agent.jobs.mapping_files import MappingFiles
+from gpusonde.agent.jobs.sources import DeviceNames, MappingFiles, read_minors
 from gpusonde.agent.sources.base import GpuDescription
 
 SLURM = Path(__file__).parents[2] / "deploy" / "slurm"

@@ -17,8 +17,7 @@ from support.victim_agent import VictimAgent, stored, stored_of
 from support.wire_agent import START_NS, WireStream, hello, wait_until
 
 from gpusonde.agent import AgentConfig, run_agent
-from gpusonde.agent.records.batch import Batcher
-from gpusonde.agent.records.wire import inventory_record
+from gpusonde.agent.batch import Batcher, inventory_record
 from gpusonde.agent.sources.base import GpuDescription, GpuTicks, SourceInventory
 from gpusonde.agent.spool import Spool
 from gpusonde.agent.spool.inspection import inspect_spool

@@ -6,7 +6,7 @@ import pytest
 from support.faulty_files import FaultyFiles, PowerLost
 from support.spools import START_NS, batch
 
-from gpusonde.agent.counters import SelfCounters
+from gpusonde.agent.metrics import SelfCounters
 from gpusonde.agent.spool import Spool, SpoolDirectoryError
 from gpusonde.ingest.v1 import ingest_pb2
 

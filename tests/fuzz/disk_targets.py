@@ -9,7 +9,7 @@ from fuzz.folders import clean
 from fuzz.target import Target
 from support.wire_agent import batch, inventory, source_ended
 
-from gpusonde.agent.counters import SelfCounters
+from gpusonde.agent.metrics import SelfCounters
 from gpusonde.agent.spool import Spool, SpoolError
 from gpusonde.agent.spool.segment import encode_header, encode_record
 from gpusonde.collector.storage.disk.files import OsFiles as StoreFiles

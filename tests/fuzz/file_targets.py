@@ -14,9 +14,9 @@ from google.protobuf.message import DecodeError
 from prometheus_client import CollectorRegistry
 from support.problem_documents import small_problem
 
-from gpusonde.agent.jobs.cgroups import owner_of
-from gpusonde.agent.jobs.devices import DeviceNames
 from gpusonde.agent.jobs.kubelet import KubeletPods
+from gpusonde.agent.jobs.processes import owner_of
+from gpusonde.agent.jobs.sources import DeviceNames
 from gpusonde.catalog import CatalogDataError, load_gpus, load_offers
 from gpusonde.catalog.offers import OfferCatalog
 from gpusonde.collector.client import Client

@@ -28,11 +28,10 @@ from support.problem_documents import small_problem
 from support.wire_agent import batch, block, hello, inventory, source_ended
 from support.workload_decoders import ask_about_workloads, read_training, trainings, workload_requests
 
+from gpusonde.agent.batch import BatchError, decode, unpack
 from gpusonde.agent.config import AgentConfig
-from gpusonde.agent.jobs.devices import DeviceNames
-from gpusonde.agent.jobs.mapping_files import MappingFiles
-from gpusonde.agent.jobs.state_file import StateFile
-from gpusonde.agent.records.batch import BatchError, decode, unpack
+from gpusonde.agent.jobs.sources import DeviceNames, MappingFiles
+from gpusonde.agent.jobs.watcher import StateFile
 from gpusonde.agent.spool.files import OsFiles
 from gpusonde.collector.config import CollectorConfig
 from gpusonde.collector.planning.answering import Answers

@@ -12,9 +12,9 @@ from support.running_collector import ProcessCollector, ThreadCollector
 from support.wire_agent import wait_until
 
 from gpusonde.agent import AgentConfig, ReplaySource, run_agent
-from gpusonde.agent.counters import SelfCounters
-from gpusonde.agent.sampling.pace import AdaptivePace, PaceSettings
-from gpusonde.agent.sampling.sampler import Sampler
+from gpusonde.agent.metrics import SelfCounters
+from gpusonde.agent.pace import AdaptivePace, PaceSettings
+from gpusonde.agent.sampler import Sampler
 from gpusonde.agent.sources.base import (
     GpuDescription,
     GpuTicks,

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.metrics_core import Metric
 
-from gpusonde.agent.counters import SelfCounters
-from gpusonde.agent.metrics import AgentFigures, AgentMetrics
+from gpusonde.agent.metrics import AgentFigures, AgentMetrics, SelfCounters
 from gpusonde.agent.records.record_ages import RecordAges
 from gpusonde.agent.sources.base import SourceStatistics
 from gpusonde.collector.counters import CollectorCounters

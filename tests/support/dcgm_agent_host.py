@@ -10,7 +10,7 @@ from support.fake_dcgm import engine as fake
 from support.fake_dcgm.engine import FakeEngine
 
 from gpusonde.agent.sources.base import GpuEvent, SourceInventory, SourceUnavailableError
-from gpusonde.agent.sources.dcgm.connection.bindings import load_bindings
+from gpusonde.agent.sources.dcgm.bindings import load_bindings
 from gpusonde.agent.sources.dcgm.source import DcgmSource
 from gpusonde.telemetry import BlankReason
 

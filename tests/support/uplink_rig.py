@@ -9,7 +9,7 @@ from support.wire_agent import START_NS, TICK_NS
 from support.wire_agent import batch as wire_batch
 from support.wire_agent import inventory as wire_inventory
 
-from gpusonde.agent.counters import SelfCounters
+from gpusonde.agent.metrics import SelfCounters
 from gpusonde.agent.spool import Spool
 from gpusonde.agent.uplink import AgentFacts, Backoff, Uplink, UplinkSettings
 from gpusonde.collector import LocalStore

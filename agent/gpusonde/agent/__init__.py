@@ -1,11 +1,10 @@
 """The per-host agent: samples GPU metrics, keeps them on disk and streams them to a collector."""
 
 from gpusonde.agent.config import AgentConfig, ConfigError
-from gpusonde.agent.counters import SelfCounters
-from gpusonde.agent.daemon import run_agent
+from gpusonde.agent.daemon import AgentReport, run_agent
+from gpusonde.agent.metrics import SelfCounters
 from gpusonde.agent.recorder import RecordReport, record
-from gpusonde.agent.report import AgentReport
-from gpusonde.agent.sampling.sampler import Sampler
+from gpusonde.agent.sampler import Sampler
 from gpusonde.agent.sources.base import (
     GpuSource,
     SourceError,

@@ -1,4 +1,9 @@
-"""The agent: source, sampler, writer, spool and uplink wired together, from start to a clean end."""
+"""The agent: source, sampler, writer, spool and uplink wired together, from start to a clean end.
+
+``AgentReport``: how an agent ended.
+
+Work that blocks, in threads beside the event loop.
+"""
 
 from __future__ import annotations
 
@@ -10,29 +15,93 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
+from gpusonde.agent.batch import inventory_record
 from gpusonde.agent.config import AgentConfig
-from gpusonde.agent.counters import SelfCounters
-from gpusonde.agent.description.host import describe_host
-from gpusonde.agent.description.load import HostLoadReader
+from gpusonde.agent.host import HostLoadReader, describe_host
 from gpusonde.agent.jobs import JobParts, JobWatcher, make_watcher
-from gpusonde.agent.records.wire import inventory_record
-from gpusonde.agent.records.writer import BatchPace, SpoolWriter
-from gpusonde.agent.report import AgentReport
-from gpusonde.agent.sampling.pace import AdaptivePace
-from gpusonde.agent.sampling.sampler import Sampler
+from gpusonde.agent.metrics import SelfCounters
+from gpusonde.agent.pace import AdaptivePace
+from gpusonde.agent.sampler import Sampler
 from gpusonde.agent.sources.base import GpuSource, SourceInventory
 from gpusonde.agent.sources.select import make_process_reader, make_source
 from gpusonde.agent.spool import Spool
 from gpusonde.agent.spool.files import Files
-from gpusonde.agent.threads import in_thread
-from gpusonde.agent.upkeep import Adjustable, Upkeep, pace_settings, uplink_settings
+from gpusonde.agent.supervisor import Adjustable, Upkeep, pace_settings, uplink_settings
 from gpusonde.agent.uplink import AgentFacts, Uplink
+from gpusonde.agent.writer import BatchPace, SpoolWriter
 from gpusonde.service.config import format_duration
 from gpusonde.service.health import notify
 from gpusonde.service.process import end, release_startup_memory
 from gpusonde.service.reload import ConfigSource
+
+
+@dataclass(frozen=True)
+class AgentReport:
+    """How an agent ended.
+
+    Attributes:
+        agent_id: Its name at the collector.
+        spool_id: The last run of sequence numbers.
+        source: Name of the source.
+        gpu_uuids: The sampled GPUs.
+        counters: Everything counted.
+        source_ended: A finite source was played to its end.
+        drained: The collector acknowledged every record on disk.
+    """
+
+    agent_id: str
+    spool_id: str
+    source: str
+    gpu_uuids: tuple[str, ...]
+    counters: SelfCounters
+    source_ended: bool
+    drained: bool
+
+    def as_json(self) -> dict[str, object]:
+        """Return the report ready for ``json.dumps``."""
+        return {
+            "agent_id": self.agent_id,
+            "spool_id": self.spool_id,
+            "source": self.source,
+            "gpu_uuids": list(self.gpu_uuids),
+            "source_ended": self.source_ended,
+            "drained": self.drained,
+            **self.counters.as_json(),
+        }
+
+
+_T = TypeVar("_T")
+
+
+def in_thread(name: str, work: Callable[[], _T]) -> asyncio.Future[_T]:
+    """Run ``work`` in a daemon thread: one that hangs in a driver call must not keep the process from ending."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[_T] = loop.create_future()
+
+    def settle(result: _T | None, error: BaseException | None) -> None:
+        if future.cancelled():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        result: _T | None = None
+        error: BaseException | None = None
+        try:
+            result = work()
+        except BaseException as caught:
+            error = caught
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return future
+
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from gpusonde.agent.counters import SelfCounters
-from gpusonde.agent.sampling.sampler import SampledReading, Sampler
+from gpusonde.agent.metrics import SelfCounters
+from gpusonde.agent.sampler import SampledReading, Sampler
 from gpusonde.agent.sources.base import GpuDescription, GpuEventKind, GpuSource, GpuTicks, SourceInventory
 from gpusonde.telemetry import TraceMetadata, TraceWriter
 

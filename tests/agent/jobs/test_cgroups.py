@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusonde.agent.jobs.cgroups import owner_of
-from gpusonde.agent.jobs.owners import Scheduler, bounded
+from gpusonde.agent.jobs.processes import owner_of
+from gpusonde.agent.jobs.sources import Scheduler, bounded
 
 CONTAINER = "3f2a" * 16
 OTHER = "9b1c" * 16

@@ -1,6 +1,6 @@
 """Names of GPUs: indices, device files, UUIDs and what device plugins make of them."""
 
-from gpusonde.agent.jobs.devices import DeviceNames, read_minors
+from gpusonde.agent.jobs.sources import DeviceNames, read_minors
 from gpusonde.agent.sources.base import GpuDescription
 
 GPUS = [GpuDescription("GPU-a", 0), GpuDescription("GPU-b", 1), GpuDescription("GPU-c", 2, mig_uuid="MIG-1")]

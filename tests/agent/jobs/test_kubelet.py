@@ -7,9 +7,8 @@ import grpc
 import pytest
 from support.fake_kubelet import FakeKubelet
 
-from gpusonde.agent.jobs.devices import DeviceNames
 from gpusonde.agent.jobs.kubelet import KubeletPods, list_pods
-from gpusonde.agent.jobs.owners import JobSourceError, Scheduler
+from gpusonde.agent.jobs.sources import DeviceNames, JobSourceError, Scheduler
 from gpusonde.agent.sources.base import GpuDescription
 
 STARTED, NOW = 1_700_000_000_000_000_000, 1_700_000_100_000_000_000

@@ -3,8 +3,8 @@
 import os
 
 from gpusonde.agent.jobs.ledger import Ledger
-from gpusonde.agent.jobs.owners import Owner, Scheduler
-from gpusonde.agent.jobs.state_file import StateFile
+from gpusonde.agent.jobs.sources import Owner, Scheduler
+from gpusonde.agent.jobs.watcher import StateFile
 from gpusonde.agent.spool.files import OsFiles
 
 T = 1_700_000_000_000_000_000

@@ -4,9 +4,7 @@ import os
 
 import pytest
 
-from gpusonde.agent.jobs.devices import DeviceNames
-from gpusonde.agent.jobs.mapping_files import MappingFiles
-from gpusonde.agent.jobs.owners import JobSourceError, Scheduler
+from gpusonde.agent.jobs.sources import DeviceNames, JobSourceError, MappingFiles, Scheduler
 from gpusonde.agent.sources.base import GpuDescription, StaticAttribute, StaticOrigin
 
 NOW = 1_800_000_000_000_000_000

@@ -7,10 +7,10 @@ import time
 import pytest
 
 from gpusonde.agent.config import JobsConfig
-from gpusonde.agent.counters import SelfCounters
 from gpusonde.agent.jobs import JobParts, make_watcher
-from gpusonde.agent.jobs.owners import JobSourceError, Scheduler
 from gpusonde.agent.jobs.processes import ProcessOwners, ProcFolder
+from gpusonde.agent.jobs.sources import JobSourceError, Scheduler
+from gpusonde.agent.metrics import SelfCounters
 from gpusonde.agent.sources.base import GpuDescription, SourceInventory
 from gpusonde.agent.sources.nvml.processes import NvmlProcesses
 

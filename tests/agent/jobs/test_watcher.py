@@ -4,10 +4,8 @@ import threading
 
 import pytest
 
-from gpusonde.agent.jobs.devices import DeviceNames
-from gpusonde.agent.jobs.owners import JobSourceError, Owner, Scheduler
-from gpusonde.agent.jobs.state_file import StateFile
-from gpusonde.agent.jobs.watcher import JobWatcher
+from gpusonde.agent.jobs.sources import DeviceNames, JobSourceError, Owner, Scheduler
+from gpusonde.agent.jobs.watcher import JobWatcher, StateFile
 from gpusonde.agent.sources.base import GpuDescription
 from gpusonde.agent.spool.files import OsFiles
 from gpusonde.common.v1 import job_pb2

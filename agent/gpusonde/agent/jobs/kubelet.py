@@ -9,8 +9,7 @@ from typing import Any
 
 import grpc
 
-from gpusonde.agent.jobs.devices import DeviceNames
-from gpusonde.agent.jobs.owners import JobSourceError, Owner, Owners, Scheduler, bounded
+from gpusonde.agent.jobs.sources import DeviceNames, JobSourceError, Owner, Owners, Scheduler, bounded
 from gpusonde.kubelet.v1 import pod_resources_pb2
 
 _METHOD = "/v1.PodResourcesLister/List"
@@ -96,7 +95,7 @@ class KubeletPods:
             return True
 
     def owners(self, now_unix_nano: int) -> Owners:
-        """See :class:`gpusonde.agent.jobs.owners.JobSource`."""
+        """See :class:`gpusonde.agent.jobs.sources.JobSource`."""
         if not self.is_there():
             if self._first:
                 return {}

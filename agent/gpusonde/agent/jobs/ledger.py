@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from gpusonde.agent.jobs.owners import Owner, Owners, Scheduler
+from gpusonde.agent.jobs.sources import Owner, Owners, Scheduler
 
 SHARED_LABEL = "shared"
 # Enough to tell a collector again what a full spool has lost of some days.

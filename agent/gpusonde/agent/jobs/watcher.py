@@ -1,21 +1,97 @@
-"""``JobWatcher``: asks every source of jobs at a slow pace, and records what changed."""
+"""``JobWatcher``: asks every source of jobs at a slow pace, and records what changed.
+
+The open bindings on disk, so that a job that ends while the agent is away is ended when it comes back.
+
+From ``[jobs]`` to a :class:`JobWatcher`.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from gpusonde.agent.jobs.devices import DeviceNames
+from gpusonde.agent.config import JobsConfig
+from gpusonde.agent.jobs.kubelet import KubeletPods
 from gpusonde.agent.jobs.ledger import Binding, Ledger
-from gpusonde.agent.jobs.owners import JobSource, JobSourceError, Owner, Owners, Scheduler
-from gpusonde.agent.jobs.state_file import StateFile
-from gpusonde.agent.sources.base import GpuDescription
+from gpusonde.agent.jobs.processes import ProcessOwners, ProcFolder
+from gpusonde.agent.jobs.sources import (
+    DRIVER_FOLDER,
+    DeviceNames,
+    JobSource,
+    JobSourceError,
+    MappingFiles,
+    Owner,
+    Owners,
+    Scheduler,
+    read_minors,
+)
+from gpusonde.agent.metrics import SelfCounters
+from gpusonde.agent.sources.base import GpuDescription, ProcessReader, SourceInventory
+from gpusonde.agent.spool.files import Files, OsFiles, write_file
 from gpusonde.common.v1 import job_pb2
 from gpusonde.ingest.v1 import ingest_pb2
 
 log = logging.getLogger(__name__)
+
+FILE_NAME = "job_bindings.json"
+_LARGEST_FILE_BYTES = 4 << 20
+
+
+class StateFile:
+    """Stores bindings in one file.
+
+    Args:
+        path: The file.
+        files: The file operations.
+    """
+
+    def __init__(self, path: Path, files: Files) -> None:
+        self._path = path
+        self._files = files
+
+    def load(self) -> tuple[Binding, ...]:
+        """Return what was stored; nothing, with a warning, when the file cannot be used."""
+        try:
+            with self._path.open("rb") as file:
+                data = file.read(_LARGEST_FILE_BYTES)
+            return tuple(_binding(fields) for fields in json.loads(data))
+        except FileNotFoundError:
+            return ()
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            log.warning("%s cannot be read (%s); jobs that ended meanwhile stay open", self._path, error)
+            return ()
+
+    def save(self, bindings: Iterable[Binding]) -> None:
+        """Store bindings; a disk that refuses is logged and costs nothing else."""
+        entries = [
+            {
+                "gpu": b.gpu,
+                "scheduler": b.scheduler.value,
+                "job_id": b.job_id,
+                "start_unix_nano": b.start_unix_nano,
+                "labels": dict(b.labels),
+            }
+            for b in bindings
+        ]
+        try:
+            write_file(self._files, self._path, (json.dumps(entries) + "\n").encode())
+        except OSError as error:
+            log.warning("%s cannot be written: %s", self._path, error.strerror)
+
+
+def _binding(fields: dict[str, Any]) -> Binding:
+    start = fields["start_unix_nano"]
+    if not isinstance(start, int) or not 0 < start < 1 << 62:
+        raise ValueError(f"{start!r:.40} is no time")
+    labels = {str(key): str(value) for key, value in fields["labels"].items()}
+    return Binding(str(fields["gpu"]), Scheduler(fields["scheduler"]), str(fields["job_id"]), start, labels=labels)
+
 
 _SCHEDULERS = {
     Scheduler.SLURM: job_pb2.SCHEDULER_SLURM,
@@ -208,3 +284,66 @@ def _log_changes(changed: Sequence[Binding]) -> None:
     for binding in changed:
         what = "left" if binding.end_unix_nano else "holds"
         log.info("job %s (%s) %s GPU %s", binding.job_id, binding.scheduler.value, what, binding.gpu)
+
+
+@dataclass(frozen=True)
+class JobParts:
+    """What the watcher needs of the rest of the agent and of the host.
+
+    Attributes:
+        inventory: The sampled GPUs.
+        spool_directory: Where open bindings are kept over restarts.
+        emit: Takes each JobBindings record.
+        counters: Filled with records and failures.
+        processes: Tells the processes on the GPUs; None where nothing does.
+        files: The file operations.
+        proc: Where procfs is mounted.
+        driver: The kernel module's folder.
+    """
+
+    inventory: SourceInventory
+    spool_directory: Path
+    emit: Callable[[ingest_pb2.Record], None]
+    counters: SelfCounters
+    processes: ProcessReader | None = None
+    files: Files | None = None
+    proc: Path = Path("/proc")
+    driver: Path = DRIVER_FOLDER
+
+
+def make_sources(
+    config: JobsConfig, devices: DeviceNames, processes: ProcessReader | None, proc: Path = Path("/proc")
+) -> list[JobSource]:
+    """Return the configured sources in order of precedence."""
+    sources: list[JobSource] = []
+    if config.slurm_mapping_dir:
+        sources.append(MappingFiles(Path(config.slurm_mapping_dir), devices, index_order=config.slurm_index))
+    if config.kubelet_socket:
+        sources.append(KubeletPods(Path(config.kubelet_socket), devices, time.time_ns()))
+    if config.cgroups and processes is not None:
+        sources.append(ProcessOwners(processes.compute_processes, ProcFolder(proc)))
+    return sources
+
+
+def make_watcher(config: JobsConfig, parts: JobParts) -> JobWatcher | None:
+    """Return what watches the jobs of the sampled GPUs; None when there is nothing to ask, or all GPUs are replayed."""
+    devices = DeviceNames(parts.inventory.gpus, read_minors(parts.driver))
+    sources = make_sources(config, devices, parts.processes, parts.proc)
+    if not sources or all(gpu.replayed for gpu in parts.inventory.gpus):
+        return None
+    counters = parts.counters
+
+    def emit(record: ingest_pb2.Record) -> None:
+        counters.job_bindings += len(record.job_bindings.bindings)
+        parts.emit(record)
+
+    return JobWatcher(
+        sources,
+        devices,
+        StateFile(parts.spool_directory / FILE_NAME, parts.files or OsFiles()),
+        emit,
+        poll_interval_s=config.poll_interval_s,
+        on_failure=counters.count_job_source_failure,
+        losses=lambda: sum(counters.dropped_records.values()),
+        on_end=parts.processes.close if parts.processes is not None else lambda: None,
+    )

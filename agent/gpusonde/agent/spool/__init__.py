@@ -1,6 +1,6 @@
 """The disk spool: records wait here until a collector has made them durable."""
 
-from gpusonde.agent.spool.errors import (
+from gpusonde.agent.spool.segment import (
     SpoolCorruptError,
     SpoolDirectoryError,
     SpoolError,

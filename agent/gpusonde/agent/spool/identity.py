@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from gpusonde.agent.spool.errors import SpoolCorruptError, SpoolDirectoryError, SpoolLockedError
 from gpusonde.agent.spool.files import Files, write_file
+from gpusonde.agent.spool.segment import SpoolCorruptError, SpoolDirectoryError, SpoolLockedError
 
 _IDENTITY_FILE = "identity.json"
 _LOCK_FILE = "lock"

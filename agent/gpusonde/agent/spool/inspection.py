@@ -11,13 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
-from gpusonde.agent.spool.errors import SpoolCorruptError, SpoolDirectoryError
 from gpusonde.agent.spool.files import Files, OsFiles
 from gpusonde.agent.spool.identity import DirectoryLock, Identity, load_identity
-from gpusonde.agent.spool.index import Segment
-from gpusonde.agent.spool.reader import SegmentReader
-from gpusonde.agent.spool.recovery import Finding, FindingKind, Recovery, examine, recover
-from gpusonde.agent.spool.segment import SUFFIX
+from gpusonde.agent.spool.segment import SUFFIX, Segment, SpoolCorruptError, SpoolDirectoryError
+from gpusonde.agent.spool.segments import Finding, FindingKind, Recovery, examine, recover
+from gpusonde.agent.spool.spool import SegmentReader
 from gpusonde.ingest.v1 import ingest_pb2
 
 

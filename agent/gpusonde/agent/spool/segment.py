@@ -9,14 +9,120 @@ Layout, all little-endian::
 
 The context makes every segment readable by itself: when older segments are dropped or were acknowledged by another
 collector, the inventory can still be sent ahead of the batches that refer to it.
+
+What can be wrong with a spool.
+
+What is known of a segment file without reading it.
+
+LossReports: how records that were given up are told to the collector.
 """
 
 from __future__ import annotations
 
 import struct
 import zlib
+from array import array
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from gpusonde.agent.batch import batch_ticks
+from gpusonde.ingest.v1 import ingest_pb2
+
+
+class SpoolError(Exception):
+    """A spool cannot be used."""
+
+
+class SpoolLockedError(SpoolError):
+    """Another agent uses the directory."""
+
+
+class SpoolDirectoryError(SpoolError):
+    """The directory cannot be created, read or written."""
+
+
+class SpoolCorruptError(SpoolError):
+    """The files are not a spool, or damaged beyond what losses can describe."""
+
+
+class SpoolGapError(SpoolError):
+    """A sequence was asked for that the spool no longer holds."""
+
+
+@dataclass
+class Segment:
+    """What is known of one segment file without reading it.
+
+    Attributes:
+        path: The file.
+        first_sequence: Sequence of the first record; of the next one to come while there is none.
+        context: Serialised Inventory record in force at the first record; empty in a new spool.
+        offsets: Offset of each record; record i has sequence ``first_sequence + i``.
+        ticks: Ticks in each record.
+        loss_reports: LossReports inside, by sequence: they must outlive the segment.
+        size: Bytes up to the end of the last record.
+    """
+
+    path: Path
+    first_sequence: int
+    context: bytes = b""
+    offsets: array[int] = field(default_factory=lambda: array("Q"))
+    ticks: array[int] = field(default_factory=lambda: array("I"))
+    loss_reports: dict[int, ingest_pb2.LossReport] = field(default_factory=dict)
+    size: int = 0
+
+    @property
+    def last_sequence(self) -> int:
+        """Sequence of the last record, ``first_sequence - 1`` when there is none."""
+        return self.first_sequence + len(self.offsets) - 1
+
+    def index(self, record: ingest_pb2.Record, encoded_bytes: int) -> None:
+        """Note a record that was written at :attr:`size`."""
+        self.offsets.append(self.size)
+        self.ticks.append(record_ticks(record))
+        if record.HasField("loss_report"):
+            self.loss_reports[record.sequence] = record.loss_report
+        self.size += encoded_bytes
+
+
+def record_ticks(record: ingest_pb2.Record) -> int:
+    """Return the ticks of one GPU each inside a record."""
+    return batch_ticks(record.batch) if record.HasField("batch") else 0
+
+
+def loss_record(first: int, last: int, reason: ingest_pb2.LossReason, ticks: int) -> ingest_pb2.Record:
+    """Return the record that declares a loss; ``first == last == 0`` when the ticks never had a sequence."""
+    return ingest_pb2.Record(
+        loss_report=ingest_pb2.LossReport(
+            first_lost_sequence=first, last_lost_sequence=last, reason=reason, lost_ticks=ticks
+        )
+    )
+
+
+def loss_of(segment: Segment, unacked: int) -> ingest_pb2.LossReport:
+    """Return what dropping a segment from its record ``unacked`` on loses, and what LossReports among those told."""
+    loss = ingest_pb2.LossReport(
+        first_lost_sequence=segment.first_sequence + unacked,
+        last_lost_sequence=segment.last_sequence,
+        reason=ingest_pb2.LOSS_REASON_SPOOL_FULL,
+        lost_ticks=sum(segment.ticks[unacked:]),
+    )
+    for sequence, report in segment.loss_reports.items():
+        if sequence >= segment.first_sequence + unacked:
+            loss = merge(report, loss)
+    return loss
+
+
+def merge(earlier: ingest_pb2.LossReport, later: ingest_pb2.LossReport) -> ingest_pb2.LossReport:
+    """Return one report for two losses; the range is the smallest that holds both, the ticks are their sum."""
+    first = min(s for s in (earlier.first_lost_sequence, later.first_lost_sequence) if s)
+    return ingest_pb2.LossReport(
+        first_lost_sequence=first,
+        last_lost_sequence=max(earlier.last_lost_sequence, later.last_lost_sequence),
+        reason=ingest_pb2.LOSS_REASON_SPOOL_FULL,
+        lost_ticks=earlier.lost_ticks + later.lost_ticks,
+    )
+
 
 SUFFIX = ".seg"
 MAGIC = b"GSSPOOL1"

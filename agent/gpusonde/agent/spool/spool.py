@@ -1,4 +1,9 @@
-"""``Spool``: the agent's memory on disk between the sampler and a collector's acknowledgement."""
+"""``Spool``: the agent's memory on disk between the sampler and a collector's acknowledgement.
+
+The one segment file that is written to.
+
+Reading single records back, with the file of the last one kept open.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +17,121 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-from gpusonde.agent.counters import SelfCounters
-from gpusonde.agent.spool.appender import Appender
-from gpusonde.agent.spool.errors import SpoolDirectoryError, SpoolGapError
+from gpusonde.agent.metrics import SelfCounters
 from gpusonde.agent.spool.files import Files, OsFiles
 from gpusonde.agent.spool.identity import DirectoryLock, Identity, load_identity, store_identity
-from gpusonde.agent.spool.index import Segment, record_ticks
-from gpusonde.agent.spool.losses import loss_of, loss_record, merge
-from gpusonde.agent.spool.reader import SegmentReader
-from gpusonde.agent.spool.recovery import Recovery, recover
-from gpusonde.agent.spool.segment import RECORD, encode_record
+from gpusonde.agent.spool.segment import (
+    RECORD,
+    Segment,
+    SpoolDirectoryError,
+    SpoolGapError,
+    encode_header,
+    encode_record,
+    loss_of,
+    loss_record,
+    merge,
+    parse_record,
+    record_ticks,
+    segment_path,
+)
+from gpusonde.agent.spool.segments import Recovery, recover
 from gpusonde.ingest.v1 import ingest_pb2
+
+
+class Appender:
+    """Holds the newest segment open.
+
+    Args:
+        directory: Where segments are made.
+        files: The file operations; what they raise passes through.
+    """
+
+    def __init__(self, directory: Path, files: Files) -> None:
+        self._directory = directory
+        self._files = files
+        self._descriptor = -1
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a file to write to."""
+        return self._descriptor >= 0
+
+    def resume(self, segment: Segment) -> None:
+        """Go on with a segment that was read back, after making sure that all of it is on the disk."""
+        self._descriptor = self._files.open(segment.path)
+        self._files.sync(self._descriptor)
+
+    def begin(self, first_sequence: int, context: bytes) -> Segment:
+        """Make a new segment whose name and header survive a power loss."""
+        path = segment_path(self._directory, first_sequence)
+        header = encode_header(first_sequence, context)
+        # A file of this name can only be what an earlier, failed attempt left.
+        path.unlink(missing_ok=True)
+        descriptor = self._files.create(path)
+        try:
+            self._files.write(descriptor, header, 0)
+            self._files.sync(descriptor)
+            self._files.sync_directory(self._directory)
+        except OSError:
+            self._files.close(descriptor)
+            with contextlib.suppress(OSError):
+                self._files.unlink(path)
+            raise
+        self._descriptor = descriptor
+        return Segment(path, first_sequence, context, size=len(header))
+
+    def write(self, data: bytes, offset: int) -> None:
+        """Write at an offset; what a failed write leaves behind it is overwritten by the next or cut at recovery."""
+        self._files.write(self._descriptor, data, offset)
+
+    def sync(self) -> None:
+        """Return once everything written survives a power loss."""
+        self._files.sync(self._descriptor)
+
+    def close(self) -> None:
+        """Close the file; safe when there is none."""
+        if self._descriptor >= 0:
+            self._files.close(self._descriptor)
+            self._descriptor = -1
+
+
+class SegmentReader:
+    """Reads records of segments; a sender goes through them in order, so one open file is enough.
+
+    Args:
+        files: The file operations.
+    """
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self._first_sequence = 0
+        self._descriptor = -1
+
+    def read(self, segment: Segment, sequence: int) -> ingest_pb2.Record | None:
+        """Return a record of the segment, None when its bytes are damaged."""
+        if self._descriptor < 0 or self._first_sequence != segment.first_sequence:
+            self.close()
+            self._descriptor = self._files.open(segment.path)
+            self._first_sequence = segment.first_sequence
+        i = sequence - segment.first_sequence
+        start = segment.offsets[i]
+        end = segment.offsets[i + 1] if i + 1 < len(segment.offsets) else segment.size
+        found = parse_record(self._files.read(self._descriptor, end - start, start), 0)
+        if found is None or found.sequence != sequence:
+            return None
+        return ingest_pb2.Record.FromString(found.payload)
+
+    def forget(self, segment: Segment) -> None:
+        """Close the segment's file before it is removed."""
+        if self._first_sequence == segment.first_sequence:
+            self.close()
+
+    def close(self) -> None:
+        """Close the open file."""
+        if self._descriptor >= 0:
+            self._files.close(self._descriptor)
+            self._descriptor = -1
+
 
 log = logging.getLogger(__name__)
 

@@ -4,6 +4,13 @@ The spool is the truth; a session only moves it. Each begins with Hello and the 
 from the next one with a bounded number of records unacknowledged, and frees the spool as acks arrive. However a session
 ends, the next one begins the same way, so that nothing is sent twice to a collector that has it, and nothing is left
 out.
+
+Waiting between attempts to connect: exponential, with full jitter.
+
+Full jitter (a uniform draw from zero to the bound) spreads a fleet that lost its collector at one moment better than
+jitter around the bound does.
+
+The channel to a collector, and how a call on it ended.
 """
 
 from __future__ import annotations
@@ -12,21 +19,97 @@ import asyncio
 import contextlib
 import fnmatch
 import logging
+import random
 from collections.abc import Callable
 
 import grpc
 import grpc.aio
 
-from gpusonde.agent.counters import SelfCounters
+from gpusonde.agent.metrics import SelfCounters
 from gpusonde.agent.spool import Spool, SpoolGapError
-from gpusonde.agent.uplink.backoff import Backoff
-from gpusonde.agent.uplink.channel import call_status, open_channel
-from gpusonde.agent.uplink.outcomes import Drained, Renewed, ResendNeeded, SessionEnd, SessionFailed
-from gpusonde.agent.uplink.session import SampleCall, Session
+from gpusonde.agent.uplink.session import Drained, Renewed, ResendNeeded, SampleCall, Session, SessionEnd, SessionFailed
 from gpusonde.agent.uplink.settings import AgentFacts, UplinkSettings
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.service.process import end, within
 from gpusonde.service.tls import Access, ClientSecurity, ExpiryWarning, TlsError, hangs_up_on_strangers, is_loopback
+
+
+class Backoff:
+    """Seconds to wait before the next attempt.
+
+    Args:
+        initial_s: Bound of the first wait.
+        maximum_s: Bound that later waits double up to.
+        uniform: Draws from an interval.
+    """
+
+    def __init__(
+        self,
+        initial_s: float = 0.5,
+        maximum_s: float = 30.0,
+        uniform: Callable[[float, float], float] = random.uniform,
+    ) -> None:
+        self._initial_s = initial_s
+        self._maximum_s = maximum_s
+        self._uniform = uniform
+        self._attempt = 0
+
+    def reset(self) -> None:
+        """Begin again: a collector answered."""
+        self._attempt = 0
+
+    def next_s(self) -> float:
+        """Return the wait after one more failure that may pass."""
+        bound_s = min(self._maximum_s, self._initial_s * 2.0 ** min(self._attempt, 16))
+        self._attempt += 1
+        return self._uniform(0.0, bound_s)
+
+    def slow_s(self) -> float:
+        """Return the wait after a refusal that only a person can lift."""
+        return self._uniform(0.5 * self._maximum_s, self._maximum_s)
+
+
+_STATUS_TIMEOUT_S = 5.0
+
+
+def open_channel(target: str, access: Access, settings: UplinkSettings) -> grpc.aio.Channel:
+    """Return a channel that notices a dead connection by itself."""
+    options = [
+        *access.options,
+        # Otherwise a new channel inherits the back-off of the connection that has just failed.
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.keepalive_time_ms", round(settings.keepalive_s * 1e3)),
+        ("grpc.keepalive_timeout_ms", round(settings.keepalive_timeout_s * 1e3)),
+        # gRPC 1.85 applies the line above to a ping of its own only; with another one under way a dead connection would
+        # be noticed after a minute.
+        ("grpc.http2.ping_timeout_ms", round(settings.keepalive_timeout_s * 1e3)),
+        ("grpc.keepalive_permit_without_calls", 0),
+        ("grpc.http2.max_pings_without_data", 0),
+        # Answers are a few bytes: to measure the bandwidth for them would wake up the host with every one.
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.max_receive_message_length", 1 << 20),
+        ("grpc.max_send_message_length", 16 << 20),
+        ("grpc.enable_retries", 0),
+    ]
+    if access.credentials is None:
+        return grpc.aio.insecure_channel(target, options=options)
+    return grpc.aio.secure_channel(target, access.credentials, options=options)
+
+
+async def call_status(
+    call: SampleCall,
+    error: BaseException | None,
+) -> tuple[str, str]:
+    """Return the status a call ended with, as far as it can be known."""
+    if isinstance(error, grpc.aio.AioRpcError):
+        return error.code().name, error.details() or ""
+    try:
+        code: grpc.StatusCode = await within(call.code(), _STATUS_TIMEOUT_S)
+        details: str = await within(call.details(), _STATUS_TIMEOUT_S) or ""
+    except asyncio.TimeoutError:
+        return grpc.StatusCode.UNKNOWN.name, f"the stream broke: {error}"
+    return code.name, details or "the collector closed the stream"
+
 
 log = logging.getLogger(__name__)
 

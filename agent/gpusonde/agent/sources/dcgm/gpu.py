@@ -1,14 +1,29 @@
-"""One GPU as DCGM shows it: values in, ticks out, and whether it is still there."""
+"""One GPU as DCGM shows it: values in, ticks out, and whether it is still there.
+
+``TickGrid``: values with times of their own -> ticks with all columns.
+
+The engine stamps every value when it was measured and delivers late. The grid has the agent's interval and the engine's
+phase, which it follows as the engine's clock drifts, so that each measurement falls into the middle of its own tick.
+Profiling values can come from another thread of the engine than the rest: each watch has a phase of its own.
+
+One value of the engine: a number in the catalogue's unit, or the reason why there is none.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import math
 from collections import deque
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpusonde.agent.sources.base import GpuTicks
+from gpusonde.agent.sources.base import GpuTicks, ZeroGuard
+from gpusonde.agent.sources.dcgm.bindings import Entity
+from gpusonde.agent.sources.dcgm.connection import status_reason
 from gpusonde.agent.sources.dcgm.fields import (
     AVERAGE_POWER_FIELD,
     INSTANT_POWER_FIELD,
@@ -17,10 +32,235 @@ from gpusonde.agent.sources.dcgm.fields import (
     SLOW_METRICS,
     XID_FIELD,
 )
-from gpusonde.agent.sources.dcgm.ticks import Tick, TickGrid
-from gpusonde.agent.sources.dcgm.values import EngineValue
-from gpusonde.agent.sources.plausibility import ZeroGuard
-from gpusonde.telemetry import BlankReason, Metric, Unit
+from gpusonde.telemetry import BlankReason, FloatArray, Metric, Unit
+
+# Share of the deviation of a value from its tick's middle that the phase takes over.
+_FOLLOW = 0.1
+# Watches apart by more than this are numbered anew, in intervals.
+_MAX_PHASE = 0.75
+# A longer hole is not filled with blank ticks; the GPU counts as lost meanwhile.
+_MAX_HOLE_S = 5.0
+
+
+@dataclass(frozen=True)
+class Tick:
+    """One finished tick.
+
+    Attributes:
+        time_us: Unix microseconds.
+        values: Shape (columns,), NaN where there is no value.
+        blanks: Column -> why its value is NaN.
+    """
+
+    time_us: int
+    values: FloatArray
+    blanks: dict[int, BlankReason]
+
+
+@dataclass
+class _Bin:
+    means: dict[int, float] = field(default_factory=dict)
+    counts: dict[int, int] = field(default_factory=dict)
+    blanks: dict[int, BlankReason] = field(default_factory=dict)
+
+
+class TickGrid:
+    """Collects the values of one GPU.
+
+    Args:
+        columns: Number of columns of a tick.
+        expected: Columns that are measured every tick; a tick is finished when it has them all.
+        interval_s: Seconds between ticks.
+        settle_s: Seconds after which a tick is finished without them.
+    """
+
+    def __init__(self, columns: int, expected: Collection[int], interval_s: float, settle_s: float) -> None:
+        self._columns = columns
+        self._expected = frozenset(expected)
+        self._interval_us = interval_s * 1e6
+        self._settle_us = settle_s * 1e6
+        self._max_hole = max(2, round(_MAX_HOLE_S / interval_s))
+        self._held: dict[int, float | BlankReason] = {}
+        self._standing: dict[int, BlankReason] = {}
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all times: the clock was set, or the engine is another one."""
+        self._bins: dict[int, _Bin] = {}
+        self._origins_us: dict[str, float] = {}
+        self._base = ""
+        self._next = 0
+        self._last_bin: dict[str, int] = {}
+
+    def hold(self, column: int, value: float | BlankReason) -> None:
+        """Set a slow column: its value is repeated in every tick until the next one."""
+        self._held[column] = value
+
+    def add(self, watch: str, column: int, time_us: int, value: float | BlankReason) -> None:
+        """Put a value of a fast column into its tick. Several in one tick are averaged.
+
+        Args:
+            watch: Name of the watch it came with.
+            column: Its column.
+            time_us: When it was measured, Unix microseconds; 0 for a reason that stands until there is a value.
+            value: In the catalogue's unit, or why there is none.
+        """
+        if isinstance(value, BlankReason):
+            self._standing[column] = value
+        elif self._standing:
+            self._standing.pop(column, None)
+        if not time_us:
+            return
+        number = self._number(watch, time_us)
+        if number < self._next:
+            return
+        target = self._bins.get(number)
+        if target is None:
+            target = self._bins[number] = _Bin()
+        if isinstance(value, BlankReason):
+            target.blanks[column] = value
+        elif column not in target.means:
+            target.means[column] = value
+        else:
+            count = target.counts[column] = target.counts.get(column, 1) + 1
+            target.means[column] += (value - target.means[column]) / count
+
+    def take(self, now_us: int | None) -> list[Tick]:
+        """Return the ticks that are finished at a time, oldest first; None for all, as they are.
+
+        A tick without any value, between ticks that have some, is blank.
+        """
+        finished = []
+        while self._bins:
+            current = self._bins.get(self._next)
+            if current is None and min(self._bins) - self._next > self._max_hole:
+                self._next = min(self._bins)
+                continue
+            time_us = self._origins_us[self._base] + self._next * self._interval_us
+            complete = current is not None and self._expected <= (current.means.keys() | current.blanks.keys())
+            if not complete and now_us is not None and now_us < time_us + self._settle_us:
+                break
+            finished.append(self._tick(round(time_us), self._bins.pop(self._next, _Bin())))
+            self._next += 1
+        return finished
+
+    def _tick(self, time_us: int, source: _Bin) -> Tick:
+        values = np.full(self._columns, np.nan)
+        blanks: dict[int, BlankReason] = {}
+        for column in range(self._columns):
+            answer = self._held.get(column)
+            if answer is None:
+                answer = source.means.get(column)
+            if answer is None:
+                answer = source.blanks.get(column) or self._standing.get(column, BlankReason.NO_DATA)
+            if isinstance(answer, BlankReason):
+                blanks[column] = answer
+            else:
+                values[column] = answer
+        return Tick(time_us, values, blanks)
+
+    def _number(self, watch: str, time_us: int) -> int:
+        """Return the number of the tick that a time belongs to, and let the watch's phase follow."""
+        if not self._origins_us:
+            self._base = watch
+            self._origins_us[watch] = float(time_us)
+        base_us = self._origins_us[self._base]
+        origin_us = self._origins_us.get(watch)
+        if origin_us is None or abs(origin_us - base_us) > _MAX_PHASE * self._interval_us:
+            origin_us = time_us - round((time_us - base_us) / self._interval_us) * self._interval_us
+        number = round((time_us - origin_us) / self._interval_us)
+        if self._last_bin.get(watch) != number:
+            self._last_bin[watch] = number
+            origin_us += _FOLLOW * (time_us - origin_us - number * self._interval_us)
+        self._origins_us[watch] = origin_us
+        return number
+
+
+# dcgm_fields.h: DCGM_FT_DOUBLE, DCGM_FT_INT64, DCGM_FT_TIMESTAMP
+_DOUBLE, _INT64, _TIMESTAMP = ord("d"), ord("i"), ord("t")
+# dcgm_structs.h: blank, not found, not supported, no permission are four consecutive numbers, the rest is reserved.
+_INT32_BLANK = 0x7FFFFFF0
+_INT64_BLANK = 0x7FFFFFFFFFFFFFF0
+_DOUBLE_BLANK = 140737488355328.0
+_BLANK_REASONS = (
+    BlankReason.NO_DATA,
+    BlankReason.NOT_FOUND,
+    BlankReason.NOT_SUPPORTED,
+    BlankReason.NO_PERMISSION,
+)
+
+
+class EngineValue(NamedTuple):
+    """One value as the engine gave it, with our reading of it.
+
+    Attributes:
+        entity: What was measured.
+        field_id: DCGM's number of the field.
+        time_us: When it was measured, Unix microseconds; 0 when the engine holds no value.
+        number: In DCGM's unit, or why there is none.
+    """
+
+    entity: Entity
+    field_id: int
+    time_us: int
+    number: float | BlankReason
+
+
+class _Number(ctypes.Union):
+    _fields_ = (("i64", ctypes.c_int64), ("dbl", ctypes.c_double))
+
+
+@functools.cache
+def plain_layout(theirs: type[ctypes.Structure]) -> type[ctypes.Structure] | None:
+    """Return a structure that reads a ``c_dcgmFieldValue_v1`` in place; None where that has another layout.
+
+    The bindings' own structures convert on every access in Python, which at 10 Hz costs more than all the rest.
+    """
+    members = (
+        ("version", ctypes.c_uint),
+        ("fieldId", ctypes.c_ushort),
+        ("fieldType", ctypes.c_short),
+        ("status", ctypes.c_int),
+        ("ts", ctypes.c_int64),
+        ("value", _Number),
+    )
+    size = sum(ctypes.sizeof(kind) for _, kind in members) + 4
+    rest = ctypes.sizeof(theirs) - size
+    if rest < 0:
+        return None
+    ours = type("PlainFieldValue", (ctypes.Structure,), {"_fields_": (*members, ("rest", ctypes.c_byte * rest))})
+    same = all(getattr(ours, name).offset == getattr(theirs, name).offset for name, _ in members)
+    return ours if same and ctypes.sizeof(ours) == ctypes.sizeof(theirs) else None
+
+
+def read_number(value: Any) -> float | BlankReason:
+    """Return what a ``c_dcgmFieldValue_v1`` holds, in DCGM's unit, or why it holds nothing."""
+    if value.status != 0:
+        return status_reason(value.status)
+    if value.fieldType == _DOUBLE:
+        number = float(value.value.dbl)
+        return number if number < _DOUBLE_BLANK else _blank_reason(number - _DOUBLE_BLANK)
+    if value.fieldType in (_INT64, _TIMESTAMP):
+        integer = int(value.value.i64)
+        return float(integer) if integer < _INT64_BLANK else _blank_reason(integer - _INT64_BLANK)
+    # Texts and blobs: no metric of ours is one.
+    return BlankReason.READ_ERROR
+
+
+def is_blank_int32(number: int) -> bool:
+    """Whether a 32-bit attribute of a device is one of DCGM's sentinels."""
+    return number >= _INT32_BLANK
+
+
+def text_of(value: Any) -> str:
+    """Return a text of the engine; version 3 of the bindings answers in bytes, and texts have a sentinel too."""
+    text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+    return "" if text.startswith("<<<") else text
+
+
+def _blank_reason(offset: float) -> BlankReason:
+    return _BLANK_REASONS[int(offset)] if 0 <= offset < len(_BLANK_REASONS) else BlankReason.NO_DATA
+
 
 # A value arrives some 0.3 s after it was measured (NVIDIA/DCGM issue 170); a tick waits that long for its columns.
 _SETTLE_S = 0.5

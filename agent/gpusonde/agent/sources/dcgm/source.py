@@ -1,14 +1,23 @@
-"""``DcgmSource``: all GPUs and MIG instances of this host through a DCGM host engine."""
+"""``DcgmSource``: all GPUs and MIG instances of this host through a DCGM host engine.
+
+Gives the profiling counters to another profiler for as long as a file exists.
+
+Before Hopper the counters belong to one profiler per host: Nsight and CUPTI fail while DCGM reads them.
+
+When a watch has to be renewed: profiling fields of DCGM stop after hours or after an XID.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from gpusonde.agent.description.inventory import CudaAttributes, read_cuda_attributes
+from gpusonde.agent.inventory import CudaAttributes, read_cuda_attributes
 from gpusonde.agent.sources.base import (
+    LASTING_REASONS,
     GpuDescription,
     GpuEvent,
     GpuEventKind,
@@ -17,30 +26,119 @@ from gpusonde.agent.sources.base import (
     SourceStatistics,
     SourceUnavailableError,
 )
-from gpusonde.agent.sources.dcgm.connection.bindings import Bindings, load_bindings
-from gpusonde.agent.sources.dcgm.connection.engine import EMBEDDED, Engine
-from gpusonde.agent.sources.dcgm.connection.entities import DcgmDevice, Entity
-from gpusonde.agent.sources.dcgm.connection.errors import (
+from gpusonde.agent.sources.dcgm.bindings import Bindings, DcgmDevice, Entity, load_bindings
+from gpusonde.agent.sources.dcgm.connection import (
+    EMBEDDED,
     GPU_IS_LOST,
     DcgmCallError,
+    Engine,
+    EngineLink,
     EngineLostError,
     status_reason,
 )
-from gpusonde.agent.sources.dcgm.connection.link import EngineLink
-from gpusonde.agent.sources.dcgm.describe import describe_devices
 from gpusonde.agent.sources.dcgm.fields import INSTANT_POWER_FIELD, METRIC_OF_FIELD, XID_FIELD
-from gpusonde.agent.sources.dcgm.find import Found, find
-from gpusonde.agent.sources.dcgm.gpu import DcgmGpu
-from gpusonde.agent.sources.dcgm.pause import ProfilingPause
-from gpusonde.agent.sources.dcgm.plan import Planner, Watches
-from gpusonde.agent.sources.dcgm.stuck import StuckWatch
-from gpusonde.agent.sources.dcgm.values import EngineValue
-from gpusonde.agent.sources.dcgm.watch import Watch
+from gpusonde.agent.sources.dcgm.fields_plan import Planner, Watches
+from gpusonde.agent.sources.dcgm.gpu import DcgmGpu, EngineValue
+from gpusonde.agent.sources.dcgm.watch import Found, Watch, describe_devices, find
 from gpusonde.agent.sources.nvml.library import Nvml
-from gpusonde.agent.sources.plausibility import LASTING_REASONS
 from gpusonde.telemetry import METRICS, BlankReason, Metric
 
 log = logging.getLogger(__name__)
+
+_CHECK_INTERVAL_S = 0.5
+
+
+class ProfilingPause:
+    """Pauses and resumes the engine's profiling.
+
+    The engine is never resumed by a start or an end of the agent, only when the file goes away: a profiler may be at
+    work.
+
+    Args:
+        path: The file; empty for never.
+        exists: Whether a path exists.
+    """
+
+    def __init__(self, path: str, exists: Callable[[str], bool] = os.path.exists) -> None:
+        self._path = path
+        self._exists = exists
+        self._checked_s = float("-inf")
+        self.paused = False
+
+    def check(self, engine: Engine, now_s: float) -> None:
+        """Look at the file, at most twice a second, and do what it says.
+
+        Raises:
+            EngineLostError: The engine is gone.
+        """
+        if not self._path or now_s - self._checked_s < _CHECK_INTERVAL_S:
+            return
+        self._checked_s = now_s
+        wanted = self._exists(self._path)
+        if wanted == self.paused:
+            return
+        try:
+            if wanted:
+                engine.pause_profiling()
+                log.warning("%s exists: profiling metrics are paused, their values are blank", self._path)
+            else:
+                engine.resume_profiling()
+                log.warning("%s is gone: profiling metrics are measured again", self._path)
+        except EngineLostError:
+            raise
+        except DcgmCallError as error:
+            log.warning("%s; tried again every %g s", error, _CHECK_INTERVAL_S)
+            return
+        self.paused = wanted
+
+    def forget(self) -> None:
+        """The engine is another one: it is not paused until the file is looked at again."""
+        self.paused = False
+        self._checked_s = float("-inf")
+
+    def close(self) -> None:
+        """Say what is left behind."""
+        if self.paused:
+            log.warning(
+                "the engine's profiling stays paused, because %s exists; 'dcgmi profile --resume' ends that", self._path
+            )
+
+
+# NVIDIA/DCGM issues 16 and 303: no new values.
+_FIRST_PATIENCE_S = 3.0
+_FIRST_PATIENCE_INTERVALS = 10.0
+_LONGEST_PATIENCE_S = 300.0
+
+
+class StuckWatch:
+    """Decides when a silent watch is renewed; later and later while that does not help.
+
+    Args:
+        interval_s: Seconds between measurements.
+        now_s: The monotonic clock.
+    """
+
+    def __init__(self, interval_s: float, now_s: float) -> None:
+        self._first_s = max(_FIRST_PATIENCE_S, _FIRST_PATIENCE_INTERVALS * interval_s)
+        self._patience_s = self._first_s
+        self._since_s = now_s
+
+    def fresh(self, now_s: float) -> None:
+        """There was a new value."""
+        self._since_s, self._patience_s = now_s, self._first_s
+
+    def hold(self, now_s: float) -> None:
+        """Silence is expected now, so it does not count."""
+        self._since_s = now_s
+
+    def due(self, now_s: float) -> bool:
+        """Whether to renew the watch now; True once per period of patience."""
+        if now_s - self._since_s < self._patience_s:
+            return False
+        self._since_s = now_s
+        self._patience_s = min(2 * self._patience_s, _LONGEST_PATIENCE_S)
+        return True
+
 
 DEFAULT_ADDRESS = "127.0.0.1:5555"
 # Far longer than any answer takes, and shorter than what the engine keeps: nothing is lost with an engine that is slow.

@@ -1,16 +1,32 @@
-"""One GPU, or one MIG instance, read through NVML."""
+"""One GPU, or one MIG instance, read through NVML.
+
+MIG: the instances that a GPU is split into, as NVML shows them.
+
+What NVML shows of a host: whole GPUs, and the instances of those that are split.
+
+A GPU or MIG instance as it stands in the inventory.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from gpusonde.agent.sources.base import SourceStatistics
-from gpusonde.agent.sources.nvml.device import Device
-from gpusonde.agent.sources.nvml.library import GpuLostError, Nvml, NvmlCallError
-from gpusonde.agent.sources.nvml.readers.fast import (
+from gpusonde.agent.inventory import describe_gpu
+from gpusonde.agent.sources.base import (
+    LASTING_REASONS,
+    GpuDescription,
+    SourceStatistics,
+    StaticAttribute,
+    StaticOrigin,
+    ZeroGuard,
+)
+from gpusonde.agent.sources.nvml.fast_reader import (
     MEMORY,
     PCIE_COUNTERS,
     POWER,
@@ -24,12 +40,177 @@ from gpusonde.agent.sources.nvml.readers.fast import (
     first_call,
     try_out,
 )
-from gpusonde.agent.sources.nvml.readers.gpm import GPM_METRICS, GpmReader
-from gpusonde.agent.sources.nvml.readers.slow import FIELDS, GETTERS, MEMORY_GETTERS, SlowReader, choose_slow
-from gpusonde.agent.sources.plausibility import LASTING_REASONS, ZeroGuard
+from gpusonde.agent.sources.nvml.gpm_reader import GPM_METRICS, GpmReader
+from gpusonde.agent.sources.nvml.library import GpuLostError, Nvml, NvmlCallError
+from gpusonde.agent.sources.nvml.slow_reader import FIELDS, GETTERS, MEMORY_GETTERS, SlowReader, choose_slow
 from gpusonde.telemetry import METRICS, BlankReason, Metric
 
+
+@dataclass(frozen=True)
+class MigInstance:
+    """One MIG device: a compute instance inside a GPU instance.
+
+    Attributes:
+        handle: The device handle of the instance.
+        uuid: Its UUID, which jobs see in CUDA_VISIBLE_DEVICES.
+        gpu_instance_id: The GPU instance, which owns memory and profiling counters.
+        compute_instance_id: The compute instance inside it; usually the only one.
+    """
+
+    handle: Any
+    uuid: str
+    gpu_instance_id: int
+    compute_instance_id: int
+
+
+def is_split(nvml: Nvml, handle: Any) -> bool:
+    """Whether a GPU is in MIG mode.
+
+    Raises:
+        GpuLostError: The GPU is gone.
+    """
+    try:
+        current, _pending = nvml.call("nvmlDeviceGetMigMode", handle)
+    except GpuLostError:
+        raise
+    except NvmlCallError:
+        # Boards and drivers without MIG refuse the question.
+        return False
+    return bool(current)
+
+
+def mig_instances(nvml: Nvml, handle: Any) -> tuple[MigInstance, ...]:
+    """Return the MIG devices of a GPU in MIG mode, in the driver's order.
+
+    Raises:
+        GpuLostError: The GPU is gone.
+    """
+    found = []
+    try:
+        slots = int(nvml.call("nvmlDeviceGetMaxMigDeviceCount", handle))
+    except GpuLostError:
+        raise
+    except NvmlCallError:
+        return ()
+    for slot in range(slots):
+        try:
+            instance = nvml.call("nvmlDeviceGetMigDeviceHandleByIndex", handle, slot)
+            found.append(
+                MigInstance(
+                    instance,
+                    nvml.text("nvmlDeviceGetUUID", instance),
+                    int(nvml.call("nvmlDeviceGetGpuInstanceId", instance)),
+                    int(nvml.call("nvmlDeviceGetComputeInstanceId", instance)),
+                )
+            )
+        except GpuLostError:
+            raise
+        except NvmlCallError:
+            # Slots are sparse: an empty one is NOT_FOUND.
+            continue
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class Device:
+    """A GPU or a MIG instance.
+
+    Attributes:
+        handle: Handle of the whole GPU.
+        gpu_uuid: UUID of the whole GPU.
+        index: The driver's index of the GPU.
+        instance: The MIG instance; None for the whole GPU.
+    """
+
+    handle: Any
+    gpu_uuid: str
+    index: int
+    instance: MigInstance | None = None
+
+    @property
+    def key(self) -> str:
+        """Its name in the fleet."""
+        return self.gpu_uuid if self.instance is None else self.instance.uuid
+
+    @property
+    def own_handle(self) -> Any:
+        """Handle of the instance, or of the GPU."""
+        return self.handle if self.instance is None else self.instance.handle
+
+
+def find_devices(nvml: Nvml, refused: Callable[[int, NvmlCallError], None]) -> list[Device]:
+    """Return the GPUs that answer, each before its MIG instances.
+
+    Args:
+        nvml: The library.
+        refused: Told the index of a GPU that does not answer, and how it refused.
+
+    Raises:
+        NvmlCallError: Not even their number is told.
+        SourceFailedError: The driver is gone.
+    """
+    devices: list[Device] = []
+    for index in range(int(nvml.call("nvmlDeviceGetCount"))):
+        try:
+            handle = nvml.call("nvmlDeviceGetHandleByIndex", index)
+            gpu = Device(handle, nvml.text("nvmlDeviceGetUUID", handle), index)
+            instances = mig_instances(nvml, handle) if is_split(nvml, handle) else ()
+        except NvmlCallError as error:
+            refused(index, error)
+            continue
+        devices.append(gpu)
+        devices += [Device(handle, gpu.gpu_uuid, index, instance) for instance in instances]
+    return devices
+
+
 log = logging.getLogger(__name__)
+
+_MEBIBYTE = 1 << 20
+
+
+def describe_device(
+    nvml: Nvml, device: Device, driver_version: str, cuda: Mapping[str, float], missing: Mapping[str, BlankReason]
+) -> GpuDescription:
+    """Return everything static about one GPU, or about one MIG instance and its part of the GPU.
+
+    Args:
+        nvml: The library.
+        device: Which.
+        driver_version: Version of the driver.
+        cuda: The whole GPU's attributes from the CUDA driver.
+        missing: What it cannot give, and why.
+    """
+    whole = describe_gpu(nvml, device.handle, device.gpu_uuid, device.index, driver_version, cuda, missing)
+    if device.instance is None:
+        return whole
+    part = {"mig_gpu_instance_id": device.instance.gpu_instance_id}
+    part["mig_compute_instance_id"] = device.instance.compute_instance_id
+    try:
+        told = nvml.call("nvmlDeviceGetAttributes_v2", device.own_handle)
+        part |= {
+            "sm_count": int(told.multiprocessorCount),
+            "mig_gpu_instance_slices": int(told.gpuInstanceSliceCount),
+            "mig_compute_instance_slices": int(told.computeInstanceSliceCount),
+            "memory_bytes": int(told.memorySizeMB) * _MEBIBYTE,
+        }
+    except NvmlCallError as error:
+        log.debug("attributes of %s: %s", device.key, error)
+    # What belongs to the board as a whole would be wrong for a part of it.
+    shared = {"compute_capability", "max_sm_clock_mhz", "max_memory_clock_mhz", "warp_size", "cores_per_sm"}
+    static = [a for a in whole.static_attributes if a.name in shared]
+    static += [StaticAttribute(name, float(value), StaticOrigin.NVML) for name, value in part.items()]
+    try:
+        product_name = nvml.text("nvmlDeviceGetName", device.own_handle)
+    except NvmlCallError:
+        product_name = whole.product_name
+    return dataclasses.replace(
+        whole,
+        mig_uuid=device.key,
+        product_name=product_name,
+        framebuffer_bytes=part.get("memory_bytes", 0),
+        static_attributes=tuple(static),
+    )
+
 
 # Deadlines are sums of floats; a tick that is due to the millisecond is due.
 _ROUNDING_S = 1e-3

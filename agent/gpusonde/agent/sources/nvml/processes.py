@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from gpusonde.agent.sources.base import SourceError, SourceFailedError
+from gpusonde.agent.sources.nvml.gpu import is_split, mig_instances
 from gpusonde.agent.sources.nvml.library import Nvml, NvmlCallError
-from gpusonde.agent.sources.nvml.mig import is_split, mig_instances
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from typing import Protocol
 
 import numpy as np
 
-from gpusonde.agent.counters import SelfCounters
+from gpusonde.agent.metrics import SelfCounters
 from gpusonde.agent.sources.base import GpuTicks, Reading
 from gpusonde.telemetry import FloatArray, Metric, Unit
 

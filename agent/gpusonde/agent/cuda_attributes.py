@@ -1,4 +1,4 @@
-"""Print the CUDA driver's attributes of every GPU as JSON: ``python -m gpusonde.agent.description.cuda_attributes``.
+"""Print the CUDA driver's attributes of every GPU as JSON: ``python -m gpusonde.agent.cuda_attributes``.
 
 NVML does not know the number of SMs, the L2 cache or the shared memory; the CUDA driver does. Asking it means
 ``cuInit``, which opens device files and obeys CUDA_VISIBLE_DEVICES for the life of the process. So this runs in a

@@ -9,14 +9,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from gpusonde.agent.sources.dcgm.connection.engine import Engine
-from gpusonde.agent.sources.dcgm.connection.entities import GPU, DcgmDevice, Entity
-from gpusonde.agent.sources.dcgm.connection.errors import (
+from gpusonde.agent.sources.dcgm.bindings import GPU, DcgmDevice, Entity
+from gpusonde.agent.sources.dcgm.connection import (
     MODULE_NOT_LOADED,
     NOT_SUPPORTED,
     PROFILING_MULTI_PASS,
     PROFILING_NOT_SUPPORTED,
     DcgmCallError,
+    Engine,
     EngineLostError,
 )
 from gpusonde.agent.sources.dcgm.fields import (
@@ -34,7 +34,7 @@ from gpusonde.agent.sources.dcgm.fields import (
     ProfilingChoice,
     choose_profiling,
 )
-from gpusonde.agent.sources.dcgm.values import EngineValue
+from gpusonde.agent.sources.dcgm.gpu import EngineValue
 from gpusonde.agent.sources.dcgm.watch import Watch
 from gpusonde.telemetry import METRICS, BlankReason, Metric
 

@@ -20,16 +20,17 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
-from gpusonde.agent.spool.errors import SpoolCorruptError
 from gpusonde.agent.spool.files import Files, write_file
-from gpusonde.agent.spool.index import Segment, record_ticks
-from gpusonde.agent.spool.losses import loss_record
 from gpusonde.agent.spool.segment import (
     SUFFIX,
     ScannedRecord,
+    Segment,
+    SpoolCorruptError,
     encode_header,
     encode_record,
     is_damaged_record,
+    loss_record,
+    record_ticks,
     scan,
     segment_path,
 )

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from gpusonde.agent.description import cuda_attributes
+from gpusonde.agent import cuda_attributes
 from gpusonde.agent.sources.base import GpuDescription, StaticAttribute, StaticOrigin
 from gpusonde.agent.sources.nvml.library import NvmlCallError
 from gpusonde.telemetry import BlankReason

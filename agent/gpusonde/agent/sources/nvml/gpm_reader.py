@@ -13,10 +13,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from gpusonde.agent.sources.base import LASTING_REASONS
+from gpusonde.agent.sources.nvml.fast_reader import Targets, gpm_answers
 from gpusonde.agent.sources.nvml.library import SUCCESS, Nvml, NvmlCallError, blank_reason
-from gpusonde.agent.sources.nvml.readers.fast import Targets
-from gpusonde.agent.sources.nvml.readers.layouts import gpm_answers
-from gpusonde.agent.sources.plausibility import LASTING_REASONS
 from gpusonde.telemetry import METRICS, BlankReason, Metric, Unit
 
 GPM_METRICS = tuple(m for m in METRICS if m.gpm_metric_id is not None)
@@ -73,7 +72,7 @@ class GpmReader:
         return tuple(m.name for m in self._metrics if m.unit is Unit.RATIO)
 
     def bind(self, column: Mapping[str, int]) -> None:
-        """See :class:`~gpusonde.agent.sources.nvml.readers.fast.FastReader`."""
+        """See :class:`~gpusonde.agent.sources.nvml.fast_reader.FastReader`."""
         self._targets.bind(column)
         self._make_plan()
 

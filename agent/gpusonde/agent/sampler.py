@@ -20,8 +20,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from gpusonde.agent.counters import SelfCounters
-from gpusonde.agent.sampling.pace import FixedPace, Pace
+from gpusonde.agent.metrics import SelfCounters
+from gpusonde.agent.pace import FixedPace, Pace
 from gpusonde.agent.sources.base import GpuEvent, GpuEventKind, GpuSource, Reading, SourceExhausted, SourceInventory
 from gpusonde.service.health import Heartbeat
 

@@ -11,10 +11,9 @@ import threading
 import time
 from collections.abc import Callable
 
-from gpusonde.agent.counters import SelfCounters
-from gpusonde.agent.records.batch import Batcher, increasing_parts
-from gpusonde.agent.records.wire import events_record, inventory_record, source_ended_record
-from gpusonde.agent.sampling.sampler import SampledReading
+from gpusonde.agent.batch import Batcher, events_record, increasing_parts, inventory_record, source_ended_record
+from gpusonde.agent.metrics import SelfCounters
+from gpusonde.agent.sampler import SampledReading
 from gpusonde.agent.sources.base import SourceInventory
 from gpusonde.agent.spool import Spool
 from gpusonde.ingest.v1 import ingest_pb2

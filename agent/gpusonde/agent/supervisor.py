@@ -15,14 +15,13 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from gpusonde.agent.config import AgentConfig
-from gpusonde.agent.counters import SelfCounters
-from gpusonde.agent.metrics import AgentFigures, AgentMetrics
+from gpusonde.agent.metrics import AgentFigures, AgentMetrics, SelfCounters
+from gpusonde.agent.pace import AdaptivePace, PaceSettings
 from gpusonde.agent.records.record_ages import RecordAges
-from gpusonde.agent.records.writer import BatchPace, SpoolWriter
-from gpusonde.agent.sampling.pace import AdaptivePace, PaceSettings
 from gpusonde.agent.sources.base import GpuSource, SourceInventory
 from gpusonde.agent.spool import Spool
 from gpusonde.agent.uplink import Uplink, UplinkSettings
+from gpusonde.agent.writer import BatchPace, SpoolWriter
 from gpusonde.service.config import format_duration
 from gpusonde.service.health import TOLERANCE_S, Heartbeat, Vitals, Watchdog, own_watchdog_s
 from gpusonde.service.metrics_endpoint import Endpoint, Monitoring

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from gpusonde.agent.sources.base import LASTING_REASONS, plausible
 from gpusonde.agent.sources.nvml.library import SUCCESS, GpuLostError, Nvml, NvmlCallError, blank_reason
-from gpusonde.agent.sources.plausibility import LASTING_REASONS, plausible
 from gpusonde.telemetry import BlankReason
 
 Values = Mapping[str, "float | BlankReason"]

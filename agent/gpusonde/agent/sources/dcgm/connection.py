@@ -1,0 +1,540 @@
+"""``Engine``: one connection to a DCGM host engine, or an engine inside this process.
+
+DCGM's return codes as our exceptions and reasons.
+
+Calls into DCGM's library that may never return, made so that the sampler goes on.
+
+A host engine that hangs holds its client inside the library (seen with profiling fields, NVIDIA/DCGM issue 144), and no
+thread can be stopped there. So the calls of a connection are made by a thread of its own; one that does not return in
+time is left behind with its connection. It is a daemon thread, so the process can still end.
+
+``EngineLink``: the connection to an engine over the life of a source, lost and made again.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpusonde.agent.sources.base import SourceError, SourceFailedError, SourceStatistics, SourceUnavailableError
+from gpusonde.agent.sources.dcgm.bindings import Bindings, Entity, Part, read_hierarchy
+from gpusonde.agent.sources.dcgm.fields import MetricGroup
+from gpusonde.telemetry import BlankReason
+
+# dcgmReturn_t, dcgm_structs.h
+NOT_SUPPORTED = -6
+TIMED_OUT = -11
+NO_DATA = -14
+GPU_IS_LOST = -18
+FUNCTION_NOT_FOUND = -20
+CONNECTION_NOT_VALID = -21
+MODULE_NOT_LOADED = -33
+PROFILING_NOT_SUPPORTED = -36
+PROFILING_MULTI_PASS = -38
+
+_REASONS = {
+    NOT_SUPPORTED: BlankReason.NOT_SUPPORTED,
+    -12: BlankReason.NOT_SUPPORTED,  # version mismatch
+    -13: BlankReason.NOT_SUPPORTED,  # unknown field
+    NO_DATA: BlankReason.NO_DATA,
+    -15: BlankReason.NO_DATA,  # stale
+    -16: BlankReason.NO_DATA,  # not watched
+    -17: BlankReason.NO_PERMISSION,
+    GPU_IS_LOST: BlankReason.GPU_LOST,
+    FUNCTION_NOT_FOUND: BlankReason.NOT_SUPPORTED,  # function not found: the driver is older than the field
+    -22: BlankReason.NOT_SUPPORTED,  # GPU not supported
+    -29: BlankReason.NO_PERMISSION,  # requires root
+    -32: BlankReason.NOT_SUPPORTED,  # field not supported by this call
+    MODULE_NOT_LOADED: BlankReason.NOT_SUPPORTED,
+    PROFILING_NOT_SUPPORTED: BlankReason.NOT_SUPPORTED,  # profiling not supported
+    -44: BlankReason.NOT_SUPPORTED,  # driver too old
+    -54: BlankReason.NO_DATA,  # paused
+}
+_ADVICE = {
+    -7: "the engine could not start: see its log, and whether nvidia-smi works",
+    TIMED_OUT: (
+        "the host engine did not answer in time: 'systemctl status nvidia-dcgm', then 'systemctl restart nvidia-dcgm'"
+    ),
+    -12: "bindings and host engine are of different DCGM versions: install the same major version of both",
+    -17: (
+        "profiling is reserved for root: run the host engine as root (in a container with CAP_SYS_ADMIN), or load the "
+        "driver with NVreg_RestrictProfilingToAdminUsers=0"
+    ),
+    -25: "a library of DCGM is missing: install the whole package of this version",
+    -29: "profiling is reserved for root: run the host engine as root (the unit nvidia-dcgm does)",
+    MODULE_NOT_LOADED: (
+        "the engine's profiling module is not loaded: install datacenter-gpu-manager-4-proprietary (DCGM 4), see "
+        "'dcgmi modules -l', and restart the host engine"
+    ),
+    PROFILING_NOT_SUPPORTED: (
+        "this GPU has no profiling metrics (they need Volta or newer, a data centre board before Hopper)"
+    ),
+    -37: "the profiling library failed: look for another profiler or a second host engine, then restart nvidia-dcgm",
+    -44: "the driver is older than this DCGM needs: update the driver",
+    -56: "the engine finds no NVIDIA driver: install it, and in a container pass the GPUs through",
+    CONNECTION_NOT_VALID: (
+        "no host engine listens there: start it with 'systemctl start nvidia-dcgm', or set source.dcgm_address"
+    ),
+}
+
+
+class DcgmCallError(SourceError):
+    """One call of DCGM failed.
+
+    Attributes:
+        code: The ``dcgmReturn_t``.
+        reason: Why values that depend on the call are blank.
+    """
+
+    def __init__(self, what: str, code: int, text: str) -> None:
+        """Keep the code, what it means for values, and say what to do."""
+        advice = _ADVICE.get(code)
+        super().__init__(f"{what}: {text} (DCGM error {code})" + (f": {advice}" if advice else ""))
+        self.code = code
+        self.reason = status_reason(code)
+
+
+class EngineLostError(DcgmCallError):
+    """The connection to the host engine is gone."""
+
+
+class EngineHungError(EngineLostError):
+    """A call did not return in time: the engine hangs, or the library does."""
+
+    def __init__(self, what: str) -> None:
+        """Keep what was tried."""
+        super().__init__(what, TIMED_OUT, "no answer")
+
+
+def status_reason(code: int) -> BlankReason:
+    """Return why a value is blank that carries this status."""
+    return _REASONS.get(code, BlankReason.READ_ERROR)
+
+
+@contextmanager
+def translated(structs: Any, what: str) -> Iterator[None]:
+    """Turn the errors of DCGM's bindings into ours.
+
+    Args:
+        structs: The module ``dcgm_structs``.
+        what: What was tried, for the message.
+
+    Raises:
+        DcgmCallError: The call failed; :class:`EngineLostError` when there is no connection any more.
+    """
+    try:
+        yield
+    except structs.DCGMError as error:
+        code = int(error.value)
+        kind = EngineLostError if code == CONNECTION_NOT_VALID else DcgmCallError
+        raise kind(what, code, str(error)) from error
+
+
+class HungCallError(Exception):
+    """A call did not return in time; the connection that it used must not be used again."""
+
+
+@dataclass
+class _Call:
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    done: threading.Event = field(default_factory=threading.Event)
+    result: Any = None
+    error: BaseException | None = None
+    processor_s: float = 0.0
+
+
+class CallGuard:
+    """Makes calls one after the other, each with a limit.
+
+    Args:
+        limit_s: Seconds that a call may take.
+        on_cost: Told the processor time of each call, in seconds: the caller's own thread does not spend it.
+    """
+
+    def __init__(self, limit_s: float, on_cost: Callable[[float], None] = lambda seconds: None) -> None:
+        self._limit_s = limit_s
+        self._on_cost = on_cost
+        self._calls: queue.SimpleQueue[_Call | None] | None = None
+        self._thread: threading.Thread | None = None
+        self._left_behind: list[threading.Thread] = []
+
+    @property
+    def hung(self) -> int:
+        """Calls that were given up and have not returned yet."""
+        self._left_behind = [thread for thread in self._left_behind if thread.is_alive()]
+        return len(self._left_behind)
+
+    def call(self, function: Callable[..., Any], *arguments: Any, patience: float = 1.0) -> Any:
+        """Return what the function returns, or raise what it raises.
+
+        Args:
+            function: What to call.
+            arguments: Its arguments.
+            patience: How many times the limit it may take.
+
+        Raises:
+            HungCallError: It did not return in time.
+        """
+        if self._calls is None:
+            self._calls = queue.SimpleQueue()
+            self._thread = threading.Thread(target=_work, args=(self._calls,), name="gpusonde-dcgm", daemon=True)
+            self._thread.start()
+        call = _Call(function, arguments)
+        self._calls.put(call)
+        if not call.done.wait(patience * self._limit_s):
+            # It ends by itself should the call ever return.
+            self.close()
+            if self._thread is not None:
+                self._left_behind.append(self._thread)
+            raise HungCallError
+        self._on_cost(call.processor_s)
+        if call.error is not None:
+            raise call.error
+        return call.result
+
+    def close(self) -> None:
+        """End the thread; the next call starts another."""
+        calls, self._calls = self._calls, None
+        if calls is not None:
+            calls.put(None)
+
+
+def _work(calls: queue.SimpleQueue[_Call | None]) -> None:
+    while (call := calls.get()) is not None:
+        before_s = time.thread_time()
+        try:
+            call.result = call.function(*call.arguments)
+        except BaseException as error:
+            call.error = error
+        call.processor_s = time.thread_time() - before_s
+        call.done.set()
+
+
+log = logging.getLogger(__name__)
+
+EMBEDDED = "embedded"
+UNIX_PREFIX = "unix://"
+# dcgm_structs.h: DCGM_GROUP_EMPTY
+_EMPTY_GROUP = 1
+# The first watch of profiling fields loads the engine's profiling library, which takes seconds on a host of many GPUs.
+# Still shorter than what the watchdog tolerates.
+_PATIENCE = 3.0
+
+
+class Engine:
+    """An open engine. Its calls end in time, or the engine is taken for lost.
+
+    Groups are made by the bindings' functions and not by their classes: those ask the engine again when they are
+    collected, which a dead engine does not answer.
+
+    Args:
+        bindings: The modules.
+        handle: A ``pydcgm.DcgmHandle``.
+        address: What it is connected to, or ``"embedded"``.
+        guard: Makes the calls.
+    """
+
+    def __init__(self, bindings: Bindings, handle: Any, address: str, guard: CallGuard) -> None:
+        self.bindings = bindings
+        self.address = address
+        self._handle = handle
+        self._guard = guard
+        self._hung = False
+
+    @classmethod
+    def connect(cls, bindings: Bindings, address: str, timeout_s: float, guard: CallGuard) -> Engine:
+        """Connect to a host engine, or start one in this process.
+
+        Args:
+            bindings: The modules.
+            address: ``HOST:PORT``, ``unix:///PATH`` or ``embedded``.
+            timeout_s: Seconds until a connection attempt is given up.
+            guard: Makes this call and all others.
+
+        Raises:
+            DcgmCallError: There is none, or it refuses.
+        """
+        where: dict[str, Any] = {}
+        if address.startswith(UNIX_PREFIX):
+            where = {"unixSocketPath": address.removeprefix(UNIX_PREFIX), "timeoutMs": math.ceil(timeout_s * 1e3)}
+        elif address != EMBEDDED:
+            where = {"ipAddress": address, "timeoutMs": math.ceil(timeout_s * 1e3)}
+
+        def make() -> Any:
+            # AUTO: an embedded engine polls with a thread of its own. It says nothing about a remote one.
+            return bindings.pydcgm.DcgmHandle(opMode=bindings.structs.DCGM_OPERATION_MODE_AUTO, **where)
+
+        handle = _guarded(guard, bindings.structs, f"host engine at {address}", make)
+        return cls(bindings, handle, address, guard)
+
+    def gpu_ids(self) -> list[int]:
+        """Return DCGM's ids of the GPUs."""
+        return [int(gpu) for gpu in self._call("list of GPUs", "dcgmGetAllDevices")]
+
+    def gpu_attributes(self, gpu_id: int) -> Any:
+        """Return the ``c_dcgmDeviceAttributes`` of one GPU."""
+        return self._call(f"attributes of GPU {gpu_id}", "dcgmGetDeviceAttributes", gpu_id)
+
+    def mig_parts(self) -> tuple[Part, ...]:
+        """Return the MIG compute instances of all GPUs; none where engine or bindings do not know of them.
+
+        Raises:
+            EngineLostError: The engine is gone.
+        """
+        try:
+            return read_hierarchy(self._call("MIG instances", "dcgmGetGpuInstanceHierarchy"))
+        except EngineLostError:
+            raise
+        except DcgmCallError as error:
+            log.info("%s", error)
+            return ()
+
+    def metric_groups(self, gpu_id: int) -> list[MetricGroup]:
+        """Return which profiling fields the GPU has, and which of them exclude each other.
+
+        Raises:
+            DcgmCallError: Profiling is not possible; ``reason`` and message say why.
+        """
+        answer = self._call(f"profiling metrics of GPU {gpu_id}", "dcgmProfGetSupportedMetricGroups", gpu_id)
+        groups = (answer.metricGroups[i] for i in range(answer.numMetricGroups))
+        return [
+            MetricGroup(int(g.majorId), int(g.minorId), frozenset(int(g.fieldIds[i]) for i in range(g.numFieldIds)))
+            for g in groups
+        ]
+
+    def make_group(self, name: str, entities: Sequence[Entity]) -> Any:
+        """Make a group and return its id; the name must be new to the engine."""
+        group = self._call("group of GPUs", "dcgmGroupCreate", _EMPTY_GROUP, name.encode())
+        try:
+            for entity in entities:
+                self._call(f"entity {entity.id} of a group", "dcgmGroupAddEntity", group, entity.group, entity.id)
+        except EngineLostError:
+            raise
+        except DcgmCallError:
+            self.delete_group(group)
+            raise
+        return group
+
+    def delete_group(self, group: Any) -> None:
+        """Delete a group."""
+        self._call("deleting a group", "dcgmGroupDestroy", group)
+
+    def make_field_group(self, name: str, field_ids: Sequence[int]) -> Any:
+        """Make a group of fields and return its id; the name must be new to the engine."""
+        return self._call("group of fields", "dcgmFieldGroupCreate", list(field_ids), name.encode())
+
+    def delete_field_group(self, fields: Any) -> None:
+        """Delete a group of fields."""
+        self._call("deleting a group of fields", "dcgmFieldGroupDestroy", fields)
+
+    def watch(self, what: str, group: Any, fields: Any, interval_s: float, keep_s: float) -> None:
+        """Record fields of a group, keeping values for ``keep_s``."""
+        self._call(f"watching {what}", "dcgmWatchFields", group, fields, round(interval_s * 1e6), keep_s, 0)
+
+    def unwatch(self, what: str, group: Any, fields: Any) -> None:
+        """End a recording."""
+        self._call(f"ending the watch of {what}", "dcgmUnwatchFields", group, fields)
+
+    def values_since(self, what: str, group: Any, fields: Any, since_us: int, callback: Any) -> int:
+        """Hand what was recorded since a time to a C callback; return the time after the newest value."""
+        name, patience = "dcgmGetValuesSince_v2", 1.0
+        return int(self._call(f"values of {what}", name, group, fields, since_us, callback, None, patience=patience))
+
+    def pause_profiling(self) -> None:
+        """Free the profiling counters of all GPUs for another profiler; values are blank until resumed."""
+        self._call("pausing profiling", "dcgmProfPause")
+
+    def resume_profiling(self) -> None:
+        """Take the profiling counters again."""
+        self._call("resuming profiling", "dcgmProfResume")
+
+    def close(self) -> None:
+        """Disconnect; the engine drops what this connection watched."""
+        if self._hung:
+            return
+        try:
+            _guarded(self._guard, self.bindings.structs, "disconnecting", self._handle.Shutdown)
+        except DcgmCallError as error:
+            log.debug("%s", error)
+            self._abandon()
+        else:
+            self._guard.close()
+
+    def _abandon(self) -> None:
+        """Forget the connection without another call: one of it hangs, or it is gone."""
+        # Otherwise DcgmHandle's destructor disconnects, in whichever thread drops it last.
+        self._handle._handleCreated = False
+        self._guard.close()
+
+    def _call(self, what: str, name: str, *arguments: Any, patience: float = _PATIENCE) -> Any:
+        function = getattr(self.bindings.agent, name, None)
+        if function is None:
+            raise DcgmCallError(what, FUNCTION_NOT_FOUND, f"these bindings have no {name}")
+        if self._hung:
+            # Another call on this connection would wait for the one before.
+            raise EngineHungError(what)
+        try:
+            return _guarded(
+                self._guard, self.bindings.structs, what, function, self._handle.handle, *arguments, patience=patience
+            )
+        except EngineHungError:
+            self._hung = True
+            self._abandon()
+            raise
+
+
+def _guarded(
+    guard: CallGuard,
+    structs: Any,
+    what: str,
+    function: Callable[..., Any],
+    *arguments: Any,
+    patience: float = _PATIENCE,
+) -> Any:
+    try:
+        with translated(structs, what):
+            return guard.call(function, *arguments, patience=patience)
+    except HungCallError:
+        raise EngineHungError(what) from None
+
+
+def connect_first(bindings: Bindings, addresses: Sequence[str], timeout_s: float, guard: CallGuard) -> Engine:
+    """Connect to the first address that has an engine.
+
+    Raises:
+        SourceUnavailableError: None has; the message tells what each of them said.
+    """
+    refusals = []
+    for address in addresses:
+        try:
+            return Engine.connect(bindings, address, timeout_s, guard)
+        except DcgmCallError as error:
+            refusals.append(str(error))
+    raise SourceUnavailableError("no DCGM engine: " + "; ".join(refusals))
+
+
+_CONNECT_TIMEOUT_S = 2.0
+_RECONNECT_INTERVAL_S = 5.0
+# Each hung call holds a thread for good.
+_MAX_HUNG_CALLS = 3
+
+
+class EngineLink:
+    """Connects, notes losses and hangs, and connects again.
+
+    Args:
+        addresses: Where an engine may be, the preferred one first; a lost one is looked for at the first only.
+        load: Finds the bindings.
+        patience_s: Seconds without an engine after which the source fails.
+        call_limit_s: Seconds after which a call of the engine is given up.
+        statistics: Counts reconnections and hung calls.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        load: Callable[[], Bindings],
+        patience_s: float,
+        call_limit_s: float,
+        statistics: SourceStatistics,
+    ) -> None:
+        self.engine: Engine | None = None
+        self._addresses = tuple(addresses)
+        self._load = load
+        self._patience_s = patience_s
+        self._guard = CallGuard(call_limit_s, self._count_cost)
+        self._statistics = statistics
+        self._bindings: Bindings | None = None
+        self._lost_s = 0.0
+        self._retry_due_s = 0.0
+
+    @property
+    def address(self) -> str:
+        """What it is connected to; empty for nothing."""
+        return self.engine.address if self.engine is not None else ""
+
+    @property
+    def library_version(self) -> str:
+        """Version of the loaded ``libdcgm``; empty for none."""
+        return self._bindings.library_version if self._bindings is not None else ""
+
+    @property
+    def bindings_found(self) -> str:
+        """Folder of the loaded bindings; empty for none."""
+        return self._bindings.folder if self._bindings is not None else ""
+
+    def connect(self) -> Engine:
+        """Load the bindings and connect for the first time.
+
+        Raises:
+            SourceUnavailableError: No bindings or no engine; the message says what to do.
+        """
+        self._bindings = self._load()
+        self.engine = connect_first(self._bindings, self._addresses, _CONNECT_TIMEOUT_S, self._guard)
+        return self.engine
+
+    def lose(self, error: DcgmCallError, now_s: float) -> None:
+        """Give the connection up; :meth:`connect_again` looks for the engine."""
+        log.error("%s; trying again every %g s", error, _RECONNECT_INTERVAL_S)
+        self._count_hang(error)
+        self.close()
+        self._lost_s, self._retry_due_s = now_s, now_s + _RECONNECT_INTERVAL_S
+
+    def connect_again(self, now_s: float, meet: Callable[[Engine], None]) -> None:
+        """Look for the engine, if it is time to.
+
+        Args:
+            now_s: The monotonic clock.
+            meet: Takes the new connection into use; what it raises refuses the connection.
+
+        Raises:
+            SourceFailedError: There was no engine for ``patience_s``, or calls hang again and again.
+        """
+        if now_s < self._retry_due_s:
+            return
+        self._retry_due_s = now_s + _RECONNECT_INTERVAL_S
+        if self._bindings is None:
+            raise SourceFailedError("the DCGM source is not open")
+        if self._guard.hung >= _MAX_HUNG_CALLS:
+            raise SourceFailedError(
+                f"{self._guard.hung} calls of DCGM hang in this process, which must be started anew: see the host "
+                "engine's log, and restart it too"
+            )
+        try:
+            engine = connect_first(self._bindings, self._addresses[:1], _CONNECT_TIMEOUT_S, self._guard)
+        except SourceUnavailableError as error:
+            log.debug("%s", error)
+            if now_s - self._lost_s >= self._patience_s:
+                raise SourceFailedError(f"{error}; given up after {now_s - self._lost_s:.0f} s") from error
+            return
+        try:
+            meet(engine)
+        except (DcgmCallError, SourceUnavailableError) as error:
+            log.warning("the DCGM engine is back but refuses: %s", error)
+            self._count_hang(error)
+            engine.close()
+            return
+        self.engine = engine
+        self._statistics.reconnects += 1
+        log.warning("the DCGM engine at %s answers again", engine.address)
+
+    def close(self) -> None:
+        """Disconnect; safe to call twice."""
+        engine, self.engine = self.engine, None
+        if engine is not None:
+            engine.close()
+
+    def _count_cost(self, processor_s: float) -> None:
+        self._statistics.helper_processor_s += processor_s
+
+    def _count_hang(self, error: SourceError) -> None:
+        if isinstance(error, EngineHungError):
+            self._statistics.hung_calls += 1
