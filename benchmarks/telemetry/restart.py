@@ -12,9 +12,8 @@ from workload import GpuStream, generated_jobs, inventory_record, jittered_offse
 
 from gpusonde.collector import LocalStore
 from gpusonde.collector.records.decode import decode_record
-from gpusonde.collector.records.limits import Limits
-from gpusonde.collector.records.model import InventoryRecord
-from gpusonde.collector.storage.disk.log import EntryKind, LogEntry
+from gpusonde.collector.records.model import InventoryRecord, Limits
+from gpusonde.collector.storage.local.log import EntryKind, LogEntry
 from gpusonde.collector.storage.local.store import StoreOptions
 from gpusonde.collector.storage.store import Incoming
 from gpusonde.ingest.v1 import ingest_pb2

@@ -22,8 +22,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from workload import TICKS_PER_SECOND, WIRE_METRICS, GpuStream, generated_jobs, inventory_record, jittered_offsets
 
 from gpusonde.collector.records.decode import decode_record
-from gpusonde.collector.records.limits import Limits
-from gpusonde.collector.records.model import InventoryRecord
+from gpusonde.collector.records.model import InventoryRecord, Limits
 from gpusonde.ingest.v1 import ingest_pb2
 
 GPUS = 8

@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from gpusonde.collector.records.decode import decode_record
-from gpusonde.collector.records.limits import Limits
-from gpusonde.collector.records.model import InventoryRecord
-from gpusonde.collector.storage.disk.log import EntryKind, LogEntry
+from gpusonde.collector.records.model import InventoryRecord, Limits
+from gpusonde.collector.storage.local.log import EntryKind, LogEntry
 from gpusonde.collector.storage.store import Incoming
 from gpusonde.common.v1 import gpu_pb2, metric_pb2
 from gpusonde.ingest.v1 import ingest_pb2

@@ -11,7 +11,7 @@ from support.trained_encoders import add_encoder
 from support.wire_agent import WireStream, batch, block, hello, inventory
 
 from gpusonde.cli.main import main
-from gpusonde.collector.workload.training.queue import TrainingQueue
+from gpusonde.collector.workload.training_queue import TrainingQueue
 from gpusonde.common.v1 import gpu_pb2
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.predictor.workload.graph import dump_graph

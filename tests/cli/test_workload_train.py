@@ -11,7 +11,7 @@ import time
 import pytest
 
 from gpusonde.cli.main import main
-from gpusonde.collector.workload.training.queue import TrainingQueue
+from gpusonde.collector.workload.training_queue import TrainingQueue
 from gpusonde.predictor.workload.embedding.registry import Registry
 
 pytest.importorskip("torch", reason="needs torch (extra torch)")

@@ -13,14 +13,13 @@ from support.wire_agent import START_NS, TICK_NS, batch, block, inventory, sourc
 
 from gpusonde.collector import LocalStore
 from gpusonde.collector.records.model import Position
-from gpusonde.collector.storage.arrivals import TicksArrived
-from gpusonde.collector.storage.compaction.compactor import CompactionOptions
-from gpusonde.collector.storage.compaction.maintenance import MaintenanceOptions
 from gpusonde.collector.storage.compaction.pace import Pace, StoppedError
-from gpusonde.collector.storage.compaction.retention import RetentionOptions, TierLimits
-from gpusonde.collector.storage.disk.encoding import quantised_by_size
 from gpusonde.collector.storage.errors import StoreCorruptError, StoreFullError
+from gpusonde.collector.storage.local.compaction import CompactionOptions
+from gpusonde.collector.storage.local.retention import MaintenanceOptions, RetentionOptions, TierLimits
+from gpusonde.collector.storage.local.segments import quantised_by_size
 from gpusonde.collector.storage.local.store import StoreOptions
+from gpusonde.collector.storage.samples import TicksArrived
 
 HOUR_NS = 3600 * 10**9
 KEEP = RetentionOptions(TierLimits(), TierLimits())

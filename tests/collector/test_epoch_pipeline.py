@@ -11,7 +11,7 @@ from support.trace_records import incoming, trace_records
 from support.wire_agent import wait_until
 
 from gpusonde.collector.storage.errors import StoreFullError
-from gpusonde.collector.storage.tables.results import Results
+from gpusonde.collector.storage.local.results import Results
 from gpusonde.collector.tracking.follower import GpuFollower
 from gpusonde.collector.tracking.pipeline import PipelineOptions
 from gpusonde.collector.tracking.runs import RunPolicy

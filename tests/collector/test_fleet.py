@@ -11,9 +11,9 @@ from support.fleet_store import store_run, write_fleet
 from gpusonde.catalog import load_gpus
 from gpusonde.collector.fleet import fleet_runs
 from gpusonde.collector.storage.errors import StoreCorruptError, StoreError
-from gpusonde.collector.storage.local.snapshot import StoreSnapshot
+from gpusonde.collector.storage.local.export import StoreSnapshot
+from gpusonde.collector.storage.local.results import Results
 from gpusonde.collector.storage.local.store import LocalStore, StoreOptions
-from gpusonde.collector.storage.tables.results import Results
 from gpusonde.common.v1 import job_pb2
 from gpusonde.telemetry import Trace
 

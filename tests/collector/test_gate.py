@@ -4,7 +4,7 @@ import asyncio
 import logging
 from concurrent.futures import ThreadPoolExecutor
 
-from gpusonde.collector.ingest.gate import Gate
+from gpusonde.collector.ingest.session import Gate
 from gpusonde.collector.storage.errors import StoreFullError
 
 
@@ -33,7 +33,7 @@ class Collecting(logging.Handler):
 
 def test_a_full_disk_is_said_once_and_its_end_once(request):
     changes = []
-    log = logging.getLogger("gpusonde.collector.ingest.gate")
+    log = logging.getLogger("gpusonde.collector.ingest.session")
     handler = Collecting()
     # A handler of its own, whatever the command's tests have made of the loggers above it.
     log.addHandler(handler)

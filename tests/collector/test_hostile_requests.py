@@ -10,7 +10,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from support.running_collector import ThreadCollector
 from support.wire_agent import WireStream, batch, hello, inventory, wait_until
 
-from gpusonde.collector.security.elements import MOST_ELEMENTS, TooManyElementsError, bounded
+from gpusonde.collector.security.interceptor import MOST_ELEMENTS, TooManyElementsError, bounded
 from gpusonde.collector.security.rates import CallerBook, CallerLimits, LimitError
 from gpusonde.collector.workers.pool import AnswerProcesses, PoolOptions, Purpose
 from gpusonde.ingest.v1 import ingest_pb2

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from gpusonde.collector import LocalStore
-from gpusonde.collector.query.epochs import list_epochs
 from gpusonde.collector.query.errors import InvalidQuestionError
+from gpusonde.collector.query.runs import list_epochs
+from gpusonde.collector.storage.local.results import EpochRow, Results, RunRow, RunUpdate, SummaryRow
 from gpusonde.collector.storage.local.store import StoreOptions
-from gpusonde.collector.storage.tables.results import EpochRow, Results, RunRow, RunUpdate, SummaryRow
 from gpusonde.query.v1 import query_pb2
 from gpusonde.telemetry import METRICS
 

@@ -12,12 +12,11 @@ from support.running_collector import ThreadCollector
 from support.trace_records import trace_records
 from support.wire_agent import WireStream, hello, inventory, wait_until
 
-from gpusonde.collector.client import Client
-from gpusonde.collector.counters import CollectorCounters, loss_reason
-from gpusonde.collector.metrics import CollectorFigures, CollectorMetrics, StoreFigures
-from gpusonde.collector.storage.counters import StoreCounters
+from gpusonde.collector.client.query.query import Client
+from gpusonde.collector.metrics import CollectorCounters, CollectorFigures, CollectorMetrics, StoreFigures, loss_reason
 from gpusonde.collector.storage.disk.files import OsFiles
-from gpusonde.collector.workload.training.counters import TrainingCounters
+from gpusonde.collector.storage.store import StoreCounters
+from gpusonde.collector.workload.training import TrainingCounters
 from gpusonde.service.metrics import Distribution
 from gpusonde.service.reload import ReloadCounters
 from gpusonde.telemetry import read_trace

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from support.wire_agent import START_NS, batch, block, gpu, inventory, source_ended
 
 from gpusonde.collector.records.decode import decode_record
-from gpusonde.collector.records.errors import MissingInventoryError, RecordError, RecordTooLargeError
-from gpusonde.collector.records.limits import Limits
+from gpusonde.collector.records.fields import MissingInventoryError, RecordError, RecordTooLargeError
+from gpusonde.collector.records.model import Limits
 from gpusonde.common.v1 import gpu_pb2, job_pb2, metric_pb2
 from gpusonde.ingest.v1 import ingest_pb2
 

@@ -12,18 +12,16 @@ from support.store_records import EVER, Feed
 from support.wire_agent import START_NS, TICK_NS, batch, block
 
 from gpusonde.collector import LocalStore
-from gpusonde.collector.client import Client
+from gpusonde.collector.client.query.query import Client
 from gpusonde.collector.query.samples import SampleStream
 from gpusonde.collector.records.model import Position
-from gpusonde.collector.storage.compaction.maintenance import MaintenanceOptions
-from gpusonde.collector.storage.compaction.retention import RetentionOptions, TierLimits
 from gpusonde.collector.storage.errors import StoreFullError
+from gpusonde.collector.storage.local.catalog import Deletions
+from gpusonde.collector.storage.local.results import Results
+from gpusonde.collector.storage.local.retention import MaintenanceOptions, RetentionOptions, TierLimits
 from gpusonde.collector.storage.local.store import StoreOptions
-from gpusonde.collector.storage.samples import Samples
-from gpusonde.collector.storage.seconds import averages, count_of, joined, largest_of, least_of
-from gpusonde.collector.storage.tables.deletions import Deletions
-from gpusonde.collector.storage.tables.results import Results
-from gpusonde.collector.upkeep import look_after
+from gpusonde.collector.storage.samples import Samples, averages, count_of, joined, largest_of, least_of
+from gpusonde.collector.supervisor import look_after
 from gpusonde.query.v1 import query_pb2
 
 HOUR_S, DAY_S = 3600.0, 86_400.0

@@ -8,10 +8,10 @@ from support.faulty_store_files import FaultyStoreFiles, PowerLost
 
 from gpusonde.collector import LocalStore
 from gpusonde.collector.storage.disk.files import OsFiles
-from gpusonde.collector.storage.disk.state_files import StateFileError, StateFiles
 from gpusonde.collector.storage.errors import StoreError, StoreFullError
+from gpusonde.collector.storage.local.results import Results
+from gpusonde.collector.storage.local.states import StateFileError, StateFiles
 from gpusonde.collector.storage.local.store import StoreOptions
-from gpusonde.collector.storage.tables.results import Results
 from gpusonde.collector.tracking.state_keeper import StateKeeper, StateOptions
 
 KEY = ("agent-1", "GPU-a")

@@ -11,9 +11,9 @@ from support.wire_agent import START_NS, TICK_NS, batch, block, inventory, sourc
 
 from gpusonde.collector import LocalStore
 from gpusonde.collector.records.model import Position
-from gpusonde.collector.storage.arrivals import BindingArrived, SourceEndArrived, TicksArrived
 from gpusonde.collector.storage.errors import StoreCorruptError, StoreError, StoreFullError, StoreLockedError
 from gpusonde.collector.storage.local.store import StoreOptions
+from gpusonde.collector.storage.samples import BindingArrived, SourceEndArrived, TicksArrived
 from gpusonde.common.v1 import gpu_pb2, job_pb2
 from gpusonde.ingest.v1 import ingest_pb2
 

@@ -9,11 +9,10 @@ from support.wire_agent import START_NS, TICK_NS, batch, block
 
 from gpusonde.collector import LocalStore
 from gpusonde.collector.records.model import Position
-from gpusonde.collector.storage.arrivals import TicksArrived
-from gpusonde.collector.storage.compaction.compactor import CompactionOptions
-from gpusonde.collector.storage.compaction.maintenance import MaintenanceOptions
-from gpusonde.collector.storage.compaction.retention import RetentionOptions, TierLimits
+from gpusonde.collector.storage.local.compaction import CompactionOptions
+from gpusonde.collector.storage.local.retention import MaintenanceOptions, RetentionOptions, TierLimits
 from gpusonde.collector.storage.local.store import StoreOptions
+from gpusonde.collector.storage.samples import TicksArrived
 
 HOUR_NS = 3600 * 10**9
 # GPU-b is seen by both agents, as after its move to another host.

@@ -12,7 +12,7 @@ from support.faulty_store_files import flip_byte
 from support.trace_records import incoming, trace_records
 
 from gpusonde.collector.storage.errors import StoreFullError
-from gpusonde.collector.storage.tables.results import EpochRow, Results, RunUpdate
+from gpusonde.collector.storage.local.results import EpochRow, Results, RunUpdate
 from gpusonde.collector.tracking.summaries import _RunReader
 from gpusonde.epoch_detect import detect
 from gpusonde.epoch_detect.progress import epoch_table, time_shares

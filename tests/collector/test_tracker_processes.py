@@ -12,7 +12,7 @@ from support.trace_records import incoming, trace_records
 from support.tracked_store import TrackedStore
 from support.wire_agent import WireStream, hello, wait_until
 
-from gpusonde.collector.tracking.processes.pool import TrackerFailedError, TrackerLostError, TrackerProcesses
+from gpusonde.collector.tracking.remote import TrackerFailedError, TrackerLostError, TrackerProcesses
 from gpusonde.epoch_detect import EpochTracker
 from gpusonde.telemetry import read_trace
 

@@ -17,8 +17,8 @@ from support.trace_records import incoming, trace_records
 from support.tracked_store import TrackedStore
 
 from gpusonde.collector.records.model import Position
-from gpusonde.collector.storage.arrivals import TicksArrived
-from gpusonde.collector.tracking.follower_state import FollowerState
+from gpusonde.collector.storage.samples import TicksArrived
+from gpusonde.collector.tracking.run_state import FollowerState
 from gpusonde.epoch_detect import EpochTracker, detect
 
 GPU = "GPU-a"

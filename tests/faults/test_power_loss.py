@@ -16,9 +16,9 @@ from support.wire_agent import START_NS, TICK_NS, batch, block, inventory
 from gpusonde.agent.spool import Spool
 from gpusonde.collector import LocalStore
 from gpusonde.collector.records.model import Position
-from gpusonde.collector.storage.arrivals import TicksArrived
+from gpusonde.collector.storage.local.facts import AgentRow
 from gpusonde.collector.storage.local.store import StoreOptions
-from gpusonde.collector.storage.tables.facts import AgentRow
+from gpusonde.collector.storage.samples import TicksArrived
 
 ROUNDS = 60
 TICKS = 3

@@ -17,8 +17,8 @@ from support.wire_agent import START_NS, TICK_NS
 
 from gpusonde.collector import LocalStore
 from gpusonde.collector.records.model import Position
-from gpusonde.collector.storage.arrivals import TicksArrived
-from gpusonde.collector.storage.check.check import check_store
+from gpusonde.collector.storage.local.fsck import check_store
+from gpusonde.collector.storage.samples import TicksArrived
 
 KILLS = int(os.environ.get("GPUSONDE_FAULT_KILLS", "3"))
 BUSY_STORE = Path(__file__).parents[1] / "support" / "busy_store.py"

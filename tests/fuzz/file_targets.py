@@ -19,8 +19,8 @@ from gpusonde.agent.jobs.processes import owner_of
 from gpusonde.agent.jobs.sources import DeviceNames
 from gpusonde.catalog import CatalogDataError, load_gpus, load_offers
 from gpusonde.catalog.offers import OfferCatalog
-from gpusonde.collector.client import Client
-from gpusonde.collector.connection import CollectorError
+from gpusonde.collector.client.query.connection import CollectorError
+from gpusonde.collector.client.query.query import Client
 from gpusonde.kubelet.v1 import pod_resources_pb2
 from gpusonde.optimizer.continual.replay import TraceError as CapacityError
 from gpusonde.optimizer.continual.replay import read_capacity

@@ -34,17 +34,16 @@ from gpusonde.agent.jobs.sources import DeviceNames, MappingFiles
 from gpusonde.agent.jobs.watcher import StateFile
 from gpusonde.agent.spool.files import OsFiles
 from gpusonde.collector.config import CollectorConfig
-from gpusonde.collector.planning.answering import Answers
+from gpusonde.collector.planning.processes import Answers
 from gpusonde.collector.planning.wire import problem_document
-from gpusonde.collector.query.errors import QueryError
-from gpusonde.collector.query.paging import from_token, to_token
+from gpusonde.collector.query.errors import QueryError, from_token, to_token
 from gpusonde.collector.records.decode import check_hello, decode_record
-from gpusonde.collector.records.errors import RecordError
-from gpusonde.collector.records.limits import Limits
+from gpusonde.collector.records.fields import RecordError
+from gpusonde.collector.records.model import Limits
 from gpusonde.collector.security.tokens import parse_tokens
-from gpusonde.collector.tracking.follower_state import FollowerState, UnusableStateError
+from gpusonde.collector.tracking.run_state import FollowerState, UnusableStateError
 from gpusonde.collector.workers.documents import fill, to_document
-from gpusonde.collector.workload.training.queue import TrainingQueueError
+from gpusonde.collector.workload.training_queue import TrainingQueueError
 from gpusonde.epoch_detect import EpochTracker
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.optimizer.documents.schema import DocumentError, parse_json

@@ -11,9 +11,8 @@ from prometheus_client.metrics_core import Metric
 from gpusonde.agent.metrics import AgentFigures, AgentMetrics, SelfCounters
 from gpusonde.agent.records.record_ages import RecordAges
 from gpusonde.agent.sources.base import SourceStatistics
-from gpusonde.collector.counters import CollectorCounters
-from gpusonde.collector.metrics import CollectorFigures, CollectorMetrics, StoreFigures
-from gpusonde.collector.storage.counters import StoreCounters
+from gpusonde.collector.metrics import CollectorCounters, CollectorFigures, CollectorMetrics, StoreFigures
+from gpusonde.collector.storage.store import StoreCounters
 from gpusonde.service.reload import ReloadCounters
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

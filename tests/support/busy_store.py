@@ -18,11 +18,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from support.store_records import Feed
 
 from gpusonde.collector import LocalStore
-from gpusonde.collector.storage.compaction.compactor import CompactionOptions
-from gpusonde.collector.storage.compaction.maintenance import MaintenanceOptions
-from gpusonde.collector.storage.compaction.retention import RetentionOptions, TierLimits
+from gpusonde.collector.storage.local.compaction import CompactionOptions
+from gpusonde.collector.storage.local.facts import AgentRow
+from gpusonde.collector.storage.local.retention import MaintenanceOptions, RetentionOptions, TierLimits
 from gpusonde.collector.storage.local.store import StoreOptions
-from gpusonde.collector.storage.tables.facts import AgentRow
 
 OPTIONS = StoreOptions(
     reserve_bytes=0,

@@ -7,10 +7,10 @@ import json
 import sys
 
 from gpusonde.collector.records.model import Position
-from gpusonde.collector.storage.arrivals import TicksArrived
-from gpusonde.collector.storage.clickhouse.ownership import Ownership
+from gpusonde.collector.storage.clickhouse.facts import Ownership
 from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql, Connection
 from gpusonde.collector.storage.clickhouse.store import ClickHouseOptions, ClickHouseStore
+from gpusonde.collector.storage.samples import TicksArrived
 
 directory, database, agent_id, gpu_uuid = sys.argv[1:]
 store = ClickHouseStore(

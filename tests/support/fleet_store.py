@@ -8,9 +8,9 @@ import numpy as np
 from support.synthetic_runs import synthetic_runs
 from support.trace_records import incoming, trace_records
 
+from gpusonde.collector.storage.local.facts import Facts
+from gpusonde.collector.storage.local.results import Results, RunRow, RunUpdate
 from gpusonde.collector.storage.local.store import LocalStore, StoreOptions
-from gpusonde.collector.storage.tables.facts import Facts
-from gpusonde.collector.storage.tables.results import Results, RunRow, RunUpdate
 from gpusonde.telemetry import Trace
 
 DAY_S = 86_400.0

@@ -19,15 +19,14 @@ from pathlib import Path
 from support.faulty_store_files import FaultyStoreFiles
 
 from gpusonde.collector import LocalStore
-from gpusonde.collector.storage.clickhouse.ownership import Ownership
+from gpusonde.collector.storage.clickhouse.facts import Ownership
 from gpusonde.collector.storage.clickhouse.results import ClickHouseResults
 from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql, Connection
-from gpusonde.collector.storage.clickhouse.states import ClickHouseStates
-from gpusonde.collector.storage.clickhouse.store import ClickHouseOptions, ClickHouseStore
-from gpusonde.collector.storage.disk.state_files import StateFiles
+from gpusonde.collector.storage.clickhouse.store import ClickHouseOptions, ClickHouseStates, ClickHouseStore
 from gpusonde.collector.storage.errors import StoreError
+from gpusonde.collector.storage.local.results import Results
+from gpusonde.collector.storage.local.states import StateFiles
 from gpusonde.collector.storage.local.store import StoreOptions
-from gpusonde.collector.storage.tables.results import Results
 
 SERVER_URL = os.environ.get("GPUSONDE_CLICKHOUSE_URL", "")
 ENGINES = ["local", "chdb", *(["server"] if SERVER_URL else [])]

@@ -7,8 +7,8 @@ import time
 from support.wire_agent import batch, inventory
 
 from gpusonde.collector.records.decode import decode_record
-from gpusonde.collector.records.limits import Limits
-from gpusonde.collector.storage.disk.log import EntryKind, LogEntry
+from gpusonde.collector.records.model import Limits
+from gpusonde.collector.storage.local.log import EntryKind, LogEntry
 from gpusonde.collector.storage.store import Incoming
 
 EVER = (0, 1 << 62)

@@ -50,9 +50,8 @@ def trace_records(trace, start_ns=1_700_000_000_000_000_000, ticks_per_record=10
 def incoming(records, agent_id="agent-1", spool_id="spool-1"):
     """Decode records as ingest would."""
     from gpusonde.collector.records.decode import decode_record
-    from gpusonde.collector.records.limits import Limits
-    from gpusonde.collector.records.model import InventoryRecord
-    from gpusonde.collector.storage.disk.log import EntryKind, LogEntry
+    from gpusonde.collector.records.model import InventoryRecord, Limits
+    from gpusonde.collector.storage.local.log import EntryKind, LogEntry
     from gpusonde.collector.storage.store import Incoming
 
     inventory, found = None, []

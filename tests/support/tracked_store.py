@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gpusonde.collector import LocalStore
+from gpusonde.collector.storage.local.results import Results
 from gpusonde.collector.storage.local.store import StoreOptions
-from gpusonde.collector.storage.tables.results import Results
 from gpusonde.collector.tracking.follower import GpuFollower
 from gpusonde.collector.tracking.pipeline import EpochPipeline, PipelineOptions
 from gpusonde.collector.tracking.runs import RunPolicy

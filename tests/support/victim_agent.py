@@ -13,8 +13,8 @@ import numpy as np
 
 from gpusonde.collector import LocalStore
 from gpusonde.collector.records.model import GpuEvent, Position
-from gpusonde.collector.storage.arrivals import TicksArrived
 from gpusonde.collector.storage.local.store import StoreOptions
+from gpusonde.collector.storage.samples import TicksArrived
 
 COUNTING_AGENT = Path(__file__).with_name("counting_agent.py")
 

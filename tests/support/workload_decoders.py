@@ -14,7 +14,7 @@ from gpusonde.collector.workers.documents import fill
 from gpusonde.collector.workload.answering import Answers
 from gpusonde.collector.workload.checker import TaskChecker
 from gpusonde.collector.workload.errors import WorkloadError
-from gpusonde.collector.workload.training.queue import TrainingQueue
+from gpusonde.collector.workload.training_queue import TrainingQueue
 from gpusonde.workload.v1 import workload_pb2
 
 

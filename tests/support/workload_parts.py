@@ -9,8 +9,8 @@ import os
 import signal
 import time
 
-from gpusonde.collector.workers import serving
-from gpusonde.collector.workers.framing import unpack
+from gpusonde.collector.workers import pool
+from gpusonde.collector.workers.pool import unpack
 from gpusonde.collector.workload.answering import Answers, Parts
 from gpusonde.predictor.workload.embedding.registry import Registry
 from gpusonde.predictor.workload.engine import EngineError, WorkloadPrediction
@@ -69,8 +69,8 @@ def make_parts(model=None):
 
 def _make_answer():
     answer = Answers(make_parts()).answer
-    return lambda data, _: serving.write_json(answer(*unpack(data)))
+    return lambda data, _: pool.write_json(answer(*unpack(data)))
 
 
 if __name__ == "__main__":
-    serving.run(_make_answer)
+    pool.run(_make_answer)

@@ -11,7 +11,7 @@ from gpusonde.cli import wording
 from gpusonde.cli.output import Screen
 
 if TYPE_CHECKING:
-    from gpusonde.collector.answers import RunEpochs, RunInfo
+    from gpusonde.collector.client.query.results import RunEpochs, RunInfo
     from gpusonde.epoch_detect import EpochDetection
     from gpusonde.telemetry import Trace
 

@@ -13,7 +13,7 @@ from gpusonde.cli.output import Screen
 from gpusonde.predictor.crossgpu import LatencyPrediction
 
 if TYPE_CHECKING:
-    from gpusonde.collector.answers import PredictionSet
+    from gpusonde.collector.client.query.results import PredictionSet
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from gpusonde.cli import wording
 from gpusonde.cli.output import Screen
 
 if TYPE_CHECKING:
-    from gpusonde.collector.answers import EpochInfo, RunEpochs, RunInfo
+    from gpusonde.collector.client.query.results import EpochInfo, RunEpochs, RunInfo
 
 
 def run_payload(run: RunInfo) -> dict[str, Any]:

@@ -1,29 +1,34 @@
-"""The collector: store, ingest, tracking and queries wired together, from start to a clean end."""
+"""The collector: store, ingest, tracking and queries wired together, from start to a clean end.
+
+What surrounds a running collector: threads, who tracks epochs, what tells it to stop, the file with its address.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
+import signal
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Executor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 import grpc.aio
 
 from gpusonde.catalog import load_gpus
 from gpusonde.collector.config import CollectorConfig
-from gpusonde.collector.counters import CollectorCounters
 from gpusonde.collector.engines import make_engine
 from gpusonde.collector.ingest.admin import AdminService
 from gpusonde.collector.ingest.agents import Agents
-from gpusonde.collector.ingest.committer import Committer
-from gpusonde.collector.ingest.gate import Gate
+from gpusonde.collector.ingest.committer import Committer, Quarantine
 from gpusonde.collector.ingest.pacing import Pressure
-from gpusonde.collector.ingest.quarantine import Quarantine
 from gpusonde.collector.ingest.service import IngestService
+from gpusonde.collector.ingest.session import Gate
+from gpusonde.collector.metrics import CollectorCounters
 from gpusonde.collector.options import (
     model_source,
     pipeline_options,
@@ -37,26 +42,94 @@ from gpusonde.collector.planning.processes import PlanningProcesses
 from gpusonde.collector.planning.service import PlanningService
 from gpusonde.collector.query.prediction import Predictor
 from gpusonde.collector.query.service import QueryService
-from gpusonde.collector.security.access import Access, pace_options
+from gpusonde.collector.security.authentication import Access, pace_options
 from gpusonde.collector.server import Health, bind, build_server
 from gpusonde.collector.storage.disk.files import FileLayer
-from gpusonde.collector.storage.engine import Engine
 from gpusonde.collector.storage.errors import StoreError
-from gpusonde.collector.supervision import Supervision, Watched
-from gpusonde.collector.surroundings import address_file, announce, executors, stop_signals, told_to_stop, trackers
+from gpusonde.collector.storage.store import Engine
+from gpusonde.collector.supervisor import Supervision, Watched
 from gpusonde.collector.tracking.epochs import TrackerFactory, TrackerRestorer
 from gpusonde.collector.tracking.follower import GpuFollower
-from gpusonde.collector.tracking.follower_state import FollowerState
 from gpusonde.collector.tracking.pipeline import EpochPipeline
-from gpusonde.collector.tracking.run_state import Resume
+from gpusonde.collector.tracking.remote import TrackerProcesses
+from gpusonde.collector.tracking.run_state import FollowerState, Resume
 from gpusonde.collector.tracking.state_keeper import StateKeeper, StateOptions
 from gpusonde.collector.tracking.summaries import EpochSummaries
-from gpusonde.collector.workload.assembly import Controller
+from gpusonde.collector.workload.service import Controller
 from gpusonde.epoch_detect import EpochTracker
 from gpusonde.service.health import notify
 from gpusonde.service.process import allow_open_files, end
 from gpusonde.service.reload import ConfigSource
 from gpusonde.service.tls import is_loopback
+
+_ADDRESS_FILE = "address"
+_POLL_S = 0.05
+
+
+@contextlib.contextmanager
+def executors(*names: str) -> Iterator[dict[str, Executor]]:
+    """Make one thread per name: each kind of work is done in order and does not wait for the others."""
+    with contextlib.ExitStack() as stack:
+        yield {name: stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix=name)) for name in names}
+
+
+@contextlib.contextmanager
+def trackers(config: CollectorConfig, make_tracker: TrackerFactory) -> Iterator[tuple[TrackerFactory, TrackerRestorer]]:
+    """Say where trackers come from: this process, or others."""
+    if not config.runs.processes:
+        yield make_tracker, EpochTracker.restore
+        return
+    with contextlib.closing(TrackerProcesses(config.runs.processes)) as processes:
+        yield processes.make, processes.restore
+
+
+@contextlib.contextmanager
+def stop_signals(stopping: asyncio.Event, hurrying: asyncio.Event) -> Iterator[None]:
+    """Have SIGTERM and SIGINT set the first event, and when they come again the second, in the main thread."""
+
+    def stop() -> None:
+        if stopping.is_set():
+            hurrying.set()
+        stopping.set()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+async def told_to_stop(stopping: asyncio.Event, stop: threading.Event | None) -> None:
+    """Return when a signal has set the one event, or another thread the other."""
+    while not (stop and stop.is_set()):
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(stopping.wait(), _POLL_S if stop else None)
+            return
+
+
+@contextlib.contextmanager
+def address_file(directory: Path) -> Iterator[Path]:
+    """The file that holds the collector's address while it serves; ``announce`` writes it."""
+    path = directory / _ADDRESS_FILE
+    path.unlink(missing_ok=True)
+    try:
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def announce(path: Path, address: str) -> None:
+    """Write the file as a whole: who finds it finds an address."""
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(address + "\n")
+    temporary.rename(path)
+
 
 _LOG = logging.getLogger(__name__)
 _READERS = 512  # connections beside those of agents

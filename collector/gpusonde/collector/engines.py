@@ -11,23 +11,27 @@ from pathlib import Path
 from typing import Any
 
 from gpusonde.collector.config import CollectorConfig
-from gpusonde.collector.storage.clickhouse.ownership import Ownership
+from gpusonde.collector.storage.clickhouse.facts import Ownership
 from gpusonde.collector.storage.clickhouse.results import ClickHouseResults
 from gpusonde.collector.storage.clickhouse.schema import Retention
 from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql, Connection
-from gpusonde.collector.storage.clickhouse.states import ClickHouseStates
-from gpusonde.collector.storage.clickhouse.store import ClickHouseOptions, ClickHouseStore
-from gpusonde.collector.storage.compaction.compactor import CompactionOptions
-from gpusonde.collector.storage.compaction.maintenance import MaintenanceOptions
-from gpusonde.collector.storage.compaction.retention import RetentionOptions, TierLimits
-from gpusonde.collector.storage.counters import StoreCounters
+from gpusonde.collector.storage.clickhouse.store import ClickHouseOptions, ClickHouseStates, ClickHouseStore
 from gpusonde.collector.storage.disk.files import FileLayer
-from gpusonde.collector.storage.engine import Engine, OwnersListener, ResultStore, StateStore
 from gpusonde.collector.storage.errors import StoreError
+from gpusonde.collector.storage.local.compaction import CompactionOptions
+from gpusonde.collector.storage.local.results import Results
+from gpusonde.collector.storage.local.retention import MaintenanceOptions, RetentionOptions, TierLimits
 from gpusonde.collector.storage.local.store import LocalStore, StoreOptions
-from gpusonde.collector.storage.store import Store, StoreUsage
-from gpusonde.collector.storage.tables.results import Results
-from gpusonde.collector.upkeep import look_after
+from gpusonde.collector.storage.store import (
+    Engine,
+    OwnersListener,
+    ResultStore,
+    StateStore,
+    Store,
+    StoreCounters,
+    StoreUsage,
+)
+from gpusonde.collector.supervisor import look_after
 
 _LOG = logging.getLogger(__name__)
 _MOST_SEAL_CHECK_S = 1.0

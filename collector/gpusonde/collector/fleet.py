@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 from gpusonde.catalog import GpuCatalog, GpuSpec
 from gpusonde.collector.query.errors import QueryError
-from gpusonde.collector.query.measurement import RunMeasurer, resolve
+from gpusonde.collector.query.prediction import RunMeasurer, resolve
 from gpusonde.collector.query.runs import gpu_message
 from gpusonde.collector.storage.errors import StoreCorruptError
-from gpusonde.collector.storage.local.snapshot import StoreSnapshot
-from gpusonde.collector.storage.tables.results import RunRow
+from gpusonde.collector.storage.local.export import StoreSnapshot
+from gpusonde.collector.storage.local.results import RunRow
 from gpusonde.common.v1 import gpu_pb2, job_pb2
 from gpusonde.predictor.crossgpu import REQUIRED_METRICS, Configuration, MeasurementError, Run, RunsTable
 

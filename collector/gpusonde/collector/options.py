@@ -10,8 +10,8 @@ from gpusonde.collector.config import CollectorConfig
 from gpusonde.collector.ingest.service import StreamOptions
 from gpusonde.collector.planning.processes import ProcessOptions
 from gpusonde.collector.planning.watch import WatchOptions
-from gpusonde.collector.records.limits import Limits
-from gpusonde.collector.security.access import pace_options
+from gpusonde.collector.records.model import Limits
+from gpusonde.collector.security.authentication import pace_options
 from gpusonde.collector.tracking.pipeline import PipelineOptions
 from gpusonde.collector.tracking.runs import RunPolicy
 from gpusonde.predictor.crossgpu import LatencyModel

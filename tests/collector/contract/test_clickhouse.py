@@ -11,7 +11,7 @@ from support.wire_agent import START_NS, TICK_NS, batch, block
 
 from gpusonde.collector.records.model import Position
 from gpusonde.collector.storage.clickhouse import schema
-from gpusonde.collector.storage.clickhouse.ownership import Ownership
+from gpusonde.collector.storage.clickhouse.facts import Ownership
 from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql, Connection
 from gpusonde.collector.storage.clickhouse.store import ClickHouseOptions, ClickHouseStore
 from gpusonde.collector.storage.errors import StoreError, StoreFullError

@@ -5,10 +5,10 @@ from support.store_records import EVER, Feed
 from support.wire_agent import START_NS, TICK_NS, batch, block, inventory, source_ended
 
 from gpusonde.collector.records.model import Position, RejectedRecord
-from gpusonde.collector.storage.arrivals import BindingArrived, SourceEndArrived, TicksArrived
-from gpusonde.collector.storage.disk.log import EntryKind, LogEntry, rejection_payload
+from gpusonde.collector.storage.local.facts import AgentRow
+from gpusonde.collector.storage.local.log import EntryKind, LogEntry, rejection_payload
+from gpusonde.collector.storage.samples import BindingArrived, SourceEndArrived, TicksArrived
 from gpusonde.collector.storage.store import Incoming
-from gpusonde.collector.storage.tables.facts import AgentRow
 from gpusonde.common.v1 import gpu_pb2, job_pb2
 from gpusonde.ingest.v1 import ingest_pb2
 

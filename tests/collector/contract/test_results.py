@@ -7,8 +7,8 @@ import pytest
 from support.store_records import Feed
 
 from gpusonde.collector.records.model import Position
-from gpusonde.collector.storage.disk.state_files import StateFileError
-from gpusonde.collector.storage.tables.results import EpochRow, RunRow, RunUpdate, SummaryRow
+from gpusonde.collector.storage.local.results import EpochRow, RunRow, RunUpdate, SummaryRow
+from gpusonde.collector.storage.local.states import StateFileError
 
 SECOND = 1_000_000_000
 HOSTILE = "'; DROP TABLE runs; -- \\ {run:String} %s ü"

@@ -13,9 +13,9 @@ from support.tracked_store import TrackedStore
 from support.wire_agent import START_NS, TICK_NS
 
 from gpusonde.collector.records.model import Position
-from gpusonde.collector.storage.arrivals import TicksArrived
-from gpusonde.collector.storage.tables.facts import AgentRow
-from gpusonde.collector.storage.tables.results import EpochRow, RunRow, RunUpdate
+from gpusonde.collector.storage.local.facts import AgentRow
+from gpusonde.collector.storage.local.results import EpochRow, RunRow, RunUpdate
+from gpusonde.collector.storage.samples import TicksArrived
 from gpusonde.telemetry import read_trace
 
 BEGINNING = Position(0, 0)

@@ -4,7 +4,7 @@ import pytest
 from support.layered_graphs import graph_json, small_graph
 from support.workload_parts import CountingModel, make_parts
 
-from gpusonde.collector.workers.framing import pack, unpack
+from gpusonde.collector.workers.pool import pack, unpack
 from gpusonde.collector.workload.answering import Answers
 from gpusonde.predictor.workload.embedding import Encoder, EncoderDescription, EncoderWeights
 from gpusonde.predictor.workload.embedding.registry import Registry

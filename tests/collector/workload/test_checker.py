@@ -8,7 +8,7 @@ from gpusonde.catalog import load_gpus
 from gpusonde.collector.ingest.loads import KnownLoad
 from gpusonde.collector.workload.checker import TaskChecker
 from gpusonde.collector.workload.errors import WorkloadError
-from gpusonde.collector.workload.hosts.resources import Device, HostView
+from gpusonde.collector.workload.hosts import Device, HostView
 from gpusonde.common.v1 import gpu_pb2
 from gpusonde.workload.v1 import workload_pb2 as pb
 

@@ -10,8 +10,8 @@ from support.layered_graphs import graph_json
 from support.running_collector import ThreadCollector
 from support.wire_agent import WireStream, batch, hello, inventory
 
-from gpusonde.collector.connection import CollectorError
-from gpusonde.collector.workload.client import WorkloadClient
+from gpusonde.collector.client.query.connection import CollectorError
+from gpusonde.collector.client.query.workload import WorkloadClient
 from gpusonde.predictor.workload.graph import (
     DataDependentControlFlowError,
     GraphLimitError,

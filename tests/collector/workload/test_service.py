@@ -12,9 +12,9 @@ from support.layered_graphs import graph_json
 from support.running_collector import ProcessCollector, ThreadCollector
 from support.wire_agent import WireStream, batch, block, hello, inventory
 
-from gpusonde.collector.connection import CollectorError
-from gpusonde.collector.workload.client import WorkloadClient
-from gpusonde.collector.workload.training.queue import TrainingQueue
+from gpusonde.collector.client.query.connection import CollectorError
+from gpusonde.collector.client.query.workload import WorkloadClient
+from gpusonde.collector.workload.training_queue import TrainingQueue
 from gpusonde.common.v1 import gpu_pb2
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.predictor.workload import zoo

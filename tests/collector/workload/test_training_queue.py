@@ -10,8 +10,8 @@ import textwrap
 
 import pytest
 
-from gpusonde.collector.workload.training.drain import CannotTrainError, drain
-from gpusonde.collector.workload.training.queue import QueueFullError, TrainingQueue, TrainingQueueError
+from gpusonde.collector.workload.training import CannotTrainError, drain
+from gpusonde.collector.workload.training_queue import QueueFullError, TrainingQueue, TrainingQueueError
 from gpusonde.predictor.workload.embedding.weights import DatasetTypeNameError
 
 
@@ -190,8 +190,8 @@ _TRAINER = textwrap.dedent(
     """
     import sys, time
     from pathlib import Path
-    from gpusonde.collector.workload.training.drain import drain
-    from gpusonde.collector.workload.training.queue import TrainingQueue
+    from gpusonde.collector.workload.training import drain
+    from gpusonde.collector.workload.training_queue import TrainingQueue
 
     def train(name, progress):
         progress(1, 100)

@@ -14,17 +14,16 @@ from support.layered_graphs import graph_json
 from support.running_collector import ThreadCollector
 from support.wire_agent import wait_until
 
-from gpusonde.collector.workload.client import WorkloadClient
-from gpusonde.collector.workload.training.counters import TrainingCounters
-from gpusonde.collector.workload.training.queue import TrainingQueue
-from gpusonde.collector.workload.training.trainings import Trainings, has_torch, trainer_command
+from gpusonde.collector.client.query.workload import WorkloadClient
+from gpusonde.collector.workload.training import TrainingCounters, Trainings, has_torch, trainer_command
+from gpusonde.collector.workload.training_queue import TrainingQueue
 
 _TRAINER = textwrap.dedent(
     """
     import signal, sys, time
     from pathlib import Path
-    from gpusonde.collector.workload.training.drain import drain
-    from gpusonde.collector.workload.training.queue import TrainingQueue
+    from gpusonde.collector.workload.training import drain
+    from gpusonde.collector.workload.training_queue import TrainingQueue
 
     folder, name = Path(sys.argv[1]), sys.argv[2]
     signal.signal(signal.SIGINT, signal.default_int_handler)  # as trainer_command's does
@@ -254,7 +253,7 @@ def test_without_torch_the_collector_only_queues(tmp_path, model_file):
 def test_the_collector_never_imports_torch():
     code = (
         "import sys, gpusonde.collector.daemon, gpusonde.collector.workload.worker\n"
-        "import gpusonde.collector.workload.parts\n"
+        "import gpusonde.collector.workload.answering\n"
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -12,8 +12,8 @@ from gpusonde.cli.output import Output, Screen
 from gpusonde.cli.parsing import Parser, Subparsers, UsageError, add_command, positive_integer
 
 if TYPE_CHECKING:
-    from gpusonde.collector.answers import RunEpochs, RunInfo
-    from gpusonde.collector.client import Client
+    from gpusonde.collector.client.query.query import Client
+    from gpusonde.collector.client.query.results import RunEpochs, RunInfo
 
 # What the request holds.
 _MOST_EPOCHS = 2**32 - 1

@@ -11,7 +11,7 @@ from gpusonde.cli.output import Output, Screen
 from gpusonde.cli.parsing import Parser, Subparsers, UsageError, add_command, address, names
 
 if TYPE_CHECKING:
-    from gpusonde.collector.orders import FleetClient
+    from gpusonde.collector.client.query.admin import FleetClient
 
 
 def add_fleet_parser(subparsers: Subparsers, common: Parser) -> None:
@@ -33,7 +33,7 @@ def add_fleet_parser(subparsers: Subparsers, common: Parser) -> None:
 
 def run_fleet(args: argparse.Namespace) -> int:
     """Ask or order, and print."""
-    from gpusonde.collector.orders import FleetClient
+    from gpusonde.collector.client.query.admin import FleetClient
 
     draining = args.action == "drain"
     if draining and bool(args.agents) == args.all:

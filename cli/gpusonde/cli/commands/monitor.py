@@ -134,7 +134,7 @@ def _of_collector(
     args: argparse.Namespace, problem: Mapping[str, Any], start: dict[str, Any]
 ) -> Iterator[dict[str, Any]]:
     from gpusonde.cli.commands.epochs import find_run
-    from gpusonde.collector.planning.client import PlanningClient
+    from gpusonde.collector.client.query.planning import PlanningClient
 
     if args.run is not None:
         with connect(args) as client:

@@ -14,7 +14,7 @@ from gpusonde.cli.output import Output
 from gpusonde.cli.parsing import Parser, Subparsers, UsageError, add_command, positive_number
 
 if TYPE_CHECKING:
-    from gpusonde.collector.planning.client import PlanningClient
+    from gpusonde.collector.client.query.planning import PlanningClient
 
 _GROUP = re.compile(r"(?P<offer>.+)=(?P<machines>[0-9]{1,9})@(?P<batch_size>[0-9]{1,9})")
 _EXIT_NO_PLAN = 1
@@ -170,6 +170,6 @@ def _checked_for_the_wire(args: argparse.Namespace, problem: dict[str, Any]) -> 
 
 
 def _client(args: argparse.Namespace) -> PlanningClient:
-    from gpusonde.collector.planning.client import PlanningClient
+    from gpusonde.collector.client.query.planning import PlanningClient
 
     return PlanningClient(args.collector, security=client_security(args))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gpusonde.catalog import GpuCatalog, GpuSpec
     from gpusonde.cli.measuring import Source
     from gpusonde.cli.predictions import Predictions
-    from gpusonde.collector.client import Measurement
+    from gpusonde.collector.client.query.query import Measurement
     from gpusonde.predictor.crossgpu import LatencyModel, SourceMeasurement
 
 _PRECISIONS = ("fp32", "mixed", "fp64")
@@ -187,7 +187,7 @@ def _ask_collector(args: argparse.Namespace) -> Predictions:
 
 def to_wire(measurement: SourceMeasurement) -> Measurement:
     """A measurement as a collector takes it."""
-    from gpusonde.collector.client import Distribution, Measurement
+    from gpusonde.collector.client.query.query import Distribution, Measurement
 
     return Measurement(
         gpu_model=measurement.gpu.name,

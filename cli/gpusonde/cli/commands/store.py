@@ -13,8 +13,7 @@ from gpusonde.cli.parsing import Parser, Subparsers, UsageError, add_command, po
 
 if TYPE_CHECKING:
     from gpusonde.collector.storage.check.findings import CheckReport
-    from gpusonde.collector.storage.local.export import ExportReport
-    from gpusonde.collector.storage.local.offline import CompactReport
+    from gpusonde.collector.storage.local.export import CompactReport, ExportReport
     from gpusonde.collector.storage.local.sql import SqlAnswer
 
 _EXIT_FINDINGS = 1
@@ -81,7 +80,7 @@ def run_store(args: argparse.Namespace) -> int:
 
 
 def _fsck(args: argparse.Namespace, output: Output) -> int:
-    from gpusonde.collector.storage.check.check import check_store
+    from gpusonde.collector.storage.local.fsck import check_store
 
     with output.progress("reading", total=1.0) as show:
         report = check_store(args.directory, repair=getattr(args, "repair", False), on_progress=show)
@@ -121,7 +120,7 @@ def _render_check(screen: Screen, report: CheckReport) -> None:
 
 
 def _compact(args: argparse.Namespace, output: Output) -> int:
-    from gpusonde.collector.storage.local.offline import compact_store
+    from gpusonde.collector.storage.local.export import compact_store
 
     report = compact_store(args.directory)
     output.result(

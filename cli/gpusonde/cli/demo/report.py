@@ -13,7 +13,7 @@ from gpusonde.cli.commands.offers import offer_payload
 from gpusonde.cli.output import Screen
 from gpusonde.cli.predictions import Predictions
 from gpusonde.cli.runs_view import epochs_payload, headline, render_epochs, run_payload
-from gpusonde.collector.answers import RunEpochs, RunInfo
+from gpusonde.collector.client.query.results import RunEpochs, RunInfo
 from gpusonde.predictor.crossgpu import LatencyPrediction
 
 

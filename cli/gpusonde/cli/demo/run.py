@@ -28,8 +28,8 @@ from gpusonde.cli.output import Output, Screen
 from gpusonde.cli.picture import EpochMarks, draw
 from gpusonde.cli.predictions import from_answer
 from gpusonde.cli.runs_view import headline
-from gpusonde.collector.answers import RunInfo
-from gpusonde.collector.client import Client
+from gpusonde.collector.client.query.query import Client
+from gpusonde.collector.client.query.results import RunInfo
 from gpusonde.telemetry import FloatArray, Trace, read_traces
 
 # Both daemons are the demo's own: no address of this host's is taken for their metrics.

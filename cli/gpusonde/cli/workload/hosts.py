@@ -29,7 +29,7 @@ def add_hosts_parser(subparsers: Subparsers, common: Parser) -> None:
 
 def run_hosts(args: argparse.Namespace) -> int:
     """Ask and print."""
-    from gpusonde.collector.workload.client import WorkloadClient
+    from gpusonde.collector.client.query.workload import WorkloadClient
 
     with WorkloadClient(args.collector, security=client_security(args)) as client:
         found = client.hosts(host_names=args.hosts, agent_ids=args.agents)

@@ -16,7 +16,7 @@ from gpusonde.cli.workload.answers import doubts_about_memory, row, unanswered
 from gpusonde.cli.workload.sources import named_graphs
 
 if TYPE_CHECKING:
-    from gpusonde.collector.workload.client import WorkloadClient
+    from gpusonde.collector.client.query.workload import WorkloadClient
     from gpusonde.predictor.workload.engine import WorkloadPrediction, WorkloadRequest
     from gpusonde.predictor.workload.graph import WorkloadGraph
 
@@ -119,7 +119,7 @@ def embedded_there(args: argparse.Namespace, graphs: Sequence[WorkloadGraph], ne
 
 
 def _client(args: argparse.Namespace) -> WorkloadClient:
-    from gpusonde.collector.workload.client import WorkloadClient
+    from gpusonde.collector.client.query.workload import WorkloadClient
 
     return WorkloadClient(args.collector, security=client_security(args))
 

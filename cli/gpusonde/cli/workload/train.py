@@ -17,7 +17,7 @@ from gpusonde.cli.output import Output, Screen
 from gpusonde.cli.parsing import Parser, Subparsers, UsageError, add_command, positive_integer, whole_number
 
 if TYPE_CHECKING:
-    from gpusonde.collector.workload.training.queue import Training
+    from gpusonde.collector.workload.training_queue import Training
     from gpusonde.predictor.workload.embedding.registry import RegisteredEncoder
     from gpusonde.predictor.workload.embedding.training.datasets import ImageDataset
     from gpusonde.predictor.workload.embedding.training.pool import ProgressReport
@@ -144,8 +144,8 @@ def _one(args: argparse.Namespace, sources: dict[str, Source]) -> list[dict[str,
 
 def _drained(args: argparse.Namespace, sources: dict[str, Source]) -> list[dict[str, Any]]:
     """Train whatever waits of these dataset types."""
-    from gpusonde.collector.workload.training.drain import CannotTrainError, drain
-    from gpusonde.collector.workload.training.queue import TrainingQueue
+    from gpusonde.collector.workload.training import CannotTrainError, drain
+    from gpusonde.collector.workload.training_queue import TrainingQueue
     from gpusonde.predictor.workload.embedding.training.datasets import DatasetError
     from gpusonde.predictor.workload.embedding.training.result import TrainingError, TrainingStoppedError
 

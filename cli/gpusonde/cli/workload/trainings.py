@@ -29,7 +29,7 @@ def add_trainings_parser(subparsers: Subparsers, common: Parser) -> None:
 
 def run_trainings(args: argparse.Namespace) -> int:
     """Ask and print."""
-    from gpusonde.collector.workload.client import WorkloadClient
+    from gpusonde.collector.client.query.workload import WorkloadClient
 
     if args.again and args.add is None:
         raise UsageError("--again belongs to --add")

@@ -11,8 +11,7 @@ import grpc.aio
 from gpusonde.admin.v1 import admin_pb2, admin_pb2_grpc
 from gpusonde.collector.ingest.agents import Agents
 from gpusonde.collector.ingest.session import Session, Stop
-from gpusonde.collector.records.errors import RecordError
-from gpusonde.collector.records.fields import check_identity
+from gpusonde.collector.records.fields import RecordError, check_identity
 
 _LOG = logging.getLogger(__name__)
 _PAGE_SIZE = 1000

@@ -16,8 +16,8 @@ import grpc
 
 from gpusonde.collector.ingest.pacing import AgentPace, PaceOptions
 from gpusonde.collector.ingest.session import Session, Stop
+from gpusonde.collector.storage.local.facts import AgentRow
 from gpusonde.collector.storage.store import Store
-from gpusonde.collector.storage.tables.facts import AgentRow
 from gpusonde.ingest.v1 import ingest_pb2
 
 # Agents remembered per stream that may be open: hosts come and go.

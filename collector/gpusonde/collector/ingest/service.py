@@ -14,22 +14,19 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from gpusonde.collector.counters import CollectorCounters, loss_reason
 from gpusonde.collector.ingest.agents import AdmissionError, Agents
-from gpusonde.collector.ingest.committer import Committer
-from gpusonde.collector.ingest.gate import Gate
+from gpusonde.collector.ingest.committer import Committer, Quarantine
 from gpusonde.collector.ingest.loads import take_load
 from gpusonde.collector.ingest.pacing import PaceOptions, Pressure
-from gpusonde.collector.ingest.quarantine import Quarantine
-from gpusonde.collector.ingest.session import Session, Stop
+from gpusonde.collector.ingest.session import Gate, Session, Stop
+from gpusonde.collector.metrics import CollectorCounters, loss_reason
 from gpusonde.collector.records.decode import check_hello, decode_record
-from gpusonde.collector.records.errors import MissingInventoryError, RecordError, RecordTooLargeError
-from gpusonde.collector.records.limits import Limits
-from gpusonde.collector.records.model import BatchRecord, InventoryRecord, LossRecord
+from gpusonde.collector.records.fields import MissingInventoryError, RecordError, RecordTooLargeError
+from gpusonde.collector.records.model import BatchRecord, InventoryRecord, Limits, LossRecord
 from gpusonde.collector.security.guard import Guard
 from gpusonde.collector.security.identity import AuthenticationError, Identity
-from gpusonde.collector.storage.disk.log import EntryKind, LogEntry
 from gpusonde.collector.storage.errors import StoreError
+from gpusonde.collector.storage.local.log import EntryKind, LogEntry
 from gpusonde.collector.storage.store import Incoming, Store
 from gpusonde.ingest.v1 import ingest_pb2, ingest_pb2_grpc
 

@@ -1,14 +1,87 @@
-"""``PlanningProcesses``: questions to the optimizer; a watch has a process of its own, which holds one job."""
+"""``PlanningProcesses``: questions to the optimizer; a watch has a process of its own, which holds one job.
+
+``Answers``: what a process does with questions about plans; documents in, documents out.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gpusonde.catalog import load_gpus, load_offers
 from gpusonde.collector.workers.pool import AnswerProcesses, BusyError, PoolOptions, Purpose
+from gpusonde.optimizer.documents.problem import ProblemDocument, parse_plan, parse_problem
+from gpusonde.optimizer.documents.schema import DocumentError
+from gpusonde.optimizer.documents.watching import (
+    METHODS,
+    JobWatch,
+    estimate_plan,
+    pareto_plans,
+    solve_problem,
+    start_watch,
+    take_report,
+)
+from gpusonde.optimizer.problem import ProblemError
+
+_SEARCH_SHARE = 0.4
+_gpus = functools.cache(load_gpus)
+_offers = functools.cache(lambda: load_offers(gpus=_gpus()))
+
+
+class Answers:
+    """Answers questions: ``kind``, and what the kind needs. A watch that was started is followed from then on.
+
+    An error is an answer too: ``error`` with ``kind``, ``text`` and ``field``.
+    """
+
+    def __init__(self) -> None:
+        # Read before the first question, so that its time limit is about the question.
+        _offers()
+        self._watch: JobWatch | None = None
+
+    def answer(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        """Answer one question."""
+        try:
+            return self._answer(question)
+        except DocumentError as error:
+            return {"error": {"kind": "invalid", "text": str(error), "field": error.field}}
+        except ProblemError as error:
+            return {"error": {"kind": "invalid", "text": str(error), "field": ""}}
+
+    def _answer(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        kind = question["kind"]
+        if kind == "watch":
+            return self._look(question)
+        problem = parse_problem(question["problem"], _gpus(), _offers())
+        if kind == "start_watch":
+            self._watch = start_watch(problem, question["start"])
+            return {}
+        # What the search has by then is answered; reading and explaining take time as well.
+        search_s = _SEARCH_SHARE * question["time_limit_s"]
+        if kind == "solve":
+            return {"solution": _solve(problem, question.get("method"), search_s)}
+        if kind == "pareto":
+            return {"front": pareto_plans(problem, time_limit_s=search_s)}
+        return {"solution": estimate_plan(problem, parse_plan(question["plan"], problem.problem, "plan"))}
+
+    def _look(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        if self._watch is None:
+            raise DocumentError("start", "comes before everything else")
+        for report in question["reports"]:
+            take_report(self._watch, report)
+        return {"recommendation": self._watch.recommend(question["now_s"])}
+
+
+def _solve(problem: ProblemDocument, method: object, search_s: float) -> dict[str, Any]:
+    for known in METHODS:
+        if method in (known, None):
+            return solve_problem(problem, known, time_limit_s=search_s)
+    raise DocumentError("method", f"there is no method {str(method)[:40]!r}; use {' or '.join(METHODS)}")
+
 
 _PURPOSE = Purpose(
     module="gpusonde.collector.planning.worker",

@@ -12,8 +12,7 @@ from typing import Any, TypeAlias
 import grpc
 from google.protobuf.message import DecodeError
 
-from gpusonde.collector.planning.errors import RefusedError, checked
-from gpusonde.collector.planning.wire import pack_question
+from gpusonde.collector.planning.wire import RefusedError, checked, pack_question
 from gpusonde.planning.v1 import planning_pb2
 
 # Reports that wait for the next look; beyond them the stream is not read.

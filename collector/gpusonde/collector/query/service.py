@@ -11,14 +11,12 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
-from gpusonde.collector.query.epochs import list_epochs
 from gpusonde.collector.query.errors import QueryError
 from gpusonde.collector.query.prediction import Predictor
-from gpusonde.collector.query.runs import list_runs
+from gpusonde.collector.query.runs import list_epochs, list_runs
 from gpusonde.collector.query.samples import SampleStream
-from gpusonde.collector.storage.engine import ResultStore
 from gpusonde.collector.storage.errors import StoreCorruptError, StoreError
-from gpusonde.collector.storage.store import Store
+from gpusonde.collector.storage.store import ResultStore, Store
 from gpusonde.predictor.crossgpu import ModelFileError
 from gpusonde.query.v1 import query_pb2, query_pb2_grpc
 

@@ -11,10 +11,8 @@ from typing import NamedTuple
 import numpy as np
 import zstandard
 
-from gpusonde.collector.records.errors import RecordError
-from gpusonde.collector.records.fields import check_count, check_index, check_time
-from gpusonde.collector.records.limits import Limits
-from gpusonde.collector.records.model import BatchRecord, Blanks, Block, Float32Array, InventoryRecord, Layout
+from gpusonde.collector.records.fields import RecordError, check_count, check_index, check_time
+from gpusonde.collector.records.model import BatchRecord, Blanks, Block, Float32Array, InventoryRecord, Layout, Limits
 from gpusonde.common.v1 import gpu_pb2
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.telemetry import METRIC_BY_NAME, Unit

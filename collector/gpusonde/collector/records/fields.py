@@ -1,4 +1,7 @@
-"""Checks of single fields, shared by all decoders."""
+"""Checks of single fields, shared by all decoders.
+
+Why a record or a greeting is refused.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,29 @@ import math
 import re
 from collections.abc import Sized
 
-from gpusonde.collector.records.errors import RecordError
+
+class RecordError(ValueError):
+    """A record that must not be stored.
+
+    Attributes:
+        field: Path of the offending field, for example ``batch.blocks[2].values``.
+        problem: What is wrong with it.
+    """
+
+    def __init__(self, field: str, problem: str) -> None:
+        """Keep the field and what is wrong with it."""
+        self.field = field
+        self.problem = problem
+        super().__init__(f"field '{field}': {problem}")
+
+
+class RecordTooLargeError(RecordError):
+    """A record above the size that HelloAck announced."""
+
+
+class MissingInventoryError(RecordError):
+    """A record that refers to GPUs before its spool sent an Inventory."""
+
 
 # Identities end up in file names, logs and labels: no separators, no control characters.
 _IDENTITY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}")

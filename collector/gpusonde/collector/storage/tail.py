@@ -6,15 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from gpusonde.collector.records.model import (
-    BatchRecord,
-    BindingsRecord,
-    Decoded,
-    Position,
-    SourceEndedRecord,
-)
-from gpusonde.collector.storage.arrivals import BindingArrived, Mark, SourceEndArrived
-from gpusonde.collector.storage.samples import StoredBlock
+from gpusonde.collector.records.model import BatchRecord, BindingsRecord, Decoded, Position, SourceEndedRecord
+from gpusonde.collector.storage.samples import BindingArrived, Mark, SourceEndArrived, StoredBlock
 
 
 @dataclass

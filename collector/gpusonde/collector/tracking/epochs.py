@@ -11,11 +11,10 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from gpusonde.collector.storage.local.results import EpochRow, RunRow, RunUpdate
 from gpusonde.collector.storage.samples import Samples
-from gpusonde.collector.storage.tables.results import EpochRow, RunRow, RunUpdate
-from gpusonde.collector.tracking.follower_state import EpochsState, UnusableStateError
-from gpusonde.collector.tracking.processes.pool import TrackerLostError
-from gpusonde.collector.tracking.run_state import number, text, whole
+from gpusonde.collector.tracking.remote import TrackerLostError
+from gpusonde.collector.tracking.run_state import EpochsState, UnusableStateError, number, text, whole
 from gpusonde.epoch_detect import EpochDetection, EpochEvent, TrackedEpoch
 from gpusonde.epoch_detect.progress import Shares
 

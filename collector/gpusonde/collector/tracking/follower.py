@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 
-from gpusonde.collector.storage.arrivals import BindingArrived, TicksArrived
+from gpusonde.collector.storage.local.results import RunUpdate
+from gpusonde.collector.storage.samples import BindingArrived, TicksArrived
 from gpusonde.collector.storage.store import Store
-from gpusonde.collector.storage.tables.results import RunUpdate
-from gpusonde.collector.tracking.activity import has_activity
 from gpusonde.collector.tracking.epochs import RunEpochs, TrackerFactory, TrackerRestorer
-from gpusonde.collector.tracking.follower_state import FollowerState, UnusableStateError
-from gpusonde.collector.tracking.run_state import Resume
+from gpusonde.collector.tracking.run_state import FollowerState, Resume, UnusableStateError
 from gpusonde.collector.tracking.runs import (
     RunEnded,
     RunEvent,
@@ -19,6 +17,7 @@ from gpusonde.collector.tracking.runs import (
     RunStarted,
     RunTicks,
     RunTracker,
+    has_activity,
 )
 from gpusonde.epoch_detect import EpochTracker
 

@@ -10,13 +10,12 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
-from gpusonde.collector.counters import CollectorCounters
-from gpusonde.collector.storage.engine import ResultStore
+from gpusonde.collector.metrics import CollectorCounters
 from gpusonde.collector.storage.errors import StoreError
-from gpusonde.collector.storage.tables.results import RunUpdate
+from gpusonde.collector.storage.local.results import RunUpdate
+from gpusonde.collector.storage.store import ResultStore
 from gpusonde.collector.tracking.follower import FollowerFactory, GpuFollower
-from gpusonde.collector.tracking.follower_state import UnusableStateError
-from gpusonde.collector.tracking.run_state import Resume
+from gpusonde.collector.tracking.run_state import Resume, UnusableStateError
 from gpusonde.collector.tracking.state_keeper import StateKeeper
 from gpusonde.collector.tracking.summaries import EpochSummaries
 

@@ -2,6 +2,8 @@
 
 The tracker is a function of what an agent said about the GPU, in order of arrival, and of nothing else: after a restart
 the same records give the same runs with the same ids.
+
+Which metrics tell that a GPU is working.
 """
 
 from __future__ import annotations
@@ -16,10 +18,31 @@ from typing import TypeAlias
 import numpy as np
 
 from gpusonde.collector.records.model import Binding, Position
+from gpusonde.collector.storage.local.results import RunRow
 from gpusonde.collector.storage.samples import Samples, concatenate
-from gpusonde.collector.storage.tables.results import RunRow
-from gpusonde.collector.tracking.activity import activity_of
 from gpusonde.collector.tracking.run_state import OpenRun, Resume, RunState
+from gpusonde.telemetry import METRICS, FloatArray, Unit
+
+# Ratios that move when a kernel runs. Video engines do not train networks.
+_ACTIVITY = tuple(
+    m.name for m in METRICS if m.unit is Unit.RATIO and m.name not in ("encoder_utilization", "decoder_utilization")
+)
+
+
+def has_activity(metrics: Sequence[str]) -> bool:
+    """Whether any of the metrics tells that a GPU is working."""
+    return any(name in _ACTIVITY for name in metrics)
+
+
+def activity_of(samples: Samples) -> FloatArray:
+    """Return the largest activity ratio of every tick, NaN where none is known."""
+    matrix = samples.matrix([name for name in _ACTIVITY if name in samples.columns])
+    if not matrix.size:
+        return np.full(len(samples), np.nan)
+    known = np.isfinite(matrix)
+    largest = np.where(known, matrix, -np.inf).max(axis=0)
+    return np.where(known.any(axis=0), largest, np.nan)
+
 
 _MEMORY = "framebuffer_used_bytes"
 # Less than this above the idle level is the driver's own memory, not a job's.

@@ -8,12 +8,10 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from gpusonde.collector.storage.disk.state_files import StateFileError
-from gpusonde.collector.storage.engine import ResultStore, StateStore
 from gpusonde.collector.storage.errors import StoreError
-from gpusonde.collector.storage.store import Store
-from gpusonde.collector.tracking.follower_state import FollowerState, UnusableStateError
-from gpusonde.collector.tracking.run_state import Resume
+from gpusonde.collector.storage.local.states import StateFileError
+from gpusonde.collector.storage.store import ResultStore, StateStore, Store
+from gpusonde.collector.tracking.run_state import FollowerState, Resume, UnusableStateError
 
 _LOG = logging.getLogger(__name__)
 # Of the content; another number makes the states of other releases count as missing.

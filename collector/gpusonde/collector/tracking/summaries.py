@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from gpusonde.collector.records.model import Position
-from gpusonde.collector.storage.engine import ResultStore
 from gpusonde.collector.storage.errors import StoreCorruptError, StoreError
+from gpusonde.collector.storage.local.results import EpochRow, RunRow, SummaryRow
 from gpusonde.collector.storage.samples import Samples
-from gpusonde.collector.storage.store import Store
-from gpusonde.collector.storage.tables.results import EpochRow, RunRow, SummaryRow
+from gpusonde.collector.storage.store import ResultStore, Store
 from gpusonde.epoch_detect.progress import EpochSummary, EpochSums
 from gpusonde.epoch_detect.ticks import seconds_seen
 

@@ -1,4 +1,7 @@
-"""``Answers``: what a process does with questions about workloads; documents and graphs in, documents out."""
+"""``Answers``: what a process does with questions about workloads; documents and graphs in, documents out.
+
+``make_parts``: the readers, the model and the encoders that questions are answered with.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import signal
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from gpusonde.collector.workload.errors import (
@@ -23,7 +27,9 @@ from gpusonde.collector.workload.errors import (
     UNSUPPORTED_GRAPH,
     WorkloadError,
 )
+from gpusonde.predictor.workload import zoo
 from gpusonde.predictor.workload.embedding import EmbeddingError, Encoder
+from gpusonde.predictor.workload.embedding.nearest import nearest
 from gpusonde.predictor.workload.embedding.registry import Registry, UnknownDatasetTypeError
 from gpusonde.predictor.workload.engine import (
     Cluster,
@@ -37,6 +43,7 @@ from gpusonde.predictor.workload.engine import (
     WorkloadPrediction,
     WorkloadRequest,
 )
+from gpusonde.predictor.workload.engine.model import WorkloadModel
 from gpusonde.predictor.workload.graph import (
     DataDependentControlFlowError,
     GraphError,
@@ -46,7 +53,9 @@ from gpusonde.predictor.workload.graph import (
     WorkloadGraph,
 )
 from gpusonde.predictor.workload.graph.cost import graph_cost
+from gpusonde.predictor.workload.graph.ir import WorkloadGraph
 from gpusonde.predictor.workload.graph.limits import GraphLimits
+from gpusonde.predictor.workload.graph.reading import read_graph
 
 _KINDS = {
     GraphLimitError: GRAPH_TOO_LARGE,
@@ -335,3 +344,46 @@ def _time_limit(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0.0)
         signal.signal(signal.SIGPROF, before)
+
+
+def make_parts() -> Parts:
+    """Return them. A model is read once, and again when its file is another one; so are encoders."""
+    models = functools.lru_cache(maxsize=2)(_load)
+    families = zoo.families()
+    return Parts(
+        _read,
+        lambda path, folder: models(path, folder, _identity(path)),
+        functools.lru_cache(maxsize=4)(Registry),
+        nearest,
+        lambda name: families.get(name, ""),
+    )
+
+
+def load_model(path: str, embeddings: str | Path) -> WorkloadModel:
+    """Return the model of a file with the encoder that it names, or the shipped one.
+
+    Args:
+        path: The file; empty for the shipped model.
+        embeddings: Folder of the encoders.
+
+    Raises:
+        MissingEncoderError: Its encoder is not in that folder.
+        ModelFileError: It is no model that can be used.
+        OSError: It cannot be read.
+    """
+    return WorkloadModel.load(path, registry=Registry(embeddings)) if path else WorkloadModel.shipped()
+
+
+def _load(path: str, folder: str, _: tuple[int, ...]) -> Model:
+    return load_model(path, folder)
+
+
+def _identity(path: str) -> tuple[int, ...]:
+    if not path:
+        return ()
+    found = Path(path).stat()
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _read(content: bytes, kind: str, limits: GraphLimits) -> WorkloadGraph:
+    return read_graph(content, kind or None, limits)

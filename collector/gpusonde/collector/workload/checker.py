@@ -8,7 +8,7 @@ from typing import Any
 
 from gpusonde.catalog import GpuCatalog
 from gpusonde.collector.query.errors import QueryError
-from gpusonde.collector.query.measurement import resolve
+from gpusonde.collector.query.prediction import resolve
 from gpusonde.collector.workers.documents import enum_text
 from gpusonde.collector.workload.errors import (
     GRAPH_TOO_LARGE,
@@ -17,7 +17,7 @@ from gpusonde.collector.workload.errors import (
     UNKNOWN_HOST,
     WorkloadError,
 )
-from gpusonde.collector.workload.hosts.resources import HostView, least_resources, resource_document
+from gpusonde.collector.workload.hosts import HostView, least_resources, resource_document
 from gpusonde.predictor.workload.embedding.weights import DatasetTypeNameError, check_dataset_type
 from gpusonde.predictor.workload.graph.limits import GraphLimits
 from gpusonde.workload.v1 import workload_pb2

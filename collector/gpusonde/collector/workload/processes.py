@@ -8,7 +8,6 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from gpusonde.collector.workers.framing import pack
 from gpusonde.collector.workers.pool import (
     AnswerProcesses,
     BusyError,
@@ -16,6 +15,7 @@ from gpusonde.collector.workers.pool import (
     PoolOptions,
     ProcessLostError,
     Purpose,
+    pack,
 )
 from gpusonde.collector.workload.checker import Questions
 from gpusonde.collector.workload.errors import INTERNAL, OUT_OF_MEMORY, OUT_OF_TIME, WorkloadError

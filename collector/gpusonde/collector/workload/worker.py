@@ -10,23 +10,25 @@ import contextlib
 import resource
 import signal
 
-from gpusonde.collector.workers import serving
+from gpusonde.collector.workers import pool
 
 
-def make_answer() -> serving.Answer:
+def make_answer() -> pool.Answer:
     """Return what answers."""
-    from gpusonde.collector.workers.framing import unpack  # noqa: PLC0415
-    from gpusonde.collector.workload.answering import Answers  # noqa: PLC0415 - see serving.run
-    from gpusonde.collector.workload.parts import make_parts  # noqa: PLC0415
+    from gpusonde.collector.workers.pool import unpack  # noqa: PLC0415
+    from gpusonde.collector.workload.answering import (
+        Answers,  # noqa: PLC0415 - see serving.run
+        make_parts,  # noqa: PLC0415
+    )
 
     answer = Answers(make_parts()).answer
     _write_no_files()
 
     def answer_bytes(data: bytes, _: float) -> bytes:
         try:
-            return serving.write_json(answer(*unpack(data)))
+            return pool.write_json(answer(*unpack(data)))
         except Exception as error:  # the next question must get an answer too
-            return serving.write_json(serving.fault(error, "workload.memory_bytes"))
+            return pool.write_json(pool.fault(error, "workload.memory_bytes"))
 
     return answer_bytes
 
@@ -39,4 +41,4 @@ def _write_no_files() -> None:
 
 
 if __name__ == "__main__":
-    serving.run(make_answer)
+    pool.run(make_answer)

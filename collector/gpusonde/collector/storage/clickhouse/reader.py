@@ -10,21 +10,28 @@ import numpy as np
 import pyarrow as pa
 
 from gpusonde.collector.records.model import Int64Array, Position
-from gpusonde.collector.storage.arrivals import Arrival, BindingArrived, Mark, SourceEndArrived, in_order_of_arrival
 from gpusonde.collector.storage.clickhouse.facts import Facts
 from gpusonde.collector.storage.clickhouse.sql import Sql
 from gpusonde.collector.storage.clickhouse.tail import Tail
 from gpusonde.collector.storage.samples import (
+    RESOLUTION_S,
+    SECOND_NS,
+    Arrival,
+    BindingArrived,
     Column,
+    Mark,
     Samples,
+    SourceEndArrived,
     StoredBlock,
     column_type,
     concatenate,
+    count_of,
     empty_samples,
+    in_order_of_arrival,
     in_order_of_time,
+    joined,
     samples_of,
 )
-from gpusonde.collector.storage.seconds import RESOLUTION_S, SECOND_NS, count_of, joined
 
 _KEY = "time_unix_nano, spool, sequence, missed_ticks"
 # Read at a time: records are of a second, so this is a quarter of an hour.

@@ -7,18 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from gpusonde.collector.records.model import Position
-from gpusonde.collector.storage.clickhouse.encode import fact_table
-from gpusonde.collector.storage.clickhouse.ownership import Ownership
-from gpusonde.collector.storage.clickhouse.sql import Sql
+from gpusonde.collector.storage.clickhouse.facts import Ownership
+from gpusonde.collector.storage.clickhouse.sql import Sql, fact_table
 from gpusonde.collector.storage.errors import StoreError
-from gpusonde.collector.storage.tables.results import (
-    EpochRow,
-    RunRow,
-    RunUpdate,
-    SummaryRow,
-    summary_row,
-    summary_text,
-)
+from gpusonde.collector.storage.local.results import EpochRow, RunRow, RunUpdate, SummaryRow, summary_row, summary_text
 
 _RUN_COLUMNS = ", ".join(field.name for field in fields(RunRow))
 _EPOCH_COLUMNS = "epoch_index, start_unix_nano, end_unix_nano, confidence, status, revision"

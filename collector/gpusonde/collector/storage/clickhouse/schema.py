@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from gpusonde.collector.storage.clickhouse.sql import Sql
 from gpusonde.collector.storage.errors import StoreError
-from gpusonde.collector.storage.seconds import SECOND_NS, TICK_COUNT, columns_of, count_of, largest_of, least_of
+from gpusonde.collector.storage.samples import SECOND_NS, TICK_COUNT, columns_of, count_of, largest_of, least_of
 from gpusonde.telemetry import METRICS, Metric, MetricKind
 
 _LOG = logging.getLogger(__name__)

@@ -1,30 +1,85 @@
-"""``ClickHouseStore``: the store in a database that any number of collectors share."""
+"""``ClickHouseStore``: the store in a database that any number of collectors share.
+
+What tracking knows of open runs, in ClickHouse: whichever collector an agent greets next can go on there.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from gpusonde.collector.records.decode import decode_record
-from gpusonde.collector.records.limits import STORED_LIMITS
-from gpusonde.collector.records.model import Binding, GpuEvent, InventoryRecord, Position
-from gpusonde.collector.storage.arrivals import Arrival
-from gpusonde.collector.storage.clickhouse.encode import Rows, fact_table, progress_table, sample_table
-from gpusonde.collector.storage.clickhouse.facts import Facts
-from gpusonde.collector.storage.clickhouse.ownership import Ownership
+from gpusonde.collector.records.model import STORED_LIMITS, Binding, GpuEvent, InventoryRecord, Position
+from gpusonde.collector.storage.clickhouse.facts import Facts, Ownership
 from gpusonde.collector.storage.clickhouse.reader import Reader
 from gpusonde.collector.storage.clickhouse.schema import Retention, prepare
-from gpusonde.collector.storage.clickhouse.sql import Sql
+from gpusonde.collector.storage.clickhouse.sql import Rows, Sql, binary_column, fact_table, progress_table, sample_table
 from gpusonde.collector.storage.clickhouse.tail import Tail
-from gpusonde.collector.storage.counters import StoreCounters
-from gpusonde.collector.storage.samples import Samples
-from gpusonde.collector.storage.seconds import SECOND_NS
-from gpusonde.collector.storage.store import Incoming, Listener
-from gpusonde.collector.storage.tables.facts import AgentRow, GpuRow, LossRow, RejectionRow
+from gpusonde.collector.storage.local.facts import AgentRow, GpuRow, LossRow, RejectionRow
+from gpusonde.collector.storage.local.states import StateFileError
+from gpusonde.collector.storage.samples import SECOND_NS, Arrival, Samples
+from gpusonde.collector.storage.store import Incoming, Listener, StoreCounters
 from gpusonde.ingest.v1 import ingest_pb2
+
+_LARGEST_BYTES = 1 << 26
+# Format of a row that says that there is nothing any more.
+_REMOVED = 0
+
+
+class ClickHouseStates:
+    """One row per agent and GPU.
+
+    Args:
+        sql: The database.
+        ownership: Gives versions to rows.
+    """
+
+    def __init__(self, sql: Sql, ownership: Ownership) -> None:
+        self._sql = sql
+        self._ownership = ownership
+
+    def write(self, key: tuple[str, str], version: int, content: bytes) -> None:
+        """See ``StateStore.write``."""
+        if len(content) > _LARGEST_BYTES:
+            raise ValueError(f"a state of {len(content)} bytes is larger than the {_LARGEST_BYTES} that are read again")
+        self._put(key, version, content)
+
+    def read(self, key: tuple[str, str], version: int) -> bytes | None:
+        """See ``StateStore.read``."""
+        table = self._sql.table(
+            "SELECT format, content FROM tracking_states FINAL"
+            " WHERE agent_id = {agent:String} AND gpu_uuid = {gpu:String}",
+            {"agent": key[0], "gpu": key[1]},
+        )
+        if not table.num_rows:
+            return None
+        found = table.column("format")[0].as_py()
+        if found == _REMOVED:
+            return None
+        if found != version:
+            raise StateFileError(f"the state of {key} is of version {found}, this collector reads {version}")
+        return binary_column(table, "content")[0]
+
+    def remove(self, key: tuple[str, str]) -> None:
+        """See ``StateStore.remove``."""
+        self._put(key, _REMOVED, b"")
+
+    def keep_only(self, keys: Iterable[tuple[str, str]]) -> None:
+        """Do nothing: the states of GPUs that this collector does not follow are other collectors'."""
+
+    def _put(self, key: tuple[str, str], version: int, content: bytes) -> None:
+        row = {
+            "agent_id": key[0],
+            "gpu_uuid": key[1],
+            "format": version,
+            "content": content,
+            "version": self._ownership.version(key[0]),
+        }
+        self._sql.insert("tracking_states", fact_table([row]))
+
 
 _NS_PER_US = 1_000
 # Spools are numbered by the microsecond in which they began, and by a digest where several began together.

@@ -6,8 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from gpusonde.collector.records.model import Decoded, Position
-from gpusonde.collector.storage.arrivals import Mark
-from gpusonde.collector.storage.samples import StoredBlock
+from gpusonde.collector.storage.samples import Mark, StoredBlock
 from gpusonde.collector.storage.tail import Generation
 
 _MEBIBYTE = 1 << 20

@@ -1,4 +1,9 @@
-"""Stored samples as trace files, straight from a data directory."""
+"""Stored samples as trace files, straight from a data directory.
+
+``StoreSnapshot``: reading a data directory from outside, whether or not its collector runs.
+
+Compaction of a data directory that no collector is using.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +13,131 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from gpusonde.collector.storage.disk.layout import StoreLayout
+from gpusonde.collector.records.model import Position
 from gpusonde.collector.storage.errors import StoreError, StoreLockedError
-from gpusonde.collector.storage.local.snapshot import StoreSnapshot
+from gpusonde.collector.storage.local.catalog import Database, SegmentCatalog
+from gpusonde.collector.storage.local.facts import Facts, GpuRow
+from gpusonde.collector.storage.local.memory import Memory
+from gpusonde.collector.storage.local.reader import Reader
+from gpusonde.collector.storage.local.results import Results, RunRow
+from gpusonde.collector.storage.local.segments import SegmentFiles, SegmentKind, StoreLayout
 from gpusonde.collector.storage.local.store import LocalStore, StoreOptions
 from gpusonde.collector.storage.samples import Samples
-from gpusonde.collector.storage.tables.facts import GpuRow
 from gpusonde.common.v1 import gpu_pb2
 from gpusonde.telemetry import TraceMetadata, TraceWriter
+
+
+class StoreSnapshot:
+    """What is in the catalogue and in segments; what a collector still has in its log is not seen.
+
+    Args:
+        directory: The data directory.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._layout = StoreLayout(directory)
+        self._files = SegmentFiles()
+        self._database = Database(self._layout.catalog)
+        self._facts = Facts(self._database)
+        self.results = Results(self._database)
+        self._spools: dict[tuple[str, str], Position] = {}
+
+    def __enter__(self) -> StoreSnapshot:
+        """Connect.
+
+        Raises:
+            StoreError: The directory is no data directory, or one of another version.
+        """
+        self._database.open_read_only()
+        self._spools = self._facts.spools()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Disconnect."""
+        self._database.close()
+
+    def holds(self, run: RunRow) -> bool:
+        """Whether a run is in segments to its last record."""
+        return any(run.last_spool == p.spool and run.last_sequence <= p.sequence for p in self._spools.values())
+
+    def gpus(self) -> list[GpuRow]:
+        """See ``Store.gpus``."""
+        return self._facts.gpus()
+
+    def metrics_of(self, gpu_uuid: str) -> list[str]:
+        """See ``Store.metrics_of``."""
+        return self._facts.metrics_of(gpu_uuid)
+
+    def read(
+        self,
+        gpu_uuid: str,
+        start_unix_nano: int,
+        end_unix_nano: int,
+        metrics: Sequence[str] | None = None,
+        *,
+        first: Position | None = None,
+        last: Position | None = None,
+    ) -> Samples:
+        """See ``Store.read``.
+
+        Raises:
+            StoreCorruptError: A segment that is needed cannot be read.
+        """
+        return self._reader().read(gpu_uuid, start_unix_nano, end_unix_nano, metrics, first=first, last=last)
+
+    def next_tick(self, gpu_uuid: str, start_unix_nano: int) -> int | None:
+        """See ``Store.next_tick``."""
+        return self._reader().next_tick(gpu_uuid, start_unix_nano)
+
+    def has_averages(self, gpu_uuid: str, start_unix_nano: int, end_unix_nano: int) -> bool:
+        """Return whether some of the ticks of a GPU in ``[start, end)`` are kept as averages only."""
+        return self._reader().has_averages(gpu_uuid, start_unix_nano, end_unix_nano)
+
+    def _reader(self) -> Reader:
+        memory = Memory(spools={key: position.spool for key, position in self._spools.items()})
+        return Reader(memory, self._facts, SegmentCatalog(self._database), self._layout, self._files)
+
+
+@dataclass(frozen=True)
+class CompactReport:
+    """What compaction did.
+
+    Attributes:
+        files_written: New files of ticks.
+        segments_left: Segments that could not be read and were left alone.
+        size_before_bytes: All ticks, before.
+        size_after_bytes: All ticks, now.
+        averages_bytes: Averages over seconds, now.
+    """
+
+    files_written: int
+    segments_left: int
+    size_before_bytes: int
+    size_after_bytes: int
+    averages_bytes: int
+
+
+def compact_store(directory: Path) -> CompactReport:
+    """Turn the log into a segment and all segments into compact files, those of the current hour too.
+
+    Raises:
+        StoreLockedError: A collector is using the directory.
+        StoreError: It is no data directory, or the disk refuses; what was done so far stays.
+    """
+    with StoreSnapshot(directory):
+        pass  # says what is wrong with a directory that is none, before a store would make one of it
+    store = LocalStore(directory, StoreOptions(reserve_bytes=0))
+    store.open()
+    try:
+        store.seal()
+        before = store.usage().tier_bytes["raw"]
+        written = store.maintenance.compact_all()
+        sizes = store.usage().tier_bytes
+        left = len(SegmentCatalog(store.database).files(SegmentKind.MINUTE))
+        return CompactReport(written, left, before, sizes["raw"], sizes["second"])
+    finally:
+        store.close()
+
 
 # 15 minutes of 27 metrics at 10 Hz are two megabytes.
 _WINDOW_NS = 900 * 1_000_000_000

@@ -1,28 +1,99 @@
-"""Reading from segments and memory together, so that every tick is seen once whatever is being sealed meanwhile."""
+"""Reading from segments and memory together, so that every tick is seen once whatever is being sealed meanwhile.
+
+From parts of segments to samples.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from gpusonde.collector.records.model import Block, Int64Array, Position
-from gpusonde.collector.storage.arrivals import Arrival, BindingArrived, Mark, SourceEndArrived, in_order_of_arrival
-from gpusonde.collector.storage.disk.layout import SegmentKind, StoreLayout
-from gpusonde.collector.storage.disk.segment_files import SegmentFiles, SegmentGoneError
 from gpusonde.collector.storage.errors import StoreCorruptError
+from gpusonde.collector.storage.local.catalog import PartRow, SegmentCatalog
+from gpusonde.collector.storage.local.facts import Facts
 from gpusonde.collector.storage.local.memory import Memory
-from gpusonde.collector.storage.local.parts import read_averages, read_ticks
+from gpusonde.collector.storage.local.segments import SegmentFiles, SegmentGoneError, SegmentKind, StoreLayout
 from gpusonde.collector.storage.samples import (
+    RESOLUTION_S,
+    Arrival,
+    BindingArrived,
+    Column,
+    Mark,
     Samples,
+    SourceEndArrived,
     StoredBlock,
+    column_type,
     concatenate,
+    count_of,
     empty_samples,
+    in_order_of_arrival,
     in_order_of_time,
+    joined,
     samples_of,
 )
-from gpusonde.collector.storage.tables.facts import Facts
-from gpusonde.collector.storage.tables.segment_catalog import PartRow, SegmentCatalog
+from gpusonde.telemetry import METRIC_BY_NAME, MetricKind
+
+_KEYS = ("time_unix_nano", "spool", "sequence", "missed_ticks")
+
+Array = npt.NDArray[Any]
+
+
+def read_ticks(
+    files: SegmentFiles, layout: StoreLayout, row: PartRow, metrics: Sequence[str], *, keep: bool = False
+) -> Samples:
+    """Read the rows of one part in order of arrival; a metric that the segment does not have is left out.
+
+    Args:
+        files: Reads segments.
+        layout: Where they lie.
+        row: The part.
+        metrics: Columns.
+        keep: Whether the same columns are likely to be read again soon.
+
+    Raises:
+        SegmentGoneError: The file is not there.
+        StoreCorruptError: It does not hold what was written.
+    """
+    path = layout.path(row.kind, row.file_name)
+    found = files.read(path, row.segment, row.part, [*_KEYS, *metrics], keep=keep)
+    return _samples(path, found, metrics, RESOLUTION_S if row.kind is SegmentKind.SECOND else 0.0)
+
+
+def read_averages(files: SegmentFiles, layout: StoreLayout, rows: Sequence[PartRow], metrics: Sequence[str]) -> Samples:
+    """Read averages over seconds of one GPU, each second once.
+
+    Raises:
+        SegmentGoneError: A file is not there.
+        StoreCorruptError: One does not hold what was written.
+    """
+    gauges = [name for name in metrics if METRIC_BY_NAME[name].kind is MetricKind.GAUGE]
+    pieces: list[Samples] = []
+    counts: dict[str, list[Array]] = {name: [] for name in gauges}
+    for row in rows:
+        path = layout.path(row.kind, row.file_name)
+        found = files.read(path, row.segment, row.part, [*_KEYS, *metrics, *map(count_of, gauges)], keep=True)
+        pieces.append(_samples(path, found, metrics, RESOLUTION_S))
+        for name in gauges:
+            counts[name].append(found.get(count_of(name), np.zeros(row.part.row_count, dtype=np.int64)))
+    return joined(concatenate(pieces, metrics), {name: np.concatenate(counts[name]) for name in gauges})
+
+
+def _samples(path: Path, found: dict[str, Array], metrics: Sequence[str], resolution_s: float) -> Samples:
+    if any(key not in found for key in _KEYS):
+        raise StoreCorruptError(path, f"lacks one of the columns {', '.join(_KEYS)}")
+    time, spool, sequence, missed = (found[key].astype(np.int64, copy=False) for key in _KEYS)
+    columns: dict[str, Column] = {
+        name: found[name].astype(column_type(name), copy=False) for name in metrics if name in found
+    }
+    return Samples(time, spool, sequence, missed, columns, resolution_s)
+
 
 _LOG = logging.getLogger(__name__)
 _END_OF_TIME = 1 << 62

@@ -9,15 +9,21 @@ from dataclasses import dataclass, field
 from google.protobuf.message import DecodeError
 
 from gpusonde.collector.records.decode import decode_record
-from gpusonde.collector.records.errors import RecordError
-from gpusonde.collector.records.limits import STORED_LIMITS
-from gpusonde.collector.records.model import BatchRecord, Decoded, InventoryRecord, Position, RejectedRecord
+from gpusonde.collector.records.fields import RecordError
+from gpusonde.collector.records.model import (
+    STORED_LIMITS,
+    BatchRecord,
+    Decoded,
+    InventoryRecord,
+    Position,
+    RejectedRecord,
+)
 from gpusonde.collector.storage.disk.files import FileLayer
-from gpusonde.collector.storage.disk.layout import StoreLayout
-from gpusonde.collector.storage.disk.log import EntryKind, LogEntry, PartEnd, log_parts, read_part
 from gpusonde.collector.storage.errors import StoreError
-from gpusonde.collector.storage.tables.facts import Facts
-from gpusonde.collector.storage.tables.segment_catalog import SegmentCatalog
+from gpusonde.collector.storage.local.catalog import SegmentCatalog
+from gpusonde.collector.storage.local.facts import Facts
+from gpusonde.collector.storage.local.log import EntryKind, LogEntry, PartEnd, log_parts, read_part
+from gpusonde.collector.storage.local.segments import StoreLayout
 from gpusonde.collector.storage.tail import Generation
 from gpusonde.ingest.v1 import ingest_pb2
 

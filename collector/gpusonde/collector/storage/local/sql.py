@@ -14,12 +14,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.dataset as ds
 
-from gpusonde.collector.storage.compaction.merge import second_schema, tick_schema
-from gpusonde.collector.storage.disk.layout import SegmentKind, StoreLayout
 from gpusonde.collector.storage.errors import StoreError
-from gpusonde.collector.storage.tables.database import Database
-from gpusonde.collector.storage.tables.facts import Facts
-from gpusonde.collector.storage.tables.segment_catalog import SegmentCatalog, SegmentFile
+from gpusonde.collector.storage.local.catalog import Database, SegmentCatalog, SegmentFile
+from gpusonde.collector.storage.local.compaction import second_schema, tick_schema
+from gpusonde.collector.storage.local.facts import Facts
+from gpusonde.collector.storage.local.segments import SegmentKind, StoreLayout
 
 # What of the catalogue can be asked, without what only the collector understands.
 TABLES = (

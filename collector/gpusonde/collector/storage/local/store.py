@@ -1,4 +1,7 @@
-"""``LocalStore``: the store on one machine's disk."""
+"""``LocalStore``: the store on one machine's disk.
+
+Options of the local store.
+"""
 
 from __future__ import annotations
 
@@ -6,35 +9,58 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpusonde.collector.records.decode import decode_record
-from gpusonde.collector.records.limits import STORED_LIMITS
-from gpusonde.collector.records.model import BatchRecord, Binding, GpuEvent, InventoryRecord, Position
-from gpusonde.collector.storage.arrivals import Arrival
-from gpusonde.collector.storage.compaction.maintenance import Maintenance
-from gpusonde.collector.storage.counters import StoreCounters
+from gpusonde.collector.records.model import STORED_LIMITS, BatchRecord, Binding, GpuEvent, InventoryRecord, Position
 from gpusonde.collector.storage.disk.files import FileLayer, OsFiles, write_durably
-from gpusonde.collector.storage.disk.layout import SegmentKind, StoreLayout
 from gpusonde.collector.storage.disk.lock import DirectoryLock
-from gpusonde.collector.storage.disk.log import Log
-from gpusonde.collector.storage.disk.segment_files import CacheOptions, SegmentFiles
-from gpusonde.collector.storage.disk.segments import encode_segment
-from gpusonde.collector.storage.disk.state_files import StateFiles
 from gpusonde.collector.storage.errors import StoreFullError, naming_full_disks
+from gpusonde.collector.storage.local.catalog import Database, NewSegment, SegmentCatalog
+from gpusonde.collector.storage.local.facts import AgentRow, Facts, GpuRow, LossRow, RejectionRow
+from gpusonde.collector.storage.local.log import Log
 from gpusonde.collector.storage.local.memory import Frozen, Memory
-from gpusonde.collector.storage.local.options import StoreOptions
 from gpusonde.collector.storage.local.reader import Reader
 from gpusonde.collector.storage.local.recovery import Recovered, recover
-from gpusonde.collector.storage.samples import Samples
-from gpusonde.collector.storage.store import Incoming, Listener, StoreUsage
-from gpusonde.collector.storage.tables.database import Database
-from gpusonde.collector.storage.tables.facts import AgentRow, Facts, GpuRow, LossRow, RejectionRow
-from gpusonde.collector.storage.tables.segment_catalog import NewSegment, SegmentCatalog
+from gpusonde.collector.storage.local.retention import Maintenance, MaintenanceOptions
+from gpusonde.collector.storage.local.segments import (
+    CacheOptions,
+    SegmentFiles,
+    SegmentKind,
+    StoreLayout,
+    encode_segment,
+)
+from gpusonde.collector.storage.local.states import StateFiles
+from gpusonde.collector.storage.samples import Arrival, Samples
+from gpusonde.collector.storage.store import Incoming, Listener, StoreCounters, StoreUsage
 from gpusonde.collector.storage.tail import Generation
 from gpusonde.ingest.v1 import ingest_pb2
 
 __all__ = ["LocalStore", "StoreOptions"]
+_MEBIBYTE = 1 << 20
+
+
+@dataclass(frozen=True)
+class StoreOptions:
+    """How the local store spends disk and memory.
+
+    Attributes:
+        segment_interval_s: Age at which what is in memory becomes a segment.
+        segment_bytes: Size at which it does so earlier.
+        memory_bytes: Beyond this much in memory nothing is taken any more: segments cannot be written.
+        reserve_bytes: Free space that is left on the disk, for the catalogue and for segments.
+        cache_bytes: Memory for columns that were read last.
+        maintenance: How segments are compacted and how long they are kept.
+    """
+
+    segment_interval_s: float = 60.0
+    segment_bytes: int = 128 * _MEBIBYTE
+    memory_bytes: int = 512 * _MEBIBYTE
+    reserve_bytes: int = 64 * _MEBIBYTE
+    cache_bytes: int = 64 * _MEBIBYTE
+    maintenance: MaintenanceOptions = field(default_factory=MaintenanceOptions)
+
 
 # More than the records of one commit of a busy collector.
 _PROBE_BYTES = 1 << 20

@@ -1,0 +1,140 @@
+"""``PlanningClient``: questions about plans to a collector; problems, plans and solutions are documents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Any
+
+from gpusonde.collector.client.query.connection import CollectorError, Connection
+from gpusonde.collector.workers.documents import fill, to_whole_document
+from gpusonde.planning.v1 import planning_pb2, planning_pb2_grpc
+from gpusonde.service.tls import ClientSecurity
+
+_SOLUTION_FORMAT = "gpusonde.solution/1"
+_PARETO_FORMAT = "gpusonde.pareto/1"
+
+
+class PlanningClient:
+    """Asks one collector what to rent. Use it as a context manager, or call ``close``.
+
+    Args:
+        target: The collector's address, ``host:port``.
+        timeout_s: Longest wait for an answer, the time in the collector's queue included.
+        security: Files of certificate, authority and token; read once, here.
+
+    Raises:
+        gpusonde.service.tls.TlsError: One of those files cannot be used.
+    """
+
+    def __init__(self, target: str, timeout_s: float = 300.0, security: ClientSecurity | None = None) -> None:
+        self._timeout_s = timeout_s
+        self._connection = Connection(target, security)
+        self._metadata = self._connection.metadata
+        self._stub = planning_pb2_grpc.PlanningServiceStub(self._connection.channel)  # type: ignore[no-untyped-call]
+
+    def __enter__(self) -> PlanningClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+    def solve(self, problem: Mapping[str, Any], method: str = "exact") -> dict[str, Any]:
+        """Return the solution of a problem.
+
+        Raises:
+            CollectorError: The problem makes no sense, it takes too long, or there is no answer.
+        """
+        request = planning_pb2.SolveProblemRequest()
+        fill(request, {"problem": problem, "method": method})
+        return self._solution(self._ask(self._stub.SolveProblem, request).solution)
+
+    def estimate(self, problem: Mapping[str, Any], plan: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what a plan takes and costs, as a solution.
+
+        Raises:
+            CollectorError: As for ``solve``.
+        """
+        request = planning_pb2.EstimatePlanRequest()
+        fill(request, {"problem": problem, "plan": plan})
+        return self._solution(self._ask(self._stub.EstimatePlan, request).solution)
+
+    def pareto(self, problem: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the plans that no other one beats in both time and cost, ``points``, the fastest first.
+
+        Raises:
+            CollectorError: As for ``solve``.
+        """
+        request = planning_pb2.ListParetoPlansRequest()
+        fill(request, {"problem": problem})
+        return {"format": _PARETO_FORMAT, **to_whole_document(self._ask(self._stub.ListParetoPlans, request))}
+
+    def watch(
+        self, problem: Mapping[str, Any], start: Mapping[str, Any], reports: Iterable[Mapping[str, Any]] = ()
+    ) -> Iterator[dict[str, Any]]:
+        """Yield recommendations for a job until it is done or, where no run tells its progress, the reports end.
+
+        Args:
+            problem: The whole job.
+            start: What of ``plan``, ``elapsed_s``, ``spent_usd`` and ``run_id`` is known.
+            reports: ``elapsed_s`` with ``completed_iterations``, or with ``plan``, ``preempted`` and ``refused``. They
+                are taken in a thread of their own, so that they may come when they like; an exception of theirs is
+                raised here.
+
+        Raises:
+            CollectorError: Something of it cannot be, too many jobs are watched, or the collector stops.
+        """
+        source = _Requests(problem, start, reports)
+        call = self._stub.WatchJob(iter(source), metadata=self._metadata)
+        try:
+            with self._connection.errors():
+                for response in call:
+                    yield to_whole_document(response.recommendation)
+        except CollectorError:
+            source.raise_error()
+            raise
+        finally:
+            call.cancel()
+        source.raise_error()
+
+    def _ask(self, method: Any, request: Any) -> Any:
+        with self._connection.errors():
+            return method(request, timeout=self._timeout_s, metadata=self._metadata)
+
+    @staticmethod
+    def _solution(message: planning_pb2.Solution) -> dict[str, Any]:
+        return {"format": _SOLUTION_FORMAT, **to_whole_document(message)}
+
+
+class _Requests:
+    """The requests of a watch, and what went wrong with them."""
+
+    def __init__(
+        self, problem: Mapping[str, Any], start: Mapping[str, Any], reports: Iterable[Mapping[str, Any]]
+    ) -> None:
+        self._problem = problem
+        self._start = start
+        self._reports = reports
+        self._error: Exception | None = None
+
+    def __iter__(self) -> Iterator[planning_pb2.WatchJobRequest]:
+        try:
+            first = planning_pb2.WatchJobRequest()
+            fill(first.start, {"problem": self._problem, **self._start})
+            yield first
+            for report in self._reports:
+                request = planning_pb2.WatchJobRequest()
+                fill(request.progress if "completed_iterations" in report else request.machines, report)
+                yield request
+        except Exception as error:  # gRPC would only log it
+            self._error = error
+
+    def raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error

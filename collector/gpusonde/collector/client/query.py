@@ -1,0 +1,358 @@
+"""``Client``: questions to a collector, answered in plain Python types."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from types import TracebackType
+
+import numpy as np
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from gpusonde.collector.client.query.connection import CollectorError, Connection
+from gpusonde.collector.client.query.results import (
+    Distribution,
+    DurationChange,
+    DurationTrend,
+    EndEstimate,
+    EpochInfo,
+    Measurement,
+    Prediction,
+    PredictionSet,
+    RunEpochs,
+    RunInfo,
+)
+from gpusonde.query.v1 import query_pb2, query_pb2_grpc
+from gpusonde.service.tls import ClientSecurity
+from gpusonde.telemetry import Trace
+
+__all__ = [
+    "Client",
+    "CollectorError",
+    "Distribution",
+    "DurationChange",
+    "DurationTrend",
+    "EndEstimate",
+    "EpochInfo",
+    "Measurement",
+    "Prediction",
+    "PredictionSet",
+    "RunEpochs",
+    "RunInfo",
+]
+_SCHEDULERS = {
+    0: "",
+    1: "slurm",
+    2: "kubernetes",
+    3: "static",
+    4: "container",
+    5: "systemd",
+    6: "user",
+}
+_VERDICTS = {0: "", 1: "epochs", 2: "short_cycle", 3: "none"}
+_EPOCH_STATUSES = {0: "", 1: "provisional", 2: "confirmed", 3: "withdrawn"}
+_PREDICTION_STATUSES = {0: "", 1: "ok", 2: "extrapolated", 3: "insufficient_epochs", 4: "unsupported_gpu"}
+_PAGE_SIZE = 1000
+
+
+class Client:
+    """Asks one collector. Use it as a context manager, or call ``close``.
+
+    Args:
+        target: The collector's address, ``host:port``.
+        timeout_s: Longest wait for an answer; reading samples may take ten times as long.
+        security: Files of certificate, authority and token; read once, here.
+
+    Raises:
+        gpusonde.service.tls.TlsError: One of those files cannot be used.
+    """
+
+    def __init__(self, target: str, timeout_s: float = 30.0, security: ClientSecurity | None = None) -> None:
+        self._timeout_s = timeout_s
+        self._connection = Connection(target, security)
+        self._metadata = self._connection.metadata
+        self._stub = query_pb2_grpc.QueryServiceStub(self._connection.channel)  # type: ignore[no-untyped-call]
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+    def list_runs(self, *, gpu_uuid: str = "", job_id: str = "", limit: int | None = None) -> list[RunInfo]:
+        """Return runs, newest first.
+
+        Args:
+            gpu_uuid: Only of this GPU; empty means every one.
+            job_id: Only of this job; empty means every one.
+            limit: At most so many; None means all.
+
+        Raises:
+            CollectorError: There is no answer.
+        """
+        runs: list[RunInfo] = []
+        request = query_pb2.ListRunsRequest(gpu_uuid=gpu_uuid, job_id=job_id)
+        while limit is None or len(runs) < limit:
+            request.page_size = _PAGE_SIZE if limit is None else min(_PAGE_SIZE, limit - len(runs))
+            with self._connection.errors():
+                response = self._stub.ListRuns(request, timeout=self._timeout_s, metadata=self._metadata)
+                runs += [_run(run) for run in response.runs]
+            request.page_token = response.next_page_token
+            if not response.next_page_token:
+                break
+        return runs
+
+    def list_epochs(
+        self, run_id: str, *, include_withdrawn: bool = False, total_epochs: int | None = None
+    ) -> RunEpochs:
+        """Return the epochs of a run by start, and what they tell together.
+
+        Args:
+            run_id: The run.
+            include_withdrawn: Also epochs that a later revision withdrew.
+            total_epochs: Epochs that the job is to run for, for an estimate of its end.
+
+        Raises:
+            CollectorError: There is no such run, more epochs are over than ``total_epochs``, or no answer.
+        """
+        epochs: list[EpochInfo] = []
+        request = query_pb2.ListEpochsRequest(
+            run_id=run_id, include_withdrawn=include_withdrawn, page_size=_PAGE_SIZE, total_epochs=total_epochs
+        )
+        while True:
+            with self._connection.errors():
+                response = self._stub.ListEpochs(request, timeout=self._timeout_s, metadata=self._metadata)
+                epochs += [_epoch(epoch) for epoch in response.epochs]
+                request.page_token = response.next_page_token
+                if not response.next_page_token:
+                    return _run_epochs(response, epochs)
+
+    def predict_run(self, run_id: str, targets: Sequence[str] = ()) -> PredictionSet:
+        """Predict the epoch latency of a stored run on other GPUs.
+
+        Args:
+            run_id: The run.
+            targets: Names of GPUs; empty means every one of the catalogue.
+
+        Raises:
+            CollectorError: No such run or GPU, the run has no epochs yet, or there is no answer.
+        """
+        return self._predict(query_pb2.PredictEpochLatencyRequest(run_id=run_id, target_gpu_models=targets))
+
+    def predict_measurement(self, measurement: Measurement, targets: Sequence[str] = ()) -> PredictionSet:
+        """Predict the epoch latency of what the caller measured on other GPUs.
+
+        Raises:
+            CollectorError: No such GPU, an impossible measurement, or no answer.
+        """
+        message = query_pb2.SourceMeasurement(
+            gpu_model=measurement.gpu_model,
+            epoch_latency=_to_duration(measurement.epoch_latency_s),
+            metrics=[
+                query_pb2.MetricDistribution(
+                    metric=name,
+                    mean=d.mean,
+                    standard_deviation=d.standard_deviation,
+                    minimum=d.minimum,
+                    quartile_1=d.quartile_1,
+                    median=d.median,
+                    quartile_3=d.quartile_3,
+                    maximum=d.maximum,
+                )
+                for name, d in measurement.metrics.items()
+            ],
+            framebuffer_bytes=measurement.framebuffer_bytes,
+            epoch_latency_relative_error=measurement.epoch_latency_relative_error,
+            static_attributes=dict(measurement.static_attributes),
+            precision=measurement.precision,
+        )
+        return self._predict(query_pb2.PredictEpochLatencyRequest(measurement=message, target_gpu_models=targets))
+
+    def read_samples(
+        self,
+        gpu_uuid: str,
+        *,
+        metrics: Sequence[str] = (),
+        start_unix_nano: int | None = None,
+        end_unix_nano: int | None = None,
+    ) -> Trace:
+        """Return the samples of a GPU as a trace whose time 0 is its first tick.
+
+        Where ticks are older than the collector keeps them and averages are left, the trace says so: a warning, and
+        the attribute ``resolution_s``.
+
+        Args:
+            gpu_uuid: The GPU.
+            metrics: Names; empty means all.
+            start_unix_nano: Earliest time; None means from the beginning.
+            end_unix_nano: Time after the latest; None means to the end.
+
+        Raises:
+            CollectorError: No such GPU or metric, or no answer.
+        """
+        request = query_pb2.ReadSamplesRequest(gpu_uuid=gpu_uuid, metrics=metrics)
+        if start_unix_nano is not None:
+            request.start_time.FromNanoseconds(start_unix_nano)
+        if end_unix_nano is not None:
+            request.end_time.FromNanoseconds(end_unix_nano)
+        stream = io.BytesIO()
+        resolution_s = 0.0
+        with self._connection.errors():
+            for response in self._stub.ReadSamples(request, timeout=10 * self._timeout_s, metadata=self._metadata):
+                stream.write(response.arrow_ipc)
+                resolution_s = max(resolution_s, response.resolution.ToNanoseconds() / 1e9)
+            return _trace(gpu_uuid, stream.getvalue(), resolution_s)
+
+    def read_run(self, run: RunInfo, *, metrics: Sequence[str] = ()) -> Trace:
+        """Return the samples of a run, from its start to its end.
+
+        Raises:
+            CollectorError: As for ``read_samples``.
+        """
+        trace = self.read_samples(
+            run.gpu_uuid, metrics=metrics, start_unix_nano=run.start_unix_nano, end_unix_nano=run.end_unix_nano + 1
+        )
+        return replace(trace, gpu_model=run.product_name)
+
+    def _predict(self, request: query_pb2.PredictEpochLatencyRequest) -> PredictionSet:
+        with self._connection.errors():
+            response = self._stub.PredictEpochLatency(request, timeout=self._timeout_s, metadata=self._metadata)
+            return PredictionSet(
+                tuple(_prediction(prediction) for prediction in response.predictions),
+                response.model_version,
+                response.source_gpu_model,
+                response.source_epoch_latency.ToNanoseconds() / 1e9,
+            )
+
+
+def _run(run: query_pb2.Run) -> RunInfo:
+    return RunInfo(
+        run_id=run.run_id,
+        agent_id=run.agent_id,
+        gpu_uuid=run.gpu_uuid,
+        product_name=run.product_name,
+        framebuffer_bytes=run.framebuffer_bytes,
+        host_name=run.host_name,
+        job_id=run.job_id,
+        scheduler=_SCHEDULERS.get(run.scheduler, ""),
+        active=run.status == query_pb2.RUN_STATUS_ACTIVE,
+        start_unix_nano=run.start_time.ToNanoseconds(),
+        end_unix_nano=run.end_time.ToNanoseconds(),
+        tick_count=run.tick_count,
+        missed_ticks=run.missed_ticks,
+        verdict=_VERDICTS.get(run.verdict, ""),
+        epoch_count=run.epoch_count,
+        period_s=_seconds(run, "epoch_period"),
+        period_low_s=_seconds(run, "epoch_period_lower"),
+        period_high_s=_seconds(run, "epoch_period_upper"),
+        confidence=run.confidence,
+        replayed=run.replayed,
+    )
+
+
+def _run_epochs(response: query_pb2.ListEpochsResponse, epochs: Sequence[EpochInfo]) -> RunEpochs:
+    return RunEpochs(
+        verdict=_VERDICTS.get(response.verdict, ""),
+        reason=response.reason,
+        epochs=tuple(epochs),
+        trend=_trend(response.trend) if response.HasField("trend") else None,
+        idle_share=response.idle_share if response.HasField("idle_share") else math.nan,
+        stalled_share=response.stalled_share if response.HasField("stalled_share") else math.nan,
+        estimate=_estimate(response.estimate) if response.HasField("estimate") else None,
+        estimate_reason=response.estimate_reason,
+        pending_summaries=response.pending_summaries,
+    )
+
+
+def _epoch(epoch: query_pb2.Epoch) -> EpochInfo:
+    summary = epoch.summary
+    return EpochInfo(
+        epoch.index,
+        epoch.start_time.ToNanoseconds(),
+        epoch.end_time.ToNanoseconds(),
+        epoch.confidence,
+        _EPOCH_STATUSES.get(epoch.status, ""),
+        epoch.revision,
+        seen_share=summary.seen_share if epoch.HasField("summary") else math.nan,
+        energy_joules=summary.energy_joules if summary.HasField("energy_joules") else math.nan,
+        mean_metrics={item.metric: item.mean for item in summary.mean_metrics},
+    )
+
+
+def _trend(trend: query_pb2.DurationTrend) -> DurationTrend:
+    return DurationTrend(
+        tuple(
+            DurationChange(c.epoch, c.before.ToNanoseconds() / 1e9, c.after.ToNanoseconds() / 1e9, c.change)
+            for c in trend.changes
+        ),
+        trend.recent.ToNanoseconds() / 1e9,
+        trend.change_per_epoch,
+        trend.change_per_epoch_lower,
+        trend.change_per_epoch_upper,
+    )
+
+
+def _estimate(estimate: query_pb2.EndEstimate) -> EndEstimate:
+    return EndEstimate(
+        estimate.epochs_done,
+        estimate.epochs_left,
+        estimate.end_time.ToNanoseconds(),
+        estimate.end_time_lower.ToNanoseconds(),
+        estimate.end_time_upper.ToNanoseconds(),
+        estimate.interval_coverage,
+    )
+
+
+def _prediction(prediction: query_pb2.EpochLatencyPrediction) -> Prediction:
+    return Prediction(
+        prediction.gpu_model,
+        _seconds(prediction, "epoch_latency"),
+        _seconds(prediction, "epoch_latency_lower"),
+        _seconds(prediction, "epoch_latency_upper"),
+        prediction.interval_coverage,
+        _PREDICTION_STATUSES.get(prediction.status, ""),
+        prediction.extrapolated,
+        prediction.method,
+        prediction.reason,
+    )
+
+
+def _trace(gpu_uuid: str, stream: bytes, resolution_s: float) -> Trace:
+    # Reading samples needs Arrow; listing runs must not wait for its import.
+    import pyarrow as pa  # noqa: PLC0415
+
+    try:
+        table = pa.ipc.open_stream(stream).read_all()
+        # Whose lengths are those of its buffers: what reads it trusts them.
+        table.validate(full=True)
+        time_ns = table.column("time_unix_nano").to_numpy()
+        values = {name: table.column(name).to_numpy().astype(np.float64) for name in table.column_names[1:]}
+        origin = int(time_ns[0]) if time_ns.size else 0
+    except (OSError, TypeError, pa.ArrowException) as error:  # so Arrow calls damage, and kinds that are no numbers
+        raise ValueError(str(error)) from error
+    trace = Trace((time_ns - origin) / 1e9, values, gpu_uuid=gpu_uuid, origin_unix_s=origin / 1e9 if origin else None)
+    if not resolution_s:
+        return trace
+    warning = f"the oldest ticks are deleted: of them averages over {resolution_s:g} s are left"
+    return replace(trace, attributes={"resolution_s": f"{resolution_s:g}"}, warnings=(warning,))
+
+
+def _seconds(message: query_pb2.Run | query_pb2.EpochLatencyPrediction, name: str) -> float:
+    value: Duration | Timestamp = getattr(message, name)
+    return value.ToNanoseconds() / 1e9 if message.HasField(name) else math.nan
+
+
+def _to_duration(seconds: float) -> Duration:
+    message = Duration()
+    if math.isfinite(seconds):
+        message.FromNanoseconds(round(seconds * 1e9))
+    return message

@@ -1,0 +1,191 @@
+"""``WorkloadClient``: questions about networks' graphs to a collector; requests and answers are documents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+from gpusonde.collector.client.query.connection import Connection
+from gpusonde.collector.workers.documents import fill, to_whole_document
+from gpusonde.service.tls import ClientSecurity
+from gpusonde.workload.v1 import workload_pb2, workload_pb2_grpc
+
+_PAGE_SIZE = 100
+_MOST_QUESTIONS = 500
+_MOST_GRAPH_BYTES = 4 << 20
+_Question = TypeVar("_Question", bound="Mapping[str, Any]")
+
+
+class WorkloadClient:
+    """Asks one collector. Use it as a context manager, or call ``close``.
+
+    Documents have the names of the fields of ``gpusonde.workload.v1``; enumerations are lower-case texts, times Unix
+    seconds. A graph is ``{"content": bytes}``, with ``format`` ("json", "onnx" or "pt2") and ``name`` where wanted.
+
+    Args:
+        target: The collector's address, ``host:port``.
+        timeout_s: Longest wait for an answer, the time in the collector's queue included.
+        security: Files of certificate, authority and token; read once, here.
+
+    Raises:
+        gpusonde.service.tls.TlsError: One of those files cannot be used.
+    """
+
+    def __init__(self, target: str, timeout_s: float = 300.0, security: ClientSecurity | None = None) -> None:
+        self._timeout_s = timeout_s
+        self._connection = Connection(target, security)
+        self._metadata = self._connection.metadata
+        self._stub = workload_pb2_grpc.WorkloadServiceStub(self._connection.channel)  # type: ignore[no-untyped-call]
+
+    def __enter__(self) -> WorkloadClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+    def predict(self, workloads: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Return how long training iterations take, and epochs.
+
+        Args:
+            workloads: Documents with ``graph``, ``batch_size``, ``cluster`` and, where wanted, ``dataset_type``,
+                ``regressor`` and ``samples_per_epoch``. Graphs that are the same object are sent once; any number,
+                which is sent in several requests where it is large.
+
+        Returns:
+            One document per workload: ``prediction`` or ``error``, the other being None.
+
+        Raises:
+            CollectorError: There is no answer to the request as a whole.
+        """
+        answers: list[dict[str, Any]] = []
+        for part in _parts(workloads, lambda workload: workload["graph"]):
+            request = workload_pb2.PredictRequest()
+            sent: dict[int, int] = {}
+            for place, workload in enumerate(part):
+                message = request.workloads.add()
+                fill(message, {key: value for key, value in workload.items() if key != "graph"})
+                _fill_graph(message.graph, workload["graph"], sent, place)
+            answers += [to_whole_document(answer) for answer in self._ask(self._stub.Predict, request).answers]
+        return answers
+
+    def embed(self, graphs: Sequence[Mapping[str, Any]], dataset_type: str) -> dict[str, Any]:
+        """Return graphs as vectors: ``answers``, each with ``embedding`` or ``error``, and ``encoder_sha256``.
+
+        Raises:
+            CollectorError: As for ``predict``.
+        """
+        return self._of_graphs(self._stub.Embed, workload_pb2.EmbedRequest(dataset_type=dataset_type), graphs)
+
+    def nearest(self, graphs: Sequence[Mapping[str, Any]], dataset_type: str, count: int = 5) -> dict[str, Any]:
+        """Return the known architectures most like graphs: ``answers`` with ``nearest`` or ``error``.
+
+        Raises:
+            CollectorError: As for ``predict``.
+        """
+        request = workload_pb2.NearestRequest(dataset_type=dataset_type, count=count)
+        return self._of_graphs(self._stub.Nearest, request, graphs)
+
+    def dataset_types(self) -> list[dict[str, Any]]:
+        """Return the dataset types that there are embeddings for.
+
+        Raises:
+            CollectorError: There is no answer.
+        """
+        found = self._ask(self._stub.ListDatasetTypes, workload_pb2.ListDatasetTypesRequest())
+        return [to_whole_document(each) for each in found.dataset_types]
+
+    def queue_training(self, dataset_type: str, *, again: bool = False) -> dict[str, Any]:
+        """Queue the training of an embedding, and return it; for admins.
+
+        Raises:
+            CollectorError: The caller is no admin, or the queue is full.
+        """
+        request = workload_pb2.QueueTrainingRequest(dataset_type=dataset_type, again=again)
+        return to_whole_document(self._ask(self._stub.QueueTraining, request).training)
+
+    def training(self, dataset_type: str) -> dict[str, Any]:
+        """Return the state of one training.
+
+        Raises:
+            CollectorError: None was ever queued.
+        """
+        request = workload_pb2.GetTrainingRequest(dataset_type=dataset_type)
+        return to_whole_document(self._ask(self._stub.GetTraining, request).training)
+
+    def trainings(self) -> list[dict[str, Any]]:
+        """Return all trainings, newest first.
+
+        Raises:
+            CollectorError: There is no answer.
+        """
+        found = self._ask(self._stub.ListTrainings, workload_pb2.ListTrainingsRequest())
+        return [to_whole_document(each) for each in found.trainings]
+
+    def hosts(self, *, agent_ids: Sequence[str] = (), host_names: Sequence[str] = ()) -> list[dict[str, Any]]:
+        """Return the hosts that agents run on and what they have free; without names, all of them.
+
+        Raises:
+            CollectorError: There is no answer.
+        """
+        request = workload_pb2.DescribeClusterRequest(agent_ids=agent_ids, host_names=host_names, page_size=_PAGE_SIZE)
+        hosts: list[dict[str, Any]] = []
+        while True:
+            response = self._ask(self._stub.DescribeCluster, request)
+            hosts += [to_whole_document(each) for each in response.hosts]
+            request.page_token = response.next_page_token
+            if not request.page_token:
+                return hosts
+
+    def _of_graphs(self, method: Any, request: Any, graphs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        found: dict[str, Any] = {"answers": [], "encoder_sha256": ""}
+        for part in _parts(graphs, lambda graph: graph):
+            del request.graphs[:]
+            more = to_whole_document(self._ask(method, _with_graphs(request, part)))
+            found["answers"] += more["answers"]
+            found["encoder_sha256"] = more["encoder_sha256"]
+        return found
+
+    def _ask(self, method: Any, request: Any) -> Any:
+        with self._connection.errors():
+            return method(request, timeout=self._timeout_s, metadata=self._metadata)
+
+
+def _with_graphs(request: Any, graphs: Sequence[Mapping[str, Any]]) -> Any:
+    sent: dict[int, int] = {}
+    for place, graph in enumerate(graphs):
+        _fill_graph(request.graphs.add(), graph, sent, place)
+    return request
+
+
+def _fill_graph(source: workload_pb2.GraphSource, graph: Mapping[str, Any], sent: dict[int, int], place: int) -> None:
+    if (earlier := sent.setdefault(id(graph), place)) != place:
+        source.same_as = earlier
+    else:
+        fill(source, {"graph": graph})
+
+
+def _parts(
+    questions: Sequence[_Question], graph_of: Callable[[_Question], Mapping[str, Any]]
+) -> Iterator[list[_Question]]:
+    """Cut questions into requests that a collector takes by its defaults; a graph that is larger has one to itself."""
+    part: list[_Question] = []
+    size, seen = 0, set[int]()
+    for question in questions:
+        graph = graph_of(question)
+        added = 0 if id(graph) in seen else len(graph["content"])
+        if part and (len(part) >= _MOST_QUESTIONS or size + added > _MOST_GRAPH_BYTES):
+            yield part
+            part, size, seen = [], 0, set()
+            added = len(graph["content"])
+        part.append(question)
+        size += added
+        seen.add(id(graph))
+    if part:
+        yield part

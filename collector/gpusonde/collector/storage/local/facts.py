@@ -1,0 +1,303 @@
+"""Agents, spools, inventories and everything else a record says besides samples.
+
+Every row of a record is keyed by (spool, sequence, item), so writing it again after a crash changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from gpusonde.collector.records.model import (
+    Binding,
+    BindingsRecord,
+    Decoded,
+    EventsRecord,
+    GpuDescription,
+    GpuEvent,
+    InventoryRecord,
+    Layout,
+    LossRecord,
+    Position,
+    RejectedRecord,
+    SourceEndedRecord,
+)
+from gpusonde.collector.storage.local.catalog import Database
+
+
+@dataclass(frozen=True)
+class AgentRow:
+    """An agent as it introduced itself last."""
+
+    agent_id: str
+    spool_id: str
+    instance_id: str
+    start_unix_nano: int
+    host_name: str
+    agent_version: str
+    host: bytes
+
+
+@dataclass(frozen=True)
+class GpuRow:
+    """A GPU as an agent described it last; ``message`` is a serialised ``gpusonde.common.v1.Gpu``."""
+
+    gpu_uuid: str
+    agent_id: str
+    host_name: str
+    message: bytes
+    metrics: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class LossRow:
+    """Records that will never come.
+
+    Attributes:
+        agent_id: Whose.
+        spool_id: Of which spool.
+        first_sequence: First lost one; 0 when ticks were lost before they became records.
+        last_sequence: Last lost one.
+        reason: A ``gpusonde.ingest.v1.LossReason``; unspecified for a gap.
+        lost_ticks: Ticks the agent counted, 0 when nobody knows.
+        reported: True when the agent reported it, False when the collector saw the gap.
+    """
+
+    agent_id: str
+    spool_id: str
+    first_sequence: int
+    last_sequence: int
+    reason: int
+    lost_ticks: int
+    reported: bool
+
+
+@dataclass(frozen=True)
+class RejectionRow:
+    """A record that was refused for good and where its bytes are."""
+
+    agent_id: str
+    spool_id: str
+    sequence: int
+    field: str
+    problem: str
+    size_bytes: int
+    file_name: str
+
+
+class Facts:
+    """Reads and writes these tables.
+
+    Args:
+        database: Where they are.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def save_agent(self, agent: AgentRow) -> int:
+        """Store what an agent said of itself and return the number of its spool, a new one if need be."""
+        with self._database.transaction() as connection:
+            connection.execute(
+                "INSERT OR REPLACE INTO agents VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (
+                    agent.agent_id,
+                    agent.spool_id,
+                    agent.instance_id,
+                    agent.start_unix_nano,
+                    agent.host_name,
+                    agent.agent_version,
+                    agent.host,
+                ),
+            )
+            return _spool_number(connection, agent.agent_id, agent.spool_id)
+
+    def spool_number(self, agent_id: str, spool_id: str) -> int:
+        """Return the number of a spool, a new one if need be."""
+        with self._database.transaction() as connection:
+            return _spool_number(connection, agent_id, spool_id)
+
+    def agents(self) -> list[AgentRow]:
+        """Return every agent ever seen."""
+        rows = self._database.rows(
+            "SELECT agent_id, spool_id, instance_id, start_unix_nano, host_name, agent_version, host FROM agents"
+        )
+        return [AgentRow(*row) for row in rows]
+
+    def spools(self) -> dict[tuple[str, str], Position]:
+        """Return the number of every spool and the sequence up to which it is in segments."""
+        rows = self._database.rows("SELECT agent_id, spool_id, spool, stored_sequence FROM spools")
+        return {(agent, spool_id): Position(spool, sequence) for agent, spool_id, spool, sequence in rows}
+
+    def inventory_message(self, spool: int, sequence: int) -> bytes | None:
+        """Return the serialised inventory that holds for a record, or None."""
+        rows = self._database.rows(
+            "SELECT message FROM inventories WHERE spool = ? AND sequence <= ? ORDER BY sequence DESC LIMIT 1",
+            (spool, sequence),
+        )
+        return rows[0][0] if rows else None
+
+    def save(
+        self,
+        records: Iterable[tuple[Position, str, Decoded, bytes]],
+        gaps: Mapping[Position, int],
+    ) -> None:
+        """Write what records say besides samples, in one transaction.
+
+        Args:
+            records: Position, agent, decoded record, and its serialised payload where it is an inventory.
+            gaps: First missing position -> last missing sequence.
+        """
+        with self._database.transaction() as connection:
+            for first, last in gaps.items():
+                connection.execute("INSERT OR IGNORE INTO gaps VALUES (?, ?, ?)", (*first, last))
+            for position, agent_id, record, message in records:
+                _save_record(connection, position, agent_id, record, message)
+
+    def gpus(self) -> list[GpuRow]:
+        """Return every GPU ever described."""
+        rows = self._database.rows(
+            "SELECT gpu_uuid, agent_id, COALESCE(host_name, ''), message, metrics FROM gpus LEFT JOIN agents"
+            " USING (agent_id) ORDER BY gpu_uuid, agent_id"
+        )
+        return [
+            GpuRow(gpu, agent, host, message, tuple(json.loads(names))) for gpu, agent, host, message, names in rows
+        ]
+
+    def metrics_of(self, gpu_uuid: str) -> list[str]:
+        """Return the metrics that any agent ever offered for a GPU."""
+        rows = self._database.rows("SELECT metrics FROM gpus WHERE gpu_uuid = ?", (gpu_uuid,))
+        return list(dict.fromkeys(name for (names,) in rows for name in json.loads(names)))
+
+    def bindings(self, agent_id: str, gpu_uuid: str) -> list[tuple[Position, Binding]]:
+        """Return an agent's job bindings of one GPU in order of arrival."""
+        rows = self._database.rows(
+            "SELECT spool, sequence, job_id, scheduler, start_unix_nano, end_unix_nano, labels FROM job_bindings"
+            " JOIN spools USING (spool)"
+            " WHERE gpu_uuid = ? AND agent_id = ? ORDER BY spool, sequence, item",
+            (gpu_uuid, agent_id),
+        )
+        return [
+            (Position(spool, sequence), Binding(gpu_uuid, job, scheduler, start, end, json.loads(labels)))
+            for spool, sequence, job, scheduler, start, end, labels in rows
+        ]
+
+    def source_ends_after(self, agent_id: str, gpu_uuid: str, after: Position) -> list[Position]:
+        """Return where an agent said, after a position, that a GPU's source has ended."""
+        rows = self._database.rows(
+            "SELECT spool, sequence FROM source_ends JOIN spools USING (spool)"
+            " WHERE gpu_uuid = ? AND agent_id = ? AND (spool, sequence) > (?, ?) ORDER BY spool, sequence",
+            (gpu_uuid, agent_id, *after),
+        )
+        return [Position(*row) for row in rows]
+
+    def events(self, gpu_uuid: str) -> list[GpuEvent]:
+        """Return the events of one GPU in order of time."""
+        rows = self._database.rows(
+            "SELECT gpu_uuid, time_unix_nano, kind, value FROM gpu_events WHERE gpu_uuid = ?"
+            " ORDER BY time_unix_nano, spool, sequence, item",
+            (gpu_uuid,),
+        )
+        return [GpuEvent(*row) for row in rows]
+
+    def losses(self) -> list[LossRow]:
+        """Return every reported loss and every gap that was seen."""
+        rows = self._database.rows(
+            "SELECT agent_id, spool_id, first_sequence, last_sequence, reason, lost_ticks, 1 FROM losses"
+            " JOIN spools USING (spool) UNION ALL"
+            " SELECT agent_id, spool_id, first_sequence, last_sequence, 0, 0, 0 FROM gaps JOIN spools USING (spool)"
+            " ORDER BY 1, 2, 3"
+        )
+        return [
+            LossRow(agent, spool, first, last, reason, ticks, reported=bool(reported))
+            for agent, spool, first, last, reason, ticks, reported in rows
+        ]
+
+    def rejections(self) -> list[RejectionRow]:
+        """Return the records that were refused for good."""
+        rows = self._database.rows(
+            "SELECT agent_id, spool_id, sequence, field, problem, size_bytes, file_name FROM rejections"
+            " JOIN spools USING (spool) ORDER BY agent_id, spool, sequence"
+        )
+        return [RejectionRow(*row) for row in rows]
+
+    def blank_counts(self, gpu_uuid: str) -> dict[tuple[str, int], int]:
+        """Return (metric, reason) -> number of NaNs in the segments of one GPU."""
+        rows = self._database.rows("SELECT metric, reason, count FROM blank_counts WHERE gpu_uuid = ?", (gpu_uuid,))
+        return {(metric, reason): count for metric, reason, count in rows}
+
+
+def _spool_number(connection: sqlite3.Connection, agent_id: str, spool_id: str) -> int:
+    connection.execute("INSERT OR IGNORE INTO spools (agent_id, spool_id) VALUES (?, ?)", (agent_id, spool_id))
+    (number,) = connection.execute(
+        "SELECT spool FROM spools WHERE agent_id = ? AND spool_id = ?", (agent_id, spool_id)
+    ).fetchone()
+    return int(number)
+
+
+def _save_record(
+    connection: sqlite3.Connection, position: Position, agent_id: str, record: Decoded, message: bytes
+) -> None:
+    if _is_empty(record):
+        connection.execute("INSERT OR IGNORE INTO empty_records VALUES (?, ?)", position)
+    elif isinstance(record, InventoryRecord):
+        connection.execute("INSERT OR IGNORE INTO inventories VALUES (?, ?, ?)", (*position, message))
+        for gpu in record.gpus:
+            _save_gpu(connection, agent_id, gpu, record.layout)
+    elif isinstance(record, BindingsRecord):
+        for i, binding in enumerate(record.bindings):
+            connection.execute(
+                "INSERT OR IGNORE INTO job_bindings VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    *position,
+                    i,
+                    binding.gpu_uuid,
+                    binding.job_id,
+                    binding.scheduler,
+                    binding.start_unix_nano,
+                    binding.end_unix_nano,
+                    json.dumps(dict(binding.labels)),
+                ),
+            )
+    elif isinstance(record, SourceEndedRecord):
+        connection.executemany(
+            "INSERT OR IGNORE INTO source_ends VALUES (?, ?, ?)", [(*position, gpu) for gpu in record.gpu_uuids]
+        )
+    elif isinstance(record, EventsRecord):
+        connection.executemany(
+            "INSERT OR IGNORE INTO gpu_events VALUES (?, ?, ?, ?, ?, ?, ?)",
+            [(*position, i, e.gpu_uuid, e.time_unix_nano, e.kind, e.value) for i, e in enumerate(record.events)],
+        )
+    elif isinstance(record, LossRecord):
+        connection.execute(
+            "INSERT OR IGNORE INTO losses VALUES (?, ?, ?, ?, ?, ?)",
+            (*position, record.first_sequence, record.last_sequence, record.reason, record.lost_ticks),
+        )
+    elif isinstance(record, RejectedRecord):
+        connection.execute(
+            "INSERT OR IGNORE INTO rejections VALUES (?, ?, ?, ?, ?, ?)",
+            (*position, record.field, record.problem, record.size_bytes, record.file_name),
+        )
+
+
+def _is_empty(record: Decoded) -> bool:
+    """Whether no row would say that the record was there."""
+    if isinstance(record, BindingsRecord):
+        return not record.bindings
+    if isinstance(record, EventsRecord):
+        return not record.events
+    return isinstance(record, SourceEndedRecord) and not record.gpu_uuids
+
+
+def _save_gpu(connection: sqlite3.Connection, agent_id: str, gpu: GpuDescription, layout: Layout) -> None:
+    offered = [name for name in layout.metrics if name not in gpu.missing_metrics]
+    known = connection.execute(
+        "SELECT metrics FROM gpus WHERE gpu_uuid = ? AND agent_id = ?", (gpu.gpu_uuid, agent_id)
+    ).fetchone()
+    # A metric that is gone from the inventory still has its past.
+    names = list(dict.fromkeys([*offered, *(json.loads(known[0]) if known else ())]))
+    connection.execute(
+        "INSERT OR REPLACE INTO gpus VALUES (?, ?, ?, ?)", (gpu.gpu_uuid, agent_id, gpu.message, json.dumps(names))
+    )

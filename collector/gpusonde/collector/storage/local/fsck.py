@@ -1,0 +1,335 @@
+"""``check_store``: reads everything in a data directory and compares it with what is said of it elsewhere.
+
+One segment against the catalogue: every page with its checksum, every part with its rows.
+
+Is every record there once? Sequences of segments, log and catalogue put together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from gpusonde.collector.storage.check.findings import CheckReport, FindingKind, Intervals
+from gpusonde.collector.storage.disk.files import FileLayer, OsFiles
+from gpusonde.collector.storage.disk.lock import DirectoryLock
+from gpusonde.collector.storage.errors import StoreLockedError, naming_full_disks
+from gpusonde.collector.storage.local.catalog import Database, PartRow, SegmentCatalog, SegmentFile
+from gpusonde.collector.storage.local.log import PartEnd, log_parts, read_part
+from gpusonde.collector.storage.local.segments import SCHEMA_VERSION, VERSION_KEY, SegmentKind, StoreLayout
+
+_RESTORE = "restore the file from a backup"
+
+
+class SegmentProblem(Exception):  # noqa: N818 - it is a finding, not a failure
+    """What is wrong with a segment.
+
+    Attributes:
+        kind: What kind of thing.
+        problem: In words.
+    """
+
+    def __init__(self, kind: FindingKind, problem: str) -> None:
+        """Keep both."""
+        self.kind = kind
+        self.problem = problem
+        super().__init__(problem)
+
+
+def check_segment(path: Path, segment: SegmentFile, parts: Sequence[PartRow], held: dict[int, Intervals] | None) -> int:
+    """Read a segment to its end.
+
+    Args:
+        path: The file.
+        segment: What the catalogue says of it.
+        parts: The parts that are read from it.
+        held: Spool -> sequences in the store, which those of the segment are added to.
+
+    Returns:
+        Its rows.
+
+    Raises:
+        SegmentProblem: It is not what it should be.
+    """
+    try:
+        _check_size(path, segment)
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            return _check_open(file, segment, parts, held)
+    except FileNotFoundError:
+        _count_as_held(parts, held)
+        raise SegmentProblem(FindingKind.MISSING, f"is in the catalogue and not there; {_RESTORE}") from None
+    except (OSError, pa.ArrowException) as error:
+        _count_as_held(parts, held)
+        raise SegmentProblem(FindingKind.DAMAGED, f"cannot be read ({error}); {_RESTORE}") from None
+    except SegmentProblem:
+        _count_as_held(parts, held)
+        raise
+
+
+def _check_size(path: Path, segment: SegmentFile) -> None:
+    size = path.stat().st_size
+    if size != segment.size_bytes:
+        raise SegmentProblem(FindingKind.DAMAGED, f"has {size} bytes instead of {segment.size_bytes}; {_RESTORE}")
+
+
+def _check_open(
+    file: pq.ParquetFile, segment: SegmentFile, parts: Sequence[PartRow], held: dict[int, Intervals] | None
+) -> int:
+    metadata: Mapping[bytes, bytes] = file.schema_arrow.metadata or {}
+    if metadata.get(VERSION_KEY) != str(SCHEMA_VERSION).encode():
+        raise SegmentProblem(FindingKind.MISMATCH, "is not of this version of the schema; was it replaced?")
+    if file.metadata.num_rows != segment.row_count:
+        raise SegmentProblem(
+            FindingKind.MISMATCH, f"has {file.metadata.num_rows} rows instead of {segment.row_count}; {_RESTORE}"
+        )
+    by_group: dict[int, list[PartRow]] = {}
+    for row in parts:
+        by_group.setdefault(row.part.row_group, []).append(row)
+    for group in range(file.num_row_groups):
+        # All columns: the checksum of a page is looked at when it is read.
+        table = file.read_row_group(group, use_threads=False)
+        for row in by_group.pop(group, []):
+            _check_part(table.slice(row.part.first_row, row.part.row_count), row, held)
+    if by_group:
+        raise SegmentProblem(FindingKind.MISMATCH, f"has no row group {min(by_group)}; {_RESTORE}")
+    return segment.row_count
+
+
+def _check_part(table: pa.Table, row: PartRow, held: dict[int, Intervals] | None) -> None:
+    part = row.part
+    if table.num_rows != part.row_count:
+        raise SegmentProblem(FindingKind.MISMATCH, f"row group {part.row_group} has too few rows; {_RESTORE}")
+    time, spool, sequence = (table.column(name).to_numpy() for name in ("time_unix_nano", "spool", "sequence"))
+    described = (part.first_sequence, part.last_sequence, part.start_unix_nano, part.end_unix_nano)
+    found = (int(sequence.min()), int(sequence.max()), int(time.min()), int(time.max()))
+    if table.column("gpu_uuid").unique().to_pylist() != [part.gpu_uuid] or not np.all(spool == part.spool):
+        raise SegmentProblem(
+            FindingKind.MISMATCH, f"row group {part.row_group} holds rows of others than {part.gpu_uuid}; {_RESTORE}"
+        )
+    if described != found:
+        raise SegmentProblem(
+            FindingKind.MISMATCH,
+            f"row group {part.row_group}: sequences and times of {part.gpu_uuid} are not those of the catalogue;"
+            f" {_RESTORE}",
+        )
+    if held is not None:
+        held.setdefault(part.spool, Intervals()).add_all(sequence)
+
+
+def _count_as_held(parts: Sequence[PartRow], held: dict[int, Intervals] | None) -> None:
+    """Take the catalogue's word for what a damaged file holds: it is found once, not again as a hole."""
+    if held is not None:
+        for row in parts:
+            held.setdefault(row.part.spool, Intervals()).add(row.part.first_sequence, row.part.last_sequence)
+
+
+# Records without samples are rows here, keyed by their sequence.
+_FACTS = ("inventories", "job_bindings", "source_ends", "gpu_events", "losses", "rejections", "empty_records")
+_MOST_HOLES = 20
+
+_OVERLAPS = """
+SELECT gpu_uuid, agent_id, first_sequence, before, file_name, kind FROM (
+    SELECT gpu_uuid, spool, segment, first_sequence,
+        LAG(last_sequence) OVER (PARTITION BY gpu_uuid, spool ORDER BY first_sequence, segment, row_group) AS before,
+        LAG(segment) OVER (PARTITION BY gpu_uuid, spool ORDER BY first_sequence, segment, row_group) AS segment_before
+    FROM segment_parts WHERE segment IN (SELECT segment FROM segments WHERE kind != 'second')
+) JOIN segments USING (segment) JOIN spools USING (spool)
+WHERE segment != segment_before AND first_sequence <= before LIMIT 20
+"""
+
+
+def overlaps(database: Database) -> Iterator[tuple[str, str]]:
+    """Yield file and problem where two segments claim the same records of a GPU."""
+    for gpu, agent, first, before, name, _ in database.rows(_OVERLAPS):
+        yield name, f"records {first} to {before} of GPU {gpu} of agent {agent} are in another segment too"
+
+
+def check_sequences(
+    database: Database, held: Mapping[int, Intervals], logged: Mapping[tuple[str, str], Intervals]
+) -> Iterator[tuple[str, str]]:
+    """Yield file and problem where records that were acknowledged are nowhere, and no loss is on record.
+
+    Args:
+        database: The catalogue.
+        held: Spool -> sequences in segments.
+        logged: (agent, spool id) -> sequences in the log.
+    """
+    deleted = bool(database.rows("SELECT 1 FROM deletions WHERE kind != 'second' LIMIT 1"))
+    spools = database.rows("SELECT agent_id, spool_id, spool, stored_sequence FROM spools ORDER BY agent_id, spool")
+    for agent_id, spool_id, spool, stored in spools:
+        known = held.get(spool)
+        # Retention deletes from the front; where nothing is left there is nothing to compare with.
+        first = known.first if known else None
+        if not deleted:
+            first = 1
+        if first is None or not stored:
+            continue
+        everything = Intervals()
+        for part in (known, logged.get((agent_id, spool_id))):
+            if part:
+                everything.add_from(part)
+        for first_missing, last_missing in _known_losses(database, spool):
+            everything.add(first_missing, last_missing)
+        for sequence in _facts(database, spool, first):
+            everything.add(sequence, sequence)
+        for count, (begin, end) in enumerate(everything.missing(first, stored)):
+            if count == _MOST_HOLES:
+                yield "catalog.sqlite", f"spool {spool_id} of agent {agent_id} has more holes than are listed here"
+                break
+            problem = f"records {begin} to {end} of spool {spool_id} of agent {agent_id} are in no segment"
+            yield "catalog.sqlite", f"{problem}, and no loss is on record; was a file removed by hand?"
+
+
+def _known_losses(database: Database, spool: int) -> Iterator[tuple[int, int]]:
+    for table in ("gaps", "losses"):
+        statement = f"SELECT first_sequence, last_sequence FROM {table} WHERE spool = ? AND first_sequence > 0"  # noqa: S608
+        yield from ((first, last) for first, last in database.rows(statement, (spool,)))
+
+
+def _facts(database: Database, spool: int, first: int) -> Iterator[int]:
+    for table in _FACTS:
+        statement = f"SELECT DISTINCT sequence FROM {table} WHERE spool = ? AND sequence >= ?"  # noqa: S608 - own text
+        for (sequence,) in database.rows(statement, (spool, first)):
+            yield sequence
+
+
+def check_store(
+    directory: Path,
+    *,
+    repair: bool = False,
+    files: FileLayer | None = None,
+    on_progress: Callable[[float], None] = lambda _share: None,
+) -> CheckReport:
+    """Check a data directory, also one that a collector is using.
+
+    Args:
+        directory: The data directory.
+        repair: Remove what is safe to remove: files that never became part of the store, or no longer are.
+        files: The file layer.
+        on_progress: Called with the share of the segments that has been read.
+
+    Raises:
+        StoreError: It is no data directory, or one of another version.
+        StoreCorruptError: The catalogue is not readable at all.
+        StoreLockedError: ``repair``, and a collector is using it.
+    """
+    layout = StoreLayout(directory)
+    database = Database(layout.catalog)
+    database.open_read_only()
+    try:
+        with _claimed(directory) as is_ours:
+            if repair and not is_ours:
+                raise StoreLockedError(f"{directory} is in use by a collector; stop it before repairing")
+            return _Check(layout, database, files or OsFiles(), live=not is_ours, repair=repair).run(on_progress)
+    finally:
+        database.close()
+
+
+@contextlib.contextmanager
+def _claimed(directory: Path) -> Iterator[bool]:
+    """Keep collectors out meanwhile; False where one is in already."""
+    lock = DirectoryLock(directory)
+    try:
+        lock.acquire()
+    except StoreLockedError:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        lock.release()
+
+
+class _Check:
+    def __init__(self, layout: StoreLayout, database: Database, files: FileLayer, *, live: bool, repair: bool) -> None:
+        self._layout = layout
+        self._database = database
+        self._segments = SegmentCatalog(database)
+        self._files = files
+        self._repair = repair
+        self._report = CheckReport(live=live)
+        self._held: dict[int, Intervals] = {}
+
+    def run(self, on_progress: Callable[[float], None]) -> CheckReport:
+        self._check_catalog()
+        logged = self._check_log()
+        registered = self._segments.files()
+        for i, segment in enumerate(registered):
+            path = self._layout.path(segment.kind, segment.file_name)
+            ticks = None if segment.kind is SegmentKind.SECOND else self._held
+            try:
+                self._report.rows += check_segment(path, segment, self._segments.parts_in([segment.segment]), ticks)
+                self._report.segments += 1
+                self._report.size_bytes += segment.size_bytes
+            except SegmentProblem as found:
+                # A collector at work replaces segments.
+                if not self._report.live or self._segments.is_registered(segment.file_name):
+                    self._report.add(found.kind, self._name(path), found.problem)
+            on_progress((i + 1) / len(registered))
+        for name, problem in overlaps(self._database):
+            self._report.add(FindingKind.OVERLAP, name, problem)
+        for name, problem in check_sequences(self._database, self._held, logged):
+            self._report.add(FindingKind.HOLE, name, problem)
+        self._check_orphans()
+        self._report.gaps = self._count("SELECT (SELECT COUNT(*) FROM gaps) + (SELECT COUNT(*) FROM losses)")
+        self._report.deletions = self._count("SELECT COUNT(*) FROM deletions")
+        return self._report
+
+    def _check_catalog(self) -> None:
+        for (line,) in self._database.rows("PRAGMA quick_check(20)"):
+            if line != "ok":
+                self._report.add(FindingKind.CATALOG, self._name(self._layout.catalog), str(line))
+
+    def _check_log(self) -> dict[tuple[str, str], Intervals]:
+        logged: dict[tuple[str, str], Intervals] = {}
+        parts = log_parts(self._layout.log)
+        for number, path in parts:
+            end = PartEnd()
+            try:
+                for entry in read_part(path, end):
+                    logged.setdefault((entry.agent_id, entry.spool_id), Intervals()).add(entry.sequence, entry.sequence)
+                    self._report.log_entries += 1
+            except FileNotFoundError:
+                if not self._report.live:
+                    raise
+            being_written = self._report.live and number == parts[-1][0]
+            if end.torn_bytes and not being_written:
+                self._report.add(
+                    FindingKind.LOG_TAIL,
+                    self._name(path),
+                    f"the last {end.torn_bytes} bytes are no whole entries; a crash leaves that, and what was not"
+                    " acknowledged is sent again: nothing is to be done",
+                )
+        return logged
+
+    def _check_orphans(self) -> None:
+        if self._report.live:
+            return  # what a collector at work is just writing looks the same
+        registered = {self._layout.path(s.kind, s.file_name) for s in self._segments.files()}
+        for folder in self._layout.segment_folders:
+            for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+                if path in registered or path.suffix not in (".tmp", ".parquet"):
+                    continue
+                problem = (
+                    "is not part of the store: a crash left it half made, or before it was removed; every start of"
+                )
+                if self._repair:
+                    with naming_full_disks(path):
+                        self._files.remove(path)
+                self._report.add(
+                    FindingKind.ORPHAN,
+                    self._name(path),
+                    f"{problem} the collector removes such files" + (": removed" if self._repair else ""),
+                    repaired=self._repair,
+                )
+
+    def _count(self, statement: str) -> int:
+        return int(self._database.rows(statement)[0][0])
+
+    def _name(self, path: Path) -> str:
+        return str(path.relative_to(self._layout.directory))

@@ -1,0 +1,322 @@
+"""Runs, their epochs, and how far tracking has come: all derived from the samples, and kept for ever.
+
+Which epochs still need a summary is not kept beside them: they are those that have none.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, fields
+
+from gpusonde.collector.records.model import Position
+from gpusonde.collector.storage.local.catalog import Database
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """One run.
+
+    Attributes:
+        run_id: Stable name: the same ticks give the same id.
+        agent_id: Agent that sampled it.
+        gpu_uuid: Its GPU.
+        job_id: Scheduler's job, empty when unknown.
+        scheduler: A ``gpusonde.common.v1.Scheduler``.
+        ended: Whether it is over.
+        end_reason: Why it is over, for a human reader.
+        start_unix_nano: First activity.
+        end_unix_nano: Latest tick while it goes on, last activity when it is over.
+        first_spool: Spool of its first record.
+        first_sequence: Sequence of its first record.
+        last_spool: Spool of its last record.
+        last_sequence: Sequence of its last record.
+        tick_count: Ticks from start to end.
+        missed_ticks: Ticks the sampler skipped meanwhile.
+        verdict: ``epochs``, ``short_cycle`` or ``none``; empty before the first analysis.
+        reason: Why the verdict is what it is.
+        period_s: Typical epoch duration; NaN when unknown, like both bounds.
+        period_low_s: Lower end of its interval.
+        period_high_s: Upper end of its interval.
+        confidence: 0..1.
+        epoch_count: Epochs that were not withdrawn.
+        idle_share: Share of the time from first to last activity in which the GPU did not work; NaN when unknown.
+        stalled_share: Share of it lost to unusual idle and between epochs; NaN when unknown.
+    """
+
+    run_id: str
+    agent_id: str
+    gpu_uuid: str
+    job_id: str
+    scheduler: int
+    ended: bool
+    end_reason: str
+    start_unix_nano: int
+    end_unix_nano: int
+    first_spool: int
+    first_sequence: int
+    last_spool: int
+    last_sequence: int
+    tick_count: int
+    missed_ticks: int
+    verdict: str = ""
+    reason: str = ""
+    period_s: float = math.nan
+    period_low_s: float = math.nan
+    period_high_s: float = math.nan
+    confidence: float = 0.0
+    epoch_count: int = 0
+    idle_share: float = math.nan
+    stalled_share: float = math.nan
+
+    @property
+    def first(self) -> Position:
+        """Its first record."""
+        return Position(self.first_spool, self.first_sequence)
+
+    @property
+    def last(self) -> Position:
+        """Its last record."""
+        return Position(self.last_spool, self.last_sequence)
+
+
+@dataclass(frozen=True)
+class EpochRow:
+    """One epoch of a run as it stands.
+
+    Attributes:
+        index: Identifies it within the run; order the epochs by start.
+        start_unix_nano: Start.
+        end_unix_nano: End.
+        confidence: 0..1.
+        status: ``provisional``, ``confirmed`` or ``withdrawn``.
+        revision: How often the tracker had changed its mind about the run when this last changed.
+    """
+
+    index: int
+    start_unix_nano: int
+    end_unix_nano: int
+    confidence: float
+    status: str
+    revision: int
+
+
+@dataclass(frozen=True)
+class SummaryRow:
+    """What the ticks of one epoch add up to.
+
+    Attributes:
+        seen_share: Share of the epoch that ticks speak for, 0..1.
+        energy_joules: Energy used in it; NaN when unknown.
+        means: Metric -> mean over the epoch, without metrics that had no value.
+    """
+
+    seen_share: float
+    energy_joules: float
+    means: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class RunUpdate:
+    """A run and, where they changed, all its epochs."""
+
+    run: RunRow
+    epochs: Sequence[EpochRow] | None
+
+
+_RUN_COLUMNS = ", ".join(field.name for field in fields(RunRow))
+_RUN_MARKS = ", ".join("?" for _ in fields(RunRow))
+_MAYBE_UNKNOWN = ("period_s", "period_low_s", "period_high_s", "idle_share", "stalled_share")
+# The words of the index that finds them.
+_TO_SUMMARISE = "status = 'confirmed' AND summary IS NULL"
+# Most epochs of an update are as they were and are not written again; an epoch keeps its summary while its bounds hold.
+_SAVE_EPOCH = """
+INSERT INTO epochs (run_id, epoch_index, start_unix_nano, end_unix_nano, confidence, status, revision)
+VALUES (?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (run_id, epoch_index) DO UPDATE SET
+    summary = CASE WHEN start_unix_nano = excluded.start_unix_nano AND end_unix_nano = excluded.end_unix_nano
+              THEN summary END,
+    start_unix_nano = excluded.start_unix_nano, end_unix_nano = excluded.end_unix_nano,
+    confidence = excluded.confidence, status = excluded.status, revision = excluded.revision
+WHERE (start_unix_nano, end_unix_nano, confidence, status, revision)
+    IS NOT (excluded.start_unix_nano, excluded.end_unix_nano, excluded.confidence, excluded.status, excluded.revision)
+"""
+
+
+class Results:
+    """Reads and writes these tables.
+
+    Args:
+        database: Where they are.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def save(
+        self,
+        updates: Sequence[RunUpdate],
+        resumes: Mapping[tuple[str, str], tuple[Position, int]],
+    ) -> None:
+        """Write what one round of tracking has changed, in one transaction.
+
+        Args:
+            updates: Runs that are new or have changed.
+            resumes: (agent, GPU) -> where tracking starts again after a crash: behind a record, and not before a time.
+        """
+        with self._database.transaction() as connection:
+            for update in updates:
+                _save_run(connection, update)
+            connection.executemany(
+                "INSERT OR REPLACE INTO tracker_positions VALUES (?, ?, ?, ?, ?)",
+                [(*key, *position, not_before) for key, (position, not_before) in resumes.items()],
+            )
+
+    def resumes(self) -> dict[tuple[str, str], tuple[Position, int]]:
+        """Return where tracking of each (agent, GPU) starts again."""
+        rows = self._database.rows(
+            "SELECT agent_id, gpu_uuid, spool, sequence, not_before_unix_nano FROM tracker_positions"
+        )
+        return {(agent, gpu): (Position(spool, sequence), time) for agent, gpu, spool, sequence, time in rows}
+
+    def run(self, run_id: str) -> RunRow | None:
+        """Return one run."""
+        rows = self._database.rows(f"SELECT {_RUN_COLUMNS} FROM runs WHERE run_id = ?", (run_id,))  # noqa: S608
+        return _run_row(rows[0]) if rows else None
+
+    def open_run(self, agent_id: str, gpu_uuid: str) -> str:
+        """Return the newest run of a GPU that goes on, or nothing."""
+        rows = self._database.rows(
+            "SELECT run_id FROM runs WHERE gpu_uuid = ? AND agent_id = ? AND NOT ended"
+            " ORDER BY start_unix_nano DESC LIMIT 1",
+            (gpu_uuid, agent_id),
+        )
+        return rows[0][0] if rows else ""
+
+    def runs(
+        self, *, gpu_uuid: str = "", job_id: str = "", before: tuple[int, str] | None = None, limit: int
+    ) -> list[RunRow]:
+        """Return runs, newest first.
+
+        Args:
+            gpu_uuid: Only of this GPU; empty means every one.
+            job_id: Only of this job; empty means every one.
+            before: Only those behind this (start, run id) in the order.
+            limit: At most so many.
+        """
+        conditions, parameters = ["1"], []
+        for column, value in (("gpu_uuid", gpu_uuid), ("job_id", job_id)):
+            if value:
+                conditions.append(f"{column} = ?")
+                parameters.append(value)
+        rows = self._database.rows(
+            f"SELECT {_RUN_COLUMNS} FROM runs WHERE {' AND '.join(conditions)}"  # noqa: S608 - own text only
+            + (" AND (start_unix_nano, run_id) < (?, ?)" if before else "")
+            + " ORDER BY start_unix_nano DESC, run_id DESC LIMIT ?",
+            (*parameters, *(before or ()), limit),
+        )
+        return [_run_row(row) for row in rows]
+
+    def epochs(self, run_id: str) -> list[EpochRow]:
+        """Return the epochs of a run by start, withdrawn ones included."""
+        rows = self._database.rows(
+            "SELECT epoch_index, start_unix_nano, end_unix_nano, confidence, status, revision FROM epochs"
+            " WHERE run_id = ? ORDER BY start_unix_nano, epoch_index",
+            (run_id,),
+        )
+        return [EpochRow(*row) for row in rows]
+
+    def save_summaries(self, run_id: str, summaries: Sequence[tuple[EpochRow, SummaryRow]]) -> None:
+        """Store what epochs add up to, for those whose bounds are still the same."""
+        with self._database.transaction() as connection:
+            connection.executemany(
+                "UPDATE epochs SET summary = ?"
+                " WHERE run_id = ? AND epoch_index = ? AND start_unix_nano = ? AND end_unix_nano = ?",
+                [
+                    (summary_text(summary), run_id, epoch.index, epoch.start_unix_nano, epoch.end_unix_nano)
+                    for epoch, summary in summaries
+                ],
+            )
+
+    def summaries(self, run_id: str, epochs: Sequence[EpochRow]) -> dict[int, SummaryRow]:
+        """Return the summaries, by index, of neighbouring epochs of a run, as far as there are any."""
+        if not epochs:
+            return {}
+        rows = self._database.rows(
+            "SELECT epoch_index, summary FROM epochs"
+            " WHERE run_id = ? AND start_unix_nano BETWEEN ? AND ? AND summary IS NOT NULL",
+            (run_id, epochs[0].start_unix_nano, epochs[-1].start_unix_nano),
+        )
+        return {index: summary_row(text) for index, text in rows}
+
+    def to_summarise(self, run_id: str, after_unix_nano: int, limit: int) -> list[EpochRow]:
+        """Return the first confirmed epochs of a run without a summary that start after a time, by start."""
+        rows = self._database.rows(
+            "SELECT epoch_index, start_unix_nano, end_unix_nano, confidence, status, revision FROM epochs"  # noqa: S608
+            f" WHERE run_id = ? AND start_unix_nano > ? AND {_TO_SUMMARISE} ORDER BY start_unix_nano LIMIT ?",
+            (run_id, after_unix_nano, limit),
+        )
+        return [EpochRow(*row) for row in rows]
+
+    def count_to_summarise(self, run_id: str) -> int:
+        """Return how many confirmed epochs of a run have no summary yet."""
+        statement = f"SELECT COUNT(*) FROM epochs WHERE run_id = ? AND {_TO_SUMMARISE}"  # noqa: S608 - own text
+        return int(self._database.rows(statement, (run_id,))[0][0])
+
+    def runs_to_summarise(self) -> list[str]:
+        """Return the runs with confirmed epochs that have no summary yet."""
+        statement = f"SELECT DISTINCT run_id FROM epochs WHERE {_TO_SUMMARISE} ORDER BY run_id"  # noqa: S608
+        return [run_id for (run_id,) in self._database.rows(statement)]
+
+
+def summary_text(summary: SummaryRow) -> str:
+    """Return a summary as JSON, nine digits each: a float32's worth and a little more, some 35 bytes per metric."""
+
+    def short(value: float) -> float | None:
+        return float(f"{value:.9g}") if math.isfinite(value) else None
+
+    means = {name: mean for name, value in summary.means.items() if (mean := short(value)) is not None}
+    fields = [short(summary.seen_share), short(summary.energy_joules), means]
+    return json.dumps(fields, separators=(",", ":"))
+
+
+def summary_row(text: str) -> SummaryRow:
+    """Return the summary that ``summary_text`` has written."""
+    seen, energy, means = json.loads(text)
+    return SummaryRow(seen, math.nan if energy is None else energy, means)
+
+
+def _save_run(connection: sqlite3.Connection, update: RunUpdate) -> None:
+    values = [None if isinstance(v, float) and math.isnan(v) else v for v in astuple(update.run)]
+    connection.execute(f"INSERT OR REPLACE INTO runs ({_RUN_COLUMNS}) VALUES ({_RUN_MARKS})", values)  # noqa: S608
+    if update.epochs is None:
+        return
+    run_id = update.run.run_id
+    connection.executemany(
+        _SAVE_EPOCH,
+        [
+            (
+                run_id,
+                epoch.index,
+                epoch.start_unix_nano,
+                epoch.end_unix_nano,
+                epoch.confidence,
+                epoch.status,
+                epoch.revision,
+            )
+            for epoch in update.epochs
+        ],
+    )
+    # A tracker never drops an index; one that reads the run again from its start has fewer of them for a while.
+    last = max((epoch.index for epoch in update.epochs), default=-1)
+    connection.execute("DELETE FROM epochs WHERE run_id = ? AND epoch_index > ?", (run_id, last))
+
+
+def _run_row(row: tuple[object, ...]) -> RunRow:
+    named = dict(zip((field.name for field in fields(RunRow)), row, strict=True))
+    for name in _MAYBE_UNKNOWN:
+        named[name] = math.nan if named[name] is None else named[name]
+    named["ended"] = bool(named["ended"])
+    return RunRow(**named)  # type: ignore[arg-type]

@@ -1,0 +1,260 @@
+"""``Retention``: deletes the oldest files of a tier by age, by size and for free space, and keeps a record of it.
+
+Age is the time since the records arrived, on the collector's clock: hosts' clocks may be wrong by decades. Runs, epochs
+and everything else in the catalogue stay for ever.
+
+``Maintenance``: compaction and retention of one store, in the thread that calls it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from gpusonde.collector.storage.compaction.pace import Pace, StoppedError, step_back
+from gpusonde.collector.storage.disk.files import FileLayer
+from gpusonde.collector.storage.errors import naming_full_disks
+from gpusonde.collector.storage.local.catalog import Database, Deletion, Deletions, SegmentCatalog, SegmentFile
+from gpusonde.collector.storage.local.compaction import CompactionOptions, Compactor
+from gpusonde.collector.storage.local.segments import SegmentKind, StoreLayout
+from gpusonde.collector.storage.store import StoreCounters
+
+_LOG = logging.getLogger(__name__)
+# What tracking would have to read again after it lost its state is kept longer, but not for ever.
+_HELD_FACTOR = 2.0
+TIERS = {"raw": (SegmentKind.MINUTE, SegmentKind.HOUR), "second": (SegmentKind.SECOND,)}
+
+
+@dataclass(frozen=True)
+class TierLimits:
+    """How much of one tier is kept.
+
+    Attributes:
+        age_s: Time since arrival; 0 keeps for ever.
+        size_bytes: Size of all files; 0 means any.
+    """
+
+    age_s: float = 0.0
+    size_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class RetentionOptions:
+    """How much is kept.
+
+    Attributes:
+        raw: Of ticks.
+        second: Of averages over seconds.
+        free_bytes: Space on the disk for which the oldest ticks make room; 0 never.
+        hold_untracked: Whether ticks that tracking would have to read again are kept for twice the time.
+    """
+
+    raw: TierLimits = TierLimits(age_s=14 * 86_400.0)
+    second: TierLimits = TierLimits(age_s=90 * 86_400.0)
+    free_bytes: int = 0
+    hold_untracked: bool = True
+
+
+class Retention:
+    """Deletes what is over the limits. One thread, the one that compacts.
+
+    Args:
+        segments: The catalogue of segments.
+        deletions: Records what is deleted.
+        layout: Where the segments lie.
+        files: The file layer.
+        options: How much is kept.
+        counters: Counts deleted bytes.
+        wall_clock_ns: Unix time in nanoseconds.
+    """
+
+    def __init__(
+        self,
+        segments: SegmentCatalog,
+        deletions: Deletions,
+        layout: StoreLayout,
+        files: FileLayer,
+        options: RetentionOptions,
+        counters: StoreCounters,
+        wall_clock_ns: Callable[[], int],
+    ) -> None:
+        self._segments = segments
+        self._deletions = deletions
+        self._layout = layout
+        self._files = files
+        self._options = options
+        self._counters = counters
+        self._wall_clock_ns = wall_clock_ns
+
+    def configure(self, options: RetentionOptions) -> None:
+        """Keep more or less from the next time on; callable from any thread."""
+        self._options = options
+
+    def apply(self) -> int:
+        """Delete what is over the limits and return how many files that were.
+
+        Raises:
+            StoreError: A file cannot be deleted, or the catalogue cannot be written.
+        """
+        count = 0
+        for tier, limits in (("raw", self._options.raw), ("second", self._options.second)):
+            count += self._delete_old(tier, limits.age_s) + self._delete_beyond(tier, limits.size_bytes)
+        return count + self._make_room()
+
+    def _delete_old(self, tier: str, age_s: float) -> int:
+        if not age_s:
+            return 0
+        now = self._wall_clock_ns()
+        too_old = now - round(_HELD_FACTOR * age_s * 1e9)
+        count = 0
+        for segment in self._segments.files(*TIERS[tier], arrived_before_unix_nano=now - round(age_s * 1e9)):
+            if segment.newest_unix_nano < too_old or not self._is_held(segment):
+                self._delete(tier, segment, "age")
+                count += 1
+        return count
+
+    def _delete_beyond(self, tier: str, size_bytes: int) -> int:
+        count = 0
+        while size_bytes and self._size(tier) > size_bytes:
+            self._delete(tier, self._segments.files(*TIERS[tier], limit=1)[0], "size")
+            count += 1
+        return count
+
+    def _size(self, tier: str) -> int:
+        sizes = self._segments.sizes()
+        return sum(sizes[kind] for kind in TIERS[tier])
+
+    def _make_room(self) -> int:
+        count = 0
+        while self._options.free_bytes:
+            with naming_full_disks(self._layout.directory):
+                free = self._files.free_bytes(self._layout.directory)
+            if free >= self._options.free_bytes:
+                break
+            # Ticks first; averages are small and go only when there are no ticks left.
+            oldest = [
+                (tier, found[0]) for tier, kinds in TIERS.items() if (found := self._segments.files(*kinds, limit=1))
+            ]
+            if not oldest:
+                break
+            self._delete(*oldest[0], "free space")
+            count += 1
+        return count
+
+    def _is_held(self, segment: SegmentFile) -> bool:
+        if segment.kind is SegmentKind.SECOND or not self._options.hold_untracked:
+            return False
+        return self._deletions.untracked_gpus(segment.segment) > 0
+
+    def _delete(self, tier: str, segment: SegmentFile, reason: str) -> None:
+        deletion = self._deletions.delete(segment, reason, self._wall_clock_ns())
+        path = self._layout.path(segment.kind, segment.file_name)
+        with naming_full_disks(path):
+            self._files.remove(path)
+        self._counters.deleted(tier, segment.size_bytes)
+        self._report(path.name, deletion)
+
+    def _report(self, name: str, deletion: Deletion) -> None:
+        _LOG.info("deleted %s for its %s: %d bytes", name, deletion.reason, deletion.size_bytes)
+        if deletion.untracked_gpus:
+            _LOG.warning(
+                "%s held ticks of open or untracked runs of %d GPUs; those runs go on, but cannot be read again from"
+                " their start should tracking lose its state",
+                name,
+                deletion.untracked_gpus,
+            )
+
+
+@dataclass(frozen=True)
+class MaintenanceOptions:
+    """How segments are looked after.
+
+    Attributes:
+        enabled: Whether segments are compacted at all; retention goes on either way.
+        share: Share of a core that compaction takes while it works.
+        compaction: Sizes and delay.
+        retention: How much is kept.
+    """
+
+    enabled: bool = True
+    share: float = 0.25
+    compaction: CompactionOptions = field(default_factory=CompactionOptions)
+    retention: RetentionOptions = field(default_factory=RetentionOptions)
+
+
+class Maintenance:
+    """Compacts what is due and deletes what is over the limits. Called by one thread at a time.
+
+    Args:
+        database: The catalogue.
+        layout: Where everything lies.
+        files: The file layer.
+        options: What is to be done.
+        check_space: Raises ``StoreFullError`` when the disk has no room beyond its reserve.
+        counters: Counts both.
+        wall_clock_ns: Unix time in nanoseconds.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        layout: StoreLayout,
+        files: FileLayer,
+        options: MaintenanceOptions,
+        check_space: Callable[[], None],
+        counters: StoreCounters,
+        wall_clock_ns: Callable[[], int],
+    ) -> None:
+        segments = SegmentCatalog(database)
+        self._options = options
+        self._compactor = Compactor(segments, layout, files, options.compaction, check_space, counters, wall_clock_ns)
+        self._retention = Retention(
+            segments, Deletions(database), layout, files, options.retention, counters, wall_clock_ns
+        )
+
+    def configure(self, options: MaintenanceOptions) -> None:
+        """Do it otherwise from the next file on; callable from any thread."""
+        self._options = options
+        self._compactor.configure(options.compaction)
+        self._retention.configure(options.retention)
+
+    def run(self, stop: threading.Event | None = None) -> None:
+        """Do all that is due, gently.
+
+        Args:
+            stop: Ends it early; what is half done is thrown away.
+
+        Raises:
+            StoreFullError: No room for a compacted file; retention was applied all the same.
+            StoreError: Any other failure.
+        """
+        step_back()
+        pace = Pace(self._options.share, stop)
+        # First what is deleted anyway: it need not be compacted, and makes room.
+        self._retention.apply()
+        try:
+            while self._options.enabled and self._compactor.step(pace):
+                self._retention.apply()
+        except StoppedError:
+            return
+
+    def delete_old(self) -> int:
+        """Delete what is over the limits and return how many files that were.
+
+        Raises:
+            StoreError: A file cannot be deleted, or the catalogue cannot be written.
+        """
+        return self._retention.apply()
+
+    def compact_all(self) -> int:
+        """Compact everything, the current hour too, as fast as it goes; return the number of files written.
+
+        Raises:
+            StoreError: It did not succeed; what was done so far stays.
+        """
+        count = 0
+        while self._compactor.step(Pace(1.0), everything=True):
+            count += 1
+        return count

@@ -1,0 +1,229 @@
+"""``Supervision``: what keeps a running collector observable and adjustable: watchdog, self metrics, reload.
+
+None of it touches a record. If any of it fails, the collector goes on.
+
+Looks after the store in the background for as long as the collector runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import logging
+import threading
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry
+
+from gpusonde.collector.config import CollectorConfig
+from gpusonde.collector.ingest.agents import Agents
+from gpusonde.collector.ingest.session import Gate
+from gpusonde.collector.metrics import CollectorCounters, CollectorFigures, CollectorMetrics, StoreFigures
+from gpusonde.collector.options import live_options
+from gpusonde.collector.security.authentication import Access
+from gpusonde.collector.storage.errors import StoreError
+from gpusonde.collector.storage.store import Engine
+from gpusonde.collector.tracking.pipeline import EpochPipeline
+from gpusonde.service.health import TOLERANCE_S, Heartbeat, Vitals, Watchdog, own_watchdog_s
+from gpusonde.service.metrics_endpoint import Endpoint, Monitoring
+from gpusonde.service.process import hangups
+from gpusonde.service.reload import ConfigSource, ReloadCounters, Reloader
+
+_LOG = logging.getLogger(__name__)
+_PAUSE_S = 20.0
+
+
+class Maintenance(Protocol):
+    """What a store has done to itself now and then."""
+
+    def run(self, stop: threading.Event) -> None:
+        """Do all that is due, or stop."""
+
+
+async def look_after(maintenance: Maintenance, executor: Executor, pause_s: float = _PAUSE_S) -> None:
+    """Have maintenance done until cancelled; what it is at then is given up soon, and done again after the next start.
+
+    Args:
+        maintenance: The work; it blocks.
+        executor: A thread for nothing else.
+        pause_s: Time between two looks at what is due.
+    """
+    stop = threading.Event()
+    try:
+        while True:
+            await asyncio.sleep(pause_s)
+            try:
+                await asyncio.shield(asyncio.get_running_loop().run_in_executor(executor, maintenance.run, stop))
+            except StoreError as error:
+                # Samples stay where they are; the next look tries again.
+                _LOG.error("segments cannot be compacted or deleted now: %s", error)
+            except Exception:  # a fault here must not end the collector, which loses nothing by it
+                _LOG.exception("segments are not compacted or deleted")
+    finally:
+        stop.set()
+
+
+_PULSE_S = 1.0
+_LOOK_UP_S = 15.0
+
+
+@dataclass(frozen=True)
+class Watched:
+    """The parts that figures are read from."""
+
+    engine: Engine
+    gate: Gate
+    agents: Agents
+    pipeline: EpochPipeline
+    access: Access
+
+
+class Supervision:
+    """Surrounds the parts of one collector.
+
+    Args:
+        config: What the collector was started with.
+        config_source: Where a new configuration comes from; None when SIGHUP means nothing.
+        watched: The parts.
+        counters: Of all parts.
+        executors: The collector's threads by name.
+        adjust: Makes the parts as a new configuration says; raises before it changes anything.
+        wall_clock_ns: Unix time in nanoseconds.
+    """
+
+    def __init__(
+        self,
+        config: CollectorConfig,
+        config_source: ConfigSource[CollectorConfig] | None,
+        watched: Watched,
+        counters: CollectorCounters,
+        executors: Mapping[str, Executor],
+        adjust: Callable[[CollectorConfig, frozenset[str]], Awaitable[None]],
+        wall_clock_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._config = config
+        self._config_source = config_source
+        self._watched = watched
+        self._counters = counters
+        self._executors = executors
+        self._adjust = adjust
+        self._wall_clock_ns = wall_clock_ns
+        limit_s = own_watchdog_s()
+        tolerance_s = TOLERANCE_S if limit_s is None else limit_s / 2
+        self._loop = Heartbeat("the event loop", tolerance_s)
+        self._committing = Heartbeat("the thread that writes records", tolerance_s)
+        self._vitals = Vitals(self._loop.trouble, self._committing.trouble)
+        self._watchdog = Watchdog(limit_s, self._vitals.trouble, self.status)
+        self._reloads = ReloadCounters()
+        self._held = StoreFigures()
+        store_counters = watched.engine.counters
+        store_counters.on_log_sync = counters.log_sync.observe
+        store_counters.on_segment = counters.segment_write.observe
+        store_counters.on_compaction = counters.compaction.observe
+        registry = CollectorRegistry()
+        registry.register(
+            CollectorMetrics(
+                CollectorFigures(
+                    counters=counters,
+                    store=store_counters,
+                    held=self._held,
+                    reloads=self._reloads,
+                    version=importlib.metadata.version("gpusonde"),
+                    engine=config.store.engine,
+                    streams=lambda: len(watched.agents.sessions()),
+                    ingest_lag_s=self._ingest_lag_s,
+                    taking_records=lambda: watched.gate.closed is None,
+                    tracking_backlog=lambda: watched.pipeline.backlog,
+                    certificate_expiry_unix_s=lambda: watched.access.tls.expiry_unix_s if watched.access.tls else None,
+                )
+            )
+        )
+        self._monitoring = Monitoring(Endpoint(registry, self._vitals.trouble, self.unready), config.directory)
+
+    @property
+    def config(self) -> CollectorConfig:
+        """The configuration in force."""
+        return self._config
+
+    def status(self) -> str:
+        """One line for ``systemctl status``."""
+        closed = self._watched.gate.closed
+        return f"{len(self._watched.agents.sessions())} agents stream; " + (
+            f"no records are taken: {closed.text}" if closed else f"{self._counters.ingest['records']} records taken"
+        )
+
+    def unready(self) -> str | None:
+        """Why no records are taken now, or None."""
+        closed = self._watched.gate.closed
+        return self._vitals.trouble() or (closed.text if closed else None)
+
+    async def run(self) -> None:
+        """Serve metrics, ping systemd and reload until cancelled."""
+        # The start may have taken long.
+        self._loop.beat()
+        self._committing.beat()
+        self._monitoring.serve(self._config.metrics.listen)
+        works = [self._pulse(), self._pulse_of_commits(), self._watchdog.run(), self._look_up()]
+        source = self._config_source
+        try:
+            if source is None:
+                await asyncio.gather(*works)
+                return
+            reloader = self._make_reloader(source)
+            with hangups(reloader.request):
+                await asyncio.gather(*works, reloader.run())
+        except Exception:  # the watchdog is silent from here on, so systemd acts
+            _LOG.exception("watchdog, metrics and reload have ended; the collector goes on")
+        finally:
+            self._monitoring.stop()
+
+    def _make_reloader(self, source: ConfigSource[CollectorConfig]) -> Reloader[CollectorConfig]:
+        async def apply(config: CollectorConfig, changed: frozenset[str]) -> None:
+            await self._adjust(config, changed)
+            if changed & {"log.level", "log.format"}:
+                source.apply_log(config.log)
+            # Also when it has not changed: an address that was taken before may be free now.
+            self._monitoring.serve(config.metrics.listen)
+            self._config = config
+
+        return Reloader(self._config, source.load, live_options(self._config), apply, self._reloads)
+
+    async def _pulse(self) -> None:
+        while True:
+            self._loop.beat(_PULSE_S)
+            await asyncio.sleep(_PULSE_S)
+
+    async def _pulse_of_commits(self) -> None:
+        """Have the thread that commits do nothing now and then: a full disk does not stop it, a hanging one does."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await loop.run_in_executor(self._executors["commit"], _nothing)
+            self._committing.beat(_PULSE_S)
+            await asyncio.sleep(_PULSE_S)
+
+    async def _look_up(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                await loop.run_in_executor(self._executors["control"], self._look_up_once)
+            except StoreError as error:
+                _LOG.warning("sizes of the store cannot be looked up now: %s", error)
+            await asyncio.sleep(_LOOK_UP_S)
+
+    def _look_up_once(self) -> None:
+        engine, held = self._watched.engine, self._held
+        held.agents, held.gpus = len(engine.store.agents()), len(engine.store.gpus())
+        usage = engine.usage()
+        held.tier_bytes, held.free_bytes = usage.tier_bytes, usage.free_bytes
+
+    def _ingest_lag_s(self) -> float | None:
+        newest = [s.newest_tick_unix_nano for s in self._watched.agents.sessions() if s.newest_tick_unix_nano]
+        return max(0.0, (self._wall_clock_ns() - min(newest)) / 1e9) if newest else None
+
+
+def _nothing() -> None:
+    """Nothing; that it was done is the news."""
