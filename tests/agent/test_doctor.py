@@ -11,8 +11,8 @@ from gpusonde.agent.config import SourceConfig
 from gpusonde.agent.doctor import SystemFacts, examine, read_system
 from gpusonde.agent.sources.nvml.processes import NvmlProcesses
 from gpusonde.agent.sources.nvml.source import NvmlSource
-from gpusonde.cli.agent_doctor import payload, render_doctor
-from gpusonde.cli.demo.traces import bundled_trace
+from gpusonde.cli.commands.daemons import payload, render_doctor
+from gpusonde.cli.demo.run import bundled_trace
 from gpusonde.cli.main import main
 from gpusonde.cli.output import Screen
 from gpusonde.telemetry import METRICS, BlankReason

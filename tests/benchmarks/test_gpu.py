@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from gpusonde.cli.demo.traces import bundled_trace
+from gpusonde.cli.demo.run import bundled_trace
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "gpu"
 

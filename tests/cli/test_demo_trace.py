@@ -11,7 +11,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from gpusonde.cli.demo.traces import bundled_trace
+from gpusonde.cli.demo.run import bundled_trace
 from gpusonde.telemetry import Trace, read_trace
 
 DATA = Path(__file__).parents[1] / "data"

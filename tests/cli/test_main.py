@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from gpusonde.cli import main
-from gpusonde.cli.errors import CommandError, describe
+from gpusonde.cli.main import CommandError, describe
 from gpusonde.service import process
 from gpusonde.telemetry import TraceError
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpusonde.cli.demo.traces import bundled_trace
+from gpusonde.cli.demo.run import bundled_trace
 from gpusonde.cli.main import main
 from gpusonde.telemetry import Trace, write_trace
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from support.collector_process import GPUSONDE, CollectorProcess, ask, replay, running_collector, wait_for_ended_runs
 
-from gpusonde.cli.demo.traces import bundled_trace
+from gpusonde.cli.demo.run import bundled_trace
 
 
 @pytest.fixture(scope="session")

@@ -25,9 +25,9 @@ from support.wire_agent import WireStream, hello
 from support.workload_graphs import small_network
 
 from gpusonde.cli import main
-from gpusonde.cli.commands import probe, profile
-from gpusonde.cli.demo.traces import bundled_trace
-from gpusonde.cli.parsing import Parser, common_options
+from gpusonde.cli.commands import profile
+from gpusonde.cli.demo.run import bundled_trace
+from gpusonde.cli.main import Parser, common_options
 from gpusonde.cli.workload import train as workload_train
 from gpusonde.collector.security.identity import Role
 from gpusonde.collector.security.tokens import token_entry
@@ -99,11 +99,11 @@ def planning_answers(
         ],
         # Torch, which measures, is not here.
         "profile": [
-            profile.payload(
+            profile.profile_payload(
                 JobProfile("T4", (ComputeProbe(8, 0.1), ComputeProbe(64, 0.5)), assumed_trace(1e8), 0.01, 96), folder
             )
         ],
-        "probe": [probe.payload("lab", [AllreduceMeasurement("lab", 1e6, 2, 0.01)], folder)],
+        "probe": [profile.probe_payload("lab", [AllreduceMeasurement("lab", 1e6, 2, 0.01)], folder)],
     }
 
 
@@ -125,7 +125,7 @@ def workload_answers(
         ask("workload", "embed", str(network), "--dataset-type", "tiny", "--registry", str(folder / "registry")),
         ask("workload", "embed", str(network), "--nearest", "0", *at),
         # Torch, which trains, is not here.
-        {"registry": "registry", "trainings": [workload_train.payload(registry, training_result())]},
+        {"registry": "registry", "trainings": [workload_train.train_payload(registry, training_result())]},
         # The collector queues a training for it.
         ask("workload", "predict", str(network), "--device", "T4", "--dataset-type", "voices", *at),
         ask("workload", "predict", str(network), "--hosts", "nobody", *at),

@@ -19,7 +19,7 @@ import pytest
 from support.collector_process import GPUSONDE
 
 from gpusonde.catalog import load_gpus
-from gpusonde.cli.demo.traces import bundled_trace
+from gpusonde.cli.demo.run import bundled_trace
 from gpusonde.telemetry import Trace, read_trace, write_trace
 
 SUPPORT = Path(__file__).parents[1] / "support"

@@ -18,7 +18,7 @@ from support.collector_process import (
     wait_for_summaries,
 )
 
-from gpusonde.cli.demo.traces import bundled_trace
+from gpusonde.cli.demo.run import bundled_trace
 from gpusonde.cli.main import main
 from gpusonde.collector.client.query.query import Client
 from gpusonde.telemetry import read_trace, write_trace

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from gpusonde.cli.parsing import DEFAULT_COLLECTOR, UsageError, address
+from gpusonde.cli.main import DEFAULT_COLLECTOR, UsageError, address
 
 if TYPE_CHECKING:
     from gpusonde.collector.client.query.query import Client

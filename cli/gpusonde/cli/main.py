@@ -1,6 +1,13 @@
 """``gpusonde``: parse the command line, run one subcommand, turn errors into one line and an exit code.
 
 Exit codes: 0 done, 1 failed, 2 the command line was wrong, 130 interrupted, 141 the reader of stdout went away.
+
+Turning exceptions into one clear line, at the edge of the command.
+
+Every exception class of gpusonde's own packages says what happened and what to do next: it is printed as it is. So are
+the operating system's and gRPC's, translated into words. Anything else is a fault of ours and says so.
+
+Argument parsing shared by all subcommands: usage errors as exceptions, common options, argument types.
 """
 
 from __future__ import annotations
@@ -9,16 +16,265 @@ import argparse
 import contextlib
 import importlib
 import logging
+import math
 import os
 import sys
 import traceback
-from collections.abc import MutableMapping, Sequence
-from typing import cast
+from collections.abc import Iterator, MutableMapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, Protocol, TypeAlias, cast
 
-from gpusonde.cli.errors import Report, describe, one_line
 from gpusonde.cli.output import to_json
-from gpusonde.cli.parsing import CommandModule, Parser, UsageError, common_options
 from gpusonde.service import process
+
+# Distributions that only the "collector" extra brings; a bare agent host has none of them.
+_COLLECTOR_EXTRA = frozenset(
+    {"scipy", "pandas", "sklearn", "catboost", "pyarrow", "matplotlib", "rich", "grpc_health", "grpc_reflection"}
+)
+_EXTRAS = {**dict.fromkeys(_COLLECTOR_EXTRA, "collector"), "torch": "torch"}
+
+
+class CommandError(Exception):
+    """A failure that the command itself found; the message says what to do next."""
+
+
+class MissingExtraError(CommandError):
+    """A subcommand needs a distribution that is not installed."""
+
+    def __init__(self, module: str, command: str, extra: str = "collector") -> None:
+        """Name the extra that brings ``module``."""
+        super().__init__(
+            f"'gpusonde {command}' needs {module}, which is not installed: run pip install 'gpusonde[{extra}]'"
+        )
+
+
+@dataclass(frozen=True)
+class Report:
+    """One error as the user sees it.
+
+    Attributes:
+        type: Name of the exception's class.
+        message: What happened and what to do next; one line.
+        file: The file at fault, or None.
+        line: Its line, counted from 1, or None.
+        field: The column, key or field at fault, or None.
+        is_bug: Whether gpusonde did not expect this.
+    """
+
+    type: str
+    message: str
+    file: str | None = None
+    line: int | None = None
+    field: str | None = None
+    is_bug: bool = False
+
+    def payload(self) -> dict[str, Any]:
+        """The object printed under ``--json``."""
+        return {
+            "error": {
+                "type": self.type,
+                "message": self.message,
+                "file": self.file,
+                "line": self.line,
+                "field": self.field,
+            }
+        }
+
+
+def describe(error: BaseException, command: str) -> Report:
+    """Say what an exception means to the user of ``gpusonde COMMAND``."""
+    name = type(error).__name__
+    if isinstance(error, ModuleNotFoundError):
+        root = (error.name or "").partition(".")[0]
+        extra = _EXTRAS.get(root)
+        if extra is not None:
+            return Report("MissingExtraError", str(MissingExtraError(root, command, extra)))
+    if _is_ours(error):
+        file, line, field = (getattr(error, key, None) for key in ("path", "line", "field"))
+        return Report(
+            name,
+            one_line(str(error)),
+            file=None if file is None else str(file),
+            line=line if isinstance(line, int) and line > 0 else None,
+            field=field if isinstance(field, str) and field else None,
+        )
+    if isinstance(error, OSError):
+        return Report(name, _describe_os_error(error), file=None if error.filename is None else str(error.filename))
+    grpc = sys.modules.get("grpc")
+    if grpc is not None and isinstance(error, grpc.RpcError):
+        return Report(name, _describe_rpc_error(error))
+    if isinstance(error, MemoryError):
+        return Report(name, "out of memory")
+    return Report(name, one_line(f"{name}: {error}"), is_bug=True)
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Name the file in errors about its content, which are raised by parts that do not know where it came from."""
+    try:
+        yield
+    except (CommandError, ValueError) as error:
+        if _is_ours(error) and getattr(error, "path", None) is None:
+            vars(error)["path"] = str(path)
+            if str(path) not in str(error):
+                error.args = (f"{path}: {error}",)
+        raise
+
+
+def one_line(text: str) -> str:
+    """Fold a message into one line."""
+    return " ".join(text.split())
+
+
+def _is_ours(error: BaseException) -> bool:
+    return any(base.__module__.startswith("gpusonde.") for base in type(error).__mro__)
+
+
+def _describe_os_error(error: OSError) -> str:
+    reason = error.strerror or str(error) or type(error).__name__
+    return f"{error.filename}: {reason}" if error.filename else one_line(reason)
+
+
+def _describe_rpc_error(error: Any) -> str:
+    code = getattr(error, "code", None)
+    status = code().name if callable(code) and code() is not None else "UNKNOWN"
+    details = getattr(error, "details", None)
+    text = one_line((details() if callable(details) else None) or str(error))
+    if status == "UNAVAILABLE":
+        return f"the collector cannot be reached ({text}); is it running, and is --collector its address?"
+    if status == "DEADLINE_EXCEEDED":
+        return f"the collector did not answer in time ({text}); try again, or look at its log"
+    return f"the collector refused ({status}): {text}"
+
+
+# Where the collector listens and the agent sends unless told otherwise.
+DEFAULT_COLLECTOR = "127.0.0.1:7433"
+
+Subparsers: TypeAlias = "argparse._SubParsersAction[Parser]"
+OptionGroup: TypeAlias = "argparse._ArgumentGroup"
+
+
+class UsageError(Exception):
+    """A command line that cannot be understood; exit code 2.
+
+    Attributes:
+        usage: The usage line of the subcommand at fault, or empty.
+    """
+
+    def __init__(self, message: str, usage: str = "") -> None:
+        """Keep the usage line beside the message."""
+        self.usage = usage
+        super().__init__(message)
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that raises ``UsageError`` instead of leaving the process."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise ``UsageError``."""
+        raise UsageError(message, self.format_usage().strip())
+
+
+class CommandModule(Protocol):
+    """What every module of ``gpusonde.cli.commands`` offers."""
+
+    def add_parser(self, subparsers: Subparsers, common: Parser) -> None:
+        """Declare the subcommand and its options."""
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Do the work and return the exit code."""
+
+
+def common_options() -> Parser:
+    """Options that every subcommand takes, as a parent parser."""
+    common = Parser(add_help=False)
+    group = common.add_argument_group("output")
+    group.add_argument("--json", action="store_true", help="print one JSON object on stdout (keys: docs/cli.md)")
+    group.add_argument("--verbose", action="store_true", help="log debug messages; show tracebacks of errors")
+    group.add_argument(
+        "--log-format", choices=("text", "json"), help="form of the log lines on stderr (default: text, or log.format)"
+    )
+    return common
+
+
+def add_command(subparsers: Subparsers, common: Parser, name: str, summary: str, description: str = "") -> Parser:
+    """Add a subcommand with the common options; ``summary`` is its line in ``gpusonde --help``."""
+    return subparsers.add_parser(
+        name,
+        help=summary,
+        description=description or summary[:1].upper() + summary[1:] + ".",
+        parents=[common],
+        allow_abbrev=False,
+    )
+
+
+def positive_number(text: str) -> float:
+    """Argument type: a finite number above zero."""
+    value = _number(text)
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not above zero")
+    return value
+
+
+def ratio(text: str) -> float:
+    """Argument type: a finite number from 0 up."""
+    value = _number(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is negative")
+    return value
+
+
+def positive_integer(text: str) -> int:
+    """Argument type: a whole number above zero."""
+    value = _whole(text)
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not above zero")
+    return value
+
+
+def whole_number(text: str) -> int:
+    """Argument type: zero or a positive whole number."""
+    value = _whole(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is negative")
+    return value
+
+
+def names(text: str) -> list[str]:
+    """Argument type: names separated by commas, at least one, none empty."""
+    chosen = [part.strip() for part in text.split(",")]
+    if not all(chosen):
+        raise argparse.ArgumentTypeError(f"{text!r} holds an empty name; write them as A,B,C")
+    return chosen
+
+
+def address(text: str) -> str:
+    """Argument type: HOST:PORT, with IPv6 hosts in brackets, or a ``unix:`` path."""
+    if text.startswith("unix:"):
+        return text
+    host, separator, port = text.rpartition(":")
+    if not separator or not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT, for example 127.0.0.1:7433")
+    return text
+
+
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number")
+    return value
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+
 
 COMMANDS = (
     "demo",

@@ -6,12 +6,17 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpusonde.cli import wording
-from gpusonde.cli.detection_options import add_detection_options
-from gpusonde.cli.epoch_progress import Progress, progress_of, render_progress, table_payload, totals_payload
-from gpusonde.cli.errors import naming
+from gpusonde.cli import output
+from gpusonde.cli.main import Parser, Subparsers, UsageError, add_command, naming, positive_integer, positive_number
 from gpusonde.cli.output import Output, Screen
-from gpusonde.cli.parsing import Parser, Subparsers, UsageError, add_command, positive_integer, positive_number
+from gpusonde.cli.runs_view import (
+    Progress,
+    add_detection_options,
+    progress_of,
+    render_progress,
+    table_payload,
+    totals_payload,
+)
 
 if TYPE_CHECKING:
     from gpusonde.epoch_detect import EpochDetection
@@ -103,7 +108,7 @@ def plot(path: Path, trace: Trace, detection: EpochDetection) -> None:
 
     name = trace.gpu_model or trace.gpu_uuid
     facts = (
-        [f"confidence {wording.probability(detection.confidence)}"]
+        [f"confidence {output.probability(detection.confidence)}"]
         if detection.verdict == "epochs"
         else [detection.reason]
     )
@@ -121,12 +126,12 @@ def plot(path: Path, trace: Trace, detection: EpochDetection) -> None:
 
 def headline(detection: EpochDetection) -> str:
     """The verdict in one line."""
-    range_ = wording.interval(detection.period_low_s, detection.period_high_s)
+    range_ = output.interval(detection.period_low_s, detection.period_high_s)
     if detection.verdict == "epochs":
-        found = wording.count(len(detection.epoch_starts_s), "epoch")
-        return f"{found} of {wording.seconds(detection.period_s)} (95 % interval {range_} s)"
+        found = output.count(len(detection.epoch_starts_s), "epoch")
+        return f"{found} of {output.seconds(detection.period_s)} (95 % interval {range_} s)"
     if detection.verdict == "short_cycle":
-        return f"a cycle of {wording.seconds(detection.period_s)}, too short to tell an epoch from an iteration"
+        return f"a cycle of {output.seconds(detection.period_s)}, too short to tell an epoch from an iteration"
     return "no epochs"
 
 
@@ -164,18 +169,18 @@ def _render(
     if "generated" in trace.attributes:
         screen.note(f"note: this trace is generated {trace.attributes['generated']}")
     gpu = " ".join(filter(None, (trace.gpu_model, trace.gpu_uuid)))
-    ticks = f"{wording.count(len(trace), 'tick')} in {wording.seconds(trace.duration_s)}"
+    ticks = f"{output.count(len(trace), 'tick')} in {output.seconds(trace.duration_s)}"
     screen.heading(headline(detection))
     screen.line(f"{args.trace}{f' ({gpu})' if gpu else ''}: {ticks}, {detection.mode} mode")
     screen.line(
-        f"metrics: {', '.join(detection.metrics) or 'none'}; confidence {wording.probability(detection.confidence)}"
+        f"metrics: {', '.join(detection.metrics) or 'none'}; confidence {output.probability(detection.confidence)}"
     )
     if detection.reason:
         screen.line(detection.reason)
     render_progress(screen, progress)
     if len(detection.hypotheses) > 1:
         others = "; ".join(
-            f"{wording.seconds(h.period_s)} x {h.cycles} (score {h.score:.2f})" for h in detection.hypotheses
+            f"{output.seconds(h.period_s)} x {h.cycles} (score {h.score:.2f})" for h in detection.hypotheses
         )
         screen.line(f"periods considered: {others}")
     if args.plot is not None:

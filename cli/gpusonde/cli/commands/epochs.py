@@ -1,19 +1,48 @@
-"""``gpusonde epochs``: the epochs of one run of a collector."""
+"""``gpusonde epochs``: the epochs of one run of a collector.
+
+``gpusonde runs``: the runs that a collector has seen.
+"""
 
 from __future__ import annotations
 
 import argparse
 from typing import TYPE_CHECKING
 
-from gpusonde.cli import wording
+from gpusonde.cli import output
 from gpusonde.cli.connection import add_collector_options, connect
-from gpusonde.cli.errors import CommandError
+from gpusonde.cli.main import CommandError, Parser, Subparsers, UsageError, add_command, positive_integer
 from gpusonde.cli.output import Output, Screen
-from gpusonde.cli.parsing import Parser, Subparsers, UsageError, add_command, positive_integer
 
 if TYPE_CHECKING:
     from gpusonde.collector.client.query.query import Client
     from gpusonde.collector.client.query.results import RunEpochs, RunInfo
+
+
+def add_runs_parser(subparsers: Subparsers, common: Parser) -> None:
+    """Declare ``gpusonde runs``."""
+    parser = add_command(subparsers, common, "runs", "list the runs that a collector has seen, newest first")
+    add_collector_options(parser)
+    parser.add_argument("--gpu-uuid", default="", metavar="UUID", help="only runs on this GPU")
+    parser.add_argument("--job", default="", metavar="ID", help="only runs of this job of the scheduler")
+    parser.add_argument("--limit", type=positive_integer, default=50, metavar="N", help="at most N (default: 50)")
+
+
+def run_runs(args: argparse.Namespace) -> int:
+    """Ask and print."""
+    from gpusonde.cli.runs_view import render_runs, run_payload
+
+    with connect(args) as client:
+        runs = client.list_runs(gpu_uuid=args.gpu_uuid, job_id=args.job, limit=args.limit)
+
+    def render(screen: Screen) -> None:
+        if runs:
+            render_runs(screen, runs)
+        else:
+            screen.line(f"the collector at {args.collector} has seen no such run")
+
+    Output(as_json=args.json).result({"runs": [run_payload(run_runs) for run_runs in runs]}, render)
+    return 0
+
 
 # What the request holds.
 _MOST_EPOCHS = 2**32 - 1
@@ -40,8 +69,15 @@ def add_epochs_parser(subparsers: Subparsers, common: Parser) -> None:
 
 def run_epochs(args: argparse.Namespace) -> int:
     """Ask and print."""
-    from gpusonde.cli.epoch_progress import figures_payload, progress_of_run, render_progress, totals_payload
-    from gpusonde.cli.runs_view import epochs_payload, headline, run_payload
+    from gpusonde.cli.runs_view import (
+        epochs_payload,
+        figures_payload,
+        headline,
+        progress_of_run,
+        render_progress,
+        run_payload,
+        totals_payload,
+    )
 
     if args.run is None and not args.latest:
         raise UsageError("name a RUN ('gpusonde runs' lists them), or use --latest")
@@ -57,9 +93,9 @@ def run_epochs(args: argparse.Namespace) -> int:
     if found.estimate is not None:
         totals["estimate"] = {
             **totals["estimate"],
-            "end_time": wording.iso_time(found.estimate.end_unix_nano),
-            "end_low_time": wording.iso_time(found.estimate.end_low_unix_nano),
-            "end_high_time": wording.iso_time(found.estimate.end_high_unix_nano),
+            "end_time": output.iso_time(found.estimate.end_unix_nano),
+            "end_low_time": output.iso_time(found.estimate.end_low_unix_nano),
+            "end_high_time": output.iso_time(found.estimate.end_high_unix_nano),
         }
     rows = zip(epochs_payload(chosen, found), progress.table, strict=True)
 
@@ -90,7 +126,7 @@ def _render_remarks(screen: Screen, run: RunInfo, found: RunEpochs) -> None:
         screen.note(f"no estimate of the end yet: {found.estimate_reason}")
     if found.pending_summaries:
         screen.note(
-            f"mean metrics and energy of {wording.count(found.pending_summaries, 'epoch')} are still being worked out;"
+            f"mean metrics and energy of {output.count(found.pending_summaries, 'epoch')} are still being worked out;"
             " if they do not come, the collector's log says why"
         )
 

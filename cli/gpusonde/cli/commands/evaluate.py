@@ -6,7 +6,7 @@ import argparse
 import importlib
 from typing import cast
 
-from gpusonde.cli.parsing import CommandModule, Parser, Subparsers
+from gpusonde.cli.main import CommandModule, Parser, Subparsers
 
 # Modules of gpusonde.cli.evaluations, which are made like those of the commands.
 _SUBJECTS = ("epochs", "predictor", "workload")

@@ -1,17 +1,26 @@
-"""``gpusonde plan``: what to rent for a training job."""
+"""``gpusonde plan``: what to rent for a training job.
+
+``gpusonde monitor``: whether a running job should go on with what it has.
+
+Solutions and recommendations as a reader sees them.
+"""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import re
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
-from gpusonde.cli.connection import add_collector_options, client_security
-from gpusonde.cli.errors import naming
+from gpusonde.cli import output
+from gpusonde.cli.connection import add_collector_options, client_security, connect
 from gpusonde.cli.files import check_writable
-from gpusonde.cli.output import Output
-from gpusonde.cli.parsing import Parser, Subparsers, UsageError, add_command, positive_number
+from gpusonde.cli.main import Parser, Subparsers, UsageError, add_command, naming, positive_number
+from gpusonde.cli.output import Output, Screen, to_json
 
 if TYPE_CHECKING:
     from gpusonde.collector.client.query.planning import PlanningClient
@@ -59,7 +68,7 @@ def group(text: str) -> dict[str, Any]:
 
 def run_plan(args: argparse.Namespace) -> int:
     """Answer and print."""
-    from gpusonde.cli.planning_view import render_front, render_solution
+
     from gpusonde.optimizer.documents.schema import write_json
 
     _check_plan(args)
@@ -173,3 +182,302 @@ def _client(args: argparse.Namespace) -> PlanningClient:
     from gpusonde.collector.client.query.planning import PlanningClient
 
     return PlanningClient(args.collector, security=client_security(args))
+
+
+_STDIN = "-"
+# On the job's clock, as a collector does by default.
+_LOOK_INTERVAL_S = 10.0
+_MOST_KEPT = 10_000
+
+
+def add_monitor_parser(subparsers: Subparsers, common: Parser) -> None:
+    """Declare ``gpusonde monitor``."""
+    parser = add_command(
+        subparsers,
+        common,
+        "monitor",
+        "watch a running job and say when another plan is better",
+        "Watch a running job and say when another plan is better (docs/planning.md). Progress comes from the epochs of "
+        "a run that a collector tracks (--run), or from reports (--progress): JSON Lines with elapsed_s and "
+        "completed_iterations, or with elapsed_s and plan, preempted or refused when machines change.",
+    )
+    parser.add_argument("problem", type=Path, metavar="PROBLEM", help="problem file of the whole job")
+    parser.add_argument("--plan", type=Path, metavar="FILE", help="what runs: a plan, or the solution that has it")
+    parser.add_argument(
+        "--group", type=group, action="append", metavar="OFFER=N@BATCH", help="what runs, instead of --plan; repeatable"
+    )
+    parser.add_argument("--progress", metavar="FILE", help="reports, one JSON object per line; - for stdin")
+    parser.add_argument("--run", metavar="ID", help="run of the collector ('gpusonde runs' lists them)")
+    parser.add_argument(
+        "--elapsed-s", type=positive_number, metavar="X", help="seconds since the job began (default: 0, or the run's)"
+    )
+    parser.add_argument("--spent-usd", type=positive_number, metavar="X", help="spent so far (default: 0)")
+    parser.add_argument(
+        "--completed-iterations",
+        type=positive_number,
+        metavar="N",
+        help="done so far; with --run, before that run (default: 0)",
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE", help="append every recommendation as a line of JSON")
+    add_collector_options(parser, default=None, otherwise="computing here")
+
+
+def run_monitor(args: argparse.Namespace) -> int:
+    """Watch and print."""
+
+    from gpusonde.optimizer.documents.references import read_problem
+
+    _check_monitor(args)
+    output = Output(as_json=args.json)
+    with naming(args.problem):
+        problem = read_problem(args.problem)
+    start = _start(args)
+    kept: list[dict[str, Any]] = []
+    screen = output.screen()
+    with _appended(args.out) as out:
+        found = _of_collector(args, problem, start) if args.collector else _here(args, problem, start)
+        for recommendation in found:
+            if kept and not is_news(kept[-1], recommendation):
+                continue
+            del kept[: len(kept) + 1 - _MOST_KEPT]
+            kept.append(recommendation)
+            if not args.json:
+                render_recommendation(screen, recommendation)
+            if out is not None:
+                out.write(to_json(recommendation) + "\n")
+                out.flush()
+    if args.json:
+        output.result({"recommendations": kept}, lambda _: None)
+    return 0
+
+
+def _check_monitor(args: argparse.Namespace) -> None:
+    if args.plan is not None and args.group is not None:
+        raise UsageError("--plan and --group exclude each other")
+    if args.run is not None and args.collector is None:
+        raise UsageError("--run needs --collector HOST:PORT")
+    if args.run is None and args.progress is None:
+        raise UsageError("give --progress FILE, or --run ID with --collector HOST:PORT")
+    if args.run is not None and args.progress is not None:
+        raise UsageError("--run and --progress exclude each other: either tells how far the job is")
+
+
+def _start(args: argparse.Namespace) -> dict[str, Any]:
+    start: dict[str, Any] = {
+        "elapsed_s": args.elapsed_s,
+        "spent_usd": args.spent_usd,
+        "completed_iterations": args.completed_iterations,
+    }
+    if args.plan is not None or args.group is not None:
+        start["plan"] = given_plan(args.plan, args.group)
+    return {key: value for key, value in start.items() if value is not None}
+
+
+def _here(args: argparse.Namespace, problem: Mapping[str, Any], start: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    from gpusonde.catalog import load_gpus, load_offers
+    from gpusonde.optimizer.documents.problem import parse_problem
+    from gpusonde.optimizer.documents.watching import start_watch, take_report
+
+    gpus = load_gpus()
+    with naming(args.problem):
+        watch = start_watch(parse_problem(problem, gpus, load_offers(gpus=gpus)), start)
+    looked_s = float(start.get("elapsed_s", 0.0))
+    waiting_s = None
+    with _reports(args) as reports:
+        yield (found := watch.recommend(looked_s))
+        for report in reports:
+            now_s = max(looked_s, take_report(watch, report) or 0.0)
+            if now_s < looked_s + _LOOK_INTERVAL_S and "completed_iterations" in report:
+                waiting_s = now_s
+                continue
+            looked_s, waiting_s = now_s, None
+            yield (found := watch.recommend(now_s))
+            if found["kind"] == "done":
+                return
+    if waiting_s is not None:
+        yield watch.recommend(waiting_s)
+
+
+def _of_collector(
+    args: argparse.Namespace, problem: Mapping[str, Any], start: dict[str, Any]
+) -> Iterator[dict[str, Any]]:
+    from gpusonde.cli.commands.epochs import find_run
+    from gpusonde.collector.client.query.planning import PlanningClient
+
+    if args.run is not None:
+        with connect(args) as client:
+            found = find_run(client, args.run)
+        start["run_id"] = found.run_id
+        start.setdefault("elapsed_s", max(0.0, time.time() - found.start_unix_nano / 1e9))
+    with PlanningClient(args.collector, security=client_security(args)) as planning, _reports(args) as reports:
+        yield from planning.watch(problem, start, reports)
+
+
+@contextlib.contextmanager
+def _reports(args: argparse.Namespace) -> Iterator[Iterable[dict[str, Any]]]:
+    from gpusonde.optimizer.documents.watching import read_reports
+
+    if args.progress is None:
+        yield ()
+    elif args.progress == _STDIN:
+        yield read_reports(sys.stdin, "stdin")
+    else:
+        with open(args.progress, encoding="utf-8", errors="replace") as file:
+            yield read_reports(file, args.progress)
+
+
+@contextlib.contextmanager
+def _appended(path: Path | None) -> Iterator[IO[str] | None]:
+    if path is None:
+        yield None
+        return
+    with path.open("a", encoding="utf-8") as file:
+        yield file
+
+
+_HEADINGS = {
+    "optimal": "the best plan",
+    "feasible": "a plan that keeps every limit",
+    "infeasible": "no plan keeps every limit",
+    "unknown": "the search ended before it found a plan",
+}
+
+_ACTIONS = {
+    "launch": "launch",
+    "wait": "wait for",
+    "run": "run",
+    "keep": "keep",
+    "idle": "wait for cheaper machines",
+    "no_plan": "nothing that can be had does the job",
+    "done": "the job is done",
+}
+
+
+def render_solution(screen: Screen, solution: Mapping[str, Any]) -> None:
+    """Print a solution: the plan, what it takes, why, and what would change it."""
+    heading = _HEADINGS[solution["status"]]
+    given = solution["proof"]["method"] == "given"
+    if given:
+        heading = "the given plan" + ("" if solution["status"] == "feasible" else " breaks a limit")
+    screen.heading(heading)
+    if solution["plan"] is not None:
+        _render_plan(screen, solution["plan"], solution["estimate"])
+    screen.line(solution["why"])
+    if not given:
+        screen.line(solution["proof"]["words"])
+    if solution["binding"]:
+        screen.line(f"what binds: {', '.join(solution['binding'])}")
+    for relaxation in solution["relaxations"]:
+        screen.line(f"  {relaxation['words']}")
+    nearest = solution["nearest"]
+    if nearest is not None:
+        screen.heading(f"the nearest plan: {nearest['words']}")
+        _render_plan(screen, nearest["plan"], nearest["estimate"])
+    render_notes(screen, solution["notes"])
+
+
+def render_front(screen: Screen, front: Mapping[str, Any]) -> None:
+    """Print the plans between which one has to choose."""
+    points = front["points"]
+    columns = ("time", "time kept", "cost", "cost kept", "$ per hour")
+    if points:
+        screen.table(
+            (*columns, "plan"),
+            [(*_figures(found["estimate"]), plan_text(found["plan"])) for found in points],
+            numeric=columns,
+            optional=("cost kept", "time kept"),
+        )
+    else:
+        screen.line("no plan keeps every limit; 'gpusonde plan solve' says why")
+    if not front["complete"]:
+        screen.note("the search ran out of time: plans may be missing")
+    render_notes(screen, front["notes"])
+
+
+def render_notes(screen: Screen, notes: Sequence[str]) -> None:
+    """Print what was assumed."""
+    for note in notes:
+        screen.note(f"note: {note}")
+
+
+def plan_text(plan: Mapping[str, Any] | None) -> str:
+    """A plan in one line."""
+    if plan is None:
+        return "nothing"
+    return " + ".join(f"{group['machines']} x {group['offer']} @ {group['batch_size']}" for group in plan["groups"])
+
+
+def hours(seconds: float | None) -> str:
+    """A duration that may be minutes or weeks."""
+    if seconds is None:
+        return output.ABSENT
+    if seconds < 120:
+        return f"{output.number(seconds)} s"
+    if seconds < 2 * 3600:
+        return f"{output.number(seconds / 60)} min"
+    return f"{output.number(seconds / 3600)} h"
+
+
+def _render_plan(screen: Screen, plan: Mapping[str, Any], estimate: Mapping[str, Any]) -> None:
+    columns = ("machines", "batch per GPU")
+    screen.table(
+        ("offer", *columns),
+        [(group["offer"], str(group["machines"]), str(group["batch_size"])) for group in plan["groups"]],
+        numeric=columns,
+    )
+    time, kept, cost, cost_kept, per_hour = _figures(estimate)
+    step = estimate["step"]
+    screen.line(
+        f"takes {time} and costs {cost}; with the wanted confidence at most {kept} and {cost_kept}; {per_hour} per hour"
+    )
+    screen.line(
+        f"an iteration takes {output.seconds(step['mean_s'])}, 95 in 100 at most {output.seconds(step['p95_s'])}"
+    )
+
+
+def _figures(estimate: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
+    return (
+        hours(estimate["time_s"]),
+        hours(estimate["time_at_confidence_s"]),
+        output.dollars(estimate["cost_usd"]),
+        output.dollars(estimate["cost_at_confidence_usd"]),
+        output.dollars(estimate["usd_per_hour"]),
+    )
+
+
+def is_news(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    """Whether a recommendation says something else than the one before it."""
+    return any(before[key] != after[key] for key in ("kind", "plan", "launch", "end", "at_risk"))
+
+
+def render_recommendation(screen: Screen, found: Mapping[str, Any]) -> None:
+    """Print a recommendation: when, what to do, and what comes of it."""
+    screen.heading(f"after {hours(found['at_s'])}: {_ACTIONS[found['kind']]} {_of_kind(found)}".rstrip())
+    screen.line(found["why"])
+    throughput, projection = found["throughput"], found["projection"]
+    if throughput is not None:
+        screen.line(
+            f"{output.number(throughput['mean'])} iterations/s"
+            f" ({output.interval(throughput['low'], throughput['high'])});"
+            f" {output.number(found['remaining_iterations'])} left"
+        )
+    if projection is not None:
+        screen.line(
+            f"ends after {hours(projection['end_s'])} ({hours(projection['low_s'])} to {hours(projection['high_s'])}),"
+            f" spent {output.dollars(found['spent_usd'])}, in all {output.dollars(found['expected_usd'])}"
+        )
+    for word in ("launch", "end"):
+        if found[word]:
+            machines = [f"{row['machines']} x {row['offer']}" for row in found[word]]
+            screen.line(f"{word}: {', '.join(machines)}")
+    if found["at_risk"]:
+        screen.note("deadline or budget cannot be kept with confidence")
+    if found["fallback"] is not None:
+        screen.line(
+            f"if all spot machines go: {plan_text(found['fallback'])} keeps it until"
+            f" {hours(found['fallback_before_s'])}"
+        )
+
+
+def _of_kind(found: Mapping[str, Any]) -> str:
+    return plan_text(found["plan"]) if found["kind"] in ("launch", "wait", "run", "keep") else ""

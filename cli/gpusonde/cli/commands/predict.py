@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING
 
 from gpusonde.cli.commands.detect import add_trace_options, read_trace_of
 from gpusonde.cli.connection import add_collector_options, connect
-from gpusonde.cli.errors import CommandError, naming
-from gpusonde.cli.output import Output
-from gpusonde.cli.parsing import (
+from gpusonde.cli.main import (
+    CommandError,
     Parser,
     Subparsers,
     UsageError,
     add_command,
     names,
+    naming,
     positive_number,
     whole_number,
 )
+from gpusonde.cli.output import Output
 
 if TYPE_CHECKING:
     from gpusonde.catalog import GpuCatalog, GpuSpec
-    from gpusonde.cli.measuring import Source
-    from gpusonde.cli.predictions import Predictions
+    from gpusonde.cli.measuring import Predictions, Source
     from gpusonde.collector.client.query.query import Measurement
     from gpusonde.predictor.crossgpu import LatencyModel, SourceMeasurement
 
@@ -136,7 +136,7 @@ def _targets(args: argparse.Namespace, gpus: GpuCatalog) -> tuple[list[GpuSpec],
 
 def _predict_here(args: argparse.Namespace) -> Predictions:
     from gpusonde.catalog import load_gpus
-    from gpusonde.cli.predictions import Predictions
+    from gpusonde.cli.measuring import Predictions
 
     gpus = load_gpus()
     targets, notes = _targets(args, gpus)
@@ -172,7 +172,7 @@ def _model(path: Path | None) -> tuple[LatencyModel, list[str]]:
 def _ask_collector(args: argparse.Namespace) -> Predictions:
     from gpusonde.catalog import load_gpus
     from gpusonde.cli.commands.epochs import find_run
-    from gpusonde.cli.predictions import from_answer
+    from gpusonde.cli.measuring import from_answer
 
     gpus = load_gpus()
     targets, notes = _targets(args, gpus)

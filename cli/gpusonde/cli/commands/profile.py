@@ -1,18 +1,180 @@
-"""``gpusonde profile``: compute curve and gradients of a training job, measured with PyTorch."""
+"""``gpusonde profile``: compute curve and gradients of a training job, measured with PyTorch.
+
+``gpusonde probe``: what a network reaches, measured.
+"""
 
 from __future__ import annotations
 
 import argparse
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpusonde.cli import wording
+from gpusonde.cli import output
 from gpusonde.cli.files import check_writable
+from gpusonde.cli.main import (
+    Parser,
+    Subparsers,
+    UsageError,
+    add_command,
+    address,
+    positive_integer,
+    positive_number,
+    whole_number,
+)
 from gpusonde.cli.output import Output, Screen
-from gpusonde.cli.parsing import Parser, Subparsers, add_command, positive_integer, positive_number
 
 if TYPE_CHECKING:
+    from gpusonde.simulator.allreduce import AllreduceMeasurement
+    from gpusonde.simulator.instrument.allreduce_probe import ProbeGrid, Rendezvous
     from gpusonde.simulator.job_profile import JobProfile
+
+_RENDEZVOUS = ("rank", "world_size", "master")
+
+
+def add_probe_parser(subparsers: Subparsers, common: Parser) -> None:
+    """Declare ``gpusonde probe``."""
+    parser = add_command(
+        subparsers,
+        common,
+        "probe",
+        "measure what allreduces reach between machines",
+        "Measure allreduces between the processes of a torch.distributed group. Run it on every machine, with torchrun "
+        "or with --rank, --world-size and --master; rank 0 writes the file. Needs torch.",
+    )
+    parser.add_argument("what", choices=["allreduce"], help="what to measure")
+    parser.add_argument("--fabric", required=True, metavar="NAME", help="what to call this network; offers refer to it")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="file to write the measurements to")
+    parser.add_argument("--backend", default="", metavar="NAME", help="nccl, gloo ... (default: nccl where GPUs are)")
+    parser.add_argument("--location", default="", metavar="NAME", help="cloud, region and zone")
+    parser.add_argument("--device", default="", metavar="NAME", help="kind of device (default: as torch names it)")
+    parser.add_argument(
+        "--sizes", type=_whole_numbers, metavar="A,B", help="bytes of a transfer (default: 4 B to 512 MiB)"
+    )
+    parser.add_argument("--concurrent", type=_whole_numbers, metavar="A,B", help="transfers at a time (default: 1,2,4)")
+    parser.add_argument(
+        "--world-sizes", type=_whole_numbers, metavar="A,B", help="measure among the first so many ranks (default: all)"
+    )
+    parser.add_argument(
+        "--seconds-per-point", type=positive_number, metavar="S", help="longest time per measurement (default: 0.5)"
+    )
+    group = parser.add_argument_group("without torchrun")
+    group.add_argument("--rank", type=whole_number, metavar="R", help="number of this process, from 0")
+    group.add_argument("--world-size", type=positive_integer, metavar="N", help="number of processes")
+    group.add_argument("--master", type=address, metavar="HOST:PORT", help="where rank 0 listens")
+
+
+def _whole_numbers(text: str) -> tuple[int, ...]:
+    return tuple(positive_integer(part) for part in text.split(","))
+
+
+def run_probe(args: argparse.Namespace) -> int:
+    """Measure, write and print."""
+    from gpusonde.simulator.allreduce import MeasurementError, measurements_to_json
+    from gpusonde.simulator.instrument.allreduce_probe import probe_allreduce
+
+    if (os.environ.get("RANK", "0") if args.rank is None else str(args.rank)) == "0":
+        check_writable(args.out)
+    try:
+        grid, rendezvous = _grid(args), _rendezvous(args)
+        found = probe_allreduce(
+            args.fabric,
+            grid,
+            rendezvous=rendezvous,
+            backend=args.backend,
+            location=args.location,
+            device=args.device,
+        )
+    except MeasurementError as error:
+        raise UsageError(f"--fabric, --location or --device: {error}") from None
+    if found:
+        args.out.write_text(measurements_to_json(found), encoding="utf-8")
+    Output(as_json=args.json).result(
+        probe_payload(args.fabric, found, args.out), lambda screen: _render_probe(screen, found, args.out)
+    )
+    return 0
+
+
+def probe_payload(fabric: str, found: Sequence[AllreduceMeasurement], path: Path) -> dict[str, object]:
+    """What is printed of measurements; of none on the ranks that write nothing."""
+    return {
+        "fabric": fabric,
+        "written": str(path) if found else None,
+        "measurements": len(found),
+        "largest": [_figures(row) for row in _largest(found)],
+    }
+
+
+def _grid(args: argparse.Namespace) -> ProbeGrid:
+    from gpusonde.simulator.instrument.allreduce_probe import ProbeGrid
+
+    chosen = {
+        name: getattr(args, name)
+        for name in ("sizes", "concurrent", "world_sizes", "seconds_per_point")
+        if getattr(args, name) is not None
+    }
+    try:
+        return ProbeGrid(**chosen)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def _rendezvous(args: argparse.Namespace) -> Rendezvous | None:
+    from gpusonde.simulator.instrument.allreduce_probe import Rendezvous
+
+    values = [getattr(args, name) for name in _RENDEZVOUS]
+    if all(value is None for value in values):
+        return None
+    if any(value is None for value in values):
+        raise UsageError("--rank, --world-size and --master come together; with torchrun leave them out")
+    try:
+        return Rendezvous(*values)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def _largest(found: Sequence[AllreduceMeasurement]) -> list[AllreduceMeasurement]:
+    """The largest single transfer of every world size: what a network reaches at best."""
+    by_world: dict[int, AllreduceMeasurement] = {}
+    for row in found:
+        best = by_world.get(row.world_size)
+        if row.concurrent == 1 and (best is None or row.transfer_bytes > best.transfer_bytes):
+            by_world[row.world_size] = row
+    return [by_world[world] for world in sorted(by_world)]
+
+
+def _figures(row: AllreduceMeasurement) -> dict[str, float]:
+    return {
+        "world_size": row.world_size,
+        "transfer_bytes": row.transfer_bytes,
+        "seconds": row.seconds,
+        "bus_bits_per_second": 8.0 * row.bus_bytes_per_second,
+    }
+
+
+def _render_probe(screen: Screen, found: Sequence[AllreduceMeasurement], path: Path) -> None:
+    if not found:
+        screen.line("measured; rank 0 has the measurements")
+        return
+    columns = ("processes", "largest transfer (MB)", "takes (s)", "bus (GB/s)")
+    screen.table(
+        columns,
+        [
+            (
+                str(row.world_size),
+                output.number(row.transfer_bytes / 1e6),
+                output.number(row.seconds),
+                output.number(row.bus_bytes_per_second / 1e9),
+            )
+            for row in _largest(found)
+        ],
+        numeric=columns,
+    )
+    screen.line(
+        f"{output.count(len(found), 'measurement')} written to {path}; name it under job.allreduce_files of a problem"
+    )
+
 
 _MEBIBYTE = 1 << 20
 
@@ -109,17 +271,17 @@ def _render_profile(screen: Screen, found: JobProfile, path: Path) -> None:
         [
             (
                 f"{probe.batch_size:g}",
-                wording.number(probe.total_s),
-                wording.number(probe.forward_s),
-                wording.percent(probe.spread, 1),
+                output.number(probe.total_s),
+                output.number(probe.forward_s),
+                output.percent(probe.spread, 1),
             )
             for probe in found.probes
         ],
         numeric=columns,
     )
     screen.line(
-        f"gradients: {wording.number(found.gradients.total_bytes / 1e6)} MB in"
-        f" {wording.count(int(found.gradients.bucket_bytes.size), 'bucket')}; optimizer"
-        f" {wording.seconds(found.optimizer_s)}"
+        f"gradients: {output.number(found.gradients.total_bytes / 1e6)} MB in"
+        f" {output.count(int(found.gradients.bucket_bytes.size), 'bucket')}; optimizer"
+        f" {output.seconds(found.optimizer_s)}"
     )
     screen.line(f"written to {path}; name it under job.profiles of a problem file")

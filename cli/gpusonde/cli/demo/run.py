@@ -1,10 +1,15 @@
 """The demo: collector and agent in processes of their own, everything through gRPC and the store on disk.
 
 A GPU of this host is watched if there is one; else, or if no training shows on it, a recorded trace is replayed fast.
+
+``gpusonde demo``: the whole product on one screen.
+
+Where the trace that the demo replays lies: inside an installed wheel, or in the repository's tests.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import errno
 import json
@@ -14,23 +19,74 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
 
 from gpusonde.catalog import GpuCatalog, UnknownGpuError, load_gpus, load_offers
-from gpusonde.cli import wording
+from gpusonde.cli import output
 from gpusonde.cli.demo.processes import Child, stopped_by_signals
 from gpusonde.cli.demo.report import DemoReport, Observation, rank, render_run
-from gpusonde.cli.demo.traces import bundled_trace
-from gpusonde.cli.errors import CommandError
+from gpusonde.cli.main import CommandError, Parser, Subparsers, add_command, positive_number
+from gpusonde.cli.measuring import from_answer
 from gpusonde.cli.output import Output, Screen
 from gpusonde.cli.picture import EpochMarks, draw
-from gpusonde.cli.predictions import from_answer
 from gpusonde.cli.runs_view import headline
 from gpusonde.collector.client.query.query import Client
 from gpusonde.collector.client.query.results import RunInfo
 from gpusonde.telemetry import FloatArray, Trace, read_traces
+
+
+def add_demo_parser(subparsers: Subparsers, common: Parser) -> None:
+    """Declare ``gpusonde demo``."""
+    parser = add_command(
+        subparsers,
+        common,
+        "demo",
+        "watch a training job from its GPU's metrics alone, from sampling to the best offer",
+        "Run a collector and an agent on loopback and show what they find: the run, its epochs, what an epoch takes "
+        "and costs on other GPUs, the best offers. Watches a GPU of this host if there is one, else replays a trace.",
+    )
+    parser.add_argument("--out", type=Path, default=Path("demo-output"), metavar="DIR", help="folder for the picture")
+    parser.add_argument("--trace", type=Path, metavar="TRACE", help="replay this trace instead of the bundled one")
+    parser.add_argument("--replay", action="store_true", help="replay the bundled trace even if there is a GPU")
+    parser.add_argument(
+        "--speed", type=positive_number, default=25.0, metavar="N", help="replay N times faster (default: 25)"
+    )
+    parser.add_argument(
+        "--watch-s", type=positive_number, default=45.0, metavar="S", help="seconds to watch a live GPU (default: 45)"
+    )
+
+
+def run_demo(args: argparse.Namespace) -> int:
+    """Run the demo."""
+
+    output = Output(as_json=args.json)
+    options = DemoOptions(
+        out=args.out, trace=args.trace, speed=args.speed, watch_s=args.watch_s, replay_only=args.replay
+    )
+    report = play_demo(options, output)
+    output.result(report.payload(), report.render)
+    return 0
+
+
+NAME = "demo_trace.parquet"
+
+
+def bundled_trace() -> Path:
+    """Path of the bundled trace.
+
+    Raises:
+        CommandError: This installation has none.
+    """
+    packaged = Path(str(files("gpusonde.cli").joinpath(NAME)))
+    repository = Path(__file__).parents[4] / "tests" / "data" / NAME
+    for candidate in (packaged, repository):
+        if candidate.is_file():
+            return candidate
+    raise CommandError(f"this installation has no {NAME}; name a trace of your own: gpusonde demo --trace FILE")
+
 
 # Both daemons are the demo's own: no address of this host's is taken for their metrics.
 _UNSEEN = ("--set", "metrics.listen=")
@@ -169,7 +225,7 @@ class _Demo:
             self.screen.note(f"THE TRACE IS GENERATED {generated}")
         longest = max(traces, key=lambda trace: trace.duration_s)
         self.screen.line(
-            f"replaying {path.name}: {wording.seconds(longest.duration_s)} of {longest.gpu_model}, "
+            f"replaying {path.name}: {output.seconds(longest.duration_s)} of {longest.gpu_model}, "
             f"{self._options.speed:g} times faster than it would be recorded"
         )
         replay = ("--replay", str(path), "--speed", repr(self._options.speed))
@@ -273,7 +329,7 @@ class _Demo:
             missed_ticks=report["missed_ticks"],
         )
         self.screen.line(
-            f"{wording.count(observation.ticks_sampled, 'tick')} sampled, {observation.missed_ticks:,} missed, "
+            f"{output.count(observation.ticks_sampled, 'tick')} sampled, {observation.missed_ticks:,} missed, "
             f"{observation.ticks_stored:,} stored once each"
         )
         return observation

@@ -11,10 +11,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpusonde.cli import wording
-from gpusonde.cli.errors import CommandError, naming
+from gpusonde.cli import output
+from gpusonde.cli.main import (
+    CommandError,
+    Parser,
+    Subparsers,
+    UsageError,
+    add_command,
+    names,
+    naming,
+    positive_integer,
+    ratio,
+)
 from gpusonde.cli.output import Output, Screen
-from gpusonde.cli.parsing import Parser, Subparsers, UsageError, add_command, names, positive_integer, ratio
 
 if TYPE_CHECKING:
     from gpusonde.predictor.crossgpu.evaluation import Evaluation, Predictor, Protocol, Scores
@@ -243,7 +252,7 @@ def _json_name(attribute: str) -> str:
 
 def _render(screen: Screen, payload: dict[str, Any]) -> None:
     where = payload["test_file"] or payload["runs_file"]
-    noise = f", sources {wording.percent(payload['noise'], 1)} off" if payload["noise"] else ""
+    noise = f", sources {output.percent(payload['noise'], 1)} off" if payload["noise"] else ""
     screen.heading(f"{where}: {payload['runs']} runs on {', '.join(payload['gpus'])}{noise}")
     screen.table(_COLUMNS, [_cells(row) for row in payload["results"]], numeric=_COLUMNS[3:], optional=("flagged",))
     for row in payload["results"]:
@@ -254,7 +263,7 @@ def _render(screen: Screen, payload: dict[str, Any]) -> None:
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     if row["mape"] is None:
-        return (_PROTOCOLS[row["protocol"]], row["mode"], row["rows"], *[wording.ABSENT] * (len(_COLUMNS) - 3))
+        return (_PROTOCOLS[row["protocol"]], row["mode"], row["rows"], *[output.ABSENT] * (len(_COLUMNS) - 3))
     spread = "" if math.isnan(row["mape_deviation"]) else f" ± {100 * row['mape_deviation']:.1f}"
     return (
         _PROTOCOLS[row["protocol"]],
@@ -262,6 +271,6 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
         row["rows"],
         str(row["predictions"]),
         f"{100 * row['mape']:.1f}{spread} %",
-        *(wording.percent(row[key], 1) for key in ("median_ape", "p90_ape", "coverage", "interval_width")),
-        wording.percent(row["extrapolated"], 0),
+        *(output.percent(row[key], 1) for key in ("median_ape", "p90_ape", "coverage", "interval_width")),
+        output.percent(row["extrapolated"], 0),
     )

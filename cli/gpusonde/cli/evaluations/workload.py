@@ -6,10 +6,9 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpusonde.cli import wording
-from gpusonde.cli.errors import CommandError, naming
+from gpusonde.cli import output
+from gpusonde.cli.main import CommandError, Parser, Subparsers, UsageError, add_command, names, naming
 from gpusonde.cli.output import Output, Screen
-from gpusonde.cli.parsing import Parser, Subparsers, UsageError, add_command, names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,8 +78,8 @@ def run_workload(args: argparse.Namespace) -> int:
             if name not in known:
                 raise UsageError(f"--{option} {name!r} is unknown; use {', '.join(known)}")
     from gpusonde.catalog import load_gpus
-    from gpusonde.cli.workload.fit import left_out_words
-    from gpusonde.cli.workload.networks import NetworksBeside
+    from gpusonde.cli.workload.embed import NetworksBeside
+    from gpusonde.cli.workload.train import left_out_words
     from gpusonde.predictor.workload.engine.measurements import read_measurements
 
     output = Output(as_json=args.json)
@@ -156,10 +155,10 @@ def _scores(found: Evaluation, some: Flags) -> dict[str, Any]:
 
 def _render(screen: Screen, payload: dict[str, Any]) -> None:
     for each in payload["left_out"]:
-        screen.note(f"left out: {wording.count(each['measurements'], 'measurement')}: {each['reason']}")
+        screen.note(f"left out: {output.count(each['measurements'], 'measurement')}: {each['reason']}")
     screen.heading(
-        f"{payload['measurements_file']}: {wording.count(payload['measurements'], 'measurement')} of "
-        f"{wording.count(payload['networks'], 'network')} on {', '.join(payload['gpus'])}"
+        f"{payload['measurements_file']}: {output.count(payload['measurements'], 'measurement')} of "
+        f"{output.count(payload['networks'], 'network')} on {', '.join(payload['gpus'])}"
     )
     screen.table(_COLUMNS, [_cells(row) for row in payload["results"]], numeric=_COLUMNS[2:])
     for row in payload["results"]:
@@ -170,12 +169,12 @@ def _render(screen: Screen, payload: dict[str, Any]) -> None:
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     if row["mape"] is None:
-        return (_PROTOCOLS[row["protocol"]], row["mode"], *[wording.ABSENT] * (len(_COLUMNS) - 2))
+        return (_PROTOCOLS[row["protocol"]], row["mode"], *[output.ABSENT] * (len(_COLUMNS) - 2))
     return (
         _PROTOCOLS[row["protocol"]],
         row["mode"],
         str(row["predictions"]),
-        *(wording.percent(row[key], 1) for key in ("mape", "median_ape", "p90_ape", "coverage", "out_of_distribution")),
+        *(output.percent(row[key], 1) for key in ("mape", "median_ape", "p90_ape", "coverage", "out_of_distribution")),
         str(row["off_by_3x"]),
         str(row["off_by_3x_unflagged"]),
     )

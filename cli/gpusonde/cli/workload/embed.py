@@ -1,22 +1,127 @@
-"""``gpusonde workload embed``: networks as vectors, and the known networks most like them."""
+"""``gpusonde workload embed``: networks as vectors, and the known networks most like them.
+
+Encoders on the command line: by the type of data that they were trained for, in a registry, or as a file.
+
+``NetworksBeside``: networks that a table of measurements names by a graph file.
+"""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpusonde.cli import wording
 from gpusonde.cli.connection import add_collector_options
+from gpusonde.cli.main import CommandError, Parser, Subparsers, UsageError, add_command, whole_number
 from gpusonde.cli.output import Output, Screen
-from gpusonde.cli.parsing import Parser, Subparsers, UsageError, add_command, whole_number
-from gpusonde.cli.workload.encoders import add_registry_option, registry_of
 from gpusonde.cli.workload.remote import embedded_there
 from gpusonde.cli.workload.sources import named_graphs
+from gpusonde.predictor.workload.engine.measurements import KnownNetworks, Network, UnknownNetworkError
+from gpusonde.predictor.workload.graph import GraphError
+from gpusonde.predictor.workload.graph.reading import read_graph
 
 if TYPE_CHECKING:
     from gpusonde.predictor.workload.embedding.registry import Registry
+    from gpusonde.predictor.workload.engine import EncoderEmbedder
     from gpusonde.predictor.workload.graph import WorkloadGraph
+
+_SUFFIX = ".npz"
+
+
+def add_registry_option(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """Declare ``--registry``."""
+    parser.add_argument(
+        "--registry", type=Path, metavar="DIR", help="encoders of 'gpusonde workload train', besides the shipped ones"
+    )
+
+
+def registry_of(args: argparse.Namespace) -> Registry | None:
+    """The registry that was named; None where none was.
+
+    Raises:
+        UsageError: It is no folder.
+    """
+    from gpusonde.predictor.workload.embedding.registry import Registry
+
+    if args.registry is None:
+        return None
+    if not args.registry.is_dir():
+        # The shipped encoder would answer, and nothing would say that it is not the user's.
+        raise UsageError(f"--registry {args.registry}: no such folder; 'gpusonde workload train --out' makes one")
+    return Registry(args.registry)
+
+
+def named_encoder(name: str, registry: Registry | None) -> EncoderEmbedder:
+    """The encoder of a dataset type, or of a checkpoint's file.
+
+    Raises:
+        UsageError: A registry is given beside a file.
+        CommandError: The file's encoder is an untrained one.
+        gpusonde.predictor.workload.embedding.EmbeddingError: There is none of this name, or its file is damaged.
+        OSError: The file cannot be read.
+    """
+    from gpusonde.predictor.workload.embedding import EncoderWeights
+    from gpusonde.predictor.workload.embedding.registry import Registry
+    from gpusonde.predictor.workload.engine import EncoderEmbedder
+
+    if not name.endswith(_SUFFIX):
+        return EncoderEmbedder((registry or Registry()).get(name).weights)
+    if registry is not None:
+        raise UsageError("--registry belongs to --encoder with the name of a dataset type, not with a file")
+    weights = EncoderWeights.load(name)
+    if not weights.description.dataset_type:
+        raise CommandError(f"{name} holds an encoder that was never trained; 'gpusonde workload train' makes one")
+    return EncoderEmbedder(weights)
+
+
+def where_to_have(embedder: EncoderEmbedder) -> str:
+    """What predicting with a model of this encoder needs, in words; nothing where the encoder is shipped."""
+    from gpusonde.predictor.workload.embedding.registry import Registry, UnknownEncoderError, checkpoint_name
+
+    reference = embedder.reference
+    try:
+        Registry().exact(reference.dataset_type, reference.sha256)
+    except UnknownEncoderError:
+        return (
+            f"predictions need its encoder: 'predict --registry DIR' with the registry that has it, or its file"
+            f" {checkpoint_name(reference.dataset_type, reference.sha256)} beside the model"
+        )
+    return ""
+
+
+_SUFFIXES = frozenset({".json", ".onnx", ".pt2"})
+
+
+class NetworksBeside(KnownNetworks):
+    """Finds graph files beside the table, and known networks.
+
+    Args:
+        folder: Names of files are relative to it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+        self._read: dict[str, Network] = {}
+
+    def find(self, name: str, image_size: int | None, description: str = "") -> Network:
+        """The network of a row.
+
+        Raises:
+            UnknownNetworkError: Its graph is not known, or its file holds none.
+        """
+        if Path(name).suffix not in _SUFFIXES:
+            return super().find(name, image_size, description)
+        if name not in self._read:
+            try:
+                graph = read_graph(self._folder / name)
+            except (GraphError, OSError) as error:
+                raise UnknownNetworkError(f"{name}: {getattr(error, 'strerror', None) or error}") from error
+            # Networks of one name in several files are one architecture at several sizes.
+            self._read[name] = Network(graph, graph.name, graph.name)
+        return self._read[name]
+
 
 _DEFAULT_TYPE = "digits"
 _DEFAULT_NEAREST = 5
@@ -71,7 +176,7 @@ def _embedded_here(
 
     registered = (registry or Registry()).get(args.dataset_type)
     encoder = Encoder(registered.weights)
-    with output.progress(f"embedding {wording.count(len(graphs), 'network')}"):
+    with output.progress(f"embedding {output.count(len(graphs), 'network')}"):
         vectors = encoder.embed(graphs)
         alike = [nearest(graph, encoder, args.nearest) if args.nearest else [] for graph in graphs]
     return {

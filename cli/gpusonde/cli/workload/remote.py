@@ -1,6 +1,8 @@
 """What a collector answers: steps of networks, on any GPUs or on the hosts of its agents, and embeddings.
 
 It gets graphs as JSON, whatever files they come from: no weights leave here.
+
+``gpusonde workload hosts``: the hosts that a collector's agents run on, and what they have free.
 """
 
 from __future__ import annotations
@@ -9,9 +11,10 @@ import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gpusonde.cli import wording
-from gpusonde.cli.connection import client_security
-from gpusonde.cli.errors import CommandError
+from gpusonde.cli import output
+from gpusonde.cli.connection import add_collector_options, client_security
+from gpusonde.cli.main import CommandError, Parser, Subparsers, add_command, names
+from gpusonde.cli.output import Output, Screen
 from gpusonde.cli.workload.answers import doubts_about_memory, row, unanswered
 from gpusonde.cli.workload.sources import named_graphs
 
@@ -19,6 +22,101 @@ if TYPE_CHECKING:
     from gpusonde.collector.client.query.workload import WorkloadClient
     from gpusonde.predictor.workload.engine import WorkloadPrediction, WorkloadRequest
     from gpusonde.predictor.workload.graph import WorkloadGraph
+
+
+def add_hosts_parser(subparsers: Subparsers, common: Parser) -> None:
+    """Declare ``gpusonde workload hosts``."""
+    parser = add_command(
+        subparsers,
+        common,
+        "hosts",
+        "list the hosts of a collector's agents and what they have free",
+        "List the hosts that a collector's agents run on, with their GPUs and what is free of cores, memory, disk and "
+        "FLOPS: what a prediction for these hosts reckons with.",
+    )
+    parser.add_argument("hosts", nargs="*", metavar="HOST", help="only these, by name (default: all)")
+    parser.add_argument("--agents", type=names, default=[], metavar="A,B", help="and those of these agents")
+    add_collector_options(parser)
+
+
+def run_hosts(args: argparse.Namespace) -> int:
+    """Ask and print."""
+    from gpusonde.collector.client.query.workload import WorkloadClient
+
+    with WorkloadClient(args.collector, security=client_security(args)) as client:
+        found = client.hosts(host_names=args.hosts, agent_ids=args.agents)
+    payload = {"hosts": [_host(host) for host in found]}
+    Output(as_json=args.json).result(
+        payload, lambda screen: _render(screen, payload["hosts"], named=bool(args.hosts or args.agents))
+    )
+    return 0
+
+
+def _host(found: Mapping[str, Any]) -> dict[str, Any]:
+    host, load, free = found["host"], found["load"] or {}, found["available"]
+    return {
+        "agent_id": found["agent_id"],
+        "host_name": host["host_name"],
+        "connected": found["connected"],
+        "cpu_model": host["cpu_model"],
+        "cores": host["cpu_core_count"] or host["cpu_count"],
+        "memory_bytes": host["memory_bytes"],
+        "disk_bytes": host["disk_bytes"],
+        "cpu_flops": host["cpu_flops"] or None,
+        "load_time": None if found["load_time"] is None else output.iso_time(round(found["load_time"] * 1e9)),
+        "cpu_busy": load.get("cpu_busy_ratio"),
+        "free_disk_bytes": load.get("free_disk_bytes"),
+        "free_cores": free["cores"],
+        "free_memory_bytes": free["memory_bytes"],
+        "free_disk_throughput": free["disk_bytes_per_second"],
+        "free_cpu_flops": free["flops"],
+        "gpus": [_gpu(device) for device in found["devices"]],
+    }
+
+
+def _gpu(device: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "gpu_uuid": device["gpu_uuid"],
+        "product_name": device["product_name"],
+        "gpu_model": device["device"] or None,
+        "memory_bytes": device["memory_bytes"],
+        "busy": device["busy_ratio"],
+        "free_memory_bytes": device["free_memory_bytes"],
+        "flops": device["flops"],
+        "free_flops": device["available_flops"],
+    }
+
+
+def _render(screen: Screen, hosts: Sequence[Mapping[str, Any]], *, named: bool) -> None:
+    if not hosts:
+        screen.line(f"the collector knows no {'such ' if named else ''}host")
+        return
+    screen.table(
+        ("host", "agent", "GPUs", "free cores", "of", "free memory", "of", "streams"),
+        [
+            (
+                host["host_name"],
+                host["agent_id"],
+                _gpus(host["gpus"]),
+                output.number(host["free_cores"]),
+                str(host["cores"]),
+                output.gibibytes(host["free_memory_bytes"]),
+                output.gibibytes(host["memory_bytes"]),
+                output.yes_no(host["connected"]),
+            )
+            for host in hosts
+        ],
+        numeric=("free cores", "of", "free memory"),
+    )
+
+
+def _gpus(gpus: Sequence[Mapping[str, Any]]) -> str:
+    counts: dict[str, int] = {}
+    for gpu in gpus:
+        name = gpu["gpu_model"] or gpu["product_name"]
+        counts[name] = counts.get(name, 0) + 1
+    return ", ".join(f"{count} x {name}" for name, count in counts.items()) or "none"
+
 
 # A GPU that does less is taken for idle: drivers and monitoring touch it now and then.
 _BUSY_RATIO = 0.05
@@ -195,8 +293,8 @@ def _of_free(clusters: Sequence[Mapping[str, Any]], hosts: Sequence[Mapping[str,
     names = {host["agent_id"]: host["host"]["host_name"] for host in hosts}
     return [
         f"{', '.join(names.get(each, each) for each in cluster['agent_ids'])}: reckoned with"
-        f" {wording.number(cluster['host']['cores'])} free cores and"
-        f" {wording.gibibytes(cluster['host']['memory_bytes'])} of free memory"
+        f" {output.number(cluster['host']['cores'])} free cores and"
+        f" {output.gibibytes(cluster['host']['memory_bytes'])} of free memory"
         + (" each, as the weakest has" if len(cluster["agent_ids"]) > 1 else "")
         for cluster in clusters
         if cluster["host"] is not None
@@ -210,7 +308,7 @@ def _of_busy_gpus(hosts: Sequence[Mapping[str, Any]], devices: set[str]) -> list
         busy = sum(ratio > _BUSY_RATIO for ratio in ratios)
         if busy:
             notes.append(
-                f"{host['host']['host_name']}: {busy} of {wording.count(len(ratios), 'GPU')} worked in the last minute;"
+                f"{host['host']['host_name']}: {busy} of {output.count(len(ratios), 'GPU')} worked in the last minute;"
                 " predicted is a job that has them for itself"
             )
     return notes

@@ -1,0 +1,270 @@
+"""``gpusonde gpus``: the catalogue of GPU specifications.
+
+``gpusonde metrics``: the metric catalogue.
+
+``gpusonde offers``: machines that can be rented, with their prices.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from gpusonde.cli import output
+from gpusonde.cli.main import Parser, Subparsers, add_command, names
+from gpusonde.cli.output import Output, Screen
+
+if TYPE_CHECKING:
+    from gpusonde.catalog import GpuSpec, Offer
+
+
+def add_metrics_parser(subparsers: Subparsers, common: Parser) -> None:
+    """Declare ``gpusonde metrics``."""
+    add_command(subparsers, common, "metrics", "list the metrics that traces, files and options name, with their units")
+
+
+def run_metrics(args: argparse.Namespace) -> int:
+    """Print the catalogue."""
+    from gpusonde.telemetry import METRICS
+
+    payload = {
+        "metrics": [
+            {
+                "name": m.name,
+                "unit": m.unit,
+                "kind": m.kind,
+                "sampling_class": m.sampling_class,
+                "description": m.description,
+                "dcgm_field_id": m.dcgm_field_id,
+                "gpm_metric_id": m.gpm_metric_id,
+                "codes": list(m.codes),
+            }
+            for m in METRICS
+        ]
+    }
+
+    def render(screen: Screen) -> None:
+        screen.table(
+            ("metric", "unit", "kind", "sampled", "DCGM", "codes", "what it is"),
+            [
+                (
+                    m.name,
+                    m.unit.value,
+                    m.kind.value,
+                    m.sampling_class.value,
+                    str(m.dcgm_field_id or ""),
+                    " ".join(m.codes),
+                    m.description,
+                )
+                for m in METRICS
+            ],
+            numeric=("DCGM",),
+            optional=("codes", "DCGM", "kind", "sampled"),
+        )
+
+    Output(as_json=args.json).result(payload, render)
+    return 0
+
+
+def add_offers_parser(subparsers: Subparsers, common: Parser) -> None:
+    """Declare ``gpusonde offers``."""
+    parser = add_command(
+        subparsers,
+        common,
+        "offers",
+        "list the machines that can be rented, with their prices",
+        "List instance offers with whole NVIDIA GPUs at the newest on-demand price known; others on request.",
+    )
+    parser.add_argument("--gpu", type=names, metavar="A,B", help="only offers with these GPUs (any spelling)")
+    parser.add_argument("--provider", metavar="NAME", help="only offers of this provider")
+    parser.add_argument("--region", metavar="NAME", help="only offers in this region and its zones")
+    parser.add_argument("--spot", action="store_true", help="spot prices instead of on-demand ones")
+    parser.add_argument("--all-dates", action="store_true", help="older prices too, not only the newest of each offer")
+    parser.add_argument("--fractional", action="store_true", help="also offers with a part of a GPU")
+
+
+def run_offers(args: argparse.Namespace) -> int:
+    """Print the offers, cheapest first for each GPU."""
+    from gpusonde.catalog import load_gpus, load_offers
+
+    gpus = load_gpus()
+    catalog = load_offers(gpus=gpus)
+    resolutions = [gpus.resolve(name) for name in args.gpu or ()]
+    wanted = [resolution.spec.name for resolution in resolutions]
+    notes = [f"{resolution.requested}: {resolution.note}" for resolution in resolutions if resolution.note]
+    billing = "spot" if args.spot else "on_demand"
+    offers = [
+        offer
+        for gpu in dict.fromkeys(wanted) or [None]
+        for offer in catalog.offers(
+            gpu,
+            billing,
+            not args.all_dates,
+            not args.fractional,
+            provider=args.provider,
+            region=args.region,
+        )
+    ]
+    if args.region and offers and all(offer.region == "all" for offer in offers):
+        notes.append(f"no offer names the region {args.region!r}; those shown have one price in all regions")
+    offers.sort(key=lambda offer: (offer.gpu_model, offer.usd_per_gpu_hour))
+    Output(as_json=args.json).result(
+        {"gpus": wanted, "billing": billing, "notes": notes, "offers": [offer_payload(offer) for offer in offers]},
+        lambda screen: _render(screen, offers, notes, billing),
+    )
+    return 0
+
+
+def offer_payload(offer: Offer) -> dict[str, Any]:
+    """One offer as it appears in JSON."""
+    return {
+        "provider": offer.provider,
+        "region": offer.region,
+        "instance_type": offer.instance_type,
+        "gpu_model": offer.gpu_model,
+        "gpu_count": offer.gpu_count,
+        "whole_gpu": offer.whole_gpu,
+        "vcpu_count": offer.vcpu_count,
+        "memory_bytes": offer.memory_bytes,
+        "network_bits_per_second": offer.network_bits_per_second,
+        "usd_per_hour": offer.usd_per_hour,
+        "billing": offer.billing,
+        "usd_per_gpu_hour": offer.usd_per_gpu_hour,
+        "price_date": offer.price_date or None,
+        "source": offer.source.title,
+        "url": offer.source.url or None,
+        "note": offer.note or None,
+    }
+
+
+def _render(screen: Screen, offers: list[Offer], notes: list[str], billing: str) -> None:
+    for note in notes:
+        screen.note(f"note: {note}")
+    if not offers:
+        screen.line(f"no {billing.replace('_', '-')} offers; 'gpusonde offers' lists all")
+        return
+    columns = ("GPU", "GPUs", "instance", "provider", "region", "vCPUs", "memory", "network (Gbit/s)", "$ per hour")
+    screen.table(
+        (*columns, "price of"),
+        [
+            (
+                offer.gpu_model,
+                str(offer.gpu_count) if offer.whole_gpu else f"part of {offer.gpu_count}",
+                offer.instance_type,
+                offer.provider,
+                offer.region,
+                output.number(offer.vcpu_count, 3),
+                output.gibibytes(offer.memory_bytes),
+                output.number(None if (bits := offer.network_bits_per_second) is None else bits / 1e9),
+                f"{offer.usd_per_hour:,.3f}",
+                offer.price_date or "undated",
+            )
+            for offer in offers
+        ],
+        numeric=("GPUs", "vCPUs", "memory", "network (Gbit/s)", "$ per hour"),
+        optional=("vCPUs", "memory", "network (Gbit/s)", "price of", "region"),
+    )
+
+
+def add_gpus_parser(subparsers: Subparsers, common: Parser) -> None:
+    """Declare ``gpusonde gpus``."""
+    parser = add_command(
+        subparsers,
+        common,
+        "gpus",
+        "list the GPUs of the catalogue, or one with the source of every figure",
+    )
+    parser.add_argument(
+        "name", nargs="?", metavar="NAME", help="one GPU, by any name: V100-SXM2-16GB, 'Tesla T4', 'NVIDIA A10G' ..."
+    )
+
+
+def run_gpus(args: argparse.Namespace) -> int:
+    """Print all GPUs, or one."""
+    from gpusonde.catalog import load_gpus
+
+    catalog = load_gpus()
+    output = Output(as_json=args.json)
+    if args.name is None:
+        payload = {"requested": None, "note": None, "gpus": [_payload(spec) for spec in catalog.specs]}
+        output.result(payload, lambda screen: _render_all(screen, list(catalog.specs)))
+        return 0
+    resolution = catalog.resolve(args.name)
+    output.result(
+        {"requested": args.name, "note": resolution.note or None, "gpus": [_payload(resolution.spec)]},
+        lambda screen: _render_one(screen, resolution.spec, resolution.note),
+    )
+    return 0
+
+
+def _payload(spec: GpuSpec) -> dict[str, Any]:
+    figures = spec.figures()
+    return {
+        "name": spec.name,
+        "aliases": list(spec.aliases),
+        "architecture": spec.architecture,
+        "memory_type": spec.memory_type,
+        "released": spec.released,
+        "note": spec.note or None,
+        "figures": [
+            {
+                "name": name,
+                "value": value,
+                "source": source.title,
+                "url": source.url or None,
+                "retrieved": source.retrieved,
+                "from_memory": source.from_memory,
+            }
+            for name, value in figures.items()
+            for source in (spec.source_of(name),)
+        ],
+    }
+
+
+def _render_all(screen: Screen, specs: list[GpuSpec]) -> None:
+    columns = ("GPU", "architecture", "SMs", "boost (MHz)", "memory", "bandwidth (GB/s)", "FP32 (TFLOPS)", "power (W)")
+    screen.table(
+        columns,
+        [
+            (
+                spec.name,
+                spec.architecture,
+                str(spec.sm_count),
+                output.number(spec.boost_clock_mhz, 4),
+                output.gibibytes(spec.memory_bytes),
+                output.number(spec.memory_bandwidth_bytes_per_second / 1e9, 4),
+                output.number(spec.fp32_tflops),
+                output.number(spec.power_limit_watts, 4),
+            )
+            for spec in specs
+        ],
+        numeric=columns[2:],
+        optional=("boost (MHz)", "power (W)", "architecture", "SMs"),
+    )
+    screen.line()
+    screen.line("'gpusonde gpus NAME' shows every figure of one with its source.")
+
+
+def _render_one(screen: Screen, spec: GpuSpec, note: str) -> None:
+    if note:
+        screen.note(f"note: {note}")
+    screen.heading(f"{spec.name} ({spec.architecture}, {spec.memory_type}, released {spec.released or 'unknown'})")
+    screen.line(f"also called: {', '.join(spec.aliases)}")
+    if spec.note:
+        screen.note(f"note: {spec.note}")
+    screen.line()
+    screen.table(
+        ("figure", "value", "source", "retrieved"),
+        [
+            (
+                name,
+                f"{value:,.12g}",
+                f"{source.title}{' (from memory)' if source.from_memory else ''}",
+                source.retrieved,
+            )
+            for name, value in spec.figures().items()
+            for source in (spec.source_of(name),)
+        ],
+        numeric=("value",),
+        optional=("retrieved",),
+    )
