@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import spot_jobs
+from BENCH.planning.spot_replay import Outcome, only, replay
+from BENCH.planning.srifty_figure_8 import play
 from page import NotRunError, bar, data_file, percent, table
 
 from gpusonde.optimizer import Billing, Problem
 from gpusonde.optimizer.continual import ContinualOptions
-from gpusonde.optimizer.continual.figure_8 import play
-from gpusonde.optimizer.continual.replay import Outcome, only, replay
 from gpusonde.optimizer.search.space import brute_force
 
 JOBS = 60

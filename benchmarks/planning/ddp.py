@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from BENCH.planning.simulator_baselines import ApmGroup, apm_iteration_s
 from page import NotRunError, bar, percent, table
 from shaped_network import ShapedNetwork, ShapedNetworkError
 
 from gpusonde.simulator.allreduce import AllreduceMeasurement, AllreduceModel
-from gpusonde.simulator.baselines import ApmGroup, apm_iteration_s
 from gpusonde.simulator.compute import CurveKind
 from gpusonde.simulator.exchange import LinkPolicy, LinkShare
 from gpusonde.simulator.gradients import ring_traffic_bytes

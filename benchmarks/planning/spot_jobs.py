@@ -12,9 +12,9 @@ from random import Random
 
 import numpy as np
 import numpy.typing as npt
+from BENCH.planning.spot_replay import CapacityTrace, Truth, read_capacity
 
 from gpusonde.optimizer import Billing, Objective, Offer, Problem, TableSteps
-from gpusonde.optimizer.continual.replay import CapacityTrace, Truth, read_capacity
 
 SEED = 20261121
 # 10 Gbit/s at most for a p3.2xlarge (Srifty, table 1), of which an allreduce gets 0.9 GB/s here; half of it is hidden.

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 
 import accuracy
 import rows as cut
+from BENCH.workload.ernest_model import PerWorkloadErnest
 from page import NotRunError, bar, table
 
 from gpusonde.predictor.workload.engine import WorkloadMeasurement, WorkloadRequest
-from gpusonde.predictor.workload.engine.ernest import PerWorkloadErnest
 from gpusonde.predictor.workload.graph.graph_json import dump_graph, load_graph
 
 _SIZES = (2, 4, 6, 8)

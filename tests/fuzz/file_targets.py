@@ -8,6 +8,8 @@ import io
 import json
 from pathlib import Path
 
+from BENCH.planning.spot_replay import TraceError as CapacityError
+from BENCH.planning.spot_replay import read_capacity
 from fuzz.folders import file, folder
 from fuzz.target import Target
 from google.protobuf.message import DecodeError
@@ -22,8 +24,6 @@ from gpusonde.catalog.offers import OfferCatalog
 from gpusonde.collector.client.query.connection import CollectorError
 from gpusonde.collector.client.query.query import Client
 from gpusonde.kubelet.v1 import pod_resources_pb2
-from gpusonde.optimizer.continual.replay import TraceError as CapacityError
-from gpusonde.optimizer.continual.replay import read_capacity
 from gpusonde.optimizer.documents.problem import parse_problem
 from gpusonde.optimizer.documents.schema import DocumentError, read_document
 from gpusonde.optimizer.problem import ProblemError

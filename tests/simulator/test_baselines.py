@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
-from gpusonde.simulator.baselines import (
+from BENCH.planning.simulator_baselines import (
     ApmGroup,
     PaleoDevice,
     PaleoNetwork,
@@ -14,6 +13,7 @@ from gpusonde.simulator.baselines import (
     fully_overlapped_exchange_s,
     paleo_iteration_s,
 )
+
 from gpusonde.simulator.compute import ComputeProbe, ProbeError, fit_compute_curve
 
 # 0.1 s fixed and 0.01 s per sample; a third of it is the forward pass.

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
+from BENCH.planning.simulated_cloud import SimulatedCloud, SimulatedJob, SimulatedWorld, StepCapacity
 
 from gpusonde.optimizer import Billing, Group, Objective, Offer, Plan, Problem, ProblemError, TableSteps
 from gpusonde.optimizer.continual import (
@@ -22,7 +23,6 @@ from gpusonde.optimizer.continual import (
     ReportedCloud,
     Runtime,
 )
-from gpusonde.optimizer.continual.simulated import SimulatedCloud, SimulatedJob, SimulatedWorld, StepCapacity
 
 SPOT = Offer("spot", "A", 1, 4, 1.0, Billing.SPOT, largest_batch=64)
 OTHER = Offer("other", "A", 1, 4, 1.2, Billing.SPOT, largest_batch=64)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from BENCH.planning.srifty_figure_8 import play
 
 from gpusonde.optimizer.continual import ContinualOptions, DecisionKind
-from gpusonde.optimizer.continual.figure_8 import play
 
 
 def test_every_event_of_the_seeds_time_line_comes_within_a_second() -> None:

@@ -7,13 +7,13 @@ import random
 from pathlib import Path
 
 import pytest
+from BENCH.planning.simulated_cloud import StepCapacity
+from BENCH.planning.spot_replay import CapacityTrace, TraceError, Truth, only, read_capacity, replay
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpusonde.optimizer import Billing, Objective, Offer, Problem, TableSteps
 from gpusonde.optimizer.continual import ContinualOptions
-from gpusonde.optimizer.continual.replay import CapacityTrace, TraceError, Truth, only, read_capacity, replay
-from gpusonde.optimizer.continual.simulated import StepCapacity
 
 HOUR = 3600.0
 TRACES = Path(__file__).resolve().parents[4] / "shared" / "data" / "distributed" / "spot_traces"

@@ -345,7 +345,7 @@ _HEADINGS = {
 _ACTIONS = {
     "launch": "launch",
     "wait": "wait for",
-    "run": "run",
+    "run_plan": "run_plan",
     "keep": "keep",
     "idle": "wait for cheaper machines",
     "no_plan": "nothing that can be had does the job",
@@ -480,4 +480,4 @@ def render_recommendation(screen: Screen, found: Mapping[str, Any]) -> None:
 
 
 def _of_kind(found: Mapping[str, Any]) -> str:
-    return plan_text(found["plan"]) if found["kind"] in ("launch", "wait", "run", "keep") else ""
+    return plan_text(found["plan"]) if found["kind"] in ("launch", "wait", "run_plan", "keep") else ""

@@ -59,7 +59,7 @@ def add_demo_parser(subparsers: Subparsers, common: Parser) -> None:
     )
 
 
-def run_demo(args: argparse.Namespace) -> int:
+def play_demo(args: argparse.Namespace) -> int:
     """Run the demo."""
 
     output = Output(as_json=args.json)

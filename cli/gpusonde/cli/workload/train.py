@@ -207,8 +207,10 @@ def run_trainings(args: argparse.Namespace) -> int:
     with WorkloadClient(args.collector, security=client_security(args)) as client:
         if args.add is not None:
             client.queue_training(args.add, again=args.again)
-        payload = {"trainings": [_training(each) for each in client.trainings()]}
-    Output(as_json=args.json).result(payload, lambda screen: _render_trainings(screen, payload["trainings"]))
+        train_payload = {"trainings": [_training(each) for each in client.trainings()]}
+    Output(as_json=args.json).result(
+        train_payload, lambda screen: _render_trainings(screen, train_payload["trainings"])
+    )
     return 0
 
 

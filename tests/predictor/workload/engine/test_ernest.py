@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from BENCH.workload.ernest_model import ErnestCurve, PerWorkloadErnest, PooledErnest, fit_curve
 
 from gpusonde.predictor.workload.engine import (
     Cluster,
@@ -12,7 +13,6 @@ from gpusonde.predictor.workload.engine import (
     WorkloadMeasurement,
     WorkloadRequest,
 )
-from gpusonde.predictor.workload.engine.ernest import ErnestCurve, PerWorkloadErnest, PooledErnest, fit_curve
 from gpusonde.predictor.workload.zoo import keras_networks
 
 LENET, VGG = keras_networks.build("LeNet5", 32, 10), keras_networks.build("VGG11", 32, 10)

@@ -13,18 +13,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from BENCH.planning.simulated_cloud import Capacity, SimulatedCloud, SimulatedJob, SimulatedWorld, StepCapacity
 
 from gpusonde.optimizer.continual.choices import Solver
 from gpusonde.optimizer.continual.controller import Controller, DecisionKind
 from gpusonde.optimizer.continual.options import ContinualOptions, PreemptionRates
 from gpusonde.optimizer.continual.runtime import Runtime
-from gpusonde.optimizer.continual.simulated import (
-    Capacity,
-    SimulatedCloud,
-    SimulatedJob,
-    SimulatedWorld,
-    StepCapacity,
-)
 from gpusonde.optimizer.problem import Billing, Plan, Problem
 from gpusonde.optimizer.step_times import StepTimes
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from gpusonde.optimizer.baselines.bayesian import explore
+from BENCH.planning.baseline_bayesian import explore
+
 from gpusonde.optimizer.problem import Group, Plan, Problem
 
 

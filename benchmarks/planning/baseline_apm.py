@@ -1,6 +1,10 @@
 """``ApmSteps``: step times as APM sees them, for the optimizer's own search (Srifty, section 5.1).
 
 The seed compares models by putting each into the same optimizer; so do we.
+
+What the optimizer is compared with: two greedy policies and Bayesian optimisation on the truth (Srifty, 5.1).
+
+APM is a model of the iteration and not a search: its step times go into the optimizer's own search, as in the seed.
 """
 
 from __future__ import annotations
@@ -10,11 +14,16 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
+from BENCH.planning.baseline_bayesian import explore
+from BENCH.planning.baseline_greedy import MAGIC_BATCH, cheapest_first, fastest_first
+from BENCH.planning.baseline_oracle import oracle_bayes
+from BENCH.planning.simulator_baselines import ApmGroup, apm_iteration_s
 
 from gpusonde.optimizer.problem import Offer, Plan, ProblemError
 from gpusonde.optimizer.step_times import FloatArray, StepEstimate
-from gpusonde.simulator.baselines import ApmGroup, apm_iteration_s
 from gpusonde.simulator.compute import ComputeProbe, fit_compute_curve
+
+__all__ = ["ApmSteps", "MAGIC_BATCH", "cheapest_first", "explore", "fastest_first", "oracle_bayes"]
 
 
 class ApmSteps:

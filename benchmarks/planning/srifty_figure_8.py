@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from BENCH.planning.simulated_cloud import SimulatedCloud, SimulatedJob, SimulatedWorld, StepCapacity
+
 from gpusonde.optimizer.continual.choices import Solver
 from gpusonde.optimizer.continual.controller import Controller, Decision, DecisionKind
 from gpusonde.optimizer.continual.options import ContinualOptions
 from gpusonde.optimizer.continual.runtime import Runtime
-from gpusonde.optimizer.continual.simulated import SimulatedCloud, SimulatedJob, SimulatedWorld, StepCapacity
 from gpusonde.optimizer.problem import Billing, Objective, Offer, Plan, Problem
 from gpusonde.optimizer.step_times import TableSteps
 
