@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-SOURCES := proto telemetry catalog settings service agent epoch_detect predictor simulator optimizer collector cli
+SOURCES := proto telemetry catalog service agent epoch_detect predictor simulator optimizer collector cli
 CODE := $(filter-out proto,$(SOURCES)) tests benchmarks
 
 .PHONY: demo test lint format stubs benchmark-epochs benchmark-telemetry benchmark-planning benchmark-workload wheel clean help

@@ -10,7 +10,7 @@ import numpy as np
 from compare import OWN, Case, Result
 from sets import SET_ASIDE
 
-from gpusonde.cli import output
+from gpusonde.cli import formatting
 from gpusonde.cli.picture import EpochMarks, draw
 from gpusonde.epoch_detect import EpochDetection
 from gpusonde.epoch_detect.evaluation import TraceScore
@@ -93,18 +93,19 @@ _KINDS: dict[str, list[tuple[str, _Rank]]] = {
 def _draw(path: Path, case: Case, found: EpochDetection) -> None:
     _, trace, truth = case
     family = truth.shape.replace("_", " ")
-    true = " or ".join(output.seconds(period) for period in truth.periods_s) or "no epochs"
+    true = " or ".join(formatting.seconds(period) for period in truth.periods_s) or "no epochs"
     answer = str(found.verdict)
     if np.isfinite(found.period_s):
-        interval = output.interval(found.period_low_s, found.period_high_s)
-        answer += f" of {output.seconds(found.period_s)} (95 % interval {interval} s)"
+        interval = formatting.interval(found.period_low_s, found.period_high_s)
+        answer += f" of {formatting.seconds(found.period_s)} (95 % interval {interval} s)"
     else:
         answer += f" ({found.reason})"
     marks = EpochMarks(
         starts_s=found.epoch_starts_s,
         ends_s=found.epoch_ends_s,
         headline=f"Generated trace ({family}), true: {true}",
-        detail=f"found (red): {answer} · confidence {output.probability(found.confidence)} · green: true epoch starts",
+        detail=f"found (red): {answer} · confidence {formatting.probability(found.confidence)} · "
+        "green: true epoch starts",
         true_starts_s=np.array(truth.epoch_starts_s),
     )
     draw(path, trace, marks)

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from gpusonde.collector.client.query.query import Client
+from gpusonde.collector.client import Client
 from gpusonde.telemetry import read_trace
 
 GPUSONDE = (sys.executable, "-m", "gpusonde.cli")

@@ -14,16 +14,16 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
-from BENCH.planning.baseline_bayesian import explore
-from BENCH.planning.baseline_greedy import MAGIC_BATCH, cheapest_first, fastest_first
-from BENCH.planning.baseline_oracle import oracle_bayes
-from BENCH.planning.simulator_baselines import ApmGroup, apm_iteration_s
+from baseline_bayesian import explore
+from baseline_greedy import MAGIC_BATCH, cheapest_first, fastest_first
+from baseline_oracle import oracle_bayes
+from simulator_baselines import ApmGroup, apm_iteration_s
 
 from gpusonde.optimizer.problem import Offer, Plan, ProblemError
 from gpusonde.optimizer.step_times import FloatArray, StepEstimate
 from gpusonde.simulator.compute import ComputeProbe, fit_compute_curve
 
-__all__ = ["ApmSteps", "MAGIC_BATCH", "cheapest_first", "explore", "fastest_first", "oracle_bayes"]
+__all__ = ["MAGIC_BATCH", "ApmSteps", "cheapest_first", "explore", "fastest_first", "oracle_bayes"]
 
 
 class ApmSteps:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from BENCH.planning.baseline_bayesian import explore
+from baseline_bayesian import explore
 
 from gpusonde.optimizer.problem import Group, Plan, Problem
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from BENCH.planning.baseline_apm import cheapest_first, fastest_first
-from BENCH.planning.srifty_cases import SPEED_ORDER, Case, cases
+from baseline_apm import cheapest_first, fastest_first
 from page import table
+from srifty_cases import SPEED_ORDER, Case, cases
 
 from gpusonde.optimizer.problem import Plan
 from gpusonde.optimizer.solve import solve
 
 _TEXT = (
-    "Case studies 1-7 of the seed (`BENCH.planning.srifty_cases`): its prices, quotas and limits, and the seconds "
+    "Case studies 1-7 of the seed (`srifty_cases`): its prices, quotas and limits, and the seconds "
     "that it measured as step times; only configurations that stand in its text can be chosen. `paper`, `exact` and "
     "brute force agree in all of them (`tests/optimizer/test_cases.py`). Its own slips are no targets: case 4's "
     "Oracle-BO sums to 256 samples instead of 1,024, case 6's CGF to 2,560 instead of 2,176, and the cost of case 6's "

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import spot_jobs
-from BENCH.planning.spot_replay import Outcome, only, replay
-from BENCH.planning.srifty_figure_8 import play
 from page import NotRunError, bar, data_file, percent, table
+from spot_replay import Outcome, only, replay
+from srifty_figure_8 import play
 
 from gpusonde.optimizer import Billing, Problem
 from gpusonde.optimizer.continual import ContinualOptions

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from BENCH.planning.simulator_baselines import ApmGroup, apm_iteration_s
 from page import NotRunError, bar, percent, table
 from shaped_network import ShapedNetwork, ShapedNetworkError
+from simulator_baselines import ApmGroup, apm_iteration_s
 
 from gpusonde.simulator.allreduce import AllreduceMeasurement, AllreduceModel
 from gpusonde.simulator.compute import CurveKind

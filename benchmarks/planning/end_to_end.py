@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import sia
-from BENCH.planning.simulator_baselines import full_overlap_s, fully_overlapped_exchange_s
 from compute import single_gpu_curves
 from page import bar, data_file, percent, table
+from simulator_baselines import full_overlap_s, fully_overlapped_exchange_s
 
 from gpusonde.simulator.calibration import CalibrationKind, ExchangeCalibration, MeasuredIteration
 from gpusonde.simulator.compute import ComputeCurve, ComputeProbe, fit_compute_curve

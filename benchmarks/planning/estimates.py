@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import sia
-from BENCH.planning.simulator_baselines import ApmGroup, apm_iteration_s
+from simulator_baselines import ApmGroup, apm_iteration_s
 
 from gpusonde.simulator.calibration import ExchangeCalibration, MeasuredIteration
 from gpusonde.simulator.compute import ComputeProbe, fit_compute_curve

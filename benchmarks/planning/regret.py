@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 import sia
-from BENCH.planning.baseline_apm import explore
+from baseline_apm import explore
 from estimates import APM, OURS, SEED, Estimates, estimates_of
 from page import bar, data_file, percent, table
 

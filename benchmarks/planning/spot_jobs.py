@@ -12,7 +12,7 @@ from random import Random
 
 import numpy as np
 import numpy.typing as npt
-from BENCH.planning.spot_replay import CapacityTrace, Truth, read_capacity
+from spot_replay import CapacityTrace, Truth, read_capacity
 
 from gpusonde.optimizer import Billing, Objective, Offer, Problem, TableSteps
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from BENCH.planning.simulated_cloud import Capacity, SimulatedCloud, SimulatedJob, SimulatedWorld, StepCapacity
+from simulated_cloud import Capacity, SimulatedCloud, SimulatedJob, SimulatedWorld, StepCapacity
 
 from gpusonde.optimizer.continual.choices import Solver
 from gpusonde.optimizer.continual.controller import Controller, DecisionKind

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from BENCH.planning.simulated_cloud import SimulatedCloud, SimulatedJob, SimulatedWorld, StepCapacity
+from simulated_cloud import SimulatedCloud, SimulatedJob, SimulatedWorld, StepCapacity
 
 from gpusonde.optimizer.continual.choices import Solver
 from gpusonde.optimizer.continual.controller import Controller, Decision, DecisionKind

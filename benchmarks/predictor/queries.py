@@ -16,7 +16,7 @@ from text import table
 
 from gpusonde.catalog import load_gpus
 from gpusonde.cli.commands.predict import to_wire
-from gpusonde.collector.client.query.query import Client
+from gpusonde.collector.client import Client
 from gpusonde.predictor.crossgpu import LatencyModel, RunsTable
 
 _WARM_UP = 200

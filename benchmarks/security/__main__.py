@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 from support.running_collector import ProcessCollector  # noqa: E402 - tests/ is not a package
 from support.wire_agent import WireStream, batch, hello, inventory  # noqa: E402
 
-from gpusonde.collector.client.query.query import Client  # noqa: E402
+from gpusonde.collector.client import Client  # noqa: E402
 from gpusonde.collector.security.identity import Role  # noqa: E402
 from gpusonde.collector.security.tokens import token_entry  # noqa: E402
 from gpusonde.service.tls import ClientSecurity  # noqa: E402

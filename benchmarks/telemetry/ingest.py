@@ -12,7 +12,7 @@ from typing import Any
 from processes import CollectorProcess, Meter, run_fleet
 from stored import Stored, examine
 
-from gpusonde.collector.client.query.query import Client
+from gpusonde.collector.client import Client
 
 _SAVED_S = 6.0  # runs are written down every five seconds
 _NO_TRACKING = ("runs.track=false",)

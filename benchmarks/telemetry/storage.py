@@ -25,7 +25,7 @@ import numpy as np
 from storage_records import START_NS, TICKS_PER_SECOND, Agents, Workload, full_set, recorded_h100
 
 from gpusonde.collector import CollectorConfig, LocalStore, run_collector
-from gpusonde.collector.client.query.query import Client
+from gpusonde.collector.client import Client
 from gpusonde.collector.storage.local.segments import SegmentKind
 from gpusonde.collector.storage.local.store import StoreOptions
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import accuracy
 import rows as cut
-from BENCH.workload.ernest_model import PerWorkloadErnest
+from ernest_model import PerWorkloadErnest
 from page import NotRunError, bar, table
 
 from gpusonde.predictor.workload.engine import WorkloadMeasurement, WorkloadRequest

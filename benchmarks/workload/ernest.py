@@ -10,7 +10,7 @@ import numpy as np
 import profet_rows
 import rows as cut
 import torchvision_rows
-from BENCH.workload.ernest_model import PerWorkloadErnest, PooledErnest, workload_of
+from ernest_model import PerWorkloadErnest, PooledErnest, workload_of
 from page import bar, percent, table
 
 from gpusonde.predictor.workload.engine.evaluation import Fold, Protocol

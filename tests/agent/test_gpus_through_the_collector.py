@@ -7,7 +7,7 @@ from support.running_collector import ThreadCollector
 
 from gpusonde.agent import AgentConfig, run_agent
 from gpusonde.agent.sources.nvml.source import NvmlSource
-from gpusonde.collector.client.query.query import Client
+from gpusonde.collector.client import Client
 
 
 def test_an_instance_made_while_the_agent_runs_is_stored_under_its_own_uuid_with_true_averages(fake_nvml, tmp_path):

@@ -20,23 +20,14 @@ from gpusonde.telemetry import TraceError
 HEAVY = ("scipy", "sklearn", "pandas", "catboost", "matplotlib", "pyarrow")
 
 
-class RaisingCommand:
-    """A subcommand whose ``run`` raises."""
-
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
-
-    def add_parser(self, subparsers: object, common: object) -> None:
-        raise NotImplementedError
-
-    def run(self, args: argparse.Namespace) -> int:
-        raise self.error
-
-
 def run_raising(
     monkeypatch: pytest.MonkeyPatch, error: BaseException, *, as_json: bool = False, verbose: bool = False
 ) -> int:
-    monkeypatch.setattr(main, "command_module", lambda name: RaisingCommand(error))
+
+    def raising(_args: argparse.Namespace) -> int:
+        raise error
+
+    monkeypatch.setattr(main, "run_command", raising)
     return main.run(argparse.Namespace(command="detect", json=as_json, verbose=verbose))
 
 
@@ -161,10 +152,10 @@ def test_ctrl_c_exits_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 def test_ctrl_c_while_the_commands_are_imported_is_no_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupted(name: str) -> None:
+    def interrupted(*_names: str) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(main, "command_module", interrupted)
+    monkeypatch.setattr(main, "command_part", interrupted)
     assert main.main(["metrics"]) == 130
     assert capsys.readouterr().err == "interrupted\n"
 

@@ -12,7 +12,7 @@ import sys
 import numpy as np
 import pytest
 
-from gpusonde.cli import output
+from gpusonde.cli import formatting
 from gpusonde.cli.output import Output, RichScreen, Screen, to_json
 
 
@@ -111,22 +111,22 @@ def test_without_rich_the_tables_are_plain() -> None:
     [(17.4123, "17.4"), (0.004211, "0.00421"), (12345.6, "12,346"), (0.0, "0"), (float("nan"), "-"), (None, "-")],
 )
 def test_numbers_are_rounded_to_three_digits_without_exponent(value: float | None, text: str) -> None:
-    assert output.number(value) == text
+    assert formatting.number(value) == text
 
 
 def test_quantities_carry_their_unit() -> None:
-    assert output.seconds(17.38) == "17.4 s"
-    assert output.percent(0.05) == "5 %"
-    assert output.gibibytes(16 * 2**30) == "16.0 GiB"
-    assert output.dollars(0.526) == "$0.526"
-    assert output.dollars(3.06) == "$3.06"
-    assert output.interval(17.1, 17.9) == "17.1 to 17.9"
-    assert output.count(1, "epoch") == "1 epoch"
-    assert output.count(12, "epoch") == "12 epochs"
+    assert formatting.seconds(17.38) == "17.4 s"
+    assert formatting.percent(0.05) == "5 %"
+    assert formatting.gibibytes(16 * 2**30) == "16.0 GiB"
+    assert formatting.dollars(0.526) == "$0.526"
+    assert formatting.dollars(3.06) == "$3.06"
+    assert formatting.interval(17.1, 17.9) == "17.1 to 17.9"
+    assert formatting.count(1, "epoch") == "1 epoch"
+    assert formatting.count(12, "epoch") == "12 epochs"
 
 
 @pytest.mark.parametrize(
     ("value", "text"), [(0.5, "0.50"), (0.99, "0.99"), (0.9977, ">0.99"), (1.0, ">0.99"), (0.0, "<0.01")]
 )
 def test_a_probability_never_claims_certainty(value: float, text: str) -> None:
-    assert output.probability(value) == text
+    assert formatting.probability(value) == text

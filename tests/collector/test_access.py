@@ -8,7 +8,7 @@ from support.certificates import Authority, tls_settings
 from support.running_collector import ThreadCollector
 from support.wire_agent import StreamEnded, WireStream, batch, hello, inventory, wait_until
 
-from gpusonde.collector.client.query.query import Client, CollectorError
+from gpusonde.collector.client import Client, CollectorError
 from gpusonde.collector.security.identity import Role
 from gpusonde.collector.security.tokens import token_entry
 from gpusonde.service.tls import ClientSecurity, TlsError

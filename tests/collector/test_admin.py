@@ -6,8 +6,7 @@ from support.running_collector import ThreadCollector
 from support.wire_agent import WireStream, batch, hello, inventory
 
 from gpusonde.admin.v1 import admin_pb2, admin_pb2_grpc
-from gpusonde.collector.client.query.admin import FleetClient
-from gpusonde.collector.client.query.connection import CollectorError
+from gpusonde.collector.client import CollectorError, FleetClient
 from gpusonde.collector.security.identity import Role
 from gpusonde.collector.security.tokens import token_entry
 from gpusonde.service.tls import ClientSecurity

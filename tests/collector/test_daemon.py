@@ -15,7 +15,7 @@ from support.running_collector import ProcessCollector, ThreadCollector
 from support.trace_records import trace_records
 from support.wire_agent import START_NS, WireStream, hello, wait_until
 
-from gpusonde.collector.client.query.query import Client
+from gpusonde.collector.client import Client
 from gpusonde.collector.server import AddressInUseError
 from gpusonde.epoch_detect import detect
 from gpusonde.predictor.crossgpu import ModelFileError

@@ -6,7 +6,7 @@ from support.running_collector import ThreadCollector
 from support.wire_agent import WireStream, batch, block, hello, inventory
 
 from gpusonde.collector import LocalStore
-from gpusonde.collector.client.query.query import Client
+from gpusonde.collector.client import Client
 from gpusonde.collector.server import AddressInUseError
 from gpusonde.collector.storage.errors import StoreLockedError
 from gpusonde.ingest.v1 import ingest_pb2

@@ -8,7 +8,7 @@ import pytest
 from support.running_collector import ThreadCollector
 from support.wire_agent import StreamEnded, WireStream, batch, block, hello, inventory
 
-from gpusonde.collector.client.query.query import Client, CollectorError
+from gpusonde.collector.client import Client, CollectorError
 from gpusonde.collector.ingest.pacing import AgentPace, PaceOptions, Pressure
 from gpusonde.collector.ingest.session import Session
 from gpusonde.collector.security.rates import CallerBook, CallerLimits, LimitError, RateBucket

@@ -12,7 +12,7 @@ from support.running_collector import ThreadCollector
 from support.trace_records import trace_records
 from support.wire_agent import WireStream, hello, inventory, wait_until
 
-from gpusonde.collector.client.query.query import Client
+from gpusonde.collector.client import Client
 from gpusonde.collector.metrics import CollectorCounters, CollectorFigures, CollectorMetrics, StoreFigures, loss_reason
 from gpusonde.collector.storage.disk.files import OsFiles
 from gpusonde.collector.storage.store import StoreCounters

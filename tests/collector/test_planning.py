@@ -13,8 +13,7 @@ from support.running_collector import ProcessCollector, ThreadCollector
 from support.wire_agent import wait_until
 
 from gpusonde.catalog import load_gpus, load_offers
-from gpusonde.collector.client.query.connection import CollectorError
-from gpusonde.collector.client.query.planning import PlanningClient
+from gpusonde.collector.client import CollectorError, PlanningClient
 from gpusonde.collector.workers.documents import fill, to_document
 from gpusonde.optimizer.documents.problem import parse_plan, parse_problem
 from gpusonde.optimizer.documents.watching import estimate_plan, pareto_plans, solve_problem

@@ -13,7 +13,7 @@ from support.trace_records import trace_records
 from support.wire_agent import WireStream, hello, wait_until
 
 from gpusonde.catalog import load_gpus
-from gpusonde.collector.client.query.query import Client, CollectorError, Distribution, Measurement
+from gpusonde.collector.client import Client, CollectorError, Distribution, Measurement
 from gpusonde.epoch_detect import detect
 from gpusonde.epoch_detect.progress import duration_trend, epoch_table, estimate_end, time_shares
 from gpusonde.predictor.crossgpu import LatencyModel, SourceMeasurement, run_distributions

@@ -12,7 +12,7 @@ from support.store_records import EVER, Feed
 from support.wire_agent import START_NS, TICK_NS, batch, block
 
 from gpusonde.collector import LocalStore
-from gpusonde.collector.client.query.query import Client
+from gpusonde.collector.client import Client
 from gpusonde.collector.query.samples import SampleStream
 from gpusonde.collector.records.model import Position
 from gpusonde.collector.storage.errors import StoreFullError

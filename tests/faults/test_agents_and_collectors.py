@@ -21,7 +21,7 @@ from gpusonde.agent.batch import Batcher, inventory_record
 from gpusonde.agent.sources.base import GpuDescription, GpuTicks, SourceInventory
 from gpusonde.agent.spool import Spool
 from gpusonde.agent.spool.inspection import inspect_spool
-from gpusonde.collector.client.query.query import Client
+from gpusonde.collector.client import Client
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.telemetry import METRICS, MetricKind
 

@@ -22,7 +22,7 @@ from support.store_engines import quick_directory
 from support.trace_records import trace_records
 from support.wire_agent import START_NS, TICK_NS, hello, wait_until
 
-from gpusonde.collector.client.query.query import Client
+from gpusonde.collector.client import Client
 from gpusonde.epoch_detect import detect
 from gpusonde.telemetry import read_trace
 

@@ -25,7 +25,7 @@ from support.trace_records import trace_records
 from support.wire_agent import START_NS, TICK_NS, WireStream, batch, hello, inventory, wait_until
 
 from gpusonde.collector import LocalStore
-from gpusonde.collector.client.query.query import Client, CollectorError
+from gpusonde.collector.client import Client, CollectorError
 from gpusonde.collector.records.model import Position
 from gpusonde.collector.storage.local.store import StoreOptions
 from gpusonde.collector.storage.samples import TicksArrived

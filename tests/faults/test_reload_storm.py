@@ -13,7 +13,7 @@ import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 from support.wire_agent import wait_until
 
-from gpusonde.collector.client.query.query import Client
+from gpusonde.collector.client import Client
 
 SIGNALS = 240
 # One GPU whose tick i has the value i: what arrived can be compared with what was sampled.

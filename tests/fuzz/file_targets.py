@@ -8,12 +8,12 @@ import io
 import json
 from pathlib import Path
 
-from BENCH.planning.spot_replay import TraceError as CapacityError
-from BENCH.planning.spot_replay import read_capacity
 from fuzz.folders import file, folder
 from fuzz.target import Target
 from google.protobuf.message import DecodeError
 from prometheus_client import CollectorRegistry
+from spot_replay import TraceError as CapacityError
+from spot_replay import read_capacity
 from support.problem_documents import small_problem
 
 from gpusonde.agent.jobs.kubelet import KubeletPods
@@ -21,8 +21,7 @@ from gpusonde.agent.jobs.processes import owner_of
 from gpusonde.agent.jobs.sources import DeviceNames
 from gpusonde.catalog import CatalogDataError, load_gpus, load_offers
 from gpusonde.catalog.offers import OfferCatalog
-from gpusonde.collector.client.query.connection import CollectorError
-from gpusonde.collector.client.query.query import Client
+from gpusonde.collector.client import Client, CollectorError
 from gpusonde.kubelet.v1 import pod_resources_pb2
 from gpusonde.optimizer.documents.problem import parse_problem
 from gpusonde.optimizer.documents.schema import DocumentError, read_document

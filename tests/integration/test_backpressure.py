@@ -5,7 +5,7 @@ import pytest
 from support.running_collector import ProcessCollector
 from support.uplink_rig import SteadyRig, assert_every_record_once, stored_ticks
 
-from gpusonde.collector.client.query.admin import FleetClient
+from gpusonde.collector.client import FleetClient
 from gpusonde.collector.security.identity import Role
 from gpusonde.collector.security.tokens import token_entry
 from gpusonde.service.tls import ClientSecurity

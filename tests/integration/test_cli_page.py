@@ -27,7 +27,7 @@ from support.workload_graphs import small_network
 from gpusonde.cli import main
 from gpusonde.cli.commands import profile
 from gpusonde.cli.demo.run import bundled_trace
-from gpusonde.cli.main import Parser, common_options
+from gpusonde.cli.parsing import Parser, common_options
 from gpusonde.cli.workload import train as workload_train
 from gpusonde.collector.security.identity import Role
 from gpusonde.collector.security.tokens import token_entry

@@ -23,7 +23,7 @@ from gpusonde.agent.sources.base import (
     SourceInventory,
     SourceStatistics,
 )
-from gpusonde.collector.client.query.query import Client
+from gpusonde.collector.client import Client
 from gpusonde.epoch_detect import detect
 from gpusonde.telemetry import Trace, metric
 

@@ -20,7 +20,7 @@ from support.collector_process import (
 
 from gpusonde.cli.demo.run import bundled_trace
 from gpusonde.cli.main import main
-from gpusonde.collector.client.query.query import Client
+from gpusonde.collector.client import Client
 from gpusonde.telemetry import read_trace, write_trace
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"

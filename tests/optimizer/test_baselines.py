@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from BENCH.planning.baseline_apm import ApmSteps, cheapest_first, explore, fastest_first, oracle_bayes
+from baseline_apm import ApmSteps, cheapest_first, explore, fastest_first, oracle_bayes
 
 from gpusonde.optimizer.paper import plans
 from gpusonde.optimizer.problem import Group, Offer, Plan, Problem, ProblemError

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from BENCH.planning.baseline_apm import cheapest_first, fastest_first
-from BENCH.planning.srifty_cases import PRICES, SPEED_ORDER, Case, Row, cases
+from baseline_apm import cheapest_first, fastest_first
+from srifty_cases import PRICES, SPEED_ORDER, Case, Row, cases
 
 from gpusonde.optimizer.solution import Status
 from gpusonde.optimizer.solve import Method, solve

@@ -13,7 +13,6 @@ SOURCE_ROOTS = (
     "proto",
     "telemetry",
     "catalog",
-    "settings",
     "service",
     "agent",
     "epoch_detect",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from BENCH.planning.simulator_baselines import (
+from simulator_baselines import (
     ApmGroup,
     PaleoDevice,
     PaleoNetwork,

@@ -7,10 +7,10 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from gpusonde.cli.main import DEFAULT_COLLECTOR, UsageError, address
+from gpusonde.cli.parsing import DEFAULT_COLLECTOR, UsageError, address
 
 if TYPE_CHECKING:
-    from gpusonde.collector.client.query.query import Client
+    from gpusonde.collector.client import Client
     from gpusonde.service.tls import ClientSecurity
 
 # Destination of the flag, its environment variable, what it holds.
@@ -81,7 +81,7 @@ def connect(args: argparse.Namespace) -> Client:
         UsageError: Its options do not go together.
         gpusonde.service.tls.TlsError: A file cannot be used.
     """
-    from gpusonde.collector.client.query.query import Client
+    from gpusonde.collector.client import Client
 
     return Client(args.collector, security=client_security(args))
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpusonde.cli.main import UsageError
 from gpusonde.cli.output import Output
+from gpusonde.cli.parsing import UsageError
 from gpusonde.service import process
 
 if TYPE_CHECKING:

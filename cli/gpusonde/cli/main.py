@@ -6,26 +6,23 @@ Turning exceptions into one clear line, at the edge of the command.
 
 Every exception class of gpusonde's own packages says what happened and what to do next: it is printed as it is. So are
 the operating system's and gRPC's, translated into words. Anything else is a fault of ours and says so.
-
-Argument parsing shared by all subcommands: usage errors as exceptions, common options, argument types.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib
 import logging
-import math
 import os
 import sys
 import traceback
 from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, Protocol, TypeAlias, cast
+from typing import Any, cast
 
 from gpusonde.cli.output import to_json
+from gpusonde.cli.parsing import Parser, UsageError, command_part, common_options
 from gpusonde.service import process
 
 # Distributions that only the "collector" extra brings; a bare agent host has none of them.
@@ -148,158 +145,31 @@ def _describe_rpc_error(error: Any) -> str:
     return f"the collector refused ({status}): {text}"
 
 
-# Where the collector listens and the agent sends unless told otherwise.
-DEFAULT_COLLECTOR = "127.0.0.1:7433"
-
-Subparsers: TypeAlias = "argparse._SubParsersAction[Parser]"
-OptionGroup: TypeAlias = "argparse._ArgumentGroup"
-
-
-class UsageError(Exception):
-    """A command line that cannot be understood; exit code 2.
-
-    Attributes:
-        usage: The usage line of the subcommand at fault, or empty.
-    """
-
-    def __init__(self, message: str, usage: str = "") -> None:
-        """Keep the usage line beside the message."""
-        self.usage = usage
-        super().__init__(message)
-
-
-class Parser(argparse.ArgumentParser):
-    """An argument parser that raises ``UsageError`` instead of leaving the process."""
-
-    def error(self, message: str) -> NoReturn:
-        """Raise ``UsageError``."""
-        raise UsageError(message, self.format_usage().strip())
-
-
-class CommandModule(Protocol):
-    """What every module of ``gpusonde.cli.commands`` offers."""
-
-    def add_parser(self, subparsers: Subparsers, common: Parser) -> None:
-        """Declare the subcommand and its options."""
-
-    def run(self, args: argparse.Namespace) -> int:
-        """Do the work and return the exit code."""
-
-
-def common_options() -> Parser:
-    """Options that every subcommand takes, as a parent parser."""
-    common = Parser(add_help=False)
-    group = common.add_argument_group("output")
-    group.add_argument("--json", action="store_true", help="print one JSON object on stdout (keys: docs/cli.md)")
-    group.add_argument("--verbose", action="store_true", help="log debug messages; show tracebacks of errors")
-    group.add_argument(
-        "--log-format", choices=("text", "json"), help="form of the log lines on stderr (default: text, or log.format)"
-    )
-    return common
-
-
-def add_command(subparsers: Subparsers, common: Parser, name: str, summary: str, description: str = "") -> Parser:
-    """Add a subcommand with the common options; ``summary`` is its line in ``gpusonde --help``."""
-    return subparsers.add_parser(
-        name,
-        help=summary,
-        description=description or summary[:1].upper() + summary[1:] + ".",
-        parents=[common],
-        allow_abbrev=False,
-    )
-
-
-def positive_number(text: str) -> float:
-    """Argument type: a finite number above zero."""
-    value = _number(text)
-    if value <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not above zero")
-    return value
-
-
-def ratio(text: str) -> float:
-    """Argument type: a finite number from 0 up."""
-    value = _number(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is negative")
-    return value
-
-
-def positive_integer(text: str) -> int:
-    """Argument type: a whole number above zero."""
-    value = _whole(text)
-    if value <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not above zero")
-    return value
-
-
-def whole_number(text: str) -> int:
-    """Argument type: zero or a positive whole number."""
-    value = _whole(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is negative")
-    return value
-
-
-def names(text: str) -> list[str]:
-    """Argument type: names separated by commas, at least one, none empty."""
-    chosen = [part.strip() for part in text.split(",")]
-    if not all(chosen):
-        raise argparse.ArgumentTypeError(f"{text!r} holds an empty name; write them as A,B,C")
-    return chosen
-
-
-def address(text: str) -> str:
-    """Argument type: HOST:PORT, with IPv6 hosts in brackets, or a ``unix:`` path."""
-    if text.startswith("unix:"):
-        return text
-    host, separator, port = text.rpartition(":")
-    if not separator or not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT, for example 127.0.0.1:7433")
-    return text
-
-
-def _number(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number")
-    return value
-
-
-def _whole(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
-
-
-COMMANDS = (
-    "demo",
-    "detect",
-    "predict",
-    "train",
-    "workload",
-    "plan",
-    "monitor",
-    "profile",
-    "probe",
-    "evaluate",
-    "agent",
-    "record",
-    "spool",
-    "collector",
-    "store",
-    "token",
-    "fleet",
-    "runs",
-    "epochs",
-    "gpus",
-    "offers",
-    "metrics",
-)
+# Where each command lives, below gpusonde.cli: ``add_NAME_parser`` and ``run_NAME``.
+COMMANDS = {
+    "demo": "demo.run",
+    "detect": "commands.detect",
+    "predict": "commands.predict",
+    "train": "commands.train",
+    "workload": "commands.workload",
+    "plan": "commands.plan",
+    "monitor": "commands.plan",
+    "profile": "commands.profile",
+    "probe": "commands.profile",
+    "evaluate": "commands.evaluate",
+    "agent": "commands.daemons",
+    "record": "commands.record",
+    "spool": "commands.spool",
+    "collector": "commands.daemons",
+    "store": "commands.store",
+    "token": "commands.fleet",
+    "fleet": "commands.fleet",
+    "runs": "commands.epochs",
+    "epochs": "commands.epochs",
+    "gpus": "commands.catalog",
+    "offers": "commands.catalog",
+    "metrics": "commands.catalog",
+}
 # The daemons' news is worth a line without being asked for.
 _DAEMONS = frozenset({"agent", "collector"})
 
@@ -317,8 +187,8 @@ def build_parser() -> Parser:
     parser.add_argument("--version", action=_PrintVersion, nargs=0, help="print the version and exit")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
     common = common_options()
-    for name in COMMANDS:
-        command_module(name).add_parser(subparsers, common)
+    for name, module in COMMANDS.items():
+        command_part(module, f"add_{name}_parser")(subparsers, common)
     return parser
 
 
@@ -332,9 +202,9 @@ class _PrintVersion(argparse.Action):
         parser.exit()
 
 
-def command_module(name: str) -> CommandModule:
-    """Import the module of one subcommand."""
-    return cast(CommandModule, importlib.import_module(f"gpusonde.cli.commands.{name}"))
+def run_command(args: argparse.Namespace) -> int:
+    """Run the subcommand that was parsed."""
+    return cast(int, command_part(COMMANDS[args.command], f"run_{args.command}")(args))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -374,7 +244,7 @@ def spare_loopback_from_proxies(environment: MutableMapping[str, str]) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the parsed subcommand inside the one error boundary of the command."""
     try:
-        code = command_module(args.command).run(args)
+        code = run_command(args)
         sys.stdout.flush()
     except UsageError as error:
         return _report_usage(error, as_json=args.json)
@@ -427,7 +297,3 @@ def _print_error_object(report: Report) -> None:
 def _forget_stdout() -> None:
     with contextlib.suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpusonde.cli import output
+from gpusonde.cli import formatting
 from gpusonde.cli.main import CommandError
 from gpusonde.cli.output import Screen
 from gpusonde.predictor.crossgpu import LatencyPrediction, Precision, SourceMeasurement, run_distributions
@@ -21,7 +21,7 @@ from gpusonde.telemetry import Unit, metric
 
 if TYPE_CHECKING:
     from gpusonde.catalog import GpuCatalog
-    from gpusonde.collector.client.query.results import PredictionSet
+    from gpusonde.collector.client import PredictionSet
     from gpusonde.epoch_detect import EpochDetection
     from gpusonde.predictor.crossgpu import RunsTable
     from gpusonde.telemetry import Trace
@@ -77,19 +77,19 @@ class Predictions:
         """Print the predictions, fastest first."""
         for note in self.notes:
             screen.note(f"note: {note}")
-        screen.heading(f"one epoch takes {output.seconds(self.epoch_latency_s)} on {self.source_gpu}")
+        screen.heading(f"one epoch takes {formatting.seconds(self.epoch_latency_s)} on {self.source_gpu}")
         coverage = self.rows[0].interval_coverage if self.rows else math.nan
         measured = ("measured (s)", "error") if self.measured_s else ()
-        latency = ("epoch latency (s)", f"{output.percent(coverage)} interval (s)")
+        latency = ("epoch latency (s)", f"{formatting.percent(coverage)} interval (s)")
         screen.table(
             ("GPU", *latency, *measured, "extrapolated", "method", "remark"),
             [
                 (
                     row.target_gpu,
-                    output.number(row.epoch_latency_s),
-                    output.interval(row.epoch_latency_low_s, row.epoch_latency_high_s),
+                    formatting.number(row.epoch_latency_s),
+                    formatting.interval(row.epoch_latency_low_s, row.epoch_latency_high_s),
                     *(self._measured_cells(row) if measured else ()),
-                    output.yes_no(row.extrapolated),
+                    formatting.yes_no(row.extrapolated),
                     row.method,
                     row.reason,
                 )
@@ -103,8 +103,8 @@ class Predictions:
     def _measured_cells(self, row: LatencyPrediction) -> tuple[str, str]:
         measured = self.measured_s.get(row.target_gpu)
         if measured is None:
-            return output.ABSENT, output.ABSENT
-        return output.number(measured), f"{100 * (row.epoch_latency_s / measured - 1):+.0f} %"
+            return formatting.ABSENT, formatting.ABSENT
+        return formatting.number(measured), f"{100 * (row.epoch_latency_s / measured - 1):+.0f} %"
 
 
 def from_answer(

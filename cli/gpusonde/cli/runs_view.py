@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from gpusonde.cli import output
-from gpusonde.cli.main import OptionGroup, Parser
+from gpusonde.cli import formatting
 from gpusonde.cli.output import Screen
+from gpusonde.cli.parsing import OptionGroup, Parser
 
 if TYPE_CHECKING:
-    from gpusonde.collector.client.query.results import EpochInfo, RunEpochs, RunInfo
+    from gpusonde.collector.client import EpochInfo, RunEpochs, RunInfo
     from gpusonde.epoch_detect import EpochDetection
     from gpusonde.telemetry import Trace
 
@@ -217,9 +217,9 @@ def render_progress(screen: Screen, progress: Progress) -> None:
                 f"{epoch.start_s:.2f}",
                 f"{epoch.end_s:.2f}",
                 f"{epoch.end_s - epoch.start_s:.2f}",
-                *([output.probability(epoch.confidence)] if tracked else []),
-                output.number(epoch.energy_joules / 1000),
-                *(output.number(epoch.mean_metrics.get(name)) for name in names),
+                *([formatting.probability(epoch.confidence)] if tracked else []),
+                formatting.number(epoch.energy_joules / 1000),
+                *(formatting.number(epoch.mean_metrics.get(name)) for name in names),
                 *([epoch.status] if tracked else []),
             )
             for i, epoch in enumerate(progress.table)
@@ -230,12 +230,12 @@ def render_progress(screen: Screen, progress: Progress) -> None:
     if progress.trend is not None:
         _render_trend(screen, progress.trend)
     idle, stalled = progress.idle_share, progress.stalled_share
-    screen.line(f"idle {output.percent(idle, 1)} of the time; lost in stalls {output.percent(stalled, 1)}")
+    screen.line(f"idle {formatting.percent(idle, 1)} of the time; lost in stalls {formatting.percent(stalled, 1)}")
     if (estimate := progress.estimate) is not None:
-        range_ = output.interval(estimate.end_low_s, estimate.end_high_s)
+        range_ = formatting.interval(estimate.end_low_s, estimate.end_high_s)
         screen.line(
             f"{estimate.epochs_done} epochs done, {estimate.epochs_left} left: the job ends at "
-            f"{output.seconds(estimate.end_s)} (90 % interval {range_} s)"
+            f"{formatting.seconds(estimate.end_s)} (90 % interval {range_} s)"
         )
 
 
@@ -255,11 +255,11 @@ def _render_trend(screen: Screen, trend: TrendFigures) -> None:
     for point in trend.changes:
         kind = "slower" if point.change > 0 else "faster"
         screen.line(
-            f"from epoch {point.epoch} on {output.percent(abs(point.change))} {kind}: "
-            f"{output.seconds(point.before_s)} -> {output.seconds(point.after_s)}"
+            f"from epoch {point.epoch} on {formatting.percent(abs(point.change))} {kind}: "
+            f"{formatting.seconds(point.before_s)} -> {formatting.seconds(point.after_s)}"
         )
     if not trend.changes:
-        screen.line(f"no lasting change of the duration; median {output.seconds(trend.recent_s)}")
+        screen.line(f"no lasting change of the duration; median {formatting.seconds(trend.recent_s)}")
 
 
 def run_payload(run: RunInfo) -> dict[str, Any]:
@@ -275,8 +275,8 @@ def run_payload(run: RunInfo) -> dict[str, Any]:
         "scheduler": run.scheduler or None,
         "active": run.active,
         "replayed": run.replayed,
-        "start_time": output.iso_time(run.start_unix_nano),
-        "end_time": output.iso_time(run.end_unix_nano),
+        "start_time": formatting.iso_time(run.start_unix_nano),
+        "end_time": formatting.iso_time(run.end_unix_nano),
         "duration_s": (run.end_unix_nano - run.start_unix_nano) / 1e9,
         "ticks": run.tick_count,
         "missed_ticks": run.missed_ticks,
@@ -294,8 +294,8 @@ def epochs_payload(run: RunInfo, found: RunEpochs) -> list[dict[str, Any]]:
     return [
         {
             "index": epoch.index,
-            "start_time": output.iso_time(epoch.start_unix_nano),
-            "end_time": output.iso_time(epoch.end_unix_nano),
+            "start_time": formatting.iso_time(epoch.start_unix_nano),
+            "end_time": formatting.iso_time(epoch.end_unix_nano),
             "start_s": _since(run, epoch.start_unix_nano),
             "end_s": _since(run, epoch.end_unix_nano),
             "duration_s": epoch.duration_s,
@@ -315,14 +315,14 @@ def render_runs(screen: Screen, runs: Sequence[RunInfo]) -> None:
             (
                 run.run_id,
                 run.product_name or run.gpu_uuid,
-                run.host_name or output.ABSENT,
-                run.job_id or output.ABSENT,
+                run.host_name or formatting.ABSENT,
+                run.job_id or formatting.ABSENT,
                 " ".join(filter(None, ("active" if run.active else "ended", "(replayed)" if run.replayed else ""))),
                 local_time(run.start_unix_nano),
-                output.number((run.end_unix_nano - run.start_unix_nano) / 1e9),
+                formatting.number((run.end_unix_nano - run.start_unix_nano) / 1e9),
                 str(run.epoch_count) if run.verdict else "not yet",
-                output.number(run.period_s),
-                output.interval(run.period_low_s, run.period_high_s),
+                formatting.number(run.period_s),
+                formatting.interval(run.period_low_s, run.period_high_s),
             )
             for run in runs
         ],
@@ -334,12 +334,12 @@ def render_runs(screen: Screen, runs: Sequence[RunInfo]) -> None:
 def headline(run: RunInfo) -> str:
     """What was found in a run, in one line."""
     if run.verdict == "epochs":
-        interval = output.interval(run.period_low_s, run.period_high_s)
-        found = output.count(run.epoch_count, "epoch")
-        confidence = output.probability(run.confidence)
-        return f"{found} of {output.seconds(run.period_s)} (95 % interval {interval} s), confidence {confidence}"
+        interval = formatting.interval(run.period_low_s, run.period_high_s)
+        found = formatting.count(run.epoch_count, "epoch")
+        confidence = formatting.probability(run.confidence)
+        return f"{found} of {formatting.seconds(run.period_s)} (95 % interval {interval} s), confidence {confidence}"
     if run.verdict == "short_cycle":
-        return f"a cycle of {output.seconds(run.period_s)}, too short to tell an epoch from an iteration"
+        return f"a cycle of {formatting.seconds(run.period_s)}, too short to tell an epoch from an iteration"
     return "no epochs" if run.verdict else "not analysed yet"
 
 
@@ -354,7 +354,7 @@ def render_epochs(screen: Screen, run: RunInfo, epochs: Sequence[EpochInfo]) -> 
                 f"{_since(run, epoch.start_unix_nano):.2f}",
                 f"{_since(run, epoch.end_unix_nano):.2f}",
                 f"{epoch.duration_s:.2f}",
-                output.probability(epoch.confidence),
+                formatting.probability(epoch.confidence),
                 epoch.status,
             )
             for i, epoch in enumerate(epochs)

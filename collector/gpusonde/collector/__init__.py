@@ -1,7 +1,7 @@
 """The collector: takes the agents' streams, keeps them, finds runs and epochs, answers questions.
 
 The parts that need Arrow, SciPy and the models are imported when they are first asked for: a program that only wants
-``gpusonde.collector.client.query`` does not pay for them.
+``gpusonde.collector.client`` does not pay for them.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from support.store_engines import ClickHouseEngine
 from support.store_records import EVER, Feed
 from support.wire_agent import StreamEnded, WireStream, batch, hello, inventory, wait_until
 
-from gpusonde.collector.client.query.query import Client
+from gpusonde.collector.client import Client
 from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql, Connection
 from gpusonde.collector.storage.errors import StoreError
 

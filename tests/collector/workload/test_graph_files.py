@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from support.running_collector import ThreadCollector
 
-from gpusonde.collector.client.query.workload import WorkloadClient
+from gpusonde.collector.client import WorkloadClient
 
 FILES = Path(__file__).parents[2] / "data" / "graph_files"
 

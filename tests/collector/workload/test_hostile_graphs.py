@@ -10,8 +10,7 @@ from support.layered_graphs import graph_json
 from support.running_collector import ThreadCollector
 from support.wire_agent import WireStream, batch, hello, inventory
 
-from gpusonde.collector.client.query.connection import CollectorError
-from gpusonde.collector.client.query.workload import WorkloadClient
+from gpusonde.collector.client import CollectorError, WorkloadClient
 from gpusonde.predictor.workload.graph import (
     DataDependentControlFlowError,
     GraphLimitError,

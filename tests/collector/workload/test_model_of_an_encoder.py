@@ -14,7 +14,7 @@ from support.trained_encoders import encoder_weights
 from support.wire_agent import wait_until
 from support.wired_networks import SLOWER, turned, write_embedding_model
 
-from gpusonde.collector.client.query.workload import WorkloadClient
+from gpusonde.collector.client import WorkloadClient
 from gpusonde.predictor.workload.embedding import EncoderWeights
 from gpusonde.predictor.workload.embedding.registry import Registry, checkpoint_name
 from gpusonde.predictor.workload.engine import MissingEncoderError, ModelFileError

@@ -12,8 +12,7 @@ from support.layered_graphs import graph_json
 from support.running_collector import ProcessCollector, ThreadCollector
 from support.wire_agent import WireStream, batch, block, hello, inventory
 
-from gpusonde.collector.client.query.connection import CollectorError
-from gpusonde.collector.client.query.workload import WorkloadClient
+from gpusonde.collector.client import CollectorError, WorkloadClient
 from gpusonde.collector.workload.training_queue import TrainingQueue
 from gpusonde.common.v1 import gpu_pb2
 from gpusonde.ingest.v1 import ingest_pb2

@@ -14,7 +14,7 @@ from support.layered_graphs import graph_json
 from support.running_collector import ThreadCollector
 from support.wire_agent import wait_until
 
-from gpusonde.collector.client.query.workload import WorkloadClient
+from gpusonde.collector.client import WorkloadClient
 from gpusonde.collector.workload.training import TrainingCounters, Trainings, has_torch, trainer_command
 from gpusonde.collector.workload.training_queue import TrainingQueue
 

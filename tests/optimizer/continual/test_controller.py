@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
-from BENCH.planning.simulated_cloud import SimulatedCloud, SimulatedJob, SimulatedWorld, StepCapacity
+from simulated_cloud import SimulatedCloud, SimulatedJob, SimulatedWorld, StepCapacity
 
 from gpusonde.optimizer import Billing, Group, Objective, Offer, Plan, Problem, ProblemError, TableSteps
 from gpusonde.optimizer.continual import (

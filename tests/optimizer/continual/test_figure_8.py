@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from BENCH.planning.srifty_figure_8 import play
+from srifty_figure_8 import play
 
 from gpusonde.optimizer.continual import ContinualOptions, DecisionKind
 

@@ -7,10 +7,10 @@ import random
 from pathlib import Path
 
 import pytest
-from BENCH.planning.simulated_cloud import StepCapacity
-from BENCH.planning.spot_replay import CapacityTrace, TraceError, Truth, only, read_capacity, replay
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from simulated_cloud import StepCapacity
+from spot_replay import CapacityTrace, TraceError, Truth, only, read_capacity, replay
 
 from gpusonde.optimizer import Billing, Objective, Offer, Problem, TableSteps
 from gpusonde.optimizer.continual import ContinualOptions

@@ -10,9 +10,9 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from gpusonde.cli import output
-from gpusonde.cli.main import Parser, Subparsers, add_command, names
+from gpusonde.cli import formatting
 from gpusonde.cli.output import Output, Screen
+from gpusonde.cli.parsing import Parser, Subparsers, add_command, names
 
 if TYPE_CHECKING:
     from gpusonde.catalog import GpuSpec, Offer
@@ -153,9 +153,9 @@ def _render(screen: Screen, offers: list[Offer], notes: list[str], billing: str)
                 offer.instance_type,
                 offer.provider,
                 offer.region,
-                output.number(offer.vcpu_count, 3),
-                output.gibibytes(offer.memory_bytes),
-                output.number(None if (bits := offer.network_bits_per_second) is None else bits / 1e9),
+                formatting.number(offer.vcpu_count, 3),
+                formatting.gibibytes(offer.memory_bytes),
+                formatting.number(None if (bits := offer.network_bits_per_second) is None else bits / 1e9),
                 f"{offer.usd_per_hour:,.3f}",
                 offer.price_date or "undated",
             )
@@ -230,11 +230,11 @@ def _render_all(screen: Screen, specs: list[GpuSpec]) -> None:
                 spec.name,
                 spec.architecture,
                 str(spec.sm_count),
-                output.number(spec.boost_clock_mhz, 4),
-                output.gibibytes(spec.memory_bytes),
-                output.number(spec.memory_bandwidth_bytes_per_second / 1e9, 4),
-                output.number(spec.fp32_tflops),
-                output.number(spec.power_limit_watts, 4),
+                formatting.number(spec.boost_clock_mhz, 4),
+                formatting.gibibytes(spec.memory_bytes),
+                formatting.number(spec.memory_bandwidth_bytes_per_second / 1e9, 4),
+                formatting.number(spec.fp32_tflops),
+                formatting.number(spec.power_limit_watts, 4),
             )
             for spec in specs
         ],

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpusonde.cli import output
+from gpusonde.cli import formatting
 from gpusonde.cli.daemon import (
     add_config_options,
     log_applier,
@@ -21,8 +21,8 @@ from gpusonde.cli.daemon import (
     show_config,
     usage_errors_of_settings,
 )
-from gpusonde.cli.main import DEFAULT_COLLECTOR, Parser, Subparsers, add_command, address, positive_number
 from gpusonde.cli.output import Output, Screen
+from gpusonde.cli.parsing import DEFAULT_COLLECTOR, Parser, Subparsers, add_command, address, positive_number
 from gpusonde.service import process
 
 if TYPE_CHECKING:
@@ -77,9 +77,9 @@ def render_doctor(screen: Screen, diagnosis: Diagnosis, jobs: Sequence[JobSource
     system, chosen = diagnosis.system, diagnosis.chosen
     screen.line(f"driver: {diagnosis.driver_version or 'no NVIDIA kernel module is loaded'}")
     nodes = [f"{node.path}{'' if node.accessible else ' (no access)'}" for node in system.device_nodes]
-    screen.line(f"device files: {', '.join(nodes) or 'none'}; running as root: {output.yes_no(system.is_root)}")
+    screen.line(f"device files: {', '.join(nodes) or 'none'}; running as root: {formatting.yes_no(system.is_root)}")
     if system.profiling_admin_only is not None:
-        screen.line(f"profiling reserved for root by the driver: {output.yes_no(system.profiling_admin_only)}")
+        screen.line(f"profiling reserved for root by the driver: {formatting.yes_no(system.profiling_admin_only)}")
     for finding in diagnosis.sources:
         screen.heading(f"source {finding.name}: {'usable' if finding.usable else 'not usable'}")
         if finding.bindings_folder:
@@ -89,14 +89,14 @@ def render_doctor(screen: Screen, diagnosis: Diagnosis, jobs: Sequence[JobSource
         if finding.reason:
             screen.line(finding.reason)
         elif finding.usable:
-            lag = f"; values arrive {output.seconds(finding.lag_s)} late" if finding.lag_s else ""
-            screen.line(f"one reading of all GPUs takes {output.seconds(finding.read_s)}{lag}")
+            lag = f"; values arrive {formatting.seconds(finding.lag_s)} late" if finding.lag_s else ""
+            screen.line(f"one reading of all GPUs takes {formatting.seconds(finding.read_s)}{lag}")
     if chosen is not None:
         for gpu in chosen.gpus:
             _render_gpu(screen, gpu)
     for job_source in jobs:
         screen.heading(f"jobs from {job_source.name}: {'usable' if job_source.usable else 'not usable'}")
-        screen.line(job_source.reason or output.count(len(job_source.owners), "owner") + " of GPUs now")
+        screen.line(job_source.reason or formatting.count(len(job_source.owners), "owner") + " of GPUs now")
         for owner in job_source.owners:
             screen.line(f"{owner.gpu_uuid}: job {owner.job_id} ({owner.scheduler})")
     screen.heading(f"the agent would sample with {chosen.name}" if chosen else "nothing can be sampled on this host")
@@ -107,8 +107,8 @@ def render_doctor(screen: Screen, diagnosis: Diagnosis, jobs: Sequence[JobSource
 def _render_gpu(screen: Screen, gpu: GpuFinding) -> None:
     part = f"MIG instance {gpu.mig_uuid} of " if gpu.mig_uuid else ""
     screen.heading(
-        f"{part}GPU {gpu.gpu_index} {gpu.product_name} ({gpu.gpu_uuid}): {output.number(gpu.tick_rate_hz)} ticks per "
-        "second"
+        f"{part}GPU {gpu.gpu_index} {gpu.product_name} ({gpu.gpu_uuid}): {formatting.number(gpu.tick_rate_hz)} ticks "
+        "per second"
     )
     screen.line(f"processes that compute on it: {'not told' if gpu.processes is None else gpu.processes}")
     rows = []
@@ -120,8 +120,8 @@ def _render_gpu(screen: Screen, gpu: GpuFinding) -> None:
         else:
             state = "measured in turns" if metric.multiplexed else "measured"
         is_missing = metric.missing_reason is not None
-        every = output.ABSENT if is_missing else output.seconds(metric.interval_s)
-        rows.append((metric.name, output.ABSENT if is_missing else metric.origin, every, state))
+        every = formatting.ABSENT if is_missing else formatting.seconds(metric.interval_s)
+        rows.append((metric.name, formatting.ABSENT if is_missing else metric.origin, every, state))
     screen.table(("metric", "from", "every", "state"), rows)
 
 
@@ -332,8 +332,9 @@ def tally(counts: dict[str, int]) -> list[dict[str, Any]]:
 def _render_agent(screen: Screen, report: AgentReport) -> None:
     counters = report.counters
     screen.line(
-        f"agent {report.agent_id}: {output.count(counters.ticks, 'tick')} sampled, {counters.missed_ticks} missed, "
-        f"{output.count(counters.records, 'record')} spooled, {counters.unacked_records} of them not yet acknowledged"
+        f"agent {report.agent_id}: {formatting.count(counters.ticks, 'tick')} sampled, {counters.missed_ticks} missed, "
+        f"{formatting.count(counters.records, 'record')} spooled, {counters.unacked_records} of them not yet "
+        "acknowledged"
     )
     if not report.drained:
         screen.note("the collector does not have everything yet; the rest is sent when the agent starts again")

@@ -6,9 +6,10 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpusonde.cli import output
-from gpusonde.cli.main import Parser, Subparsers, UsageError, add_command, naming, positive_integer, positive_number
+from gpusonde.cli import formatting
+from gpusonde.cli.main import naming
 from gpusonde.cli.output import Output, Screen
+from gpusonde.cli.parsing import Parser, Subparsers, UsageError, add_command, positive_integer, positive_number
 from gpusonde.cli.runs_view import (
     Progress,
     add_detection_options,
@@ -108,7 +109,7 @@ def plot(path: Path, trace: Trace, detection: EpochDetection) -> None:
 
     name = trace.gpu_model or trace.gpu_uuid
     facts = (
-        [f"confidence {output.probability(detection.confidence)}"]
+        [f"confidence {formatting.probability(detection.confidence)}"]
         if detection.verdict == "epochs"
         else [detection.reason]
     )
@@ -126,12 +127,12 @@ def plot(path: Path, trace: Trace, detection: EpochDetection) -> None:
 
 def headline(detection: EpochDetection) -> str:
     """The verdict in one line."""
-    range_ = output.interval(detection.period_low_s, detection.period_high_s)
+    range_ = formatting.interval(detection.period_low_s, detection.period_high_s)
     if detection.verdict == "epochs":
-        found = output.count(len(detection.epoch_starts_s), "epoch")
-        return f"{found} of {output.seconds(detection.period_s)} (95 % interval {range_} s)"
+        found = formatting.count(len(detection.epoch_starts_s), "epoch")
+        return f"{found} of {formatting.seconds(detection.period_s)} (95 % interval {range_} s)"
     if detection.verdict == "short_cycle":
-        return f"a cycle of {output.seconds(detection.period_s)}, too short to tell an epoch from an iteration"
+        return f"a cycle of {formatting.seconds(detection.period_s)}, too short to tell an epoch from an iteration"
     return "no epochs"
 
 
@@ -169,18 +170,18 @@ def _render(
     if "generated" in trace.attributes:
         screen.note(f"note: this trace is generated {trace.attributes['generated']}")
     gpu = " ".join(filter(None, (trace.gpu_model, trace.gpu_uuid)))
-    ticks = f"{output.count(len(trace), 'tick')} in {output.seconds(trace.duration_s)}"
+    ticks = f"{formatting.count(len(trace), 'tick')} in {formatting.seconds(trace.duration_s)}"
     screen.heading(headline(detection))
     screen.line(f"{args.trace}{f' ({gpu})' if gpu else ''}: {ticks}, {detection.mode} mode")
     screen.line(
-        f"metrics: {', '.join(detection.metrics) or 'none'}; confidence {output.probability(detection.confidence)}"
+        f"metrics: {', '.join(detection.metrics) or 'none'}; confidence {formatting.probability(detection.confidence)}"
     )
     if detection.reason:
         screen.line(detection.reason)
     render_progress(screen, progress)
     if len(detection.hypotheses) > 1:
         others = "; ".join(
-            f"{output.seconds(h.period_s)} x {h.cycles} (score {h.score:.2f})" for h in detection.hypotheses
+            f"{formatting.seconds(h.period_s)} x {h.cycles} (score {h.score:.2f})" for h in detection.hypotheses
         )
         screen.line(f"periods considered: {others}")
     if args.plot is not None:

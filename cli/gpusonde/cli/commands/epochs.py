@@ -8,14 +8,14 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from gpusonde.cli import output
+from gpusonde.cli import formatting
 from gpusonde.cli.connection import add_collector_options, connect
-from gpusonde.cli.main import CommandError, Parser, Subparsers, UsageError, add_command, positive_integer
+from gpusonde.cli.main import CommandError
 from gpusonde.cli.output import Output, Screen
+from gpusonde.cli.parsing import Parser, Subparsers, UsageError, add_command, positive_integer
 
 if TYPE_CHECKING:
-    from gpusonde.collector.client.query.query import Client
-    from gpusonde.collector.client.query.results import RunEpochs, RunInfo
+    from gpusonde.collector.client import Client, RunEpochs, RunInfo
 
 
 def add_runs_parser(subparsers: Subparsers, common: Parser) -> None:
@@ -40,7 +40,7 @@ def run_runs(args: argparse.Namespace) -> int:
         else:
             screen.line(f"the collector at {args.collector} has seen no such run")
 
-    Output(as_json=args.json).result({"runs": [run_payload(run_runs) for run_runs in runs]}, render)
+    Output(as_json=args.json).result({"runs": [run_payload(run) for run in runs]}, render)
     return 0
 
 
@@ -55,7 +55,7 @@ class UnknownRunError(CommandError):
 def add_epochs_parser(subparsers: Subparsers, common: Parser) -> None:
     """Declare ``gpusonde epochs``."""
     parser = add_command(subparsers, common, "epochs", "list the epochs of one run that a collector has seen")
-    parser.add_argument("run_epochs", nargs="?", metavar="RUN", help="run; the beginning of its name is enough")
+    parser.add_argument("run", nargs="?", metavar="RUN", help="run; the beginning of its name is enough")
     parser.add_argument("--latest", action="store_true", help="the newest run")
     parser.add_argument("--withdrawn", action="store_true", help="also epochs that a later revision withdrew")
     parser.add_argument(
@@ -93,9 +93,9 @@ def run_epochs(args: argparse.Namespace) -> int:
     if found.estimate is not None:
         totals["estimate"] = {
             **totals["estimate"],
-            "end_time": output.iso_time(found.estimate.end_unix_nano),
-            "end_low_time": output.iso_time(found.estimate.end_low_unix_nano),
-            "end_high_time": output.iso_time(found.estimate.end_high_unix_nano),
+            "end_time": formatting.iso_time(found.estimate.end_unix_nano),
+            "end_low_time": formatting.iso_time(found.estimate.end_low_unix_nano),
+            "end_high_time": formatting.iso_time(found.estimate.end_high_unix_nano),
         }
     rows = zip(epochs_payload(chosen, found), progress.table, strict=True)
 
@@ -107,7 +107,7 @@ def run_epochs(args: argparse.Namespace) -> int:
 
     Output(as_json=args.json).result(
         {
-            "run_epochs": run_payload(chosen),
+            "run": run_payload(chosen),
             "reason": found.reason,
             "epochs": [{**row, **figures_payload(figures)} for row, figures in rows],
             **totals,
@@ -120,14 +120,14 @@ def run_epochs(args: argparse.Namespace) -> int:
 
 
 def _render_remarks(screen: Screen, run: RunInfo, found: RunEpochs) -> None:
-    if found.estimate is not None and found.estimate.epochs_left and not run_epochs.active:
+    if found.estimate is not None and found.estimate.epochs_left and not run.active:
         screen.note("the run is over before the job was: that is when it would have been done")
     if found.estimate_reason:
         screen.note(f"no estimate of the end yet: {found.estimate_reason}")
     if found.pending_summaries:
         screen.note(
-            f"mean metrics and energy of {output.count(found.pending_summaries, 'epoch')} are still being worked out;"
-            " if they do not come, the collector's log says why"
+            f"mean metrics and energy of {formatting.count(found.pending_summaries, 'epoch')} are still being worked "
+            "out; if they do not come, the collector's log says why"
         )
 
 
@@ -143,8 +143,8 @@ def find_run(client: Client, name: str | None) -> RunInfo:
             raise UnknownRunError("the collector has seen no run yet; is an agent streaming to it?")
         return runs[0]
     # Every name begins with the empty one.
-    begin = [run_epochs for run_epochs in runs if name and run_epochs.run_id.startswith(name)]
-    found = [run_epochs for run_epochs in begin if run_epochs.run_id == name] or begin
+    begin = [run for run in runs if name and run.run_id.startswith(name)]
+    found = [run for run in begin if run.run_id == name] or begin
     if len(found) != 1:
         what = f"{len(found)} runs begin with {name!r}: write more of it" if found else f"no run {name!r}"
         raise UnknownRunError(f"{what}; 'gpusonde runs' lists them")

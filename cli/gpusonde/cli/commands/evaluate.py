@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import importlib
-from typing import cast
+from collections.abc import Callable
 
-from gpusonde.cli.main import CommandModule, Parser, Subparsers
+from gpusonde.cli.parsing import Parser, Subparsers, command_part
 
 # Modules of gpusonde.cli.evaluations, which are made like those of the commands.
 _SUBJECTS = ("epochs", "predictor", "workload")
@@ -23,13 +22,10 @@ def add_evaluate_parser(subparsers: Subparsers, common: Parser) -> None:
     )
     subjects = parser.add_subparsers(dest="subject", metavar="SUBJECT", required=True, parser_class=Parser)
     for name in _SUBJECTS:
-        _module(name).add_parser(subjects, common)
+        command_part(f"evaluations.{name}", f"add_{name}_parser")(subjects, common)
 
 
 def run_evaluate(args: argparse.Namespace) -> int:
     """Evaluate the subject that was named."""
-    return _module(args.subject).run(args)
-
-
-def _module(subject: str) -> CommandModule:
-    return cast(CommandModule, importlib.import_module(f"gpusonde.cli.evaluations.{subject}"))
+    run: Callable[[argparse.Namespace], int] = command_part(f"evaluations.{args.subject}", f"run_{args.subject}")
+    return run(args)

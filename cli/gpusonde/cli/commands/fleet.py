@@ -9,13 +9,13 @@ import argparse
 import re
 from typing import TYPE_CHECKING
 
-from gpusonde.cli import output
+from gpusonde.cli import formatting
 from gpusonde.cli.connection import add_collector_options, client_security
-from gpusonde.cli.main import Parser, Subparsers, UsageError, add_command, address, names
 from gpusonde.cli.output import Output, Screen
+from gpusonde.cli.parsing import Parser, Subparsers, UsageError, add_command, address, names
 
 if TYPE_CHECKING:
-    from gpusonde.collector.client.query.admin import FleetClient
+    from gpusonde.collector.client import FleetClient
 
 _AGENT_ID = re.compile(r"[A-Za-z0-9._:@*-]{1,128}")
 _LABEL = re.compile(r"[A-Za-z0-9 ._:@/-]{1,64}")
@@ -84,7 +84,7 @@ def add_fleet_parser(subparsers: Subparsers, common: Parser) -> None:
 
 def run_fleet(args: argparse.Namespace) -> int:
     """Ask or order, and print."""
-    from gpusonde.collector.client.query.admin import FleetClient
+    from gpusonde.collector.client import FleetClient
 
     draining = args.action == "drain"
     if draining and bool(args.agents) == args.all:
@@ -99,7 +99,7 @@ def _list(args: argparse.Namespace, client: FleetClient) -> int:
     agents = client.list_agents()
 
     def render(screen: Screen) -> None:
-        screen.line(f"{output.count(len(agents), 'agent')} {'streams' if len(agents) == 1 else 'stream'} to it")
+        screen.line(f"{formatting.count(len(agents), 'agent')} {'streams' if len(agents) == 1 else 'stream'} to it")
         for agent in agents:
             throttled = ", throttled" if agent.throttled else ""
             screen.line(f"{agent.agent_id} on {agent.host_name or 'an unnamed host'} ({agent.identity}{throttled})")
@@ -113,7 +113,7 @@ def _drain(args: argparse.Namespace, client: FleetClient) -> int:
 
     def render(screen: Screen) -> None:
         screen.line(
-            f"{output.count(len(drained), 'agent')} asked to {f'go to {args.to}' if args.to else 'come back later'}"
+            f"{formatting.count(len(drained), 'agent')} asked to {f'go to {args.to}' if args.to else 'come back later'}"
         )
         if absent:
             screen.note(f"no open stream here: {', '.join(absent)}")

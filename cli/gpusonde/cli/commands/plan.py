@@ -16,14 +16,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from gpusonde.cli import output
+from gpusonde.cli import formatting
 from gpusonde.cli.connection import add_collector_options, client_security, connect
 from gpusonde.cli.files import check_writable
-from gpusonde.cli.main import Parser, Subparsers, UsageError, add_command, naming, positive_number
+from gpusonde.cli.main import naming
 from gpusonde.cli.output import Output, Screen, to_json
+from gpusonde.cli.parsing import Parser, Subparsers, UsageError, add_command, positive_number
 
 if TYPE_CHECKING:
-    from gpusonde.collector.client.query.planning import PlanningClient
+    from gpusonde.collector.client import PlanningClient
 
 _GROUP = re.compile(r"(?P<offer>.+)=(?P<machines>[0-9]{1,9})@(?P<batch_size>[0-9]{1,9})")
 _EXIT_NO_PLAN = 1
@@ -68,7 +69,6 @@ def group(text: str) -> dict[str, Any]:
 
 def run_plan(args: argparse.Namespace) -> int:
     """Answer and print."""
-
     from gpusonde.optimizer.documents.schema import write_json
 
     _check_plan(args)
@@ -179,7 +179,7 @@ def _checked_for_the_wire(args: argparse.Namespace, problem: dict[str, Any]) -> 
 
 
 def _client(args: argparse.Namespace) -> PlanningClient:
-    from gpusonde.collector.client.query.planning import PlanningClient
+    from gpusonde.collector.client import PlanningClient
 
     return PlanningClient(args.collector, security=client_security(args))
 
@@ -224,7 +224,6 @@ def add_monitor_parser(subparsers: Subparsers, common: Parser) -> None:
 
 def run_monitor(args: argparse.Namespace) -> int:
     """Watch and print."""
-
     from gpusonde.optimizer.documents.references import read_problem
 
     _check_monitor(args)
@@ -302,7 +301,7 @@ def _of_collector(
     args: argparse.Namespace, problem: Mapping[str, Any], start: dict[str, Any]
 ) -> Iterator[dict[str, Any]]:
     from gpusonde.cli.commands.epochs import find_run
-    from gpusonde.collector.client.query.planning import PlanningClient
+    from gpusonde.collector.client import PlanningClient
 
     if args.run is not None:
         with connect(args) as client:
@@ -345,7 +344,7 @@ _HEADINGS = {
 _ACTIONS = {
     "launch": "launch",
     "wait": "wait for",
-    "run_plan": "run_plan",
+    "run": "run",
     "keep": "keep",
     "idle": "wait for cheaper machines",
     "no_plan": "nothing that can be had does the job",
@@ -410,12 +409,12 @@ def plan_text(plan: Mapping[str, Any] | None) -> str:
 def hours(seconds: float | None) -> str:
     """A duration that may be minutes or weeks."""
     if seconds is None:
-        return output.ABSENT
+        return formatting.ABSENT
     if seconds < 120:
-        return f"{output.number(seconds)} s"
+        return f"{formatting.number(seconds)} s"
     if seconds < 2 * 3600:
-        return f"{output.number(seconds / 60)} min"
-    return f"{output.number(seconds / 3600)} h"
+        return f"{formatting.number(seconds / 60)} min"
+    return f"{formatting.number(seconds / 3600)} h"
 
 
 def _render_plan(screen: Screen, plan: Mapping[str, Any], estimate: Mapping[str, Any]) -> None:
@@ -431,7 +430,8 @@ def _render_plan(screen: Screen, plan: Mapping[str, Any], estimate: Mapping[str,
         f"takes {time} and costs {cost}; with the wanted confidence at most {kept} and {cost_kept}; {per_hour} per hour"
     )
     screen.line(
-        f"an iteration takes {output.seconds(step['mean_s'])}, 95 in 100 at most {output.seconds(step['p95_s'])}"
+        f"an iteration takes {formatting.seconds(step['mean_s'])}, "
+        f"95 in 100 at most {formatting.seconds(step['p95_s'])}"
     )
 
 
@@ -439,9 +439,9 @@ def _figures(estimate: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
     return (
         hours(estimate["time_s"]),
         hours(estimate["time_at_confidence_s"]),
-        output.dollars(estimate["cost_usd"]),
-        output.dollars(estimate["cost_at_confidence_usd"]),
-        output.dollars(estimate["usd_per_hour"]),
+        formatting.dollars(estimate["cost_usd"]),
+        formatting.dollars(estimate["cost_at_confidence_usd"]),
+        formatting.dollars(estimate["usd_per_hour"]),
     )
 
 
@@ -457,14 +457,14 @@ def render_recommendation(screen: Screen, found: Mapping[str, Any]) -> None:
     throughput, projection = found["throughput"], found["projection"]
     if throughput is not None:
         screen.line(
-            f"{output.number(throughput['mean'])} iterations/s"
-            f" ({output.interval(throughput['low'], throughput['high'])});"
-            f" {output.number(found['remaining_iterations'])} left"
+            f"{formatting.number(throughput['mean'])} iterations/s"
+            f" ({formatting.interval(throughput['low'], throughput['high'])});"
+            f" {formatting.number(found['remaining_iterations'])} left"
         )
     if projection is not None:
         screen.line(
             f"ends after {hours(projection['end_s'])} ({hours(projection['low_s'])} to {hours(projection['high_s'])}),"
-            f" spent {output.dollars(found['spent_usd'])}, in all {output.dollars(found['expected_usd'])}"
+            f" spent {formatting.dollars(found['spent_usd'])}, in all {formatting.dollars(found['expected_usd'])}"
         )
     for word in ("launch", "end"):
         if found[word]:
@@ -480,4 +480,4 @@ def render_recommendation(screen: Screen, found: Mapping[str, Any]) -> None:
 
 
 def _of_kind(found: Mapping[str, Any]) -> str:
-    return plan_text(found["plan"]) if found["kind"] in ("launch", "wait", "run_plan", "keep") else ""
+    return plan_text(found["plan"]) if found["kind"] in ("launch", "wait", "run", "keep") else ""

@@ -8,23 +8,14 @@ from typing import TYPE_CHECKING
 
 from gpusonde.cli.commands.detect import add_trace_options, read_trace_of
 from gpusonde.cli.connection import add_collector_options, connect
-from gpusonde.cli.main import (
-    CommandError,
-    Parser,
-    Subparsers,
-    UsageError,
-    add_command,
-    names,
-    naming,
-    positive_number,
-    whole_number,
-)
+from gpusonde.cli.main import CommandError, naming
 from gpusonde.cli.output import Output
+from gpusonde.cli.parsing import Parser, Subparsers, UsageError, add_command, names, positive_number, whole_number
 
 if TYPE_CHECKING:
     from gpusonde.catalog import GpuCatalog, GpuSpec
     from gpusonde.cli.measuring import Predictions, Source
-    from gpusonde.collector.client.query.query import Measurement
+    from gpusonde.collector.client import Measurement
     from gpusonde.predictor.crossgpu import LatencyModel, SourceMeasurement
 
 _PRECISIONS = ("fp32", "mixed", "fp64")
@@ -78,7 +69,7 @@ def run_predict(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    sources = [name for name in ("trace", "runs", "run_predict") if getattr(args, name) is not None]
+    sources = [name for name in ("trace", "runs", "run") if getattr(args, name) is not None]
     if not sources and args.gpu_model is not None and args.epoch_s is not None:
         sources = ["gpu_model"]
     if len(sources) != 1:
@@ -187,7 +178,7 @@ def _ask_collector(args: argparse.Namespace) -> Predictions:
 
 def to_wire(measurement: SourceMeasurement) -> Measurement:
     """A measurement as a collector takes it."""
-    from gpusonde.collector.client.query.query import Distribution, Measurement
+    from gpusonde.collector.client import Distribution, Measurement
 
     return Measurement(
         gpu_model=measurement.gpu.name,

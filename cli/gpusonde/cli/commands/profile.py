@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpusonde.cli import output
+from gpusonde.cli import formatting
 from gpusonde.cli.files import check_writable
-from gpusonde.cli.main import (
+from gpusonde.cli.output import Output, Screen
+from gpusonde.cli.parsing import (
     Parser,
     Subparsers,
     UsageError,
@@ -23,7 +24,6 @@ from gpusonde.cli.main import (
     positive_number,
     whole_number,
 )
-from gpusonde.cli.output import Output, Screen
 
 if TYPE_CHECKING:
     from gpusonde.simulator.allreduce import AllreduceMeasurement
@@ -163,16 +163,17 @@ def _render_probe(screen: Screen, found: Sequence[AllreduceMeasurement], path: P
         [
             (
                 str(row.world_size),
-                output.number(row.transfer_bytes / 1e6),
-                output.number(row.seconds),
-                output.number(row.bus_bytes_per_second / 1e9),
+                formatting.number(row.transfer_bytes / 1e6),
+                formatting.number(row.seconds),
+                formatting.number(row.bus_bytes_per_second / 1e9),
             )
             for row in _largest(found)
         ],
         numeric=columns,
     )
     screen.line(
-        f"{output.count(len(found), 'measurement')} written to {path}; name it under job.allreduce_files of a problem"
+        f"{formatting.count(len(found), 'measurement')} written to {path}; "
+        "name it under job.allreduce_files of a problem"
     )
 
 
@@ -271,17 +272,17 @@ def _render_profile(screen: Screen, found: JobProfile, path: Path) -> None:
         [
             (
                 f"{probe.batch_size:g}",
-                output.number(probe.total_s),
-                output.number(probe.forward_s),
-                output.percent(probe.spread, 1),
+                formatting.number(probe.total_s),
+                formatting.number(probe.forward_s),
+                formatting.percent(probe.spread, 1),
             )
             for probe in found.probes
         ],
         numeric=columns,
     )
     screen.line(
-        f"gradients: {output.number(found.gradients.total_bytes / 1e6)} MB in"
-        f" {output.count(int(found.gradients.bucket_bytes.size), 'bucket')}; optimizer"
-        f" {output.seconds(found.optimizer_s)}"
+        f"gradients: {formatting.number(found.gradients.total_bytes / 1e6)} MB in"
+        f" {formatting.count(int(found.gradients.bucket_bytes.size), 'bucket')}; optimizer"
+        f" {formatting.seconds(found.optimizer_s)}"
     )
     screen.line(f"written to {path}; name it under job.profiles of a problem file")

@@ -8,9 +8,9 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpusonde.cli import output
-from gpusonde.cli.main import Parser, Subparsers, UsageError, add_command, positive_number
+from gpusonde.cli import formatting
 from gpusonde.cli.output import Output, Screen
+from gpusonde.cli.parsing import Parser, Subparsers, UsageError, add_command, positive_number
 
 if TYPE_CHECKING:
     from gpusonde.agent import RecordReport, SelfCounters
@@ -102,9 +102,9 @@ def _render(screen: Screen, report: RecordReport) -> None:
     if not counters.ticks:
         screen.note("nothing was recorded: there was no time for a single tick")
         return
-    gpus = output.count(len(report.gpu_uuids), "GPU")
+    gpus = formatting.count(len(report.gpu_uuids), "GPU")
     screen.line(
-        f"{report.path}: {output.count(counters.ticks, 'tick')} of {gpus} in {output.seconds(report.duration_s)}, "
-        f"{counters.missed_ticks} missed"
+        f"{report.path}: {formatting.count(counters.ticks, 'tick')} of {gpus} in "
+        f"{formatting.seconds(report.duration_s)}, {counters.missed_ticks} missed"
     )
     screen.line(f"metrics: {', '.join(report.metrics)}")

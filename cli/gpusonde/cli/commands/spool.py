@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpusonde.cli import output
-from gpusonde.cli.main import Parser, Subparsers, add_command
+from gpusonde.cli import formatting
 from gpusonde.cli.output import Output, Screen
+from gpusonde.cli.parsing import Parser, Subparsers, add_command
 
 if TYPE_CHECKING:
     from gpusonde.agent.spool.inspection import SpoolReport
@@ -107,7 +107,7 @@ def _findings(report: SpoolReport) -> dict[str, Any]:
 
 
 def _time(unix_nano: int | None) -> str | None:
-    return None if unix_nano is None else output.iso_time(unix_nano)
+    return None if unix_nano is None else formatting.iso_time(unix_nano)
 
 
 def _render_summary(screen: Screen, report: SpoolReport) -> None:
@@ -117,7 +117,7 @@ def _render_summary(screen: Screen, report: SpoolReport) -> None:
     size = sum(segment.size_bytes for segment in report.segments)
     screen.line(f"{report.directory}: {whose}{running}")
     screen.line(
-        f"{output.count(records, 'record')} up to {report.last_sequence} in {size:,} bytes; up to "
+        f"{formatting.count(records, 'record')} up to {report.last_sequence} in {size:,} bytes; up to "
         f"{report.acked_sequence} acknowledged or reported as dropped"
     )
 
@@ -129,11 +129,11 @@ def _render_list(screen: Screen, report: SpoolReport) -> None:
     rows = [
         (
             segment.path.name,
-            f"{segment.first_sequence} to {segment.last_sequence}" if segment.records else output.ABSENT,
+            f"{segment.first_sequence} to {segment.last_sequence}" if segment.records else formatting.ABSENT,
             f"{segment.ticks:,}",
             f"{segment.size_bytes:,}",
-            _time(segment.first_tick_unix_nano) or output.ABSENT,
-            _time(segment.last_tick_unix_nano) or output.ABSENT,
+            _time(segment.first_tick_unix_nano) or formatting.ABSENT,
+            _time(segment.last_tick_unix_nano) or formatting.ABSENT,
         )
         for segment in report.segments
     ]

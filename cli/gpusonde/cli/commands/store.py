@@ -7,9 +7,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpusonde.cli import output
-from gpusonde.cli.main import Parser, Subparsers, UsageError, add_command, positive_integer
+from gpusonde.cli import formatting
 from gpusonde.cli.output import Output, Screen
+from gpusonde.cli.parsing import Parser, Subparsers, UsageError, add_command, positive_integer
 
 if TYPE_CHECKING:
     from gpusonde.collector.storage.check.findings import CheckReport
@@ -106,10 +106,10 @@ def _fsck(args: argparse.Namespace, output: Output) -> int:
 
 def _render_check(screen: Screen, report: CheckReport) -> None:
     screen.line(
-        f"read {output.count(report.segments, 'segment')} with {report.rows:,} rows,"
-        f" {report.size_bytes / 1e6:,.1f} MB, and {output.count(report.log_entries, 'record')} in the log;"
-        f" {output.count(report.gaps, 'gap')} on record,"
-        f" {output.count(report.deletions, 'file')} deleted by retention"
+        f"read {formatting.count(report.segments, 'segment')} with {report.rows:,} rows,"
+        f" {report.size_bytes / 1e6:,.1f} MB, and {formatting.count(report.log_entries, 'record')} in the log;"
+        f" {formatting.count(report.gaps, 'gap')} on record,"
+        f" {formatting.count(report.deletions, 'file')} deleted by retention"
     )
     if report.live:
         screen.note("a collector is using the directory: what it is just writing was left out")
@@ -139,12 +139,12 @@ def _compact(args: argparse.Namespace, output: Output) -> int:
 
 def _render_compact(screen: Screen, report: CompactReport) -> None:
     screen.line(
-        f"{output.count(report.files_written, 'file')} written; ticks take {report.size_after_bytes / 1e6:,.1f} MB,"
+        f"{formatting.count(report.files_written, 'file')} written; ticks take {report.size_after_bytes / 1e6:,.1f} MB,"
         f" before it was {report.size_before_bytes / 1e6:,.1f} MB; averages {report.averages_bytes / 1e6:,.1f} MB"
     )
     if report.segments_left:
         screen.note(
-            f"{output.count(report.segments_left, 'segment')} could not be read; 'gpusonde store fsck' says why"
+            f"{formatting.count(report.segments_left, 'segment')} could not be read; 'gpusonde store fsck' says why"
         )
 
 
@@ -182,13 +182,13 @@ def _export(args: argparse.Namespace, output: Output) -> int:
 
 def _render_export(screen: Screen, out: Path, report: ExportReport) -> None:
     screen.line(
-        f"{out}: {output.count(sum(gpu.ticks for gpu in report.gpus), 'tick')} of"
-        f" {output.count(len(report.gpus), 'GPU')}"
+        f"{out}: {formatting.count(sum(gpu.ticks for gpu in report.gpus), 'tick')} of"
+        f" {formatting.count(len(report.gpus), 'GPU')}"
     )
     averaged = [gpu for gpu in report.gpus if gpu.resolution_s]
     if averaged:
         screen.note(
-            f"of {output.count(len(averaged), 'GPU')} the oldest ticks are deleted: what is left are averages over"
+            f"of {formatting.count(len(averaged), 'GPU')} the oldest ticks are deleted: what is left are averages over"
             " a second"
         )
     if report.live:
@@ -221,4 +221,4 @@ def _plain(value: object) -> object:
 def _render_answer(screen: Screen, answer: SqlAnswer) -> None:
     screen.table(answer.columns, [["" if cell is None else str(cell) for cell in row] for row in answer.rows])
     if answer.truncated:
-        screen.note(f"there are more than {output.count(len(answer.rows), 'row')}: raise --limit, or ask for less")
+        screen.note(f"there are more than {formatting.count(len(answer.rows), 'row')}: raise --limit, or ask for less")

@@ -8,10 +8,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpusonde.cli import output
+from gpusonde.cli import formatting
 from gpusonde.cli.files import check_writable
-from gpusonde.cli.main import Parser, Subparsers, UsageError, add_command, naming, positive_integer, positive_number
+from gpusonde.cli.main import naming
 from gpusonde.cli.output import Output, Screen
+from gpusonde.cli.parsing import Parser, Subparsers, UsageError, add_command, positive_integer, positive_number
 
 if TYPE_CHECKING:
     from gpusonde.collector.fleet import FleetRuns
@@ -187,8 +188,8 @@ def _render(screen: Screen, payload: dict[str, Any]) -> None:
         screen.table(
             ("model", "mean error"),
             [
-                (f"in service ({payload['former_version']})", output.percent(payload["current_mape"], 1)),
-                ("candidate", output.percent(payload["candidate_mape"], 1)),
+                (f"in service ({payload['former_version']})", formatting.percent(payload["current_mape"], 1)),
+                ("candidate", formatting.percent(payload["candidate_mape"], 1)),
             ],
             numeric=("mean error",),
         )

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import importlib
-from typing import cast
+from collections.abc import Callable
 
-from gpusonde.cli.main import CommandModule, Parser, Subparsers
+from gpusonde.cli.parsing import Parser, Subparsers, command_part
 
 # Modules of gpusonde.cli.workload, which are made like those of the commands.
-_ACTIONS = ("graph", "predict", "embed", "fit", "train", "trainings", "hosts")
+_HOMES = {
+    "graph": "graph",
+    "predict": "predict",
+    "embed": "embed",
+    "fit": "train",
+    "train": "train",
+    "trainings": "train",
+    "hosts": "remote",
+}
 
 
 def add_workload_parser(subparsers: Subparsers, common: Parser) -> None:
@@ -23,14 +30,11 @@ def add_workload_parser(subparsers: Subparsers, common: Parser) -> None:
         allow_abbrev=False,
     )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=Parser)
-    for name in _ACTIONS:
-        _module(name).add_parser(actions, common)
+    for name, module in _HOMES.items():
+        command_part(f"workload.{module}", f"add_{name}_parser")(actions, common)
 
 
 def run_workload(args: argparse.Namespace) -> int:
     """Do what was named."""
-    return _module(args.action).run(args)
-
-
-def _module(action: str) -> CommandModule:
-    return cast(CommandModule, importlib.import_module(f"gpusonde.cli.workload.{action}"))
+    run: Callable[[argparse.Namespace], int] = command_part(f"workload.{_HOMES[args.action]}", f"run_{args.action}")
+    return run(args)

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from gpusonde.catalog import CostedOffer, Offer, cheapest, fastest, rank_offers
-from gpusonde.cli import output
+from gpusonde.cli import formatting
 from gpusonde.cli.commands.catalog import offer_payload
 from gpusonde.cli.measuring import Predictions
 from gpusonde.cli.output import Screen
 from gpusonde.cli.runs_view import epochs_payload, headline, render_epochs, run_payload
-from gpusonde.collector.client.query.results import RunEpochs, RunInfo
+from gpusonde.collector.client import RunEpochs, RunInfo
 from gpusonde.predictor.crossgpu import LatencyPrediction
 
 
@@ -108,7 +108,7 @@ class DemoReport:
         best_of: dict[str, CostedOffer] = {}
         for costed in self.offers:
             best_of.setdefault(costed.offer.gpu_model, costed)
-        coverage = output.percent(self.predictions.rows[0].interval_coverage)
+        coverage = formatting.percent(self.predictions.rows[0].interval_coverage)
         screen.heading("What one epoch takes and costs elsewhere, on the cheapest machine with one such GPU")
         columns = ("epoch (s)", f"{coverage} interval (s)", "$ per epoch", f"{coverage} interval ($)")
         screen.table(
@@ -133,13 +133,13 @@ class DemoReport:
         row = self._row(costed)
         return (
             costed.offer.gpu_model,
-            output.number(costed.epoch_latency_s),
-            output.interval(row.epoch_latency_low_s, row.epoch_latency_high_s),
-            output.number(costed.usd_per_epoch),
-            output.interval(*_cost_interval(costed, row)),
+            formatting.number(costed.epoch_latency_s),
+            formatting.interval(row.epoch_latency_low_s, row.epoch_latency_high_s),
+            formatting.number(costed.usd_per_epoch),
+            formatting.interval(*_cost_interval(costed, row)),
             f"{costed.offer.provider} {costed.offer.instance_type}",
             costed.offer.price_date or "undated",
-            "measured" if row.method == "measured" else output.yes_no(row.extrapolated),
+            "measured" if row.method == "measured" else formatting.yes_no(row.extrapolated),
         )
 
     def _sentence(self, costed: CostedOffer) -> str:
@@ -147,9 +147,10 @@ class DemoReport:
         note = ", extrapolated" if row.extrapolated else ""
         return (
             f"{offer.provider} {offer.instance_type} ({offer.gpu_model}, {offer.region}): "
-            f"{output.seconds(costed.epoch_latency_s)} "
-            f"({output.interval(row.epoch_latency_low_s, row.epoch_latency_high_s)} s) and "
-            f"{output.dollars(costed.usd_per_epoch)} per epoch at its price of {offer.price_date or 'no date'}{note}"
+            f"{formatting.seconds(costed.epoch_latency_s)} "
+            f"({formatting.interval(row.epoch_latency_low_s, row.epoch_latency_high_s)} s) and "
+            f"{formatting.dollars(costed.usd_per_epoch)} per epoch "
+            f"at its price of {offer.price_date or 'no date'}{note}"
         )
 
 

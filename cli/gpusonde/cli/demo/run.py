@@ -25,16 +25,16 @@ from pathlib import Path
 import numpy as np
 
 from gpusonde.catalog import GpuCatalog, UnknownGpuError, load_gpus, load_offers
-from gpusonde.cli import output
+from gpusonde.cli import formatting
 from gpusonde.cli.demo.processes import Child, stopped_by_signals
 from gpusonde.cli.demo.report import DemoReport, Observation, rank, render_run
-from gpusonde.cli.main import CommandError, Parser, Subparsers, add_command, positive_number
+from gpusonde.cli.main import CommandError
 from gpusonde.cli.measuring import from_answer
 from gpusonde.cli.output import Output, Screen
+from gpusonde.cli.parsing import Parser, Subparsers, add_command, positive_number
 from gpusonde.cli.picture import EpochMarks, draw
 from gpusonde.cli.runs_view import headline
-from gpusonde.collector.client.query.query import Client
-from gpusonde.collector.client.query.results import RunInfo
+from gpusonde.collector.client import Client, RunInfo
 from gpusonde.telemetry import FloatArray, Trace, read_traces
 
 
@@ -59,9 +59,8 @@ def add_demo_parser(subparsers: Subparsers, common: Parser) -> None:
     )
 
 
-def play_demo(args: argparse.Namespace) -> int:
+def run_demo(args: argparse.Namespace) -> int:
     """Run the demo."""
-
     output = Output(as_json=args.json)
     options = DemoOptions(
         out=args.out, trace=args.trace, speed=args.speed, watch_s=args.watch_s, replay_only=args.replay
@@ -225,7 +224,7 @@ class _Demo:
             self.screen.note(f"THE TRACE IS GENERATED {generated}")
         longest = max(traces, key=lambda trace: trace.duration_s)
         self.screen.line(
-            f"replaying {path.name}: {output.seconds(longest.duration_s)} of {longest.gpu_model}, "
+            f"replaying {path.name}: {formatting.seconds(longest.duration_s)} of {longest.gpu_model}, "
             f"{self._options.speed:g} times faster than it would be recorded"
         )
         replay = ("--replay", str(path), "--speed", repr(self._options.speed))
@@ -329,7 +328,7 @@ class _Demo:
             missed_ticks=report["missed_ticks"],
         )
         self.screen.line(
-            f"{output.count(observation.ticks_sampled, 'tick')} sampled, {observation.missed_ticks:,} missed, "
+            f"{formatting.count(observation.ticks_sampled, 'tick')} sampled, {observation.missed_ticks:,} missed, "
             f"{observation.ticks_stored:,} stored once each"
         )
         return observation

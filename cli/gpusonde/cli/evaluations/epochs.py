@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gpusonde.cli import output
-from gpusonde.cli.main import Parser, Subparsers, UsageError, add_command, naming
+from gpusonde.cli import formatting
+from gpusonde.cli.main import naming
 from gpusonde.cli.output import Output, Screen
+from gpusonde.cli.parsing import Parser, Subparsers, UsageError, add_command
 from gpusonde.cli.runs_view import add_detection_options
 
 if TYPE_CHECKING:
@@ -206,7 +207,7 @@ def run_epochs(args: argparse.Namespace) -> int:
     pictures = None if args.plot_dir is None else _Pictures(args.plot_dir)
     scores, rows = [], []
     cpu_s = duration_s = 0.0
-    with output.progress(f"looking for epochs in {output.count(len(traces), 'trace')}", len(traces)) as show:
+    with output.progress(f"looking for epochs in {formatting.count(len(traces), 'trace')}", len(traces)) as show:
         for name, trace, truth in traces:
             begin = time.process_time()
             with naming(traces.file_of(name)):
@@ -253,7 +254,7 @@ class _Pictures:
                 starts_s=found.epoch_starts_s,
                 ends_s=found.epoch_ends_s,
                 headline=f"{trace_id}: {headline(found)}",
-                detail=f"true (green): {true_words(truth)} · confidence {output.probability(found.confidence)} · "
+                detail=f"true (green): {true_words(truth)} · confidence {formatting.probability(found.confidence)} · "
                 f"{found.mode} mode",
                 true_starts_s=np.array(truth.epoch_starts_s),
             ),
@@ -263,7 +264,7 @@ class _Pictures:
 
 def true_words(truth: Truth) -> str:
     """The truth about a trace in words."""
-    return " or ".join(output.seconds(period) for period in truth.periods_s) or "no epochs"
+    return " or ".join(formatting.seconds(period) for period in truth.periods_s) or "no epochs"
 
 
 def _payload(
@@ -289,7 +290,7 @@ def _render(screen: Screen, args: argparse.Namespace, result: EpochEvaluation, p
     for row in payload["left_out"]:
         screen.note(f"note: {row['trace_id']} is left out: {row['reason']}")
     overall = result.overall
-    counted = f"{output.count(overall.positives, 'trace')} with epochs, {overall.negatives} without"
+    counted = f"{formatting.count(overall.positives, 'trace')} with epochs, {overall.negatives} without"
     screen.heading(f"{args.traces}: {counted}, {args.mode} mode")
     shapes = [_shape_row(shape or "-", summary) for shape, summary in result.by_shape.items()]
     rows = [_shape_row("all", overall), *(shapes if len(shapes) > 1 else ())]
@@ -329,13 +330,13 @@ def _trace_row(row: dict[str, Any]) -> tuple[str, ...]:
         row["trace_id"],
         row["shape"] or "-",
         row["verdict"],
-        output.number(row["period_s"], 4),
-        output.number(row["true_period_s"], 4),
+        formatting.number(row["period_s"], 4),
+        formatting.number(row["true_period_s"], 4),
         _percent(row["ape"]),
-        output.probability(row["confidence"]),
+        formatting.probability(row["confidence"]),
         _percent(row["boundaries_found"]),
     )
 
 
 def _percent(share: float | None) -> str:
-    return output.percent(share, 1)
+    return formatting.percent(share, 1)

@@ -11,19 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpusonde.cli import output
-from gpusonde.cli.main import (
-    CommandError,
-    Parser,
-    Subparsers,
-    UsageError,
-    add_command,
-    names,
-    naming,
-    positive_integer,
-    ratio,
-)
+from gpusonde.cli import formatting
+from gpusonde.cli.main import CommandError, naming
 from gpusonde.cli.output import Output, Screen
+from gpusonde.cli.parsing import Parser, Subparsers, UsageError, add_command, names, positive_integer, ratio
 
 if TYPE_CHECKING:
     from gpusonde.predictor.crossgpu.evaluation import Evaluation, Predictor, Protocol, Scores
@@ -252,7 +243,7 @@ def _json_name(attribute: str) -> str:
 
 def _render(screen: Screen, payload: dict[str, Any]) -> None:
     where = payload["test_file"] or payload["runs_file"]
-    noise = f", sources {output.percent(payload['noise'], 1)} off" if payload["noise"] else ""
+    noise = f", sources {formatting.percent(payload['noise'], 1)} off" if payload["noise"] else ""
     screen.heading(f"{where}: {payload['runs']} runs on {', '.join(payload['gpus'])}{noise}")
     screen.table(_COLUMNS, [_cells(row) for row in payload["results"]], numeric=_COLUMNS[3:], optional=("flagged",))
     for row in payload["results"]:
@@ -263,7 +254,7 @@ def _render(screen: Screen, payload: dict[str, Any]) -> None:
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     if row["mape"] is None:
-        return (_PROTOCOLS[row["protocol"]], row["mode"], row["rows"], *[output.ABSENT] * (len(_COLUMNS) - 3))
+        return (_PROTOCOLS[row["protocol"]], row["mode"], row["rows"], *[formatting.ABSENT] * (len(_COLUMNS) - 3))
     spread = "" if math.isnan(row["mape_deviation"]) else f" ± {100 * row['mape_deviation']:.1f}"
     return (
         _PROTOCOLS[row["protocol"]],
@@ -271,6 +262,6 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
         row["rows"],
         str(row["predictions"]),
         f"{100 * row['mape']:.1f}{spread} %",
-        *(output.percent(row[key], 1) for key in ("median_ape", "p90_ape", "coverage", "interval_width")),
-        output.percent(row["extrapolated"], 0),
+        *(formatting.percent(row[key], 1) for key in ("median_ape", "p90_ape", "coverage", "interval_width")),
+        formatting.percent(row["extrapolated"], 0),
     )

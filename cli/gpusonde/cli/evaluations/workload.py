@@ -6,9 +6,10 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpusonde.cli import output
-from gpusonde.cli.main import CommandError, Parser, Subparsers, UsageError, add_command, names, naming
+from gpusonde.cli import formatting
+from gpusonde.cli.main import CommandError, naming
 from gpusonde.cli.output import Output, Screen
+from gpusonde.cli.parsing import Parser, Subparsers, UsageError, add_command, names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -155,10 +156,10 @@ def _scores(found: Evaluation, some: Flags) -> dict[str, Any]:
 
 def _render(screen: Screen, payload: dict[str, Any]) -> None:
     for each in payload["left_out"]:
-        screen.note(f"left out: {output.count(each['measurements'], 'measurement')}: {each['reason']}")
+        screen.note(f"left out: {formatting.count(each['measurements'], 'measurement')}: {each['reason']}")
     screen.heading(
-        f"{payload['measurements_file']}: {output.count(payload['measurements'], 'measurement')} of "
-        f"{output.count(payload['networks'], 'network')} on {', '.join(payload['gpus'])}"
+        f"{payload['measurements_file']}: {formatting.count(payload['measurements'], 'measurement')} of "
+        f"{formatting.count(payload['networks'], 'network')} on {', '.join(payload['gpus'])}"
     )
     screen.table(_COLUMNS, [_cells(row) for row in payload["results"]], numeric=_COLUMNS[2:])
     for row in payload["results"]:
@@ -169,12 +170,15 @@ def _render(screen: Screen, payload: dict[str, Any]) -> None:
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     if row["mape"] is None:
-        return (_PROTOCOLS[row["protocol"]], row["mode"], *[output.ABSENT] * (len(_COLUMNS) - 2))
+        return (_PROTOCOLS[row["protocol"]], row["mode"], *[formatting.ABSENT] * (len(_COLUMNS) - 2))
     return (
         _PROTOCOLS[row["protocol"]],
         row["mode"],
         str(row["predictions"]),
-        *(output.percent(row[key], 1) for key in ("mape", "median_ape", "p90_ape", "coverage", "out_of_distribution")),
+        *(
+            formatting.percent(row[key], 1)
+            for key in ("mape", "median_ape", "p90_ape", "coverage", "out_of_distribution")
+        ),
         str(row["off_by_3x"]),
         str(row["off_by_3x_unflagged"]),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gpusonde.cli import output
+from gpusonde.cli import formatting
 from gpusonde.cli.output import Screen
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def render_predictions(screen: Screen, payload: Mapping[str, Any]) -> None:
 
 
 def _render_table(screen: Screen, rows: Sequence[Mapping[str, Any]]) -> None:
-    coverage = output.percent(rows[0]["interval_coverage"])
+    coverage = formatting.percent(rows[0]["interval_coverage"])
     has_epochs = rows[0]["epoch_s"] is not None
     epochs = ("epoch (s)", "from to (s)") if has_epochs else ()
     columns = ("network", "on", "batch per GPU", "step (s)", f"{coverage} interval (s)", *epochs)
@@ -123,8 +123,8 @@ def _render_table(screen: Screen, rows: Sequence[Mapping[str, Any]]) -> None:
                 each["graph"],
                 _where(each),
                 str(each["batch_size"]),
-                output.number(each["step_s"]),
-                output.interval(each["step_low_s"], each["step_high_s"]),
+                formatting.number(each["step_s"]),
+                formatting.interval(each["step_low_s"], each["step_high_s"]),
                 *(_epoch_cells(each) if has_epochs else ()),
                 "unlike all known" if each["out_of_distribution"] else "",
                 f"{each['regressor']} on {each['features']}",
@@ -138,7 +138,7 @@ def _render_table(screen: Screen, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _epoch_cells(each: Mapping[str, Any]) -> tuple[str, str]:
-    return output.number(each["epoch_s"]), output.interval(each["epoch_low_s"], each["epoch_high_s"])
+    return formatting.number(each["epoch_s"]), formatting.interval(each["epoch_low_s"], each["epoch_high_s"])
 
 
 def _where(each: Mapping[str, Any]) -> str:

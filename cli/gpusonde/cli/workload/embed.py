@@ -12,9 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpusonde.cli import formatting
 from gpusonde.cli.connection import add_collector_options
-from gpusonde.cli.main import CommandError, Parser, Subparsers, UsageError, add_command, whole_number
+from gpusonde.cli.main import CommandError
 from gpusonde.cli.output import Output, Screen
+from gpusonde.cli.parsing import Parser, Subparsers, UsageError, add_command, whole_number
 from gpusonde.cli.workload.remote import embedded_there
 from gpusonde.cli.workload.sources import named_graphs
 from gpusonde.predictor.workload.engine.measurements import KnownNetworks, Network, UnknownNetworkError
@@ -176,7 +178,7 @@ def _embedded_here(
 
     registered = (registry or Registry()).get(args.dataset_type)
     encoder = Encoder(registered.weights)
-    with output.progress(f"embedding {output.count(len(graphs), 'network')}"):
+    with output.progress(f"embedding {formatting.count(len(graphs), 'network')}"):
         vectors = encoder.embed(graphs)
         alike = [nearest(graph, encoder, args.nearest) if args.nearest else [] for graph in graphs]
     return {

@@ -6,10 +6,10 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpusonde.cli import output
+from gpusonde.cli import formatting
 from gpusonde.cli.files import check_writable
-from gpusonde.cli.main import Parser, Subparsers, add_command, positive_integer
 from gpusonde.cli.output import Output, Screen
+from gpusonde.cli.parsing import Parser, Subparsers, add_command, positive_integer
 from gpusonde.cli.workload.sources import Wish, graph_of, input_shape
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def _render(screen: Screen, found: dict[str, Any]) -> None:
                 kind["kind"].replace("_", " "),
                 str(kind["operations"]),
                 f"{kind['parameters']:,}",
-                output.number(kind["forward_flops_per_sample"] / 1e9),
+                formatting.number(kind["forward_flops_per_sample"] / 1e9),
             )
             for kind in [each for each in found["kinds"] if each["kind"] not in _ENDS][:_SHOWN_KINDS]
         ]
@@ -144,14 +144,14 @@ def _render(screen: Screen, found: dict[str, Any]) -> None:
                 "all",
                 str(found["operations"]),
                 f"{found['parameters']:,}",
-                output.number(found["forward_flops_per_sample"] / 1e9),
+                formatting.number(found["forward_flops_per_sample"] / 1e9),
             )
         ],
         numeric=columns,
     )
     screen.line(
-        f"{output.number(found['activation_bytes_per_sample'] / 1e6)} MB of activations per sample,"
-        f" {output.number(found['parameter_bytes'] / 1e6)} MB of parameters in single precision;"
+        f"{formatting.number(found['activation_bytes_per_sample'] / 1e6)} MB of activations per sample,"
+        f" {formatting.number(found['parameter_bytes'] / 1e6)} MB of parameters in single precision;"
         " a multiply-add is two operations"
     )
     screen.line(f"written to {found['graph_file']} ({found['graph_file_bytes']:,} bytes; no weights, no code)")

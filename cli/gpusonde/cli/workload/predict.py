@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpusonde.cli.connection import add_collector_options
-from gpusonde.cli.main import Parser, Subparsers, UsageError, add_command, names, positive_integer
 from gpusonde.cli.output import Output
+from gpusonde.cli.parsing import Parser, Subparsers, UsageError, add_command, names, positive_integer
 from gpusonde.cli.workload.answers import doubts_about_memory, render_predictions, row
 from gpusonde.cli.workload.embed import add_registry_option, registry_of
 from gpusonde.cli.workload.remote import predicted_for_hosts, predicted_there

@@ -11,15 +11,16 @@ import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gpusonde.cli import output
+from gpusonde.cli import formatting
 from gpusonde.cli.connection import add_collector_options, client_security
-from gpusonde.cli.main import CommandError, Parser, Subparsers, add_command, names
+from gpusonde.cli.main import CommandError
 from gpusonde.cli.output import Output, Screen
+from gpusonde.cli.parsing import Parser, Subparsers, add_command, names
 from gpusonde.cli.workload.answers import doubts_about_memory, row, unanswered
 from gpusonde.cli.workload.sources import named_graphs
 
 if TYPE_CHECKING:
-    from gpusonde.collector.client.query.workload import WorkloadClient
+    from gpusonde.collector.client import WorkloadClient
     from gpusonde.predictor.workload.engine import WorkloadPrediction, WorkloadRequest
     from gpusonde.predictor.workload.graph import WorkloadGraph
 
@@ -41,7 +42,7 @@ def add_hosts_parser(subparsers: Subparsers, common: Parser) -> None:
 
 def run_hosts(args: argparse.Namespace) -> int:
     """Ask and print."""
-    from gpusonde.collector.client.query.workload import WorkloadClient
+    from gpusonde.collector.client import WorkloadClient
 
     with WorkloadClient(args.collector, security=client_security(args)) as client:
         found = client.hosts(host_names=args.hosts, agent_ids=args.agents)
@@ -63,7 +64,7 @@ def _host(found: Mapping[str, Any]) -> dict[str, Any]:
         "memory_bytes": host["memory_bytes"],
         "disk_bytes": host["disk_bytes"],
         "cpu_flops": host["cpu_flops"] or None,
-        "load_time": None if found["load_time"] is None else output.iso_time(round(found["load_time"] * 1e9)),
+        "load_time": None if found["load_time"] is None else formatting.iso_time(round(found["load_time"] * 1e9)),
         "cpu_busy": load.get("cpu_busy_ratio"),
         "free_disk_bytes": load.get("free_disk_bytes"),
         "free_cores": free["cores"],
@@ -98,11 +99,11 @@ def _render(screen: Screen, hosts: Sequence[Mapping[str, Any]], *, named: bool) 
                 host["host_name"],
                 host["agent_id"],
                 _gpus(host["gpus"]),
-                output.number(host["free_cores"]),
+                formatting.number(host["free_cores"]),
                 str(host["cores"]),
-                output.gibibytes(host["free_memory_bytes"]),
-                output.gibibytes(host["memory_bytes"]),
-                output.yes_no(host["connected"]),
+                formatting.gibibytes(host["free_memory_bytes"]),
+                formatting.gibibytes(host["memory_bytes"]),
+                formatting.yes_no(host["connected"]),
             )
             for host in hosts
         ],
@@ -217,7 +218,7 @@ def embedded_there(args: argparse.Namespace, graphs: Sequence[WorkloadGraph], ne
 
 
 def _client(args: argparse.Namespace) -> WorkloadClient:
-    from gpusonde.collector.client.query.workload import WorkloadClient
+    from gpusonde.collector.client import WorkloadClient
 
     return WorkloadClient(args.collector, security=client_security(args))
 
@@ -293,8 +294,8 @@ def _of_free(clusters: Sequence[Mapping[str, Any]], hosts: Sequence[Mapping[str,
     names = {host["agent_id"]: host["host"]["host_name"] for host in hosts}
     return [
         f"{', '.join(names.get(each, each) for each in cluster['agent_ids'])}: reckoned with"
-        f" {output.number(cluster['host']['cores'])} free cores and"
-        f" {output.gibibytes(cluster['host']['memory_bytes'])} of free memory"
+        f" {formatting.number(cluster['host']['cores'])} free cores and"
+        f" {formatting.gibibytes(cluster['host']['memory_bytes'])} of free memory"
         + (" each, as the weakest has" if len(cluster["agent_ids"]) > 1 else "")
         for cluster in clusters
         if cluster["host"] is not None
@@ -308,8 +309,8 @@ def _of_busy_gpus(hosts: Sequence[Mapping[str, Any]], devices: set[str]) -> list
         busy = sum(ratio > _BUSY_RATIO for ratio in ratios)
         if busy:
             notes.append(
-                f"{host['host']['host_name']}: {busy} of {output.count(len(ratios), 'GPU')} worked in the last minute;"
-                " predicted is a job that has them for itself"
+                f"{host['host']['host_name']}: {busy} of {formatting.count(len(ratios), 'GPU')} worked in the last "
+                "minute; predicted is a job that has them for itself"
             )
     return notes
 

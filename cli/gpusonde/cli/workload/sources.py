@@ -18,7 +18,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpusonde.cli.main import CommandError, MissingExtraError, UsageError, naming, one_line
+from gpusonde.cli.main import CommandError, MissingExtraError, naming, one_line
+from gpusonde.cli.parsing import UsageError
 
 if TYPE_CHECKING:
     from gpusonde.predictor.workload.graph import WorkloadGraph

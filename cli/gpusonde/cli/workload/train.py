@@ -17,21 +17,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpusonde.cli import output
+from gpusonde.cli import formatting
 from gpusonde.cli.connection import add_collector_options, client_security
 from gpusonde.cli.files import check_writable
-from gpusonde.cli.main import (
-    CommandError,
-    MissingExtraError,
-    Parser,
-    Subparsers,
-    UsageError,
-    add_command,
-    naming,
-    positive_integer,
-    whole_number,
-)
+from gpusonde.cli.main import CommandError, MissingExtraError, naming
 from gpusonde.cli.output import Output, Screen
+from gpusonde.cli.parsing import Parser, Subparsers, UsageError, add_command, positive_integer, whole_number
 from gpusonde.cli.workload.embed import add_registry_option, named_encoder, registry_of, where_to_have
 from gpusonde.cli.workload.predict import REGRESSORS
 
@@ -119,7 +110,7 @@ def _saying_what_was_left_out(table: MeasurementTable) -> Iterator[None]:
 
 def left_out_words(table: MeasurementTable) -> str:
     """What to add to an error about too few rows; nothing where all rows can be used."""
-    reasons = [f"{output.count(count, 'row')}: {reason}" for reason, count in table.left_out.items()]
+    reasons = [f"{formatting.count(count, 'row')}: {reason}" for reason, count in table.left_out.items()]
     if not reasons:
         return ""
     more = f"; and {len(reasons) - _MOST_REASONS} more reasons" if len(reasons) > _MOST_REASONS else ""
@@ -154,15 +145,15 @@ def fit_payload(
 
 def _render_fit(screen: Screen, found: dict[str, Any], needed: str) -> None:
     for each in found["left_out"]:
-        screen.note(f"left out: {output.count(each['measurements'], 'measurement')}: {each['reason']}")
+        screen.note(f"left out: {formatting.count(each['measurements'], 'measurement')}: {each['reason']}")
     screen.line(
-        f"fitted on {output.count(found['measurements'], 'measurement')} of"
-        f" {output.count(len(found['networks']), 'network')} on {', '.join(found['gpus'])}"
+        f"fitted on {formatting.count(found['measurements'], 'measurement')} of"
+        f" {formatting.count(len(found['networks']), 'network')} on {', '.join(found['gpus'])}"
     )
     columns = ("error on networks left out",) if found["kind"] == "default" else ("error on rows left out",)
     screen.table(
         ("regressor", "on", *columns),
-        [(each["regressor"], each["features"], output.percent(each["error"], 1)) for each in found["regressors"]],
+        [(each["regressor"], each["features"], formatting.percent(each["error"], 1)) for each in found["regressors"]],
         numeric=columns,
     )
     if found["encoder"] is not None:
@@ -174,10 +165,10 @@ def _render_fit(screen: Screen, found: dict[str, Any], needed: str) -> None:
 
 
 def _said_of_offer(encoder: dict[str, Any]) -> str:
-    name, error = f"the embedding of {encoder['dataset_type']}", output.percent(encoder["error"], 1)
+    name, error = f"the embedding of {encoder['dataset_type']}", formatting.percent(encoder["error"], 1)
     if encoder["error_without"] is None:
         return f"{name} describes the networks, as published"
-    without = output.percent(encoder["error_without"], 1)
+    without = formatting.percent(encoder["error_without"], 1)
     if encoder["kept"]:
         return f"{name} stays: an error of {error} with it, {without} without, on networks left out"
     return f"{name} is left out: {error} with it is not clearly less than {without} without, on networks left out"
@@ -200,7 +191,7 @@ def add_trainings_parser(subparsers: Subparsers, common: Parser) -> None:
 
 def run_trainings(args: argparse.Namespace) -> int:
     """Ask and print."""
-    from gpusonde.collector.client.query.workload import WorkloadClient
+    from gpusonde.collector.client import WorkloadClient
 
     if args.again and args.add is None:
         raise UsageError("--again belongs to --add")
@@ -216,7 +207,7 @@ def run_trainings(args: argparse.Namespace) -> int:
 
 def _training(found: Mapping[str, Any]) -> dict[str, Any]:
     def time(name: str) -> str | None:
-        return None if found[name] is None else output.iso_time(round(found[name] * 1e9))
+        return None if found[name] is None else formatting.iso_time(round(found[name] * 1e9))
 
     return {
         "dataset_type": found["dataset_type"],
@@ -487,12 +478,13 @@ def _render_train(screen: Screen, found: dict[str, Any]) -> None:
             screen.note(f"{each['dataset_type']}: {each['reason']}")
             continue
         screen.line(
-            f"{each['dataset_type']}: trained for {output.count(each['trained_steps'], 'step')}, loss"
-            f" {output.number(each['first_loss'])} at the beginning, {output.number(each['last_loss'])} at the end"
+            f"{each['dataset_type']}: trained for {formatting.count(each['trained_steps'], 'step')}, loss"
+            f" {formatting.number(each['first_loss'])} at the beginning,"
+            f" {formatting.number(each['last_loss'])} at the end"
         )
-        tested = output.count(each["tested_architectures"], "network")
+        tested = formatting.count(each["tested_architectures"], "network")
         shares = (each[key] for key in ("accuracy", "best_accuracy", "untrained_accuracy", "chance_accuracy"))
-        mean, best, untrained, chance = map(output.percent, shares)
+        mean, best, untrained, chance = map(formatting.percent, shares)
         screen.line(
             f"{tested} that it was not trained on, with the weights that it predicts, are right about {mean} of the"
             f" test images (best {best}); before training {untrained}, guessing {chance}"

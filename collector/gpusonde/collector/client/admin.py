@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from gpusonde.admin.v1 import admin_pb2, admin_pb2_grpc
-from gpusonde.collector.client.query.connection import Connection
+from gpusonde.collector.client.connection import Connection
 from gpusonde.service.tls import ClientSecurity
 
 

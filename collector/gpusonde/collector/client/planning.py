@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
-from gpusonde.collector.client.query.connection import CollectorError, Connection
+from gpusonde.collector.client.connection import CollectorError, Connection
 from gpusonde.collector.workers.documents import fill, to_whole_document
 from gpusonde.planning.v1 import planning_pb2, planning_pb2_grpc
 from gpusonde.service.tls import ClientSecurity

@@ -12,8 +12,8 @@ import numpy as np
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from gpusonde.collector.client.query.connection import CollectorError, Connection
-from gpusonde.collector.client.query.results import (
+from gpusonde.collector.client.connection import CollectorError, Connection
+from gpusonde.collector.client.results import (
     Distribution,
     DurationChange,
     DurationTrend,

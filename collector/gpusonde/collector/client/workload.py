@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
-from gpusonde.collector.client.query.connection import Connection
+from gpusonde.collector.client.connection import Connection
 from gpusonde.collector.workers.documents import fill, to_whole_document
 from gpusonde.service.tls import ClientSecurity
 from gpusonde.workload.v1 import workload_pb2, workload_pb2_grpc

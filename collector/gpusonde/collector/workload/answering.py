@@ -53,7 +53,6 @@ from gpusonde.predictor.workload.graph import (
     WorkloadGraph,
 )
 from gpusonde.predictor.workload.graph.cost import graph_cost
-from gpusonde.predictor.workload.graph.ir import WorkloadGraph
 from gpusonde.predictor.workload.graph.limits import GraphLimits
 from gpusonde.predictor.workload.graph.reading import read_graph
 

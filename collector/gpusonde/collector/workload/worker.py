@@ -16,10 +16,7 @@ from gpusonde.collector.workers import pool
 def make_answer() -> pool.Answer:
     """Return what answers."""
     from gpusonde.collector.workers.pool import unpack  # noqa: PLC0415
-    from gpusonde.collector.workload.answering import (
-        Answers,  # noqa: PLC0415 - see serving.run
-        make_parts,  # noqa: PLC0415
-    )
+    from gpusonde.collector.workload.answering import Answers, make_parts  # noqa: PLC0415 - see pool.run
 
     answer = Answers(make_parts()).answer
     _write_no_files()

@@ -294,8 +294,8 @@ class _Epochs(EpochProgress):
 
     def window(self, window_s: float = 300.0, *, confidence: float = 0.95) -> ProgressWindow:
         window = ProgressWindow(window_s, confidence=confidence)
-        for number, end_s in enumerate(self._ends, start=1):
-            window.observe(end_s, self._before + number * self._per_epoch)
+        for count, end_s in enumerate(self._ends, start=1):
+            window.observe(end_s, self._before + count * self._per_epoch)
         return window
 
 

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from BENCH.workload.ernest_model import ErnestCurve, PerWorkloadErnest, PooledErnest, fit_curve
+from ernest_model import ErnestCurve, PerWorkloadErnest, PooledErnest, fit_curve
 
 from gpusonde.predictor.workload.engine import (
     Cluster,

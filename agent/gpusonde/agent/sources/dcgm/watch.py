@@ -75,12 +75,10 @@ def find(engine: Engine, load_nvml: Callable[[], Nvml]) -> Found:
     uuids = {gpu_id: gpu_uuid(facts) for gpu_id, facts in attributes.items()}
     names = _names_of_parts({uuids[part.gpu_id] for part in parts}, load_nvml) if parts else {}
     devices = []
-    for gpu_id, uuid in uuids.items():
-        devices.append(DcgmDevice(uuid, gpu_id, Entity(GPU, gpu_id)))
+    for gpu_id, gpu in uuids.items():
+        devices.append(DcgmDevice(gpu, gpu_id, Entity(GPU, gpu_id)))
         devices += [
-            DcgmDevice(_name_of(part, uuid, names), gpu_id, part.entity, part)
-            for part in parts
-            if part.gpu_id == gpu_id
+            DcgmDevice(_name_of(part, gpu, names), gpu_id, part.entity, part) for part in parts if part.gpu_id == gpu_id
         ]
     return Found(attributes, tuple(devices))
 

@@ -11,12 +11,12 @@ from gpusonde.predictor.workload.graph import Operation, Parameter, Primitive, W
 
 torch = pytest.importorskip("torch")
 
-from gpusonde.predictor.workload.embedding.training.hypernetwork import (
+from gpusonde.predictor.workload.embedding.training.hypernetwork import (  # noqa: E402
     DecoderSettings,
-    GraphHyperNetwork,  # noqa: E402
+    GraphHyperNetwork,
     PlannedTensor,
     TensorKind,
-    TorchEncoder,  # noqa: E402
+    TorchEncoder,
     plan_tensors,
 )
 

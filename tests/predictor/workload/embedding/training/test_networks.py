@@ -5,7 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from gpusonde.predictor.workload.embedding import EncoderWeights  # noqa: E402
-from gpusonde.predictor.workload.embedding.training.architectures import (
+from gpusonde.predictor.workload.embedding.training.architectures import (  # noqa: E402
     Activation,
     ArchitectureSpace,
     ArchitectureSpec,

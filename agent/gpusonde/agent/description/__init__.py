@@ -1,1 +1,0 @@
-"""What the agent says once: the host, its GPUs, their static attributes."""

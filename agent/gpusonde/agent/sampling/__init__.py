@@ -1,1 +1,0 @@
-"""When the source is read: deadlines, and how often while nothing happens."""

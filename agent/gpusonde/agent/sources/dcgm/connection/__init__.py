@@ -1,1 +1,0 @@
-"""The way to a DCGM engine: bindings, calls that end in time, what the engine calls its GPUs."""

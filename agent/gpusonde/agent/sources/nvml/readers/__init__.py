@@ -1,1 +1,0 @@
-"""Readers of metrics through NVML: every tick, every few seconds, and GPM."""

@@ -1,0 +1,70 @@
+"""Quantities as a reader sees them: rounded to what they are worth, with their unit."""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime, timezone
+
+ABSENT = "-"
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A number to so many significant digits, without an exponent; a dash for None and NaN."""
+    if value is None or not math.isfinite(value):
+        return ABSENT
+    if value == 0:
+        return "0"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{decimals}f}"
+
+
+def seconds(value: float | None) -> str:
+    """A duration in seconds."""
+    text = number(value)
+    return text if text == ABSENT else f"{text} s"
+
+
+def interval(low: float, high: float) -> str:
+    """Both ends of an interval."""
+    return ABSENT if math.isnan(low) or math.isnan(high) else f"{number(low)} to {number(high)}"
+
+
+def percent(ratio: float | None, digits: int = 0) -> str:
+    """A ratio as percent."""
+    return ABSENT if ratio is None or not math.isfinite(ratio) else f"{100 * ratio:.{digits}f} %"
+
+
+def probability(value: float) -> str:
+    """A probability with two decimals, which never claims certainty."""
+    if math.isnan(value):
+        return ABSENT
+    return ">0.99" if value > 0.99 else "<0.01" if value < 0.01 else f"{value:.2f}"
+
+
+def gibibytes(value: float | None) -> str:
+    """An amount of memory."""
+    return ABSENT if value is None else f"{number(value / (1 << 30))} GiB"
+
+
+def dollars(value: float | None) -> str:
+    """A price, to three significant digits but at least cents."""
+    if value is None or not math.isfinite(value):
+        return ABSENT
+    return f"${value:,.2f}" if value >= 1 else f"${number(value)}"
+
+
+def yes_no(value: bool) -> str:
+    """A truth value."""
+    return "yes" if value else "no"
+
+
+def count(amount: int, noun: str) -> str:
+    """An amount of things: ``1 epoch``, ``12 epochs``."""
+    return f"{amount:,} {noun}{'' if amount == 1 else 's'}"
+
+
+def iso_time(unix_nano: int) -> str:
+    """A time as ISO 8601 in UTC, to the microsecond."""
+    whole_seconds, nano = divmod(unix_nano, 10**9)
+    moment = datetime.fromtimestamp(whole_seconds, tz=timezone.utc).replace(microsecond=nano // 1000)
+    return moment.isoformat(timespec="microseconds")

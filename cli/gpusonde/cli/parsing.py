@@ -1,0 +1,131 @@
+"""Argument parsing shared by all subcommands: usage errors as exceptions, common options, argument types."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import math
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeAlias, cast
+
+# Where the collector listens and the agent sends unless told otherwise.
+DEFAULT_COLLECTOR = "127.0.0.1:7433"
+
+Subparsers: TypeAlias = "argparse._SubParsersAction[Parser]"
+OptionGroup: TypeAlias = "argparse._ArgumentGroup"
+
+
+class UsageError(Exception):
+    """A command line that cannot be understood; exit code 2.
+
+    Attributes:
+        usage: The usage line of the subcommand at fault, or empty.
+    """
+
+    def __init__(self, message: str, usage: str = "") -> None:
+        """Keep the usage line beside the message."""
+        self.usage = usage
+        super().__init__(message)
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that raises ``UsageError`` instead of leaving the process."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise ``UsageError``."""
+        raise UsageError(message, self.format_usage().strip())
+
+
+def command_part(module: str, name: str) -> Callable[..., Any]:
+    """Import a module below ``gpusonde.cli`` that a command lives in, and return what it declares under ``name``."""
+    return cast(Callable[..., Any], getattr(importlib.import_module(f"gpusonde.cli.{module}"), name))
+
+
+def common_options() -> Parser:
+    """Options that every subcommand takes, as a parent parser."""
+    common = Parser(add_help=False)
+    group = common.add_argument_group("output")
+    group.add_argument("--json", action="store_true", help="print one JSON object on stdout (keys: docs/cli.md)")
+    group.add_argument("--verbose", action="store_true", help="log debug messages; show tracebacks of errors")
+    group.add_argument(
+        "--log-format", choices=("text", "json"), help="form of the log lines on stderr (default: text, or log.format)"
+    )
+    return common
+
+
+def add_command(subparsers: Subparsers, common: Parser, name: str, summary: str, description: str = "") -> Parser:
+    """Add a subcommand with the common options; ``summary`` is its line in ``gpusonde --help``."""
+    return subparsers.add_parser(
+        name,
+        help=summary,
+        description=description or summary[:1].upper() + summary[1:] + ".",
+        parents=[common],
+        allow_abbrev=False,
+    )
+
+
+def positive_number(text: str) -> float:
+    """Argument type: a finite number above zero."""
+    value = _number(text)
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not above zero")
+    return value
+
+
+def ratio(text: str) -> float:
+    """Argument type: a finite number from 0 up."""
+    value = _number(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is negative")
+    return value
+
+
+def positive_integer(text: str) -> int:
+    """Argument type: a whole number above zero."""
+    value = _whole(text)
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not above zero")
+    return value
+
+
+def whole_number(text: str) -> int:
+    """Argument type: zero or a positive whole number."""
+    value = _whole(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is negative")
+    return value
+
+
+def names(text: str) -> list[str]:
+    """Argument type: names separated by commas, at least one, none empty."""
+    chosen = [part.strip() for part in text.split(",")]
+    if not all(chosen):
+        raise argparse.ArgumentTypeError(f"{text!r} holds an empty name; write them as A,B,C")
+    return chosen
+
+
+def address(text: str) -> str:
+    """Argument type: HOST:PORT, with IPv6 hosts in brackets, or a ``unix:`` path."""
+    if text.startswith("unix:"):
+        return text
+    host, separator, port = text.rpartition(":")
+    if not separator or not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT, for example 127.0.0.1:7433")
+    return text
+
+
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number")
+    return value
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None

@@ -1,0 +1,42 @@
+"""The collector's clients over gRPC: the one way in for whoever is not the collector.
+
+``Client`` asks about runs, epochs, samples and predictions, ``PlanningClient`` for plans, ``WorkloadClient`` for times
+from graphs, ``FleetClient`` about agents. They import the wire contract and nothing of the server.
+"""
+
+from gpusonde.collector.client.admin import ConnectedAgent, FleetClient
+from gpusonde.collector.client.connection import CollectorError
+from gpusonde.collector.client.planning import PlanningClient
+from gpusonde.collector.client.query import Client
+from gpusonde.collector.client.results import (
+    Distribution,
+    DurationChange,
+    DurationTrend,
+    EndEstimate,
+    EpochInfo,
+    Measurement,
+    Prediction,
+    PredictionSet,
+    RunEpochs,
+    RunInfo,
+)
+from gpusonde.collector.client.workload import WorkloadClient
+
+__all__ = [
+    "Client",
+    "CollectorError",
+    "ConnectedAgent",
+    "Distribution",
+    "DurationChange",
+    "DurationTrend",
+    "EndEstimate",
+    "EpochInfo",
+    "FleetClient",
+    "Measurement",
+    "PlanningClient",
+    "Prediction",
+    "PredictionSet",
+    "RunEpochs",
+    "RunInfo",
+    "WorkloadClient",
+]

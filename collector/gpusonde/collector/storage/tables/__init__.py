@@ -1,1 +1,0 @@
-"""The SQLite catalogue and its tables."""

@@ -1,1 +1,0 @@
-"""The hosts that agents run on: what they have, and what of it is free."""

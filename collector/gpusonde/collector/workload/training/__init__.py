@@ -1,1 +1,0 @@
-"""Offline training of embeddings for new dataset types: what is wanted, what runs, what came of it."""

@@ -1,1 +1,0 @@
-"""Tables of measured runs: reading them, and the pairs that models are fitted on."""

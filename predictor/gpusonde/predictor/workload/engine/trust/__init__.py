@@ -1,1 +1,0 @@
-"""How far a prediction can be trusted: intervals, and what is unlike everything that was measured."""

@@ -1,1 +1,0 @@
-"""Models of boosted trees: the correction of the default, and the published ones."""
