@@ -59,7 +59,7 @@ def _trained(args: argparse.Namespace) -> dict[int, tuple[EncoderWeights, dict[s
     """Encoders and what is known of them, by seed; those that were trained before are read."""
     from gpusonde.predictor.workload.embedding.training.datasets import digits
     from gpusonde.predictor.workload.embedding.training.options import TrainingOptions
-    from gpusonde.predictor.workload.embedding.training.pool import shown_on
+    from gpusonde.predictor.workload.embedding.training.progress import shown_on
 
     options = TrainingOptions()
     if args.quick:

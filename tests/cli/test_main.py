@@ -13,7 +13,8 @@ import grpc
 import pytest
 
 from gpusonde.cli import main
-from gpusonde.cli.main import CommandError, describe
+from gpusonde.cli.main import describe
+from gpusonde.errors import CommandError
 from gpusonde.service import process
 from gpusonde.telemetry import TraceError
 

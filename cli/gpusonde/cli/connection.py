@@ -7,7 +7,8 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from gpusonde.cli.parsing import DEFAULT_COLLECTOR, UsageError, address
+from gpusonde.cli.parsing import DEFAULT_COLLECTOR, address
+from gpusonde.errors import UsageError
 
 if TYPE_CHECKING:
     from gpusonde.collector.client import Client

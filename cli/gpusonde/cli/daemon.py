@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpusonde.cli.output import Output
-from gpusonde.cli.parsing import UsageError
+from gpusonde.errors import UsageError
 from gpusonde.service import process
 
 if TYPE_CHECKING:

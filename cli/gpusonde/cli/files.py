@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from gpusonde.cli.main import CommandError
+from gpusonde.errors import CommandError
 
 
 def check_writable(path: Path) -> None:

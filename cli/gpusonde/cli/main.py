@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from gpusonde.cli.output import to_json
-from gpusonde.cli.parsing import Parser, UsageError, command_part, common_options
+from gpusonde.cli.parsing import Parser, command_part, common_options
+from gpusonde.errors import CommandError, UsageError
 from gpusonde.service import process
 
 # Distributions that only the "collector" extra brings; a bare agent host has none of them.
@@ -30,10 +31,6 @@ _COLLECTOR_EXTRA = frozenset(
     {"scipy", "pandas", "sklearn", "catboost", "pyarrow", "matplotlib", "rich", "grpc_health", "grpc_reflection"}
 )
 _EXTRAS = {**dict.fromkeys(_COLLECTOR_EXTRA, "collector"), "torch": "torch"}
-
-
-class CommandError(Exception):
-    """A failure that the command itself found; the message says what to do next."""
 
 
 class MissingExtraError(CommandError):

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpusonde.cli import formatting
-from gpusonde.cli.main import CommandError
 from gpusonde.cli.output import Screen
+from gpusonde.errors import CommandError
 from gpusonde.predictor.crossgpu import LatencyPrediction, Precision, SourceMeasurement, run_distributions
 from gpusonde.telemetry import Unit, metric
 

@@ -8,24 +8,13 @@ import math
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeAlias, cast
 
+from gpusonde.errors import UsageError
+
 # Where the collector listens and the agent sends unless told otherwise.
 DEFAULT_COLLECTOR = "127.0.0.1:7433"
 
 Subparsers: TypeAlias = "argparse._SubParsersAction[Parser]"
 OptionGroup: TypeAlias = "argparse._ArgumentGroup"
-
-
-class UsageError(Exception):
-    """A command line that cannot be understood; exit code 2.
-
-    Attributes:
-        usage: The usage line of the subcommand at fault, or empty.
-    """
-
-    def __init__(self, message: str, usage: str = "") -> None:
-        """Keep the usage line beside the message."""
-        self.usage = usage
-        super().__init__(message)
 
 
 class Parser(argparse.ArgumentParser):

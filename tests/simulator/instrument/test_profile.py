@@ -14,7 +14,7 @@ from gpusonde.simulator.job_profile import JobProfile
 
 torch = pytest.importorskip("torch", reason="needs torch (extra torch)")
 
-from gpusonde.simulator.instrument.allreduce_probe import EntryPointError, load_job  # noqa: E402
+from gpusonde.simulator.instrument.entry_point import EntryPointError, load_job  # noqa: E402
 from gpusonde.simulator.instrument.profile import ProfileError, TrainingJob, profile  # noqa: E402
 
 LAYERS = 5
@@ -220,8 +220,8 @@ def test_a_network_that_fits_nowhere_is_refused():
 
 JOB = """
 import torch
-from helper_beside_it import LAYER
-from gpusonde.simulator.instrument.profile import TrainingJob
+from helper_beside_it import LAYER  # noqa: E402
+from gpusonde.simulator.instrument.profile import TrainingJob  # noqa: E402
 def job():
     return TrainingJob(LAYER, lambda size: torch.ones(size, 3), lambda model, batch: model(batch).mean())
 def nothing():

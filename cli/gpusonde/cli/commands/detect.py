@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gpusonde.cli import formatting
 from gpusonde.cli.main import naming
 from gpusonde.cli.output import Output, Screen
-from gpusonde.cli.parsing import Parser, Subparsers, UsageError, add_command, positive_integer, positive_number
+from gpusonde.cli.parsing import Parser, Subparsers, add_command, positive_integer, positive_number
 from gpusonde.cli.runs_view import (
     Progress,
     add_detection_options,
@@ -18,6 +18,7 @@ from gpusonde.cli.runs_view import (
     table_payload,
     totals_payload,
 )
+from gpusonde.errors import UsageError
 
 if TYPE_CHECKING:
     from gpusonde.epoch_detect import EpochDetection

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from gpusonde.cli import formatting
 from gpusonde.cli.connection import add_collector_options, connect
-from gpusonde.cli.main import CommandError
 from gpusonde.cli.output import Output, Screen
-from gpusonde.cli.parsing import Parser, Subparsers, UsageError, add_command, positive_integer
+from gpusonde.cli.parsing import Parser, Subparsers, add_command, positive_integer
+from gpusonde.errors import CommandError, UsageError
 
 if TYPE_CHECKING:
     from gpusonde.collector.client import Client, RunEpochs, RunInfo

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from gpusonde.cli import formatting
 from gpusonde.cli.connection import add_collector_options, client_security
 from gpusonde.cli.output import Output, Screen
-from gpusonde.cli.parsing import Parser, Subparsers, UsageError, add_command, address, names
+from gpusonde.cli.parsing import Parser, Subparsers, add_command, address, names
+from gpusonde.errors import UsageError
 
 if TYPE_CHECKING:
     from gpusonde.collector.client import FleetClient

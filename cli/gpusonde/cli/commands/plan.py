@@ -21,7 +21,8 @@ from gpusonde.cli.connection import add_collector_options, client_security, conn
 from gpusonde.cli.files import check_writable
 from gpusonde.cli.main import naming
 from gpusonde.cli.output import Output, Screen, to_json
-from gpusonde.cli.parsing import Parser, Subparsers, UsageError, add_command, positive_number
+from gpusonde.cli.parsing import Parser, Subparsers, add_command, positive_number
+from gpusonde.errors import UsageError
 
 if TYPE_CHECKING:
     from gpusonde.collector.client import PlanningClient

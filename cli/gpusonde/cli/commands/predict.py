@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from gpusonde.cli.commands.detect import add_trace_options, read_trace_of
 from gpusonde.cli.connection import add_collector_options, connect
-from gpusonde.cli.main import CommandError, naming
+from gpusonde.cli.main import naming
 from gpusonde.cli.output import Output
-from gpusonde.cli.parsing import Parser, Subparsers, UsageError, add_command, names, positive_number, whole_number
+from gpusonde.cli.parsing import Parser, Subparsers, add_command, names, positive_number, whole_number
+from gpusonde.errors import CommandError, UsageError
 
 if TYPE_CHECKING:
     from gpusonde.catalog import GpuCatalog, GpuSpec

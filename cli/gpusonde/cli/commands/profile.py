@@ -17,13 +17,13 @@ from gpusonde.cli.output import Output, Screen
 from gpusonde.cli.parsing import (
     Parser,
     Subparsers,
-    UsageError,
     add_command,
     address,
     positive_integer,
     positive_number,
     whole_number,
 )
+from gpusonde.errors import UsageError
 
 if TYPE_CHECKING:
     from gpusonde.simulator.allreduce import AllreduceMeasurement
@@ -222,7 +222,7 @@ def batch_sizes(text: str) -> list[int]:
 
 def run_profile(args: argparse.Namespace) -> int:
     """Measure, write and print."""
-    from gpusonde.simulator.instrument.allreduce_probe import load_job
+    from gpusonde.simulator.instrument.entry_point import load_job
     from gpusonde.simulator.instrument.profile import profile
 
     output = Output(as_json=args.json)

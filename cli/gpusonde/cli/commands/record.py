@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from gpusonde.cli import formatting
 from gpusonde.cli.output import Output, Screen
-from gpusonde.cli.parsing import Parser, Subparsers, UsageError, add_command, positive_number
+from gpusonde.cli.parsing import Parser, Subparsers, add_command, positive_number
+from gpusonde.errors import UsageError
 
 if TYPE_CHECKING:
     from gpusonde.agent import RecordReport, SelfCounters

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from gpusonde.cli import formatting
 from gpusonde.cli.output import Output, Screen
-from gpusonde.cli.parsing import Parser, Subparsers, UsageError, add_command, positive_integer
+from gpusonde.cli.parsing import Parser, Subparsers, add_command, positive_integer
+from gpusonde.errors import UsageError
 
 if TYPE_CHECKING:
     from gpusonde.collector.storage.check.findings import CheckReport

@@ -12,7 +12,8 @@ from gpusonde.cli import formatting
 from gpusonde.cli.files import check_writable
 from gpusonde.cli.main import naming
 from gpusonde.cli.output import Output, Screen
-from gpusonde.cli.parsing import Parser, Subparsers, UsageError, add_command, positive_integer, positive_number
+from gpusonde.cli.parsing import Parser, Subparsers, add_command, positive_integer, positive_number
+from gpusonde.errors import UsageError
 
 if TYPE_CHECKING:
     from gpusonde.collector.fleet import FleetRuns

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
-from gpusonde.cli.main import CommandError
+from gpusonde.errors import CommandError
 
 _STOP_GRACE_S = 15.0
 _POLL_S = 0.05

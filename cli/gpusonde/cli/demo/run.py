@@ -28,13 +28,13 @@ from gpusonde.catalog import GpuCatalog, UnknownGpuError, load_gpus, load_offers
 from gpusonde.cli import formatting
 from gpusonde.cli.demo.processes import Child, stopped_by_signals
 from gpusonde.cli.demo.report import DemoReport, Observation, rank, render_run
-from gpusonde.cli.main import CommandError
 from gpusonde.cli.measuring import from_answer
 from gpusonde.cli.output import Output, Screen
 from gpusonde.cli.parsing import Parser, Subparsers, add_command, positive_number
 from gpusonde.cli.picture import EpochMarks, draw
 from gpusonde.cli.runs_view import headline
 from gpusonde.collector.client import Client, RunInfo
+from gpusonde.errors import CommandError
 from gpusonde.telemetry import FloatArray, Trace, read_traces
 
 

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from gpusonde.cli import formatting
 from gpusonde.cli.main import naming
 from gpusonde.cli.output import Output, Screen
-from gpusonde.cli.parsing import Parser, Subparsers, UsageError, add_command
+from gpusonde.cli.parsing import Parser, Subparsers, add_command
 from gpusonde.cli.runs_view import add_detection_options
+from gpusonde.errors import UsageError
 
 if TYPE_CHECKING:
     from gpusonde.epoch_detect import EpochDetection

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpusonde.cli import formatting
-from gpusonde.cli.main import CommandError, naming
+from gpusonde.cli.main import naming
 from gpusonde.cli.output import Output, Screen
-from gpusonde.cli.parsing import Parser, Subparsers, UsageError, add_command, names
+from gpusonde.cli.parsing import Parser, Subparsers, add_command, names
+from gpusonde.errors import CommandError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from gpusonde.cli import formatting
 from gpusonde.cli.connection import add_collector_options
-from gpusonde.cli.main import CommandError
 from gpusonde.cli.output import Output, Screen
-from gpusonde.cli.parsing import Parser, Subparsers, UsageError, add_command, whole_number
+from gpusonde.cli.parsing import Parser, Subparsers, add_command, whole_number
 from gpusonde.cli.workload.remote import embedded_there
 from gpusonde.cli.workload.sources import named_graphs
+from gpusonde.errors import CommandError, UsageError
 from gpusonde.predictor.workload.engine.measurements import KnownNetworks, Network, UnknownNetworkError
 from gpusonde.predictor.workload.graph import GraphError
 from gpusonde.predictor.workload.graph.reading import read_graph

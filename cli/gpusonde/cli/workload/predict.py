@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from gpusonde.cli.connection import add_collector_options
 from gpusonde.cli.output import Output
-from gpusonde.cli.parsing import Parser, Subparsers, UsageError, add_command, names, positive_integer
+from gpusonde.cli.parsing import Parser, Subparsers, add_command, names, positive_integer
 from gpusonde.cli.workload.answers import doubts_about_memory, render_predictions, row
 from gpusonde.cli.workload.embed import add_registry_option, registry_of
 from gpusonde.cli.workload.remote import predicted_for_hosts, predicted_there
 from gpusonde.cli.workload.sources import named_graphs
+from gpusonde.errors import UsageError
 
 if TYPE_CHECKING:
     from gpusonde.predictor.workload.embedding.registry import Registry

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from gpusonde.cli import formatting
 from gpusonde.cli.connection import add_collector_options, client_security
-from gpusonde.cli.main import CommandError
 from gpusonde.cli.output import Output, Screen
 from gpusonde.cli.parsing import Parser, Subparsers, add_command, names
 from gpusonde.cli.workload.answers import doubts_about_memory, row, unanswered
 from gpusonde.cli.workload.sources import named_graphs
+from gpusonde.errors import CommandError
 
 if TYPE_CHECKING:
     from gpusonde.collector.client import WorkloadClient

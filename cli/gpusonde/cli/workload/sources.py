@@ -18,8 +18,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpusonde.cli.main import CommandError, MissingExtraError, naming, one_line
-from gpusonde.cli.parsing import UsageError
+from gpusonde.cli.main import MissingExtraError, naming, one_line
+from gpusonde.errors import CommandError, UsageError
 
 if TYPE_CHECKING:
     from gpusonde.predictor.workload.graph import WorkloadGraph
@@ -36,7 +36,7 @@ def graph_of_factory(source: str, wish: Wish) -> WorkloadGraph:
     """
     # Code that prints must not spoil what the command prints.
     with contextlib.redirect_stdout(sys.stderr), _own_code(source):
-        from gpusonde.simulator.instrument.allreduce_probe import load_function
+        from gpusonde.simulator.instrument.entry_point import load_function
 
         factory = load_function(source)
     from gpusonde.predictor.workload.graph.torch import from_torch

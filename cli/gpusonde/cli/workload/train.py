@@ -20,17 +20,18 @@ from typing import TYPE_CHECKING, Any
 from gpusonde.cli import formatting
 from gpusonde.cli.connection import add_collector_options, client_security
 from gpusonde.cli.files import check_writable
-from gpusonde.cli.main import CommandError, MissingExtraError, naming
+from gpusonde.cli.main import MissingExtraError, naming
 from gpusonde.cli.output import Output, Screen
-from gpusonde.cli.parsing import Parser, Subparsers, UsageError, add_command, positive_integer, whole_number
+from gpusonde.cli.parsing import Parser, Subparsers, add_command, positive_integer, whole_number
 from gpusonde.cli.workload.embed import add_registry_option, named_encoder, registry_of, where_to_have
 from gpusonde.cli.workload.predict import REGRESSORS
+from gpusonde.errors import CommandError, UsageError
 
 if TYPE_CHECKING:
     from gpusonde.collector.workload.training_queue import Training
     from gpusonde.predictor.workload.embedding.registry import RegisteredEncoder
     from gpusonde.predictor.workload.embedding.training.datasets import ImageDataset
-    from gpusonde.predictor.workload.embedding.training.pool import ProgressReport
+    from gpusonde.predictor.workload.embedding.training.progress import ProgressReport
     from gpusonde.predictor.workload.embedding.training.result import TrainingResult
     from gpusonde.predictor.workload.engine import EncoderEmbedder
     from gpusonde.predictor.workload.engine.measurements import MeasurementTable
@@ -400,7 +401,7 @@ def _trained(
 ) -> dict[str, Any]:
     from gpusonde.predictor.workload.embedding.registry import Registry
     from gpusonde.predictor.workload.embedding.training.options import TrainingOptions
-    from gpusonde.predictor.workload.embedding.training.pool import Phase, shown_on
+    from gpusonde.predictor.workload.embedding.training.progress import Phase, shown_on
     from gpusonde.predictor.workload.embedding.training.result import TrainingMismatchError
     from gpusonde.predictor.workload.embedding.training.trainer import train
 

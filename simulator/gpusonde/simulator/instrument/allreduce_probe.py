@@ -9,89 +9,18 @@ How commands get at a job or a network: a function of the user's own code, calle
 from __future__ import annotations
 
 import datetime
-import importlib
 import logging
 import os
 import platform
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
-from types import ModuleType
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from gpusonde.simulator.allreduce.measurements import AllreduceMeasurement
-from gpusonde.simulator.instrument.profile import TrainingJob
-
-
-class EntryPointError(ValueError):
-    """No job can be had from an entry point; the message says what to change."""
-
-
-def load_job(entry_point: str) -> TrainingJob:
-    """Return the job of an entry point.
-
-    Args:
-        entry_point: ``FILE.py:FUNCTION`` or ``MODULE:FUNCTION``. The function takes no arguments and returns a
-            ``TrainingJob``. The folder of a file can be imported from, as when Python runs it.
-
-    Raises:
-        EntryPointError: There is no such file, module or function, or it returns something else. What the user's code
-            raises itself is not caught.
-    """
-    function = load_function(entry_point)
-    job = function()
-    if not isinstance(job, TrainingJob):
-        raise EntryPointError(
-            f"{entry_point} returned {type(job).__name__}; it must return a gpusonde.simulator.instrument.profile."
-            "TrainingJob"
-        )
-    return job
-
-
-def load_function(entry_point: str) -> Callable[[], object]:
-    """Return the function of an entry point, ``FILE.py:FUNCTION`` or ``MODULE:FUNCTION``.
-
-    Raises:
-        EntryPointError: There is no such file, module or function.
-    """
-    place, _, name = entry_point.rpartition(":")
-    if not place or not name:
-        raise EntryPointError(f"{entry_point!r} must be FILE.py:FUNCTION or MODULE:FUNCTION")
-    module = _from_file(Path(place)) if place.endswith(".py") else _from_module(place)
-    function = getattr(module, name, None)
-    if not callable(function):
-        raise EntryPointError(f"{place} has no function {name}")
-    return cast("Callable[[], object]", function)
-
-
-def _from_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise EntryPointError(f"there is no file {path}")
-    folder = str(path.resolve().parent)
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    # Under its own name, so that loader processes find the classes of its data sets.
-    module = importlib.import_module(path.stem)
-    if module.__file__ is None or Path(module.__file__).resolve() != path.resolve():
-        raise EntryPointError(f"{path} has the name of another module, {module.__name__}; rename it")
-    return module
-
-
-def _from_module(name: str) -> ModuleType:
-    if "" not in sys.path:
-        sys.path.insert(0, "")
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not (name == error.name or name.startswith(error.name + ".")):
-            raise
-        raise EntryPointError(f"there is no module {name}; run from its folder, or install it") from error
-
 
 _LOG = logging.getLogger(__name__)
 _WARMING_BYTES = 1 << 20

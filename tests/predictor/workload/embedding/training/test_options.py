@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from gpusonde.predictor.workload.embedding.training.options import TrainingOptions, TrainingOptionsError
-from gpusonde.predictor.workload.embedding.training.trainer import deferred_interrupts
+from gpusonde.predictor.workload.embedding.training.progress import deferred_interrupts
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,8 @@ from gpusonde.predictor.workload.embedding.registry import Registry  # noqa: E40
 from gpusonde.predictor.workload.embedding.training import trainer  # noqa: E402
 from gpusonde.predictor.workload.embedding.training.datasets import digits  # noqa: E402
 from gpusonde.predictor.workload.embedding.training.options import TrainingOptions  # noqa: E402
-from gpusonde.predictor.workload.embedding.training.pool import (  # noqa: E402
-    Phase,
-    Pool,
-    content_digest,
-)
+from gpusonde.predictor.workload.embedding.training.pool import Pool, content_digest  # noqa: E402
+from gpusonde.predictor.workload.embedding.training.progress import Phase  # noqa: E402
 from gpusonde.predictor.workload.embedding.training.result import (  # noqa: E402
     CheckpointError,
     TrainingDivergedError,

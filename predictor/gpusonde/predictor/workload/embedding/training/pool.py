@@ -5,15 +5,11 @@ How far a training is: a report per step, shown as a bar on a terminal and as pl
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import random
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from enum import Enum
-from importlib.util import find_spec
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 from torch.func import functional_call
@@ -26,106 +22,6 @@ from gpusonde.predictor.workload.embedding.training.options import TrainingOptio
 from gpusonde.predictor.workload.embedding.training.result import CheckpointError
 from gpusonde.predictor.workload.graph.ir import WorkloadGraph
 from gpusonde.predictor.workload.graph.torch import from_torch
-
-
-class Phase(str, Enum):
-    """What a training does, in this order."""
-
-    ARCHITECTURES = "making architectures"
-    TRAINING = "training"
-    TESTING = "testing on unseen architectures"
-
-
-@dataclass(frozen=True)
-class ProgressReport:
-    """How far a phase is.
-
-    Attributes:
-        phase: What is being done.
-        done: Architectures or steps that are done.
-        total: Of how many.
-        loss: Mean loss of the last steps while training, else None.
-        seconds_left: Estimate for this phase; None while there is nothing to estimate from.
-    """
-
-    phase: Phase
-    done: int
-    total: int
-    loss: float | None = None
-    seconds_left: float | None = None
-
-
-#: Called after every step; what it raises ends the training.
-Progress = Callable[[ProgressReport], None]
-
-_SECONDS_BETWEEN_LINES = 10.0
-
-
-def no_progress(report: ProgressReport) -> None:
-    """Show nothing."""
-
-
-class PlainLines:
-    """A line when a phase begins and ends, and every ten seconds in between.
-
-    Args:
-        stream: Where to write them.
-        clock: Monotonic time in seconds.
-    """
-
-    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
-        self._stream, self._clock = stream, clock
-        self._phase: Phase | None = None
-        self._next = 0.0
-
-    def __call__(self, report: ProgressReport) -> None:
-        """Take a report."""
-        now = self._clock()
-        if report.phase is self._phase and report.done < report.total and now < self._next:
-            return
-        self._phase, self._next = report.phase, now + _SECONDS_BETWEEN_LINES
-        loss = "" if report.loss is None else f", loss {report.loss:.3f}"
-        left = "" if report.seconds_left is None else f", about {_duration(report.seconds_left)} left"
-        print(f"{report.phase.value}: {report.done} of {report.total}{loss}{left}", file=self._stream, flush=True)
-
-
-@contextlib.contextmanager
-def shown_on(stream: TextIO) -> Iterator[Progress]:
-    """Show progress: a bar where ``stream`` is a terminal and rich is installed, else plain lines."""
-    if not stream.isatty() or find_spec("rich") is None:
-        yield PlainLines(stream)
-        return
-    # An extra, and only of use on a terminal.
-    from rich.console import Console  # noqa: PLC0415
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn  # noqa: PLC0415
-    from rich.progress import Progress as Bars  # noqa: PLC0415
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[more]}"),
-        TimeElapsedColumn(),
-    )
-    with Bars(*columns, console=Console(file=stream)) as bars:
-        tasks = {}
-
-        def show(report: ProgressReport) -> None:
-            if report.phase not in tasks:
-                tasks[report.phase] = bars.add_task(report.phase.value, total=report.total, more="")
-            loss = "" if report.loss is None else f"loss {report.loss:.3f}"
-            left = "" if report.seconds_left is None else f"{_duration(report.seconds_left)} left"
-            more = ", ".join(filter(None, (loss, left)))
-            bars.update(tasks[report.phase], completed=report.done, total=report.total, more=more)
-
-        yield show
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
 
 # Numbers of the random streams of a seed.
 _TRAINED_STREAM, _HELD_OUT_STREAM = "trained", "held out"

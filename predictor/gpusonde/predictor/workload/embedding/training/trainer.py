@@ -15,13 +15,10 @@ import json
 import math
 import os
 import platform
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -32,12 +29,12 @@ from gpusonde.predictor.files import replace_file
 from gpusonde.predictor.workload.embedding.training.datasets import ImageDataset
 from gpusonde.predictor.workload.embedding.training.hypernetwork import GraphHyperNetwork
 from gpusonde.predictor.workload.embedding.training.options import TrainingOptions
-from gpusonde.predictor.workload.embedding.training.pool import (
-    Architecture,
+from gpusonde.predictor.workload.embedding.training.pool import Architecture, Pool
+from gpusonde.predictor.workload.embedding.training.progress import (
     Phase,
-    Pool,
     Progress,
     ProgressReport,
+    deferred_interrupts,
     no_progress,
 )
 from gpusonde.predictor.workload.embedding.training.result import (
@@ -55,31 +52,6 @@ from gpusonde.predictor.workload.embedding.training.result import (
     write_checkpoint,
 )
 from gpusonde.predictor.workload.embedding.weights import EncoderDescription, EncoderWeights, check_dataset_type
-
-
-@contextlib.contextmanager
-def deferred_interrupts() -> Iterator[Callable[[], bool]]:
-    """Take SIGINT as a wish to stop, in the main thread and where it is not ignored, as it is in background jobs.
-
-    Yields:
-        Whether it came.
-    """
-    came = threading.Event()
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or before is signal.SIG_IGN:
-        yield came.is_set
-        return
-
-    def note(number: int, frame: FrameType | None) -> None:
-        came.set()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    signal.signal(signal.SIGINT, note)
-    try:
-        yield came.is_set
-    finally:
-        signal.signal(signal.SIGINT, before if before is not None else signal.default_int_handler)
-
 
 CHECKPOINT = "checkpoint.npz"
 ENCODER = "encoder.npz"

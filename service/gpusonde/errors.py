@@ -1,0 +1,85 @@
+"""The errors of gpusonde, all of them, as one tree.
+
+A class stands here if somebody catches it by name or a command prints its name; what is only reported is raised as the
+class above. Every message says what happened and what to do next, so that the command prints it as it is; an exception
+that is not one of these is a fault of ours and says so. Interruptions that are no errors (a source that has ended, a
+search out of time) stay private to their modules.
+
+    GpusondeError
+    ├── UsageError                  the command line
+    ├── CommandError                a command found it out itself
+    │   └── MissingExtraError       a distribution is not installed
+    ├── ConfigError                 a configuration key, a quantity
+    │   └── TlsError                certificates and keys
+    ├── CatalogError                GPU specifications, offers, prices
+    │   └── UnknownGpuError
+    ├── TraceError                  traces and trace files
+    │   ├── MissingMetricError
+    │   └── TraceFormatError
+    ├── SourceError                 where an agent samples
+    │   ├── SourceUnavailableError
+    │   ├── GpuLostError
+    │   └── EngineLostError
+    ├── SpoolError                  what an agent keeps
+    │   └── SpoolCorruptError
+    ├── StoreError                  what a collector keeps
+    │   ├── StoreFullError
+    │   └── StoreCorruptError
+    ├── DirectoryLockedError        another process has it
+    ├── WireError                   a record that cannot be taken
+    ├── CollectorError              what a collector answers, as its clients see it
+    ├── RequestError                a question that a service refuses, with its gRPC status
+    ├── ChildError                  a process of ours that answers questions
+    │   ├── ChildBusyError
+    │   ├── ChildTimeoutError
+    │   └── ChildLostError
+    ├── TableError                  tables of runs, timings, measurements: file, line, column
+    ├── ModelError                  fitted models
+    │   ├── ModelFileError
+    │   ├── NotFittedError
+    │   └── TooFewRunsError
+    ├── GraphError                  graphs of networks
+    │   ├── MalformedGraphError
+    │   ├── GraphLimitError
+    │   └── UnsupportedGraphError
+    ├── EncoderError                encoders of graphs, their training
+    │   └── UnknownEncoderError
+    ├── DocumentError               problem, job, plan files: the key at fault
+    └── ProblemError                a planning problem that means nothing
+        └── NothingFitsError
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class GpusondeError(Exception):
+    """Whatever gpusonde raises for its callers.
+
+    Attributes:
+        path: The file at fault, or None.
+        line: Its line, counted from 1, or None.
+        field: The column, key or metric at fault, or None.
+    """
+
+    path: str | Path | None = None
+    line: int | None = None
+    field: str | None = None
+
+
+class UsageError(GpusondeError):
+    """A command line that cannot be understood; exit code 2.
+
+    Attributes:
+        usage: The usage line of the subcommand at fault, or empty.
+    """
+
+    def __init__(self, message: str, usage: str = "") -> None:
+        """Keep the usage line beside the message."""
+        self.usage = usage
+        super().__init__(message)
+
+
+class CommandError(GpusondeError):
+    """A failure that the command itself found."""
