@@ -11,7 +11,6 @@ COPY pyproject.toml README.md LICENSE ./
 COPY proto proto
 COPY telemetry telemetry
 COPY catalog catalog
-COPY settings settings
 COPY service service
 COPY agent agent
 COPY epoch_detect epoch_detect

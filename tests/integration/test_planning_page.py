@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 PAGE = Path(__file__).parents[2] / "docs" / "planning.md"
+CASES = Path(__file__).resolve().parents[2] / "benchmarks" / "planning"
 _BLOCK = re.compile(
     r"(?:<!-- file: (?P<file>[\w.-]+) -->\n)?```(?P<language>\w+)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE
 )
@@ -45,7 +47,12 @@ def folder(tmp_path_factory):
 def test_the_python_of_the_page_runs(folder):
     code = "\n".join(block.text for block in blocks() if block.language == "python")
     code += "\nassert {offer.billing.value for offer in offers} == {'on_demand', 'spot'}\n"
-    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join((str(CASES), *filter(None, [os.environ.get("PYTHONPATH")])))
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False, env=environment
+    )
     assert done.returncode == 0, done.stderr
     assert "left out: no batch limits" in done.stdout
 

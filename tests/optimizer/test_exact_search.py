@@ -19,6 +19,7 @@ from gpusonde.optimizer import (
     Status,
     StepTimes,
     TableSteps,
+    pareto,
     solve,
 )
 from gpusonde.optimizer.search.space import brute_force, every_plan
@@ -66,7 +67,7 @@ def test_the_front_is_that_of_all_plans(seed: int):
     for time_s, cost_usd in allowed:
         if not wanted or cost_usd < wanted[-1][1] * (1 - 1e-9):
             wanted.append((time_s, cost_usd))
-    front = solve(problem, steps, resolution=0.0)
+    front = pareto(problem, steps, resolution=0.0)
     assert front.complete
     found = [(point.estimate.time_s, point.estimate.cost_usd) for point in front.points]
     assert np.allclose(found, wanted, rtol=1e-9)
