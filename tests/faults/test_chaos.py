@@ -15,13 +15,14 @@ import numpy as np
 from support.counting_agent import CYCLE
 from support.running_collector import ProcessCollector
 from support.victim_agent import VictimAgent, stored
-from support.wire_agent import wait_until
+from support.wire_agent import wait_for_growth, wait_until
 
 from gpusonde.agent.spool.inspection import inspect_spool
 
-KILLS = 20
-BATCHES = 10_000
-SEED = int(os.environ.get("GPUSONDE_FAULT_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 30)
+# docs/results/faults.md was measured with GPUSONDE_FAULT_KILLS=20, and so 10,000 batches.
+KILLS = int(os.environ.get("GPUSONDE_FAULT_KILLS", "8"))
+BATCHES = 500 * KILLS
+SEED = int(os.environ.get("GPUSONDE_FAULT_SEED", "1"))
 
 
 def kill_again_and_again(collector, chance, failures):
@@ -34,7 +35,7 @@ def kill_again_and_again(collector, chance, failures):
         failures.append(error)
 
 
-def test_collector_and_agent_killed_twenty_times_each_lose_repeat_and_reorder_nothing(tmp_path):
+def test_collector_and_agent_killed_again_and_again_lose_repeat_and_reorder_nothing(tmp_path):
     print(f"seed {SEED}")
     chance, failures = random.Random(SEED), []
     began = time.monotonic()
@@ -52,7 +53,7 @@ def test_collector_and_agent_killed_twenty_times_each_lose_repeat_and_reorder_no
             finally:
                 killer.join()
             assert not failures, failures
-            wait_until(lambda: inspect_spool(victim.spool).last_sequence > BATCHES, 120, "enough batches")
+            wait_for_growth(lambda: inspect_spool(victim.spool).last_sequence, BATCHES, "batches in the spool")
             report = victim.finish()
         assert report["drained"]
         assert collector.terminate() == 0

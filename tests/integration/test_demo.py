@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -45,12 +45,15 @@ def fake_driver(folder: Path, period_s: float, model: str = "NVIDIA H100 80GB HB
 
 
 def start_demo(
-    folder: Path, *arguments: str, environment: Mapping[str, str] = MappingProxyType({})
+    folder: Path,
+    *arguments: str,
+    environment: Mapping[str, str] = MappingProxyType({}),
+    before: Sequence[str] = (),
 ) -> subprocess.Popen[str]:
     """Start a demo whose temporary files, and whose children's command lines, carry the name of ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     return subprocess.Popen(
-        [*GPUSONDE, "demo", "--out", str(folder / "out"), *arguments],
+        [*before, *GPUSONDE, "demo", "--out", str(folder / "out"), *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -159,6 +162,24 @@ def test_nothing_stays_behind_when_it_is_interrupted(number: signal.Signals, exi
     assert processes_of(tmp_path) == []
     if number is not signal.SIGKILL:
         assert leftovers(tmp_path) == []
+
+
+def test_in_the_background_sigterm_ends_it_and_ignored_signals_stay_ignored(tmp_path: Path) -> None:
+    # As a script's "gpusonde demo &" or nohup starts it.
+    background = ["sh", "-c", 'trap "" INT HUP; exec "$@"', "sh"]
+    demo = start_demo(tmp_path, "--replay", "--speed", "1", before=background)
+    assert demo.stdout is not None
+    while "replaying" not in (line := demo.stdout.readline()):
+        assert line, demo.communicate()
+    for ignored in (signal.SIGINT, signal.SIGHUP):
+        demo.send_signal(ignored)
+    with pytest.raises(subprocess.TimeoutExpired):
+        demo.wait(1.0)
+    demo.terminate()
+    _, errors = demo.communicate(timeout=_TIMEOUT_S)
+    assert (demo.returncode, errors.strip().splitlines()[-1]) == (130, "interrupted")
+    assert leftovers(tmp_path) == []
+    assert processes_of(tmp_path) == []
 
 
 def test_a_trace_that_cannot_be_predicted_from_is_refused_at_once(tmp_path: Path) -> None:

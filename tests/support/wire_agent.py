@@ -179,6 +179,17 @@ class WireStream:
             return ended.code, ended.details
 
 
+def wait_for_growth(value, target, what, stalled_s=60.0):
+    """Wait until ``value()`` is above ``target``, however long that takes, as long as it grows now and then."""
+    newest, deadline = value(), time.monotonic() + stalled_s
+    while newest <= target:
+        assert time.monotonic() < deadline, f"{what}: {newest} of {target}, and no more for {stalled_s} s"
+        time.sleep(0.02)
+        if (now := value()) > newest:
+            newest, deadline = now, time.monotonic() + stalled_s
+    return newest
+
+
 def wait_until(condition, timeout_s=60.0, what="the condition"):
     """Poll until ``condition()`` is true and return its value."""
     deadline = time.monotonic() + timeout_s

@@ -119,12 +119,15 @@ class Child:
 
 @contextlib.contextmanager
 def stopped_by_signals() -> Iterator[None]:
-    """Turn SIGTERM and SIGHUP into KeyboardInterrupt inside the block, so that both clean up as Ctrl-C does."""
+    """Turn SIGTERM and SIGHUP into KeyboardInterrupt inside the block, so that both clean up as Ctrl-C does.
+
+    SIGHUP stays ignored where it is, as under nohup; SIGTERM always ends the demo.
+    """
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    caught = [signal.SIGTERM, signal.SIGHUP]
+    caught = [signal.SIGTERM, *_unignored(signal.SIGHUP)]
     before = [signal.signal(number, interrupt) for number in caught]
     try:
         yield
@@ -142,7 +145,7 @@ def _uninterrupted() -> Iterator[None]:
     arrived: list[int] = []
     before = {
         number: signal.signal(number, lambda number, _: arrived.append(number))
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        for number in (signal.SIGTERM, *_unignored(signal.SIGINT, signal.SIGHUP))
     }
     try:
         yield
@@ -151,6 +154,11 @@ def _uninterrupted() -> Iterator[None]:
             signal.signal(number, handler)
     if arrived:
         raise KeyboardInterrupt
+
+
+def _unignored(*numbers: signal.Signals) -> list[signal.Signals]:
+    """The signals that whoever started this process has not told it to ignore, as shells do for background jobs."""
+    return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 def _environment() -> dict[str, str]:
