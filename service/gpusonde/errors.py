@@ -51,7 +51,10 @@ search out of time) stay private to their modules.
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class GpusondeError(Exception):

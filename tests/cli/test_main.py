@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import logging
 import subprocess
@@ -13,7 +14,7 @@ import grpc
 import pytest
 
 from gpusonde.cli import main
-from gpusonde.cli.main import describe
+from gpusonde.cli.errors import describe
 from gpusonde.errors import CommandError
 from gpusonde.service import process
 from gpusonde.telemetry import TraceError
@@ -66,17 +67,21 @@ def test_version_names_the_distribution() -> None:
     assert (answer.returncode, answer.stdout) == (0, f"gpusonde {version('gpusonde')}\n")
 
 
-# Of the commands that are families of commands.
-_A_SUBJECT = {"evaluate": ("epochs",), "spool": ("ls",), "store": ("fsck",), "token": ("new",), "workload": ("graph",)}
+def every_command() -> list[list[str]]:
+    """What can be typed, without options."""
+    return [
+        [name, action] if action else [name]
+        for name, command in main.COMMANDS.items()
+        for action in command.actions or ("",)
+    ]
 
 
-def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
-    for name in main.COMMANDS:
-        subject = _A_SUBJECT.get(name, ())
-        with pytest.raises(SystemExit) as stopped:
-            main.main([name, *subject, "--help"])
-        assert stopped.value.code == 0
-        assert "--json" in capsys.readouterr().out
+@pytest.mark.parametrize("words", every_command(), ids=" ".join)
+def test_every_command_explains_itself(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main.main([*words, "--help"])
+    assert stopped.value.code == 0
+    assert "--json" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("arguments", ["['agent', '--help']", "['gpus', '--json']", "['metrics']", "['--help']"])
@@ -94,17 +99,35 @@ def test_a_gpu_hosts_commands_import_no_scientific_stack(arguments: str) -> None
     assert answer.stderr.splitlines()[-1] == "[]"
 
 
-def test_help_imports_no_component() -> None:
+def imported_by(arguments: list[str]) -> list[str]:
+    """Modules of ours, and heavy ones of others, that a command has imported when it ends."""
     script = (
         "import sys\n"
-        "from gpusonde.cli.main import build_parser\n"
-        "build_parser()\n"
-        "print(sorted(m for m in sys.modules if m.startswith('gpusonde.') and not m.startswith('gpusonde.cli')))\n"
-        "print('numpy' in sys.modules, 'grpc' in sys.modules)\n"
+        "from gpusonde.cli.main import main\n"
+        "try:\n"
+        f"    main({arguments!r})\n"
+        "except SystemExit:\n"
+        "    pass\n"
+        "others = {'numpy', 'grpc', 'pathlib', 'logging', 'dataclasses'}\n"
+        "print(sorted(m for m in sys.modules if m.startswith('gpusonde.') or m in others), file=sys.stderr)\n"
     )
     answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
-    # The log lines' forms are needed before it is known which component runs.
-    assert answer.stdout.splitlines() == ["['gpusonde.service', 'gpusonde.service.process']", "False False"]
+    return list(ast.literal_eval(answer.stderr.splitlines()[-1]))
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["store", "--help"], ["--version"]], ids=" ".join)
+def test_help_imports_no_command_and_no_component(arguments: list[str]) -> None:
+    found = imported_by(arguments)
+    assert [name for name in found if name.startswith("gpusonde.")] == [
+        "gpusonde.cli", "gpusonde.cli.main", "gpusonde.cli.parsing", "gpusonde.errors"
+    ]  # fmt: skip
+    if arguments != ["--version"]:  # which importlib.metadata needs them for
+        assert "pathlib" not in found
+
+
+def test_a_command_imports_no_other_one() -> None:
+    homes = {f"gpusonde.cli.{command.module}" for command in main.COMMANDS.values() if command.module}
+    assert homes & set(imported_by(["gpus", "--help"])) == {"gpusonde.cli.commands.catalog"}
 
 
 def test_our_own_errors_become_one_line_and_exit_1(
@@ -150,13 +173,13 @@ def test_ctrl_c_exits_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     assert capsys.readouterr().err == "interrupted\n"
 
 
-def test_ctrl_c_while_the_commands_are_imported_is_no_traceback(
+def test_ctrl_c_while_a_command_is_imported_is_no_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupted(*_names: str) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(main, "command_part", interrupted)
+    monkeypatch.setattr(main, "load_module", interrupted)
     assert main.main(["metrics"]) == 130
     assert capsys.readouterr().err == "interrupted\n"
 

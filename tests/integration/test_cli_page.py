@@ -27,7 +27,7 @@ from support.workload_graphs import small_network
 from gpusonde.cli import main
 from gpusonde.cli.commands import profile
 from gpusonde.cli.demo.run import bundled_trace
-from gpusonde.cli.parsing import Parser, common_options
+from gpusonde.cli.parsing import Parser, add_output_options
 from gpusonde.cli.workload import train as workload_train
 from gpusonde.collector.security.identity import Role
 from gpusonde.collector.security.tokens import token_entry
@@ -215,6 +215,8 @@ def subparser(command: str) -> Parser:
 
 def options_of(parser: argparse.ArgumentParser) -> set[str]:
     """Long options of a parser and of the parsers below it."""
+    assert isinstance(parser, Parser)
+    parser.complete()
     own = {option for action in parser._actions for option in action.option_strings if option.startswith("--")}
     below = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
     return own.union(*(options_of(choice) for action in below for choice in action.choices.values()))
@@ -245,7 +247,9 @@ def test_the_page_lists_every_option(command: str) -> None:
 
 
 def test_the_page_lists_the_common_options() -> None:
-    assert options_of(common_options()) | {"--help"} == PAGE["Every command"].options
+    common = Parser()
+    add_output_options(common)
+    assert options_of(common) == PAGE["Every command"].options
 
 
 @pytest.mark.parametrize("command", main.COMMANDS)

@@ -1,171 +1,118 @@
 """``gpusonde``: parse the command line, run one subcommand, turn errors into one line and an exit code.
 
+``COMMANDS`` is the table of everything that can be typed. A command's module, and all that it needs, is imported when
+that command is named: ``gpusonde --help`` reads this file and nothing else of the product.
+
 Exit codes: 0 done, 1 failed, 2 the command line was wrong, 130 interrupted, 141 the reader of stdout went away.
-
-Turning exceptions into one clear line, at the edge of the command.
-
-Every exception class of gpusonde's own packages says what happened and what to do next: it is printed as it is. So are
-the operating system's and gRPC's, translated into words. Anything else is a fault of ours and says so.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import logging
+import functools
+import importlib
 import os
 import sys
-import traceback
-from collections.abc import Iterator, MutableMapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, cast
+from collections.abc import Mapping, MutableMapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, cast
 
-from gpusonde.cli.output import to_json
-from gpusonde.cli.parsing import Parser, command_part, common_options
-from gpusonde.errors import CommandError, UsageError
-from gpusonde.service import process
+from gpusonde.cli.parsing import Parser, Subparsers, add_output_options
+from gpusonde.errors import UsageError
 
-# Distributions that only the "collector" extra brings; a bare agent host has none of them.
-_COLLECTOR_EXTRA = frozenset(
-    {"scipy", "pandas", "sklearn", "catboost", "pyarrow", "matplotlib", "rich", "grpc_health", "grpc_reflection"}
-)
-_EXTRAS = {**dict.fromkeys(_COLLECTOR_EXTRA, "collector"), "torch": "torch"}
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from gpusonde.cli.errors import Report
 
 
-class MissingExtraError(CommandError):
-    """A subcommand needs a distribution that is not installed."""
-
-    def __init__(self, module: str, command: str, extra: str = "collector") -> None:
-        """Name the extra that brings ``module``."""
-        super().__init__(
-            f"'gpusonde {command}' needs {module}, which is not installed: run pip install 'gpusonde[{extra}]'"
-        )
-
-
-@dataclass(frozen=True)
-class Report:
-    """One error as the user sees it.
+class Command(NamedTuple):
+    """What can be typed after ``gpusonde``, or after a family of commands.
 
     Attributes:
-        type: Name of the exception's class.
-        message: What happened and what to do next; one line.
-        file: The file at fault, or None.
-        line: Its line, counted from 1, or None.
-        field: The column, key or field at fault, or None.
-        is_bug: Whether gpusonde did not expect this.
+        summary: Its line in ``--help``.
+        module: Where it lives, below ``gpusonde.cli``: ``add_NAME_options(parser)`` and ``run_NAME(args)``; empty for
+            a family.
+        description: What a family's own ``--help`` says beyond the summary; a command's stands in its module.
+        actions: The commands of a family.
     """
 
-    type: str
-    message: str
-    file: str | None = None
-    line: int | None = None
-    field: str | None = None
-    is_bug: bool = False
-
-    def payload(self) -> dict[str, Any]:
-        """The object printed under ``--json``."""
-        return {
-            "error": {
-                "type": self.type,
-                "message": self.message,
-                "file": self.file,
-                "line": self.line,
-                "field": self.field,
-            }
-        }
+    summary: str
+    module: str = ""
+    description: str = ""
+    actions: Mapping[str, Command] = {}
 
 
-def describe(error: BaseException, command: str) -> Report:
-    """Say what an exception means to the user of ``gpusonde COMMAND``."""
-    name = type(error).__name__
-    if isinstance(error, ModuleNotFoundError):
-        root = (error.name or "").partition(".")[0]
-        extra = _EXTRAS.get(root)
-        if extra is not None:
-            return Report("MissingExtraError", str(MissingExtraError(root, command, extra)))
-    if _is_ours(error):
-        file, line, field = (getattr(error, key, None) for key in ("path", "line", "field"))
-        return Report(
-            name,
-            one_line(str(error)),
-            file=None if file is None else str(file),
-            line=line if isinstance(line, int) and line > 0 else None,
-            field=field if isinstance(field, str) and field else None,
-        )
-    if isinstance(error, OSError):
-        return Report(name, _describe_os_error(error), file=None if error.filename is None else str(error.filename))
-    grpc = sys.modules.get("grpc")
-    if grpc is not None and isinstance(error, grpc.RpcError):
-        return Report(name, _describe_rpc_error(error))
-    if isinstance(error, MemoryError):
-        return Report(name, "out of memory")
-    return Report(name, one_line(f"{name}: {error}"), is_bug=True)
-
-
-@contextlib.contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Name the file in errors about its content, which are raised by parts that do not know where it came from."""
-    try:
-        yield
-    except (CommandError, ValueError) as error:
-        if _is_ours(error) and getattr(error, "path", None) is None:
-            vars(error)["path"] = str(path)
-            if str(path) not in str(error):
-                error.args = (f"{path}: {error}",)
-        raise
-
-
-def one_line(text: str) -> str:
-    """Fold a message into one line."""
-    return " ".join(text.split())
-
-
-def _is_ours(error: BaseException) -> bool:
-    return any(base.__module__.startswith("gpusonde.") for base in type(error).__mro__)
-
-
-def _describe_os_error(error: OSError) -> str:
-    reason = error.strerror or str(error) or type(error).__name__
-    return f"{error.filename}: {reason}" if error.filename else one_line(reason)
-
-
-def _describe_rpc_error(error: Any) -> str:
-    code = getattr(error, "code", None)
-    status = code().name if callable(code) and code() is not None else "UNKNOWN"
-    details = getattr(error, "details", None)
-    text = one_line((details() if callable(details) else None) or str(error))
-    if status == "UNAVAILABLE":
-        return f"the collector cannot be reached ({text}); is it running, and is --collector its address?"
-    if status == "DEADLINE_EXCEEDED":
-        return f"the collector did not answer in time ({text}); try again, or look at its log"
-    return f"the collector refused ({status}): {text}"
-
-
-# Where each command lives, below gpusonde.cli: ``add_NAME_parser`` and ``run_NAME``.
-COMMANDS = {
-    "demo": "demo.run",
-    "detect": "commands.detect",
-    "predict": "commands.predict",
-    "train": "commands.train",
-    "workload": "commands.workload",
-    "plan": "commands.plan",
-    "monitor": "commands.plan",
-    "profile": "commands.profile",
-    "probe": "commands.profile",
-    "evaluate": "commands.evaluate",
-    "agent": "commands.daemons",
-    "record": "commands.record",
-    "spool": "commands.spool",
-    "collector": "commands.daemons",
-    "store": "commands.store",
-    "token": "commands.fleet",
-    "fleet": "commands.fleet",
-    "runs": "commands.epochs",
-    "epochs": "commands.epochs",
-    "gpus": "commands.catalog",
-    "offers": "commands.catalog",
-    "metrics": "commands.catalog",
+COMMANDS: Mapping[str, Command] = {
+    "demo": Command("watch a training job from its GPU's metrics alone, from sampling to the best offer", "demo.run"),
+    "detect": Command("find the training epochs of one trace", "commands.detect"),
+    "predict": Command("predict the epoch latency of a run on other GPUs", "commands.predict"),
+    "train": Command(
+        "fit the epoch latency model on a table of runs or on a collector's store, or roll it back", "commands.train"
+    ),
+    "workload": Command(
+        "predict training times from a network's graph, before anything has run",
+        description="Predict training times from a network's graph, before anything has run: 'graph' takes the graph "
+        "of a network on your side, 'predict' says how long its training steps take (docs/workload.md).",
+        actions={
+            "graph": Command(
+                "write the graph of a network to a file that holds neither weights nor code", "workload.graph"
+            ),
+            "predict": Command("predict how long training steps of networks take", "workload.predict"),
+            "embed": Command("turn networks into vectors and name the known networks most like them", "workload.embed"),
+            "fit": Command("fit a model of training times on your own measurements", "workload.train"),
+            "train": Command("train the encoder that embeds networks of a type of data", "workload.train"),
+            "trainings": Command(
+                "list the trainings of encoders that a collector has queued, or queue one", "workload.train"
+            ),
+            "hosts": Command("list the hosts of a collector's agents and what they have free", "workload.remote"),
+        },
+    ),
+    "plan": Command("say what to rent for a training job", "commands.plan"),
+    "monitor": Command("watch a running job and say when another plan is better", "commands.plan"),
+    "profile": Command("time the steps of a PyTorch job and record when its gradients are ready", "commands.profile"),
+    "probe": Command("measure what allreduces reach between machines", "commands.profile"),
+    "evaluate": Command(
+        "score what gpusonde finds against what is known to be true",
+        actions={
+            "epochs": Command("the epoch detector, on traces whose epochs are known", "evaluations.epochs"),
+            "predictor": Command(
+                "the epoch latency predictor, on runs measured on several GPUs", "evaluations.predictor"
+            ),
+            "workload": Command(
+                "training times from networks' graphs, on steps that were measured", "evaluations.workload"
+            ),
+        },
+    ),
+    "agent": Command("sample this host's GPUs and stream them to a collector", "commands.daemons"),
+    "record": Command("sample this host's GPUs into a trace file", "commands.record"),
+    "spool": Command(
+        "list or check the spool of an agent",
+        description="List or check the spool of an agent, beside which it may run.",
+        actions={
+            "ls": Command("list the segments of a spool with their records, ticks and times", "commands.spool"),
+            "fsck": Command("check every byte of a spool; exit code 1 with findings", "commands.spool"),
+        },
+    ),
+    "collector": Command(
+        "take the agents' streams, keep them, find runs and epochs, answer questions", "commands.daemons"
+    ),
+    "store": Command(
+        "check, compact, export or query a collector's data directory",
+        actions={
+            "fsck": Command("read everything and say what is wrong; exit code 1 if anything is", "commands.store"),
+            "compact": Command("compact all segments now; no collector may be using the directory", "commands.store"),
+            "export": Command("write samples into a trace file", "commands.store"),
+            "sql": Command("answer one SELECT with DuckDB (needs the extra 'sql')", "commands.store"),
+        },
+    ),
+    "token": Command("make a bearer token for an agent or a reader without a certificate", "commands.fleet"),
+    "fleet": Command("list the agents that stream to a collector, or send them to another one", "commands.fleet"),
+    "runs": Command("list the runs that a collector has seen, newest first", "commands.epochs"),
+    "epochs": Command("list the epochs of one run that a collector has seen", "commands.epochs"),
+    "gpus": Command("list the GPUs of the catalogue, or one with the source of every figure", "commands.catalog"),
+    "offers": Command("list the machines that can be rented, with their prices", "commands.catalog"),
+    "metrics": Command("list the metrics that traces, files and options name, with their units", "commands.catalog"),
 }
 # The daemons' news is worth a line without being asked for.
 _DAEMONS = frozenset({"agent", "collector"})
@@ -174,7 +121,7 @@ EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 2, 130, 141
 
 
 def build_parser() -> Parser:
-    """The parser with every subcommand. Importing the command modules does not import the components."""
+    """Make the parser of every command; a command's options are declared when it is named or completed."""
     parser = Parser(
         prog="gpusonde",
         description="Training progress, epoch latency on any GPU and what to rent, from GPU hardware metrics alone.",
@@ -182,11 +129,34 @@ def build_parser() -> Parser:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action=_PrintVersion, nargs=0, help="print the version and exit")
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
-    common = common_options()
-    for name, module in COMMANDS.items():
-        command_part(module, f"add_{name}_parser")(subparsers, common)
+    _add_commands(
+        parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser), COMMANDS
+    )
     return parser
+
+
+def _add_commands(subparsers: Subparsers, commands: Mapping[str, Command]) -> None:
+    for name, command in commands.items():
+        description = command.description or command.summary[:1].upper() + command.summary[1:] + "."
+        parser = subparsers.add_parser(name, help=command.summary, description=description, allow_abbrev=False)
+        parser.declared_by(functools.partial(_declare, name, command))
+
+
+def _declare(name: str, command: Command, parser: Parser) -> None:
+    if command.actions:
+        # The output options belong to the actions: argparse would overwrite those given before the action's name.
+        actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=Parser)
+        _add_commands(actions, command.actions)
+        return
+    module = load_module(command.module)
+    add_output_options(parser)
+    getattr(module, f"add_{name}_options")(parser)
+    parser.set_defaults(handler=getattr(module, f"run_{name}"))
+
+
+def load_module(name: str) -> ModuleType:
+    """Import the module below ``gpusonde.cli`` that a command lives in."""
+    return importlib.import_module(f"gpusonde.cli.{name}")
 
 
 class _PrintVersion(argparse.Action):
@@ -201,7 +171,7 @@ class _PrintVersion(argparse.Action):
 
 def run_command(args: argparse.Namespace) -> int:
     """Run the subcommand that was parsed."""
-    return cast(int, command_part(COMMANDS[args.command], f"run_{args.command}")(args))
+    return cast(int, args.handler(args))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -213,9 +183,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UsageError as error:
         return _report_usage(error, as_json="--json" in arguments)
     except KeyboardInterrupt:
-        # Importing the commands takes a moment, on a busy machine a long one.
+        # Importing a command takes a moment, on a busy machine a long one.
         return _report_interrupt()
     spare_loopback_from_proxies(os.environ)
+    import logging
+
+    from gpusonde.service import process
+
     level = logging.INFO if args.command in _DAEMONS else logging.WARNING
     process.configure(args.log_format or "text", verbose=args.verbose, level=level)
     return run(args)
@@ -252,7 +226,11 @@ def run(args: argparse.Namespace) -> int:
         _forget_stdout()
         return EXIT_BROKEN_PIPE
     except Exception as error:
+        from gpusonde.cli.errors import describe
+
         if args.verbose:
+            import traceback
+
             traceback.print_exc()
         return _report(describe(error, args.command), as_json=args.json, has_traceback=args.verbose)
     return code
@@ -269,6 +247,8 @@ def _report(report: Report, *, as_json: bool, has_traceback: bool) -> int:
 
 
 def _report_usage(error: UsageError, *, as_json: bool) -> int:
+    from gpusonde.cli.errors import Report, one_line
+
     if error.usage:
         print(error.usage, file=sys.stderr)
     print(f"gpusonde: error: {one_line(str(error))}", file=sys.stderr)
@@ -283,6 +263,8 @@ def _report_interrupt() -> int:
 
 
 def _print_error_object(report: Report) -> None:
+    from gpusonde.cli.output import to_json
+
     try:
         print(to_json(report.payload()), flush=True)
     except OSError:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import math
 from collections.abc import Callable
-from typing import Any, NoReturn, TypeAlias, cast
+from typing import Any, NoReturn, TypeAlias
 
 from gpusonde.errors import UsageError
 
@@ -18,38 +17,37 @@ OptionGroup: TypeAlias = "argparse._ArgumentGroup"
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that raises ``UsageError`` instead of leaving the process."""
+    """An argument parser that raises ``UsageError`` instead of leaving the process, and learns its options late."""
+
+    _declare: Callable[[Parser], None] | None = None
 
     def error(self, message: str) -> NoReturn:
         """Raise ``UsageError``."""
         raise UsageError(message, self.format_usage().strip())
 
+    def declared_by(self, declare: Callable[[Parser], None]) -> None:
+        """Have ``declare`` add the options when they are needed, and not before."""
+        self._declare = declare
 
-def command_part(module: str, name: str) -> Callable[..., Any]:
-    """Import a module below ``gpusonde.cli`` that a command lives in, and return what it declares under ``name``."""
-    return cast(Callable[..., Any], getattr(importlib.import_module(f"gpusonde.cli.{module}"), name))
+    def complete(self) -> None:
+        """Add the options that wait for being needed."""
+        declare, self._declare = self._declare, None
+        if declare is not None:
+            declare(self)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Complete the parser, then parse."""
+        self.complete()
+        return super().parse_known_args(args, namespace)
 
 
-def common_options() -> Parser:
-    """Options that every subcommand takes, as a parent parser."""
-    common = Parser(add_help=False)
-    group = common.add_argument_group("output")
+def add_output_options(parser: Parser) -> None:
+    """Declare the options that every command takes."""
+    group = parser.add_argument_group("output")
     group.add_argument("--json", action="store_true", help="print one JSON object on stdout (keys: docs/cli.md)")
     group.add_argument("--verbose", action="store_true", help="log debug messages; show tracebacks of errors")
     group.add_argument(
         "--log-format", choices=("text", "json"), help="form of the log lines on stderr (default: text, or log.format)"
-    )
-    return common
-
-
-def add_command(subparsers: Subparsers, common: Parser, name: str, summary: str, description: str = "") -> Parser:
-    """Add a subcommand with the common options; ``summary`` is its line in ``gpusonde --help``."""
-    return subparsers.add_parser(
-        name,
-        help=summary,
-        description=description or summary[:1].upper() + summary[1:] + ".",
-        parents=[common],
-        allow_abbrev=False,
     )
 
 

@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from gpusonde.cli import formatting
 from gpusonde.cli.output import Output, Screen
-from gpusonde.cli.parsing import Parser, Subparsers, add_command, names
+from gpusonde.cli.parsing import Parser, names
 
 if TYPE_CHECKING:
     from gpusonde.catalog import GpuSpec, Offer
 
 
-def add_metrics_parser(subparsers: Subparsers, common: Parser) -> None:
+def add_metrics_options(parser: Parser) -> None:
     """Declare ``gpusonde metrics``."""
-    add_command(subparsers, common, "metrics", "list the metrics that traces, files and options name, with their units")
 
 
 def run_metrics(args: argparse.Namespace) -> int:
@@ -66,14 +65,10 @@ def run_metrics(args: argparse.Namespace) -> int:
     return 0
 
 
-def add_offers_parser(subparsers: Subparsers, common: Parser) -> None:
+def add_offers_options(parser: Parser) -> None:
     """Declare ``gpusonde offers``."""
-    parser = add_command(
-        subparsers,
-        common,
-        "offers",
-        "list the machines that can be rented, with their prices",
-        "List instance offers with whole NVIDIA GPUs at the newest on-demand price known; others on request.",
+    parser.description = (
+        "List instance offers with whole NVIDIA GPUs at the newest on-demand price known; others on request."
     )
     parser.add_argument("--gpu", type=names, metavar="A,B", help="only offers with these GPUs (any spelling)")
     parser.add_argument("--provider", metavar="NAME", help="only offers of this provider")
@@ -166,14 +161,8 @@ def _render(screen: Screen, offers: list[Offer], notes: list[str], billing: str)
     )
 
 
-def add_gpus_parser(subparsers: Subparsers, common: Parser) -> None:
+def add_gpus_options(parser: Parser) -> None:
     """Declare ``gpusonde gpus``."""
-    parser = add_command(
-        subparsers,
-        common,
-        "gpus",
-        "list the GPUs of the catalogue, or one with the source of every figure",
-    )
     parser.add_argument(
         "name", nargs="?", metavar="NAME", help="one GPU, by any name: V100-SXM2-16GB, 'Tesla T4', 'NVIDIA A10G' ..."
     )

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpusonde.cli import formatting
@@ -22,7 +21,7 @@ from gpusonde.cli.daemon import (
     usage_errors_of_settings,
 )
 from gpusonde.cli.output import Output, Screen
-from gpusonde.cli.parsing import DEFAULT_COLLECTOR, Parser, Subparsers, add_command, address, positive_number
+from gpusonde.cli.parsing import DEFAULT_COLLECTOR, Parser, address, positive_number
 from gpusonde.service import process
 
 if TYPE_CHECKING:
@@ -174,14 +173,10 @@ def _gpu(gpu: GpuFinding) -> dict[str, Any]:
     }
 
 
-def add_collector_parser(subparsers: Subparsers, common: Parser) -> None:
+def add_collector_options(parser: Parser) -> None:
     """Declare ``gpusonde collector``."""
-    parser = add_command(
-        subparsers,
-        common,
-        "collector",
-        "take the agents' streams, keep them, find runs and epochs, answer questions",
-        "Take the agents' streams, keep them, find runs and epochs, answer questions. Runs until SIGTERM or Ctrl-C.",
+    parser.description = (
+        "Take the agents' streams, keep them, find runs and epochs, answer questions. Runs until SIGTERM or Ctrl-C."
     )
     add_config_options(parser, "GPUSONDE_COLLECTOR_")
     group = parser.add_argument_group("collector")
@@ -229,16 +224,21 @@ def _render_collector(screen: Screen, report: CollectorReport) -> None:
     screen.line(f"collector at {report.address} has stopped; {counts or 'nothing came in'}")
 
 
-def add_agent_parser(subparsers: Subparsers, common: Parser) -> None:
+def add_agent_options(parser: Parser) -> None:
     """Declare ``gpusonde agent``."""
-    parser = add_command(
-        subparsers,
-        common,
-        "agent",
-        "sample this host's GPUs and stream them to a collector",
+    parser.description = (
         "Sample this host's GPUs (or replay a trace) into a spool on disk and stream it to a collector. Runs until "
         "SIGTERM or Ctrl-C; a replay ends by itself once the collector has everything. 'gpusonde agent doctor' says "
-        "what can be sampled here.",
+        "what can be sampled here."
+    )
+    parser.add_argument(
+        "action",
+        nargs="?",
+        choices=["doctor"],
+        metavar="doctor",
+        help="try every source of this host for two seconds and say what can be sampled, what cannot, why, and what to "
+        "do; exit code 0 when something can be sampled, else 1. It examines as an agent with this --config and --set "
+        "would sample",
     )
     add_config_options(parser, "GPUSONDE_AGENT_")
     group = parser.add_argument_group("agent")
@@ -248,27 +248,6 @@ def add_agent_parser(subparsers: Subparsers, common: Parser) -> None:
     group.add_argument("--replay", metavar="TRACE", help="play this trace file instead of sampling GPUs")
     group.add_argument("--speed", type=positive_number, metavar="N", help="replay N times faster than recorded")
     group.add_argument("--keep-time", action="store_true", help="replay with the recorded wall-clock times")
-    _add_doctor(parser)
-
-
-def _add_doctor(agent: Parser) -> None:
-    # Options are repeated, so that they may follow the word; left out there, they keep what was given before it.
-    actions = agent.add_subparsers(dest="action", metavar="[doctor]", required=False, parser_class=Parser)
-    doctor = actions.add_parser(
-        "doctor",
-        help="say what can be sampled on this host, what cannot and why",
-        description="Try every source of this host for two seconds and say what can be sampled, what cannot, why, and "
-        "what to do. Exit code 0 when something can be sampled, else 1.",
-        argument_default=argparse.SUPPRESS,
-        allow_abbrev=False,
-    )
-    group = doctor.add_argument_group("output")
-    group.add_argument("--json", action="store_true", help="print one JSON object on stdout (keys: docs/cli.md)")
-    group.add_argument("--verbose", action="store_true", help="log debug messages; show tracebacks of errors")
-    group.add_argument("--log-format", choices=("text", "json"), help="form of the log lines on stderr")
-    group = doctor.add_argument_group("configuration", "The host is examined as an agent with it would sample.")
-    group.add_argument("--config", type=Path, metavar="FILE.toml", help="configuration file")
-    group.add_argument("--set", action="append", metavar="SECTION.NAME=VALUE", help="override one setting (repeatable)")
 
 
 def run_agent(args: argparse.Namespace) -> int:

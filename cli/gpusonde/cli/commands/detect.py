@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpusonde.cli import formatting
-from gpusonde.cli.main import naming
+from gpusonde.cli.errors import error_context
 from gpusonde.cli.output import Output, Screen
-from gpusonde.cli.parsing import Parser, Subparsers, add_command, positive_integer, positive_number
+from gpusonde.cli.parsing import Parser, positive_integer, positive_number
 from gpusonde.cli.runs_view import (
     Progress,
     add_detection_options,
@@ -52,7 +52,7 @@ def read_trace_of(args: argparse.Namespace, path: Path) -> Trace:
     from gpusonde.telemetry import TraceError, read_trace
 
     try:
-        with naming(path):
+        with error_context(path):
             return read_trace(path, gpu=args.gpu, gpus=args.gpus, interval_s=args.interval_s)
     except TraceError:
         raise
@@ -60,14 +60,10 @@ def read_trace_of(args: argparse.Namespace, path: Path) -> Trace:
         raise UsageError(str(error)) from error
 
 
-def add_detect_parser(subparsers: Subparsers, common: Parser) -> None:
+def add_detect_options(parser: Parser) -> None:
     """Declare ``gpusonde detect``."""
-    parser = add_command(
-        subparsers,
-        common,
-        "detect",
-        "find the training epochs of one trace",
-        "Find the training epochs of one trace: gpusonde's CSV or Parquet, an nvidia-smi -lms log or a dcgmi dmon log.",
+    parser.description = (
+        "Find the training epochs of one trace: gpusonde's CSV or Parquet, an nvidia-smi -lms log or a dcgmi dmon log."
     )
     parser.add_argument("trace", type=Path, metavar="TRACE", help="trace file")
     add_trace_options(parser)
@@ -93,7 +89,7 @@ def run_detect(args: argparse.Namespace) -> int:
 
     output = Output(as_json=args.json)
     trace = read_trace_of(args, args.trace)
-    with output.progress(f"looking for epochs in {args.trace.name}"), naming(args.trace):
+    with output.progress(f"looking for epochs in {args.trace.name}"), error_context(args.trace):
         detection = detect(trace, mode=args.mode, metrics=args.metric, engine=args.engine)
     progress = progress_of(trace, detection, args.total_epochs)
     if args.plot is not None:

@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING
 from gpusonde.cli import formatting
 from gpusonde.cli.connection import add_collector_options, connect
 from gpusonde.cli.output import Output, Screen
-from gpusonde.cli.parsing import Parser, Subparsers, add_command, positive_integer
+from gpusonde.cli.parsing import Parser, positive_integer
 from gpusonde.errors import CommandError, UsageError
 
 if TYPE_CHECKING:
     from gpusonde.collector.client import Client, RunEpochs, RunInfo
 
 
-def add_runs_parser(subparsers: Subparsers, common: Parser) -> None:
+def add_runs_options(parser: Parser) -> None:
     """Declare ``gpusonde runs``."""
-    parser = add_command(subparsers, common, "runs", "list the runs that a collector has seen, newest first")
     add_collector_options(parser)
     parser.add_argument("--gpu-uuid", default="", metavar="UUID", help="only runs on this GPU")
     parser.add_argument("--job", default="", metavar="ID", help="only runs of this job of the scheduler")
@@ -52,9 +51,8 @@ class UnknownRunError(CommandError):
     """A run that the collector does not have."""
 
 
-def add_epochs_parser(subparsers: Subparsers, common: Parser) -> None:
+def add_epochs_options(parser: Parser) -> None:
     """Declare ``gpusonde epochs``."""
-    parser = add_command(subparsers, common, "epochs", "list the epochs of one run that a collector has seen")
     parser.add_argument("run", nargs="?", metavar="RUN", help="run; the beginning of its name is enough")
     parser.add_argument("--latest", action="store_true", help="the newest run")
     parser.add_argument("--withdrawn", action="store_true", help="also epochs that a later revision withdrew")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from gpusonde.cli import formatting
 from gpusonde.cli.connection import add_collector_options, client_security
 from gpusonde.cli.output import Output, Screen
-from gpusonde.cli.parsing import Parser, Subparsers, add_command, address, names
+from gpusonde.cli.parsing import Parser, address, names
 from gpusonde.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,15 +22,11 @@ _AGENT_ID = re.compile(r"[A-Za-z0-9._:@*-]{1,128}")
 _LABEL = re.compile(r"[A-Za-z0-9 ._:@/-]{1,64}")
 
 
-def add_token_parser(subparsers: Subparsers, common: Parser) -> None:
+def add_token_options(parser: Parser) -> None:
     """Declare ``gpusonde token``."""
-    parser = add_command(
-        subparsers,
-        common,
-        "token",
-        "make a bearer token for an agent or a reader without a certificate",
+    parser.description = (
         "Make a bearer token. It is printed once: put it alone into the file that uplink.token_file or --token-file "
-        "names, and the [[token]] lines into the collector's security.tokens_file, which holds a digest only.",
+        "names, and the [[token]] lines into the collector's security.tokens_file, which holds a digest only."
     )
     parser.add_argument("action", choices=["new"], help="make one")
     parser.add_argument("--role", choices=["agent", "reader", "admin"], required=True, help="what it is for")
@@ -66,15 +62,11 @@ def run_token(args: argparse.Namespace) -> int:
     return 0
 
 
-def add_fleet_parser(subparsers: Subparsers, common: Parser) -> None:
+def add_fleet_options(parser: Parser) -> None:
     """Declare ``gpusonde fleet``."""
-    parser = add_command(
-        subparsers,
-        common,
-        "fleet",
-        "list the agents that stream to a collector, or send them to another one",
+    parser.description = (
         "List the agents that stream to a collector, or ask them to go to another one. Needs a certificate or token of "
-        "the role admin. An agent goes only where its own uplink.allowed_targets lets a collector send it.",
+        "the role admin. An agent goes only where its own uplink.allowed_targets lets a collector send it."
     )
     parser.add_argument("action", choices=["list", "drain"], help="list agents, or end their streams")
     parser.add_argument("--agents", type=names, metavar="A,B", help="drain: these agents")

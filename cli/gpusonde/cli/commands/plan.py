@@ -18,10 +18,9 @@ from typing import IO, TYPE_CHECKING, Any
 
 from gpusonde.cli import formatting
 from gpusonde.cli.connection import add_collector_options, client_security, connect
-from gpusonde.cli.files import check_writable
-from gpusonde.cli.main import naming
+from gpusonde.cli.errors import check_writable, error_context
 from gpusonde.cli.output import Output, Screen, to_json
-from gpusonde.cli.parsing import Parser, Subparsers, add_command, positive_number
+from gpusonde.cli.parsing import Parser, positive_number
 from gpusonde.errors import UsageError
 
 if TYPE_CHECKING:
@@ -31,16 +30,12 @@ _GROUP = re.compile(r"(?P<offer>.+)=(?P<machines>[0-9]{1,9})@(?P<batch_size>[0-9
 _EXIT_NO_PLAN = 1
 
 
-def add_plan_parser(subparsers: Subparsers, common: Parser) -> None:
+def add_plan_options(parser: Parser) -> None:
     """Declare ``gpusonde plan``."""
-    parser = add_command(
-        subparsers,
-        common,
-        "plan",
-        "say what to rent for a training job",
+    parser.description = (
         "Say what to rent for a training job, from a problem file (docs/planning.md). 'solve' finds the best plan, "
         "'pareto' lists the plans that no other one beats in both time and cost, 'estimate' says what a given plan "
-        "takes and costs. Computed here, or by a collector with --collector.",
+        "takes and costs. Computed here, or by a collector with --collector."
     )
     parser.add_argument("action", choices=["solve", "pareto", "estimate"], help="what is asked")
     parser.add_argument("problem", type=Path, metavar="PROBLEM", help="problem file: .toml, else JSON")
@@ -106,7 +101,7 @@ def _check_plan(args: argparse.Namespace) -> None:
 def _problem(args: argparse.Namespace) -> dict[str, Any]:
     from gpusonde.optimizer.documents.references import read_problem
 
-    with naming(args.problem):
+    with error_context(args.problem):
         return read_problem(args.problem)
 
 
@@ -120,7 +115,7 @@ def given_plan(path: Path | None, groups: list[dict[str, Any]] | None) -> dict[s
 
     if path is None:
         return {"groups": groups}
-    with naming(path):
+    with error_context(path):
         document = read_document(path)
         if str(document.get("format")).startswith("gpusonde.solution/"):
             check_format(document, "solution")
@@ -138,7 +133,7 @@ def _solve(args: argparse.Namespace, problem: dict[str, Any]) -> dict[str, Any]:
             return client.solve(_checked_for_the_wire(args, problem), args.method or "exact")
     from gpusonde.optimizer.documents.watching import solve_problem
 
-    with naming(args.problem):
+    with error_context(args.problem):
         return solve_problem(_parsed(problem), args.method or "exact", time_limit_s=args.time_limit_s or 30.0)
 
 
@@ -149,7 +144,7 @@ def _estimate(args: argparse.Namespace, problem: dict[str, Any], plan: dict[str,
     from gpusonde.optimizer.documents.problem import parse_plan
     from gpusonde.optimizer.documents.watching import estimate_plan
 
-    with naming(args.problem):
+    with error_context(args.problem):
         document = _parsed(problem)
         return estimate_plan(document, parse_plan(plan, document.problem, "plan"))
 
@@ -160,7 +155,7 @@ def _pareto(args: argparse.Namespace, problem: dict[str, Any]) -> dict[str, Any]
             return client.pareto(_checked_for_the_wire(args, problem))
     from gpusonde.optimizer.documents.watching import pareto_plans
 
-    with naming(args.problem):
+    with error_context(args.problem):
         return pareto_plans(_parsed(problem), time_limit_s=args.time_limit_s or 30.0)
 
 
@@ -174,7 +169,7 @@ def _parsed(problem: dict[str, Any]) -> Any:
 
 def _checked_for_the_wire(args: argparse.Namespace, problem: dict[str, Any]) -> dict[str, Any]:
     """The problem itself: what a collector would refuse is found here, where the file can be named."""
-    with naming(args.problem):
+    with error_context(args.problem):
         _parsed(problem)
     return problem
 
@@ -191,16 +186,12 @@ _LOOK_INTERVAL_S = 10.0
 _MOST_KEPT = 10_000
 
 
-def add_monitor_parser(subparsers: Subparsers, common: Parser) -> None:
+def add_monitor_options(parser: Parser) -> None:
     """Declare ``gpusonde monitor``."""
-    parser = add_command(
-        subparsers,
-        common,
-        "monitor",
-        "watch a running job and say when another plan is better",
+    parser.description = (
         "Watch a running job and say when another plan is better (docs/planning.md). Progress comes from the epochs of "
         "a run that a collector tracks (--run), or from reports (--progress): JSON Lines with elapsed_s and "
-        "completed_iterations, or with elapsed_s and plan, preempted or refused when machines change.",
+        "completed_iterations, or with elapsed_s and plan, preempted or refused when machines change."
     )
     parser.add_argument("problem", type=Path, metavar="PROBLEM", help="problem file of the whole job")
     parser.add_argument("--plan", type=Path, metavar="FILE", help="what runs: a plan, or the solution that has it")
@@ -229,7 +220,7 @@ def run_monitor(args: argparse.Namespace) -> int:
 
     _check_monitor(args)
     output = Output(as_json=args.json)
-    with naming(args.problem):
+    with error_context(args.problem):
         problem = read_problem(args.problem)
     start = _start(args)
     kept: list[dict[str, Any]] = []
@@ -279,7 +270,7 @@ def _here(args: argparse.Namespace, problem: Mapping[str, Any], start: Mapping[s
     from gpusonde.optimizer.documents.watching import start_watch, take_report
 
     gpus = load_gpus()
-    with naming(args.problem):
+    with error_context(args.problem):
         watch = start_watch(parse_problem(problem, gpus, load_offers(gpus=gpus)), start)
     looked_s = float(start.get("elapsed_s", 0.0))
     waiting_s = None

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from gpusonde.cli.commands.detect import add_trace_options, read_trace_of
 from gpusonde.cli.connection import add_collector_options, connect
-from gpusonde.cli.main import naming
+from gpusonde.cli.errors import error_context
 from gpusonde.cli.output import Output
-from gpusonde.cli.parsing import Parser, Subparsers, add_command, names, positive_number, whole_number
+from gpusonde.cli.parsing import Parser, names, positive_number, whole_number
 from gpusonde.errors import CommandError, UsageError
 
 if TYPE_CHECKING:
@@ -22,15 +22,11 @@ if TYPE_CHECKING:
 _PRECISIONS = ("fp32", "mixed", "fp64")
 
 
-def add_predict_parser(subparsers: Subparsers, common: Parser) -> None:
+def add_predict_options(parser: Parser) -> None:
     """Declare ``gpusonde predict``."""
-    parser = add_command(
-        subparsers,
-        common,
-        "predict",
-        "predict the epoch latency of a run on other GPUs",
+    parser.description = (
         "Predict the epoch latency of a run on other GPUs. The run is a trace file, a row of a runs table, a run that "
-        "a collector has seen, or, without any metric, an epoch latency on a GPU (--gpu-model with --epoch-s).",
+        "a collector has seen, or, without any metric, an epoch latency on a GPU (--gpu-model with --epoch-s)."
     )
     parser.add_argument(
         "--targets", type=names, metavar="A,B", help="GPUs to predict for (default: all of the catalogue)"
@@ -107,14 +103,14 @@ def _source(args: argparse.Namespace, gpus: GpuCatalog) -> Source:
     precision = args.precision or _PRECISIONS[0]
     if args.trace is not None:
         trace = read_trace_of(args, args.trace)
-        with naming(args.trace):
+        with error_context(args.trace):
             return measuring.from_trace(trace, args.gpu_model, args.epoch_s, gpus, precision)
     if args.runs is None:
         return measuring.from_latency(args.gpu_model, args.epoch_s, gpus, precision)
     from gpusonde.predictor.crossgpu import read_runs
 
     table = read_runs(args.runs, gpus=gpus)
-    with naming(args.runs):
+    with error_context(args.runs):
         return measuring.from_runs_table(table, args.row)
 
 

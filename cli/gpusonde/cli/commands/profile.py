@@ -12,12 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpusonde.cli import formatting
-from gpusonde.cli.files import check_writable
+from gpusonde.cli.errors import check_writable
 from gpusonde.cli.output import Output, Screen
 from gpusonde.cli.parsing import (
     Parser,
-    Subparsers,
-    add_command,
     address,
     positive_integer,
     positive_number,
@@ -33,15 +31,11 @@ if TYPE_CHECKING:
 _RENDEZVOUS = ("rank", "world_size", "master")
 
 
-def add_probe_parser(subparsers: Subparsers, common: Parser) -> None:
+def add_probe_options(parser: Parser) -> None:
     """Declare ``gpusonde probe``."""
-    parser = add_command(
-        subparsers,
-        common,
-        "probe",
-        "measure what allreduces reach between machines",
+    parser.description = (
         "Measure allreduces between the processes of a torch.distributed group. Run it on every machine, with torchrun "
-        "or with --rank, --world-size and --master; rank 0 writes the file. Needs torch.",
+        "or with --rank, --world-size and --master; rank 0 writes the file. Needs torch."
     )
     parser.add_argument("what", choices=["allreduce"], help="what to measure")
     parser.add_argument("--fabric", required=True, metavar="NAME", help="what to call this network; offers refer to it")
@@ -180,16 +174,12 @@ def _render_probe(screen: Screen, found: Sequence[AllreduceMeasurement], path: P
 _MEBIBYTE = 1 << 20
 
 
-def add_profile_parser(subparsers: Subparsers, common: Parser) -> None:
+def add_profile_options(parser: Parser) -> None:
     """Declare ``gpusonde profile``."""
-    parser = add_command(
-        subparsers,
-        common,
-        "profile",
-        "time the steps of a PyTorch job and record when its gradients are ready",
+    parser.description = (
         "Time the steps of a PyTorch job at some batch sizes and record when its gradients are ready. JOB is "
         "FILE.py:FUNCTION or MODULE:FUNCTION; the function returns a TrainingJob (docs/planning.md). The job's own "
-        "code runs, in this process. Needs torch.",
+        "code runs, in this process. Needs torch."
     )
     parser.add_argument("job", metavar="JOB", help="FILE.py:FUNCTION or MODULE:FUNCTION")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="file to write the profile to")

@@ -10,22 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 from gpusonde.cli import formatting
 from gpusonde.cli.output import Output, Screen
-from gpusonde.cli.parsing import Parser, Subparsers, add_command, positive_number
+from gpusonde.cli.parsing import Parser, positive_number
 from gpusonde.errors import UsageError
 
 if TYPE_CHECKING:
     from gpusonde.agent import RecordReport, SelfCounters
 
 
-def add_record_parser(subparsers: Subparsers, common: Parser) -> None:
+def add_record_options(parser: Parser) -> None:
     """Declare ``gpusonde record``."""
-    parser = add_command(
-        subparsers,
-        common,
-        "record",
-        "sample this host's GPUs into a trace file",
+    parser.description = (
         "Sample this host's GPUs into a trace file until --duration-s is over, SIGTERM or Ctrl-C; the file is whole "
-        "each time. CSV keeps every tick through a crash, Parquet is smaller and needs the collector extra.",
+        "each time. CSV keeps every tick through a crash, Parquet is smaller and needs the collector extra."
     )
     parser.add_argument("out", type=Path, metavar="OUT", help="trace file to write: .csv or .parquet")
     parser.add_argument("--duration-s", type=positive_number, metavar="S", help="stop after so many seconds")

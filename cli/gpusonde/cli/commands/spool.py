@@ -8,51 +8,47 @@ from typing import TYPE_CHECKING, Any
 
 from gpusonde.cli import formatting
 from gpusonde.cli.output import Output, Screen
-from gpusonde.cli.parsing import Parser, Subparsers, add_command
+from gpusonde.cli.parsing import Parser
 
 if TYPE_CHECKING:
     from gpusonde.agent.spool.inspection import SpoolReport
 
 
-def add_spool_parser(subparsers: Subparsers, common: Parser) -> None:
-    """Declare ``gpusonde spool`` and what can be done with one."""
-    # The common options belong to the actions: argparse would overwrite those given before the action's name.
-    parser = subparsers.add_parser(
-        "spool",
-        help="list or check the spool of an agent",
-        description="List or check the spool of an agent, beside which it may run.",
-        allow_abbrev=False,
-    )
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=Parser)
-    listing = add_command(actions, common, "ls", "list the segments of a spool with their records, ticks and times")
-    check = add_command(
-        actions,
-        common,
-        "fsck",
-        "check every byte of a spool; exit code 1 with findings",
+def add_ls_options(parser: Parser) -> None:
+    """Declare ``gpusonde spool ls``."""
+    parser.add_argument("directory", type=Path, metavar="DIR", help="directory of the spool")
+
+
+def run_ls(args: argparse.Namespace) -> int:
+    """List what the spool holds."""
+    from gpusonde.agent.spool.inspection import inspect_spool
+
+    report = inspect_spool(args.directory, repair=False)
+    Output(as_json=args.json).result(_summary(report) | _segments(report), lambda screen: _render_list(screen, report))
+    return 0
+
+
+def add_fsck_options(parser: Parser) -> None:
+    """Declare ``gpusonde spool fsck``."""
+    parser.description = (
         "Check every byte of a spool. Nothing is changed without --repair. Exit code 0 when all is well or was "
-        "repaired, else 1.",
+        "repaired, else 1."
     )
-    check.add_argument(
+    parser.add_argument("directory", type=Path, metavar="DIR", help="directory of the spool")
+    parser.add_argument(
         "--repair",
         action="store_true",
         help="cut torn tails and put loss reports in the places of lost records, as the agent would at its next start",
     )
-    for action in (listing, check):
-        action.add_argument("directory", type=Path, metavar="DIR", help="directory of the spool")
 
 
-def run_spool(args: argparse.Namespace) -> int:
-    """Read the spool and print."""
+def run_fsck(args: argparse.Namespace) -> int:
+    """Check the spool, and repair it where asked."""
     from gpusonde.agent.spool.inspection import inspect_spool
 
-    checks = args.action == "fsck"
-    report = inspect_spool(args.directory, repair=checks and args.repair)
-    payload = _summary(report) | (_findings(report) if checks else _segments(report))
-    Output(as_json=args.json).result(
-        payload, lambda screen: (_render_check if checks else _render_list)(screen, report)
-    )
-    return 1 if checks and report.findings and not report.repaired else 0
+    report = inspect_spool(args.directory, repair=args.repair)
+    Output(as_json=args.json).result(_summary(report) | _findings(report), lambda screen: _render_check(screen, report))
+    return 1 if report.findings and not report.repaired else 0
 
 
 def _summary(report: SpoolReport) -> dict[str, Any]:

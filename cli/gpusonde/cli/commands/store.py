@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from gpusonde.cli import formatting
 from gpusonde.cli.output import Output, Screen
-from gpusonde.cli.parsing import Parser, Subparsers, add_command, positive_integer
+from gpusonde.cli.parsing import Parser, positive_integer
 from gpusonde.errors import UsageError
 
 if TYPE_CHECKING:
@@ -18,44 +18,6 @@ if TYPE_CHECKING:
     from gpusonde.collector.storage.local.sql import SqlAnswer
 
 _EXIT_FINDINGS = 1
-_DEFAULT_LIMIT = 1000
-
-
-def add_store_parser(subparsers: Subparsers, common: Parser) -> None:
-    """Declare ``gpusonde store``."""
-    parser = add_command(subparsers, common, "store", "check, compact, export or query a collector's data directory")
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=Parser)
-    fsck = _action(actions, "fsck", "read everything and say what is wrong; exit code 1 if anything is")
-    fsck.add_argument("--repair", action="store_true", help="remove files that are not part of the store")
-    _action(actions, "compact", "compact all segments now; no collector may be using the directory")
-    export = _action(actions, "export", "write samples into a trace file")
-    export.add_argument("out", type=Path, metavar="OUT", help="file to write: .parquet or .csv")
-    export.add_argument("--gpu", action="append", default=[], metavar="UUID", help="this GPU (repeatable)")
-    export.add_argument("--all", action="store_true", help="every GPU with samples in that time")
-    export.add_argument("--from", dest="start", type=time_unix_nano, metavar="TIME", help="earliest time")
-    export.add_argument(
-        "--to", dest="end", type=time_unix_nano, metavar="TIME", help="time after the latest; ISO 8601 or Unix seconds"
-    )
-    sql = _action(actions, "sql", "answer one SELECT with DuckDB (needs the extra 'sql')")
-    sql.add_argument("statement", metavar="SELECT", help="over samples, seconds, runs, epochs, ... (docs/collector.md)")
-    sql.add_argument("--limit", type=positive_integer, default=_DEFAULT_LIMIT, metavar="N", help="most rows; 1000")
-
-
-def _action(actions: Subparsers, name: str, summary: str) -> Parser:
-    # Options are repeated, so that they may follow the word; left out there, they keep what was given before it.
-    parser = actions.add_parser(
-        name,
-        help=summary,
-        description=summary[:1].upper() + summary[1:] + ".",
-        argument_default=argparse.SUPPRESS,
-        allow_abbrev=False,
-    )
-    parser.add_argument("directory", type=Path, metavar="DIR", help="data directory of a collector")
-    group = parser.add_argument_group("output")
-    group.add_argument("--json", action="store_true", help="print one JSON object on stdout (keys: docs/cli.md)")
-    group.add_argument("--verbose", action="store_true", help="log debug messages; show tracebacks of errors")
-    group.add_argument("--log-format", choices=("text", "json"), help="form of the log lines on stderr")
-    return parser
 
 
 def time_unix_nano(text: str) -> int:
@@ -74,17 +36,19 @@ def time_unix_nano(text: str) -> int:
     return (since.days * 86_400 + since.seconds) * 1_000_000_000 + since.microseconds * 1000
 
 
-def run_store(args: argparse.Namespace) -> int:
-    """Do what was asked for."""
-    output = Output(as_json=args.json)
-    return {"fsck": _fsck, "compact": _compact, "export": _export, "sql": _sql}[args.action](args, output)
+def add_fsck_options(parser: Parser) -> None:
+    """Declare ``gpusonde store fsck``."""
+    parser.add_argument("directory", type=Path, metavar="DIR", help="data directory of a collector")
+    parser.add_argument("--repair", action="store_true", help="remove files that are not part of the store")
 
 
-def _fsck(args: argparse.Namespace, output: Output) -> int:
+def run_fsck(args: argparse.Namespace) -> int:
+    """Read everything, say what is wrong, and repair what can be where asked."""
     from gpusonde.collector.storage.local.fsck import check_store
 
+    output = Output(as_json=args.json)
     with output.progress("reading", total=1.0) as show:
-        report = check_store(args.directory, repair=getattr(args, "repair", False), on_progress=show)
+        report = check_store(args.directory, repair=args.repair, on_progress=show)
     findings = [
         {"kind": f.kind.value, "file": f.path, "problem": f.problem, "repaired": f.repaired} for f in report.findings
     ]
@@ -120,11 +84,17 @@ def _render_check(screen: Screen, report: CheckReport) -> None:
         screen.line("nothing is wrong")
 
 
-def _compact(args: argparse.Namespace, output: Output) -> int:
+def add_compact_options(parser: Parser) -> None:
+    """Declare ``gpusonde store compact``."""
+    parser.add_argument("directory", type=Path, metavar="DIR", help="data directory of a collector")
+
+
+def run_compact(args: argparse.Namespace) -> int:
+    """Compact all segments."""
     from gpusonde.collector.storage.local.export import compact_store
 
     report = compact_store(args.directory)
-    output.result(
+    Output(as_json=args.json).result(
         {
             "directory": str(args.directory),
             "files_written": report.files_written,
@@ -149,19 +119,36 @@ def _render_compact(screen: Screen, report: CompactReport) -> None:
         )
 
 
-def _export(args: argparse.Namespace, output: Output) -> int:
+def add_export_options(parser: Parser) -> None:
+    """Declare ``gpusonde store export``."""
+    parser.add_argument("directory", type=Path, metavar="DIR", help="data directory of a collector")
+    parser.add_argument("out", type=Path, metavar="OUT", help="file to write: .parquet or .csv")
+    parser.add_argument("--gpu", action="append", default=[], metavar="UUID", help="this GPU (repeatable)")
+    parser.add_argument("--all", action="store_true", help="every GPU with samples in that time")
+    parser.add_argument("--from", dest="start", type=time_unix_nano, default=0, metavar="TIME", help="earliest time")
+    parser.add_argument(
+        "--to",
+        dest="end",
+        type=time_unix_nano,
+        default=1 << 62,
+        metavar="TIME",
+        help="time after the latest; ISO 8601 or Unix seconds",
+    )
+
+
+def run_export(args: argparse.Namespace) -> int:
+    """Write samples into a trace file."""
     from gpusonde.collector.storage.local.export import export_samples
 
-    gpus, everything = getattr(args, "gpu", []), getattr(args, "all", False)
-    if bool(gpus) == everything:
+    if bool(args.gpu) == args.all:
         raise UsageError("name GPUs with --gpu UUID, or use --all")
-    start, end = getattr(args, "start", 0), getattr(args, "end", 1 << 62)
-    if end <= start:
+    if args.end <= args.start:
         raise UsageError("--to comes before --from")
     if args.out.suffix.lower() not in (".parquet", ".csv"):
         raise UsageError(f"{args.out}: a trace file ends with .parquet or .csv")
+    output = Output(as_json=args.json)
     with output.progress("exporting"):
-        report = export_samples(args.directory, args.out, gpus, start_unix_nano=start, end_unix_nano=end)
+        report = export_samples(args.directory, args.out, args.gpu, start_unix_nano=args.start, end_unix_nano=args.end)
     output.result(
         {
             "out": str(args.out),
@@ -196,11 +183,21 @@ def _render_export(screen: Screen, out: Path, report: ExportReport) -> None:
         screen.note("a collector is using the directory: what it has not sealed yet, about a minute, is missing")
 
 
-def _sql(args: argparse.Namespace, output: Output) -> int:
+def add_sql_options(parser: Parser) -> None:
+    """Declare ``gpusonde store sql``."""
+    parser.add_argument("directory", type=Path, metavar="DIR", help="data directory of a collector")
+    parser.add_argument(
+        "statement", metavar="SELECT", help="over samples, seconds, runs, epochs, ... (docs/collector.md)"
+    )
+    parser.add_argument("--limit", type=positive_integer, default=1000, metavar="N", help="most rows (default: 1000)")
+
+
+def run_sql(args: argparse.Namespace) -> int:
+    """Answer a SELECT."""
     from gpusonde.collector.storage.local.sql import ask
 
-    answer = ask(args.directory, args.statement, limit=getattr(args, "limit", _DEFAULT_LIMIT))
-    output.result(
+    answer = ask(args.directory, args.statement, limit=args.limit)
+    Output(as_json=args.json).result(
         {
             "columns": [{"name": n, "type": t} for n, t in zip(answer.columns, answer.types, strict=True)],
             "rows": [[_plain(value) for value in row] for row in answer.rows],

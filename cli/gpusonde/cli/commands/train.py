@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpusonde.cli import formatting
-from gpusonde.cli.files import check_writable
-from gpusonde.cli.main import naming
+from gpusonde.cli.errors import check_writable, error_context
 from gpusonde.cli.output import Output, Screen
-from gpusonde.cli.parsing import Parser, Subparsers, add_command, positive_integer, positive_number
+from gpusonde.cli.parsing import Parser, positive_integer, positive_number
 from gpusonde.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,17 +23,13 @@ _DEFAULT_HALF_LIFE_DAYS = 180.0
 _DAY_S = 86_400.0
 
 
-def add_train_parser(subparsers: Subparsers, common: Parser) -> None:
+def add_train_options(parser: Parser) -> None:
     """Declare ``gpusonde train``."""
-    parser = add_command(
-        subparsers,
-        common,
-        "train",
-        "fit the epoch latency model on a table of runs or on a collector's store, or roll it back",
+    parser.description = (
         "Fit the model that 'gpusonde predict' and the collector use: on a table of runs, written to a file (--out); "
         "or on the jobs of a collector's store that ran on several GPU models (--from-store), put in service there "
         "only if it is better than the model in service on jobs that neither has seen. --rollback takes the latest "
-        "such model out of service.",
+        "such model out of service."
     )
     parser.add_argument(
         "runs",
@@ -93,7 +88,7 @@ def _fit(output: Output, args: argparse.Namespace) -> int:
 
     table = read_runs(args.runs)
     sources, _ = table.pairs()
-    with output.progress(f"fitting on {len(table)} runs"), naming(args.runs):
+    with output.progress(f"fitting on {len(table)} runs"), error_context(args.runs):
         model = LatencyModel().fit(table)
     model.save(args.out)
 

@@ -30,7 +30,7 @@ from gpusonde.cli.demo.processes import Child, stopped_by_signals
 from gpusonde.cli.demo.report import DemoReport, Observation, rank, render_run
 from gpusonde.cli.measuring import from_answer
 from gpusonde.cli.output import Output, Screen
-from gpusonde.cli.parsing import Parser, Subparsers, add_command, positive_number
+from gpusonde.cli.parsing import Parser, positive_number
 from gpusonde.cli.picture import EpochMarks, draw
 from gpusonde.cli.runs_view import headline
 from gpusonde.collector.client import Client, RunInfo
@@ -38,15 +38,11 @@ from gpusonde.errors import CommandError
 from gpusonde.telemetry import FloatArray, Trace, read_traces
 
 
-def add_demo_parser(subparsers: Subparsers, common: Parser) -> None:
+def add_demo_options(parser: Parser) -> None:
     """Declare ``gpusonde demo``."""
-    parser = add_command(
-        subparsers,
-        common,
-        "demo",
-        "watch a training job from its GPU's metrics alone, from sampling to the best offer",
+    parser.description = (
         "Run a collector and an agent on loopback and show what they find: the run, its epochs, what an epoch takes "
-        "and costs on other GPUs, the best offers. Watches a GPU of this host if there is one, else replays a trace.",
+        "and costs on other GPUs, the best offers. Watches a GPU of this host if there is one, else replays a trace."
     )
     parser.add_argument("--out", type=Path, default=Path("demo-output"), metavar="DIR", help="folder for the picture")
     parser.add_argument("--trace", type=Path, metavar="TRACE", help="replay this trace instead of the bundled one")

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpusonde.cli import formatting
-from gpusonde.cli.main import naming
+from gpusonde.cli.errors import error_context
 from gpusonde.cli.output import Output, Screen
-from gpusonde.cli.parsing import Parser, Subparsers, add_command
+from gpusonde.cli.parsing import Parser
 from gpusonde.cli.runs_view import add_detection_options
 from gpusonde.errors import UsageError
 
@@ -103,7 +103,7 @@ class TraceSet:
             trace = self._loaded.get(name)
             if trace is None:
                 path = self.file_of(name)
-                with naming(path):
+                with error_context(path):
                     trace = read_trace(path, gpu=0)
             yield name, trace, truth
 
@@ -111,7 +111,7 @@ class TraceSet:
 def _load(source: Path) -> dict[str, Trace]:
     from gpusonde.telemetry import read_traces
 
-    with naming(source):
+    with error_context(source):
         traces = read_traces(source)
     return {trace.attributes.get("trace_id") or trace.gpu_uuid or str(i): trace for i, trace in enumerate(traces)}
 
@@ -171,14 +171,10 @@ _OPTIONAL = ("within 5 %", "median APE", "MAPE of declared")
 _TRACE_COLUMNS = ("trace", "shape", "verdict", "period (s)", "true (s)", "error", "confidence", "boundaries found")
 
 
-def add_epochs_parser(subparsers: Subparsers, common: Parser) -> None:
+def add_epochs_options(parser: Parser) -> None:
     """Declare ``gpusonde evaluate epochs``."""
-    parser = add_command(
-        subparsers,
-        common,
-        "epochs",
-        "the epoch detector, on traces whose epochs are known",
-        "Score the epoch detector on many traces whose epochs are known; how, is written in docs/epoch_detection.md.",
+    parser.description = (
+        "Score the epoch detector on many traces whose epochs are known; how, is written in docs/epoch_detection.md."
     )
     parser.add_argument(
         "traces", type=Path, metavar="TRACES", help="trace file with a trace_id for each trace, or a folder of files"
@@ -211,7 +207,7 @@ def run_epochs(args: argparse.Namespace) -> int:
     with output.progress(f"looking for epochs in {formatting.count(len(traces), 'trace')}", len(traces)) as show:
         for name, trace, truth in traces:
             begin = time.process_time()
-            with naming(traces.file_of(name)):
+            with error_context(traces.file_of(name)):
                 found = detect(trace, mode=args.mode, metrics=args.metric)
             spent = time.process_time() - begin
             cpu_s, duration_s = cpu_s + spent, duration_s + trace.duration_s

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpusonde.cli import formatting
-from gpusonde.cli.main import naming
+from gpusonde.cli.errors import error_context
 from gpusonde.cli.output import Output, Screen
-from gpusonde.cli.parsing import Parser, Subparsers, add_command, names, positive_integer, ratio
+from gpusonde.cli.parsing import Parser, names, positive_integer, ratio
 from gpusonde.errors import CommandError, UsageError
 
 if TYPE_CHECKING:
@@ -46,17 +46,13 @@ _COLUMNS = (
 )
 
 
-def add_predictor_parser(subparsers: Subparsers, common: Parser) -> None:
+def add_predictor_options(parser: Parser) -> None:
     """Declare ``gpusonde evaluate predictor``."""
-    parser = add_command(
-        subparsers,
-        common,
-        "predictor",
-        "the epoch latency predictor, on runs measured on several GPUs",
+    parser.description = (
         "Fit the predictor to a part of a runs table and score it on the rest, by protocols that hold out what a query "
         "would be new in (docs/latency_prediction.md). On the table that the shipped model was fitted on this is its "
         "model card. Minutes; --mode paper takes the longest. A table of timings, which has no metrics, scores what "
-        "the shipped model says without any.",
+        "the shipped model says without any."
     )
     parser.add_argument("runs", type=Path, metavar="RUNS.csv", help="runs table: one row per run; or timings")
     group = parser.add_argument_group("what is scored")
@@ -106,7 +102,7 @@ def run_predictor(args: argparse.Namespace) -> int:
         for mode in args.mode or _DEFAULT_MODES:
             rows.append(_row(output, args, table, test, protocol, mode))
     if all(row["mape"] is None for row in rows):
-        with naming(args.runs):
+        with error_context(args.runs):
             raise CommandError(rows[0]["reason"])
     payload = {
         "runs_file": str(args.runs),
@@ -149,7 +145,7 @@ def _score_timings(output: Output, args: argparse.Namespace) -> dict[str, Any]:
     results = []
     for only_main in (True, False):
         own = {"protocol": "static", "mode": "default", "rows": "main" if only_main else "all", "reason": None}
-        with output.progress(f"predicting {own['rows']} rows"), naming(args.runs):
+        with output.progress(f"predicting {own['rows']} rows"), error_context(args.runs):
             results.append({**own, **_result(evaluate_timings(timings, model, only_main=only_main))})
     return {
         "runs_file": str(args.runs),

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpusonde.cli import formatting
-from gpusonde.cli.main import naming
+from gpusonde.cli.errors import error_context
 from gpusonde.cli.output import Output, Screen
-from gpusonde.cli.parsing import Parser, Subparsers, add_command, names
+from gpusonde.cli.parsing import Parser, names
 from gpusonde.errors import CommandError, UsageError
 
 if TYPE_CHECKING:
@@ -48,15 +48,11 @@ _SCORES = (
 )
 
 
-def add_workload_parser(subparsers: Subparsers, common: Parser) -> None:
+def add_workload_options(parser: Parser) -> None:
     """Declare ``gpusonde evaluate workload``."""
-    parser = add_command(
-        subparsers,
-        common,
-        "workload",
-        "training times from networks' graphs, on steps that were measured",
+    parser.description = (
         "Fit the engine to a part of a table of measured training steps and score it on the rest (docs/workload.md). "
-        "Nothing of what is asked for reaches fitting, choice of regressor or intervals. Minutes.",
+        "Nothing of what is asked for reaches fitting, choice of regressor or intervals. Minutes."
     )
     parser.add_argument(
         "measurements", type=Path, metavar="MEASUREMENTS.csv", help="one row per measurement, as 'workload fit' reads"
@@ -92,7 +88,7 @@ def run_workload(args: argparse.Namespace) -> int:
         for mode in args.mode or ("default",)
     ]
     if all(row["mape"] is None for row in rows):
-        with naming(args.measurements):
+        with error_context(args.measurements):
             raise CommandError(rows[0]["reason"] + left_out_words(table))
     found = table.measurements
     payload = {

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from gpusonde.cli import formatting
 from gpusonde.cli.connection import add_collector_options
 from gpusonde.cli.output import Output, Screen
-from gpusonde.cli.parsing import Parser, Subparsers, add_command, whole_number
+from gpusonde.cli.parsing import Parser, whole_number
 from gpusonde.cli.workload.remote import embedded_there
 from gpusonde.cli.workload.sources import named_graphs
 from gpusonde.errors import CommandError, UsageError
@@ -129,15 +129,11 @@ _DEFAULT_TYPE = "digits"
 _DEFAULT_NEAREST = 5
 
 
-def add_embed_parser(subparsers: Subparsers, common: Parser) -> None:
+def add_embed_options(parser: Parser) -> None:
     """Declare ``gpusonde workload embed``."""
-    parser = add_command(
-        subparsers,
-        common,
-        "embed",
-        "turn networks into vectors and name the known networks most like them",
+    parser.description = (
         "Turn networks into vectors, with the encoder that was trained for a type of data, and name the known networks "
-        "most like them. Where the encoder says nothing of training times, it still says what a network resembles.",
+        "most like them. Where the encoder says nothing of training times, it still says what a network resembles."
     )
     parser.add_argument("graphs", nargs="+", metavar="GRAPH", help="as for 'predict'")
     parser.add_argument(

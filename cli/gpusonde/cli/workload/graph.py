@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpusonde.cli import formatting
-from gpusonde.cli.files import check_writable
+from gpusonde.cli.errors import check_writable
 from gpusonde.cli.output import Output, Screen
-from gpusonde.cli.parsing import Parser, Subparsers, add_command, positive_integer
+from gpusonde.cli.parsing import Parser, positive_integer
 from gpusonde.cli.workload.sources import Wish, graph_of, input_shape
 
 if TYPE_CHECKING:
@@ -21,18 +21,14 @@ _LONGEST_NAME = 400
 _ENDS = ("input", "output")
 
 
-def add_graph_parser(subparsers: Subparsers, common: Parser) -> None:
+def add_graph_options(parser: Parser) -> None:
     """Declare ``gpusonde workload graph``."""
-    parser = add_command(
-        subparsers,
-        common,
-        "graph",
-        "write the graph of a network to a file that holds neither weights nor code",
+    parser.description = (
         "Write the graph of a network to a JSON file that holds neither weights nor code. SOURCE is a file (.onnx, "
         ".pt2, or a graph written before), zoo:NAME or keras:NAME@SIZE (networks that are known), "
         "PACKAGE.MODULE:FACTORY of an installed package such as torchvision.models:resnet18, which runs in this "
         "process and needs torch, or FILE.py:FACTORY. A FACTORY is "
-        "called without arguments and returns a torch.nn.Module; its weights are never made.",
+        "called without arguments and returns a torch.nn.Module; its weights are never made."
     )
     parser.add_argument("source", metavar="SOURCE", help="what to take the graph of")
     parser.add_argument("--out", type=Path, required=True, metavar="GRAPH.json", help="file to write")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpusonde.cli.connection import add_collector_options
 from gpusonde.cli.output import Output
-from gpusonde.cli.parsing import Parser, Subparsers, add_command, names, positive_integer
+from gpusonde.cli.parsing import Parser, names, positive_integer
 from gpusonde.cli.workload.answers import doubts_about_memory, render_predictions, row
 from gpusonde.cli.workload.embed import add_registry_option, registry_of
 from gpusonde.cli.workload.remote import predicted_for_hosts, predicted_there
@@ -30,15 +30,11 @@ _MOST_DEVICES = 100_000
 _MOST_SAMPLES = 1 << 50
 
 
-def add_predict_parser(subparsers: Subparsers, common: Parser) -> None:
+def add_predict_options(parser: Parser) -> None:
     """Declare ``gpusonde workload predict``."""
-    parser = add_command(
-        subparsers,
-        common,
-        "predict",
-        "predict how long training steps of networks take",
+    parser.description = (
         "Predict how long training steps of networks take, from their graphs. Several graphs, devices, numbers of "
-        "devices and batch sizes are every combination of them, answered at once.",
+        "devices and batch sizes are every combination of them, answered at once."
     )
     parser.add_argument(
         "graphs",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from gpusonde.cli import formatting
 from gpusonde.cli.connection import add_collector_options, client_security
 from gpusonde.cli.output import Output, Screen
-from gpusonde.cli.parsing import Parser, Subparsers, add_command, names
+from gpusonde.cli.parsing import Parser, names
 from gpusonde.cli.workload.answers import doubts_about_memory, row, unanswered
 from gpusonde.cli.workload.sources import named_graphs
 from gpusonde.errors import CommandError
@@ -25,15 +25,11 @@ if TYPE_CHECKING:
     from gpusonde.predictor.workload.graph import WorkloadGraph
 
 
-def add_hosts_parser(subparsers: Subparsers, common: Parser) -> None:
+def add_hosts_options(parser: Parser) -> None:
     """Declare ``gpusonde workload hosts``."""
-    parser = add_command(
-        subparsers,
-        common,
-        "hosts",
-        "list the hosts of a collector's agents and what they have free",
+    parser.description = (
         "List the hosts that a collector's agents run on, with their GPUs and what is free of cores, memory, disk and "
-        "FLOPS: what a prediction for these hosts reckons with.",
+        "FLOPS: what a prediction for these hosts reckons with."
     )
     parser.add_argument("hosts", nargs="*", metavar="HOST", help="only these, by name (default: all)")
     parser.add_argument("--agents", type=names, default=[], metavar="A,B", help="and those of these agents")

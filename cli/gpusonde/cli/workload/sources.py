@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpusonde.cli.main import MissingExtraError, naming, one_line
+from gpusonde.cli.errors import MissingExtraError, error_context, one_line
 from gpusonde.errors import CommandError, UsageError
 
 if TYPE_CHECKING:
@@ -239,7 +239,7 @@ def _without_code(source: str, batch_size: int | None = None) -> WorkloadGraph |
 
     if path.suffix == ".py":
         raise UsageError(f"{source} is source code: name the function in it that makes the network, {source}:FACTORY")
-    with naming(path):
+    with error_context(path):
         return read_graph(path, batch_size=batch_size or 1)
 
 

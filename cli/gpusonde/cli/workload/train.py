@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from gpusonde.cli import formatting
 from gpusonde.cli.connection import add_collector_options, client_security
-from gpusonde.cli.files import check_writable
-from gpusonde.cli.main import MissingExtraError, naming
+from gpusonde.cli.errors import MissingExtraError, check_writable, error_context
 from gpusonde.cli.output import Output, Screen
-from gpusonde.cli.parsing import Parser, Subparsers, add_command, positive_integer, whole_number
+from gpusonde.cli.parsing import Parser, positive_integer, whole_number
 from gpusonde.cli.workload.embed import add_registry_option, named_encoder, registry_of, where_to_have
 from gpusonde.cli.workload.predict import REGRESSORS
 from gpusonde.errors import CommandError, UsageError
@@ -40,16 +39,12 @@ if TYPE_CHECKING:
 _MOST_REASONS = 3
 
 
-def add_fit_parser(subparsers: Subparsers, common: Parser) -> None:
+def add_fit_options(parser: Parser) -> None:
     """Declare ``gpusonde workload fit``."""
-    parser = add_command(
-        subparsers,
-        common,
-        "fit",
-        "fit a model of training times on your own measurements",
+    parser.description = (
         "Fit a model of training times on your own measurements, for 'predict --model'. The table has a row per "
         "measurement: model (a known network or a graph file beside the table), gpu, batch_per_gpu, sec_per_iter and "
-        "more (docs/workload.md). What is fitted is chosen by leaving networks out.",
+        "more (docs/workload.md). What is fitted is chosen by leaving networks out."
     )
     parser.add_argument("measurements", type=Path, metavar="MEASUREMENTS.csv", help="one row per measurement")
     parser.add_argument("--out", type=Path, required=True, metavar="MODEL", help="file to write the model to")
@@ -86,7 +81,7 @@ def run_fit(args: argparse.Namespace) -> int:
     table = read_measurements(args.measurements, load_gpus(), NetworksBeside(args.measurements.parent))
     with (
         output.progress(f"fitting on {len(table.measurements)} measurements"),
-        naming(args.measurements),
+        error_context(args.measurements),
         _saying_what_was_left_out(table),
     ):
         model = WorkloadModel(embed=embedder).fit(table.measurements, kind=args.kind, regressor=args.regressor)
@@ -175,15 +170,11 @@ def _said_of_offer(encoder: dict[str, Any]) -> str:
     return f"{name} is left out: {error} with it is not clearly less than {without} without, on networks left out"
 
 
-def add_trainings_parser(subparsers: Subparsers, common: Parser) -> None:
+def add_trainings_options(parser: Parser) -> None:
     """Declare ``gpusonde workload trainings``."""
-    parser = add_command(
-        subparsers,
-        common,
-        "trainings",
-        "list the trainings of encoders that a collector has queued, or queue one",
+    parser.description = (
         "List the trainings of encoders that a collector has queued, newest first, or queue one, which needs a "
-        "certificate or token of the role admin. 'gpusonde workload train --queue' works on them.",
+        "certificate or token of the role admin. 'gpusonde workload train --queue' works on them."
     )
     parser.add_argument("--add", metavar="NAME", help="queue the training for this type of data first")
     parser.add_argument("--again", action="store_true", help="with --add: also when it is done or has failed")
@@ -269,15 +260,11 @@ class Source:
     path: Path | None = None
 
 
-def add_train_parser(subparsers: Subparsers, common: Parser) -> None:
+def add_train_options(parser: Parser) -> None:
     """Declare ``gpusonde workload train``."""
-    parser = add_command(
-        subparsers,
-        common,
-        "train",
-        "train the encoder that embeds networks of a type of data",
+    parser.description = (
         "Train the encoder that embeds networks of a type of data, and register it. Minutes to hours on one core; "
-        "a training that was interrupted or killed goes on when the same command is given again. Needs torch.",
+        "a training that was interrupted or killed goes on when the same command is given again. Needs torch."
     )
     parser.add_argument(
         "--dataset",

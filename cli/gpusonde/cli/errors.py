@@ -1,0 +1,147 @@
+"""Errors as the user of the command sees them: one clear line each, and one JSON object under ``--json``.
+
+Every exception class of gpusonde's own packages says what happened and what to do next: it is printed as it is. So are
+the operating system's and gRPC's, translated into words. Anything else is a fault of ours and says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpusonde.errors import CommandError
+
+# Distributions that only the "collector" extra brings; a bare agent host has none of them.
+_COLLECTOR_EXTRA = frozenset(
+    {"scipy", "pandas", "sklearn", "catboost", "pyarrow", "matplotlib", "rich", "grpc_health", "grpc_reflection"}
+)
+_EXTRAS = {**dict.fromkeys(_COLLECTOR_EXTRA, "collector"), "torch": "torch"}
+
+
+class MissingExtraError(CommandError):
+    """A subcommand needs a distribution that is not installed."""
+
+    def __init__(self, module: str, command: str, extra: str = "collector") -> None:
+        """Name the extra that brings ``module``."""
+        super().__init__(
+            f"'gpusonde {command}' needs {module}, which is not installed: run pip install 'gpusonde[{extra}]'"
+        )
+
+
+@dataclass(frozen=True)
+class Report:
+    """One error as the user sees it.
+
+    Attributes:
+        type: Name of the exception's class.
+        message: What happened and what to do next; one line.
+        file: The file at fault, or None.
+        line: Its line, counted from 1, or None.
+        field: The column, key or field at fault, or None.
+        is_bug: Whether gpusonde did not expect this.
+    """
+
+    type: str
+    message: str
+    file: str | None = None
+    line: int | None = None
+    field: str | None = None
+    is_bug: bool = False
+
+    def payload(self) -> dict[str, Any]:
+        """The object printed under ``--json``."""
+        return {
+            "error": {
+                "type": self.type,
+                "message": self.message,
+                "file": self.file,
+                "line": self.line,
+                "field": self.field,
+            }
+        }
+
+
+def describe(error: BaseException, command: str) -> Report:
+    """Say what an exception means to the user of ``gpusonde COMMAND``."""
+    name = type(error).__name__
+    if isinstance(error, ModuleNotFoundError):
+        root = (error.name or "").partition(".")[0]
+        extra = _EXTRAS.get(root)
+        if extra is not None:
+            return Report("MissingExtraError", str(MissingExtraError(root, command, extra)))
+    if _is_ours(error):
+        file, line, field = (getattr(error, key, None) for key in ("path", "line", "field"))
+        return Report(
+            name,
+            one_line(str(error)),
+            file=None if file is None else str(file),
+            line=line if isinstance(line, int) and line > 0 else None,
+            field=field if isinstance(field, str) and field else None,
+        )
+    if isinstance(error, OSError):
+        return Report(name, _describe_os_error(error), file=None if error.filename is None else str(error.filename))
+    grpc = sys.modules.get("grpc")
+    if grpc is not None and isinstance(error, grpc.RpcError):
+        return Report(name, _describe_rpc_error(error))
+    if isinstance(error, MemoryError):
+        return Report(name, "out of memory")
+    return Report(name, one_line(f"{name}: {error}"), is_bug=True)
+
+
+@contextlib.contextmanager
+def error_context(path: Path) -> Iterator[None]:
+    """Name the file in errors about its content, which are raised by parts that do not know where it came from."""
+    try:
+        yield
+    except (CommandError, ValueError) as error:
+        if _is_ours(error) and getattr(error, "path", None) is None:
+            vars(error)["path"] = str(path)
+            if str(path) not in str(error):
+                error.args = (f"{path}: {error}",)
+        raise
+
+
+def check_writable(path: Path) -> None:
+    """Refuse a place where no file can be written, before minutes of work whose result would be lost.
+
+    Raises:
+        CommandError: Its folder is not there or takes no files, or it is a folder itself.
+    """
+    folder = path.parent
+    if not folder.is_dir():
+        raise CommandError(f"{path}: there is no folder {folder}; make it first")
+    if path.is_dir():
+        raise CommandError(f"{path}: is a folder; name a file")
+    if not path.exists() and not os.access(folder, os.W_OK):
+        raise CommandError(f"{path}: {folder} takes no files of yours; name another folder")
+
+
+def one_line(text: str) -> str:
+    """Fold a message into one line."""
+    return " ".join(text.split())
+
+
+def _is_ours(error: BaseException) -> bool:
+    return any(base.__module__.startswith("gpusonde.") for base in type(error).__mro__)
+
+
+def _describe_os_error(error: OSError) -> str:
+    reason = error.strerror or str(error) or type(error).__name__
+    return f"{error.filename}: {reason}" if error.filename else one_line(reason)
+
+
+def _describe_rpc_error(error: Any) -> str:
+    code = getattr(error, "code", None)
+    status = code().name if callable(code) and code() is not None else "UNKNOWN"
+    details = getattr(error, "details", None)
+    text = one_line((details() if callable(details) else None) or str(error))
+    if status == "UNAVAILABLE":
+        return f"the collector cannot be reached ({text}); is it running, and is --collector its address?"
+    if status == "DEADLINE_EXCEEDED":
+        return f"the collector did not answer in time ({text}); try again, or look at its log"
+    return f"the collector refused ({status}): {text}"
