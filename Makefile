@@ -3,15 +3,16 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := proto telemetry catalog service agent epoch_detect predictor simulator optimizer collector cli
-CODE := $(filter-out proto,$(SOURCES)) tests benchmarks
+CODE := $(filter-out proto,$(SOURCES)) tests benchmarks docs/generate.py
 
-.PHONY: demo test lint format stubs benchmark-epochs benchmark-telemetry benchmark-planning benchmark-workload wheel clean help
+.PHONY: demo test lint format docs stubs benchmark-epochs benchmark-telemetry benchmark-planning benchmark-workload wheel clean help
 
 help:
 	@echo "make demo    install, then run the whole product on loopback with a recorded trace or the GPU of this machine"
 	@echo "make test    install, then run the tests"
-	@echo "make lint    ruff, mypy, import contracts, generated stubs, buf where it is installed"
+	@echo "make lint    ruff, mypy, import contracts, generated tables and stubs, buf where it is installed"
 	@echo "make format  let ruff rewrite the code"
+	@echo "make docs    rewrite the tables of the pages that come from the code"
 	@echo "make stubs   regenerate the protobuf stubs"
 	@echo "make benchmark-epochs  compare the epoch detectors (needs ../shared/data; about half an hour on two cores)"
 	@echo "make benchmark-telemetry  what agent, wire and collector cost (about a quarter of an hour on two cores; needs cc)"
@@ -47,6 +48,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python docs/generate.py --check
 	@rm -rf build/stubs && mkdir -p build/stubs && proto/generate.sh "$(CURDIR)/$(BIN)/python" "$(CURDIR)/build/stubs"
 	@cd build/stubs && find . -name '*_pb2*' | sort | while read -r stub; do \
 	    cmp -s "$$stub" "../../proto/$$stub" || { echo "proto/$$stub is not what its .proto generates: run 'make stubs'" >&2; exit 1; }; done
@@ -57,6 +59,9 @@ lint: $(VENV)/.installed-dev
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix $(CODE)
 	$(BIN)/ruff format $(CODE)
+
+docs: $(VENV)/.installed-dev
+	$(BIN)/python docs/generate.py
 
 stubs: $(VENV)/.installed-dev
 	proto/generate.sh "$(CURDIR)/$(BIN)/python"

@@ -27,7 +27,7 @@ from support.workload_graphs import small_network
 from gpusonde.cli import main
 from gpusonde.cli.commands import profile
 from gpusonde.cli.demo.run import bundled_trace
-from gpusonde.cli.parsing import Parser, add_output_options
+from gpusonde.cli.parsing import Parser
 from gpusonde.cli.workload import train as workload_train
 from gpusonde.collector.security.identity import Role
 from gpusonde.collector.security.tokens import token_entry
@@ -244,12 +244,6 @@ def test_every_command_has_its_section() -> None:
 @pytest.mark.parametrize("command", main.COMMANDS)
 def test_the_page_lists_every_option(command: str) -> None:
     assert options_of(subparser(command)) - COMMON_OPTIONS == PAGE[command].options
-
-
-def test_the_page_lists_the_common_options() -> None:
-    common = Parser()
-    add_output_options(common)
-    assert options_of(common) == PAGE["Every command"].options
 
 
 @pytest.mark.parametrize("command", main.COMMANDS)

@@ -1,6 +1,7 @@
 """Pages name tests as evidence, which have to exist; records of decisions have one form and stand in their index."""
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,15 @@ _NAMED = re.compile(r"`((?:[\w/]+/)?test_\w+\.py)::(test_\w+)`")
 _DECISIONS = ROOT / "docs" / "decisions"
 _RECORDS = sorted(_DECISIONS.glob("[0-9]*.md"))
 _PAGES = {"sources.md": ROOT / "tests" / "agent"}
+
+
+_GENERATE = runpy.run_path(str(ROOT / "docs" / "generate.py"))
+
+
+@pytest.mark.parametrize("page", _GENERATE["pages"](), ids=lambda page: page.name)
+def test_generated_parts_of_a_page_are_what_the_code_says(page):
+    text = page.read_text(encoding="utf-8")
+    assert _GENERATE["regenerate"](text) == text, "run make docs"
 
 
 @pytest.mark.parametrize("page", _PAGES)
