@@ -21,33 +21,8 @@ from support.hostile_graphs import HOSTILE, MARKER, with_pickle  # noqa: E402
 
 from gpusonde.predictor.workload.graph import GraphError, MalformedGraphError  # noqa: E402
 from gpusonde.predictor.workload.graph.reading import read_graph  # noqa: E402
-from gpusonde.predictor.workload.graph.sandbox import (  # noqa: E402
-    ExampleInput,
-    SandboxError,
-    SandboxOptions,
-    graph_from_python,
-)
 
 _BAR_S = 1.0
-_LIMITS = SandboxOptions(timeout_s=3.0, memory_bytes=512 << 20)
-_GARBAGE = """
-import os
-for pipe in range(3, 9):
-    try:
-        os.write(pipe, b"G" + b"x" * 1000)
-    except OSError:
-        pass
-os._exit(0)
-"""
-# What a file tries, and how the error reads that shows that it failed.
-_ATTEMPTS = {
-    "connects to a server": ("import socket\nsocket.create_connection(('127.0.0.1', 22), 2)", "unreachable|refused"),
-    "starts a process": ("import os\nos.fork()", "BlockingIOError"),
-    "reads /etc/shadow": ("open('/etc/shadow')", "FileNotFoundError"),
-    "takes 8 GiB": ("kept = [bytearray(64 << 20) for _ in range(128)]", "MemoryError"),
-    "sleeps for ever": ("import time\ntime.sleep(1000)", "did not end within"),
-    "writes garbage to the pipe": (_GARBAGE, "no JSON"),
-}
 
 
 def section(args: argparse.Namespace) -> list[str]:
@@ -73,7 +48,7 @@ def section(args: argparse.Namespace) -> list[str]:
         "Each file of `tests/support/hostile_graphs.py`, handed to `read_graph` as bytes: wall time and growth of the "
         "process until the error. `tests/collector/workload` hands them to a running collector."
     )
-    return ["## Hostile input", "", said, "", *table(columns, rows), _by_torch(), "", *_sandboxed()]
+    return ["## Hostile input", "", said, "", *table(columns, rows), _by_torch()]
 
 
 def _refused(data: bytes) -> tuple[float, float, str]:
@@ -118,31 +93,6 @@ def _by_torch() -> str:
             f"`os.system`: `read_graph` {'runs' if ours else 'does not run'} it, `torch.export.load` "
             f"{'runs' if marker.exists() else 'does not run'} it."
         )
-
-
-def _sandboxed() -> list[str]:
-    """What Python files try in the sandbox."""
-    rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "network.py"
-        for attempt, (text, sign) in _ATTEMPTS.items():
-            path.write_text(text + "\n", encoding="utf-8")
-            started = time.perf_counter()
-            try:
-                graph_from_python(path, "build", [ExampleInput((1, 3, 8, 8))], options=_LIMITS)
-                said = "a graph"
-            except GraphError as error:
-                said = str(error)
-                if isinstance(error, SandboxError) and "does not let the file" in said:
-                    return [f"Sandbox: not tried. {said}."]
-            contained = any(each in said for each in sign.split("|"))
-            seconds = time.perf_counter() - started
-            rows.append((attempt, "contained" if contained else "NOT CONTAINED", f"{seconds:.1f} s", said[:110]))
-    said = (
-        f"Python files in the sandbox, limited to {_LIMITS.timeout_s:g} s and {_LIMITS.memory_bytes >> 20} MiB; the "
-        "time includes loading PyTorch where it is installed:"
-    )
-    return [said, "", *table(("the file", "outcome", "ended after", "what the user is told"), rows)]
 
 
 def _size(count: int) -> str:

@@ -1,29 +1,38 @@
-"""Writes the zoo: the graphs of torchvision's classification networks and of a transformer encoder.
+"""Writes the zoo: the graphs of torchvision's classification networks, of a transformer encoder and of Keras networks.
 
-    python benchmarks/workload/make_zoo.py [NAME ...] [--out predictor/gpusonde/predictor/workload/zoo/graphs]
+    python benchmarks/workload/make_zoo.py [NAME ...] [--out predictor/gpusonde/predictor/workload/zoo]
+    python benchmarks/workload/make_zoo.py keras
 
-Needs torch 2.13 and torchvision 0.28 (see ``torchvision_networks``). Each graph is checked against its module: it has
-every trainable number, and its matrix FLOPs are those of torch's own counter. Nothing is written that does not pass.
+The networks of Keras are put together by ``keras_networks``, by NAME@SIZE, ``keras`` for all; a test compares the
+files with it. The others need torch 2.13 and torchvision 0.28 (see ``torchvision_networks``): each graph is checked
+against its module, it has every trainable number, and its matrix FLOPs are those of torch's own counter. Nothing is
+written that does not pass.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-from torch import nn
-from torchvision_networks import build, counted_matrix_flops, images, network_names
+import keras_networks
 
-from gpusonde.predictor.workload.graph import Operation, WorkloadGraph
+from gpusonde.predictor.workload.graph import Operation, UnsupportedGraphError, WorkloadGraph
 from gpusonde.predictor.workload.graph.cost import graph_cost
 from gpusonde.predictor.workload.graph.graph_json import dump_graph
-from gpusonde.predictor.workload.graph.torch import from_torch
 
-ZOO = Path(__file__).resolve().parents[2] / "predictor/gpusonde/predictor/workload/zoo/graphs"
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+ZOO = Path(__file__).resolve().parents[2] / "predictor/gpusonde/predictor/workload/zoo"
 SMALLER_INCEPTION = "inception_v3_224"
 TRANSFORMER = "transformer_encoder"
+KERAS = "keras"
+# Image size, pixels -> classes: what PROFET measured.
+KERAS_CLASSES = {32: 10, 64: 100, 128: 100, 224: 1000, 256: 1000}
 
 # Networks of one design, by how their names begin; the longest beginning counts. ResNeXt and Wide ResNet are ResNets
 # with other widths and groups, GoogLeNet is the first Inception: who holds a family out must not leave a twin in.
@@ -58,6 +67,10 @@ def family_of(name: str) -> str:
 
 def checked_graph(name: str) -> WorkloadGraph:
     """A network's graph, which has every trainable number and as many matrix FLOPs as torch counts."""
+    from torchvision_networks import build, counted_matrix_flops, images
+
+    from gpusonde.predictor.workload.graph.torch import from_torch
+
     if name == TRANSFORMER:
         module, example = transformer_encoder()
     elif name == SMALLER_INCEPTION:  # its auxiliary head needs larger images
@@ -73,6 +86,18 @@ def checked_graph(name: str) -> WorkloadGraph:
     if flops != counted:
         raise SystemExit(f"{name}: {flops} matrix FLOPs, torch counts {counted}")
     return graph
+
+
+def keras_graphs() -> dict[str, WorkloadGraph]:
+    """The graphs of Keras networks, by NAME@SIZE; without sizes whose images are too small for the network."""
+    found = {}
+    for name in keras_networks.names():
+        for size, classes in KERAS_CLASSES.items():
+            try:
+                found[f"{name}@{size}"] = compact(keras_networks.build(name, size, classes))
+            except UnsupportedGraphError:
+                continue
+    return found
 
 
 def compact(graph: WorkloadGraph) -> WorkloadGraph:
@@ -91,6 +116,9 @@ def _renamed(operation: Operation, number: int) -> Operation:
 
 def transformer_encoder() -> tuple[nn.Module, torch.Tensor]:
     """The encoder of BERT-base without its embeddings, on 128 tokens."""
+    import torch
+    from torch import nn
+
     with torch.device("meta"):
         layer = nn.TransformerEncoderLayer(768, 12, 3072, activation="gelu", batch_first=True)
         return nn.TransformerEncoder(layer, 12), torch.empty(1, 128, 768)
@@ -101,16 +129,29 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="networks; all if none is given")
     parser.add_argument("--out", type=Path, default=ZOO, help="where the graphs are written")
     options = parser.parse_args()
+    names: Sequence[str] = options.names
+    of_keras = keras_graphs()
+    for name, graph in of_keras.items():
+        if not names or KERAS in names or name in names:
+            write(graph, options.out / "keras" / keras_networks.family(name.partition("@")[0]) / f"{name}.json")
+    others = [name for name in names if name != KERAS and name not in of_keras]
+    if names and not others:
+        return
+    import torch
+    from torchvision_networks import network_names
+
     torch.set_num_threads(1)
-    for name in options.names or [*network_names(), SMALLER_INCEPTION, TRANSFORMER]:
-        graph = checked_graph(name)
-        path = options.out / family_of(name) / f"{name}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(dump_graph(compact(graph)) + "\n", encoding="utf-8")
-        print(
-            f"{name}: {len(graph.operations)} operations, {graph.parameter_count} parameters, {graph.front_end}",
-            flush=True,
-        )
+    for name in others or [*network_names(), SMALLER_INCEPTION, TRANSFORMER]:
+        write(compact(checked_graph(name)), options.out / "graphs" / family_of(name) / f"{name}.json")
+
+
+def write(graph: WorkloadGraph, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(dump_graph(graph) + "\n", encoding="utf-8")
+    print(
+        f"{path.stem}: {len(graph.operations)} operations, {graph.parameter_count} parameters, {graph.front_end}",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

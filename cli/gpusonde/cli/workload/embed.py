@@ -17,7 +17,7 @@ from gpusonde.cli.connection import add_collector_options
 from gpusonde.cli.output import Output, Screen
 from gpusonde.cli.parsing import Parser, whole_number
 from gpusonde.cli.workload.remote import embedded_there
-from gpusonde.cli.workload.sources import named_graphs
+from gpusonde.cli.workload.sources import read_graphs
 from gpusonde.errors import CommandError, UsageError
 from gpusonde.predictor.workload.engine.measurements import KnownNetworks, Network, UnknownNetworkError
 from gpusonde.predictor.workload.graph import GraphError
@@ -156,7 +156,7 @@ def run_embed(args: argparse.Namespace) -> int:
         raise UsageError("--registry and --collector exclude each other: a collector has its own")
     output = Output(as_json=args.json)
     registry = registry_of(args)
-    graphs = named_graphs(args.graphs)
+    graphs = read_graphs(args.graphs)
     if args.collector is None:
         payload = _embedded_here(args, graphs, registry, output)
     else:

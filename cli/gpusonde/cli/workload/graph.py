@@ -10,7 +10,7 @@ from gpusonde.cli import formatting
 from gpusonde.cli.errors import check_writable
 from gpusonde.cli.output import Output, Screen
 from gpusonde.cli.parsing import Parser, positive_integer
-from gpusonde.cli.workload.sources import Wish, graph_of, input_shape
+from gpusonde.cli.workload.sources import GraphOptions, parse_input_shape, take_graph
 
 if TYPE_CHECKING:
     from gpusonde.predictor.workload.graph import WorkloadGraph
@@ -25,16 +25,17 @@ def add_graph_options(parser: Parser) -> None:
     """Declare ``gpusonde workload graph``."""
     parser.description = (
         "Write the graph of a network to a JSON file that holds neither weights nor code. SOURCE is a file (.onnx, "
-        ".pt2, or a graph written before), zoo:NAME or keras:NAME@SIZE (networks that are known), "
-        "PACKAGE.MODULE:FACTORY of an installed package such as torchvision.models:resnet18, which runs in this "
-        "process and needs torch, or FILE.py:FACTORY. A FACTORY is "
-        "called without arguments and returns a torch.nn.Module; its weights are never made."
+        ".pt2, or a graph written before), zoo:NAME or keras:NAME@SIZE (networks that are known), FILE.py:FACTORY, or "
+        "PACKAGE.MODULE:FACTORY of an installed package such as torchvision.models:resnet18. A FACTORY is called "
+        "without arguments and returns a torch.nn.Module; its weights are never made. Its code runs in this process "
+        "with your rights, as your training would: run only what you would train. docs/workload.md shows how to read "
+        "somebody else's in a container. Files and known networks run nothing."
     )
     parser.add_argument("source", metavar="SOURCE", help="what to take the graph of")
     parser.add_argument("--out", type=Path, required=True, metavar="GRAPH.json", help="file to write")
     parser.add_argument(
         "--input",
-        type=input_shape,
+        type=parse_input_shape,
         action="append",
         metavar="SHAPE",
         help="shape of one sample of an input, as in 3x224x224, or int64:128 for indices; repeatable, for factories",
@@ -43,18 +44,6 @@ def add_graph_options(parser: Parser) -> None:
         "--batch-size", type=positive_integer, metavar="N", help="samples that the graph is taken with (default: 1)"
     )
     parser.add_argument("--name", type=_name, help="what to call the network (default: as the source does)")
-    group = parser.add_argument_group("source code (FILE.py:FACTORY), one of")
-    group.add_argument(
-        "--sandbox",
-        action="store_true",
-        help="run it in a process without network, files and rights, for a limited time",
-    )
-    group.add_argument(
-        "--weaker-sandbox",
-        action="store_true",
-        help="with --sandbox: run it too where this system does not let it be shut off from network and files",
-    )
-    group.add_argument("--trust", action="store_true", help="run it in this process, with your rights: your own code")
 
 
 def _name(text: str) -> str:
@@ -71,9 +60,9 @@ def run_graph(args: argparse.Namespace) -> int:
 
     output = Output(as_json=args.json)
     check_writable(args.out)
-    wish = Wish(args.input or [], args.batch_size, args.name, args.sandbox, args.weaker_sandbox, args.trust)
+    options = GraphOptions(args.input or [], args.batch_size, args.name)
     with output.progress("reading the network"):
-        graph = graph_of(args.source, wish)
+        graph = take_graph(args.source, options)
     replace_file(args.out, f"{dump_graph(graph)}\n".encode())
     found = payload(graph, args.source, args.out)
     output.result(found, lambda screen: _render(screen, found))

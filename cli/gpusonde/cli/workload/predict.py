@@ -12,7 +12,7 @@ from gpusonde.cli.parsing import Parser, names, positive_integer
 from gpusonde.cli.workload.answers import doubts_about_memory, render_predictions, row
 from gpusonde.cli.workload.embed import add_registry_option, registry_of
 from gpusonde.cli.workload.remote import predicted_for_hosts, predicted_there
-from gpusonde.cli.workload.sources import named_graphs
+from gpusonde.cli.workload.sources import read_graphs
 from gpusonde.errors import UsageError
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def _requests(args: argparse.Namespace) -> tuple[list[WorkloadRequest], list[str
     gpus = load_gpus()
     resolutions = [gpus.resolve(name) for name in args.device]
     notes = [f"{each.requested}: {each.note}" for each in resolutions if each.note]
-    graphs = named_graphs(args.graphs)
+    graphs = read_graphs(args.graphs)
     for graph in graphs:
         notes += [f"{graph.name}: {note}" for note in graph.notes]
     clusters = [

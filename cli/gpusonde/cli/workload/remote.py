@@ -16,7 +16,7 @@ from gpusonde.cli.connection import add_collector_options, client_security
 from gpusonde.cli.output import Output, Screen
 from gpusonde.cli.parsing import Parser, names
 from gpusonde.cli.workload.answers import doubts_about_memory, row, unanswered
-from gpusonde.cli.workload.sources import named_graphs
+from gpusonde.cli.workload.sources import read_graphs
 from gpusonde.errors import CommandError
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def predicted_for_hosts(args: argparse.Namespace) -> dict[str, Any]:
     """Return a collector's answers for hosts of its agents, with what is free of them, as they are printed."""
     from gpusonde.catalog import load_gpus
 
-    graphs = named_graphs(args.graphs)
+    graphs = read_graphs(args.graphs)
     asked = [
         (graph, size, device, count)
         for graph in graphs

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from ernest_model import ErnestCurve, PerWorkloadErnest, PooledErnest, fit_curve
 
+from gpusonde.predictor.workload import zoo
 from gpusonde.predictor.workload.engine import (
     Cluster,
     Parallelism,
@@ -13,9 +14,8 @@ from gpusonde.predictor.workload.engine import (
     WorkloadMeasurement,
     WorkloadRequest,
 )
-from gpusonde.predictor.workload.zoo import keras_networks
 
-LENET, VGG = keras_networks.build("LeNet5", 32, 10), keras_networks.build("VGG11", 32, 10)
+LENET, VGG = zoo.load_keras("LeNet5", 32), zoo.load_keras("VGG11", 32)
 
 
 def request(graph=LENET, batch=16, devices=1, device="T4"):
@@ -97,7 +97,7 @@ def test_an_image_size_is_a_workload_of_its_own():
     curve = ErnestCurve(0.1, 0.001, 0, 0)
     model = PerWorkloadErnest().fit(measured(curve, *(request(LENET, batch) for batch in (16, 32, 64))))
 
-    assert math.isnan(model.predict([request(keras_networks.build("LeNet5", 64, 10))])[0])
+    assert math.isnan(model.predict([request(zoo.load_keras("LeNet5", 64))])[0])
 
 
 def test_devices_are_its_machines():

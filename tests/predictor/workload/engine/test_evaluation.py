@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from gpusonde.predictor.workload import zoo
 from gpusonde.predictor.workload.engine import (
     Cluster,
     TooFewMeasurementsError,
@@ -10,16 +11,15 @@ from gpusonde.predictor.workload.engine import (
     WorkloadRequest,
 )
 from gpusonde.predictor.workload.engine.evaluation import Evaluation, Protocol, evaluate, folds_of
-from gpusonde.predictor.workload.zoo import keras_networks
 
-NETWORKS = {name: keras_networks.build(name, 32, 10) for name in ("LeNet5", "VGG11", "VGG13", "ResNet18")}
+NETWORKS = {name: zoo.load_keras(name, 32) for name in ("LeNet5", "VGG11", "VGG13", "ResNet18")}
 
 
 @pytest.fixture
 def measurements():
     return [
         WorkloadMeasurement(
-            WorkloadRequest(graph, batch, Cluster("T4")), 0.001 * batch, name.lower(), keras_networks.family(name)
+            WorkloadRequest(graph, batch, Cluster("T4")), 0.001 * batch, name.lower(), zoo.keras_family(name)
         )
         for name, graph in NETWORKS.items()
         for batch in (8, 16, 32)

@@ -14,7 +14,6 @@ from gpusonde.predictor.workload.engine.measurements import (
     TableLimits,
     read_measurements,
 )
-from gpusonde.predictor.workload.zoo import keras_networks
 
 ROW = {
     "model": "keras/LeNet5",
@@ -63,19 +62,25 @@ def test_a_row_becomes_a_measurement(read):
     assert (measurement.architecture, measurement.family) == ("lenet5", "lenet")
     assert measurement.source == "some-lab/profet@1234"
     assert request.batch_size == 16
-    assert request.graph == keras_networks.build("LeNet5", 32, 10)
+    assert request.graph == zoo.load_keras("LeNet5", 32)
     assert request.cluster.device == "K80"
     assert request.cluster.precision is Precision.FP32
     assert request.cluster.parallelism is Parallelism.NONE
     assert request.cluster.environment == "tf2.5-keras/profet"
 
 
-def test_the_description_says_how_many_classes_a_network_has(read):
-    rows = [{"input_desc": "3x64x64, 7 classes"}, {"input_desc": ""}, {"input_desc": "", "image_size": "224"}]
+def test_a_keras_network_that_was_measured_with_other_classes_or_channels_has_no_graph(read):
+    rows = [
+        {"input_desc": ""},
+        {"input_desc": "3x224x224, 1000 classes", "image_size": "224"},
+        {"input_desc": "3x32x32, 7 classes"},
+        {"input_desc": "1x32x32, 10 classes"},
+    ]
 
-    outputs = [each.request.graph.operations[-1].output for each in read(text(*rows)).measurements]
+    table = read(text(*rows))
 
-    assert outputs == [(1, 7), (1, 10), (1, 1000)]
+    assert [each.request.graph.operations[-1].output for each in table.measurements] == [(1, 10), (1, 1000)]
+    assert sorted(each.rpartition("has ")[2] for each in table.left_out) == ["10 classes, not 7", "3 channels, not 1"]
 
 
 def test_several_gpus_and_how_they_share_the_job(read):
@@ -176,7 +181,7 @@ def test_rows_that_nothing_can_be_learned_from_are_counted_by_reason(read):
     for part in (
         "keras/LeNet6",
         "not 160",
-        "too small",
+        "images of 128, 224, 256 pixels, not",
         "without an image size",
         "Abacus 9000",
         "precision '?'",
@@ -195,7 +200,7 @@ def test_only_permitted_licences_are_read(read):
 
 
 def test_a_users_own_networks_are_found_by_name(read):
-    network = Network(keras_networks.build("VGGSmall", 64, 5), "mine", "mine")
+    network = Network(zoo.load_keras("VGGSmall", 64), "mine", "mine")
 
     (measurement,) = read(text({"model": "mine"}), networks=KnownNetworks({"mine": network})).measurements
 

@@ -13,7 +13,6 @@ import pytest
 from gpusonde.predictor.workload import zoo
 from gpusonde.predictor.workload.engine import Cluster, Parallelism, Precision, WorkloadModel, WorkloadRequest
 from gpusonde.predictor.workload.engine.measurements import read_measurements
-from gpusonde.predictor.workload.zoo import keras_networks
 
 TIMES = Path(__file__).resolve().parents[5] / "shared" / "data" / "workloads" / "training_times.csv"
 DGX = "pytorch-1.x/dgx-a100"
@@ -80,7 +79,7 @@ def test_half_precision_that_comes_out_slower_says_why(shipped):
 
 
 def test_tiny_networks_have_a_floor(shipped):
-    tiny = keras_networks.build("LeNet5", 32, 10)
+    tiny = zoo.load_keras("LeNet5", 32)
     answer = shipped.predict([WorkloadRequest(tiny, 16, Cluster("V100-SXM2-16GB", environment="tf2.5-keras/profet"))])[
         0
     ]

@@ -1,11 +1,17 @@
+"""Keras networks: how the benchmarks build them, and that their graphs are what the package ships."""
+
 from __future__ import annotations
 
 import math
+from importlib import resources
 
+import keras_networks
 import pytest
+from make_zoo import keras_graphs
 
+from gpusonde.predictor.workload import zoo
 from gpusonde.predictor.workload.graph import Primitive, UnsupportedGraphError
-from gpusonde.predictor.workload.zoo import keras_networks
+from gpusonde.predictor.workload.graph.graph_json import dump_graph
 
 # As the pages of Keras and its examples print them.
 PUBLISHED = [
@@ -90,6 +96,23 @@ def test_a_shortcut_over_a_map_of_one_pixel_does_not_stride():
     assert graph.operations[-1].output == (1, 10)
 
 
-def test_families_are_known():
-    assert keras_networks.family("VGG13") == "vgg"
-    assert {keras_networks.family(name) for name in keras_networks.names()} >= {"resnet", "vgg", "inception", "lenet"}
+def test_the_shipped_graphs_are_those_that_are_built_byte_for_byte():
+    folder = resources.files(zoo) / "keras"
+    shipped = {file.name: file.read_text() for family in folder.iterdir() for file in family.iterdir()}
+    assert shipped == {f"{name}.json": dump_graph(graph) + "\n" for name, graph in keras_graphs().items()}
+
+
+def test_the_zoo_finds_them_by_name_and_size():
+    sizes = zoo.keras_sizes()
+    assert set(sizes) == set(keras_networks.names())
+    assert sizes["LeNet5"] == (32, 64, 128, 224, 256)
+    assert sizes["InceptionV3"] == (128, 224, 256)
+    assert zoo.load_keras("LeNet5", 64).operations[0].output == (1, 3, 64, 64)
+    for name in sizes:
+        assert zoo.keras_family(name) == keras_networks.family(name)
+    with pytest.raises(KeyError):
+        zoo.load_keras("LeNet5", 100)
+
+
+def test_keras_networks_are_no_architectures_of_their_own_among_the_known():
+    assert not set(zoo.keras_sizes()) & set(zoo.names())

@@ -18,7 +18,7 @@ import csv
 import io
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TypeVar
@@ -35,15 +35,11 @@ from gpusonde.predictor.workload.engine.request import (
     WorkloadMeasurement,
     WorkloadRequest,
 )
-from gpusonde.predictor.workload.graph import UnsupportedGraphError, WorkloadGraph
-from gpusonde.predictor.workload.zoo import keras_networks
+from gpusonde.predictor.workload.graph import WorkloadGraph
 
 _KERAS = "keras/"
 _INPUT = re.compile(r"(\d{1,5})x(\d{1,5})x(\d{1,5})\b")
 _CLASSES = re.compile(r"\b(\d{1,7}) classes\b")
-# What keras/... rows were measured with where their description does not say: classes by the largest image size.
-_CLASSES_BY_SIZE = ((32, 10), (128, 100))
-_CLASSES_ELSE = 1000
 
 
 @dataclass(frozen=True)
@@ -101,31 +97,37 @@ class KnownNetworks:
     def _find(self, name: str, image_size: int | None, description: str) -> Network:
         if name in self._own:
             return self._own[name]
-        search: Callable[[str, int | None, str], Network] = _keras if name.startswith(_KERAS) else _torchvision
+        search: Callable[[str, int | None, str], Network] = (
+            _find_keras if name.startswith(_KERAS) else _find_torchvision
+        )
         return search(name, image_size, description)
 
 
-def _keras(name: str, image_size: int | None, description: str) -> Network:
+def _find_keras(name: str, image_size: int | None, description: str) -> Network:
     plain = name.removeprefix(_KERAS)
-    if plain not in keras_networks.names():
+    sizes = zoo.keras_sizes().get(plain)
+    if sizes is None:
         raise UnknownNetworkError(f"{name}: no graph of this network")
     if image_size is None:
         raise UnknownNetworkError(f"{name}: no graph of this network without an image size")
-    shape = _INPUT.search(description)
-    classes = _CLASSES.search(description)
-    try:
-        graph = keras_networks.build(
-            plain,
-            image_size,
-            int(classes.group(1)) if classes else _usual_classes(image_size),
-            channels=int(shape.group(1)) if shape else 3,
-        )
-    except UnsupportedGraphError as error:
-        raise UnknownNetworkError(f"{name}: {error}") from error
-    return Network(graph, plain.lower(), keras_networks.family(plain))
+    if image_size not in sizes:
+        raise UnknownNetworkError(f"{name}: its graph is for images of {_listed(sizes)} pixels, not {image_size}")
+    graph = zoo.load_keras(plain, image_size)
+    channels, classes = graph.operations[0].output[1], graph.operations[-1].output[-1]
+    for what, pattern, count in (("channels", _INPUT, channels), ("classes", _CLASSES, classes)):
+        told = pattern.search(description)
+        if told and int(told.group(1)) != count:
+            raise UnknownNetworkError(
+                f"{name}: its graph for {image_size} pixels has {count} {what}, not {told.group(1)}"
+            )
+    return Network(graph, plain.lower(), zoo.keras_family(plain))
 
 
-def _torchvision(name: str, image_size: int | None, _description: str) -> Network:
+def _listed(sizes: Sequence[int]) -> str:
+    return ", ".join(map(str, sizes))
+
+
+def _find_torchvision(name: str, image_size: int | None, _description: str) -> Network:
     # A network that is not the same at two image sizes stands in the zoo under two names.
     known = [each for each in (name, f"{name}_{image_size}") if each in zoo.names()]
     if not known:
@@ -137,10 +139,6 @@ def _torchvision(name: str, image_size: int | None, _description: str) -> Networ
         if image_size in (None, sizes[-1]):
             return Network(graph, name.lower(), zoo.family(each))
     raise UnknownNetworkError(f"{name}: its graph is for images of {sizes[0]} pixels, not {image_size}")
-
-
-def _usual_classes(image_size: int) -> int:
-    return next((classes for largest, classes in _CLASSES_BY_SIZE if image_size <= largest), _CLASSES_ELSE)
 
 
 REQUIRED = ("model", "gpu", "batch_per_gpu", "sec_per_iter")

@@ -1,24 +1,13 @@
-"""``Layers``: puts a network together layer by layer as Keras would, and keeps its shapes, parameters and edges.
+"""Keras networks at any image size, built layer by layer without Keras: those that PROFET measured, and relatives.
 
-Inception-v3 and Inception-ResNet-v2 as keras.applications builds them.
-
-Networks that are one row of layers: LeNet-5, the examples of the Keras pages, AlexNet, VGG.
-
-Their layers are PROFET's (``data_generation/workload/model_info.py`` of ddps-lab/profet, MIT), which measured them.
-
-Residual networks: PROFET's ResNetSmall and its pre-activation ResNets, and ResNet-50 of keras.applications.
-
-PROFET's ResNet18, 34 and 50 are those of raghakot/keras-resnet: batch normalisation and ReLU in front of each
-convolution, biases, and a shortcut of one convolution without normalisation wherever shapes differ. They are not the
-networks that keras.applications or torchvision call by these names.
-
-Networks of depthwise convolutions as keras.applications builds them: MobileNet-v2, Xception, EfficientNet-B0.
-
-Keras networks at any image size, built without Keras: those that PROFET measured.
-
-Which layers they have is what the authors of PROFET published with their measurements; ``InceptionV3``,
-``InceptionResNetV2``, ``MobileNetV2``, ``Xception``, ``EfficientNetB0`` and ``ResNet50-applications`` are those of
-keras.applications. Their counts of parameters are checked against the published ones.
+Which layers they have is what the authors of PROFET published with their measurements
+(``data_generation/workload/model_info.py`` of ddps-lab/profet, MIT): LeNet-5, the examples of the Keras pages,
+AlexNet, VGG, ResNetSmall and its pre-activation ResNets. ResNet18, 34 and 50 are those of raghakot/keras-resnet: batch
+normalisation and ReLU in front of each convolution, biases, and a shortcut of one convolution without normalisation
+wherever shapes differ. They are not the networks that keras.applications or torchvision call by these names.
+``InceptionV3``, ``InceptionResNetV2``, ``MobileNetV2``, ``Xception``, ``EfficientNetB0`` and ``ResNet50-applications``
+are those of keras.applications. Counts of parameters are checked against the published ones. ``make_zoo`` writes their
+graphs into the package.
 """
 
 from __future__ import annotations
