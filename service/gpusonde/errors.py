@@ -86,3 +86,12 @@ class UsageError(GpusondeError):
 
 class CommandError(GpusondeError):
     """A failure that the command itself found."""
+
+
+class DirectoryLockedError(GpusondeError):
+    """Another process holds the directory."""
+
+    def __init__(self, message: str, path: Path) -> None:
+        """Keep the directory beside the message."""
+        self.path = path
+        super().__init__(message)

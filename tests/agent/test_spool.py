@@ -8,9 +8,10 @@ import pytest
 from support.faulty_files import FaultyFiles, UnsyncedFiles, copy_directory
 
 from gpusonde.agent.metrics import SelfCounters
-from gpusonde.agent.spool import Spool, SpoolCorruptError, SpoolDirectoryError, SpoolGapError, SpoolLockedError
+from gpusonde.agent.spool import Spool, SpoolCorruptError, SpoolDirectoryError, SpoolGapError
 from gpusonde.agent.spool.segment import HEADER, RECORD, encode_header, encode_record, scan
 from gpusonde.common.v1 import gpu_pb2
+from gpusonde.errors import DirectoryLockedError
 from gpusonde.ingest.v1 import ingest_pb2
 
 LOSS = ingest_pb2.LossReason
@@ -359,7 +360,7 @@ def test_a_power_loss_takes_nothing_that_was_committed(directory, seed):
             acked = chance.randrange(acked, spool.committed_sequence + 1)
             spool.acknowledge(acked)
     committed = spool.committed_sequence
-    files.lose_power(directory)
+    files.lose_power()
     spool._file_lock.release()  # the machine is off
 
     again = opened(directory, files=FaultyFiles(), segment_bytes=600)
@@ -374,14 +375,15 @@ def test_a_power_loss_takes_nothing_that_was_committed(directory, seed):
 def test_two_agents_cannot_share_a_spool(directory):
     spool = opened(directory)
     script = (
-        "import sys; from pathlib import Path; from gpusonde.agent.spool import Spool, SpoolLockedError\n"
+        "import sys; from pathlib import Path; from gpusonde.agent.spool import Spool\n"
+        "from gpusonde.errors import DirectoryLockedError\n"
         f"try: Spool(Path({str(directory)!r}), max_bytes=1 << 20).open()\n"
-        "except SpoolLockedError as error: print(error); sys.exit(7)\n"
+        "except DirectoryLockedError as error: print(error); sys.exit(7)\n"
     )
     other = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert other.returncode == 7
-    assert "its own spool directory" in other.stdout
-    with pytest.raises(SpoolLockedError):
+    assert "in use by another agent" in other.stdout
+    with pytest.raises(DirectoryLockedError):
         opened(directory)
     spool.close()
     opened(directory).close()

@@ -15,12 +15,12 @@ from support.freezing_proxy import FreezingProxy
 from support.scripted_collector import Script, ScriptedCollector
 from support.uplink_rig import Rig, batch
 
-from gpusonde.agent.spool.files import OsFiles
 from gpusonde.agent.spool.segment import scan
 from gpusonde.agent.uplink import AgentFacts, Backoff, Uplink, UplinkSettings
 from gpusonde.agent.uplink.session import Drained, Session
 from gpusonde.common.v1 import gpu_pb2
 from gpusonde.ingest.v1 import ingest_pb2
+from gpusonde.service.durable_files import OsFiles
 from gpusonde.service.process import end, within
 from gpusonde.service.tls import ClientSecurity
 

@@ -5,7 +5,7 @@ import sqlite3
 import numpy as np
 import pytest
 from support.collector_process import ask
-from support.faulty_store_files import flip_byte
+from support.faulty_files import flip_byte
 from support.store_records import EVER, Feed
 from support.wire_agent import START_NS, TICK_NS, batch, block
 

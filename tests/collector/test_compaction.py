@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support.faulty_store_files import FaultyStoreFiles, PowerLost, flip_byte
+from support.faulty_files import FaultyFiles, PowerLost, flip_byte
 from support.store_records import EVER, Feed
 from support.wire_agent import START_NS, TICK_NS, batch, block, inventory, source_ended
 
@@ -205,7 +205,7 @@ def test_a_damaged_segment_is_left_alone_and_the_others_are_compacted(open_store
 
 
 def test_a_full_disk_leaves_everything_as_it_was(open_store, tmp_path, clock):
-    files = FaultyStoreFiles()
+    files = FaultyFiles()
     store = open_store(files=files)
     fill(store, 1, 30)
     clock.now_ns += 2 * HOUR_NS
@@ -308,7 +308,7 @@ def test_power_loss_at_any_moment_of_compaction_loses_and_repeats_nothing(tmp_pa
     """Random appends, seals, compactions and losses of power against a plain model: the set of acknowledged records."""
     chance = random.Random(seed)
     clock = Clock()
-    files = FaultyStoreFiles(seed)
+    files = FaultyFiles(seed)
     small = options(compaction=CompactionOptions(group_rows=50, file_bytes=3000, batch_gpus=1))
     acknowledged = sent = 0
     for _ in range(10):

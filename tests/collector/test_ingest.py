@@ -8,7 +8,7 @@ from support.wire_agent import WireStream, batch, block, hello, inventory
 from gpusonde.collector import LocalStore
 from gpusonde.collector.client import Client
 from gpusonde.collector.server import AddressInUseError
-from gpusonde.collector.storage.errors import StoreLockedError
+from gpusonde.errors import DirectoryLockedError
 from gpusonde.ingest.v1 import ingest_pb2
 
 
@@ -316,5 +316,5 @@ def test_a_second_collector_on_the_port_fails_loudly(collector, tmp_path):
 
 
 def test_a_second_collector_on_the_directory_fails_loudly(collector, tmp_path):
-    with pytest.raises(StoreLockedError, match="in use by another collector"):
+    with pytest.raises(DirectoryLockedError, match="in use by another collector"):
         LocalStore(tmp_path / "data").open()

@@ -12,8 +12,8 @@ from gpusonde.collector.client import Client, CollectorError
 from gpusonde.collector.ingest.pacing import AgentPace, PaceOptions, Pressure
 from gpusonde.collector.ingest.session import Session
 from gpusonde.collector.security.rates import CallerBook, CallerLimits, LimitError, RateBucket
-from gpusonde.collector.storage.disk.files import OsFiles
 from gpusonde.ingest.v1 import ingest_pb2
+from gpusonde.service.durable_files import OsFiles
 
 
 class Clock:
@@ -211,8 +211,8 @@ class HeldFiles(OsFiles):
         self.gate = threading.Event()
         self.gate.set()
 
-    def create(self, path):
-        file = super().create(path)
+    def create(self, path, mode=0o640):
+        file = super().create(path, mode)
         sync = file.sync
 
         def held_sync():

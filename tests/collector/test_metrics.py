@@ -14,9 +14,9 @@ from support.wire_agent import WireStream, hello, inventory, wait_until
 
 from gpusonde.collector.client import Client
 from gpusonde.collector.metrics import CollectorCounters, CollectorFigures, CollectorMetrics, StoreFigures, loss_reason
-from gpusonde.collector.storage.disk.files import OsFiles
 from gpusonde.collector.storage.store import StoreCounters
 from gpusonde.collector.workload.training import TrainingCounters
+from gpusonde.service.durable_files import OsFiles
 from gpusonde.service.metrics import Distribution
 from gpusonde.service.reload import ReloadCounters
 from gpusonde.telemetry import read_trace

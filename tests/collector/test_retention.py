@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from support.faulty_store_files import FaultyStoreFiles
+from support.faulty_files import FaultyFiles
 from support.running_collector import ThreadCollector
 from support.store_records import EVER, Feed
 from support.wire_agent import START_NS, TICK_NS, batch, block
@@ -206,7 +206,7 @@ def test_where_nothing_is_tracked_nothing_is_kept_for_tracking(open_store, clock
 
 
 def test_the_oldest_ticks_make_room_on_a_disk_that_fills_up(open_store, clock, tmp_path):
-    files = FaultyStoreFiles()
+    files = FaultyFiles()
     store = open_store({"raw": TierLimits(), "second": TierLimits(), "free_bytes": 5000}, files=files)
     hours_of_records(store, clock, 3)
     clock.now_ns += HOUR_NS

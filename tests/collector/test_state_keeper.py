@@ -4,15 +4,15 @@ import logging
 import random
 
 import pytest
-from support.faulty_store_files import FaultyStoreFiles, PowerLost
+from support.faulty_files import FaultyFiles, PowerLost
 
 from gpusonde.collector import LocalStore
-from gpusonde.collector.storage.disk.files import OsFiles
 from gpusonde.collector.storage.errors import StoreError, StoreFullError
 from gpusonde.collector.storage.local.results import Results
 from gpusonde.collector.storage.local.states import StateFileError, StateFiles
 from gpusonde.collector.storage.local.store import StoreOptions
 from gpusonde.collector.tracking.state_keeper import StateKeeper, StateOptions
+from gpusonde.service.durable_files import OsFiles
 
 KEY = ("agent-1", "GPU-a")
 
@@ -69,7 +69,7 @@ def test_what_cannot_be_opened_is_said_so(directory):
 @pytest.mark.parametrize("seed", range(20))
 def test_after_a_power_loss_a_state_is_whole_or_refused(directory, seed):
     chance = random.Random(seed)
-    faulty = FaultyStoreFiles(seed)
+    faulty = FaultyFiles(seed)
     files = StateFiles(directory, faulty, have_room)
     contents = [bytes([i]) * chance.randint(1, 5000) for i in range(1, 6)]
     faulty.power_lost_in = chance.randint(1, 20)
@@ -196,7 +196,7 @@ def test_a_shutdown_stores_all_that_changed_within_its_time(store, clock):
 
 
 def test_a_full_disk_is_said_once_a_minute_and_stops_nothing(store, clock, caplog):
-    files = FaultyStoreFiles()
+    files = FaultyFiles()
     keeper = keeper_of(store, clock, files, interval_s=300.0)
     followers = {("agent", f"GPU-{i}"): FakeFollower() for i in range(20)}
     files.room = 500

@@ -5,16 +5,17 @@ import random
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from support.faulty_store_files import FaultyStoreFiles, PowerLost, flip_byte
+from support.faulty_files import FaultyFiles, PowerLost, flip_byte
 from support.store_records import EVER, Feed
 from support.wire_agent import START_NS, TICK_NS, batch, block, inventory, source_ended
 
 from gpusonde.collector import LocalStore
 from gpusonde.collector.records.model import Position
-from gpusonde.collector.storage.errors import StoreCorruptError, StoreError, StoreFullError, StoreLockedError
+from gpusonde.collector.storage.errors import StoreCorruptError, StoreError, StoreFullError
 from gpusonde.collector.storage.local.store import StoreOptions
 from gpusonde.collector.storage.samples import BindingArrived, SourceEndArrived, TicksArrived
 from gpusonde.common.v1 import gpu_pb2, job_pb2
+from gpusonde.errors import DirectoryLockedError
 from gpusonde.ingest.v1 import ingest_pb2
 
 SMALL = StoreOptions(reserve_bytes=0)
@@ -73,7 +74,7 @@ def test_repetitions_are_dropped_and_counted(open_store):
 
 
 def test_an_entry_that_is_twice_in_the_log_counts_once_after_a_restart(open_store):
-    files = FaultyStoreFiles()
+    files = FaultyFiles()
     store = open_store(files=files)
     store.append(Feed().batches(1, 3))
     files.sync_fails = True
@@ -291,7 +292,7 @@ def test_an_inventory_in_the_middle_of_a_log_holds_from_there_on(open_store):
 
 def test_one_directory_is_for_one_store(open_store, tmp_path):
     open_store()
-    with pytest.raises(StoreLockedError, match="in use by another collector"):
+    with pytest.raises(DirectoryLockedError, match="in use by another collector"):
         LocalStore(tmp_path / "data").open()
 
 
@@ -388,7 +389,7 @@ def test_a_catalogue_that_is_no_database_is_refused_with_its_name(tmp_path):
 
 
 def test_a_full_disk_stores_nothing_of_the_group_and_takes_it_when_there_is_room(open_store):
-    files = FaultyStoreFiles()
+    files = FaultyFiles()
     store = open_store(files=files)
     store.append(Feed().batches(1, 3))
     files.room = 100
@@ -405,7 +406,7 @@ def test_a_full_disk_stores_nothing_of_the_group_and_takes_it_when_there_is_room
 
 
 def test_a_full_disk_whose_log_cannot_even_be_cut_goes_on_in_a_new_part(open_store, tmp_path):
-    files = FaultyStoreFiles()
+    files = FaultyFiles()
     store = open_store(files=files)
     store.append(Feed().batches(1, 3))
     files.room, files.truncate_fails = 100, True
@@ -418,7 +419,7 @@ def test_a_full_disk_whose_log_cannot_even_be_cut_goes_on_in_a_new_part(open_sto
 
 
 def test_a_segment_that_does_not_fit_leaves_samples_in_log_and_memory(open_store, tmp_path):
-    files = FaultyStoreFiles()
+    files = FaultyFiles()
     store = open_store(files=files)
     store.append(Feed().batches(1, 6))
     files.room = 500
@@ -435,7 +436,7 @@ def test_a_segment_that_does_not_fit_leaves_samples_in_log_and_memory(open_store
 
 
 def test_the_reserve_is_left_free(open_store):
-    files = FaultyStoreFiles()
+    files = FaultyFiles()
     store = open_store(files=files, options=StoreOptions(reserve_bytes=1 << 20))
     files.room = 1 << 19
     with pytest.raises(StoreFullError, match="are kept in reserve"):
@@ -456,7 +457,7 @@ def test_memory_is_bounded_while_no_segment_can_be_written(open_store):
 def test_power_loss_at_any_moment_loses_nothing_acknowledged(tmp_path, seed):
     """Random appends and seals over a disk that forgets what was not synced; the power goes every few operations."""
     chance = random.Random(seed)
-    files = FaultyStoreFiles(seed)
+    files = FaultyFiles(seed)
     acknowledged = sent = 0
     for _ in range(12):
         files.power_lost_in = chance.randint(3, 60)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.faulty_store_files import flip_byte
+from support.faulty_files import flip_byte
 from support.trace_records import incoming, trace_records
 
 from gpusonde.collector.storage.errors import StoreFullError

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from support.faulty_store_files import FaultyStoreFiles, flip_byte
+from support.faulty_files import FaultyFiles, flip_byte
 from support.running_collector import ProcessCollector, ThreadCollector
 from support.spooling_agent import ResumingAgent, Spool
 from support.store_records import EVER
@@ -272,7 +272,7 @@ def health(target, service="gpusonde.ingest.v1.IngestService"):
 
 
 def test_a_full_disk_is_said_nothing_is_acknowledged_and_all_is_taken_when_there_is_room(tmp_path):
-    files = FaultyStoreFiles()
+    files = FaultyFiles()
     serving, not_serving = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
     total = 60
     records = [(inventory() if k == 1 else batch(k)).SerializeToString() for k in range(1, total + 1)]

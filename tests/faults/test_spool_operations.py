@@ -134,7 +134,7 @@ def test_power_loss_in_any_operation_takes_nothing_that_was_committed(tmp_path, 
         files = FaultyFiles(seed=1000 * seed + at)
         life = interrupted(tmp_path / f"at{at}", files, at)
         life.abandon()
-        files.lose_power(tmp_path / f"at{at}")
+        files.lose_power()
         found = {r.sequence: r for r in records_of(tmp_path / f"at{at}")}
         for sequence, number in life.appended.items():
             if life.acked < sequence <= life.committed:

@@ -32,7 +32,6 @@ from gpusonde.agent.batch import BatchError, decode, unpack
 from gpusonde.agent.config import AgentConfig
 from gpusonde.agent.jobs.sources import DeviceNames, MappingFiles
 from gpusonde.agent.jobs.watcher import StateFile
-from gpusonde.agent.spool.files import OsFiles
 from gpusonde.collector.config import CollectorConfig
 from gpusonde.collector.planning.processes import Answers
 from gpusonde.collector.planning.wire import problem_document
@@ -54,6 +53,7 @@ from gpusonde.predictor.crossgpu.runs_table import RunsTableError
 from gpusonde.predictor.workload.embedding import EncoderDescription, EncoderWeights, EncoderWeightsError
 from gpusonde.predictor.workload.embedding.training.architectures import ArchitectureSpec, sample
 from gpusonde.service.config import ConfigError
+from gpusonde.service.durable_files import OsFiles
 from gpusonde.service.tls import TlsError, expiry_unix_s
 from gpusonde.service.tls.certificates import CertificateFormatError
 from gpusonde.service.tls.client import read_token

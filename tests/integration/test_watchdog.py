@@ -13,7 +13,7 @@ from support.wire_agent import WireStream, hello, inventory
 
 from gpusonde.agent import AgentConfig, SourceInventory, run_agent
 from gpusonde.agent.sources.base import GpuDescription, GpuTicks, Reading, SourceStatistics
-from gpusonde.collector.storage.disk.files import OsFiles
+from gpusonde.service.durable_files import OsFiles
 from gpusonde.telemetry import metric
 
 TIMEOUT_S = 30.0

@@ -12,6 +12,7 @@ import threading
 
 import pytest
 
+from gpusonde.errors import DirectoryLockedError
 from gpusonde.predictor.crossgpu import LatencyModel, ModelFileError
 from gpusonde.predictor.crossgpu.learning import LIST, ModelInService, ModelVersions, VersionsError
 
@@ -97,6 +98,7 @@ def test_a_crash_at_any_step_of_installing_leaves_the_former_model(versions, mod
 
 _INSTALL_FOR_EVER = """
 import sys
+from gpusonde.errors import DirectoryLockedError
 from gpusonde.predictor.crossgpu import LatencyModel
 from gpusonde.predictor.crossgpu.learning import ModelVersions
 versions, models = ModelVersions(sys.argv[1]), [LatencyModel.load(path) for path in sys.argv[2:]]
@@ -205,9 +207,9 @@ def test_rolling_back_to_a_damaged_model_changes_nothing(versions, models):
 def test_two_trainings_at_once_are_refused(versions, models):
     versions.install(models[0])
     with versions.locked():
-        with pytest.raises(VersionsError, match="another training"), versions.locked():
+        with pytest.raises(DirectoryLockedError, match="another training"), versions.locked():
             pass
-        with pytest.raises(VersionsError, match="another training"):
+        with pytest.raises(DirectoryLockedError, match="another training"):
             versions.roll_back()
     versions.roll_back()
 

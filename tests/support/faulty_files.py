@@ -1,23 +1,33 @@
-"""File operations that fail on demand, and a disk that forgets what was not synced when the power goes."""
+"""A file layer with faults: a disk that fills up, operations that fail, power that goes."""
 
 from __future__ import annotations
 
 import errno
-import os
 import random
 import shutil
 from pathlib import Path
 
-from gpusonde.agent.spool.files import OsFiles
+from gpusonde.service.durable_files import OsFiles
 
 
 class UnsyncedFiles(OsFiles):
     """Real files that are never synced, for tests that open thousands of spools and pull no plug."""
 
-    def sync(self, descriptor: int) -> None:
+    def create(self, path, mode=0o640):
+        return _Unsynced(super().create(path, mode))
+
+    def open(self, path):
+        return _Unsynced(super().open(path))
+
+    def sync_directory(self, path):
         return None
 
-    def sync_directory(self, path: Path) -> None:
+
+class _Unsynced:
+    def __init__(self, real):
+        self.write, self.read, self.truncate, self.close = real.write, real.read, real.truncate, real.close
+
+    def sync(self):
         return None
 
 
@@ -26,96 +36,166 @@ class PowerLost(BaseException):
 
 
 class FaultyFiles(OsFiles):
-    """Real files below one directory, with faults.
+    """Real files with faults.
 
-    ``full`` makes every write and creation fail with ENOSPC after a part of it was written; ``sync_fails`` makes sync
+    ``room`` is how many more bytes fit (None: any number); a write that does not fit is done in part, and without room
+    no file can be made. ``full`` refuses the same without any count. ``sync_fails`` and ``truncate_fails`` make those
     fail with EIO. ``before(number)`` is called before every operation that changes something, and may raise or set
-    faults. ``lose_power`` leaves what the disk would hold: at least everything synced, at most everything written,
-    names as of the last directory sync or later.
+    faults; ``power_lost_in`` counts operations down to a ``PowerLost``, after which none is done any more.
+    ``lose_power`` then rewrites the directories to what a disk may hold: of a file at least what was synced, and of
+    what was not, any blocks; of a directory's names at least those of its last sync.
     """
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed=0):
         self.full = False
+        self.room = None
         self.sync_fails = False
-        self.syncs = 0
-        self.operations = 0
+        self.truncate_fails = False
+        self.power_lost_in = None
+        self.dead = False
         self.before = lambda number: None
-        self._random = random.Random(seed)
-        self._synced: dict[int, bytes] = {}  # inode -> content
-        self._names: dict[Path, int] = {}  # durable name -> inode
-        self._kept: dict[int, bytes] = {}  # last content of removed inodes
+        self.operations = 0
+        self.syncs = 0
+        self.random = random.Random(seed)
+        self.contents = {}  # path -> _Content, as the running system sees it
+        self.durable = {}  # directory -> {path: _Content}, as of its last sync
 
-    def step(self) -> None:
+    def step(self):
         number, self.operations = self.operations, self.operations + 1
-        self.before(number)
-
-    def create(self, path: Path) -> int:
-        self.step()
-        if self.full:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return super().create(path)
-
-    def write(self, descriptor: int, data: bytes, offset: int) -> None:
+        if self.power_lost_in is not None:
+            self.power_lost_in -= 1
+            self.dead = self.dead or self.power_lost_in < 0
+        if self.dead:
+            raise PowerLost
         try:
-            self.step()
+            self.before(number)
         except PowerLost:
-            super().write(descriptor, data[: self._random.randrange(len(data) + 1)], offset)
+            self.dead = True
             raise
-        if self.full:
-            part = data[: self._random.randrange(len(data))] if data else b""
-            super().write(descriptor, part, offset)
+
+    def create(self, path, mode=0o640):
+        self.step()
+        if self.full or (self.room is not None and self.room <= 0):
             raise OSError(errno.ENOSPC, "No space left on device")
-        super().write(descriptor, data, offset)
+        real = super().create(path, mode)
+        self.contents[path] = _Content()
+        return _FaultyFile(self, real, self.contents[path])
 
-    def sync(self, descriptor: int) -> None:
+    def open(self, path):
+        real = super().open(path)
+        if path not in self.contents:  # it was there before
+            content = self.contents[path] = _Content(path.read_bytes())
+            self.durable.setdefault(path.parent, {})[path] = content
+        return _FaultyFile(self, real, self.contents[path])
+
+    def rename(self, source, target):
         self.step()
-        self.syncs += 1
-        if self.sync_fails:
+        super().rename(source, target)
+        self.contents[target] = self.contents.pop(source)
+
+    def remove(self, path):
+        self.step()
+        super().remove(path)
+        self.contents.pop(path, None)
+
+    def sync_directory(self, path):
+        self.step()
+        self.durable[path] = {p: content for p, content in self.contents.items() if p.parent == path}
+
+    def free_bytes(self, path):
+        return super().free_bytes(path) if self.room is None else self.room
+
+    def fitting(self, data):
+        """The part of the data that the disk takes."""
+        if self.full:
+            return data[: self.random.randrange(len(data))] if data else b""
+        if self.room is None:
+            return data
+        fitting = data[: max(self.room, 0)]
+        self.room -= len(fitting)
+        return fitting
+
+    def lose_power(self):
+        """Leave one of the states that the disks may be in, and work again."""
+        directories = {path.parent for path in self.contents} | set(self.durable)
+        for directory in sorted(directories):
+            durable = self.durable.get(directory, {})
+            current = {p: content for p, content in self.contents.items() if p.parent == directory}
+            for path in sorted(set(durable) | set(current)):
+                candidates = [durable.get(path), current.get(path)]
+                content = candidates[0] if candidates[0] is candidates[1] else self.random.choice(candidates)
+                path.unlink(missing_ok=True)
+                if content is not None:
+                    path.write_bytes(content.after_power_loss(self.random))
+        self.contents.clear()
+        self.durable.clear()
+        self.power_lost_in = None
+        self.dead = False
+
+
+class _Content:
+    """What was written to a file, and how much of it is safe."""
+
+    def __init__(self, data=b""):
+        self.written = self.synced = data
+
+    def after_power_loss(self, chance):
+        if self.written[: len(self.synced)] != self.synced:  # cut or written over below its synced length since
+            return chance.choice([self.synced, self.written])
+        extra = self.written[len(self.synced) :]
+        kept = bytearray(extra[: chance.randint(0, len(extra))])
+        if kept and chance.random() < 0.5:  # blocks of a file reach the disk in any order
+            kept[chance.randrange(len(kept))] ^= 0xFF
+        return self.synced + bytes(kept)
+
+
+class _FaultyFile:
+    def __init__(self, layer, real, content):
+        self._layer = layer
+        self._real = real
+        self._content = content
+        self.read = real.read
+        self.close = real.close
+
+    def write(self, data, offset):
+        try:
+            self._layer.step()
+        except PowerLost:
+            self._put(data[: self._layer.random.randrange(len(data) + 1)], offset)
+            raise
+        fitting = self._layer.fitting(data)
+        self._put(fitting, offset)
+        if self._layer.full or len(fitting) < len(data):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    def sync(self):
+        self._layer.step()
+        self._layer.syncs += 1
+        if self._layer.sync_fails:
             raise OSError(errno.EIO, "Input/output error")
-        status = os.fstat(descriptor)
-        self._synced[status.st_ino] = self.read(descriptor, status.st_size, 0)
+        self._content.synced = self._content.written
 
-    def truncate(self, descriptor: int, size: int) -> None:
-        self.step()
-        super().truncate(descriptor, size)
+    def truncate(self, size):
+        self._layer.step()
+        if self._layer.truncate_fails:
+            raise OSError(errno.EIO, "Input/output error")
+        self._real.truncate(size)
+        self._content.written = self._content.written[:size]
 
-    def replace(self, source: Path, target: Path) -> None:
-        self.step()
-        super().replace(source, target)
-
-    def unlink(self, path: Path) -> None:
-        self.step()
-        self._kept[path.stat().st_ino] = path.read_bytes()
-        super().unlink(path)
-
-    def sync_directory(self, path: Path) -> None:
-        self.step()
-        self._names = {p: p.stat().st_ino for p in path.iterdir() if p.is_file()}
-
-    def lose_power(self, directory: Path) -> None:
-        """Rewrite ``directory`` to one of the states that a power loss may leave."""
-        now = {p: p.stat().st_ino for p in directory.iterdir() if p.is_file()}
-        contents = {inode: path.read_bytes() for path, inode in now.items()}
-        names = dict(self._names)
-        if self._random.random() < 0.5:  # the file system was ahead of the last directory sync
-            names = now
-        kept = {}
-        for path, inode in names.items():
-            synced = self._synced.get(inode, b"")
-            current = contents.get(inode, self._kept.get(inode, b""))
-            if current[: len(synced)] == synced and self._random.random() < 0.7:
-                synced = current[: self._random.randrange(len(synced), len(current) + 1)]
-            kept[path] = synced
-        for path in now:
-            path.unlink()
-        for path, content in kept.items():
-            path.write_bytes(content)
-        self._names = {path: path.stat().st_ino for path in kept}
-        self._synced = {self._names[path]: content for path, content in kept.items()}
-        self._kept.clear()
+    def _put(self, data, offset):
+        self._real.write(data, offset)
+        before = self._content.written
+        self._content.written = before[:offset].ljust(offset, b"\0") + data + before[offset + len(data) :]
 
 
 def copy_directory(source: Path, target: Path) -> Path:
-    """Copy a spool as a crash would leave it; returns the copy."""
+    """Copy a directory as a crash would leave it; returns the copy."""
     shutil.copytree(source, target)
     return target
+
+
+def flip_byte(path: Path, offset: int) -> None:
+    """Change one byte of a file; a negative offset counts from its end."""
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 0xFF
+    path.write_bytes(bytes(data))

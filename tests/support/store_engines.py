@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from support.faulty_store_files import FaultyStoreFiles
+from support.faulty_files import FaultyFiles
 
 from gpusonde.collector import LocalStore
 from gpusonde.collector.storage.clickhouse.facts import Ownership
@@ -45,7 +45,7 @@ class LocalEngine:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._files = FaultyStoreFiles()
+        self._files = FaultyFiles()
         self.store: LocalStore | None = None
 
     def open(self) -> LocalStore:

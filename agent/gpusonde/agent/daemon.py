@@ -28,11 +28,11 @@ from gpusonde.agent.sampler import Sampler
 from gpusonde.agent.sources.base import GpuSource, SourceInventory
 from gpusonde.agent.sources.select import make_process_reader, make_source
 from gpusonde.agent.spool import Spool
-from gpusonde.agent.spool.files import Files
 from gpusonde.agent.supervisor import Adjustable, Upkeep, pace_settings, uplink_settings
 from gpusonde.agent.uplink import AgentFacts, Uplink
 from gpusonde.agent.writer import BatchPace, SpoolWriter
 from gpusonde.service.config import format_duration
+from gpusonde.service.durable_files import FileLayer
 from gpusonde.service.health import notify
 from gpusonde.service.process import end, release_startup_memory
 from gpusonde.service.reload import ConfigSource
@@ -120,7 +120,7 @@ def run_agent(
     ack_timeout_s: float = 60.0,
     stop: threading.Event | None = None,
     on_progress: Callable[[SelfCounters], None] | None = None,
-    files: Files | None = None,
+    files: FileLayer | None = None,
     config_source: ConfigSource[AgentConfig] | None = None,
 ) -> AgentReport:
     """Run an agent until it is told to stop (SIGTERM, SIGINT or ``stop``).
@@ -185,7 +185,7 @@ class Agent:
         inventory: SourceInventory,
         spool: Spool,
         counters: SelfCounters,
-        files: Files | None = None,
+        files: FileLayer | None = None,
         config_source: ConfigSource[AgentConfig] | None = None,
     ) -> None:
         self._upkeep = Upkeep(config, config_source, spool, source, inventory, counters)

@@ -44,7 +44,6 @@ from gpusonde.collector.query.prediction import Predictor
 from gpusonde.collector.query.service import QueryService
 from gpusonde.collector.security.authentication import Access, pace_options
 from gpusonde.collector.server import Health, bind, build_server
-from gpusonde.collector.storage.disk.files import FileLayer
 from gpusonde.collector.storage.errors import StoreError
 from gpusonde.collector.storage.store import Engine
 from gpusonde.collector.supervisor import Supervision, Watched
@@ -57,6 +56,7 @@ from gpusonde.collector.tracking.state_keeper import StateKeeper, StateOptions
 from gpusonde.collector.tracking.summaries import EpochSummaries
 from gpusonde.collector.workload.service import Controller
 from gpusonde.epoch_detect import EpochTracker
+from gpusonde.service.durable_files import FileLayer, write_durably
 from gpusonde.service.health import notify
 from gpusonde.service.process import allow_open_files, end
 from gpusonde.service.reload import ConfigSource
@@ -126,9 +126,7 @@ def address_file(directory: Path) -> Iterator[Path]:
 
 def announce(path: Path, address: str) -> None:
     """Write the file as a whole: who finds it finds an address."""
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(address + "\n")
-    temporary.rename(path)
+    write_durably(path, f"{address}\n".encode())
 
 
 _LOG = logging.getLogger(__name__)
@@ -172,7 +170,7 @@ def run_collector(
         config_source: Where SIGHUP finds a new configuration; None leaves that signal alone.
 
     Raises:
-        StoreLockedError: Another collector uses the data directory.
+        DirectoryLockedError: Another collector uses the data directory.
         StoreError: The data directory cannot be used.
         AddressInUseError: The address is taken.
         TlsError: Certificate, key, authority or tokens cannot be used.

@@ -16,7 +16,6 @@ from gpusonde.collector.storage.clickhouse.results import ClickHouseResults
 from gpusonde.collector.storage.clickhouse.schema import Retention
 from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql, Connection
 from gpusonde.collector.storage.clickhouse.store import ClickHouseOptions, ClickHouseStates, ClickHouseStore
-from gpusonde.collector.storage.disk.files import FileLayer
 from gpusonde.collector.storage.errors import StoreError
 from gpusonde.collector.storage.local.compaction import CompactionOptions
 from gpusonde.collector.storage.local.results import Results
@@ -32,6 +31,7 @@ from gpusonde.collector.storage.store import (
     StoreUsage,
 )
 from gpusonde.collector.supervisor import look_after
+from gpusonde.service.durable_files import FileLayer
 
 _LOG = logging.getLogger(__name__)
 _MOST_SEAL_CHECK_S = 1.0

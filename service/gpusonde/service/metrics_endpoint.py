@@ -23,6 +23,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry, generate_latest
 
+from gpusonde.service.durable_files import write_durably
 from gpusonde.service.tls.client import is_loopback
 
 _HIGHEST_PORT = 65_535
@@ -336,9 +337,7 @@ class Monitoring:
             log.warning("%s cannot be removed: %s", self._address_file, error.strerror)
 
     def _announce(self, address: str) -> None:
-        temporary = self._address_file.with_suffix(".tmp")
         try:
-            temporary.write_text(address + "\n")
-            temporary.rename(self._address_file)
+            write_durably(self._address_file, f"{address}\n".encode())
         except OSError as error:
             log.warning("%s cannot be written: %s", self._address_file, error.strerror)

@@ -3,7 +3,7 @@
 from gpusonde.agent.jobs.ledger import Ledger
 from gpusonde.agent.jobs.sources import Owner, Scheduler
 from gpusonde.agent.jobs.watcher import StateFile
-from gpusonde.agent.spool.files import OsFiles
+from gpusonde.service.durable_files import OsFiles
 
 T = 1_700_000_000_000_000_000
 
@@ -109,7 +109,7 @@ def test_a_state_that_cannot_be_read_is_nothing_and_said(tmp_path, caplog):
 
 def test_a_disk_that_refuses_costs_the_state_only(tmp_path, caplog):
     class FullDisk(OsFiles):
-        def write(self, descriptor, data, offset):
+        def create(self, path, mode=0o640):
             raise OSError(28, "No space left on device")
 
     StateFile(tmp_path / "state.json", FullDisk()).save([])

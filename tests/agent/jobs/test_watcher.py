@@ -7,8 +7,8 @@ import pytest
 from gpusonde.agent.jobs.sources import DeviceNames, JobSourceError, Owner, Scheduler
 from gpusonde.agent.jobs.watcher import JobWatcher, StateFile
 from gpusonde.agent.sources.base import GpuDescription
-from gpusonde.agent.spool.files import OsFiles
 from gpusonde.common.v1 import job_pb2
+from gpusonde.service.durable_files import OsFiles
 
 T = 1_700_000_000_000_000_000
 GPUS = [GpuDescription("GPU-a", 0), GpuDescription("GPU-b", 1)]

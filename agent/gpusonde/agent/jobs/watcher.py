@@ -33,9 +33,9 @@ from gpusonde.agent.jobs.sources import (
 )
 from gpusonde.agent.metrics import SelfCounters
 from gpusonde.agent.sources.base import GpuDescription, ProcessReader, SourceInventory
-from gpusonde.agent.spool.files import Files, OsFiles, write_file
 from gpusonde.common.v1 import job_pb2
 from gpusonde.ingest.v1 import ingest_pb2
+from gpusonde.service.durable_files import FileLayer, OsFiles, write_durably
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class StateFile:
         files: The file operations.
     """
 
-    def __init__(self, path: Path, files: Files) -> None:
+    def __init__(self, path: Path, files: FileLayer) -> None:
         self._path = path
         self._files = files
 
@@ -80,7 +80,7 @@ class StateFile:
             for b in bindings
         ]
         try:
-            write_file(self._files, self._path, (json.dumps(entries) + "\n").encode())
+            write_durably(self._path, (json.dumps(entries) + "\n").encode(), files=self._files, mode=0o640)
         except OSError as error:
             log.warning("%s cannot be written: %s", self._path, error.strerror)
 
@@ -306,7 +306,7 @@ class JobParts:
     emit: Callable[[ingest_pb2.Record], None]
     counters: SelfCounters
     processes: ProcessReader | None = None
-    files: Files | None = None
+    files: FileLayer | None = None
     proc: Path = Path("/proc")
     driver: Path = DRIVER_FOLDER
 

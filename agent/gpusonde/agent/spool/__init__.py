@@ -5,7 +5,6 @@ from gpusonde.agent.spool.segment import (
     SpoolDirectoryError,
     SpoolError,
     SpoolGapError,
-    SpoolLockedError,
 )
 from gpusonde.agent.spool.spool import Spool
 
@@ -15,5 +14,4 @@ __all__ = [
     "SpoolDirectoryError",
     "SpoolError",
     "SpoolGapError",
-    "SpoolLockedError",
 ]

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
-from gpusonde.agent.spool.files import Files, OsFiles
-from gpusonde.agent.spool.identity import DirectoryLock, Identity, load_identity
+from gpusonde.agent.spool.identity import Identity, load_identity
 from gpusonde.agent.spool.segment import SUFFIX, Segment, SpoolCorruptError, SpoolDirectoryError
 from gpusonde.agent.spool.segments import Finding, FindingKind, Recovery, examine, recover
 from gpusonde.agent.spool.spool import SegmentReader
 from gpusonde.ingest.v1 import ingest_pb2
+from gpusonde.service.durable_files import DirectoryLock, FileLayer, OsFiles
 
 
 @dataclass(frozen=True)
@@ -84,17 +84,17 @@ class SpoolReport:
         return self.segments[-1].last_sequence if self.segments else 0
 
 
-def inspect_spool(directory: Path, *, repair: bool = False, files: Files | None = None) -> SpoolReport:
+def inspect_spool(directory: Path, *, repair: bool = False, files: FileLayer | None = None) -> SpoolReport:
     """Read a whole spool; with ``repair`` do to it what the next start of its agent would do.
 
     Raises:
         SpoolDirectoryError: There is no spool, or it cannot be read.
-        SpoolLockedError: It is to be repaired, and an agent runs.
+        DirectoryLockedError: It is to be repaired, and an agent runs.
     """
     used = files or OsFiles()
     if not directory.is_dir():
         raise SpoolDirectoryError(f"{directory}: no such directory; name the spool.directory of an agent")
-    lock = DirectoryLock(directory)
+    lock = DirectoryLock(directory, "agent")
     try:
         if not _looks_like_a_spool(directory):
             raise SpoolDirectoryError(f"{directory}: not a spool; name the spool.directory of an agent")
@@ -107,7 +107,7 @@ def inspect_spool(directory: Path, *, repair: bool = False, files: Files | None 
             lock.release()
     except OSError as error:
         raise SpoolDirectoryError(
-            f"{error.filename or directory}: {error.strerror}; the spool cannot be read"
+            f"{error.filename or directory}: {error.strerror}; the spool cannot be read; use the account of its agent"
         ) from error
 
 
@@ -117,7 +117,7 @@ def _looks_like_a_spool(directory: Path) -> bool:
     return "identity.json" in names or names == {"lock"} or any(name.endswith(SUFFIX) for name in names)
 
 
-def _report(directory: Path, held_by: str | None, files: Files, *, repair: bool) -> SpoolReport:
+def _report(directory: Path, held_by: str | None, files: FileLayer, *, repair: bool) -> SpoolReport:
     findings: list[Finding] = []
     identity: Identity | None = None
     try:
@@ -140,7 +140,7 @@ def _report(directory: Path, held_by: str | None, files: Files, *, repair: bool)
     )
 
 
-def _summaries(segments: Sequence[Segment], files: Files) -> tuple[SegmentSummary, ...]:
+def _summaries(segments: Sequence[Segment], files: FileLayer) -> tuple[SegmentSummary, ...]:
     reader = SegmentReader(files)
     try:
         return tuple(summary for segment in segments if (summary := _summary(segment, reader)) is not None)

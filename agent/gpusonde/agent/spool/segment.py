@@ -33,10 +33,6 @@ class SpoolError(Exception):
     """A spool cannot be used."""
 
 
-class SpoolLockedError(SpoolError):
-    """Another agent uses the directory."""
-
-
 class SpoolDirectoryError(SpoolError):
     """The directory cannot be created, read or written."""
 

@@ -20,7 +20,6 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
-from gpusonde.agent.spool.files import Files, write_file
 from gpusonde.agent.spool.segment import (
     SUFFIX,
     ScannedRecord,
@@ -35,6 +34,7 @@ from gpusonde.agent.spool.segment import (
     segment_path,
 )
 from gpusonde.ingest.v1 import ingest_pb2
+from gpusonde.service.durable_files import FileLayer, write_durably
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class Recovery:
     findings: tuple[Finding, ...] = ()
 
 
-def recover(directory: Path, files: Files) -> Recovery:
+def recover(directory: Path, files: FileLayer) -> Recovery:
     """Read every segment, cut or repair what is damaged, and return what is left.
 
     Raises:
@@ -100,12 +100,12 @@ def recover(directory: Path, files: Files) -> Recovery:
     """
     findings = [_leftover(path) for path in sorted(directory.glob("*.tmp"))]
     for leftover in findings:
-        files.unlink(leftover.path)
+        files.remove(leftover.path)
     recovery = _read(directory, files, repair=True, in_use=False)
     return replace(recovery, findings=(*findings, *recovery.findings))
 
 
-def examine(directory: Path, files: Files, *, in_use: bool) -> Recovery:
+def examine(directory: Path, files: FileLayer, *, in_use: bool) -> Recovery:
     """Return what :func:`recover` would find and leave, without changing anything.
 
     Args:
@@ -126,7 +126,7 @@ def _leftover(path: Path) -> Finding:
     return Finding(path, FindingKind.LEFTOVER, "a file that was being replaced when its writer ended")
 
 
-def _read(directory: Path, files: Files, *, repair: bool, in_use: bool) -> Recovery:
+def _read(directory: Path, files: FileLayer, *, repair: bool, in_use: bool) -> Recovery:
     firsts = _first_sequences(directory)
     recovered: list[_RecoveredSegment] = []
     context = b""
@@ -164,7 +164,7 @@ class _RecoveredSegment:
     rebuilt: bytes | None = None  # the whole new content
 
 
-def _repair(recovered: _RecoveredSegment, files: Files) -> None:
+def _repair(recovered: _RecoveredSegment, files: FileLayer) -> None:
     path = recovered.segment.path
     for finding in recovered.findings:
         if finding.kind is FindingKind.TORN_TAIL:
@@ -172,17 +172,17 @@ def _repair(recovered: _RecoveredSegment, files: Files) -> None:
         else:
             log.warning("%s: %s", path, finding.detail)
     if recovered.rebuilt is not None:
-        write_file(files, path, recovered.rebuilt)
+        write_durably(path, recovered.rebuilt, files=files, mode=0o640)
     elif recovered.findings:
         _truncate(path, recovered.segment.size, files)
 
 
-def _content(path: Path, files: Files) -> bytes:
-    descriptor = files.open(path)
+def _content(path: Path, files: FileLayer) -> bytes:
+    file = files.open(path)
     try:
-        return files.read(descriptor, _READ_ALL, 0)
+        return file.read(_READ_ALL, 0)
     finally:
-        files.close(descriptor)
+        file.close()
 
 
 def _first_sequences(directory: Path) -> list[int]:
@@ -280,10 +280,10 @@ def _rebuild(segment: Segment, records: list[ingest_pb2.Record]) -> bytes:
     return b"".join(parts)
 
 
-def _truncate(path: Path, size: int, files: Files) -> None:
-    descriptor = files.open(path)
+def _truncate(path: Path, size: int, files: FileLayer) -> None:
+    file = files.open(path)
     try:
-        files.truncate(descriptor, size)
-        files.sync(descriptor)
+        file.truncate(size)
+        file.sync()
     finally:
-        files.close(descriptor)
+        file.close()

@@ -1,8 +1,6 @@
 """``Spool``: the agent's memory on disk between the sampler and a collector's acknowledgement.
 
-The one segment file that is written to.
-
-Reading single records back, with the file of the last one kept open.
+One segment file is written to at a time; single records are read back with the file of the last one kept open.
 """
 
 from __future__ import annotations
@@ -18,8 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gpusonde.agent.metrics import SelfCounters
-from gpusonde.agent.spool.files import Files, OsFiles
-from gpusonde.agent.spool.identity import DirectoryLock, Identity, load_identity, store_identity
+from gpusonde.agent.spool.identity import Identity, load_identity, store_identity
 from gpusonde.agent.spool.segment import (
     RECORD,
     Segment,
@@ -36,6 +33,7 @@ from gpusonde.agent.spool.segment import (
 )
 from gpusonde.agent.spool.segments import Recovery, recover
 from gpusonde.ingest.v1 import ingest_pb2
+from gpusonde.service.durable_files import DirectoryLock, File, FileLayer, OsFiles
 
 
 class Appender:
@@ -43,23 +41,23 @@ class Appender:
 
     Args:
         directory: Where segments are made.
-        files: The file operations; what they raise passes through.
+        files: The file layer; what it raises passes through.
     """
 
-    def __init__(self, directory: Path, files: Files) -> None:
+    def __init__(self, directory: Path, files: FileLayer) -> None:
         self._directory = directory
         self._files = files
-        self._descriptor = -1
+        self._file: File | None = None
 
     @property
     def is_open(self) -> bool:
         """Whether there is a file to write to."""
-        return self._descriptor >= 0
+        return self._file is not None
 
     def resume(self, segment: Segment) -> None:
         """Go on with a segment that was read back, after making sure that all of it is on the disk."""
-        self._descriptor = self._files.open(segment.path)
-        self._files.sync(self._descriptor)
+        self._file = self._files.open(segment.path)
+        self._file.sync()
 
     def begin(self, first_sequence: int, context: bytes) -> Segment:
         """Make a new segment whose name and header survive a power loss."""
@@ -67,56 +65,61 @@ class Appender:
         header = encode_header(first_sequence, context)
         # A file of this name can only be what an earlier, failed attempt left.
         path.unlink(missing_ok=True)
-        descriptor = self._files.create(path)
+        file = self._files.create(path)
         try:
-            self._files.write(descriptor, header, 0)
-            self._files.sync(descriptor)
+            file.write(header, 0)
+            file.sync()
             self._files.sync_directory(self._directory)
         except OSError:
-            self._files.close(descriptor)
+            file.close()
             with contextlib.suppress(OSError):
-                self._files.unlink(path)
+                self._files.remove(path)
             raise
-        self._descriptor = descriptor
+        self._file = file
         return Segment(path, first_sequence, context, size=len(header))
 
     def write(self, data: bytes, offset: int) -> None:
         """Write at an offset; what a failed write leaves behind it is overwritten by the next or cut at recovery."""
-        self._files.write(self._descriptor, data, offset)
+        self._opened().write(data, offset)
 
     def sync(self) -> None:
         """Return once everything written survives a power loss."""
-        self._files.sync(self._descriptor)
+        self._opened().sync()
 
     def close(self) -> None:
         """Close the file; safe when there is none."""
-        if self._descriptor >= 0:
-            self._files.close(self._descriptor)
-            self._descriptor = -1
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _opened(self) -> File:
+        if self._file is None:
+            raise OSError(errno.EBADF, "no segment is open", str(self._directory))
+        return self._file
 
 
 class SegmentReader:
     """Reads records of segments; a sender goes through them in order, so one open file is enough.
 
     Args:
-        files: The file operations.
+        files: The file layer.
     """
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: FileLayer) -> None:
         self._files = files
         self._first_sequence = 0
-        self._descriptor = -1
+        self._file: File | None = None
 
     def read(self, segment: Segment, sequence: int) -> ingest_pb2.Record | None:
         """Return a record of the segment, None when its bytes are damaged."""
-        if self._descriptor < 0 or self._first_sequence != segment.first_sequence:
+        if self._file is None or self._first_sequence != segment.first_sequence:
             self.close()
-            self._descriptor = self._files.open(segment.path)
+            self._file = self._files.open(segment.path)
             self._first_sequence = segment.first_sequence
         i = sequence - segment.first_sequence
         start = segment.offsets[i]
         end = segment.offsets[i + 1] if i + 1 < len(segment.offsets) else segment.size
-        found = parse_record(self._files.read(self._descriptor, end - start, start), 0)
+        found = parse_record(self._file.read(end - start, start), 0)
         if found is None or found.sequence != sequence:
             return None
         return ingest_pb2.Record.FromString(found.payload)
@@ -128,9 +131,9 @@ class SegmentReader:
 
     def close(self) -> None:
         """Close the open file."""
-        if self._descriptor >= 0:
-            self._files.close(self._descriptor)
-            self._descriptor = -1
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
 
 log = logging.getLogger(__name__)
@@ -155,7 +158,7 @@ class Spool:
         segment_bytes: Size at which a new segment is begun.
         agent_id: Name of the agent; "" keeps the stored one, or makes one of the host name.
         counters: Filled with what is kept and lost.
-        files: The file operations.
+        files: The file layer.
         new_id: Makes unique names.
     """
 
@@ -167,7 +170,7 @@ class Spool:
         segment_bytes: int = 4 << 20,
         agent_id: str = "",
         counters: SelfCounters | None = None,
-        files: Files | None = None,
+        files: FileLayer | None = None,
         new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
     ) -> None:
         self._directory = directory
@@ -175,9 +178,9 @@ class Spool:
         self._segment_bytes = max(1, min(segment_bytes, max_bytes // 8))
         self._wanted_agent_id = agent_id
         self._counters = counters or SelfCounters()
-        self._files: Files = files or OsFiles()
+        self._files: FileLayer = files or OsFiles()
         self._new_id = new_id
-        self._file_lock = DirectoryLock(directory)
+        self._file_lock = DirectoryLock(directory, "agent")
         self._lock = threading.RLock()
         self._identity = Identity("", "")
         self._segments: list[Segment] = []
@@ -282,7 +285,7 @@ class Spool:
         """Take the directory, read back what it holds and make it appendable.
 
         Raises:
-            SpoolLockedError: Another agent uses it.
+            DirectoryLockedError: Another agent uses it.
             SpoolDirectoryError: It cannot be used.
             SpoolCorruptError: Its files are damaged beyond repair.
         """
@@ -292,12 +295,14 @@ class Spool:
             raise SpoolDirectoryError(
                 f"{self._directory}: {error.strerror}; choose a spool directory the agent owns"
             ) from error
-        self._file_lock.acquire()
         try:
+            self._file_lock.acquire()
             return self._open_locked()
         except OSError as error:
             self._file_lock.release()
-            raise SpoolDirectoryError(f"{self._directory}: {error.strerror}; the spool cannot be opened") from error
+            raise SpoolDirectoryError(
+                f"{self._directory}: {error.strerror}; the spool cannot be opened, which the agent must own"
+            ) from error
         except BaseException:
             self._file_lock.release()
             raise
@@ -504,7 +509,7 @@ class Spool:
         oldest = self._segments[0]
         self._reader.forget(oldest)
         try:
-            self._files.unlink(oldest.path)
+            self._files.remove(oldest.path)
             # Otherwise a power loss could bring an older segment back while a younger one stays removed: a false gap.
             self._files.sync_directory(self._directory)
         except OSError as error:

@@ -55,15 +55,15 @@ def _name(text: str) -> str:
 
 def run_graph(args: argparse.Namespace) -> int:
     """Take the graph, write it and say what is in it."""
-    from gpusonde.predictor.files import replace_file
     from gpusonde.predictor.workload.graph.graph_json import dump_graph
+    from gpusonde.service.durable_files import write_durably
 
     output = Output(as_json=args.json)
     check_writable(args.out)
     options = GraphOptions(args.input or [], args.batch_size, args.name)
     with output.progress("reading the network"):
         graph = take_graph(args.source, options)
-    replace_file(args.out, f"{dump_graph(graph)}\n".encode())
+    write_durably(args.out, f"{dump_graph(graph)}\n".encode())
     found = payload(graph, args.source, args.out)
     output.result(found, lambda screen: _render(screen, found))
     return 0

@@ -24,7 +24,7 @@ from gpusonde.cli.output import Output, Screen
 from gpusonde.cli.parsing import Parser, positive_integer, whole_number
 from gpusonde.cli.workload.embed import add_registry_option, named_encoder, registry_of, where_to_have
 from gpusonde.cli.workload.predict import REGRESSORS
-from gpusonde.errors import CommandError, UsageError
+from gpusonde.errors import CommandError, DirectoryLockedError, UsageError
 
 if TYPE_CHECKING:
     from gpusonde.collector.workload.training_queue import Training
@@ -367,7 +367,7 @@ def _drained(args: argparse.Namespace, sources: dict[str, Source]) -> list[dict[
             # The training is queued again, and the others are not begun.
             _say(stopped)
             raise KeyboardInterrupt from stopped
-        except (CommandError, TrainingError, DatasetError, OSError) as error:
+        except (CommandError, DirectoryLockedError, TrainingError, DatasetError, OSError) as error:
             raise CannotTrainError(str(error)) from error
         return str(found[dataset_type]["encoder_sha256"])
 

@@ -19,10 +19,6 @@ class StoreFullError(StoreError):
     """There is no room on the disk; nothing of what was being written counts as stored."""
 
 
-class StoreLockedError(StoreError):
-    """Another collector works on the same data directory."""
-
-
 class StoreCorruptError(StoreError):
     """A file of the store does not hold what was written to it.
 

@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gpusonde.predictor.files import replace_file
 from gpusonde.predictor.workload.embedding.weights import DatasetTypeNameError, check_dataset_type
+from gpusonde.service.durable_files import write_durably
 
 _FORMAT = "gpusonde.training/1"
 _MOST_ATTEMPTS = 3
@@ -257,7 +257,7 @@ class TrainingQueue:
     def _write(self, training: Training) -> None:
         document = {"format": _FORMAT, **asdict(training)}
         try:
-            replace_file(self._path(training.dataset_type), json.dumps(document, indent=1).encode() + b"\n")
+            write_durably(self._path(training.dataset_type), json.dumps(document, indent=1).encode() + b"\n")
         except OSError as error:
             raise TrainingQueueError(f"{error.filename} cannot be written: {error.strerror}") from None
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 import difflib
 import json
 import math
-import os
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from gpusonde.service.durable_files import write_durably
 
 _SHOWN = 60
 
@@ -283,26 +283,7 @@ def write_json(path: Path, document: Mapping[str, Any]) -> None:
         OSError: It cannot be written.
     """
     text = json.dumps(document, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
-    try:
-        _replace(path, text)
-    except OSError as error:
-        # The temporary file is our own affair.
-        error.filename = str(path)
-        raise
-
-
-def _replace(path: Path, text: str) -> None:
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    write_durably(path, text.encode())
 
 
 def check_format(document: Mapping[str, Any], kind: str, path: str = "") -> None:

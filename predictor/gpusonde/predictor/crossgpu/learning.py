@@ -10,10 +10,8 @@ either the old or the new model in service. Behind the oldest of the list stands
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import logging
-import os
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -26,7 +24,7 @@ from gpusonde.predictor.crossgpu.model import LatencyModel
 from gpusonde.predictor.crossgpu.pairs import BoolArray, FloatArray, Pairs, decayed_weights, grouped_folds
 from gpusonde.predictor.crossgpu.persistence import ModelFileError
 from gpusonde.predictor.crossgpu.runs_table import IndexArray, RunsTable
-from gpusonde.predictor.files import replace_file
+from gpusonde.service.durable_files import DirectoryLock, write_durably
 
 _FOLDS = 5
 # Below this neither model can be told to be better.
@@ -286,7 +284,8 @@ class ModelVersions:
             The version that was in service, and the one that now is (``shipped`` for the shipped one).
 
         Raises:
-            VersionsError: There is nothing before, or somebody else changes the folder.
+            VersionsError: There is nothing before.
+            DirectoryLockedError: Somebody else changes the folder.
             ModelFileError: The list or the former model is damaged; nothing changes.
             OSError: The folder cannot be read or written.
         """
@@ -304,23 +303,16 @@ class ModelVersions:
         """Let nobody else install or roll back meanwhile.
 
         Raises:
-            VersionsError: Somebody does.
+            DirectoryLockedError: Somebody does.
             OSError: The folder cannot be made.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
-        try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise VersionsError(f"another training uses {self.folder}; wait for its end") from None
+        with DirectoryLock(self.folder, "training"):
             yield
-        finally:
-            os.close(descriptor)
 
     def _write(self, versions: tuple[str, ...]) -> None:
         content = {"format": FORMAT, "format_version": FORMAT_VERSION, "versions": list(versions)}
-        replace_file(self.folder / LIST, (json.dumps(content, indent=1) + "\n").encode())
+        write_durably(self.folder / LIST, (json.dumps(content, indent=1) + "\n").encode())
 
     def _remove_all_but(self, versions: tuple[str, ...]) -> None:
         for path in self.folder.glob("crossgpu-*.zip"):

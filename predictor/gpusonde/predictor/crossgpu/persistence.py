@@ -24,7 +24,7 @@ from gpusonde.predictor.crossgpu.intervals.novelty import (
 from gpusonde.predictor.crossgpu.pairs import Pairs
 from gpusonde.predictor.crossgpu.regression import GaussianProcess, ObliviousTrees, ResidualModel, ResidualSettings
 from gpusonde.predictor.crossgpu.state import FittedState, ModelSettings
-from gpusonde.predictor.files import replace_file
+from gpusonde.service.durable_files import write_durably
 
 FORMAT = "gpusonde cross-GPU latency model"
 FORMAT_VERSION = 2
@@ -54,7 +54,7 @@ def write_model(path: str | Path, settings: ModelSettings, state: FittedState) -
     path = Path(path)
     content, version = encode_model(settings, state)
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, content)
+    write_durably(path, content)
     return version
 
 

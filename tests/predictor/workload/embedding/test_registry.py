@@ -189,12 +189,12 @@ def test_damaged_cards_are_told(registry):
 def test_a_write_that_breaks_off_leaves_the_old_encoder(registry, monkeypatch, failing):
     registry.add(weights())
 
-    def full(path, content, real=module.replace_file):
+    def full(path, content, real=module.write_durably):
         if path.suffix == failing:
             raise OSError(28, "No space left on device", str(path))
         real(path, content)
 
-    monkeypatch.setattr(module, "replace_file", full)
+    monkeypatch.setattr(module, "write_durably", full)
     with pytest.raises(OSError, match="No space left"):
         registry.add(weights(seed=1))
     assert Registry(registry.folder).get("flowers").sha256 == weights().sha256

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from support.workload_graphs import small_network
 
-from gpusonde.predictor.files import replace_file
 from gpusonde.predictor.workload.graph import dump_graph
 from gpusonde.predictor.workload.graph.reading import read_graph
+from gpusonde.service.durable_files import write_durably
 
 
 def test_a_graph_is_read_from_a_pipe_as_from_a_file(tmp_path):
@@ -29,6 +29,6 @@ def test_only_files_are_replaced(place, tmp_path):
     (tmp_path / "folder").mkdir()
     before = {path: path.lstat().st_mode for path in tmp_path.iterdir()}
     with pytest.raises(OSError, match=r"no regular file|directory") as error:
-        replace_file(tmp_path / place, b"content")
+        write_durably(tmp_path / place, b"content")
     assert Path(error.value.filename) == tmp_path / place
     assert {path: path.lstat().st_mode for path in tmp_path.iterdir()} == before

@@ -24,7 +24,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gpusonde.collector.storage.compaction.pace import Pace, StoppedError
-from gpusonde.collector.storage.disk.files import FileLayer, OutputFile
 from gpusonde.collector.storage.errors import StoreCorruptError, StoreError, naming_full_disks
 from gpusonde.collector.storage.local.catalog import NewSegment, PartRow, SegmentCatalog, SegmentFile
 from gpusonde.collector.storage.local.segments import (
@@ -38,6 +37,7 @@ from gpusonde.collector.storage.local.segments import (
 )
 from gpusonde.collector.storage.samples import TICK_COUNT, Samples, averages, column_type, columns_of, count_of
 from gpusonde.collector.storage.store import StoreCounters
+from gpusonde.service.durable_files import File, FileLayer
 
 _TYPES = {"missed_ticks": pa.int32(), "gpu_uuid": pa.string()}
 
@@ -249,7 +249,7 @@ class SegmentOutput:
 class _Sink:
     """What Arrow writes to."""
 
-    file: OutputFile
+    file: File
     size_bytes: int = 0
     closed: bool = False
     discard: bool = False
@@ -257,7 +257,7 @@ class _Sink:
 
     def write(self, data: bytes) -> int:
         if not self.discard:
-            self.file.write(data)
+            self.file.write(data, self.size_bytes)
         self.size_bytes += len(data)
         return len(data)
 

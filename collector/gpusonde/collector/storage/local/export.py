@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from gpusonde.collector.records.model import Position
-from gpusonde.collector.storage.errors import StoreError, StoreLockedError
+from gpusonde.collector.storage.errors import StoreError
 from gpusonde.collector.storage.local.catalog import Database, SegmentCatalog
 from gpusonde.collector.storage.local.facts import Facts, GpuRow
 from gpusonde.collector.storage.local.memory import Memory
@@ -24,6 +24,7 @@ from gpusonde.collector.storage.local.segments import SegmentFiles, SegmentKind,
 from gpusonde.collector.storage.local.store import LocalStore, StoreOptions
 from gpusonde.collector.storage.samples import Samples
 from gpusonde.common.v1 import gpu_pb2
+from gpusonde.errors import DirectoryLockedError
 from gpusonde.telemetry import TraceMetadata, TraceWriter
 
 
@@ -121,7 +122,7 @@ def compact_store(directory: Path) -> CompactReport:
     """Turn the log into a segment and all segments into compact files, those of the current hour too.
 
     Raises:
-        StoreLockedError: A collector is using the directory.
+        DirectoryLockedError: A collector is using the directory.
         StoreError: It is no data directory, or the disk refuses; what was done so far stays.
     """
     with StoreSnapshot(directory):
@@ -274,7 +275,7 @@ def _opened(directory: Path) -> Iterator[tuple[_Source, bool]]:
         store = LocalStore(StoreLayout(directory).directory, StoreOptions(reserve_bytes=0))
         try:
             store.open()
-        except StoreLockedError:
+        except DirectoryLockedError:
             yield snapshot, True
             return
     try:

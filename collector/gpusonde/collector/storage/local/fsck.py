@@ -16,12 +16,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gpusonde.collector.storage.check.findings import CheckReport, FindingKind, Intervals
-from gpusonde.collector.storage.disk.files import FileLayer, OsFiles
-from gpusonde.collector.storage.disk.lock import DirectoryLock
-from gpusonde.collector.storage.errors import StoreLockedError, naming_full_disks
+from gpusonde.collector.storage.errors import naming_full_disks
 from gpusonde.collector.storage.local.catalog import Database, PartRow, SegmentCatalog, SegmentFile
 from gpusonde.collector.storage.local.log import PartEnd, log_parts, read_part
 from gpusonde.collector.storage.local.segments import SCHEMA_VERSION, VERSION_KEY, SegmentKind, StoreLayout
+from gpusonde.errors import DirectoryLockedError
+from gpusonde.service.durable_files import DirectoryLock, FileLayer, OsFiles
 
 _RESTORE = "restore the file from a backup"
 
@@ -216,7 +216,7 @@ def check_store(
     Raises:
         StoreError: It is no data directory, or one of another version.
         StoreCorruptError: The catalogue is not readable at all.
-        StoreLockedError: ``repair``, and a collector is using it.
+        DirectoryLockedError: ``repair``, and a collector is using it.
     """
     layout = StoreLayout(directory)
     database = Database(layout.catalog)
@@ -224,7 +224,7 @@ def check_store(
     try:
         with _claimed(directory) as is_ours:
             if repair and not is_ours:
-                raise StoreLockedError(f"{directory} is in use by a collector; stop it before repairing")
+                raise DirectoryLockedError(f"{directory} is in use by a collector; stop it before repairing", directory)
             return _Check(layout, database, files or OsFiles(), live=not is_ours, repair=repair).run(on_progress)
     finally:
         database.close()
@@ -233,10 +233,10 @@ def check_store(
 @contextlib.contextmanager
 def _claimed(directory: Path) -> Iterator[bool]:
     """Keep collectors out meanwhile; False where one is in already."""
-    lock = DirectoryLock(directory)
+    lock = DirectoryLock(directory, "collector")
     try:
         lock.acquire()
-    except StoreLockedError:
+    except DirectoryLockedError:
         yield False
         return
     try:

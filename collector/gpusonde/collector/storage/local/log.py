@@ -17,7 +17,7 @@ from enum import IntEnum
 from pathlib import Path
 
 from gpusonde.collector.records.model import RejectedRecord
-from gpusonde.collector.storage.disk.files import FileLayer, OutputFile
+from gpusonde.service.durable_files import File, FileLayer
 
 _MAGIC = b"GSLOG001"
 _HEAD = struct.Struct("<II")
@@ -119,7 +119,7 @@ class Log:
         self._directory = directory
         self._files = files
         self._next_part = next_part
-        self._part: OutputFile | None = None
+        self._part: File | None = None
         self._size = 0
 
     @property
@@ -137,7 +137,7 @@ class Log:
         part = self._part or self._open()
         data = b"".join(encode_entry(entry) for entry in entries)
         try:
-            part.write(data)
+            part.write(data, self._size)
         except OSError:
             self._take_back(part)
             raise
@@ -162,12 +162,12 @@ class Log:
             if number <= last_part:
                 self._files.remove(path)
 
-    def _open(self) -> OutputFile:
+    def _open(self) -> File:
         path = self._directory / f"{self._next_part:08d}.log"
         self._files.remove(path)  # a part whose first bytes met a full disk
         part = self._files.create(path)
         try:
-            part.write(_MAGIC)
+            part.write(_MAGIC, 0)
             part.sync()
             self._files.sync_directory(self._directory)
         except OSError:
@@ -177,7 +177,7 @@ class Log:
         self._part, self._size = part, len(_MAGIC)
         return part
 
-    def _take_back(self, part: OutputFile) -> None:
+    def _take_back(self, part: File) -> None:
         try:
             part.truncate(self._size)
         except OSError:

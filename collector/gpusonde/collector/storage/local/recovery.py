@@ -18,7 +18,6 @@ from gpusonde.collector.records.model import (
     Position,
     RejectedRecord,
 )
-from gpusonde.collector.storage.disk.files import FileLayer
 from gpusonde.collector.storage.errors import StoreError
 from gpusonde.collector.storage.local.catalog import SegmentCatalog
 from gpusonde.collector.storage.local.facts import Facts
@@ -26,6 +25,7 @@ from gpusonde.collector.storage.local.log import EntryKind, LogEntry, PartEnd, l
 from gpusonde.collector.storage.local.segments import StoreLayout
 from gpusonde.collector.storage.tail import Generation
 from gpusonde.ingest.v1 import ingest_pb2
+from gpusonde.service.durable_files import FileLayer
 
 _LOG = logging.getLogger(__name__)
 # What reading an entry ends in whose checksum is right, but which this version did not write.

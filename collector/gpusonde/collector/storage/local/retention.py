@@ -14,12 +14,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gpusonde.collector.storage.compaction.pace import Pace, StoppedError, step_back
-from gpusonde.collector.storage.disk.files import FileLayer
 from gpusonde.collector.storage.errors import naming_full_disks
 from gpusonde.collector.storage.local.catalog import Database, Deletion, Deletions, SegmentCatalog, SegmentFile
 from gpusonde.collector.storage.local.compaction import CompactionOptions, Compactor
 from gpusonde.collector.storage.local.segments import SegmentKind, StoreLayout
 from gpusonde.collector.storage.store import StoreCounters
+from gpusonde.service.durable_files import FileLayer
 
 _LOG = logging.getLogger(__name__)
 # What tracking would have to read again after it lost its state is kept longer, but not for ever.

@@ -13,8 +13,8 @@ import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from gpusonde.collector.storage.disk.files import FileLayer
 from gpusonde.collector.storage.errors import naming_full_disks
+from gpusonde.service.durable_files import FileLayer
 
 _MAGIC = b"GSSTATE1"
 _HEAD = struct.Struct("<III")
@@ -56,14 +56,14 @@ class StateFiles:
             self._check_room()
             self._directory.mkdir(exist_ok=True)
             self._files.remove(temporary)
-            output = self._files.create(temporary)
+            file = self._files.create(temporary)
             try:
-                output.write(_MAGIC + _HEAD.pack(version, len(content), zlib.crc32(content)) + content)
+                file.write(_MAGIC + _HEAD.pack(version, len(content), zlib.crc32(content)) + content, 0)
             except OSError:
-                output.close()
+                file.close()
                 self._files.remove(temporary)
                 raise
-            output.close()
+            file.close()
             self._files.rename(temporary, path)
 
     def read(self, key: tuple[str, ...], version: int) -> bytes | None:

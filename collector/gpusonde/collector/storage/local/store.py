@@ -14,8 +14,6 @@ from pathlib import Path
 
 from gpusonde.collector.records.decode import decode_record
 from gpusonde.collector.records.model import STORED_LIMITS, BatchRecord, Binding, GpuEvent, InventoryRecord, Position
-from gpusonde.collector.storage.disk.files import FileLayer, OsFiles, write_durably
-from gpusonde.collector.storage.disk.lock import DirectoryLock
 from gpusonde.collector.storage.errors import StoreFullError, naming_full_disks
 from gpusonde.collector.storage.local.catalog import Database, NewSegment, SegmentCatalog
 from gpusonde.collector.storage.local.facts import AgentRow, Facts, GpuRow, LossRow, RejectionRow
@@ -36,6 +34,7 @@ from gpusonde.collector.storage.samples import Arrival, Samples
 from gpusonde.collector.storage.store import Incoming, Listener, StoreCounters, StoreUsage
 from gpusonde.collector.storage.tail import Generation
 from gpusonde.ingest.v1 import ingest_pb2
+from gpusonde.service.durable_files import DirectoryLock, FileLayer, OsFiles, write_durably
 
 __all__ = ["LocalStore", "StoreOptions"]
 _MEBIBYTE = 1 << 20
@@ -93,7 +92,7 @@ class LocalStore:
         self._files = files or OsFiles()
         self._wall_clock_ns = wall_clock_ns
         self._monotonic_clock = monotonic_clock
-        self._directory_lock = DirectoryLock(directory)
+        self._directory_lock = DirectoryLock(directory, "collector")
         self._facts = Facts(self.database)
         self._segments = SegmentCatalog(self.database)
         self._segment_files = SegmentFiles(CacheOptions(column_bytes=self._options.cache_bytes))
@@ -121,7 +120,7 @@ class LocalStore:
         """Take the directory, replay the log, remove what a crash left half-made.
 
         Raises:
-            StoreLockedError: Another collector has it.
+            DirectoryLockedError: Another collector has it.
             StoreCorruptError: The catalogue is not readable.
             StoreError: The directory cannot be used.
         """
@@ -271,7 +270,7 @@ class LocalStore:
         self.check_space()
         probe = self.directory / "probe"
         with naming_full_disks(probe):
-            write_durably(self._files, probe, bytes(_PROBE_BYTES))
+            write_durably(probe, bytes(_PROBE_BYTES), files=self._files, mode=0o640)
             self._files.remove(probe)
 
     def introduce(self, agent: AgentRow) -> int:
@@ -289,7 +288,7 @@ class LocalStore:
         """
         self.check_space()
         with naming_full_disks(self.quarantine_directory):
-            write_durably(self._files, self.quarantine_directory / name, data)
+            write_durably(self.quarantine_directory / name, data, files=self._files, mode=0o640)
 
     def subscribe(self, listener: Listener) -> None:
         """See ``Store.subscribe``."""
@@ -334,7 +333,7 @@ class LocalStore:
             path = self.layout.unused_segment(now, frozen.last_part)
             name = path.name
             with naming_full_disks(path):
-                write_durably(self._files, path, data)
+                write_durably(path, data, files=self._files, mode=0o640)
             self.counters.on_segment(self._monotonic_clock() - began)
             segment = NewSegment(name, len(data), sum(part.row_count for part in parts), now, parts)
         stored = [Position(spool, sequence) for spool, sequence in generation.reached.items()]

@@ -18,7 +18,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from gpusonde.predictor.files import replace_file
 from gpusonde.predictor.workload.embedding.weights import (
     DatasetTypeNameError,
     EmbeddingError,
@@ -26,6 +25,7 @@ from gpusonde.predictor.workload.embedding.weights import (
     EncoderWeightsError,
     check_dataset_type,
 )
+from gpusonde.service.durable_files import write_durably
 
 FORMAT = "gpusonde.encoder_card/1"
 
@@ -191,8 +191,8 @@ class Registry:
             )
         self.folder.mkdir(parents=True, exist_ok=True)
         checkpoint = self.folder / checkpoint_name(dataset_type, weights.sha256)
-        replace_file(checkpoint, weights.to_bytes())
-        replace_file(self.folder / f"{dataset_type}.json", content)
+        write_durably(checkpoint, weights.to_bytes())
+        write_durably(self.folder / f"{dataset_type}.json", content)
         self._forget_old(dataset_type, checkpoint)
         return self.get(dataset_type)
 

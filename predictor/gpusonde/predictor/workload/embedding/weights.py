@@ -27,9 +27,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusonde.predictor.archives import PACKINGS
-from gpusonde.predictor.files import replace_file
 from gpusonde.predictor.workload.embedding.structure import MAXIMUM_REACH, SHAPE_FEATURE_COUNT
 from gpusonde.predictor.workload.graph.ir import Primitive
+from gpusonde.service.durable_files import write_durably
 
 
 class EmbeddingError(ValueError):
@@ -239,7 +239,7 @@ class EncoderWeights:
         Raises:
             OSError: The file cannot be written.
         """
-        replace_file(Path(path), self.to_bytes())
+        write_durably(Path(path), self.to_bytes())
 
     @staticmethod
     def load(path: str | Path) -> EncoderWeights:

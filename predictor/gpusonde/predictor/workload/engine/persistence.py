@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from gpusonde.predictor.archives import ArchiveError, pack, unpack
 from gpusonde.predictor.crossgpu.intervals.novelty import Calibration, GpuNeighbourhood, KnownGpu, RunNeighbourhood
-from gpusonde.predictor.files import replace_file
 from gpusonde.predictor.workload.embedding.weights import check_dataset_type
 from gpusonde.predictor.workload.engine.calibration import LEVELS, CalibratedRoofline
 from gpusonde.predictor.workload.engine.encoders import EncoderReference
@@ -35,6 +34,7 @@ from gpusonde.predictor.workload.engine.learning.estimator import Candidate, Est
 from gpusonde.predictor.workload.engine.out_of_distribution import Familiarity, HostRange, Intervals, Newness
 from gpusonde.predictor.workload.engine.regressors import REGRESSORS, FittedRegressor, Standardisation, check_arrays
 from gpusonde.predictor.workload.engine.request import ModelFileError
+from gpusonde.service.durable_files import write_durably
 
 FORMAT = "gpusonde workload model"
 FORMAT_VERSION = 1
@@ -57,7 +57,7 @@ def write_model(path: Path, state: FittedState) -> str:
     """
     content, digest = pack(_manifest(state), _arrays(state))
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, content)
+    write_durably(path, content)
     return _version(digest)
 
 

@@ -12,6 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch (extra training)")
 
+from gpusonde.errors import DirectoryLockedError  # noqa: E402
 from gpusonde.predictor.workload.embedding import Encoder, EncoderWeights  # noqa: E402
 from gpusonde.predictor.workload.embedding.registry import Registry  # noqa: E402
 from gpusonde.predictor.workload.embedding.training import trainer  # noqa: E402
@@ -22,7 +23,6 @@ from gpusonde.predictor.workload.embedding.training.progress import Phase  # noq
 from gpusonde.predictor.workload.embedding.training.result import (  # noqa: E402
     CheckpointError,
     TrainingDivergedError,
-    TrainingError,
     TrainingMismatchError,
     TrainingStoppedError,
 )
@@ -152,7 +152,7 @@ def test_a_damaged_checkpoint_is_told(uninterrupted, dataset, tmp_path):
 
 def test_two_trainings_do_not_share_a_directory(dataset, tmp_path):
     def begin_another(report):
-        with pytest.raises(TrainingError, match="another training uses"):
+        with pytest.raises(DirectoryLockedError, match="another training"):
             train(dataset, OPTIONS, tmp_path)
         raise Killed
 

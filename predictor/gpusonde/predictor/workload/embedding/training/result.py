@@ -22,9 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusonde.predictor.archives import PACKINGS
-from gpusonde.predictor.files import replace_file
 from gpusonde.predictor.workload.embedding.training.options import TrainingOptions
 from gpusonde.predictor.workload.embedding.weights import EncoderWeights
+from gpusonde.service.durable_files import write_durably
 
 FORMAT = "gpusonde.training_checkpoint/1"
 
@@ -58,7 +58,7 @@ def write_checkpoint(path: Path, document: Mapping[str, Any], arrays: Arrays) ->
             member = io.BytesIO()
             np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)
             archive.writestr(f"{name}.npy", member.getvalue())
-    replace_file(path, file.getvalue())
+    write_durably(path, file.getvalue())
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:

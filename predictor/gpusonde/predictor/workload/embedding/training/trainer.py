@@ -9,11 +9,9 @@ Ctrl-C while training: the step under way is finished and saved; a second Ctrl-C
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import importlib.metadata
 import json
 import math
-import os
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +23,6 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from gpusonde.predictor.files import replace_file
 from gpusonde.predictor.workload.embedding.training.datasets import ImageDataset
 from gpusonde.predictor.workload.embedding.training.hypernetwork import GraphHyperNetwork
 from gpusonde.predictor.workload.embedding.training.options import TrainingOptions
@@ -43,7 +40,6 @@ from gpusonde.predictor.workload.embedding.training.result import (
     Accuracy,
     CheckpointError,
     TrainingDivergedError,
-    TrainingError,
     TrainingMismatchError,
     TrainingResult,
     TrainingStoppedError,
@@ -52,6 +48,7 @@ from gpusonde.predictor.workload.embedding.training.result import (
     write_checkpoint,
 )
 from gpusonde.predictor.workload.embedding.weights import EncoderDescription, EncoderWeights, check_dataset_type
+from gpusonde.service.durable_files import DirectoryLock, write_durably
 
 CHECKPOINT = "checkpoint.npz"
 ENCODER = "encoder.npz"
@@ -90,20 +87,20 @@ def train(
         TrainingStoppedError: It was stopped; the same call goes on.
         TrainingDivergedError: Too many losses in a row were not finite.
         TrainingMismatchError: The directory holds a training with other options or images.
-        TrainingError: Somebody else trains in the directory.
+        DirectoryLockedError: Somebody else trains in the directory.
         CheckpointError: The checkpoint there is damaged.
         OSError: The directory cannot be read or written.
     """
     check_dataset_type(dataset.name)
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    with _alone_in(directory), _one_thread(), deferred_interrupts() as interrupted:
+    with DirectoryLock(directory, "training"), _one_thread(), deferred_interrupts() as interrupted:
         training = _Training.begun(dataset, options, directory / CHECKPOINT, progress)
         training.make_steps(lambda: interrupted() or should_stop())
         result = training.result()
-    replace_file(directory / ENCODER, result.encoder.to_bytes())
+    write_durably(directory / ENCODER, result.encoder.to_bytes())
     document = {**result.figures(), "losses": _finite_or_none(result.losses)}
-    replace_file(directory / RESULT, (json.dumps(document, indent=1) + "\n").encode())
+    write_durably(directory / RESULT, (json.dumps(document, indent=1) + "\n").encode())
     return result
 
 
@@ -322,19 +319,6 @@ def _check_same(document: Mapping[str, Any], dataset: ImageDataset, options: Tra
             f"{path.parent} holds a training that differs in {', '.join(differences)}; use another directory, or "
             f"remove {path.name} to train anew"
         )
-
-
-@contextlib.contextmanager
-def _alone_in(directory: Path) -> Iterator[None]:
-    descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise TrainingError(f"another training uses {directory}; wait for its end") from None
-        yield
-    finally:
-        os.close(descriptor)
 
 
 @contextlib.contextmanager

@@ -1,1 +1,0 @@
-"""What lies on the disk: log parts, segments, and the few file operations that durability rests on."""
