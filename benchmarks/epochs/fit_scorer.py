@@ -17,26 +17,27 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.linear_model import LogisticRegression
 
 import gpusonde.epoch_detect.cycles.scorer as scorer_module
-from gpusonde.epoch_detect.cycles.detector import Readings, choose, mean_period, read_all
+from gpusonde.epoch_detect.cycles.detector import CycleHypotheses, choose, find_hypotheses, mean_period
 from gpusonde.epoch_detect.cycles.features import FEATURES
 from gpusonde.epoch_detect.cycles.scorer import Scorer
-from gpusonde.epoch_detect.detect import wire_times
+from gpusonde.epoch_detect.detect import round_to_wire_times
 from gpusonde.epoch_detect.history import History
-from gpusonde.epoch_detect.ticks import trace_values
+from gpusonde.epoch_detect.ticks import select_values
 
-RIGHT = 0.06  # a reading within this ratio of the truth is right
+RIGHT = 0.06  # a hypothesis within this ratio of the truth is right
 RIGHT_ANSWER = 0.10  # so is an answer
 _SHARE_OF_POSITIVES = 0.65
 _SHARE_OF_CUT = 0.3
 # But for how long the GPU idles, a scheduled job looks like a checkpoint cycle; the detector has a rule for it.
 _LEFT_OUT = {"timer"}
-# The more of it, the likelier the reading is right, all else being equal: what is known is not left to the data.
+# The more of it, the likelier the hypothesis is right, all else being equal: what is known is not left to the data.
 SPEAKS_FOR = {
-    "agreement", "weakest", "explained", "log_cycles", "autocorrelation", "support", "contrast", "score", "coverage",
-    "strength", "agreement_of_levels", "explained_of_levels", "weakest_of_levels", "agreement_of_changes",
-    "explained_of_changes", "weakest_of_changes",
+    "agreement", "weakest_agreement", "explained_variance", "log_cycles", "autocorrelation", "support", "contrast",
+    "score", "coverage", "strength", "level_agreement", "level_explained_variance", "level_weakest_agreement",
+    "difference_agreement", "difference_explained_variance", "difference_weakest_agreement",
 }  # fmt: skip
 SPEAKS_AGAINST = {"scatter", "next_but_one_gain", "next_but_two_gain", "below_best", "jumps"}
+assert set(FEATURES) >= SPEAKS_FOR | SPEAKS_AGAINST
 
 
 def example(seed: int, number: int) -> Example:
@@ -57,22 +58,22 @@ def truths(made: Example) -> tuple[float, ...]:
     return made.regimes or (() if made.period_s is None else (made.period_s,))
 
 
-def readings(made: Example, number: int) -> Readings | None:
+def hypotheses(made: Example, number: int) -> CycleHypotheses | None:
     """What the detector sees in a trace, every third as if its run went on; None if there is nothing to judge."""
-    names, values = trace_values(made.trace, None)
+    names, values = select_values(made.trace, None)
     history = History(names)
-    history.append(wire_times(made.trace.time_s), values)
-    found = read_all(history.ticks(), ended=number % 3 > 0)
-    return found if isinstance(found, Readings) else None
+    history.append(round_to_wire_times(made.trace.time_s), values)
+    found = find_hypotheses(history.ticks(), ended=number % 3 > 0)
+    return found if isinstance(found, CycleHypotheses) else None
 
 
 def labelled(task: tuple[int, int]) -> tuple[np.ndarray, np.ndarray] | None:
-    """Features and labels of the readings of one trace; None if it has no reading."""
+    """Features and labels of the hypotheses of one trace; None if it has no hypothesis."""
     made = example(*task)
-    found = None if made.family in _LEFT_OUT else readings(made, task[1])
+    found = None if made.family in _LEFT_OUT else hypotheses(made, task[1])
     if found is None:
         return None
-    periods = np.array([r.usual_s for r in found.readings])
+    periods = np.array([r.usual_s for r in found.hypotheses])
     right = np.zeros(periods.size, dtype=bool)
     # The mean holds pauses that the cycles themselves do not, so the median counts as well.
     medians = (float(np.median(np.diff(made.epoch_starts_s))),) if truths(made) else ()
@@ -85,13 +86,13 @@ def outcome(task: tuple[int, int, Scorer]) -> tuple[float, bool] | None:
     """Probability that the trees give the answer of a trace, and whether it is right within 10 %."""
     seed, number, scorer = task
     made = example(seed, number)
-    found = None if made.family in _LEFT_OUT else readings(made, number)
+    found = None if made.family in _LEFT_OUT else hypotheses(made, number)
     if found is None:
         return None
     choice = choose(found, scorer.probability(found.features), ended=True)
     if choice.epochs.regular.sum() < 2:
         return None
-    period = mean_period(choice.epochs, choice.reading.strand.signal.step_s)[0]
+    period = mean_period(choice.epochs, choice.hypothesis.preprocessed.signal.step_s)[0]
     return choice.probability, any(abs(period / truth - 1) <= RIGHT_ANSWER for truth in truths(made))
 
 
@@ -129,7 +130,7 @@ def main() -> None:
         outcomes = [o for o in pool.imap(outcome, calibrating, chunksize=8) if o]
     raw, calibrated = calibration(*(np.array(column) for column in zip(*outcomes, strict=True)))
     _save(arguments.out, trees, raw, calibrated)
-    print(f"{right.sum()} of {right.size} readings right, {np.unique(group).size} traces -> {arguments.out}")
+    print(f"{right.sum()} of {right.size} hypotheses right, {np.unique(group).size} traces -> {arguments.out}")
 
 
 def _save(path: Path, trees: dict[str, np.ndarray], raw: np.ndarray, calibrated: np.ndarray) -> None:
@@ -137,7 +138,7 @@ def _save(path: Path, trees: dict[str, np.ndarray], raw: np.ndarray, calibrated:
 
 
 def calibration(probability: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """How often the answer of a trace is right, as a curve over the probability that the trees give its reading."""
+    """How often the answer of a trace is right, as a curve over the probability that the trees give its hypothesis."""
     curve = LogisticRegression().fit(_log_odds(probability)[:, None], right)
     grid = np.concatenate([[0.0], 1 / (1 + np.exp(-np.linspace(-6, 6, 97))), [1.0]])
     return grid, curve.predict_proba(_log_odds(grid)[:, None])[:, 1]

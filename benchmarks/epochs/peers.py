@@ -8,9 +8,9 @@ import numpy as np
 from scipy.signal import find_peaks
 
 from gpusonde.epoch_detect import EpochDetection, Verdict
-from gpusonde.epoch_detect.cycles.signal import resample
-from gpusonde.epoch_detect.detect import wire_times
-from gpusonde.epoch_detect.ticks import Ticks, active_range, trace_values
+from gpusonde.epoch_detect.cycles.signal import resample_ticks
+from gpusonde.epoch_detect.detect import round_to_wire_times
+from gpusonde.epoch_detect.ticks import Ticks, active_range, select_values
 from gpusonde.telemetry import Trace
 
 _MOST_POINTS = 4000  # change-point search is slow; longer series are averaged down for it
@@ -24,12 +24,12 @@ def _series(trace: Trace) -> tuple[float, np.ndarray] | None:
     name = next((n for n in _PREFERRED if n in trace.values), None)
     if name is None or len(trace) < 32:
         return None
-    names, values = trace_values(trace, [name])
-    ticks = Ticks(wire_times(trace.time_s), values.astype(np.float32), names)
+    names, values = select_values(trace, [name])
+    ticks = Ticks(round_to_wire_times(trace.time_s), values.astype(np.float32), names)
     first, stop = active_range(ticks)
     if stop - first < 32:
         return None
-    step, grid = resample(ticks.slice(first, stop))
+    step, grid = resample_ticks(ticks.slice(first, stop))
     return step, grid[0] - grid[0].mean()
 
 

@@ -95,3 +95,7 @@ class DirectoryLockedError(GpusondeError):
         """Keep the directory beside the message."""
         self.path = path
         super().__init__(message)
+
+
+class ModelError(GpusondeError, ValueError):
+    """A fitted model that cannot be used, or figures that none can be fitted to."""

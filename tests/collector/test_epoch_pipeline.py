@@ -115,9 +115,9 @@ class CountingTracker(EpochTracker):
 
     thorough: ClassVar[list] = []
 
-    def update(self, time_s, values, *, every_look=True):
-        self.thorough.append(every_look)
-        return super().update(time_s, values, every_look=every_look)
+    def update(self, time_s, values, *, exhaustive=True):
+        self.thorough.append(exhaustive)
+        return super().update(time_s, values, exhaustive=exhaustive)
 
 
 def test_after_a_long_round_runs_are_looked_at_once_until_a_round_is_short_again(setup, records, trace):
@@ -149,8 +149,8 @@ class LateTracker(EpochTracker):
     def detection(self):
         return self._told
 
-    def update(self, time_s, values, *, every_look=True):
-        events, self._under_way = self._under_way, super().update(time_s, values, every_look=every_look)
+    def update(self, time_s, values, *, exhaustive=True):
+        events, self._under_way = self._under_way, super().update(time_s, values, exhaustive=exhaustive)
         self._told = super().detection if not len(time_s) else self._told
         return events
 

@@ -334,7 +334,7 @@ def test_random_damage_behind_a_valid_checksum_never_stops_tracking(setup, recor
 class FailsLater(EpochTracker):
     """A tracker that fails once it was rebuilt."""
 
-    def update(self, time_s, values, *, every_look=True):
+    def update(self, time_s, values, *, exhaustive=True):
         raise FloatingPointError("rebuilt wrongly")
 
 

@@ -12,7 +12,7 @@ from gpusonde.epoch_detect.progress import (
     estimate_end,
     time_shares,
 )
-from gpusonde.epoch_detect.ticks import seconds_seen
+from gpusonde.epoch_detect.ticks import measure_seen_seconds
 
 
 def test_means_and_energy_of_each_epoch_are_those_of_its_ticks() -> None:
@@ -59,7 +59,7 @@ def test_an_epoch_added_up_in_pieces_is_the_same(piece: int) -> None:
     values["sm_active"][20:40] = np.nan
     (whole,) = epoch_table(time, values, np.array([2.03]), np.array([27.77]))
     sums = EpochSums(2.03, 27.77)
-    seen = seconds_seen(time)
+    seen = measure_seen_seconds(time)
     for first in range(0, time.size - 1, piece - 1):  # neighbours share a tick
         part = slice(first, first + piece)
         weights = seen[part].copy()

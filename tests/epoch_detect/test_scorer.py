@@ -1,12 +1,15 @@
 """The shipped scorer loads without pickle, and refuses what it was not fitted to."""
 
 import io
+import random
+from dataclasses import asdict
 
 import numpy as np
 import pytest
 
-from gpusonde.epoch_detect.cycles.features import FEATURES
-from gpusonde.epoch_detect.cycles.scorer import Scorer, ScorerError
+from gpusonde.epoch_detect.cycles.features import FEATURES, Features, to_table
+from gpusonde.epoch_detect.cycles.scorer import Scorer
+from gpusonde.errors import ModelError
 
 
 def test_shipped_scorer_gives_probabilities_also_for_missing_features() -> None:
@@ -36,10 +39,32 @@ def test_trees_are_walked_as_they_were_grown() -> None:
 
 
 def test_a_file_that_is_no_scorer_is_refused_with_the_way_to_make_one() -> None:
-    with pytest.raises(ScorerError, match="fit_scorer"):
+    with pytest.raises(ModelError, match="fit_scorer"):
         Scorer.load(io.BytesIO(b"nonsense"))
     other = io.BytesIO()
     np.savez(other, features=np.array(["height"]))
     other.seek(0)
-    with pytest.raises(ScorerError, match="fit_scorer"):
+    with pytest.raises(ModelError, match="fit_scorer"):
         Scorer.load(other)
+
+
+def test_a_scorer_of_the_same_features_in_another_order_is_refused() -> None:
+    arrays = {name: getattr(Scorer.shipped(), name) for name in Scorer.__dataclass_fields__}
+    for names in (FEATURES, random.Random(1).sample(FEATURES, len(FEATURES))):
+        file = io.BytesIO()
+        np.savez(file, features=np.array(names), **arrays)
+        file.seek(0)
+        if names == FEATURES:
+            Scorer.load(file)
+        else:
+            with pytest.raises(ModelError, match="other features"):
+                Scorer.load(file)
+
+
+def test_a_column_holds_the_feature_of_its_name_in_whatever_order_they_are_given() -> None:
+    values = {name: float(place) for place, name in enumerate(FEATURES)}
+    shuffled = dict(random.Random(2).sample(sorted(values.items()), len(values)))
+    table = to_table([Features(**shuffled)])
+    assert table.shape == (1, len(FEATURES))
+    assert asdict(Features(**shuffled)) == values
+    np.testing.assert_array_equal(table[0], np.arange(len(FEATURES)))

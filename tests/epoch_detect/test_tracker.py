@@ -115,8 +115,8 @@ def test_work_per_tick_does_not_grow_with_history(monkeypatch: pytest.MonkeyPatc
         real = getattr(module, name)
         monkeypatch.setattr(module, name, lambda ticks, *a, **k: analysed.append(len(ticks)) or real(ticks, *a, **k))
 
-    counted("analyse_and_hold")
-    counted("extend")
+    counted("analyse_and_cache")
+    counted("extend_match")
     trace, _ = training_trace(30.0, 100, interval_s=0.25)
     tracker = EpochTracker(trace.metrics, capacity=2048)
     share = []
@@ -136,16 +136,16 @@ def test_one_who_has_fallen_behind_looks_once_and_finds_the_same_in_the_end(monk
         real = getattr(module, name)
         monkeypatch.setattr(module, name, lambda ticks, *a, **k: looks.append(len(ticks)) or real(ticks, *a, **k))
 
-    counted("analyse_and_hold")
-    counted("extend")
+    counted("analyse_and_cache")
+    counted("extend_match")
     trace, _ = training_trace(20.0, 12)
     tracker, thorough = EpochTracker(trace.metrics), EpochTracker(trace.metrics)
     values = _values(trace)
     half = len(trace) // 2
-    tracker.update(trace.time_s[:half], values[:, :half], every_look=False)
+    tracker.update(trace.time_s[:half], values[:, :half], exhaustive=False)
     assert len(looks) == 1
     # Nothing is due so soon after it.
-    tracker.update(trace.time_s[half : half + 20], values[:, half : half + 20], every_look=False)
+    tracker.update(trace.time_s[half : half + 20], values[:, half : half + 20], exhaustive=False)
     assert len(looks) == 1
     tracker.update(trace.time_s[half + 20 :], values[:, half + 20 :])
     thorough.update(trace.time_s, values)
@@ -159,21 +159,21 @@ def test_one_who_has_fallen_behind_looks_at_a_young_run_less_often(monkeypatch: 
     from gpusonde.epoch_detect import tracker as module
 
     looks: list[float] = []
-    real = module.analyse_and_hold
+    real = module.analyse_and_cache
     monkeypatch.setattr(
-        module, "analyse_and_hold", lambda ticks, **k: looks.append(ticks.time_us[-1] * 1e-6) or real(ticks, **k)
+        module, "analyse_and_cache", lambda ticks, **k: looks.append(ticks.time_us[-1] * 1e-6) or real(ticks, **k)
     )
     trace, _ = training_trace(60.0, 4)
     values = _values(trace)
     tracker = EpochTracker(trace.metrics)
     first = trace.time_s[0]
     for i in range(0, 1000, 10):
-        tracker.update(trace.time_s[i : i + 10], values[:, i : i + 10], every_look=False)
+        tracker.update(trace.time_s[i : i + 10], values[:, i : i + 10], exhaustive=False)
     np.testing.assert_allclose(looks, [20.9, 41.9, 83.9], atol=1.1)
     # Thorough again: the moments that have passed are one, and the next one is later than what is known.
     tracker.update(trace.time_s[1000:1010], values[:, 1000:1010])
     assert len(looks) <= 4
-    assert tracker.next_look_s - first >= 100.9
+    assert tracker.next_analysis_s - first >= 100.9
 
 
 def test_late_and_timeless_ticks_are_left_out_and_counted() -> None:

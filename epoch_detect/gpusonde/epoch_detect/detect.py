@@ -12,7 +12,7 @@ from gpusonde.epoch_detect.cycles.detector import analyse
 from gpusonde.epoch_detect.history import History
 from gpusonde.epoch_detect.published.paper import NOTEBOOK, PAPER, detect_with_luminol
 from gpusonde.epoch_detect.result import EpochDetection
-from gpusonde.epoch_detect.ticks import IntArray, hole_warnings, trace_values
+from gpusonde.epoch_detect.ticks import IntArray, select_values, warn_of_holes
 from gpusonde.telemetry import FloatArray, Trace
 
 Mode = Literal["default", "paper", "notebook"]
@@ -53,19 +53,19 @@ def detect(
         found = _detect_cycles(trace, metrics)
     else:
         raise ValueError(f"unknown mode {mode!r}; choose default, paper or notebook")
-    return replace(found, warnings=(*found.warnings, *hole_warnings(trace.time_s)))
+    return replace(found, warnings=(*found.warnings, *warn_of_holes(trace.time_s)))
 
 
 def _detect_cycles(trace: Trace, metrics: Sequence[str] | None) -> EpochDetection:
-    names, values = trace_values(trace, metrics)
+    names, values = select_values(trace, metrics)
     history = History(names)
-    history.append(wire_times(trace.time_s), values)
+    history.append(round_to_wire_times(trace.time_s), values)
     found = analyse(history.ticks())
     origin = float(trace.time_s[0]) if len(trace) else 0.0
     return shifted(found, origin)
 
 
-def wire_times(time_s: FloatArray) -> IntArray:
+def round_to_wire_times(time_s: FloatArray) -> IntArray:
     """Whole microseconds after the first tick, shape (n,)."""
     if not time_s.size:
         return np.empty(0, dtype=np.int64)

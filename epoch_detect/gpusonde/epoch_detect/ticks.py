@@ -55,7 +55,7 @@ class Ticks:
         return Ticks(self.time_us[first:stop], self.values[:, first:stop], self.names)
 
 
-def usable_metrics(names: Sequence[str]) -> tuple[str, ...]:
+def choose_metrics(names: Sequence[str]) -> tuple[str, ...]:
     """Pick the metrics that tell what a GPU is doing; if there is none among them, every gauge."""
     active = tuple(n for n in names if _is_activity(n))
     return active or tuple(n for n in names if metric(n).kind is MetricKind.GAUGE)
@@ -73,7 +73,7 @@ def fastest_first(names: Sequence[str]) -> list[int]:
     return sorted(range(len(names)), key=rank)
 
 
-def hole_warnings(time_s: FloatArray) -> tuple[str, ...]:
+def warn_of_holes(time_s: FloatArray) -> tuple[str, ...]:
     """Name the longest stretch without ticks, if it is long enough to look like a stopped sampler or a stepped clock.
 
     Args:
@@ -93,14 +93,14 @@ def hole_warnings(time_s: FloatArray) -> tuple[str, ...]:
     return (f"{where}: the sampler stood still or the clock jumped; {advice}",)
 
 
-def trace_values(trace: Trace, metrics: Sequence[str] | None) -> tuple[tuple[str, ...], FloatArray]:
+def select_values(trace: Trace, metrics: Sequence[str] | None) -> tuple[tuple[str, ...], FloatArray]:
     """Return names and values, shape (metrics, n), of the metrics to use.
 
     Raises:
         gpusonde.telemetry.TraceError: A metric that was asked for is not in the trace.
         gpusonde.telemetry.UnknownMetricError: A metric that was asked for does not exist.
     """
-    names = tuple(trace.select(metrics).metrics) if metrics is not None else usable_metrics(trace.metrics)
+    names = tuple(trace.select(metrics).metrics) if metrics is not None else choose_metrics(trace.metrics)
     if metrics is not None and not names:
         raise TraceError("no metric was chosen; leave the choice out to use all that the trace has")
     return names, np.array([trace.values[n] for n in names]).reshape(len(names), len(trace))
@@ -110,7 +110,7 @@ def holes(steps: FloatArray | IntArray) -> npt.NDArray[np.bool_]:
     """Say which steps from tick to tick are holes.
 
     One that is much longer than usual is, unless those right before it or right after it are like it: an agent samples
-    less often while no GPU works or reading is dear, and its ticks then speak for the longer time.
+    less often while no GPU works or hypothesis is dear, and its ticks then speak for the longer time.
 
     Args:
         steps: Shape (n,), n at least 1, positive.
@@ -126,7 +126,7 @@ def holes(steps: FloatArray | IntArray) -> npt.NDArray[np.bool_]:
     return np.asarray(found & ((steps > _HOLE * nearby) | (nearby < _SLOWER * usual)))
 
 
-def seconds_seen(time_s: FloatArray) -> FloatArray:
+def measure_seen_seconds(time_s: FloatArray) -> FloatArray:
     """For how many seconds each tick speaks: those since the tick before it, none after a hole.
 
     Args:
@@ -138,11 +138,11 @@ def seconds_seen(time_s: FloatArray) -> FloatArray:
 
 def active_range(ticks: Ticks) -> tuple[int, int]:
     """First busy tick and one past the last; (0, 0) if the GPU never works."""
-    where = np.flatnonzero(busy_ticks(ticks))
+    where = np.flatnonzero(active_ticks(ticks))
     return (int(where[0]), int(where[-1]) + 1) if where.size else (0, 0)
 
 
-def busy_ticks(ticks: Ticks) -> npt.NDArray[np.bool_]:
+def active_ticks(ticks: Ticks) -> npt.NDArray[np.bool_]:
     """Shape (n,), whether the GPU works.
 
     Metrics with a true zero decide if there is one; power, whose idle level is unknown, only in their absence.

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpusonde.epoch_detect.cycles.detector import Hold, analyse_and_hold, extend
+from gpusonde.epoch_detect.cycles.detector import CachedMatch, analyse_and_cache, extend_match
 from gpusonde.epoch_detect.cycles.segments import Pattern
 from gpusonde.epoch_detect.detect import shifted
 from gpusonde.epoch_detect.history import CAPACITY, History, pack, unpack
 from gpusonde.epoch_detect.progress.table import Shares, time_shares
 from gpusonde.epoch_detect.result import EpochDetection, Hypothesis, Verdict
-from gpusonde.epoch_detect.ticks import usable_metrics
+from gpusonde.epoch_detect.ticks import choose_metrics
 
 _FIRST_ANALYSIS_S = 5.0
 _GROWTH = (1.15, 1.3)  # the next analysis comes when the run is this much longer: earlier if a cycle more may tell
@@ -110,7 +110,7 @@ class EpochTracker:
 
     def __init__(self, metrics: Sequence[str], *, capacity: int = CAPACITY) -> None:
         self.metrics = tuple(metrics)
-        self._used = usable_metrics(self.metrics)
+        self._used = choose_metrics(self.metrics)
         self._rows = [self.metrics.index(name) for name in self._used]
         self._history = History(self._used, capacity)
         self._origin_s: float | None = None
@@ -118,7 +118,7 @@ class EpochTracker:
         self._analysed_us = 0
         self._patient = False
         self._follow_us: int | None = None
-        self._hold: Hold | None = None
+        self._cached: CachedMatch | None = None
         self._entries: list[_Entry] = []
         self._withdrawn: list[TrackedEpoch] = []
         self._next_index = 0
@@ -138,7 +138,7 @@ class EpochTracker:
         return self._detection
 
     @property
-    def next_look_s(self) -> float:
+    def next_analysis_s(self) -> float:
         """Time of the ticks after which the next analysis comes; minus infinity before the first tick."""
         if self._origin_s is None:
             return float("-inf")
@@ -165,19 +165,19 @@ class EpochTracker:
         """Bytes held for ticks."""
         return self._history.nbytes
 
-    def update(self, time_s: npt.ArrayLike, values: npt.ArrayLike, *, every_look: bool = True) -> list[EpochEvent]:
+    def update(self, time_s: npt.ArrayLike, values: npt.ArrayLike, *, exhaustive: bool = True) -> list[EpochEvent]:
         """Take new ticks.
 
         Args:
             time_s: Shape (n,), seconds on any axis, the same for all calls; ticks that do not come after the one
                 before them, or that have no finite time, are left out and counted.
             values: Shape (metrics, n), NaN where there is no value.
-            every_look: Whether to look at the run at each of the moments that these ticks pass. Without, there are
+            exhaustive: Whether to look at the run at each of the moments that these ticks pass. Without, there are
                 fewer such moments, and only one look, at the last tick: for one who has fallen behind. The epochs
                 after :meth:`finish` are the same.
 
         Returns:
-            What changed; with ``every_look`` independent of how the ticks are cut into calls, but for the call in which
+            What changed; with ``exhaustive`` independent of how the ticks are cut into calls, but for the call in which
             it is reported.
 
         Raises:
@@ -192,8 +192,8 @@ class EpochTracker:
             )
         times_us, columns = self._in_order(times, columns[self._rows])
         if times_us.size:
-            self._patient = not every_look
-        if not every_look and times_us.size and times_us[-1] > self._due_us:
+            self._patient = not exhaustive
+        if not exhaustive and times_us.size and times_us[-1] > self._due_us:
             self._history.append(times_us, columns)
             now_us = int(times_us[-1])
             return self._follow(now_us) if now_us < self._analysis_us else self._analyse(now_us, ended=False)
@@ -239,7 +239,7 @@ class EpochTracker:
             "next_us": self._next_us,
             "analysed_us": self._analysed_us,
             "follow_us": self._follow_us,
-            "hold": None if self._hold is None else _hold_fields(self._hold),
+            "hold": None if self._cached is None else _cached_fields(self._cached),
             "next_index": self._next_index,
             "revision": self._revision,
             "late": self._late,
@@ -270,7 +270,7 @@ class EpochTracker:
             tracker._next_us, tracker._next_index = int(meta["next_us"]), int(meta["next_index"])
             tracker._analysed_us = int(meta.get("analysed_us", 0))
             tracker._follow_us = meta["follow_us"]
-            tracker._hold = None if meta["hold"] is None else _hold_from(meta["hold"])
+            tracker._cached = None if meta["hold"] is None else _cached_from(meta["hold"])
             tracker._revision, tracker._late = int(meta["revision"]), int(meta["late"])
             tracker._entries = [_Entry(TrackedEpoch(*row[:6]), *row[6:]) for row in meta["entries"]]
             tracker._withdrawn = [TrackedEpoch(*row) for row in meta["withdrawn"]]
@@ -294,8 +294,8 @@ class EpochTracker:
         return times_us[in_order], columns[:, finite][:, in_order]
 
     def _analyse(self, now_us: int, *, ended: bool) -> list[EpochEvent]:
-        found, self._hold = analyse_and_hold(self._history.ticks(), ended=ended)
-        held = self._hold is not None and found.verdict == Verdict.EPOCHS and found.confidence >= _CONFIDENT
+        found, self._cached = analyse_and_cache(self._history.ticks(), ended=ended)
+        held = self._cached is not None and found.verdict == Verdict.EPOCHS and found.confidence >= _CONFIDENT
         growth = _GROWTH_HELD if held else _growth(now_us * 1e-6, found.hypotheses)
         self._analysed_us = now_us
         self._next_us = max(round(now_us * growth), now_us + round(_FIRST_ANALYSIS_S * 1e6))
@@ -306,9 +306,9 @@ class EpochTracker:
     def _follow(self, now_us: int) -> list[EpochEvent]:
         """Take the known cycle through the new ticks; look afresh if it does not hold."""
         last = self._detection
-        if last is None or self._hold is None:
+        if last is None or self._cached is None:
             return self._analyse(now_us, ended=False)
-        found = extend(self._history.ticks(), self._hold, last.hypotheses)
+        found = extend_match(self._history.ticks(), self._cached, last.hypotheses)
         if found is None or abs(found.period_s / last.period_s - 1) > _SAME_EPOCH:
             return self._analyse(now_us, ended=False)
         self._follow_us = self._after(now_us, found.period_s)
@@ -406,15 +406,30 @@ def _detection_fields(found: EpochDetection) -> dict[str, object]:
     }
 
 
-def _hold_fields(hold: Hold) -> dict[str, Any]:
-    patterns = [{**vars(p), "template": p.template.tolist()} for p in (hold.pattern, *hold.others)]
-    return {**vars(hold), "pattern": patterns[0], "others": patterns[1:]}
+# The keys of a stored state stay, whatever the attributes are called.
+def _cached_fields(cached: CachedMatch) -> dict[str, Any]:
+    pattern, *others = ({**vars(p), "template": p.template.tolist()} for p in (cached.pattern, *cached.others))
+    return {
+        "cut": cached.gap_removal,
+        "rows": cached.rows,
+        "pattern": pattern,
+        "others": others,
+        "agreement": cached.agreement,
+        "confidence": cached.confidence,
+    }
 
 
-def _hold_from(fields: dict[str, Any]) -> Hold:
+def _cached_from(fields: dict[str, Any]) -> CachedMatch:
     stored = [fields["pattern"], *fields["others"]]
     pattern, *others = (Pattern(**{**p, "template": np.array(p["template"])}) for p in stored)
-    return Hold(**{**fields, "rows": tuple(fields["rows"]), "pattern": pattern, "others": tuple(others)})
+    return CachedMatch(
+        gap_removal=int(fields["cut"]),
+        rows=tuple(fields["rows"]),
+        pattern=pattern,
+        others=tuple(others),
+        agreement=float(fields["agreement"]),
+        confidence=float(fields["confidence"]),
+    )
 
 
 def _detection_from(fields: dict[str, Any]) -> EpochDetection:

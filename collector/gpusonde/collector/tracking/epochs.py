@@ -33,7 +33,7 @@ class Tracker(Protocol):
     def detection(self) -> EpochDetection | None:
         """The latest analysis."""
 
-    def update(self, time_s: npt.ArrayLike, values: npt.ArrayLike, *, every_look: bool = True) -> list[EpochEvent]:
+    def update(self, time_s: npt.ArrayLike, values: npt.ArrayLike, *, exhaustive: bool = True) -> list[EpochEvent]:
         """Take ticks, or none; return what they, or earlier ones, have led to."""
 
     def finish(self) -> list[EpochEvent]:
@@ -114,12 +114,12 @@ class RunEpochs:
             return None
         return EpochsState(tuple(self._metrics), self._origin, self._shares, self._tracker.state())
 
-    def update(self, samples: Samples, *, every_look: bool = True) -> None:
+    def update(self, samples: Samples, *, exhaustive: bool = True) -> None:
         """Take ticks of the run, its lead-in first.
 
         Args:
             samples: The ticks.
-            every_look: See ``gpusonde.epoch_detect.EpochTracker.update``.
+            exhaustive: See ``gpusonde.epoch_detect.EpochTracker.update``.
 
         Raises:
             UnusableStateError: The tracker was made of a state, and fails.
@@ -131,7 +131,7 @@ class RunEpochs:
         # Seconds after the first tick: float64 holds those to the nanosecond, Unix seconds only to about a microsecond.
         time_s = (samples.time_unix_nano - self._origin) / 1e9
         values = samples.matrix(self._metrics)
-        self._attempt(lambda tracker: tracker.update(time_s, values, every_look=every_look))
+        self._attempt(lambda tracker: tracker.update(time_s, values, exhaustive=exhaustive))
 
     def collect(self) -> None:
         """Take what earlier ticks have led to meanwhile, from a tracker that does not answer at once.

@@ -104,12 +104,12 @@ class GpuFollower:
         """Whether the open run's epochs have changed since they were last asked for."""
         return self._epochs is not None and self._epochs.changed
 
-    def advance(self, stop: Callable[[], bool] = lambda: False, *, every_look: bool = True) -> Iterator[RunUpdate]:
+    def advance(self, stop: Callable[[], bool] = lambda: False, *, exhaustive: bool = True) -> Iterator[RunUpdate]:
         """Track everything that has arrived, or until ``stop()``, and yield the runs that ended.
 
         Args:
             stop: Asked after each piece.
-            every_look: See ``gpusonde.epoch_detect.EpochTracker.update``.
+            exhaustive: See ``gpusonde.epoch_detect.EpochTracker.update``.
 
         Raises:
             UnusableStateError: The follower went on from a state, and its epoch tracker fails.
@@ -125,7 +125,7 @@ class GpuFollower:
             else:
                 events = self._runs.source_ended(arrival.position)
                 self._reached = arrival.position
-            yield from self._apply(events, every_look=every_look)
+            yield from self._apply(events, exhaustive=exhaustive)
             if stop():
                 return
 
@@ -151,7 +151,7 @@ class GpuFollower:
         run = self._runs.run
         return self._epochs.row(run) if run and self._epochs else None
 
-    def _apply(self, events: Sequence[RunEvent], *, every_look: bool = True) -> list[RunUpdate]:
+    def _apply(self, events: Sequence[RunEvent], *, exhaustive: bool = True) -> list[RunUpdate]:
         ended: list[RunUpdate] = []
         for event in events:
             if isinstance(event, RunStarted):
@@ -162,7 +162,7 @@ class GpuFollower:
                     offered = set(self._store.metrics_of(self._gpu_uuid))
                     metrics = [name for name in event.samples.columns if name in offered]
                     self._epochs = RunEpochs(self._run_id, metrics, self._make_tracker)
-                self._epochs.update(event.samples, every_look=every_look)
+                self._epochs.update(event.samples, exhaustive=exhaustive)
             elif isinstance(event, RunEnded) and self._epochs:
                 self._epochs.finish()
                 ended.append(self._epochs.row(event.run))

@@ -236,7 +236,7 @@ class EpochPipeline:
             follower = self._followers[key] = self._begin(key)
         self._unsaved[key] = None
         self._states.touch(key)
-        for update in follower.advance(self._is_late, every_look=not self._is_behind):
+        for update in follower.advance(self._is_late, exhaustive=not self._is_behind):
             self._pending.append(update)
         self._note_news(key, follower)
 

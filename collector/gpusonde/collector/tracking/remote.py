@@ -58,7 +58,7 @@ class Update:
     tracker: int
     time_s: npt.NDArray[np.float64]
     values: npt.NDArray[np.float64]
-    every_look: bool
+    exhaustive: bool
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Standing:
 
     Attributes:
         events: What changed.
-        next_look_s: Time of the ticks at which it looks next.
+        next_analysis_s: Time of the ticks at which it looks next.
         epochs: All epochs; None where nothing has changed.
         detection: The latest analysis; None where it is still the one before.
         shares: Idle and stalled share; None where nothing has changed.
@@ -99,7 +99,7 @@ class Standing:
     """
 
     events: list[EpochEvent]
-    next_look_s: float
+    next_analysis_s: float
     epochs: tuple[TrackedEpoch, ...] | None = None
     detection: EpochDetection | None = None
     shares: Shares | None = None
@@ -182,7 +182,7 @@ class RemoteTracker:
         self._number = number
         self._under_way: deque[Future[Standing]] = deque([process.ask(first)])
         self._held: list[tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]] = []
-        self._next_look_s = -math.inf
+        self._next_analysis_s = -math.inf
         self._epochs: tuple[TrackedEpoch, ...] = ()
         self._detection: EpochDetection | None = None
         self._shares = Shares(math.nan, math.nan)
@@ -198,7 +198,7 @@ class RemoteTracker:
         """The latest analysis that was answered."""
         return self._detection
 
-    def update(self, time_s: npt.ArrayLike, values: npt.ArrayLike, *, every_look: bool = True) -> list[EpochEvent]:
+    def update(self, time_s: npt.ArrayLike, values: npt.ArrayLike, *, exhaustive: bool = True) -> list[EpochEvent]:
         """Take ticks, or none; return what earlier ones have led to meanwhile.
 
         Raises:
@@ -211,8 +211,8 @@ class RemoteTracker:
             return events
         self._held.append((times, np.asarray(values, dtype=np.float64)))
         newest = float(times[-1])
-        if newest > self._next_look_s or newest - float(self._held[0][0][0]) >= _LONGEST_WAIT_S:
-            self._send_held(every_look=every_look)
+        if newest > self._next_analysis_s or newest - float(self._held[0][0][0]) >= _LONGEST_WAIT_S:
+            self._send_held(exhaustive=exhaustive)
         return events
 
     def finish(self) -> list[EpochEvent]:
@@ -249,19 +249,19 @@ class RemoteTracker:
         """
         self._take_answers(wait=True)
 
-    def _send_held(self, *, every_look: bool = True) -> None:
+    def _send_held(self, *, exhaustive: bool = True) -> None:
         held, self._held = self._held, []
         if held:
             times = np.concatenate([times for times, _ in held])
             values = np.concatenate([values for _, values in held], axis=1)
-            self._under_way.append(self._process.ask(Update(self._number, times, values, every_look)))
+            self._under_way.append(self._process.ask(Update(self._number, times, values, exhaustive)))
 
     def _take_answers(self, *, wait: bool) -> list[EpochEvent]:
         events: list[EpochEvent] = []
         while self._under_way and (wait or self._under_way[0].done()):
             standing = self._under_way.popleft().result()
             events += standing.events
-            self._next_look_s = standing.next_look_s
+            self._next_analysis_s = standing.next_analysis_s
             if standing.epochs is not None:
                 self._epochs, self._detection = standing.epochs, standing.detection
             if standing.shares is not None:

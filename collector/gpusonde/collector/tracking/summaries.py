@@ -13,7 +13,7 @@ from gpusonde.collector.storage.local.results import EpochRow, RunRow, SummaryRo
 from gpusonde.collector.storage.samples import Samples
 from gpusonde.collector.storage.store import ResultStore, Store
 from gpusonde.epoch_detect.progress import EpochSummary, EpochSums
-from gpusonde.epoch_detect.ticks import seconds_seen
+from gpusonde.epoch_detect.ticks import measure_seen_seconds
 
 _LOG = logging.getLogger(__name__)
 _SECOND_NS = 1_000_000_000
@@ -162,7 +162,7 @@ def _add(sums: Sequence[EpochSums], samples: Samples, origin: int) -> None:
         return
     # Relative to the first epoch float64 holds nanoseconds; Unix seconds would only be good to a microsecond.
     time_s = (samples.time_unix_nano - origin) / 1e9
-    seen_s = seconds_seen(time_s)
+    seen_s = measure_seen_seconds(time_s)
     values = {name: column.astype(np.float64) for name, column in samples.columns.items()}
     for one in sums:
         one.add(time_s, seen_s, values)

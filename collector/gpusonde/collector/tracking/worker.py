@@ -45,20 +45,20 @@ class Trackers:
             tracker = self._trackers[number] = EpochTracker.restore(request.state)
             self._told[number] = tracker.detection
             shares = tracker.shares() if tracker.epochs else None
-            return Standing([], tracker.next_look_s, tracker.epochs, tracker.detection, shares)
+            return Standing([], tracker.next_analysis_s, tracker.epochs, tracker.detection, shares)
         tracker = self._trackers[number]
         if isinstance(request, GiveState):
-            return Standing([], tracker.next_look_s, state=tracker.state())
+            return Standing([], tracker.next_analysis_s, state=tracker.state())
         events = []
         if isinstance(request, Update):
-            events = tracker.update(request.time_s, request.values, every_look=request.every_look)
+            events = tracker.update(request.time_s, request.values, exhaustive=request.exhaustive)
         elif isinstance(request, Finish):
             events = tracker.finish()
         found = tracker.detection
         if not events and found is self._told[number]:
-            return Standing(events, tracker.next_look_s)
+            return Standing(events, tracker.next_analysis_s)
         self._told[number] = found
-        return Standing(events, tracker.next_look_s, tracker.epochs, found, tracker.shares())
+        return Standing(events, tracker.next_analysis_s, tracker.epochs, found, tracker.shares())
 
     def _forget(self, number: int) -> None:
         self._trackers.pop(number, None)

@@ -1,4 +1,4 @@
-"""Where exactly the epochs begin: cycles of the phase lock, moved to the level changes of the fastest metric."""
+"""Where exactly the epochs begin: cycles of the template match, moved to the level changes of the fastest metric."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusonde.epoch_detect.cycles.signal import Signal, median
-from gpusonde.epoch_detect.cycles.template_matching import Lock, deviating, start_phase
+from gpusonde.epoch_detect.cycles.template_matching import TemplateMatch, find_deviations, find_start_phase
 from gpusonde.telemetry import FloatArray
 
 _PHASE_BINS = 128
@@ -28,7 +28,7 @@ _BETWEEN = np.array([0.3, 0.5, 0.7])  # of the way from one boundary to the next
 _STANDS_OUT = 2.0  # how much larger the changes at the boundaries are than those between them
 _CLEARER = 1.5  # the same, by how much a wider mean must improve it
 _LEAST_CHANGE = 0.03
-_ELSEWHERE = 0.5  # what a level change is worth less when it lies farther from the chain than the others do
+_ELSEWHERE = 0.5  # what a level change is worth less when it lies farther from the match than the others do
 _RANK_WEIGHT = 0.7  # worth of a metric relative to the next faster one when looking for the boundaries
 
 
@@ -47,13 +47,13 @@ class Epochs:
     regular: npt.NDArray[np.bool_]
 
 
-def place_epochs(signal: Signal, chain: Lock, step_s: float, row_order: list[int], *, ended: bool) -> Epochs:
-    """Turn a chain of cycles into epochs.
+def place_epochs(signal: Signal, match: TemplateMatch, step_s: float, row_order: list[int], *, ended: bool) -> Epochs:
+    """Turn a match of cycles into epochs.
 
     Args:
         signal: The signal at its full resolution; its extent is the extent of the activity.
-        chain: The cycles, in cells of ``step_s`` seconds on the same time axis.
-        step_s: Cell width of the chain.
+        match: The cycles, in cells of ``step_s`` seconds on the same time axis.
+        step_s: Cell width of the match.
         row_order: Rows of the signal, fastest metric first.
         ended: Whether the activity is over, so that its end also ends an epoch.
 
@@ -61,19 +61,19 @@ def place_epochs(signal: Signal, chain: Lock, step_s: float, row_order: list[int
         The epochs; none if no whole epoch lies inside the activity.
     """
     scale = step_s / signal.step_s
-    anchors, period = chain.starts.astype(np.float64) * scale, chain.period * scale
+    anchors, period = match.starts.astype(np.float64) * scale, match.period * scale
     phase = _phase(signal, anchors, period)
-    starts_of_chain = anchors + phase * period
-    # Beside the chain's own: one on either side, and where the chain jumps the end of the cycle before. They count if
+    sequence_starts = anchors + phase * period
+    # Beside the match's own: one on either side, and where the match jumps the end of the cycle before. They count if
     # the trace shows a level change there as clear as the others.
-    jumps = ~chain.joined & (np.diff(starts_of_chain) > _LONGEST_EPOCH * period)
-    inner = np.sort(np.concatenate([starts_of_chain, starts_of_chain[:-1][jumps] + period]))
-    rough = np.concatenate([starts_of_chain[:1] - period, inner, starts_of_chain[-1:] + period])
+    jumps = ~match.joined & (np.diff(sequence_starts) > _LONGEST_EPOCH * period)
+    inner = np.sort(np.concatenate([sequence_starts, sequence_starts[:-1][jumps] + period]))
+    rough = np.concatenate([sequence_starts[:1] - period, inner, sequence_starts[-1:] + period])
     snapped, clear = _snapped(signal, rough, period, row_order)
-    clear |= np.isin(rough, starts_of_chain)
+    clear |= np.isin(rough, sequence_starts)
     clear &= np.concatenate([[True], np.diff(snapped) > 0.3 * period])
     seen, matched = snapped[clear], snapped[1:-1]
-    bounds = _with_edges(seen, chain, phase, period, scale, len(signal) if ended else None, begins=bool(clear[0]))
+    bounds = _with_edges(seen, match, phase, period, scale, len(signal) if ended else None, begins=bool(clear[0]))
     gaps = np.diff(bounds)
     keep = gaps <= _LONGEST_EPOCH * period
     starts = bounds[:-1]
@@ -81,7 +81,7 @@ def place_epochs(signal: Signal, chain: Lock, step_s: float, row_order: list[int
     ends = np.where(keep, bounds[1:], starts + period)
     lengths = ends - starts
     # The edge of the activity ends an epoch, but warm-up before the first and a missing pause after the last are not
-    # part of the usual length; a boundary next to the chain was seen, but nothing says that it is of the same kind.
+    # part of the usual length; a boundary next to the match was seen, but nothing says that it is of the same kind.
     between = [keep & np.isin(starts, kind) & np.isin(bounds[1:], kind) for kind in (matched, seen)]
     counted = next((inner for inner in between if inner.sum() >= 2), keep)
     usual = float(np.median(lengths[counted])) if counted.any() else period
@@ -98,7 +98,7 @@ def place_epochs(signal: Signal, chain: Lock, step_s: float, row_order: list[int
     return Epochs(signal.start_s + starts * to_s, signal.start_s + ends * to_s, regular)
 
 
-def moved_to_changes(signal: Signal, epochs: Epochs, row_order: list[int]) -> Epochs:
+def move_to_changes(signal: Signal, epochs: Epochs, row_order: list[int]) -> Epochs:
     """Move boundaries that are off by a tick or two to the level changes there; arguments as above."""
     if epochs.starts_s.size < _LEAST_TO_COMPARE:
         return epochs
@@ -118,7 +118,7 @@ def _phase(signal: Signal, anchors: FloatArray, period: float) -> float:
         float(np.median(profile)) - zero < _WAITING * (float(profile.max()) - zero)
         for profile, zero in zip(profiles, signal.zeros, strict=True)
     )
-    return start_phase(max(profiles, key=lambda profile: float(np.ptp(profile))), waiting=waiting)
+    return find_start_phase(max(profiles, key=lambda profile: float(np.ptp(profile))), waiting=waiting)
 
 
 def _profile(values: FloatArray, anchors: FloatArray, period: float) -> FloatArray:
@@ -136,7 +136,7 @@ def _profile(values: FloatArray, anchors: FloatArray, period: float) -> FloatArr
         begin = np.clip((place - half).astype(np.int64), 0, values.size - 1)
         end = np.clip((place + half).astype(np.int64) + 1, begin + 1, values.size)
         profile = np.median((sums[end] - sums[begin]) / (end - begin), axis=0)
-        deviations = int((np.diff(deviating(profile).astype(np.int8)) > 0).sum())
+        deviations = int((np.diff(find_deviations(profile).astype(np.int8)) > 0).sum())
         if deviations < fewest:
             fewest, chosen = deviations, profile
         if deviations <= _FEW_DEVIATIONS:
@@ -255,7 +255,7 @@ def _edges_of_width(
     near = nearby(rough)
     rises = np.maximum(steps.change[near] * direction, 0.0)
     choice = np.argmax(rises * (1 - 0.2 * np.abs(offsets) / reach), axis=1)
-    # The chain is off by the same distance everywhere, give or take; a rise elsewhere must be the larger to be taken.
+    # The match is off by the same distance everywhere, give or take; a rise elsewhere must be the larger to be taken.
     common = int(median(offsets[choice]))
     choice = np.argmax(rises * (1 - _ELSEWHERE * np.minimum(np.abs(offsets - common) / reach, 1)), axis=1)
     rows = np.arange(rough.size)
@@ -292,10 +292,17 @@ def _inside_cell(values: FloatArray, edges: npt.NDArray[np.int64], width: int) -
 
 
 def _with_edges(
-    bounds: FloatArray, chain: Lock, phase: float, period: float, scale: float, cells: int | None, *, begins: bool
+    bounds: FloatArray,
+    match: TemplateMatch,
+    phase: float,
+    period: float,
+    scale: float,
+    cells: int | None,
+    *,
+    begins: bool,
 ) -> FloatArray:
     """Add the start of the first and the end of the last epoch where the trace shows them."""
-    last_window_end = (chain.starts[-1] + chain.template.shape[1]) * scale
+    last_window_end = (match.starts[-1] + match.template.shape[1]) * scale
     stop = float(last_window_end if cells is None else cells)
     bounds = np.unique(bounds[(bounds >= -0.1 * period) & (bounds <= stop + 0.1 * period)])
     if not bounds.size:

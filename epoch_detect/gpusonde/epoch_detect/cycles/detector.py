@@ -1,4 +1,8 @@
-"""The default detector: from remembered ticks to epochs."""
+"""The default detector: from remembered ticks to epochs.
+
+Idle gaps are removed (``idle_gaps``), candidates matched (``candidates``, ``template_matching``), hypotheses judged
+(``features``, ``scorer``), and the epochs of the likeliest one placed (``boundaries``, ``segments``).
+"""
 
 from __future__ import annotations
 
@@ -7,17 +11,23 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gpusonde.epoch_detect.cycles.boundaries import Epochs, moved_to_changes, place_epochs
-from gpusonde.epoch_detect.cycles.candidates import Reading, candidates, distinct, read, read_whole
+from gpusonde.epoch_detect.cycles.boundaries import Epochs, move_to_changes, place_epochs
+from gpusonde.epoch_detect.cycles.candidates import (
+    CycleHypothesis,
+    find_candidates,
+    keep_distinct,
+    match_candidate,
+    match_whole,
+)
 from gpusonde.epoch_detect.cycles.features import feature_table
-from gpusonde.epoch_detect.cycles.holes import Clock, seen_epochs, with_short_holes
-from gpusonde.epoch_detect.cycles.pauses import LITTLE_WORK, Strand, strand, strands, work
+from gpusonde.epoch_detect.cycles.holes import TimeMap, drop_unseen_epochs, shorten_holes
+from gpusonde.epoch_detect.cycles.idle_gaps import IDLE_LOAD, PreprocessedView, measure_load, preprocess, remove_gaps
 from gpusonde.epoch_detect.cycles.scorer import Scorer
-from gpusonde.epoch_detect.cycles.segments import Pattern, filled, other_tempos
-from gpusonde.epoch_detect.cycles.signal import scaled_signal
-from gpusonde.epoch_detect.cycles.template_matching import Lock, lock
+from gpusonde.epoch_detect.cycles.segments import Pattern, add_other_periods, find_other_periods
+from gpusonde.epoch_detect.cycles.signal import scale_signal
+from gpusonde.epoch_detect.cycles.template_matching import TemplateMatch, match_template
 from gpusonde.epoch_detect.result import EpochDetection, Hypothesis, Verdict
-from gpusonde.epoch_detect.ticks import LEAST_TICKS, Ticks, active_range, busy_ticks, fastest_first
+from gpusonde.epoch_detect.ticks import LEAST_TICKS, Ticks, active_range, active_ticks, fastest_first
 from gpusonde.telemetry import FloatArray
 
 SHORT_CYCLE_TICKS = 20  # below, an iteration and an epoch look the same
@@ -26,15 +36,15 @@ _LEAST_CONFIDENCE_OF_FEW = 0.35  # of two or three cycles, which the scorer hard
 _FEW_CYCLES = 3
 _LEAST_CYCLES = 2
 _REPORTED_HYPOTHESES = 3
-_SAME = 0.06  # readings this close in length are one hypothesis
+_SAME = 0.06  # hypotheses this close in length are one hypothesis
 _LEAST_BUSY = 0.2  # of the ticks of the activity; training with long pauses works for a half or more
 _WARM_UP = 0.5  # periods that warm-up before the first level change may take
 _LONG_WARM_UP = 1.25  # the same where it is little work
 _WARM_UP_BUSY = 0.7  # share of the ticks in it at which the GPU must work
-_LEAST_OF_REGIME = 3  # epochs before and after a change of their duration
-_OTHER_REGIME = 0.2  # of the logarithm of the duration
+_LEAST_OF_SEGMENT = 3  # epochs before and after a change of their duration
+_OTHER_SEGMENT = 0.2  # of the logarithm of the duration
 _UNEXPLAINED = 0.25  # share of the variance of the durations that a single change may leave
-_AS_LIKELY = 0.9  # of the probability of the likeliest reading
+_AS_LIKELY = 0.9  # of the probability of the likeliest hypothesis
 _AS_LIKELY_READINGS = 3
 _DOUBTFUL = 0.03  # half the interval of the mean duration, as a ratio
 _MUCH_LESS = 0.33
@@ -42,60 +52,60 @@ _HOLDING = 0.85  # share of their former agreement that the cycles must keep for
 
 
 @dataclass(frozen=True)
-class Readings:
-    """All readings of the active part of some ticks.
+class CycleHypotheses:
+    """All hypotheses of the active part of some ticks.
 
     Attributes:
-        active: The ticks from the first to the last at which the GPU worked, long holes shortened.
-        clock: From their time to that of the ticks.
-        readings: The readings of distinct periods, with and without pauses.
-        features: Shape (readings, features).
+        active: The ticks from the first to the last at which the GPU was active, long holes shortened.
+        time_map: From their time to that of the ticks.
+        hypotheses: The hypotheses of distinct periods, with and without idle gaps.
+        features: Shape (hypotheses, features).
     """
 
     active: Ticks
-    clock: Clock
-    readings: list[Reading]
+    time_map: TimeMap
+    hypotheses: list[CycleHypothesis]
     features: FloatArray
 
 
 @dataclass(frozen=True)
-class Choice:
-    """The reading that makes the answer.
+class SelectedHypothesis:
+    """The hypothesis that is the answer.
 
     Attributes:
-        reading: One of the readings.
+        hypothesis: One of the hypotheses.
         probability: That it is right.
-        chain: Its cycles, in cells of the reading's level.
+        match: Its cycles, in cells of the hypothesis's level.
         epochs: They fill all of the activity.
     """
 
-    reading: Reading
+    hypothesis: CycleHypothesis
     probability: float
-    chain: Lock
+    match: TemplateMatch
     epochs: Epochs
 
-    def doubt(self) -> float:
-        """Half the interval of the mean duration, as a ratio; infinite where there is none."""
+    def relative_half_width(self) -> float:
+        """Return half the interval of the mean duration, as a ratio; infinite where there is none."""
         if self.epochs.regular.sum() < _LEAST_CYCLES:
             return math.inf
-        mean, low, high = mean_period(self.epochs, self.reading.strand.signal.step_s)
+        mean, low, high = mean_period(self.epochs, self.hypothesis.preprocessed.signal.step_s)
         return 0.5 * (high - low) / mean
 
 
 @dataclass(frozen=True)
-class Hold:
-    """A reading to go on with when more ticks have come.
+class CachedMatch:
+    """The match of a hypothesis, to go on with when more ticks have come.
 
     Attributes:
-        cut: What was left out of the strand in which the cycle was found.
+        gap_removal: Which idle gaps were removed where the cycle was found; see :class:`PreprocessedView`.
         rows: The metrics of the patterns.
         pattern: The cycle.
-        others: The same cycle at other tempos.
+        others: The same cycle with other periods.
         agreement: How alike the cycles were.
         confidence: Of the detection.
     """
 
-    cut: int
+    gap_removal: int
     rows: tuple[int, ...]
     pattern: Pattern
     others: tuple[Pattern, ...]
@@ -106,101 +116,104 @@ class Hold:
 def analyse(ticks: Ticks, *, ended: bool = True, scorer: Scorer | None = None) -> EpochDetection:
     """Find the epochs in ticks; times are seconds on the ticks' own axis.
 
-    Args and returns are those of :func:`analyse_and_hold`, without what to hold.
+    Args and returns are those of :func:`analyse_and_cache`, without the match to cache.
     """
-    return analyse_and_hold(ticks, ended=ended, scorer=scorer)[0]
+    return analyse_and_cache(ticks, ended=ended, scorer=scorer)[0]
 
 
-def analyse_and_hold(
+def analyse_and_cache(
     ticks: Ticks, *, ended: bool = True, scorer: Scorer | None = None
-) -> tuple[EpochDetection, Hold | None]:
+) -> tuple[EpochDetection, CachedMatch | None]:
     """Find the epochs in ticks; times are seconds on the ticks' own axis.
 
     Args:
         ticks: Any number of ticks, idle around the activity included.
         ended: Whether the run is over; while it is not, the end of the ticks does not end an epoch.
-        scorer: Judges the readings; None for the shipped one.
+        scorer: Judges the hypotheses; None for the shipped one.
 
     Returns:
-        The detection, ``none`` with the reason where there is nothing to find; and what :func:`extend` needs, if epochs
-        were found.
+        The detection, ``none`` with the reason where there is nothing to find; and the match that
+        :func:`extend_match` goes on from, if epochs were found.
     """
-    found = read_all(ticks, ended=ended)
+    found = find_hypotheses(ticks, ended=ended)
     if isinstance(found, str):
         return EpochDetection(Verdict.NONE, found, metrics=ticks.names), None
     probabilities = (scorer or Scorer.shipped()).probability(found.features)
     order = np.argsort(-probabilities, kind="stable")
-    hypotheses = _hypotheses([(found.readings[i], float(probabilities[i])) for i in order])
+    hypotheses = _hypotheses([(found.hypotheses[i], float(probabilities[i])) for i in order])
     choice = choose(found, probabilities, ended=ended)
-    chosen, confidence = choice.reading, choice.probability
+    chosen, confidence = choice.hypothesis, choice.probability
     nothing = EpochDetection(Verdict.NONE, "", metrics=ticks.names, hypotheses=hypotheses)
-    if confidence < (_LEAST_CONFIDENCE_OF_FEW if chosen.chain.cycles <= _FEW_CYCLES else _LEAST_CONFIDENCE):
+    if confidence < (_LEAST_CONFIDENCE_OF_FEW if chosen.match.cycles <= _FEW_CYCLES else _LEAST_CONFIDENCE):
         reason = f"the likeliest cycle, {chosen.usual_s:.4g} s, is an epoch with a probability of {confidence:.2f} only"
         return replace(nothing, reason=reason), None
-    signal, epochs = chosen.strand.signal, choice.epochs
+    signal, epochs = chosen.preprocessed.signal, choice.epochs
     if epochs.regular.sum() < _LEAST_CYCLES:
         return replace(nothing, reason="no two whole epochs lie inside the activity"), None
-    hold = Hold(
-        chosen.strand.cut, signal.rows, replace(Pattern.of(chosen), template=choice.chain.template),
-        other_tempos(chosen, found.readings), choice.chain.agreement, confidence,
+    cached = CachedMatch(
+        chosen.preprocessed.gap_removal, signal.rows,
+        replace(Pattern.from_hypothesis(chosen), template=choice.match.template),
+        find_other_periods(chosen, found.hypotheses), choice.match.agreement, confidence,
     )  # fmt: skip
-    return _detection(found.active.names, found.clock, signal.step_s, epochs, confidence, hypotheses), hold
+    return _detection(found.active.names, found.time_map, signal.step_s, epochs, confidence, hypotheses), cached
 
 
-def _hypotheses(ranked: list[tuple[Reading, float]]) -> tuple[Hypothesis, ...]:
-    """The likeliest readings of different length."""
+def _hypotheses(ranked: list[tuple[CycleHypothesis, float]]) -> tuple[Hypothesis, ...]:
+    """Return the likeliest hypotheses of different length."""
     kept: list[Hypothesis] = []
-    for reading, probability in ranked:
-        period_s = reading.usual_s if reading.strand.cut else reading.period_s
+    for hypothesis, probability in ranked:
+        period_s = hypothesis.usual_s if hypothesis.preprocessed.gap_removal else hypothesis.period_s
         if all(abs(period_s / k.period_s - 1) > _SAME for k in kept):
-            kept.append(Hypothesis(period_s, reading.chain.cycles, probability))
+            kept.append(Hypothesis(period_s, hypothesis.match.cycles, probability))
         if len(kept) == _REPORTED_HYPOTHESES:
             break
     return tuple(kept)
 
 
-def choose(found: Readings, probabilities: FloatArray, *, ended: bool) -> Choice:
-    """Take the likeliest reading; or one about as likely whose epochs are of one length, where its are not at all.
+def choose(found: CycleHypotheses, probabilities: FloatArray, *, ended: bool) -> SelectedHypothesis:
+    """Take the likeliest hypothesis; or one about as likely whose epochs are of one length, where its are not at all.
 
     Args:
-        found: The readings.
-        probabilities: Shape (readings,).
+        found: The hypotheses.
+        probabilities: Shape (hypotheses,).
         ended: Whether the run is over.
     """
     order = np.argsort(-probabilities, kind="stable")[:_AS_LIKELY_READINGS]
     choices = (
-        Choice(found.readings[i], float(probabilities[i]), *settle(found, found.readings[i], ended=ended))
+        SelectedHypothesis(
+            found.hypotheses[i], float(probabilities[i]), *place_hypothesis(found, found.hypotheses[i], ended=ended)
+        )
         for i in order
         if probabilities[i] >= _AS_LIKELY * probabilities[order[0]]
     )
     likeliest = next(choices)
-    if (doubt := likeliest.doubt()) <= _DOUBTFUL:
+    if (half_width := likeliest.relative_half_width()) <= _DOUBTFUL:
         return likeliest
-    return next((choice for choice in choices if choice.doubt() < _MUCH_LESS * doubt), likeliest)
+    return next((choice for choice in choices if choice.relative_half_width() < _MUCH_LESS * half_width), likeliest)
 
 
-def settle(found: Readings, chosen: Reading, *, ended: bool) -> tuple[Lock, Epochs]:
-    """Lay the epochs of one reading through all of the activity.
+def place_hypothesis(found: CycleHypotheses, chosen: CycleHypothesis, *, ended: bool) -> tuple[TemplateMatch, Epochs]:
+    """Lay the epochs of one hypothesis through all of the activity.
 
     Args:
-        found: The readings.
+        found: The hypotheses.
         chosen: One of them.
         ended: Whether the run is over.
 
     Returns:
-        The cycles, in cells of the reading's level, and the epochs.
+        The cycles, in cells of the hypothesis's level, and the epochs.
     """
-    chain = read_whole(chosen)
-    others = other_tempos(chosen, found.readings)
-    return chain, _place(found.active, chosen.strand, chain, chosen.candidate.level.step_s, others, ended)
+    match = match_whole(chosen)
+    others = find_other_periods(chosen, found.hypotheses)
+    return match, _place(found.active, chosen.preprocessed, match, chosen.candidate.level.step_s, others, ended)
 
 
-def extend(ticks: Ticks, hold: Hold, hypotheses: tuple[Hypothesis, ...]) -> EpochDetection | None:
+def extend_match(ticks: Ticks, cached: CachedMatch, hypotheses: tuple[Hypothesis, ...]) -> EpochDetection | None:
     """Go on with a known cycle through more ticks of the same run; far cheaper than to analyse them afresh.
 
     Args:
         ticks: The ticks so far, of a run that goes on.
-        hold: The cycle.
+        cached: What :func:`analyse_and_cache` gave.
         hypotheses: To repeat in the answer.
 
     Returns:
@@ -209,25 +222,25 @@ def extend(ticks: Ticks, hold: Hold, hypotheses: tuple[Hypothesis, ...]) -> Epoc
     first, stop = active_range(ticks)
     if stop - first < LEAST_TICKS:
         return None
-    active, clock = with_short_holes(ticks.slice(first, stop))
-    among = strand(active, hold.cut)
-    if among is None or among.signal.rows != hold.rows:
+    active, time_map = shorten_holes(ticks.slice(first, stop))
+    among = remove_gaps(active, cached.gap_removal)
+    if among is None or among.signal.rows != cached.rows:
         return None
-    view = hold.pattern.view(among.signal)
+    view = cached.pattern.apply(among.signal)
     if view is None:
         return None
-    chain = lock(view.values, float(hold.pattern.template.shape[1]), hold.pattern.template)
-    if chain is None or chain.agreement < _HOLDING * hold.agreement:
+    match = match_template(view.values, float(cached.pattern.template.shape[1]), cached.pattern.template)
+    if match is None or match.agreement < _HOLDING * cached.agreement:
         return None
-    epochs = _place(active, among, chain, view.step_s, hold.others, ended=False)
+    epochs = _place(active, among, match, view.step_s, cached.others, ended=False)
     if epochs.regular.sum() < _LEAST_CYCLES:
         return None
-    return _detection(active.names, clock, among.signal.step_s, epochs, hold.confidence, hypotheses)
+    return _detection(active.names, time_map, among.signal.step_s, epochs, cached.confidence, hypotheses)
 
 
 def _detection(
     names: tuple[str, ...],
-    clock: Clock,
+    time_map: TimeMap,
     step_s: float,
     epochs: Epochs,
     confidence: float,
@@ -243,15 +256,15 @@ def _detection(
         period_low_s=low,
         period_high_s=high,
         confidence=confidence,
-        epoch_starts_s=clock.real(epochs.starts_s),
-        epoch_ends_s=clock.real(epochs.ends_s),
+        epoch_starts_s=time_map.restore(epochs.starts_s),
+        epoch_ends_s=time_map.restore(epochs.ends_s),
         metrics=names,
         hypotheses=hypotheses,
     )
 
 
-def read_all(ticks: Ticks, *, ended: bool = True) -> Readings | str:
-    """Every reading of the ticks with its features; or the reason why there is none.
+def find_hypotheses(ticks: Ticks, *, ended: bool = True) -> CycleHypotheses | str:
+    """Find every hypothesis with its features; or say why there is none.
 
     Args:
         ticks: Any number of ticks.
@@ -266,30 +279,40 @@ def read_all(ticks: Ticks, *, ended: bool = True) -> Readings | str:
     first, stop = active_range(ticks)
     if stop - first < LEAST_TICKS:
         return f"the GPU works for {stop - first} ticks only; at least {LEAST_TICKS} are needed"
-    active, clock = with_short_holes(ticks.slice(first, stop))
-    busy = float(busy_ticks(active).mean())
+    active, time_map = shorten_holes(ticks.slice(first, stop))
+    busy = float(active_ticks(active).mean())
     if busy < _LEAST_BUSY:
         return f"the GPU works for {100 * busy:.0f} % of the time only, more like a scheduled job than like training"
-    found = list(strands(active))
+    found = list(preprocess(active))
     if not found:
         return "every metric is constant while the GPU works"
-    every = [r for s in found for c in candidates(s.signal) if (r := read(c, s)) and r.chain.cycles >= _LEAST_CYCLES]
+    every = [
+        r
+        for s in found
+        for c in find_candidates(s.signal)
+        if (r := match_candidate(c, s)) and r.match.cycles >= _LEAST_CYCLES
+    ]
     if not every:
         return "nothing repeats"
-    kept = distinct(every)
-    return Readings(active, clock, kept, feature_table(kept, every, ended=ended))
+    kept = keep_distinct(every)
+    return CycleHypotheses(active, time_map, kept, feature_table(kept, every, ended=ended))
 
 
 def _place(
-    active: Ticks, among: Strand, chain: Lock, step_s: float, others: tuple[Pattern, ...], ended: bool
+    active: Ticks,
+    among: PreprocessedView,
+    match: TemplateMatch,
+    step_s: float,
+    others: tuple[Pattern, ...],
+    ended: bool,
 ) -> Epochs:
     rows = fastest_first([active.names[i] for i in among.signal.rows])
-    placed = place_epochs(among.signal, chain, step_s, rows, ended=ended)
-    placed = filled(among.signal, placed, others, rows, ended=ended)
-    whole = among.whole(placed)
-    if among.cut and (signal := scaled_signal(active)) is not None:
-        whole = moved_to_changes(signal, whole, fastest_first([active.names[i] for i in signal.rows]))
-    return _with_warm_up(active, seen_epochs(whole, active.time_us), chain.period * step_s)
+    placed = place_epochs(among.signal, match, step_s, rows, ended=ended)
+    placed = add_other_periods(among.signal, placed, others, rows, ended=ended)
+    whole = among.restore_gaps(placed)
+    if among.gap_removal and (signal := scale_signal(active)) is not None:
+        whole = move_to_changes(signal, whole, fastest_first([active.names[i] for i in signal.rows]))
+    return _with_warm_up(active, drop_unseen_epochs(whole, active.time_us), match.period * step_s)
 
 
 def _with_warm_up(active: Ticks, epochs: Epochs, period_s: float) -> Epochs:
@@ -301,9 +324,9 @@ def _with_warm_up(active: Ticks, epochs: Epochs, period_s: float) -> Epochs:
     if not epochs.starts_s.size or not 0 < epochs.starts_s[0] <= _LONG_WARM_UP * period_s:
         return epochs
     before = (active.time_us - active.time_us[0]) * 1e-6 < epochs.starts_s[0]
-    if busy_ticks(active)[before].mean() < _WARM_UP_BUSY:
+    if active_ticks(active)[before].mean() < _WARM_UP_BUSY:
         return epochs
-    if epochs.starts_s[0] > _WARM_UP * period_s and np.median(work(active)[before]) > LITTLE_WORK:
+    if epochs.starts_s[0] > _WARM_UP * period_s and np.median(measure_load(active)[before]) > IDLE_LOAD:
         return epochs
     regular = epochs.regular.copy()
     regular[0] &= regular[1:].sum() < _LEAST_CYCLES
@@ -311,27 +334,27 @@ def _with_warm_up(active: Ticks, epochs: Epochs, period_s: float) -> Epochs:
 
 
 def mean_period(epochs: Epochs, step_s: float) -> tuple[float, float, float]:
-    """Mean duration of the regular epochs with its 95 % interval (normal), at least the resolution of the ticks.
+    """Average the regular epochs: mean duration and its 95 % interval (normal), at least the resolution of the ticks.
 
     If they take clearly longer from some epoch on, or shorter, then of the longer one of the two stretches.
     """
-    lengths = _of_one_regime((epochs.ends_s - epochs.starts_s)[epochs.regular])
+    lengths = _longer_segment((epochs.ends_s - epochs.starts_s)[epochs.regular])
     mean = float(lengths.mean())
     half = float(1.96 * lengths.std(ddof=1) / np.sqrt(lengths.size) + step_s / lengths.size)
     return mean, mean - half, mean + half
 
 
-def _of_one_regime(lengths: FloatArray) -> FloatArray:
+def _longer_segment(lengths: FloatArray) -> FloatArray:
     n = lengths.size
-    if n < 2 * _LEAST_OF_REGIME:
+    if n < 2 * _LEAST_OF_SEGMENT:
         return lengths
     sums, squares = np.cumsum(lengths), np.cumsum(lengths**2)
-    first = np.arange(_LEAST_OF_REGIME, n - _LEAST_OF_REGIME + 1)
+    first = np.arange(_LEAST_OF_SEGMENT, n - _LEAST_OF_SEGMENT + 1)
     before, after = sums[first - 1] / first, (sums[-1] - sums[first - 1]) / (n - first)
     within = squares[-1] - first * before**2 - (n - first) * after**2
     best = int(np.argmin(within))
     total = float(squares[-1] - sums[-1] ** 2 / n)
-    if within[best] > _UNEXPLAINED * total or abs(np.log(after[best] / before[best])) < _OTHER_REGIME:
+    if within[best] > _UNEXPLAINED * total or abs(np.log(after[best] / before[best])) < _OTHER_SEGMENT:
         return lengths
     at = int(first[best])
     return lengths[:at] if at > n - at else lengths[at:]

@@ -1,351 +1,332 @@
-"""What speaks for and against each reading of a trace, as numbers for the scorer.
+"""What speaks for and against each hypothesis about the cycle of a trace, as named numbers for the scorer.
 
-What stands at the boundaries of a reading: a level change unlike all others marks an epoch, ripple does not.
+:class:`Features` names them; the fitted scorer holds the same names and refuses others.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields
 
 import numpy as np
 from scipy.ndimage import maximum_filter1d
 
-from gpusonde.epoch_detect.cycles.candidates import Reading
+from gpusonde.epoch_detect.cycles.candidates import CycleHypothesis
 from gpusonde.epoch_detect.cycles.signal import median
-from gpusonde.epoch_detect.cycles.template_matching import Lock, likeness, start_phase, stretched
+from gpusonde.epoch_detect.cycles.template_matching import (
+    TemplateMatch,
+    correlate_cycles,
+    find_start_phase,
+    normalise_template,
+)
 from gpusonde.telemetry import FloatArray
 
-MARKERS = (
-    "marker_clarity",  # usual level change at the boundaries, in standard deviations of all changes
-    "marker_purity",  # of as many of the largest changes as there are boundaries, the share that lies at one
-    "marker_margin",  # log ratio of the usual change at a boundary to the largest one elsewhere
-    "marker_rank_margin",  # the same to the n-th largest elsewhere, n a tenth of the number of boundaries and one
-    "marker_weakest",  # the weakest change at a boundary in units of the usual one
-)
-_WIDTH = 0.06  # periods over which the level before and after is averaged
-_NEAR = 0.08  # periods that a change may lie off
+
+@dataclass(frozen=True, kw_only=True)
+class Features:
+    """What is known of one hypothesis; NaN where a feature does not apply."""
+
+    log_period_ticks: float
+    log_possible_cycles: float  # in the whole activity
+    log_cycles: float
+    smoothing: float
+    autocorrelation: float
+    agreement: float
+    weakest_agreement: float
+    explained_variance: float
+    scatter: float
+    coverage: float
+    strength: float
+    contrast: float
+    jumps: float
+    neighbour_agreement: float
+    next_but_one_gain: float  # cycles two apart agree better than neighbours: the period is a half
+    next_but_two_gain: float
+    self_similarity: float  # the template repeats in itself: the period is a multiple
+    steepest_step: float
+    plateau: float
+    amplitude: float
+    metrics: float
+    differenced: float
+    level_agreement: float
+    level_explained_variance: float
+    level_weakest_agreement: float
+    difference_agreement: float
+    difference_explained_variance: float
+    difference_weakest_agreement: float
+    difference_contrast: float
+    support: float
+    score: float
+    below_best: float
+    best_longer: float
+    best_longer_agreement: float
+    best_shorter: float
+    best_multiple: float
+    best_multiple_agreement: float
+    best_divisor: float
+    best_divisor_agreement: float
+    best_unrelated: float
+    median_unrelated: float
+    log_ratio_to_best: float
+    # A longer cycle always holds the same number of these: epochs within a checkpoint cycle, or evaluations.
+    nested_in: float
+    nested_in_count: float
+    nested_in_excess: float  # what the longer cycle holds beyond them, in cycles
+    nested_in_log_cycles: float
+    contains: float  # the same, seen from the longer cycle
+    contains_count: float
+    contains_excess: float
+    contains_scatter: float
+    begin_phase: float  # periods between the start of the activity and the nearest boundary: epochs fill their run
+    end_phase: float
+    gap_removal: float  # no idle gaps, long ones, all
+    removed: float  # share of the time
+    best_other_view: float  # score where other gaps were removed
+    best_other_view_same_period: float
+    period_with_gaps: float  # usual length with the gaps removed from it, in periods
+    change_clarity: float  # usual level change at the boundaries, in standard deviations of all changes
+    change_purity: float  # of as many of the largest changes as there are boundaries, the share that lies at one
+    change_margin: float  # log ratio of the usual change at a boundary to the largest one elsewhere
+    change_rank_margin: float  # the same to the n-th largest elsewhere, n a tenth of the number of boundaries and one
+    change_weakest: float  # the weakest change at a boundary in units of the usual one
+    continued: float  # share of the activity that a like cycle of another length adds: epochs got longer or shorter
 
 
-def markers(reading: Reading) -> list[float]:
-    """The figures named in ``MARKERS``."""
-    chain, level = reading.chain, reading.candidate.level.values
-    window = chain.template.shape[1]
-    begin = reading.first + int(chain.starts[0])
-    stop = min(reading.first + int(chain.starts[-1]) + window, level.shape[1])
-    starts = chain.starts - chain.starts[0]
-    change = _changes(level[:, begin:stop], max(1, round(_WIDTH * window)), reading.candidate.changes)
-    near = max(1, round(_NEAR * window))
-    # Both directions of every metric; the largest within reach counts.
-    both = np.concatenate([change, -change])
-    reachable = maximum_filter1d(both, 2 * near + 1, axis=1, mode="nearest")
-    inside = starts[:, None] + np.arange(window)
-    # The lower middle one of an even number: half of the boundaries must show the change.
-    several = np.sort(reachable[:, np.minimum(inside, both.shape[1] - 1)], axis=1)
-    folded = several[:, (starts.size - 1) // 2]
-    row, phase = np.unravel_index(int(np.argmax(folded)), folded.shape)
-    signed, usual = both[row], float(folded[row, phase])
-    if usual <= 0:
-        return [0.0, 0.0, np.nan, np.nan, 0.0]
-    places = np.minimum(starts + phase, signed.size - 1)
-    here = reachable[row][places]
-    peaks = np.flatnonzero((signed >= maximum_filter1d(signed, 2 * near + 1, mode="nearest")) & (signed > 0))
-    distance = np.abs(peaks[:, None] - places).min(axis=1)
-    elsewhere = np.sort(signed[peaks[distance > near]])[::-1]
-    ranked = peaks[np.argsort(-signed[peaks], kind="stable")][: places.size]
-    purity = float((np.abs(ranked[:, None] - places).min(axis=1) <= near).mean()) if ranked.size else 0.0
-    nth = min(places.size // 10 + 1, elsewhere.size - 1)
-    return [
-        usual / (float(signed.std()) + 1e-9),
-        purity,
-        _log_ratio(usual, elsewhere[0]) if elsewhere.size else _MOST,
-        _log_ratio(usual, elsewhere[nth]) if elsewhere.size else _MOST,
-        float(here.min()) / usual,
-    ]
+FEATURES = tuple(field.name for field in fields(Features))
 
 
-_MOST = 3.0
+def to_table(rows: Iterable[Features]) -> FloatArray:
+    """Arrange features for the scorer, shape (rows, features)."""
+    return np.array([[getattr(row, name) for name in FEATURES] for row in rows], dtype=np.float64)
 
 
-def _log_ratio(one: float, other: float) -> float:
-    return float(np.clip(np.log(one / max(other, 1e-9)), -_MOST, _MOST))
-
-
-def _changes(values: FloatArray, width: int, are_changes: bool) -> FloatArray:
-    """Mean over the cells after each cell's left edge less that before it; changes are what they are."""
-    if are_changes:
-        return values
-    n = values.shape[1]
-    sums = np.concatenate([np.zeros((values.shape[0], 1)), np.cumsum(values, axis=1)], axis=1)
-    here = np.arange(n)
-    left, right = np.maximum(here - width, 0), np.minimum(here + width, n)
-    change: FloatArray = (sums[:, right] - sums[:, here]) / (right - here)
-    change -= (sums[:, here] - sums[:, left]) / np.maximum(here - left, 1)
-    change[:, 0] = 0.0
-    return change
-
-
-FEATURES = (
-    "log_ticks",  # of the period
-    "log_possible_cycles",  # in the whole activity
-    "log_cycles",
-    "smoothing",
-    "autocorrelation",
-    "agreement",
-    "weakest",
-    "explained",
-    "scatter",
-    "coverage",
-    "strength",
-    "contrast",
-    "jumps",
-    "neighbours",
-    "next_but_one_gain",  # cycles two apart agree better than neighbours: the period is a half
-    "next_but_two_gain",
-    "within_template",  # the template repeats in itself: the period is a multiple
-    "edge",
-    "plateau",
-    "swing",
-    "metrics",
-    "of_changes",
-    "agreement_of_levels",
-    "explained_of_levels",
-    "weakest_of_levels",
-    "agreement_of_changes",
-    "explained_of_changes",
-    "weakest_of_changes",
-    "contrast_of_changes",
-    "support",
-    "score",
-    "below_best",
-    "best_longer",
-    "best_longer_agreement",
-    "best_shorter",
-    "best_multiple",
-    "best_multiple_agreement",
-    "best_part",
-    "best_part_agreement",
-    "best_unrelated",
-    "median_unrelated",
-    "log_ratio_to_best",
-    "lies_in",  # a longer cycle always holds the same number of these: epochs within a checkpoint cycle, or evaluations
-    "lies_in_count",
-    "lies_in_excess",  # what the longer cycle holds beyond them, in cycles
-    "lies_in_cycles",
-    "holds",  # the same, seen from the longer cycle
-    "holds_count",
-    "holds_excess",
-    "holds_scatter",
-    "begin_phase",  # periods between the start of the activity and the nearest boundary: epochs fill their run
-    "end_phase",
-    "cut",  # what was left out: nothing, long pauses, all pauses
-    "removed",  # share of the time
-    "best_elsewhere",  # score where other pauses were left out
-    "same_elsewhere",  # the same of readings of this length
-    "with_pauses",  # usual length with what was left out, in periods
-    *MARKERS,
-    "continued",  # share of the activity that other readings with a like cycle add: epochs that got longer or shorter
-)
 _NESTING_PARTNERS = 10
 _NEAR_EDGE = 2.0  # periods from the edge of the activity beyond which the boundaries are not extrapolated to it
 _HARMONICS = tuple(range(2, 9))
 _SAME = 0.06
 _SAME_LENGTH = 0.08
-_OTHER_LENGTH = 0.15  # of the logarithm; a chain follows smaller changes itself
+_OTHER_LENGTH = 0.15  # of the logarithm; a match follows smaller changes itself
 _GRID = 256
+_CHANGE_WIDTH = 0.06  # periods over which the level before and after is averaged
+_CHANGE_NEAR = 0.08  # periods that a change may lie off
+_LARGEST_LOG_RATIO = 3.0
 
 
-def feature_table(kept: list[Reading], all_readings: list[Reading], *, ended: bool) -> FloatArray:
-    """Features of each reading.
+def feature_table(kept: list[CycleHypothesis], all_hypotheses: list[CycleHypothesis], *, ended: bool) -> FloatArray:
+    """Compute the features of each hypothesis.
 
     Args:
-        kept: Readings of distinct periods.
-        all_readings: All of them, near duplicates of other smoothings and resolutions included.
+        kept: Hypotheses of distinct periods.
+        all_hypotheses: All of them, near duplicates of other smoothings and resolutions included.
         ended: Whether the activity is over; while it is not, its last tick says nothing.
 
     Returns:
         Shape (kept, features), NaN where a feature does not apply.
     """
-    partners = sorted(kept, key=lambda r: -r.score)[:_NESTING_PARTNERS]
+    partners = sorted(kept, key=lambda h: -h.score)[:_NESTING_PARTNERS]
     table = np.empty((len(kept), len(FEATURES)))
-    for strand in {id(r.strand): r.strand for r in kept}.values():
-        here = [i for i, r in enumerate(kept) if r.strand is strand]
-        elsewhere = [(r.usual_s, r.score) for r in kept if r.strand is not strand]
-        table[here] = _of_strand(
-            [kept[i] for i in here], [r for r in all_readings if r.strand is strand], partners,
-            np.array(elsewhere).reshape(-1, 2), ended=ended,
+    for view in {id(h.preprocessed): h.preprocessed for h in kept}.values():
+        here = [i for i, h in enumerate(kept) if h.preprocessed is view]
+        elsewhere = [(h.usual_s, h.score) for h in kept if h.preprocessed is not view]
+        table[here] = to_table(
+            _describe_view(
+                [kept[i] for i in here], [h for h in all_hypotheses if h.preprocessed is view], partners,
+                np.array(elsewhere).reshape(-1, 2), ended=ended,
+            )
         )  # fmt: skip
     return table
 
 
-def _of_strand(
-    kept: list[Reading], all_readings: list[Reading], partners: list[Reading], elsewhere: FloatArray, *, ended: bool
-) -> FloatArray:
-    strand = kept[0].strand
-    extents = [_Extent.of(r) for r in partners if r.strand is strand]
-    ticks, step_s = len(strand.ticks), strand.signal.step_s
-    periods = np.array([r.period_s for r in kept])
-    scores = np.array([r.score for r in kept])
-    agreements = np.array([r.chain.agreement for r in kept])
-    every = np.array([r.period_s for r in all_readings])
-    every_score = np.array([r.score for r in all_readings])
-    of_changes = np.array([r.candidate.changes for r in all_readings])
+def _describe_view(
+    kept: list[CycleHypothesis],
+    all_hypotheses: list[CycleHypothesis],
+    partners: list[CycleHypothesis],
+    elsewhere: FloatArray,
+    *,
+    ended: bool,
+) -> Iterator[Features]:
+    """Describe the hypotheses of one preprocessed view; ``elsewhere`` has period and score of those of others."""
+    view = kept[0].preprocessed
+    extents = [_Extent.from_hypothesis(h) for h in partners if h.preprocessed is view]
+    ticks, step_s = len(view.ticks), view.signal.step_s
+    periods = np.array([h.period_s for h in kept])
+    scores = np.array([h.score for h in kept])
+    agreements = np.array([h.match.agreement for h in kept])
+    every = np.array([h.period_s for h in all_hypotheses])
+    every_score = np.array([h.score for h in all_hypotheses])
+    differenced = np.array([h.candidate.changes for h in all_hypotheses])
     best = int(np.argmax(scores))
-    rows = []
-    for i, reading in enumerate(kept):
+    for i, hypothesis in enumerate(kept):
         ratio = periods / periods[i]
         multiple = _harmonic(ratio)
-        part = _harmonic(1 / ratio)
-        unrelated = ~(multiple | part | (np.abs(ratio - 1) < _SAME))
+        divisor = _harmonic(1 / ratio)
+        unrelated = ~(multiple | divisor | (np.abs(ratio - 1) < _SAME))
         twins = np.abs(every / periods[i] - 1) < 0.04
-        rows.append(
-            [
-                np.log(periods[i] / step_s),
-                np.log(ticks * step_s / periods[i]),
-                np.log(reading.chain.cycles),
-                reading.candidate.smoothing,
-                reading.candidate.correlation,
-                *_of_chain(reading.chain),
-                reading.candidate.changes,
-                *_of_view(twins & ~of_changes, all_readings)[:3],
-                *_of_view(twins & of_changes, all_readings),
-                int((every_score[twins] > 0.8 * scores[i]).sum()),
-                scores[i],
-                scores[best] - scores[i],
-                _largest(scores, ratio > 1.5),
-                _largest(agreements, ratio > 1.5),
-                _largest(scores, ratio < 0.67),
-                _largest(scores, multiple),
-                _largest(agreements, multiple),
-                _largest(scores, part),
-                _largest(agreements, part),
-                _largest(scores, unrelated),
-                float(np.median(scores[unrelated])) if unrelated.any() else np.nan,
-                np.log(periods[i] / periods[best]),
-                *_nesting(reading, partners),
-                *_edge_phases(reading, ended=ended),
-                strand.cut,
-                strand.removed,
-                _largest(elsewhere[:, 1], elsewhere[:, 0] > 0),
-                _largest(elsewhere[:, 1], np.abs(elsewhere[:, 0] / reading.usual_s - 1) < _SAME_LENGTH),
-                reading.usual_s / reading.period_s,
-                *markers(reading),
-                _continued(reading, extents),
-            ]
+        of_level = _best_match(twins & ~differenced, all_hypotheses)
+        of_difference = _best_match(twins & differenced, all_hypotheses)
+        begin_phase, end_phase = _edge_phases(hypothesis, ended=ended)
+        yield Features(
+            log_period_ticks=np.log(periods[i] / step_s),
+            log_possible_cycles=np.log(ticks * step_s / periods[i]),
+            log_cycles=np.log(hypothesis.match.cycles),
+            smoothing=hypothesis.candidate.smoothing,
+            autocorrelation=hypothesis.candidate.correlation,
+            **_describe_match(hypothesis.match),
+            differenced=hypothesis.candidate.changes,
+            level_agreement=of_level.agreement if of_level else np.nan,
+            level_explained_variance=of_level.explained if of_level else np.nan,
+            level_weakest_agreement=of_level.weakest if of_level else np.nan,
+            difference_agreement=of_difference.agreement if of_difference else np.nan,
+            difference_explained_variance=of_difference.explained if of_difference else np.nan,
+            difference_weakest_agreement=of_difference.weakest if of_difference else np.nan,
+            difference_contrast=of_difference.contrast if of_difference else np.nan,
+            support=int((every_score[twins] > 0.8 * scores[i]).sum()),
+            score=scores[i],
+            below_best=scores[best] - scores[i],
+            best_longer=_largest(scores, ratio > 1.5),
+            best_longer_agreement=_largest(agreements, ratio > 1.5),
+            best_shorter=_largest(scores, ratio < 0.67),
+            best_multiple=_largest(scores, multiple),
+            best_multiple_agreement=_largest(agreements, multiple),
+            best_divisor=_largest(scores, divisor),
+            best_divisor_agreement=_largest(agreements, divisor),
+            best_unrelated=_largest(scores, unrelated),
+            median_unrelated=float(np.median(scores[unrelated])) if unrelated.any() else np.nan,
+            log_ratio_to_best=np.log(periods[i] / periods[best]),
+            **_describe_nesting(hypothesis, partners),
+            begin_phase=begin_phase,
+            end_phase=end_phase,
+            gap_removal=view.gap_removal,
+            removed=view.removed,
+            best_other_view=_largest(elsewhere[:, 1], elsewhere[:, 0] > 0),
+            best_other_view_same_period=_largest(
+                elsewhere[:, 1], np.abs(elsewhere[:, 0] / hypothesis.usual_s - 1) < _SAME_LENGTH
+            ),
+            period_with_gaps=hypothesis.usual_s / hypothesis.period_s,
+            **_describe_changes(hypothesis),
+            continued=_continued(hypothesis, extents),
         )
-    return np.array(rows, dtype=np.float64)
 
 
 @dataclass(frozen=True)
 class _Extent:
-    """Where the cycles of a reading lie, and their shape."""
+    """Where the cycles of a hypothesis lie, and their shape."""
 
-    reading: Reading
+    hypothesis: CycleHypothesis
     covered: np.ndarray[tuple[int], np.dtype[np.bool_]]
     shape: FloatArray
 
     @classmethod
-    def of(cls, reading: Reading) -> _Extent:
-        return cls(reading, _covered(reading), stretched(reading.chain.template))
+    def from_hypothesis(cls, hypothesis: CycleHypothesis) -> _Extent:
+        return cls(hypothesis, _covered(hypothesis), normalise_template(hypothesis.match.template))
 
 
-def _continued(reading: Reading, partners: list[_Extent]) -> float:
-    """Share of the activity that cycles of another length but the same shape cover, where these ones do not."""
-    mine, shape, most = _covered(reading), None, 0.0
+def _continued(hypothesis: CycleHypothesis, partners: list[_Extent]) -> float:
+    """Return the share of the activity that cycles of another length but the same shape add to these."""
+    mine, shape, most = _covered(hypothesis), None, 0.0
     for partner in partners:
-        if abs(np.log(partner.reading.period_s / reading.period_s)) > _OTHER_LENGTH:
+        if abs(np.log(partner.hypothesis.period_s / hypothesis.period_s)) > _OTHER_LENGTH:
             beyond = float(np.count_nonzero(partner.covered & ~mine)) / _GRID
             if beyond > most + 0.02:
-                shape = stretched(reading.chain.template) if shape is None else shape
-                most = max(most, beyond * max(0.0, likeness(shape, partner.shape)))
+                shape = normalise_template(hypothesis.match.template) if shape is None else shape
+                most = max(most, beyond * max(0.0, correlate_cycles(shape, partner.shape)))
     return most
 
 
-def _covered(reading: Reading) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Shape (_GRID,), which parts of the strand lie in the reading's cycles."""
-    level = reading.candidate.level
-    edges = (reading.first + reading.chain.starts) / len(level) * _GRID
-    width = reading.chain.template.shape[1] / len(level) * _GRID
+def _covered(hypothesis: CycleHypothesis) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Say which parts of the preprocessed view, shape (_GRID,), lie in the hypothesis's cycles."""
+    level = hypothesis.candidate.level
+    edges = (hypothesis.first + hypothesis.match.starts) / len(level) * _GRID
+    width = hypothesis.match.template.shape[1] / len(level) * _GRID
     place = np.arange(_GRID) + 0.5
     last = np.searchsorted(edges, place, side="right") - 1
     return np.asarray((last >= 0) & (place - edges[np.maximum(last, 0)] < width))
 
 
-def _of_chain(chain: Lock) -> list[float]:
-    one, two, three = chain.neighbours
-    template = chain.template
+def _describe_match(match: TemplateMatch) -> dict[str, float]:
+    one, two, three = match.neighbours
+    template = match.template
     spans = np.ptp(template, axis=1)
     row = template[int(np.argmax(spans))]
-    swing = float(spans.max())
+    amplitude = float(spans.max())
     level = median(row)
-    return [
-        chain.agreement,
-        chain.weakest,
-        chain.explained,
-        chain.scatter,
-        chain.coverage,
-        chain.strength,
-        chain.contrast,
-        1.0 - float(chain.joined.mean()),
-        one,
-        two - one,
-        three - one,
-        _self_similarity(template),
-        float(np.abs(np.diff(row)).max()) / (swing + 1e-12),
-        float((np.abs(row - level) < 0.15 * swing).mean()),
-        swing,
-        template.shape[0],
-    ]
+    return {
+        "agreement": match.agreement,
+        "weakest_agreement": match.weakest,
+        "explained_variance": match.explained,
+        "scatter": match.scatter,
+        "coverage": match.coverage,
+        "strength": match.strength,
+        "contrast": match.contrast,
+        "jumps": 1.0 - float(match.joined.mean()),
+        "neighbour_agreement": one,
+        "next_but_one_gain": two - one,
+        "next_but_two_gain": three - one,
+        "self_similarity": _self_similarity(template),
+        "steepest_step": float(np.abs(np.diff(row)).max()) / (amplitude + 1e-12),
+        "plateau": float((np.abs(row - level) < 0.15 * amplitude).mean()),
+        "amplitude": amplitude,
+        "metrics": template.shape[0],
+    }
 
 
-def _nesting(reading: Reading, partners: list[Reading]) -> list[float]:
-    """How regularly the cycles lie in those of a longer reading, and hold those of a shorter one; see ``FEATURES``."""
-    lies_in, holds = [0.0, np.nan, np.nan, np.nan], [0.0, np.nan, np.nan, np.nan]
+def _describe_nesting(hypothesis: CycleHypothesis, partners: list[CycleHypothesis]) -> dict[str, float]:
+    """Say how regularly the cycles are nested in those of a longer hypothesis, and contain those of a shorter one."""
+    nested = {"nested_in": 0.0, "nested_in_count": np.nan, "nested_in_excess": np.nan, "nested_in_log_cycles": np.nan}
+    contains = {"contains": 0.0, "contains_count": np.nan, "contains_excess": np.nan, "contains_scatter": np.nan}
     for partner in partners:
-        if partner.period_s > 1.5 * reading.period_s:
-            share, count = _children_per_parent(partner, reading)
-            if share * partner.score > lies_in[0]:
-                excess = partner.period_s / reading.period_s - count
-                lies_in = [share * partner.score, count, excess, np.log(partner.chain.cycles)]
-        elif reading.period_s > 1.5 * partner.period_s:
-            share, count = _children_per_parent(reading, partner)
-            if share * partner.score > holds[0]:
-                excess = reading.period_s / partner.period_s - count
-                holds = [share * partner.score, count, excess, partner.chain.scatter]
-    return lies_in + holds
+        if partner.period_s > 1.5 * hypothesis.period_s:
+            share, count = _children_per_parent(partner, hypothesis)
+            if share * partner.score > nested["nested_in"]:
+                nested = {
+                    "nested_in": share * partner.score,
+                    "nested_in_count": count,
+                    "nested_in_excess": partner.period_s / hypothesis.period_s - count,
+                    "nested_in_log_cycles": np.log(partner.match.cycles),
+                }
+        elif hypothesis.period_s > 1.5 * partner.period_s:
+            share, count = _children_per_parent(hypothesis, partner)
+            if share * partner.score > contains["contains"]:
+                contains = {
+                    "contains": share * partner.score,
+                    "contains_count": count,
+                    "contains_excess": hypothesis.period_s / partner.period_s - count,
+                    "contains_scatter": partner.match.scatter,
+                }
+    return nested | contains
 
 
-def _edge_phases(reading: Reading, *, ended: bool) -> tuple[float, float]:
-    """Periods from the first and the last activity to the nearest boundary, 0..0.5; NaN where that cannot be told."""
-    template, period = reading.chain.template, reading.chain.period
+def _edge_phases(hypothesis: CycleHypothesis, *, ended: bool) -> tuple[float, float]:
+    """Return periods from first and last activity to the nearest boundary, 0..0.5; NaN where that cannot be told."""
+    template, period = hypothesis.match.template, hypothesis.match.period
     row = template[int(np.argmax(np.ptp(template, axis=1)))]
-    offset = reading.first + start_phase(row) * template.shape[1]
-    first = (reading.chain.starts[0] + offset) / period
-    last = (len(reading.candidate.level) - reading.chain.starts[-1] - offset) / period
+    offset = hypothesis.first + find_start_phase(row) * template.shape[1]
+    first = (hypothesis.match.starts[0] + offset) / period
+    last = (len(hypothesis.candidate.level) - hypothesis.match.starts[-1] - offset) / period
     begin, end = (abs(d - round(d)) if d < _NEAR_EDGE else np.nan for d in (first, last))
     return begin, end if ended else np.nan
 
 
-def _children_per_parent(parent: Reading, child: Reading) -> tuple[float, float]:
-    """Share of the longer cycles that hold the usual number of shorter ones, and that number."""
+def _children_per_parent(parent: CycleHypothesis, child: CycleHypothesis) -> tuple[float, float]:
+    """Return the share of the longer cycles that contain the usual number of shorter ones, and that number."""
     children, bounds = child.starts_s, parent.starts_s
     inside = (bounds[:-1] >= children[0] - child.period_s) & (bounds[1:] <= children[-1] + child.period_s)
-    counts = np.diff(np.searchsorted(children, bounds))[inside & parent.chain.joined]
+    counts = np.diff(np.searchsorted(children, bounds))[inside & parent.match.joined]
     if counts.size < 2:
         return 0.0, np.nan
     usual = median(counts)
     return float((counts == usual).mean()), usual
 
 
-def _of_view(where: np.ndarray[tuple[int], np.dtype[np.bool_]], readings: list[Reading]) -> list[float]:
-    """Agreement, explained variance, weakest agreement and contrast of the best of some readings."""
-    if not where.any():
-        return [np.nan] * 4
-    best = max((readings[i] for i in np.flatnonzero(where)), key=lambda r: r.score).chain
-    return [best.agreement, best.explained, best.weakest, best.contrast]
+def _best_match(
+    where: np.ndarray[tuple[int], np.dtype[np.bool_]], hypotheses: list[CycleHypothesis]
+) -> TemplateMatch | None:
+    """Return the match of the best of some hypotheses; None if there is none among them."""
+    return max((hypotheses[i] for i in np.flatnonzero(where)), key=lambda h: h.score).match if where.any() else None
 
 
 def _self_similarity(template: FloatArray) -> float:
-    """Largest circular correlation of the template with itself at a half, a third ... a sixth of its length."""
+    """Return the largest correlation of the template with itself, turned by a half, a third ... a sixth."""
     flat = template - template.mean(axis=1, keepdims=True)
     power = float((flat**2).sum()) + 1e-12
     window = template.shape[1]
@@ -363,3 +344,67 @@ def _harmonic(ratio: FloatArray) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
 
 def _largest(values: FloatArray, where: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> float:
     return float(values[where].max()) if where.any() else float("nan")
+
+
+def _describe_changes(hypothesis: CycleHypothesis) -> dict[str, float]:
+    """Compare the level changes at the boundaries with all others.
+
+    A level change unlike all others marks an epoch, ripple does not.
+    """
+    match, level = hypothesis.match, hypothesis.candidate.level.values
+    window = match.template.shape[1]
+    begin = hypothesis.first + int(match.starts[0])
+    stop = min(hypothesis.first + int(match.starts[-1]) + window, level.shape[1])
+    starts = match.starts - match.starts[0]
+    change = _changes(level[:, begin:stop], max(1, round(_CHANGE_WIDTH * window)), hypothesis.candidate.changes)
+    near = max(1, round(_CHANGE_NEAR * window))
+    # Both directions of every metric; the largest within reach counts.
+    both = np.concatenate([change, -change])
+    reachable = maximum_filter1d(both, 2 * near + 1, axis=1, mode="nearest")
+    inside = starts[:, None] + np.arange(window)
+    # The lower middle one of an even number: half of the boundaries must show the change.
+    several = np.sort(reachable[:, np.minimum(inside, both.shape[1] - 1)], axis=1)
+    folded = several[:, (starts.size - 1) // 2]
+    row, phase = np.unravel_index(int(np.argmax(folded)), folded.shape)
+    signed, usual = both[row], float(folded[row, phase])
+    if usual <= 0:
+        return {
+            "change_clarity": 0.0,
+            "change_purity": 0.0,
+            "change_margin": np.nan,
+            "change_rank_margin": np.nan,
+            "change_weakest": 0.0,
+        }
+    places = np.minimum(starts + phase, signed.size - 1)
+    here = reachable[row][places]
+    peaks = np.flatnonzero((signed >= maximum_filter1d(signed, 2 * near + 1, mode="nearest")) & (signed > 0))
+    distance = np.abs(peaks[:, None] - places).min(axis=1)
+    elsewhere = np.sort(signed[peaks[distance > near]])[::-1]
+    ranked = peaks[np.argsort(-signed[peaks], kind="stable")][: places.size]
+    purity = float((np.abs(ranked[:, None] - places).min(axis=1) <= near).mean()) if ranked.size else 0.0
+    nth = min(places.size // 10 + 1, elsewhere.size - 1)
+    return {
+        "change_clarity": usual / (float(signed.std()) + 1e-9),
+        "change_purity": purity,
+        "change_margin": _log_ratio(usual, elsewhere[0]) if elsewhere.size else _LARGEST_LOG_RATIO,
+        "change_rank_margin": _log_ratio(usual, elsewhere[nth]) if elsewhere.size else _LARGEST_LOG_RATIO,
+        "change_weakest": float(here.min()) / usual,
+    }
+
+
+def _log_ratio(one: float, other: float) -> float:
+    return float(np.clip(np.log(one / max(other, 1e-9)), -_LARGEST_LOG_RATIO, _LARGEST_LOG_RATIO))
+
+
+def _changes(values: FloatArray, width: int, are_changes: bool) -> FloatArray:
+    """Return the mean over the cells after each cell's left edge less that before it; changes are what they are."""
+    if are_changes:
+        return values
+    n = values.shape[1]
+    sums = np.concatenate([np.zeros((values.shape[0], 1)), np.cumsum(values, axis=1)], axis=1)
+    here = np.arange(n)
+    left, right = np.maximum(here - width, 0), np.minimum(here + width, n)
+    change: FloatArray = (sums[:, right] - sums[:, here]) / (right - here)
+    change -= (sums[:, here] - sums[:, left]) / np.maximum(here - left, 1)
+    change[:, 0] = 0.0
+    return change

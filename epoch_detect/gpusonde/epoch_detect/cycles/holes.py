@@ -18,8 +18,8 @@ _VAGUE = 0.1  # the same for the hole in which it begins or ends
 
 
 @dataclass(frozen=True)
-class Clock:
-    """From the detector's time, in which holes are short, to that of the ticks.
+class TimeMap:
+    """A map from the detector's time, in which holes are short, to that of the ticks.
 
     Attributes:
         short_s: Shape (n,), the detector's time of each tick, from 0.
@@ -29,14 +29,14 @@ class Clock:
     short_s: FloatArray
     real_s: FloatArray
 
-    def real(self, time_s: FloatArray) -> FloatArray:
-        """Seconds on the ticks' own axis; what lies outside the ticks keeps its distance to them."""
+    def restore(self, time_s: FloatArray) -> FloatArray:
+        """Return seconds on the ticks' own axis; what lies outside the ticks keeps its distance to them."""
         inside = np.interp(time_s, self.short_s, self.real_s)
         beyond = np.minimum(time_s - self.short_s[0], 0.0) + np.maximum(time_s - self.short_s[-1], 0.0)
         return np.asarray(inside + beyond)
 
 
-def with_short_holes(ticks: Ticks) -> tuple[Ticks, Clock]:
+def shorten_holes(ticks: Ticks) -> tuple[Ticks, TimeMap]:
     """Shorten holes that are long beside what was seen.
 
     Args:
@@ -53,14 +53,14 @@ def with_short_holes(ticks: Ticks) -> tuple[Ticks, Clock]:
     short_us = real_us
     if steps.max() > longest:
         short_us = np.concatenate([[0], np.cumsum(np.minimum(steps, longest))])
-    return replace(ticks, time_us=short_us), Clock(_seconds(short_us), _seconds(ticks.time_us))
+    return replace(ticks, time_us=short_us), TimeMap(_seconds(short_us), _seconds(ticks.time_us))
 
 
 def _seconds(time_us: IntArray) -> FloatArray:
     return time_us.astype(np.float64) * 1e-6
 
 
-def seen_epochs(epochs: Epochs, time_us: IntArray) -> Epochs:
+def drop_unseen_epochs(epochs: Epochs, time_us: IntArray) -> Epochs:
     """Leave out epochs that lie in holes; one that begins or ends in a short one does not count for the period.
 
     Args:
@@ -83,6 +83,6 @@ def seen_epochs(epochs: Epochs, time_us: IntArray) -> Epochs:
 
 
 def _hole_at(place_s: FloatArray, time_s: FloatArray, hole: npt.NDArray[np.bool_]) -> FloatArray:
-    """Length in seconds of the hole around each place; 0 where there is none."""
+    """Return the length in seconds of the hole around each place; 0 where there is none."""
     step = np.clip(np.searchsorted(time_s, place_s) - 1, 0, hole.size - 1)
     return np.where(hole[step], np.diff(time_s)[step], 0.0)

@@ -1,4 +1,4 @@
-"""How likely each reading of a trace is the epoch: boosted trees over the features, fitted on generated traces.
+"""How likely each hypothesis of a trace is the epoch: boosted trees over the features, fitted on generated traces.
 
 The trees are fitted by ``benchmarks/epochs/fit_scorer.py`` and stored as plain arrays, so that evaluating them needs
 NumPy only and loading them runs no code.
@@ -15,13 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusonde.epoch_detect.cycles.features import FEATURES
+from gpusonde.errors import ModelError
 from gpusonde.telemetry import FloatArray
 
 _ARRAYS = ("roots", "feature", "threshold", "missing_left", "left", "right", "value", "base", "raw", "calibrated")
-
-
-class ScorerError(ValueError):
-    """A file that holds no scorer for this release."""
 
 
 @dataclass(frozen=True)
@@ -57,18 +54,18 @@ class Scorer:
         """Read a scorer.
 
         Raises:
-            ScorerError: The file is something else, or was fitted to other features.
+            ModelError: The file is something else, or was fitted to other features.
         """
         try:
             with np.load(file, allow_pickle=False) as archive:
                 names = tuple(str(name) for name in archive["features"])
                 arrays = [archive[name] for name in _ARRAYS]
         except (OSError, ValueError, KeyError) as error:
-            raise ScorerError(
+            raise ModelError(
                 f"not a scorer of epochs ({error}); fit one with benchmarks/epochs/fit_scorer.py"
             ) from error
         if names != FEATURES:
-            raise ScorerError(
+            raise ModelError(
                 "the scorer was fitted to other features; fit it anew with benchmarks/epochs/fit_scorer.py"
             )
         roots, feature, threshold, missing_left, left, right, value, base, raw, calibrated = arrays
@@ -84,18 +81,18 @@ class Scorer:
         return _shipped()
 
     def probability(self, features: FloatArray) -> FloatArray:
-        """Probability that a reading is right.
+        """Probability that a hypothesis is right.
 
         Args:
-            features: Shape (readings, features).
+            features: Shape (hypotheses, features).
 
         Returns:
-            Shape (readings,), in 0..1, calibrated.
+            Shape (hypotheses,), in 0..1, calibrated.
         """
         return np.interp(1 / (1 + np.exp(-self.log_odds(features))), self.raw, self.calibrated)
 
     def log_odds(self, features: FloatArray) -> FloatArray:
-        """Sum of the trees, shape (readings,)."""
+        """Sum of the trees, shape (hypotheses,)."""
         node = np.broadcast_to(self.roots, (features.shape[0], self.roots.size))
         row = np.arange(features.shape[0])[:, None]
         while (inner := self.feature[node] >= 0).any():

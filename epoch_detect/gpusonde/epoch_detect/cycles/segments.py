@@ -1,4 +1,4 @@
-"""Runs whose epochs get longer or shorter at some point: the same cycle at another tempo fills what one leaves out."""
+"""Runs whose epochs get longer or shorter: the same cycle with another period fills what one leaves out."""
 
 from __future__ import annotations
 
@@ -9,12 +9,17 @@ import numpy.typing as npt
 from scipy.ndimage import uniform_filter1d
 
 from gpusonde.epoch_detect.cycles.boundaries import Epochs, place_epochs
-from gpusonde.epoch_detect.cycles.candidates import Reading, longest_period, view_of
+from gpusonde.epoch_detect.cycles.candidates import CycleHypothesis, longest_period, make_view
 from gpusonde.epoch_detect.cycles.signal import Signal
-from gpusonde.epoch_detect.cycles.template_matching import Lock, likeness, lock, stretched
+from gpusonde.epoch_detect.cycles.template_matching import (
+    TemplateMatch,
+    correlate_cycles,
+    match_template,
+    normalise_template,
+)
 from gpusonde.telemetry import FloatArray
 
-_OTHER_TEMPO = 0.15  # of the logarithm of the period; a chain of cycles follows smaller changes itself
+_OTHER_PERIOD = 0.15  # of the logarithm of the period; a match of cycles follows smaller changes itself
 _MOST_CHANGE = 1.2  # of it: three times as long or short
 _ALIKE = 0.7  # the cycle must be the same but for its length
 _LEAST_AGREEMENT = 0.6
@@ -50,36 +55,40 @@ class Pattern:
         return self.step_s * int(self.template.shape[1])
 
     @classmethod
-    def of(cls, reading: Reading) -> Pattern:
-        """The cycle of a reading."""
-        view = reading.candidate
-        return cls(view.level.step_s, view.smoothing, view.changes, reading.chain.template)
+    def from_hypothesis(cls, hypothesis: CycleHypothesis) -> Pattern:
+        """Take the cycle of a hypothesis."""
+        view = hypothesis.candidate
+        return cls(view.level.step_s, view.smoothing, view.changes, hypothesis.match.template)
 
-    def view(self, signal: Signal) -> Signal | None:
-        """The signal as the pattern sees it; None if the grid has become another one."""
+    def apply(self, signal: Signal) -> Signal | None:
+        """Make the view of the signal in which the pattern was found; None if the grid has become another one."""
         level = signal
         while level.step_s < 0.75 * self.step_s and len(level) > 1:
             level = level.halved()
         if abs(level.step_s / self.step_s - 1) > _SAME_STEP:
             return None
-        return view_of(level, self.smoothing, self.changes, longest_period(level))
+        return make_view(level, self.smoothing, self.changes, longest_period(level))
 
 
-def other_tempos(chosen: Reading, readings: list[Reading]) -> tuple[Pattern, ...]:
-    """Cycles like the chosen one of clearly other lengths, most convincing first."""
-    shape = stretched(chosen.chain.template)
+def find_other_periods(chosen: CycleHypothesis, hypotheses: list[CycleHypothesis]) -> tuple[Pattern, ...]:
+    """Find cycles like the chosen one of clearly other lengths, most convincing first."""
+    shape = normalise_template(chosen.match.template)
     found = [
         r
-        for r in readings
-        if r.strand is chosen.strand
-        and _OTHER_TEMPO < abs(np.log(r.period_s / chosen.period_s)) < _MOST_CHANGE
-        and r.chain.agreement >= _LEAST_AGREEMENT
-        and likeness(stretched(r.chain.template), shape) >= _ALIKE
+        for r in hypotheses
+        if r.preprocessed is chosen.preprocessed
+        and _OTHER_PERIOD < abs(np.log(r.period_s / chosen.period_s)) < _MOST_CHANGE
+        and r.match.agreement >= _LEAST_AGREEMENT
+        and correlate_cycles(normalise_template(r.match.template), shape) >= _ALIKE
     ]
-    return tuple(Pattern.of(r) for r in sorted(found, key=lambda r: -r.score * r.chain.coverage)[:_MOST_PATTERNS])
+    return tuple(
+        Pattern.from_hypothesis(r) for r in sorted(found, key=lambda r: -r.score * r.match.coverage)[:_MOST_PATTERNS]
+    )
 
 
-def filled(signal: Signal, epochs: Epochs, others: tuple[Pattern, ...], rows: list[int], *, ended: bool) -> Epochs:
+def add_other_periods(
+    signal: Signal, epochs: Epochs, others: tuple[Pattern, ...], rows: list[int], *, ended: bool
+) -> Epochs:
     """Add epochs of other lengths where there are none.
 
     Args:
@@ -92,58 +101,62 @@ def filled(signal: Signal, epochs: Epochs, others: tuple[Pattern, ...], rows: li
     Returns:
         All epochs; the added ones are not regular, so that they do not count for the period.
     """
-    pairs = _pairs(signal, epochs) if others else np.zeros(0, dtype=bool)
+    pairs = _find_pairs(signal, epochs) if others else np.zeros(0, dtype=bool)
     if pairs.any():
         alone = Epochs(epochs.starts_s[~pairs], epochs.ends_s[~pairs], epochs.regular[~pairs])
-        split = _filled(signal, alone, others, rows, ended=ended)
+        split = _add_other_periods(signal, alone, others, rows, ended=ended)
         if split.starts_s.size >= epochs.starts_s.size + pairs.sum() - 1:
             return split
-    return _filled(signal, epochs, others, rows, ended=ended)
+    return _add_other_periods(signal, epochs, others, rows, ended=ended)
 
 
-def _filled(signal: Signal, epochs: Epochs, others: tuple[Pattern, ...], rows: list[int], *, ended: bool) -> Epochs:
+def _add_other_periods(
+    signal: Signal, epochs: Epochs, others: tuple[Pattern, ...], rows: list[int], *, ended: bool
+) -> Epochs:
     for pattern in others:
-        view = pattern.view(signal)
+        view = pattern.apply(signal)
         if view is None:
             continue
-        for begin_s, end_s in _free(signal, epochs, _LEAST_STRETCH * pattern.period_s):
-            added = _within(signal, view, pattern, begin_s, end_s, rows, ended=ended)
+        for begin_s, end_s in _find_free(signal, epochs, _LEAST_STRETCH * pattern.period_s):
+            added = _match_within(signal, view, pattern, begin_s, end_s, rows, ended=ended)
             if added is not None:
-                epochs = _merged(epochs, added)
+                epochs = _merge(epochs, added)
     return epochs
 
 
-def _pairs(signal: Signal, epochs: Epochs) -> npt.NDArray[np.bool_]:
-    """Which epochs, several in a row, are two short ones each: their halves are alike, unlike those of the others."""
-    likenesses = np.array([_of_halves(signal, a, b) for a, b in zip(epochs.starts_s, epochs.ends_s, strict=True)])
-    alike = likenesses > _HALVES_ALIKE
+def _find_pairs(signal: Signal, epochs: Epochs) -> npt.NDArray[np.bool_]:
+    """Say which epochs, several in a row, are two short ones each: alike halves, unlike those of the others."""
+    similarities = np.array(
+        [_correlate_halves(signal, a, b) for a, b in zip(epochs.starts_s, epochs.ends_s, strict=True)]
+    )
+    alike = similarities > _HALVES_ALIKE
     in_a_row: npt.NDArray[np.bool_] = alike & (np.append(alike[1:], False) | np.append(False, alike[:-1]))
-    others = likenesses[~in_a_row & epochs.regular]
+    others = similarities[~in_a_row & epochs.regular]
     if others.size < _LEAST_CYCLES or float(np.median(others)) > _HALVES_UNLIKE:
         return np.zeros(alike.size, dtype=bool)
     return in_a_row
 
 
-def _of_halves(signal: Signal, begin_s: float, end_s: float) -> float:
-    """Correlation of the two halves of an epoch, -1..1."""
+def _correlate_halves(signal: Signal, begin_s: float, end_s: float) -> float:
+    """Correlate the two halves of an epoch, -1..1."""
     first, stop = np.clip(np.round((np.array([begin_s, end_s]) - signal.start_s) / signal.step_s), 0, len(signal))
     cells = int(stop - first) // 2
     if cells < _LEAST_CELLS:
         return 0.0
     width = max(1, cells // 32)
     halves = uniform_filter1d(signal.values[:, int(first) : int(first) + 2 * cells], width, axis=1, mode="nearest")
-    return float((stretched(halves[:, :cells]) * stretched(halves[:, cells:])).sum())
+    return float((normalise_template(halves[:, :cells]) * normalise_template(halves[:, cells:])).sum())
 
 
-def _free(signal: Signal, epochs: Epochs, least_s: float) -> list[tuple[float, float]]:
-    """Stretches without epochs, in seconds of the signal."""
+def _find_free(signal: Signal, epochs: Epochs, least_s: float) -> list[tuple[float, float]]:
+    """Find stretches without epochs, in seconds of the signal."""
     end = signal.start_s + len(signal) * signal.step_s
     begins = np.concatenate([[signal.start_s], epochs.ends_s])
     ends = np.concatenate([epochs.starts_s, [end]])
     return [(float(a), float(b)) for a, b in zip(begins, ends, strict=True) if b - a >= least_s]
 
 
-def _within(
+def _match_within(
     signal: Signal, view: Signal, pattern: Pattern, begin_s: float, end_s: float, rows: list[int], *, ended: bool
 ) -> Epochs | None:
     scale = round(view.step_s / signal.step_s)
@@ -152,10 +165,10 @@ def _within(
     values = view.values[:, first:stop]
     if values.shape[1] < _LEAST_CYCLES * pattern.template.shape[1]:
         return None
-    chain: Lock | None = lock(values, float(pattern.template.shape[1]), pattern.template)
-    if chain is None or chain.cycles < _LEAST_CYCLES or chain.agreement < _LEAST_AGREEMENT:
+    match: TemplateMatch | None = match_template(values, float(pattern.template.shape[1]), pattern.template)
+    if match is None or match.cycles < _LEAST_CYCLES or match.agreement < _LEAST_AGREEMENT:
         return None
-    if chain.coverage < _LEAST_COVERAGE:
+    if match.coverage < _LEAST_COVERAGE:
         return None
     at_end = stop >= len(view)
     part = Signal(
@@ -165,14 +178,14 @@ def _within(
         signal.rows,
         signal.zeros,
     )
-    found = place_epochs(part, chain, pattern.step_s, rows, ended=ended and at_end)
+    found = place_epochs(part, match, pattern.step_s, rows, ended=ended and at_end)
     slack = 0.1 * pattern.period_s
     inside = (found.starts_s >= begin_s - slack) & (found.ends_s <= end_s + slack)
     starts, ends = np.maximum(found.starts_s, begin_s), np.minimum(found.ends_s, end_s)
     return Epochs(starts[inside], ends[inside], np.zeros(int(inside.sum()), dtype=bool))
 
 
-def _merged(epochs: Epochs, added: Epochs) -> Epochs:
+def _merge(epochs: Epochs, added: Epochs) -> Epochs:
     starts = np.concatenate([epochs.starts_s, added.starts_s])
     order = np.argsort(starts, kind="stable")
     ends = np.concatenate([epochs.ends_s, added.ends_s])

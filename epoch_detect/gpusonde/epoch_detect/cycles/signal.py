@@ -65,7 +65,7 @@ class Signal:
         return Signal(self.start_s, 2 * self.step_s, values, self.rows, self.zeros)
 
 
-def resample(ticks: Ticks) -> tuple[float, FloatArray]:
+def resample_ticks(ticks: Ticks) -> tuple[float, FloatArray]:
     """Average ticks over cells as wide as their usual spacing; empty cells are interpolated.
 
     Returns:
@@ -88,13 +88,13 @@ def resample(ticks: Ticks) -> tuple[float, FloatArray]:
     return step, grid
 
 
-def scaled_signal(ticks: Ticks) -> Signal | None:
+def scale_signal(ticks: Ticks) -> Signal | None:
     """Resample and scale; None if no metric varies.
 
     Each metric is divided by the distance between its 2nd and 98th percentile and cut off a little beyond them, so that
     a spike at start-up does not set the scale.
     """
-    step, grid = resample(ticks)
+    step, grid = resample_ticks(ticks)
     rows, values, zeros = [], [], []
     for index, row in enumerate(grid):
         if not np.isfinite(row[0]):
@@ -118,12 +118,12 @@ def pyramid(signal: Signal) -> list[Signal]:
     return levels
 
 
-def smoothed(values: FloatArray, width: int) -> FloatArray:
+def smooth(values: FloatArray, width: int) -> FloatArray:
     """Moving average over ``width`` cells along the last axis."""
     return uniform_filter1d(values, width, axis=-1, mode="nearest") if width > 1 else values
 
 
-def without_trend(values: FloatArray, width: int) -> FloatArray:
+def remove_trend(values: FloatArray, width: int) -> FloatArray:
     """Subtract the moving average over ``width`` cells, which leaves what varies faster than that."""
     return values - uniform_filter1d(values, min(width, values.shape[-1]), axis=-1, mode="nearest")
 
@@ -142,7 +142,7 @@ def changes(values: FloatArray, width: int) -> FloatArray:
     return clipped
 
 
-def autocorrelation(values: FloatArray, lags: int) -> FloatArray:
+def autocorrelate(values: FloatArray, lags: int) -> FloatArray:
     """Unbiased autocorrelation, averaged over the metrics.
 
     Args:

@@ -1,10 +1,8 @@
-"""Phase lock: where each cycle of a given period begins, and how alike the cycles are.
+"""Template matching: where each cycle of a given period begins, and how alike the cycles are.
 
-A template of one cycle is matched at every position; dynamic programming then picks the chain of positions that match
-best while their distances stay near the period, as in beat tracking (Ellis 2007, "Beat tracking by dynamic
-programming"). The chain is local: it may begin and end anywhere, and it may jump over a stall, a hole or a restart.
-
-How alike two cycles of different length are.
+A template of one cycle is correlated with every position; dynamic programming then picks the sequence of positions that
+match best while their distances stay near the period, as in beat tracking (Ellis 2007, "Beat tracking by dynamic
+programming"). The sequence is local: it may begin and end anywhere, and it may jump over a stall, a hole or a restart.
 """
 
 from __future__ import annotations
@@ -17,45 +15,22 @@ import numpy.typing as npt
 from gpusonde.epoch_detect.cycles.signal import median, quantile
 from gpusonde.telemetry import FloatArray
 
-_CELLS = 32
-
-
-def likeness(one: FloatArray, other: FloatArray) -> float:
-    """Largest circular correlation of two cycles as returned by :func:`stretched`, -1..1."""
-    products = np.fft.rfft(one, axis=1) * np.conj(np.fft.rfft(other, axis=1))
-    return float(np.fft.irfft(products.sum(axis=0), _CELLS).max())
-
-
-def stretched(template: FloatArray) -> FloatArray:
-    """A cycle of any length on as many cells as all others, without its mean and of size 1.
-
-    Args:
-        template: Shape (metrics, cells).
-
-    Returns:
-        Shape (metrics, 32).
-    """
-    place = np.linspace(0, template.shape[1] - 1, _CELLS)
-    shape = np.array([np.interp(place, np.arange(row.size), row) for row in template])
-    shape -= shape.mean(axis=1, keepdims=True)
-    return np.asarray(shape / (np.linalg.norm(shape) + 1e-12))
-
-
 IntArray = npt.NDArray[np.int64]
 
 TOLERANCE = 0.22  # how far the length of one cycle may be from the period, as a ratio
-_BASELINE = 0.2  # a window must match better than this to make a chain worth extending
+_BASELINE = 0.2  # a window must correlations better than this to make a sequence worth extending
 _TEMPO_WEIGHT = 0.4
 _JUMP_COST = 0.8
+_CELLS = 32  # of a normalised cycle
 _REFINEMENTS = 3
 _LEAST_RESEMBLANCE = 0.52  # of the three windows in a row that are most alike; of true epochs it was never below 0.59
 _AS_LARGE = 0.75  # of the largest deviation from the usual level
-_HOPELESS = 0.45  # mean match of a first chain that further rounds would not save
+_HOPELESS = 0.45  # mean correlation of a first sequence that further rounds would not save
 
 
 @dataclass(frozen=True)
-class Lock:
-    """A chain of cycles.
+class TemplateMatch:
+    """Cycles that resemble one another, in sequence.
 
     Attributes:
         period: Cells; the median distance of neighbouring cycles, or the period sought if there is no such pair.
@@ -65,11 +40,11 @@ class Lock:
         agreement: Median correlation of a cycle with the mean of the others, -1..1.
         explained: Share of the cycles' variance that the mean of the others explains; may be negative.
         scatter: Standard deviation of the cycle lengths as a ratio of the period.
-        coverage: Share of the signal that lies in the chain.
+        coverage: Share of the signal that lies in the sequence.
         strength: Mean amplitude of the cycles relative to the signal's own, about 0..1.
         weakest: The correlation that nine of ten cycles exceed, -1..1.
         neighbours: Mean correlation of cycles 1, 2 and 3 places apart, -1..1; NaN for too few cycles.
-        contrast: How many standard deviations the matches of the chain lie above those of all positions.
+        contrast: How many standard deviations the matches of the sequence lie above those of all positions.
     """
 
     period: float
@@ -91,8 +66,8 @@ class Lock:
         return int(self.starts.size)
 
 
-def lock(values: FloatArray, period: float, template: FloatArray | None = None) -> Lock | None:
-    """Find the chain of cycles of about ``period`` cells that agree best.
+def match_template(values: FloatArray, period: float, template: FloatArray | None = None) -> TemplateMatch | None:
+    """Find the sequence of cycles of about ``period`` cells that agree best.
 
     Args:
         values: Shape (metrics, n), without trend.
@@ -100,7 +75,7 @@ def lock(values: FloatArray, period: float, template: FloatArray | None = None) 
         template: Shape (metrics, window), the cycle to begin with; None to look for one.
 
     Returns:
-        The chain, or None if there are not two cycles that resemble one another.
+        The sequence, or None if there are not two cycles that resemble one another.
     """
     window = max(4, round(period)) if template is None else template.shape[1]
     n = values.shape[1]
@@ -115,24 +90,26 @@ def lock(values: FloatArray, period: float, template: FloatArray | None = None) 
             return None
     else:
         mean_cycle = template.reshape(-1)
-    chain: IntArray = np.empty(0, dtype=np.int64)
+    sequence: IntArray = np.empty(0, dtype=np.int64)
     for _ in range(_REFINEMENTS):
-        match = unit @ (mean_cycle / (np.linalg.norm(mean_cycle) + 1e-12))
-        previous, chain = chain, best_chain(match, window)
-        if chain.size < 2:
+        correlations = unit @ (mean_cycle / (np.linalg.norm(mean_cycle) + 1e-12))
+        previous, sequence = sequence, find_best_sequence(correlations, window)
+        if sequence.size < 2:
             return None
-        mean_cycle = unit[chain].mean(axis=0)
-        if np.array_equal(previous, chain) or match[chain].mean() < _HOPELESS:
+        mean_cycle = unit[sequence].mean(axis=0)
+        if np.array_equal(previous, sequence) or correlations[sequence].mean() < _HOPELESS:
             break
-    spread = float(match.std()) + 1e-9
-    return _describe(values, cycles, chain, window, float(match[chain].mean() - match.mean()) / spread)
+    spread = float(correlations.std()) + 1e-9
+    return _describe(
+        values, cycles, sequence, window, float(correlations[sequence].mean() - correlations.mean()) / spread
+    )
 
 
-def best_chain(match: FloatArray, window: int) -> IntArray:
-    """Chain of positions with the largest sum of (match - baseline - tempo penalty).
+def find_best_sequence(correlations: FloatArray, window: int) -> IntArray:
+    """Find the sequence of positions with the largest sum of (correlation - baseline - penalty for another period).
 
     Args:
-        match: Shape (positions,), correlation with the template.
+        correlations: Shape (positions,), correlation with the template.
         window: Period in cells.
 
     Returns:
@@ -141,8 +118,8 @@ def best_chain(match: FloatArray, window: int) -> IntArray:
     low, high = max(1, int(np.ceil(window * (1 - TOLERANCE)))), int(window * (1 + TOLERANCE)) + 1
     lags = np.arange(high, low - 1, -1)
     penalty = _TEMPO_WEIGHT * (np.log(lags / window) / np.log(1 + TOLERANCE)) ** 2
-    n = match.size
-    gain = match - _BASELINE
+    n = correlations.size
+    gain = correlations - _BASELINE
     # Padded by ``high`` on the left, so that every lag of every position exists; window i of the view then holds the
     # totals from lag ``high`` down to lag ``low`` of position i, also while they are being filled in.
     total = np.full(n + high, -np.inf)
@@ -160,29 +137,29 @@ def best_chain(match: FloatArray, window: int) -> IntArray:
         np.maximum(value, max(jumps[block], 0.0), out=value)
         np.add(value, gain[begin:end], out=total[begin + high : end + high])
     here = int(np.argmax(total[high:]))
-    chain = [here]
+    sequence = [here]
     while True:
         options = reachable[here] - penalty
         choice = int(options.argmax())
         jump = float(jumps[here // low])
         if max(float(options[choice]), jump) <= 0:
-            return np.array(chain[::-1], dtype=np.int64)
+            return np.array(sequence[::-1], dtype=np.int64)
         if options[choice] >= jump:
             here += choice - high
         else:
             here = int(np.argmax(total[high : here // low * low]))
-        chain.append(here)
+        sequence.append(here)
 
 
-def deviating(profile: FloatArray) -> npt.NDArray[np.bool_]:
-    """Where a profile is far from its median, beside where it is farthest; shape (bins,) as the profile."""
+def find_deviations(profile: FloatArray) -> npt.NDArray[np.bool_]:
+    """Say where a profile is far from its median, beside where it is farthest; shape (bins,) as the profile."""
     size = np.abs(profile - median(profile))
     marked: npt.NDArray[np.bool_] = size > 0.4 * size.max()
     return marked
 
 
-def start_phase(profile: FloatArray, *, waiting: bool = False) -> float:
-    """Phase in [0, 1) at which training starts.
+def find_start_phase(profile: FloatArray, *, waiting: bool = False) -> float:
+    """Find the phase in [0, 1) at which training starts.
 
     Training takes most of an epoch, so the epoch starts where the largest deviation from the median level (validation,
     checkpoint, gap) ends.
@@ -192,7 +169,7 @@ def start_phase(profile: FloatArray, *, waiting: bool = False) -> float:
         waiting: Whether the GPU waits for most of the epoch: then the deviation is the training, with which it starts.
     """
     bins = profile.size
-    size, marked = np.abs(profile - median(profile)), deviating(profile)
+    size, marked = np.abs(profile - median(profile)), find_deviations(profile)
     if marked.all() or not marked.any():
         return 0.0
     first = int(np.argmin(marked))
@@ -215,8 +192,29 @@ def start_phase(profile: FloatArray, *, waiting: bool = False) -> float:
     return float(((begin if waiting else end) + first) % bins) / bins
 
 
+def correlate_cycles(one: FloatArray, other: FloatArray) -> float:
+    """Return the largest circular correlation of two cycles from :func:`normalise_template`, -1..1."""
+    products = np.fft.rfft(one, axis=1) * np.conj(np.fft.rfft(other, axis=1))
+    return float(np.fft.irfft(products.sum(axis=0), _CELLS).max())
+
+
+def normalise_template(template: FloatArray) -> FloatArray:
+    """Resample a cycle of any length to as many cells as all others, without its mean and of size 1.
+
+    Args:
+        template: Shape (metrics, cells).
+
+    Returns:
+        Shape (metrics, 32).
+    """
+    place = np.linspace(0, template.shape[1] - 1, _CELLS)
+    shape = np.array([np.interp(place, np.arange(row.size), row) for row in template])
+    shape -= shape.mean(axis=1, keepdims=True)
+    return np.asarray(shape / (np.linalg.norm(shape) + 1e-12))
+
+
 def _windows(values: FloatArray, window: int) -> tuple[FloatArray, FloatArray]:
-    """All windows, mean removed, metrics side by side: shape (positions, metrics * window); and their norms."""
+    """Return all windows, mean removed, metrics side by side: shape (positions, metrics * window); and their norms."""
     view = np.lib.stride_tricks.sliding_window_view(values, window, axis=1)
     mean = np.add.reduce(view, axis=2, keepdims=True) / window
     apart = np.empty((view.shape[1], view.shape[0], window))
@@ -226,7 +224,7 @@ def _windows(values: FloatArray, window: int) -> tuple[FloatArray, FloatArray]:
 
 
 def _seed(unit: FloatArray, window: int) -> tuple[FloatArray, float]:
-    """Mean of the three (or two) windows in a row that resemble one another best, and how much they do, -1..1."""
+    """Average the three (or two) windows in a row that are most alike; and say how alike they are, -1..1."""
     positions = unit.shape[0]
     slack = max(1, window // 10)
     best = np.full(positions, -2.0)
@@ -249,26 +247,28 @@ def _seed(unit: FloatArray, window: int) -> tuple[FloatArray, float]:
     return seed, resemblance
 
 
-def _describe(values: FloatArray, cycles: FloatArray, chain: IntArray, window: int, contrast: float) -> Lock:
-    chosen = cycles[chain]
-    others = (chosen.sum(axis=0) - chosen) / (chain.size - 1)
+def _describe(
+    values: FloatArray, cycles: FloatArray, sequence: IntArray, window: int, contrast: float
+) -> TemplateMatch:
+    chosen = cycles[sequence]
+    others = (chosen.sum(axis=0) - chosen) / (sequence.size - 1)
     norms = np.linalg.norm(chosen, axis=1)
     correlation = (chosen * others).sum(axis=1) / (norms * np.linalg.norm(others, axis=1) + 1e-12)
     variance = float((chosen**2).sum())
-    distances = np.diff(chain)
+    distances = np.diff(sequence)
     joined = distances <= int(window * (1 + TOLERANCE)) + 1
     regular = distances[joined]
     period = float(np.mean(regular)) if regular.size else float(window)
     overall = float(np.sqrt((values**2).mean() * cycles.shape[1])) + 1e-12
-    return Lock(
+    return TemplateMatch(
         period=period,
-        starts=chain,
+        starts=sequence,
         joined=joined,
         template=chosen.mean(axis=0).reshape(values.shape[0], window),
         agreement=median(correlation),
         explained=1.0 - float(((chosen - others) ** 2).sum()) / (variance + 1e-12),
         scatter=float(np.std(regular) / period) if regular.size > 1 else 0.0,
-        coverage=min(1.0, chain.size * window / values.shape[1]),
+        coverage=min(1.0, sequence.size * window / values.shape[1]),
         strength=min(1.0, median(norms) / overall),
         weakest=quantile(correlation, 0.1),
         neighbours=_neighbour_correlations(chosen / (norms[:, None] + 1e-12)),

@@ -18,7 +18,7 @@ from scipy.ndimage import median_filter
 from scipy.stats import t as student
 from scipy.stats import theilslopes
 
-from gpusonde.epoch_detect.ticks import Ticks, active_range, busy_ticks, seconds_seen, usable_metrics
+from gpusonde.epoch_detect.ticks import Ticks, active_range, active_ticks, choose_metrics, measure_seen_seconds
 from gpusonde.telemetry import FloatArray
 
 _MOST_EPOCHS = 400  # the newest are looked at; the search takes the square of their number
@@ -230,7 +230,7 @@ def time_shares(
         starts_s: Shape (epochs,), may be empty.
         ends_s: Shape (epochs,).
     """
-    names = usable_metrics(tuple(values))
+    names = choose_metrics(tuple(values))
     if time_s.size < 2 or not names:
         return Shares(float("nan"), float("nan"))
     columns = np.array([values[name] for name in names], dtype=np.float32)
@@ -238,8 +238,8 @@ def time_shares(
     first, stop = active_range(ticks)
     if stop - first < 2:
         return Shares(float("nan"), float("nan"))
-    seen = seconds_seen(time_s)
-    idle = np.cumsum(np.where(busy_ticks(ticks), 0.0, seen))
+    seen = measure_seen_seconds(time_s)
+    idle = np.cumsum(np.where(active_ticks(ticks), 0.0, seen))
     known = np.cumsum(seen)
     total = float(known[stop - 1] - known[first])
     if total <= 0:
@@ -348,7 +348,7 @@ def epoch_table(
     """
     if time_s.size < 2:
         return ()
-    seen_s = seconds_seen(time_s)
+    seen_s = measure_seen_seconds(time_s)
     table = []
     for start, end in zip(starts_s.tolist(), ends_s.tolist(), strict=True):
         sums = EpochSums(start, end)

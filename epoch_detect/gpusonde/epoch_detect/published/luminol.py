@@ -37,10 +37,6 @@ _AVERAGE_WEIGHT = 0.65  # DEFAULT_DETECTOR_EMA_WEIGHT
 _AVERAGE_SIGNIFICANT = 0.94  # DEFAULT_DETECTOR_EMA_SIGNIFICANT
 
 
-class TooFewPointsError(ValueError):
-    """The series is too short for the requested Luminol detector."""
-
-
 def luminol_scores(values: npt.ArrayLike, time: npt.ArrayLike | None = None) -> FloatArray:
     """Return what ``luminol.AnomalyDetector(...).get_all_scores()`` returns.
 
@@ -52,7 +48,7 @@ def luminol_scores(values: npt.ArrayLike, time: npt.ArrayLike | None = None) -> 
         Shape (n,): bitmap scores for n >= 2000, the default detector's below.
 
     Raises:
-        TooFewPointsError: Fewer than two values.
+        ValueError: Fewer than two values.
     """
     series = _series(values)
     if bitmap_window(series.size) is None:
@@ -79,13 +75,13 @@ def bitmap_scores(values: npt.ArrayLike) -> FloatArray:
         Shape (n,); 0 where a window does not fit.
 
     Raises:
-        TooFewPointsError: n < 2000.
+        ValueError: n < 2000.
     """
     series = _series(values)
     n = series.size
     window = bitmap_window(n)
     if window is None:
-        raise TooFewPointsError(f"the bitmap detector needs 2000 points, got {n}; default_scores takes fewer")
+        raise ValueError(f"the bitmap detector needs 2000 points, got {n}; default_scores takes fewer")
     symbols = _symbols(series)
     pairs = symbols[:-1] * _SECTIONS + symbols[1:]
     first, last = window, n - window  # luminol scores n - window, too
@@ -113,11 +109,11 @@ def default_scores(values: npt.ArrayLike, time: npt.ArrayLike | None = None) -> 
         Shape (n,).
 
     Raises:
-        TooFewPointsError: Fewer than two values (luminol itself raises an IndexError).
+        ValueError: Fewer than two values (luminol itself raises an IndexError).
     """
     series = _series(values)
     if series.size < 2:
-        raise TooFewPointsError(f"Luminol's default detector needs 2 points, got {series.size}")
+        raise ValueError(f"Luminol's default detector needs 2 points, got {series.size}")
     average = _average_scores(series)
     derivative = _derivative_scores(series, time)
     scores = np.maximum(average, average * _AVERAGE_WEIGHT + derivative * (1 - _AVERAGE_WEIGHT))

@@ -1,6 +1,6 @@
-"""Pauses cut out: a stall, a restart or a checkpoint after every few epochs hides the cycle of the work around it.
+"""Removal of idle gaps: a stall, a restart or a checkpoint after every few epochs hides the cycle around it.
 
-The activity is read twice more where the GPU pauses: without any pause, and with pauses shortened to the usual one.
+Where the GPU pauses the activity is looked at twice more: without any gap, and with gaps shortened to the usual one.
 """
 
 from __future__ import annotations
@@ -13,66 +13,66 @@ import numpy.typing as npt
 from scipy.ndimage import median_filter
 
 from gpusonde.epoch_detect.cycles.boundaries import Epochs
-from gpusonde.epoch_detect.cycles.signal import Signal, median, scaled_signal
+from gpusonde.epoch_detect.cycles.signal import Signal, median, scale_signal
 from gpusonde.epoch_detect.ticks import LEAST_TICKS, Ticks
 from gpusonde.telemetry import FloatArray, Unit, metric
 
-LITTLE_WORK = 0.35  # of the usual level of work: below, the GPU pauses
-_WORK = 0.3  # of the high level: what exceeds it is work, whose median is the usual level
+IDLE_LOAD = 0.35  # of the usual load: below, the GPU is idle
+_LOAD = 0.3  # of the high level: what exceeds it is load, whose median is the usual one
 _HIGH = 98  # percentile of the values that is the high level
-_LEAST_REMOVED = 0.02  # share of the time below which the pauses hide nothing
-_OUTLYING = 2.0  # usual pauses: a longer one is cut to one
-_LONGEST_PAUSES = 1.1  # usual epochs; one that pauses for longer ends before its pauses
+_LEAST_REMOVED = 0.02  # share of the time below which the gaps hide nothing
+_OUTLYING = 2.0  # usual gaps: a longer one is cut to one
+_LONGEST_GAPS = 1.1  # usual epochs; one that is idle for longer ends before its gaps
 _AS_LONG = 0.2  # by how much the work in an epoch that pauses may differ from that of the others, as a ratio
 _LEAST_REGULAR = 2
 
 
 @dataclass(frozen=True)
-class Strand:
-    """One way to look at the activity.
+class PreprocessedView:
+    """The activity with some of its idle gaps removed.
 
     Attributes:
-        cut: 0 for all of it, 1 with long pauses shortened, 2 without pauses.
+        gap_removal: 0 for none removed, 1 for long gaps shortened, 2 for all removed.
         removed: Share of the time that is left out.
         ticks: The rest, its times moved together.
         signal: It, scaled, on a uniform grid.
-        places_s: Shape (cuts,), increasing seconds of the strand's time at which something was left out.
-        lengths_s: Shape (cuts,), how long it was.
+        places_s: Shape (gaps,), increasing seconds of the view's own time at which something was removed.
+        lengths_s: Shape (gaps,), how long it was.
     """
 
-    cut: int
+    gap_removal: int
     removed: float
     ticks: Ticks
     signal: Signal
     places_s: FloatArray
     lengths_s: FloatArray
 
-    def activity_s(self, time_s: FloatArray) -> FloatArray:
-        """From the strand's time to that of the activity; a place at which a pause was cut maps to the pause's end."""
+    def to_activity_time(self, time_s: FloatArray) -> FloatArray:
+        """Map the view's own time to that of the activity; the place of a removed gap maps to the end of the gap."""
         cuts = np.searchsorted(self.places_s, time_s + self.signal.step_s, side="right")
         moved = np.concatenate([[0.0], np.cumsum(self.lengths_s)])
         return np.asarray(time_s + moved[cuts])
 
-    def whole(self, epochs: Epochs) -> Epochs:
-        """The epochs with their pauses, but for those that pause for too long; these do not count for the period."""
+    def restore_gaps(self, epochs: Epochs) -> Epochs:
+        """Add the gaps to the epochs; those that are idle for too long end before, and do not count for the period."""
         if not self.places_s.size or not epochs.starts_s.size:
             return epochs
-        starts, ends = self.activity_s(epochs.starts_s), self.activity_s(epochs.ends_s)
+        starts, ends = self.to_activity_time(epochs.starts_s), self.to_activity_time(epochs.ends_s)
         ends[:-1] = np.minimum(ends[:-1], starts[1:])
         ends[-1] = min(ends[-1], starts[-1] + (epochs.ends_s - epochs.starts_s)[-1])
         alone = epochs.ends_s - epochs.starts_s
         among = epochs.regular if epochs.regular.any() else np.ones(alone.size, dtype=bool)
-        pauses = ends - starts - alone
-        longer = pauses > _LONGEST_PAUSES * median((ends - starts)[among])
+        gaps = ends - starts - alone
+        longer = gaps > _LONGEST_GAPS * median((ends - starts)[among])
         # A job that died in the middle of an epoch begins it anew.
-        broken = (pauses > 0) & (np.abs(alone / median(alone[among]) - 1) > _AS_LONG)
+        broken = (gaps > 0) & (np.abs(alone / median(alone[among]) - 1) > _AS_LONG)
         certain = epochs.regular & ~longer & ~broken
         regular = certain if certain.sum() >= _LEAST_REGULAR else epochs.regular & ~longer
         return Epochs(starts, np.where(longer, starts + alone, ends), regular)
 
 
-def strands(active: Ticks) -> Iterator[Strand]:
-    """The activity as it is and, where there are pauses, without them.
+def preprocess(active: Ticks) -> Iterator[PreprocessedView]:
+    """Look at the activity as it is and, where there are idle gaps, without them.
 
     Args:
         active: Ticks of the activity, from time 0.
@@ -81,28 +81,28 @@ def strands(active: Ticks) -> Iterator[Strand]:
         At most three; none if no metric varies.
     """
     nothing = np.empty(0)
-    signal = scaled_signal(active)
+    signal = scale_signal(active)
     if signal is None:
         return
-    yield Strand(0, 0.0, active, signal, nothing, nothing)
-    for cut in (1, 2):
-        if (shorter := strand(active, cut)) is not None:
+    yield PreprocessedView(0, 0.0, active, signal, nothing, nothing)
+    for gap_removal in (1, 2):
+        if (shorter := remove_gaps(active, gap_removal)) is not None:
             yield shorter
 
 
-def strand(active: Ticks, cut: int) -> Strand | None:
-    """One of the strands; None where it would not differ or nothing would be left."""
-    if cut == 0:
-        return next(strands(active), None)
+def remove_gaps(active: Ticks, gap_removal: int) -> PreprocessedView | None:
+    """Make one of these views; None where it would not differ or nothing would be left."""
+    if gap_removal == 0:
+        return next(preprocess(active), None)
     time_s = active.time_us * 1e-6
-    first, stop = _pauses(active)
+    first, stop = _find_idle_gaps(active)
     if not first.size:
         return None
     usual_step = float(np.median(np.diff(time_s)))
-    # From the last tick of work to the first one after the pause, of which one step is work.
+    # From the last tick with load to the first one after the gap, of which one step is load.
     lengths = time_s[stop] - time_s[first - 1] - usual_step
     left = np.zeros(lengths.size)
-    if cut == 1:
+    if gap_removal == 1:
         usual = float(np.median(lengths))
         left = np.where(lengths > _OUTLYING * usual, usual, lengths)
     gone = lengths - left
@@ -119,24 +119,24 @@ def strand(active: Ticks, cut: int) -> Strand | None:
     if short_us.size < LEAST_TICKS or np.diff(short_us).min() <= 0:
         return None
     ticks = Ticks(short_us, active.values[:, keep], active.names)
-    signal = scaled_signal(ticks)
+    signal = scale_signal(ticks)
     if signal is None:
         return None
     where = gone > 0
     places = (time_s - moved)[stop[where]] - 0.5 * usual_step
-    return Strand(cut, removed, ticks, signal, places, gone[where])
+    return PreprocessedView(gap_removal, removed, ticks, signal, places, gone[where])
 
 
-def _pauses(active: Ticks) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """First tick, and one past the last, of every stretch with hardly any work; a single odd tick is none."""
-    low = median_filter(work(active) < LITTLE_WORK, 3, mode="nearest")
+def _find_idle_gaps(active: Ticks) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return first tick, and one past the last, of every stretch with hardly any load; a single odd tick is none."""
+    low = median_filter(measure_load(active) < IDLE_LOAD, 3, mode="nearest")
     low[[0, -1]] = False
     edges = np.flatnonzero(np.diff(low.astype(np.int8))) + 1
     return edges[::2], edges[1::2]
 
 
-def work(active: Ticks) -> FloatArray:
-    """Shape (n,), how much the GPU works, as a ratio of its usual level; the mean over the metrics."""
+def measure_load(active: Ticks) -> FloatArray:
+    """Return the load of the GPU, shape (n,), as a ratio of the usual one; the mean over the metrics."""
     zero_based = [metric(n).unit in (Unit.RATIO, Unit.BYTES_PER_SECOND) for n in active.names]
     total, rows = np.zeros(len(active)), 0
     for column, has_zero in zip(active.values, zero_based, strict=True):
@@ -149,6 +149,6 @@ def work(active: Ticks) -> FloatArray:
         values -= low
         high = float(np.percentile(values, _HIGH))
         if high > 0:
-            total += values / float(np.median(values[values > _WORK * high]))
+            total += values / float(np.median(values[values > _LOAD * high]))
             rows += 1
     return total / rows if rows else np.ones(len(active))

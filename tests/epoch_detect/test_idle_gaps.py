@@ -5,8 +5,8 @@ import pytest
 from support.epoch_traces import trace_of, training_trace
 
 from gpusonde.epoch_detect import detect
-from gpusonde.epoch_detect.cycles.pauses import strand, strands
-from gpusonde.epoch_detect.detect import wire_times
+from gpusonde.epoch_detect.cycles.idle_gaps import preprocess, remove_gaps
+from gpusonde.epoch_detect.detect import round_to_wire_times
 from gpusonde.epoch_detect.ticks import Ticks, active_range
 from gpusonde.telemetry import Trace
 
@@ -14,7 +14,9 @@ _TRAIN, _VALIDATE = (16.0, 0.8), (4.0, 0.4)
 
 
 def _active(trace: Trace) -> Ticks:
-    ticks = Ticks(wire_times(trace.time_s), np.array(list(trace.values.values()), dtype=np.float32), trace.metrics)
+    ticks = Ticks(
+        round_to_wire_times(trace.time_s), np.array(list(trace.values.values()), dtype=np.float32), trace.metrics
+    )
     first, stop = active_range(ticks)
     active = ticks.slice(first, stop)
     return Ticks(active.time_us - active.time_us[0], active.values, active.names)
@@ -55,19 +57,19 @@ def test_stalls_lengthen_the_epochs_in_which_they_occur() -> None:
 
 def test_a_run_without_pauses_has_one_strand() -> None:
     trace, _ = training_trace(20.0, 6)
-    assert [s.cut for s in strands(_active(trace))] == [0]
+    assert [s.gap_removal for s in preprocess(_active(trace))] == [0]
 
 
 def test_a_strand_leads_back_to_the_time_of_the_activity() -> None:
     trace, _ = trace_of([[(10.0, 0.8), (4.0, 0.5)], [(10.0, 0.8), (4.0, 0.5), (30.0, 0.0)], [(10.0, 0.8), (4.0, 0.5)]])
     active = _active(trace)
-    without = strand(active, 2)
+    without = remove_gaps(active, 2)
     assert without is not None
     assert without.removed == pytest.approx(30 / 72, abs=0.01)
     np.testing.assert_allclose(without.lengths_s, [30.0], atol=0.15)
     # Before the pause nothing moves; its place is its end; after it everything is later by its length.
     np.testing.assert_allclose(
-        without.activity_s(np.array([5.0, 27.5, 28.0, 35.0])), [5.0, 27.5, 58.0, 65.0], atol=0.15
+        without.to_activity_time(np.array([5.0, 27.5, 28.0, 35.0])), [5.0, 27.5, 58.0, 65.0], atol=0.15
     )
     assert np.all(np.diff(without.ticks.time_us) > 0)
 
@@ -75,6 +77,6 @@ def test_a_strand_leads_back_to_the_time_of_the_activity() -> None:
 def test_only_pauses_longer_than_the_usual_are_shortened() -> None:
     epochs = [[(10.0, 0.8), (1.0, 0.0)] for _ in range(8)]
     epochs[3][1] = (21.0, 0.0)
-    shortened = strand(_active(trace_of(epochs)[0]), 1)
+    shortened = remove_gaps(_active(trace_of(epochs)[0]), 1)
     assert shortened is not None
     np.testing.assert_allclose(shortened.lengths_s, [20.0], atol=0.3)
