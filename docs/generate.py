@@ -17,6 +17,10 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gpusonde.service.config import Configuration
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ("README.md", "docs/**/*.md", "deploy/**/*.md")
@@ -48,6 +52,12 @@ def regenerate(text: str) -> str:
         return f"{match[1]}\n{GENERATORS[generator](*arguments).strip()}\n\n{match[4]}"
 
     return _PART.sub(replaced, text)
+
+
+def expected(path: Path, text: str) -> str:
+    """Return what a file that holds ``text`` should hold."""
+    write = FILES.get(path.relative_to(ROOT).as_posix())
+    return write() if write else regenerate(text)
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -112,7 +122,57 @@ def shared_options(command: str, *title: str) -> str:
     return table(("option", "does"), _options(group))
 
 
+# --- configurations: docs/agent.md, docs/collector.md, deploy/config/*.toml ---
+
+_CONFIGURATION_HEAD = """# Configuration of the gpusonde {daemon}. Every option is shown with its default.
+#
+# Precedence: flags, then environment ({prefix}<SECTION>_<OPTION>), then this file, then the defaults.
+# Unknown keys are errors; durations and sizes carry their unit. Check a change with
+#   gpusonde {daemon} --config FILE --check-config
+
+"""
+
+
+def _configuration(daemon: str) -> type[Configuration]:
+    from gpusonde.agent import AgentConfig
+    from gpusonde.collector import CollectorConfig
+
+    return {"agent": AgentConfig, "collector": CollectorConfig}[daemon]
+
+
+def draw_configuration(config: type[Configuration]) -> str:
+    """Draw the tables of a configuration's keys, one per section."""
+    drawn = []
+    for section, about in config.sections().items():
+        rows = [
+            (
+                f"`{entry.key}`",
+                f"`{entry.to_toml(entry.default)}`",
+                entry.allowed,
+                "yes" if entry.live else "",
+                entry.help,
+            )
+            for entry in config.options().values()
+            if entry.section == section
+        ]
+        drawn.append(f"**`[{section}]`** {about}\n\n{table(('key', 'default', 'allowed', 'live', 'meaning'), rows)}")
+    return "\n\n".join(drawn)
+
+
+def configuration_file(daemon: str) -> str:
+    """Write the file that ships with a daemon: every key with its default."""
+    config = _configuration(daemon)
+    return _CONFIGURATION_HEAD.format(daemon=daemon, prefix=config.environment_prefix) + config().to_toml()
+
+
+# Files that are written as a whole, with what writes them.
+FILES: Mapping[str, Callable[[], str]] = {
+    "deploy/config/agent.toml": lambda: configuration_file("agent"),
+    "deploy/config/collector.toml": lambda: configuration_file("collector"),
+}
+
 GENERATORS: Mapping[str, Callable[..., str]] = {
+    "configuration": lambda daemon: draw_configuration(_configuration(daemon)),
     "options": options,
     "shared-options": shared_options,
 }
@@ -121,14 +181,14 @@ GENERATORS: Mapping[str, Callable[..., str]] = {
 def main(arguments: list[str]) -> int:
     """Rewrite the pages, or with ``--check`` name those that are out of date; returns the exit code."""
     stale = []
-    for page in pages():
-        before = page.read_text(encoding="utf-8")
-        after = regenerate(before)
-        if after != before:
-            stale.append(page.relative_to(ROOT))
-            if "--check" not in arguments:
-                page.write_text(after, encoding="utf-8")
     checks = "--check" in arguments
+    for path in [*pages(), *(ROOT / name for name in FILES)]:
+        before = path.read_text(encoding="utf-8")
+        after = expected(path, before)
+        if after != before:
+            stale.append(path.relative_to(ROOT))
+            if not checks:
+                path.write_text(after, encoding="utf-8")
     for name in stale:
         print(f"{name}: {'is not what the code says; run make docs' if checks else 'written'}")
     return 1 if checks and stale else 0

@@ -99,3 +99,26 @@ class DirectoryLockedError(GpusondeError):
 
 class ModelError(GpusondeError, ValueError):
     """A fitted model that cannot be used, or figures that none can be fitted to."""
+
+
+_LONGEST_PROBLEM = 2000
+
+
+class ConfigError(GpusondeError, ValueError):
+    """A setting that cannot be used; the message names where it stands and what would be right.
+
+    Attributes:
+        path: The configuration file at fault, or None.
+        field: The key as ``section.name``, or the section; None when none is meant.
+        on_command_line: Whether the command line is at fault.
+    """
+
+    def __init__(self, problem: str, *, origin: str | Path = "", field: str | None = None) -> None:
+        """Keep the place; ``origin`` is the file's path, or the words for another origin."""
+        self.path = None if isinstance(origin, str) else str(origin)
+        self.field = field
+        self.on_command_line = origin == "command line"
+        # It repeats what is wrong, which may be a whole file that got into the wrong place.
+        if len(problem) > _LONGEST_PROBLEM:
+            problem = f"{problem[: _LONGEST_PROBLEM // 2]} ... {problem[-_LONGEST_PROBLEM // 2 :]}"
+        super().__init__(f"{origin}: {problem}" if str(origin) else problem)

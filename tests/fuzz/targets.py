@@ -44,6 +44,7 @@ from gpusonde.collector.tracking.run_state import FollowerState, UnusableStateEr
 from gpusonde.collector.workers.documents import fill, to_document
 from gpusonde.collector.workload.training_queue import TrainingQueueError
 from gpusonde.epoch_detect import EpochTracker
+from gpusonde.errors import ConfigError
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.optimizer.documents.schema import DocumentError, parse_json
 from gpusonde.optimizer.documents.watching import read_reports
@@ -52,7 +53,6 @@ from gpusonde.predictor.crossgpu import LatencyModel, ModelFileError, read_runs
 from gpusonde.predictor.crossgpu.runs_table import RunsTableError
 from gpusonde.predictor.workload.embedding import EncoderDescription, EncoderWeights, EncoderWeightsError
 from gpusonde.predictor.workload.embedding.training.architectures import ArchitectureSpec, sample
-from gpusonde.service.config import ConfigError
 from gpusonde.service.durable_files import OsFiles
 from gpusonde.service.tls import TlsError, expiry_unix_s
 from gpusonde.service.tls.certificates import CertificateFormatError

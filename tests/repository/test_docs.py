@@ -16,10 +16,13 @@ _PAGES = {"sources.md": ROOT / "tests" / "agent"}
 _GENERATE = runpy.run_path(str(ROOT / "docs" / "generate.py"))
 
 
-@pytest.mark.parametrize("page", _GENERATE["pages"](), ids=lambda page: page.name)
-def test_generated_parts_of_a_page_are_what_the_code_says(page):
-    text = page.read_text(encoding="utf-8")
-    assert _GENERATE["regenerate"](text) == text, "run make docs"
+_GENERATED = [*_GENERATE["pages"](), *(ROOT / name for name in _GENERATE["FILES"])]
+
+
+@pytest.mark.parametrize("path", _GENERATED, ids=lambda path: path.name)
+def test_what_is_generated_is_what_the_code_says(path):
+    text = path.read_text(encoding="utf-8")
+    assert _GENERATE["expected"](path, text) == text, "run make docs"
 
 
 @pytest.mark.parametrize("page", _PAGES)

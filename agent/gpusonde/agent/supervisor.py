@@ -34,29 +34,6 @@ _PULSE_S = 1.0
 
 # Sources that are simply asked at every tick; others prepare for one interval when they are opened.
 _ASKED_AT_EVERY_TICK = ("nvml", "gpm")
-# What a reload changes at once; everything else needs a restart.
-LIVE_OPTIONS = frozenset(
-    {
-        "source.read_budget",
-        "source.idle_interval",
-        "source.idle_after",
-        "spool.max_bytes",
-        "spool.commit_interval",
-        "uplink.collector",
-        "uplink.max_unacked_records",
-        "uplink.tls_ca",
-        "uplink.tls_certificate",
-        "uplink.tls_key",
-        "uplink.server_name",
-        "uplink.token_file",
-        "uplink.batch_interval",
-        "uplink.compression",
-        "uplink.drain_timeout",
-        "metrics.listen",
-        "log.level",
-        "log.format",
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -189,7 +166,7 @@ class Upkeep:
             self._adjust(config, adjustable)
             self._config = config
 
-        live = LIVE_OPTIONS | ({"source.interval"} if self._source_name in _ASKED_AT_EVERY_TICK else set())
+        live = self._config.live_keys() - (set() if self._source_name in _ASKED_AT_EVERY_TICK else {"source.interval"})
         return Reloader(self._config, source.load, live, apply, self._reloads)
 
     def _adjust(self, config: AgentConfig, parts: Adjustable) -> None:

@@ -57,7 +57,7 @@ def usage_errors_of_settings() -> Iterator[None]:
     Raises:
         UsageError: A flag or ``--set`` names no option, or its value is of the wrong kind.
     """
-    from gpusonde.service.config import ConfigError
+    from gpusonde.errors import ConfigError
 
     try:
         yield

@@ -23,7 +23,6 @@ from gpusonde.collector.config import CollectorConfig
 from gpusonde.collector.ingest.agents import Agents
 from gpusonde.collector.ingest.session import Gate
 from gpusonde.collector.metrics import CollectorCounters, CollectorFigures, CollectorMetrics, StoreFigures
-from gpusonde.collector.options import live_options
 from gpusonde.collector.security.authentication import Access
 from gpusonde.collector.storage.errors import StoreError
 from gpusonde.collector.storage.store import Engine
@@ -190,7 +189,7 @@ class Supervision:
             self._monitoring.serve(config.metrics.listen)
             self._config = config
 
-        return Reloader(self._config, source.load, live_options(self._config), apply, self._reloads)
+        return Reloader(self._config, source.load, self._config.live_keys(), apply, self._reloads)
 
     async def _pulse(self) -> None:
         while True:

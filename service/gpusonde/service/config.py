@@ -1,18 +1,13 @@
-"""Typed settings from TOML, environment and command line: the machinery below the daemons' configuration classes.
+"""Configuration of the daemons: each key is declared once, and everything else is read from that declaration.
 
 A configuration is a frozen dataclass whose fields are sections, themselves frozen dataclasses whose fields are declared
-with ``option``. Precedence: command line over environment over file over defaults. Every option ``[section] name`` has
-the environment variable ``PREFIX_SECTION_NAME``. Unknown keys are errors; durations and sizes carry their unit.
+with :func:`option`: kind, default, help, range, choices, and whether a running daemon takes the key over. What a file
+may hold, what is wrong with a value, the commented file of ``--print-config``, the tables of the documentation and what
+a reload changes follow from there; a configuration class adds only the rules between keys.
 
-Durations and byte sizes as people write them in a configuration: with their unit.
-
-A bare number is refused: ``interval = 3`` once meant 3 ms to one program and 3 s to its reader.
-
-``Configuration``: what the daemons' configuration classes have in common.
-
-What differs between two configurations, and which of it a running daemon can take over.
-
-Settings of the daemons: TOML, environment and command line in layers, quantities with their units.
+Precedence: command line over environment over file over defaults. The key ``section.name`` has the environment variable
+``PREFIX_SECTION_NAME``. Unknown keys are errors. Durations and sizes are written with their unit; a bare number is
+refused, because ``interval = 3`` means 3 ms to one reader and 3 s to another.
 """
 
 from __future__ import annotations
@@ -22,17 +17,23 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import Field, dataclass, field, fields
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, TypeVar
 
+from gpusonde.errors import ConfigError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 __all__ = [
-    "ConfigError",
     "Configuration",
     "LogConfig",
-    "QuantityError",
+    "Option",
     "Takeover",
     "format_duration",
     "format_size",
@@ -41,6 +42,8 @@ __all__ = [
     "parse_size_bytes",
     "take_over",
 ]
+
+COMMAND_LINE = "command line"
 _DURATION_UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZE_UNITS_BYTES = {
     "B": 1,
@@ -55,16 +58,259 @@ _SIZE_UNITS_BYTES = {
 }
 _QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 
+_C = TypeVar("_C", bound="Configuration")
 
-class QuantityError(ValueError):
-    """Text that is not a number with a known unit."""
+
+def option(
+    kind: str,
+    default: Any,
+    help_text: str,
+    *,
+    least: Any = None,
+    most: Any = None,
+    zero: bool = False,
+    choices: tuple[str, ...] = (),
+    check: Callable[[Any], object] | None = None,
+    live: bool = False,
+) -> Any:
+    """Declare one key as a field of its section; a duration's field name ends in ``_s``, its key does not.
+
+    Args:
+        kind: ``text``, ``duration``, ``size``, ``number``, ``count`` or ``switch``.
+        default: As in a file: ``"200ms"``, ``"64MiB"``.
+        help_text: One line for the commented file, the documentation and messages about the range.
+        least: Smallest value, as in a file; None for none.
+        most: Largest value.
+        zero: Whether 0 is allowed besides the range.
+        choices: The words that are allowed.
+        check: Raises ``ValueError`` for a value that is wrong, with what is wrong as its message.
+        live: Whether a running daemon takes a new value over at SIGHUP.
+    """
+    convert = _CONVERTERS[kind]
+    low, high = (None if bound is None else convert(bound) for bound in (least, most))
+    declared = Option("", "", "", kind, convert(default), help_text, low, high, zero, choices, check, live)
+    return dataclasses.field(default=declared.default, metadata={"option": declared})
+
+
+@dataclass(frozen=True)
+class Option:
+    """One key of a configuration; see :func:`option`.
+
+    Attributes:
+        section: Its section.
+        name: Its name in files.
+        field: Its name in code.
+    """
+
+    section: str
+    name: str
+    field: str
+    kind: str
+    default: Any
+    help: str
+    least: Any
+    most: Any
+    zero: bool
+    choices: tuple[str, ...]
+    check: Callable[[Any], object] | None
+    live: bool
+
+    @property
+    def key(self) -> str:
+        """``section.name``."""
+        return f"{self.section}.{self.name}"
+
+    @property
+    def allowed(self) -> str:
+        """The values that are allowed, in words; empty where the kind says all."""
+        if self.choices:
+            words = [word or "nothing" for word in self.choices]
+            return f"{', '.join(words[:-1])} or {words[-1]}"
+        least, most = self.least, self.most
+        if least is None and most is None:
+            return ""
+        if least is None:
+            bounds = f"{self.format(most)} or less"
+        else:
+            bounds = (
+                f"{self.format(least)} to {self.format(most)}" if most is not None else f"{self.format(least)} or more"
+            )
+        return f"{self.format(0)}, or {bounds}" if self.zero else bounds
+
+    def format(self, value: Any) -> str:
+        """Write a value for people: without quotes."""
+        if self.kind == "duration":
+            return format_duration(value)
+        if self.kind == "size":
+            return format_size(value)
+        return f"{value:g}" if self.kind == "number" else str(value)
+
+    def to_toml(self, value: Any) -> str:
+        """Write a value as in a file."""
+        if self.kind in ("duration", "size"):
+            return f'"{self.format(value)}"'
+        if self.kind == "text":
+            return json.dumps(value, ensure_ascii=False)  # TOML's basic strings know JSON's escapes
+        return str(value).lower() if self.kind == "switch" else repr(value)
+
+    def verify(self, value: Any) -> None:
+        """Check one value.
+
+        Raises:
+            ConfigError: It is not allowed.
+        """
+        problem = ""
+        if self.choices and value not in self.choices:
+            problem = f"{value!r} is unknown; use {self.allowed}"
+        elif not (self.zero and value == 0) and (
+            (self.least is not None and value < self.least) or (self.most is not None and value > self.most)
+        ):
+            problem = f"{self.format(value)} is out of its range, {self.allowed}: {self.help}"
+        elif self.check is not None:
+            try:
+                self.check(value)
+            except ValueError as error:
+                problem = str(error)
+        if problem:
+            raise ConfigError(f"{self.key}: {problem}", field=self.key)
+
+
+class Configuration:
+    """Base of a frozen dataclass whose fields are sections.
+
+    Attributes:
+        environment_prefix: What the names of its environment variables begin with.
+    """
+
+    environment_prefix: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        """Check every value, then the rules between them.
+
+        Raises:
+            ConfigError: A value is not allowed, or does not go with another.
+        """
+        for entry in self.options().values():
+            entry.verify(getattr(getattr(self, entry.section), entry.field))
+        self.check()
+
+    def check(self) -> None:
+        """Check the rules between keys; each key alone is allowed already.
+
+        Raises:
+            ConfigError: Two values do not go together.
+        """
+
+    @classmethod
+    def options(cls) -> Mapping[str, Option]:
+        """Return every key by ``section.name``, in order."""
+        return {entry.key: entry for name, section in _sections(cls).items() for entry in _name_options(name, section)}
+
+    @classmethod
+    def sections(cls) -> Mapping[str, str]:
+        """Return the sections by name with what they are about, in order."""
+        return {name: _describe(section) for name, section in _sections(cls).items()}
+
+    def live_keys(self) -> frozenset[str]:
+        """Return the keys that a running daemon takes over, as ``section.name``."""
+        return frozenset(key for key, entry in self.options().items() if entry.live)
+
+    @classmethod
+    def load(
+        cls: type[_C],
+        path: Path | str | None = None,
+        *,
+        environment: Mapping[str, str] = MappingProxyType({}),
+        overrides: Mapping[str, str] = MappingProxyType({}),
+    ) -> _C:
+        """Read a configuration.
+
+        Args:
+            path: TOML file, or None for none.
+            environment: Usually ``os.environ``; only variables with the prefix are looked at.
+            overrides: Flags, as ``{"section.name": "200ms"}``.
+
+        Raises:
+            ConfigError: Unknown keys, values without a unit or out of range, a file that cannot be read.
+        """
+        sections, options = _sections(cls), cls.options()
+        settings = _read_file(Path(path), sections) if path is not None else []
+        settings += _read_environment(environment, cls.environment_prefix, options)
+        settings += [_split(COMMAND_LINE, key, value) for key, value in overrides.items()]
+        values: dict[str, dict[str, Any]] = {}
+        origins: dict[str, str | Path] = {}
+        for setting in settings:
+            entry = _find(options, setting)
+            values.setdefault(entry.section, {})[entry.field] = _convert(setting, entry)
+            origins[entry.key] = setting.origin
+        try:
+            return cls(**{name: sections[name](**chosen) for name, chosen in values.items()})
+        except ConfigError as error:
+            # Where a value was set only this place knows.
+            if error.field not in origins:
+                raise
+            raise ConfigError(str(error), origin=origins[error.field], field=error.field) from error
+
+    def to_toml(self) -> str:
+        """Write the configuration as a commented file that ``load`` reads back to the same value."""
+        lines: list[str] = []
+        for name, section in _sections(type(self)).items():
+            lines += [f"# {_describe(section)}", f"[{name}]"]
+            for entry in _name_options(name, section):
+                value = getattr(getattr(self, name), entry.field)
+                lines += [f"# {entry.help}", f"{entry.name} = {entry.to_toml(value)}"]
+            lines.append("")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Takeover(Generic[_C]):
+    """A running configuration with what could be taken over of a new one.
+
+    Attributes:
+        config: What holds from now on.
+        taken: Keys that have changed and are taken over, as ``section.name``.
+        waiting: Keys that have changed and need a restart.
+    """
+
+    config: _C
+    taken: frozenset[str]
+    waiting: tuple[str, ...]
+
+
+def take_over(running: _C, wanted: _C, live: Collection[str]) -> Takeover[_C]:
+    """Take from a new configuration what can be changed while the daemon runs.
+
+    Args:
+        running: What holds now.
+        wanted: What the operator wants.
+        live: Keys that can change, as ``section.name``.
+
+    Raises:
+        ConfigError: The mixture of both contradicts itself.
+    """
+    changes: dict[str, dict[str, Any]] = {}
+    taken, waiting = set(), []
+    for key, entry in running.options().items():
+        value = getattr(getattr(wanted, entry.section), entry.field)
+        if value == getattr(getattr(running, entry.section), entry.field):
+            continue
+        if key in live:
+            changes.setdefault(entry.section, {})[entry.field] = value
+            taken.add(key)
+        else:
+            waiting.append(key)
+    sections = {
+        name: dataclasses.replace(getattr(running, name), **changes.get(name, {})) for name in _sections(type(running))
+    }
+    return Takeover(type(running)(**sections), frozenset(taken), tuple(waiting))
 
 
 def parse_duration_s(text: str) -> float:
     """Return the seconds meant by, for example, ``"100ms"``, ``"10s"``, ``"5m"`` or ``"1h"``.
 
     Raises:
-        QuantityError: No unit, an unknown one, or not a number.
+        ConfigError: No unit, an unknown one, or not a number.
     """
     return _parse(text, _DURATION_UNITS_S, "a duration", '"100ms", "10s", "5m"')
 
@@ -73,7 +319,7 @@ def parse_size_bytes(text: str) -> int:
     """Return the bytes meant by, for example, ``"64MiB"`` or ``"1GB"``.
 
     Raises:
-        QuantityError: No unit, an unknown one, or not a number.
+        ConfigError: No unit, an unknown one, or not a number.
     """
     return round(_parse(text, _SIZE_UNITS_BYTES, "a size", '"64MiB", "1GiB"'))
 
@@ -100,52 +346,20 @@ def format_size(size_bytes: int) -> str:
 def _parse(text: str, units: dict[str, float] | dict[str, int], what: str, examples: str) -> float:
     match = _QUANTITY.fullmatch(text)
     if match is None:
-        raise QuantityError(f"{text!r} is not {what}; write a number and its unit, for example {examples}")
+        raise ConfigError(f"{text!r} is not {what}; write a number and its unit, for example {examples}")
     number, unit = match.groups()
     if not unit:
-        raise QuantityError(f"{text!r} has no unit; write for example {examples}")
+        raise ConfigError(f"{text!r} has no unit; write for example {examples}")
     if unit not in units:
-        raise QuantityError(f"{text!r} has the unknown unit {unit!r}; known are {', '.join(units)}")
+        raise ConfigError(f"{text!r} has the unknown unit {unit!r}; known are {', '.join(units)}")
     value = float(number) * units[unit]
     if not math.isfinite(value):
-        raise QuantityError(f"{text!r} is too large to be {what}")
+        raise ConfigError(f"{text!r} is too large to be {what}")
     return value
 
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-
-COMMAND_LINE = "command line"
-_LONGEST_PROBLEM = 2000
-
-
-class ConfigError(ValueError):
-    """A setting that cannot be used; the message names where it stands and what would be right.
-
-    What is raised by a check of a configuration class begins with the option as ``section.name``.
-
-    Attributes:
-        path: The configuration file at fault, or None.
-        field: The option as ``section.name``, or the section; None when none is meant.
-        on_command_line: Whether the command line is at fault.
-    """
-
-    def __init__(self, problem: str, *, origin: str | Path = "", field: str | None = None) -> None:
-        """Keep the place; ``origin`` is the file's path, or the words for another origin."""
-        self.path = str(origin) if isinstance(origin, Path) else None
-        self.field = field
-        self.on_command_line = origin == COMMAND_LINE
-        # It repeats what is wrong, which may be a whole file that got into the wrong place.
-        if len(problem) > _LONGEST_PROBLEM:
-            problem = f"{problem[: _LONGEST_PROBLEM // 2]} ... {problem[-_LONGEST_PROBLEM // 2 :]}"
-        super().__init__(f"{origin}: {problem}" if str(origin) else problem)
-
-
 @dataclass(frozen=True)
-class Setting:
+class _Setting:
     """One value and where it came from."""
 
     origin: str | Path
@@ -154,93 +368,27 @@ class Setting:
     value: Any
 
 
-def option(kind: str, default: Any, help_text: str) -> Any:
-    """Declare one option of a section; a duration's field name ends in ``_s``, its TOML name does not."""
-    return field(default=default, metadata={"kind": kind, "help": help_text})
-
-
-def section_types(config: type[Any]) -> dict[str, type[Any]]:
+def _sections(config: type[Any]) -> dict[str, type[Any]]:
     """Return the sections of a configuration class by name."""
     found: dict[str, Any] = {section.name: section.default_factory for section in fields(config)}
     return found
 
 
-def options_of(config: type[Any]) -> dict[str, str]:
-    """Return every option as ``section.name`` with its help line."""
-    return {
-        f"{name}.{toml_name(entry)}": str(entry.metadata["help"])
-        for name, section in section_types(config).items()
-        for entry in fields(section)
-    }
+def _name_options(section_name: str, section: type[Any]) -> list[Option]:
+    """Return the keys of a section with their names: in files the unit of a duration stands in the value."""
+    named = []
+    for entry in fields(section):
+        declared: Option = entry.metadata["option"]
+        name = entry.name.removesuffix("_s") if declared.kind == "duration" else entry.name
+        named.append(dataclasses.replace(declared, section=section_name, name=name, field=entry.name))
+    return named
 
 
-def gather(
-    config: type[Any],
-    path: Path | str | None,
-    environment: Mapping[str, str],
-    prefix: str,
-    overrides: Mapping[str, str],
-) -> tuple[dict[str, dict[str, Any]], dict[str, str | Path]]:
-    """Collect and convert all settings; later origins win: file, environment, command line.
-
-    Returns:
-        The values by section and field, and the origin of each by ``section.name``.
-
-    Raises:
-        ConfigError: An unknown key, a value of the wrong kind or without its unit, a file that cannot be read.
-    """
-    settings: list[Setting] = []
-    if path is not None:
-        settings += _from_file(Path(path), section_types(config))
-    known = {key.replace(".", "_").upper(): key for key in options_of(config)}
-    for variable, value in environment.items():
-        if variable.startswith(prefix):
-            key = known.get(variable[len(prefix) :])
-            if key is None:
-                raise ConfigError(
-                    f"{variable} is no option; known are {', '.join(sorted(known))}",
-                    origin="environment",
-                    field=variable,
-                )
-            settings.append(_setting("environment", key, value))
-    for key, value in overrides.items():
-        if "." not in key:
-            raise ConfigError(
-                f"{key!r} is no option; write section.name as in --print-config", origin=COMMAND_LINE, field=key
-            )
-        settings.append(_setting(COMMAND_LINE, key, value))
-    values: dict[str, dict[str, Any]] = {}
-    origins: dict[str, str | Path] = {}
-    for setting in settings:
-        entry = _find(config, setting)
-        values.setdefault(setting.section, {})[entry.name] = _convert(setting, entry.metadata["kind"])
-        origins[f"{setting.section}.{setting.name}"] = setting.origin
-    return values, origins
+def _describe(section: type[Any]) -> str:
+    return (section.__doc__ or "").splitlines()[0].split(": ", 1)[-1]
 
 
-def to_toml(config: Any) -> str:
-    """Write a configuration as a commented file."""
-    lines: list[str] = []
-    for name, section in section_types(type(config)).items():
-        lines += [f"# {(section.__doc__ or '').splitlines()[0].split(': ', 1)[-1]}", f"[{name}]"]
-        for entry in fields(section):
-            value = getattr(getattr(config, name), entry.name)
-            lines += [f"# {entry.metadata['help']}", f"{toml_name(entry)} = {_written(value, entry.metadata['kind'])}"]
-        lines.append("")
-    return "\n".join(lines)
-
-
-def toml_name(entry: Field[Any]) -> str:
-    """Return an option's name in files: its unit stands in the value there."""
-    return entry.name.removesuffix("_s") if entry.metadata["kind"] == "duration" else entry.name
-
-
-def _setting(origin: str | Path, key: str, value: str) -> Setting:
-    section, _, name = key.partition(".")
-    return Setting(origin, section, name, value)
-
-
-def _from_file(path: Path, known: Iterable[str]) -> list[Setting]:
+def _read_file(path: Path, known: Collection[str]) -> list[_Setting]:
     try:
         with path.open("rb") as file:
             document = tomllib.load(file)
@@ -251,40 +399,57 @@ def _from_file(path: Path, known: Iterable[str]) -> list[Setting]:
     # A whole number of thousands of digits is a plain ValueError of Python's own.
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"not TOML: {error}", origin=path) from error
-    settings: list[Setting] = []
+    settings: list[_Setting] = []
     for section, values in document.items():
         if not isinstance(values, dict):
             raise ConfigError(
                 f"{section} stands outside a section; known sections are {', '.join(known)}", origin=path, field=section
             )
-        settings += [Setting(path, section, name, value) for name, value in values.items()]
+        settings += [_Setting(path, section, name, value) for name, value in values.items()]
     return settings
 
 
-def _find(config: type[Any], setting: Setting) -> Field[Any]:
-    sections = section_types(config)
-    if setting.section not in sections:
-        raise ConfigError(
-            f"unknown section [{setting.section}]; known are {', '.join(sections)}",
-            origin=setting.origin,
-            field=setting.section,
-        )
-    entries = {toml_name(entry): entry for entry in fields(sections[setting.section])}
-    if setting.name not in entries:
-        raise ConfigError(
-            f"unknown key {setting.section}.{setting.name}; [{setting.section}] has {', '.join(entries)}",
-            origin=setting.origin,
-            field=f"{setting.section}.{setting.name}",
-        )
-    return entries[setting.name]
+def _read_environment(environment: Mapping[str, str], prefix: str, options: Mapping[str, Option]) -> list[_Setting]:
+    known = {key.replace(".", "_").upper(): key for key in options}
+    settings: list[_Setting] = []
+    for variable, value in environment.items():
+        if not variable.startswith(prefix):
+            continue
+        key = known.get(variable[len(prefix) :])
+        if key is None:
+            raise ConfigError(
+                f"{variable} is no option; known are {', '.join(sorted(known))}", origin="environment", field=variable
+            )
+        settings.append(_split("environment", key, value))
+    return settings
 
 
-def _convert(setting: Setting, kind: str) -> Any:
+def _split(origin: str, key: str, value: str) -> _Setting:
+    section, separator, name = key.partition(".")
+    if not separator:
+        raise ConfigError(f"{key!r} is no option; write section.name as in --print-config", origin=origin, field=key)
+    return _Setting(origin, section, name, value)
+
+
+def _find(options: Mapping[str, Option], setting: _Setting) -> Option:
+    key = f"{setting.section}.{setting.name}"
+    names = [entry.name for entry in options.values() if entry.section == setting.section]
+    if not names:
+        known = ", ".join(dict.fromkeys(entry.section for entry in options.values()))
+        raise ConfigError(
+            f"unknown section [{setting.section}]; known are {known}", origin=setting.origin, field=setting.section
+        )
+    if key not in options:
+        problem = f"unknown key {key}; [{setting.section}] has {', '.join(names)}"
+        raise ConfigError(problem, origin=setting.origin, field=key)
+    return options[key]
+
+
+def _convert(setting: _Setting, entry: Option) -> Any:
     try:
-        return _CONVERTERS[kind](setting.value)
-    except (QuantityError, ConfigError) as error:
-        key = f"{setting.section}.{setting.name}"
-        raise ConfigError(f"{key}: {error}", origin=setting.origin, field=key) from None
+        return _CONVERTERS[entry.kind](setting.value)
+    except ConfigError as error:
+        raise ConfigError(f"{entry.key}: {error}", origin=setting.origin, field=entry.key) from None
 
 
 def _text(value: Any) -> str:
@@ -335,128 +500,17 @@ _CONVERTERS: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
 )
 
 
-def _written(value: Any, kind: str) -> str:
-    if kind == "duration":
-        return f'"{format_duration(value)}"'
-    if kind == "size":
-        return f'"{format_size(value)}"'
-    if kind == "text":
-        return json.dumps(value, ensure_ascii=False)  # TOML's basic strings know JSON's escapes
-    return str(value).lower() if kind == "switch" else repr(value)
-
-
-_C = TypeVar("_C", bound="Configuration")
-_LOG_LEVELS = ("debug", "info", "warning", "error")
-_LOG_FORMATS = ("text", "json")
-
-
 @dataclass(frozen=True)
 class LogConfig:
     """``[log]``: what is said on stderr."""
 
-    level: str = option("text", "info", "debug, info, warning or error")
-    format: str = option("text", "text", "text for people, or json: one object per line")
-
-    def __post_init__(self) -> None:
-        """Check the words.
-
-        Raises:
-            ConfigError: An unknown level or format.
-        """
-        if self.level not in _LOG_LEVELS:
-            raise ConfigError(f"log.level {self.level!r} is unknown; use {', '.join(_LOG_LEVELS)}")
-        if self.format not in _LOG_FORMATS:
-            raise ConfigError(f"log.format {self.format!r} is unknown; use {' or '.join(_LOG_FORMATS)}")
-
-
-class Configuration:
-    """Base of a frozen dataclass whose fields are sections, see ``gpusonde.service.config``.
-
-    Attributes:
-        environment_prefix: What the names of its environment variables begin with.
-    """
-
-    environment_prefix: ClassVar[str]
-
-    @classmethod
-    def load(
-        cls: type[_C],
-        path: Path | str | None = None,
-        *,
-        environment: Mapping[str, str] = MappingProxyType({}),
-        overrides: Mapping[str, str] = MappingProxyType({}),
-    ) -> _C:
-        """Read a configuration.
-
-        Args:
-            path: TOML file, or None for none.
-            environment: Usually ``os.environ``; only variables with the prefix are looked at.
-            overrides: Flags, as ``{"section.name": "200ms"}``.
-
-        Raises:
-            ConfigError: Unknown keys, values without a unit or out of range, a file that cannot be read.
-        """
-        values, origins = gather(cls, path, environment, cls.environment_prefix, overrides)
-        sections = section_types(cls)
-        try:
-            return cls(**{name: sections[name](**chosen) for name, chosen in values.items()})
-        except ConfigError as error:
-            # What checks find wrong, they name first; where it was set only this place knows.
-            key = error.field or str(error).partition(" ")[0]
-            if key not in origins:
-                raise
-            raise ConfigError(str(error), origin=origins[key], field=key) from error
-
-    @classmethod
-    def options(cls) -> dict[str, str]:
-        """Return every option as ``section.name`` with its help line, for command lines and documentation."""
-        return options_of(cls)
-
-    def to_toml(self) -> str:
-        """Write the configuration as a commented file that ``load`` reads back to the same value."""
-        return to_toml(self)
-
-
-@dataclass(frozen=True)
-class Takeover(Generic[_C]):
-    """A running configuration with what could be taken over of a new one.
-
-    Attributes:
-        config: What holds from now on.
-        taken: Options that have changed and are taken over, as ``section.name``.
-        waiting: Options that have changed and need a restart.
-    """
-
-    config: _C
-    taken: frozenset[str]
-    waiting: tuple[str, ...]
-
-
-def take_over(running: _C, wanted: _C, live: Collection[str]) -> Takeover[_C]:
-    """Take from a new configuration what can be changed while the daemon runs.
-
-    Args:
-        running: What holds now.
-        wanted: What the operator wants.
-        live: Options that can change, as ``section.name``.
-
-    Raises:
-        ConfigError: The mixture of both contradicts itself.
-    """
-    sections: dict[str, Any] = {}
-    taken, waiting = set(), []
-    for section in section_types(type(running)):
-        now, then = getattr(running, section), getattr(wanted, section)
-        changes = {}
-        for entry in dataclasses.fields(now):
-            key = f"{section}.{toml_name(entry)}"
-            value = getattr(then, entry.name)
-            if value == getattr(now, entry.name):
-                continue
-            if key in live:
-                changes[entry.name] = value
-                taken.add(key)
-            else:
-                waiting.append(key)
-        sections[section] = dataclasses.replace(now, **changes)
-    return Takeover(type(running)(**sections), frozenset(taken), tuple(waiting))
+    level: str = option(
+        "text",
+        "info",
+        "debug, info, warning or error",
+        choices=("debug", "info", "warning", "error"),
+        live=True,
+    )
+    format: str = option(
+        "text", "text", "text for people, or json: one object per line", choices=("text", "json"), live=True
+    )
