@@ -43,7 +43,8 @@ search out of time) stay private to their modules.
     │   ├── GraphLimitError
     │   └── UnsupportedGraphError
     ├── EncoderError                encoders of graphs, their training
-    │   └── UnknownEncoderError
+    │   ├── UnknownEncoderError
+    │   └── QueueFullError          as many trainings wait as may
     ├── DocumentError               problem, job, plan files: the key at fault
     └── ProblemError                a planning problem that means nothing
         └── NothingFitsError
@@ -122,3 +123,11 @@ class ConfigError(GpusondeError, ValueError):
         if len(problem) > _LONGEST_PROBLEM:
             problem = f"{problem[: _LONGEST_PROBLEM // 2]} ... {problem[-_LONGEST_PROBLEM // 2 :]}"
         super().__init__(f"{origin}: {problem}" if str(origin) else problem)
+
+
+class EncoderError(GpusondeError, ValueError):
+    """An encoder of graphs that cannot be had, read, trained or queued to be trained."""
+
+
+class QueueFullError(EncoderError):
+    """As many trainings of encoders as may be are queued or running."""

@@ -21,7 +21,7 @@ from gpusonde.predictor.workload.graph import dump_graph
 def collector(tmp_path_factory):
     folder = tmp_path_factory.mktemp("collector") / "data"
     queue = TrainingQueue(folder / "trainings")
-    queue.add("voices")
+    queue.enqueue("voices")
     with queue.claim() as claim:
         claim.failed("no folder of it")
     add_encoder(folder / "embeddings", "tiny")

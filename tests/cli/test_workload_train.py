@@ -70,8 +70,8 @@ def test_a_trained_encoder_embeds_and_other_options_need_a_new_training(folder, 
 
 def test_what_a_collector_has_queued_is_trained_and_it_is_told(folder, capsys):
     queue = TrainingQueue(folder / "queue")
-    queue.add("digits")
-    queue.add("landscapes")
+    queue.enqueue("digits")
+    queue.enqueue("landscapes")
     (found,) = train(capsys, *SMALL, "--steps", "2", "--queue", "queue")["trainings"]
     told = queue.get("digits")
     assert (told.state, told.encoder_sha256, told.completed_steps) == ("done", found["encoder_sha256"], 2)
@@ -82,7 +82,7 @@ def test_what_a_collector_has_queued_is_trained_and_it_is_told(folder, capsys):
 
 def test_a_queued_training_that_cannot_be_says_why(folder, capsys):
     queue = TrainingQueue(folder / "queue")
-    queue.add("cifar10")
+    queue.enqueue("cifar10")
     command = ["workload", "train", "--dataset", "cifar10:absent", "--out", "registry", "--queue", "queue", "--json"]
     assert main(command) == 1
     (found,) = json.loads(capsys.readouterr().out)["trainings"]
@@ -93,7 +93,7 @@ def test_a_queued_training_that_cannot_be_says_why(folder, capsys):
 
 def test_ctrl_c_saves_the_training_and_queues_it_again(folder):
     queue = TrainingQueue(folder / "queue")
-    queue.add("digits")
+    queue.enqueue("digits")
     process = start("--steps", "100000", "--queue", "queue")
     deadline = time.monotonic() + 200
     while not (queue.get("digits") and queue.get("digits").completed_steps):

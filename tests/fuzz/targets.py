@@ -42,9 +42,8 @@ from gpusonde.collector.records.model import Limits
 from gpusonde.collector.security.tokens import parse_tokens
 from gpusonde.collector.tracking.run_state import FollowerState, UnusableStateError
 from gpusonde.collector.workers.documents import fill, to_document
-from gpusonde.collector.workload.training_queue import TrainingQueueError
 from gpusonde.epoch_detect import EpochTracker
-from gpusonde.errors import ConfigError
+from gpusonde.errors import ConfigError, EncoderError
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.optimizer.documents.schema import DocumentError, parse_json
 from gpusonde.optimizer.documents.watching import read_reports
@@ -267,8 +266,8 @@ TARGETS = {
     **FILE_TARGETS,
     "workload_request": Target(ask_about_workloads, workload_requests, (DecodeError,), is_slow=True),
     "training_file": Target(
-        lambda data: read_training(data, clean("trainings")), lambda: trainings(clean("trainings")),
-        (TrainingQueueError,), is_slow=True,
+        lambda data: read_training(data, clean("trainings")), trainings,
+        (EncoderError,), is_slow=True,
     ),
     "encoder_weights": Target(EncoderWeights.from_bytes, _encoders, (EncoderWeightsError,)),
     "architecture": Target(_read_architecture, _architectures, (ValueError,)),

@@ -23,6 +23,9 @@ def _gpus() -> GpuCatalog:
     return load_gpus()
 
 
+_OLD_QUEUE = Path(__file__).parents[1] / "data" / "before_house" / "collector" / "trainings"
+
+
 def ask_about_workloads(data: bytes) -> None:
     """Take a request through check, reading and answer, as the collector and its process do."""
     request = workload_pb2.PredictRequest.FromString(data)
@@ -48,14 +51,13 @@ def workload_requests() -> list[bytes]:
 
 
 def read_training(data: bytes, folder: Path) -> None:
-    """Read a queue with one training, and ask for it."""
+    """Take over a queue of an earlier version with one training, and ask for it."""
     (folder / "digits.json").write_bytes(data)
     queue = TrainingQueue(folder)
     queue.trainings()
-    queue.want("digits")
+    queue.enqueue_if_absent("digits")
 
 
-def trainings(folder: Path) -> list[bytes]:
+def trainings() -> list[bytes]:
     """Files of trainings to begin from."""
-    TrainingQueue(folder).add("digits")
-    return [(folder / "digits.json").read_bytes()]
+    return [path.read_bytes() for path in sorted(_OLD_QUEUE.glob("*.json"))]

@@ -119,10 +119,18 @@ def test_embeddings_are_the_encoder_s_and_a_bad_graph_has_none(registry):
     folder, registered = registry
     contents = [graph_json(), b"{}", graph_json("other", layers=9)]
     found = Answers(make_parts()).answer(
-        question(contents, [{"graph": at} for at in (2, 1, 0)], "embed", dataset_type="scenes", embeddings=str(folder)),
+        question(
+            contents,
+            [{"graph": at} for at in (2, 1, 0)],
+            "embed",
+            dataset_type="scenes",
+            nearest_count=0,
+            embeddings=str(folder),
+        ),
         contents,
     )
-    assert found["encoder_sha256"] == registered.sha256
+    assert (found["encoder_sha256"], found["trained_steps"]) == (registered.sha256, registered.trained_steps)
+    assert found["answers"][0]["embedding"]["nearest"] == []
     assert kinds(found["answers"]) == ["ok", "malformed_graph", "ok"]
     expected = Encoder(registered.weights).embed([small_graph("other", layers=9)])[0]
     assert found["answers"][0]["embedding"]["values"] == pytest.approx(expected.tolist())
@@ -130,9 +138,9 @@ def test_embeddings_are_the_encoder_s_and_a_bad_graph_has_none(registry):
 
 def test_neighbours_come_best_first_and_without_an_encoder_there_are_none(registry):
     folder, _ = registry
-    more = {"kind": "nearest", "count": 2, "embeddings": str(folder)}
+    more = {"kind": "embed", "nearest_count": 2, "embeddings": str(folder)}
     near, bad = ask([graph_json(), b"{"], [{"graph": 0}, {"graph": 1}], dataset_type="scenes", **more)
-    assert [each["name"] for each in near["nearest"]["architectures"]] == ["small-0", "small-1"]
+    assert [each["name"] for each in near["embedding"]["nearest"]] == ["small-0", "small-1"]
     assert bad["error"]["kind"] == "malformed_graph"
     (none,) = ask([graph_json()], [{"graph": 0}], dataset_type="voices", **more)
     assert (none["error"]["kind"], none["error"]["field"]) == ("no_embedding", "dataset_type")

@@ -111,11 +111,11 @@ class Noting(workload_pb2_grpc.WorkloadServiceServicer):
         ]
         return workload_pb2.PredictResponse(answers=answers)
 
-    def Nearest(self, request, context):
+    def Embed(self, request, context):
         self.requests.append(request)
-        near = workload_pb2.NearestArchitectures(architectures=[workload_pb2.NearestArchitecture(name="x")])
-        answers = [workload_pb2.NearestAnswer(nearest=near) for _ in request.graphs]
-        return workload_pb2.NearestResponse(answers=answers, encoder_sha256="ab")
+        near = [workload_pb2.NearestArchitecture(name="x")] * request.nearest_count
+        answers = [workload_pb2.EmbeddingAnswer(embedding=workload_pb2.Embedding(nearest=near)) for _ in request.graphs]
+        return workload_pb2.EmbedResponse(answers=answers, encoder_sha256="ab")
 
 
 @pytest.fixture
@@ -162,11 +162,12 @@ def test_any_number_of_questions_is_cut_into_requests_that_are_taken(noting):
 def test_any_number_of_graphs_is_cut_too_and_the_answers_are_one(noting):
     servicer, asking = noting
     graph = {"content": graph_json()}
-    found = asking.nearest([graph] * 1200, "scenes", 2)
+    found = asking.embed([graph] * 1200, "scenes", 2)
     assert (len(found["answers"]), found["encoder_sha256"]) == (1200, "ab")
     assert [len(request.graphs) for request in servicer.requests] == [500, 500, 200]
-    assert all((each.dataset_type, each.count) == ("scenes", 2) for each in servicer.requests)
-    assert asking.nearest([], "scenes")["answers"] == []
+    assert all((each.dataset_type, each.nearest_count) == ("scenes", 2) for each in servicer.requests)
+    assert [each["name"] for each in found["answers"][-1]["embedding"]["nearest"]] == ["x", "x"]
+    assert asking.embed([], "scenes")["answers"] == []
 
 
 def test_an_embedding_that_is_missing_is_queued_once_and_the_answer_says_so(client, folder):
@@ -179,8 +180,8 @@ def test_an_embedding_that_is_missing_is_queued_once_and_the_answer_says_so(clie
     assert second["prediction"]["embedding"] == use
     assert there["prediction"]["embedding"]["available"]
     assert there["prediction"]["embedding"]["training"] is None
-    assert client.training("voices")["queued_time"] == use["training"]["queued_time"]
-    assert [training["dataset_type"] for training in client.trainings()] == ["voices"]
+    (training,) = client.trainings()["trainings"]
+    assert (training["dataset_type"], training["queued_time"]) == ("voices", use["training"]["queued_time"])
     queue = TrainingQueue(folder / "trainings")
     with queue.claim() as claim:
         claim.progress(3, 10)
@@ -195,22 +196,34 @@ def test_readers_cannot_fill_the_queue(client):
     answers = client.predict([workload(dataset_type=f"type-{i}") for i in range(8)])
     notes = [answer["prediction"]["embedding"]["note"] for answer in answers]
     assert sum("too many trainings wait" in note for note in notes) >= 4
-    assert sum(training["state"] == "queued" for training in client.trainings()) <= 4
+    assert sum(training["state"] == "queued" for training in client.trainings()["trainings"]) <= 4
 
 
 def test_embeddings_and_neighbours_are_those_of_the_dataset_type(client, folder):
     sha256 = Registry(folder / "embeddings").get("scenes").sha256
-    assert {"name": "scenes", "encoder_sha256": sha256, "trained_steps": 7, "shipped": False} in client.dataset_types()
-    found = client.embed([{"content": graph_json()}, {"content": b"{}"}], "scenes")
-    assert found["encoder_sha256"] == sha256
+    listed = client.trainings(["scenes", "voices"])
+    assert listed["dataset_types"] == [
+        {"name": "scenes", "encoder_sha256": sha256, "trained_steps": 7, "shipped": False}
+    ]
+    assert {each["name"] for each in client.trainings()["dataset_types"]} >= {"digits", "scenes"}
+    found = client.embed([{"content": graph_json()}, {"content": b"{}"}], "scenes", 3)
+    assert (found["encoder_sha256"], found["trained_steps"]) == (sha256, 7)
     assert len(found["answers"][0]["embedding"]["values"]) == 32
     assert found["answers"][1]["error"]["kind"] == "malformed_graph"
-    (near,) = client.nearest([{"content": graph_json()}], "scenes", 3)["answers"]
-    alike = [each["similarity"] for each in near["nearest"]["architectures"]]
+    alike = [each["similarity"] for each in found["answers"][0]["embedding"]["nearest"]]
     assert len(alike) == 3
     assert alike == sorted(alike, reverse=True)
-    (none,) = client.embed([{"content": graph_json()}], "nowhere")["answers"]
-    assert none["error"]["kind"] == "no_embedding"
+    (plain,) = client.embed([{"content": graph_json()}], "scenes")["answers"]
+    assert plain["embedding"]["nearest"] == []
+    none = client.embed([{"content": graph_json()}], "nowhere")
+    assert none["answers"][0]["error"]["kind"] == "no_embedding"
+    assert none["trained_steps"] is None
+
+
+def test_trainings_are_found_by_name(client):
+    client.predict([workload(dataset_type="voices")])
+    assert [each["dataset_type"] for each in client.trainings(["voices", "never"])["trainings"]] == ["voices"]
+    assert client.trainings(["never"])["trainings"] == []
 
 
 @pytest.mark.parametrize(
@@ -218,9 +231,8 @@ def test_embeddings_and_neighbours_are_those_of_the_dataset_type(client, folder)
     [
         (lambda c: c.embed([{"content": b"{}"}], ""), "INVALID_ARGUMENT", "dataset_type"),
         (lambda c: c.embed([{"content": b"{}"}], "../up"), "INVALID_ARGUMENT", "dataset_type"),
-        (lambda c: c.nearest([{"content": b"{}"}], "scenes", 51), "INVALID_ARGUMENT", "count"),
-        (lambda c: c.training("never"), "NOT_FOUND", "never"),
-        (lambda c: c.training("../up"), "INVALID_ARGUMENT", "dataset_type"),
+        (lambda c: c.embed([{"content": b"{}"}], "scenes", 51), "INVALID_ARGUMENT", "nearest_count"),
+        (lambda c: c.trainings(["../up"]), "INVALID_ARGUMENT", "dataset_type"),
         (lambda c: at_once(c, 1001), "RESOURCE_EXHAUSTED", "workload.max_questions"),
         (lambda c: c.predict([workload(b" " * ((8 << 20) + 1))]), "RESOURCE_EXHAUSTED", "max_request_bytes"),
         (lambda c: c.queue_training("scenes"), "PERMISSION_DENIED", "no admin"),
@@ -298,7 +310,7 @@ def test_readers_ask_admins_queue_and_agents_do_neither(tmp_path, model_file):
             certificate, key = authority.client(role, "someone")
             security = ClientSecurity(str(authority.ca), str(certificate), str(key))
             with WorkloadClient(running.target, security=security) as asking:
-                asks = [lambda c=asking: c.predict([workload()]), asking.trainings, asking.hosts, asking.dataset_types]
+                asks = [lambda c=asking: c.predict([workload()]), asking.trainings, asking.hosts]
                 for ask in asks:
                     if may_ask:
                         ask()
@@ -319,7 +331,7 @@ def test_what_was_queued_is_there_after_the_collector_was_killed(tmp_path, model
         running.kill()
         running.start()
         with WorkloadClient(running.target) as asking:
-            assert asking.trainings() == [queued]
+            assert asking.trainings()["trainings"] == [queued]
 
 
 HOST = gpu_pb2.Host(host_name="node-1", cpu_count=16, cpu_core_count=8, memory_bytes=64 << 30, cpu_flops=8e11)

@@ -93,7 +93,7 @@ def rig(tmp_path):
 
 def test_what_waits_is_trained_oldest_first_and_what_there_are_no_data_of_goes_on_waiting(rig):
     for name in ("unknown", "second", "bad", "third"):
-        rig.queue.add(name)
+        rig.queue.enqueue(name)
     wanted = {"unknown": "queued", "second": "done", "bad": "failed", "third": "done"}
     rig.run_until(lambda: rig.states() == wanted and rig.counters.states.get("done") == 2)
     assert rig.begun() == ["second", "bad", "third"]
@@ -102,30 +102,30 @@ def test_what_waits_is_trained_oldest_first_and_what_there_are_no_data_of_goes_o
 
 
 def test_a_training_that_another_process_works_on_is_left_to_it(rig):
-    rig.queue.add("mine")
+    rig.queue.enqueue("mine")
     with rig.queue.claim():
-        rig.queue.add("next")
+        rig.queue.enqueue("next")
         rig.run_until(lambda: rig.counters.states.get("running") == 1)
         assert rig.begun() == []
     rig.run_until(lambda: rig.states() == {"mine": "done", "next": "done"})
 
 
 def test_a_collector_that_ends_has_its_training_wait_again_without_a_lost_attempt(rig):
-    rig.queue.add("endless")
+    rig.queue.enqueue("endless")
     rig.run_until(lambda: rig.states() == {"endless": "running"} and rig.begun())
     training = rig.queue.get("endless")
     assert (training.state, training.attempts) == ("queued", 0)
 
 
 def test_trainings_are_counted_while_one_runs(rig):
-    rig.queue.add("endless")
+    rig.queue.enqueue("endless")
     rig.run_until(rig.begun)
-    rig.queue.add("voices")
+    rig.queue.enqueue("voices")
     rig.run_until(lambda: rig.counters.states == {"queued": 1, "running": 1, "done": 0, "failed": 0})
 
 
 def test_a_trainer_that_ends_with_an_error_is_counted_and_what_it_said_is_kept(rig, caplog):
-    rig.queue.add("crash")
+    rig.queue.enqueue("crash")
     rig.run_until(lambda: rig.counters.failures == 1)
     assert rig.states() == {"crash": "done"}
     assert "trainer.log" in caplog.text
@@ -133,10 +133,12 @@ def test_a_trainer_that_ends_with_an_error_is_counted_and_what_it_said_is_kept(r
 
 
 def test_a_queue_that_cannot_be_used_does_not_end_the_collector(rig, caplog):
-    rig.queue.add("good")
-    (rig.folder / "broken.json").write_text("{}")
-    rig.run_until(lambda: "broken.json" in caplog.text)
-    (rig.folder / "broken.json").unlink()
+    rig.queue.enqueue("good")
+    database = rig.folder / "queue.sqlite"
+    kept = database.read_bytes()
+    database.write_bytes(b"no database" * 1000)
+    rig.run_until(lambda: "queue.sqlite" in caplog.text)
+    database.write_bytes(kept)
     rig.run_until(lambda: rig.states() == {"good": "done"})
 
 
@@ -144,8 +146,8 @@ def test_a_queue_that_cannot_be_used_does_not_end_the_collector(rig, caplog):
 def test_a_trainer_that_ends_before_it_begins_is_given_up_after_three_starts_and_the_reason_told(
     rig, caplog, name, status
 ):
-    rig.queue.add(name)
-    rig.queue.add("next")
+    rig.queue.enqueue(name)
+    rig.queue.enqueue("next")
     rig.run_until(lambda: rig.states() == {name: "failed", "next": "done"})
     assert rig.counters.failed_starts == 3
     assert rig.counters.failures == (3 if status else 0)
@@ -158,12 +160,12 @@ def test_a_trainer_that_ends_before_it_begins_is_given_up_after_three_starts_and
     assert ("no room\\x1b for it" if status else f"I train {name}") in training.reason
     assert str(rig.folder / "trainer.log") in training.reason
     assert training.reason in caplog.text
-    again = rig.queue.add(name, again=True)
+    again = rig.queue.enqueue(name, again=True)
     assert (again.state, again.attempts, again.reason) == ("queued", 0, "")
 
 
 def test_starts_that_fail_count_together_with_trainers_that_died_at_work(rig):
-    rig.queue.add("unbegun")
+    rig.queue.enqueue("unbegun")
     rig.queue.update(replace(rig.queue.get("unbegun"), state="running", started_s=1.0, attempts=2))
     rig.run_until(lambda: rig.counters.failed_starts)
     training = rig.queue.get("unbegun")
@@ -171,7 +173,7 @@ def test_starts_that_fail_count_together_with_trainers_that_died_at_work(rig):
 
 
 def test_a_trainer_that_was_told_to_stop_may_come_again(rig):
-    rig.queue.add("stopped")
+    rig.queue.enqueue("stopped")
     rig.run_until(lambda: rig.counters.failures >= 4)
     assert rig.counters.failed_starts == 0
     training = rig.queue.get("stopped")
@@ -182,7 +184,7 @@ def test_a_program_that_is_not_there_is_given_up_and_does_not_end_the_collector(
     rig = Rig(tmp_path)
     rig.command = lambda _: ("/nowhere/at/all",)
     rig.trainings = Trainings(rig.queue, rig.command, rig.counters, interval_s=0.05)
-    rig.queue.add("good")
+    rig.queue.enqueue("good")
     rig.run_until(lambda: rig.counters.failed_starts == 3)
     assert rig.states() == {"good": "failed"}
     assert "cannot be started" in caplog.text
@@ -262,7 +264,7 @@ def test_the_collector_never_imports_torch():
 def test_states_are_seen_in_the_metrics(tmp_path, model_file):
     with ThreadCollector(tmp_path / "data", metrics__listen="127.0.0.1:0", workload__model=model_file) as running:
         queue = TrainingQueue(tmp_path / "data" / "trainings")
-        queue.add("voices")
+        queue.enqueue("voices")
         with WorkloadClient(running.target) as client:
             graph = {"content": graph_json()}
             client.predict([{"graph": graph, "batch_size": 1, "cluster": {"device": "T4"}, "dataset_type": "sounds"}])

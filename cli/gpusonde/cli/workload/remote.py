@@ -188,27 +188,21 @@ def embedded_there(args: argparse.Namespace, graphs: Sequence[WorkloadGraph], ne
     """
     sent = [_sent(graph) for graph in graphs]
     with _client(args) as client:
-        embedded = client.embed(sent, args.dataset_type)
-        vectors = _answered(embedded["answers"], graphs, "embedding")
-        near: Iterable[Mapping[str, Any]] = [{"architectures": []}] * len(graphs)
-        if nearest:
-            near = _answered(client.nearest(sent, args.dataset_type, nearest)["answers"], graphs, "nearest")
-        encoders = {each["encoder_sha256"]: each["trained_steps"] for each in client.dataset_types()}
+        embedded = client.embed(sent, args.dataset_type, nearest)
     return {
         "dataset_type": args.dataset_type,
         "encoder_sha256": embedded["encoder_sha256"],
-        # None where it was replaced meanwhile.
-        "trained_steps": encoders.get(embedded["encoder_sha256"]),
+        "trained_steps": embedded["trained_steps"],
         "graphs": [
             {
                 "graph": graph.name,
-                "embedding": vector["values"],
+                "embedding": found["values"],
                 "nearest": [
                     {"architecture": each["name"], "family": each["family"], "similarity": each["similarity"]}
-                    for each in found["architectures"]
+                    for each in found["nearest"]
                 ],
             }
-            for graph, vector, found in zip(graphs, vectors, near, strict=True)
+            for graph, found in zip(graphs, _answered(embedded["answers"], graphs, "embedding"), strict=True)
         ],
     }
 

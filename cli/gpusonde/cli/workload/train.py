@@ -190,7 +190,7 @@ def run_trainings(args: argparse.Namespace) -> int:
     with WorkloadClient(args.collector, security=client_security(args)) as client:
         if args.add is not None:
             client.queue_training(args.add, again=args.again)
-        train_payload = {"trainings": [_training(each) for each in client.trainings()]}
+        train_payload = {"trainings": [_training(each) for each in client.trainings()["trainings"]]}
     Output(as_json=args.json).result(
         train_payload, lambda screen: _render_trainings(screen, train_payload["trainings"])
     )

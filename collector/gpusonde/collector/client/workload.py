@@ -75,31 +75,22 @@ class WorkloadClient:
             answers += [to_whole_document(answer) for answer in self._ask(self._stub.Predict, request).answers]
         return answers
 
-    def embed(self, graphs: Sequence[Mapping[str, Any]], dataset_type: str) -> dict[str, Any]:
-        """Return graphs as vectors: ``answers``, each with ``embedding`` or ``error``, and ``encoder_sha256``.
+    def embed(self, graphs: Sequence[Mapping[str, Any]], dataset_type: str, nearest_count: int = 0) -> dict[str, Any]:
+        """Return graphs as vectors, with the known architectures most like them.
+
+        Returns:
+            ``answers``, each with ``embedding`` or ``error``, ``encoder_sha256`` and ``trained_steps``.
 
         Raises:
             CollectorError: As for ``predict``.
         """
-        return self._of_graphs(self._stub.Embed, workload_pb2.EmbedRequest(dataset_type=dataset_type), graphs)
-
-    def nearest(self, graphs: Sequence[Mapping[str, Any]], dataset_type: str, count: int = 5) -> dict[str, Any]:
-        """Return the known architectures most like graphs: ``answers`` with ``nearest`` or ``error``.
-
-        Raises:
-            CollectorError: As for ``predict``.
-        """
-        request = workload_pb2.NearestRequest(dataset_type=dataset_type, count=count)
-        return self._of_graphs(self._stub.Nearest, request, graphs)
-
-    def dataset_types(self) -> list[dict[str, Any]]:
-        """Return the dataset types that there are embeddings for.
-
-        Raises:
-            CollectorError: There is no answer.
-        """
-        found = self._ask(self._stub.ListDatasetTypes, workload_pb2.ListDatasetTypesRequest())
-        return [to_whole_document(each) for each in found.dataset_types]
+        request = workload_pb2.EmbedRequest(dataset_type=dataset_type, nearest_count=nearest_count)
+        found: dict[str, Any] = {"answers": [], "encoder_sha256": "", "trained_steps": None}
+        for part in _parts(graphs, lambda graph: graph):
+            del request.graphs[:]
+            more = to_whole_document(self._ask(self._stub.Embed, _with_graphs(request, part)))
+            found = {**more, "answers": found["answers"] + more["answers"]}
+        return found
 
     def queue_training(self, dataset_type: str, *, again: bool = False) -> dict[str, Any]:
         """Queue the training of an embedding, and return it; for admins.
@@ -110,23 +101,20 @@ class WorkloadClient:
         request = workload_pb2.QueueTrainingRequest(dataset_type=dataset_type, again=again)
         return to_whole_document(self._ask(self._stub.QueueTraining, request).training)
 
-    def training(self, dataset_type: str) -> dict[str, Any]:
-        """Return the state of one training.
+    def trainings(self, dataset_types: Sequence[str] = ()) -> dict[str, Any]:
+        """Return the trainings of embeddings, and what there are embeddings for.
 
-        Raises:
-            CollectorError: None was ever queued.
-        """
-        request = workload_pb2.GetTrainingRequest(dataset_type=dataset_type)
-        return to_whole_document(self._ask(self._stub.GetTraining, request).training)
+        Args:
+            dataset_types: Only these; all where none is named.
 
-    def trainings(self) -> list[dict[str, Any]]:
-        """Return all trainings, newest first.
+        Returns:
+            ``trainings``, newest first, and ``dataset_types`` by name.
 
         Raises:
             CollectorError: There is no answer.
         """
-        found = self._ask(self._stub.ListTrainings, workload_pb2.ListTrainingsRequest())
-        return [to_whole_document(each) for each in found.trainings]
+        request = workload_pb2.ListTrainingsRequest(dataset_types=dataset_types)
+        return to_whole_document(self._ask(self._stub.ListTrainings, request))
 
     def hosts(self, *, agent_ids: Sequence[str] = (), host_names: Sequence[str] = ()) -> list[dict[str, Any]]:
         """Return the hosts that agents run on and what they have free; without names, all of them.
@@ -142,15 +130,6 @@ class WorkloadClient:
             request.page_token = response.next_page_token
             if not request.page_token:
                 return hosts
-
-    def _of_graphs(self, method: Any, request: Any, graphs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        found: dict[str, Any] = {"answers": [], "encoder_sha256": ""}
-        for part in _parts(graphs, lambda graph: graph):
-            del request.graphs[:]
-            more = to_whole_document(self._ask(method, _with_graphs(request, part)))
-            found["answers"] += more["answers"]
-            found["encoder_sha256"] = more["encoder_sha256"]
-        return found
 
     def _ask(self, method: Any, request: Any) -> Any:
         with self._connection.errors():

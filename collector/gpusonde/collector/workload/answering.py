@@ -129,22 +129,30 @@ class Answers:
         except UnknownDatasetTypeError as error:
             refusal = WorkloadError(NO_EMBEDDING, str(error), "dataset_type")
             return {"answers": [{"error": refusal.document()} for _ in question["rows"]], "encoder_sha256": ""}
-        encoder = Encoder(registered.weights)
-        found = _vectors(encoder, graphs) if question["kind"] == "embed" else self._near(encoder, graphs, question)
-        return {"answers": [found[row["graph"]] for row in question["rows"]], "encoder_sha256": registered.sha256}
+        found = self._embed(Encoder(registered.weights), graphs, question["nearest_count"])
+        return {
+            "answers": [found[row["graph"]] for row in question["rows"]],
+            "encoder_sha256": registered.sha256,
+            "trained_steps": registered.trained_steps,
+        }
 
     def _read(self, limits: GraphLimits, limit_s: float, content: bytes, kind: str, name: str) -> WorkloadGraph:
         with _time_limit(limit_s):
             graph = self._parts.read(content, kind, limits)
         return replace(graph, name=name) if name else graph
 
-    def _near(self, encoder: Encoder, graphs: Sequence[_Graph], question: Mapping[str, Any]) -> list[dict[str, Any]]:
-        def find(graph: _Graph) -> dict[str, Any]:
-            near = self._parts.nearest(_value(graph), encoder, question["count"])
+    def _embed(self, encoder: Encoder, graphs: Sequence[_Graph], nearest_count: int) -> list[dict[str, Any]]:
+        def write(vector: Any, graph: _Graph) -> dict[str, Any]:
+            values = [float(value) for value in _value(vector)]
+            near = self._parts.nearest(_value(graph), encoder, nearest_count) if nearest_count else ()
             rows = [{"name": name, "family": family, "similarity": float(alike)} for name, family, alike in near]
-            return {"nearest": {"architectures": rows}}
+            return {"embedding": {"values": values, "nearest": rows}}
 
-        return [_document(_caught(functools.partial(find, graph))) for graph in graphs]
+        vectors = _each(graphs, lambda good: list(encoder.embed(good)))
+        return [
+            _document(_caught(functools.partial(write, vector, graph)))
+            for vector, graph in zip(vectors, graphs, strict=True)
+        ]
 
     def _predict(self, question: Mapping[str, Any], graphs: Sequence[_Graph]) -> list[dict[str, Any]]:
         rows = question["rows"]
@@ -273,14 +281,6 @@ def _summary(given: _Graph) -> dict[str, Any]:
         "flops_per_sample": float(graph_cost(graph).per_sample.flops),
         "notes": list(graph.notes),
     }
-
-
-def _vectors(encoder: Encoder, graphs: Sequence[_Graph]) -> list[dict[str, Any]]:
-    def write(vector: Any) -> dict[str, Any]:
-        return {"embedding": {"values": [float(value) for value in _value(vector)]}}
-
-    found = _each(graphs, lambda good: list(encoder.embed(good)))
-    return [_document(_caught(functools.partial(write, vector))) for vector in found]
 
 
 def _value(value: _Value | WorkloadError) -> _Value:

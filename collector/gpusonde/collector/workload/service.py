@@ -9,7 +9,7 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,13 +32,13 @@ from gpusonde.collector.workload.errors import INVALID_REQUEST, WorkloadError
 from gpusonde.collector.workload.hosts import ClusterDescriber, HostView, ResourceCollector
 from gpusonde.collector.workload.processes import PURPOSE, WorkloadProcesses
 from gpusonde.collector.workload.training import Trainings, has_torch, trainer_command, training_document
-from gpusonde.collector.workload.training_queue import QueueFullError, TrainingQueue, TrainingQueueError
+from gpusonde.collector.workload.training_queue import TrainingQueue
+from gpusonde.errors import EncoderError, QueueFullError
 from gpusonde.predictor.workload.embedding import EmbeddingError
 from gpusonde.predictor.workload.embedding.registry import Registry
 from gpusonde.workload.v1 import workload_pb2, workload_pb2_grpc
 
 _LOG = logging.getLogger(__name__)
-_DEFAULT_NEIGHBOURS = 5
 _MOST_NEIGHBOURS = 50
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -121,39 +121,17 @@ class WorkloadService(workload_pb2_grpc.WorkloadServiceServicer):
     async def Embed(  # noqa: N802
         self, request: workload_pb2.EmbedRequest, context: Context
     ) -> workload_pb2.EmbedResponse:
-        """Return graphs as vectors."""
-        await self._check(context, request.graphs)
-        try:
-            more = {"dataset_type": _required_dataset_type(request.dataset_type)}
-            answers = await self._ask("embed", self._checker.check_graphs(request.graphs), more)
-        except Exception as error:  # as above
-            await self._abort(context, error)
-        return _filled(workload_pb2.EmbedResponse(), answers)
-
-    async def Nearest(  # noqa: N802
-        self, request: workload_pb2.NearestRequest, context: Context
-    ) -> workload_pb2.NearestResponse:
-        """Return the known architectures most like graphs."""
+        """Return graphs as vectors, with the known architectures most like them."""
         await self._check(context, request.graphs)
         try:
             more = {
                 "dataset_type": _required_dataset_type(request.dataset_type),
-                "count": _neighbours(request.count),
+                "nearest_count": _nearest_count(request.nearest_count),
             }
-            answers = await self._ask("nearest", self._checker.check_graphs(request.graphs), more)
+            answers = await self._ask("embed", self._checker.check_graphs(request.graphs), more)
         except Exception as error:  # as above
             await self._abort(context, error)
-        return _filled(workload_pb2.NearestResponse(), answers)
-
-    async def ListDatasetTypes(  # noqa: N802
-        self, request: workload_pb2.ListDatasetTypesRequest, context: Context
-    ) -> workload_pb2.ListDatasetTypesResponse:
-        """Return the dataset types that there are embeddings for."""
-        try:
-            found = await self._blocking(self._dataset_types)
-        except Exception as error:  # as above
-            await self._abort(context, error)
-        return _filled(workload_pb2.ListDatasetTypesResponse(), {"dataset_types": found})
+        return _filled(workload_pb2.EmbedResponse(), answers)
 
     async def QueueTraining(  # noqa: N802
         self, request: workload_pb2.QueueTrainingRequest, context: Context
@@ -161,34 +139,22 @@ class WorkloadService(workload_pb2_grpc.WorkloadServiceServicer):
         """Queue the training of an embedding; the interceptor has seen that the caller is an admin."""
         try:
             name = _required_dataset_type(request.dataset_type)
-            training = await self._blocking(lambda: self._trainings.queue.add(name, again=request.again))
+            training = await self._blocking(lambda: self._trainings.queue.enqueue(name, again=request.again))
             self._trainings.wake()
         except Exception as error:  # as above
             await self._abort(context, error)
         return _filled(workload_pb2.QueueTrainingResponse(), {"training": training_document(training)})
 
-    async def GetTraining(  # noqa: N802
-        self, request: workload_pb2.GetTrainingRequest, context: Context
-    ) -> workload_pb2.GetTrainingResponse:
-        """Return the state of one training."""
-        try:
-            name = _required_dataset_type(request.dataset_type)
-            training = await self._blocking(lambda: self._trainings.queue.get(name))
-        except Exception as error:  # as above
-            await self._abort(context, error)
-        if training is None:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"no training of {name!r} was ever queued here")
-        return _filled(workload_pb2.GetTrainingResponse(), {"training": training_document(training)})
-
     async def ListTrainings(  # noqa: N802
         self, request: workload_pb2.ListTrainingsRequest, context: Context
     ) -> workload_pb2.ListTrainingsResponse:
-        """Return all trainings."""
+        """Return trainings, and the dataset types that there are embeddings for."""
         try:
-            found = await self._blocking(self._trainings.queue.trainings)
+            names = {_required_dataset_type(name) for name in request.dataset_types}
+            found = await self._blocking(lambda: self._list_trainings(names))
         except Exception as error:  # as above
             await self._abort(context, error)
-        return _filled(workload_pb2.ListTrainingsResponse(), {"trainings": [training_document(each) for each in found]})
+        return _filled(workload_pb2.ListTrainingsResponse(), found)
 
     async def DescribeCluster(  # noqa: N802
         self, request: workload_pb2.DescribeClusterRequest, context: Context
@@ -233,27 +199,29 @@ class WorkloadService(workload_pb2_grpc.WorkloadServiceServicer):
             if (use := (answer.get("prediction") or {}).get("embedding")) is not None and not use["available"]
         ]
         for name in {use["dataset_type"] for use in missing}:
-            known = await self._blocking(lambda n=name: self._trainings.want(n))  # type: ignore[misc]
+            known = await self._blocking(functools.partial(self._trainings.enqueue_if_absent, name))
             for use in missing:
                 if use["dataset_type"] == name:
                     use.update(known, note=f"{use['note']}; {known['note']}")
         if missing:
             self._trainings.wake()
 
-    def _dataset_types(self) -> list[dict[str, Any]]:
+    def _list_trainings(self, names: Collection[str]) -> dict[str, Any]:
         registry = self._registry()
-        found = []
-        for name in registry.dataset_types():
-            encoder = registry.get(name)
-            found.append(
+        trainings = self._trainings.queue.trainings()
+        encoders = [registry.get(name) for name in registry.dataset_types() if not names or name in names]
+        return {
+            "trainings": [training_document(each) for each in trainings if not names or each.dataset_type in names],
+            "dataset_types": [
                 {
-                    "name": name,
+                    "name": encoder.dataset_type,
                     "encoder_sha256": encoder.sha256,
                     "trained_steps": encoder.trained_steps,
                     "shipped": encoder.is_shipped,
                 }
-            )
-        return found
+                for encoder in encoders
+            ],
+        }
 
     async def _blocking(self, work: Callable[[], _Value]) -> _Value:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
@@ -294,7 +262,7 @@ class WorkloadService(workload_pb2_grpc.WorkloadServiceServicer):
         elif isinstance(error, QueueFullError):
             self._counters.refused["workload_queue"] += 1
             code = grpc.StatusCode.RESOURCE_EXHAUSTED
-        elif isinstance(error, (TrainingQueueError, EmbeddingError, StoreError, OSError)):
+        elif isinstance(error, (EncoderError, EmbeddingError, StoreError, OSError)):
             _LOG.error("a question about workloads failed: %s", error)
             code = grpc.StatusCode.UNAVAILABLE
         else:
@@ -313,14 +281,14 @@ def _status(answer: dict[str, Any]) -> str:
 
 def _required_dataset_type(name: str) -> str:
     if not name:
-        raise WorkloadError(INVALID_REQUEST, "name one; 'ListDatasetTypes' lists them", "dataset_type")
+        raise WorkloadError(INVALID_REQUEST, "name one; 'ListTrainings' lists them", "dataset_type")
     return dataset_type(name)
 
 
-def _neighbours(count: int) -> int:
+def _nearest_count(count: int) -> int:
     if count > _MOST_NEIGHBOURS:
-        raise WorkloadError(INVALID_REQUEST, f"{count}: at most {_MOST_NEIGHBOURS}", "count")
-    return count or _DEFAULT_NEIGHBOURS
+        raise WorkloadError(INVALID_REQUEST, f"{count}: at most {_MOST_NEIGHBOURS}", "nearest_count")
+    return count
 
 
 def _filled(response: _Response, document: dict[str, Any]) -> _Response:

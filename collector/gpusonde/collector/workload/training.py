@@ -26,8 +26,8 @@ from gpusonde.collector.workload.training_queue import (
     RUNNING,
     Training,
     TrainingQueue,
-    TrainingQueueError,
 )
+from gpusonde.errors import EncoderError
 
 
 @dataclass
@@ -76,19 +76,19 @@ def drain(
         How many came to a good end.
 
     Raises:
-        TrainingQueueError: The queue cannot be used.
+        EncoderError: The queue cannot be used.
     """
     count = 0
-    while claim := queue.claim(dataset_types):
-        with claim:
+    while lease := queue.claim(dataset_types):
+        with lease:
             try:
-                claim.done(train(claim.training.dataset_type, claim.progress))
+                lease.done(train(lease.training.dataset_type, lease.progress))
             except CannotTrainError as error:
-                claim.failed(str(error))
+                lease.failed(str(error))
             except Exception as error:  # its reason is for whoever asks; the others wait
-                claim.failed(f"{type(error).__name__}: {error}")
-        count += claim.training.state == "done"
-        ended(claim.training)
+                lease.failed(f"{type(error).__name__}: {error}")
+        count += lease.training.state == DONE
+        ended(lease.training)
     return count
 
 
@@ -166,14 +166,14 @@ class Trainings:
         self._woken = asyncio.Event()
         self._process: asyncio.subprocess.Process | None = None
 
-    def want(self, dataset_type: str) -> dict[str, Any]:
+    def enqueue_if_absent(self, dataset_type: str) -> dict[str, Any]:
         """Queue what an answer had to do without; return what to say of it. Blocks.
 
         Raises:
             DatasetTypeNameError: It is no name of a dataset type.
-            TrainingQueueError: The queue cannot be used.
+            EncoderError: The queue cannot be used.
         """
-        training = self.queue.want(dataset_type)
+        training = self.queue.enqueue_if_absent(dataset_type)
         if training is None:
             return {"note": "too many trainings wait already, so that none was queued"}
         if training.state == QUEUED:
@@ -202,7 +202,7 @@ class Trainings:
                     found = await loop.run_in_executor(None, self._look)
                     if found is not None:
                         await self._train(*found)
-                except TrainingQueueError as error:
+                except EncoderError as error:
                     _LOG.error("the queue of trainings cannot be used: %s", error)
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._woken.wait(), self._interval_s)
@@ -250,7 +250,7 @@ class Trainings:
 
     async def _count_failed_start(self, training: Training, reason: str) -> bool:
         """Count a start that came to nothing; one that began the training is in the queue's own count already."""
-        tried = await asyncio.get_running_loop().run_in_executor(None, self.queue.not_begun, training, reason)
+        tried = await asyncio.get_running_loop().run_in_executor(None, self.queue.record_failed_start, training, reason)
         if tried is None:
             return False
         self._counters.failed_starts += 1
@@ -263,7 +263,7 @@ class Trainings:
         waiting = asyncio.ensure_future(process.wait())
         try:
             while not (await asyncio.wait({waiting}, timeout=self._interval_s))[0]:
-                with contextlib.suppress(TrainingQueueError):  # looking again when it has ended says so
+                with contextlib.suppress(EncoderError):  # looking again when it has ended says so
                     await asyncio.get_running_loop().run_in_executor(None, self._look)
             return waiting.result()
         finally:

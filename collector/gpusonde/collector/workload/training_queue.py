@@ -1,8 +1,8 @@
-"""``TrainingQueue``: trainings of embeddings as files of one directory, so that they survive whoever works on them.
+"""``TrainingQueue``: trainings of embeddings as a table of a small SQLite file, so that they survive whoever trains.
 
-A training is one JSON file named after its dataset type, replaced as a whole; so a dataset type is queued once, however
-often it is asked for. Whoever trains holds a lock that the kernel lets go of when the process dies: what was running
-then is queued again. A training is tried three times at most, whether its process died at work or before it came to it.
+A dataset type is queued once, however often it is asked for. Whoever trains holds a lease: a lock on a file that the
+kernel lets go of when the process dies, so that no heartbeat decides; what was running then is queued again. A
+training is tried three times at most, whether its process died at work or before it came to it.
 """
 
 from __future__ import annotations
@@ -11,35 +11,45 @@ import contextlib
 import fcntl
 import json
 import os
+import sqlite3
 import time
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from gpusonde.predictor.workload.embedding.weights import DatasetTypeNameError, check_dataset_type
-from gpusonde.service.durable_files import write_durably
-
-_FORMAT = "gpusonde.training/1"
-_MOST_ATTEMPTS = 3
-_LONGEST_REASON = 500
-_LARGEST_FILE_BYTES = 1 << 16
-_LATEST_S = 1e11
+from gpusonde.errors import EncoderError, QueueFullError
+from gpusonde.predictor.workload.embedding.weights import check_dataset_type, is_dataset_type
 
 QUEUED, RUNNING, DONE, FAILED = "queued", "running", "done", "failed"
 
-
-class TrainingQueueError(Exception):
-    """The queue cannot be used, or takes no more."""
-
-
-class QueueFullError(TrainingQueueError):
-    """As many trainings as may be are queued or running."""
+_DATABASE = "queue.sqlite"
+_VERSION = 1
+_TABLE = f"""
+CREATE TABLE training (
+    dataset_type TEXT PRIMARY KEY,
+    state TEXT NOT NULL CHECK (state IN ('{QUEUED}', '{RUNNING}', '{DONE}', '{FAILED}')),
+    queued_s REAL NOT NULL,
+    started_s REAL,
+    ended_s REAL,
+    reason TEXT NOT NULL,
+    completed_steps INTEGER NOT NULL,
+    total_steps INTEGER NOT NULL,
+    attempts INTEGER NOT NULL,
+    encoder_sha256 TEXT NOT NULL
+)"""
+_BUSY_S = 30.0
+_MOST_ATTEMPTS = 3
+_LONGEST_REASON = 500
+# Version 0 of the queue: a file per training.
+_OLD_FORMAT = "gpusonde.training/1"
+_LARGEST_OLD_BYTES = 1 << 16
+_LATEST_S = 1e11
 
 
 @dataclass(frozen=True)
 class Training:
-    """The training of the embedding for one dataset type. Times are Unix seconds.
+    """The training of the embedding for one dataset type, as the table has it. Times are Unix seconds.
 
     Attributes:
         dataset_type: Its name.
@@ -71,8 +81,16 @@ class Training:
         return self.state in (QUEUED, RUNNING)
 
 
+_COLUMNS = [field.name for field in fields(Training)]
+# Made of names of our own.
+_SELECT = f"SELECT {', '.join(_COLUMNS)} FROM training"  # noqa: S608
+_REPLACE = f"INSERT OR REPLACE INTO training VALUES ({', '.join('?' * len(_COLUMNS))})"  # noqa: S608
+
+
 class TrainingQueue:
     """The queue in one directory, which is made at need. Any number of processes may use it at the same time.
+
+    Trainings that an earlier version queued there, as files, are taken over when it is used first.
 
     Args:
         directory: Where it lies.
@@ -92,21 +110,26 @@ class TrainingQueue:
         """Return one training, None where nobody asked for it.
 
         Raises:
-            DatasetTypeNameError: It is no name of a dataset type; it becomes that of a file.
-            TrainingQueueError: Its file cannot be read.
+            EncoderError: It is no name of a dataset type, or the queue cannot be read.
         """
-        return self._read(self._path(check_dataset_type(dataset_type)))
+        check_dataset_type(dataset_type)
+        if not self.directory.is_dir():
+            return None
+        with self._transaction() as table:
+            return self._find(table, dataset_type)
 
     def trainings(self) -> list[Training]:
         """Return all trainings, newest first.
 
         Raises:
-            TrainingQueueError: The directory cannot be read.
+            EncoderError: The queue cannot be read.
         """
-        found = [training for path in self._paths() if (training := self._read(path))]
-        return sorted(found, key=lambda training: (-training.queued_s, training.dataset_type))
+        if not self.directory.exists():
+            return []
+        with self._transaction() as table:
+            return self._all(table)
 
-    def want(self, dataset_type: str) -> Training | None:
+    def enqueue_if_absent(self, dataset_type: str) -> Training | None:
         """Queue a training that a question makes desirable, and return it or the one that is there.
 
         Questions may fill one half of the queue, so that there is room for what an admin asks for.
@@ -115,18 +138,18 @@ class TrainingQueue:
             None when the half is full.
 
         Raises:
-            DatasetTypeNameError: It is no name of a dataset type; it becomes that of a file.
-            TrainingQueueError: The queue cannot be written.
+            EncoderError: It is no name of a dataset type, or the queue cannot be written.
         """
-        with self._locked():
-            known = self.get(dataset_type)
+        check_dataset_type(dataset_type)
+        with self._transaction() as table:
+            known = self._find(table, dataset_type)
             if known is not None:
                 return known
-            if sum(training.is_open for training in self.trainings()) >= max(1, self._largest // 2):
+            if sum(training.is_open for training in self._all(table)) >= max(1, self._largest // 2):
                 return None
-            return self._enqueue(dataset_type)
+            return self._enqueue(table, dataset_type)
 
-    def add(self, dataset_type: str, *, again: bool = False) -> Training:
+    def enqueue(self, dataset_type: str, *, again: bool = False) -> Training:
         """Queue a training, and return it or the one that is there.
 
         Args:
@@ -134,52 +157,47 @@ class TrainingQueue:
             again: Train anew what has failed or is done.
 
         Raises:
-            DatasetTypeNameError: It is no name of a dataset type; it becomes that of a file.
             QueueFullError: Too many wait.
-            TrainingQueueError: The queue cannot be written.
+            EncoderError: It is no name of a dataset type, or the queue cannot be written.
         """
-        with self._locked():
-            known = self.get(dataset_type)
+        check_dataset_type(dataset_type)
+        with self._transaction() as table:
+            known = self._find(table, dataset_type)
             if known is not None and (known.is_open or not again):
                 return known
-            if known is None and sum(training.is_open for training in self.trainings()) >= self._largest:
+            if known is None and sum(training.is_open for training in self._all(table)) >= self._largest:
                 raise QueueFullError(
                     f"{self._largest} trainings wait or run (workload.max_trainings); let them end first"
                 )
-            return self._enqueue(dataset_type)
+            return self._enqueue(table, dataset_type)
 
-    def claim(self, dataset_types: Collection[str] | None = None) -> Claim | None:
+    def claim(self, dataset_types: Collection[str] | None = None) -> Lease | None:
         """Begin the training that has waited longest; None when none waits.
 
         Args:
             dataset_types: Those that the caller has data for; None for any.
 
         Raises:
-            TrainingQueueError: The queue cannot be used.
+            EncoderError: The queue cannot be used.
         """
-        with self._locked():
-            queued = (training for training in self.trainings() if training.state == QUEUED)
-            waiting = sorted(
-                (each for each in queued if dataset_types is None or each.dataset_type in dataset_types), key=_by_age
-            )
+        with self._transaction() as table:
+            waiting = [
+                training
+                for training in reversed(self._all(table))
+                if training.state == QUEUED and (dataset_types is None or training.dataset_type in dataset_types)
+            ]
             if not waiting:
                 return None
             training = waiting[0]
             lock = os.open(self._lock_path(training.dataset_type), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             # Others hold it for as long as it takes to look whether it is held.
             fcntl.flock(lock, fcntl.LOCK_EX)
-            started = replace(
-                training,
-                state=RUNNING,
-                started_s=self._clock(),
-                attempts=training.attempts + 1,
-                completed_steps=0,
-                total_steps=0,
-            )
-            self._write(started)
-            return Claim(self, started, lock)
+            attempts = training.attempts + 1
+            started = Training(training.dataset_type, RUNNING, training.queued_s, self._clock(), attempts=attempts)
+            self._write(table, started)
+            return Lease(self, started, lock)
 
-    def not_begun(self, seen: Training, reason: str) -> Training | None:
+    def record_failed_start(self, seen: Training, reason: str) -> Training | None:
         """Count a start that came to an end before the training was claimed; the third attempt was the last one.
 
         Args:
@@ -190,58 +208,59 @@ class TrainingQueue:
             The training as it is now; None where it was begun, or asked for anew, after all.
 
         Raises:
-            TrainingQueueError: The queue cannot be used.
+            EncoderError: The queue cannot be used.
         """
-        with self._locked():
-            if self.get(seen.dataset_type) != seen:
+        with self._transaction() as table:
+            if self._find(table, seen.dataset_type) != seen:
                 return None
             tried = replace(seen, attempts=seen.attempts + 1)
             if tried.attempts >= _MOST_ATTEMPTS:
                 text = f"it could not be begun in {tried.attempts} attempts; the last one: {reason}"
                 tried = replace(tried, state=FAILED, reason=text[:_LONGEST_REASON], ended_s=self._clock())
-            self._write(tried)
+            self._write(table, tried)
             return tried
 
     def update(self, training: Training) -> None:
-        """Replace a training; for whoever holds its claim."""
-        with self._locked():
-            self._write(training)
+        """Replace a training; for whoever holds its lease."""
+        with self._transaction() as table:
+            self._write(table, training)
 
     @property
     def now_s(self) -> float:
         """Unix seconds."""
         return self._clock()
 
-    def _enqueue(self, dataset_type: str) -> Training:
+    def _enqueue(self, table: sqlite3.Connection, dataset_type: str) -> Training:
+        others = [training for training in reversed(self._all(table)) if training.dataset_type != dataset_type]
+        ended = [training.dataset_type for training in others if not training.is_open]
+        for name in ended[: max(0, len(others) + 1 - self._largest)]:
+            table.execute("DELETE FROM training WHERE dataset_type = ?", (name,))
+            self._lock_path(name).unlink(missing_ok=True)
         training = Training(dataset_type, QUEUED, self._clock())
-        self._make_room(dataset_type)
-        self._write(training)
+        self._write(table, training)
         return training
 
-    def _make_room(self, dataset_type: str) -> None:
-        others = [training for training in self.trainings() if training.dataset_type != dataset_type]
-        ended = sorted((training for training in others if not training.is_open), key=_by_age)
-        for training in ended[: max(0, len(others) + 1 - self._largest)]:
-            self._path(training.dataset_type).unlink(missing_ok=True)
-            self._lock_path(training.dataset_type).unlink(missing_ok=True)
+    def _find(self, table: sqlite3.Connection, dataset_type: str) -> Training | None:
+        row = table.execute(f"{_SELECT} WHERE dataset_type = ?", (dataset_type,)).fetchone()
+        return None if row is None else self._seen(Training(*row))
 
-    def _read(self, path: Path) -> Training | None:
-        try:
-            with path.open("rb") as file:
-                data = file.read(_LARGEST_FILE_BYTES)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise TrainingQueueError(f"{path} cannot be read: {error.strerror}") from None
-        training = _parse(data, path)
-        if training.state != RUNNING or self._is_held(training.dataset_type):
+    def _all(self, table: sqlite3.Connection) -> list[Training]:
+        rows = table.execute(f"{_SELECT} ORDER BY queued_s DESC, dataset_type")
+        return [self._seen(Training(*row)) for row in rows]
+
+    def _write(self, table: sqlite3.Connection, training: Training) -> None:
+        table.execute(_REPLACE, astuple(training))
+
+    def _seen(self, training: Training) -> Training:
+        """Return a training as it is, whatever its process still wrote before it died."""
+        if training.state != RUNNING or self._is_leased(training.dataset_type):
             return training
         if training.attempts >= _MOST_ATTEMPTS:
             reason = f"the process that trained died {training.attempts} times; see its log"
             return replace(training, state=FAILED, reason=reason, ended_s=training.started_s)
         return replace(training, state=QUEUED, started_s=None)
 
-    def _is_held(self, dataset_type: str) -> bool:
+    def _is_leased(self, dataset_type: str) -> bool:
         try:
             handle = os.open(self._lock_path(dataset_type), os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -254,41 +273,45 @@ class TrainingQueue:
             os.close(handle)
         return False
 
-    def _write(self, training: Training) -> None:
-        document = {"format": _FORMAT, **asdict(training)}
-        try:
-            write_durably(self._path(training.dataset_type), json.dumps(document, indent=1).encode() + b"\n")
-        except OSError as error:
-            raise TrainingQueueError(f"{error.filename} cannot be written: {error.strerror}") from None
-
-    def _paths(self) -> list[Path]:
-        try:
-            return [path for path in self.directory.glob("*.json") if _is_name(path.stem)]
-        except OSError as error:
-            raise TrainingQueueError(f"{self.directory} cannot be read: {error.strerror}") from None
-
-    def _path(self, dataset_type: str) -> Path:
-        return self.directory / f"{dataset_type}.json"
-
     def _lock_path(self, dataset_type: str) -> Path:
         return self.directory / f"{dataset_type}.lock"
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Keep others from changing the queue."""
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """Open the table for one change, or one look; nobody else changes it meanwhile."""
+        path = self.directory / _DATABASE
+        old: list[Path] = []
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            handle = os.open(self.directory / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            with contextlib.closing(sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)) as table:
+                table.execute("BEGIN IMMEDIATE")
+                # Closing what is not committed takes it back.
+                old = self._prepare(table)
+                yield table
+                table.execute("COMMIT")
+            for each in old:
+                each.unlink(missing_ok=True)
         except OSError as error:
-            raise TrainingQueueError(f"{self.directory} cannot be used: {error.strerror}") from None
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(handle)
+            raise EncoderError(f"{error.filename or path} cannot be used: {error.strerror}") from None
+        except sqlite3.Error as error:
+            raise EncoderError(f"the queue of trainings {path} cannot be used: {error}") from None
+
+    def _prepare(self, table: sqlite3.Connection) -> list[Path]:
+        """Make the table where there is none; return the files whose trainings it took over."""
+        (version,) = table.execute("PRAGMA user_version").fetchone()
+        if version == _VERSION:
+            return []
+        if version:
+            raise EncoderError(f"{self.directory / _DATABASE} is of version {version}, this gpusonde knows {_VERSION}")
+        table.execute(_TABLE)
+        table.execute(f"PRAGMA user_version = {_VERSION}")
+        old = [path for path in sorted(self.directory.glob("*.json")) if is_dataset_type(path.stem)]
+        for path in old:
+            self._write(table, _read_old(path))
+        return old
 
 
-class Claim:
+class Lease:
     """A training that this process works on. Use it as a context manager; left without an end, it is queued again.
 
     Args:
@@ -302,7 +325,7 @@ class Claim:
         self._lock = lock
         self.training = training
 
-    def __enter__(self) -> Claim:
+    def __enter__(self) -> Lease:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -332,17 +355,18 @@ class Claim:
         self._queue.update(training)
 
 
-def _parse(data: bytes, path: Path) -> Training:
+def _read_old(path: Path) -> Training:
+    """Read a training that an earlier version queued as a file."""
     try:
-        document: dict[str, Any] = json.loads(data)
-        is_ours = document.pop("format") == _FORMAT
+        with path.open("rb") as file:
+            document: dict[str, Any] = json.loads(file.read(_LARGEST_OLD_BYTES))
+        is_ours = document.pop("format") == _OLD_FORMAT
         training = Training(**document)
-        is_ours &= training.dataset_type == path.stem and training.state in (QUEUED, RUNNING, DONE, FAILED)
-        is_ours &= _is_sound(training)
+        is_ours &= training.dataset_type == path.stem and _is_sound(training)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         is_ours = False
     if not is_ours:
-        raise TrainingQueueError(f"{path} is no training of this queue; remove it")
+        raise EncoderError(f"{path} is no training that an earlier version queued; remove it")
     return training
 
 
@@ -351,19 +375,8 @@ def _is_sound(training: Training) -> bool:
     times = [training.queued_s, *(time for time in (training.started_s, training.ended_s) if time is not None)]
     counts = training.completed_steps, training.total_steps, training.attempts
     return (
-        all(type(time) in (int, float) and 0.0 <= time <= _LATEST_S for time in times)
+        training.state in (QUEUED, RUNNING, DONE, FAILED)
+        and all(type(time) in (int, float) and 0.0 <= time <= _LATEST_S for time in times)
         and all(type(count) is int and 0 <= count < 1 << 31 for count in counts)
         and all(isinstance(text, str) for text in (training.reason, training.encoder_sha256))
     )
-
-
-def _is_name(text: str) -> bool:
-    try:
-        check_dataset_type(text)
-    except DatasetTypeNameError:
-        return False
-    return True
-
-
-def _by_age(training: Training) -> tuple[float, str]:
-    return training.queued_s, training.dataset_type

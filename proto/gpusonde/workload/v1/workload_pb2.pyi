@@ -277,20 +277,24 @@ class WorkloadError(_message.Message):
     def __init__(self, kind: _Optional[_Union[WorkloadErrorKind, str]] = ..., text: _Optional[str] = ..., field: _Optional[str] = ...) -> None: ...
 
 class EmbedRequest(_message.Message):
-    __slots__ = ("graphs", "dataset_type")
+    __slots__ = ("graphs", "dataset_type", "nearest_count")
     GRAPHS_FIELD_NUMBER: _ClassVar[int]
     DATASET_TYPE_FIELD_NUMBER: _ClassVar[int]
+    NEAREST_COUNT_FIELD_NUMBER: _ClassVar[int]
     graphs: _containers.RepeatedCompositeFieldContainer[GraphSource]
     dataset_type: str
-    def __init__(self, graphs: _Optional[_Iterable[_Union[GraphSource, _Mapping]]] = ..., dataset_type: _Optional[str] = ...) -> None: ...
+    nearest_count: int
+    def __init__(self, graphs: _Optional[_Iterable[_Union[GraphSource, _Mapping]]] = ..., dataset_type: _Optional[str] = ..., nearest_count: _Optional[int] = ...) -> None: ...
 
 class EmbedResponse(_message.Message):
-    __slots__ = ("answers", "encoder_sha256")
+    __slots__ = ("answers", "encoder_sha256", "trained_steps")
     ANSWERS_FIELD_NUMBER: _ClassVar[int]
     ENCODER_SHA256_FIELD_NUMBER: _ClassVar[int]
+    TRAINED_STEPS_FIELD_NUMBER: _ClassVar[int]
     answers: _containers.RepeatedCompositeFieldContainer[EmbeddingAnswer]
     encoder_sha256: str
-    def __init__(self, answers: _Optional[_Iterable[_Union[EmbeddingAnswer, _Mapping]]] = ..., encoder_sha256: _Optional[str] = ...) -> None: ...
+    trained_steps: int
+    def __init__(self, answers: _Optional[_Iterable[_Union[EmbeddingAnswer, _Mapping]]] = ..., encoder_sha256: _Optional[str] = ..., trained_steps: _Optional[int] = ...) -> None: ...
 
 class EmbeddingAnswer(_message.Message):
     __slots__ = ("embedding", "error")
@@ -301,52 +305,12 @@ class EmbeddingAnswer(_message.Message):
     def __init__(self, embedding: _Optional[_Union[Embedding, _Mapping]] = ..., error: _Optional[_Union[WorkloadError, _Mapping]] = ...) -> None: ...
 
 class Embedding(_message.Message):
-    __slots__ = ("values",)
+    __slots__ = ("values", "nearest")
     VALUES_FIELD_NUMBER: _ClassVar[int]
-    values: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, values: _Optional[_Iterable[float]] = ...) -> None: ...
-
-class NearestRequest(_message.Message):
-    __slots__ = ("graphs", "dataset_type", "count")
-    GRAPHS_FIELD_NUMBER: _ClassVar[int]
-    DATASET_TYPE_FIELD_NUMBER: _ClassVar[int]
-    COUNT_FIELD_NUMBER: _ClassVar[int]
-    graphs: _containers.RepeatedCompositeFieldContainer[GraphSource]
-    dataset_type: str
-    count: int
-    def __init__(self, graphs: _Optional[_Iterable[_Union[GraphSource, _Mapping]]] = ..., dataset_type: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
-
-class NearestResponse(_message.Message):
-    __slots__ = ("answers", "encoder_sha256")
-    ANSWERS_FIELD_NUMBER: _ClassVar[int]
-    ENCODER_SHA256_FIELD_NUMBER: _ClassVar[int]
-    answers: _containers.RepeatedCompositeFieldContainer[NearestAnswer]
-    encoder_sha256: str
-    def __init__(self, answers: _Optional[_Iterable[_Union[NearestAnswer, _Mapping]]] = ..., encoder_sha256: _Optional[str] = ...) -> None: ...
-
-class NearestAnswer(_message.Message):
-    __slots__ = ("nearest", "error")
     NEAREST_FIELD_NUMBER: _ClassVar[int]
-    ERROR_FIELD_NUMBER: _ClassVar[int]
-    nearest: NearestArchitectures
-    error: WorkloadError
-    def __init__(self, nearest: _Optional[_Union[NearestArchitectures, _Mapping]] = ..., error: _Optional[_Union[WorkloadError, _Mapping]] = ...) -> None: ...
-
-class NearestArchitectures(_message.Message):
-    __slots__ = ("architectures",)
-    ARCHITECTURES_FIELD_NUMBER: _ClassVar[int]
-    architectures: _containers.RepeatedCompositeFieldContainer[NearestArchitecture]
-    def __init__(self, architectures: _Optional[_Iterable[_Union[NearestArchitecture, _Mapping]]] = ...) -> None: ...
-
-class ListDatasetTypesRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class ListDatasetTypesResponse(_message.Message):
-    __slots__ = ("dataset_types",)
-    DATASET_TYPES_FIELD_NUMBER: _ClassVar[int]
-    dataset_types: _containers.RepeatedCompositeFieldContainer[DatasetType]
-    def __init__(self, dataset_types: _Optional[_Iterable[_Union[DatasetType, _Mapping]]] = ...) -> None: ...
+    values: _containers.RepeatedScalarFieldContainer[float]
+    nearest: _containers.RepeatedCompositeFieldContainer[NearestArchitecture]
+    def __init__(self, values: _Optional[_Iterable[float]] = ..., nearest: _Optional[_Iterable[_Union[NearestArchitecture, _Mapping]]] = ...) -> None: ...
 
 class DatasetType(_message.Message):
     __slots__ = ("name", "encoder_sha256", "trained_steps", "shipped")
@@ -374,27 +338,19 @@ class QueueTrainingResponse(_message.Message):
     training: Training
     def __init__(self, training: _Optional[_Union[Training, _Mapping]] = ...) -> None: ...
 
-class GetTrainingRequest(_message.Message):
-    __slots__ = ("dataset_type",)
-    DATASET_TYPE_FIELD_NUMBER: _ClassVar[int]
-    dataset_type: str
-    def __init__(self, dataset_type: _Optional[str] = ...) -> None: ...
-
-class GetTrainingResponse(_message.Message):
-    __slots__ = ("training",)
-    TRAINING_FIELD_NUMBER: _ClassVar[int]
-    training: Training
-    def __init__(self, training: _Optional[_Union[Training, _Mapping]] = ...) -> None: ...
-
 class ListTrainingsRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("dataset_types",)
+    DATASET_TYPES_FIELD_NUMBER: _ClassVar[int]
+    dataset_types: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, dataset_types: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ListTrainingsResponse(_message.Message):
-    __slots__ = ("trainings",)
+    __slots__ = ("trainings", "dataset_types")
     TRAININGS_FIELD_NUMBER: _ClassVar[int]
+    DATASET_TYPES_FIELD_NUMBER: _ClassVar[int]
     trainings: _containers.RepeatedCompositeFieldContainer[Training]
-    def __init__(self, trainings: _Optional[_Iterable[_Union[Training, _Mapping]]] = ...) -> None: ...
+    dataset_types: _containers.RepeatedCompositeFieldContainer[DatasetType]
+    def __init__(self, trainings: _Optional[_Iterable[_Union[Training, _Mapping]]] = ..., dataset_types: _Optional[_Iterable[_Union[DatasetType, _Mapping]]] = ...) -> None: ...
 
 class Training(_message.Message):
     __slots__ = ("dataset_type", "state", "reason", "queued_time", "started_time", "ended_time", "completed_steps", "total_steps", "attempts", "encoder_sha256")

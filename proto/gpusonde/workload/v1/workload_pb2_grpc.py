@@ -48,25 +48,10 @@ class WorkloadServiceStub(object):
                 request_serializer=gpusonde_dot_workload_dot_v1_dot_workload__pb2.EmbedRequest.SerializeToString,
                 response_deserializer=gpusonde_dot_workload_dot_v1_dot_workload__pb2.EmbedResponse.FromString,
                 _registered_method=True)
-        self.Nearest = channel.unary_unary(
-                '/gpusonde.workload.v1.WorkloadService/Nearest',
-                request_serializer=gpusonde_dot_workload_dot_v1_dot_workload__pb2.NearestRequest.SerializeToString,
-                response_deserializer=gpusonde_dot_workload_dot_v1_dot_workload__pb2.NearestResponse.FromString,
-                _registered_method=True)
-        self.ListDatasetTypes = channel.unary_unary(
-                '/gpusonde.workload.v1.WorkloadService/ListDatasetTypes',
-                request_serializer=gpusonde_dot_workload_dot_v1_dot_workload__pb2.ListDatasetTypesRequest.SerializeToString,
-                response_deserializer=gpusonde_dot_workload_dot_v1_dot_workload__pb2.ListDatasetTypesResponse.FromString,
-                _registered_method=True)
         self.QueueTraining = channel.unary_unary(
                 '/gpusonde.workload.v1.WorkloadService/QueueTraining',
                 request_serializer=gpusonde_dot_workload_dot_v1_dot_workload__pb2.QueueTrainingRequest.SerializeToString,
                 response_deserializer=gpusonde_dot_workload_dot_v1_dot_workload__pb2.QueueTrainingResponse.FromString,
-                _registered_method=True)
-        self.GetTraining = channel.unary_unary(
-                '/gpusonde.workload.v1.WorkloadService/GetTraining',
-                request_serializer=gpusonde_dot_workload_dot_v1_dot_workload__pb2.GetTrainingRequest.SerializeToString,
-                response_deserializer=gpusonde_dot_workload_dot_v1_dot_workload__pb2.GetTrainingResponse.FromString,
                 _registered_method=True)
         self.ListTrainings = channel.unary_unary(
                 '/gpusonde.workload.v1.WorkloadService/ListTrainings',
@@ -95,21 +80,7 @@ class WorkloadServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Embed(self, request, context):
-        """Embed returns graphs as vectors.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Nearest(self, request, context):
-        """Nearest returns the known architectures that are most like graphs.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ListDatasetTypes(self, request, context):
-        """ListDatasetTypes returns the dataset types that there are embeddings for.
+        """Embed returns graphs as vectors, and the known architectures that are most like them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -123,15 +94,8 @@ class WorkloadServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def GetTraining(self, request, context):
-        """GetTraining returns the state of one training.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def ListTrainings(self, request, context):
-        """ListTrainings returns all trainings, newest first.
+        """ListTrainings returns the trainings of embeddings, and the dataset types that there are embeddings for.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -157,25 +121,10 @@ def add_WorkloadServiceServicer_to_server(servicer, server):
                     request_deserializer=gpusonde_dot_workload_dot_v1_dot_workload__pb2.EmbedRequest.FromString,
                     response_serializer=gpusonde_dot_workload_dot_v1_dot_workload__pb2.EmbedResponse.SerializeToString,
             ),
-            'Nearest': grpc.unary_unary_rpc_method_handler(
-                    servicer.Nearest,
-                    request_deserializer=gpusonde_dot_workload_dot_v1_dot_workload__pb2.NearestRequest.FromString,
-                    response_serializer=gpusonde_dot_workload_dot_v1_dot_workload__pb2.NearestResponse.SerializeToString,
-            ),
-            'ListDatasetTypes': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListDatasetTypes,
-                    request_deserializer=gpusonde_dot_workload_dot_v1_dot_workload__pb2.ListDatasetTypesRequest.FromString,
-                    response_serializer=gpusonde_dot_workload_dot_v1_dot_workload__pb2.ListDatasetTypesResponse.SerializeToString,
-            ),
             'QueueTraining': grpc.unary_unary_rpc_method_handler(
                     servicer.QueueTraining,
                     request_deserializer=gpusonde_dot_workload_dot_v1_dot_workload__pb2.QueueTrainingRequest.FromString,
                     response_serializer=gpusonde_dot_workload_dot_v1_dot_workload__pb2.QueueTrainingResponse.SerializeToString,
-            ),
-            'GetTraining': grpc.unary_unary_rpc_method_handler(
-                    servicer.GetTraining,
-                    request_deserializer=gpusonde_dot_workload_dot_v1_dot_workload__pb2.GetTrainingRequest.FromString,
-                    response_serializer=gpusonde_dot_workload_dot_v1_dot_workload__pb2.GetTrainingResponse.SerializeToString,
             ),
             'ListTrainings': grpc.unary_unary_rpc_method_handler(
                     servicer.ListTrainings,
@@ -257,60 +206,6 @@ class WorkloadService(object):
             _registered_method=True)
 
     @staticmethod
-    def Nearest(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/gpusonde.workload.v1.WorkloadService/Nearest',
-            gpusonde_dot_workload_dot_v1_dot_workload__pb2.NearestRequest.SerializeToString,
-            gpusonde_dot_workload_dot_v1_dot_workload__pb2.NearestResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListDatasetTypes(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/gpusonde.workload.v1.WorkloadService/ListDatasetTypes',
-            gpusonde_dot_workload_dot_v1_dot_workload__pb2.ListDatasetTypesRequest.SerializeToString,
-            gpusonde_dot_workload_dot_v1_dot_workload__pb2.ListDatasetTypesResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
     def QueueTraining(request,
             target,
             options=(),
@@ -327,33 +222,6 @@ class WorkloadService(object):
             '/gpusonde.workload.v1.WorkloadService/QueueTraining',
             gpusonde_dot_workload_dot_v1_dot_workload__pb2.QueueTrainingRequest.SerializeToString,
             gpusonde_dot_workload_dot_v1_dot_workload__pb2.QueueTrainingResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def GetTraining(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/gpusonde.workload.v1.WorkloadService/GetTraining',
-            gpusonde_dot_workload_dot_v1_dot_workload__pb2.GetTrainingRequest.SerializeToString,
-            gpusonde_dot_workload_dot_v1_dot_workload__pb2.GetTrainingResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -56,13 +56,18 @@ def check_dataset_type(name: str) -> str:
     Raises:
         DatasetTypeNameError: It is not.
     """
-    if len(name) > LONGEST or not _NAME.fullmatch(name):
+    if not is_dataset_type(name):
         shown = name if len(name) <= LONGEST else f"{name[:LONGEST]}..."
         raise DatasetTypeNameError(
             f"{shown!r} names no dataset type: use 1 to {LONGEST} small letters, digits, '.', '_' and '-', "
             "the first one a letter or a digit"
         )
     return name
+
+
+def is_dataset_type(name: str) -> bool:
+    """Whether a text names a dataset type."""
+    return len(name) <= LONGEST and _NAME.fullmatch(name) is not None
 
 
 FORMAT = "gpusonde.graph_encoder/1"
