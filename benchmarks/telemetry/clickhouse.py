@@ -20,16 +20,16 @@ from storage_records import GPUS_PER_HOST, START_NS, TICKS_PER_SECOND, Agents, W
 
 from gpusonde.collector.records.model import Position
 from gpusonde.collector.storage.clickhouse.facts import Ownership
+from gpusonde.collector.storage.clickhouse.samples import ClickHouseOptions
 from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql, Connection
-from gpusonde.collector.storage.clickhouse.store import ClickHouseOptions, ClickHouseStore
-from gpusonde.collector.storage.local.facts import AgentRow
-from gpusonde.collector.storage.store import Incoming
+from gpusonde.collector.storage.clickhouse.store import ClickHouseStore
+from gpusonde.collector.storage.model import AgentRow, PendingRecord
 
 
 class PresentAgents(Agents):
     """Records as if received now: retention goes by receipt."""
 
-    def _incoming(self, agent: str, record: object, decoded: object) -> Incoming:
+    def _incoming(self, agent: str, record: object, decoded: object) -> PendingRecord:
         incoming = super()._incoming(agent, record, decoded)
         object.__setattr__(incoming.entry, "received_unix_nano", time.time_ns())
         return incoming
@@ -52,13 +52,13 @@ def measure(workload: Workload, gpus: int, seconds: int, interval_s: int, direct
     store = ClickHouseStore(sql, Ownership("benchmark"), ClickHouseOptions(database))
     store.open()
     for host in range(0, gpus, GPUS_PER_HOST):
-        store.introduce(AgentRow(f"agent-{host:06d}", "spool", "instance", START_NS, "host", "1.0", b""))
+        store.samples.register_agent(AgentRow(f"agent-{host:06d}", "spool", "instance", START_NS, "host", "1.0", b""))
     inserts, spent = [], 0.0
     for second in range(0, seconds, interval_s):
         records = [record for s in range(second, min(second + interval_s, seconds)) for record in agents.records(s)]
         decoded = time.process_time()
         wall = time.perf_counter()
-        store.append(records)
+        store.samples.append(records)
         inserts.append(time.perf_counter() - wall)
         spent += time.process_time() - decoded
     left, _ = table_bytes(sql, "samples")
@@ -71,7 +71,7 @@ def measure(workload: Workload, gpus: int, seconds: int, interval_s: int, direct
     assert row_count == gpus * seconds * TICKS_PER_SECOND
     end = START_NS + seconds * 1_000_000_000
     uuid, one = agents.uuids[0], [workload.metrics[0]]
-    spool = int(store.read(uuid, START_NS, START_NS + 1_000_000_000, one).spool[0])
+    spool = int(store.samples.read(uuid, START_NS, START_NS + 1_000_000_000, one).spool[0])
     behind = Position(spool, seconds - 1)
     median, slow = statistics.median(inserts), sorted(inserts)[int(len(inserts) * 0.99)]
     rows = {
@@ -82,10 +82,10 @@ def measure(workload: Workload, gpus: int, seconds: int, interval_s: int, direct
         "the same per append": f"{spent / len(inserts) * 1e3:.0f} ms",
         "CPU of merging all of it once more, per million samples": f"{merging / samples * 1e9:.0f} ms",
         f"one append of {interval_s} s, median / p99": f"{median * 1e3:.0f} / {slow * 1e3:.0f} ms",
-        "reading an hour of one GPU, one metric": milliseconds(lambda: store.read(uuid, START_NS, end, one)),
-        "reading an hour of one GPU, all metrics": milliseconds(lambda: store.read(uuid, START_NS, end), 9),
+        "reading an hour of one GPU, one metric": milliseconds(lambda: store.samples.read(uuid, START_NS, end, one)),
+        "reading an hour of one GPU, all metrics": milliseconds(lambda: store.samples.read(uuid, START_NS, end), 9),
         "a second of one GPU behind a position, from memory": milliseconds(
-            lambda: list(store.arrivals("agent-000000", uuid, behind))
+            lambda: list(store.samples.read_feed("agent-000000", uuid, behind))
         ),
     }
     sql.run(f"DROP DATABASE {database}")

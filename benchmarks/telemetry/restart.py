@@ -13,9 +13,8 @@ from workload import GpuStream, generated_jobs, inventory_record, jittered_offse
 from gpusonde.collector import LocalStore
 from gpusonde.collector.records.decode import decode_record
 from gpusonde.collector.records.model import InventoryRecord, Limits
-from gpusonde.collector.storage.local.log import EntryKind, LogEntry
-from gpusonde.collector.storage.local.store import StoreOptions
-from gpusonde.collector.storage.store import Incoming
+from gpusonde.collector.storage.local.samples import StoreOptions
+from gpusonde.collector.storage.model import EntryKind, LogEntry, PendingRecord
 from gpusonde.ingest.v1 import ingest_pb2
 
 _NEVER = StoreOptions(segment_interval_s=1e9, segment_bytes=1 << 40, memory_bytes=1 << 40, reserve_bytes=0)
@@ -84,7 +83,7 @@ def _fill(directory: Path, hosts: int, seconds: int) -> None:
                 entry = LogEntry(
                     f"host-{host}", "spool", second + 2, began_ns, EntryKind.RECORD, record.SerializeToString()
                 )
-                group.append(Incoming(entry, decoded))
-            store.append(group)
+                group.append(PendingRecord(entry, decoded))
+            store.samples.append(group)
     finally:
         store.close()

@@ -2,7 +2,7 @@
 
     python benchmarks/telemetry/storage.py --gpus 64 --out docs/results/telemetry_storage.md
 
-Fills a store with an hour of records as agents send them, seals a segment a minute, compacts, and reads.
+Fills a store with an hour of records as agents send them, flushes a segment a minute, compacts, and reads.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from storage_records import START_NS, TICKS_PER_SECOND, Agents, Workload, full_s
 
 from gpusonde.collector import CollectorConfig, LocalStore, run_collector
 from gpusonde.collector.client import Client
+from gpusonde.collector.storage.local.samples import StoreOptions
 from gpusonde.collector.storage.local.segments import SegmentKind
-from gpusonde.collector.storage.local.store import StoreOptions
 
 # Records beyond the hour, for appends beside compaction.
 SPARE_SECONDS = 200
@@ -76,21 +76,21 @@ def folder_bytes(path: Path) -> int:
 
 
 def fill(directory: Path, agents: Agents, seconds: int) -> tuple[LocalStore, list[Stage], float]:
-    """Store the records, sealing once a minute of records; returns the bytes of the log and of the segments."""
+    """Store the records, flushing once a minute of records; returns the bytes of the log and of the segments."""
     now = [START_NS]
     store = LocalStore(directory, StoreOptions(reserve_bytes=0), wall_clock_ns=lambda: now[0])
     store.open()
     logged = 0
-    sealing = 0.0
+    flushing = 0.0
     for second in range(seconds):
-        store.append(list(agents.records(second)))
+        store.samples.append(list(agents.records(second)))
         now[0] += 1_000_000_000
         if second % 60 == 59 or second == seconds - 1:
             logged += folder_bytes(directory / "log")
             began = time.process_time()
-            store.seal()
-            sealing += time.process_time() - began
-    return store, [Stage("log", logged), Stage("60 s segments", folder_bytes(directory / "segments"), sealing)], logged
+            store.flush()
+            flushing += time.process_time() - began
+    return store, [Stage("log", logged), Stage("60 s segments", folder_bytes(directory / "segments"), flushing)], logged
 
 
 def append_latencies(directory: Path, agents: Agents, seconds: int) -> list[tuple[str, Times]]:
@@ -107,7 +107,7 @@ def append_latencies(directory: Path, agents: Agents, seconds: int) -> list[tupl
         taken, worked = [], []
         for group in groups:
             began, worked_before = time.perf_counter(), time.thread_time()
-            store.append(group)
+            store.samples.append(group)
             taken.append(time.perf_counter() - began)
             worked.append(time.thread_time() - worked_before)
             time.sleep(max(0.0, 0.1 - taken[-1]))
@@ -156,7 +156,7 @@ def read_latencies(directory: Path, agents: Agents, seconds: int, stage: str) ->
     gpus = iter(agents.uuids * 100)
 
     def read(store: LocalStore, gpu: str, metrics: list[str] | None) -> None:
-        samples = store.read(gpu, START_NS, end, metrics)
+        samples = store.samples.read(gpu, START_NS, end, metrics)
         assert len(samples) == seconds * TICKS_PER_SECOND
 
     one = [agents.workload.metrics[0]]
@@ -235,7 +235,7 @@ def restart_over_a_full_log(agents: Agents, seconds: int) -> list[tuple[str, Tim
         store = LocalStore(Path(folder), options)
         store.open()
         for second in range(seconds):
-            store.append(list(agents.records(second)))
+            store.samples.append(list(agents.records(second)))
         store.close()
         size = folder_bytes(Path(folder) / "log")
         store = LocalStore(Path(folder), options)

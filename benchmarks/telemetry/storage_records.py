@@ -10,8 +10,7 @@ import numpy as np
 
 from gpusonde.collector.records.decode import decode_record
 from gpusonde.collector.records.model import InventoryRecord, Limits
-from gpusonde.collector.storage.local.log import EntryKind, LogEntry
-from gpusonde.collector.storage.store import Incoming
+from gpusonde.collector.storage.model import EntryKind, LogEntry, PendingRecord
 from gpusonde.common.v1 import gpu_pb2, metric_pb2
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.telemetry import METRICS, MetricKind, Unit, metric, read_traces
@@ -113,7 +112,7 @@ class Agents:
         self._micros = np.arange(ticks) * 100_000 + np.clip(jitter, -20_000, 20_000) + 50_000
         self._inventories: dict[int, InventoryRecord] = {}
 
-    def records(self, second: int) -> Iterator[Incoming]:
+    def records(self, second: int) -> Iterator[PendingRecord]:
         """Yield one record per host."""
         for host in range(0, len(self.uuids), GPUS_PER_HOST):
             members = self.uuids[host : host + GPUS_PER_HOST]
@@ -128,9 +127,9 @@ class Agents:
             record = ingest_pb2.Record(sequence=second + 2, batch=batch)
             yield self._incoming(agent, record, decode_record(record, self._inventories[host], Limits()))
 
-    def _incoming(self, agent: str, record: ingest_pb2.Record, decoded: object) -> Incoming:
+    def _incoming(self, agent: str, record: ingest_pb2.Record, decoded: object) -> PendingRecord:
         entry = LogEntry(agent, "spool", record.sequence, 1, EntryKind.RECORD, record.SerializeToString())
-        return Incoming(entry, decoded)
+        return PendingRecord(entry, decoded)
 
     def _inventory(self, members: list[str]) -> ingest_pb2.Inventory:
         descriptors = [

@@ -12,7 +12,7 @@ from support.wire_agent import START_NS, TICK_NS, batch, block
 from gpusonde.cli import main
 from gpusonde.collector import LocalStore
 from gpusonde.collector.storage.check.findings import Intervals
-from gpusonde.collector.storage.local.store import StoreOptions
+from gpusonde.collector.storage.local.samples import StoreOptions
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.telemetry import read_traces
 
@@ -24,12 +24,12 @@ def filled(tmp_path):
     store = LocalStore(directory, StoreOptions(reserve_bytes=0))
     store.open()
     for first in (1, 11, 21, 31):
-        store.append(Feed().batches(first, first + 9))
-        store.seal()
+        store.samples.append(Feed().batches(first, first + 9))
+        store.flush()
         if first == 11:
             store.maintenance.compact_all()
     empty = ingest_pb2.Record(sequence=41, job_bindings=ingest_pb2.JobBindings())
-    store.append([Feed().incoming(empty), *Feed().batches(42, 44)])
+    store.samples.append([Feed().incoming(empty), *Feed().batches(42, 44)])
     store.close()
     return directory
 
@@ -52,8 +52,8 @@ def test_a_store_without_faults_has_no_findings(filled):
 def test_losses_on_record_are_no_findings(filled):
     store = LocalStore(filled, StoreOptions(reserve_bytes=0))
     store.open()
-    store.append([Feed().incoming(batch(60))])
-    store.seal()
+    store.samples.append([Feed().incoming(batch(60))])
+    store.flush()
     store.close()
     report = fsck(filled)
     assert report["findings"] == []
@@ -166,7 +166,7 @@ def test_compacting_by_hand_takes_everything_and_changes_no_sample(filled):
 def samples(directory):
     store = LocalStore(directory, StoreOptions(reserve_bytes=0))
     store.open()
-    found = store.read("GPU-a", *EVER)
+    found = store.samples.read("GPU-a", *EVER)
     store.close()
     return found
 
@@ -228,8 +228,8 @@ def test_gpus_of_an_export_keep_their_own_metrics_and_sql_knows_those_of_all(fil
     store = LocalStore(filled, StoreOptions(reserve_bytes=0))
     store.open()
     other = Feed("agent-2", "spool-2", gpus=("GPU-b",), metrics=("dram_active",))
-    store.append([other.incoming(other.first), other.incoming(batch(2, block(metrics=("dram_active",))))])
-    store.seal()
+    store.samples.append([other.incoming(other.first), other.incoming(batch(2, block(metrics=("dram_active",))))])
+    store.flush()
     store.close()
     ask("store", "export", str(filled), str(tmp_path / "out.parquet"), "--all")
     found = {trace.gpu_uuid: set(trace.metrics) for trace in read_traces(tmp_path / "out.parquet")}

@@ -17,9 +17,9 @@ from gpusonde.collector.storage.compaction.pace import Pace, StoppedError
 from gpusonde.collector.storage.errors import StoreCorruptError, StoreFullError
 from gpusonde.collector.storage.local.compaction import CompactionOptions
 from gpusonde.collector.storage.local.retention import MaintenanceOptions, RetentionOptions, TierLimits
+from gpusonde.collector.storage.local.samples import StoreOptions
 from gpusonde.collector.storage.local.segments import quantised_by_size
-from gpusonde.collector.storage.local.store import StoreOptions
-from gpusonde.collector.storage.samples import TicksArrived
+from gpusonde.collector.storage.samples import TicksEntry
 
 HOUR_NS = 3600 * 10**9
 KEEP = RetentionOptions(TierLimits(), TierLimits())
@@ -67,8 +67,8 @@ def names(tmp_path, folder):
 
 def ticks_of(store, gpu_uuid="GPU-a", agent="agent-1"):
     """Numbers of the ticks by time, after a look at the order of arrival and at every value."""
-    samples = store.read(gpu_uuid, *EVER)
-    arrived = [a.samples for a in store.arrivals(agent, gpu_uuid, Position(0, 0)) if isinstance(a, TicksArrived)]
+    samples = store.samples.read(gpu_uuid, *EVER)
+    arrived = [a.samples for a in store.samples.read_feed(agent, gpu_uuid, Position(0, 0)) if isinstance(a, TicksEntry)]
     ticks = (samples.time_unix_nano - START_NS) // TICK_NS
     in_arrival = np.concatenate([piece.time_unix_nano for piece in arrived] or [np.empty(0, np.int64)])
     assert len(in_arrival) == len(ticks)
@@ -80,26 +80,26 @@ def ticks_of(store, gpu_uuid="GPU-a", agent="agent-1"):
     return ticks.tolist()
 
 
-def fill(store, first, last, seals=3):
-    """Append records and seal them in several segments."""
-    step = max(1, (last - first + 1) // seals)
+def fill(store, first, last, flushes=3):
+    """Append records and flush them in several segments."""
+    step = max(1, (last - first + 1) // flushes)
     for k in range(first, last + 1, step):
-        store.append(Feed().batches(k, min(k + step - 1, last)))
-        store.seal()
+        store.samples.append(Feed().batches(k, min(k + step - 1, last)))
+        store.flush()
 
 
 def test_an_hour_becomes_one_file_with_row_groups_of_one_gpu(open_store, tmp_path, clock):
     store = open_store()
     both = Feed("agent-2", "spool-2", gpus=("GPU-b", "GPU-c"))
-    store.append([both.incoming(both.first)])
+    store.samples.append([both.incoming(both.first)])
     for k in range(2, 8):
-        store.append(Feed().batches(1 if k == 2 else k, k))
-        store.append(
+        store.samples.append(Feed().batches(1 if k == 2 else k, k))
+        store.samples.append(
             [both.incoming(batch(k, block(gpu_index=0, first_tick=10 * k), block(gpu_index=1, first_tick=10 * k)))]
         )
-        store.seal()
+        store.flush()
         clock.now_ns += 60 * 10**9
-    before = {gpu: store.read(gpu, *EVER) for gpu in ("GPU-a", "GPU-b", "GPU-c")}
+    before = {gpu: store.samples.read(gpu, *EVER) for gpu in ("GPU-a", "GPU-b", "GPU-c")}
     store.maintenance.run()
     assert len(names(tmp_path, "segments")) == 6
     clock.now_ns += HOUR_NS
@@ -110,7 +110,7 @@ def test_an_hour_becomes_one_file_with_row_groups_of_one_gpu(open_store, tmp_pat
     owners = [set(file.read_row_group(i, ["gpu_uuid"])["gpu_uuid"].to_pylist()) for i in range(file.num_row_groups)]
     assert owners == [{"GPU-a"}, {"GPU-b"}, {"GPU-c"}]
     for gpu, samples in before.items():
-        after = store.read(gpu, *EVER)
+        after = store.samples.read(gpu, *EVER)
         assert (after.time_unix_nano == samples.time_unix_nano).all()
         assert (after.sequence == samples.sequence).all()
         assert (after.missed_ticks == samples.missed_ticks).all()
@@ -131,51 +131,51 @@ def test_the_current_hour_waits_and_is_compacted_on_demand(open_store, tmp_path)
 
 def test_records_that_come_late_for_a_compacted_hour_are_read_with_it(open_store, clock):
     store = open_store()
-    store.append(Feed().batches(1, 1) + Feed().batches(2, 4))
-    store.append([Feed().incoming(batch(5, block(first_tick=100)))])
-    store.seal()
+    store.samples.append(Feed().batches(1, 1) + Feed().batches(2, 4))
+    store.samples.append([Feed().incoming(batch(5, block(first_tick=100)))])
+    store.flush()
     clock.now_ns += 2 * HOUR_NS
     store.maintenance.run()
-    store.append([Feed().incoming(batch(6, block(first_tick=30, ticks=20)))])
-    store.seal()
+    store.samples.append([Feed().incoming(batch(6, block(first_tick=30, ticks=20)))])
+    store.flush()
     clock.now_ns += 2 * HOUR_NS
     store.maintenance.run()
-    samples = store.read("GPU-a", *EVER)
+    samples = store.samples.read("GPU-a", *EVER)
     assert ((samples.time_unix_nano - START_NS) // TICK_NS).tolist() == [*range(50), *range(100, 110)]
 
 
 def test_a_large_backlog_of_one_gpu_is_cut_into_row_groups_between_records(open_store, clock):
     small = CompactionOptions(group_rows=25, step_rows=120)
     store = open_store(options=options(compaction=small))
-    fill(store, 1, 40, seals=8)
+    fill(store, 1, 40, flushes=8)
     clock.now_ns += 2 * HOUR_NS
     store.maintenance.run()
     assert ticks_of(store) == list(range(390))
     for reached in range(1, 40, 7):
-        rest = store.arrivals("agent-1", "GPU-a", Position(1, reached))
+        rest = store.samples.read_feed("agent-1", "GPU-a", Position(1, reached))
         found = [s for a in rest for s in a.samples.sequence.tolist()]
         assert sorted(set(found)) == list(range(max(2, reached + 1), 41))
         assert len(found) == 10 * len(set(found))
-    assert len(store.read("GPU-a", START_NS + 100 * TICK_NS, START_NS + 133 * TICK_NS)) == 33
+    assert len(store.samples.read("GPU-a", START_NS + 100 * TICK_NS, START_NS + 133 * TICK_NS)) == 33
 
 
 def test_a_metric_that_only_some_gpus_or_times_have_stays_so(open_store, clock):
     store = open_store()
-    store.append(Feed().batches(1, 3))
-    store.seal()
+    store.samples.append(Feed().batches(1, 3))
+    store.flush()
     wider = Feed(metrics=("sm_active", "dram_active"))
-    store.append([wider.incoming(inventory(4, metrics=("sm_active", "dram_active")))])
-    store.append([wider.incoming(batch(5, block(first_tick=20, metrics=("sm_active", "dram_active"))))])
-    store.seal()
+    store.samples.append([wider.incoming(inventory(4, metrics=("sm_active", "dram_active")))])
+    store.samples.append([wider.incoming(batch(5, block(first_tick=20, metrics=("sm_active", "dram_active"))))])
+    store.flush()
     other = Feed("agent-2", "spool-2", gpus=("GPU-b",), metrics=("power_watts",))
-    store.append([other.incoming(other.first), other.incoming(batch(2, block(metrics=("power_watts",))))])
-    store.seal()
+    store.samples.append([other.incoming(other.first), other.incoming(batch(2, block(metrics=("power_watts",))))])
+    store.flush()
     clock.now_ns += 2 * HOUR_NS
     store.maintenance.run()
-    samples = store.read("GPU-a", *EVER)
+    samples = store.samples.read("GPU-a", *EVER)
     assert np.isnan(samples.columns["dram_active"]).tolist() == [True] * 20 + [False] * 10
-    assert np.isnan(store.read("GPU-b", *EVER, ["sm_active"]).columns["sm_active"]).all()
-    arrived = [a.samples for a in store.arrivals("agent-2", "GPU-b", Position(0, 0))]
+    assert np.isnan(store.samples.read("GPU-b", *EVER, ["sm_active"]).columns["sm_active"]).all()
+    arrived = [a.samples for a in store.samples.read_feed("agent-2", "GPU-b", Position(0, 0))]
     assert set(arrived[0].columns) == {"power_watts"}
 
 
@@ -198,10 +198,10 @@ def test_a_damaged_segment_is_left_alone_and_the_others_are_compacted(open_store
     assert not first.exists()
     assert (second.read_bytes() if second.exists() else None) == kept
     assert len(names(tmp_path, "hours")) == 1
-    left = [a.samples for a in store.arrivals("agent-1", "GPU-a", Position(0, 0)) if isinstance(a, TicksArrived)]
+    left = [a.samples for a in store.samples.read_feed("agent-1", "GPU-a", Position(0, 0)) if isinstance(a, TicksEntry)]
     assert sum(map(len, left)) == 190
     with pytest.raises(StoreCorruptError, match=second.name):
-        store.read("GPU-a", *EVER)
+        store.samples.read("GPU-a", *EVER)
 
 
 def test_a_full_disk_leaves_everything_as_it_was(open_store, tmp_path, clock):
@@ -267,15 +267,15 @@ def test_the_pace_rests_in_proportion_to_the_work():
 def test_a_reader_that_began_before_compaction_ends_with_every_tick_once(open_store, clock):
     store = open_store()
     fill(store, 1, 30)
-    store.append(Feed().batches(31, 35))
-    arrivals = store.arrivals("agent-1", "GPU-a", Position(0, 0))
+    store.samples.append(Feed().batches(31, 35))
+    arrivals = store.samples.read_feed("agent-1", "GPU-a", Position(0, 0))
     found = [next(arrivals).samples]
-    store.seal()
-    store.append([*Feed().batches(36, 36), Feed().incoming(source_ended(37))])
-    store.seal()
+    store.flush()
+    store.samples.append([*Feed().batches(36, 36), Feed().incoming(source_ended(37))])
+    store.flush()
     clock.now_ns += 2 * HOUR_NS
     store.maintenance.run()
-    found += [a.samples for a in arrivals if isinstance(a, TicksArrived)]
+    found += [a.samples for a in arrivals if isinstance(a, TicksEntry)]
     assert [s for piece in found for s in sorted(set(piece.sequence.tolist()))] == list(range(2, 36))
     assert sum(map(len, found)) == 340
 
@@ -284,10 +284,12 @@ def test_reading_while_everything_is_compacted_sees_every_tick_once(open_store, 
     store = open_store(options=options(compaction=CompactionOptions(batch_gpus=1, file_bytes=1)))
     gpus = tuple(f"GPU-{i}" for i in range(6))
     feed = Feed(gpus=gpus)
-    store.append([feed.incoming(feed.first)])
+    store.samples.append([feed.incoming(feed.first)])
     for k in range(2, 22):
-        store.append([feed.incoming(batch(k, *(block(gpu_index=i, first_tick=10 * (k - 2)) for i in range(6))))])
-        store.seal()
+        store.samples.append(
+            [feed.incoming(batch(k, *(block(gpu_index=i, first_tick=10 * (k - 2)) for i in range(6))))]
+        )
+        store.flush()
     clock.now_ns += 2 * HOUR_NS
     worker = threading.Thread(target=store.maintenance.run)
     worker.start()
@@ -295,7 +297,7 @@ def test_reading_while_everything_is_compacted_sees_every_tick_once(open_store, 
     while worker.is_alive() or not rounds:
         for gpu in gpus:
             assert ticks_of(store, gpu) == list(range(200))
-            assert store.next_tick(gpu, START_NS + 15 * TICK_NS) == START_NS + 15 * TICK_NS
+            assert store.samples.next_tick(gpu, START_NS + 15 * TICK_NS) == START_NS + 15 * TICK_NS
         rounds += 1
     worker.join()
     assert store.counters.compactions == 6
@@ -305,7 +307,7 @@ def test_reading_while_everything_is_compacted_sees_every_tick_once(open_store, 
 
 @pytest.mark.parametrize("seed", range(16))
 def test_power_loss_at_any_moment_of_compaction_loses_and_repeats_nothing(tmp_path, seed):
-    """Random appends, seals, compactions and losses of power against a plain model: the set of acknowledged records."""
+    """Random appends, flushes, compactions and power losses against a plain model: the set of acknowledged records."""
     chance = random.Random(seed)
     clock = Clock()
     files = FaultyFiles(seed)
@@ -322,10 +324,10 @@ def test_power_loss_at_any_moment_of_compaction_loses_and_repeats_nothing(tmp_pa
             sent = acknowledged = len(held) // 10 + 1 if held else acknowledged
             while True:
                 sent += chance.randint(1, 4)
-                store.append(Feed().batches(max(1, acknowledged - 1), sent))
+                store.samples.append(Feed().batches(max(1, acknowledged - 1), sent))
                 acknowledged = sent
                 if chance.random() < 0.4:
-                    store.seal()
+                    store.flush()
                     clock.now_ns += chance.choice([60, 1800]) * 10**9
                 if chance.random() < 0.3:
                     store.maintenance.run()
@@ -335,11 +337,11 @@ def test_power_loss_at_any_moment_of_compaction_loses_and_repeats_nothing(tmp_pa
             files.lose_power()
     store = LocalStore(tmp_path / "data", small, wall_clock_ns=clock)
     store.open()
-    store.append(Feed().batches(1, sent + 1))
-    store.seal()
+    store.samples.append(Feed().batches(1, sent + 1))
+    store.flush()
     store.maintenance.compact_all()
     assert ticks_of(store) == list(range(10 * sent))
-    assert store.losses() == []
+    assert store.facts.losses() == []
     assert names(tmp_path, "segments") == []
     store.close()
 

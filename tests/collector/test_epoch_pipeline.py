@@ -11,7 +11,7 @@ from support.trace_records import incoming, trace_records
 from support.wire_agent import wait_until
 
 from gpusonde.collector.storage.errors import StoreFullError
-from gpusonde.collector.storage.local.results import Results
+from gpusonde.collector.storage.local.results import LocalResults
 from gpusonde.collector.tracking.follower import GpuFollower
 from gpusonde.collector.tracking.pipeline import PipelineOptions
 from gpusonde.collector.tracking.runs import RunPolicy
@@ -60,14 +60,14 @@ def test_epochs_are_there_while_the_run_goes_on(setup, records):
 
 
 @pytest.mark.parametrize("stops", [(60,), (3, 50, 90)])
-@pytest.mark.parametrize("sealed", [False, True], ids=["from the log", "from segments"])
-def test_a_restart_in_the_middle_of_a_run_changes_nothing(setup, trace, records, stops, sealed):
+@pytest.mark.parametrize("flushed", [False, True], ids=["from the log", "from segments"])
+def test_a_restart_in_the_middle_of_a_run_changes_nothing(setup, trace, records, stops, flushed):
     subject = setup()
     first = 0
     for stop in stops:
         subject.feed(records[first:stop], 10)
-        if sealed:
-            subject.store.seal()
+        if flushed:
+            subject.store.flush()
         subject.restart()
         first = stop
     subject.feed(records[first:], 10)
@@ -76,8 +76,8 @@ def test_a_restart_in_the_middle_of_a_run_changes_nothing(setup, trace, records,
 
 def test_records_that_came_while_tracking_was_away_are_caught_up_with(setup, trace, records):
     subject = setup()
-    subject.store.append(records)
-    subject.store.seal()
+    subject.store.samples.append(records)
+    subject.store.flush()
     subject.restart()
     subject.pipeline.round()
     assert_same_as_offline(subject, trace)
@@ -98,9 +98,9 @@ class SlowClock:
 def test_tracking_that_is_cut_short_goes_on_at_the_next_start(setup, trace, records, within_s):
     subject = setup()
     for i in range(0, len(records), 10):
-        subject.store.append(records[i : i + 10])
+        subject.store.samples.append(records[i : i + 10])
         if i % 100 == 0:
-            subject.store.seal()
+            subject.store.flush()
     subject.pipeline._clock = SlowClock()
     subject.pipeline.hurry(within_s)
     subject.pipeline.finish()
@@ -179,7 +179,7 @@ def test_a_tracker_that_fails_costs_its_run_the_epochs_and_nothing_else(setup, r
     assert "no tracker for you" in run.reason
 
 
-class FailingResults(Results):
+class FailingResults(LocalResults):
     failing = False
 
     def save(self, updates, resumes):
@@ -223,7 +223,7 @@ def test_one_gpu_with_a_fault_in_its_tracking_leaves_the_others_alone(setup, rec
     subject = setup()
     subject.pipeline._make_follower = make_follower
     bad = incoming(trace_records(trace, gpu_uuid="GPU-bad"), agent_id="agent-2")
-    subject.store.append(bad)
+    subject.store.samples.append(bad)
     subject.feed(records, 100)
     assert_same_as_offline(subject, trace)
 
@@ -232,7 +232,7 @@ def test_two_agents_that_see_the_same_gpu_have_runs_of_their_own(setup, records,
     subject = setup()
     other = incoming(trace_records(trace, start_ns=START_NS + 50_000_000), agent_id="agent-2")
     for one, two in zip(records, other, strict=True):
-        subject.store.append([one, two])
+        subject.store.samples.append([one, two])
     subject.pipeline.round()
     assert [run.agent_id for run in subject.runs()] == ["agent-2", "agent-1"]
     assert {run.epoch_count for run in subject.runs()} == {len(detect(trace).epoch_starts_s)}
@@ -246,7 +246,7 @@ def test_the_running_pipeline_follows_what_becomes_durable_and_stops_cleanly(set
 
         async def scene():
             task = asyncio.ensure_future(subject.pipeline.run())
-            feeder = threading.Thread(target=lambda: [subject.store.append([record]) for record in records])
+            feeder = threading.Thread(target=lambda: [subject.store.samples.append([record]) for record in records])
             feeder.start()
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(

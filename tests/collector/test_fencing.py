@@ -15,7 +15,7 @@ from gpusonde.collector.ingest.committer import Committer
 from gpusonde.collector.ingest.pacing import AgentPace, PaceOptions
 from gpusonde.collector.ingest.session import Session
 from gpusonde.collector.storage.errors import StoreFullError
-from gpusonde.collector.storage.local.store import StoreOptions
+from gpusonde.collector.storage.local.samples import StoreOptions
 
 
 @pytest.fixture
@@ -39,9 +39,9 @@ async def spin(times=50):
 
 def test_a_new_stream_is_admitted_only_when_nothing_of_the_older_one_is_under_way(store, executor):
     async def scene():
-        agents = Agents(store, executor, 10, 60.0, lambda: 0.0)
+        agents = Agents(store.samples, executor, 10, 60.0, lambda: 0.0)
         old = await agents.admit(hello())
-        store.append(Feed().batches(1, 3))
+        store.samples.append(Feed().batches(1, 3))
         for sequence in (1, 2, 3):
             old.taken(sequence)
         old.committed(1)
@@ -59,7 +59,7 @@ def test_a_new_stream_is_admitted_only_when_nothing_of_the_older_one_is_under_wa
 
 def test_the_end_of_an_older_stream_does_not_free_the_agent_from_its_pending_records(store, executor):
     async def scene():
-        agents = Agents(store, executor, 10, 60.0, lambda: 0.0)
+        agents = Agents(store.samples, executor, 10, 60.0, lambda: 0.0)
         old = await agents.admit(hello())
         old.taken(1)
         agents.close(old)

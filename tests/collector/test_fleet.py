@@ -12,8 +12,8 @@ from gpusonde.catalog import load_gpus
 from gpusonde.collector.fleet import fleet_runs
 from gpusonde.collector.storage.errors import StoreCorruptError, StoreError
 from gpusonde.collector.storage.local.export import StoreSnapshot
-from gpusonde.collector.storage.local.results import Results
-from gpusonde.collector.storage.local.store import LocalStore, StoreOptions
+from gpusonde.collector.storage.local.samples import StoreOptions
+from gpusonde.collector.storage.local.store import LocalStore
 from gpusonde.common.v1 import job_pb2
 from gpusonde.telemetry import Trace
 
@@ -32,14 +32,14 @@ class Written:
     def __init__(self, directory):
         self.store = LocalStore(directory, StoreOptions(reserve_bytes=0))
         self.store.open()
-        self.results = Results(self.store.database)
+        self.results = self.store.results
 
-    def run(self, name, job, hour, model="Tesla T4", period_s=2.0, seal=True, **more):
+    def run(self, name, job, hour, model="Tesla T4", period_s=2.0, flush=True, **more):
         own = {key: more.pop(key) for key in ("busy", "metrics") if key in more}
         at = START_NS + int(hour * HOUR_NS)
         store_run(self.store, self.results, name, job, trace(model, **own), at, period_s, **more)
-        if seal:
-            self.store.seal()
+        if flush:
+            self.store.flush()
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def written(tmp_path):
 
 def collected(written):
     # The collector holds the directory's lock all the while.
-    with StoreSnapshot(written.store.directory) as snapshot:
+    with StoreSnapshot(written.store.layout.directory) as snapshot:
         return fleet_runs(snapshot, load_gpus())
 
 
@@ -99,7 +99,7 @@ def test_what_cannot_be_used_is_counted_by_its_reason(written):
         written.run(name, "job-1", hour, **changed)
     written.run("good", "job-1", 20)
     written.run("other", "job-1", 22, "Tesla V100-SXM2-16GB")
-    written.run("fresh", "job-1", 24, seal=False)
+    written.run("fresh", "job-1", 24, flush=False)
     found = collected(written)
     assert {run.instance for run in found.table.runs} >= {"good", "other"}
     assert found.left_out == {

@@ -80,7 +80,9 @@ def test_a_declared_loss_is_a_gap_on_record(tmp_path):
             stream.send(batch(8)).wait_acked(8)
     store = LocalStore(tmp_path / "data")
     store.open()
-    assert [(loss.first_sequence, loss.last_sequence, loss.reported) for loss in store.losses()] == [(3, 7, False)]
+    assert [(loss.first_sequence, loss.last_sequence, loss.reported) for loss in store.facts.losses()] == [
+        (3, 7, False)
+    ]
     store.close()
 
 
@@ -288,11 +290,11 @@ def test_a_record_refused_again_and_again_goes_into_quarantine_and_the_agent_goe
         assert collector.stop().counts["quarantined"] == 1
     store = LocalStore(tmp_path / "data")
     store.open()
-    (rejection,) = store.rejections()
+    (rejection,) = store.facts.rejections()
     assert (rejection.sequence, rejection.field) == (3, "batch.blocks[0].gpu")
-    kept = store.quarantine_directory / rejection.file_name
+    kept = store.layout.quarantine / rejection.file_name
     assert ingest_pb2.Record.FromString(kept.read_bytes()) == poison
-    assert store.losses() == []
+    assert store.facts.losses() == []
     store.close()
 
 

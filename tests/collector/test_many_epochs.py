@@ -7,8 +7,8 @@ import pytest
 from gpusonde.collector import LocalStore
 from gpusonde.collector.query.errors import InvalidQuestionError
 from gpusonde.collector.query.runs import list_epochs
-from gpusonde.collector.storage.local.results import EpochRow, Results, RunRow, RunUpdate, SummaryRow
-from gpusonde.collector.storage.local.store import StoreOptions
+from gpusonde.collector.storage.local.samples import StoreOptions
+from gpusonde.collector.storage.model import EpochRow, RunRow, RunUpdate, SummaryRow
 from gpusonde.query.v1 import query_pb2
 from gpusonde.telemetry import METRICS
 
@@ -21,7 +21,7 @@ COUNT = 10_000
 def results(tmp_path_factory):
     store = LocalStore(tmp_path_factory.mktemp("store"), StoreOptions(reserve_bytes=0))
     store.open()
-    results = Results(store.database)
+    results = store.results
     run = RunRow("run", "agent", "GPU-a", "", 0, False, "", START, START + COUNT * 31 * SECOND, 1, 1, 1, 9, 9, 0)
     epochs, time = [], START
     for i in range(COUNT):

@@ -17,11 +17,9 @@ from gpusonde.collector.query.samples import SampleStream
 from gpusonde.collector.records.model import Position
 from gpusonde.collector.storage.errors import StoreFullError
 from gpusonde.collector.storage.local.catalog import Deletions
-from gpusonde.collector.storage.local.results import Results
-from gpusonde.collector.storage.local.retention import MaintenanceOptions, RetentionOptions, TierLimits
-from gpusonde.collector.storage.local.store import StoreOptions
-from gpusonde.collector.storage.samples import Samples, averages, count_of, joined, largest_of, least_of
-from gpusonde.collector.supervisor import look_after
+from gpusonde.collector.storage.local.retention import MaintenanceOptions, RetentionOptions, TierLimits, maintain
+from gpusonde.collector.storage.local.samples import StoreOptions
+from gpusonde.collector.storage.samples import Samples, count_column, max_column, merge_rollups, min_column, roll_up
 from gpusonde.query.v1 import query_pb2
 
 HOUR_S, DAY_S = 3600.0, 86_400.0
@@ -65,15 +63,15 @@ def hours_of_records(store, clock, hours, per_hour=6):
     """An hour of collector time for each group of records; returns the next sequence."""
     for hour in range(hours):
         first = 1 + hour * per_hour
-        store.append(Feed().batches(first, first + per_hour - 1))
-        store.seal()
+        store.samples.append(Feed().batches(first, first + per_hour - 1))
+        store.flush()
         clock.now_ns += HOUR_NS
     return 1 + hours * per_hour
 
 
 def tracked(store, through=10**6):
     """Say that tracking has left everything behind."""
-    Results(store.database).save([], {("agent-1", "GPU-a"): (Position(1, through), 0)})
+    store.results.save([], {("agent-1", "GPU-a"): (Position(1, through), 0)})
 
 
 def names(tmp_path, folder):
@@ -86,13 +84,13 @@ def test_ticks_go_by_their_age_and_averages_of_them_are_read_instead(open_store,
     clock.now_ns += HOUR_NS
     store.maintenance.run()
     tracked(store)
-    before = store.read("GPU-a", *EVER)
+    before = store.samples.read("GPU-a", *EVER)
     assert before.resolution_s == 0.0
     clock.now_ns += 22 * HOUR_NS
     store.maintenance.run()
     assert len(names(tmp_path, "hours")) == 1
     assert len(names(tmp_path, "seconds")) == 3
-    after = store.read("GPU-a", *EVER)
+    after = store.samples.read("GPU-a", *EVER)
     assert after.resolution_s == 1.0
     # The ticks of the last hour are as they were; before them a row for each second.
     raw = before.between(START_NS + 110 * TICK_NS, EVER[1])
@@ -101,31 +99,31 @@ def test_ticks_go_by_their_age_and_averages_of_them_are_read_instead(open_store,
     assert (after.time_unix_nano[:11] % 10**9 == 0).all()
     expected = before.columns["power_watts"][:110].astype(float).reshape(11, 10).mean(axis=1)
     assert after.columns["power_watts"][:11] == pytest.approx(expected, rel=1 / 8192)
-    assert store.next_tick("GPU-a", 0) == START_NS
-    assert store.next_tick("GPU-a", START_NS + 5 * 10**9 + 1) == START_NS + 6 * 10**9
-    assert next(store.arrivals("agent-1", "GPU-a", Position(1, 0))).samples.sequence[0] == 13
-    only_raw = store.read("GPU-a", START_NS + 110 * TICK_NS, EVER[1])
+    assert store.samples.next_tick("GPU-a", 0) == START_NS
+    assert store.samples.next_tick("GPU-a", START_NS + 5 * 10**9 + 1) == START_NS + 6 * 10**9
+    assert next(store.samples.read_feed("agent-1", "GPU-a", Position(1, 0))).samples.sequence[0] == 13
+    only_raw = store.samples.read("GPU-a", START_NS + 110 * TICK_NS, EVER[1])
     assert (only_raw.resolution_s, len(only_raw)) == (0.0, len(raw))
     clock.now_ns += 10 * 24 * HOUR_NS
     store.maintenance.run()
     assert names(tmp_path, "hours") == names(tmp_path, "seconds") == []
-    assert len(store.read("GPU-a", *EVER)) == 0
+    assert len(store.samples.read("GPU-a", *EVER)) == 0
 
 
 def test_a_second_that_lies_in_two_files_is_read_once_with_the_mean_of_all_its_ticks(open_store, clock):
     store = open_store({"raw": TierLimits(age_s=DAY_S), "second": TierLimits()})
-    store.append([Feed().incoming(Feed().first), Feed().incoming(batch(2, block(ticks=7)))])
-    store.seal()
+    store.samples.append([Feed().incoming(Feed().first), Feed().incoming(batch(2, block(ticks=7)))])
+    store.flush()
     clock.now_ns += 2 * HOUR_NS
-    store.append([Feed().incoming(batch(3, block(first_tick=7, ticks=13)))])
-    store.seal()
+    store.samples.append([Feed().incoming(batch(3, block(first_tick=7, ticks=13)))])
+    store.flush()
     clock.now_ns += 2 * HOUR_NS
     store.maintenance.run()
     tracked(store)
-    ticks = store.read("GPU-a", *EVER)
+    ticks = store.samples.read("GPU-a", *EVER)
     clock.now_ns += 48 * HOUR_NS
     store.maintenance.run()
-    seconds = store.read("GPU-a", *EVER, ["sm_active"])
+    seconds = store.samples.read("GPU-a", *EVER, ["sm_active"])
     assert seconds.time_unix_nano.tolist() == [START_NS, START_NS + 10**9]
     assert seconds.columns["sm_active"] == pytest.approx(
         ticks.columns["sm_active"].reshape(2, 10).mean(axis=1), rel=1 / 8192
@@ -145,17 +143,19 @@ def test_averages_know_their_ticks_extremes_and_last_counts():
             "gpu_temperature_celsius": np.array([40, nan, nan, nan, nan, nan], np.float32),
         },
     )
-    rows, beside = averages(samples)
+    rows, beside = roll_up(samples)
     assert rows.time_unix_nano.tolist() == [0, 10**9, 3 * 10**9]
     assert rows.missed_ticks.tolist() == [2, 1, 0]
     assert rows.columns["sm_active"] == pytest.approx([0.6, 0.15, nan], rel=1 / 8192, nan_ok=True)
     assert rows.columns["energy_joules"].tolist()[:2] == [2.0, 4.0]
     assert np.isnan(rows.columns["energy_joules"][2])
-    assert beside[count_of("sm_active")].tolist() == [2, 2, 0]
-    assert beside[least_of("sm_active")] == pytest.approx([0.5, 0.1, nan], rel=1 / 8192, nan_ok=True)
-    assert beside[largest_of("sm_active")] == pytest.approx([0.7, 0.2, nan], rel=1 / 8192, nan_ok=True)
-    assert least_of("gpu_temperature_celsius") not in beside
-    again = joined(rows.take(np.array([2, 0, 1, 0])), {"sm_active": beside[count_of("sm_active")][[2, 0, 1, 0]]})
+    assert beside[count_column("sm_active")].tolist() == [2, 2, 0]
+    assert beside[min_column("sm_active")] == pytest.approx([0.5, 0.1, nan], rel=1 / 8192, nan_ok=True)
+    assert beside[max_column("sm_active")] == pytest.approx([0.7, 0.2, nan], rel=1 / 8192, nan_ok=True)
+    assert min_column("gpu_temperature_celsius") not in beside
+    again = merge_rollups(
+        rows.take(np.array([2, 0, 1, 0])), {"sm_active": beside[count_column("sm_active")][[2, 0, 1, 0]]}
+    )
     assert again.time_unix_nano.tolist() == rows.time_unix_nano.tolist()
     assert again.columns["sm_active"] == pytest.approx(rows.columns["sm_active"], nan_ok=True)
 
@@ -237,11 +237,11 @@ def test_runs_epochs_and_facts_outlive_their_ticks(open_store, clock):
     tracked(store)
     clock.now_ns += 48 * HOUR_NS
     store.maintenance.run()
-    assert len(store.read("GPU-a", *EVER)) == 0
-    assert [gpu.gpu_uuid for gpu in store.gpus()] == ["GPU-a"]
-    assert store.holds("agent-1", Position(1, 6))
-    assert store.append(Feed().batches(4, 8)) == 3
-    assert len(store.read("GPU-a", *EVER)) == 20
+    assert len(store.samples.read("GPU-a", *EVER)) == 0
+    assert [gpu.gpu_uuid for gpu in store.facts.gpus()] == ["GPU-a"]
+    assert store.samples.contains("agent-1", Position(1, 6))
+    assert store.samples.append(Feed().batches(4, 8)) == 3
+    assert len(store.samples.read("GPU-a", *EVER)) == 20
 
 
 def test_the_collector_goes_on_when_maintenance_fails_and_stops_it_at_its_end(caplog):
@@ -263,7 +263,7 @@ def test_the_collector_goes_on_when_maintenance_fails_and_stops_it_at_its_end(ca
 
     async def scenario():
         with ThreadPoolExecutor(1) as executor:
-            task = asyncio.ensure_future(look_after(maintenance, executor, pause_s=0.001))
+            task = asyncio.ensure_future(maintain(maintenance, executor, pause_s=0.001))
             while maintenance.calls < 3:
                 await asyncio.sleep(0.001)
             task.cancel()
@@ -298,7 +298,7 @@ def test_a_client_tells_averages_from_ticks(tmp_path, clock, open_store):
     tracked(store)
     clock.now_ns += 40 * HOUR_NS
     store.maintenance.run()
-    store.append(Feed().batches(7, 9))
+    store.samples.append(Feed().batches(7, 9))
     store.close()
     with ThreadCollector(tmp_path / "data", runs__track="false") as collector, Client(collector.target) as client:
         mixed = client.read_samples("GPU-a")

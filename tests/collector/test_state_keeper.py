@@ -7,10 +7,9 @@ import pytest
 from support.faulty_files import FaultyFiles, PowerLost
 
 from gpusonde.collector import LocalStore
-from gpusonde.collector.storage.errors import StoreError, StoreFullError
-from gpusonde.collector.storage.local.results import Results
-from gpusonde.collector.storage.local.states import StateFileError, StateFiles
-from gpusonde.collector.storage.local.store import StoreOptions
+from gpusonde.collector.storage.errors import StateFileError, StoreError, StoreFullError
+from gpusonde.collector.storage.local.samples import StoreOptions
+from gpusonde.collector.storage.local.states import StateFiles
 from gpusonde.collector.tracking.state_keeper import StateKeeper, StateOptions
 from gpusonde.service.durable_files import OsFiles
 
@@ -131,12 +130,12 @@ def clock():
 
 
 def keeper_of(store, clock, files=None, **options):
-    states = StateFiles(store.directory / "tracking", files or OsFiles(), store.check_space)
-    return StateKeeper(states, store, Results(store.database), StateOptions(**options), clock)
+    store.states = StateFiles(store.layout.directory / "tracking", files or OsFiles(), store.samples.check_space)
+    return StateKeeper(store, StateOptions(**options), clock)
 
 
 def files_of(store):
-    directory = store.directory / "tracking"
+    directory = store.layout.directory / "tracking"
     return sorted(directory.iterdir()) if directory.is_dir() else []
 
 

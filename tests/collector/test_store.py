@@ -12,8 +12,8 @@ from support.wire_agent import START_NS, TICK_NS, batch, block, inventory, sourc
 from gpusonde.collector import LocalStore
 from gpusonde.collector.records.model import Position
 from gpusonde.collector.storage.errors import StoreCorruptError, StoreError, StoreFullError
-from gpusonde.collector.storage.local.store import StoreOptions
-from gpusonde.collector.storage.samples import BindingArrived, SourceEndArrived, TicksArrived
+from gpusonde.collector.storage.local.samples import StoreOptions
+from gpusonde.collector.storage.samples import BindingEntry, SourceEndEntry, TicksEntry
 from gpusonde.common.v1 import gpu_pb2, job_pb2
 from gpusonde.errors import DirectoryLockedError
 from gpusonde.ingest.v1 import ingest_pb2
@@ -40,7 +40,7 @@ def open_store(tmp_path):
 
 def ticks_of(store, gpu_uuid="GPU-a"):
     """Numbers of the stored ticks, and a check that every value is the one of its tick."""
-    samples = store.read(gpu_uuid, *EVER)
+    samples = store.samples.read(gpu_uuid, *EVER)
     if not len(samples):
         return []
     ticks = (samples.time_unix_nano - START_NS) // TICK_NS
@@ -48,50 +48,50 @@ def ticks_of(store, gpu_uuid="GPU-a"):
     assert (samples.columns["sm_active"] == expected).all()
     assert (samples.sequence == ticks // 10 + 2).all()
     # Reading in order of time shows one tick per instant; what is really there shows in order of arrival.
-    arrivals = store.arrivals("agent-1", gpu_uuid, Position(0, 0))
-    assert sum(len(a.samples) for a in arrivals if isinstance(a, TicksArrived)) == len(ticks)
+    arrivals = store.samples.read_feed("agent-1", gpu_uuid, Position(0, 0))
+    assert sum(len(a.samples) for a in arrivals if isinstance(a, TicksEntry)) == len(ticks)
     return ticks.tolist()
 
 
-@pytest.mark.parametrize("sealed", [False, True], ids=["in memory", "in a segment"])
+@pytest.mark.parametrize("flushed", [False, True], ids=["in memory", "in a segment"])
 @pytest.mark.parametrize("restarted", [False, True], ids=["same process", "after a restart"])
-def test_what_is_appended_is_read_once(open_store, sealed, restarted):
+def test_what_is_appended_is_read_once(open_store, flushed, restarted):
     store = open_store()
-    store.append(Feed().batches(1, 6))
-    if sealed:
-        store.seal()
-        store.append(Feed().batches(7, 8))
+    store.samples.append(Feed().batches(1, 6))
+    if flushed:
+        store.flush()
+        store.samples.append(Feed().batches(7, 8))
     if restarted:
         store = open_store()
-    assert ticks_of(store) == list(range(70 if sealed else 50))
+    assert ticks_of(store) == list(range(70 if flushed else 50))
 
 
 def test_repetitions_are_dropped_and_counted(open_store):
     store = open_store()
-    assert store.append(Feed().batches(1, 5)) == 0
-    assert store.append(Feed().batches(3, 7)) == 3
+    assert store.samples.append(Feed().batches(1, 5)) == 0
+    assert store.samples.append(Feed().batches(3, 7)) == 3
     assert ticks_of(store) == list(range(60))
 
 
 def test_an_entry_that_is_twice_in_the_log_counts_once_after_a_restart(open_store):
     files = FaultyFiles()
     store = open_store(files=files)
-    store.append(Feed().batches(1, 3))
+    store.samples.append(Feed().batches(1, 3))
     files.sync_fails = True
     with pytest.raises(StoreError):
-        store.append(Feed().batches(4, 5))
+        store.samples.append(Feed().batches(4, 5))
     files.sync_fails = False
     assert ticks_of(store) == list(range(20))
-    store.append(Feed().batches(4, 6))
+    store.samples.append(Feed().batches(4, 6))
     assert ticks_of(store) == list(range(50))
     assert ticks_of(open_store()) == list(range(50))
 
 
 def test_sealing_removes_the_log_and_leaves_one_parquet_file(open_store, tmp_path):
     store = open_store()
-    store.append(Feed().batches(1, 6))
+    store.samples.append(Feed().batches(1, 6))
     assert len(list((tmp_path / "data" / "log").iterdir())) == 1
-    store.seal()
+    store.flush()
     assert list((tmp_path / "data" / "log").iterdir()) == []
     (segment,) = (tmp_path / "data" / "segments").iterdir()
     file = pq.ParquetFile(segment)
@@ -104,8 +104,8 @@ def test_columns_are_encoded_by_what_they_hold(open_store, tmp_path):
     store = open_store()
     noise = np.random.default_rng(0).random(600)
     values = np.stack([noise, np.full(600, 50.0), np.full(600, 1e9)])
-    store.append([Feed().incoming(Feed().first), Feed().incoming(batch(2, block(ticks=600, values=values)))])
-    store.seal()
+    store.samples.append([Feed().incoming(Feed().first), Feed().incoming(batch(2, block(ticks=600, values=values)))])
+    store.flush()
     (segment,) = (tmp_path / "data" / "segments").iterdir()
     group = pq.ParquetFile(segment).metadata.row_group(0)
     encodings = {group.column(i).path_in_schema: group.column(i).encodings for i in range(group.num_columns)}
@@ -118,83 +118,85 @@ def test_a_seal_is_due_by_age_and_by_size(open_store):
     now = [0.0]
     options = StoreOptions(segment_interval_s=60.0, segment_bytes=5000, reserve_bytes=0)
     store = open_store(options=options, monotonic_clock=lambda: now[0])
-    store.append(Feed().batches(1, 3))
-    assert not store.seal_if_due()
+    store.samples.append(Feed().batches(1, 3))
+    assert not store.samples.flush_if_due()
     now[0] = 61.0
-    assert store.seal_if_due()
-    store.append(Feed().batches(4, 60))
-    assert store.seal_if_due()
+    assert store.samples.flush_if_due()
+    store.samples.append(Feed().batches(4, 60))
+    assert store.samples.flush_if_due()
     assert ticks_of(store) == list(range(590))
 
 
 def test_reading_takes_a_range_of_time_and_columns(open_store):
     store = open_store()
-    store.append(Feed().batches(1, 3))
-    store.seal()
-    store.append(Feed().batches(4, 6))
-    samples = store.read("GPU-a", START_NS + 15 * TICK_NS, START_NS + 25 * TICK_NS, ["power_watts"])
+    store.samples.append(Feed().batches(1, 3))
+    store.flush()
+    store.samples.append(Feed().batches(4, 6))
+    samples = store.samples.read("GPU-a", START_NS + 15 * TICK_NS, START_NS + 25 * TICK_NS, ["power_watts"])
     assert ((samples.time_unix_nano - START_NS) // TICK_NS).tolist() == list(range(15, 25))
     assert list(samples.columns) == ["power_watts"]
-    assert len(store.read("GPU-nobody", *EVER)) == 0
+    assert len(store.samples.read("GPU-nobody", *EVER)) == 0
 
 
 def test_the_next_tick_is_found_over_any_distance(open_store):
     store = open_store()
     feed = Feed()
     nineteen_seventy = batch(2, block(start_ns=TICK_NS))
-    store.append([feed.incoming(feed.first), feed.incoming(nineteen_seventy), feed.incoming(batch(3))])
+    store.samples.append([feed.incoming(feed.first), feed.incoming(nineteen_seventy), feed.incoming(batch(3))])
     for _ in range(2):
-        assert store.next_tick("GPU-a", 0) == TICK_NS
-        assert store.next_tick("GPU-a", TICK_NS + 1) == 2 * TICK_NS
-        assert store.next_tick("GPU-a", 11 * TICK_NS) == START_NS + 10 * TICK_NS
-        assert store.next_tick("GPU-a", START_NS + 19 * TICK_NS) == START_NS + 19 * TICK_NS
-        assert store.next_tick("GPU-a", START_NS + 20 * TICK_NS) is None
-        assert store.next_tick("GPU-nobody", 0) is None
-        store.seal()
+        assert store.samples.next_tick("GPU-a", 0) == TICK_NS
+        assert store.samples.next_tick("GPU-a", TICK_NS + 1) == 2 * TICK_NS
+        assert store.samples.next_tick("GPU-a", 11 * TICK_NS) == START_NS + 10 * TICK_NS
+        assert store.samples.next_tick("GPU-a", START_NS + 19 * TICK_NS) == START_NS + 19 * TICK_NS
+        assert store.samples.next_tick("GPU-a", START_NS + 20 * TICK_NS) is None
+        assert store.samples.next_tick("GPU-nobody", 0) is None
+        store.flush()
 
 
 def test_a_gpu_without_a_metric_reads_nan_beside_one_with_it(open_store):
     store = open_store()
-    store.append(Feed().batches(1, 2))
+    store.samples.append(Feed().batches(1, 2))
     other = Feed("agent-2", metrics=("dram_active",), gpus=("GPU-b",))
     record = batch(2, block(metrics=("dram_active",)))
-    store.append([other.incoming(other.first), other.incoming(record)])
+    store.samples.append([other.incoming(other.first), other.incoming(record)])
     for _ in range(2):
-        assert store.metrics_of("GPU-b") == ["dram_active"]
-        assert np.isnan(store.read("GPU-b", *EVER, ["sm_active"]).columns["sm_active"]).all()
-        assert np.isfinite(store.read("GPU-b", *EVER, ["dram_active"]).columns["dram_active"]).all()
-        store.seal()
+        assert store.facts.metrics("GPU-b") == ["dram_active"]
+        assert np.isnan(store.samples.read("GPU-b", *EVER, ["sm_active"]).columns["sm_active"]).all()
+        assert np.isfinite(store.samples.read("GPU-b", *EVER, ["dram_active"]).columns["dram_active"]).all()
+        store.flush()
 
 
 def test_counters_keep_their_64_bits(open_store):
     store = open_store()
     feed = Feed(metrics=("energy_joules",))
     wire = block(ticks=3, metrics=("energy_joules",), values=[[0.0, 0.5, 1.0]], bases=[123_456_789_012.25])
-    store.append([feed.incoming(feed.first), feed.incoming(batch(2, wire))])
+    store.samples.append([feed.incoming(feed.first), feed.incoming(batch(2, wire))])
     for _ in range(2):
-        column = store.read("GPU-a", *EVER).columns["energy_joules"]
+        column = store.samples.read("GPU-a", *EVER).columns["energy_joules"]
         assert column.tolist() == [123_456_789_012.25, 123_456_789_012.75, 123_456_789_013.25]
-        store.seal()
+        store.flush()
 
 
 def test_a_clock_set_back_leaves_every_tick_in_the_store_and_reads_in_order_of_time(open_store):
     store = open_store()
     feed = Feed()
-    store.append([feed.incoming(feed.first), feed.incoming(batch(2, block(first_tick=100)))])
-    store.append([feed.incoming(batch(3, block(first_tick=50))), feed.incoming(batch(4, block(first_tick=105)))])
-    samples = store.read("GPU-a", *EVER)
+    store.samples.append([feed.incoming(feed.first), feed.incoming(batch(2, block(first_tick=100)))])
+    store.samples.append(
+        [feed.incoming(batch(3, block(first_tick=50))), feed.incoming(batch(4, block(first_tick=105)))]
+    )
+    samples = store.samples.read("GPU-a", *EVER)
     ticks = ((samples.time_unix_nano - START_NS) // TICK_NS).tolist()
     assert ticks == [*range(50, 60), *range(100, 115)]
-    arrived = [arrival.samples for arrival in store.arrivals("agent-1", "GPU-a", Position(0, 0))]
+    arrived = [arrival.samples for arrival in store.samples.read_feed("agent-1", "GPU-a", Position(0, 0))]
     assert sum(len(piece) for piece in arrived) == 30
 
 
 def test_reading_a_run_keeps_to_its_records_and_its_agent(open_store):
     store = open_store()
     one, two = Feed(), Feed("agent-2", "spool-2")
-    store.append(one.batches(1, 5))
-    store.append([two.incoming(two.first), two.incoming(batch(2, block(first_tick=12, ticks=3)))])
-    samples = store.read("GPU-a", *EVER, first=Position(1, 3), last=Position(1, 4))
+    store.samples.append(one.batches(1, 5))
+    store.samples.append([two.incoming(two.first), two.incoming(batch(2, block(first_tick=12, ticks=3)))])
+    samples = store.samples.read("GPU-a", *EVER, first=Position(1, 3), last=Position(1, 4))
     assert ((samples.time_unix_nano - START_NS) // TICK_NS).tolist() == list(range(10, 30))
 
 
@@ -205,34 +207,34 @@ def binding(sequence, job="job-1", start=START_NS, end=0, gpu="GPU-a"):
     return ingest_pb2.Record(sequence=sequence, job_bindings=ingest_pb2.JobBindings(bindings=[wire]))
 
 
-@pytest.mark.parametrize("seals", [(), (2,), (3,), (4,), (6,), (3, 5)])
-def test_arrivals_come_in_the_order_in_which_they_were_said(open_store, seals):
+@pytest.mark.parametrize("flushes", [(), (2,), (3,), (4,), (6,), (3, 5)])
+def test_arrivals_come_in_the_order_in_which_they_were_said(open_store, flushes):
     store = open_store()
     feed = Feed()
     said = [feed.first, batch(2), binding(3), batch(4), batch(5), source_ended(6)]
     for record in said:
-        store.append([feed.incoming(record)])
-        if record.sequence in seals:
-            store.seal()
+        store.samples.append([feed.incoming(record)])
+        if record.sequence in flushes:
+            store.flush()
     for _ in range(2):
         found = []
-        for arrival in store.arrivals("agent-1", "GPU-a", Position(0, 0)):
-            if isinstance(arrival, TicksArrived):
+        for arrival in store.samples.read_feed("agent-1", "GPU-a", Position(0, 0)):
+            if isinstance(arrival, TicksEntry):
                 found += sorted(set(arrival.samples.sequence.tolist()))
-            elif isinstance(arrival, BindingArrived):
+            elif isinstance(arrival, BindingEntry):
                 assert arrival.binding.job_id == "job-1"
                 found.append(("bound", arrival.position.sequence))
-            elif isinstance(arrival, SourceEndArrived):
+            elif isinstance(arrival, SourceEndEntry):
                 found.append(("ended", arrival.position.sequence))
         assert found == [2, ("bound", 3), 4, 5, ("ended", 6)]
         for reached in range(7):
-            rest = store.arrivals("agent-1", "GPU-a", Position(1, reached))
+            rest = store.samples.read_feed("agent-1", "GPU-a", Position(1, reached))
             assert [s for a in rest for s in _sequences(a)] == [s for s in range(2, 7) if s > reached]
         store = open_store()
 
 
 def _sequences(arrival):
-    if isinstance(arrival, TicksArrived):
+    if isinstance(arrival, TicksEntry):
         return sorted(set(arrival.samples.sequence.tolist()))
     return [arrival.position.sequence]
 
@@ -240,12 +242,12 @@ def _sequences(arrival):
 def test_a_reader_a_second_behind_a_seal_does_not_need_the_segment(open_store, tmp_path):
     store = open_store()
     for last in (5, 9):
-        store.append(Feed().batches(last - 4, last))
-        store.seal()
-    store.append(Feed().batches(10, 11))
+        store.samples.append(Feed().batches(last - 4, last))
+        store.flush()
+    store.samples.append(Feed().batches(10, 11))
     for segment in (tmp_path / "data" / "segments").iterdir():
         segment.unlink()
-    pieces = [arrival.samples for arrival in store.arrivals("agent-1", "GPU-a", Position(1, 6))]
+    pieces = [arrival.samples for arrival in store.samples.read_feed("agent-1", "GPU-a", Position(1, 6))]
     assert [sequence for piece in pieces for sequence in sorted(set(piece.sequence.tolist()))] == [7, 8, 9, 10, 11]
 
 
@@ -265,15 +267,15 @@ def test_facts_beside_samples_are_kept(open_store):
         ingest_pb2.Record(sequence=11, gpu_events=ingest_pb2.GpuEvents(events=[event])),
         blank,
     ]
-    store.append([feed.incoming(record) for record in records])
+    store.samples.append([feed.incoming(record) for record in records])
     for _ in range(2):
-        losses = [(x.first_sequence, x.last_sequence, x.reason, x.lost_ticks, x.reported) for x in store.losses()]
+        losses = [(x.first_sequence, x.last_sequence, x.reason, x.lost_ticks, x.reported) for x in store.facts.losses()]
         assert sorted(losses) == [(3, 9, 0, 0, False), (3, 9, ingest_pb2.LOSS_REASON_SPOOL_FULL, 70, True)]
-        assert [(e.kind, e.value) for e in store.events("GPU-a")] == [(ingest_pb2.GPU_EVENT_KIND_XID, 79)]
-        assert [(g.gpu_uuid, g.agent_id) for g in store.gpus()] == [("GPU-a", "agent-1")]
+        assert [(e.kind, e.value) for e in store.facts.events("GPU-a")] == [(ingest_pb2.GPU_EVENT_KIND_XID, 79)]
+        assert [(g.gpu_uuid, g.agent_id) for g in store.facts.gpus()] == [("GPU-a", "agent-1")]
         store = open_store()
-    store.seal()
-    assert store.blank_counts("GPU-a") == {("power_watts", gpu_pb2.BLANK_REASON_NO_DATA): 4}
+    store.flush()
+    assert store.facts.blank_counts("GPU-a") == {("power_watts", gpu_pb2.BLANK_REASON_NO_DATA): 4}
 
 
 def test_an_inventory_in_the_middle_of_a_log_holds_from_there_on(open_store):
@@ -281,11 +283,11 @@ def test_an_inventory_in_the_middle_of_a_log_holds_from_there_on(open_store):
     feed = Feed()
     second = inventory(3, metrics=("sm_active",))
     wider = Feed(metrics=("sm_active",))
-    store.append([feed.incoming(feed.first), feed.incoming(batch(2)), wider.incoming(second)])
-    store.append([wider.incoming(batch(4, block(first_tick=20, metrics=("sm_active",))))])
+    store.samples.append([feed.incoming(feed.first), feed.incoming(batch(2)), wider.incoming(second)])
+    store.samples.append([wider.incoming(batch(4, block(first_tick=20, metrics=("sm_active",))))])
     store = open_store()
-    assert store.inventory("agent-1", "spool-1").layout.metrics == ("sm_active",)
-    samples = store.read("GPU-a", *EVER)
+    assert store.facts.inventory("agent-1", "spool-1").layout.metrics == ("sm_active",)
+    samples = store.samples.read("GPU-a", *EVER)
     assert len(samples) == 20
     assert np.isnan(samples.columns["power_watts"]).tolist() == [False] * 10 + [True] * 10
 
@@ -299,7 +301,7 @@ def test_one_directory_is_for_one_store(open_store, tmp_path):
 @pytest.mark.parametrize("cut", [1, 5, 11, 100, 250])
 def test_a_torn_log_tail_is_cut_and_what_was_before_it_stays(open_store, tmp_path, cut):
     store = open_store()
-    store.append(Feed().batches(1, 4))
+    store.samples.append(Feed().batches(1, 4))
     store.close()
     (part,) = (tmp_path / "data" / "log").iterdir()
     part.write_bytes(part.read_bytes()[:-cut])
@@ -307,14 +309,14 @@ def test_a_torn_log_tail_is_cut_and_what_was_before_it_stays(open_store, tmp_pat
     held = ticks_of(store)
     assert held == list(range(20))[: len(held)]
     assert len(held) >= 10 * (2 - cut // 200)
-    store.append(Feed().batches(1, 6))
+    store.samples.append(Feed().batches(1, 6))
     assert ticks_of(store) == list(range(50))
     assert ticks_of(open_store()) == list(range(50))
 
 
 def test_any_cut_of_a_log_leaves_a_prefix_of_its_records(open_store, tmp_path):
     store = open_store()
-    store.append(Feed().batches(1, 3))
+    store.samples.append(Feed().batches(1, 3))
     store.close()
     (part,) = (tmp_path / "data" / "log").iterdir()
     whole = part.read_bytes()
@@ -333,25 +335,25 @@ def test_any_cut_of_a_log_leaves_a_prefix_of_its_records(open_store, tmp_path):
 
 def test_a_flipped_byte_in_a_log_is_noticed_and_the_hole_is_on_record(open_store, tmp_path):
     store = open_store()
-    store.append(Feed().batches(1, 2))
-    store.append(Feed().batches(3, 3))
+    store.samples.append(Feed().batches(1, 2))
+    store.samples.append(Feed().batches(3, 3))
     store.close()
     (part,) = (tmp_path / "data" / "log").iterdir()
     flip_byte(part, -20)
     store = open_store()
     assert ticks_of(store) == list(range(10))
-    store.append(Feed().batches(4, 4))  # number 3 was acknowledged: the agent has let go of it
-    assert [(loss.first_sequence, loss.last_sequence) for loss in store.losses()] == [(3, 3)]
+    store.samples.append(Feed().batches(4, 4))  # number 3 was acknowledged: the agent has let go of it
+    assert [(loss.first_sequence, loss.last_sequence) for loss in store.facts.losses()] == [(3, 3)]
 
 
 @pytest.mark.parametrize("damage", ["flipped byte", "truncated", "gone", "no parquet"])
 def test_a_damaged_segment_is_named_and_the_others_are_read(open_store, tmp_path, damage):
     store = open_store()
-    store.append(Feed().batches(1, 30))
-    store.seal()
+    store.samples.append(Feed().batches(1, 30))
+    store.flush()
     (segment,) = (tmp_path / "data" / "segments").iterdir()
-    store.append(Feed().batches(31, 32))
-    store.seal()
+    store.samples.append(Feed().batches(31, 32))
+    store.flush()
     if damage == "flipped byte":
         flip_byte(segment, 200)
     elif damage == "truncated":
@@ -362,17 +364,17 @@ def test_a_damaged_segment_is_named_and_the_others_are_read(open_store, tmp_path
         segment.write_bytes(b"x" * segment.stat().st_size)
     store = open_store()
     with pytest.raises(StoreCorruptError, match=segment.name) as caught:
-        store.read("GPU-a", *EVER, ["time_unix_nano", "sm_active", "power_watts"][1:])
+        store.samples.read("GPU-a", *EVER, ["time_unix_nano", "sm_active", "power_watts"][1:])
     assert caught.value.path == segment
     assert "restore the file from a backup" in str(caught.value)
-    assert len(store.read("GPU-a", START_NS + 290 * TICK_NS, EVER[1])) == 20
-    left = [a.samples for a in store.arrivals("agent-1", "GPU-a", Position(0, 0)) if isinstance(a, TicksArrived)]
+    assert len(store.samples.read("GPU-a", START_NS + 290 * TICK_NS, EVER[1])) == 20
+    left = [a.samples for a in store.samples.read_feed("agent-1", "GPU-a", Position(0, 0)) if isinstance(a, TicksEntry)]
     assert sum(map(len, left)) == 20
 
 
 def test_half_made_segments_of_a_crash_are_removed(open_store, tmp_path):
     store = open_store()
-    store.append(Feed().batches(1, 3))
+    store.samples.append(Feed().batches(1, 3))
     store.close()
     for name in ("00001.parquet", "00002.parquet.tmp"):
         (tmp_path / "data" / "segments" / name).write_bytes(b"half")
@@ -391,16 +393,16 @@ def test_a_catalogue_that_is_no_database_is_refused_with_its_name(tmp_path):
 def test_a_full_disk_stores_nothing_of_the_group_and_takes_it_when_there_is_room(open_store):
     files = FaultyFiles()
     store = open_store(files=files)
-    store.append(Feed().batches(1, 3))
+    store.samples.append(Feed().batches(1, 3))
     files.room = 100
     with pytest.raises(StoreFullError, match="no space left"):
-        store.append(Feed().batches(4, 6))
+        store.samples.append(Feed().batches(4, 6))
     assert ticks_of(store) == list(range(20))
     with pytest.raises(StoreFullError):
-        store.check_writable()
+        store.samples.check_writable()
     files.room = None
-    store.check_writable()
-    store.append(Feed().batches(4, 6))
+    store.samples.check_writable()
+    store.samples.append(Feed().batches(4, 6))
     assert ticks_of(store) == list(range(50))
     assert ticks_of(open_store()) == list(range(50))
 
@@ -408,12 +410,12 @@ def test_a_full_disk_stores_nothing_of_the_group_and_takes_it_when_there_is_room
 def test_a_full_disk_whose_log_cannot_even_be_cut_goes_on_in_a_new_part(open_store, tmp_path):
     files = FaultyFiles()
     store = open_store(files=files)
-    store.append(Feed().batches(1, 3))
+    store.samples.append(Feed().batches(1, 3))
     files.room, files.truncate_fails = 100, True
     with pytest.raises(StoreFullError):
-        store.append(Feed().batches(4, 6))
+        store.samples.append(Feed().batches(4, 6))
     files.room, files.truncate_fails = None, False
-    store.append(Feed().batches(4, 6))
+    store.samples.append(Feed().batches(4, 6))
     assert len(list((tmp_path / "data" / "log").iterdir())) == 2
     assert ticks_of(open_store()) == list(range(50))
 
@@ -421,15 +423,15 @@ def test_a_full_disk_whose_log_cannot_even_be_cut_goes_on_in_a_new_part(open_sto
 def test_a_segment_that_does_not_fit_leaves_samples_in_log_and_memory(open_store, tmp_path):
     files = FaultyFiles()
     store = open_store(files=files)
-    store.append(Feed().batches(1, 6))
+    store.samples.append(Feed().batches(1, 6))
     files.room = 500
     with pytest.raises(StoreFullError):
-        store.seal()
+        store.flush()
     assert list((tmp_path / "data" / "segments").iterdir()) == []
     files.room = None
-    store.append(Feed().batches(7, 8))
+    store.samples.append(Feed().batches(7, 8))
     assert ticks_of(store) == list(range(70))
-    store.seal()
+    store.flush()
     assert len(list((tmp_path / "data" / "segments").iterdir())) == 2
     assert list((tmp_path / "data" / "log").iterdir()) == []
     assert ticks_of(open_store()) == list(range(70))
@@ -440,22 +442,22 @@ def test_the_reserve_is_left_free(open_store):
     store = open_store(files=files, options=StoreOptions(reserve_bytes=1 << 20))
     files.room = 1 << 19
     with pytest.raises(StoreFullError, match="are kept in reserve"):
-        store.append(Feed().batches(1, 2))
+        store.samples.append(Feed().batches(1, 2))
 
 
 def test_memory_is_bounded_while_no_segment_can_be_written(open_store):
     store = open_store(options=StoreOptions(memory_bytes=2000, reserve_bytes=0))
-    store.append(Feed().batches(1, 20))
+    store.samples.append(Feed().batches(1, 20))
     with pytest.raises(StoreFullError, match="wait in memory"):
-        store.append(Feed().batches(21, 22))
-    store.seal()
-    store.append(Feed().batches(21, 22))
+        store.samples.append(Feed().batches(21, 22))
+    store.flush()
+    store.samples.append(Feed().batches(21, 22))
     assert ticks_of(store) == list(range(210))
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_power_loss_at_any_moment_loses_nothing_acknowledged(tmp_path, seed):
-    """Random appends and seals over a disk that forgets what was not synced; the power goes every few operations."""
+    """Random appends and flushes over a disk that forgets what was not synced; the power goes every few operations."""
     chance = random.Random(seed)
     files = FaultyFiles(seed)
     acknowledged = sent = 0
@@ -470,10 +472,10 @@ def test_power_loss_at_any_moment_loses_nothing_acknowledged(tmp_path, seed):
             sent = acknowledged = len(held) // 10 + 1 if held else acknowledged
             while True:
                 sent += chance.randint(1, 4)
-                store.append(Feed().batches(max(1, acknowledged - 1), sent))
+                store.samples.append(Feed().batches(max(1, acknowledged - 1), sent))
                 acknowledged = sent
                 if chance.random() < 0.3:
-                    store.seal()
+                    store.flush()
         except PowerLost:
             store.close()
             files.lose_power()
@@ -481,21 +483,26 @@ def test_power_loss_at_any_moment_loses_nothing_acknowledged(tmp_path, seed):
     store.open()
     # What was sent and not acknowledged may have survived or not; sent again, all of it is there once.
     assert len(ticks_of(store)) >= 10 * max(acknowledged - 1, 0)
-    store.append(Feed().batches(1, sent + 1))
+    store.samples.append(Feed().batches(1, sent + 1))
     assert ticks_of(store) == list(range(10 * sent))
-    assert store.losses() == []
+    assert store.facts.losses() == []
     store.close()
 
 
-@pytest.mark.parametrize("sealed", [False, True])
-def test_the_store_knows_which_records_of_an_agent_are_durable(open_store, sealed):
+@pytest.mark.parametrize("flushed", [False, True])
+def test_the_store_knows_which_records_of_an_agent_are_durable(open_store, flushed):
     store = open_store()
-    store.append(Feed().batches(1, 5))
-    store.append(Feed(agent_id="agent-2", spool_id="other").batches(1, 3))
-    if sealed:
-        store.seal()
+    store.samples.append(Feed().batches(1, 5))
+    store.samples.append(Feed(agent_id="agent-2", spool_id="other").batches(1, 3))
+    if flushed:
+        store.flush()
     store = open_store()
-    assert [store.holds("agent-1", Position(1, sequence)) for sequence in (0, 1, 5, 6)] == [False, True, True, False]
-    assert store.holds("agent-2", Position(2, 3))
-    assert not store.holds("agent-2", Position(1, 3))
-    assert not store.holds("nobody", Position(1, 3))
+    assert [store.samples.contains("agent-1", Position(1, sequence)) for sequence in (0, 1, 5, 6)] == [
+        False,
+        True,
+        True,
+        False,
+    ]
+    assert store.samples.contains("agent-2", Position(2, 3))
+    assert not store.samples.contains("agent-2", Position(1, 3))
+    assert not store.samples.contains("nobody", Position(1, 3))

@@ -1,4 +1,4 @@
-"""Random lives of a store against a plain model: reading never shows what was sealed, compacted or restarted."""
+"""Random lives of a store against a plain model: reading never shows what was flushed, compacted or restarted."""
 
 import random
 
@@ -11,8 +11,8 @@ from gpusonde.collector import LocalStore
 from gpusonde.collector.records.model import Position
 from gpusonde.collector.storage.local.compaction import CompactionOptions
 from gpusonde.collector.storage.local.retention import MaintenanceOptions, RetentionOptions, TierLimits
-from gpusonde.collector.storage.local.store import StoreOptions
-from gpusonde.collector.storage.samples import TicksArrived
+from gpusonde.collector.storage.local.samples import StoreOptions
+from gpusonde.collector.storage.samples import TicksEntry
 
 HOUR_NS = 3600 * 10**9
 # GPU-b is seen by both agents, as after its move to another host.
@@ -43,7 +43,7 @@ class Life:
         self.store = None
         self.restart()
         for agent, feed in self.feeds.items():
-            self.store.append([feed.incoming(feed.first)])
+            self.store.samples.append([feed.incoming(feed.first)])
             assert self.spool(agent)
 
     def restart(self):
@@ -69,12 +69,12 @@ class Life:
                 self.arrived[gpu] += [(self.spool(agent), self.sequences[agent], tick) for tick in numbers]
         self.ticks[agent] += 12
         if blocks:
-            self.store.append([self.feeds[agent].incoming(batch(self.sequences[agent], *blocks))])
+            self.store.samples.append([self.feeds[agent].incoming(batch(self.sequences[agent], *blocks))])
         else:
             self.sequences[agent] -= 1
 
     def step(self):
-        self.chance.choices([self.append, self.store.seal, self.wait, self.compact, self.restart], [20, 5, 2, 2, 1])[
+        self.chance.choices([self.append, self.store.flush, self.wait, self.compact, self.restart], [20, 5, 2, 2, 1])[
             0
         ]()
 
@@ -95,20 +95,20 @@ class Life:
         for spool, sequence, tick in arrived:
             if low <= tick < high:
                 expected.setdefault(tick, (spool, sequence))
-        found = self.store.read(gpu, START_NS + low * TICK_NS, START_NS + high * TICK_NS, ["sm_active"])
+        found = self.store.samples.read(gpu, START_NS + low * TICK_NS, START_NS + high * TICK_NS, ["sm_active"])
         ticks = ((found.time_unix_nano - START_NS) // TICK_NS).tolist()
         assert ticks == sorted(expected)
         assert list(zip(found.spool.tolist(), found.sequence.tolist(), strict=True)) == [expected[t] for t in ticks]
         assert (found.columns["sm_active"] == (np.array(ticks, int) % 100 / 100).astype(np.float32)).all()
         later = [tick for _, _, tick in arrived if tick >= low]
-        first = self.store.next_tick(gpu, START_NS + low * TICK_NS)
+        first = self.store.samples.next_tick(gpu, START_NS + low * TICK_NS)
         assert first == (START_NS + min(later) * TICK_NS if later else None)
         self.check_arrivals(gpu, arrived)
 
     def check_arrivals(self, gpu, arrived):
         agent = self.chance.choice([agent for agent, gpus in GPUS.items() if gpu in gpus])
         after = Position(self.spool(agent), self.chance.randint(0, self.sequences[agent]))
-        pieces = [a.samples for a in self.store.arrivals(agent, gpu, after) if isinstance(a, TicksArrived)]
+        pieces = [a.samples for a in self.store.samples.read_feed(agent, gpu, after) if isinstance(a, TicksEntry)]
         found = [
             row
             for piece in pieces
@@ -129,9 +129,9 @@ def test_what_is_read_is_what_was_appended_whatever_the_store_did_meanwhile(tmp_
         life.step()
         if life.chance.random() < 0.3:
             life.check()
-    life.store.seal()
+    life.store.flush()
     life.store.maintenance.compact_all()
     for _ in range(10):
         life.check()
-    assert len(life.store.read("GPU-a", *EVER)) == len({tick for _, _, tick in life.arrived["GPU-a"]})
+    assert len(life.store.samples.read("GPU-a", *EVER)) == len({tick for _, _, tick in life.arrived["GPU-a"]})
     life.store.close()

@@ -12,7 +12,8 @@ from support.faulty_files import flip_byte
 from support.trace_records import incoming, trace_records
 
 from gpusonde.collector.storage.errors import StoreFullError
-from gpusonde.collector.storage.local.results import EpochRow, Results, RunUpdate
+from gpusonde.collector.storage.local.results import LocalResults
+from gpusonde.collector.storage.model import EpochRow, RunUpdate
 from gpusonde.collector.tracking.summaries import _RunReader
 from gpusonde.epoch_detect import detect
 from gpusonde.epoch_detect.progress import epoch_table, time_shares
@@ -44,13 +45,13 @@ def assert_same(summaries, table):
         assert found.means == pytest.approx(expected.mean_metrics, rel=1e-6)
 
 
-@pytest.mark.parametrize("sealed", [False, True], ids=["from the log", "from segments"])
-def test_means_energy_and_shares_are_those_of_the_trace(setup, trace, records, sealed):
+@pytest.mark.parametrize("flushed", [False, True], ids=["from the log", "from segments"])
+def test_means_energy_and_shares_are_those_of_the_trace(setup, trace, records, flushed):
     subject = setup()
     for i in range(0, len(records), 20):
         subject.feed(records[i : i + 20], 10)
-        if sealed:
-            subject.store.seal()
+        if flushed:
+            subject.store.flush()
     assert_same_as_offline(subject, trace)
     offline = detect(trace)
     expected = time_shares(trace.time_s, trace.values, offline.epoch_starts_s, offline.epoch_ends_s)
@@ -105,7 +106,7 @@ def long_epochs():
 
 def stored_by_hand(subject, trace, starts, ends):
     """A run with given epochs instead of those that would be found."""
-    subject.store.append(incoming(trace_records(trace)))
+    subject.store.samples.append(incoming(trace_records(trace)))
     subject.pipeline.round()
     (run,) = subject.runs()
     epochs = [
@@ -122,14 +123,14 @@ def test_long_epochs_are_read_in_pieces_of_15_minutes_and_add_up_to_the_same(set
     subject = setup()
     stored_by_hand(subject, trace, starts, ends)
     ticks_read = []
-    read = subject.store.read
+    read = subject.store.samples.read
 
     def counted(*arguments, **more):
         samples = read(*arguments, **more)
         ticks_read.append(len(samples))
         return samples
 
-    monkeypatch.setattr(subject.store, "read", counted)
+    monkeypatch.setattr(subject.store.samples, "read", counted)
     while subject.summaries.waiting:
         before = len(ticks_read)
         subject.summaries.work(Looks())
@@ -144,14 +145,14 @@ def test_a_round_of_tracking_spends_its_time_on_a_few_pieces_and_the_rest_waits(
     subject = setup()
     stored_by_hand(subject, trace, starts, ends)
     reads = []
-    read = subject.store.read
+    read = subject.store.samples.read
 
     def slow(*arguments, **more):
         reads.append(arguments)
         subject.now += 0.15
         return read(*arguments, **more)
 
-    subject.store.read = slow
+    subject.store.samples.read = slow
     subject.pipeline.round()
     assert len(reads) == 2  # the second began within the 0.2 s
     assert subject.summaries.waiting
@@ -195,11 +196,11 @@ def test_a_damaged_segment_costs_its_epochs_the_summary_and_is_named(setup, trac
     subject = setup()
     for i in range(0, len(records), 20):
         subject.feed(records[i : i + 20], 20)
-        subject.store.seal()
+        subject.store.flush()
     (run,) = subject.runs()
     (*_, last) = epochs = subject.results.epochs(run.run_id)
     subject.results.save([RunUpdate(run, [replace(e, end_unix_nano=e.end_unix_nano - 1000) for e in epochs])], {})
-    path = subject.store.directory / "segments" / subject.store._segments.parts_between(
+    path = subject.store.layout.directory / "segments" / subject.store._segments.parts_between(
         run.gpu_uuid, last.start_unix_nano + 10**10, last.end_unix_nano)[0].file_name  # fmt: skip
     flip_byte(path, 300)
     subject.summaries.add(run.run_id)
@@ -216,7 +217,7 @@ def test_a_damaged_segment_costs_its_epochs_the_summary_and_is_named(setup, trac
     assert None not in summaries_of(subject)
 
 
-class FullResults(Results):
+class FullResults(LocalResults):
     full = False
 
     def save_summaries(self, run_id, summaries):
@@ -248,7 +249,7 @@ def test_a_fault_in_one_run_leaves_the_others_alone(setup, trace, records, monke
         return pieces(reader, start, end)
 
     monkeypatch.setattr(_RunReader, "pieces", faulty)
-    subject.store.append(other)
+    subject.store.samples.append(other)
     subject.feed(records, 50)
     assert "have no mean metrics until the next start" in caplog.text
     runs = {run.gpu_uuid: run for run in subject.runs()}

@@ -17,7 +17,7 @@ from support.trace_records import incoming, trace_records
 from support.tracked_store import TrackedStore
 
 from gpusonde.collector.records.model import Position
-from gpusonde.collector.storage.samples import TicksArrived
+from gpusonde.collector.storage.samples import TicksEntry
 from gpusonde.collector.tracking.run_state import FollowerState
 from gpusonde.epoch_detect import EpochTracker, detect
 
@@ -61,21 +61,21 @@ def outcome(subject):
 
 
 def state_files(subject):
-    return sorted((subject.store.directory / "tracking").glob("*"))
+    return sorted((subject.store.layout.directory / "tracking").glob("*"))
 
 
 def ticks_read(subject, monkeypatch):
     """Count the ticks that tracking reads from now on."""
     counted = []
-    arrivals = subject.store.arrivals
+    arrivals = subject.store.samples.read_feed
 
     def counting(*arguments):
         for arrival in arrivals(*arguments):
-            if isinstance(arrival, TicksArrived):
+            if isinstance(arrival, TicksEntry):
                 counted.append(len(arrival.samples))
             yield arrival
 
-    monkeypatch.setattr(subject.store, "arrivals", counting)
+    monkeypatch.setattr(subject.store.samples, "read_feed", counting)
     return counted
 
 
@@ -96,7 +96,7 @@ def test_restarts_at_any_moment_leave_no_trace_in_run_epochs_and_revisions(setup
         subject.feed(records[first : first + count], chance.randint(1, 12))
         first += count
         if chance.random() < 0.3:
-            subject.store.seal()
+            subject.store.flush()
         if chance.random() < 0.6:
             subject.pipeline.finish()
         subject.restart()  # without finish: as after SIGKILL, an older state and a newer catalogue
@@ -124,7 +124,7 @@ def test_after_a_kill_only_what_came_since_the_last_state_is_read_again(setup, r
     subject = setup(state_interval_s=10.0)
     subject.feed(records[:150], 5)  # a second each on the clock of the test: 30 s
     (file,) = state_files(subject)
-    state = FollowerState.decode(subject.store.tracking_states.read(KEY, 1))
+    state = FollowerState.decode(subject.store.states.read(KEY, 1))
     assert state.reached > Position(1, 60)
     subject.restart()
     counted = ticks_read(subject, monkeypatch)
@@ -153,7 +153,7 @@ def test_the_state_of_a_run_that_ended_is_removed_and_so_are_strangers(setup, re
     subject = setup()
     subject.feed(records[:150], 10)
     assert len(state_files(subject)) == 1
-    directory = subject.store.directory / "tracking"
+    directory = subject.store.layout.directory / "tracking"
     (directory / "0123.state").write_bytes(b"of a GPU that is not in the store")
     (directory / "4567.tmp").write_bytes(b"half writ")
     subject.restart()
@@ -168,7 +168,7 @@ def stored_midway(setup, records):
     subject = setup()
     subject.feed(records[:120], 10)
     subject.pipeline.finish()
-    content = subject.store.tracking_states.read(KEY, 1)
+    content = subject.store.states.read(KEY, 1)
     return subject, content
 
 
@@ -239,7 +239,7 @@ def put(place, value):
 )
 def test_a_state_that_contradicts_the_store_is_left_out(setup, records, uninterrupted, caplog, change, why):
     subject, content = stored_midway(setup, records)
-    subject.store.tracking_states.write(KEY, 1, rewritten(content, change))
+    subject.store.states.write(KEY, 1, rewritten(content, change))
     assert_refused(subject, records, uninterrupted, caplog, why)
 
 
@@ -310,7 +310,7 @@ def test_a_hostile_tracker_state_is_left_out(setup, records, uninterrupted, capl
     subject, content = stored_midway(setup, records)
     (length,) = struct.unpack_from("<I", content)
     hostile = content[: 4 + length] + tracker_of(content[4 + length :])
-    subject.store.tracking_states.write(KEY, 1, hostile)
+    subject.store.states.write(KEY, 1, hostile)
     assert_refused(subject, records, uninterrupted, caplog)
 
 

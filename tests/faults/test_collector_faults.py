@@ -27,8 +27,8 @@ from support.wire_agent import START_NS, TICK_NS, WireStream, batch, hello, inve
 from gpusonde.collector import LocalStore
 from gpusonde.collector.client import Client, CollectorError
 from gpusonde.collector.records.model import Position
-from gpusonde.collector.storage.local.store import StoreOptions
-from gpusonde.collector.storage.samples import TicksArrived
+from gpusonde.collector.storage.local.samples import StoreOptions
+from gpusonde.collector.storage.samples import TicksEntry
 from gpusonde.epoch_detect import detect
 from gpusonde.telemetry import read_trace
 
@@ -45,12 +45,12 @@ def sequences_and_ticks(directory, agent_id="agent-1", gpu_uuid="GPU-a"):
     try:
         pieces = [
             arrival.samples
-            for arrival in store.arrivals(agent_id, gpu_uuid, Position(0, 0))
-            if isinstance(arrival, TicksArrived)
+            for arrival in store.samples.read_feed(agent_id, gpu_uuid, Position(0, 0))
+            if isinstance(arrival, TicksEntry)
         ]
-        assert len(store.read(gpu_uuid, *EVER)) == sum(map(len, pieces))
-        assert store.losses() == []
-        assert store.rejections() == []
+        assert len(store.samples.read(gpu_uuid, *EVER)) == sum(map(len, pieces))
+        assert store.facts.losses() == []
+        assert store.facts.rejections() == []
     finally:
         store.close()
     sequences = np.concatenate([piece.sequence for piece in pieces])

@@ -13,9 +13,9 @@ from support.wire_agent import START_NS, TICK_NS, batch, block, inventory
 from gpusonde.agent.spool import Spool
 from gpusonde.collector import LocalStore
 from gpusonde.collector.records.model import Position
-from gpusonde.collector.storage.local.facts import AgentRow
-from gpusonde.collector.storage.local.store import StoreOptions
-from gpusonde.collector.storage.samples import TicksArrived
+from gpusonde.collector.storage.local.samples import StoreOptions
+from gpusonde.collector.storage.model import AgentRow
+from gpusonde.collector.storage.samples import TicksEntry
 
 ROUNDS = 60
 TICKS = 3
@@ -92,18 +92,20 @@ class CollectorSide:
         self.start()
 
     def durable(self, spool_id):
-        durable = self.store.introduce(AgentRow("agent-1", spool_id, "instance", 1, "host", "1", b""))
+        durable = self.store.samples.register_agent(AgentRow("agent-1", spool_id, "instance", 1, "host", "1", b""))
         assert durable >= self.acked, "an acknowledged record is gone"
         return durable
 
     def take(self, feed, records):
-        self.store.append([feed.incoming(record) for record in records])
+        self.store.samples.append([feed.incoming(record) for record in records])
         self.acked = records[-1].sequence
 
 
 def stored(store):
     """Sequence and number of every stored tick, in order of arrival."""
-    pieces = [a.samples for a in store.arrivals("agent-1", "GPU-a", Position(0, 0)) if isinstance(a, TicksArrived)]
+    pieces = [
+        a.samples for a in store.samples.read_feed("agent-1", "GPU-a", Position(0, 0)) if isinstance(a, TicksEntry)
+    ]
     sequences = np.concatenate([piece.sequence for piece in pieces])
     ticks = np.concatenate([(piece.time_unix_nano - START_NS) // TICK_NS for piece in pieces])
     return list(zip(sequences.tolist(), ticks.tolist(), strict=True))
@@ -131,7 +133,7 @@ def test_power_lost_on_either_side_at_random_loses_and_repeats_nothing_that_was_
         for i in range(TICKS)
     ]
     assert stored(collector.store) == expected
-    assert [loss.first_sequence for loss in collector.store.losses()] == agent.damaged
+    assert [loss.first_sequence for loss in collector.store.facts.losses()] == agent.damaged
     collector.store.close()
     agent.spool.close()
     print(
@@ -141,7 +143,7 @@ def test_power_lost_on_either_side_at_random_loses_and_repeats_nothing_that_was_
 
 
 def exchange_for_ever(agent, collector, chance):
-    """Sample, commit, deliver, seal."""
+    """Sample, commit, deliver, flush."""
     while True:
         agent.sample(chance.randint(1, 4))
         if chance.random() < 0.7:
@@ -149,7 +151,7 @@ def exchange_for_ever(agent, collector, chance):
         if chance.random() < 0.7:
             deliver(agent, collector, chance.randint(1, 20))
         if chance.random() < 0.15:
-            collector.store.seal()
+            collector.store.flush()
 
 
 def deliver(agent, collector, at_most):

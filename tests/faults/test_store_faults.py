@@ -1,4 +1,4 @@
-"""A store killed while it seals, compacts and deletes: every acknowledged record is there once, and fsck agrees.
+"""A store killed while it flushes, compacts and deletes: every acknowledged record is there once, and fsck agrees.
 
 ``GPUSONDE_FAULT_KILLS=20`` makes the test as long as a release wants it.
 """
@@ -18,7 +18,7 @@ from support.wire_agent import START_NS, TICK_NS
 from gpusonde.collector import LocalStore
 from gpusonde.collector.records.model import Position
 from gpusonde.collector.storage.local.fsck import check_store
-from gpusonde.collector.storage.samples import TicksArrived
+from gpusonde.collector.storage.samples import TicksEntry
 
 KILLS = int(os.environ.get("GPUSONDE_FAULT_KILLS", "3"))
 BUSY_STORE = Path(__file__).parents[1] / "support" / "busy_store.py"
@@ -46,8 +46,10 @@ def test_a_store_killed_at_random_moments_of_compaction_loses_and_repeats_nothin
         assert set(leftovers) <= {"orphan", "log_tail"}
         store = LocalStore(directory, OPTIONS)
         store.open()
-        samples = store.read("GPU-a", *EVER)
-        arrived = [a.samples for a in store.arrivals("agent-1", "GPU-a", Position(0, 0)) if isinstance(a, TicksArrived)]
+        samples = store.samples.read("GPU-a", *EVER)
+        arrived = [
+            a.samples for a in store.samples.read_feed("agent-1", "GPU-a", Position(0, 0)) if isinstance(a, TicksEntry)
+        ]
         store.close()
         ticks = ((samples.time_unix_nano - START_NS) // TICK_NS).tolist()
         assert ticks == list(range(len(ticks)))

@@ -1,4 +1,4 @@
-"""A store that never rests, for tests that kill it: appends, seals, compacts and deletes small amounts all the time.
+"""A store that never rests, for tests that kill it: appends, flushes, compacts and deletes small amounts all the time.
 
     python busy_store.py DIRECTORY
 
@@ -19,9 +19,9 @@ from support.store_records import Feed
 
 from gpusonde.collector import LocalStore
 from gpusonde.collector.storage.local.compaction import CompactionOptions
-from gpusonde.collector.storage.local.facts import AgentRow
 from gpusonde.collector.storage.local.retention import MaintenanceOptions, RetentionOptions, TierLimits
-from gpusonde.collector.storage.local.store import StoreOptions
+from gpusonde.collector.storage.local.samples import StoreOptions
+from gpusonde.collector.storage.model import AgentRow
 
 OPTIONS = StoreOptions(
     reserve_bytes=0,
@@ -38,14 +38,14 @@ def main() -> None:
     """Work until killed."""
     store = LocalStore(Path(sys.argv[1]), OPTIONS)
     store.open()
-    next_sequence = 1 + store.introduce(AgentRow("agent-1", "spool-1", "instance", 1, "host", "1", b""))
+    next_sequence = 1 + store.samples.register_agent(AgentRow("agent-1", "spool-1", "instance", 1, "host", "1", b""))
     threading.Thread(target=keep_compacting, args=(store,), daemon=True).start()
     while True:
         for _ in range(6):
-            store.append(Feed().batches(next_sequence, next_sequence + 3))
+            store.samples.append(Feed().batches(next_sequence, next_sequence + 3))
             next_sequence += 4
             say(str(next_sequence - 1))
-        store.seal()
+        store.flush()
         # A writer that never pauses starves the compacting thread, and the store outgrows the test.
         time.sleep(0.02)
 

@@ -8,25 +8,26 @@ import sys
 
 from gpusonde.collector.records.model import Position
 from gpusonde.collector.storage.clickhouse.facts import Ownership
+from gpusonde.collector.storage.clickhouse.samples import ClickHouseOptions
 from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql, Connection
-from gpusonde.collector.storage.clickhouse.store import ClickHouseOptions, ClickHouseStore
-from gpusonde.collector.storage.samples import TicksArrived
+from gpusonde.collector.storage.clickhouse.store import ClickHouseStore
+from gpusonde.collector.storage.samples import TicksEntry
 
 directory, database, agent_id, gpu_uuid = sys.argv[1:]
 store = ClickHouseStore(
     ClickHouseSql(Connection(f"chdb://{directory}", database)), Ownership("reader"), ClickHouseOptions(database)
 )
 store.open()
-arrivals = store.arrivals(agent_id, gpu_uuid, Position(0, 0))
-pieces = [arrival.samples for arrival in arrivals if isinstance(arrival, TicksArrived)]
+arrivals = store.samples.read_feed(agent_id, gpu_uuid, Position(0, 0))
+pieces = [arrival.samples for arrival in arrivals if isinstance(arrival, TicksEntry)]
 print(
     json.dumps(
         {
             "sequences": [s for piece in pieces for s in piece.sequence.tolist()],
             "times": [t for piece in pieces for t in piece.time_unix_nano.tolist()],
-            "read": store.read(gpu_uuid, 0, 1 << 62).time_unix_nano.tolist(),
-            "losses": len(store.losses()),
-            "rejections": len(store.rejections()),
+            "read": store.samples.read(gpu_uuid, 0, 1 << 62).time_unix_nano.tolist(),
+            "losses": len(store.facts.losses()),
+            "rejections": len(store.facts.rejections()),
         }
     )
 )

@@ -8,9 +8,9 @@ import numpy as np
 from support.synthetic_runs import synthetic_runs
 from support.trace_records import incoming, trace_records
 
-from gpusonde.collector.storage.local.facts import Facts
-from gpusonde.collector.storage.local.results import Results, RunRow, RunUpdate
-from gpusonde.collector.storage.local.store import LocalStore, StoreOptions
+from gpusonde.collector.storage.local.samples import StoreOptions
+from gpusonde.collector.storage.local.store import LocalStore
+from gpusonde.collector.storage.model import RunRow, RunUpdate
 from gpusonde.telemetry import Trace
 
 DAY_S = 86_400.0
@@ -23,7 +23,7 @@ def write_fleet(directory, jobs=5, gpus=("p100", "g4dn", "g5"), *, age_days=1.0,
     """Store runs of ``jobs * batches`` jobs, each on the given instances one after the other; returns the run ids."""
     store = LocalStore(directory, StoreOptions(reserve_bytes=0))
     store.open()
-    results = Results(store.database)
+    results = store.results
     found = []
     rows = [row for row in synthetic_runs(models=jobs, batches=batches, seed=seed) if row["Instances"] in gpus]
     for number, row in enumerate(rows):
@@ -34,7 +34,7 @@ def write_fleet(directory, jobs=5, gpus=("p100", "g4dn", "g5"), *, age_days=1.0,
             store, results, run_id, job, _trace(row), end_ns - _TICKS * _NS, float(row["one_epoch_average_second"])
         )
         found.append(run_id)
-    store.seal()
+    store.flush()
     store.close()
     return found
 
@@ -43,8 +43,8 @@ def store_run(store, results, run_id, job_id, trace, start_ns, period_s, **chang
     """Append the records of a trace as a run that is over and whose epochs are known."""
     agent, spool_id = f"agent-{run_id}", f"spool-{run_id}"
     records = incoming(trace_records(trace, start_ns, gpu_uuid=f"GPU-{run_id}"), agent, spool_id)
-    store.append(records)
-    spool = Facts(store.database).spools()[agent, spool_id].spool
+    store.samples.append(records)
+    spool = store.facts.spools()[agent, spool_id].spool
     run = RunRow(
         run_id=run_id, agent_id=agent, gpu_uuid=f"GPU-{run_id}", job_id=job_id, scheduler=1, ended=True,
         end_reason="idle", start_unix_nano=start_ns, end_unix_nano=start_ns + (len(trace) - 1) * _NS,

@@ -20,13 +20,12 @@ from support.faulty_files import FaultyFiles
 
 from gpusonde.collector import LocalStore
 from gpusonde.collector.storage.clickhouse.facts import Ownership
-from gpusonde.collector.storage.clickhouse.results import ClickHouseResults
+from gpusonde.collector.storage.clickhouse.samples import ClickHouseOptions
 from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql, Connection
-from gpusonde.collector.storage.clickhouse.store import ClickHouseOptions, ClickHouseStates, ClickHouseStore
+from gpusonde.collector.storage.clickhouse.store import ClickHouseStore
 from gpusonde.collector.storage.errors import StoreError
-from gpusonde.collector.storage.local.results import Results
-from gpusonde.collector.storage.local.states import StateFiles
-from gpusonde.collector.storage.local.store import StoreOptions
+from gpusonde.collector.storage.local.samples import StoreOptions
+from gpusonde.collector.storage.store import ResultStore, StateStore
 
 SERVER_URL = os.environ.get("GPUSONDE_CLICKHOUSE_URL", "")
 ENGINES = ["local", "chdb", *(["server"] if SERVER_URL else [])]
@@ -56,25 +55,18 @@ class LocalEngine:
         return self.store
 
     @property
-    def results(self) -> Results:
-        """Runs and epochs beside the open store."""
-        return Results(self.store.database)
+    def results(self) -> ResultStore:
+        """Runs and epochs of the open store."""
+        return self.store.results
 
     @property
-    def states(self) -> StateFiles:
-        """What tracking knows, beside the open store."""
-        return self.store.tracking_states
+    def states(self) -> StateStore:
+        """What tracking knows, of the open store."""
+        return self.store.states
 
     def settle(self) -> None:
         """Do what the engine does in the background."""
-        self.store.seal()
-
-    def followed(self) -> list[tuple[str, str]]:
-        """See ``Engine.followed``."""
-        return [(gpu.agent_id, gpu.gpu_uuid) for gpu in self.store.gpus()]
-
-    def subscribe_to_owners(self, listener) -> None:
-        """See ``Engine.subscribe_to_owners``."""
+        self.store.flush()
 
     def break_before_acknowledging(self) -> None:
         """Have the next append fail when its data are written and not yet known to be."""
@@ -112,8 +104,6 @@ class ClickHouseEngine:
         self.ownership: Ownership | None = None
         self.sql: BreakingSql | None = None
         self.store: ClickHouseStore | None = None
-        self.results: ClickHouseResults | None = None
-        self.states: ClickHouseStates | None = None
 
     def open(self) -> ClickHouseStore:
         """A new store on the same data; the one before is closed."""
@@ -124,21 +114,21 @@ class ClickHouseEngine:
             self.sql, self.ownership, ClickHouseOptions(self.connection.database), wall_clock_ns=self.clock_ns
         )
         self.store.open()
-        self.results = ClickHouseResults(self.sql, self.ownership)
-        self.states = ClickHouseStates(self.sql, self.ownership)
         return self.store
+
+    @property
+    def results(self) -> ResultStore:
+        """Runs and epochs of the open store."""
+        return self.store.results
+
+    @property
+    def states(self) -> StateStore:
+        """What tracking knows, of the open store."""
+        return self.store.states
 
     def beside(self, collector: str, clock_ns=time.time_ns) -> ClickHouseEngine:
         """Another collector on the same database; the caller opens and closes it."""
         return ClickHouseEngine(self.connection, collector, clock_ns)
-
-    def followed(self) -> list[tuple[str, str]]:
-        """See ``Engine.followed``."""
-        return self.store.followed()
-
-    def subscribe_to_owners(self, listener) -> None:
-        """See ``Engine.subscribe_to_owners``."""
-        self.ownership.subscribe(listener)
 
     def settle(self) -> None:
         """Do what the engine does in the background: merge."""

@@ -8,8 +8,7 @@ from support.wire_agent import batch, inventory
 
 from gpusonde.collector.records.decode import decode_record
 from gpusonde.collector.records.model import Limits
-from gpusonde.collector.storage.local.log import EntryKind, LogEntry
-from gpusonde.collector.storage.store import Incoming
+from gpusonde.collector.storage.model import EntryKind, LogEntry, PendingRecord
 
 EVER = (0, 1 << 62)
 
@@ -27,7 +26,7 @@ class Feed:
         decoded = decode_record(record, self.inventory, Limits())
         received, payload = self.received_unix_nano or time.time_ns(), record.SerializeToString()
         entry = LogEntry(self.agent_id, self.spool_id, record.sequence, received, EntryKind.RECORD, payload)
-        return Incoming(entry, decoded)
+        return PendingRecord(entry, decoded)
 
     def batches(self, first, last):
         """Records ``first`` to ``last``; number 1 is the inventory, number k holds ticks 10 (k - 2) and following."""

@@ -51,8 +51,7 @@ def incoming(records, agent_id="agent-1", spool_id="spool-1"):
     """Decode records as ingest would."""
     from gpusonde.collector.records.decode import decode_record
     from gpusonde.collector.records.model import InventoryRecord, Limits
-    from gpusonde.collector.storage.local.log import EntryKind, LogEntry
-    from gpusonde.collector.storage.store import Incoming
+    from gpusonde.collector.storage.model import EntryKind, LogEntry, PendingRecord
 
     inventory, found = None, []
     for record in records:
@@ -62,5 +61,5 @@ def incoming(records, agent_id="agent-1", spool_id="spool-1"):
         entry = LogEntry(
             agent_id, spool_id, record.sequence, time.time_ns(), EntryKind.RECORD, record.SerializeToString()
         )
-        found.append(Incoming(entry, decoded))
+        found.append(PendingRecord(entry, decoded))
     return found

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gpusonde.collector import LocalStore
-from gpusonde.collector.storage.local.results import Results
-from gpusonde.collector.storage.local.store import StoreOptions
+from gpusonde.collector.storage.local.results import LocalResults
+from gpusonde.collector.storage.local.samples import StoreOptions
 from gpusonde.collector.tracking.follower import GpuFollower
 from gpusonde.collector.tracking.pipeline import EpochPipeline, PipelineOptions
 from gpusonde.collector.tracking.runs import RunPolicy
@@ -23,7 +23,7 @@ class TrackedStore:
         self,
         directory=None,
         make_tracker=EpochTracker,
-        results=Results,
+        results=LocalResults,
         silence_end_s=86_400.0,
         state_interval_s=300.0,
         engine=None,
@@ -43,13 +43,14 @@ class TrackedStore:
         if self.store:
             self.store.close()
         if self._engine:
-            self.store, self.results, states = self._engine.open(), self._engine.results, self._engine.states
+            self.store = self._engine.open()
         else:
             self.store = LocalStore(self._directory, StoreOptions(reserve_bytes=0))
             self.store.open()
-            self.results, states = self._make_results(self.store.database), self.store.tracking_states
-        self.states = StateKeeper(states, self.store, self.results, self._state_options, lambda: self.now)
-        self.summaries = EpochSummaries(self.store, self.results)
+            self.store.results = self._make_results(self.store.database)
+        self.results = self.store.results
+        self.states = StateKeeper(self.store, self._state_options, lambda: self.now)
+        self.summaries = EpochSummaries(self.store)
         self.pipeline = EpochPipeline(
             self.results,
             self.follow,
@@ -59,12 +60,9 @@ class TrackedStore:
             PipelineOptions(silence_end_s=self._silence_end_s),
             lambda: self.now,
         )
-        self.store.subscribe(self.pipeline.touch)
-        if self._engine:
-            self._engine.subscribe_to_owners(lambda agents, _: self.pipeline.forget(agents))
-            self.pipeline.restore(self._engine.followed())
-        else:
-            self.pipeline.restore([(gpu.agent_id, gpu.gpu_uuid) for gpu in self.store.gpus()])
+        self.store.samples.subscribe(self.pipeline.touch)
+        self.store.subscribe_to_owners(lambda agents, _: self.pipeline.forget(agents))
+        self.pipeline.restore(self.store.followed())
 
     def follow(self, agent, gpu, resume, state):
         policy, restore = RunPolicy(), self.restore_tracker
@@ -72,7 +70,7 @@ class TrackedStore:
 
     def feed(self, records, group):
         for i in range(0, len(records), group):
-            self.store.append(records[i : i + group])
+            self.store.samples.append(records[i : i + group])
             self.now += 1.0
             self.pipeline.round()
 

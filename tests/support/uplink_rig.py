@@ -13,7 +13,7 @@ from gpusonde.agent.metrics import SelfCounters
 from gpusonde.agent.spool import Spool
 from gpusonde.agent.uplink import AgentFacts, Backoff, Uplink, UplinkSettings
 from gpusonde.collector import LocalStore
-from gpusonde.collector.storage.local.store import StoreOptions
+from gpusonde.collector.storage.local.samples import StoreOptions
 from gpusonde.common.v1 import gpu_pb2
 from gpusonde.ingest.v1 import ingest_pb2
 
@@ -109,9 +109,9 @@ def stored_ticks(directory):
     store = LocalStore(directory, StoreOptions(reserve_bytes=0))
     store.open()
     try:
-        samples = store.read("GPU-a", *EVER)
-        assert store.losses() == []
-        assert store.rejections() == []
+        samples = store.samples.read("GPU-a", *EVER)
+        assert store.facts.losses() == []
+        assert store.facts.rejections() == []
     finally:
         store.close()
     return (samples.time_unix_nano - START_NS) // TICK_NS

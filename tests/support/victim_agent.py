@@ -13,8 +13,8 @@ import numpy as np
 
 from gpusonde.collector import LocalStore
 from gpusonde.collector.records.model import GpuEvent, Position
-from gpusonde.collector.storage.local.store import StoreOptions
-from gpusonde.collector.storage.samples import TicksArrived
+from gpusonde.collector.storage.local.samples import StoreOptions
+from gpusonde.collector.storage.samples import TicksEntry
 
 COUNTING_AGENT = Path(__file__).with_name("counting_agent.py")
 
@@ -127,16 +127,16 @@ def stored_of(directory: Path, gpu_uuids, agent_id: str = "victim", metric: str 
 
 
 def _stored(store: LocalStore, gpu_uuid: str, agent_id: str, metric: str) -> Stored:
-    arrivals = store.arrivals(agent_id, gpu_uuid, Position(0, 0))
-    pieces = [a.samples for a in arrivals if isinstance(a, TicksArrived)]
+    arrivals = store.samples.read_feed(agent_id, gpu_uuid, Position(0, 0))
+    pieces = [a.samples for a in arrivals if isinstance(a, TicksEntry)]
     found = Stored(
         np.concatenate([piece.spool for piece in pieces]),
         np.concatenate([piece.sequence for piece in pieces]),
         np.concatenate([piece.columns[metric] for piece in pieces]),
         np.concatenate([piece.time_unix_nano for piece in pieces]),
-        store.losses(),
-        store.rejections(),
-        store.events(gpu_uuid),
+        store.facts.losses(),
+        store.facts.rejections(),
+        store.facts.events(gpu_uuid),
     )
-    assert len(store.read(gpu_uuid, 0, 1 << 62)) == len(found.sequences)
+    assert len(store.samples.read(gpu_uuid, 0, 1 << 62)) == len(found.sequences)
     return found

@@ -22,8 +22,7 @@ from gpusonde.agent.config import JobsConfig
 from gpusonde.agent.jobs import JobParts, make_watcher
 from gpusonde.agent.sources.base import GpuDescription
 from gpusonde.collector import LocalStore
-from gpusonde.collector.records.model import Position
-from gpusonde.collector.storage.local.store import StoreOptions
+from gpusonde.collector.storage.local.samples import StoreOptions
 from gpusonde.epoch_detect import EpochTracker
 from gpusonde.predictor.workload.embedding.training.result import read_checkpoint
 from gpusonde.simulator.allreduce import model_from_json, model_to_json
@@ -72,22 +71,22 @@ def store_content(folder: Path) -> Any:
     store = LocalStore(folder / "collector", StoreOptions(reserve_bytes=0))
     store.open()
     try:
-        gpus = {gpu.gpu_uuid: gpu for gpu in store.gpus()}
-        kept = {path.name: _digest(path.read_bytes()) for path in store.quarantine_directory.iterdir()}
+        gpus = {gpu.gpu_uuid: gpu for gpu in store.facts.gpus()}
+        kept = {path.name: _digest(path.read_bytes()) for path in store.layout.quarantine.iterdir()}
         return {
-            "agents": [_row(agent) for agent in sorted(store.agents(), key=lambda agent: agent.agent_id)],
+            "agents": [_row(agent) for agent in sorted(store.facts.agents(), key=lambda agent: agent.agent_id)],
             "gpus": [_row(gpu) for _, gpu in sorted(gpus.items())],
-            "losses": [_row(loss) for loss in store.losses()],
-            "rejections": [plain(_row(rejection)) for rejection in store.rejections()],
+            "losses": [_row(loss) for loss in store.facts.losses()],
+            "rejections": [plain(_row(rejection)) for rejection in store.facts.rejections()],
             "quarantine": kept,
             "samples": {gpu: _samples(store, gpu) for gpu in sorted(gpus)},
-            "averages": {gpu: store.has_averages(gpu, 0, EVER) for gpu in sorted(gpus)},
-            "events": {gpu: [_row(event) for event in store.events(gpu)] for gpu in sorted(gpus)},
+            "averages": {gpu: store.samples.has_rollups(gpu, 0, EVER) for gpu in sorted(gpus)},
+            "events": {gpu: [_row(event) for event in store.facts.events(gpu)] for gpu in sorted(gpus)},
             "bindings": {
-                uuid: [_row(binding) for binding in store.bindings(gpu.agent_id, uuid, Position(EVER, EVER))]
+                uuid: [_row(binding) for _, binding in store.facts.bindings(gpu.agent_id, uuid)]
                 for uuid, gpu in sorted(gpus.items())
             },
-            "blanks": {gpu: sorted([*k, v] for k, v in store.blank_counts(gpu).items()) for gpu in sorted(gpus)},
+            "blanks": {gpu: sorted([*k, v] for k, v in store.facts.blank_counts(gpu).items()) for gpu in sorted(gpus)},
         }
     finally:
         store.close()
@@ -385,7 +384,10 @@ def _newest_ticks(directory: Path) -> dict[str, int]:
     store = LocalStore(shutil.copytree(directory, directory.with_name("another")), StoreOptions(reserve_bytes=0))
     store.open()
     try:
-        return {gpu.gpu_uuid: int(store.read(gpu.gpu_uuid, 0, EVER).time_unix_nano[-1]) for gpu in store.gpus()}
+        return {
+            gpu.gpu_uuid: int(store.samples.read(gpu.gpu_uuid, 0, EVER).time_unix_nano[-1])
+            for gpu in store.facts.gpus()
+        }
     finally:
         store.close()
 
@@ -409,7 +411,7 @@ def _row(row: Any) -> dict[str, Any]:
 
 
 def _samples(store: LocalStore, gpu_uuid: str) -> dict[str, Any]:
-    samples = store.read(gpu_uuid, 0, EVER)
+    samples = store.samples.read(gpu_uuid, 0, EVER)
     return {
         "ticks": len(samples),
         "time": _array(samples.time_unix_nano),

@@ -21,7 +21,7 @@ import grpc.aio
 
 from gpusonde.catalog import load_gpus
 from gpusonde.collector.config import CollectorConfig
-from gpusonde.collector.engines import make_engine
+from gpusonde.collector.engines import configure_store, make_store
 from gpusonde.collector.ingest.admin import AdminService
 from gpusonde.collector.ingest.agents import Agents
 from gpusonde.collector.ingest.committer import Committer, Quarantine
@@ -45,7 +45,7 @@ from gpusonde.collector.query.service import QueryService
 from gpusonde.collector.security.authentication import Access, pace_options
 from gpusonde.collector.server import Health, bind, build_server
 from gpusonde.collector.storage.errors import StoreError
-from gpusonde.collector.storage.store import Engine
+from gpusonde.collector.storage.store import Store
 from gpusonde.collector.supervisor import Supervision, Watched
 from gpusonde.collector.tracking.epochs import TrackerFactory, TrackerRestorer
 from gpusonde.collector.tracking.follower import GpuFollower
@@ -176,17 +176,17 @@ def run_collector(
         TlsError: Certificate, key, authority or tokens cannot be used.
         ModelFileError: A configured model cannot be used, or lacks its encoder.
     """
-    engine = make_engine(config, files)
-    engine.open()
+    store = make_store(config, files)
+    store.open()
     try:
         with (
-            executors("commit", "seal", "track", "query", "control", "maintain") as threads,
+            executors("commit", "flush", "track", "query", "control", "maintain") as threads,
             trackers(config, make_tracker) as (make, restore),
         ):
-            collector = _Collector(config, engine, threads, make, restore, config_source)
+            collector = _Collector(config, store, threads, make, restore, config_source)
             return asyncio.run(collector.run(stop, on_ready))
     finally:
-        engine.close()
+        store.close()
 
 
 class _Collector:
@@ -195,38 +195,37 @@ class _Collector:
     def __init__(
         self,
         config: CollectorConfig,
-        engine: Engine,
+        store: Store,
         executors: dict[str, Executor],
         make_tracker: TrackerFactory,
         restore_tracker: TrackerRestorer,
         config_source: ConfigSource[CollectorConfig] | None,
     ) -> None:
-        self._engine = engine
-        self._store = store = engine.store
+        self._store = store
         self._executors = executors
         self._counters = CollectorCounters()
         self._access = Access(config, self._counters.refused)
-        results = engine.results
+        samples, results = store.samples, store.results
         ingest = config.ingest
         control = executors["control"]
         self._health = Health()
         self._health_changes: set[asyncio.Future[None]] = set()
-        self._gate = Gate(store, control, ingest.probe_interval_s, self._gate_changed)
+        self._gate = Gate(samples, control, ingest.probe_interval_s, self._gate_changed)
         pace = pace_options(config)
-        self._agents = Agents(store, control, ingest.max_agents, ingest.identity_hold_s, time.monotonic, pace)
+        self._agents = Agents(samples, control, ingest.max_agents, ingest.identity_hold_s, time.monotonic, pace)
         self._committer = Committer(
-            store,
+            samples,
             executors["commit"],
             config.commit_interval_s,
             self._gate.store_failed,
             latency=self._counters.ack_latency,
         )
-        self._quarantine = Quarantine(store, control, ingest.poison_attempts)
+        self._quarantine = Quarantine(samples, control, ingest.poison_attempts)
         self._pressure = Pressure(
-            pace, lambda: self._committer.lag_s, lambda: self._committer.waiting_bytes, engine.memory_share
+            pace, lambda: self._committer.lag_s, lambda: self._committer.waiting_bytes, store.memory_share
         )
         self._ingest = IngestService(
-            store,
+            store.facts,
             self._agents,
             self._committer,
             self._quarantine,
@@ -246,11 +245,9 @@ class _Collector:
         self._pipeline = EpochPipeline(
             results,
             follow,
-            EpochSummaries(store, results),
+            EpochSummaries(store),
             StateKeeper(
-                engine.states,
                 store,
-                results,
                 StateOptions(interval_s=config.runs.state_interval_s, shutdown_s=config.server.drain_grace_s),
                 time.monotonic,
             ),
@@ -259,8 +256,8 @@ class _Collector:
             time.monotonic,
             self._counters,
         )
-        self._predictor = Predictor(store, results, load_gpus(), model_source(config), self._counters)
-        self._query = QueryService(store, results, self._predictor, executors["query"])
+        self._predictor = Predictor(store, load_gpus(), model_source(config), self._counters)
+        self._query = QueryService(store, self._predictor, executors["query"])
         self._planning = PlanningProcesses(planning_options(config))
         self._planning_service = PlanningService(
             self._planning,
@@ -274,7 +271,7 @@ class _Collector:
         self._supervision = Supervision(
             config,
             config_source,
-            Watched(engine, self._gate, self._agents, self._pipeline, self._access),
+            Watched(store, self._gate, self._agents, self._pipeline, self._access),
             self._counters,
             executors,
             self._adjust,
@@ -293,7 +290,7 @@ class _Collector:
             if config.prediction.model:
                 await asyncio.get_running_loop().run_in_executor(self._executors["query"], model)
             self._predictor.model = model
-        self._engine.configure(config)
+        configure_store(self._store, config)
         self._gate.configure(config.ingest.probe_interval_s)
         self._agents.configure(config.ingest.identity_hold_s, pace_options(config))
         self._committer.configure(config.commit_interval_s)
@@ -312,12 +309,12 @@ class _Collector:
             if self._config.prediction.model:
                 await asyncio.get_running_loop().run_in_executor(self._executors["query"], self._predictor.model)
             await self._controller.check_model(self._config)
-            self._agents.restore(self._store.agents())
+            self._agents.restore(self._store.facts.agents())
             loop = asyncio.get_running_loop()
-            self._engine.subscribe_to_owners(functools.partial(self._owners_changed, loop))
+            self._store.subscribe_to_owners(functools.partial(self._owners_changed, loop))
             if self._config.runs.track:
-                self._store.subscribe(self._pipeline.touch)
-                self._pipeline.restore(self._engine.followed())
+                self._store.samples.subscribe(self._pipeline.touch)
+                self._pipeline.restore(self._store.followed())
             listen = self._config.server.listen
             reflect = self._config.server.reflection
             server = build_server(
@@ -339,7 +336,7 @@ class _Collector:
             committing = asyncio.ensure_future(self._committer.run())
             others = [
                 asyncio.ensure_future(self._gate.run()),
-                *map(asyncio.ensure_future, self._engine.background(self._executors)),
+                *map(asyncio.ensure_future, self._store.run_in_background(self._executors)),
                 asyncio.ensure_future(self._access.watch_streams(self._ingest)),
                 asyncio.ensure_future(self._controller.run()),
             ]
@@ -352,7 +349,7 @@ class _Collector:
             # It begins now: a SIGHUP that follows the news of the start is heard.
             await asyncio.sleep(0)
             announce(path, address)
-            _LOG.info("collecting on %s into %s", address, self._engine.place)
+            _LOG.info("collecting on %s into %s", address, self._store.place)
             notify("READY=1", f"STATUS={self._supervision.status()}")
             if on_ready:
                 on_ready(address)
@@ -410,7 +407,7 @@ class _Collector:
         if self._config.runs.track:
             await loop.run_in_executor(self._executors["track"], self._pipeline.finish)
         try:
-            await loop.run_in_executor(self._executors["seal"], self._engine.finish)
+            await loop.run_in_executor(self._executors["flush"], self._store.flush)
         except StoreError as error:
             _LOG.error("the log stays as it is, the next start reads it: %s", error)
 

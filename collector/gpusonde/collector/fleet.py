@@ -12,7 +12,7 @@ from gpusonde.collector.query.prediction import RunMeasurer, resolve
 from gpusonde.collector.query.runs import gpu_message
 from gpusonde.collector.storage.errors import StoreCorruptError
 from gpusonde.collector.storage.local.export import StoreSnapshot
-from gpusonde.collector.storage.local.results import RunRow
+from gpusonde.collector.storage.model import RunRow
 from gpusonde.common.v1 import gpu_pb2, job_pb2
 from gpusonde.predictor.crossgpu import REQUIRED_METRICS, Configuration, MeasurementError, Run, RunsTable
 
@@ -74,7 +74,7 @@ def fleet_runs(
     """
     left_out: Counter[str] = Counter()
     by_configuration: dict[Configuration, dict[str, list[_Stay]]] = defaultdict(lambda: defaultdict(list))
-    described = {(gpu.gpu_uuid, gpu.agent_id): gpu_message(gpu) for gpu in store.gpus()}
+    described = {(gpu.gpu_uuid, gpu.agent_id): gpu_message(gpu) for gpu in store.facts.gpus()}
     for job, rows in _runs_by_job(store).items():
         stays = [stay for row in rows if (stay := _stay(store, gpus, row, described, left_out)) is not None]
         for together in _overlapping(stays):
@@ -96,7 +96,7 @@ def fleet_runs(
     left_out["older than the newest that are read"] += max(0, len(chosen) - _MOST_RUNS_MEASURED)
     runs: list[Run] = []
     replayed = 0
-    measurer = RunMeasurer(store, gpus)
+    measurer = RunMeasurer(store.facts, store.samples, gpus)
     for number, (configuration, stay) in enumerate(chosen[:_MOST_RUNS_MEASURED]):
         run = _measured(measurer, configuration, stay, len(runs), left_out)
         if run is not None:
@@ -137,7 +137,7 @@ def _stay(
         reason = f"fewer than {_MINIMUM_EPOCHS} epochs found"
     elif run.period_high_s - run.period_low_s > _WIDEST_INTERVAL * run.period_s:
         reason = f"with an epoch latency that is not known to {_WIDEST_INTERVAL:.0%} (width of its interval)"
-    elif not store.holds(run):
+    elif not store.contains(run):
         reason = "not in segments yet"
     elif described.mig_uuid:
         reason = "on a part of a GPU"

@@ -38,7 +38,7 @@ class CollectorCounters:
         predictions: Predictions by status.
         ack_latency: Seconds from a record's arrival to its durability.
         log_sync: Seconds of each write to the log or the database, its sync included.
-        segment_write: Seconds of each sealed segment.
+        segment_write: Seconds of each flushed segment.
         compaction: Seconds of each compacted file.
         prediction: Seconds of each answered prediction request.
         tracking_round_s: Seconds of the latest round of tracking.

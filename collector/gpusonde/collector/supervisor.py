@@ -1,8 +1,6 @@
 """``Supervision``: what keeps a running collector observable and adjustable: watchdog, self metrics, reload.
 
 None of it touches a record. If any of it fails, the collector goes on.
-
-Looks after the store in the background for as long as the collector runs.
 """
 
 from __future__ import annotations
@@ -10,12 +8,10 @@ from __future__ import annotations
 import asyncio
 import importlib.metadata
 import logging
-import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Protocol
 
 from prometheus_client import CollectorRegistry
 
@@ -25,7 +21,7 @@ from gpusonde.collector.ingest.session import Gate
 from gpusonde.collector.metrics import CollectorCounters, CollectorFigures, CollectorMetrics, StoreFigures
 from gpusonde.collector.security.authentication import Access
 from gpusonde.collector.storage.errors import StoreError
-from gpusonde.collector.storage.store import Engine
+from gpusonde.collector.storage.store import Store
 from gpusonde.collector.tracking.pipeline import EpochPipeline
 from gpusonde.service.health import TOLERANCE_S, Heartbeat, Vitals, Watchdog, own_watchdog_s
 from gpusonde.service.metrics_endpoint import Endpoint, Monitoring
@@ -33,39 +29,6 @@ from gpusonde.service.process import hangups
 from gpusonde.service.reload import ConfigSource, ReloadCounters, Reloader
 
 _LOG = logging.getLogger(__name__)
-_PAUSE_S = 20.0
-
-
-class Maintenance(Protocol):
-    """What a store has done to itself now and then."""
-
-    def run(self, stop: threading.Event) -> None:
-        """Do all that is due, or stop."""
-
-
-async def look_after(maintenance: Maintenance, executor: Executor, pause_s: float = _PAUSE_S) -> None:
-    """Have maintenance done until cancelled; what it is at then is given up soon, and done again after the next start.
-
-    Args:
-        maintenance: The work; it blocks.
-        executor: A thread for nothing else.
-        pause_s: Time between two looks at what is due.
-    """
-    stop = threading.Event()
-    try:
-        while True:
-            await asyncio.sleep(pause_s)
-            try:
-                await asyncio.shield(asyncio.get_running_loop().run_in_executor(executor, maintenance.run, stop))
-            except StoreError as error:
-                # Samples stay where they are; the next look tries again.
-                _LOG.error("segments cannot be compacted or deleted now: %s", error)
-            except Exception:  # a fault here must not end the collector, which loses nothing by it
-                _LOG.exception("segments are not compacted or deleted")
-    finally:
-        stop.set()
-
-
 _PULSE_S = 1.0
 _LOOK_UP_S = 15.0
 
@@ -74,7 +37,7 @@ _LOOK_UP_S = 15.0
 class Watched:
     """The parts that figures are read from."""
 
-    engine: Engine
+    store: Store
     gate: Gate
     agents: Agents
     pipeline: EpochPipeline
@@ -119,7 +82,7 @@ class Supervision:
         self._watchdog = Watchdog(limit_s, self._vitals.trouble, self.status)
         self._reloads = ReloadCounters()
         self._held = StoreFigures()
-        store_counters = watched.engine.counters
+        store_counters = watched.store.counters
         store_counters.on_log_sync = counters.log_sync.observe
         store_counters.on_segment = counters.segment_write.observe
         store_counters.on_compaction = counters.compaction.observe
@@ -214,9 +177,9 @@ class Supervision:
             await asyncio.sleep(_LOOK_UP_S)
 
     def _look_up_once(self) -> None:
-        engine, held = self._watched.engine, self._held
-        held.agents, held.gpus = len(engine.store.agents()), len(engine.store.gpus())
-        usage = engine.usage()
+        store, held = self._watched.store, self._held
+        held.agents, held.gpus = len(store.facts.agents()), len(store.facts.gpus())
+        usage = store.usage()
         held.tier_bytes, held.free_bytes = usage.tier_bytes, usage.free_bytes
 
     def _ingest_lag_s(self) -> float | None:

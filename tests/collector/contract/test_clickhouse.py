@@ -12,8 +12,9 @@ from support.wire_agent import START_NS, TICK_NS, batch, block
 from gpusonde.collector.records.model import Position
 from gpusonde.collector.storage.clickhouse import schema
 from gpusonde.collector.storage.clickhouse.facts import Ownership
+from gpusonde.collector.storage.clickhouse.samples import ClickHouseOptions
 from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql, Connection
-from gpusonde.collector.storage.clickhouse.store import ClickHouseOptions, ClickHouseStore
+from gpusonde.collector.storage.clickhouse.store import ClickHouseStore
 from gpusonde.collector.storage.errors import StoreError, StoreFullError
 
 SCHEMA_FILE = Path(__file__).parents[3] / "deploy" / "clickhouse" / "schema.sql"
@@ -49,9 +50,9 @@ def test_averages_over_seconds_count_every_tick_once_however_often_it_was_sent(c
     records = [feed.incoming(feed.first), feed.incoming(batch(2, wire))]
     clickhouse.break_before_acknowledging()
     with pytest.raises(StoreError):
-        store.append(records)
+        store.samples.append(records)
     clickhouse.repair()
-    store.append(records)
+    store.samples.append(records)
     rows = clickhouse.sql.rows(
         "SELECT DISTINCT time_unix_nano, tick_count, missed_ticks, sm_active, sm_active_ticks, sm_active_min,"
         " sm_active_max, power_watts_ticks, energy_joules, gpu_temperature_celsius FROM samples_1s"
@@ -66,38 +67,38 @@ def test_averages_over_seconds_count_every_tick_once_however_often_it_was_sent(c
 
 def test_where_ticks_are_gone_averages_are_read_and_a_second_in_two_records_is_one(open_with):
     now = [time.time_ns()]
-    sql, store = open_with(retention=schema.Retention(DAY_S, 0), wall_clock_ns=lambda: now[0])
+    sql, store = open_with(retention=schema.TableLifetimes(DAY_S, 0), wall_clock_ns=lambda: now[0])
     feed = Feed()
     early = [batch(2, block(0, 8)), batch(3, block(8, 7)), batch(4, block(15, 5))]
-    store.append([feed.incoming(feed.first), *map(feed.incoming, early)])
-    store.append([feed.incoming(batch(5, block(20, 5)))])
+    store.samples.append([feed.incoming(feed.first), *map(feed.incoming, early)])
+    store.samples.append([feed.incoming(batch(5, block(20, 5)))])
     sql.run("ALTER TABLE samples DELETE WHERE sequence <= 4 SETTINGS mutations_sync = 2")
-    samples = store.read("GPU-a", *EVER)
+    samples = store.samples.read("GPU-a", *EVER)
     ticks = ((samples.time_unix_nano - START_NS) // TICK_NS).tolist()
     assert ticks == [0, 10, 20, 21, 22, 23, 24]
     assert samples.resolution_s == 1.0
     np.testing.assert_allclose(samples.columns["sm_active"][:2], [np.mean(np.arange(10)) / 100, 0.145], rtol=1e-5)
-    assert store.next_tick("GPU-a", 0) == START_NS
-    assert store.next_tick("GPU-a", START_NS + 1) == START_NS + 10 * TICK_NS
-    assert store.next_tick("GPU-a", START_NS + 21 * TICK_NS) == START_NS + 21 * TICK_NS
-    recent = store.read("GPU-a", START_NS + 20 * TICK_NS, EVER[1], ["sm_active"])
+    assert store.samples.next_tick("GPU-a", 0) == START_NS
+    assert store.samples.next_tick("GPU-a", START_NS + 1) == START_NS + 10 * TICK_NS
+    assert store.samples.next_tick("GPU-a", START_NS + 21 * TICK_NS) == START_NS + 21 * TICK_NS
+    recent = store.samples.read("GPU-a", START_NS + 20 * TICK_NS, EVER[1], ["sm_active"])
     assert len(recent) == 5
     assert recent.resolution_s == 0.0
     spool = int(samples.spool[0])
-    within = store.read("GPU-a", *EVER, first=Position(spool, 4), last=Position(spool, 5))
+    within = store.samples.read("GPU-a", *EVER, first=Position(spool, 4), last=Position(spool, 5))
     assert ((within.time_unix_nano - START_NS) // TICK_NS).tolist() == [10, 20, 21, 22, 23, 24]
 
 
 def test_what_was_received_too_long_ago_goes(open_with):
-    sql, store = open_with(retention=schema.Retention(DAY_S, 3 * DAY_S))
+    sql, store = open_with(retention=schema.TableLifetimes(DAY_S, 3 * DAY_S))
     feed = Feed()
     feed.received_unix_nano = time.time_ns() - 2 * DAY_S * 1_000_000_000
-    store.append([feed.incoming(feed.first), feed.incoming(batch(2))])
+    store.samples.append([feed.incoming(feed.first), feed.incoming(batch(2))])
     feed.received_unix_nano = None
-    store.append([feed.incoming(batch(3))])
+    store.samples.append([feed.incoming(batch(3))])
     for table in ("samples", "samples_1s"):
         sql.run(f"OPTIMIZE TABLE {table} FINAL")
-    samples = store.read("GPU-a", *EVER)
+    samples = store.samples.read("GPU-a", *EVER)
     assert ((samples.time_unix_nano - START_NS) // TICK_NS).tolist() == [0, *range(10, 20)]
 
 
@@ -112,17 +113,17 @@ def lifetimes(sql, database):
 
 def test_another_retention_is_applied_at_the_next_start(open_with, clickhouse):
     database = clickhouse.connection.database
-    sql, _ = open_with(retention=schema.Retention(5, 6))
+    sql, _ = open_with(retention=schema.TableLifetimes(5, 6))
     assert lifetimes(sql, database) == {"samples": "5", "samples_1s": "6"}
-    open_with(retention=schema.Retention(7, 0))
+    open_with(retention=schema.TableLifetimes(7, 0))
     assert lifetimes(sql, database) == {"samples": "7", "samples_1s": ""}
-    open_with(retention=schema.Retention(0, 9))
+    open_with(retention=schema.TableLifetimes(0, 9))
     assert lifetimes(sql, database) == {"samples": "", "samples_1s": "9"}
 
 
 def test_a_metric_that_is_new_in_the_catalogue_gets_its_columns(open_with):
     sql, store = open_with()
-    store.append(Feed().batches(1, 2))
+    store.samples.append(Feed().batches(1, 2))
     # As it was before the catalogue knew the metric.
     sql.run("DROP VIEW samples_1s_of_samples")
     for table, columns in (("samples", ["power_watts"]), ("samples_1s", ["power_watts", "power_watts_ticks"])):
@@ -131,8 +132,8 @@ def test_a_metric_that_is_new_in_the_catalogue_gets_its_columns(open_with):
     with pytest.raises(StoreError, match="ADD COLUMN IF NOT EXISTS power_watts Float32"):
         open_with(create_schema=False)
     sql, store = open_with()
-    store.append(Feed().batches(3, 4))
-    values = store.read("GPU-a", *EVER, ["power_watts"]).columns["power_watts"]
+    store.samples.append(Feed().batches(3, 4))
+    values = store.samples.read("GPU-a", *EVER, ["power_watts"]).columns["power_watts"]
     assert np.isnan(values).tolist() == [True] * 10 + [False] * 20
     assert sql.rows("SELECT DISTINCT time_unix_nano, power_watts_ticks FROM samples_1s ORDER BY ALL") == [
         (START_NS, 0),
@@ -150,9 +151,9 @@ def test_the_view_of_averages_grows_with_the_catalogue(open_with):
     sql.run("ALTER TABLE samples DROP COLUMN bar1_free_bytes")
     sql.run("ALTER TABLE samples_1s DROP COLUMN bar1_free_bytes")
     _, store = open_with()
-    store.append(Feed(metrics=("bar1_free_bytes",)).batches(1, 1))
+    store.samples.append(Feed(metrics=("bar1_free_bytes",)).batches(1, 1))
     feed = Feed(metrics=("bar1_free_bytes",))
-    store.append([feed.incoming(batch(2, block(metrics=("bar1_free_bytes",), values=[[7.0] * 10])))])
+    store.samples.append([feed.incoming(batch(2, block(metrics=("bar1_free_bytes",), values=[[7.0] * 10])))])
     assert sql.rows("SELECT DISTINCT bar1_free_bytes, bar1_free_bytes_ticks FROM samples_1s") == [(7.0, 10)]
 
 
@@ -172,12 +173,12 @@ def test_a_schema_that_is_not_ours_to_make_has_to_be_there(open_with, clickhouse
             sql.run(statement)
     sql.close()
     _, store = open_with(create_schema=False)
-    store.append(Feed().batches(1, 3))
-    assert len(store.read("GPU-a", *EVER)) == 20
+    store.samples.append(Feed().batches(1, 3))
+    assert len(store.samples.read("GPU-a", *EVER)) == 20
 
 
 def test_the_shipped_schema_is_that_of_the_code():
-    assert SCHEMA_FILE.read_text() == schema.script(schema.Retention())
+    assert SCHEMA_FILE.read_text() == schema.script(schema.TableLifetimes())
 
 
 def test_a_server_that_is_not_there_is_named():
@@ -196,12 +197,12 @@ def test_a_server_without_room_is_a_full_store_and_anything_else_is_not(open_wit
 
         sql._client.insert_arrow = refuse
         with pytest.raises(error) as caught:
-            store.append(Feed().batches(1, 2))
+            store.samples.append(Feed().batches(1, 2))
         assert type(caught.value) is error
         with pytest.raises(error):
-            store.check_writable()
+            store.samples.check_writable()
     del sql._client.insert_arrow
-    store.check_writable()
+    store.samples.check_writable()
 
 
 @pytest.mark.parametrize("url", ["clickhouse:9000", "tcp://host:9000", ""])

@@ -34,28 +34,28 @@ def engine(server):
 def test_records_statements_and_names_cross_http_whole(engine):
     store = engine.open()
     feed = Feed(NAME, gpus=(NAME,))
-    store.append([feed.incoming(feed.first), feed.incoming(batch(2)), feed.incoming(batch(3))])
-    assert store.append([feed.incoming(batch(3))]) == 1
+    store.samples.append([feed.incoming(feed.first), feed.incoming(batch(2)), feed.incoming(batch(3))])
+    assert store.samples.append([feed.incoming(batch(3))]) == 1
     for _ in range(2):
-        assert len(store.read(NAME, *EVER)) == 20
-        assert store.gpus()[0].gpu_uuid == NAME
-        assert store.inventory(NAME, "spool-1").gpus[0].gpu_uuid == NAME
+        assert len(store.samples.read(NAME, *EVER)) == 20
+        assert store.facts.gpus()[0].gpu_uuid == NAME
+        assert store.facts.inventory(NAME, "spool-1").gpus[0].gpu_uuid == NAME
         store = engine.open()
 
 
 def test_a_connection_that_breaks_stores_nothing_that_counts_and_is_made_again(engine, server):
     store = engine.open()
-    store.append(Feed().batches(1, 3))
+    store.samples.append(Feed().batches(1, 3))
     server.broken = True
     with pytest.raises(StoreError, match=r"ClickHouse at http://127\.0\.0\.1"):
-        store.append(Feed().batches(4, 5))
+        store.samples.append(Feed().batches(4, 5))
     with pytest.raises(StoreError):
-        store.check_writable()
+        store.samples.check_writable()
     server.broken = False
-    store.check_writable()
-    store.append(Feed().batches(4, 6))
-    assert len(store.read("GPU-a", *EVER)) == 50
-    assert store.losses() == []
+    store.samples.check_writable()
+    store.samples.append(Feed().batches(4, 6))
+    assert len(store.samples.read("GPU-a", *EVER)) == 50
+    assert store.facts.losses() == []
 
 
 def test_a_wrong_password_is_refused_and_not_in_the_error(server):

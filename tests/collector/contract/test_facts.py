@@ -5,10 +5,9 @@ from support.store_records import EVER, Feed
 from support.wire_agent import START_NS, TICK_NS, batch, block, inventory, source_ended
 
 from gpusonde.collector.records.model import Position, RejectedRecord
-from gpusonde.collector.storage.local.facts import AgentRow
-from gpusonde.collector.storage.local.log import EntryKind, LogEntry, rejection_payload
-from gpusonde.collector.storage.samples import BindingArrived, SourceEndArrived, TicksArrived
-from gpusonde.collector.storage.store import Incoming
+from gpusonde.collector.storage.local.log import rejection_payload
+from gpusonde.collector.storage.model import AgentRow, EntryKind, LogEntry, PendingRecord
+from gpusonde.collector.storage.samples import BindingEntry, SourceEndEntry, TicksEntry
 from gpusonde.common.v1 import gpu_pb2, job_pb2
 from gpusonde.ingest.v1 import ingest_pb2
 
@@ -50,40 +49,44 @@ def agent_row(agent_id="agent-1", spool_id="spool-1", started=1_000_000, **more)
 def sequences(arrivals):
     found = []
     for arrival in arrivals:
-        if isinstance(arrival, TicksArrived):
+        if isinstance(arrival, TicksEntry):
             found += sorted(set(arrival.samples.sequence.tolist()))
-        elif isinstance(arrival, BindingArrived):
+        elif isinstance(arrival, BindingEntry):
             found.append(("bound", arrival.position.sequence, arrival.binding.job_id))
-        elif isinstance(arrival, SourceEndArrived):
+        elif isinstance(arrival, SourceEndEntry):
             found.append(("ended", arrival.position.sequence))
     return found
 
 
 def spool_of(store, agent_id="agent-1", gpu_uuid="GPU-a"):
-    (first, *_) = (a for a in store.arrivals(agent_id, gpu_uuid, BEGINNING) if isinstance(a, TicksArrived))
+    (first, *_) = (a for a in store.samples.read_feed(agent_id, gpu_uuid, BEGINNING) if isinstance(a, TicksEntry))
     return int(first.samples.spool[0])
+
+
+def bindings_through(store, last):
+    return [binding for position, binding in store.facts.bindings("agent-1", "GPU-a") if position <= last]
 
 
 def test_an_introduction_tells_how_far_a_spool_is_durable(engine):
     store = engine.open()
-    assert store.introduce(agent_row()) == 0
-    store.append(Feed().batches(1, 5))
-    assert store.introduce(agent_row()) == 5
-    assert store.introduce(agent_row(spool_id="spool-2")) == 0
+    assert store.samples.register_agent(agent_row()) == 0
+    store.samples.append(Feed().batches(1, 5))
+    assert store.samples.register_agent(agent_row()) == 5
+    assert store.samples.register_agent(agent_row(spool_id="spool-2")) == 0
     store = engine.open()
-    assert store.introduce(agent_row()) == 5
-    assert store.introduce(agent_row("agent-2")) == 0
+    assert store.samples.register_agent(agent_row()) == 5
+    assert store.samples.register_agent(agent_row("agent-2")) == 0
 
 
 def test_an_agent_is_kept_as_it_introduced_itself_last(engine):
     store = engine.open()
-    store.introduce(agent_row())
+    store.samples.register_agent(agent_row())
     latest = agent_row(spool_id="spool-2", instance_id="instance-2", started=2_000_000)
-    store.introduce(latest)
+    store.samples.register_agent(latest)
     other = agent_row("agent-2")
-    store.introduce(other)
+    store.samples.register_agent(other)
     for _ in range(2):
-        assert sorted(store.agents(), key=lambda agent: agent.agent_id) == [latest, other]
+        assert sorted(store.facts.agents(), key=lambda agent: agent.agent_id) == [latest, other]
         store = engine.open()
 
 
@@ -91,16 +94,16 @@ def test_spools_of_an_agent_follow_each_other_even_when_its_clock_does_not(engin
     store = engine.open()
     for i, started in enumerate((5_000_000_000, 1_000, 7_000_000_000)):
         spool_id = f"spool-{i}"
-        store.introduce(agent_row(spool_id=spool_id, started=started))
+        store.samples.register_agent(agent_row(spool_id=spool_id, started=started))
         feed = Feed(spool_id=spool_id)
-        store.append([feed.incoming(feed.first), feed.incoming(batch(2, block(first_tick=10 * i)))])
+        store.samples.append([feed.incoming(feed.first), feed.incoming(batch(2, block(first_tick=10 * i)))])
         engine.settle()
     for _ in range(2):
-        pieces = [a.samples for a in store.arrivals("agent-1", "GPU-a", BEGINNING)]
+        pieces = [a.samples for a in store.samples.read_feed("agent-1", "GPU-a", BEGINNING)]
         ticks = [t for piece in pieces for t in ((piece.time_unix_nano - START_NS) // TICK_NS).tolist()]
         assert ticks == list(range(30))
         second = int(pieces[0].spool[0])
-        rest = [a.samples for a in store.arrivals("agent-1", "GPU-a", Position(second, 2))]
+        rest = [a.samples for a in store.samples.read_feed("agent-1", "GPU-a", Position(second, 2))]
         assert sum(map(len, rest)) == 20
         store = engine.open()
 
@@ -110,18 +113,18 @@ def test_arrivals_come_in_the_order_in_which_they_were_said(engine, settles):
     store = engine.open()
     feed = Feed()
     for record in [feed.first, batch(2), binding(3), batch(4), batch(5), source_ended(6)]:
-        store.append([feed.incoming(record)])
+        store.samples.append([feed.incoming(record)])
         if record.sequence in settles:
             engine.settle()
     said = [2, ("bound", 3, "job-1"), 4, 5, ("ended", 6)]
     for _ in range(2):
-        assert sequences(store.arrivals("agent-1", "GPU-a", BEGINNING)) == said
+        assert sequences(store.samples.read_feed("agent-1", "GPU-a", BEGINNING)) == said
         spool = spool_of(store)
         for reached in range(7):
-            rest = sequences(store.arrivals("agent-1", "GPU-a", Position(spool, reached)))
+            rest = sequences(store.samples.read_feed("agent-1", "GPU-a", Position(spool, reached)))
             assert rest == [one for one in said if (one if isinstance(one, int) else one[1]) > reached]
-        assert sequences(store.arrivals("agent-2", "GPU-a", BEGINNING)) == []
-        assert sequences(store.arrivals("agent-1", "GPU-b", BEGINNING)) == []
+        assert sequences(store.samples.read_feed("agent-2", "GPU-a", BEGINNING)) == []
+        assert sequences(store.samples.read_feed("agent-1", "GPU-b", BEGINNING)) == []
         store = engine.open()
 
 
@@ -129,19 +132,19 @@ def test_bindings_are_known_up_to_a_record(engine):
     store = engine.open()
     feed = Feed()
     labels = {"it's": 'a "label"\\', "user": "ü"}
-    store.append(
+    store.samples.append(
         [feed.incoming(feed.first), feed.incoming(batch(2)), feed.incoming(binding(3, labels=labels, end=START_NS + 5))]
     )
-    store.append([feed.incoming(binding(4, job="job-2", start=START_NS + 5))])
+    store.samples.append([feed.incoming(binding(4, job="job-2", start=START_NS + 5))])
     spool = spool_of(store)
     for _ in range(2):
-        assert store.bindings("agent-1", "GPU-a", Position(spool, 2)) == []
-        (one,) = store.bindings("agent-1", "GPU-a", Position(spool, 3))
+        assert bindings_through(store, Position(spool, 2)) == []
+        (one,) = bindings_through(store, Position(spool, 3))
         assert (one.job_id, one.scheduler, one.start_unix_nano, one.end_unix_nano, dict(one.labels)) == (
             "job-1", 1, START_NS, START_NS + 5, labels,
         )  # fmt: skip
-        assert [b.job_id for b in store.bindings("agent-1", "GPU-a", Position(spool, 9))] == ["job-1", "job-2"]
-        assert store.bindings("agent-2", "GPU-a", Position(spool, 9)) == []
+        assert [b.job_id for b in bindings_through(store, Position(spool, 9))] == ["job-1", "job-2"]
+        assert store.facts.bindings("agent-2", "GPU-a") == []
         store = engine.open()
 
 
@@ -163,105 +166,112 @@ def test_facts_beside_samples_are_kept_and_counted_once(engine):
         ingest_pb2.Record(sequence=11, gpu_events=ingest_pb2.GpuEvents(events=[event, earlier])),
         blank,
     ]
-    store.append([feed.incoming(record) for record in records])
+    store.samples.append([feed.incoming(record) for record in records])
     engine.break_before_acknowledging()
     with pytest.raises(Exception, match=r".+"):
-        store.append([feed.incoming(batch(13))])
+        store.samples.append([feed.incoming(batch(13))])
     engine.repair()
-    store.append([feed.incoming(batch(13))])
+    store.samples.append([feed.incoming(batch(13))])
     store = engine.open()
-    losses = [(x.first_sequence, x.last_sequence, x.reason, x.lost_ticks, x.reported) for x in store.losses()]
+    losses = [(x.first_sequence, x.last_sequence, x.reason, x.lost_ticks, x.reported) for x in store.facts.losses()]
     assert sorted(losses) == [(3, 9, 0, 0, False), (3, 9, ingest_pb2.LOSS_REASON_SPOOL_FULL, 70, True)]
-    assert {(x.agent_id, x.spool_id) for x in store.losses()} == {("agent-1", "spool-1")}
-    found = [(e.gpu_uuid, e.kind, e.value) for e in store.events("GPU-a")]
+    assert {(x.agent_id, x.spool_id) for x in store.facts.losses()} == {("agent-1", "spool-1")}
+    found = [(e.gpu_uuid, e.kind, e.value) for e in store.facts.events("GPU-a")]
     assert found == [("GPU-a", ingest_pb2.GPU_EVENT_KIND_LOST, 0), ("GPU-a", ingest_pb2.GPU_EVENT_KIND_XID, 79)]
     engine.settle()
-    assert store.blank_counts("GPU-a") == {("power_watts", gpu_pb2.BLANK_REASON_NO_DATA): 8}
-    assert store.blank_counts("GPU-nobody") == {}
+    assert store.facts.blank_counts("GPU-a") == {("power_watts", gpu_pb2.BLANK_REASON_NO_DATA): 8}
+    assert store.facts.blank_counts("GPU-nobody") == {}
 
 
 def test_gpus_are_described_as_their_agents_did_last(engine):
     store = engine.open()
-    store.introduce(agent_row(host_name="host-7"))
+    store.samples.register_agent(agent_row(host_name="host-7"))
     feed = Feed(gpus=("GPU-a", "GPU-b"))
     second = inventory(2, metrics=("dram_active",), gpus=("GPU-a",), model="NVIDIA H100")
-    store.append([feed.incoming(feed.first), feed.incoming(second)])
-    store.append([Feed("agent-2", gpus=("GPU-b",)).incoming(inventory(1, gpus=("GPU-b",)))])
+    store.samples.append([feed.incoming(feed.first), feed.incoming(second)])
+    store.samples.append([Feed("agent-2", gpus=("GPU-b",)).incoming(inventory(1, gpus=("GPU-b",)))])
     for _ in range(2):
-        found = [(g.gpu_uuid, g.agent_id, g.host_name) for g in store.gpus()]
+        found = [(g.gpu_uuid, g.agent_id, g.host_name) for g in store.facts.gpus()]
         assert found == [("GPU-a", "agent-1", "host-7"), ("GPU-b", "agent-1", "host-7"), ("GPU-b", "agent-2", "")]
-        assert gpu_pb2.Gpu.FromString(store.gpus()[0].message).product_name == "NVIDIA H100"
+        assert gpu_pb2.Gpu.FromString(store.facts.gpus()[0].message).product_name == "NVIDIA H100"
         # A metric that is gone from the inventory still has its past.
         metrics = ["dram_active", "sm_active", "power_watts", "framebuffer_used_bytes"]
-        assert store.metrics_of("GPU-a")[0] == store.gpus()[0].metrics[0] == "dram_active"
-        assert sorted(store.metrics_of("GPU-a")) == sorted(store.gpus()[0].metrics) == sorted(metrics)
+        assert store.facts.metrics("GPU-a")[0] == store.facts.gpus()[0].metrics[0] == "dram_active"
+        assert sorted(store.facts.metrics("GPU-a")) == sorted(store.facts.gpus()[0].metrics) == sorted(metrics)
         store = engine.open()
 
 
 def test_a_rejected_record_is_passed_over_and_on_record(engine):
     store = engine.open()
     feed = Feed()
-    store.append([feed.incoming(feed.first)])
-    store.quarantine("name.bin", b"\x00\xff")
+    store.samples.append([feed.incoming(feed.first)])
+    store.samples.quarantine("name.bin", b"\x00\xff")
     rejected = RejectedRecord("batch.blocks[0]", "it's \\ wrong", 2, "name.bin")
     entry = LogEntry("agent-1", "spool-1", 2, START_NS, EntryKind.REJECTION, rejection_payload(rejected))
-    store.append([Incoming(entry, rejected), feed.incoming(batch(3))])
+    store.samples.append([PendingRecord(entry, rejected), feed.incoming(batch(3))])
     for _ in range(2):
-        (row,) = store.rejections()
+        (row,) = store.facts.rejections()
         assert (row.agent_id, row.spool_id, row.sequence, row.problem) == ("agent-1", "spool-1", 2, "it's \\ wrong")
-        assert store.losses() == []
-        assert len(store.read("GPU-a", *EVER)) == 10
+        assert store.facts.losses() == []
+        assert len(store.samples.read("GPU-a", *EVER)) == 10
         store = engine.open()
 
 
 def test_whoever_subscribes_hears_what_is_durable(engine):
     store = engine.open()
     heard = []
-    store.subscribe(lambda keys: heard.append((keys, len(store.read("GPU-a", *EVER)))))
-    store.append(Feed().batches(1, 3))
+    store.samples.subscribe(lambda keys: heard.append((keys, len(store.samples.read("GPU-a", *EVER)))))
+    store.samples.append(Feed().batches(1, 3))
     assert heard == [(frozenset([("agent-1", "GPU-a")]), 20)]
-    store.append(Feed().batches(1, 3))
+    store.samples.append(Feed().batches(1, 3))
     engine.break_before_acknowledging()
     with pytest.raises(Exception, match=r".+"):
-        store.append(Feed().batches(4, 4))
+        store.samples.append(Feed().batches(4, 4))
     assert len(heard) == 1
 
 
 def test_a_store_that_works_says_so(engine):
-    engine.open().check_writable()
+    engine.open().samples.check_writable()
 
 
 def test_the_store_knows_which_records_of_an_agent_are_durable(engine):
     store = engine.open()
-    store.append(Feed().batches(1, 5))
-    store.append(Feed("agent-2", "other").batches(1, 3))
+    store.samples.append(Feed().batches(1, 5))
+    store.samples.append(Feed("agent-2", "other").batches(1, 3))
     one, two = spool_of(store), spool_of(store, "agent-2")
     engine.settle()
     store = engine.open()
-    assert [store.holds("agent-1", Position(one, sequence)) for sequence in (0, 1, 5, 6)] == [False, True, True, False]
-    assert store.holds("agent-2", Position(two, 3))
-    assert not store.holds("agent-2", Position(one, 3))
-    assert not store.holds("nobody", Position(one, 3))
+    assert [store.samples.contains("agent-1", Position(one, sequence)) for sequence in (0, 1, 5, 6)] == [
+        False,
+        True,
+        True,
+        False,
+    ]
+    assert store.samples.contains("agent-2", Position(two, 3))
+    assert not store.samples.contains("agent-2", Position(one, 3))
+    assert not store.samples.contains("nobody", Position(one, 3))
 
 
 def test_names_are_data_whatever_is_in_them(engine):
     store = engine.open()
-    store.append(Feed().batches(1, 2))
+    store.samples.append(Feed().batches(1, 2))
     for name in HOSTILE:
         feed = Feed(name, "spool-1", gpus=(name,))
-        store.introduce(agent_row(name, host_name=name, agent_version=name))
-        store.append([feed.incoming(feed.first), feed.incoming(batch(2)), feed.incoming(binding(3, name, gpu=name))])
+        store.samples.register_agent(agent_row(name, host_name=name, agent_version=name))
+        store.samples.append(
+            [feed.incoming(feed.first), feed.incoming(batch(2)), feed.incoming(binding(3, name, gpu=name))]
+        )
     engine.settle()
     for _ in range(2):
-        gpus, agents = store.gpus(), store.agents()
-        assert len(store.read("GPU-a", *EVER)) == 10
+        gpus, agents = store.facts.gpus(), store.facts.agents()
+        assert len(store.samples.read("GPU-a", *EVER)) == 10
         assert {agent.agent_id: agent.agent_version for agent in agents} == {name: name for name in HOSTILE}
         for name in HOSTILE:
-            assert len(store.read(name, *EVER)) == 10
-            assert store.next_tick(name, 0) == START_NS
-            assert sequences(store.arrivals(name, name, BEGINNING)) == [2, ("bound", 3, name)]
-            assert store.inventory(name, "spool-1").gpus[0].gpu_uuid == name
+            assert len(store.samples.read(name, *EVER)) == 10
+            assert store.samples.next_tick(name, 0) == START_NS
+            assert sequences(store.samples.read_feed(name, name, BEGINNING)) == [2, ("bound", 3, name)]
+            assert store.facts.inventory(name, "spool-1").gpus[0].gpu_uuid == name
             assert [(g.gpu_uuid, g.host_name) for g in gpus if g.agent_id == name] == [(name, name)]
-            assert store.blank_counts(name) == {}
-            assert store.events(name) == []
+            assert store.facts.blank_counts(name) == {}
+            assert store.facts.events(name) == []
         store = engine.open()

@@ -7,8 +7,8 @@ import pytest
 from support.store_records import Feed
 
 from gpusonde.collector.records.model import Position
-from gpusonde.collector.storage.local.results import EpochRow, RunRow, RunUpdate, SummaryRow
-from gpusonde.collector.storage.local.states import StateFileError
+from gpusonde.collector.storage.errors import StateFileError
+from gpusonde.collector.storage.model import EpochRow, RunRow, RunUpdate, SummaryRow
 
 SECOND = 1_000_000_000
 HOSTILE = "'; DROP TABLE runs; -- \\ {run:String} %s ü"
@@ -182,7 +182,7 @@ def test_names_are_data_whatever_is_in_them(engine):
 
 
 def test_states_of_tracking_are_kept_whole_or_not_at_all(engine):
-    engine.open().append(Feed().batches(1, 2))
+    engine.open().samples.append(Feed().batches(1, 2))
     key, other = ("agent-1", "GPU-a"), (HOSTILE, "GPU-b")
     content = bytes(range(256)) * 4000
     assert engine.states.read(key, 1) is None

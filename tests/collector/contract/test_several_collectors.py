@@ -13,9 +13,8 @@ from support.tracked_store import TrackedStore
 from support.wire_agent import START_NS, TICK_NS
 
 from gpusonde.collector.records.model import Position
-from gpusonde.collector.storage.local.facts import AgentRow
-from gpusonde.collector.storage.local.results import EpochRow, RunRow, RunUpdate
-from gpusonde.collector.storage.samples import TicksArrived
+from gpusonde.collector.storage.model import AgentRow, EpochRow, RunRow, RunUpdate
+from gpusonde.collector.storage.samples import TicksEntry
 from gpusonde.telemetry import read_trace
 
 BEGINNING = Position(0, 0)
@@ -39,57 +38,57 @@ def agent(agent_id="agent-1", spool_id="spool-1"):
 
 def ticks_of(store, gpu_uuid="GPU-a", agent_id="agent-1"):
     store.check_owners()  # as every collector does every few seconds
-    samples = store.read(gpu_uuid, *EVER)
+    samples = store.samples.read(gpu_uuid, *EVER)
     ticks = ((samples.time_unix_nano - START_NS) // TICK_NS).tolist()
-    arrived = [a.samples for a in store.arrivals(agent_id, gpu_uuid, BEGINNING) if isinstance(a, TicksArrived)]
+    arrived = [a.samples for a in store.samples.read_feed(agent_id, gpu_uuid, BEGINNING) if isinstance(a, TicksEntry)]
     assert sum(map(len, arrived)) == len(ticks)
     return ticks
 
 
 def test_an_agent_that_moves_goes_on_where_the_other_collector_stood(pair):
     one, two = pair
-    assert one.store.introduce(agent()) == 0
-    one.store.append(Feed().batches(1, 6))
-    assert two.store.introduce(agent()) == 6
-    two.store.append(Feed().batches(7, 9))
-    assert one.store.introduce(agent()) == 9
-    one.store.append(Feed().batches(8, 12))
+    assert one.store.samples.register_agent(agent()) == 0
+    one.store.samples.append(Feed().batches(1, 6))
+    assert two.store.samples.register_agent(agent()) == 6
+    two.store.samples.append(Feed().batches(7, 9))
+    assert one.store.samples.register_agent(agent()) == 9
+    one.store.samples.append(Feed().batches(8, 12))
     for engine in pair:
         assert ticks_of(engine.store) == list(range(110))
-        assert engine.store.losses() == []
+        assert engine.store.facts.losses() == []
 
 
 def test_what_the_first_collector_still_writes_after_the_move_is_there_once(pair):
     one, two = pair
-    one.store.introduce(agent())
-    one.store.append(Feed().batches(1, 4))
-    two.store.introduce(agent())
-    two.store.append(Feed().batches(5, 7))
+    one.store.samples.register_agent(agent())
+    one.store.samples.append(Feed().batches(1, 4))
+    two.store.samples.register_agent(agent())
+    two.store.samples.append(Feed().batches(5, 7))
     # Handed over before the agent moved, inserted after it has sent the same to the other one.
-    one.store.append(Feed().batches(5, 9))
-    two.store.append(Feed().batches(8, 8))
+    one.store.samples.append(Feed().batches(5, 9))
+    two.store.samples.append(Feed().batches(8, 8))
     for engine in pair:
-        assert len(engine.store.read("GPU-a", *EVER)) == 80
+        assert len(engine.store.samples.read("GPU-a", *EVER)) == 80
     # The owner tracks what it was sent; record 9 comes to it too.
-    assert two.store.append(Feed().batches(9, 9)) == 0
+    assert two.store.samples.append(Feed().batches(9, 9)) == 0
     for settled in (False, True):
         for engine in pair:
             assert ticks_of(engine.store) == list(range(80))
             if settled:
                 engine.settle()
-    assert two.store.introduce(agent()) == 9
+    assert two.store.samples.register_agent(agent()) == 9
 
 
 def test_both_collectors_at_once_write_the_same_records_and_each_is_there_once(pair):
     engines = pair
     for engine in engines:
-        engine.store.introduce(agent())
+        engine.store.samples.register_agent(agent())
     together = threading.Barrier(2)
 
     def write(store):
         together.wait()
         for first in range(1, 40, 3):
-            store.append(Feed().batches(first, first + 2))
+            store.samples.append(Feed().batches(first, first + 2))
 
     writers = [threading.Thread(target=write, args=(engine.store,)) for engine in engines]
     for writer in writers:
@@ -98,7 +97,7 @@ def test_both_collectors_at_once_write_the_same_records_and_each_is_there_once(p
         writer.join()
     for engine in engines:
         assert ticks_of(engine.store) == list(range(380))
-        assert engine.store.losses() == []
+        assert engine.store.facts.losses() == []
 
 
 def test_a_spool_that_two_collectors_see_first_at_once_gets_one_number(pair):
@@ -106,11 +105,11 @@ def test_a_spool_that_two_collectors_see_first_at_once_gets_one_number(pair):
     known = {}
     for engine in (one, two):
         # Neither has seen that the other one numbered it.
-        engine.store._facts.spools_of = lambda _: {}
-        engine.store.introduce(agent())
-        engine.store.append(Feed().batches(1, 3))
-        del engine.store._facts.spools_of
-        known[engine.collector] = engine.store._spools["agent-1", "spool-1"]
+        engine.store.facts.spools_of = lambda _: {}
+        engine.store.samples.register_agent(agent())
+        engine.store.samples.append(Feed().batches(1, 3))
+        del engine.store.facts.spools_of
+        known[engine.collector] = engine.store.samples._spools["agent-1", "spool-1"]
     assert known["collector-1"] == known["collector-2"]
     assert ticks_of(one.store) == list(range(20))
 
@@ -121,34 +120,34 @@ def test_the_last_greeting_decides_whose_agent_it_is(pair):
     one.ownership.subscribe(lambda agents, came: told[1].append((sorted(agents), came)))
     two.ownership.subscribe(lambda agents, came: told[2].append((sorted(agents), came)))
     for name in ("agent-1", "agent-2"):
-        one.store.introduce(agent(name))
+        one.store.samples.register_agent(agent(name))
         feed = Feed(name, gpus=(f"GPU of {name}",))
-        one.store.append([feed.incoming(feed.first)])
-    assert sorted(one.followed()) == [("agent-1", "GPU of agent-1"), ("agent-2", "GPU of agent-2")]
-    assert two.followed() == []
-    two.store.introduce(agent())
+        one.store.samples.append([feed.incoming(feed.first)])
+    assert sorted(one.store.followed()) == [("agent-1", "GPU of agent-1"), ("agent-2", "GPU of agent-2")]
+    assert two.store.followed() == []
+    two.store.samples.register_agent(agent())
     assert one.store.check_owners() == {"agent-1"}
     assert one.store.check_owners() == two.store.check_owners() == frozenset()
-    assert one.followed() == [("agent-2", "GPU of agent-2")]
-    assert two.followed() == [("agent-1", "GPU of agent-1")]
+    assert one.store.followed() == [("agent-2", "GPU of agent-2")]
+    assert two.store.followed() == [("agent-1", "GPU of agent-1")]
     assert told == {1: [(["agent-1"], True), (["agent-2"], True), (["agent-1"], False)], 2: [(["agent-1"], True)]}
     # It is still so for the collectors' next processes; a greeting that changes nothing tells nobody.
     two.open()
     two.ownership.subscribe(lambda agents, came: told[2].append((sorted(agents), came)))
-    assert two.followed() == [("agent-1", "GPU of agent-1")]
-    two.store.introduce(agent())
+    assert two.store.followed() == [("agent-1", "GPU of agent-1")]
+    two.store.samples.register_agent(agent())
     assert len(told[2]) == 1
 
 
 def test_what_the_first_collector_says_of_a_run_after_the_move_does_not_count(pair):
     one, two = pair
-    one.store.introduce(agent())
+    one.store.samples.register_agent(agent())
     run = RunRow("run-1", "agent-1", "GPU-a", "", 0, False, "", 5, 9, 1, 1, 1, 1, 10, 0)
     epochs = [EpochRow(i, 10 * i, 10 * i + 9, 0.5, "provisional", 1) for i in range(3)]
     position = {("agent-1", "GPU-a"): (Position(1, 5), 0)}
     one.results.save([RunUpdate(run, epochs)], position)
     one.states.write(("agent-1", "GPU-a"), 1, b"first")
-    two.store.introduce(agent())
+    two.store.samples.register_agent(agent())
     later = [EpochRow(i, 10 * i, 10 * i + 9, 0.75, "confirmed", 2) for i in range(2)]
     ended = RunRow("run-1", "agent-1", "GPU-a", "", 0, True, "over", 5, 90, 1, 1, 1, 9, 100, 0)
     two.results.save([RunUpdate(ended, later)], {("agent-1", "GPU-a"): (Position(1, 9), 7)})
@@ -174,7 +173,7 @@ def test_a_run_that_moves_between_collectors_ends_with_the_same_epochs(pair, tmp
     second = TrackedStore(engine=two, state_interval_s=1.0)
     cut = len(records) // 5
     for i, tracked in enumerate([first, second, first, second, first]):
-        tracked.store.introduce(agent())
+        tracked.store.samples.register_agent(agent())
         tracked.feed(records[i * cut : (i + 1) * cut if i < 4 else None], 10)
         for other in (first, second):
             # What each does on its own every few seconds.
@@ -193,18 +192,18 @@ def test_a_run_that_moves_between_collectors_ends_with_the_same_epochs(pair, tmp
     same = [(e.start_unix_nano, e.end_unix_nano, e.status) for e in alone.results.epochs(expected.run_id)]
     assert [(e.start_unix_nano, e.end_unix_nano, e.status) for e in first.results.epochs(run.run_id)] == same
     alone.store.close()
-    samples = second.store.read(run.gpu_uuid, *EVER)
+    samples = second.store.samples.read(run.gpu_uuid, *EVER)
     assert len(np.unique(samples.time_unix_nano)) == len(samples) == len(trace)
 
 
 def test_two_agents_with_one_id_at_two_collectors_keep_their_samples_apart(pair):
     one, two = pair
-    one.store.introduce(agent())
-    two.store.introduce(agent(spool_id="spool-2"))
-    one.store.append(Feed(gpus=("GPU-a",)).batches(1, 4))
-    two.store.append(Feed(spool_id="spool-2", gpus=("GPU-b",)).batches(1, 6))
+    one.store.samples.register_agent(agent())
+    two.store.samples.register_agent(agent(spool_id="spool-2"))
+    one.store.samples.append(Feed(gpus=("GPU-a",)).batches(1, 4))
+    two.store.samples.append(Feed(spool_id="spool-2", gpus=("GPU-b",)).batches(1, 6))
     for engine in pair:
-        assert len(engine.store.read("GPU-a", *EVER)) == 30
-        assert len(engine.store.read("GPU-b", *EVER)) == 50
+        assert len(engine.store.samples.read("GPU-a", *EVER)) == 30
+        assert len(engine.store.samples.read("GPU-b", *EVER)) == 50
     assert one.store.check_owners() == {"agent-1"}
     assert two.store.check_owners() == frozenset()

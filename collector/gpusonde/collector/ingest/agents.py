@@ -16,8 +16,8 @@ import grpc
 
 from gpusonde.collector.ingest.pacing import AgentPace, PaceOptions
 from gpusonde.collector.ingest.session import Session, Stop
-from gpusonde.collector.storage.local.facts import AgentRow
-from gpusonde.collector.storage.store import Store
+from gpusonde.collector.storage.model import AgentRow
+from gpusonde.collector.storage.store import SampleStore
 from gpusonde.ingest.v1 import ingest_pb2
 
 # Agents remembered per stream that may be open: hosts come and go.
@@ -69,7 +69,7 @@ class Agents:
 
     def __init__(
         self,
-        store: Store,
+        store: SampleStore,
         executor: Executor,
         largest_count: int,
         hold_s: float,
@@ -135,7 +135,7 @@ class Agents:
             if agent.session:
                 await agent.session.settled()
             durable = await asyncio.get_running_loop().run_in_executor(
-                self._executor, self._store.introduce, _agent_row(hello)
+                self._executor, self._store.register_agent, _agent_row(hello)
             )
             agent.instance_id = hello.instance_id
             agent.spool_id = hello.spool_id

@@ -19,8 +19,9 @@ from typing import Protocol
 from gpusonde.collector.records.fields import RecordError
 from gpusonde.collector.records.model import RejectedRecord
 from gpusonde.collector.storage.errors import StoreError
-from gpusonde.collector.storage.local.log import EntryKind, LogEntry, rejection_payload
-from gpusonde.collector.storage.store import Incoming, Store
+from gpusonde.collector.storage.local.log import rejection_payload
+from gpusonde.collector.storage.model import EntryKind, LogEntry, PendingRecord
+from gpusonde.collector.storage.store import SampleStore
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.service.metrics import Distribution
 
@@ -38,7 +39,7 @@ class Quarantine:
     """
 
     def __init__(
-        self, store: Store, executor: Executor, attempts: int, wall_clock_ns: Callable[[], int] = time.time_ns
+        self, store: SampleStore, executor: Executor, attempts: int, wall_clock_ns: Callable[[], int] = time.time_ns
     ) -> None:
         self._store = store
         self._executor = executor
@@ -58,7 +59,7 @@ class Quarantine:
         self._refused[agent_id] = (spool_id, sequence, count)
         return count >= self._attempts
 
-    async def put(self, agent_id: str, spool_id: str, record: ingest_pb2.Record, error: RecordError) -> Incoming:
+    async def put(self, agent_id: str, spool_id: str, record: ingest_pb2.Record, error: RecordError) -> PendingRecord:
         """Keep the record's bytes and return the rejection to be stored in its place.
 
         Raises:
@@ -83,7 +84,7 @@ class Quarantine:
             EntryKind.REJECTION,
             rejection_payload(rejected),
         )
-        return Incoming(entry, rejected)
+        return PendingRecord(entry, rejected)
 
 
 class Submitter(Protocol):
@@ -117,7 +118,7 @@ class Committer:
 
     def __init__(
         self,
-        store: Store,
+        store: SampleStore,
         executor: Executor,
         interval_s: float,
         on_failure: Callable[[StoreError], None],
@@ -132,7 +133,7 @@ class Committer:
         self._executor = executor
         self._interval_s = interval_s
         self._on_failure = on_failure
-        self._waiting: list[tuple[Submitter, Incoming]] = []
+        self._waiting: list[tuple[Submitter, PendingRecord]] = []
         self._wake = asyncio.Event()
         self._closing = asyncio.Event()
         self._since_s: float | None = None
@@ -144,7 +145,7 @@ class Committer:
         """Change how long the first record of the next group waits for others."""
         self._interval_s = interval_s
 
-    def submit(self, submitter: Submitter, incoming: Incoming) -> None:
+    def submit(self, submitter: Submitter, incoming: PendingRecord) -> None:
         """Queue one record."""
         if not self._waiting:
             self._since_s = self._clock()
@@ -206,7 +207,7 @@ class Committer:
                 self._latency.observe(max(0.0, (now_ns - incoming.entry.received_unix_nano) / 1e9))
                 submitter.committed(incoming.entry.sequence)
 
-    def _forget(self, group: list[tuple[Submitter, Incoming]]) -> None:
+    def _forget(self, group: list[tuple[Submitter, PendingRecord]]) -> None:
         self._committing_since_s = None
         self.waiting_bytes -= sum(len(incoming.entry.payload) for _, incoming in group)
         self._shrunk.set()

@@ -26,8 +26,8 @@ from gpusonde.collector.records.model import BatchRecord, InventoryRecord, Limit
 from gpusonde.collector.security.guard import Guard
 from gpusonde.collector.security.identity import AuthenticationError, Identity
 from gpusonde.collector.storage.errors import StoreError
-from gpusonde.collector.storage.local.log import EntryKind, LogEntry
-from gpusonde.collector.storage.store import Incoming, Store
+from gpusonde.collector.storage.model import EntryKind, LogEntry, PendingRecord
+from gpusonde.collector.storage.store import FactStore
 from gpusonde.ingest.v1 import ingest_pb2, ingest_pb2_grpc
 
 _LOG = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class IngestService(ingest_pb2_grpc.IngestServiceServicer):
     """Implements ``gpusonde.ingest.v1.IngestService``.
 
     Args:
-        store: Where records go.
+        facts: Where inventories are.
         agents: Admits streams.
         committer: Makes records durable.
         quarantine: Takes records that can never be stored.
@@ -82,7 +82,7 @@ class IngestService(ingest_pb2_grpc.IngestServiceServicer):
 
     def __init__(
         self,
-        store: Store,
+        facts: FactStore,
         agents: Agents,
         committer: Committer,
         quarantine: Quarantine,
@@ -96,7 +96,7 @@ class IngestService(ingest_pb2_grpc.IngestServiceServicer):
         counters: CollectorCounters,
         wall_clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        self._store = store
+        self._facts = facts
         self._agents = agents
         self._committer = committer
         self._quarantine = quarantine
@@ -278,7 +278,7 @@ class IngestService(ingest_pb2_grpc.IngestServiceServicer):
     async def _take_records(self, requests: Requests, session: Session) -> None:
         """Hand the records of a stream to the committer until the agent half-closes it or one is refused."""
         inventory = await asyncio.get_running_loop().run_in_executor(
-            self._executor, self._store.inventory, session.agent_id, session.spool_id
+            self._executor, self._facts.inventory, session.agent_id, session.spool_id
         )
         while True:
             # While nothing is read here, HTTP/2 keeps the agent from sending more.
@@ -318,7 +318,7 @@ class IngestService(ingest_pb2_grpc.IngestServiceServicer):
 
     async def _take(
         self, record: ingest_pb2.Record, session: Session, inventory: InventoryRecord | None
-    ) -> Incoming | None:
+    ) -> PendingRecord | None:
         """Decode one record; None when there is nothing to store, and the session ends if the record is refused."""
         sequence = record.sequence
         if session.ignores_throttle(sequence):
@@ -349,7 +349,7 @@ class IngestService(ingest_pb2_grpc.IngestServiceServicer):
         except RecordError as error:
             self._counts["refusals"] += 1
             return await self._refuse(record, session, error)
-        return Incoming(
+        return PendingRecord(
             LogEntry(
                 session.agent_id,
                 session.spool_id,
@@ -361,7 +361,7 @@ class IngestService(ingest_pb2_grpc.IngestServiceServicer):
             decoded,
         )
 
-    def _count(self, session: Session, incoming: Incoming) -> None:
+    def _count(self, session: Session, incoming: PendingRecord) -> None:
         self._counts["records"] += 1
         self._counts["declared_gaps"] += incoming.entry.sequence > session.last_sequence + 1
         decoded = incoming.decoded
@@ -371,7 +371,7 @@ class IngestService(ingest_pb2_grpc.IngestServiceServicer):
         elif isinstance(decoded, LossRecord):
             self._counters.lost_ticks[loss_reason(decoded.reason)] += decoded.lost_ticks
 
-    async def _refuse(self, record: ingest_pb2.Record, session: Session, error: RecordError) -> Incoming | None:
+    async def _refuse(self, record: ingest_pb2.Record, session: Session, error: RecordError) -> PendingRecord | None:
         """End the stream, or, when the agent has come with the same record too often, put it aside for good."""
         if self._quarantine.is_due(session.agent_id, session.spool_id, record.sequence):
             try:

@@ -18,7 +18,7 @@ from gpusonde.collector.ingest.loads import KnownLoad
 from gpusonde.collector.ingest.pacing import AgentPace
 from gpusonde.collector.security.identity import Identity
 from gpusonde.collector.storage.errors import StoreError, StoreFullError
-from gpusonde.collector.storage.store import Store
+from gpusonde.collector.storage.store import SampleStore
 from gpusonde.ingest.v1 import ingest_pb2
 
 
@@ -201,7 +201,7 @@ class Gate:
     """
 
     def __init__(
-        self, store: Store, executor: Executor, probe_interval_s: float, on_change: Callable[[bool], None]
+        self, store: SampleStore, executor: Executor, probe_interval_s: float, on_change: Callable[[bool], None]
     ) -> None:
         self._store = store
         self._executor = executor

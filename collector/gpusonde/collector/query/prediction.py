@@ -1,24 +1,18 @@
-"""``PredictEpochLatency``: from a stored run, or from what the caller measured, to every other GPU.
-
-From a stored run to the measurement that a prediction starts from.
-"""
+"""``PredictEpochLatency``: from a stored run, or from what the caller measured, to every other GPU."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 from gpusonde.catalog import GpuCatalog, GpuSpec, Resolution, UnknownGpuError
 from gpusonde.collector.metrics import CollectorCounters
 from gpusonde.collector.query.errors import InvalidQuestionError, NotFoundError, NotYetError
 from gpusonde.collector.query.runs import duration, find_run, gpu_message, nanoseconds
-from gpusonde.collector.records.model import Position
-from gpusonde.collector.storage.local.facts import GpuRow
-from gpusonde.collector.storage.local.results import RunRow
-from gpusonde.collector.storage.samples import Samples, concatenate
-from gpusonde.collector.storage.store import ResultStore, Store
+from gpusonde.collector.storage.model import RunRow
+from gpusonde.collector.storage.samples import concatenate
+from gpusonde.collector.storage.store import FactStore, SampleReader, Store
 from gpusonde.predictor.crossgpu import (
     LatencyModel,
     LatencyPrediction,
@@ -37,28 +31,6 @@ _LARGEST_RELATIVE_ERROR = 0.99
 # Of a run of days, 48 pieces of 15 minutes tell the distributions as well as all of it, in bounded memory.
 _PIECES = 48
 _PIECE_NS = 900 * 1_000_000_000
-
-
-class SampleReader(Protocol):
-    """The part of a store that measuring needs; see ``Store``."""
-
-    def gpus(self) -> list[GpuRow]:
-        """See ``Store.gpus``."""
-
-    def metrics_of(self, gpu_uuid: str) -> list[str]:
-        """See ``Store.metrics_of``."""
-
-    def read(
-        self,
-        gpu_uuid: str,
-        start_unix_nano: int,
-        end_unix_nano: int,
-        metrics: list[str] | None = None,
-        *,
-        first: Position | None = None,
-        last: Position | None = None,
-    ) -> Samples:
-        """See ``Store.read``."""
 
 
 def resolve(gpus: GpuCatalog, name: str, memory_bytes: int = 0) -> Resolution:
@@ -82,12 +54,14 @@ class RunMeasurer:
     """Measures stored runs.
 
     Args:
-        store: Where the samples are.
+        facts: Where the GPUs are described.
+        samples: Where the samples are.
         gpus: Resolves names.
     """
 
-    def __init__(self, store: SampleReader, gpus: GpuCatalog) -> None:
-        self._store = store
+    def __init__(self, facts: FactStore, samples: SampleReader, gpus: GpuCatalog) -> None:
+        self._facts = facts
+        self._samples = samples
         self._gpus = gpus
 
     def measure(self, run: RunRow) -> SourceMeasurement:
@@ -105,7 +79,7 @@ class RunMeasurer:
                 f"run {run.run_id} has no epochs to predict from ({found}: {run.reason or 'too short so far'});"
                 " wait for more of it, or give a measurement"
             )
-        gpus = {(gpu.gpu_uuid, gpu.agent_id): gpu for gpu in self._store.gpus()}
+        gpus = {(gpu.gpu_uuid, gpu.agent_id): gpu for gpu in self._facts.gpus()}
         described = gpu_message(gpus.get((run.gpu_uuid, run.agent_id)))
         if not described.product_name:
             raise NotYetError(
@@ -130,9 +104,9 @@ class RunMeasurer:
         count = _PIECES if end - start > _PIECES * _PIECE_NS else 1
         length = _PIECE_NS if count > 1 else end - start
         starts = [start + (end - length - start) * i // max(count - 1, 1) for i in range(count)]
-        metrics = self._store.metrics_of(run.gpu_uuid)
+        metrics = self._facts.metrics(run.gpu_uuid)
         samples = concatenate(
-            [self._store.read(run.gpu_uuid, s, s + length, metrics, first=run.first, last=run.last) for s in starts],
+            [self._samples.read(run.gpu_uuid, s, s + length, metrics, first=run.first, last=run.last) for s in starts],
             metrics,
         )
         time_s = (samples.time_unix_nano - run.start_unix_nano) / 1e9
@@ -152,8 +126,7 @@ class Predictor:
     """Answers ``PredictEpochLatency``.
 
     Args:
-        store: Where the samples are.
-        results: Where the runs are.
+        store: Where the runs and their samples are.
         gpus: Resolves names.
         model: Gives the model in service, at every question.
         counters: Filled with statuses and times.
@@ -163,7 +136,6 @@ class Predictor:
     def __init__(
         self,
         store: Store,
-        results: ResultStore,
         gpus: GpuCatalog,
         model: Callable[[], LatencyModel],
         counters: CollectorCounters | None = None,
@@ -171,8 +143,8 @@ class Predictor:
     ) -> None:
         self._counters = counters or CollectorCounters()
         self._clock = clock
-        self._measurer = RunMeasurer(store, gpus)
-        self._results = results
+        self._measurer = RunMeasurer(store.facts, store.samples, gpus)
+        self._results = store.results
         self._gpus = gpus
         self.model = model
 

@@ -14,8 +14,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from gpusonde.collector.query.errors import InvalidQuestionError, NotFoundError, from_token, page_size, to_token
-from gpusonde.collector.storage.local.facts import GpuRow
-from gpusonde.collector.storage.local.results import EpochRow, RunRow, SummaryRow
+from gpusonde.collector.storage.model import EpochRow, GpuRow, RunRow, SummaryRow
 from gpusonde.collector.storage.store import ResultStore, Store
 from gpusonde.common.v1 import gpu_pb2, job_pb2
 from gpusonde.epoch_detect.progress import COVERAGE, FEWEST_EPOCHS, TotalEpochsError, duration_trend, estimate_end
@@ -42,14 +41,14 @@ def find_run(results: ResultStore, run_id: str) -> RunRow:
     return run
 
 
-def list_runs(results: ResultStore, store: Store, request: query_pb2.ListRunsRequest) -> query_pb2.ListRunsResponse:
+def list_runs(store: Store, request: query_pb2.ListRunsRequest) -> query_pb2.ListRunsResponse:
     """Answer ``ListRuns``."""
     limit = page_size(request.page_size, 100, 1000)
     place = from_token(request.page_token, (int, str))
     before = (int(place[0]), str(place[1])) if place else None
-    runs = results.runs(gpu_uuid=request.gpu_uuid, job_id=request.job_id, before=before, limit=limit + 1)
+    runs = store.results.runs(gpu_uuid=request.gpu_uuid, job_id=request.job_id, before=before, limit=limit + 1)
     page = runs[:limit]
-    gpus = {(gpu.gpu_uuid, gpu.agent_id): gpu for gpu in store.gpus()}
+    gpus = {(gpu.gpu_uuid, gpu.agent_id): gpu for gpu in store.facts.gpus()}
     response = query_pb2.ListRunsResponse(runs=[_run(run, gpus.get((run.gpu_uuid, run.agent_id))) for run in page])
     if len(runs) > limit:
         response.next_page_token = to_token([page[-1].start_unix_nano, page[-1].run_id])

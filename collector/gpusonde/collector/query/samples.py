@@ -63,13 +63,13 @@ class SampleStream:
     def _windows(self, start: int, end: int, metrics: Sequence[str]) -> Iterator[Samples]:
         windows = min(max(1, _METRICS_PER_WINDOW // len(metrics)), _MOST_WINDOWS)
         # From tick to tick: a host that once woke up in 1970 leaves decades without any between.
-        while (tick := self._store.next_tick(self._request.gpu_uuid, start)) is not None and tick < end:
+        while (tick := self._store.samples.next_tick(self._request.gpu_uuid, start)) is not None and tick < end:
             start = min(tick + _WINDOW_NS * windows, end)
-            yield self._store.read(self._request.gpu_uuid, tick, start, metrics)
+            yield self._store.samples.read(self._request.gpu_uuid, tick, start, metrics)
 
     def _metrics(self) -> list[str]:
         gpu_uuid = self._request.gpu_uuid
-        available = self._store.metrics_of(gpu_uuid)
+        available = self._store.facts.metrics(gpu_uuid)
         if not available:
             raise NotFoundError(f"no samples of a GPU {gpu_uuid[:80]!r}; ListRuns ('gpusonde runs') names GPUs")
         for name in self._request.metrics:

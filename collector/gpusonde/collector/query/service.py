@@ -16,7 +16,7 @@ from gpusonde.collector.query.prediction import Predictor
 from gpusonde.collector.query.runs import list_epochs, list_runs
 from gpusonde.collector.query.samples import SampleStream
 from gpusonde.collector.storage.errors import StoreCorruptError, StoreError
-from gpusonde.collector.storage.store import ResultStore, Store
+from gpusonde.collector.storage.store import Store
 from gpusonde.predictor.crossgpu import ModelFileError
 from gpusonde.query.v1 import query_pb2, query_pb2_grpc
 
@@ -30,15 +30,13 @@ class QueryService(query_pb2_grpc.QueryServiceServicer):
     """Implements ``gpusonde.query.v1.QueryService``.
 
     Args:
-        store: Where the samples are.
-        results: Where the runs are.
+        store: Where runs and samples are.
         predictor: Predicts.
         executor: Runs the answers; they compute and block.
     """
 
-    def __init__(self, store: Store, results: ResultStore, predictor: Predictor, executor: Executor) -> None:
+    def __init__(self, store: Store, predictor: Predictor, executor: Executor) -> None:
         self._store = store
-        self._results = results
         self._predictor = predictor
         self._executor = executor
 
@@ -46,13 +44,13 @@ class QueryService(query_pb2_grpc.QueryServiceServicer):
         self, request: query_pb2.ListRunsRequest, context: Context
     ) -> query_pb2.ListRunsResponse:
         """Return runs, newest first."""
-        return await self._answer(context, lambda: list_runs(self._results, self._store, request))
+        return await self._answer(context, lambda: list_runs(self._store, request))
 
     async def ListEpochs(  # noqa: N802
         self, request: query_pb2.ListEpochsRequest, context: Context
     ) -> query_pb2.ListEpochsResponse:
         """Return the epochs of a run."""
-        return await self._answer(context, lambda: list_epochs(self._results, request))
+        return await self._answer(context, lambda: list_epochs(self._store.results, request))
 
     async def PredictEpochLatency(  # noqa: N802
         self, request: query_pb2.PredictEpochLatencyRequest, context: Context

@@ -34,6 +34,10 @@ class StoreCorruptError(StoreError):
         )
 
 
+class StateFileError(Exception):
+    """A state that cannot be read as what was written."""
+
+
 @contextmanager
 def naming_full_disks(path: Path) -> Iterator[None]:
     """Turn the errors that mean "no space" into ``StoreFullError``, everything else into ``StoreError``.

@@ -113,7 +113,7 @@ def empty_samples(metrics: Iterable[str] = ()) -> Samples:
     return Samples(none, none, none, none, {name: np.empty(0, dtype=column_type(name)) for name in metrics})
 
 
-def samples_of(blocks: Sequence[StoredBlock], metrics: Sequence[str] | None = None) -> Samples:
+def join_blocks(blocks: Sequence[StoredBlock], metrics: Sequence[str] | None = None) -> Samples:
     """Join blocks of one GPU in their order; ``metrics`` None means every column that any of them has."""
     if not blocks:
         return empty_samples(metrics or ())
@@ -139,7 +139,7 @@ def concatenate(pieces: Sequence[Samples], metrics: Sequence[str]) -> Samples:
     )
 
 
-def in_order_of_time(samples: Samples) -> Samples:
+def sort_by_time(samples: Samples) -> Samples:
     """Sort ticks by time; of several at the same instant the first to arrive stays.
 
     They are in order already unless a host's clock was set back.
@@ -196,14 +196,14 @@ def _join(blocks: Sequence[StoredBlock], metrics: Sequence[str]) -> Samples:
 
 
 @dataclass(frozen=True)
-class TicksArrived:
+class TicksEntry:
     """Ticks, in order of arrival."""
 
     samples: Samples
 
 
 @dataclass(frozen=True)
-class BindingArrived:
+class BindingEntry:
     """A job took the GPU or left it."""
 
     position: Position
@@ -211,17 +211,17 @@ class BindingArrived:
 
 
 @dataclass(frozen=True)
-class SourceEndArrived:
+class SourceEndEntry:
     """The finite source behind the GPU is exhausted."""
 
     position: Position
 
 
-Mark: TypeAlias = BindingArrived | SourceEndArrived
-Arrival: TypeAlias = TicksArrived | BindingArrived | SourceEndArrived
+Marker: TypeAlias = BindingEntry | SourceEndEntry
+FeedEntry: TypeAlias = TicksEntry | BindingEntry | SourceEndEntry
 
 
-def in_order_of_arrival(pieces: Iterable[Samples], marks: Sequence[Mark]) -> Iterator[Arrival]:
+def merge_feed(pieces: Iterable[Samples], marks: Sequence[Marker]) -> Iterator[FeedEntry]:
     """Merge ticks with the marks between them; both are in order of arrival."""
     waiting = list(marks)
     for piece in pieces:
@@ -231,7 +231,7 @@ def in_order_of_arrival(pieces: Iterable[Samples], marks: Sequence[Mark]) -> Ite
         waiting = waiting[len(due) :]
         for part, mark in zip(split_by_position(piece, [m.position for m in due]), [*due, None], strict=True):
             if len(part):
-                yield TicksArrived(part)
+                yield TicksEntry(part)
             if mark:
                 yield mark
     yield from waiting
@@ -247,32 +247,32 @@ TICK_COUNT = "tick_count"
 Array = npt.NDArray[Any]
 
 
-def count_of(metric: str) -> str:
+def count_column(metric: str) -> str:
     """Return the column that says how many ticks of a second had a value of a gauge."""
     return f"{metric}_ticks"
 
 
-def least_of(metric: str) -> str:
+def min_column(metric: str) -> str:
     """Return the column of the least value."""
     return f"{metric}_min"
 
 
-def largest_of(metric: str) -> str:
+def max_column(metric: str) -> str:
     """Return the column of the largest value."""
     return f"{metric}_max"
 
 
-def columns_of(metric: str) -> list[str]:
+def rollup_columns(metric: str) -> list[str]:
     """Return the columns that averages of a metric have."""
     known = METRIC_BY_NAME[metric]
     if known.kind is MetricKind.COUNTER:
         return [metric]
     if known.sampling_class is SamplingClass.SLOW:
-        return [metric, count_of(metric)]
-    return [metric, count_of(metric), least_of(metric), largest_of(metric)]
+        return [metric, count_column(metric)]
+    return [metric, count_column(metric), min_column(metric), max_column(metric)]
 
 
-def averages(samples: Samples) -> tuple[Samples, dict[str, Array]]:
+def roll_up(samples: Samples) -> tuple[Samples, dict[str, Array]]:
     """Return one row for every second of ticks in order of arrival, and the columns beside the averages themselves.
 
     Ticks of a second that other ticks came between (a host's clock was set back) make two rows; reading joins them.
@@ -291,10 +291,10 @@ def averages(samples: Samples) -> tuple[Samples, dict[str, Array]]:
         with np.errstate(invalid="ignore"):
             total = np.add.reduceat(np.where(valid, column, 0.0), begins, dtype=np.float64)
             columns[name] = _rounded(name, (total / np.where(count, count, np.nan)).astype(column_type(name)))
-        beside[count_of(name)] = count.astype(np.int32)
+        beside[count_column(name)] = count.astype(np.int32)
         if METRIC_BY_NAME[name].sampling_class is SamplingClass.FAST:
-            beside[least_of(name)] = _rounded(name, np.fmin.reduceat(column, begins))
-            beside[largest_of(name)] = _rounded(name, np.fmax.reduceat(column, begins))
+            beside[min_column(name)] = _rounded(name, np.fmin.reduceat(column, begins))
+            beside[max_column(name)] = _rounded(name, np.fmax.reduceat(column, begins))
     rows = Samples(
         second[begins] * SECOND_NS,
         samples.spool[begins],
@@ -306,7 +306,7 @@ def averages(samples: Samples) -> tuple[Samples, dict[str, Array]]:
     return rows, beside
 
 
-def joined(samples: Samples, counts: Mapping[str, Array]) -> Samples:
+def merge_rollups(samples: Samples, counts: Mapping[str, Array]) -> Samples:
     """Join the rows of the same second, which several files may have.
 
     Args:

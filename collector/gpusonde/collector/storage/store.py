@@ -1,8 +1,7 @@
-"""The store's contract, as ingest, tracking and queries see it.
+"""``Store``: what an engine provides to ingest, tracking and queries, as small contracts.
 
-``StoreCounters``: what the store has done, for the collector's metrics.
-
-What an engine of the store provides: samples and facts, what tracking has found, and what it knows of open runs.
+``facts`` tells what records say, ``samples`` takes records and reads ticks, ``results`` keeps runs and epochs, and
+``states`` what can be worked out again. ``local`` and ``clickhouse`` implement them all.
 """
 
 from __future__ import annotations
@@ -11,17 +10,22 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-from gpusonde.collector.records.model import Binding, Decoded, GpuEvent, InventoryRecord, Position
-from gpusonde.collector.storage.local.facts import AgentRow, GpuRow, LossRow, RejectionRow
-from gpusonde.collector.storage.local.log import LogEntry
-from gpusonde.collector.storage.local.results import EpochRow, RunRow, RunUpdate, SummaryRow
-from gpusonde.collector.storage.samples import Arrival, Samples
-
-if TYPE_CHECKING:
-    from gpusonde.collector.config import CollectorConfig
+from gpusonde.collector.records.model import Binding, GpuEvent, InventoryRecord, Position
+from gpusonde.collector.storage.model import (
+    AgentRow,
+    EpochRow,
+    GpuRow,
+    LossRow,
+    PendingRecord,
+    RejectionRow,
+    RunRow,
+    RunUpdate,
+    StoreUsage,
+    SummaryRow,
+)
+from gpusonde.collector.storage.samples import FeedEntry, Samples
 
 # Called with seconds, once for each piece of work.
 Observer = Callable[[float], None]
@@ -34,7 +38,7 @@ class StoreCounters:
         compactions: Files that compaction has written.
         compaction_failures: Times that it could not.
         on_compaction: Called with the seconds that each file took.
-        on_segment: Called with the seconds that each sealed segment took.
+        on_segment: Called with the seconds that each flushed segment took.
         on_log_sync: Called with the seconds that each write to the log took, its sync included.
     """
 
@@ -77,64 +81,11 @@ def _ignore(_seconds: float) -> None:
 Listener = Callable[[frozenset[tuple[str, str]]], None]
 
 
-@dataclass(frozen=True)
-class Incoming:
-    """A record to be stored: as it came and decoded."""
+class FactStore(Protocol):
+    """Tells what records have said besides samples.
 
-    entry: LogEntry
-    decoded: Decoded
-
-
-@dataclass(frozen=True)
-class StoreUsage:
-    """How much is kept.
-
-    Attributes:
-        tier_bytes: Size on disk by tier: raw (ticks), second (averages), log, catalog.
-        free_bytes: Free space where it lies; None where that is not ours to know.
+    All methods block, may be called from any thread, and raise ``StoreError`` when the engine fails.
     """
-
-    tier_bytes: Mapping[str, int]
-    free_bytes: int | None = None
-
-
-class Store(Protocol):
-    """Keeps every record exactly once and survives a crash at any moment.
-
-    All methods block and may be called from any thread; ``append`` is called by one at a time.
-    """
-
-    def append(self, records: Sequence[Incoming]) -> int:
-        """Make records durable; when it returns, they survive a power loss.
-
-        Records at or below the durable sequence of their spool are dropped. A jump in the sequence of a spool is
-        recorded as a gap.
-
-        Returns:
-            How many were dropped as repetitions.
-
-        Raises:
-            StoreFullError: There is no room; none of the records counts as stored.
-            StoreError: Any other failure, likewise.
-        """
-
-    def check_writable(self) -> None:
-        """Try to write.
-
-        Raises:
-            StoreFullError: There is no room.
-            StoreError: Any other reason why nothing can be stored.
-        """
-
-    def quarantine(self, name: str, data: bytes) -> None:
-        """Keep the bytes of a record that is refused for good.
-
-        Raises:
-            StoreFullError: There is no room.
-        """
-
-    def introduce(self, agent: AgentRow) -> int:
-        """Store what an agent said of itself and return the durable sequence of its spool."""
 
     def agents(self) -> list[AgentRow]:
         """Return every agent ever seen."""
@@ -142,8 +93,30 @@ class Store(Protocol):
     def inventory(self, agent_id: str, spool_id: str) -> InventoryRecord | None:
         """Return the latest durable inventory of a spool."""
 
-    def subscribe(self, listener: Listener) -> None:
-        """Have ``listener`` called, on the thread that appends, after records became durable."""
+    def gpus(self) -> list[GpuRow]:
+        """Return every GPU ever described, once per agent."""
+
+    def metrics(self, gpu_uuid: str) -> list[str]:
+        """Return the metrics that any agent ever offered for a GPU."""
+
+    def bindings(self, agent_id: str, gpu_uuid: str) -> list[tuple[Position, Binding]]:
+        """Return an agent's job bindings of a GPU in order of arrival."""
+
+    def events(self, gpu_uuid: str) -> list[GpuEvent]:
+        """Return a GPU's events in order of time."""
+
+    def losses(self) -> list[LossRow]:
+        """Return every loss that an agent reported and every gap that was seen."""
+
+    def rejections(self) -> list[RejectionRow]:
+        """Return the records refused for good."""
+
+    def blank_counts(self, gpu_uuid: str) -> dict[tuple[str, int], int]:
+        """Return (metric, ``gpusonde.common.v1.BlankReason``) -> NaNs of a GPU, as far as they are in segments."""
+
+
+class SampleReader(Protocol):
+    """Reads samples. All methods block, may be called from any thread, and raise ``StoreError`` when they fail."""
 
     def read(
         self,
@@ -172,35 +145,56 @@ class Store(Protocol):
     def next_tick(self, gpu_uuid: str, start_unix_nano: int) -> int | None:
         """Return the time of a GPU's first tick that is not before a time, or None if there is no such tick."""
 
-    def arrivals(self, agent_id: str, gpu_uuid: str, after: Position) -> Iterator[Arrival]:
+
+class SampleStore(SampleReader, Protocol):
+    """Keeps every record exactly once and survives a crash at any moment; reads the samples back.
+
+    All methods block and may be called from any thread; ``append`` is called by one at a time.
+    """
+
+    def register_agent(self, agent: AgentRow) -> int:
+        """Store what an agent said of itself and return the durable sequence of its spool."""
+
+    def append(self, records: Sequence[PendingRecord]) -> int:
+        """Make records durable; when it returns, they survive a power loss.
+
+        Records at or below the durable sequence of their spool are dropped. A jump in the sequence of a spool is
+        recorded as a gap.
+
+        Returns:
+            How many were dropped as repetitions.
+
+        Raises:
+            StoreFullError: There is no room; none of the records counts as stored.
+            StoreError: Any other failure, likewise.
+        """
+
+    def quarantine(self, name: str, data: bytes) -> None:
+        """Keep the bytes of a record that is refused for good.
+
+        Raises:
+            StoreFullError: There is no room.
+        """
+
+    def check_writable(self) -> None:
+        """Try to write.
+
+        Raises:
+            StoreFullError: There is no room.
+            StoreError: Any other reason why nothing can be stored.
+        """
+
+    def subscribe(self, listener: Listener) -> None:
+        """Have ``listener`` called, on the thread that appends, after records became durable."""
+
+    def contains(self, agent_id: str, position: Position) -> bool:
+        """Return whether a record at a position is one of an agent's that are durable."""
+
+    def read_feed(self, agent_id: str, gpu_uuid: str, after: Position) -> Iterator[FeedEntry]:
         """Yield what an agent said about a GPU behind a position, in order of arrival, ticks with all columns.
 
         A segment that cannot be read is logged and left out: tracking goes on.
         """
-
-    def holds(self, agent_id: str, position: Position) -> bool:
-        """Return whether a record at a position is one of an agent's that are durable."""
-
-    def bindings(self, agent_id: str, gpu_uuid: str, through: Position) -> list[Binding]:
-        """Return an agent's job bindings of a GPU up to and including a position, in order of arrival."""
-
-    def metrics_of(self, gpu_uuid: str) -> list[str]:
-        """Return the metrics that any agent ever offered for a GPU."""
-
-    def gpus(self) -> list[GpuRow]:
-        """Return every GPU ever described, once per agent."""
-
-    def events(self, gpu_uuid: str) -> list[GpuEvent]:
-        """Return a GPU's events in order of time."""
-
-    def losses(self) -> list[LossRow]:
-        """Return every loss that an agent reported and every gap that was seen."""
-
-    def rejections(self) -> list[RejectionRow]:
-        """Return the records refused for good."""
-
-    def blank_counts(self, gpu_uuid: str) -> dict[tuple[str, int], int]:
-        """Return (metric, ``gpusonde.common.v1.BlankReason``) -> NaNs of a GPU, as far as they are in segments."""
 
 
 class ResultStore(Protocol):
@@ -301,22 +295,35 @@ class StateStore(Protocol):
 OwnersListener = Callable[[frozenset[str], bool], None]
 
 
-class Engine(Protocol):
-    """One way to keep all of it.
+class Store(Protocol):
+    """One way to keep everything: an engine, which provides the contracts above and has a life.
 
     Attributes:
-        store: Samples and facts.
+        facts: What records say besides samples.
+        samples: The records on their way in, the samples on their way out.
         results: Runs and epochs.
         states: What tracking knows of open runs.
         counters: What the engine has done.
         place: Where it keeps things, for a human reader.
     """
 
-    store: Store
-    results: ResultStore
-    states: StateStore
-    counters: StoreCounters
-    place: str
+    @property
+    def facts(self) -> FactStore: ...  # noqa: D102 - see above
+
+    @property
+    def samples(self) -> SampleStore: ...  # noqa: D102
+
+    @property
+    def results(self) -> ResultStore: ...  # noqa: D102
+
+    @property
+    def states(self) -> StateStore: ...  # noqa: D102
+
+    @property
+    def counters(self) -> StoreCounters: ...  # noqa: D102
+
+    @property
+    def place(self) -> str: ...  # noqa: D102
 
     def open(self) -> None:
         """Get ready.
@@ -328,6 +335,13 @@ class Engine(Protocol):
     def close(self) -> None:
         """Let go; everything appended is durable already."""
 
+    def flush(self) -> None:
+        """Do what makes the next start quick.
+
+        Raises:
+            StoreError: It cannot be done, which costs time and nothing else.
+        """
+
     def memory_share(self) -> float:
         """Return the share of the memory for samples that is in use; at 1 nothing is taken any more."""
 
@@ -338,18 +352,12 @@ class Engine(Protocol):
             StoreError: It cannot be found out.
         """
 
-    def configure(self, config: CollectorConfig) -> None:
-        """Take over what can change while the collector runs; nothing is read or written."""
+    def run_in_background(self, executors: Mapping[str, Executor]) -> Sequence[Coroutine[Any, Any, None]]:
+        """Return what has to be done for as long as the collector runs; each ends by being cancelled.
 
-    def finish(self) -> None:
-        """Do what makes the next start quick.
-
-        Raises:
-            StoreError: It cannot be done, which costs time and nothing else.
+        Args:
+            executors: A thread each for ``flush`` and ``maintain``.
         """
-
-    def background(self, executors: Mapping[str, Executor]) -> Sequence[Coroutine[Any, Any, None]]:
-        """Return what has to be done for as long as the collector runs; each ends by being cancelled."""
 
     def followed(self) -> list[tuple[str, str]]:
         """Return the (agent, GPU) pairs whose runs this collector follows."""

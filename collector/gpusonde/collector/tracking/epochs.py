@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from gpusonde.collector.storage.local.results import EpochRow, RunRow, RunUpdate
+from gpusonde.collector.storage.model import EpochRow, RunRow, RunUpdate
 from gpusonde.collector.storage.samples import Samples
 from gpusonde.collector.tracking.remote import TrackerLostError
 from gpusonde.collector.tracking.run_state import EpochsState, UnusableStateError, number, text, whole

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 
-from gpusonde.collector.storage.local.results import RunUpdate
-from gpusonde.collector.storage.samples import BindingArrived, TicksArrived
+from gpusonde.collector.storage.model import RunUpdate
+from gpusonde.collector.storage.samples import BindingEntry, TicksEntry
 from gpusonde.collector.storage.store import Store
 from gpusonde.collector.tracking.epochs import RunEpochs, TrackerFactory, TrackerRestorer
 from gpusonde.collector.tracking.run_state import FollowerState, Resume, UnusableStateError
@@ -71,9 +71,11 @@ class GpuFollower:
             agent_id,
             gpu_uuid,
             policy,
-            has_activity=has_activity(store.metrics_of(gpu_uuid)),
+            has_activity=has_activity(store.facts.metrics(gpu_uuid)),
             resume=resume,
-            bindings=store.bindings(agent_id, gpu_uuid, self._reached),
+            bindings=[
+                binding for position, binding in store.facts.bindings(agent_id, gpu_uuid) if position <= self._reached
+            ],
             state=state.runs if state else None,
         )
 
@@ -115,16 +117,16 @@ class GpuFollower:
             UnusableStateError: The follower went on from a state, and its epoch tracker fails.
             StoreError: The store cannot be read. After either one the follower cannot be used any more.
         """
-        for arrival in self._store.arrivals(self._agent_id, self._gpu_uuid, self._reached):
-            if isinstance(arrival, TicksArrived):
-                events = self._runs.ticks(arrival.samples)
-                self._reached = arrival.samples.last_position
-            elif isinstance(arrival, BindingArrived):
-                events = self._runs.binding(arrival.position, arrival.binding)
-                self._reached = arrival.position
+        for entry in self._store.samples.read_feed(self._agent_id, self._gpu_uuid, self._reached):
+            if isinstance(entry, TicksEntry):
+                events = self._runs.ticks(entry.samples)
+                self._reached = entry.samples.last_position
+            elif isinstance(entry, BindingEntry):
+                events = self._runs.binding(entry.position, entry.binding)
+                self._reached = entry.position
             else:
-                events = self._runs.source_ended(arrival.position)
-                self._reached = arrival.position
+                events = self._runs.source_ended(entry.position)
+                self._reached = entry.position
             yield from self._apply(events, exhaustive=exhaustive)
             if stop():
                 return
@@ -159,7 +161,7 @@ class GpuFollower:
                 self._run_id = event.run.run_id
             elif isinstance(event, RunTicks):
                 if self._epochs is None:
-                    offered = set(self._store.metrics_of(self._gpu_uuid))
+                    offered = set(self._store.facts.metrics(self._gpu_uuid))
                     metrics = [name for name in event.samples.columns if name in offered]
                     self._epochs = RunEpochs(self._run_id, metrics, self._make_tracker)
                 self._epochs.update(event.samples, exhaustive=exhaustive)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from gpusonde.collector.metrics import CollectorCounters
 from gpusonde.collector.storage.errors import StoreError
-from gpusonde.collector.storage.local.results import RunUpdate
+from gpusonde.collector.storage.model import RunUpdate
 from gpusonde.collector.storage.store import ResultStore
 from gpusonde.collector.tracking.follower import FollowerFactory, GpuFollower
 from gpusonde.collector.tracking.run_state import Resume, UnusableStateError

@@ -18,7 +18,7 @@ from typing import TypeAlias
 import numpy as np
 
 from gpusonde.collector.records.model import Binding, Position
-from gpusonde.collector.storage.local.results import RunRow
+from gpusonde.collector.storage.model import RunRow
 from gpusonde.collector.storage.samples import Samples, concatenate
 from gpusonde.collector.tracking.run_state import OpenRun, Resume, RunState
 from gpusonde.telemetry import METRICS, FloatArray, Unit

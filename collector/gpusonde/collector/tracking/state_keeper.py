@@ -8,9 +8,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from gpusonde.collector.storage.errors import StoreError
-from gpusonde.collector.storage.local.states import StateFileError
-from gpusonde.collector.storage.store import ResultStore, StateStore, Store
+from gpusonde.collector.storage.errors import StateFileError, StoreError
+from gpusonde.collector.storage.store import Store
 from gpusonde.collector.tracking.run_state import FollowerState, Resume, UnusableStateError
 
 _LOG = logging.getLogger(__name__)
@@ -52,24 +51,20 @@ class StateKeeper:
     A state may always be missing: then the run is read again from its start.
 
     Args:
-        files: Where the states go.
-        store: The samples that a state must not be ahead of.
-        results: The runs that a state must agree with.
+        store: Keeps the states, the samples that they must not be ahead of, the runs that they must agree with.
         options: How often.
         clock: Monotonic seconds.
     """
 
     def __init__(
         self,
-        files: StateStore,
         store: Store,
-        results: ResultStore,
         options: StateOptions,
         clock: Callable[[], float],
     ) -> None:
-        self._files = files
-        self._store = store
-        self._results = results
+        self._states = store.states
+        self._samples = store.samples
+        self._results = store.results
         self._options = options
         self._clock = clock
         self._due: dict[Key, float] = {}
@@ -80,7 +75,7 @@ class StateKeeper:
     def restore(self, known: Collection[Key]) -> None:
         """Drop files that belong to no GPU of the store, and those half written."""
         try:
-            self._files.keep_only(known)
+            self._states.keep_only(known)
         except StoreError as error:
             _LOG.warning("old states of tracking cannot be removed: %s", error)
 
@@ -95,7 +90,7 @@ class StateKeeper:
             StoreError: The catalogue cannot be read.
         """
         try:
-            data = self._files.read(key, _VERSION)
+            data = self._states.read(key, _VERSION)
             if data is None:
                 if open_run := self._results.open_run(*key):
                     _LOG.info("run %s has no stored state and is read again from its start", open_run)
@@ -127,7 +122,7 @@ class StateKeeper:
             raise UnusableStateError(f"it is that of run {state.run_id:.80}, which is not open")
         if state.runs.run.resume != resume:
             raise UnusableStateError("it begins elsewhere than the catalogue says")
-        if not self._store.holds(state.agent_id, state.reached):
+        if not self._samples.contains(state.agent_id, state.reached):
             raise UnusableStateError("it is ahead of the samples in the store")
 
     def touch(self, key: Key) -> None:
@@ -174,7 +169,7 @@ class StateKeeper:
                 state = followers[key].state() if key in followers else None
                 if state is None:
                     continue
-                self._files.write(key, _VERSION, state.encode())
+                self._states.write(key, _VERSION, state.encode())
             except StoreError as error:
                 self._paused_until = self._clock() + self._options.interval_s / 5
                 self._changed.add(key)
@@ -186,7 +181,7 @@ class StateKeeper:
 
     def _remove(self, key: Key) -> None:
         try:
-            self._files.remove(key)
+            self._states.remove(key)
         except StoreError as error:
             _LOG.warning("an old state of tracking cannot be removed: %s", error)
         self._stored.discard(key)

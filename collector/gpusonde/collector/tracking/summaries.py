@@ -9,9 +9,9 @@ import numpy as np
 
 from gpusonde.collector.records.model import Position
 from gpusonde.collector.storage.errors import StoreCorruptError, StoreError
-from gpusonde.collector.storage.local.results import EpochRow, RunRow, SummaryRow
+from gpusonde.collector.storage.model import EpochRow, RunRow, SummaryRow
 from gpusonde.collector.storage.samples import Samples
-from gpusonde.collector.storage.store import ResultStore, Store
+from gpusonde.collector.storage.store import Store
 from gpusonde.epoch_detect.progress import EpochSummary, EpochSums
 from gpusonde.epoch_detect.ticks import measure_seen_seconds
 
@@ -32,13 +32,12 @@ class EpochSummaries:
     What is still to do is what the catalogue says: a crash loses the piece under way and nothing else.
 
     Args:
-        store: Where the samples are.
-        results: Where the epochs are, and their summaries go.
+        store: Where samples and epochs are, and their summaries go.
     """
 
-    def __init__(self, store: Store, results: ResultStore) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
-        self._results = results
+        self._results = store.results
         self._waiting: dict[str, None] = {}
         self._under_way: tuple[str, Iterator[None]] | None = None
         self._unreadable: dict[str, int] = {}
@@ -122,7 +121,7 @@ class _RunReader:
     def __init__(self, store: Store, run: RunRow) -> None:
         self._store = store
         self._run = run
-        self._metrics = store.metrics_of(run.gpu_uuid)
+        self._metrics = store.facts.metrics(run.gpu_uuid)
 
     def pieces(self, start: int, end: int) -> Iterator[Samples]:
         """Yield the ticks from a little before ``start`` to a little after ``end``.
@@ -141,7 +140,7 @@ class _RunReader:
 
     def _read(self, begin: int, end: int) -> Samples:
         run = self._run
-        samples = self._store.read(
+        samples = self._store.samples.read(
             run.gpu_uuid,
             begin,
             end,

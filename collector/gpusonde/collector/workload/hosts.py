@@ -20,8 +20,7 @@ from gpusonde.catalog import GpuCatalog, GpuSpec
 from gpusonde.collector.ingest.loads import KnownLoad
 from gpusonde.collector.query.errors import QueryError, from_token, page_size, to_token
 from gpusonde.collector.query.prediction import resolve
-from gpusonde.collector.storage.local.facts import AgentRow, GpuRow
-from gpusonde.collector.storage.samples import Samples
+from gpusonde.collector.storage.store import FactStore, Store
 from gpusonde.common.v1 import gpu_pb2
 from gpusonde.predictor.workload.engine import HostResources
 from gpusonde.workload.v1 import workload_pb2
@@ -29,16 +28,6 @@ from gpusonde.workload.v1 import workload_pb2
 # A disk that had little to do says little about what it could do.
 _LEAST_DISK_BUSY_RATIO = 0.1
 _RESOURCES = ("cores", "memory_bytes", "disk_bytes_per_second", "flops")
-
-
-class HostStore(Protocol):
-    """Where agents and their GPUs are known."""
-
-    def agents(self) -> list[AgentRow]:
-        """See ``Store.agents``."""
-
-    def gpus(self) -> list[GpuRow]:
-        """See ``Store.gpus``."""
 
 
 class LiveSession(Protocol):
@@ -134,13 +123,13 @@ class ResourceCollector:
     """Knows the hosts that agents run on.
 
     Args:
-        store: What agents said of themselves and their GPUs.
+        facts: What agents said of themselves and their GPUs.
         sessions: The open streams, which say what hosts are doing.
         gpus: Resolves names of GPUs.
     """
 
-    def __init__(self, store: HostStore, sessions: Callable[[], Iterable[LiveSession]], gpus: GpuCatalog) -> None:
-        self._store = store
+    def __init__(self, facts: FactStore, sessions: Callable[[], Iterable[LiveSession]], gpus: GpuCatalog) -> None:
+        self._facts = facts
         self._sessions = sessions
         self._gpus = gpus
 
@@ -167,12 +156,12 @@ class ResourceCollector:
         ids, names = set(agent_ids or ()), set(host_names or ())
         rows = [
             row
-            for row in self._store.agents()
+            for row in self._facts.agents()
             if (agent_ids is None and host_names is None) or row.agent_id in ids or row.host_name in names
         ]
         wanted = {row.agent_id for row in rows}
         devices: dict[str, list[Device]] = {agent_id: [] for agent_id in wanted}
-        for gpu in self._store.gpus() if wanted else ():
+        for gpu in self._facts.gpus() if wanted else ():
             if gpu.agent_id in wanted:
                 described = gpu_pb2.Gpu.FromString(gpu.message)
                 devices[gpu.agent_id].append(Device(described, self._spec(described)))
@@ -218,32 +207,18 @@ _FREE_MEMORY = "framebuffer_free_bytes"
 _USED_MEMORY = "framebuffer_used_bytes"
 
 
-class SampleStore(Protocol):
-    """Where the samples of the last minute are."""
-
-    def metrics_of(self, gpu_uuid: str) -> list[str]:
-        """See ``Store.metrics_of``."""
-
-    def read(
-        self, gpu_uuid: str, start_unix_nano: int, end_unix_nano: int, metrics: Sequence[str] | None = None
-    ) -> Samples:
-        """See ``Store.read``."""
-
-
 class ClusterDescriber:
     """Describes hosts.
 
     Args:
         resources: Knows them.
-        samples: What their GPUs did of late.
+        store: What their GPUs did of late.
         clock: Unix nanoseconds.
     """
 
-    def __init__(
-        self, resources: ResourceCollector, samples: SampleStore, clock: Callable[[], int] = time.time_ns
-    ) -> None:
+    def __init__(self, resources: ResourceCollector, store: Store, clock: Callable[[], int] = time.time_ns) -> None:
         self._resources = resources
-        self._samples = samples
+        self._store = store
         self._clock = clock
 
     def page(
@@ -295,13 +270,13 @@ class ClusterDescriber:
         }
 
     def _of_late(self, device: Device) -> tuple[float | None, float | None]:
-        offered = set(self._samples.metrics_of(device.key))
+        offered = set(self._store.facts.metrics(device.key))
         busy = next((name for name in _BUSY if name in offered), None)
         wanted = [name for name in (busy, _FREE_MEMORY, _USED_MEMORY) if name in offered]
         if not wanted:
             return None, None
         now = self._clock()
-        columns = self._samples.read(device.key, now - _WINDOW_NANOSECONDS, now, wanted).columns
+        columns = self._store.samples.read(device.key, now - _WINDOW_NANOSECONDS, now, wanted).columns
         ratio = None if busy is None else _mean(columns.get(busy))
         free, used = _mean(columns.get(_FREE_MEMORY)), _mean(columns.get(_USED_MEMORY))
         if free is None and used is not None and device.described.framebuffer_bytes:

@@ -323,7 +323,7 @@ class Controller:
         self._config = config
         self._executor = executor
         gpus = load_gpus()
-        resources = ResourceCollector(store, agents.sessions, gpus)
+        resources = ResourceCollector(store.facts, agents.sessions, gpus)
         self._processes = WorkloadProcesses(pool_options(config), purpose)
         queue = TrainingQueue(config.trainings, config.workload.max_trainings)
         self._trainings = Trainings(queue, self._trainer_command, counters.trainings)

@@ -1,10 +1,9 @@
 """Agents, spools, inventories and everything else that records say besides samples, out of the database.
 
-Which collector speaks for an agent: the one that it greeted last.
-
-ClickHouse has no transactions, so nobody can be kept from writing. Instead every row that may change carries a version
-that begins with the agent's term, the number of times it has changed collectors: what an earlier collector still writes
-about an agent, late, loses against what the present one has written.
+``Ownership`` tells which collector speaks for an agent: the one that it greeted last. ClickHouse has no transactions,
+so nobody can be kept from writing. Instead every row that may change carries a version that begins with the agent's
+term, the number of times it has changed collectors: what an earlier collector still writes about an agent, late, loses
+against what the present one has written.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from gpusonde.collector.records.model import Binding, GpuEvent, Position
+from gpusonde.collector.records.model import Binding, GpuEvent, InventoryRecord, Position
 from gpusonde.collector.storage.clickhouse.sql import Sql, binary_column, fact_table
-from gpusonde.collector.storage.local.facts import AgentRow, GpuRow, LossRow, RejectionRow
+from gpusonde.collector.storage.model import AgentRow, GpuRow, LossRow, RejectionRow, decode_inventory
 from gpusonde.collector.storage.store import OwnersListener
 
 _NS_PER_MS = 1_000_000
@@ -107,8 +106,8 @@ class Ownership:
 # one key have versions.
 
 
-class Facts:
-    """Reads these tables, and writes agents and spools.
+class ClickHouseFacts:
+    """Implements ``FactStore`` over the database, and writes agents and spools.
 
     Args:
         sql: The database.
@@ -177,15 +176,18 @@ class Facts:
 
     # What records say --------------------------------------------------------------------------------------------
 
-    def inventory_message(self, spool: int, sequence: int) -> bytes | None:
-        """Return the serialised record with the inventory that holds for a record, or None."""
+    def inventory(self, agent_id: str, spool_id: str) -> InventoryRecord | None:
+        """Return the latest durable inventory of a spool."""
+        spool = self.spools_of(agent_id).get(spool_id)
+        if spool is None:
+            return None
         table = self._sql.table(
             "SELECT message FROM inventories WHERE spool = {spool:Int64} AND sequence <= {sequence:Int64}"
             " ORDER BY sequence DESC LIMIT 1",
-            {"spool": spool, "sequence": sequence},
+            {"spool": spool, "sequence": self.durable(spool)},
         )
         messages = binary_column(table, "message")
-        return messages[0] if messages else None
+        return decode_inventory(messages[0]) if messages else None
 
     def gpus(self) -> list[GpuRow]:
         """Return every GPU ever described, as it was described last, once per agent."""
@@ -204,7 +206,7 @@ class Facts:
             for gpu, agent, host, latest, every, message in zip(*columns, binary_column(table, "message"), strict=True)
         ]
 
-    def metrics_of(self, gpu_uuid: str) -> list[str]:
+    def metrics(self, gpu_uuid: str) -> list[str]:
         """Return the metrics that any agent ever offered for a GPU."""
         rows = self._sql.rows(
             "SELECT metrics FROM gpus WHERE gpu_uuid = {gpu:String} ORDER BY agent_id, spool DESC, sequence DESC",

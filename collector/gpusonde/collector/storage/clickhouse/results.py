@@ -10,7 +10,8 @@ from gpusonde.collector.records.model import Position
 from gpusonde.collector.storage.clickhouse.facts import Ownership
 from gpusonde.collector.storage.clickhouse.sql import Sql, fact_table
 from gpusonde.collector.storage.errors import StoreError
-from gpusonde.collector.storage.local.results import EpochRow, RunRow, RunUpdate, SummaryRow, summary_row, summary_text
+from gpusonde.collector.storage.local.results import summary_row, summary_text
+from gpusonde.collector.storage.model import EpochRow, RunRow, RunUpdate, SummaryRow
 
 _RUN_COLUMNS = ", ".join(field.name for field in fields(RunRow))
 _EPOCH_COLUMNS = "epoch_index, start_unix_nano, end_unix_nano, confidence, status, revision"

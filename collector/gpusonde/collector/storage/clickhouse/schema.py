@@ -15,7 +15,14 @@ from dataclasses import dataclass
 
 from gpusonde.collector.storage.clickhouse.sql import Sql
 from gpusonde.collector.storage.errors import StoreError
-from gpusonde.collector.storage.samples import SECOND_NS, TICK_COUNT, columns_of, count_of, largest_of, least_of
+from gpusonde.collector.storage.samples import (
+    SECOND_NS,
+    TICK_COUNT,
+    count_column,
+    max_column,
+    min_column,
+    rollup_columns,
+)
 from gpusonde.telemetry import METRICS, Metric, MetricKind
 
 _LOG = logging.getLogger(__name__)
@@ -28,7 +35,7 @@ _RECEIVED = "received DateTime('UTC') CODEC(Delta, ZSTD(1))"
 
 
 @dataclass(frozen=True)
-class Retention:
+class TableLifetimes:
     """For how long samples are kept, counted from their receipt; 0 means for ever.
 
     Attributes:
@@ -50,7 +57,7 @@ class _Table:
         engine: How rows with one key become one.
         order_by: The key.
         partition_by: What is dropped together; empty for tables that are kept for ever.
-        lifetime: Field of ``Retention``; empty for ever.
+        lifetime: Field of ``TableLifetimes``; empty for ever.
     """
 
     name: str
@@ -60,7 +67,7 @@ class _Table:
     partition_by: str = ""
     lifetime: str = ""
 
-    def statement(self, retention: Retention) -> str:
+    def statement(self, retention: TableLifetimes) -> str:
         """Return the statement that makes the table if it is not there."""
         settings = _DURABLE
         parts = [f"CREATE TABLE IF NOT EXISTS {self.name} (\n    {self.columns}\n)", f"ENGINE = {self.engine}"]
@@ -74,7 +81,7 @@ class _Table:
         parts.append(f"SETTINGS {settings}")
         return "\n".join(parts)
 
-    def lifetime_clause(self, retention: Retention) -> str:
+    def lifetime_clause(self, retention: TableLifetimes) -> str:
         """Return the clause that says when rows go; empty for never."""
         seconds = getattr(retention, self.lifetime)
         return f"TTL received + toIntervalSecond({seconds})" if seconds else ""
@@ -92,7 +99,7 @@ def _raw_columns(metric: Metric) -> list[tuple[str, str]]:
 def _second_columns(metric: Metric) -> list[tuple[str, str]]:
     """The columns that averages over seconds have in every engine."""
     value, count = f"{_type(metric)} DEFAULT nan CODEC(ZSTD(1))", "UInt32 CODEC(ZSTD(1))"
-    return [(name, count if name == count_of(metric.name) else value) for name in columns_of(metric.name)]
+    return [(name, count if name == count_column(metric.name) else value) for name in rollup_columns(metric.name)]
 
 
 def _joined(*columns: str) -> str:
@@ -288,16 +295,16 @@ def _seconds_query() -> str:
             name: f"ifNull(argMaxOrNullIf({value}, samples.time_unix_nano, {valid}), nan)"
             if metric.kind is MetricKind.COUNTER
             else f"avgIf({value}, {valid})",
-            count_of(name): f"toUInt32(countIf({valid}))",
-            least_of(name): f"ifNull(minOrNullIf({value}, {valid}), nan)",
-            largest_of(name): f"ifNull(maxOrNullIf({value}, {valid}), nan)",
+            count_column(name): f"toUInt32(countIf({valid}))",
+            min_column(name): f"ifNull(minOrNullIf({value}, {valid}), nan)",
+            max_column(name): f"ifNull(maxOrNullIf({value}, {valid}), nan)",
         }
-        columns += [f"{expressions[column]} AS {column}" for column in columns_of(name)]
+        columns += [f"{expressions[column]} AS {column}" for column in rollup_columns(name)]
     listed = ",\n    ".join(columns)
     return f"SELECT\n    {listed}\nFROM samples\nGROUP BY gpu_uuid, time_unix_nano, spool, sequence"
 
 
-def statements(retention: Retention) -> Iterator[str]:
+def statements(retention: TableLifetimes) -> Iterator[str]:
     """Yield what makes the whole schema in an empty database."""
     for table in _TABLES:
         yield table.statement(retention)
@@ -305,12 +312,12 @@ def statements(retention: Retention) -> Iterator[str]:
     yield f"INSERT INTO schema_version (version) VALUES ({VERSION})"  # noqa: S608 - our own number
 
 
-def script(retention: Retention) -> str:
+def script(retention: TableLifetimes) -> str:
     """Return the whole schema as a file of statements, for those who make databases themselves."""
     return "".join(f"{statement};\n\n" for statement in statements(retention))
 
 
-def prepare(sql: Sql, database: str, retention: Retention, *, may_change: bool) -> None:
+def prepare(sql: Sql, database: str, retention: TableLifetimes, *, may_change: bool) -> None:
     """Make the schema, or bring that of an older collector up to date.
 
     Args:
@@ -355,7 +362,7 @@ def _columns(sql: Sql, database: str) -> dict[str, set[str]]:
     return found
 
 
-def _changes(sql: Sql, database: str, known: dict[str, set[str]], retention: Retention) -> Iterator[str]:
+def _changes(sql: Sql, database: str, known: dict[str, set[str]], retention: TableLifetimes) -> Iterator[str]:
     """Yield what an existing schema lacks: tables, columns of metrics that a newer catalogue has, other retention."""
     for table in _TABLES:
         if table.name not in known:

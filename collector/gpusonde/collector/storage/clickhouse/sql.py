@@ -31,8 +31,8 @@ from gpusonde.collector.records.model import (
 )
 from gpusonde.collector.storage.clickhouse import DATABASE_NAME
 from gpusonde.collector.storage.errors import StoreError, StoreFullError
-from gpusonde.collector.storage.samples import StoredBlock, samples_of
-from gpusonde.collector.storage.store import Incoming
+from gpusonde.collector.storage.model import PendingRecord
+from gpusonde.collector.storage.samples import StoredBlock, join_blocks
 
 _SECOND_NS = 1_000_000_000
 
@@ -61,7 +61,7 @@ class Rows:
     blocks: list[tuple[StoredBlock, int]] = field(default_factory=list)
     reached: dict[int, int] = field(default_factory=dict)
 
-    def add(self, position: Position, incoming: Incoming) -> None:
+    def add(self, position: Position, incoming: PendingRecord) -> None:
         """Take in one record."""
         entry, record = incoming.entry, incoming.decoded
         key = position._asdict()
@@ -140,7 +140,7 @@ def sample_table(blocks: Sequence[tuple[StoredBlock, int]]) -> pa.Table:
     # Blocks of one layout are joined at once; those of a fleet have few layouts.
     ordered = sorted(blocks, key=lambda pair: pair[0].block.layout.metrics)
     stored = [block for block, _ in ordered]
-    samples = samples_of(stored)
+    samples = join_blocks(stored)
     ticks = [block.block.time_unix_nano.size for block in stored]
     names = list(dict.fromkeys(block.block.gpu_uuid for block in stored))
     index = {name: i for i, name in enumerate(names)}

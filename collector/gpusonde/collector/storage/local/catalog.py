@@ -303,10 +303,10 @@ class NewSegment:
         file_name: Its name.
         size_bytes: Length of the file.
         row_count: Its rows.
-        created_unix_nano: When the oldest of its records was sealed, on the collector's clock.
+        created_unix_nano: When the oldest of its records was flushed, on the collector's clock.
         parts: Where each GPU's rows are.
         kind: What it holds.
-        newest_unix_nano: When the newest of its records was sealed; None when that is the same.
+        newest_unix_nano: When the newest of its records was flushed; None when that is the same.
     """
 
     file_name: str
@@ -328,7 +328,7 @@ class SegmentFile:
         file_name: Its name.
         size_bytes: Length of the file.
         row_count: Rows of the file, whether or not all of them are still read from it.
-        created_unix_nano: When the oldest of its records was sealed, on the collector's clock.
+        created_unix_nano: When the oldest of its records was flushed, on the collector's clock.
         newest_unix_nano: When the newest of them was.
         raw_segment: Of averages, the segment that holds the ticks; None once that is gone.
     """
@@ -407,7 +407,7 @@ class SegmentCatalog:
 
         Args:
             kinds: Of these kinds; none means all.
-            arrived_before_unix_nano: Only those whose newest record was sealed before this time.
+            arrived_before_unix_nano: Only those whose newest record was flushed before this time.
             limit: At most so many; negative means all.
         """
         wanted = [kind.value for kind in kinds or SegmentKind]

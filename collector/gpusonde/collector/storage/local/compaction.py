@@ -35,7 +35,7 @@ from gpusonde.collector.storage.local.segments import (
     open_writer,
     quantised_by_size,
 )
-from gpusonde.collector.storage.samples import TICK_COUNT, Samples, averages, column_type, columns_of, count_of
+from gpusonde.collector.storage.samples import TICK_COUNT, Samples, column_type, count_column, roll_up, rollup_columns
 from gpusonde.collector.storage.store import StoreCounters
 from gpusonde.service.durable_files import File, FileLayer
 
@@ -52,9 +52,9 @@ def second_schema(metrics: Sequence[str]) -> pa.Schema:
     """Return the columns of a segment of averages."""
     keys = [(name, _TYPES.get(name, pa.int64())) for name in KEY_COLUMNS]
     values = [
-        (name, pa.int32() if name == count_of(metric) else pa.from_numpy_dtype(column_type(metric)))
+        (name, pa.int32() if name == count_column(metric) else pa.from_numpy_dtype(column_type(metric)))
         for metric in metrics
-        for name in columns_of(metric)
+        for name in rollup_columns(metric)
     ]
     return pa.schema([*keys, (TICK_COUNT, pa.int32()), *values])
 
@@ -143,14 +143,14 @@ def row_groups(gpu_uuid: str, table: pa.Table, most_rows: int) -> Iterator[tuple
         begin = end
 
 
-def averages_of(gpu_uuid: str, table: pa.Table, metrics: Sequence[str], schema: pa.Schema) -> pa.Table:
+def roll_up_table(gpu_uuid: str, table: pa.Table, metrics: Sequence[str], schema: pa.Schema) -> pa.Table:
     """Return the averages over seconds of a GPU's ticks."""
     present = [name for name in metrics if table.column(name).null_count < table.num_rows]
     time, spool, sequence, missed = (
         table.column(name).to_numpy().astype(np.int64) for name in KEY_COLUMNS if name != "gpu_uuid"
     )
     samples = Samples(time, spool, sequence, missed, {name: table.column(name).to_numpy() for name in present})
-    rows, beside = averages(samples)
+    rows, beside = roll_up(samples)
     columns = {
         "time_unix_nano": rows.time_unix_nano,
         "spool": rows.spool,
@@ -276,7 +276,7 @@ class _Sink:
 
 _LOG = logging.getLogger(__name__)
 _HOUR_NS = 3600 * 1_000_000_000
-# Of one step, where segments are sealed far more often than once a minute.
+# Of one step, where segments are flushed far more often than once a minute.
 _MOST_INPUTS = 1000
 # GPUs whose way of encoding speaks for all of a file.
 _PROBED_GPUS = 3
@@ -289,7 +289,7 @@ class CompactionOptions:
     Attributes:
         delay_s: Time after the end of an hour before its segments are compacted.
         file_bytes: Size at which a file is full.
-        batch_gpus: GPUs whose rows are in memory together; row groups of sealed segments hold about eight.
+        batch_gpus: GPUs whose rows are in memory together; row groups of flushed segments hold about eight.
         batch_rows: Rows beyond which there are fewer of them.
         step_rows: Rows of one GPU in one file, at most: a backlog that arrived at once is more than an hour of ticks.
         group_rows: Rows of a row group; an hour at 10 Hz fits.
@@ -499,7 +499,7 @@ class _Output:
         """Begin both files, encoded as suits the rows of some GPUs."""
         ticks = [fit(gpu_uuid, table, self._tick_schema) for gpu_uuid, table in probed.items()]
         seconds = [
-            averages_of(gpu_uuid, table, self._metrics, self._second_schema)
+            roll_up_table(gpu_uuid, table, self._metrics, self._second_schema)
             for gpu_uuid, table in zip(probed, ticks, strict=True)
         ]
         for kind, schema, samples in (
@@ -516,7 +516,7 @@ class _Output:
         fitting = fit(gpu_uuid, table, self._tick_schema)
         for piece, parts in row_groups(gpu_uuid, fitting, self._group_rows):
             self._outputs[SegmentKind.HOUR].write(piece, parts)
-        seconds = averages_of(gpu_uuid, fitting, self._metrics, self._second_schema)
+        seconds = roll_up_table(gpu_uuid, fitting, self._metrics, self._second_schema)
         for piece, parts in row_groups(gpu_uuid, seconds, self._group_rows):
             self._outputs[SegmentKind.SECOND].write(piece, parts)
 

@@ -1,9 +1,4 @@
-"""Stored samples as trace files, straight from a data directory.
-
-``StoreSnapshot``: reading a data directory from outside, whether or not its collector runs.
-
-Compaction of a data directory that no collector is using.
-"""
+"""A data directory from outside: read beside its collector, exported as trace files, compacted while none uses it."""
 
 from __future__ import annotations
 
@@ -11,17 +6,17 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
-from gpusonde.collector.records.model import Position
 from gpusonde.collector.storage.errors import StoreError
 from gpusonde.collector.storage.local.catalog import Database, SegmentCatalog
-from gpusonde.collector.storage.local.facts import Facts, GpuRow
-from gpusonde.collector.storage.local.memory import Memory
-from gpusonde.collector.storage.local.reader import Reader
-from gpusonde.collector.storage.local.results import Results, RunRow
+from gpusonde.collector.storage.local.facts import LocalFacts
+from gpusonde.collector.storage.local.reader import LocalReader
+from gpusonde.collector.storage.local.results import LocalResults
+from gpusonde.collector.storage.local.samples import StoreOptions
 from gpusonde.collector.storage.local.segments import SegmentFiles, SegmentKind, StoreLayout
-from gpusonde.collector.storage.local.store import LocalStore, StoreOptions
+from gpusonde.collector.storage.local.store import LocalStore
+from gpusonde.collector.storage.memtable import Memory
+from gpusonde.collector.storage.model import RunRow
 from gpusonde.collector.storage.samples import Samples
 from gpusonde.common.v1 import gpu_pb2
 from gpusonde.errors import DirectoryLockedError
@@ -31,17 +26,23 @@ from gpusonde.telemetry import TraceMetadata, TraceWriter
 class StoreSnapshot:
     """What is in the catalogue and in segments; what a collector still has in its log is not seen.
 
+    Attributes:
+        facts: What records said besides samples.
+        results: Runs and epochs.
+        samples: Reads samples; for use while the snapshot is open.
+
     Args:
         directory: The data directory.
     """
 
     def __init__(self, directory: Path) -> None:
-        self._layout = StoreLayout(directory)
-        self._files = SegmentFiles()
-        self._database = Database(self._layout.catalog)
-        self._facts = Facts(self._database)
-        self.results = Results(self._database)
-        self._spools: dict[tuple[str, str], Position] = {}
+        self._database = Database(StoreLayout(directory).catalog)
+        self._memory = Memory()
+        self.facts = LocalFacts(self._database)
+        self.results = LocalResults(self._database)
+        self.samples = LocalReader(
+            self._memory, self.facts, SegmentCatalog(self._database), StoreLayout(directory), SegmentFiles()
+        )
 
     def __enter__(self) -> StoreSnapshot:
         """Connect.
@@ -50,53 +51,18 @@ class StoreSnapshot:
             StoreError: The directory is no data directory, or one of another version.
         """
         self._database.open_read_only()
-        self._spools = self._facts.spools()
+        for key, position in self.facts.spools().items():
+            self._memory.spools[key] = position.spool
+            self._memory.stored[position.spool] = position.sequence
         return self
 
     def __exit__(self, *_: object) -> None:
         """Disconnect."""
         self._database.close()
 
-    def holds(self, run: RunRow) -> bool:
-        """Whether a run is in segments to its last record."""
-        return any(run.last_spool == p.spool and run.last_sequence <= p.sequence for p in self._spools.values())
-
-    def gpus(self) -> list[GpuRow]:
-        """See ``Store.gpus``."""
-        return self._facts.gpus()
-
-    def metrics_of(self, gpu_uuid: str) -> list[str]:
-        """See ``Store.metrics_of``."""
-        return self._facts.metrics_of(gpu_uuid)
-
-    def read(
-        self,
-        gpu_uuid: str,
-        start_unix_nano: int,
-        end_unix_nano: int,
-        metrics: Sequence[str] | None = None,
-        *,
-        first: Position | None = None,
-        last: Position | None = None,
-    ) -> Samples:
-        """See ``Store.read``.
-
-        Raises:
-            StoreCorruptError: A segment that is needed cannot be read.
-        """
-        return self._reader().read(gpu_uuid, start_unix_nano, end_unix_nano, metrics, first=first, last=last)
-
-    def next_tick(self, gpu_uuid: str, start_unix_nano: int) -> int | None:
-        """See ``Store.next_tick``."""
-        return self._reader().next_tick(gpu_uuid, start_unix_nano)
-
-    def has_averages(self, gpu_uuid: str, start_unix_nano: int, end_unix_nano: int) -> bool:
-        """Return whether some of the ticks of a GPU in ``[start, end)`` are kept as averages only."""
-        return self._reader().has_averages(gpu_uuid, start_unix_nano, end_unix_nano)
-
-    def _reader(self) -> Reader:
-        memory = Memory(spools={key: position.spool for key, position in self._spools.items()})
-        return Reader(memory, self._facts, SegmentCatalog(self._database), self._layout, self._files)
+    def contains(self, run: RunRow) -> bool:
+        """Return whether a run is in segments to its last record."""
+        return run.last_sequence <= self._memory.stored.get(run.last_spool, -1)
 
 
 @dataclass(frozen=True)
@@ -130,7 +96,7 @@ def compact_store(directory: Path) -> CompactReport:
     store = LocalStore(directory, StoreOptions(reserve_bytes=0))
     store.open()
     try:
-        store.seal()
+        store.flush()
         before = store.usage().tier_bytes["raw"]
         written = store.maintenance.compact_all()
         sizes = store.usage().tier_bytes
@@ -171,27 +137,11 @@ class ExportReport:
 
     Attributes:
         gpus: The GPUs.
-        live: Whether a collector was using the directory: what it had not sealed yet, a minute at most, is missing.
+        live: Whether a collector was using the directory: what it had in memory only, a minute at most, is missing.
     """
 
     gpus: Sequence[ExportedGpu]
     live: bool
-
-
-class _Source(Protocol):
-    """What is needed of a store or a snapshot of one."""
-
-    def gpus(self) -> list[GpuRow]: ...
-
-    def metrics_of(self, gpu_uuid: str) -> list[str]: ...
-
-    def next_tick(self, gpu_uuid: str, start_unix_nano: int) -> int | None: ...
-
-    def has_averages(self, gpu_uuid: str, start_unix_nano: int, end_unix_nano: int) -> bool: ...
-
-    def read(
-        self, gpu_uuid: str, start_unix_nano: int, end_unix_nano: int, metrics: Sequence[str] | None = None
-    ) -> Samples: ...
 
 
 def export_samples(
@@ -219,8 +169,9 @@ def export_samples(
         gpusonde.telemetry.TraceError: The name ends otherwise.
         OSError: The file cannot be written.
     """
-    with _opened(directory) as (source, live):
-        rows = {row.gpu_uuid: row for row in source.gpus()}
+    with _opened(directory) as (store, live):
+        facts, source = store.facts, store.samples
+        rows = {row.gpu_uuid: row for row in facts.gpus()}
         first_ticks: dict[str, int] = {}
         for gpu_uuid in gpus or rows:
             tick = source.next_tick(gpu_uuid, start_unix_nano) if gpu_uuid in rows else None
@@ -232,8 +183,8 @@ def export_samples(
             raise UnknownGpuUuidError(f"{directory} holds no samples in that time")
         origin = min(first_ticks.values())
         models = {gpu: gpu_pb2.Gpu.FromString(rows[gpu].message).product_name for gpu in first_ticks}
-        averaged = {gpu: source.has_averages(gpu, start_unix_nano, end_unix_nano) for gpu in first_ticks}
-        offered = {gpu: tuple(source.metrics_of(gpu)) for gpu in first_ticks}
+        averaged = {gpu: source.has_rollups(gpu, start_unix_nano, end_unix_nano) for gpu in first_ticks}
+        offered = {gpu: tuple(facts.metrics(gpu)) for gpu in first_ticks}
         metrics = list(dict.fromkeys(name for names in offered.values() for name in names))
         metadata = [
             TraceMetadata(
@@ -257,7 +208,7 @@ def export_samples(
     return ExportReport(exported, live)
 
 
-def _windows(source: _Source, gpu: str, metrics: Sequence[str], tick: int, end: int) -> Iterator[Samples]:
+def _windows(source: LocalReader, gpu: str, metrics: Sequence[str], tick: int, end: int) -> Iterator[Samples]:
     found: int | None = tick
     while found is not None and found < end:
         until = min(found + _WINDOW_NS, end)
@@ -268,7 +219,7 @@ def _windows(source: _Source, gpu: str, metrics: Sequence[str], tick: int, end: 
 
 
 @contextlib.contextmanager
-def _opened(directory: Path) -> Iterator[tuple[_Source, bool]]:
+def _opened(directory: Path) -> Iterator[tuple[LocalStore | StoreSnapshot, bool]]:
     """Open a data directory with its log, or beside the collector that has it."""
     with StoreSnapshot(directory) as snapshot:
         # Says what is wrong with a directory that is none, before a store would make one of it.

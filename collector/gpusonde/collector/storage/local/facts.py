@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from gpusonde.collector.records.model import (
     Binding,
@@ -25,70 +24,11 @@ from gpusonde.collector.records.model import (
     SourceEndedRecord,
 )
 from gpusonde.collector.storage.local.catalog import Database
+from gpusonde.collector.storage.model import AgentRow, GpuRow, LossRow, RejectionRow, decode_inventory
 
 
-@dataclass(frozen=True)
-class AgentRow:
-    """An agent as it introduced itself last."""
-
-    agent_id: str
-    spool_id: str
-    instance_id: str
-    start_unix_nano: int
-    host_name: str
-    agent_version: str
-    host: bytes
-
-
-@dataclass(frozen=True)
-class GpuRow:
-    """A GPU as an agent described it last; ``message`` is a serialised ``gpusonde.common.v1.Gpu``."""
-
-    gpu_uuid: str
-    agent_id: str
-    host_name: str
-    message: bytes
-    metrics: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class LossRow:
-    """Records that will never come.
-
-    Attributes:
-        agent_id: Whose.
-        spool_id: Of which spool.
-        first_sequence: First lost one; 0 when ticks were lost before they became records.
-        last_sequence: Last lost one.
-        reason: A ``gpusonde.ingest.v1.LossReason``; unspecified for a gap.
-        lost_ticks: Ticks the agent counted, 0 when nobody knows.
-        reported: True when the agent reported it, False when the collector saw the gap.
-    """
-
-    agent_id: str
-    spool_id: str
-    first_sequence: int
-    last_sequence: int
-    reason: int
-    lost_ticks: int
-    reported: bool
-
-
-@dataclass(frozen=True)
-class RejectionRow:
-    """A record that was refused for good and where its bytes are."""
-
-    agent_id: str
-    spool_id: str
-    sequence: int
-    field: str
-    problem: str
-    size_bytes: int
-    file_name: str
-
-
-class Facts:
-    """Reads and writes these tables.
+class LocalFacts:
+    """Implements ``FactStore`` over the catalogue, and writes what records say.
 
     Args:
         database: Where they are.
@@ -131,13 +71,22 @@ class Facts:
         rows = self._database.rows("SELECT agent_id, spool_id, spool, stored_sequence FROM spools")
         return {(agent, spool_id): Position(spool, sequence) for agent, spool_id, spool, sequence in rows}
 
-    def inventory_message(self, spool: int, sequence: int) -> bytes | None:
-        """Return the serialised inventory that holds for a record, or None."""
+    def inventory(self, agent_id: str, spool_id: str) -> InventoryRecord | None:
+        """Return the latest durable inventory of a spool."""
+        rows = self._database.rows(
+            "SELECT message FROM inventories JOIN spools USING (spool) WHERE agent_id = ? AND spool_id = ?"
+            " ORDER BY sequence DESC LIMIT 1",
+            (agent_id, spool_id),
+        )
+        return decode_inventory(rows[0][0]) if rows else None
+
+    def inventory_at(self, position: Position) -> InventoryRecord | None:
+        """Return the inventory that holds for a record."""
         rows = self._database.rows(
             "SELECT message FROM inventories WHERE spool = ? AND sequence <= ? ORDER BY sequence DESC LIMIT 1",
-            (spool, sequence),
+            tuple(position),
         )
-        return rows[0][0] if rows else None
+        return decode_inventory(rows[0][0]) if rows else None
 
     def save(
         self,
@@ -166,7 +115,7 @@ class Facts:
             GpuRow(gpu, agent, host, message, tuple(json.loads(names))) for gpu, agent, host, message, names in rows
         ]
 
-    def metrics_of(self, gpu_uuid: str) -> list[str]:
+    def metrics(self, gpu_uuid: str) -> list[str]:
         """Return the metrics that any agent ever offered for a GPU."""
         rows = self._database.rows("SELECT metrics FROM gpus WHERE gpu_uuid = ?", (gpu_uuid,))
         return list(dict.fromkeys(name for (names,) in rows for name in json.loads(names)))

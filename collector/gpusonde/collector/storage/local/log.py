@@ -13,10 +13,10 @@ import struct
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from enum import IntEnum
 from pathlib import Path
 
 from gpusonde.collector.records.model import RejectedRecord
+from gpusonde.collector.storage.model import EntryKind, LogEntry
 from gpusonde.service.durable_files import File, FileLayer
 
 _MAGIC = b"GSLOG001"
@@ -24,25 +24,6 @@ _HEAD = struct.Struct("<II")
 _BODY = struct.Struct("<BBBQq")
 # A length beyond this is garbage, not an entry; records are capped far below.
 _LARGEST_BODY_BYTES = 1 << 28
-
-
-class EntryKind(IntEnum):
-    """What the payload of an entry is."""
-
-    RECORD = 1  # a serialised gpusonde.ingest.v1.Record
-    REJECTION = 2  # JSON: why the record with this sequence was refused for good
-
-
-@dataclass(frozen=True)
-class LogEntry:
-    """One entry of the log."""
-
-    agent_id: str
-    spool_id: str
-    sequence: int
-    received_unix_nano: int
-    kind: EntryKind
-    payload: bytes
 
 
 @dataclass

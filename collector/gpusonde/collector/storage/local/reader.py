@@ -1,7 +1,4 @@
-"""Reading from segments and memory together, so that every tick is seen once whatever is being sealed meanwhile.
-
-From parts of segments to samples.
-"""
+"""``LocalReader``: samples from segments and memory together, each tick once whatever is being flushed meanwhile."""
 
 from __future__ import annotations
 
@@ -17,26 +14,26 @@ import numpy.typing as npt
 from gpusonde.collector.records.model import Block, Int64Array, Position
 from gpusonde.collector.storage.errors import StoreCorruptError
 from gpusonde.collector.storage.local.catalog import PartRow, SegmentCatalog
-from gpusonde.collector.storage.local.facts import Facts
-from gpusonde.collector.storage.local.memory import Memory
+from gpusonde.collector.storage.local.facts import LocalFacts
 from gpusonde.collector.storage.local.segments import SegmentFiles, SegmentGoneError, SegmentKind, StoreLayout
+from gpusonde.collector.storage.memtable import Memory
 from gpusonde.collector.storage.samples import (
     RESOLUTION_S,
-    Arrival,
-    BindingArrived,
+    BindingEntry,
     Column,
-    Mark,
+    FeedEntry,
+    Marker,
     Samples,
-    SourceEndArrived,
+    SourceEndEntry,
     StoredBlock,
     column_type,
     concatenate,
-    count_of,
+    count_column,
     empty_samples,
-    in_order_of_arrival,
-    in_order_of_time,
-    joined,
-    samples_of,
+    join_blocks,
+    merge_feed,
+    merge_rollups,
+    sort_by_time,
 )
 from gpusonde.telemetry import METRIC_BY_NAME, MetricKind
 
@@ -66,7 +63,7 @@ def read_ticks(
     return _samples(path, found, metrics, RESOLUTION_S if row.kind is SegmentKind.SECOND else 0.0)
 
 
-def read_averages(files: SegmentFiles, layout: StoreLayout, rows: Sequence[PartRow], metrics: Sequence[str]) -> Samples:
+def read_rollups(files: SegmentFiles, layout: StoreLayout, rows: Sequence[PartRow], metrics: Sequence[str]) -> Samples:
     """Read averages over seconds of one GPU, each second once.
 
     Raises:
@@ -78,11 +75,11 @@ def read_averages(files: SegmentFiles, layout: StoreLayout, rows: Sequence[PartR
     counts: dict[str, list[Array]] = {name: [] for name in gauges}
     for row in rows:
         path = layout.path(row.kind, row.file_name)
-        found = files.read(path, row.segment, row.part, [*_KEYS, *metrics, *map(count_of, gauges)], keep=True)
+        found = files.read(path, row.segment, row.part, [*_KEYS, *metrics, *map(count_column, gauges)], keep=True)
         pieces.append(_samples(path, found, metrics, RESOLUTION_S))
         for name in gauges:
-            counts[name].append(found.get(count_of(name), np.zeros(row.part.row_count, dtype=np.int64)))
-    return joined(concatenate(pieces, metrics), {name: np.concatenate(counts[name]) for name in gauges})
+            counts[name].append(found.get(count_column(name), np.zeros(row.part.row_count, dtype=np.int64)))
+    return merge_rollups(concatenate(pieces, metrics), {name: np.concatenate(counts[name]) for name in gauges})
 
 
 def _samples(path: Path, found: dict[str, Array], metrics: Sequence[str], resolution_s: float) -> Samples:
@@ -99,8 +96,8 @@ _LOG = logging.getLogger(__name__)
 _END_OF_TIME = 1 << 62
 
 
-class Reader:
-    """Reads samples; see ``Store`` for what its methods promise.
+class LocalReader:
+    """Implements ``SampleReader`` over segments and memory.
 
     Compaction and retention may remove a segment between the look into the catalogue and the reading. Then the
     catalogue knows better meanwhile and is asked again.
@@ -110,17 +107,22 @@ class Reader:
         facts: Bindings and source ends.
         segments: What is in segments.
         layout: Where the segments lie.
-        files: Reads them.
+        segment_files: Reads them.
     """
 
     def __init__(
-        self, memory: Memory, facts: Facts, segments: SegmentCatalog, layout: StoreLayout, files: SegmentFiles
+        self,
+        memory: Memory,
+        facts: LocalFacts,
+        segments: SegmentCatalog,
+        layout: StoreLayout,
+        segment_files: SegmentFiles,
     ) -> None:
         self._memory = memory
         self._facts = facts
         self._segments = segments
         self._layout = layout
-        self._files = files
+        self._segment_files = segment_files
 
     def read(
         self,
@@ -132,8 +134,8 @@ class Reader:
         first: Position | None = None,
         last: Position | None = None,
     ) -> Samples:
-        """See ``Store.read``."""
-        wanted = self._facts.metrics_of(gpu_uuid) if metrics is None else list(metrics)
+        """Return the ticks of a GPU in ``[start, end)`` in order of time, each once; see ``SampleReader``."""
+        wanted = self._facts.metrics(gpu_uuid) if metrics is None else list(metrics)
         while True:
             with self._memory.lock:
                 rows = self._segments.parts_between(gpu_uuid, start_unix_nano, end_unix_nano)
@@ -141,7 +143,7 @@ class Reader:
                 spools = self._spools_beside(first)
             rows = [row for row in rows if spools is None or row.part.spool in spools]
             try:
-                pieces = self._read_averages([row for row in rows if row.kind is SegmentKind.SECOND], wanted)
+                pieces = self._read_rollups([row for row in rows if row.kind is SegmentKind.SECOND], wanted)
                 pieces += [
                     self._read_part(row, wanted, keep=True) for row in rows if row.kind is not SegmentKind.SECOND
                 ]
@@ -150,16 +152,16 @@ class Reader:
                 if self._segments.is_registered(error.path.name):
                     raise
         blocks = [stored for stored in blocks if spools is None or stored.position.spool in spools]
-        pieces.append(samples_of(blocks, wanted))
+        pieces.append(join_blocks(blocks, wanted))
         pieces = [piece.between(start_unix_nano, end_unix_nano) for piece in pieces]
         samples = concatenate([piece for piece in pieces if len(piece)] or [empty_samples(wanted)], wanted)
         if first:
             samples = samples.after(Position(first.spool, first.sequence - 1))
         if last:
             samples = samples.through(last)
-        return in_order_of_time(samples)
+        return sort_by_time(samples)
 
-    def has_averages(self, gpu_uuid: str, start_unix_nano: int, end_unix_nano: int) -> bool:
+    def has_rollups(self, gpu_uuid: str, start_unix_nano: int, end_unix_nano: int) -> bool:
         """Return whether some of the ticks of a GPU in ``[start, end)`` are kept as averages only."""
         rows = self._segments.parts_between(gpu_uuid, start_unix_nano, end_unix_nano)
         return any(row.kind is SegmentKind.SECOND for row in rows)
@@ -167,8 +169,8 @@ class Reader:
     def _blocks_between(self, gpu_uuid: str, start_unix_nano: int, end_unix_nano: int) -> list[StoredBlock]:
         return [
             stored
-            for generation in self._memory.generations()
-            for stored in generation.blocks_between(gpu_uuid, start_unix_nano, end_unix_nano)
+            for memtable in self._memory.memtables()
+            for stored in memtable.blocks_between(gpu_uuid, start_unix_nano, end_unix_nano)
         ]
 
     def _spools_beside(self, position: Position | None) -> frozenset[int] | None:
@@ -179,13 +181,13 @@ class Reader:
         return frozenset(n for n, agent_id in owners.items() if agent_id == owners.get(position.spool))
 
     def _read_part(self, row: PartRow, metrics: Sequence[str], *, keep: bool = False) -> Samples:
-        return read_ticks(self._files, self._layout, row, metrics, keep=keep)
+        return read_ticks(self._segment_files, self._layout, row, metrics, keep=keep)
 
-    def _read_averages(self, rows: Sequence[PartRow], metrics: Sequence[str]) -> list[Samples]:
-        return [read_averages(self._files, self._layout, rows, metrics)] if rows else []
+    def _read_rollups(self, rows: Sequence[PartRow], metrics: Sequence[str]) -> list[Samples]:
+        return [read_rollups(self._segment_files, self._layout, rows, metrics)] if rows else []
 
     def next_tick(self, gpu_uuid: str, start_unix_nano: int) -> int | None:
-        """See ``Store.next_tick``."""
+        """Return the time of a GPU's first tick that is not before a time, or None if there is no such tick."""
         while True:
             with self._memory.lock:
                 rows = self._segments.parts_between(gpu_uuid, start_unix_nano, _END_OF_TIME)
@@ -209,30 +211,30 @@ class Reader:
             best = tick if best is None else min(best, tick)
         return None if best == _END_OF_TIME else best
 
-    def arrivals(self, agent_id: str, gpu_uuid: str, after: Position) -> Iterator[Arrival]:
-        """See ``Store.arrivals``."""
+    def read_feed(self, agent_id: str, gpu_uuid: str, after: Position) -> Iterator[FeedEntry]:
+        """Yield what an agent said about a GPU behind a position, in order of arrival; see ``SampleStore``."""
         with self._memory.lock:
             spools = [number for (agent, _), number in self._memory.spools.items() if agent == agent_id]
             blocks: list[StoredBlock] = []
-            marks: list[Mark] = []
-            for generation in self._memory.latest_generations():
-                blocks += generation.blocks_after(gpu_uuid, spools, after)
-                marks += generation.marks_after(gpu_uuid, spools, after)
+            marks: list[Marker] = []
+            for memtable in self._memory.latest_memtables():
+                blocks += memtable.blocks_after(gpu_uuid, spools, after)
+                marks += memtable.marks_after(gpu_uuid, spools, after)
             parts: list[PartRow] = []
             stored: dict[int, int] = {}
             # Whoever keeps up never needs the disk.
-            if any((spool, self._memory.only_stored(spool)) > after for spool in spools):
+            if any((spool, self._memory.flushed_sequence(spool)) > after for spool in spools):
                 parts = self._segments.parts_after(gpu_uuid, spools, after)
                 stored = {spool: self._memory.stored.get(spool, 0) for spool in spools}
                 blocks = [block for block in blocks if block.position.sequence > stored[block.position.spool]]
                 marks = self._stored_marks(agent_id, gpu_uuid, after)
-        return in_order_of_arrival(chain(self._sealed(gpu_uuid, parts, stored, after), _by_spool(blocks)), marks)
+        return merge_feed(chain(self._flushed_samples(gpu_uuid, parts, stored, after), _by_spool(blocks)), marks)
 
-    def _sealed(
+    def _flushed_samples(
         self, gpu_uuid: str, rows: Sequence[PartRow], stored: Mapping[int, int], after: Position
     ) -> Iterator[Samples]:
         """Yield what was in segments when ``stored`` was taken, however long the caller takes over it."""
-        metrics = self._facts.metrics_of(gpu_uuid) if rows else []
+        metrics = self._facts.metrics(gpu_uuid) if rows else []
         while rows:
             left: Sequence[PartRow] = ()
             for row in rows:
@@ -247,7 +249,7 @@ class Reader:
                 except StoreCorruptError as error:
                     _LOG.error("samples of %s are left out of tracking: %s", gpu_uuid, error)
                     continue
-                # What was sealed since then is among the caller's blocks.
+                # What was flushed since then is among the caller's blocks.
                 if row.part.last_sequence > stored[row.part.spool]:
                     piece = piece.take(piece.sequence <= stored[row.part.spool])
                 if len(piece):
@@ -255,13 +257,13 @@ class Reader:
                     yield piece
             rows = left
 
-    def _stored_marks(self, agent_id: str, gpu_uuid: str, after: Position) -> list[Mark]:
-        marks: list[Mark] = [
-            BindingArrived(position, binding)
+    def _stored_marks(self, agent_id: str, gpu_uuid: str, after: Position) -> list[Marker]:
+        marks: list[Marker] = [
+            BindingEntry(position, binding)
             for position, binding in self._facts.bindings(agent_id, gpu_uuid)
             if position > after
         ]
-        marks += [SourceEndArrived(position) for position in self._facts.source_ends_after(agent_id, gpu_uuid, after)]
+        marks += [SourceEndEntry(position) for position in self._facts.source_ends_after(agent_id, gpu_uuid, after)]
         durable = {spool: self._memory.durable.get(key, 0) for key, spool in self._memory.spools.items()}
         return sorted(
             (mark for mark in marks if mark.position.sequence <= durable.get(mark.position.spool, 0)),
@@ -272,7 +274,7 @@ class Reader:
 def _by_spool(blocks: Sequence[StoredBlock]) -> Iterator[Samples]:
     """Join blocks in order of arrival, one piece per spool."""
     for _, same in groupby(blocks, key=lambda stored: stored.position.spool):
-        yield samples_of(list(same))
+        yield join_blocks(list(same))
 
 
 def _first_from(time_unix_nano: Int64Array, start_unix_nano: int) -> int | None:

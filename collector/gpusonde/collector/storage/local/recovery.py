@@ -20,10 +20,11 @@ from gpusonde.collector.records.model import (
 )
 from gpusonde.collector.storage.errors import StoreError
 from gpusonde.collector.storage.local.catalog import SegmentCatalog
-from gpusonde.collector.storage.local.facts import Facts
-from gpusonde.collector.storage.local.log import EntryKind, LogEntry, PartEnd, log_parts, read_part
+from gpusonde.collector.storage.local.facts import LocalFacts
+from gpusonde.collector.storage.local.log import PartEnd, log_parts, read_part
 from gpusonde.collector.storage.local.segments import StoreLayout
-from gpusonde.collector.storage.tail import Generation
+from gpusonde.collector.storage.memtable import Memtable
+from gpusonde.collector.storage.model import EntryKind, LogEntry
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.service.durable_files import FileLayer
 
@@ -40,20 +41,20 @@ class Recovered:
 
     Attributes:
         next_part: Number of the next log part.
-        generation: What the log holds beyond the segments.
+        memtable: What the log holds beyond the segments.
         durable: (agent, spool id) -> durable sequence.
         spools: (agent, spool id) -> number of the spool.
         stored: Number of a spool -> sequence up to which it is in segments.
     """
 
     next_part: int
-    generation: Generation = field(default_factory=Generation)
+    memtable: Memtable = field(default_factory=Memtable)
     durable: dict[tuple[str, str], int] = field(default_factory=dict)
     spools: dict[tuple[str, str], int] = field(default_factory=dict)
     stored: dict[int, int] = field(default_factory=dict)
 
 
-def recover(layout: StoreLayout, facts: Facts, segments: SegmentCatalog, files: FileLayer) -> Recovered:
+def recover(layout: StoreLayout, facts: LocalFacts, segments: SegmentCatalog, files: FileLayer) -> Recovered:
     """Replay the log over the catalogue.
 
     Entries at or below a spool's stored sequence are in a segment and are skipped; entries that occur twice (written,
@@ -102,7 +103,7 @@ def _tidy_segments(layout: StoreLayout, segments: SegmentCatalog, files: FileLay
 
 
 class _Replay:
-    def __init__(self, recovered: Recovered, facts: Facts) -> None:
+    def __init__(self, recovered: Recovered, facts: LocalFacts) -> None:
         self._recovered = recovered
         self._facts = facts
         self._inventories: dict[int, InventoryRecord | None] = {}
@@ -124,7 +125,7 @@ class _Replay:
             self._gaps[Position(spool, before + 1)] = entry.sequence - 1
         if not isinstance(decoded, BatchRecord):
             self._records.append((position, entry.agent_id, decoded, entry.payload))
-        recovered.generation.add(position, decoded)
+        recovered.memtable.add(position, decoded)
         recovered.durable[key] = entry.sequence
 
     def save_facts(self) -> None:
@@ -142,10 +143,5 @@ class _Replay:
 
     def _inventory(self, position: Position) -> InventoryRecord | None:
         if position.spool not in self._inventories:
-            message = self._facts.inventory_message(position.spool, position.sequence)
-            inventory = None
-            if message is not None:
-                decoded = decode_record(ingest_pb2.Record.FromString(message), None, STORED_LIMITS)
-                inventory = decoded if isinstance(decoded, InventoryRecord) else None
-            self._inventories[position.spool] = inventory
+            self._inventories[position.spool] = self._facts.inventory_at(position)
         return self._inventories[position.spool]

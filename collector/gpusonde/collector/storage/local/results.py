@@ -9,122 +9,11 @@ import json
 import math
 import sqlite3
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, fields
 
 from gpusonde.collector.records.model import Position
 from gpusonde.collector.storage.local.catalog import Database
-
-
-@dataclass(frozen=True)
-class RunRow:
-    """One run.
-
-    Attributes:
-        run_id: Stable name: the same ticks give the same id.
-        agent_id: Agent that sampled it.
-        gpu_uuid: Its GPU.
-        job_id: Scheduler's job, empty when unknown.
-        scheduler: A ``gpusonde.common.v1.Scheduler``.
-        ended: Whether it is over.
-        end_reason: Why it is over, for a human reader.
-        start_unix_nano: First activity.
-        end_unix_nano: Latest tick while it goes on, last activity when it is over.
-        first_spool: Spool of its first record.
-        first_sequence: Sequence of its first record.
-        last_spool: Spool of its last record.
-        last_sequence: Sequence of its last record.
-        tick_count: Ticks from start to end.
-        missed_ticks: Ticks the sampler skipped meanwhile.
-        verdict: ``epochs``, ``short_cycle`` or ``none``; empty before the first analysis.
-        reason: Why the verdict is what it is.
-        period_s: Typical epoch duration; NaN when unknown, like both bounds.
-        period_low_s: Lower end of its interval.
-        period_high_s: Upper end of its interval.
-        confidence: 0..1.
-        epoch_count: Epochs that were not withdrawn.
-        idle_share: Share of the time from first to last activity in which the GPU did not work; NaN when unknown.
-        stalled_share: Share of it lost to unusual idle and between epochs; NaN when unknown.
-    """
-
-    run_id: str
-    agent_id: str
-    gpu_uuid: str
-    job_id: str
-    scheduler: int
-    ended: bool
-    end_reason: str
-    start_unix_nano: int
-    end_unix_nano: int
-    first_spool: int
-    first_sequence: int
-    last_spool: int
-    last_sequence: int
-    tick_count: int
-    missed_ticks: int
-    verdict: str = ""
-    reason: str = ""
-    period_s: float = math.nan
-    period_low_s: float = math.nan
-    period_high_s: float = math.nan
-    confidence: float = 0.0
-    epoch_count: int = 0
-    idle_share: float = math.nan
-    stalled_share: float = math.nan
-
-    @property
-    def first(self) -> Position:
-        """Its first record."""
-        return Position(self.first_spool, self.first_sequence)
-
-    @property
-    def last(self) -> Position:
-        """Its last record."""
-        return Position(self.last_spool, self.last_sequence)
-
-
-@dataclass(frozen=True)
-class EpochRow:
-    """One epoch of a run as it stands.
-
-    Attributes:
-        index: Identifies it within the run; order the epochs by start.
-        start_unix_nano: Start.
-        end_unix_nano: End.
-        confidence: 0..1.
-        status: ``provisional``, ``confirmed`` or ``withdrawn``.
-        revision: How often the tracker had changed its mind about the run when this last changed.
-    """
-
-    index: int
-    start_unix_nano: int
-    end_unix_nano: int
-    confidence: float
-    status: str
-    revision: int
-
-
-@dataclass(frozen=True)
-class SummaryRow:
-    """What the ticks of one epoch add up to.
-
-    Attributes:
-        seen_share: Share of the epoch that ticks speak for, 0..1.
-        energy_joules: Energy used in it; NaN when unknown.
-        means: Metric -> mean over the epoch, without metrics that had no value.
-    """
-
-    seen_share: float
-    energy_joules: float
-    means: Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class RunUpdate:
-    """A run and, where they changed, all its epochs."""
-
-    run: RunRow
-    epochs: Sequence[EpochRow] | None
-
+from gpusonde.collector.storage.model import EpochRow, RunRow, RunUpdate, SummaryRow
 
 _RUN_COLUMNS = ", ".join(field.name for field in fields(RunRow))
 _RUN_MARKS = ", ".join("?" for _ in fields(RunRow))
@@ -145,8 +34,8 @@ WHERE (start_unix_nano, end_unix_nano, confidence, status, revision)
 """
 
 
-class Results:
-    """Reads and writes these tables.
+class LocalResults:
+    """Implements ``ResultStore`` over the catalogue.
 
     Args:
         database: Where they are.

@@ -8,13 +8,15 @@ and everything else in the catalogue stay for ever.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from collections.abc import Callable
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
 from gpusonde.collector.storage.compaction.pace import Pace, StoppedError, step_back
-from gpusonde.collector.storage.errors import naming_full_disks
+from gpusonde.collector.storage.errors import StoreError, naming_full_disks
 from gpusonde.collector.storage.local.catalog import Database, Deletion, Deletions, SegmentCatalog, SegmentFile
 from gpusonde.collector.storage.local.compaction import CompactionOptions, Compactor
 from gpusonde.collector.storage.local.segments import SegmentKind, StoreLayout
@@ -24,6 +26,7 @@ from gpusonde.service.durable_files import FileLayer
 _LOG = logging.getLogger(__name__)
 # What tracking would have to read again after it lost its state is kept longer, but not for ever.
 _HELD_FACTOR = 2.0
+_PAUSE_S = 20.0
 TIERS = {"raw": (SegmentKind.MINUTE, SegmentKind.HOUR), "second": (SegmentKind.SECOND,)}
 
 
@@ -258,3 +261,26 @@ class Maintenance:
         while self._compactor.step(Pace(1.0), everything=True):
             count += 1
         return count
+
+
+async def maintain(maintenance: Maintenance, executor: Executor, pause_s: float = _PAUSE_S) -> None:
+    """Have maintenance done until cancelled; what it is at then is given up soon, and done again after the next start.
+
+    Args:
+        maintenance: The work; it blocks.
+        executor: A thread for nothing else.
+        pause_s: Time between two checks of what is due.
+    """
+    stop = threading.Event()
+    try:
+        while True:
+            await asyncio.sleep(pause_s)
+            try:
+                await asyncio.shield(asyncio.get_running_loop().run_in_executor(executor, maintenance.run, stop))
+            except StoreError as error:
+                # Samples stay where they are; the next check tries again.
+                _LOG.error("segments cannot be compacted or deleted now: %s", error)
+            except Exception:  # a fault here must not end the collector, which loses nothing by it
+                _LOG.exception("segments are not compacted or deleted")
+    finally:
+        stop.set()

@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gpusonde.collector.storage.errors import StoreCorruptError
-from gpusonde.collector.storage.samples import Samples, StoredBlock, column_type, samples_of
+from gpusonde.collector.storage.samples import Samples, StoredBlock, column_type, join_blocks
 
 _V = TypeVar("_V")
 
@@ -116,7 +116,7 @@ def open_writer(sink: Any, schema: pa.Schema, quantised: Collection[str]) -> pq.
 
 
 def quantised_by_count(groups: Sequence[pa.Table], names: Sequence[str]) -> set[str]:
-    """Return the columns in which few distinct values recur, going by some rows of some groups: quick, for sealing."""
+    """Return the columns in which few distinct values recur, going by some rows of some groups: quick, for flushing."""
     step = max(1, len(groups) // _MOST_PROBED_GROUPS)
     probed = groups[::step][:_MOST_PROBED_GROUPS]
     return {name for name in names if all(_has_few_values(group.column(name)) for group in probed)}
@@ -154,7 +154,7 @@ def _column_sizes(samples: Sequence[pa.Table], names: Sequence[str], quantised: 
 class SegmentKind(Enum):
     """What a segment file holds; the members' values are kept in the catalogue."""
 
-    MINUTE = "minute"  # ticks as sealed: all GPUs, a minute or so
+    MINUTE = "minute"  # ticks as flushed: all GPUs, a minute or so
     HOUR = "hour"  # ticks after compaction: an hour of arrivals, row groups of one GPU each
     SECOND = "second"  # averages over seconds of the ticks of one hour file
 
@@ -248,7 +248,7 @@ def encode_segment(blocks: Mapping[str, Sequence[StoredBlock]]) -> tuple[bytes, 
             if rows >= _ROWS_PER_GROUP:
                 groups.append([])
                 rows = 0
-            samples = samples_of(stored)
+            samples = join_blocks(stored)
             parts.append(
                 SegmentPart(
                     gpu_uuid,

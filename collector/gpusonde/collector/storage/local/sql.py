@@ -17,7 +17,7 @@ import pyarrow.dataset as ds
 from gpusonde.collector.storage.errors import StoreError
 from gpusonde.collector.storage.local.catalog import Database, SegmentCatalog, SegmentFile
 from gpusonde.collector.storage.local.compaction import second_schema, tick_schema
-from gpusonde.collector.storage.local.facts import Facts
+from gpusonde.collector.storage.local.facts import LocalFacts
 from gpusonde.collector.storage.local.segments import SegmentKind, StoreLayout
 
 # What of the catalogue can be asked, without what only the collector understands.
@@ -60,7 +60,7 @@ def ask(directory: Path, statement: str, *, limit: int = 1000) -> SqlAnswer:
     """Answer one SELECT over the views ``samples``, ``seconds`` and the tables of the catalogue.
 
     Args:
-        directory: A data directory, also one that a collector is using; what that has not sealed yet is not seen.
+        directory: A data directory, also one that a collector is using; what that has not flushed yet is not seen.
         statement: The SELECT.
         limit: Most rows.
 
@@ -96,7 +96,7 @@ def _connected(duckdb: Any, directory: Path, database: Database) -> Iterator[Any
     segments = SegmentCatalog(database)
     layout = StoreLayout(directory)
     # Of the catalogue, not of the files: of three months there are thousands.
-    metrics = sorted({name for gpu in Facts(database).gpus() for name in gpu.metrics})
+    metrics = sorted({name for gpu in LocalFacts(database).gpus() for name in gpu.metrics})
     with duckdb.connect(":memory:", config={"python_enable_replacements": False}) as connection:
         ticks = segments.files(SegmentKind.MINUTE, SegmentKind.HOUR)
         connection.register("samples", _data_set(layout, ticks, tick_schema(metrics)))

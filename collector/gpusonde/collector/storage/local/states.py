@@ -13,17 +13,13 @@ import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from gpusonde.collector.storage.errors import naming_full_disks
+from gpusonde.collector.storage.errors import StateFileError, naming_full_disks
 from gpusonde.service.durable_files import FileLayer
 
 _MAGIC = b"GSSTATE1"
 _HEAD = struct.Struct("<III")
 _LARGEST_BYTES = 1 << 26
 _SUFFIX = ".state"
-
-
-class StateFileError(Exception):
-    """A state file that cannot be read as what was written."""
 
 
 class StateFiles:

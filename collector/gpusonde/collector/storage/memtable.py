@@ -1,18 +1,19 @@
-"""What is in the log and not yet in a segment, kept in memory."""
+"""``Memtable``: what is durable and not yet in a segment, kept in memory; ``Memory``: those of the local store."""
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from gpusonde.collector.records.model import BatchRecord, BindingsRecord, Decoded, Position, SourceEndedRecord
-from gpusonde.collector.storage.samples import BindingArrived, Mark, SourceEndArrived, StoredBlock
+from gpusonde.collector.storage.samples import BindingEntry, Marker, SourceEndEntry, StoredBlock
 
 
 @dataclass
-class Generation:
-    """The records between two seals.
+class Memtable:
+    """The records between two flushes.
 
     Attributes:
         blocks: GPU -> its blocks in order of arrival.
@@ -23,7 +24,7 @@ class Generation:
     """
 
     blocks: dict[str, list[StoredBlock]] = field(default_factory=dict)
-    marks: dict[str, list[Mark]] = field(default_factory=dict)
+    marks: dict[str, list[Marker]] = field(default_factory=dict)
     blanks: Counter[tuple[str, str, int]] = field(default_factory=Counter)
     reached: dict[int, int] = field(default_factory=dict)
     nbytes: int = 0
@@ -40,11 +41,11 @@ class Generation:
             return [block.gpu_uuid for block in record.blocks]
         if isinstance(record, BindingsRecord):
             for binding in record.bindings:
-                self.marks.setdefault(binding.gpu_uuid, []).append(BindingArrived(position, binding))
+                self.marks.setdefault(binding.gpu_uuid, []).append(BindingEntry(position, binding))
             return [binding.gpu_uuid for binding in record.bindings]
         if isinstance(record, SourceEndedRecord):
             for gpu_uuid in record.gpu_uuids:
-                self.marks.setdefault(gpu_uuid, []).append(SourceEndArrived(position))
+                self.marks.setdefault(gpu_uuid, []).append(SourceEndEntry(position))
             return list(record.gpu_uuids)
         return []
 
@@ -60,7 +61,7 @@ class Generation:
         """Return a GPU's blocks of these spools behind a position."""
         return _newest(self.blocks.get(gpu_uuid, []), frozenset(spools), after)
 
-    def marks_after(self, gpu_uuid: str, spools: Iterable[int], after: Position) -> list[Mark]:
+    def marks_after(self, gpu_uuid: str, spools: Iterable[int], after: Position) -> list[Marker]:
         """Return a GPU's bindings and source ends of these spools behind a position."""
         return [m for m in self.marks.get(gpu_uuid, ()) if m.position > after and m.position.spool in spools]
 
@@ -75,3 +76,56 @@ def _newest(blocks: list[StoredBlock], spools: frozenset[int], after: Position) 
     while i and (blocks[i - 1].position > after or blocks[i - 1].position.spool not in spools):
         i -= 1
     return [stored for stored in blocks[i:] if stored.position.spool in spools]
+
+
+@dataclass
+class ImmutableMemtable:
+    """A memtable on its way into a segment, and the last log part that holds it until then."""
+
+    memtable: Memtable
+    last_part: int
+
+
+@dataclass
+class Memory:
+    """What is not in segments yet, and how far everything is.
+
+    Attributes:
+        lock: Held while any of it is changed, and while a consistent view of it and the segment catalogue is taken.
+        active: What has arrived since the last flush.
+        frozen: What waits to become segments, oldest first.
+        durable: (agent, spool id) -> durable sequence.
+        spools: (agent, spool id) -> number of the spool.
+        stored: Number of a spool -> sequence up to which it is in segments.
+        recent: The latest memtable that became a segment: trackers that are a second behind need not read it back.
+        stored_before: ``stored`` as it was before that.
+    """
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    active: Memtable = field(default_factory=Memtable)
+    frozen: list[ImmutableMemtable] = field(default_factory=list)
+    durable: dict[tuple[str, str], int] = field(default_factory=dict)
+    spools: dict[tuple[str, str], int] = field(default_factory=dict)
+    stored: dict[int, int] = field(default_factory=dict)
+    recent: Memtable = field(default_factory=Memtable)
+    stored_before: dict[int, int] = field(default_factory=dict)
+
+    def memtables(self) -> list[Memtable]:
+        """Return everything that is not in segments, in order of arrival."""
+        return [*(frozen.memtable for frozen in self.frozen), self.active]
+
+    def latest_memtables(self) -> list[Memtable]:
+        """Return what is not in segments, and before it what has become one last."""
+        return [self.recent, *self.memtables()]
+
+    def flushed_sequence(self, spool: int) -> int:
+        """Return the sequence up to which a spool is in segments and not in ``latest_memtables``."""
+        before = self.stored_before if spool in self.recent.reached else self.stored
+        return before.get(spool, 0)
+
+    def mark_flushed(self, frozen: ImmutableMemtable) -> None:
+        """Note that a memtable has become a segment."""
+        self.frozen.remove(frozen)
+        self.recent = frozen.memtable
+        self.stored_before = {spool: self.stored.get(spool, 0) for spool in frozen.memtable.reached}
+        self.stored.update(frozen.memtable.reached)

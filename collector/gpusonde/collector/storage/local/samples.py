@@ -1,0 +1,302 @@
+"""``LocalSamples``: records into the log and the memtable, the memtable into segments."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from gpusonde.collector.records.model import BatchRecord, Position
+from gpusonde.collector.storage.errors import StoreFullError, naming_full_disks
+from gpusonde.collector.storage.local.catalog import NewSegment, SegmentCatalog
+from gpusonde.collector.storage.local.facts import LocalFacts
+from gpusonde.collector.storage.local.log import Log
+from gpusonde.collector.storage.local.reader import LocalReader
+from gpusonde.collector.storage.local.recovery import recover
+from gpusonde.collector.storage.local.retention import MaintenanceOptions
+from gpusonde.collector.storage.local.segments import (
+    CacheOptions,
+    SegmentFiles,
+    SegmentKind,
+    StoreLayout,
+    encode_segment,
+)
+from gpusonde.collector.storage.memtable import ImmutableMemtable, Memory, Memtable
+from gpusonde.collector.storage.model import AgentRow, PendingRecord
+from gpusonde.collector.storage.store import Listener, StoreCounters
+from gpusonde.service.durable_files import FileLayer, write_durably
+
+_MEBIBYTE = 1 << 20
+# More than the records of one commit of a busy collector.
+_PROBE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class StoreOptions:
+    """How the local store spends disk and memory.
+
+    Attributes:
+        segment_interval_s: Age at which what is in memory becomes a segment.
+        segment_bytes: Size at which it does so earlier.
+        memory_bytes: Beyond this much in memory nothing is taken any more: segments cannot be written.
+        reserve_bytes: Free space that is left on the disk, for the catalogue and for segments.
+        cache_bytes: Memory for columns that were read last.
+        maintenance: How segments are compacted and how long they are kept.
+    """
+
+    segment_interval_s: float = 60.0
+    segment_bytes: int = 128 * _MEBIBYTE
+    memory_bytes: int = 512 * _MEBIBYTE
+    reserve_bytes: int = 64 * _MEBIBYTE
+    cache_bytes: int = 64 * _MEBIBYTE
+    maintenance: MaintenanceOptions = field(default_factory=MaintenanceOptions)
+
+
+class LocalSamples(LocalReader):
+    """Implements ``SampleStore`` with a log, memtables and Parquet segments.
+
+    Args:
+        layout: Where everything lies.
+        files: The file layer.
+        facts: Where what records say besides samples goes.
+        segments: The catalogue of segments.
+        options: Sizes and intervals.
+        counters: Told what is done.
+        wall_clock_ns: Unix time in nanoseconds.
+        monotonic_clock: Seconds, for the age of what is in memory.
+    """
+
+    def __init__(
+        self,
+        layout: StoreLayout,
+        files: FileLayer,
+        facts: LocalFacts,
+        segments: SegmentCatalog,
+        options: StoreOptions,
+        counters: StoreCounters,
+        *,
+        wall_clock_ns: Callable[[], int] = time.time_ns,
+        monotonic_clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        cache = SegmentFiles(CacheOptions(column_bytes=options.cache_bytes))
+        super().__init__(Memory(), facts, segments, layout, cache)
+        self._files = files
+        self._options = options
+        self._counters = counters
+        self._wall_clock_ns = wall_clock_ns
+        self._monotonic_clock = monotonic_clock
+        self._log = Log(layout.log, files, next_part=1)
+        self._append_lock = threading.Lock()
+        self._flush_lock = threading.Lock()
+        self._flushed_at = 0.0
+        self._listeners: list[Listener] = []
+
+    def recover(self) -> None:
+        """Replay the log, remove what a crash left half-made.
+
+        Raises:
+            StoreError: The log was written by a newer collector.
+        """
+        recovered = recover(self._layout, self._facts, self._segments, self._files)
+        self._log = Log(self._layout.log, self._files, recovered.next_part)
+        memory = Memory(durable=recovered.durable, spools=recovered.spools, stored=recovered.stored)
+        if recovered.memtable.reached:
+            memory.frozen.append(ImmutableMemtable(recovered.memtable, recovered.next_part - 1))
+        self._memory = memory
+        self._flushed_at = self._monotonic_clock()
+
+    def close(self, release: Callable[[], None]) -> None:
+        """Close the log and have ``release`` called while nothing is appended or flushed."""
+        with self._flush_lock, self._append_lock:
+            self._log.rotate()
+            release()
+
+    def configure(self, options: StoreOptions) -> None:
+        """Take over other options; the size of the cache stays."""
+        self._options = options
+
+    # Writing -----------------------------------------------------------------------------------------------------
+
+    def register_agent(self, agent: AgentRow) -> int:
+        """Store what an agent said of itself and return the durable sequence of its spool."""
+        spool = self._facts.save_agent(agent)
+        with self._memory.lock:
+            self._memory.spools[agent.agent_id, agent.spool_id] = spool
+            return self._memory.durable.get((agent.agent_id, agent.spool_id), 0)
+
+    def append(self, records: Sequence[PendingRecord]) -> int:
+        """Write records to the log and sync it, then to catalogue and memtable; return how many were repetitions.
+
+        Raises:
+            StoreFullError: There is no room; none of the records counts as stored.
+            StoreError: Any other failure, likewise.
+        """
+        with self._append_lock:
+            fresh, gaps = self._select_pending(records)
+            if not fresh:
+                return len(records)
+            self._check_room()
+            began = self._monotonic_clock()
+            with naming_full_disks(self._layout.log):
+                self._log.append([incoming.entry for _, incoming in fresh])
+            self._counters.on_log_sync(self._monotonic_clock() - began)
+            facts = [
+                (position, incoming.entry.agent_id, incoming.decoded, incoming.entry.payload)
+                for position, incoming in fresh
+                if not isinstance(incoming.decoded, BatchRecord)
+            ]
+            if facts or gaps:
+                self._facts.save(facts, gaps)
+            touched: set[tuple[str, str]] = set()
+            with self._memory.lock:
+                for position, incoming in fresh:
+                    entry = incoming.entry
+                    gpus = self._memory.active.add(position, incoming.decoded)
+                    touched.update((entry.agent_id, gpu_uuid) for gpu_uuid in gpus)
+                    self._memory.durable[entry.agent_id, entry.spool_id] = entry.sequence
+        if touched:
+            for listener in self._listeners:
+                listener(frozenset(touched))
+        return len(records) - len(fresh)
+
+    def _select_pending(
+        self, records: Sequence[PendingRecord]
+    ) -> tuple[list[tuple[Position, PendingRecord]], dict[Position, int]]:
+        """Drop repetitions, number the spools, find the gaps."""
+        fresh: list[tuple[Position, PendingRecord]] = []
+        gaps: dict[Position, int] = {}
+        reached: dict[tuple[str, str], int] = {}
+        for incoming in records:
+            entry = incoming.entry
+            key = (entry.agent_id, entry.spool_id)
+            before = reached.get(key, self._memory.durable.get(key, 0))
+            if entry.sequence <= before:
+                continue
+            spool = self._spool(*key)
+            if entry.sequence > before + 1:
+                gaps[Position(spool, before + 1)] = entry.sequence - 1
+            reached[key] = entry.sequence
+            fresh.append((Position(spool, entry.sequence), incoming))
+        return fresh, gaps
+
+    def _spool(self, agent_id: str, spool_id: str) -> int:
+        number = self._memory.spools.get((agent_id, spool_id))
+        if number is None:
+            number = self._facts.spool_number(agent_id, spool_id)
+            with self._memory.lock:
+                self._memory.spools[agent_id, spool_id] = number
+        return number
+
+    def _check_room(self) -> None:
+        in_memory = sum(memtable.nbytes for memtable in self._memory.memtables())
+        if in_memory > self._options.memory_bytes:
+            directory = self._layout.folder(SegmentKind.MINUTE)
+            raise StoreFullError(
+                f"{in_memory} bytes wait in memory because no segment can be written to {directory};"
+                " see the collector's log for the reason"
+            )
+        self.check_space()
+
+    def check_space(self) -> None:
+        """Raise unless the disk has room.
+
+        Raises:
+            StoreFullError: Less than the reserve is free.
+        """
+        directory = self._layout.directory
+        with naming_full_disks(directory):
+            free = self._files.free_bytes(directory)
+        if free < self._options.reserve_bytes:
+            raise StoreFullError(
+                f"{directory} has {free:,} bytes left and {self._options.reserve_bytes:,} are kept in reserve;"
+                " free some"
+            )
+
+    def check_writable(self) -> None:
+        """Write as much as one commit of a busy collector.
+
+        Raises:
+            StoreFullError: There is no room.
+            StoreError: Any other reason why nothing can be stored.
+        """
+        self.check_space()
+        probe = self._layout.directory / "probe"
+        with naming_full_disks(probe):
+            write_durably(probe, bytes(_PROBE_BYTES), files=self._files, mode=0o640)
+            self._files.remove(probe)
+
+    def quarantine(self, name: str, data: bytes) -> None:
+        """Keep the bytes of a record that is refused for good.
+
+        Raises:
+            StoreFullError: There is no room.
+        """
+        self.check_space()
+        with naming_full_disks(self._layout.quarantine):
+            write_durably(self._layout.quarantine / name, data, files=self._files, mode=0o640)
+
+    def subscribe(self, listener: Listener) -> None:
+        """Have ``listener`` called, on the thread that appends, after records became durable."""
+        self._listeners.append(listener)
+
+    def contains(self, agent_id: str, position: Position) -> bool:
+        """Return whether a record at a position is one of an agent's that are durable."""
+        with self._memory.lock:
+            spools = {
+                n: self._memory.durable.get(key, 0) for key, n in self._memory.spools.items() if key[0] == agent_id
+            }
+        return 0 < position.sequence <= spools.get(position.spool, 0)
+
+    def memory_share(self) -> float:
+        """Share of the memory for samples that is in use; at 1 nothing is taken any more."""
+        return sum(memtable.nbytes for memtable in self._memory.memtables()) / self._options.memory_bytes
+
+    # Flushing ----------------------------------------------------------------------------------------------------
+
+    def flush_if_due(self) -> bool:
+        """Flush when what is in memory is old or large enough; return whether it was."""
+        memory = self._memory
+        age = self._monotonic_clock() - self._flushed_at
+        if age < self._options.segment_interval_s and memory.active.nbytes < self._options.segment_bytes:
+            return False
+        self.flush()
+        return True
+
+    def flush(self) -> None:
+        """Turn what is in memory into segments and remove the log behind it.
+
+        Raises:
+            StoreFullError: No room; nothing changes, and the next call tries again.
+            StoreError: Any other failure, likewise.
+        """
+        with self._flush_lock:
+            with self._append_lock:
+                last_part = self._log.rotate()
+                with self._memory.lock:
+                    if self._memory.active.reached:
+                        self._memory.frozen.append(ImmutableMemtable(self._memory.active, last_part))
+                        self._memory.active = Memtable()
+            self._flushed_at = self._monotonic_clock()
+            while self._memory.frozen:
+                self._flush_one(self._memory.frozen[0])
+
+    def _flush_one(self, frozen: ImmutableMemtable) -> None:
+        memtable = frozen.memtable
+        segment = None
+        if memtable.blocks:
+            began = self._monotonic_clock()
+            data, parts = encode_segment(memtable.blocks)
+            now = self._wall_clock_ns()
+            path = self._layout.unused_segment(now, frozen.last_part)
+            name = path.name
+            with naming_full_disks(path):
+                write_durably(path, data, files=self._files, mode=0o640)
+            self._counters.on_segment(self._monotonic_clock() - began)
+            segment = NewSegment(name, len(data), sum(part.row_count for part in parts), now, parts)
+        stored = [Position(spool, sequence) for spool, sequence in memtable.reached.items()]
+        with self._memory.lock:
+            self._segments.register(segment, stored, memtable.blanks)
+            self._memory.mark_flushed(frozen)
+        with naming_full_disks(self._layout.log):
+            self._log.remove_through(frozen.last_part)

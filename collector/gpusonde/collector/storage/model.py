@@ -1,0 +1,232 @@
+"""Rows of a store, whichever engine keeps them: records on their way in, facts and results on their way out.
+
+Samples come as columns; see ``samples``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from gpusonde.collector.records.decode import decode_record
+from gpusonde.collector.records.model import STORED_LIMITS, Decoded, InventoryRecord, Position
+from gpusonde.ingest.v1 import ingest_pb2
+
+
+class EntryKind(IntEnum):
+    """What the payload of an entry is."""
+
+    RECORD = 1  # a serialised gpusonde.ingest.v1.Record
+    REJECTION = 2  # JSON: why the record with this sequence was refused for good
+
+
+@dataclass(frozen=True)
+class LogEntry:
+    """One entry of the log."""
+
+    agent_id: str
+    spool_id: str
+    sequence: int
+    received_unix_nano: int
+    kind: EntryKind
+    payload: bytes
+
+
+@dataclass(frozen=True)
+class PendingRecord:
+    """A record to be stored: as it came and decoded."""
+
+    entry: LogEntry
+    decoded: Decoded
+
+
+@dataclass(frozen=True)
+class AgentRow:
+    """An agent as it introduced itself last."""
+
+    agent_id: str
+    spool_id: str
+    instance_id: str
+    start_unix_nano: int
+    host_name: str
+    agent_version: str
+    host: bytes
+
+
+@dataclass(frozen=True)
+class GpuRow:
+    """A GPU as an agent described it last; ``message`` is a serialised ``gpusonde.common.v1.Gpu``."""
+
+    gpu_uuid: str
+    agent_id: str
+    host_name: str
+    message: bytes
+    metrics: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class LossRow:
+    """Records that will never come.
+
+    Attributes:
+        agent_id: Whose.
+        spool_id: Of which spool.
+        first_sequence: First lost one; 0 when ticks were lost before they became records.
+        last_sequence: Last lost one.
+        reason: A ``gpusonde.ingest.v1.LossReason``; unspecified for a gap.
+        lost_ticks: Ticks the agent counted, 0 when nobody knows.
+        reported: True when the agent reported it, False when the collector saw the gap.
+    """
+
+    agent_id: str
+    spool_id: str
+    first_sequence: int
+    last_sequence: int
+    reason: int
+    lost_ticks: int
+    reported: bool
+
+
+@dataclass(frozen=True)
+class RejectionRow:
+    """A record that was refused for good and where its bytes are."""
+
+    agent_id: str
+    spool_id: str
+    sequence: int
+    field: str
+    problem: str
+    size_bytes: int
+    file_name: str
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """One run.
+
+    Attributes:
+        run_id: Stable name: the same ticks give the same id.
+        agent_id: Agent that sampled it.
+        gpu_uuid: Its GPU.
+        job_id: Scheduler's job, empty when unknown.
+        scheduler: A ``gpusonde.common.v1.Scheduler``.
+        ended: Whether it is over.
+        end_reason: Why it is over, for a human reader.
+        start_unix_nano: First activity.
+        end_unix_nano: Latest tick while it goes on, last activity when it is over.
+        first_spool: Spool of its first record.
+        first_sequence: Sequence of its first record.
+        last_spool: Spool of its last record.
+        last_sequence: Sequence of its last record.
+        tick_count: Ticks from start to end.
+        missed_ticks: Ticks the sampler skipped meanwhile.
+        verdict: ``epochs``, ``short_cycle`` or ``none``; empty before the first analysis.
+        reason: Why the verdict is what it is.
+        period_s: Typical epoch duration; NaN when unknown, like both bounds.
+        period_low_s: Lower end of its interval.
+        period_high_s: Upper end of its interval.
+        confidence: 0..1.
+        epoch_count: Epochs that were not withdrawn.
+        idle_share: Share of the time from first to last activity in which the GPU did not work; NaN when unknown.
+        stalled_share: Share of it lost to unusual idle and between epochs; NaN when unknown.
+    """
+
+    run_id: str
+    agent_id: str
+    gpu_uuid: str
+    job_id: str
+    scheduler: int
+    ended: bool
+    end_reason: str
+    start_unix_nano: int
+    end_unix_nano: int
+    first_spool: int
+    first_sequence: int
+    last_spool: int
+    last_sequence: int
+    tick_count: int
+    missed_ticks: int
+    verdict: str = ""
+    reason: str = ""
+    period_s: float = math.nan
+    period_low_s: float = math.nan
+    period_high_s: float = math.nan
+    confidence: float = 0.0
+    epoch_count: int = 0
+    idle_share: float = math.nan
+    stalled_share: float = math.nan
+
+    @property
+    def first(self) -> Position:
+        """Its first record."""
+        return Position(self.first_spool, self.first_sequence)
+
+    @property
+    def last(self) -> Position:
+        """Its last record."""
+        return Position(self.last_spool, self.last_sequence)
+
+
+@dataclass(frozen=True)
+class EpochRow:
+    """One epoch of a run as it stands.
+
+    Attributes:
+        index: Identifies it within the run; order the epochs by start.
+        start_unix_nano: Start.
+        end_unix_nano: End.
+        confidence: 0..1.
+        status: ``provisional``, ``confirmed`` or ``withdrawn``.
+        revision: How often the tracker had changed its mind about the run when this last changed.
+    """
+
+    index: int
+    start_unix_nano: int
+    end_unix_nano: int
+    confidence: float
+    status: str
+    revision: int
+
+
+@dataclass(frozen=True)
+class SummaryRow:
+    """What the ticks of one epoch add up to.
+
+    Attributes:
+        seen_share: Share of the epoch that ticks speak for, 0..1.
+        energy_joules: Energy used in it; NaN when unknown.
+        means: Metric -> mean over the epoch, without metrics that had no value.
+    """
+
+    seen_share: float
+    energy_joules: float
+    means: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class RunUpdate:
+    """A run and, where they changed, all its epochs."""
+
+    run: RunRow
+    epochs: Sequence[EpochRow] | None
+
+
+@dataclass(frozen=True)
+class StoreUsage:
+    """How much is kept.
+
+    Attributes:
+        tier_bytes: Size on disk by tier: raw (ticks), second (averages), log, catalog.
+        free_bytes: Free space where it lies; None where that is not ours to know.
+    """
+
+    tier_bytes: Mapping[str, int]
+    free_bytes: int | None = None
+
+
+def decode_inventory(message: bytes) -> InventoryRecord | None:
+    """Return the inventory in a serialised record as it was stored, or None if it holds something else."""
+    decoded = decode_record(ingest_pb2.Record.FromString(message), None, STORED_LIMITS)
+    return decoded if isinstance(decoded, InventoryRecord) else None
