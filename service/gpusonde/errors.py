@@ -32,7 +32,8 @@ search out of time) stay private to their modules.
     ├── ChildError                  a process of ours that answers questions
     │   ├── ChildBusyError
     │   ├── ChildTimeoutError
-    │   └── ChildLostError
+    │   ├── ChildLostError
+    │   └── ChildFaultError
     ├── TableError                  tables of runs, timings, measurements: file, line, column
     ├── ModelError                  fitted models
     │   ├── ModelFileError
@@ -96,6 +97,26 @@ class DirectoryLockedError(GpusondeError):
         """Keep the directory beside the message."""
         self.path = path
         super().__init__(message)
+
+
+class ChildError(GpusondeError):
+    """A process that answers questions has not answered one."""
+
+
+class ChildBusyError(ChildError):
+    """Too many questions wait for an answer already."""
+
+
+class ChildTimeoutError(ChildError):
+    """An answer took longer than it may; its process was ended."""
+
+
+class ChildLostError(ChildError):
+    """The process died over a question, as it does without memory."""
+
+
+class ChildFaultError(ChildError):
+    """What answers has raised; the message is its exception, and the process goes on."""
 
 
 class ModelError(GpusondeError, ValueError):

@@ -12,10 +12,10 @@ from support.wire_agent import WireStream, batch, hello, inventory, wait_until
 
 from gpusonde.collector.security.interceptor import MOST_ELEMENTS, TooManyElementsError, bounded
 from gpusonde.collector.security.rates import CallerBook, CallerLimits, LimitError
-from gpusonde.collector.workers.pool import AnswerProcesses, PoolOptions, Purpose
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.planning.v1 import planning_pb2, planning_pb2_grpc
 from gpusonde.query.v1 import query_pb2, query_pb2_grpc
+from gpusonde.service.child import ChildPool, PoolOptions, Purpose
 from gpusonde.workload.v1 import workload_pb2
 
 MANY = MOST_ELEMENTS + 1
@@ -269,7 +269,7 @@ def test_whoever_need_not_say_who_it_is_gets_little(agent, collector):
 @pytest.mark.parametrize("steps", range(6))
 def test_a_question_that_is_given_up_at_its_turn_passes_it_on(steps):
     async def main():
-        processes, done = AnswerProcesses(PURPOSE, PoolOptions(processes=1)), asyncio.Event()
+        processes, done = ChildPool(PURPOSE, PoolOptions(processes=1)), asyncio.Event()
         answered = []
 
         async def answer(name, until=None):

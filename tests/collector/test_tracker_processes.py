@@ -47,7 +47,7 @@ def trackers_of(pid):
 
 
 def process_of(tracker):
-    return tracker._process._process.pid
+    return tracker._process.pid
 
 
 def test_a_remote_tracker_finds_what_a_local_one_finds(processes, trace):
@@ -107,9 +107,9 @@ def test_processes_killed_at_any_moment_leave_no_trace_in_runs_and_epochs(tmp_pa
         subject.feed(records[first : first + 30], 5)
         first += 30
         for process in processes._processes:
-            if process and not process.is_lost and chance.random() < 0.4:
-                os.kill(process._process.pid, signal.SIGKILL)
-                process._process.wait()
+            if process and process.is_alive and chance.random() < 0.4:
+                os.kill(process.pid, signal.SIGKILL)
+                wait_until(lambda process=process: not process.is_alive, 60, "its end")
     for _ in range(10):
         subject.pipeline.touch(frozenset((gpu.agent_id, gpu.gpu_uuid) for gpu in subject.store.facts.gpus()))
         subject.pipeline.round()

@@ -1,6 +1,6 @@
 """What questions about workloads are answered with in tests: a model that counts, a reader that does what it is told.
 
-``python -m support.workload_parts MEMORY_BYTES`` is the process that answers with them.
+``make_answer`` makes what answers with them in a child process.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ import os
 import signal
 import time
 
-from gpusonde.collector.workers import pool
-from gpusonde.collector.workers.pool import unpack
-from gpusonde.collector.workload.answering import Answers, Parts
+from gpusonde.collector.workload import answering
+from gpusonde.collector.workload.answering import Parts
 from gpusonde.predictor.workload.embedding.registry import Registry
 from gpusonde.predictor.workload.engine import EngineError, WorkloadPrediction
 from gpusonde.predictor.workload.graph.graph_json import load_graph
@@ -67,10 +66,6 @@ def make_parts(model=None):
     return Parts(read, lambda path, folder: model, Registry, nearest, lambda name: f"{name}s")
 
 
-def _make_answer():
-    answer = Answers(make_parts()).answer
-    return lambda data, _: pool.write_json(answer(*unpack(data)))
-
-
-if __name__ == "__main__":
-    pool.run(_make_answer)
+def make_answer():
+    """Return what answers in a child."""
+    return answering.make_answer(make_parts())

@@ -4,10 +4,10 @@ import pytest
 from support.layered_graphs import graph_json, small_graph
 from support.workload_parts import CountingModel, make_parts
 
-from gpusonde.collector.workers.pool import pack, unpack
 from gpusonde.collector.workload.answering import Answers
 from gpusonde.predictor.workload.embedding import Encoder, EncoderDescription, EncoderWeights
 from gpusonde.predictor.workload.embedding.registry import Registry
+from gpusonde.service.child import pack, unpack
 
 CLUSTER = {
     "device": "V100-SXM2-16GB", "device_count": 2, "node_count": 1, "precision": "fp32", "parallelism": "distributed",

@@ -8,13 +8,14 @@ import pytest
 from support.layered_graphs import graph_json
 
 from gpusonde.catalog import load_gpus
-from gpusonde.collector.workers.pool import BusyError, PoolOptions, Purpose
 from gpusonde.collector.workload.checker import TaskChecker
 from gpusonde.collector.workload.processes import WorkloadProcesses
+from gpusonde.errors import ChildBusyError
+from gpusonde.service.child import PoolOptions, Purpose
 from gpusonde.workload.v1 import workload_pb2
 
 HEAD = {"model": "", "embeddings": "", "max_operations": 1000, "graph_time_limit_s": 5.0}
-PURPOSE = Purpose("support.workload_parts", "workloads", "workload", "ask about less")
+PURPOSE = Purpose("support.workload_parts:make_answer", "workloads", "workload", "ask about less")
 GPUS = load_gpus()
 
 
@@ -89,7 +90,7 @@ def test_the_queue_is_bounded_and_goes_on_after_a_loss():
         asked = [asyncio.ensure_future(processes.ask("predict", questions(b"sleep"), HEAD)) for _ in range(3)]
         await asyncio.sleep(0.1)
         assert processes.waiting == 2
-        with pytest.raises(BusyError):
+        with pytest.raises(ChildBusyError):
             await processes.ask("predict", questions(graph_json()), HEAD)
         found = [kinds(await each) for each in asked]
         return found, kinds(await processes.ask("predict", questions(graph_json()), HEAD))

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpusonde.catalog import load_gpus, load_offers
-from gpusonde.collector.workers.pool import AnswerProcesses, BusyError, PoolOptions, Purpose
+from gpusonde.collector.planning.wire import unpack_question
+from gpusonde.errors import ChildBusyError
 from gpusonde.optimizer.documents.problem import ProblemDocument, parse_plan, parse_problem
 from gpusonde.optimizer.documents.schema import DocumentError
 from gpusonde.optimizer.documents.watching import (
@@ -26,6 +27,8 @@ from gpusonde.optimizer.documents.watching import (
     take_report,
 )
 from gpusonde.optimizer.problem import ProblemError
+from gpusonde.service import child
+from gpusonde.service.child import ChildPool, PoolOptions, Purpose
 
 _SEARCH_SHARE = 0.4
 _gpus = functools.cache(load_gpus)
@@ -83,8 +86,18 @@ def _solve(problem: ProblemDocument, method: object, search_s: float) -> dict[st
     raise DocumentError("method", f"there is no method {str(method)[:40]!r}; use {' or '.join(METHODS)}")
 
 
+def make_answer() -> child.Answer:
+    """Return what answers in the child: questions of ``planning.wire`` in, JSON out."""
+    answer = Answers().answer
+
+    def answer_json(data: bytes, limit_s: float) -> bytes:
+        return json.dumps(answer({**unpack_question(data), "time_limit_s": limit_s}), allow_nan=False).encode()
+
+    return answer_json
+
+
 _PURPOSE = Purpose(
-    module="gpusonde.collector.planning.worker",
+    answers="gpusonde.collector.planning.processes:make_answer",
     subject="plans",
     section="planning",
     advice="ask with fewer offers, smaller quotas or fewer batch sizes",
@@ -111,7 +124,7 @@ class PlanningProcesses:
 
     def __init__(self, options: ProcessOptions) -> None:
         self._options = options
-        self._processes = AnswerProcesses(_PURPOSE, options)
+        self._processes = ChildPool(_PURPOSE, options)
         self._watches = 0
 
     @property
@@ -128,9 +141,7 @@ class PlanningProcesses:
         """Return the answer to a question, which ``wire.pack_question`` packs.
 
         Raises:
-            BusyError: Too many wait already.
-            OutOfTimeError: The answer took too long.
-            ProcessLostError: The process died.
+            ChildError: There is no answer.
         """
         return _document(await self._processes.ask(question))
 
@@ -139,10 +150,12 @@ class PlanningProcesses:
         """Hold a process for one job; yields what asks it, with the errors of ``ask``.
 
         Raises:
-            BusyError: Too many jobs are watched already.
+            ChildBusyError: Too many jobs are watched already.
         """
         if self._watches >= self._options.watches:
-            raise BusyError(f"{self._watches} jobs are watched (planning.max_watches); end one of the watches first")
+            raise ChildBusyError(
+                f"{self._watches} jobs are watched (planning.max_watches); end one of the watches first"
+            )
         self._watches += 1
         try:
             async with self._processes.hold() as ask:

@@ -18,14 +18,11 @@ from google.protobuf.message import DecodeError, Message
 
 from gpusonde.collector.query.errors import QueryError
 from gpusonde.collector.workers.documents import to_document
-from gpusonde.collector.workers.pool import BusyError, OutOfTimeError, ProcessLostError, pack, unpack
+from gpusonde.errors import ChildBusyError, ChildFaultError, ChildLostError, ChildTimeoutError
 from gpusonde.planning.v1 import planning_pb2
+from gpusonde.service.child import pack, unpack
 
 _LOG = logging.getLogger(__name__)
-_CODES = {
-    "invalid": grpc.StatusCode.INVALID_ARGUMENT,
-    "memory": grpc.StatusCode.RESOURCE_EXHAUSTED,
-}
 
 
 class RefusedError(Exception):
@@ -50,20 +47,16 @@ def checked(answer: dict[str, Any]) -> dict[str, Any]:
     error = answer.get("error")
     if error is None:
         return answer
-    code = _CODES.get(error["kind"])
-    if code is None:
-        _LOG.error("a question about plans failed: %s", error["text"])
-        raise RefusedError(grpc.StatusCode.INTERNAL, "the question failed; see the collector's log")
-    raise RefusedError(code, error["text"])
+    raise RefusedError(grpc.StatusCode.INVALID_ARGUMENT, error["text"])
 
 
 def refusal_reason(error: Exception) -> str:
     """Return the name that a refusal is counted under; empty for what is no refusal."""
-    if isinstance(error, BusyError):
+    if isinstance(error, ChildBusyError):
         return "planning_busy"
-    if isinstance(error, OutOfTimeError):
+    if isinstance(error, ChildTimeoutError):
         return "planning_time"
-    return "planning_memory" if isinstance(error, ProcessLostError) else ""
+    return "planning_memory" if isinstance(error, ChildLostError) else ""
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception) -> NoReturn:
@@ -71,11 +64,14 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception) -
     text = str(error)
     if isinstance(error, (RefusedError, QueryError)):
         code = error.code
-    elif isinstance(error, (BusyError, ProcessLostError)):
+    elif isinstance(error, (ChildBusyError, ChildLostError)):
         code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    elif isinstance(error, ChildFaultError):
+        _LOG.error("a question about plans failed: %s", text)
+        code, text = grpc.StatusCode.INTERNAL, "the question failed; see the collector's log"
     elif isinstance(error, DecodeError):
         code, text = grpc.StatusCode.INVALID_ARGUMENT, f"the request cannot be decoded: {text[:200]}"
-    elif isinstance(error, OutOfTimeError):
+    elif isinstance(error, ChildTimeoutError):
         code = grpc.StatusCode.DEADLINE_EXCEEDED
     else:
         _LOG.error("a question about plans failed", exc_info=error)

@@ -1,38 +1,35 @@
-"""``TrackerProcesses``: makes trackers that live in other processes.
+"""``TrackerProcesses``: makes trackers that live in child processes.
 
 A ``RemoteTracker`` is used like an ``EpochTracker``, from one thread. It keeps ticks until the tracker would look at
 them (or ten seconds), sends them, and takes the answer at a later call: nobody waits for an analysis, but for the one
 at the end of a run. What was found is the same, since a tracker does not care how its ticks are cut.
 
 A process that dies takes its trackers with it. Every call of theirs then raises ``TrackerLostError``, the followers are
-dropped and made anew of what is stored, and the next tracker starts the process again.
-
-What goes over the pipe between the collector and a process of trackers. Both ends are ours and of one version.
+dropped and made anew of what is stored, and the next tracker starts the process again. A process holds trackers
+(``Trackers``) and nothing else: everything that must outlive it is in the collector's store.
 """
 
 from __future__ import annotations
 
 import itertools
-import logging
 import math
-import os
-import socket
-import subprocess
-import sys
-import threading
+import pickle
 import weakref
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
 from gpusonde.collector.storage.errors import StoreError
-from gpusonde.epoch_detect import EpochDetection, EpochEvent, TrackedEpoch
+from gpusonde.epoch_detect import EpochDetection, EpochEvent, EpochTracker, TrackedEpoch
 from gpusonde.epoch_detect.progress import Shares
+from gpusonde.errors import ChildFaultError, ChildLostError
+from gpusonde.service import child
+from gpusonde.service.child import Child, Purpose
 
 
 @dataclass(frozen=True)
@@ -77,7 +74,7 @@ class GiveState:
 
 @dataclass(frozen=True)
 class Drop:
-    """Nobody needs the tracker any more; there is no reply."""
+    """Nobody needs the tracker any more."""
 
     tracker: int
 
@@ -106,19 +103,61 @@ class Standing:
     state: bytes = b""
 
 
-@dataclass(frozen=True)
-class Failed:
-    """A tracker raised."""
+class Trackers:
+    """Carries requests out, in the child."""
 
-    error: str
+    def __init__(self) -> None:
+        self._trackers: dict[int, EpochTracker] = {}
+        self._told: dict[int, EpochDetection | None] = {}
+
+    def handle(self, request: Request) -> Standing | None:
+        """Carry one request out; a tracker that raises is gone, the others are not touched."""
+        if isinstance(request, Drop):
+            self._forget(request.tracker)
+            return None
+        try:
+            return self._standing(request)
+        except Exception:
+            self._forget(request.tracker)
+            raise
+
+    def _standing(self, request: Make | Restore | Update | Finish | GiveState) -> Standing:
+        number = request.tracker
+        if isinstance(request, Make):
+            self._trackers[number], self._told[number] = EpochTracker(request.metrics), None
+        elif isinstance(request, Restore):
+            tracker = self._trackers[number] = EpochTracker.restore(request.state)
+            self._told[number] = tracker.detection
+            shares = tracker.shares() if tracker.epochs else None
+            return Standing([], tracker.next_analysis_s, tracker.epochs, tracker.detection, shares)
+        tracker = self._trackers[number]
+        if isinstance(request, GiveState):
+            return Standing([], tracker.next_analysis_s, state=tracker.state())
+        events = []
+        if isinstance(request, Update):
+            events = tracker.update(request.time_s, request.values, exhaustive=request.exhaustive)
+        elif isinstance(request, Finish):
+            events = tracker.finish()
+        found = tracker.detection
+        if not events and found is self._told[number]:
+            return Standing(events, tracker.next_analysis_s)
+        self._told[number] = found
+        return Standing(events, tracker.next_analysis_s, tracker.epochs, found, tracker.shares())
+
+    def _forget(self, number: int) -> None:
+        self._trackers.pop(number, None)
+        self._told.pop(number, None)
 
 
-_LOG = logging.getLogger(__name__)
-_MODULE = "gpusonde.collector.tracking.worker"
+def make_answer() -> child.Answer:
+    """Return what answers in the child; both ends are ours and of one version, so what goes between them is pickled."""
+    trackers = Trackers()
+    return lambda data, _: pickle.dumps(trackers.handle(pickle.loads(data)))  # noqa: S301 - see above
+
+
+_PURPOSE = Purpose("gpusonde.collector.tracking.remote:make_answer", "epochs", niceness=2, oom_score=0)
 # Ticks are sent after so long at the latest, so that a tracker's memory, not ours, holds them.
 _LONGEST_WAIT_S = 10.0
-# Requests under way to one process; more would be a queue of ticks.
-_MOST_UNDER_WAY = 16
 _END_S = 5.0
 
 
@@ -138,7 +177,7 @@ class TrackerProcesses:
     """
 
     def __init__(self, count: int) -> None:
-        self._processes: list[_Process | None] = [None] * count
+        self._processes: list[Child | None] = [None] * count
         self._numbers = itertools.count()
 
     def make(self, metrics: Sequence[str]) -> RemoteTracker:
@@ -161,32 +200,35 @@ class TrackerProcesses:
     def close(self) -> None:
         """End the processes."""
         processes, self._processes = self._processes, [None] * len(self._processes)
-        for process in processes:
-            if process:
-                process.close()
+        for process in filter(None, processes):
+            process.end()
+        for process in filter(None, processes):
+            process.ended.result(_END_S)
 
-    def _next(self) -> tuple[int, _Process]:
+    def _next(self) -> tuple[int, Child]:
         number = next(self._numbers)
         place = number % len(self._processes)
         process = self._processes[place]
-        if process is None or process.is_lost:
-            process = self._processes[place] = _Process()
+        if process is None or not process.is_alive:
+            if process:
+                process.end()
+            process = self._processes[place] = Child.start(_PURPOSE)
         return number, process
 
 
 class RemoteTracker:
     """Stands for a tracker in another process; see ``collector.tracking.epochs.Tracker``."""
 
-    def __init__(self, process: _Process, number: int, first: Make | Restore) -> None:
+    def __init__(self, process: Child, number: int, first: Make | Restore) -> None:
         self._process = process
         self._number = number
-        self._under_way: deque[Future[Standing]] = deque([process.ask(first)])
+        self._under_way: deque[Future[bytes]] = deque([self._ask(first)])
         self._held: list[tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]] = []
         self._next_analysis_s = -math.inf
         self._epochs: tuple[TrackedEpoch, ...] = ()
         self._detection: EpochDetection | None = None
         self._shares = Shares(math.nan, math.nan)
-        weakref.finalize(self, process.drop, number).atexit = False
+        weakref.finalize(self, process.tell, pickle.dumps(Drop(number))).atexit = False
 
     @property
     def epochs(self) -> tuple[TrackedEpoch, ...]:
@@ -223,7 +265,7 @@ class RemoteTracker:
             TrackerLostError: Its process has died.
         """
         self._send_held()
-        self._under_way.append(self._process.ask(Finish(self._number)))
+        self._under_way.append(self._ask(Finish(self._number)))
         return self._take_answers(wait=True)
 
     def shares(self) -> Shares:
@@ -238,7 +280,7 @@ class RemoteTracker:
             TrackerLostError: Its process has died.
         """
         self._send_held()
-        return self._process.ask(GiveState(self._number)).result().state
+        return self._standing(self._ask(GiveState(self._number))).state
 
     def settle(self) -> None:
         """Wait for every answer.
@@ -254,12 +296,12 @@ class RemoteTracker:
         if held:
             times = np.concatenate([times for times, _ in held])
             values = np.concatenate([values for _, values in held], axis=1)
-            self._under_way.append(self._process.ask(Update(self._number, times, values, exhaustive)))
+            self._under_way.append(self._ask(Update(self._number, times, values, exhaustive)))
 
     def _take_answers(self, *, wait: bool) -> list[EpochEvent]:
         events: list[EpochEvent] = []
         while self._under_way and (wait or self._under_way[0].done()):
-            standing = self._under_way.popleft().result()
+            standing = self._standing(self._under_way.popleft())
             events += standing.events
             self._next_analysis_s = standing.next_analysis_s
             if standing.epochs is not None:
@@ -268,92 +310,13 @@ class RemoteTracker:
                 self._shares = standing.shares
         return events
 
+    def _ask(self, request: Request) -> Future[bytes]:
+        return self._process.ask(pickle.dumps(request))
 
-class _Process:
-    """One process, asked in order; a thread takes its answers."""
-
-    def __init__(self) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            # One thread each: several processes with a pool of threads each would only wait for one another.
-            environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", _MODULE, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-            )
-        self._pipe = Connection(ours.detach())
-        self._lock = threading.Lock()
-        self._room = threading.Semaphore(_MOST_UNDER_WAY)
-        self._waiting: deque[Future[Standing]] = deque()
-        self._dropped: deque[Drop] = deque()
-        self._lost = False
-        self._closing = False
-        self._reader = threading.Thread(target=self._read, name="trackers", daemon=True)
-        self._reader.start()
-        _LOG.info("process %d looks for epochs", self._process.pid)
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether the process is gone."""
-        return self._lost
-
-    def ask(self, request: Request) -> Future[Standing]:
-        """Send a request; wait where too many are under way."""
-        self._room.acquire()
-        answer: Future[Standing] = Future()
-        with self._lock:
-            if not self._lost:
-                while self._dropped:
-                    self._send(self._dropped.popleft())
-                self._waiting.append(answer)
-                self._send(request)
-                return answer
-        self._room.release()
-        answer.set_exception(self._loss())
-        return answer
-
-    def drop(self, number: int) -> None:
-        """Let a tracker go, with the next request."""
-        # Garbage collection calls this in any thread and at any moment: nothing may be locked or sent here.
-        self._dropped.append(Drop(number))
-
-    def close(self) -> None:
-        """End the process; requests under way are not waited for."""
-        self._closing = True
-        self._process.kill()
-        self._process.wait(_END_S)
-        self._reader.join(_END_S)
-        self._pipe.close()
-
-    def _send(self, request: Request) -> None:
+    def _standing(self, answer: Future[bytes]) -> Standing:
         try:
-            self._pipe.send(request)
-        except OSError:
-            self._lost = True  # the reader tells those who wait
-
-    def _read(self) -> None:
-        while True:
-            try:
-                reply = self._pipe.recv()
-            except (EOFError, OSError):
-                break
-            answer = self._waiting.popleft()
-            self._room.release()
-            if isinstance(reply, Failed):
-                answer.set_exception(TrackerFailedError(reply.error))
-            else:
-                answer.set_result(reply)
-        with self._lock:
-            self._lost = True
-            waiting, self._waiting = self._waiting, deque()
-        if not self._closing:
-            _LOG.error("process %d, which looked for epochs, is gone; another one goes on", self._process.pid)
-            self._process.wait()
-        for answer in waiting:
-            self._room.release()
-            answer.set_exception(self._loss())
-
-    def _loss(self) -> TrackerLostError:
-        return TrackerLostError(f"process {self._process.pid}, which looked for its epochs, is gone")
+            return cast(Standing, pickle.loads(answer.result()))  # noqa: S301 - of our own process
+        except ChildFaultError as error:
+            raise TrackerFailedError(str(error)) from None
+        except ChildLostError:
+            raise TrackerLostError(f"process {self._process.pid}, which looked for its epochs, is gone") from None

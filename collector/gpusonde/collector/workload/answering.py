@@ -1,13 +1,17 @@
-"""``Answers``: what a process does with questions about workloads; documents and graphs in, documents out.
+"""``Answers``: what a child process does with questions about workloads; documents and graphs in, documents out.
 
-``make_parts``: the readers, the model and the encoders that questions are answered with.
+Graphs come from strangers. They are read here and nowhere else in the collector: by readers that execute nothing,
+within limits of size, time and memory, in a process that writes no files and can be ended. ``make_parts`` gives the
+readers, the model and the encoders.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import math
+import resource
 import signal
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -55,6 +59,7 @@ from gpusonde.predictor.workload.graph import (
 from gpusonde.predictor.workload.graph.cost import graph_cost
 from gpusonde.predictor.workload.graph.limits import GraphLimits
 from gpusonde.predictor.workload.graph.reading import read_graph
+from gpusonde.service import child
 
 _KINDS = {
     GraphLimitError: GRAPH_TOO_LARGE,
@@ -386,3 +391,21 @@ def _identity(path: str) -> tuple[int, ...]:
 
 def _read(content: bytes, kind: str, limits: GraphLimits) -> WorkloadGraph:
     return read_graph(content, kind or None, limits)
+
+
+def make_answer(parts: Parts | None = None) -> child.Answer:
+    """Return what answers in the child, which writes no files from then on.
+
+    Args:
+        parts: What with; the product's own by default.
+    """
+    answer = Answers(parts or make_parts()).answer
+    with contextlib.suppress(OSError, ValueError):  # a sandbox may forbid it
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+    def answer_bytes(data: bytes, _: float) -> bytes:
+        return json.dumps(answer(*child.unpack(data)), allow_nan=False).encode()
+
+    return answer_bytes

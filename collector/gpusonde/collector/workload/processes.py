@@ -8,21 +8,14 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from gpusonde.collector.workers.pool import (
-    AnswerProcesses,
-    BusyError,
-    OutOfTimeError,
-    PoolOptions,
-    ProcessLostError,
-    Purpose,
-    pack,
-)
 from gpusonde.collector.workload.checker import Questions
 from gpusonde.collector.workload.errors import INTERNAL, OUT_OF_MEMORY, OUT_OF_TIME, WorkloadError
+from gpusonde.errors import ChildBusyError, ChildError, ChildFaultError, ChildLostError, ChildTimeoutError
+from gpusonde.service.child import ChildPool, PoolOptions, Purpose, pack
 
 _LOG = logging.getLogger(__name__)
 PURPOSE = Purpose(
-    module="gpusonde.collector.workload.worker",
+    answers="gpusonde.collector.workload.answering:make_answer",
     subject="workloads",
     section="workload",
     advice="ask about fewer or smaller graphs at a time",
@@ -40,7 +33,7 @@ class WorkloadProcesses:
     """
 
     def __init__(self, options: PoolOptions, purpose: Purpose = PURPOSE) -> None:
-        self._processes = AnswerProcesses(purpose, options)
+        self._processes = ChildPool(purpose, options)
 
     @property
     def options(self) -> PoolOptions:
@@ -69,7 +62,7 @@ class WorkloadProcesses:
             more: What else the kind needs.
 
         Raises:
-            BusyError: Too many wait already.
+            ChildBusyError: Too many wait already.
         """
         good = [row for row in questions.rows if not isinstance(row, WorkloadError)]
         found: Answers = {"answers": []}
@@ -84,7 +77,7 @@ class WorkloadProcesses:
     async def _ask(self, head: dict[str, Any], questions: Questions, rows: list[dict[str, Any]]) -> Answers:
         try:
             return await self._once(head, questions, rows)
-        except (OutOfTimeError, ProcessLostError) as error:
+        except (ChildTimeoutError, ChildLostError) as error:
             places = list(dict.fromkeys(row["graph"] for row in rows))
             if len(places) == 1:
                 return {"answers": [_refusal(error)] * len(rows)}
@@ -97,7 +90,7 @@ class WorkloadProcesses:
             began_s = asyncio.get_running_loop().time()
             try:
                 by_graph[place] = await self._once(head, questions, alone, limit_s)
-            except (OutOfTimeError, ProcessLostError, BusyError) as error:
+            except (ChildTimeoutError, ChildLostError, ChildBusyError) as error:
                 by_graph[place] = {"answers": [_refusal(error)] * len(alone)}
             # Starting the next process does not count.
             left_s -= min(limit_s, asyncio.get_running_loop().time() - began_s)
@@ -119,14 +112,11 @@ class WorkloadProcesses:
             "rows": [{**row, "graph": places[row["graph"]]} for row in rows],
         }
         data = pack(document, [questions.contents[place] for place in places])
-        found: Answers = json.loads(await self._processes.ask(data, limit_s))
-        if error := found.get("error"):
-            is_memory = error["kind"] == "memory"
-            if not is_memory:
-                _LOG.error("a question about workloads failed: %s", error["text"])
-            text = error["text"] if is_memory else "the question failed; see the collector's log"
-            refused = WorkloadError(OUT_OF_MEMORY if is_memory else INTERNAL, text)
-            return {"answers": [{"error": refused.document()}] * len(rows)}
+        try:
+            found: Answers = json.loads(await self._processes.ask(data, limit_s))
+        except ChildFaultError as error:
+            _LOG.error("a question about workloads failed: %s", error)
+            return {"answers": [_refusal(error)] * len(rows)}
         errors = [answer["error"] for answer in found["answers"] if "error" in answer]
         # Processes write no files, which their standard error may be.
         for text in dict.fromkeys(said for each in errors if (said := each.pop("for_log", ""))):
@@ -134,6 +124,8 @@ class WorkloadProcesses:
         return found
 
 
-def _refusal(error: Exception) -> dict[str, Any]:
-    kind = OUT_OF_MEMORY if isinstance(error, ProcessLostError) else OUT_OF_TIME
+def _refusal(error: ChildError) -> dict[str, Any]:
+    if isinstance(error, ChildFaultError):
+        return {"error": WorkloadError(INTERNAL, "the question failed; see the collector's log").document()}
+    kind = OUT_OF_MEMORY if isinstance(error, ChildLostError) else OUT_OF_TIME
     return {"error": WorkloadError(kind, str(error)).document()}

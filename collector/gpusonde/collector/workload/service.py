@@ -26,16 +26,16 @@ from gpusonde.collector.query.errors import QueryError
 from gpusonde.collector.storage.errors import StoreError
 from gpusonde.collector.storage.store import Store
 from gpusonde.collector.workers.documents import fill
-from gpusonde.collector.workers.pool import BusyError, PoolOptions, Purpose
 from gpusonde.collector.workload.checker import Questions, TaskChecker, dataset_type
 from gpusonde.collector.workload.errors import INVALID_REQUEST, WorkloadError
 from gpusonde.collector.workload.hosts import ClusterDescriber, HostView, ResourceCollector
 from gpusonde.collector.workload.processes import PURPOSE, WorkloadProcesses
 from gpusonde.collector.workload.training import Trainings, has_torch, trainer_command, training_document
 from gpusonde.collector.workload.training_queue import TrainingQueue
-from gpusonde.errors import EncoderError, QueueFullError
+from gpusonde.errors import ChildBusyError, EncoderError, QueueFullError
 from gpusonde.predictor.workload.embedding import EmbeddingError
 from gpusonde.predictor.workload.embedding.registry import Registry
+from gpusonde.service.child import PoolOptions, Purpose
 from gpusonde.workload.v1 import workload_pb2, workload_pb2_grpc
 
 _LOG = logging.getLogger(__name__)
@@ -256,7 +256,7 @@ class WorkloadService(workload_pb2_grpc.WorkloadServiceServicer):
         elif isinstance(error, WorkloadError):
             code = grpc.StatusCode.INVALID_ARGUMENT
             text = f"field {error.field!r}: {text}" if error.field else text
-        elif isinstance(error, BusyError):
+        elif isinstance(error, ChildBusyError):
             self._counters.refused["workload_busy"] += 1
             code = grpc.StatusCode.RESOURCE_EXHAUSTED
         elif isinstance(error, QueueFullError):

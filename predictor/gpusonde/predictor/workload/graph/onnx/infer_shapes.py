@@ -1,16 +1,16 @@
-"""A program of its own: takes an ONNX file without weights, writes it back with the shapes that onnx infers.
+"""What a confined child does with an ONNX file without weights: returns it with the shapes that onnx infers.
 
 Node by node, so that sizes that are computed from shapes (as exporters write them) are known where a later node needs
-them: ``onnx.shape_inference.infer_shapes`` loses track of those. It stands alone so that nothing of ours needs to be
-importable in its process.
+them: ``onnx.shape_inference.infer_shapes`` loses track of those.
 """
 
 from __future__ import annotations
 
 import ctypes
+import math
 import resource
 import signal
-import sys
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -19,7 +19,8 @@ import onnx.reference
 import onnx.shape_inference
 from onnx import numpy_helper
 
-_MEMORY_BYTES = 2 << 30
+from gpusonde.service.child import Answer
+
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x1000_0000, 0x4000_0000
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
 # Values that say how large something is to be, and operators that compute such values.
@@ -156,17 +157,19 @@ def _is_small(kind: Any) -> bool:
     )
 
 
-def main() -> None:
-    """Infer shapes from standard input to standard output; the argument is the processor time to take, seconds."""
-    given = sys.stdin.buffer.read()
+def make_answer() -> Answer:
+    """Return what answers in the child: an ONNX file without weights in, one with the shapes that onnx infers out."""
     _shut_off()
+    return _infer_shapes
+
+
+def _infer_shapes(data: bytes, limit_s: float) -> bytes:
     # What the file may make of the native code in onnx ends with this process.
-    _deny(resource.RLIMIT_AS, _MEMORY_BYTES)
-    _deny(resource.RLIMIT_CPU, int(sys.argv[1]))
+    _deny(resource.RLIMIT_CPU, math.ceil(limit_s) + math.ceil(time.process_time()))
     _deny(resource.RLIMIT_FSIZE, 0)
     _deny(resource.RLIMIT_NPROC, 0)
     _deny(resource.RLIMIT_CORE, 0)
-    model = onnx.load_model_from_string(given)
+    model = onnx.load_model_from_string(data)
     inference = _Inference(model)
     inference.run()
     graph = model.graph
@@ -177,8 +180,4 @@ def main() -> None:
             if name in inference.types:
                 value = named.get(name) or graph.value_info.add(name=name)
                 value.type.CopyFrom(inference.types[name])
-    sys.stdout.buffer.write(model.SerializeToString())
-
-
-if __name__ == "__main__":
-    main()
+    return bytes(model.SerializeToString())

@@ -6,12 +6,10 @@ Writes an ONNX file again without its weights and with fixed inputs: what shapes
 from __future__ import annotations
 
 import importlib.util
-import math
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
+from gpusonde.errors import ChildError
 from gpusonde.predictor.workload.graph.ir import MalformedGraphError, Shape, UnsupportedGraphError
 from gpusonde.predictor.workload.graph.limits import GraphLimits
 from gpusonde.predictor.workload.graph.onnx.model import (
@@ -26,7 +24,7 @@ from gpusonde.predictor.workload.graph.onnx.model import (
     encoded_varint,
     read_model,
 )
-from gpusonde.predictor.workload.graph.subprocess import run_confined
+from gpusonde.service.child import Child, Purpose
 
 # Values of small tensors say which shape to make; those of large ones are weights.
 _LARGEST_KEPT_BYTES = 4096
@@ -119,9 +117,8 @@ def _value(value: OnnxValue, shape: Shape | None) -> bytes:
     return encoded_bytes(1, value.name.encode()) + encoded_bytes(2, encoded_bytes(1, tensor))
 
 
-# A process with threads may not leave the network.
-_ENVIRONMENT = {"LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-_INFER_SHAPES = Path(__file__).with_name("infer_shapes.py")
+_INFER_SHAPES = f"{__package__}.infer_shapes:make_answer"
+_INFERENCE_BYTES = 2 << 30
 
 
 @dataclass
@@ -193,16 +190,18 @@ def infer(data: Bytes, model: OnnxModel, shapes: Shapes, limits: GraphLimits) ->
             "(extra 'collector')"
         )
     reduced = without_weights(data, model, shapes.inputs, shapes.names, limits)
-    answer = run_confined(
-        [sys.executable, "-I", str(_INFER_SHAPES), str(math.ceil(limits.inference_s))],
-        reduced,
-        environment=_ENVIRONMENT,
-        timeout_s=limits.inference_s,
-        most_bytes=limits.onnx_structure_bytes,
+    purpose = Purpose(
+        _INFER_SHAPES, "shapes", niceness=0, is_confined=True, max_answer_bytes=limits.onnx_structure_bytes
     )
-    if answer.exit_code != 0 or answer.timed_out or answer.overflowed:
-        raise UnsupportedGraphError("onnx cannot infer the shapes of this file's tensors")
-    inferred = read_model(answer.output, limits)
+    child = Child.start(purpose, _INFERENCE_BYTES)
+    try:
+        answer = child.ask(reduced, limits.inference_s).result()
+    except ChildError:
+        raise UnsupportedGraphError("onnx cannot infer the shapes of this file's tensors") from None
+    finally:
+        child.end()
+        child.ended.result()
+    inferred = read_model(answer, limits)
     _collect(inferred, shapes, limits)
 
 
