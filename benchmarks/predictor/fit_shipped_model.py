@@ -15,7 +15,7 @@ from gpusonde.predictor.crossgpu import LatencyModel, read_runs
 
 
 def main() -> None:
-    shipped = Path(crossgpu.__file__).parent / "shipped" / "latency_model.zip"
+    shipped = Path(crossgpu.__file__).parent / "shipped" / "latency_model.safetensors"
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path)
     parser.add_argument("--out", type=Path, default=shipped, help="default: into the package")

@@ -18,7 +18,7 @@ from gpusonde.predictor.workload.engine.measurements import read_measurements
 
 
 def main() -> None:
-    shipped = Path(engine.__file__).parent / "shipped" / "workload_model.zip"
+    shipped = Path(engine.__file__).parent / "shipped" / "workload_model.safetensors"
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("measurements", type=Path)
     parser.add_argument("--out", type=Path, default=shipped, help="default: into the package")

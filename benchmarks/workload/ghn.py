@@ -80,7 +80,7 @@ def _trained(args: argparse.Namespace) -> dict[int, tuple[EncoderWeights, dict[s
         document = json.loads((folder / "result.json").read_text(encoding="utf-8"))
         if chosen.differences(document["options"]):
             raise NotRunError(f"{folder} holds a training with other options: remove it")
-        found[seed] = EncoderWeights.load(folder / "encoder.npz"), document
+        found[seed] = EncoderWeights.load(folder / "encoder.safetensors"), document
     return found
 
 

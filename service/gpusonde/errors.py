@@ -123,6 +123,15 @@ class ModelError(GpusondeError, ValueError):
     """A fitted model that cannot be used, or figures that none can be fitted to."""
 
 
+class ModelFileError(ModelError):
+    """A file that holds no model, is damaged, or was written by another version."""
+
+    def __init__(self, path: str | Path, problem: str) -> None:
+        """Keep the path; ``problem`` says what is wrong and what to do."""
+        self.path = str(path)
+        super().__init__(f"{path}: {problem}")
+
+
 _LONGEST_PROBLEM = 2000
 
 

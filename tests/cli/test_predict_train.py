@@ -126,7 +126,7 @@ def test_a_trace_without_epochs_asks_for_their_duration(tmp_path: Path, capsys: 
 
 
 def test_a_file_that_is_no_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "model.zip"
+    path = tmp_path / "model.safetensors"
     path.write_bytes(b"not a model")
     code, answer = run_json(
         capsys, "predict", "--trace", str(bundled_trace()), "--targets", "A10G", "--model", str(path)

@@ -122,16 +122,16 @@ def test_the_reader_is_told_whose_embedding_is_used_where_it_is_not_the_one_aske
         (("--encoder", "voices"), 1, "no encoder for dataset type 'voices'"),
         (("--encoder", "voices", "--registry", "absent"), 2, "no such folder"),
         (("--registry", "registry"), 2, "--registry belongs to --encoder"),
-        (("--encoder", "x.npz", "--registry", "registry"), 2, "not with a file"),
-        (("--encoder", "x.npz"), 1, "No such file"),
-        (("--encoder", "damaged.npz"), 1, "not a file of an encoder's weights"),
-        (("--encoder", "untrained.npz"), 1, "never trained"),
+        (("--encoder", "x.safetensors", "--registry", "registry"), 2, "not with a file"),
+        (("--encoder", "x.safetensors"), 1, "No such file"),
+        (("--encoder", "damaged.safetensors"), 1, "not a file of an encoder's weights"),
+        (("--encoder", "untrained.safetensors"), 1, "never trained"),
         (("--encoder", "../up"), 1, "names no dataset type"),
     ],
 )
 def test_encoders_that_cannot_be_had_are_said_in_a_line(folder, capsys, words, exit_code, said):
-    (folder / "damaged.npz").write_bytes(b"damaged")
-    EncoderWeights.random(0).save(folder / "untrained.npz")
+    (folder / "damaged.safetensors").write_bytes(b"damaged")
+    EncoderWeights.random(0).save(folder / "untrained.safetensors")
     assert main([*FIT, *words, "--out", "m5"]) == exit_code
     error = capsys.readouterr().err
     assert said in error

@@ -46,7 +46,7 @@ def wait_for(path, process):
 def test_a_training_that_was_killed_goes_on_with_the_same_command(folder, capsys):
     steps = ("--steps", "8", "--checkpoint-steps", "2")
     process = start(*steps)
-    wait_for(folder / "registry" / "trainings" / "digits" / "checkpoint.npz", process)
+    wait_for(folder / "registry" / "trainings" / "digits" / "checkpoint.safetensors", process)
     process.kill()
     process.wait()
     assert not (folder / "registry" / "digits.json").exists()
@@ -103,7 +103,7 @@ def test_ctrl_c_saves_the_training_and_queues_it_again(folder):
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 130
     assert (queue.get("digits").state, queue.get("digits").attempts) == ("queued", 0)
-    assert (folder / "registry" / "trainings" / "digits" / "checkpoint.npz").exists()
+    assert (folder / "registry" / "trainings" / "digits" / "checkpoint.safetensors").exists()
 
 
 @pytest.mark.parametrize(

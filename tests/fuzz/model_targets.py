@@ -1,7 +1,7 @@
 """Decoders of models, encoders, checkpoints and trackers' states.
 
-Archives of models have checksums, which mutated bytes never match: there the document inside is mutated, and the
-archive made around it as its writer would.
+Model files have checksums, which mutated bytes never match: there the document inside is mutated, and the file made
+around it as its writer would.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import functools
 import io
 import json
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +19,10 @@ from fuzz.folders import file, folder
 from fuzz.target import Target
 
 from gpusonde.epoch_detect import EpochTracker
-from gpusonde.predictor.archives import MANIFEST, ArchiveError, opened, seal
+from gpusonde.errors import ModelError
 from gpusonde.predictor.crossgpu import LatencyModel, ModelFileError
 from gpusonde.predictor.crossgpu.learning import LIST, ModelVersions
+from gpusonde.predictor.model_file import decode, encode
 from gpusonde.predictor.workload.embedding import EncoderDescription, EncoderWeights, EncoderWeightsError
 from gpusonde.predictor.workload.embedding.registry import Registry, RegistryError
 from gpusonde.predictor.workload.embedding.training.result import CheckpointError, read_checkpoint, write_checkpoint
@@ -28,45 +30,44 @@ from gpusonde.predictor.workload.engine import ModelFileError as WorkloadModelFi
 from gpusonde.predictor.workload.engine import WorkloadModel
 
 _PREDICTOR = Path(__file__).parents[2] / "predictor/gpusonde/predictor"
-_LATENCY_MODEL = _PREDICTOR / "crossgpu/shipped/latency_model.zip"
-_WORKLOAD_MODEL = _PREDICTOR / "workload/engine/shipped/workload_model.zip"
-_BOUNDS = {"file_bytes": 1 << 24, "manifest_bytes": 1 << 20, "array_bytes": 1 << 24}
+_LATENCY_MODEL = _PREDICTOR / "crossgpu/shipped/latency_model.safetensors"
+_WORKLOAD_MODEL = _PREDICTOR / "workload/engine/shipped/workload_model.safetensors"
+_BOUNDS = {"most_bytes": 1 << 24}
 
-_model_parts = functools.cache(lambda path: opened(path.read_bytes(), **_BOUNDS))
+_content = functools.cache(lambda path: decode(path.read_bytes(), **_BOUNDS))
 
 
-def _sealed(path: Path, document: bytes) -> bytes:
-    """An archive with the arrays of a shipped one and another document, whose checksums fit."""
+def _sealed(arrays: Mapping[str, np.ndarray], document: bytes) -> bytes:
+    """A file of these arrays and another document, whose checksum fits."""
     try:
-        manifest = json.loads(document)
-        return seal(manifest, _model_parts(path)[1])[0] if isinstance(manifest, dict) else b""
+        found = json.loads(document)
+        return encode(found, arrays)[0] if isinstance(found, dict) else b""
     except (ValueError, RecursionError):
         return b""
 
 
-def _manifest(path: Path) -> list[bytes]:
-    document, _ = _model_parts(path)
-    return [json.dumps({key: value for key, value in document.items() if key != "sha256"}).encode()]
+def _document(path: Path) -> list[bytes]:
+    return [json.dumps(_content(path).document).encode()]
 
 
 def _load_latency_model(document: bytes) -> None:
-    LatencyModel.load(file("latency.zip", _sealed(_LATENCY_MODEL, document)))
+    LatencyModel.load(file("latency.safetensors", _sealed(_content(_LATENCY_MODEL).arrays, document)))
 
 
 def _load_workload_model(document: bytes) -> None:
-    WorkloadModel.load(file("workload.zip", _sealed(_WORKLOAD_MODEL, document)))
+    WorkloadModel.load(file("workload.safetensors", _sealed(_content(_WORKLOAD_MODEL).arrays, document)))
 
 
-def _read_archive(data: bytes) -> None:
-    opened(data, **_BOUNDS)
+def _read_model_file(data: bytes) -> None:
+    decode(data, **_BOUNDS)
 
 
-def _archives() -> list[bytes]:
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w") as archive:
-        archive.writestr(MANIFEST, "{}")
-        archive.writestr("arrays.bin", b"12345678")
-    return [packed.getvalue(), seal({"a": 1}, b"12345678")[0]]
+def _model_files() -> list[bytes]:
+    former = io.BytesIO()
+    with zipfile.ZipFile(former, "w") as archive:
+        archive.writestr("manifest.json", '{"sha256": "", "arrays": []}')
+        archive.writestr("arrays.bin", "12345678")
+    return [former.getvalue(), encode({"a": 1}, {"x": np.zeros(2)})[0]]
 
 
 def _read_versions(data: bytes) -> None:
@@ -79,11 +80,6 @@ def _encoder() -> EncoderWeights:
     return EncoderWeights.random(0, EncoderDescription(hidden_size=2, primitives=("input", "other")))
 
 
-def _encoder_members() -> dict[str, bytes]:
-    with zipfile.ZipFile(io.BytesIO(_encoder().to_bytes())) as archive:
-        return {name: archive.read(name) for name in archive.namelist()}
-
-
 def _npy(data: bytes) -> bytes:
     packed = io.BytesIO()
     np.lib.format.write_array(packed, np.frombuffer(data, np.uint8), version=(1, 0))
@@ -91,16 +87,11 @@ def _npy(data: bytes) -> bytes:
 
 
 def _read_encoder(document: bytes) -> None:
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w") as archive:
-        for name, content in _encoder_members().items():
-            archive.writestr(name, _npy(document) if name == "description.npy" else content)
-    EncoderWeights.from_bytes(packed.getvalue())
+    EncoderWeights.from_bytes(_sealed(_encoder().arrays, document))
 
 
 def _encoder_documents() -> list[bytes]:
-    content = _encoder_members()["description.npy"]
-    return [np.load(io.BytesIO(content)).tobytes()]
+    return [json.dumps(decode(_encoder().to_bytes(), **_BOUNDS).document).encode()]
 
 
 def _read_card(data: bytes) -> None:
@@ -117,24 +108,21 @@ def _cards() -> list[bytes]:
 
 
 def _checkpoints() -> list[bytes]:
-    path = folder() / "made.npz"
+    path = folder() / "made.safetensors"
     write_checkpoint(path, {"step": 7}, {"x": np.zeros((2, 3), np.float32)})
     return [path.read_bytes()]
 
 
 def _read_checkpoint_document(document: bytes) -> None:
-    path = folder() / "document.npz"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("document.npy", _npy(document))
-    read_checkpoint(path)
+    read_checkpoint(file("document.safetensors", _sealed({"x": np.zeros(2)}, document)))
 
 
-def _read_checkpoint_array(array: bytes) -> None:
-    path = folder() / "array.npz"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("document.npy", _npy(b'{"format": "gpusonde.training_checkpoint/1"}'))
+def _read_former_array(array: bytes) -> None:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("document.npy", _npy(b"{}"))
         archive.writestr("x.npy", array)
-    read_checkpoint(path)
+    decode(packed.getvalue(), **_BOUNDS)
 
 
 def _restore_tracker(array: bytes) -> None:
@@ -146,12 +134,12 @@ def _restore_tracker(array: bytes) -> None:
 
 MODEL_TARGETS = {
     "latency_model": Target(
-        _load_latency_model, lambda: _manifest(_LATENCY_MODEL), (ModelFileError,), is_slow=True
+        _load_latency_model, lambda: _document(_LATENCY_MODEL), (ModelFileError,), is_slow=True
     ),
     "workload_model": Target(
-        _load_workload_model, lambda: _manifest(_WORKLOAD_MODEL), (WorkloadModelFileError,), is_slow=True
+        _load_workload_model, lambda: _document(_WORKLOAD_MODEL), (WorkloadModelFileError,), is_slow=True
     ),
-    "model_archive": Target(_read_archive, _archives, (ArchiveError,)),
+    "arrays_file": Target(_read_model_file, _model_files, (ModelError,)),
     "model_list": Target(
         _read_versions,
         lambda: [
@@ -161,13 +149,11 @@ MODEL_TARGETS = {
     ),
     "encoder_description": Target(_read_encoder, _encoder_documents, (EncoderWeightsError,), is_slow=True),
     "encoder_card": Target(_read_card, _cards, (RegistryError,), is_slow=True),
-    "checkpoint": Target(lambda data: read_checkpoint(file("c.npz", data)), _checkpoints, (CheckpointError,)),
+    "checkpoint": Target(lambda data: read_checkpoint(file("c.safetensors", data)), _checkpoints, (CheckpointError,)),
     "checkpoint_document": Target(
         _read_checkpoint_document, lambda: [b'{"format": "gpusonde.training_checkpoint/1", "step": 7}'],
         (CheckpointError,),
     ),
-    "checkpoint_array": Target(
-        _read_checkpoint_array, lambda: [_npy(b"123456")], (CheckpointError,)
-    ),
+    "former_model_array": Target(_read_former_array, lambda: [_npy(b"123456")], (ModelError,)),
     "tracker_array": Target(_restore_tracker, lambda: [_npy(b"123456")], (ValueError,)),
 }  # fmt: skip

@@ -26,8 +26,7 @@ _SECONDS = int(os.environ.get("GPUSONDE_FUZZ_SECONDS", "0"))
 _STRANGERS = ("stream_request", "zstd_values", "workload_json", "workload_onnx", "workload_program")
 _WITH_ATHERIS = tuple(TARGETS) if _SECONDS else _STRANGERS
 ARCHIVES = (
-    "model_archive", "model_file", "encoder_weights", "checkpoint", "tracker_state", "workload_archive",
-    "workload_file",
+    "arrays_file", "model_file", "tracker_state", "workload_archive", "workload_file",
 )  # fmt: skip
 _TOKENS = [
     b"\0", b"\xff" * 4, b"\xff" * 8, b"\x80\x01", b'"', b"{", b"[" * 3000, b"\n", b"nan", b"1e999", b"9" * 400, b"-1",

@@ -17,7 +17,7 @@ def test_it_predicts_after_installation_without_training(runs, gpus):
 
 def test_it_is_small_and_has_a_card():
     folder = files("gpusonde.predictor.crossgpu") / "shipped"
-    assert len(folder.joinpath("latency_model.zip").read_bytes()) < 2 << 20
+    assert len(folder.joinpath("latency_model.safetensors").read_bytes()) < 2 << 20
     assert "Limits" in folder.joinpath("MODEL_CARD.md").read_text(encoding="utf-8")
 
 

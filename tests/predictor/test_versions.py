@@ -55,7 +55,7 @@ def test_rolling_back_goes_through_the_versions_to_the_shipped_one(versions, mod
 def test_only_the_newest_versions_stay(versions, models):
     installed = [versions.install(model, keep=3) for model in models]
     assert versions.listed() == tuple(installed[-3:])
-    assert sorted(path.stem for path in versions.folder.glob("*.zip")) == sorted(installed[-3:])
+    assert sorted(path.stem for path in versions.folder.glob("*.safetensors")) == sorted(installed[-3:])
     with pytest.raises(VersionsError, match="1 to 100"):
         versions.install(models[0], keep=0)
 
@@ -110,7 +110,7 @@ while True:
 
 
 def test_a_process_killed_while_it_installs_leaves_a_whole_model(versions, models, tmp_path):
-    files = [tmp_path / f"{number}.zip" for number in range(2)]
+    files = [tmp_path / f"{number}.safetensors" for number in range(2)]
     known = {model.save(file) for model, file in zip(models, files, strict=False)}
     for delay_s in (0.0, 0.004, 0.011, 0.023, 0.05):
         process = subprocess.Popen(
@@ -126,7 +126,7 @@ def test_a_process_killed_while_it_installs_leaves_a_whole_model(versions, model
         assert problems == []
         assert model.version in known | {LatencyModel.shipped().version}
     versions.install(models[2], keep=1)
-    assert sorted(path.name for path in versions.folder.iterdir()) == [f"{models[2].version}.zip", LIST]
+    assert sorted(path.name for path in versions.folder.iterdir()) == [f"{models[2].version}.safetensors", LIST]
 
 
 def test_a_full_disk_leaves_the_former_model_and_names_the_file(versions, models, monkeypatch):

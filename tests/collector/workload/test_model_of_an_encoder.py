@@ -25,7 +25,7 @@ PLACE = {"device": "T4", "environment": "here/T4"}
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return write_embedding_model(tmp_path_factory.mktemp("model") / "model.zip", encoder_weights())
+    return write_embedding_model(tmp_path_factory.mktemp("model") / "model.safetensors", encoder_weights())
 
 
 def question(graph, **more):

@@ -261,7 +261,7 @@ def test_a_collector_that_answers_no_such_questions_says_so(tmp_path):
 def test_a_model_that_can_no_longer_be_read_is_no_one_s_answer_and_a_good_one_is_taken_at_once(
     tmp_path, model_file, caplog
 ):
-    path = tmp_path / "model.zip"
+    path = tmp_path / "model.safetensors"
     shutil.copy(model_file, path)
     with (
         ThreadCollector(tmp_path / "data", workload__model=str(path)) as running,
@@ -269,9 +269,9 @@ def test_a_model_that_can_no_longer_be_read_is_no_one_s_answer_and_a_good_one_is
     ):
         path.write_bytes(b"no model")
         (answer,) = asking.predict([workload()])
-        assert "model.zip: not a workload model" in caplog.text
+        assert "model.safetensors: not a workload model" in caplog.text
         assert (answer["error"]["kind"], "log" in answer["error"]["text"]) == ("internal", True)
-        assert "model.zip" not in answer["error"]["text"]
+        assert "model.safetensors" not in answer["error"]["text"]
         shutil.copy(model_file, path)
         assert asking.predict([workload()])[0]["prediction"]
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from gpusonde.predictor.workload.engine import EncoderEmbedder
     from gpusonde.predictor.workload.graph import WorkloadGraph
 
-_SUFFIX = ".npz"
+_SUFFIXES_OF_ENCODERS = (".safetensors", ".npz")
 
 
 def add_registry_option(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
@@ -67,7 +67,7 @@ def named_encoder(name: str, registry: Registry | None) -> EncoderEmbedder:
     from gpusonde.predictor.workload.embedding.registry import Registry
     from gpusonde.predictor.workload.engine import EncoderEmbedder
 
-    if not name.endswith(_SUFFIX):
+    if not name.endswith(_SUFFIXES_OF_ENCODERS):
         return EncoderEmbedder((registry or Registry()).get(name).weights)
     if registry is not None:
         raise UsageError("--registry belongs to --encoder with the name of a dataset type, not with a file")

@@ -60,7 +60,7 @@ def add_fit_options(parser: Parser) -> None:
     )
     group.add_argument(
         "--encoder",
-        metavar="NAME|FILE.npz",
+        metavar="NAME|FILE.safetensors",
         help="offer the embedding by this encoder: of a type of data, such as digits, or a checkpoint's file",
     )
     add_registry_option(group)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpusonde.catalog import GpuSpec
+from gpusonde.errors import ModelFileError
 from gpusonde.predictor.crossgpu.features import FEATURES, REQUIRED_METRICS
 from gpusonde.predictor.crossgpu.measurement import (
     LatencyPrediction,
@@ -20,7 +21,6 @@ from gpusonde.predictor.crossgpu.measurement import (
 )
 from gpusonde.predictor.crossgpu.model import LatencyModel, NotFittedError, TooFewRunsError
 from gpusonde.predictor.crossgpu.paper import PaperStack
-from gpusonde.predictor.crossgpu.persistence import ModelFileError
 from gpusonde.predictor.crossgpu.runs_table import Configuration, Run, RunsTable, RunsTableError, read_runs
 from gpusonde.predictor.crossgpu.state import ModelSettings
 

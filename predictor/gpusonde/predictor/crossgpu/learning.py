@@ -20,10 +20,12 @@ from pathlib import Path
 
 import numpy as np
 
+from gpusonde.errors import ModelFileError
 from gpusonde.predictor.crossgpu.model import LatencyModel
 from gpusonde.predictor.crossgpu.pairs import BoolArray, FloatArray, Pairs, decayed_weights, grouped_folds
-from gpusonde.predictor.crossgpu.persistence import ModelFileError
 from gpusonde.predictor.crossgpu.runs_table import IndexArray, RunsTable
+from gpusonde.predictor.former_model_files import FORMER_MODEL
+from gpusonde.predictor.model_file import SUFFIX
 from gpusonde.service.durable_files import DirectoryLock, write_durably
 
 _FOLDS = 5
@@ -218,8 +220,10 @@ class ModelVersions:
         return tuple(versions)
 
     def path(self, version: str) -> Path:
-        """The file of a version."""
-        return self.folder / f"{version}.zip"
+        """Return the file of a version, which a former release may have written as a zip."""
+        path = self.folder / f"{version}{SUFFIX}"
+        former = path.with_suffix(FORMER_MODEL)
+        return former if former.exists() and not path.exists() else path
 
     def load(self, version: str) -> LatencyModel:
         """Load a listed version.
@@ -271,7 +275,7 @@ class ModelVersions:
         listed = self.listed()
         self.folder.mkdir(parents=True, exist_ok=True)
         version = model.save(self.folder / ".candidate")
-        (self.folder / ".candidate").replace(self.path(version))
+        (self.folder / ".candidate").replace(self.folder / f"{version}{SUFFIX}")
         kept = (*(known for known in listed if known != version), version)[-keep:]
         self._write(kept)
         self._remove_all_but(kept)
@@ -315,8 +319,8 @@ class ModelVersions:
         write_durably(self.folder / LIST, (json.dumps(content, indent=1) + "\n").encode())
 
     def _remove_all_but(self, versions: tuple[str, ...]) -> None:
-        for path in self.folder.glob("crossgpu-*.zip"):
-            if path.stem not in versions:
+        for path in self.folder.glob("crossgpu-*"):
+            if path.suffix in (SUFFIX, FORMER_MODEL) and path.stem not in versions:
                 path.unlink(missing_ok=True)
         # What processes that were killed had begun to write.
         for path in self.folder.glob(".*"):

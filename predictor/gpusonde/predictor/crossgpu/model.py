@@ -283,7 +283,7 @@ class Query:
         )
 
 
-_SHIPPED = "shipped/latency_model.zip"
+_SHIPPED = "shipped/latency_model.safetensors"
 _MINIMUM_PAIRS = 30
 # A GPU on which fewer configurations ran counts as new: what was learned of it may be those configurations' own.
 _MINIMUM_CONFIGURATIONS = 5

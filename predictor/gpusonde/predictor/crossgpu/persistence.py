@@ -1,8 +1,7 @@
-"""Model files: a zip of one JSON document and raw arrays (``predictor.archives``), written atomically."""
+"""The files of latency models: settings, fitted state and the pairs that it was fitted to."""
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpusonde.predictor.archives import ArchiveError, checked_digest, opened, seal
+from gpusonde.errors import ModelError, ModelFileError
 from gpusonde.predictor.crossgpu.features import FEATURES, SOURCE_FEATURE_COUNT
 from gpusonde.predictor.crossgpu.intervals.novelty import (
     Calibration,
@@ -24,25 +23,15 @@ from gpusonde.predictor.crossgpu.intervals.novelty import (
 from gpusonde.predictor.crossgpu.pairs import Pairs
 from gpusonde.predictor.crossgpu.regression import GaussianProcess, ObliviousTrees, ResidualModel, ResidualSettings
 from gpusonde.predictor.crossgpu.state import FittedState, ModelSettings
+from gpusonde.predictor.model_file import Arrays, ModelFile, decode, encode
 from gpusonde.service.durable_files import write_durably
 
 FORMAT = "gpusonde cross-GPU latency model"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
+# As a zip archive; the document and the arrays are those of today.
+_FORMER_VERSION = 2
 
-LARGEST_MODEL_BYTES = 64 << 20
-_MAXIMUM_MANIFEST_BYTES = 4 << 20
-_MAXIMUM_ARRAYS_BYTES = 256 << 20
-
-Arrays = Mapping[str, npt.NDArray[Any]]
-
-
-class ModelFileError(ValueError):
-    """A file that is no model, is damaged, or was written by another version."""
-
-    def __init__(self, path: str, problem: str) -> None:
-        """Keep the path; ``problem`` says what is wrong and what to do."""
-        self.path = path
-        super().__init__(f"{path}: {problem}")
+LARGEST_MODEL_BYTES = 256 << 20
 
 
 def write_model(path: str | Path, settings: ModelSettings, state: FittedState) -> str:
@@ -60,9 +49,8 @@ def write_model(path: str | Path, settings: ModelSettings, state: FittedState) -
 
 def encode_model(settings: ModelSettings, state: FittedState) -> tuple[bytes, str]:
     """The bytes of a model file, and the model's version."""
-    arrays = _arrays(state)
-    array_bytes = b"".join(arrays[name].astype(dtype).tobytes() for name, dtype in _ARRAY_TYPES.items())
-    manifest = {
+    arrays = {name: array.astype(_ARRAY_TYPES[name]) for name, array in _arrays(state).items()}
+    document = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
         "features": list(FEATURES),
@@ -82,11 +70,9 @@ def encode_model(settings: ModelSettings, state: FittedState) -> tuple[bytes, st
             "workloads": list(state.pairs.workloads),
             "gpus": [asdict(gpu) for gpu in state.pairs.gpus],
         },
-        "array_shapes": {name: list(array.shape) for name, array in arrays.items()},
-        "arrays_sha256": hashlib.sha256(array_bytes).hexdigest(),
     }
-    content, digest = seal(manifest, array_bytes)
-    return content, _version(digest)
+    content, digest = encode(document, arrays)
+    return content, _version(FORMAT_VERSION, digest)
 
 
 def read_model(content: bytes, path: str) -> tuple[ModelSettings, FittedState, str]:
@@ -103,23 +89,22 @@ def read_model(content: bytes, path: str) -> tuple[ModelSettings, FittedState, s
         ModelFileError: The bytes are no model that this program reads.
     """
     try:
-        manifest, array_bytes = opened(
-            content, file_bytes=LARGEST_MODEL_BYTES, manifest_bytes=_MAXIMUM_MANIFEST_BYTES,
-            array_bytes=_MAXIMUM_ARRAYS_BYTES,
-        )  # fmt: skip
-    except ArchiveError as error:
+        file = decode(content, most_bytes=LARGEST_MODEL_BYTES)
+    except ModelError as error:
         raise ModelFileError(path, f"not a latency model: {error}; make one with 'gpusonde train'") from error
-    digest = _check(manifest, array_bytes, path)
+    _check(file, path)
     try:
-        arrays = _unpack(array_bytes, manifest["array_shapes"], path)
-        return _settings(manifest), _state(manifest, arrays, path), _version(digest)
+        # A tree that ends early has infinite borders; nothing else may be other than a number.
+        file.check_finite(infinite=("trees_border",))
+        version = _version(file.document["format_version"], file.digest)
+        return _settings(file.document), _state(file.document, file.arrays, path), version
     except ModelFileError:
         raise
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise ModelFileError(path, f"damaged: {type(error).__name__} {error}; restore or fit it again") from error
 
 
-# Every array, in the order they are stored.
+# Every array, and the type that it is stored as.
 _ARRAY_TYPES = {
     "process_center": "<f8",
     "process_spread": "<f8",
@@ -161,27 +146,26 @@ def _arrays(state: FittedState) -> dict[str, npt.NDArray[Any]]:
     }
 
 
-def _check(manifest: Any, array_bytes: bytes, path: str) -> str:
-    """Check that the manifest is ours, complete and unchanged; return its digest."""
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+def _check(file: ModelFile, path: str) -> None:
+    """Check that the file is ours and complete."""
+    document = file.document
+    if document.get("format") != FORMAT:
         raise ModelFileError(path, "not a gpusonde latency model; make one with 'gpusonde train'")
-    if manifest.get("format_version") != FORMAT_VERSION:
+    version = document.get("format_version")
+    if version != (_FORMER_VERSION if file.is_former else FORMAT_VERSION):
         raise ModelFileError(
-            path,
-            f"format version {manifest.get('format_version')}, this program reads {FORMAT_VERSION}: "
-            "fit it again with 'gpusonde train'",
+            path, f"format version {version}, this program reads {FORMAT_VERSION}: fit it again with 'gpusonde train'"
         )
-    try:
-        digest = checked_digest(manifest, array_bytes)
-    except ArchiveError as error:
-        raise ModelFileError(path, f"{error}; restore or fit it again") from error
-    if manifest.get("features") != list(FEATURES):
-        raise ModelFileError(path, "made for other features than this program computes: fit it again")
-    return digest
+    if document.get("features") != list(FEATURES):
+        raise ModelFileError(path, "it was made for other features: fit it again with 'gpusonde train'")
+    if {name: array.dtype.newbyteorder("<").str for name, array in file.arrays.items()} != _ARRAY_TYPES or not all(
+        1 <= array.ndim <= 2 for array in file.arrays.values()
+    ):
+        raise ModelFileError(path, "damaged: its arrays are not those of a latency model; restore or fit it again")
 
 
-def _settings(manifest: Mapping[str, Any]) -> ModelSettings:
-    stored = manifest["settings"]
+def _settings(document: Mapping[str, Any]) -> ModelSettings:
+    stored = document["settings"]
     return ModelSettings(
         residual=ResidualSettings(**stored["residual"]),
         coverage=float(stored["coverage"]),
@@ -190,7 +174,7 @@ def _settings(manifest: Mapping[str, Any]) -> ModelSettings:
     )
 
 
-def _state(manifest: Mapping[str, Any], arrays: Arrays, path: str) -> FittedState:
+def _state(document: Mapping[str, Any], arrays: Arrays, path: str) -> FittedState:
     features, own = len(FEATURES), SOURCE_FEATURE_COUNT
     points, feature, border, leaves = (
         arrays[name] for name in ("process_points", "trees_feature", "trees_border", "trees_leaves")
@@ -206,37 +190,37 @@ def _state(manifest: Mapping[str, Any], arrays: Arrays, path: str) -> FittedStat
         and all(arrays[name].shape == arrays["process_weights"].shape for name in _PAIR_ARRAYS)
     )
     numbers = [
-        *(manifest["process"][name] for name in ("length", "amplitude", "noise")),
-        manifest["trees"]["bias"],
-        manifest["runs"]["usual_distance"],
+        *(document["process"][name] for name in ("length", "amplitude", "noise")),
+        document["trees"]["bias"],
+        document["runs"]["usual_distance"],
     ]
     if not consistent or not all(math.isfinite(number) for number in numbers):
         raise ModelFileError(path, "damaged: its parts do not fit together; restore or fit it again")
     process = GaussianProcess(
         center=arrays["process_center"], spread=arrays["process_spread"], points=points.astype(np.float64),
-        weights=arrays["process_weights"], **manifest["process"],
+        weights=arrays["process_weights"], **document["process"],
     )  # fmt: skip
-    pairs = _pairs(manifest["pairs"], arrays, process, path)
+    pairs = _pairs(document["pairs"], arrays, process, path)
     known = {gpu.name: gpu for gpu in pairs.gpus}
     return FittedState(
         residual=ResidualModel(
             process,
-            ObliviousTrees(feature, border, leaves, float(manifest["trees"]["bias"])),
-            float(manifest["settings"]["residual"]["process_weight"]),
+            ObliviousTrees(feature, border, leaves, float(document["trees"]["bias"])),
+            float(document["settings"]["residual"]["process_weight"]),
         ),
-        calibrations={Situation[name]: Calibration(**value) for name, value in manifest["calibrations"].items()},
+        calibrations={Situation[name]: Calibration(**value) for name, value in document["calibrations"].items()},
         runs=RunNeighbourhood(
             center=arrays["runs_center"], spread=arrays["runs_spread"],
-            points=arrays["runs_points"].astype(np.float64), usual_distance=float(manifest["runs"]["usual_distance"]),
+            points=arrays["runs_points"].astype(np.float64), usual_distance=float(document["runs"]["usual_distance"]),
         ),
-        gpus=GpuNeighbourhood(tuple(known[name] for name in manifest["gpus"])),
+        gpus=GpuNeighbourhood(tuple(known[name] for name in document["gpus"])),
         pairs=pairs,
     )  # fmt: skip
 
 
-def _pairs(manifest: Mapping[str, Any], arrays: Arrays, process: GaussianProcess, path: str) -> Pairs:
-    configurations, workloads = tuple(map(str, manifest["configurations"])), tuple(map(str, manifest["workloads"]))
-    gpus = tuple(KnownGpu(**gpu) for gpu in manifest["gpus"])
+def _pairs(document: Mapping[str, Any], arrays: Arrays, process: GaussianProcess, path: str) -> Pairs:
+    configurations, workloads = tuple(map(str, document["configurations"])), tuple(map(str, document["workloads"]))
+    gpus = tuple(KnownGpu(**gpu) for gpu in document["gpus"])
     for name, labels in (
         ("configuration", configurations), ("workload", workloads), ("source_gpu", gpus), ("target_gpu", gpus)
     ):  # fmt: skip
@@ -256,24 +240,5 @@ def _pairs(manifest: Mapping[str, Any], arrays: Arrays, process: GaussianProcess
     )
 
 
-def _unpack(content: bytes, shapes: Mapping[str, list[int]], path: str) -> Arrays:
-    arrays: dict[str, npt.NDArray[Any]] = {}
-    offset = 0
-    for name, dtype in _ARRAY_TYPES.items():
-        shape = [int(size) for size in shapes[name]]
-        if not 1 <= len(shape) <= 2 or min(shape) < 0:
-            raise ModelFileError(path, f"damaged: array {name} has shape {shape}")
-        size = math.prod(shape)
-        array = np.frombuffer(content, dtype=dtype, count=size, offset=offset).reshape(shape)
-        offset += array.nbytes
-        # A tree that ends early has infinite borders; nothing else may be other than a number.
-        if np.isnan(array).any() or (name != "trees_border" and np.isinf(array).any()):
-            raise ModelFileError(path, f"damaged: array {name} holds values that are no numbers")
-        arrays[name] = array.astype(array.dtype.newbyteorder("="))
-    if offset != len(content):
-        raise ModelFileError(path, f"damaged: {len(content) - offset} bytes behind the last array")
-    return arrays
-
-
-def _version(digest: str) -> str:
-    return f"crossgpu-{FORMAT_VERSION}-{digest[:12]}"
+def _version(format_version: int, digest: str) -> str:
+    return f"crossgpu-{format_version}-{digest[:12]}"

@@ -96,7 +96,7 @@ def test_the_latest_encoders_can_still_be_had_by_their_digest(registry):
     for each in kept[:2]:
         with pytest.raises(UnknownEncoderError, match="it is not in"):
             registry.exact("flowers", each.sha256)
-    assert len(list(registry.folder.glob("flowers-*.npz"))) == 9
+    assert len(list(registry.folder.glob("flowers-*.safetensors"))) == 9
     shipped = Registry().get("digits").sha256
     assert registry.exact("digits", shipped).sha256 == shipped
     with pytest.raises(UnknownEncoderError, match="shipped"):
@@ -138,7 +138,7 @@ def test_figures_that_no_card_can_hold_are_refused(registry, figures):
 
 
 def files_of(registry):
-    (card,), (checkpoint,) = registry.folder.glob("*.json"), registry.folder.glob("*.npz")
+    (card,), (checkpoint,) = registry.folder.glob("*.json"), registry.folder.glob("*.safetensors")
     return card, checkpoint
 
 
@@ -185,7 +185,7 @@ def test_damaged_cards_are_told(registry):
             Registry(registry.folder).get("flowers")
 
 
-@pytest.mark.parametrize("failing", [".npz", ".json"])
+@pytest.mark.parametrize("failing", [".safetensors", ".json"])
 def test_a_write_that_breaks_off_leaves_the_old_encoder(registry, monkeypatch, failing):
     registry.add(weights())
 

@@ -11,7 +11,7 @@ from support.measured_workloads import chain
 from support.trained_encoders import encoder_weights
 from support.wired_networks import SLOWER, measured_pairs, turned
 
-from gpusonde.predictor.archives import pack, unpack
+from gpusonde.predictor.model_file import decode, encode
 from gpusonde.predictor.workload.embedding import EncoderWeights
 from gpusonde.predictor.workload.embedding.registry import Registry, checkpoint_name
 from gpusonde.predictor.workload.engine import (
@@ -23,8 +23,6 @@ from gpusonde.predictor.workload.engine import (
     WorkloadModel,
     WorkloadRequest,
 )
-
-LIMITS = {"file_bytes": 64 << 20, "manifest_bytes": 4 << 20, "array_bytes": 256 << 20}
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +37,8 @@ def fitted(catalog, embedder):
 
 @pytest.fixture
 def saved(fitted, tmp_path):
-    fitted.save(tmp_path / "model.zip")
-    return tmp_path / "model.zip"
+    fitted.save(tmp_path / "model.safetensors")
+    return tmp_path / "model.safetensors"
 
 
 def request(graph):
@@ -48,11 +46,9 @@ def request(graph):
 
 
 def changed(path, change):
-    manifest, arrays, _ = unpack(path.read_bytes(), **LIMITS)
-    for name in ("arrays", "arrays_sha256"):
-        del manifest[name]
-    change(manifest)
-    path.write_bytes(pack(manifest, arrays)[0])
+    file = decode(path.read_bytes(), most_bytes=1 << 24)
+    change(file.document)
+    path.write_bytes(encode(file.document, file.arrays)[0])
 
 
 def test_an_embedding_stays_where_it_tells_apart_what_counts_do_not(fitted, embedder):
@@ -74,9 +70,9 @@ def test_an_embedding_that_does_not_help_leaves_no_trace_in_the_model(catalog, m
     assert trial.error > 0
     assert trial.error_without == model.scores[model.state.chosen]
     assert offered.encoder is None
-    model.save(tmp_path / "without.zip")
-    offered.save(tmp_path / "offered.zip")
-    assert (tmp_path / "offered.zip").read_bytes() == (tmp_path / "without.zip").read_bytes()
+    model.save(tmp_path / "without.safetensors")
+    offered.save(tmp_path / "offered.safetensors")
+    assert (tmp_path / "offered.safetensors").read_bytes() == (tmp_path / "without.safetensors").read_bytes()
 
 
 def test_mode_paper_describes_networks_by_the_embedding_whatever_its_error(catalog, measurements, embedder):
@@ -100,8 +96,8 @@ def test_a_saved_model_finds_its_encoder_in_the_registry_or_beside_its_file(fitt
 def test_a_model_of_the_shipped_encoder_needs_no_registry(catalog, tmp_path):
     embedder = EncoderEmbedder(Registry().get("digits").weights)
     fitted = WorkloadModel(catalog, embed=embedder).fit(measured_pairs(catalog), regressor="linear")
-    fitted.save(tmp_path / "model.zip")
-    assert WorkloadModel.load(tmp_path / "model.zip").encoder == embedder.reference
+    fitted.save(tmp_path / "model.safetensors")
+    assert WorkloadModel.load(tmp_path / "model.safetensors").encoder == embedder.reference
 
 
 def test_without_its_encoder_a_model_is_refused_and_the_reader_told_what_to_do(fitted, saved, tmp_path):
@@ -145,26 +141,25 @@ def test_an_embedding_without_a_name_is_not_looked_for(catalog, saved, embedder,
     [None, {}, {"dataset_type": "tiny", "sha256": "ab"}, {"dataset_type": "../up", "sha256": "0" * 64}, "digits"],
 )
 def test_names_of_encoders_that_cannot_be_are_refused(saved, encoder):
-    changed(saved, lambda manifest: manifest.update(encoder=encoder))
+    changed(saved, lambda document: document.update(encoder=encoder))
     with pytest.raises(ModelFileError, match="damaged"):
         WorkloadModel.load(saved)
 
 
 def test_a_model_that_needs_no_encoder_names_none(model, tmp_path):
-    path = tmp_path / "model.zip"
+    path = tmp_path / "model.safetensors"
     model.save(path)
-    changed(path, lambda manifest: manifest.update(encoder={"dataset_type": "tiny", "sha256": "0" * 64}))
+    changed(path, lambda document: document.update(encoder={"dataset_type": "tiny", "sha256": "0" * 64}))
     with pytest.raises(ModelFileError, match="damaged"):
         WorkloadModel.load(path)
 
 
 def test_a_model_without_an_encoder_and_hosts_is_the_document_that_it_was_before_there_were_names_for_them(tmp_path):
     def document(path):
-        manifest, _, _ = unpack(path.read_bytes(), **LIMITS)
-        return {key: value for key, value in manifest.items() if key not in ("arrays", "arrays_sha256", "sha256")}
+        return decode(path.read_bytes(), most_bytes=1 << 24).document
 
-    shipped = Path(str(files("gpusonde.predictor.workload.engine").joinpath("shipped/workload_model.zip")))
+    shipped = Path(str(files("gpusonde.predictor.workload.engine").joinpath("shipped/workload_model.safetensors")))
     model = WorkloadModel.shipped()
     assert model.encoder is None
-    model.save(tmp_path / "again.zip")
-    assert document(tmp_path / "again.zip") == document(shipped)
+    model.save(tmp_path / "again.safetensors")
+    assert document(tmp_path / "again.safetensors") == document(shipped)

@@ -1,8 +1,9 @@
 """``Registry``: which encoder embeds the networks of a dataset type, as a folder that an operator owns.
 
-Each dataset type has a card, ``TYPE.json``, which names its checkpoint, ``TYPE-DIGEST.npz``, and the digest of the
-weights in it. The checkpoint is written first and the card replaced as a whole, so that whoever reads meanwhile, and
-whatever breaks off, finds the old encoder or the new one. Beneath the folder lie the encoders that are shipped.
+Each dataset type has a card, ``TYPE.json``, which names its checkpoint, ``TYPE-DIGEST.safetensors``, and the digest
+of the weights in it. The checkpoint is written first and the card replaced as a whole, so that whoever reads
+meanwhile, and whatever breaks off, finds the old encoder or the new one. Beneath the folder lie the encoders that
+are shipped.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from gpusonde.predictor.former_model_files import FORMER_ENCODER
+from gpusonde.predictor.model_file import SUFFIX
 from gpusonde.predictor.workload.embedding.weights import (
     DatasetTypeNameError,
     EmbeddingError,
@@ -198,7 +201,9 @@ class Registry:
 
     def _forget_old(self, dataset_type: str, newest: Path) -> None:
         found = []
-        for path in newest.parent.glob(f"{dataset_type}-*.npz"):
+        for path in newest.parent.glob(f"{dataset_type}-*"):
+            if path.suffix not in (SUFFIX, FORMER_ENCODER):
+                continue
             if path != newest and re.fullmatch(_SHORT_DIGEST, path.stem[len(dataset_type) + 1 :]):
                 with contextlib.suppress(FileNotFoundError):  # another process forgets, too
                     found.append((path.stat().st_mtime_ns, path))
@@ -253,10 +258,12 @@ _SHORT_DIGEST = r"[0-9a-f]{12}"
 
 def checkpoint_name(dataset_type: str, sha256: str) -> str:
     """Name of the file with the weights of an encoder."""
-    return f"{dataset_type}-{sha256[:12]}.npz"
+    return f"{dataset_type}-{sha256[:12]}{SUFFIX}"
 
 
 def _read_checkpoint(path: Path) -> EncoderWeights:
+    if not path.exists() and path.with_suffix(FORMER_ENCODER).exists():
+        path = path.with_suffix(FORMER_ENCODER)
     with path.open("rb") as file:
         content = file.read(_MAXIMUM_CHECKPOINT_BYTES + 1)
     try:

@@ -1,21 +1,11 @@
-"""The encoder's weights: named arrays with a description, and their file, which holds no pickle.
-
-Why an embedding cannot be had, beside the graph's own errors (``GraphLimitError`` for one that is too large).
-
-Names of dataset types, such as "digits" or "imagenet".
-"""
+"""The encoder's weights: named arrays with a description, and their file; names of dataset types such as "digits"."""
 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import math
 import re
-import struct
-import tokenize
-import zipfile
-import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
@@ -26,7 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpusonde.predictor.archives import PACKINGS
+from gpusonde.errors import ModelError
+from gpusonde.predictor.model_file import decode, encode
 from gpusonde.predictor.workload.embedding.structure import MAXIMUM_REACH, SHAPE_FEATURE_COUNT
 from gpusonde.predictor.workload.graph.ir import Primitive
 from gpusonde.service.durable_files import write_durably
@@ -75,13 +66,9 @@ FORMAT = "gpusonde.graph_encoder/1"
 Array = npt.NDArray[np.float32]
 
 _MAXIMUM_FILE_BYTES = 16 << 20
-_MAXIMUM_DESCRIPTION_BYTES = 64 << 10
 _MAXIMUM_HIDDEN_SIZE = 512
 _MAXIMUM_PRIMITIVES = 256
 _MAXIMUM_PASSES = 16
-_DESCRIPTION = "description"
-# A fixed time stamp: the same weights give the same file, byte for byte.
-_EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 class VirtualEdgeRule(str, Enum):
@@ -226,17 +213,8 @@ class EncoderWeights:
         return digest.hexdigest()
 
     def to_bytes(self) -> bytes:
-        """The content of a file of these weights: an ``.npz`` that NumPy reads without pickle."""
-        file = io.BytesIO()
-        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-            described = np.frombuffer(_encode(self.description), dtype=np.uint8)
-            members: dict[str, npt.NDArray[Any]] = {_DESCRIPTION: described}
-            members.update((name, self.arrays[name].astype("<f4")) for name in self.description.shapes())
-            for name, array in members.items():
-                member = io.BytesIO()
-                np.lib.format.write_array(member, array, version=(1, 0), allow_pickle=False)
-                archive.writestr(zipfile.ZipInfo(f"{name}.npy", _EPOCH), member.getvalue(), zipfile.ZIP_DEFLATED)
-        return file.getvalue()
+        """Return the content of a file of these weights."""
+        return encode(_document(self.description), self.arrays)[0]
 
     def save(self, path: str | Path) -> None:
         """Write them; whoever reads the file meanwhile finds the old ones or the new.
@@ -264,33 +242,11 @@ class EncoderWeights:
         Raises:
             EncoderWeightsError: It is not that, is damaged, or is larger than any encoder's.
         """
-        if len(content) > _MAXIMUM_FILE_BYTES:
-            raise EncoderWeightsError(f"larger than {_MAXIMUM_FILE_BYTES >> 20} MiB: no encoder's weights")
         try:
-            with zipfile.ZipFile(io.BytesIO(content)) as archive:
-                described = _member(archive, _DESCRIPTION, _MAXIMUM_DESCRIPTION_BYTES)
-                description = _decode(_array(described, np.dtype(np.uint8), None).tobytes())
-                arrays = {
-                    name: _array(
-                        _member(archive, name, 4 * math.prod(shape) + _MAXIMUM_HEADER_BYTES),
-                        np.dtype("<f4"),
-                        shape,
-                    ).astype(np.float32)
-                    for name, shape in description.shapes().items()
-                }
-        except EncoderWeightsError:
-            raise
-        except _DAMAGED_ARCHIVE as error:
-            raise EncoderWeightsError(f"not a file of an encoder's weights, or damaged ({_short(error)})") from error
-        return EncoderWeights(description, arrays)
-
-
-_MAXIMUM_HEADER_BYTES = 1024
-# What zipfile raises for archives that are none, are damaged, or use what it does not support.
-_DAMAGED_ARCHIVE = (
-    zipfile.BadZipFile, zlib.error, struct.error, EOFError, NotImplementedError, RuntimeError, OSError, ValueError,
-    OverflowError,
-)  # fmt: skip
+            file = decode(content, most_bytes=_MAXIMUM_FILE_BYTES)
+        except ModelError as error:
+            raise EncoderWeightsError(f"not a file of an encoder's weights: {error}") from error
+        return EncoderWeights(_description(file.document), file.arrays)
 
 
 def _short(value: object) -> str:
@@ -303,52 +259,16 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _member(archive: zipfile.ZipFile, name: str, most_bytes: int) -> bytes:
-    """The bytes of one array's member; at most ``most_bytes`` are unpacked, whatever the archive claims."""
-    try:
-        info = archive.getinfo(f"{name}.npy")
-        if info.compress_type not in PACKINGS:
-            raise EncoderWeightsError(f"{name}: packed in another way than an encoder's weights")
-        with archive.open(info) as file:
-            content = file.read(most_bytes + 1)
-    except KeyError:
-        raise EncoderWeightsError(f"no array {name!r} in the file: not an encoder's weights") from None
-    if len(content) > most_bytes:
-        raise EncoderWeightsError(f"{name}: larger than its description says")
-    return content
-
-
-def _array(content: bytes, dtype: np.dtype[Any], shape: tuple[int, ...] | None) -> npt.NDArray[Any]:
-    """Read an array whose type and shape are known, so that its own header can ask for no other memory."""
-    file = io.BytesIO(content)
-    try:
-        version = np.lib.format.read_magic(file)
-        if version != (1, 0):
-            raise EncoderWeightsError(f"an array of version {version}; only 1.0 is read")
-        found_shape, fortran_order, found_dtype = np.lib.format.read_array_header_1_0(file)
-    # NumPy hands a header that is no Python to the tokenizer.
-    except (ValueError, SyntaxError, TypeError, tokenize.TokenError) as error:
-        raise EncoderWeightsError(f"an array is damaged: {_short(error)}") from error
-    data = content[file.tell() :]
-    expected = (len(data),) if shape is None else shape
-    if found_dtype != dtype or found_shape != expected or fortran_order:
-        found = f"{found_dtype} {found_shape}"
-        raise EncoderWeightsError(f"an array of {_short(found)}; it must be {dtype} {expected}")
-    if len(data) != dtype.itemsize * math.prod(expected):
-        raise EncoderWeightsError("an array is cut short, or longer than its shape")
-    return np.frombuffer(data, dtype=dtype).reshape(expected)
+def _document(description: EncoderDescription) -> dict[str, Any]:
+    return {"format": FORMAT, **asdict(description)}
 
 
 def _encode(description: EncoderDescription) -> bytes:
-    return json.dumps({"format": FORMAT, **asdict(description)}, sort_keys=True, separators=(",", ":")).encode()
+    return json.dumps(_document(description), sort_keys=True, separators=(",", ":")).encode()
 
 
-def _decode(content: bytes) -> EncoderDescription:
-    try:
-        document = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise EncoderWeightsError(f"an encoder's description is damaged: {_short(error)}") from error
-    if not isinstance(document, dict) or document.pop("format", None) != FORMAT:
+def _description(document: dict[str, Any]) -> EncoderDescription:
+    if document.pop("format", None) != FORMAT:
         raise EncoderWeightsError(f"not an encoder's weights of format {FORMAT}")
     try:
         primitives, rule = document.pop("primitives"), VirtualEdgeRule(document.pop("virtual_edges"))

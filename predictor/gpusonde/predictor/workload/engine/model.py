@@ -33,7 +33,7 @@ Embedder = Callable[[Sequence[WorkloadGraph]], FloatArray]
 
 DEFAULT_COVERAGE = 0.9
 FALLBACK = "calibrated_roofline"
-_SHIPPED = "shipped/workload_model.zip"
+_SHIPPED = "shipped/workload_model.safetensors"
 _PACKAGE = "gpusonde.predictor.workload.engine"
 # Beyond it an interval says no more than that nothing is known.
 _WIDEST = math.log(1000.0)

@@ -1,4 +1,4 @@
-"""Files of fitted models: numbers and text only, checked before use (``predictor.archives``)."""
+"""Files of fitted models: numbers and text only, checked before use (``predictor.model_file``)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpusonde.predictor.archives import ArchiveError, pack, unpack
+from gpusonde.errors import ModelError
 from gpusonde.predictor.crossgpu.intervals.novelty import Calibration, GpuNeighbourhood, KnownGpu, RunNeighbourhood
+from gpusonde.predictor.model_file import Arrays, decode, encode
 from gpusonde.predictor.workload.embedding.weights import check_dataset_type
 from gpusonde.predictor.workload.engine.calibration import LEVELS, CalibratedRoofline
 from gpusonde.predictor.workload.engine.encoders import EncoderReference
@@ -37,16 +38,14 @@ from gpusonde.predictor.workload.engine.request import ModelFileError
 from gpusonde.service.durable_files import write_durably
 
 FORMAT = "gpusonde workload model"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+# As a zip archive; the document and the arrays are those of today.
+_FORMER_VERSION = 1
 
-_FILE_BYTES = 64 << 20
-_MANIFEST_BYTES = 4 << 20
-_ARRAY_BYTES = 256 << 20
+_MOST_BYTES = 256 << 20
 _COLUMNS = [list(ROOFLINE_COLUMNS), list(ANALYTIC_COLUMNS), list(CLUSTER_COLUMNS)]
 _LONGEST_EMBEDDING = 512
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-
-Arrays = Mapping[str, npt.NDArray[Any]]
 
 
 def write_model(path: Path, state: FittedState) -> str:
@@ -55,10 +54,10 @@ def write_model(path: Path, state: FittedState) -> str:
     Returns:
         The model's version: the format's and a digest of its content.
     """
-    content, digest = pack(_manifest(state), _arrays(state))
+    content, digest = encode(_document(state), _arrays(state))
     path.parent.mkdir(parents=True, exist_ok=True)
     write_durably(path, content)
-    return _version(digest)
+    return _version(FORMAT_VERSION, digest)
 
 
 def read_model(path: Path) -> tuple[FittedState, str]:
@@ -72,25 +71,26 @@ def read_model(path: Path) -> tuple[FittedState, str]:
         OSError: It cannot be read.
     """
     with path.open("rb") as file:
-        content = file.read(_FILE_BYTES + 1)
+        content = file.read(_MOST_BYTES + 1)
     where = str(path)
     try:
-        manifest, arrays, digest = unpack(
-            content, file_bytes=_FILE_BYTES, manifest_bytes=_MANIFEST_BYTES, array_bytes=_ARRAY_BYTES
-        )
-    except ArchiveError as error:
+        stored = decode(content, most_bytes=_MOST_BYTES)
+        stored.check_finite()
+    except ModelError as error:
         raise ModelFileError(where, f"not a workload model: {error}; fit one with 'gpusonde workload fit'") from error
-    if manifest.get("format") != FORMAT:
+    document = stored.document
+    if document.get("format") != FORMAT:
         raise ModelFileError(where, "not a workload model; fit one with 'gpusonde workload fit'")
-    if manifest.get("format_version") != FORMAT_VERSION or manifest.get("columns") != _COLUMNS:
+    version = document.get("format_version")
+    if version != (_FORMER_VERSION if stored.is_former else FORMAT_VERSION) or document.get("columns") != _COLUMNS:
         raise ModelFileError(where, "made for another version of this program: fit it again")
     try:
-        return _state(manifest, arrays), _version(digest)
+        return _state(document, stored.arrays), _version(version, stored.digest)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
         raise ModelFileError(where, f"damaged: {type(error).__name__} {error}; restore or fit it again") from error
 
 
-def _manifest(state: FittedState) -> dict[str, Any]:
+def _document(state: FittedState) -> dict[str, Any]:
     familiarity = state.familiarity
     # Models without an embedding are what they were before there was a name for its encoder.
     encoder = {} if state.encoder is None else {"encoder": asdict(state.encoder)}
@@ -166,23 +166,23 @@ def _arrays(state: FittedState) -> dict[str, npt.NDArray[Any]]:
     return arrays
 
 
-def _state(manifest: Mapping[str, Any], arrays: Arrays) -> FittedState:
-    coverage = float(manifest["coverage"])
+def _state(document: Mapping[str, Any], arrays: Arrays) -> FittedState:
+    coverage = float(document["coverage"])
     estimators = {
-        str(name): _estimator(str(name), described, arrays) for name, described in manifest["estimators"].items()
+        str(name): _estimator(str(name), described, arrays) for name, described in document["estimators"].items()
     }
-    _sound(manifest["kind"] in KINDS and manifest["chosen"] in estimators and 0 < coverage < 1, "its settings")
-    quantiles = {Newness[name]: _calibration(value) for name, value in manifest["quantiles"].items()}
+    _sound(document["kind"] in KINDS and document["chosen"] in estimators and 0 < coverage < 1, "its settings")
+    quantiles = {Newness[name]: _calibration(value) for name, value in document["quantiles"].items()}
     state = FittedState(
-        kind=manifest["kind"],
-        chosen=manifest["chosen"],
+        kind=document["kind"],
+        chosen=document["chosen"],
         estimators=estimators,
-        roofline=_roofline(manifest["roofline"], arrays),
-        roofline_errors=_calibration(manifest["roofline_errors"]),
-        familiarity=_familiarity(manifest["familiarity"], arrays),
+        roofline=_roofline(document["roofline"], arrays),
+        roofline_errors=_calibration(document["roofline_errors"]),
+        familiarity=_familiarity(document["familiarity"], arrays),
         intervals=Intervals(coverage, quantiles),
-        rows=int(manifest["rows"]),
-        encoder=_encoder(manifest["encoder"]) if "encoder" in manifest else None,
+        rows=int(document["rows"]),
+        encoder=_encoder(document["encoder"]) if "encoder" in document else None,
     )
     _sound(state.encoder is None or state.has_embedding, "its encoder")
     return state
@@ -286,5 +286,5 @@ def _sound(condition: bool, what: str) -> None:
         raise ValueError(f"{what} cannot be")
 
 
-def _version(digest: str) -> str:
-    return f"workload-{FORMAT_VERSION}-{digest[:12]}"
+def _version(format_version: int, digest: str) -> str:
+    return f"workload-{format_version}-{digest[:12]}"

@@ -23,6 +23,8 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from gpusonde.predictor.former_model_files import FORMER_ENCODER
+from gpusonde.predictor.model_file import SUFFIX
 from gpusonde.predictor.workload.embedding.training.datasets import ImageDataset
 from gpusonde.predictor.workload.embedding.training.hypernetwork import GraphHyperNetwork
 from gpusonde.predictor.workload.embedding.training.options import TrainingOptions
@@ -50,8 +52,8 @@ from gpusonde.predictor.workload.embedding.training.result import (
 from gpusonde.predictor.workload.embedding.weights import EncoderDescription, EncoderWeights, check_dataset_type
 from gpusonde.service.durable_files import DirectoryLock, write_durably
 
-CHECKPOINT = "checkpoint.npz"
-ENCODER = "encoder.npz"
+CHECKPOINT = f"checkpoint{SUFFIX}"
+ENCODER = f"encoder{SUFFIX}"
 RESULT = "result.json"
 
 # Numbers of the random streams that are drawn from a seed; those of architectures stand in ``pool``.
@@ -70,8 +72,8 @@ def train(
 ) -> TrainingResult:
     """Train a hypernetwork on a dataset, or go on with a training that was interrupted.
 
-    Checkpoints are written into the directory, at last ``encoder.npz`` and ``result.json``. In the main thread, Ctrl-C
-    saves and stops. One core is used.
+    Checkpoints are written into the directory, at last ``encoder.safetensors`` and ``result.json``. In the main
+    thread, Ctrl-C saves and stops. One core is used.
 
     Args:
         dataset: The images.
@@ -131,8 +133,9 @@ class _Training:
     @staticmethod
     def begun(dataset: ImageDataset, options: TrainingOptions, checkpoint: Path, progress: Progress) -> _Training:
         """A new training, or the one of a checkpoint."""
+        former = checkpoint.with_suffix(FORMER_ENCODER)
         try:
-            document, arrays = read_checkpoint(checkpoint)
+            document, arrays = read_checkpoint(checkpoint if checkpoint.exists() or not former.exists() else former)
         except FileNotFoundError:
             document, arrays = {}, {}
         if document:

@@ -1,0 +1,128 @@
+"""Model files of releases before safetensors: zip archives, read for one more release.
+
+Latency and workload models were a JSON document and all arrays' bytes in one member each; encoders and checkpoints of
+trainings were ``.npz`` archives with a document among the arrays. This module goes with the release after the next.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import math
+import struct
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+#: How the names of models, and of encoders and checkpoints, ended.
+FORMER_MODEL, FORMER_ENCODER = ".zip", ".npz"
+
+_MANIFEST, _ARRAYS = "manifest.json", "arrays.bin"
+_DOCUMENTS = ("description.npy", "document.npy")
+_MOST_MEMBERS = 10_000
+# Other ways of packing have errors and memory of their own.
+_PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+_TYPES = frozenset({"<f8", "<f4", "<i8", "<i4", "<i2", "|u1", "|b1"})
+# The arrays of latency models, which did not name them, in the order in which they were stored.
+_LATENCY_MODEL = {
+    "process_center": "<f8", "process_spread": "<f8", "process_points": "<f4", "process_weights": "<f8",
+    "trees_feature": "<i2", "trees_border": "<f4", "trees_leaves": "<f4",
+    "runs_center": "<f8", "runs_spread": "<f8", "runs_points": "<f4",
+    "pairs_prior": "<f4", "pairs_static": "<f4", "pairs_log_ratio": "<f4", "pairs_configuration": "<i4",
+    "pairs_workload": "<i4", "pairs_source_gpu": "<i4", "pairs_target_gpu": "<i4", "pairs_time_unix_s": "<f8",
+}  # fmt: skip
+# What zipfile and NumPy raise; the latter hands a header that is no Python to the tokenizer.
+_DAMAGED = (
+    zipfile.BadZipFile, zlib.error, struct.error, EOFError, KeyError, ValueError, TypeError, AttributeError, OSError,
+    OverflowError, RuntimeError, RecursionError, NotImplementedError, MemoryError, SyntaxError, tokenize.TokenError,
+)  # fmt: skip
+
+Content = tuple[dict[str, Any], dict[str, npt.NDArray[Any]], str]
+
+
+class FormerFileError(ValueError):
+    """Bytes that no former release wrote."""
+
+
+def decode_zip(content: bytes, *, most_bytes: int) -> Content:
+    """Read document, arrays and digest (empty for an ``.npz``).
+
+    Args:
+        content: The bytes of the file.
+        most_bytes: Most that it may unpack to.
+
+    Raises:
+        FormerFileError: It is no such file, is damaged, or unpacks to more.
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            members = dict(_members(archive, most_bytes))
+        return _decode_model(members) if _MANIFEST in members else _decode_npz(members)
+    except FormerFileError:
+        raise
+    except _DAMAGED as error:
+        raise FormerFileError(f"not a model file, or damaged ({str(error)[:200]})") from error
+
+
+def _members(archive: zipfile.ZipFile, most_bytes: int) -> Iterator[tuple[str, bytes]]:
+    left = most_bytes
+    for info in archive.infolist()[:_MOST_MEMBERS]:
+        if info.compress_type not in _PACKINGS:
+            raise FormerFileError(f"{info.filename[:40]} is packed in another way than its writer packed")
+        with archive.open(info) as member:
+            content = member.read(left + 1)
+        left -= len(content)
+        if left < 0:
+            raise FormerFileError(f"it unpacks to more than {most_bytes >> 20} MiB")
+        yield info.filename, content
+
+
+def _decode_model(members: dict[str, bytes]) -> Content:
+    document, stored = json.loads(members[_MANIFEST]), members[_ARRAYS]
+    digest = document.pop("sha256")
+    written = hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+    if digest != written or document.pop("arrays_sha256") != hashlib.sha256(stored).hexdigest():
+        raise FormerFileError("damaged: it does not match its checksum")
+    if "array_shapes" in document:
+        shapes = document.pop("array_shapes")
+        listed = [(name, kind, shapes[name]) for name, kind in _LATENCY_MODEL.items()]
+    else:
+        listed = document.pop("arrays")
+    arrays, offset = {}, 0
+    for name, kind, shape in listed:
+        if kind not in _TYPES or not all(type(extent) is int and extent >= 0 for extent in shape):
+            raise FormerFileError(f"damaged: array {str(name)[:40]} cannot be")
+        array = np.frombuffer(stored, dtype=kind, count=math.prod(shape), offset=offset).reshape(shape)
+        offset += array.nbytes
+        arrays[str(name)] = array
+    if offset != len(stored):
+        raise FormerFileError("damaged: there are bytes behind the last array")
+    return document, arrays, str(digest)
+
+
+def _decode_npz(members: dict[str, bytes]) -> Content:
+    arrays = {name: _decode_npy(content) for name, content in members.items()}
+    name = next((name for name in _DOCUMENTS if name in arrays), None)
+    document = None if name is None else json.loads(arrays.pop(name).tobytes())
+    if not isinstance(document, dict):
+        raise FormerFileError("damaged: it holds no document")
+    return document, {name.removesuffix(".npy"): array for name, array in arrays.items()}, ""
+
+
+def _decode_npy(content: bytes) -> npt.NDArray[Any]:
+    file = io.BytesIO(content)
+    if np.lib.format.read_magic(file) != (1, 0):
+        raise FormerFileError("damaged: an array of another version")
+    shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(file)
+    data = content[file.tell() :]
+    # Before NumPy is asked for an array: its size is what there is, whatever the header says.
+    if dtype.str not in _TYPES or min(shape, default=0) < 0 or len(data) != dtype.itemsize * math.prod(shape):
+        raise FormerFileError("damaged: an array is not what its header says")
+    array = np.frombuffer(data, dtype=dtype)
+    return array.reshape(shape[::-1]).T if fortran_order else array.reshape(shape)
