@@ -46,7 +46,6 @@ def test_flags_win_over_environment_over_file_over_defaults(tmp_path):
         ('[jobs]\npoll_interval = "2m"', "jobs.poll_interval", "1s to 30s"),
         ('[uplink]\ncompression = "rar"', "uplink.compression", "use zstd or none"),
         ('[uplink]\nbatch_interval = "1ms"', "uplink.batch_interval", "100ms to 1m"),
-        ("[uplink]\nmax_unacked_records = 0", "uplink.max_unacked_records", "1 to 10000"),
         ('[uplink]\ncollector = ""', "uplink.collector", "host:port"),
         ('[metrics]\nlisten = "here"', "metrics.listen", "write host:port"),
         ('[log]\nlevel = "loud"', "log.level", "debug, info, warning"),

@@ -6,7 +6,7 @@ import pytest
 from support.uplink_rig import Rig
 
 from gpusonde.agent.host import HostLoadReader, describe_host
-from gpusonde.agent.uplink.session import Session
+from gpusonde.agent.uplink.session import Session, StreamLimits
 from gpusonde.common.v1 import gpu_pb2
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.service.process import end
@@ -150,7 +150,7 @@ def sent_kinds(rig, interval_ms, read_load):
     async def main():
         session = Session(
             call, rig.spool, rig.counters, asyncio.Event(), ingest_pb2.HelloAck(host_load_interval_ms=interval_ms),
-            next_sequence=1, max_unacked=64, ack_timeout_s=60, on_batch_interval=lambda _: None, read_load=read_load,
+            next_sequence=1, limits=StreamLimits(), on_batch_interval=lambda _: None, read_load=read_load,
         )  # fmt: skip
         running = asyncio.ensure_future(session.run())
         while rig.counters.acked_sequence < 3:

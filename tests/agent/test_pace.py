@@ -7,8 +7,9 @@ import logging
 import numpy as np
 import pytest
 
+from gpusonde.agent.config import SourceConfig
 from gpusonde.agent.metrics import SelfCounters
-from gpusonde.agent.pace import AdaptivePace, PaceSettings
+from gpusonde.agent.pace import AdaptivePace
 from gpusonde.agent.sampler import Sampler
 from gpusonde.agent.sources.base import (
     GpuDescription,
@@ -43,7 +44,9 @@ class Host:
         self.missed = []
         self.inventory = SourceInventory("simulated", (GpuDescription("a"), GpuDescription("b")), METRICS, interval_s)
         self.counters = SelfCounters()
-        settings = PaceSettings(interval_s, idle_interval_s, idle_after_s, read_budget)
+        settings = SourceConfig(
+            interval_s=interval_s, idle_interval_s=idle_interval_s, idle_after_s=idle_after_s, read_budget=read_budget
+        )
         self.pace = AdaptivePace(settings, METRICS, 2, self.counters)
 
     def run(self):
@@ -244,7 +247,10 @@ def test_an_idle_host_whose_readings_are_dear_is_read_at_the_slower_of_both():
 
 def test_what_is_allowed_can_change_while_ticks_are_taken():
     host = Host(30.0)
-    tenth, second = PaceSettings(0.1, 1.0, 20.0, 0.25), PaceSettings(1.0, 1.0, 20.0, 0.25)
+    tenth, second = (
+        SourceConfig(interval_s=0.1, idle_interval_s=1.0, idle_after_s=20.0, read_budget=0.25),
+        SourceConfig(interval_s=1.0, idle_interval_s=1.0, idle_after_s=20.0, read_budget=0.25),
+    )
 
     def activity(gpu, moment):
         host.pace.configure(second if 10.0 <= moment < 20.0 else tenth)

@@ -234,7 +234,7 @@ def test_a_replay_at_full_speed_is_alive_all_the_time():
         statistics = SourceStatistics()
 
         def read(self, deadline_s):
-            looks.append(heart.trouble())
+            looks.append(heart.check())
             now_s[0] += 0.9
             if len(looks) == 20:
                 raise SourceExhausted

@@ -13,10 +13,10 @@ import pytest
 from support.certificates import Authority
 from support.freezing_proxy import FreezingProxy
 from support.scripted_collector import Script, ScriptedCollector
-from support.uplink_rig import Rig, batch
+from support.uplink_rig import Rig, batch, uplink_config
 
 from gpusonde.agent.spool.segment import scan
-from gpusonde.agent.uplink import AgentFacts, Backoff, Uplink, UplinkSettings
+from gpusonde.agent.uplink import AgentFacts, Backoff, StreamLimits, Uplink
 from gpusonde.agent.uplink.session import Drained, Session
 from gpusonde.common.v1 import gpu_pb2
 from gpusonde.ingest.v1 import ingest_pb2
@@ -101,7 +101,7 @@ def test_drain_moves_the_agent_to_the_preferred_collector(rig):
     with ScriptedCollector() as refuge:
         script = Script(drain_after=5, preferred_target=refuge.target, max_unacked_records=4)
         with ScriptedCollector(scripts=[script]) as collector:
-            rig.run(collector.target, allowed_targets=("10.0.0.*:7433", "127.0.0.1:*"))
+            rig.run(collector.target, allowed_targets="10.0.0.*:7433, 127.0.0.1:*")
             first, second = sequences(collector), sequences(refuge)
     assert first == list(range(1, len(first) + 1))
     assert 5 <= len(first) < 20
@@ -116,7 +116,7 @@ def test_an_agent_goes_nowhere_that_its_own_configuration_does_not_allow(rig, ca
     with ScriptedCollector() as elsewhere:
         script = Script(drain_after=5, preferred_target=elsewhere.target, max_unacked_records=4)
         with ScriptedCollector(scripts=[script]) as collector:
-            rig.run(collector.target, allowed_targets=("refuge.example:*",))
+            rig.run(collector.target, allowed_targets="refuge.example:*")
             assert sequences(collector) == list(range(1, 21))
     assert elsewhere.hellos == []
     assert "uplink.allowed_targets does not allow" in caplog.text
@@ -283,7 +283,7 @@ def test_shutdown_does_not_wait_for_the_back_off(rig):
     rig.fill(1)
     uplink = Uplink(
         rig.spool,
-        UplinkSettings("127.0.0.1:1"),
+        uplink_config("127.0.0.1:1"),
         AgentFacts(gpu_pb2.Host(), "", 0, ""),
         rig.counters,
         backoff=Backoff(uniform=lambda _low, _high: 1000.0),
@@ -449,7 +449,7 @@ def test_an_ack_that_overtakes_the_end_of_its_write_counts(rig, caplog):
     async def main():
         session = Session(
             EagerCall(), rig.spool, rig.counters, asyncio.Event(), ingest_pb2.HelloAck(),
-            next_sequence=1, max_unacked=64, ack_timeout_s=60, on_batch_interval=lambda _: None,
+            next_sequence=1, limits=StreamLimits(ack_timeout_s=60), on_batch_interval=lambda _: None,
         )  # fmt: skip
         running = asyncio.ensure_future(session.run())
         while rig.counters.acked_sequence < 5:
@@ -487,7 +487,7 @@ def test_a_stream_that_closes_under_a_write_is_left_for_where_the_collector_want
     rig.fill(5)
     session = Session(
         ClosedUnderAWrite(), rig.spool, rig.counters, asyncio.Event(), ingest_pb2.HelloAck(),
-        next_sequence=1, max_unacked=64, ack_timeout_s=60, on_batch_interval=lambda _: None,
+        next_sequence=1, limits=StreamLimits(ack_timeout_s=60), on_batch_interval=lambda _: None,
     )  # fmt: skip
     with pytest.raises(Drained) as left:
         asyncio.run(asyncio.wait_for(session.run(), 60))
@@ -516,7 +516,7 @@ def test_a_grace_of_weeks_does_not_keep_an_agent_from_sending(rig, monkeypatch):
     rig.fill(5)
     session = Session(
         DrainedForWeeks(), rig.spool, rig.counters, asyncio.Event(), ingest_pb2.HelloAck(),
-        next_sequence=1, max_unacked=64, ack_timeout_s=600, on_batch_interval=lambda _: None,
+        next_sequence=1, limits=StreamLimits(ack_timeout_s=600), on_batch_interval=lambda _: None,
     )  # fmt: skip
     with pytest.raises(Drained):
         asyncio.run(asyncio.wait_for(session.run(), 60))
@@ -558,8 +558,8 @@ def test_another_address_takes_over_in_good_order(rig):
         def move():
             if rig.counters.acked_sequence == 50 and rig.spool.last_sequence == 50:
                 rig.fill(30)
-                rig.uplink.configure(UplinkSettings(new.target), ClientSecurity())
-                rig.uplink.configure(UplinkSettings(new.target), ClientSecurity())
+                rig.uplink.configure(uplink_config(new.target))
+                rig.uplink.configure(uplink_config(new.target))
 
         rig.run(old.target, during=move, until=lambda: rig.counters.acked_sequence == 80)
         first, second = sequences(old), sequences(new)
@@ -578,7 +578,7 @@ def test_an_address_that_does_not_answer_is_left_at_once(rig):
 
         def move():
             if time.monotonic() - began > 0.3:
-                rig.uplink.configure(UplinkSettings(good.target), ClientSecurity())
+                rig.uplink.configure(uplink_config(good.target))
 
         rig.run(f"127.0.0.1:{silent.getsockname()[1]}", during=move, timeout_s=60.0)
         assert sequences(good) == [1, 2, 3, 4, 5]

@@ -7,11 +7,13 @@ import pytest
 from support.faulty_files import FaultyFiles
 
 from gpusonde.agent.batch import decode
+from gpusonde.agent.config import SpoolConfig, UplinkConfig
 from gpusonde.agent.metrics import SelfCounters
 from gpusonde.agent.sampler import SampledReading
 from gpusonde.agent.sources.base import GpuDescription, GpuEvent, GpuEventKind, GpuTicks, Reading, SourceInventory
 from gpusonde.agent.spool import Spool
-from gpusonde.agent.writer import BatchPace, SpoolWriter
+from gpusonde.agent.writer import SpoolWriter
+from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.telemetry import BlankReason, metric
 
 INVENTORY = SourceInventory("test", (GpuDescription("a"), GpuDescription("b")), (metric("sm_active"),), 0.1)
@@ -28,10 +30,10 @@ class Rig:
         self.spool = Spool(directory, max_bytes=1 << 20, counters=self.counters, files=files)
         self.spool.open()
         self.commits = 0
-        self.pace = BatchPace(pace_s)
+        self.spool_config = SpoolConfig(commit_interval_s=0.02)
         self.writer = SpoolWriter(
-            self.spool, INVENTORY, self.counters,
-            pace=self.pace, commit_interval_s=0.02, on_commit=self.committed,
+            self.spool, INVENTORY, self.counters, self.spool_config, UplinkConfig(batch_interval_s=pace_s),
+            on_commit=self.committed,
         )  # fmt: skip
 
     def committed(self):
@@ -118,15 +120,24 @@ def test_a_batch_is_written_when_its_interval_is_over(tmp_path):
     rig.spool.close()
 
 
-def test_a_collector_may_ask_for_longer_batches_but_not_for_shorter_ones():
-    pace = BatchPace(1.0)
-    pace.ask(5.0)
-    assert pace.interval_s == 5.0
-    pace.ask(0.1)
-    assert pace.interval_s == 1.0
-    pace.ask(5.0)
-    pace.ask(None)
-    assert pace.interval_s == 1.0
+def test_a_collector_may_ask_for_longer_batches_but_not_for_shorter_ones(tmp_path):
+    writer = Rig(tmp_path / "spool", pace_s=1.0).writer
+    writer.request_batch_interval(5.0)
+    assert writer.batch_interval_s == 5.0
+    writer.configure(SpoolConfig(), UplinkConfig(batch_interval_s=2.0))
+    assert writer.batch_interval_s == 5.0
+    writer.request_batch_interval(0.1)
+    assert writer.batch_interval_s == 2.0
+    writer.request_batch_interval(None)
+    assert writer.batch_interval_s == 2.0
+
+
+def test_another_compression_holds_from_the_next_batch_on(rig):
+    rig.writer.configure(rig.spool_config, UplinkConfig(batch_interval_s=60.0, compression="none"))
+    rig.writer.put(SampledReading(reading(1)))
+    rig.writer.finish()
+    rig.writer.run()
+    assert rig.records()[-1].batch.encoding == ingest_pb2.ENCODING_FLOAT32_LE
 
 
 def test_a_disk_that_stalls_for_a_minute_costs_ticks_but_no_event(rig):

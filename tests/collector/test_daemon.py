@@ -133,7 +133,7 @@ def test_an_address_that_is_none_is_a_usage_error(tmp_path):
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert (answer.returncode, answer.stdout) == (2, "")
-    assert "server.listen 'nowhere' is no address; write host:port" in answer.stderr
+    assert "server.listen: 'nowhere' is no address; write host:port" in answer.stderr
 
 
 def test_a_second_signal_cuts_what_is_still_open(tmp_path):

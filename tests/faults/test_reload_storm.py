@@ -22,7 +22,7 @@ import json, sys, time
 import numpy as np
 from gpusonde.agent import AgentConfig, SourceInventory, run_agent
 from gpusonde.agent.sources.base import GpuDescription, GpuTicks, Reading, SourceStatistics
-from gpusonde.service import logs, signals
+from gpusonde.service import process
 from gpusonde.service.reload import ConfigSource
 from gpusonde.telemetry import metric
 
@@ -41,7 +41,7 @@ class Counting:
     def close(self):
         pass
 
-signals.ignore_hangups()
+process.ignore_hangups()
 load = lambda: AgentConfig.load(sys.argv[1])
 report = run_agent(load(), source=Counting(), config_source=ConfigSource(load, lambda config: None))
 print(json.dumps(report.as_json()))
@@ -116,7 +116,7 @@ collector = "{target}"
 batch_interval = "{100 + turn % 3 * 100}ms"
 compression = "{("zstd", "none")[turn % 2]}"
 # Every change of this one connects anew.
-max_unacked_records = {64 + turn // 8}
+allowed_targets = "collector-{turn // 8}:7433"
 [metrics]
 listen = "{("127.0.0.1", "localhost")[turn // 2 % 2]}:0"
 """

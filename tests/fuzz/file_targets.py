@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import io
 import json
@@ -106,14 +105,7 @@ _CGROUPS = [
 
 
 def _ask_endpoint(data: bytes) -> None:
-    async def answer() -> None:
-        reader = asyncio.StreamReader(limit=8192)
-        reader.feed_data(data)
-        reader.feed_eof()
-        found = await Endpoint(CollectorRegistry(), lambda: None, lambda: "no")._answer(reader)
-        assert found is None or found.encode()
-
-    asyncio.run(answer())
+    assert Endpoint(CollectorRegistry(), lambda: None, lambda: "no").answer(data).encode()
 
 
 class _Stub:

@@ -12,8 +12,9 @@ from support.running_collector import ProcessCollector, ThreadCollector
 from support.wire_agent import wait_until
 
 from gpusonde.agent import AgentConfig, ReplaySource, run_agent
+from gpusonde.agent.config import SourceConfig
 from gpusonde.agent.metrics import SelfCounters
-from gpusonde.agent.pace import AdaptivePace, PaceSettings
+from gpusonde.agent.pace import AdaptivePace
 from gpusonde.agent.sampler import Sampler
 from gpusonde.agent.sources.base import (
     GpuDescription,
@@ -76,7 +77,9 @@ class TracedGpu:
 def test_epochs_around_a_long_stall_that_was_sampled_slowly_are_those_of_full_rate(tmp_path):
     epoch = [(14.0, 0.8), (4.0, 0.3)]
     trace, _ = trace_of([*[epoch] * 5, [*epoch, (120.0, 0.0)], *[epoch] * 5], idle_s=60.0)
-    sparse, counters = TracedGpu(trace).sampled(PaceSettings(0.1, 1.0, 20.0, 0.25))
+    sparse, counters = TracedGpu(trace).sampled(
+        SourceConfig(interval_s=0.1, idle_interval_s=1.0, idle_after_s=20.0, read_budget=0.25)
+    )
     assert counters.slowdowns["idle"] >= 2
     assert counters.missed_ticks == 0
     assert len(sparse) < 0.75 * len(trace)

@@ -261,13 +261,12 @@ def test_a_taken_address_costs_the_metrics_and_not_the_daemon(tmp_path, caplog, 
 
 
 def test_a_process_without_free_files_goes_on_without_metrics(tmp_path, caplog, monkeypatch):
-    def no_loop(*_):
+    def no_socket(*_, **__):
         raise OSError(errno.EMFILE, "Too many open files")
 
     monitoring = Monitoring(Endpoint(CollectorRegistry(), lambda: None, lambda: None), tmp_path)
     with monkeypatch.context() as patched:
-        patched.setattr("asyncio.events.new_event_loop", no_loop)
-        patched.setattr("asyncio.new_event_loop", no_loop)
+        patched.setattr("socket.create_server", no_socket)
         assert not monitoring.serve("127.0.0.1:0")
     assert "Too many open files" in caplog.text
     assert monitoring.serve("127.0.0.1:0")

@@ -5,7 +5,7 @@ import os
 import signal
 
 from gpusonde.agent import AgentConfig
-from gpusonde.service.process import hangups, ignore_hangups
+from gpusonde.service.process import ignore_hangups, sighup_handler
 from gpusonde.service.reload import ReloadCounters, Reloader
 
 LIVE = {"log.level", "uplink.collector", "spool.max_bytes"}
@@ -103,7 +103,7 @@ def test_a_hangup_is_a_wish_and_afterwards_what_it_was():
     try:
         ignore_hangups()
         os.kill(os.getpid(), signal.SIGHUP)
-        with hangups(lambda: wishes.append(1)):
+        with sighup_handler(lambda: wishes.append(1)):
             os.kill(os.getpid(), signal.SIGHUP)
             os.kill(os.getpid(), signal.SIGHUP)
         os.kill(os.getpid(), signal.SIGHUP)

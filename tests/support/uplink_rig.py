@@ -9,13 +9,15 @@ from support.wire_agent import START_NS, TICK_NS
 from support.wire_agent import batch as wire_batch
 from support.wire_agent import inventory as wire_inventory
 
+from gpusonde.agent.config import UplinkConfig
 from gpusonde.agent.metrics import SelfCounters
 from gpusonde.agent.spool import Spool
-from gpusonde.agent.uplink import AgentFacts, Backoff, Uplink, UplinkSettings
+from gpusonde.agent.uplink import AgentFacts, Backoff, StreamLimits, Uplink
 from gpusonde.collector import LocalStore
 from gpusonde.collector.storage.local.samples import StoreOptions
 from gpusonde.common.v1 import gpu_pb2
 from gpusonde.ingest.v1 import ingest_pb2
+from gpusonde.service.tls import ClientSecurity
 
 
 def batch(value=0, size=50):
@@ -25,6 +27,20 @@ def batch(value=0, size=50):
 
 def inventory():
     return ingest_pb2.Record(inventory=ingest_pb2.Inventory(gpus=[gpu_pb2.Gpu(gpu_uuid="gpu")]))
+
+
+def uplink_config(target, security=None, allowed_targets=""):
+    """``[uplink]`` with an address and a client's files."""
+    files = security or ClientSecurity()
+    return UplinkConfig(
+        collector=target,
+        tls_ca=files.ca,
+        tls_certificate=files.certificate,
+        tls_key=files.key,
+        server_name=files.server_name,
+        token_file=files.token_file,
+        allowed_targets=allowed_targets,
+    )
 
 
 class Rig:
@@ -52,16 +68,16 @@ class Rig:
 
         return Backoff(uniform=draw)
 
-    def run(self, target, until=None, timeout_s=60.0, during=None, security=None, **settings):
+    def run(self, target, until=None, timeout_s=60.0, during=None, security=None, allowed_targets="", **limits):
         """Run the uplink until a condition holds (or everything is acknowledged)."""
         self.uplink = Uplink(
             self.spool,
-            UplinkSettings(target, **settings),
+            uplink_config(target, security, allowed_targets),
             AgentFacts(gpu_pb2.Host(host_name="here"), "1.2.3", 17, "instance"),
             self.counters,
             on_batch_interval=self.intervals.append,
             backoff=self.backoff(),
-            security=security,
+            limits=StreamLimits(**limits),
         )
         condition = until or (lambda: self.counters.acked_sequence == self.spool.last_sequence)
 

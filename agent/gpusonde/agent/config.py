@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from gpusonde.errors import ConfigError
-from gpusonde.service.config import Configuration, LogConfig, option
+from gpusonde.service.config import DaemonConfiguration, LogConfig, option
 from gpusonde.service.metrics_endpoint import split_address
 from gpusonde.service.tls import ClientSecurity
 
@@ -183,9 +183,6 @@ class UplinkConfig:
         "duration", "1s", "time covered by one record", least="100ms", most="1m", live=True
     )
     compression: str = option("text", "zstd", "zstd or none", choices=("zstd", "none"), live=True)
-    max_unacked_records: int = option(
-        "count", 64, "most records in flight without an acknowledgement", least=1, most=10_000, live=True
-    )
     drain_timeout_s: float = option(
         "duration", "10s", "time to empty the spool to the collector when stopped", live=True
     )
@@ -237,7 +234,7 @@ class MetricsConfig:
 
 
 @dataclass(frozen=True)
-class AgentConfig(Configuration):
+class AgentConfig(DaemonConfiguration):
     """Everything the agent can be told."""
 
     environment_prefix: ClassVar[str] = "GPUSONDE_AGENT_"

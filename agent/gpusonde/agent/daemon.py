@@ -1,16 +1,11 @@
-"""The agent: source, sampler, writer, spool and uplink wired together, from start to a clean end.
-
-``AgentReport``: how an agent ended.
-
-Work that blocks, in threads beside the event loop.
-"""
+"""The agent: source, sampler, writer, spool and uplink wired together, from start to a clean end."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.metadata
 import logging
-import signal
 import threading
 import time
 import uuid
@@ -22,20 +17,21 @@ from gpusonde.agent.batch import inventory_record
 from gpusonde.agent.config import AgentConfig
 from gpusonde.agent.host import HostLoadReader, describe_host
 from gpusonde.agent.jobs import JobParts, JobWatcher, make_watcher
-from gpusonde.agent.metrics import SelfCounters
+from gpusonde.agent.metrics import AgentFigures, AgentMetrics, SelfCounters
 from gpusonde.agent.pace import AdaptivePace
+from gpusonde.agent.records.record_ages import RecordAges
 from gpusonde.agent.sampler import Sampler
 from gpusonde.agent.sources.base import GpuSource, SourceInventory
 from gpusonde.agent.sources.select import make_process_reader, make_source
 from gpusonde.agent.spool import Spool
-from gpusonde.agent.supervisor import Adjustable, Upkeep, pace_settings, uplink_settings
 from gpusonde.agent.uplink import AgentFacts, Uplink
-from gpusonde.agent.writer import BatchPace, SpoolWriter
+from gpusonde.agent.writer import SpoolWriter
 from gpusonde.service.config import format_duration
 from gpusonde.service.durable_files import FileLayer
 from gpusonde.service.health import notify
-from gpusonde.service.process import end, release_startup_memory
+from gpusonde.service.process import Shutdown, end, release_startup_memory
 from gpusonde.service.reload import ConfigSource
+from gpusonde.service.supervisor import Supervisor
 
 
 @dataclass(frozen=True)
@@ -106,6 +102,8 @@ def in_thread(name: str, work: Callable[[], _T]) -> asyncio.Future[_T]:
 log = logging.getLogger(__name__)
 
 _PROGRESS_INTERVAL_S = 0.25
+# Sources that are simply asked at every tick; others prepare for one interval when they are opened.
+_ASKED_AT_EVERY_TICK = ("nvml", "gpm")
 _POLL_S = 0.05
 # A reading that hangs in the driver must not keep the process from ending.
 _SAMPLER_GRACE_S = 5.0
@@ -157,8 +155,8 @@ def run_agent(
     try:
         inventory = source.open()
         try:
-            agent = Agent(config, source, inventory, spool, counters, files, config_source)
-            return asyncio.run(agent.run(exit_when_acked, ack_timeout_s, stop, on_progress))
+            agent = Agent(config, source, inventory, spool, counters, files, config_source, Shutdown(stop))
+            return asyncio.run(agent.run(exit_when_acked, ack_timeout_s, on_progress))
         finally:
             source.close()
     finally:
@@ -176,6 +174,7 @@ class Agent:
         counters: Shared by all parts.
         files: The file operations beside the spool.
         config_source: Where SIGHUP finds a new configuration.
+        shutdown: Tells the agent to stop.
     """
 
     def __init__(
@@ -185,39 +184,86 @@ class Agent:
         inventory: SourceInventory,
         spool: Spool,
         counters: SelfCounters,
-        files: FileLayer | None = None,
-        config_source: ConfigSource[AgentConfig] | None = None,
+        files: FileLayer | None,
+        config_source: ConfigSource[AgentConfig] | None,
+        shutdown: Shutdown,
     ) -> None:
-        self._upkeep = Upkeep(config, config_source, spool, source, inventory, counters)
+        self._shutdown = shutdown
+        live = config.live_keys() - (set() if inventory.source in _ASKED_AT_EVERY_TICK else {"source.interval"})
+        self._supervisor = Supervisor(config, config_source, self, spool.directory, live)
+        self._sampler_heartbeat = self._supervisor.heartbeat("the sampler")
+        self._writer_heartbeat = self._supervisor.heartbeat("the spool's writer")
         self._source = source
         self._inventory = inventory
         self._spool = spool
         self._counters = counters
         self._files = files
-        self._stopping = asyncio.Event()
-        self._hurrying = asyncio.Event()
+        self._ages = RecordAges()
+        self._writer = SpoolWriter(
+            spool,
+            inventory,
+            counters,
+            config.spool,
+            config.uplink,
+            on_commit=self._committed,
+            heartbeat=self._writer_heartbeat,
+        )
+        self._uplink = Uplink(
+            spool,
+            config.uplink,
+            AgentFacts(
+                host=describe_host(files=spool.directory),
+                agent_version=importlib.metadata.version("gpusonde"),
+                start_time_unix_nano=time.time_ns(),
+                instance_id=uuid.uuid4().hex,
+                read_load=HostLoadReader(spool.directory).read,
+            ),
+            counters,
+            on_batch_interval=self._writer.request_batch_interval,
+        )
+        self._pace = AdaptivePace(config.source, inventory.metrics, len(inventory.gpus), counters)
 
     @property
     def _config(self) -> AgentConfig:
-        return self._upkeep.config
+        return self._supervisor.config
+
+    def status(self) -> str:
+        """Return one line for ``systemctl status``."""
+        return (
+            f"sampling {self._counters.gpus} GPUs every {format_duration(self._counters.sampling_interval_s)}; "
+            f"{self._counters.unacked_records} records wait for {self._config.uplink.collector}"
+        )
+
+    def error(self) -> str | None:
+        """Return why the agent should be restarted although all of its parts move, or None."""
+        return None if self._spool.accepts_writes else f"the spool {self._spool.directory} cannot be written"
+
+    def unready(self) -> str | None:
+        """Return why samples are not taken and kept now, or None."""
+        return None if self._counters.deadlines else "nothing was sampled yet"
+
+    async def apply(self, config: AgentConfig, changed: frozenset[str]) -> None:
+        """Make the parts as a new configuration says."""
+        self._spool.set_max_bytes(config.spool.max_bytes)
+        self._writer.configure(config.spool, config.uplink)
+        self._pace.configure(config.source)
+        self._uplink.configure(config.uplink)
 
     async def run(
         self,
         exit_when_acked: bool,
         ack_timeout_s: float,
-        stop: threading.Event | None,
         on_progress: Callable[[SelfCounters], None] | None,
     ) -> AgentReport:
         """Run to the end; see :func:`run_agent`."""
-        adjustable = self._make_adjustable()
-        writer, uplink = adjustable.writer, adjustable.uplink
+        writer = self._writer
         sampler = Sampler(
             self._source,
             self._inventory,
-            adjustable.pace,
+            self._pace,
             writer,
             self._counters,
-            heartbeat=self._upkeep.sampler,
+            heartbeat=self._sampler_heartbeat,
         )
         self._spool.append(inventory_record(self._inventory))
         self._spool.commit()
@@ -237,27 +283,33 @@ class Agent:
             writer.on_inventory(lambda inventory: jobs.inventory_changed(inventory.gpus))
         # Before the first tick: the pages that are used come back at their first use, which takes time.
         release_startup_memory()
-        restore_signals = self._handle_signals()
-        sending = asyncio.ensure_future(uplink.run())
-        watching = asyncio.ensure_future(self._watch(stop, on_progress))
-        keeping = asyncio.ensure_future(self._upkeep.run(adjustable))
+        with contextlib.suppress(OSError):
+            self._ages.restore(self._spool.written())
+        signals = contextlib.ExitStack()
+        signals.enter_context(self._shutdown.handle_signals())
+        sending = asyncio.ensure_future(self._uplink.run())
+        supervising = asyncio.ensure_future(self._supervisor.run([self._make_metrics()]))
+        others = [asyncio.ensure_future(self._shutdown.wait())]
+        if on_progress is not None:
+            others.append(asyncio.ensure_future(self._report_progress(on_progress)))
         try:
             writing = in_thread("gpusonde-writer", writer.run)
             sampling = in_thread("gpusonde-sampler", sampler.run)
             finding_jobs = in_thread("gpusonde-jobs", jobs.run) if jobs else None
-            self._upkeep.expect_ends(sampling, writing)
-            # Upkeep begins now: a SIGHUP that follows the news of the start is heard.
+            sampling.add_done_callback(lambda _: self._sampler_heartbeat.disarm())
+            writing.add_done_callback(lambda _: self._writer_heartbeat.disarm())
+            # The supervisor begins now: a SIGHUP that follows the news of the start is heard.
             await asyncio.sleep(0)
-            notify("READY=1", f"STATUS={self._upkeep.status()}")
+            notify("READY=1", f"STATUS={self.status()}")
             await self._until_done(sampling, writing, sending)
-            if self._stopping.is_set():
+            if self._shutdown.requested.is_set():
                 notify("STOPPING=1", "STATUS=giving the collector what it does not have yet")
             await _stop_jobs(jobs, finding_jobs)
             ended = await self._stop_sampling(sampler, sampling, writer, writing)
             if ended and not exit_when_acked:
                 await self._until_done(sending)
             patient = exit_when_acked and ended
-            drained = await self._drain(uplink, sending, ack_timeout_s if patient else None)
+            drained = await self._drain(sending, ack_timeout_s if patient else None)
             self._log_end(drained)
             return AgentReport(
                 agent_id=self._spool.agent_id,
@@ -269,54 +321,35 @@ class Agent:
                 drained=drained,
             )
         finally:
-            restore_signals()
+            signals.close()
             sampler.stop()
             if jobs:
                 jobs.stop()
             writer.finish()
-            await end(watching, keeping, sending)
+            await end(*others, supervising, sending)
             if on_progress is not None:
                 on_progress(self._counters)
 
-    def _make_adjustable(self) -> Adjustable:
-        uplink_config = self._config.uplink
-        batch_pace = BatchPace(uplink_config.batch_interval_s)
-        uplink = Uplink(
-            self._spool,
-            uplink_settings(self._config),
-            AgentFacts(
-                host=describe_host(files=self._spool.directory),
-                agent_version=importlib.metadata.version("gpusonde"),
-                start_time_unix_nano=time.time_ns(),
-                instance_id=uuid.uuid4().hex,
-                read_load=HostLoadReader(self._spool.directory).read,
-            ),
-            self._counters,
-            on_batch_interval=batch_pace.ask,
-            security=uplink_config.security,
+    def _make_metrics(self) -> AgentMetrics:
+        return AgentMetrics(
+            AgentFigures(
+                counters=self._counters,
+                source=self._source.statistics,
+                ages=self._ages,
+                reloads=self._supervisor.reloads,
+                version=importlib.metadata.version("gpusonde"),
+                source_name=self._inventory.source,
+                spool_max_bytes=lambda: self._spool.max_bytes,
+            )
         )
-        writer = SpoolWriter(
-            self._spool,
-            self._inventory,
-            self._counters,
-            pace=batch_pace,
-            commit_interval_s=self._config.spool.commit_interval_s,
-            compress=uplink_config.compression == "zstd",
-            on_commit=lambda: self._committed(uplink),
-            heartbeat=self._upkeep.writer,
-        )
-        pace = AdaptivePace(
-            pace_settings(self._config), self._inventory.metrics, len(self._inventory.gpus), self._counters
-        )
-        return Adjustable(writer, batch_pace, pace, uplink)
 
-    def _committed(self, uplink: Uplink) -> None:
-        self._upkeep.ages.note(self._spool.committed_sequence)
-        uplink.notify()
+    def _committed(self) -> None:
+        self._ages.note(self._spool.committed_sequence)
+        self._uplink.notify()
 
     async def _until_done(self, *parts: asyncio.Future[Any]) -> None:
         """Return once one of the parts has ended or the agent is to stop."""
-        stopping = asyncio.ensure_future(self._stopping.wait())
+        stopping = asyncio.ensure_future(self._shutdown.requested.wait())
         try:
             await asyncio.wait({*parts, stopping}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -340,16 +373,15 @@ class Agent:
             sampling.result()
         return ended
 
-    async def _drain(self, uplink: Uplink, sending: asyncio.Future[None], ack_timeout_s: float | None) -> bool:
+    async def _drain(self, sending: asyncio.Future[None], ack_timeout_s: float | None) -> bool:
         """Wait until the collector has everything; False when it does not come to that.
 
         Args:
-            uplink: The uplink.
-            sending: Its task.
+            sending: The uplink's task.
             ack_timeout_s: Longest wait without any progress; None for ``uplink.drain_timeout`` in all.
         """
-        draining = asyncio.ensure_future(uplink.wait_drained())
-        give_up = self._hurrying if ack_timeout_s is None else self._stopping
+        draining = asyncio.ensure_future(self._uplink.wait_drained())
+        give_up = self._shutdown.forced if ack_timeout_s is None else self._shutdown.requested
         limit_s = self._config.uplink.drain_timeout_s if ack_timeout_s is None else ack_timeout_s
         loop = asyncio.get_running_loop()
         acked, since_s = self._counters.acked_sequence, loop.time()
@@ -366,41 +398,10 @@ class Agent:
         finally:
             draining.cancel()
 
-    async def _watch(self, stop: threading.Event | None, on_progress: Callable[[SelfCounters], None] | None) -> None:
-        """Pass on the caller's wish to stop, and report progress."""
-        if stop is None and on_progress is None:
-            # A daemon is stopped by signals; it has nothing to wake up for.
-            return
-        loop = asyncio.get_running_loop()
-        report_due_s = loop.time()
+    async def _report_progress(self, on_progress: Callable[[SelfCounters], None]) -> None:
         while True:
-            if stop is not None and stop.is_set():
-                self._stopping.set()
-            if on_progress is not None and loop.time() >= report_due_s:
-                on_progress(self._counters)
-                report_due_s = loop.time() + _PROGRESS_INTERVAL_S
-            await asyncio.sleep(_POLL_S)
-
-    def _handle_signals(self) -> Callable[[], None]:
-        """Stop on SIGTERM and SIGINT; return what undoes that. Only the main thread may ask for signals."""
-        if threading.current_thread() is not threading.main_thread():
-            return lambda: None
-        loop = asyncio.get_running_loop()
-        handled = (signal.SIGTERM, signal.SIGINT)
-        for number in handled:
-            loop.add_signal_handler(number, self._on_signal, signal.Signals(number).name)
-
-        def restore() -> None:
-            for number in handled:
-                loop.remove_signal_handler(number)
-
-        return restore
-
-    def _on_signal(self, name: str) -> None:
-        if self._stopping.is_set():
-            self._hurrying.set()
-        self._stopping.set()
-        log.info("%s: stopping", name)
+            on_progress(self._counters)
+            await asyncio.sleep(_PROGRESS_INTERVAL_S)
 
     def _log_start(self) -> None:
         log.info(

@@ -20,6 +20,7 @@ from typing import Protocol
 
 import numpy as np
 
+from gpusonde.agent.config import SourceConfig
 from gpusonde.agent.metrics import SelfCounters
 from gpusonde.agent.sources.base import GpuTicks, Reading
 from gpusonde.telemetry import FloatArray, Metric, Unit
@@ -40,23 +41,6 @@ _JUDGED_S = 5.0
 # The faster step must be affordable by this margin for so long, or the pace would swing.
 _MARGIN = 0.7
 _RECOVERY_S = 30.0
-
-
-@dataclass(frozen=True)
-class PaceSettings:
-    """What an operator allows.
-
-    Attributes:
-        interval_s: Seconds between ticks at full rate.
-        idle_interval_s: The same while no GPU works; no slower than full rate if it is not longer.
-        idle_after_s: Seconds without work after which that begins.
-        read_budget: Share of one core that reading may take.
-    """
-
-    interval_s: float
-    idle_interval_s: float
-    idle_after_s: float
-    read_budget: float
 
 
 class Pace(Protocol):
@@ -97,52 +81,52 @@ class AdaptivePace:
     """Slows down as described above. Used by the sampler's thread alone.
 
     Args:
-        settings: What is allowed.
+        config: Interval, idle interval and budget.
         metrics: Columns of the readings.
         gpus: Number of GPUs.
         counters: Filled with the interval in force and the number of slow-downs by reason.
     """
 
-    def __init__(self, settings: PaceSettings, metrics: Sequence[Metric], gpus: int, counters: SelfCounters) -> None:
-        self._settings = settings
+    def __init__(self, config: SourceConfig, metrics: Sequence[Metric], gpus: int, counters: SelfCounters) -> None:
+        self._config = config
         self._work = WorkWatch(metrics, gpus)
-        self._budget = ReadBudget(settings.interval_s, settings.read_budget)
+        self._budget = ReadBudget(config.interval_s, config.read_budget)
         self._counters = counters
         self._last_work_s = -math.inf
         self._idle = False
-        counters.sampling_interval_s = settings.interval_s
+        counters.sampling_interval_s = config.interval_s
 
-    def configure(self, settings: PaceSettings) -> None:
-        """Allow something else from the next reading on; callable from any thread."""
-        self._settings = settings
-        self._budget.share = settings.read_budget
-        self._budget.interval_s = settings.interval_s
+    def configure(self, config: SourceConfig) -> None:
+        """Keep to another section from the next reading on; callable from any thread."""
+        self._config = config
+        self._budget.share = config.read_budget
+        self._budget.interval_s = config.interval_s
 
     @property
     def interval_s(self) -> float:
         """See :class:`Pace`."""
-        within_budget_s = self._settings.interval_s * self._budget.multiple
-        return max(within_budget_s, self._settings.idle_interval_s) if self._idle else within_budget_s
+        within_budget_s = self._config.interval_s * self._budget.multiple
+        return max(within_budget_s, self._config.idle_interval_s) if self._idle else within_budget_s
 
     def see(self, reading: Reading, now_s: float) -> None:
         """See :class:`Pace`."""
         if reading.inventory is not None:
             self._work = WorkWatch(reading.inventory.metrics, len(reading.inventory.gpus))
-        at_work = not self._idle and now_s - self._last_work_s < min(_LOOK_AGAIN_S, self._settings.idle_after_s / 2)
+        at_work = not self._idle and now_s - self._last_work_s < min(_LOOK_AGAIN_S, self._config.idle_after_s / 2)
         if self._last_work_s == -math.inf or (not at_work and self._work.sees_work(reading)):
             self._last_work_s = now_s
-        idle = self._settings.idle_interval_s > self._settings.interval_s and (
-            now_s - self._last_work_s >= self._settings.idle_after_s
+        idle = self._config.idle_interval_s > self._config.interval_s and (
+            now_s - self._last_work_s >= self._config.idle_after_s
         )
         if idle and not self._idle:
             self._count("idle")
             log.info(
                 "no GPU has worked for %.0f s: sampling every %g s until one does",
                 now_s - self._last_work_s,
-                self._settings.idle_interval_s,
+                self._config.idle_interval_s,
             )
         elif self._idle and not idle:
-            log.info("a GPU works: sampling every %g s again", self._settings.interval_s * self._budget.multiple)
+            log.info("a GPU works: sampling every %g s again", self._config.interval_s * self._budget.multiple)
         self._idle = idle
         self._counters.sampling_interval_s = self.interval_s
 
@@ -160,8 +144,8 @@ class AdaptivePace:
             "a reading takes %.0f ms, %.0f ms of them on a core (source.read_budget %g): sampling every %g s",
             self._budget.elapsed_s * 1e3,
             self._budget.processor_s * 1e3,
-            self._settings.read_budget,
-            self._settings.interval_s * after,
+            self._config.read_budget,
+            self._config.interval_s * after,
         )
         self._counters.sampling_interval_s = self.interval_s
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 
 from gpusonde.agent.batch import Batcher, events_record, increasing_parts, inventory_record, source_ended_record
+from gpusonde.agent.config import SpoolConfig, UplinkConfig
 from gpusonde.agent.metrics import SelfCounters
 from gpusonde.agent.sampler import SampledReading
 from gpusonde.agent.sources.base import SourceInventory
@@ -28,34 +29,6 @@ _FILL_RATIO_WITH_ROOM = 0.5
 _MAX_BATCH_BYTES = 512 << 10
 
 
-class BatchPace:
-    """How long batches are: as configured, or longer while a collector asks for fewer of them.
-
-    Args:
-        configured_s: Seconds of readings in a batch.
-    """
-
-    def __init__(self, configured_s: float) -> None:
-        self._configured_s = configured_s
-        self._interval_s = configured_s
-        self._wish_s: float | None = None
-
-    @property
-    def interval_s(self) -> float:
-        """Seconds of readings in the next batch."""
-        return self._interval_s
-
-    def ask(self, interval_s: float | None) -> None:
-        """Take a collector's wish, or (None) forget it; callable from any thread."""
-        self._wish_s = interval_s
-        self._interval_s = self._configured_s if interval_s is None else max(self._configured_s, interval_s)
-
-    def configure(self, configured_s: float) -> None:
-        """Change what is configured, and keep to the wish that is in force; callable from any thread."""
-        self._configured_s = configured_s
-        self.ask(self._wish_s)
-
-
 class SpoolWriter:
     """Takes readings from the sampler and puts them into the spool.
 
@@ -63,9 +36,8 @@ class SpoolWriter:
         spool: An open spool.
         inventory: Columns and GPUs of the readings.
         counters: Filled with batches, blanks and events.
-        pace: Seconds of readings in a batch.
-        commit_interval_s: Longest time between appending a record and committing it.
-        compress: Whether values are stored as zstd frames.
+        spool_config: Says how often records are committed.
+        uplink_config: Says how long batches are and how values are stored.
         on_commit: Told after each commit of something.
         monotonic: Seconds, never set back.
         heartbeat: Beaten before every wait; not while the disk is written to.
@@ -76,10 +48,9 @@ class SpoolWriter:
         spool: Spool,
         inventory: SourceInventory,
         counters: SelfCounters,
+        spool_config: SpoolConfig,
+        uplink_config: UplinkConfig,
         *,
-        pace: BatchPace,
-        commit_interval_s: float,
-        compress: bool = True,
         on_commit: Callable[[], None] = lambda: None,
         monotonic: Callable[[], float] = time.monotonic,
         heartbeat: Heartbeat | None = None,
@@ -88,13 +59,13 @@ class SpoolWriter:
         self._inventory = inventory
         self._counters = counters
         counters.gpus = len(inventory.gpus)
-        self._pace = pace
-        self._commit_interval_s = commit_interval_s
+        self._requested_s: float | None = None
+        self.configure(spool_config, uplink_config)
         self._on_commit = on_commit
         self._monotonic = monotonic
         self._heartbeat = heartbeat or Heartbeat("the spool's writer")
-        self._compress = self._wanted_compress = compress
-        self._batcher = Batcher(inventory.metrics, compress=compress)
+        self._batch_compress = self._compress
+        self._batcher = Batcher(inventory.metrics, compress=self._compress)
         # A reading of a live source waits for the batch: waking up for each would cost more than to take it in.
         self._queue: collections.deque[SampledReading | ingest_pb2.Record | None] = collections.deque()
         self._wake = threading.Event()
@@ -132,10 +103,20 @@ class SpoolWriter:
         self._queue.append(record)
         self._wake.set()
 
-    def configure(self, *, commit_interval_s: float, compress: bool) -> None:
-        """Change both from the next commit and batch on; callable from any thread."""
-        self._commit_interval_s = commit_interval_s
-        self._wanted_compress = compress
+    def configure(self, spool_config: SpoolConfig, uplink_config: UplinkConfig) -> None:
+        """Keep to other sections from the next commit and batch on; callable from any thread."""
+        self._commit_interval_s = spool_config.commit_interval_s
+        self._configured_s = uplink_config.batch_interval_s
+        self._compress = uplink_config.compression == "zstd"
+
+    def request_batch_interval(self, interval_s: float | None) -> None:
+        """Make batches at least so long, or (None) as configured, from the next on; callable from any thread."""
+        self._requested_s = interval_s
+
+    @property
+    def batch_interval_s(self) -> float:
+        """Seconds of readings in the next batch."""
+        return max(self._configured_s, self._requested_s or 0.0)
 
     def finish(self) -> None:
         """Make :meth:`run` write what is queued and return; callable from any thread."""
@@ -145,7 +126,7 @@ class SpoolWriter:
     def run(self) -> None:
         """Write until :meth:`finish`; everything queued before it is then committed."""
         now_s = self._monotonic()
-        batch_due_s, commit_due_s = now_s + self._pace.interval_s, now_s
+        batch_due_s, commit_due_s = now_s + self.batch_interval_s, now_s
         finished = False
         while not finished:
             due_s = min(batch_due_s, commit_due_s) if self._uncommitted else batch_due_s
@@ -157,7 +138,7 @@ class SpoolWriter:
             now_s = self._monotonic()
             if finished or now_s >= batch_due_s:
                 self._flush()
-                batch_due_s = now_s + self._pace.interval_s
+                batch_due_s = now_s + self.batch_interval_s
             if self._uncommitted and (finished or now_s >= commit_due_s):
                 if self._spool.commit():
                     self._on_commit()
@@ -214,6 +195,9 @@ class SpoolWriter:
 
     def _flush(self) -> None:
         self._uncommitted = True
+        if self._compress is not self._batch_compress:
+            self._batch_compress = self._compress
+            self._batcher.set_compression(self._compress)
         batch = self._batcher.flush()
         if batch is None:
             return

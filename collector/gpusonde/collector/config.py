@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from gpusonde.collector.storage.clickhouse import DATABASE_NAME
 from gpusonde.errors import ConfigError
-from gpusonde.service.config import Configuration, LogConfig, option
+from gpusonde.service.config import DaemonConfiguration, LogConfig, option
 from gpusonde.service.metrics_endpoint import split_address
 from gpusonde.service.tls import is_loopback
 
@@ -360,7 +360,7 @@ class MetricsConfig:
 
 
 @dataclass(frozen=True)
-class CollectorConfig(Configuration):
+class CollectorConfig(DaemonConfiguration):
     """Everything the collector can be told."""
 
     environment_prefix: ClassVar[str] = "GPUSONDE_COLLECTOR_"

@@ -23,9 +23,9 @@ from gpusonde.collector.security.authentication import Access
 from gpusonde.collector.storage.errors import StoreError
 from gpusonde.collector.storage.store import Store
 from gpusonde.collector.tracking.pipeline import EpochPipeline
-from gpusonde.service.health import TOLERANCE_S, Heartbeat, Vitals, Watchdog, own_watchdog_s
+from gpusonde.service.health import TOLERANCE_S, Heartbeat, Watchdog, own_watchdog_s
 from gpusonde.service.metrics_endpoint import Endpoint, Monitoring
-from gpusonde.service.process import hangups
+from gpusonde.service.process import sighup_handler
 from gpusonde.service.reload import ConfigSource, ReloadCounters, Reloader
 
 _LOG = logging.getLogger(__name__)
@@ -78,8 +78,7 @@ class Supervision:
         tolerance_s = TOLERANCE_S if limit_s is None else limit_s / 2
         self._loop = Heartbeat("the event loop", tolerance_s)
         self._committing = Heartbeat("the thread that writes records", tolerance_s)
-        self._vitals = Vitals(self._loop.trouble, self._committing.trouble)
-        self._watchdog = Watchdog(limit_s, self._vitals.trouble, self.status)
+        self._watchdog = Watchdog(limit_s, self._check, self.status)
         self._reloads = ReloadCounters()
         self._held = StoreFigures()
         store_counters = watched.store.counters
@@ -104,7 +103,7 @@ class Supervision:
                 )
             )
         )
-        self._monitoring = Monitoring(Endpoint(registry, self._vitals.trouble, self.unready), config.directory)
+        self._monitoring = Monitoring(Endpoint(registry, self._check, self.unready), config.directory)
 
     @property
     def config(self) -> CollectorConfig:
@@ -118,10 +117,13 @@ class Supervision:
             f"no records are taken: {closed.text}" if closed else f"{self._counters.ingest['records']} records taken"
         )
 
+    def _check(self) -> str | None:
+        return self._loop.check() or self._committing.check()
+
     def unready(self) -> str | None:
         """Why no records are taken now, or None."""
         closed = self._watched.gate.closed
-        return self._vitals.trouble() or (closed.text if closed else None)
+        return self._check() or (closed.text if closed else None)
 
     async def run(self) -> None:
         """Serve metrics, ping systemd and reload until cancelled."""
@@ -136,7 +138,7 @@ class Supervision:
                 await asyncio.gather(*works)
                 return
             reloader = self._make_reloader(source)
-            with hangups(reloader.request):
+            with sighup_handler(reloader.request):
                 await asyncio.gather(*works, reloader.run())
         except Exception:  # the watchdog is silent from here on, so systemd acts
             _LOG.exception("watchdog, metrics and reload have ended; the collector goes on")

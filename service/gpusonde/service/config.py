@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from gpusonde.errors import ConfigError
 
@@ -32,6 +32,7 @@ else:
 
 __all__ = [
     "Configuration",
+    "DaemonConfiguration",
     "LogConfig",
     "Option",
     "Takeover",
@@ -514,3 +515,19 @@ class LogConfig:
     format: str = option(
         "text", "text", "text for people, or json: one object per line", choices=("text", "json"), live=True
     )
+
+
+class MetricsSection(Protocol):
+    """``[metrics]`` of a daemon."""
+
+    @property
+    def listen(self) -> str:
+        """Where self metrics are served; empty for nowhere."""
+        ...
+
+
+class DaemonConfiguration(Configuration):
+    """Base of a daemon's configuration, which has these two sections."""
+
+    metrics: MetricsSection
+    log: LogConfig

@@ -1,11 +1,7 @@
-"""``Watchdog``: tells systemd that the daemon works, and stops telling when it does not.
+"""Whether a daemon works, and who is told: heartbeats of its parts, systemd's watchdog and notifications.
 
 A process that runs is not one that works. Systemd kills and restarts a unit with ``WatchdogSec=`` that has been silent
 for so long; the daemon speaks twice in that time, and only while every part of it moves.
-
-Telling systemd (``Type=notify``) how the daemon is doing.
-
-Signs of life: which part of a daemon stands still, for the watchdog and for ``/-/healthy``.
 """
 
 from __future__ import annotations
@@ -45,7 +41,7 @@ TOLERANCE_S = 15.0
 
 
 class Heartbeat:
-    """One part's promise to come back. Beaten by that part, looked at from any thread.
+    """Tells whether one part of a daemon moves. Beaten by that part, checked from any thread.
 
     Args:
         part: What it is, for people: "the sampler".
@@ -62,32 +58,17 @@ class Heartbeat:
         self._due_s = clock()
 
     def beat(self, pause_s: float = 0.0) -> None:
-        """Say that the part is alive and will say so again after at most ``pause_s`` and some work."""
+        """Note that the part is alive and will beat again after at most ``pause_s`` and some work."""
         self._due_s = self._clock() + pause_s
 
-    def rest(self) -> None:
-        """Say that the part has ended as it should: it owes no further beat."""
+    def disarm(self) -> None:
+        """Expect no further beat: the part has ended as it should."""
         self._due_s = math.inf
 
-    def trouble(self) -> str | None:
+    def check(self) -> str | None:
         """Return what is wrong, or None."""
         late_s = self._clock() - self._due_s
         return f"{self._part} has not moved for {late_s:.0f} s" if late_s > self._tolerance_s else None
-
-
-class Vitals:
-    """All that has to be alive.
-
-    Args:
-        checks: Each says what is wrong, or None.
-    """
-
-    def __init__(self, *checks: Callable[[], str | None]) -> None:
-        self._checks = checks
-
-    def trouble(self) -> str | None:
-        """Return the first thing that is wrong, or None."""
-        return next((trouble for check in self._checks if (trouble := check()) is not None), None)
 
 
 class Notify(Protocol):
@@ -115,7 +96,7 @@ class Watchdog:
 
     Args:
         limit_s: After so much silence systemd acts; None when nobody watches.
-        trouble: What is wrong, or None.
+        check: Returns what is wrong, or None.
         status: One line for ``systemctl status``.
         tell: Sends to systemd.
     """
@@ -123,13 +104,13 @@ class Watchdog:
     def __init__(
         self,
         limit_s: float | None,
-        trouble: Callable[[], str | None],
+        check: Callable[[], str | None],
         status: Callable[[], str],
         *,
         tell: Notify = notify,
     ) -> None:
         self._limit_s = limit_s
-        self._trouble = trouble
+        self._check = check
         self._status = status
         self._tell = tell
         self._said = ""
@@ -142,16 +123,16 @@ class Watchdog:
 
     def ping(self) -> None:
         """Tell systemd that all is well, or, without a ping, what is not."""
-        trouble = self._trouble()
-        if trouble is None:
+        problem = self._check()
+        if problem is None:
             self._tell("WATCHDOG=1", f"STATUS={self._status()}")
         else:
-            self._tell(f"STATUS={trouble}")
-        if trouble and not self._said:
-            log.error("%s: systemd is not told that all is well, and will restart the service if it stays so", trouble)
-        elif self._said and not trouble:
+            self._tell(f"STATUS={problem}")
+        if problem and not self._said:
+            log.error("%s: systemd is not told that all is well, and will restart the service if it stays so", problem)
+        elif self._said and not problem:
             log.info("all parts move again")
-        self._said = trouble or ""
+        self._said = problem or ""
 
 
 def own_watchdog_s() -> float | None:

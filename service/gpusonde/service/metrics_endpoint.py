@@ -1,21 +1,18 @@
-"""``Endpoint``: ``/metrics``, ``/-/healthy`` and ``/-/ready`` over HTTP, in a thread of its own.
+"""``Endpoint`` and ``Monitoring``: ``/metrics``, ``/-/healthy`` and ``/-/ready`` of a daemon over HTTP.
 
-It answers while the daemon's event loop is stuck, which is when its answers matter. It is not a web server: GET only,
-one request per connection, and bounds on connections, the size of a request and the time that a client may take.
-
-Addresses to listen on: ``host:port`` as people write them, IPv6 hosts in brackets.
-
-``Monitoring``: the self metrics endpoint as a daemon keeps it: optional, movable, never a reason to stop.
+They answer from threads of their own while the daemon's event loop is stuck, which is when their answers matter. It is
+not a web server: GET only, one request per connection, and bounds on connections, the size of a request and the time
+that a client may take. ``Monitoring`` keeps it where the configuration wants it; it is never a reason to stop.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import logging
 import socket
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -74,7 +71,7 @@ def check_free(address: str) -> None:
 
 log = logging.getLogger(__name__)
 
-# Returns why not, or None when all is well. Called in the endpoint's thread; it must not block.
+# Returns why not, or None when all is well. Called in a thread of the endpoint; it must not block.
 Check = Callable[[], "str | None"]
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -123,6 +120,10 @@ class _Answer:
         return "\r\n".join([*head, "", ""]).encode() + self.body
 
 
+def _make_thread(work: Callable[[socket.socket], None], channel: socket.socket) -> threading.Thread:
+    return threading.Thread(target=work, args=(channel,), name="gpusonde-metrics", daemon=True)
+
+
 class Endpoint:
     """Serves one registry and two checks.
 
@@ -139,11 +140,10 @@ class Endpoint:
         self._registry = registry
         self._checks = {"/-/healthy": healthy, "/-/ready": ready}
         self._limits = limits or EndpointLimits()
-        self._thread: threading.Thread | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._stopping: asyncio.Event | None = None
-        self._connections: dict[asyncio.Task[None], socket.socket] = {}
-        self._fault: OSError | None = None
+        self._listener: socket.socket | None = None
+        self._accepting: threading.Thread | None = None
+        self._stopping = threading.Event()
+        self._serving: dict[socket.socket, threading.Thread] = {}
 
     def start(self, listen: str) -> str:
         """Serve on ``host:port`` and return the address with the port it got.
@@ -154,114 +154,90 @@ class Endpoint:
         """
         host, port = split_address(listen)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        channel = socket.create_server((host, port), family=family, backlog=2 * self._limits.connections)
-        port = channel.getsockname()[1]
-        started = threading.Event()
-        self._fault = None
-        self._thread = threading.Thread(
-            target=self._serve_until_stopped, args=(channel, started), name="gpusonde-metrics", daemon=True
-        )
-        self._thread.start()
-        started.wait()
-        if self._fault is not None:
-            raise self._fault
-        return f"{listen.rpartition(':')[0]}:{port}"
+        self._listener = socket.create_server((host, port), family=family, backlog=2 * self._limits.connections)
+        self._stopping.clear()
+        self._accepting = _make_thread(self._accept_until_stopped, self._listener)
+        self._accepting.start()
+        return f"{listen.rpartition(':')[0]}:{self._listener.getsockname()[1]}"
 
     def stop(self) -> None:
         """Close the address and return once nothing is served any more."""
-        thread, self._thread = self._thread, None
-        if thread is None or self._loop is None or self._stopping is None:
+        listener, self._listener = self._listener, None
+        if listener is None or self._accepting is None:
             return
-        self._loop.call_soon_threadsafe(self._stopping.set)
-        thread.join(_JOIN_S)
-
-    def _serve_until_stopped(self, channel: socket.socket, started: threading.Event) -> None:
-        work = self._run(channel, started)
-        try:
-            asyncio.run(work)
-        except OSError as error:  # no file descriptor is left for an event loop
-            self._fault = error
-        finally:
-            work.close()
-            channel.close()
-            started.set()
-
-    async def _run(self, channel: socket.socket, started: threading.Event) -> None:
-        self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
-        channel.setblocking(False)
-        # Not asyncio's server: a connection that it has accepted and not begun to serve is left open at its end.
-        self._loop.add_reader(channel, self._accept, self._loop, channel)
-        started.set()
-        await self._stopping.wait()
-        self._loop.remove_reader(channel)
-        await self._end_connections()
-
-    def _accept(self, loop: asyncio.AbstractEventLoop, channel: socket.socket) -> None:
-        try:
-            connection, _ = channel.accept()
-        except (BlockingIOError, ConnectionAbortedError):
-            return
-        except OSError as error:  # no file descriptor is left: the connection stays in the queue meanwhile
-            log.warning("self metrics: a connection cannot be accepted: %s", error.strerror or error)
-            loop.remove_reader(channel)
-            loop.call_later(_ACCEPT_AGAIN_S, self._accept_again, loop, channel)
-            return
-        connection.setblocking(False)
-        serving = loop.create_task(self._serve(connection, crowded=len(self._connections) >= self._limits.connections))
-        self._connections[serving] = connection
-        serving.add_done_callback(self._connections.pop)
-
-    def _accept_again(self, loop: asyncio.AbstractEventLoop, channel: socket.socket) -> None:
-        if self._stopping is not None and not self._stopping.is_set():
-            loop.add_reader(channel, self._accept, loop, channel)
-
-    async def _end_connections(self) -> None:
-        """Let the last answers go, then cut what is left: a client left alone would wait for its own time limit."""
-        if self._connections:
-            await asyncio.wait(list(self._connections), timeout=_LAST_ANSWERS_S)
-        for connection in self._connections.values():
+        self._stopping.set()
+        with contextlib.suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)  # its thread returns from accept()
+        self._accepting.join(_JOIN_S)
+        listener.close()
+        # Let the last answers go, then cut what is left: a client left alone would wait for its own time limit.
+        self._join_connections()
+        for connection in tuple(self._serving):
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
-        if self._connections:
-            await asyncio.wait(list(self._connections), timeout=_LAST_ANSWERS_S)
+        self._join_connections()
 
-    async def _serve(self, connection: socket.socket, *, crowded: bool) -> None:
+    def _join_connections(self) -> None:
+        until_s = time.monotonic() + _LAST_ANSWERS_S
+        for thread in tuple(self._serving.values()):
+            thread.join(max(0.0, until_s - time.monotonic()))
+
+    def _accept_until_stopped(self, listener: socket.socket) -> None:
+        while not self._stopping.is_set():
+            try:
+                connection, _ = listener.accept()
+            except ConnectionAbortedError:
+                continue
+            except OSError as error:
+                if not self._stopping.is_set():  # no file descriptor is left: connections stay in the queue meanwhile
+                    log.warning("self metrics: a connection cannot be accepted: %s", error.strerror or error)
+                    self._stopping.wait(_ACCEPT_AGAIN_S)
+                continue
+            if len(self._serving) >= self._limits.connections:
+                with contextlib.closing(connection), contextlib.suppress(OSError):
+                    connection.setblocking(False)
+                    connection.send(_Answer(HTTPStatus.SERVICE_UNAVAILABLE, b"too many connections\n").encode())
+                continue
+            thread = self._serving[connection] = _make_thread(self._serve, connection)
+            thread.start()
+
+    def _serve(self, connection: socket.socket) -> None:
         try:
-            reader, writer = await asyncio.open_connection(sock=connection, limit=self._limits.request_bytes)
-        except OSError:
-            connection.close()
-            return
-        # So that drain() returns when the kernel has everything: an answer that nobody takes then ends by the clock.
-        writer.transport.set_write_buffer_limits(0)
-        try:
-            if crowded:
-                answer: _Answer | None = _Answer(HTTPStatus.SERVICE_UNAVAILABLE, b"too many connections\n")
-            else:
-                answer = await self._answer(reader)
+            answer = self._read_and_answer(connection)
             if answer is not None:
-                writer.write(answer.encode())
-                await asyncio.wait_for(writer.drain(), self._limits.answer_s)
-            writer.close()
-        except (OSError, asyncio.TimeoutError):
-            writer.transport.abort()
+                connection.settimeout(self._limits.answer_s)  # for all of it
+                connection.sendall(answer.encode())
+        except OSError as error:  # whoever asked has gone, or takes too long
+            log.debug("self metrics: a connection has ended: %s", error)
+        finally:
+            del self._serving[connection]
+            connection.close()
 
-    async def _answer(self, reader: asyncio.StreamReader) -> _Answer | None:
-        try:
-            request = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), self._limits.request_s)
-        except asyncio.TimeoutError:
-            return _Answer(HTTPStatus.REQUEST_TIMEOUT, b"the request took too long\n")
-        except asyncio.LimitOverrunError:
-            return _Answer(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, b"the request is too large\n")
-        except asyncio.IncompleteReadError:
-            return None
+    def _read_and_answer(self, connection: socket.socket) -> _Answer | None:
+        """Read one request and return its answer; None when the client has gone."""
+        until_s = time.monotonic() + self._limits.request_s
+        request = b""
+        while b"\r\n\r\n" not in request:
+            if len(request) >= self._limits.request_bytes:
+                return _Answer(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, b"the request is too large\n")
+            connection.settimeout(max(1e-3, until_s - time.monotonic()))
+            try:
+                part = connection.recv(self._limits.request_bytes - len(request))
+            except TimeoutError:
+                return _Answer(HTTPStatus.REQUEST_TIMEOUT, b"the request took too long\n")
+            if not part:
+                return None
+            request += part
+        return self.answer(request)
+
+    def answer(self, request: bytes) -> _Answer:
+        """Return the answer to a request that has come in whole."""
         words = request.split(b"\r\n", 1)[0].split(b" ")
         if len(words) != 3 or not words[2].startswith(b"HTTP/1."):
             return _Answer(HTTPStatus.BAD_REQUEST, b"this is no HTTP/1 request\n")
         if words[0] != b"GET":
             return _Answer(HTTPStatus.METHOD_NOT_ALLOWED, b"only GET is answered\n")
-        return self._get(words[1].split(b"?", 1)[0].decode("latin-1"))
-
-    def _get(self, path: str) -> _Answer:
+        path = words[1].split(b"?", 1)[0].decode("latin-1")
         try:
             if path == "/metrics":
                 return _Answer(HTTPStatus.OK, generate_latest(self._registry), _METRICS_TYPE)
@@ -272,8 +248,7 @@ class Endpoint:
         except Exception:  # a fault in one figure must not take the health checks away
             log.exception("%s could not be answered", path)
             return _Answer(HTTPStatus.INTERNAL_SERVER_ERROR, b"a fault in gpusonde; see the daemon's log\n")
-        known = ", ".join(["/metrics", *self._checks])
-        return _Answer(HTTPStatus.NOT_FOUND, f"known are {known}\n".encode())
+        return _Answer(HTTPStatus.NOT_FOUND, f"known are {', '.join(['/metrics', *self._checks])}\n".encode())
 
 
 ADDRESS_FILE = "metrics_address"

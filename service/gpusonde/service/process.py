@@ -1,15 +1,8 @@
-"""Waiting with a limit, and ending tasks, so that a cancellation is never lost.
+"""What a daemon does with its process: signals, log lines, start-up memory, open files, and ending its tasks.
 
-``asyncio.wait_for`` before Python 3.12 swallows a cancellation that arrives together with the result
-(python/cpython issue 86296): the task then lives on, and whoever waits for its end waits in vain.
-
-Log lines on stderr, as text for people or as JSON objects for log collectors.
-
-Giving back memory that only the start of a process needed.
-
-How many files and sockets the process may have open.
-
-SIGHUP for daemons: a wish, never an end.
+Tasks are awaited and ended so that a cancellation is never lost: ``asyncio.wait_for`` before Python 3.12 swallows one
+that arrives together with the result (python/cpython issue 86296); the task then lives on, and whoever waits for its
+end waits in vain.
 """
 
 from __future__ import annotations
@@ -169,15 +162,15 @@ def ignore_hangups() -> None:
 
 
 @contextlib.contextmanager
-def hangups(wish: Callable[[], None]) -> Iterator[None]:
-    """Call ``wish`` at every SIGHUP, between any two steps of the main thread; elsewhere signals cannot be had.
+def sighup_handler(callback: Callable[[], None]) -> Iterator[None]:
+    """Call ``callback`` at every SIGHUP, between any two steps of the main thread; elsewhere signals cannot be had.
 
     Not through the event loop: taking a handler from it puts the default action back for a moment, which is death.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGHUP, lambda *_: wish())
+    before = signal.signal(signal.SIGHUP, lambda *_: callback())
     signal.siginterrupt(signal.SIGHUP, False)
     try:
         yield
@@ -185,9 +178,58 @@ def hangups(wish: Callable[[], None]) -> Iterator[None]:
         signal.signal(signal.SIGHUP, before)
 
 
+class Shutdown:
+    """Tells a daemon to stop: SIGTERM, SIGINT or another thread's event; one more signal forces it.
+
+    Args:
+        stop: Stops the daemon like a signal, for callers outside of the main thread.
+
+    Attributes:
+        requested: Set once the daemon is to stop.
+        forced: Set once it is to wait for nothing more.
+    """
+
+    def __init__(self, stop: threading.Event | None = None) -> None:
+        self.requested = asyncio.Event()
+        self.forced = asyncio.Event()
+        self._stop = stop
+
+    @contextlib.contextmanager
+    def handle_signals(self) -> Iterator[None]:
+        """Take SIGTERM and SIGINT on the running event loop; only the main thread gets them."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        for number in numbers:
+            loop.add_signal_handler(number, self._take_signal, signal.Signals(number).name)
+        try:
+            yield
+        finally:
+            for number in numbers:
+                loop.remove_signal_handler(number)
+
+    async def wait(self) -> None:
+        """Return once the daemon is to stop; without this, the other thread's event is not noticed."""
+        while self._stop is not None and not self.requested.is_set():
+            if self._stop.is_set():
+                self.requested.set()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await within(self.requested.wait(), _POLL_S)
+        await self.requested.wait()
+
+    def _take_signal(self, name: str) -> None:
+        if self.requested.is_set():
+            self.forced.set()
+        self.requested.set()
+        _LOG.info("%s: stopping", name)
+
+
 _T = TypeVar("_T")
 
 _CANCEL_AGAIN_S = 1.0
+_POLL_S = 0.05
 
 
 async def within(work: Coroutine[Any, Any, _T], timeout_s: float | None) -> _T:

@@ -1,13 +1,11 @@
-"""One established stream: records out, acks in.
-
-How a session with a collector can end, and what is said about each end.
-"""
+"""``Session``: one established stream, records out and acks in, until it ends in one of the ways drawn here."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import grpc
@@ -91,6 +89,46 @@ _MESSAGE_OVERHEAD_BYTES = 64
 _LAST_WORDS_S = 1.0
 
 
+@dataclass(frozen=True)
+class AgentFacts:
+    """What Hello says about the agent.
+
+    Attributes:
+        host: The machine.
+        agent_version: Version of the agent.
+        start_time_unix_nano: When this process started.
+        instance_id: Unique per process.
+        read_load: Says what the machine is doing, for collectors that ask; None for never.
+    """
+
+    host: gpu_pb2.Host
+    agent_version: str
+    start_time_unix_nano: int
+    instance_id: str
+    read_load: Callable[[], gpu_pb2.HostLoad] | None = None
+
+
+@dataclass(frozen=True)
+class StreamLimits:
+    """Bounds of one stream; nobody has had to change them.
+
+    Attributes:
+        max_unacked_records: Most records in flight, a minute of the default pace; the collector may ask for fewer.
+        hello_timeout_s: Longest wait for the answer to Hello, connecting included.
+        ack_timeout_s: Longest wait for an ack while records are in flight; then the stream is taken for dead.
+        keepalive_s: Seconds between pings of an idle connection.
+        keepalive_timeout_s: Seconds to wait for a ping's answer.
+        renewal_check_s: Seconds between looks at the files of certificate and token.
+    """
+
+    max_unacked_records: int = 64
+    hello_timeout_s: float = 20.0
+    ack_timeout_s: float = 60.0
+    keepalive_s: float = 20.0
+    keepalive_timeout_s: float = 10.0
+    renewal_check_s: float = 10.0
+
+
 class Session:
     """Sends from ``next_sequence`` on and frees the spool as acks arrive.
 
@@ -101,8 +139,7 @@ class Session:
         wake: Set whenever there may be something to send.
         ack: The collector's answer to Hello.
         next_sequence: First sequence to send.
-        max_unacked: Our own bound on records in flight.
-        ack_timeout_s: Longest wait for an ack while records are in flight.
+        limits: Our own bounds.
         on_batch_interval: Told when the collector asks for batches less often.
         read_load: Says what the machine is doing, where the collector asks for it.
     """
@@ -116,8 +153,7 @@ class Session:
         ack: ingest_pb2.HelloAck,
         *,
         next_sequence: int,
-        max_unacked: int,
-        ack_timeout_s: float,
+        limits: StreamLimits,
         on_batch_interval: Callable[[float | None], None],
         read_load: Callable[[], gpu_pb2.HostLoad] | None = None,
     ) -> None:
@@ -129,9 +165,9 @@ class Session:
         self._max_record_bytes = ack.max_record_bytes
         self._next = next_sequence
         self._acked = next_sequence - 1
-        self._greeted_window = min(max_unacked, ack.max_unacked_records or max_unacked)
+        self._greeted_window = min(limits.max_unacked_records, ack.max_unacked_records or limits.max_unacked_records)
         self._window = self._greeted_window
-        self._ack_timeout_s = ack_timeout_s
+        self._ack_timeout_s = limits.ack_timeout_s
         self._on_batch_interval = on_batch_interval
         self._leaving: tuple[SessionEnd, float] | None = None
         self._read_load = read_load

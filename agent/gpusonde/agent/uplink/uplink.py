@@ -3,14 +3,8 @@
 The spool is the truth; a session only moves it. Each begins with Hello and the collector's durable sequence, sends
 from the next one with a bounded number of records unacknowledged, and frees the spool as acks arrive. However a session
 ends, the next one begins the same way, so that nothing is sent twice to a collector that has it, and nothing is left
-out.
-
-Waiting between attempts to connect: exponential, with full jitter.
-
-Full jitter (a uniform draw from zero to the bound) spreads a fleet that lost its collector at one moment better than
-jitter around the bound does.
-
-The channel to a collector, and how a call on it ended.
+out. Between attempts it waits exponentially with full jitter (a uniform draw from zero to the bound), which spreads a
+fleet that lost its collector at one moment better than jitter around the bound does.
 """
 
 from __future__ import annotations
@@ -25,13 +19,23 @@ from collections.abc import Callable
 import grpc
 import grpc.aio
 
+from gpusonde.agent.config import UplinkConfig
 from gpusonde.agent.metrics import SelfCounters
 from gpusonde.agent.spool import Spool, SpoolGapError
-from gpusonde.agent.uplink.session import Drained, Renewed, ResendNeeded, SampleCall, Session, SessionEnd, SessionFailed
-from gpusonde.agent.uplink.settings import AgentFacts, UplinkSettings
+from gpusonde.agent.uplink.session import (
+    AgentFacts,
+    Drained,
+    Renewed,
+    ResendNeeded,
+    SampleCall,
+    Session,
+    SessionEnd,
+    SessionFailed,
+    StreamLimits,
+)
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.service.process import end, within
-from gpusonde.service.tls import Access, ClientSecurity, ExpiryWarning, TlsError, hangs_up_on_strangers, is_loopback
+from gpusonde.service.tls import Access, ExpiryWarning, TlsError, hangs_up_on_strangers, is_loopback
 
 
 class Backoff:
@@ -72,17 +76,17 @@ class Backoff:
 _STATUS_TIMEOUT_S = 5.0
 
 
-def open_channel(target: str, access: Access, settings: UplinkSettings) -> grpc.aio.Channel:
+def open_channel(target: str, access: Access, limits: StreamLimits) -> grpc.aio.Channel:
     """Return a channel that notices a dead connection by itself."""
     options = [
         *access.options,
         # Otherwise a new channel inherits the back-off of the connection that has just failed.
         ("grpc.use_local_subchannel_pool", 1),
-        ("grpc.keepalive_time_ms", round(settings.keepalive_s * 1e3)),
-        ("grpc.keepalive_timeout_ms", round(settings.keepalive_timeout_s * 1e3)),
+        ("grpc.keepalive_time_ms", round(limits.keepalive_s * 1e3)),
+        ("grpc.keepalive_timeout_ms", round(limits.keepalive_timeout_s * 1e3)),
         # gRPC 1.85 applies the line above to a ping of its own only; with another one under way a dead connection would
         # be noticed after a minute.
-        ("grpc.http2.ping_timeout_ms", round(settings.keepalive_timeout_s * 1e3)),
+        ("grpc.http2.ping_timeout_ms", round(limits.keepalive_timeout_s * 1e3)),
         ("grpc.keepalive_permit_without_calls", 0),
         ("grpc.http2.max_pings_without_data", 0),
         # Answers are a few bytes: to measure the bandwidth for them would wake up the host with every one.
@@ -124,52 +128,56 @@ class Uplink:
 
     Args:
         spool: An open spool.
-        settings: How to reach the collector.
+        config: How to reach the collector; its files of certificates and token are read anew for every connection.
         facts: What Hello says.
         counters: Filled with sessions, failures and acks.
         on_batch_interval: Told when the collector asks for batches less often, and None when it no longer does.
         backoff: Waits between attempts.
-        security: Files of certificate, authority and token; read anew for every connection.
+        limits: How much may be in flight, and how long an answer may take.
     """
 
     def __init__(
         self,
         spool: Spool,
-        settings: UplinkSettings,
+        config: UplinkConfig,
         facts: AgentFacts,
         counters: SelfCounters,
         *,
         on_batch_interval: Callable[[float | None], None] = lambda _: None,
         backoff: Backoff | None = None,
-        security: ClientSecurity | None = None,
+        limits: StreamLimits | None = None,
     ) -> None:
         self._spool = spool
-        self._settings = settings
+        self._config = config
+        self._limits = limits or StreamLimits()
         self._facts = facts
         self._counters = counters
         self._on_batch_interval = on_batch_interval
         self._backoff = backoff or Backoff()
-        self._security = security or ClientSecurity()
         self._expiry = ExpiryWarning("the agent's certificate")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake = asyncio.Event()
-        self._target = settings.collector
+        self._target = config.collector
         self._said = ""
         self._warned_of_plain_text = False
-        self._hurried = False
+        self._retried_at_once = False
         self._changed = asyncio.Event()
         self._open_session: Session | None = None
 
-    def configure(self, settings: UplinkSettings, security: ClientSecurity) -> None:
-        """Use other settings from now on; call it on the event loop.
+    def configure(self, config: UplinkConfig) -> None:
+        """Keep to another section from now on; call it on the event loop.
 
-        A session under way ends in good order, an attempt or a wait at once. What was sent and not acknowledged is
-        settled by the next Hello, so nothing is lost or stored twice.
+        If the way to the collector is another one, a session under way ends in good order, an attempt or a wait at
+        once. What was sent and not acknowledged is settled by the next Hello, so nothing is lost or stored twice.
         """
-        if (settings, security) == (self._settings, self._security):
+        before, self._config = self._config, config
+        if (config.collector, config.target_patterns, config.security) == (
+            before.collector,
+            before.target_patterns,
+            before.security,
+        ):
             return
-        self._settings, self._security = settings, security
-        self._target = settings.collector
+        self._target = config.collector
         self._changed.set()
         if self._open_session is not None:
             self._open_session.leave(Renewed(), _RENEWAL_GRACE_S)
@@ -196,7 +204,7 @@ class Uplink:
         while (left_s := until_s - loop.time()) > 0:
             with contextlib.suppress(asyncio.TimeoutError):
                 await within(
-                    self._changed.wait(), left_s if before == "" else min(left_s, self._settings.renewal_check_s)
+                    self._changed.wait(), left_s if before == "" else min(left_s, self._limits.renewal_check_s)
                 )
                 return
             if before != "" and (now := self._fingerprint()) is not None and now != before:
@@ -205,7 +213,7 @@ class Uplink:
     def _fingerprint(self) -> str | None:
         """Return what tells one set of files from another: empty for no files, None while they cannot be used."""
         try:
-            return self._security.load(self._target).fingerprint
+            return self._config.security.load(self._target).fingerprint
         except TlsError:
             return None
 
@@ -219,15 +227,15 @@ class Uplink:
         self._changed.clear()
         target = self._target
         # A target that a collector named is tried once; ours is the one to come back to.
-        self._target = self._settings.collector
+        self._target = self._config.collector
         try:
-            access = self._security.load(target)
+            access = self._config.security.load(target)
         except TlsError as error:
             self._counters.count_failure("CREDENTIALS")
             self._say("credentials", logging.ERROR, f"no connection to collector {target}: {error}; trying again")
             return self._backoff.next_s()
         self._note_access(access, target)
-        channel = open_channel(target, access, self._settings)
+        channel = open_channel(target, access, self._limits)
         loop = asyncio.get_running_loop()
         acked_before, began_s = self._counters.acked_sequence, loop.time()
         try:
@@ -237,17 +245,19 @@ class Uplink:
                 # Hello alone is no success: a collector that answers it and then fails is not asked in a tight loop.
                 if self._counters.acked_sequence > acked_before or loop.time() - began_s > _LASTING_SESSION_S:
                     self._backoff.reset()
-                    self._hurried = False
+                    self._retried_at_once = False
         except ResendNeeded:
             return self._at_once()
         except Renewed:
             self._say(f"renewed {self._target}", logging.INFO, f"access has changed; connecting to {self._target} anew")
             return self._at_once()
         except Drained as drained:
-            refuge = self._allowed(drained.preferred_target, target)
-            self._say(f"draining {refuge}", logging.INFO, f"collector {target} asks to go to {refuge or 'it later'}")
-            self._target = refuge or self._settings.collector
-            return self._at_once() if refuge else self._backoff.next_s()
+            successor = self._allowed(drained.preferred_target, target)
+            self._say(
+                f"draining {successor}", logging.INFO, f"collector {target} asks to go to {successor or 'it later'}"
+            )
+            self._target = successor or self._config.collector
+            return self._at_once() if successor else self._backoff.next_s()
         except SessionFailed as failure:
             self._counters.count_failure(failure.code)
             return self._report_failure(target, failure)
@@ -282,8 +292,7 @@ class Uplink:
                 self._wake,
                 ack,
                 next_sequence=max(ack.durable_sequence + 1, first_available),
-                max_unacked=self._settings.max_unacked_records,
-                ack_timeout_s=self._settings.ack_timeout_s,
+                limits=self._limits,
                 on_batch_interval=self._on_batch_interval,
                 read_load=self._facts.read_load,
             )
@@ -318,10 +327,10 @@ class Uplink:
     async def _watch_files(self, session: Session, target: str, access: Access) -> None:
         """Leave the session in good order once its files have changed, and only for files that can be used."""
         while access.fingerprint:
-            await asyncio.sleep(self._settings.renewal_check_s)
+            await asyncio.sleep(self._limits.renewal_check_s)
             self._expiry.check(access.expiry_unix_s)
             try:
-                fresh = self._security.load(target)
+                fresh = self._config.security.load(target)
             except TlsError as error:
                 self._say("stale", logging.ERROR, f"the connection goes on with what it began with: {error}")
                 continue
@@ -333,7 +342,7 @@ class Uplink:
         """Wait for it, but not for an address that is no longer the right one."""
         greeting = asyncio.ensure_future(self._greet(call, first_available))
         changed = asyncio.ensure_future(self._changed.wait())
-        limit_s = self._settings.hello_timeout_s
+        limit_s = self._limits.hello_timeout_s
         try:
             await asyncio.wait({greeting, changed}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
             if greeting.done():
@@ -394,22 +403,22 @@ class Uplink:
             )  # fmt: skip
 
     def _allowed(self, preferred: str, target: str) -> str:
-        """Return where a collector wants us, if our own configuration lets it decide that."""
-        if not preferred or preferred == self._settings.collector:
+        """Return the address that a collector sends the agent to, if the configuration allows it; else empty."""
+        if not preferred or preferred == self._config.collector:
             return preferred
-        if any(fnmatch.fnmatchcase(preferred, pattern) for pattern in self._settings.allowed_targets):
+        if any(fnmatch.fnmatchcase(preferred, pattern) for pattern in self._config.target_patterns):
             return preferred
         log.warning(
             "collector %s names %s to go to, which uplink.allowed_targets does not allow: staying with %s",
-            target, preferred[:256], self._settings.collector,
+            target, preferred[:256], self._config.collector,
         )  # fmt: skip
         return ""
 
     def _at_once(self) -> float:
         """Go on without a wait, but not twice running without progress."""
-        if self._hurried:
+        if self._retried_at_once:
             return self._backoff.next_s()
-        self._hurried = True
+        self._retried_at_once = True
         return 0.0
 
     def _report_failure(self, target: str, failure: SessionFailed) -> float:
