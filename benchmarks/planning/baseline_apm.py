@@ -19,7 +19,8 @@ from baseline_greedy import MAGIC_BATCH, cheapest_first, fastest_first
 from baseline_oracle import oracle_bayes
 from simulator_baselines import ApmGroup, apm_iteration_s
 
-from gpusonde.optimizer.problem import Offer, Plan, ProblemError
+from gpusonde.errors import ProblemError
+from gpusonde.optimizer.problem import Offer, Plan
 from gpusonde.optimizer.step_times import FloatArray, StepEstimate
 from gpusonde.simulator.compute import ComputeProbe, fit_compute_curve
 
@@ -36,7 +37,7 @@ class ApmSteps:
 
     Raises:
         ProblemError: An offer without probes or without a rated network.
-        ProbeError: Probes that make no line.
+        ProblemError: Probes that make no line.
     """
 
     def __init__(

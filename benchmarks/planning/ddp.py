@@ -25,7 +25,7 @@ from simulator_baselines import ApmGroup, apm_iteration_s
 
 from gpusonde.simulator.allreduce import AllreduceMeasurement, AllreduceModel
 from gpusonde.simulator.compute import CurveKind
-from gpusonde.simulator.exchange import LinkPolicy, LinkShare
+from gpusonde.simulator.exchange import BandwidthSharing, SharingRule
 from gpusonde.simulator.gradients import ring_traffic_bytes
 from gpusonde.simulator.iteration import DeviceGroup, IterationEstimate, IterationSimulator
 from gpusonde.simulator.job_profile import JobProfile
@@ -214,13 +214,13 @@ def say(
     largest = [each for each in measurements if each.transfer_bytes == TRANSFER_BYTES[-1] and each.concurrent > 1]
     capacity = largest[0].bus_bytes_per_second * largest[0].concurrent
 
-    def simulated(kind: CurveKind, share: LinkShare, optimizer_s: float) -> IterationEstimate:
-        policy = LinkPolicy(share, capacity, _GLOO_IN_FLIGHT if share is LinkShare.MAXMIN else None)
+    def simulated(kind: CurveKind, share: SharingRule, optimizer_s: float) -> IterationEstimate:
+        sharing = BandwidthSharing(share, capacity, _GLOO_IN_FLIGHT if share is SharingRule.MAXMIN else None)
         groups = [
             DeviceGroup(profiles[device].curve(kind), configuration.devices.count(device), batch_size)
             for device in dict.fromkeys(configuration.devices)
         ]
-        return IterationSimulator(slowest.gradients, network, policy, optimizer_s=optimizer_s).estimate(groups)
+        return IterationSimulator(slowest.gradients, network, sharing, optimizer_s=optimizer_s).estimate(groups)
 
     # Both from the same profile; what is rated, not measured.
     parameter_bytes, rated = slowest.gradients.total_bytes, megabits * 1e6 / 8
@@ -231,9 +231,9 @@ def say(
         for device in dict.fromkeys(configuration.devices)
     ]
     return {
-        "default": simulated("default", LinkShare.MAXMIN, slowest.optimizer_s).p50_s,
+        "default": simulated("default", SharingRule.MAXMIN, slowest.optimizer_s).p50_s,
         "APM": apm_iteration_s(apm, parameter_bytes),
-        "the seed's rules": simulated("paper", LinkShare.SEED, 0.0).p50_s,
+        "the seed's rules": simulated("paper", SharingRule.SEED, 0.0).p50_s,
         "no overlap": compute_s + float(ring_traffic_bytes([parameter_bytes], world_size)[0]) / rated,
         "computation alone": compute_s,
     }

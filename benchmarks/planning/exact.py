@@ -12,13 +12,14 @@ import numpy as np
 from instances import SMALL, Size, instance
 from page import bar, table
 
-from gpusonde.optimizer import Objective, Offer, Problem, ProblemError, SimulatedSteps, Solution, Status, StepTimes
+from gpusonde.errors import ProblemError
+from gpusonde.optimizer import Objective, Offer, Problem, SimulatedSteps, Solution, Status, StepTimes
 from gpusonde.optimizer.search.space import brute_force
 from gpusonde.optimizer.solution import objective_value, satisfies
 from gpusonde.optimizer.solve import pareto, solve
 from gpusonde.simulator.compute import ComputeCurve
 from gpusonde.simulator.compute.fitting import CurveOrigin
-from gpusonde.simulator.exchange import LinkPolicy
+from gpusonde.simulator.exchange import BandwidthSharing
 from gpusonde.simulator.gradients import FloatArray, assumed_trace
 from gpusonde.simulator.iteration import BusBandwidth
 
@@ -220,7 +221,7 @@ def scattering_problem(seed: int) -> tuple[Problem, StepTimes]:
         f"fabric{place}": _Fabric(10 ** random.uniform(8.5, 10.5), random.uniform(0.05, 0.2)) for place in range(3)
     }
     trace = assumed_trace(10 ** random.uniform(7, 9))
-    steps = SimulatedSteps(offers, curves, fabrics, trace, policy=LinkPolicy(max_in_flight=1), samples=64)
+    steps = SimulatedSteps(offers, curves, fabrics, trace, sharing=BandwidthSharing(max_in_flight=1), samples=64)
     problem = Problem(
         global_batch=int(random.choice([1024, 4096])),
         iterations=1000,

@@ -49,7 +49,7 @@ def apm_iteration_s(groups: Sequence[ApmGroup], parameter_bytes: float) -> float
 
     Raises:
         ValueError: No groups, or a figure that is not above zero.
-        ProbeError: The probes of a group make no line.
+        ProblemError: The probes of a group make no line.
     """
     if not groups:
         raise ValueError("an iteration needs a device")

@@ -47,8 +47,9 @@ search out of time) stay private to their modules.
     │   ├── UnknownEncoderError
     │   └── QueueFullError          as many trainings wait as may
     ├── DocumentError               problem, job, plan files: the key at fault
-    └── ProblemError                a planning problem that means nothing
-        └── NothingFitsError
+    ├── ProblemError                figures for planning that mean nothing: offers, plans, timed steps, allreduces
+    │   └── NothingFitsError        no batch fits into a device's memory
+    └── CloudError                  a cloud that does not do what it was told
 """
 
 from __future__ import annotations
@@ -161,3 +162,37 @@ class EncoderError(GpusondeError, ValueError):
 
 class QueueFullError(EncoderError):
     """As many trainings of encoders as may be are queued or running."""
+
+
+class TableError(GpusondeError, ValueError):
+    """A table of measurements or prices that cannot be used; the message names file and line."""
+
+
+class DocumentError(GpusondeError, ValueError):
+    """A document that cannot be used; the message says where and what to do.
+
+    Attributes:
+        field: Path of the key at fault, for example ``offers[2].usd_per_hour``; empty for the document as a whole.
+        problem: What is wrong with it, without its name.
+    """
+
+    field: str
+
+    def __init__(self, field: str, problem: str, path: str | Path | None = None) -> None:
+        """Name the key, and the file where it is known."""
+        self.field = field
+        self.problem = problem
+        self.path = path
+        super().__init__(": ".join(str(part) for part in (path, field, problem) if part))
+
+
+class ProblemError(GpusondeError, ValueError):
+    """Figures for planning that mean nothing: of a problem, a plan, a step, an allreduce; the message says which."""
+
+
+class NothingFitsError(ProblemError):
+    """Not even the smallest batch fits into a device's memory."""
+
+
+class CloudError(GpusondeError):
+    """A cloud that did not do what it was told; what was asked is asked again."""

@@ -14,7 +14,7 @@ from support.page_files import write_page_files
 from support.problem_documents import small_problem
 
 from gpusonde.cli.main import main
-from gpusonde.optimizer.documents.schema import write_json
+from gpusonde.service.durable_files import write_json
 
 CLI_PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
 RUNS = ("--group", "t4=4@64")

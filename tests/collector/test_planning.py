@@ -1,5 +1,6 @@
 """What to rent, asked of a real collector: plans, limits, roles, watches."""
 
+import dataclasses
 import json
 import math
 import time
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from google.protobuf.descriptor import FieldDescriptor
 from support.certificates import Authority, tls_settings
 from support.problem_documents import small_problem
 from support.running_collector import ProcessCollector, ThreadCollector
@@ -15,8 +17,26 @@ from support.wire_agent import wait_until
 from gpusonde.catalog import load_gpus, load_offers
 from gpusonde.collector.client import CollectorError, PlanningClient
 from gpusonde.collector.workers.documents import fill, to_document
-from gpusonde.optimizer.documents.problem import parse_plan, parse_problem
-from gpusonde.optimizer.documents.watching import estimate_plan, pareto_plans, solve_problem
+from gpusonde.documents import Choice, ListOf, Number, Object, Switch, Text, Whole, keys_of
+from gpusonde.optimizer import (
+    Nearest,
+    ParetoFront,
+    ParetoPoint,
+    Plan,
+    PlanEstimate,
+    Proof,
+    Relaxation,
+    Solution,
+    StepEstimate,
+)
+from gpusonde.optimizer.documents.problem import ProblemKeys, parse_plan, parse_problem
+from gpusonde.optimizer.documents.watching import (
+    ReportKeys,
+    WatchStartKeys,
+    estimate_plan,
+    pareto_plans,
+    solve_problem,
+)
 from gpusonde.planning.v1 import planning_pb2, planning_pb2_grpc
 from gpusonde.service.tls import ClientSecurity
 
@@ -55,16 +75,67 @@ def test_a_message_holds_the_same_as_the_document():
     assert {"format": "gpusonde.problem/1", **again} == document
 
 
-def test_every_key_of_a_problem_file_has_a_field_and_every_field_a_key():
-    from gpusonde.optimizer.documents import job, problem
+# Fields that are no keys: what the collector itself needs, and the case of a report.
+OWN_FIELDS = {"WatchStart": {"problem", "run_id"}, "ReportedMachines": set(), "ReportedProgress": set()}
 
-    for message, keys in (
-        (planning_pb2.Problem, set(problem._KEYS) - {"format"}),
-        (planning_pb2.Offer, set(problem._OFFER_KEYS)),
-        (planning_pb2.CatalogQuery, set(problem._QUERY_KEYS)),
-        (planning_pb2.AllreduceMeasurement, set(job._MEASUREMENT_KEYS)),
+
+def differences(descriptor, keys, *, is_part=False):
+    """What of a message is not as the keys of its document say, objects below it included."""
+    own = OWN_FIELDS.get(descriptor.name, set())
+    fields = {field.name: field for field in descriptor.fields if field.name not in own}
+    by_name = {key.name: key for key in keys_of(keys)}
+    found = [f"{descriptor.name}.{name}: no such key" for name in fields.keys() - by_name.keys()]
+    if not is_part:
+        found += [f"{descriptor.name}: no field for {name}" for name in by_name.keys() - fields.keys()]
+    for name in fields.keys() & by_name.keys():
+        field, key = fields[name], by_name[name]
+        check = key.check.element if isinstance(key.check, ListOf) else key.check
+        if (field.label == field.LABEL_REPEATED) != isinstance(key.check, ListOf):
+            found.append(f"{descriptor.name}.{name}: a list on one side")
+        if isinstance(check, Choice) and field.enum_type is not None:
+            prefix = field.enum_type.values[0].name.removesuffix("UNSPECIFIED")
+            words = {value.name.removeprefix(prefix).lower() for value in field.enum_type.values[1:]}
+            found += [] if words == set(check.values) else [f"{descriptor.name}.{name}: other choices"]
+        elif WIRE_TYPES[type(check)] != field.cpp_type and not (
+            isinstance(check, Whole) and field.cpp_type == field.CPPTYPE_UINT64
+        ):
+            found.append(f"{descriptor.name}.{name}: another type")
+        if key.kind is not None:
+            found += differences(field.message_type, key.kind)
+    return found
+
+
+WIRE_TYPES = {
+    Number: FieldDescriptor.CPPTYPE_DOUBLE,
+    Whole: FieldDescriptor.CPPTYPE_UINT32,
+    Text: FieldDescriptor.CPPTYPE_STRING,
+    Choice: FieldDescriptor.CPPTYPE_STRING,
+    Switch: FieldDescriptor.CPPTYPE_BOOL,
+    Object: FieldDescriptor.CPPTYPE_MESSAGE,
+}
+
+
+def test_every_key_of_a_document_has_a_field_of_its_kind_and_every_field_a_key():
+    assert differences(planning_pb2.Problem.DESCRIPTOR, ProblemKeys) == []
+    assert differences(planning_pb2.Plan.DESCRIPTOR, Plan) == []
+    assert differences(planning_pb2.WatchStart.DESCRIPTOR, WatchStartKeys) == []
+    assert differences(planning_pb2.ReportedProgress.DESCRIPTOR, ReportKeys, is_part=True) == []
+    assert differences(planning_pb2.ReportedMachines.DESCRIPTOR, ReportKeys, is_part=True) == []
+
+
+def test_every_field_of_an_answer_is_one_of_what_the_optimizer_answers():
+    for message, answer in (
+        (planning_pb2.Solution, Solution),
+        (planning_pb2.PlanEstimate, PlanEstimate),
+        (planning_pb2.StepEstimate, StepEstimate),
+        (planning_pb2.Proof, Proof),
+        (planning_pb2.Relaxation, Relaxation),
+        (planning_pb2.Nearest, Nearest),
+        (planning_pb2.ParetoPoint, ParetoPoint),
+        (planning_pb2.ListParetoPlansResponse, ParetoFront),
     ):
-        assert {field.name for field in message.DESCRIPTOR.fields} == keys
+        names = {field.name for field in message.DESCRIPTOR.fields} - {"notes"}
+        assert names == {field.name for field in dataclasses.fields(answer)}, message.DESCRIPTOR.name
 
 
 def test_the_collector_answers_what_is_computed_here(client):
@@ -93,7 +164,7 @@ def test_a_problem_without_a_plan_is_answered_with_the_nearest(client):
         ({"deadline_s": math.nan}, "deadline_s: must be a number"),
         ({"iterations": None}, "iterations: is missing"),
         ({"deadline_s": -1.0}, "one in the past"),
-        ({"job": {}}, "job.curves: at least 1"),
+        ({"job": {}}, "job.curves: is missing"),
     ],
 )
 def test_what_cannot_be_is_refused_naming_the_key(client, changes, says):

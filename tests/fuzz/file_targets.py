@@ -21,17 +21,16 @@ from gpusonde.agent.jobs.sources import DeviceNames
 from gpusonde.catalog import CatalogDataError, load_gpus, load_offers
 from gpusonde.catalog.offers import OfferCatalog
 from gpusonde.collector.client import Client, CollectorError
+from gpusonde.documents import read_document
+from gpusonde.errors import DocumentError, ProblemError, TableError
 from gpusonde.kubelet.v1 import pod_resources_pb2
 from gpusonde.optimizer.documents.problem import parse_problem
-from gpusonde.optimizer.documents.schema import DocumentError, read_document
-from gpusonde.optimizer.problem import ProblemError
-from gpusonde.optimizer.spot_offers import SpotTableError, read_spot_rows
+from gpusonde.optimizer.spot_offers import read_spot_rows
 from gpusonde.predictor.workload.engine.measurements import MeasurementFileError, read_measurements
 from gpusonde.query.v1 import query_pb2
 from gpusonde.service.metrics_endpoint import Endpoint
 from gpusonde.simulator.allreduce.documents import MEASUREMENTS_FORMAT, measurements_from_json, model_from_json
-from gpusonde.simulator.allreduce.documents import DocumentError as AllreduceDocumentError
-from gpusonde.simulator.job_profile import JobProfile, JobProfileError
+from gpusonde.simulator.job_profile import JobProfile
 
 _ROOT = Path(__file__).parents[2]
 
@@ -216,7 +215,7 @@ FILE_TARGETS = {
     ),
     "offers_file": Target(_read_offers, _offer_files, (CatalogDataError,), is_slow=True),
     "spot_table": Target(
-        lambda data: list(read_spot_rows(file("spot.csv", data))), lambda: [_SPOT], (SpotTableError,)
+        lambda data: list(read_spot_rows(file("spot.csv", data))), lambda: [_SPOT], (TableError,)
     ),
     "training_times": Target(
         lambda data: read_measurements(file("times.csv", data), _gpus()), lambda: [_TIMES], (MeasurementFileError,),
@@ -227,18 +226,18 @@ FILE_TARGETS = {
         lambda: [b'{"metadata": {"gap_seconds": 60}, "data": [1, 0, 2]}'], (CapacityError,),
     ),
     "allreduce_model": Target(
-        lambda data: model_from_json(_text(data)), lambda: [json.dumps(_ALLREDUCE).encode()], (AllreduceDocumentError,)
+        lambda data: model_from_json(_text(data)), lambda: [json.dumps(_ALLREDUCE).encode()], (DocumentError,)
     ),
     "allreduce_measurements": Target(
         lambda data: measurements_from_json(_text(data)),
         lambda: [
             json.dumps({"format": MEASUREMENTS_FORMAT, "measurements": [_MEASUREMENT]}).encode()
         ],
-        (AllreduceDocumentError,),
+        (DocumentError,),
     ),
     "job_profile": Target(
         lambda data: JobProfile.read(file("profile.json", data)), lambda: [json.dumps(_PROFILE).encode()],
-        (JobProfileError,),
+        (DocumentError,),
     ),
     "kubelet_answer": Target(_list_pods, _pods, (DecodeError,)),
     "cgroup": Target(lambda data: owner_of(_text(data), 1000), lambda: _CGROUPS),

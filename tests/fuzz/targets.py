@@ -42,10 +42,10 @@ from gpusonde.collector.records.model import Limits
 from gpusonde.collector.security.tokens import parse_tokens
 from gpusonde.collector.tracking.run_state import FollowerState, UnusableStateError
 from gpusonde.collector.workers.documents import fill, to_document
+from gpusonde.documents import parse_json
 from gpusonde.epoch_detect import EpochTracker
-from gpusonde.errors import ConfigError, EncoderError
+from gpusonde.errors import ConfigError, DocumentError, EncoderError
 from gpusonde.ingest.v1 import ingest_pb2
-from gpusonde.optimizer.documents.schema import DocumentError, parse_json
 from gpusonde.optimizer.documents.watching import read_reports
 from gpusonde.planning.v1 import planning_pb2
 from gpusonde.predictor.crossgpu import LatencyModel, ModelFileError, read_runs

@@ -31,8 +31,8 @@ from gpusonde.cli.parsing import Parser
 from gpusonde.cli.workload import train as workload_train
 from gpusonde.collector.security.identity import Role
 from gpusonde.collector.security.tokens import token_entry
-from gpusonde.optimizer.documents.schema import write_json
 from gpusonde.predictor.workload.graph import dump_graph
+from gpusonde.service.durable_files import write_json
 from gpusonde.simulator.allreduce import AllreduceMeasurement
 from gpusonde.simulator.compute import ComputeProbe
 from gpusonde.simulator.gradients import assumed_trace

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from baseline_apm import ApmSteps, cheapest_first, explore, fastest_first, oracle_bayes
 
+from gpusonde.errors import ProblemError
 from gpusonde.optimizer.paper import plans
-from gpusonde.optimizer.problem import Group, Offer, Plan, Problem, ProblemError
+from gpusonde.optimizer.problem import Group, Offer, Plan, Problem
 from gpusonde.simulator.compute import ComputeProbe
 
 SLOW = Offer("slow", "T4", 1, 8, 0.72, largest_batch=128)

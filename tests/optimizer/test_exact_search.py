@@ -9,19 +9,8 @@ import numpy as np
 import pytest
 from support.planning_problems import simulated_problem, table_problem
 
-from gpusonde.optimizer import (
-    Group,
-    Objective,
-    Offer,
-    Plan,
-    Problem,
-    ProblemError,
-    Status,
-    StepTimes,
-    TableSteps,
-    pareto,
-    solve,
-)
+from gpusonde.errors import ProblemError
+from gpusonde.optimizer import Group, Objective, Offer, Plan, Problem, Status, StepTimes, TableSteps, pareto, solve
 from gpusonde.optimizer.search.space import brute_force, every_plan
 from gpusonde.optimizer.solution import check_plan, estimate_plan, objective_value, satisfies
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from support.planning_problems import table_problem
 
-from gpusonde.optimizer import Group, Objective, Offer, Plan, Problem, ProblemError, Status, TableSteps, solve
+from gpusonde.errors import ProblemError
+from gpusonde.optimizer import Group, Objective, Offer, Plan, Problem, Status, TableSteps, solve
 from gpusonde.optimizer.search.space import every_plan
 from gpusonde.optimizer.solution import estimate_plan, violation
 

@@ -8,9 +8,10 @@ import math
 import numpy as np
 import pytest
 
+from gpusonde.errors import ProblemError
 from gpusonde.optimizer.paper import count_plans, paper_search
 from gpusonde.optimizer.paper.space import anchored_plan, anchors
-from gpusonde.optimizer.problem import Objective, Offer, Problem, ProblemError
+from gpusonde.optimizer.problem import Objective, Offer, Problem
 from gpusonde.optimizer.solution import Status
 from gpusonde.optimizer.step_times import StepEstimate, TableSteps
 

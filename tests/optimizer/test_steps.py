@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from support.planning_problems import EvenNetwork, simulated_problem
 
-from gpusonde.optimizer import Group, Offer, Plan, ProblemError, SimulatedSteps, StepEstimate, TableSteps
+from gpusonde.errors import ProblemError
+from gpusonde.optimizer import Group, Offer, Plan, SimulatedSteps, StepEstimate, TableSteps
 from gpusonde.optimizer.search.space import every_plan
 from gpusonde.optimizer.solution import quantile_s
 from gpusonde.simulator.compute import ComputeCurve

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from support.ring_network import grid
 
+from gpusonde.errors import ProblemError
 from gpusonde.optimizer import Group, Offer, Plan, SimulatedSteps
-from gpusonde.simulator.allreduce import AllreduceModel, UnknownFabricError
+from gpusonde.simulator.allreduce import AllreduceModel
 from gpusonde.simulator.compute import ComputeProbe, fit_compute_curve
 from gpusonde.simulator.gradients import GradientTrace
 
@@ -24,7 +25,7 @@ def test_a_plan_of_one_machine_is_estimated(steps):
 
 
 def test_a_plan_of_several_machines_says_what_to_measure(steps):
-    with pytest.raises(UnknownFabricError, match="probe allreduce across machines"):
+    with pytest.raises(ProblemError, match="probe allreduce across machines"):
         steps.estimate(Plan((Group("node", 2, 16),)))
 
 

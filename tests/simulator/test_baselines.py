@@ -14,7 +14,8 @@ from simulator_baselines import (
     paleo_iteration_s,
 )
 
-from gpusonde.simulator.compute import ComputeProbe, ProbeError, fit_compute_curve
+from gpusonde.errors import ProblemError
+from gpusonde.simulator.compute import ComputeProbe, fit_compute_curve
 
 # 0.1 s fixed and 0.01 s per sample; a third of it is the forward pass.
 PROBES = (ComputeProbe(10, 0.2), ComputeProbe(20, 0.3))
@@ -52,7 +53,7 @@ def test_figures_that_describe_no_job_are_refused():
         apm_iteration_s([ApmGroup(PROBES, 1, 10, 1e9)], 0)
     with pytest.raises(ValueError, match="rated_bytes_per_second"):
         apm_iteration_s([ApmGroup(PROBES, 1, 10, 0)], 1e8)
-    with pytest.raises(ProbeError, match="two batch sizes"):
+    with pytest.raises(ProblemError, match="two batch sizes"):
         apm_iteration_s([ApmGroup(PROBES[:1], 1, 10, 1e9)], 1e8)
     with pytest.raises(ValueError, match="flops_per_second"):
         paleo_iteration_s(PaleoNetwork(1, 1, 1), PaleoDevice(0, 1), 1, 1, 1)

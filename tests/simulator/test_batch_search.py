@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from gpusonde.simulator.compute import NothingFitsError, batches_to_probe, largest_batch
+from gpusonde.errors import NothingFitsError
+from gpusonde.simulator.compute import batches_to_probe, largest_batch
 
 
 class OutOfMemoryError(RuntimeError):

@@ -5,15 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gpusonde.simulator.calibration import (
-    CalibrationError,
-    ExchangeCalibration,
-    MeasuredIteration,
-    Overlap,
-    even_trace,
-)
-from gpusonde.simulator.compute import ComputeProbe, ProbeError, fit_compute_curve
-from gpusonde.simulator.exchange import LinkPolicy, simulate_exchange
+from gpusonde.errors import ProblemError
+from gpusonde.simulator.calibration import ExchangeCalibration, MeasuredIteration, Overlap, even_trace
+from gpusonde.simulator.compute import ComputeProbe, fit_compute_curve
+from gpusonde.simulator.exchange import BandwidthSharing, simulate_exchange
 from gpusonde.simulator.gradients import GradientTrace, assumed_trace
 
 TRACE = even_trace(4)
@@ -54,7 +49,7 @@ def test_an_iteration_is_what_the_event_queue_makes_of_it(trace):
         for place in range(2):
             ready = trace.ready_fractions * latency.backward_s[place]
             wire = np.full(ready.size, trace.total_bytes / exchange)
-            end = simulate_exchange(ready, trace.bucket_bytes, wire, LinkPolicy(max_in_flight=1)).end_s
+            end = simulate_exchange(ready, trace.bucket_bytes, wire, BandwidthSharing(max_in_flight=1)).end_s
             expected = latency.forward_s[place] + max(latency.backward_s[place], end)
             assert found[place] == pytest.approx(expected, rel=1e-9)
 
@@ -207,15 +202,15 @@ def test_measurements_that_calibrate_nothing_are_refused():
         ((2, 2), 0, 0.1, "batch_size"),
         ((2, 2), 4, float("nan"), "seconds"),
     ):
-        with pytest.raises(CalibrationError, match=says):
+        with pytest.raises(ProblemError, match=says):
             MeasuredIteration(placement, batch, seconds)
-    with pytest.raises(CalibrationError, match="needs a measured iteration"):
+    with pytest.raises(ProblemError, match="needs a measured iteration"):
         ExchangeCalibration(PROBES, [])
-    with pytest.raises(CalibrationError, match="default or paper"):
+    with pytest.raises(ProblemError, match="default or paper"):
         ExchangeCalibration(PROBES, measured(), kind="other")
-    with pytest.raises(CalibrationError, match="trace"):
+    with pytest.raises(ProblemError, match="trace"):
         ExchangeCalibration(PROBES, measured(), [])
-    with pytest.raises(ProbeError, match="two batch sizes"):
+    with pytest.raises(ProblemError, match="two batch sizes"):
         ExchangeCalibration(PROBES[:1], measured())
-    with pytest.raises(CalibrationError, match="one device or more"):
+    with pytest.raises(ProblemError, match="one device or more"):
         ExchangeCalibration(PROBES, measured()).predict((), 4)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gpusonde.simulator.compute import ComputeCurve, ComputeProbe, CurveOrigin, ProbeError, fit_compute_curve
+from gpusonde.errors import ProblemError
+from gpusonde.simulator.compute import ComputeCurve, ComputeProbe, CurveOrigin, fit_compute_curve
 
 BATCHES = np.array([1, 2, 4, 8, 16, 32, 64, 128, 256])
 KINDS = ("default", "paper", "linear")
@@ -115,7 +116,7 @@ def test_batch_sizes_outside_of_the_probes_are_marked():
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_curve_of_one_probe_is_refused_with_what_to_do(kind):
     for probes in ([], [ComputeProbe(8, 0.03)], [ComputeProbe(8, 0.03), ComputeProbe(8, 0.031)]):
-        with pytest.raises(ProbeError, match=r"two batch sizes or more, got .; time another batch size"):
+        with pytest.raises(ProblemError, match=r"two batch sizes or more, got .; time another batch size"):
             fit_compute_curve(probes, kind)
 
 
@@ -134,12 +135,12 @@ def test_a_curve_of_one_probe_is_refused_with_what_to_do(kind):
     ],
 )
 def test_a_probe_that_nothing_can_measure_is_refused(probe):
-    with pytest.raises(ProbeError, match="ComputeProbe"):
+    with pytest.raises(ProblemError, match="ComputeProbe"):
         fit_compute_curve([probe, ComputeProbe(16, 0.2), ComputeProbe(32, 0.3)])
 
 
 def test_an_unknown_kind_is_refused_with_those_that_exist():
-    with pytest.raises(ProbeError, match="default, paper, linear"):
+    with pytest.raises(ProblemError, match="default, paper, linear"):
         fit_compute_curve(probes_of(lambda batch: 0.001 * batch, (1, 2)), "cubic")
 
 

@@ -8,13 +8,9 @@ import math
 import numpy as np
 import pytest
 
-from gpusonde.simulator.gradients import (
-    GradientTrace,
-    GradientTraceError,
-    assumed_trace,
-    bytes_from_traffic,
-    ring_traffic_bytes,
-)
+from gpusonde.documents import parse
+from gpusonde.errors import DocumentError, ProblemError
+from gpusonde.simulator.gradients import GradientTrace, assumed_trace, bytes_from_traffic, ring_traffic_bytes
 
 
 def test_gradients_fill_buckets_in_their_order_and_a_bucket_is_ready_with_its_last_one():
@@ -42,7 +38,7 @@ def test_an_assumed_trace_says_so_holds_all_bytes_and_ends_with_the_backward_pas
 
 def test_a_trace_survives_json():
     trace = assumed_trace(1e8)
-    again = GradientTrace.from_json(json.loads(json.dumps(trace.as_json())))
+    again = parse(GradientTrace, json.loads(json.dumps(trace.as_json())))
     assert again.ready_fractions.tolist() == trace.ready_fractions.tolist()
     assert again.bucket_bytes.tolist() == trace.bucket_bytes.tolist()
     assert again.assumed
@@ -69,31 +65,32 @@ def test_traffic_of_a_ring_and_the_bytes_behind_it_are_inverse():
     ],
 )
 def test_figures_that_are_no_trace_are_refused(fractions, sizes, says):
-    with pytest.raises(GradientTraceError, match=says):
+    with pytest.raises(ProblemError, match=says):
         GradientTrace(fractions, sizes)
 
 
 @pytest.mark.parametrize(
-    ("values", "says"),
+    ("values", "field"),
     [
-        ({}, "needs ready_fractions"),
-        ({"ready_fractions": [1.0]}, "needs bucket_bytes"),
-        ({"ready_fractions": ["x"], "bucket_bytes": [1.0]}, "lists of numbers"),
-        ({"ready_fractions": None, "bucket_bytes": [1.0]}, "between 0 and 1"),
-        ({"ready_fractions": [], "bucket_bytes": []}, "a bucket at least"),
+        ({}, "ready_fractions"),
+        ({"ready_fractions": [1.0]}, "bucket_bytes"),
+        ({"ready_fractions": ["x"], "bucket_bytes": [1.0]}, "ready_fractions[0]"),
+        ({"ready_fractions": None, "bucket_bytes": [1.0]}, "ready_fractions"),
+        ({"ready_fractions": [], "bucket_bytes": []}, ""),
     ],
 )
-def test_json_that_is_no_trace_is_refused(values, says):
-    with pytest.raises(GradientTraceError, match=says):
-        GradientTrace.from_json(values)
+def test_json_that_is_no_trace_is_refused(values, field):
+    with pytest.raises(DocumentError) as error:
+        parse(GradientTrace, values)
+    assert error.value.field == field
 
 
 def test_bytes_and_limits_that_do_not_exist_are_refused():
     for parameter_bytes in (0.0, -1.0, math.nan, math.inf):
-        with pytest.raises(GradientTraceError, match="parameter_bytes"):
+        with pytest.raises(ProblemError, match="parameter_bytes"):
             assumed_trace(parameter_bytes)
     for traffic, world_size in ((1e6, 1), (0.0, 2), (math.nan, 2)):
-        with pytest.raises(GradientTraceError):
+        with pytest.raises(ProblemError):
             bytes_from_traffic(traffic, world_size)
-    with pytest.raises(GradientTraceError, match="size of a bucket"):
+    with pytest.raises(ProblemError, match="size of a bucket"):
         assumed_trace(1e6).bucketed(0)

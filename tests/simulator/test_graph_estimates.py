@@ -12,7 +12,7 @@ from support.workload_graphs import StraightLines, small_network
 from gpusonde.predictor.workload import zoo
 from gpusonde.predictor.workload.engine import Cluster, Precision, WorkloadModel, WorkloadRequest
 from gpusonde.simulator.compute import CurveOrigin, GrayBoxEstimates, compute_curve
-from gpusonde.simulator.compute.origins import GraphEstimator, gradient_bytes, largest_batch_estimate
+from gpusonde.simulator.compute.sources import GraphEstimator, gradient_bytes, largest_batch_estimate
 
 NORMAL_90 = 1.6448536
 GRAPH = small_network()
@@ -20,7 +20,7 @@ GRAPH = small_network()
 
 def test_a_curve_of_a_network_that_never_ran_follows_the_model_and_is_as_uncertain_as_it():
     model = StraightLines()
-    curve = compute_curve(GrayBoxEstimates.ask(GraphEstimator(model, GRAPH), "T4", [8, 16, 32, 64]))
+    curve = compute_curve(GrayBoxEstimates.from_estimator(GraphEstimator(model, GRAPH), "T4", [8, 16, 32, 64]))
     assert curve.origin is CurveOrigin.GRAY_BOX
     for batch in (8, 24, 64):
         assert curve.predict(batch).total_s[0] == pytest.approx(
@@ -58,7 +58,7 @@ def test_nothing_fits_where_the_parameters_do_not():
 def test_the_shipped_model_gives_curves_of_a_known_network_that_rise_with_the_batch_and_fall_with_the_gpu():
     estimator = GraphEstimator(WorkloadModel.shipped(), zoo.load("resnet50"))
     curves = {
-        device: compute_curve(GrayBoxEstimates.ask(estimator, device, [16, 32, 64, 128]))
+        device: compute_curve(GrayBoxEstimates.from_estimator(estimator, device, [16, 32, 64, 128]))
         for device in ("K80", "T4", "A100-SXM4-40GB")
     }
     seconds = [float(curve.predict(64).total_s[0]) for curve in curves.values()]

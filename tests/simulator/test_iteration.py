@@ -9,7 +9,7 @@ import pytest
 from scipy import integrate, stats
 
 from gpusonde.simulator.compute import ComputeCurve, ComputeProbe, CurveOrigin, fit_compute_curve
-from gpusonde.simulator.exchange import LinkPolicy
+from gpusonde.simulator.exchange import BandwidthSharing
 from gpusonde.simulator.gradients import GradientTrace, assumed_trace
 from gpusonde.simulator.iteration import BusBandwidth, DeviceGroup, IterationSimulator, slowest_of
 
@@ -40,7 +40,7 @@ def curve(latency_s=0.3, spread=0.0):
 def test_an_iteration_is_forward_then_backward_or_exchange_then_the_optimizer():
     # Two devices move as many bytes as the buckets have: 0.1 s each. Ready at 0.1 and 0.2 of the backward pass.
     simulator = IterationSimulator(
-        GradientTrace([0.5, 1.0], [100.0, 100.0]), Wire(1000.0), LinkPolicy(max_in_flight=1), optimizer_s=0.05
+        GradientTrace([0.5, 1.0], [100.0, 100.0]), Wire(1000.0), BandwidthSharing(max_in_flight=1), optimizer_s=0.05
     )
     found = simulator.estimate([DeviceGroup(curve(), 2, 16)])
     assert found.forward_s == pytest.approx(0.1, abs=1e-9)

@@ -11,7 +11,7 @@ from gpusonde.optimizer.search.space import every_plan
 from gpusonde.optimizer.solution import estimate_plan
 from gpusonde.simulator.compute import ComputeCurve
 from gpusonde.simulator.compute.fitting import CurveOrigin
-from gpusonde.simulator.exchange import LinkPolicy
+from gpusonde.simulator.exchange import BandwidthSharing
 from gpusonde.simulator.gradients import assumed_trace
 from gpusonde.simulator.iteration import BusBandwidth
 
@@ -96,7 +96,13 @@ def simulated_problem(seed: int) -> tuple[Problem, SimulatedSteps]:
     in_flight = (None, 1, 2)[random.integers(3)]
     trace = assumed_trace(10 ** random.uniform(7, 9))
     steps = SimulatedSteps(
-        offers, curves, networks, trace, policy=LinkPolicy(max_in_flight=in_flight), samples=32, model_spread=0.05
+        offers,
+        curves,
+        networks,
+        trace,
+        sharing=BandwidthSharing(max_in_flight=in_flight),
+        samples=32,
+        model_spread=0.05,
     )
     return _limited(problem, steps, random), steps
 

@@ -1,6 +1,7 @@
 """Which machines to rent for a training job, under a deadline and a budget, and what to change while it runs."""
 
-from gpusonde.optimizer.problem import Billing, Group, Objective, Offer, Plan, Problem, ProblemError
+from gpusonde.errors import ProblemError
+from gpusonde.optimizer.problem import Billing, Group, Objective, Offer, Plan, Problem
 from gpusonde.optimizer.solution import Nearest, PlanEstimate, Proof, Relaxation, Solution, Status
 from gpusonde.optimizer.solve import ParetoFront, ParetoPoint, pareto, solve
 from gpusonde.optimizer.step_times import SimulatedSteps, StepEstimate, StepTimes, TableSteps

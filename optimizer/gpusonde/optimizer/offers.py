@@ -16,11 +16,8 @@ from datetime import date
 from gpusonde.catalog import Offer as CatalogOffer
 from gpusonde.catalog import OfferCatalog
 from gpusonde.catalog.offers import latest_day
+from gpusonde.errors import ProblemError
 from gpusonde.optimizer.problem import Billing, Offer
-
-
-class TermsError(ValueError):
-    """Terms that contradict themselves; the message says what to write instead."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +34,7 @@ class Quota:
         billing: Only ``on_demand`` or only ``spot``.
 
     Raises:
-        TermsError: Not exactly one of ``machines`` and ``gpus``, or one that is not a whole number of 0 or more.
+        ProblemError: Not exactly one of ``machines`` and ``gpus``, or one that is not a whole number of 0 or more.
     """
 
     machines: int | None = None
@@ -51,11 +48,11 @@ class Quota:
     def __post_init__(self) -> None:
         given = [limit for limit in (self.machines, self.gpus) if limit is not None]
         if len(given) != 1:
-            raise TermsError("a quota gives either machines or gpus")
+            raise ProblemError("a quota gives either machines or gpus")
         if given[0] < 0 or given[0] != int(given[0]):
-            raise TermsError(f"a quota is a whole number of 0 or more, not {given[0]}")
+            raise ProblemError(f"a quota is a whole number of 0 or more, not {given[0]}")
         if self.billing not in ("", "on_demand", "spot"):
-            raise TermsError(f"a quota's billing is on_demand or spot, not {self.billing!r}")
+            raise ProblemError(f"a quota's billing is on_demand or spot, not {self.billing!r}")
 
     def most_machines(self, offer: CatalogOffer, region: str, billing: str) -> int | None:
         """Return how many machines it allows; None where the rule does not fit the offer."""
@@ -78,7 +75,7 @@ class BatchLimits:
             model does not fit at all, None when memory is no limit.
 
     Raises:
-        TermsError: ``smallest`` below 1, or ``largest`` between 1 and ``smallest``.
+        ProblemError: ``smallest`` below 1, or ``largest`` between 1 and ``smallest``.
     """
 
     smallest: int = 1
@@ -86,9 +83,9 @@ class BatchLimits:
 
     def __post_init__(self) -> None:
         if self.smallest < 1:
-            raise TermsError(f"the smallest batch is 1 or more, not {self.smallest}")
+            raise ProblemError(f"the smallest batch is 1 or more, not {self.smallest}")
         if self.largest is not None and self.largest != 0 and self.largest < self.smallest:
-            raise TermsError(f"the largest batch {self.largest} is below the smallest, {self.smallest}")
+            raise ProblemError(f"the largest batch {self.largest} is below the smallest, {self.smallest}")
 
 
 @dataclass(frozen=True)
@@ -107,7 +104,7 @@ class Terms:
             others. A spot offer without a rate is left out.
 
     Raises:
-        TermsError: A rate that is negative or not finite.
+        ProblemError: A rate that is negative or not finite.
     """
 
     quotas: Sequence[Quota]
@@ -120,10 +117,10 @@ class Terms:
     def __post_init__(self) -> None:
         for machine, rate in self.network_bytes_per_second.items():
             if not (math.isfinite(rate) and rate > 0):
-                raise TermsError(f"network_bytes_per_second of {machine} must be finite and above zero, not {rate}")
+                raise ProblemError(f"network_bytes_per_second of {machine} must be finite and above zero, not {rate}")
         for machine, rate in self.preemptions_per_hour.items():
             if not (math.isfinite(rate) and rate >= 0):
-                raise TermsError(f"preemptions_per_hour of {machine} must be finite and not negative, not {rate}")
+                raise ProblemError(f"preemptions_per_hour of {machine} must be finite and not negative, not {rate}")
 
     def quota(self, offer: CatalogOffer, region: str, billing: str) -> int | None:
         """Return the most machines of an offer that may be rented; None where no rule fits it."""

@@ -9,15 +9,23 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
+from typing import Annotated
+
+from gpusonde.documents import Default, ListOf, Number, Text, Whole
+from gpusonde.errors import ProblemError
+from gpusonde.simulator.compute.fitting import LARGEST_BATCH
 
 _MOST_OFFERS = 1000
 _MOST_CANDIDATES = 4096
 _LARGEST_BATCH = 2**31
 _MOST_MACHINES = 100_000
-
-
-class ProblemError(ValueError):
-    """A problem that makes no sense; the message says what to change."""
+# What a document may hold.
+MOST_OFFERS = 256
+MOST_MACHINES = 10_000
+OfferName = Annotated[str, Text(longest=256)]
+BatchSize = Annotated[int, Whole(most=LARGEST_BATCH)]
+LargestBatch = Annotated[int, Whole(least=0, most=LARGEST_BATCH)]
+PreemptionRate = Annotated[float, Number(least=0.0, most=3600.0)]
 
 
 class Billing(Enum):
@@ -59,17 +67,17 @@ class Offer:
         ProblemError: No name, price or quota, or figures out of range.
     """
 
-    name: str
+    name: OfferName
     device: str
-    devices: int
-    quota: int
-    usd_per_hour: float
+    devices: Annotated[int, Whole(most=1024), Default(1)]
+    quota: Annotated[int, Whole(least=0, most=MOST_MACHINES)]
+    usd_per_hour: Annotated[float, Number(most=1e9)]
     billing: Billing = Billing.ON_DEMAND
-    network_bytes_per_second: float | None = None
+    network_bytes_per_second: Annotated[float, Number(most=1e15)] | None = None
     fabric: str = ""
-    smallest_batch: int = 1
-    largest_batch: int | None = None
-    preemptions_per_hour: float = 0.0
+    smallest_batch: BatchSize = 1
+    largest_batch: LargestBatch | None = None
+    preemptions_per_hour: PreemptionRate = 0.0
     region: str = ""
     zone: str = ""
     machine_fabric: str = ""
@@ -223,9 +231,9 @@ class Group:
         ProblemError: Figures out of range.
     """
 
-    offer: str
-    machines: int
-    batch_size: int
+    offer: OfferName
+    machines: Annotated[int, Whole(most=MOST_MACHINES)]
+    batch_size: BatchSize
 
     def __post_init__(self) -> None:
         if self.machines < 1:
@@ -245,7 +253,7 @@ class Plan:
         ProblemError: No groups, or an offer twice.
     """
 
-    groups: tuple[Group, ...]
+    groups: Annotated[tuple[Group, ...], ListOf(MOST_OFFERS, least=1)]
 
     def __post_init__(self) -> None:
         groups = tuple(sorted(self.groups, key=lambda group: group.offer))

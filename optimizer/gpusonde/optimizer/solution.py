@@ -17,7 +17,8 @@ from enum import Enum
 
 from scipy.special import ndtri
 
-from gpusonde.optimizer.problem import Objective, Plan, Problem, ProblemError
+from gpusonde.errors import ProblemError
+from gpusonde.optimizer.problem import Objective, Plan, Problem
 from gpusonde.optimizer.step_times import StepEstimate, StepTimes
 
 

@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from gpusonde.errors import ProblemError
 from gpusonde.optimizer.explain import (
     find_nearest,
     infeasible_words,
@@ -23,7 +24,7 @@ from gpusonde.optimizer.explain import (
     relaxations_of,
 )
 from gpusonde.optimizer.paper.search import paper_search
-from gpusonde.optimizer.problem import Plan, Problem, ProblemError
+from gpusonde.optimizer.problem import Plan, Problem
 from gpusonde.optimizer.search.exact import ExactSearch, Found
 from gpusonde.optimizer.search.goal import SAME, Best, kept_times
 from gpusonde.optimizer.search.space import brute_force, make_space

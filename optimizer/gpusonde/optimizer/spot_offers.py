@@ -11,16 +11,13 @@ from pathlib import Path
 
 from gpusonde.catalog import Offer as CatalogOffer
 from gpusonde.catalog import OfferCatalog
+from gpusonde.errors import TableError
 from gpusonde.optimizer.offers import Candidate, LeftOut, OfferFilter, OfferSelection, Terms, collect
 
 _NEEDED = ("provider", "region", "instance_type", "time", "usd_per_hour")
 _OPTIONAL = ("zone", "available_machines", "preemptions_per_hour")
 _MOST_ROWS = 5_000_000
 _LONGEST_TEXT = 128
-
-
-class SpotTableError(ValueError):
-    """A spot table that cannot be used; the message names file, line and column."""
 
 
 @dataclass(frozen=True)
@@ -55,29 +52,29 @@ def read_spot_rows(path: Path | str) -> Iterator[SpotRow]:
     known zone, available_machines, preemptions_per_hour. Others are ignored.
 
     Raises:
-        SpotTableError: The file cannot be read, lacks a column or has a row that cannot be used.
+        TableError: The file cannot be read, lacks a column or has a row that cannot be used.
     """
     try:
         with Path(path).open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file, strict=True)
             missing = [column for column in _NEEDED if column not in (reader.fieldnames or ())]
             if missing:
-                raise SpotTableError(
+                raise TableError(
                     f"{path}: lacks column {missing[0]!r}; needed: {','.join(_NEEDED)}; optional: {','.join(_OPTIONAL)}"
                 )
             for count, row in enumerate(reader):
                 where = f"{path}:{reader.line_num}"
                 if count >= _MOST_ROWS:
-                    raise SpotTableError(f"{where}: more than {_MOST_ROWS:,} rows; keep those of the last weeks")
+                    raise TableError(f"{where}: more than {_MOST_ROWS:,} rows; keep those of the last weeks")
                 if None in row or None in row.values():
-                    raise SpotTableError(f"{where}: has another number of fields than the header")
+                    raise TableError(f"{where}: has another number of fields than the header")
                 yield _parse(row, where)
     except OSError as error:
-        raise SpotTableError(f"{path}: cannot be read: {error.strerror}; name an existing file") from error
+        raise TableError(f"{path}: cannot be read: {error.strerror}; name an existing file") from error
     except UnicodeDecodeError as error:
-        raise SpotTableError(f"{path}: is not UTF-8 text (byte {error.start})") from error
+        raise TableError(f"{path}: is not UTF-8 text (byte {error.start})") from error
     except csv.Error as error:
-        raise SpotTableError(f"{path}:{reader.line_num}: {error}") from error
+        raise TableError(f"{path}:{reader.line_num}: {error}") from error
 
 
 def spot_offers(
@@ -171,13 +168,13 @@ def _parse(row: Mapping[str, str], where: str) -> SpotRow:
     for column in ("provider", "region", "instance_type"):
         text = row[column].strip()
         if not text or len(text) > _LONGEST_TEXT or not text.isprintable():
-            raise SpotTableError(f"{where}: {column} must be a text of 1 to {_LONGEST_TEXT} characters")
+            raise TableError(f"{where}: {column} must be a text of 1 to {_LONGEST_TEXT} characters")
     price = _number(row, "usd_per_hour", where)
     if price is None or price == 0:
-        raise SpotTableError(f"{where}: usd_per_hour must be above zero; leave out what is not for rent")
+        raise TableError(f"{where}: usd_per_hour must be above zero; leave out what is not for rent")
     available = _number(row, "available_machines", where)
     if available is not None and available != int(available):
-        raise SpotTableError(f"{where}: available_machines must be a whole number, not {available}")
+        raise TableError(f"{where}: available_machines must be a whole number, not {available}")
     return SpotRow(
         provider=row["provider"].strip(),
         region=row["region"].strip(),
@@ -195,7 +192,7 @@ def _time(text: str, where: str) -> datetime:
         # Python 3.10 does not read the Z that most tables end with.
         time = datetime.fromisoformat(text[:-1] + "+00:00" if text.endswith(("Z", "z")) else text)
     except ValueError:
-        raise SpotTableError(f"{where}: time {text[:40]!r} is not ISO 8601, for example 2026-11-21T15:00:00Z") from None
+        raise TableError(f"{where}: time {text[:40]!r} is not ISO 8601, for example 2026-11-21T15:00:00Z") from None
     return time if time.tzinfo is not None else time.replace(tzinfo=timezone.utc)
 
 
@@ -208,5 +205,5 @@ def _number(row: Mapping[str, str], column: str, where: str) -> float | None:
     except ValueError:
         value = math.nan
     if not (math.isfinite(value) and value >= 0):
-        raise SpotTableError(f"{where}: {column} must be a finite number that is not negative, not {text[:40]!r}")
+        raise TableError(f"{where}: {column} must be a finite number that is not negative, not {text[:40]!r}")
     return value

@@ -19,9 +19,10 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtri
 
-from gpusonde.optimizer.problem import Offer, Plan, ProblemError
+from gpusonde.errors import ProblemError
+from gpusonde.optimizer.problem import Offer, Plan
 from gpusonde.simulator.compute import ComputeCurve
-from gpusonde.simulator.exchange import LinkPolicy, simulate_exchanges
+from gpusonde.simulator.exchange import BandwidthSharing, simulate_exchanges
 from gpusonde.simulator.gradients import GradientTrace, ring_traffic_bytes
 from gpusonde.simulator.iteration import BusBandwidth, DeviceGroup, IterationSimulator, Network, slowest_of
 
@@ -174,7 +175,7 @@ _REFERENCE_WORLDS = (16, 8, 4)
 DEFAULT_MODEL_SPREAD = 0.1
 # NCCL runs one allreduce of a communicator at a time. Without any limit the transfers of a job would not slow down
 # each other, and plans with slow networks would look far too good.
-DEFAULT_POLICY = LinkPolicy(max_in_flight=1)
+DEFAULT_SHARING = BandwidthSharing(max_in_flight=1)
 
 
 class SimulatedSteps:
@@ -188,7 +189,7 @@ class SimulatedSteps:
         networks: What allreduces reach, by name of the fabric (``Offer.fabric``, ``Offer.machine_fabric``). A plan on
             machines with different fabrics gets the slower of them for every transfer.
         trace: The job's gradients.
-        policy: How concurrent transfers share a link; None for one at a time, as with NCCL.
+        sharing: How concurrent transfers share a link; None for one at a time, as with NCCL.
         optimizer_s: Seconds of the optimizer step, 0 when it is in the curves already.
         samples: Iterations to draw per estimate.
         model_spread: Relative standard deviation of the simulator's own error, shared by all iterations of a run.
@@ -205,7 +206,7 @@ class SimulatedSteps:
         networks: Mapping[str, Network],
         trace: GradientTrace,
         *,
-        policy: LinkPolicy | None = None,
+        sharing: BandwidthSharing | None = None,
         optimizer_s: float = 0.0,
         samples: int = 256,
         model_spread: float = DEFAULT_MODEL_SPREAD,
@@ -222,7 +223,7 @@ class SimulatedSteps:
         self._curves = {offer.name: curves[offer.name] for offer in offers}
         self._networks = dict(networks)
         self._trace = trace
-        self._policy = policy or DEFAULT_POLICY
+        self._sharing = sharing or DEFAULT_SHARING
         self._optimizer_s = optimizer_s
         self._samples = samples
         self._model_spread = model_spread
@@ -311,7 +312,7 @@ class SimulatedSteps:
 
     def _simulator(self, network: Network) -> IterationSimulator:
         return IterationSimulator(
-            self._trace, network, self._policy, optimizer_s=self._optimizer_s, samples=self._samples
+            self._trace, network, self._sharing, optimizer_s=self._optimizer_s, samples=self._samples
         )
 
     def _bandwidth(self, network: float, world_size: int) -> FloatArray:
@@ -325,7 +326,7 @@ class SimulatedSteps:
     def _exchange_bound_s(self, backward_s: float, traffic: FloatArray, reached: FloatArray) -> FloatArray:
         """Lower bound of the mean end of the exchange, shape (m,), from traffic and bandwidths of shape (m, n)."""
         ready = np.broadcast_to(self._trace.ready_fractions * backward_s, traffic.shape)
-        in_flight, capacity = self._policy.max_in_flight, self._policy.capacity_bytes_per_second
+        in_flight, capacity = self._sharing.max_in_flight, self._sharing.capacity_bytes_per_second
         if in_flight == 1 and math.isinf(capacity):
             return np.asarray(simulate_exchanges(ready, traffic, reached, max_in_flight=1).max(axis=1))
         # Queues of several servers and shared links are not convex; these three relaxations of them are.
@@ -368,7 +369,7 @@ class _SteadyNetwork:
 def _reached(network: Network, size: FloatArray) -> float:
     """Bus bandwidth among some GPUs; a network that was measured inside of one machine only has few."""
     for world_size in _REFERENCE_WORLDS:
-        with contextlib.suppress(LookupError):
+        with contextlib.suppress(ProblemError):
             return float(network.bus_bandwidth(size, world_size).bytes_per_second[0])
     return float(network.bus_bandwidth(size, 2).bytes_per_second[0])
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import json
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
+from typing import Any, Protocol
 
 from gpusonde.errors import DirectoryLockedError
 
@@ -168,6 +169,16 @@ def write_durably(path: Path, data: bytes, *, files: FileLayer | None = None, mo
     except OSError as error:
         # A failed write names no file, and the temporary one is our own affair.
         raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def write_json(path: Path, document: Mapping[str, Any]) -> None:
+    """Write a JSON document for people and programs; the file is there as a whole or not at all.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    text = json.dumps(document, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+    write_durably(path, text.encode())
 
 
 class DirectoryLock:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 FloatArray = npt.NDArray[np.float64]
 
 
-class LinkShare(Enum):
+class SharingRule(Enum):
     """How the capacity is divided once the transfers want more than there is."""
 
     # Srifty, section 4.3: everyone gets at most an equal part, as soon as together they want as much as there is. What
@@ -29,7 +29,7 @@ class LinkShare(Enum):
 
 
 @dataclass(frozen=True)
-class LinkPolicy:
+class BandwidthSharing:
     """Rules of one machine's link.
 
     Attributes:
@@ -42,7 +42,7 @@ class LinkPolicy:
         ValueError: A capacity or a limit that is not above zero.
     """
 
-    share: LinkShare = LinkShare.MAXMIN
+    share: SharingRule = SharingRule.MAXMIN
     capacity_bytes_per_second: float = math.inf
     max_in_flight: int | None = None
 
@@ -71,16 +71,16 @@ class ExchangeTimeline:
         return float(self.finish_s.max(initial=0.0))
 
 
-def rates(wanted: FloatArray, policy: LinkPolicy) -> FloatArray:
+def rates(wanted: FloatArray, sharing: BandwidthSharing) -> FloatArray:
     """Return what each of the transfers in flight gets, bytes per second on the bus.
 
     Args:
         wanted: Shape (c,), bus bandwidth that each would reach alone.
-        policy: The link's rules.
+        sharing: The link's rules.
     """
-    capacity = policy.capacity_bytes_per_second
+    capacity = sharing.capacity_bytes_per_second
     asked = wanted.sum()
-    if policy.share is LinkShare.SEED:
+    if sharing.share is SharingRule.SEED:
         return wanted if asked < capacity else np.minimum(wanted, capacity / wanted.size)
     if asked <= capacity:
         return wanted
@@ -100,7 +100,7 @@ def simulate_exchange(
     ready_s: npt.ArrayLike,
     traffic_bytes: npt.ArrayLike,
     bus_bytes_per_second: npt.ArrayLike,
-    policy: LinkPolicy | None = None,
+    sharing: BandwidthSharing | None = None,
 ) -> ExchangeTimeline:
     """Run the transfers of one step.
 
@@ -108,14 +108,14 @@ def simulate_exchange(
         ready_s: Shape (n,), when each bucket of gradients is ready, seconds after the start of the backward pass.
         traffic_bytes: Shape (n,), bytes that each moves over the bus: ``2 (world - 1) / world`` of its size in a ring.
         bus_bytes_per_second: Shape (n,), bus bandwidth that each reaches alone.
-        policy: The link's rules; by default a link that never binds.
+        sharing: The link's rules; by default a link that never binds.
 
     Raises:
         ValueError: Arrays of different lengths, negative or not finite figures, a bandwidth that is not above zero.
     """
     ready, traffic, wanted = checked(ready_s, traffic_bytes, bus_bytes_per_second, dimensions=1)
-    policy = policy or LinkPolicy()
-    limit = policy.max_in_flight or ready.size
+    sharing = sharing or BandwidthSharing()
+    limit = sharing.max_in_flight or ready.size
     queue: list[tuple[float, int, int, int]] = [(time_s, _READY, index, 0) for index, time_s in enumerate(ready)]
     heapq.heapify(queue)
     start, finish = np.zeros(ready.size), np.zeros(ready.size)
@@ -143,7 +143,7 @@ def simulate_exchange(
             start[begun] = now_s
             running.append(begun)
         if running:
-            rate[running] = rates(wanted[running], policy)
+            rate[running] = rates(wanted[running], sharing)
             generation += 1
             for each in running:
                 due_s = now_s + max(0.0, left[each]) / rate[each]
@@ -186,7 +186,7 @@ def simulate_exchanges(
     *,
     capacity_bytes_per_second: npt.ArrayLike = np.inf,
     max_in_flight: int | None = None,
-    share: LinkShare = LinkShare.MAXMIN,
+    share: SharingRule = SharingRule.MAXMIN,
 ) -> FloatArray:
     """Return when every transfer of every case finished, shape (m, n), seconds after the start of the backward pass.
 
@@ -265,14 +265,14 @@ def _unshared(ready: FloatArray, duration: FloatArray, *, one_at_a_time: bool) -
     return result
 
 
-def _rates(wanted: FloatArray, running: npt.NDArray[np.bool_], capacity: FloatArray, share: LinkShare) -> FloatArray:
+def _rates(wanted: FloatArray, running: npt.NDArray[np.bool_], capacity: FloatArray, share: SharingRule) -> FloatArray:
     """What every transfer in flight gets, shape (m, n); 0 for the others."""
     asked = wanted.sum(axis=1)
-    short = asked >= capacity if share is LinkShare.SEED else asked > capacity
+    short = asked >= capacity if share is SharingRule.SEED else asked > capacity
     if not short.any():
         return wanted
     given = wanted.copy()
-    if share is LinkShare.SEED:
+    if share is SharingRule.SEED:
         equal = capacity / np.maximum(running.sum(axis=1), 1)
         given[short] = np.minimum(wanted, equal[:, None])[short]
         return given

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
+
+from gpusonde.documents import ListOf, Number, Whole
+from gpusonde.errors import DocumentError, ProblemError
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -16,10 +19,11 @@ FloatArray = npt.NDArray[np.float64]
 DEFAULT_BUCKET_BYTES = 25 * 1024 * 1024
 DEFAULT_FIRST_BUCKET_BYTES = 1024 * 1024
 _MOST_BUCKETS = 100_000
-
-
-class GradientTraceError(ValueError):
-    """Figures that are no gradient trace; the message says what is wrong."""
+# Devices that a document may speak of.
+LARGEST_WORLD = 1_000_000
+# What a document may hold; a trace of so many takes about 400 kB.
+MOST_LISTED_BUCKETS = 10_000
+_Bytes = Annotated[float, Number(most=1e15)]
 
 
 @dataclass(frozen=True)
@@ -33,24 +37,24 @@ class GradientTrace:
         assumed: True when nobody recorded it: the times follow from sizes alone.
 
     Raises:
-        GradientTraceError: The arrays do not satisfy the above.
+        ProblemError: The arrays do not satisfy the above.
     """
 
-    ready_fractions: FloatArray
-    bucket_bytes: FloatArray
+    ready_fractions: Annotated[FloatArray, ListOf(MOST_LISTED_BUCKETS, element=Number(least=0.0))]
+    bucket_bytes: Annotated[FloatArray, ListOf(MOST_LISTED_BUCKETS, element=Number())]
     assumed: bool = False
 
     def __post_init__(self) -> None:
         fractions = np.ascontiguousarray(self.ready_fractions, dtype=np.float64)
         sizes = np.ascontiguousarray(self.bucket_bytes, dtype=np.float64)
         if fractions.ndim != 1 or fractions.shape != sizes.shape or fractions.size == 0:
-            raise GradientTraceError("a gradient trace needs one time and one size per bucket, and a bucket at least")
+            raise ProblemError("a gradient trace needs one time and one size per bucket, and a bucket at least")
         if fractions.size > _MOST_BUCKETS:
-            raise GradientTraceError(f"{fractions.size} buckets are too many; {_MOST_BUCKETS} is the limit")
+            raise ProblemError(f"{fractions.size} buckets are too many; {_MOST_BUCKETS} is the limit")
         if not ((fractions >= 0).all() and (fractions <= 1).all() and (np.diff(fractions) >= 0).all()):
-            raise GradientTraceError("ready_fractions must lie between 0 and 1 and not decrease")
+            raise ProblemError("ready_fractions must lie between 0 and 1 and not decrease")
         if not (np.isfinite(sizes).all() and (sizes > 0).all()):
-            raise GradientTraceError("bucket_bytes must be finite and above zero")
+            raise ProblemError("bucket_bytes must be finite and above zero")
         object.__setattr__(self, "ready_fractions", fractions)
         object.__setattr__(self, "bucket_bytes", sizes)
 
@@ -68,10 +72,10 @@ class GradientTrace:
         with its last gradient.
 
         Raises:
-            GradientTraceError: A limit that is not above zero.
+            ProblemError: A limit that is not above zero.
         """
         if bucket_bytes < 1 or first_bucket_bytes < 1:
-            raise GradientTraceError("the size of a bucket is above zero")
+            raise ProblemError("the size of a bucket is above zero")
         fractions, sizes, held, limit = [], [], 0.0, first_bucket_bytes
         for fraction, size in zip(self.ready_fractions, self.bucket_bytes, strict=True):
             held += size
@@ -85,29 +89,62 @@ class GradientTrace:
         return GradientTrace(np.array(fractions), np.array(sizes), self.assumed)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the trace as plain values, for ``from_json``."""
+        """Return the trace as plain values, which ``gpusonde.documents.parse`` reads."""
         return {
             "ready_fractions": self.ready_fractions.tolist(),
             "bucket_bytes": self.bucket_bytes.tolist(),
             "assumed": self.assumed,
         }
 
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> GradientTrace:
-        """Return the trace of ``as_json``.
+
+@dataclass(frozen=True)
+class Gradients:
+    """What is known of a job's gradients: when each bucket is ready, or only how many bytes there are.
+
+    Attributes:
+        ready_fractions: When each bucket is ready, as a share of the backward pass, not decreasing; with
+            ``bucket_bytes``.
+        bucket_bytes: Size of each bucket.
+        assumed: True when nobody recorded ``ready_fractions``.
+        parameter_bytes: Bytes of all gradients; they are assumed to become ready evenly.
+        traffic_bytes_per_step: Bytes that one device sends per step, with ``traffic_world_size``; the gradients follow.
+        traffic_world_size: Devices among which the traffic was seen.
+
+    Raises:
+        DocumentError: Not exactly one of the three forms.
+    """
+
+    ready_fractions: Annotated[tuple[float, ...], ListOf(MOST_LISTED_BUCKETS, element=Number(least=0.0))] | None = None
+    bucket_bytes: Annotated[tuple[float, ...], ListOf(MOST_LISTED_BUCKETS, element=Number())] | None = None
+    assumed: bool = False
+    parameter_bytes: _Bytes | None = None
+    traffic_bytes_per_step: _Bytes | None = None
+    traffic_world_size: Annotated[int, Whole(least=2, most=LARGEST_WORLD)] | None = None
+
+    def __post_init__(self) -> None:
+        forms = ("parameter_bytes", "ready_fractions", "traffic_bytes_per_step")
+        given = [form for form in forms if getattr(self, form) is not None]
+        if len(given) != 1:
+            got = " and ".join(given) or "none"
+            raise DocumentError("", f"gradients: give exactly one of {', '.join(forms)}; got {got}")
+        if self.ready_fractions is not None and self.bucket_bytes is None:
+            raise DocumentError("bucket_bytes", "is missing; give the size of every bucket")
+        if self.traffic_bytes_per_step is not None and self.traffic_world_size is None:
+            raise DocumentError("traffic_world_size", "is missing; give the devices among which the traffic was seen")
+
+    def trace(self) -> GradientTrace:
+        """Return the trace to plan with.
 
         Raises:
-            GradientTraceError: A key is missing or holds something else.
+            ProblemError: Figures that are no trace.
         """
-        try:
-            fractions, sizes = (
-                np.asarray(values[key], dtype=np.float64) for key in ("ready_fractions", "bucket_bytes")
-            )
-        except KeyError as error:
-            raise GradientTraceError(f"a gradient trace needs {error.args[0]}") from None
-        except (TypeError, ValueError, OverflowError) as error:
-            raise GradientTraceError(f"ready_fractions and bucket_bytes must be lists of numbers ({error})") from error
-        return cls(fractions, sizes, bool(values.get("assumed", False)))
+        if self.ready_fractions is not None:
+            return GradientTrace(np.array(self.ready_fractions), np.array(self.bucket_bytes), self.assumed)
+        if self.parameter_bytes is not None:
+            return assumed_trace(self.parameter_bytes)
+        assert self.traffic_bytes_per_step is not None  # noqa: S101 - as __post_init__ has it
+        assert self.traffic_world_size is not None  # noqa: S101
+        return assumed_trace(bytes_from_traffic(self.traffic_bytes_per_step, self.traffic_world_size))
 
 
 def assumed_trace(
@@ -123,12 +160,12 @@ def assumed_trace(
         first_bucket_bytes: Size of the first one.
 
     Raises:
-        GradientTraceError: Bytes that are not finite and above zero, or a size of a bucket that is not.
+        ProblemError: Bytes that are not finite and above zero, or a size of a bucket that is not.
     """
     if not (math.isfinite(parameter_bytes) and parameter_bytes > 0):
-        raise GradientTraceError(f"parameter_bytes {parameter_bytes} must be finite and above zero")
+        raise ProblemError(f"parameter_bytes {parameter_bytes} must be finite and above zero")
     if bucket_bytes < 1 or first_bucket_bytes < 1:
-        raise GradientTraceError("the size of a bucket is above zero")
+        raise ProblemError("the size of a bucket is above zero")
     first = min(float(first_bucket_bytes), parameter_bytes)
     # Very large networks use larger buckets than this; the limit only keeps the simulation small.
     others = math.ceil((parameter_bytes - first) / max(float(bucket_bytes), parameter_bytes / 1000))
@@ -148,12 +185,12 @@ def bytes_from_traffic(traffic_bytes_per_step: float, world_size: int) -> float:
         world_size: Number of devices.
 
     Raises:
-        GradientTraceError: A world of one, which exchanges nothing, or traffic that is not above zero.
+        ProblemError: A world of one, which exchanges nothing, or traffic that is not above zero.
     """
     if world_size < 2:
-        raise GradientTraceError("a world of one exchanges no gradients; measure the traffic with two devices or more")
+        raise ProblemError("a world of one exchanges no gradients; measure the traffic with two devices or more")
     if not (math.isfinite(traffic_bytes_per_step) and traffic_bytes_per_step > 0):
-        raise GradientTraceError("traffic_bytes_per_step must be finite and above zero")
+        raise ProblemError("traffic_bytes_per_step must be finite and above zero")
     return traffic_bytes_per_step * world_size / (2.0 * (world_size - 1))
 
 

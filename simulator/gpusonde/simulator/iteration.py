@@ -17,7 +17,7 @@ import numpy as np
 from scipy.special import ndtri
 
 from gpusonde.simulator.compute import ComputeCurve, ComputeLatency
-from gpusonde.simulator.exchange import LinkPolicy, simulate_exchange, simulate_exchanges
+from gpusonde.simulator.exchange import BandwidthSharing, simulate_exchange, simulate_exchanges
 from gpusonde.simulator.gradients import FloatArray, GradientTrace, ring_traffic_bytes
 
 # A step never takes less than this share of its usual latency, however far a normal distribution reaches.
@@ -127,7 +127,7 @@ class IterationSimulator:
     Args:
         trace: Its gradients.
         network: What allreduces reach.
-        policy: How concurrent transfers share a link.
+        sharing: How concurrent transfers share a link.
         optimizer_s: Seconds of the optimizer step, 0 when it is in the curves already.
         samples: Iterations to draw; they are spread evenly over the distribution, so that some hundred suffice.
         seed: Where the sequence of draws begins.
@@ -140,7 +140,7 @@ class IterationSimulator:
         self,
         trace: GradientTrace,
         network: Network,
-        policy: LinkPolicy | None = None,
+        sharing: BandwidthSharing | None = None,
         *,
         optimizer_s: float = 0.0,
         samples: int = 256,
@@ -152,7 +152,7 @@ class IterationSimulator:
             raise ValueError(f"samples must be 1 or more, not {samples}")
         self._trace = trace
         self._network = network
-        self._policy = policy or LinkPolicy()
+        self._sharing = sharing or BandwidthSharing()
         self._optimizer_s = optimizer_s
         self._samples = samples
         self._seed = seed
@@ -200,7 +200,7 @@ class IterationSimulator:
         else:
             bandwidth = self._network.bus_bandwidth(self._trace.bucket_bytes, world_size)
             traffic = ring_traffic_bytes(self._trace.bucket_bytes, world_size)
-            found = simulate_exchange(ready, traffic, bandwidth.bytes_per_second, self._policy)
+            found = simulate_exchange(ready, traffic, bandwidth.bytes_per_second, self._sharing)
             start, finish = found.start_s, found.finish_s
         end_s = forward_s + max(backward_s, float(finish.max())) + self._optimizer_s
         return TimeLine(
@@ -235,9 +235,9 @@ class IterationSimulator:
             ready,
             traffic,
             reached,
-            capacity_bytes_per_second=self._policy.capacity_bytes_per_second,
-            max_in_flight=self._policy.max_in_flight,
-            share=self._policy.share,
+            capacity_bytes_per_second=self._sharing.capacity_bytes_per_second,
+            max_in_flight=self._sharing.max_in_flight,
+            share=self._sharing.share,
         )
         return np.asarray(finish.max(axis=1))
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 from simulated_cloud import SimulatedCloud, SimulatedJob, SimulatedWorld, StepCapacity
 
-from gpusonde.optimizer import Billing, Group, Objective, Offer, Plan, Problem, ProblemError, TableSteps
+from gpusonde.errors import CloudError, ProblemError
+from gpusonde.optimizer import Billing, Group, Objective, Offer, Plan, Problem, TableSteps
 from gpusonde.optimizer.continual import (
-    CloudError,
     ContinualOptions,
     Controller,
     Decision,

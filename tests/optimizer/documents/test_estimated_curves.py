@@ -4,8 +4,8 @@ import pytest
 from support.problem_documents import small_problem
 
 from gpusonde.catalog import load_gpus, load_offers
+from gpusonde.errors import DocumentError
 from gpusonde.optimizer.documents.problem import parse_plan, parse_problem
-from gpusonde.optimizer.documents.schema import DocumentError
 from gpusonde.optimizer.documents.watching import estimate_plan
 from gpusonde.simulator.compute import CurveOrigin
 

@@ -9,15 +9,11 @@ from hypothesis import strategies as st
 from support.problem_documents import measurements, probes, small_problem
 
 from gpusonde.catalog import load_gpus, load_offers
+from gpusonde.documents import LARGEST_DOCUMENT_BYTES, parse_json, read_document
+from gpusonde.errors import DocumentError
 from gpusonde.optimizer.documents.problem import parse_problem
 from gpusonde.optimizer.documents.references import read_problem
-from gpusonde.optimizer.documents.schema import (
-    LARGEST_DOCUMENT_BYTES,
-    DocumentError,
-    parse_json,
-    read_document,
-    write_json,
-)
+from gpusonde.service.durable_files import write_json
 
 GPUS, OFFERS = load_gpus(), load_offers()
 

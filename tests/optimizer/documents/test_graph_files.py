@@ -7,9 +7,9 @@ from support.problem_documents import small_problem
 from support.workload_graphs import StraightLines, small_network
 
 from gpusonde.catalog import load_gpus, load_offers
+from gpusonde.errors import DocumentError
 from gpusonde.optimizer.documents.problem import parse_problem
 from gpusonde.optimizer.documents.references import read_problem
-from gpusonde.optimizer.documents.schema import DocumentError
 from gpusonde.optimizer.documents.watching import solve_problem
 from gpusonde.predictor.workload.graph import dump_graph
 from gpusonde.simulator.compute import CurveOrigin
@@ -111,7 +111,7 @@ def test_batch_sizes_to_estimate_at_can_be_given(folder):
         ({"batch_sizes": [32]}, "job.graph.batch_sizes", "two batch sizes"),
         ({"batch_sizes": [0, 32]}, "job.graph.batch_sizes[0]", "whole number"),
         ({"devices": ["T4000000"]}, "job.graph.devices", "T4000000"),
-        ({"devices": []}, "job.graph", "give devices"),
+        ({"devices": []}, "job.graph.devices", "at least 1"),
     ],
 )
 def test_what_cannot_be_used_is_refused_with_its_key(graph, field, words, folder):

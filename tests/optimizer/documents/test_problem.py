@@ -8,8 +8,8 @@ import pytest
 from support.problem_documents import probes, small_problem
 
 from gpusonde.catalog import load_gpus, load_offers
+from gpusonde.errors import DocumentError
 from gpusonde.optimizer.documents.problem import MOST_OFFERS, parse_plan, parse_problem
-from gpusonde.optimizer.documents.schema import DocumentError
 from gpusonde.optimizer.problem import Billing, Objective
 from gpusonde.simulator.compute import CurveOrigin
 
@@ -155,8 +155,8 @@ def test_spot_machines_of_the_catalogue_need_a_rate_of_preemptions():
         (["job"], None, "job", "must be an object"),
         (["job", "curves"], [], "job.curves", "at least 1"),
         (["job", "curves", 0, "probes"], probes(0.003)[:1], "job.curves[0].probes", "two batch sizes or more"),
-        (["job", "curves", 0, "probes", 2, "total_s"], -1.0, "job.curves[0].probes[2].total_s", "above 0"),
-        (["job", "curves", 0, "epochs"], [], "job.curves[0]", "exactly one of"),
+        (["job", "curves", 0, "probes", 2, "total_s"], -1.0, "job.curves[0].probes[2].total_s", "must be a number"),
+        (["job", "curves", 0, "gray_box"], [{"batch_size": 8, "total_s": 1}], "job.curves[0]", "exactly one of"),
         (["job", "curves", 1, "device"], "T4", "job.curves[1].device", "has a curve already"),
         (["job", "gradients"], None, "job.gradients", "parameter_bytes"),
         (["job", "gradients"], {"parameter_bytes": 1e8, "traffic_bytes_per_step": 1}, "job.gradients", "exactly one"),
@@ -198,7 +198,7 @@ def test_more_to_choose_from_than_can_be_searched_is_refused():
         ([], "plan.groups"),
         ([{"offer": "k80", "machines": 1, "batch_size": 1}], "plan.groups[0].offer"),
         ([{"offer": "t4", "machines": 0, "batch_size": 1}], "plan.groups[0].machines"),
-        ([{"offer": "t4", "machines": 1, "batch_size": 1}] * 2, "plan.groups"),
+        ([{"offer": "t4", "machines": 1, "batch_size": 1}] * 2, "plan"),
         ([{"offer": "t4", "machines": 1}], "plan.groups[0].batch_size"),
         ([7], "plan.groups[0]"),
     ],

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from gpusonde.catalog import load_gpus, load_offers
+from gpusonde.errors import DocumentError
 from gpusonde.optimizer.documents.problem import parse_problem
 from gpusonde.optimizer.documents.references import read_problem
-from gpusonde.optimizer.documents.schema import DocumentError
 from gpusonde.optimizer.problem import Billing
 
 HEADER = "provider,region,zone,instance_type,time,usd_per_hour,available_machines,preemptions_per_hour\n"

@@ -4,8 +4,8 @@ import pytest
 from support.problem_documents import small_problem
 
 from gpusonde.catalog import load_gpus, load_offers
+from gpusonde.errors import DocumentError
 from gpusonde.optimizer.documents.problem import parse_problem
-from gpusonde.optimizer.documents.schema import DocumentError
 from gpusonde.optimizer.documents.watching import read_reports, start_watch, take_report
 
 PLAN = {"groups": [{"offer": "t4", "machines": 4, "batch_size": 64}]}

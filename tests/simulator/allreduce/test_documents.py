@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from support.ring_network import SIZES, grid
 
+from gpusonde.errors import DocumentError
 from gpusonde.simulator.allreduce import (
     HYBRID_CUBE_MESH,
     AllreduceModel,
-    DocumentError,
     documents,
     measurements_from_json,
     measurements_to_json,

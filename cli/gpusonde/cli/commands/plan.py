@@ -21,7 +21,7 @@ from gpusonde.cli.connection import add_collector_options, client_security, conn
 from gpusonde.cli.errors import check_writable, error_context
 from gpusonde.cli.output import Output, Screen, to_json
 from gpusonde.cli.parsing import Parser, positive_number
-from gpusonde.errors import UsageError
+from gpusonde.errors import DocumentError, UsageError
 
 if TYPE_CHECKING:
     from gpusonde.collector.client import PlanningClient
@@ -65,7 +65,7 @@ def group(text: str) -> dict[str, Any]:
 
 def run_plan(args: argparse.Namespace) -> int:
     """Answer and print."""
-    from gpusonde.optimizer.documents.schema import write_json
+    from gpusonde.service.durable_files import write_json
 
     _check_plan(args)
     if args.out is not None:
@@ -109,9 +109,9 @@ def given_plan(path: Path | None, groups: list[dict[str, Any]] | None) -> dict[s
     """Return the plan that a file or ``--group`` says; of a solution file its plan.
 
     Raises:
-        gpusonde.optimizer.documents.schema.DocumentError: The file is neither.
+        DocumentError: The file is neither.
     """
-    from gpusonde.optimizer.documents.schema import DocumentError, check_format, read_document
+    from gpusonde.documents import check_format, read_document
 
     if path is None:
         return {"groups": groups}

@@ -21,7 +21,7 @@ from gpusonde.cli.parsing import (
     positive_number,
     whole_number,
 )
-from gpusonde.errors import UsageError
+from gpusonde.errors import ProblemError, UsageError
 
 if TYPE_CHECKING:
     from gpusonde.simulator.allreduce import AllreduceMeasurement
@@ -65,7 +65,7 @@ def _whole_numbers(text: str) -> tuple[int, ...]:
 
 def run_probe(args: argparse.Namespace) -> int:
     """Measure, write and print."""
-    from gpusonde.simulator.allreduce import MeasurementError, measurements_to_json
+    from gpusonde.simulator.allreduce import measurements_to_json
     from gpusonde.simulator.instrument.allreduce_probe import probe_allreduce
 
     if (os.environ.get("RANK", "0") if args.rank is None else str(args.rank)) == "0":
@@ -80,7 +80,7 @@ def run_probe(args: argparse.Namespace) -> int:
             location=args.location,
             device=args.device,
         )
-    except MeasurementError as error:
+    except ProblemError as error:
         raise UsageError(f"--fabric, --location or --device: {error}") from None
     if found:
         args.out.write_text(measurements_to_json(found), encoding="utf-8")

@@ -78,7 +78,7 @@ def unanswered(graph: str, batch_size: int, precision: str, error: str | None) -
 
 def doubts_about_memory(graphs: Sequence[WorkloadGraph], gpus: Sequence[GpuSpec], batch_size: int) -> list[str]:
     """Which batches of that size probably do not fit."""
-    from gpusonde.simulator.compute.origins import largest_batch_estimate
+    from gpusonde.simulator.compute.sources import largest_batch_estimate
 
     return [
         f"batches above {most} of {graph.name} probably do not fit into the memory of {gpu.name}"

@@ -14,9 +14,8 @@ from typing import Any
 
 from gpusonde.catalog import load_gpus, load_offers
 from gpusonde.collector.planning.wire import unpack_question
-from gpusonde.errors import ChildBusyError
+from gpusonde.errors import ChildBusyError, DocumentError, ProblemError
 from gpusonde.optimizer.documents.problem import ProblemDocument, parse_plan, parse_problem
-from gpusonde.optimizer.documents.schema import DocumentError
 from gpusonde.optimizer.documents.watching import (
     METHODS,
     JobWatch,
@@ -26,7 +25,6 @@ from gpusonde.optimizer.documents.watching import (
     start_watch,
     take_report,
 )
-from gpusonde.optimizer.problem import ProblemError
 from gpusonde.service import child
 from gpusonde.service.child import ChildPool, PoolOptions, Purpose
 

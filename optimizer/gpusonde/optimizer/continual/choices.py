@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 
 from scipy.special import ndtri
 
+from gpusonde.errors import ProblemError
 from gpusonde.optimizer.continual.options import ContinualOptions, ExpectedRun, PreemptionRates, expected_run
-from gpusonde.optimizer.problem import Billing, Objective, Offer, Plan, Problem, ProblemError
+from gpusonde.optimizer.problem import Billing, Objective, Offer, Plan, Problem
 from gpusonde.optimizer.solution import Solution
 from gpusonde.optimizer.solve import solve
 from gpusonde.optimizer.step_times import StepTimes

@@ -16,12 +16,13 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple
 
+from gpusonde.errors import ProblemError
 from gpusonde.optimizer.continual.choices import Choice, Choices, Situation, Solver, solve_exactly
 from gpusonde.optimizer.continual.fleet import Cloud, Fleet, Losses
 from gpusonde.optimizer.continual.options import ContinualOptions, PreemptionRates
 from gpusonde.optimizer.continual.policy import Policy, Verdict
 from gpusonde.optimizer.continual.progress import EpochProgress, ProgressWindow, Projection, Throughput, project
-from gpusonde.optimizer.problem import Billing, Offer, Plan, Problem, ProblemError
+from gpusonde.optimizer.problem import Billing, Offer, Plan, Problem
 from gpusonde.optimizer.step_times import StepTimes
 
 

@@ -17,10 +17,6 @@ from gpusonde.optimizer.continual.options import PreemptionRates
 from gpusonde.optimizer.problem import Billing, Offer, Plan
 
 
-class CloudError(Exception):
-    """A cloud cannot be reached or does not accept an order; the order counts as refused and is tried again later."""
-
-
 class NoticeKind(str, Enum):
     """What a cloud says about a machine."""
 

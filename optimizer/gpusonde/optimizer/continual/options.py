@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from gpusonde.optimizer.problem import ProblemError
+from gpusonde.errors import ProblemError
 
 _HOUR_S = 3600.0
 # exp() of more than this is taken as "never ends".

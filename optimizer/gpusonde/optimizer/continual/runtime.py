@@ -6,8 +6,9 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from gpusonde.errors import CloudError
 from gpusonde.optimizer.continual.controller import Controller, Decision, DecisionKind
-from gpusonde.optimizer.continual.fleet import Cloud, CloudError
+from gpusonde.optimizer.continual.fleet import Cloud
 from gpusonde.optimizer.continual.progress import Clock
 from gpusonde.optimizer.problem import Plan
 

@@ -1,81 +1,142 @@
-"""Problem files: from a document to the optimizer's ``Problem`` with the job behind its step times.
+"""Problem files: their keys, and the optimizer's ``Problem`` with the job behind its step times.
 
-Solutions, estimates and plans as documents.
+``ProblemKeys`` is the schema of files and messages alike. What comes out of the optimizer (solutions, frontiers, plans)
+is written with the names of its dataclasses.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from enum import Enum
-from typing import Any
-
-import numpy as np
+from typing import Annotated, Any
 
 from gpusonde.catalog import GpuCatalog, OfferCatalog, UnknownGpuError, UnknownProviderError
-from gpusonde.optimizer.documents.job import LARGEST_BATCH, Job, device_name, parse_job
-from gpusonde.optimizer.documents.schema import DocumentError, Table, check_format, text, whole
-from gpusonde.optimizer.offers import BatchLimits, OfferFilter, Quota, Terms, TermsError, listed_offers
-from gpusonde.optimizer.problem import Billing, Group, Objective, Offer, Plan, Problem, ProblemError
+from gpusonde.documents import ListOf, Number, Whole, parse, to_plain
+from gpusonde.errors import DocumentError, ProblemError
+from gpusonde.optimizer.documents.job import Job, JobKeys, RatedNetwork, device_name, parse_job
+from gpusonde.optimizer.offers import BatchLimits, OfferFilter, Quota, Terms, listed_offers
+from gpusonde.optimizer.problem import (
+    MOST_MACHINES,
+    MOST_OFFERS,
+    BatchSize,
+    Billing,
+    LargestBatch,
+    Objective,
+    Offer,
+    Plan,
+    PreemptionRate,
+    Problem,
+)
 from gpusonde.optimizer.solution import Solution
+from gpusonde.optimizer.step_times import SimulatedSteps
+from gpusonde.simulator.allreduce import AllreduceModel
 from gpusonde.simulator.compute import ComputeCurve
+from gpusonde.simulator.compute.fitting import LARGEST_BATCH
+from gpusonde.simulator.iteration import Network
 
 SOLUTION_FORMAT = "gpusonde.solution/1"
 PARETO_FORMAT = "gpusonde.pareto/1"
-PLAN_FORMAT = "gpusonde.plan/1"
-
-
-def solution_document(solution: Solution) -> dict[str, Any]:
-    """Return a solution as plain values; what is not known is None."""
-    return {"format": SOLUTION_FORMAT, **plain_fields(solution)}
-
-
-def plan_document(plan: Plan) -> dict[str, Any]:
-    """Return a plan as plain values, as ``parse_plan`` reads them."""
-    return {"format": PLAN_FORMAT, **plain_fields(plan)}
-
-
-def plain_fields(value: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass as plain values, by name."""
-    return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-
-
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return plain_fields(value)
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, (float, np.floating)):
-        return float(value) if math.isfinite(value) else None
-    if isinstance(value, np.integer):
-        return int(value)
-    if isinstance(value, (tuple, list)):
-        return [_plain(element) for element in value]
-    return value
-
-
-KIND = "problem"
-MOST_OFFERS = 256
-MOST_MACHINES = 10_000
-MOST_BATCH_SIZES = 256
+PROBLEM = "problem"
+_MOST_QUERIES = 64
+_MOST_BATCH_SIZES = 256
 # Offers times batch sizes times machines; what is searched grows with it.
-MOST_CHOICES = 200_000
+_MOST_COMBINATIONS = 200_000
 _MOST_ITERATIONS = 2**53
-_BILLINGS = [billing.value for billing in Billing]
-_KEYS = (
-    "format", "name", "objective", "global_batch", "iterations", "epochs", "samples_per_epoch", "deadline_s",
-    "budget_usd", "confidence", "overhead_s", "batch_sizes", "job", "offers", "catalog",
-)  # fmt: skip
-_OFFER_KEYS = (
-    "name", "device", "devices", "quota", "usd_per_hour", "billing", "network_bytes_per_second", "fabric",
-    "machine_fabric", "smallest_batch", "largest_batch", "preemptions_per_hour", "region", "zone",
-)  # fmt: skip
-_QUERY_KEYS = (
-    "gpus", "providers", "regions", "instance_types", "billing", "quota", "fabric", "machine_fabric",
-    "smallest_batch", "largest_batch", "preemptions_per_hour",
-)  # fmt: skip
+_Texts = Annotated[tuple[str, ...], ListOf(64)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueryKeys:
+    """What queries to the catalogue and to tables of spot prices have in common; what is left out means all.
+
+    Attributes:
+        gpus: GPUs, in any spelling.
+        providers: Clouds.
+        regions: Regions of theirs.
+        instance_types: Machines.
+        quota: Machines of each kind that can be had at most.
+        fabric: Name of the network between machines that measurements go by.
+        machine_fabric: Likewise of the GPUs of one machine.
+        smallest_batch: Smallest batch per GPU that is worth running.
+        largest_batch: Largest batch per GPU; without it that of the device's curve.
+    """
+
+    gpus: _Texts = ()
+    providers: _Texts = ()
+    regions: _Texts = ()
+    instance_types: _Texts = ()
+    quota: Annotated[int, Whole(most=MOST_MACHINES)]
+    fabric: str = ""
+    machine_fabric: str = ""
+    smallest_batch: BatchSize = 1
+    largest_batch: LargestBatch | None = None
+
+    def offer_filter(self, billing: Billing | None = None) -> OfferFilter:
+        """Return what to choose by."""
+        chosen = OfferFilter(
+            providers=self.providers, regions=self.regions, gpus=self.gpus, instance_types=self.instance_types
+        )
+        return chosen if billing is None else replace(chosen, billing=billing.value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CatalogKeys(QueryKeys):
+    """The keys of ``catalog``: offers of the catalogue.
+
+    Attributes:
+        billing: On demand or spot.
+        preemptions_per_hour: How often a spot machine is taken away; must be said of spot machines.
+
+    Raises:
+        DocumentError: Spot machines without a rate.
+    """
+
+    billing: Billing = Billing.ON_DEMAND
+    preemptions_per_hour: PreemptionRate | None = None
+
+    def __post_init__(self) -> None:
+        # Without a rate of their own, spot machines would be planned as if they were never taken away.
+        if self.billing is Billing.SPOT and self.preemptions_per_hour is None:
+            raise DocumentError("preemptions_per_hour", "is missing; spot machines are taken away, say how often")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProblemKeys:
+    """The keys of a problem: a job, the machines to choose from and what counts.
+
+    Attributes:
+        name: What the job is called.
+        objective: What is to be as small as possible.
+        global_batch: Samples per iteration of all GPUs together.
+        iterations: Iterations still to do.
+        epochs: In place of iterations, with ``samples_per_epoch``.
+        samples_per_epoch: Samples of an epoch.
+        deadline_s: Seconds from now in which the job must end.
+        budget_usd: Most that it may cost on average.
+        confidence: Probability with which the deadline is to be met, 0.5 or more.
+        overhead_s: Seconds to start machines and to load data.
+        batch_sizes: Candidates for the batch per GPU; without them powers of two and divisors of ``global_batch``.
+        job: What was measured of the job, and of the network.
+        offers: Kinds of machines that can be rented.
+        catalog: Offers of the catalogue, besides those.
+    """
+
+    name: str = ""
+    objective: Objective = Objective.COST
+    global_batch: Annotated[int, Whole(most=LARGEST_BATCH)]
+    iterations: Annotated[int, Whole(most=_MOST_ITERATIONS)] | None = None
+    epochs: Annotated[float, Number(most=1e12)] | None = None
+    samples_per_epoch: Annotated[float, Number(most=1e15)] | None = None
+    # What these mean is checked by the problem, with words about it.
+    deadline_s: Annotated[float, Number(above=None)] | None = None
+    budget_usd: Annotated[float, Number(above=None)] | None = None
+    confidence: Annotated[float, Number(most=1.0)] = 0.95
+    overhead_s: Annotated[float, Number(least=0.0)] = 0.0
+    batch_sizes: Annotated[tuple[BatchSize, ...], ListOf(_MOST_BATCH_SIZES)] = ()
+    job: JobKeys
+    offers: Annotated[tuple[Offer, ...], ListOf(MOST_OFFERS)] = ()
+    catalog: Annotated[tuple[CatalogKeys, ...], ListOf(_MOST_QUERIES)] = ()
 
 
 @dataclass(frozen=True)
@@ -98,6 +159,38 @@ class ProblemDocument:
     rated_fabrics: Mapping[str, float]
     notes: tuple[str, ...]
 
+    def step_times(self) -> SimulatedSteps:
+        """Return step times: measured fabrics as the allreduce model has them, others as their rating says.
+
+        Raises:
+            ProblemError: An offer lacks something, or no model can be made from the measurements.
+        """
+        job, offers = self.job, self.problem.offers
+        return SimulatedSteps(
+            offers,
+            {offer.name: job.curves[offer.device] for offer in offers},
+            self._networks(),
+            job.gradients,
+            sharing=job.sharing,
+            optimizer_s=job.optimizer_s,
+        )
+
+    def _networks(self) -> Mapping[str, Network]:
+        networks: dict[str, Network] = {
+            name: RatedNetwork(bytes_per_second) for name, bytes_per_second in self.rated_fabrics.items()
+        }
+        measured = {measurement.fabric for measurement in self.job.allreduce}
+        if measured:
+            model = AllreduceModel.fit(self.job.allreduce, kind=self.job.allreduce_model)
+            # Where only the inside of a machine was measured, the rating says what several of them reach.
+            ratings = {
+                offer.fabric: RatedNetwork(offer.network_bytes_per_second)
+                for offer in self.problem.offers
+                if offer.network_bytes_per_second is not None
+            }
+            networks |= {fabric: model.network(fabric, beyond=ratings.get(fabric)) for fabric in sorted(measured)}
+        return networks
+
 
 def parse_problem(document: Mapping[str, Any], gpus: GpuCatalog, catalog: OfferCatalog) -> ProblemDocument:
     """Return the problem that a document describes.
@@ -110,78 +203,77 @@ def parse_problem(document: Mapping[str, Any], gpus: GpuCatalog, catalog: OfferC
     Raises:
         DocumentError: A key is missing, unknown or holds something that cannot be.
     """
-    check_format(document, KIND)
-    table = Table(document, "", _KEYS)
-    job = parse_job(table.value("job"), gpus, "job")
+    keys = parse(ProblemKeys, document, format_name=PROBLEM)
+    job = parse_job(keys.job, gpus, "job")
     notes = list(job.notes)
-    offers = [_offer(element, at, gpus) for at, element in table.items("offers", most=MOST_OFFERS)]
-    for at, element in table.items("catalog", most=64):
-        offers += _from_catalog(element, at, catalog, job.curves, notes)
+    offers = [replace(offer, device=device_name(offer.device, gpus)) for offer in keys.offers]
+    for place, query in enumerate(keys.catalog):
+        offers += _list_offers(query, f"catalog[{place}]", catalog, job.curves, notes)
     if len(offers) > MOST_OFFERS:
         raise DocumentError("catalog", f"at most {MOST_OFFERS} offers are taken, not {len(offers)}; ask for fewer")
     if not offers:
         raise DocumentError("offers", 'is missing; give what can be rented, or [[catalog]] with gpus = ["NAME"]')
-    offers = [_with_memory_limit(offer, job) for offer in offers]
-    offers, rated = _with_fabrics(offers, job, notes)
-    global_batch = table.whole("global_batch", most=LARGEST_BATCH)
-    iterations, per_epoch = _iterations(table, global_batch)
+    offers = [_add_memory_limit(offer, job) for offer in offers]
+    offers, rated = _add_fabrics(offers, job, notes)
+    iterations, per_epoch = _count_iterations(keys)
     try:
         problem = Problem(
-            global_batch=global_batch,
+            global_batch=keys.global_batch,
             iterations=iterations,
             offers=tuple(offers),
-            objective=Objective(table.choice("objective", [each.value for each in Objective], Objective.COST.value)),
-            deadline_s=_present(table, "deadline_s"),
-            budget_usd=_present(table, "budget_usd"),
-            confidence=table.number("confidence", 0.95, most=1.0),
-            overhead_s=table.number("overhead_s", 0.0, above=False),
-            batch_sizes=_batch_sizes(table),
+            objective=keys.objective,
+            deadline_s=keys.deadline_s,
+            budget_usd=keys.budget_usd,
+            confidence=keys.confidence,
+            overhead_s=keys.overhead_s,
+            batch_sizes=keys.batch_sizes or None,
         )
     except ProblemError as error:
         raise DocumentError("", str(error)) from None
     _check_size(problem)
-    return ProblemDocument(table.text("name", ""), problem, job, per_epoch, rated, tuple(notes))
+    return ProblemDocument(keys.name, problem, job, per_epoch, rated, tuple(notes))
 
 
 def parse_plan(document: Mapping[str, Any], problem: Problem, path: str = "") -> Plan:
     """Return the plan that a document describes: ``groups`` of ``offer``, ``machines`` and ``batch_size``.
 
+    Args:
+        document: The plan; without a path it is a document of its own and names its format.
+        problem: The problem, which has the plan's offers.
+        path: Where the plan lies in a larger document.
+
     Raises:
         DocumentError: A key is missing, unknown or holds something that cannot be, or an offer is not the problem's.
     """
-    if not path:
-        check_format(document, "plan")
-    table = Table(document, path, ("groups",) if path else ("format", "groups"))
-    groups = []
+    plan = parse(Plan, document, path, format_name="" if path else "plan")
     known = {offer.name for offer in problem.offers}
-    for at, element in table.items("groups", least=1, most=MOST_OFFERS):
-        group = Table(element, at, ("offer", "machines", "batch_size"))
-        offer = group.text("offer", longest=256)
-        if offer not in known:
-            raise DocumentError(group.at("offer"), f"the problem has no offer {offer!r}")
-        machines = group.whole("machines", most=MOST_MACHINES)
-        groups.append(Group(offer, machines, group.whole("batch_size", most=LARGEST_BATCH)))
-    try:
-        return Plan(tuple(groups))
-    except ProblemError as error:
-        raise DocumentError(table.at("groups"), str(error)) from None
+    for place, group in enumerate(document["groups"]):
+        if group["offer"] not in known:
+            at = f"{path}.groups[{place}].offer".lstrip(".")
+            raise DocumentError(at, f"the problem has no offer {group['offer']!r}")
+    return plan
+
+
+def solution_document(solution: Solution) -> dict[str, Any]:
+    """Return a solution as plain values; what is not known is None."""
+    return {"format": SOLUTION_FORMAT, **to_plain(solution)}
 
 
 def _check_size(problem: Problem) -> None:
-    choices = 0
+    combinations = 0
     for offer in problem.offers:
         for batch in problem.candidates(offer):
-            choices += min(offer.quota, problem.global_batch // (batch * offer.devices))
-    if choices > MOST_CHOICES:
+            combinations += min(offer.quota, problem.global_batch // (batch * offer.devices))
+    if combinations > _MOST_COMBINATIONS:
         raise DocumentError(
             "offers",
-            f"there are {choices:,} ways to choose machines and batch of an offer, {MOST_CHOICES:,} are taken; give"
-            " fewer offers, quotas that are needed, or fewer batch_sizes",
+            f"there are {combinations:,} ways to choose machines and batch of an offer, {_MOST_COMBINATIONS:,} are"
+            " taken; give fewer offers, quotas that are needed, or fewer batch_sizes",
         )
 
 
-def _with_memory_limit(offer: Offer, job: Job) -> Offer:
-    """An offer without a largest batch gets what is known of its device."""
+def _add_memory_limit(offer: Offer, job: Job) -> Offer:
+    """Return an offer with what is known of its device where it has no largest batch."""
     curve = job.curves.get(offer.device)
     if curve is None:
         known = ", ".join(job.curves)
@@ -191,8 +283,8 @@ def _with_memory_limit(offer: Offer, job: Job) -> Offer:
     return replace(offer, largest_batch=curve.largest_batch) if offer.largest_batch is None else offer
 
 
-def _with_fabrics(offers: list[Offer], job: Job, notes: list[str]) -> tuple[list[Offer], dict[str, float]]:
-    """Have offers whose network nobody measured share fabrics by its rating."""
+def _add_fabrics(offers: list[Offer], job: Job, notes: list[str]) -> tuple[list[Offer], dict[str, float]]:
+    """Return offers of which those whose network nobody measured share fabrics by its rating."""
     measured = {measurement.fabric for measurement in job.allreduce}
     rated: dict[str, float] = {}
     found = []
@@ -224,102 +316,43 @@ def _with_fabrics(offers: list[Offer], job: Job, notes: list[str]) -> tuple[list
     return found, rated
 
 
-def _present(table: Table, key: str) -> float | None:
-    """A number whose range the problem checks, with words about what it means."""
-    return table.number(key, least=-math.inf) if key in table else None
-
-
-def _iterations(table: Table, global_batch: int) -> tuple[int, float | None]:
-    samples = table.optional_number("samples_per_epoch", most=1e15)
+def _count_iterations(keys: ProblemKeys) -> tuple[int, float | None]:
+    """Return the iterations of the job, and of an epoch where the document counts epochs."""
+    samples = keys.samples_per_epoch
     # The last batch of an epoch is dropped or padded; either way a global batch is what an iteration takes.
-    per_epoch = None if samples is None else max(1.0, samples / global_batch)
-    if "iterations" in table:
-        if "epochs" in table:
+    per_epoch = None if samples is None else max(1.0, samples / keys.global_batch)
+    if keys.iterations is not None:
+        if keys.epochs is not None:
             raise DocumentError("epochs", "give either iterations, or epochs with samples_per_epoch")
-        return table.whole("iterations", most=_MOST_ITERATIONS), per_epoch
-    if "epochs" not in table:
+        return keys.iterations, per_epoch
+    if keys.epochs is None:
         raise DocumentError("iterations", "is missing; give it, or epochs with samples_per_epoch")
     if per_epoch is None:
         raise DocumentError("samples_per_epoch", "is missing; epochs alone do not say how many iterations there are")
-    return whole(math.ceil(table.number("epochs", most=1e12) * per_epoch), "epochs", most=_MOST_ITERATIONS), per_epoch
+    return Whole(most=_MOST_ITERATIONS).read(math.ceil(keys.epochs * per_epoch), "epochs"), per_epoch
 
 
-def _batch_sizes(table: Table) -> tuple[int, ...] | None:
-    sizes = [whole(value, at, most=LARGEST_BATCH) for at, value in table.items("batch_sizes", most=MOST_BATCH_SIZES)]
-    return tuple(sizes) or None
-
-
-def _offer(values: Any, path: str, gpus: GpuCatalog) -> Offer:
-    table = Table(values, path, _OFFER_KEYS)
-    try:
-        return Offer(
-            name=table.text("name", longest=256),
-            device=device_name(table.text("device"), gpus),
-            devices=table.whole("devices", 1, most=1024),
-            quota=table.whole("quota", least=0, most=MOST_MACHINES),
-            usd_per_hour=table.number("usd_per_hour", most=1e9),
-            region=table.text("region", ""),
-            zone=table.text("zone", ""),
-            network_bytes_per_second=table.optional_number("network_bytes_per_second", most=1e15),
-            **_of_both(table),
-        )
-    except ProblemError as error:
-        raise DocumentError(path, str(error)) from None
-
-
-def _of_both(table: Table) -> dict[str, Any]:
-    """What offers and queries to the catalogue have in common."""
-    return {
-        "billing": Billing(table.choice("billing", _BILLINGS, Billing.ON_DEMAND.value)),
-        "fabric": table.text("fabric", ""),
-        "machine_fabric": table.text("machine_fabric", ""),
-        "smallest_batch": table.whole("smallest_batch", 1, most=LARGEST_BATCH),
-        "largest_batch": table.whole("largest_batch", least=0, most=LARGEST_BATCH)
-        if "largest_batch" in table
-        else None,
-        "preemptions_per_hour": table.number("preemptions_per_hour", 0.0, above=False, most=3600.0),
-    }
-
-
-def _from_catalog(
-    values: Any, path: str, catalog: OfferCatalog, curves: Mapping[str, ComputeCurve], notes: list[str]
+def _list_offers(
+    query: CatalogKeys, path: str, catalog: OfferCatalog, curves: Mapping[str, ComputeCurve], notes: list[str]
 ) -> list[Offer]:
-    table = Table(values, path, _QUERY_KEYS)
-    both = _of_both(table)
-    # Without a rate of their own, spot machines would be planned as if they were never taken away.
-    if both["billing"] is Billing.SPOT and "preemptions_per_hour" not in table:
-        raise DocumentError(table.at("preemptions_per_hour"), "is missing; spot machines are taken away, say how often")
-    smallest, largest, fabric = both["smallest_batch"], both["largest_batch"], both["fabric"]
+    """Return the catalogue's offers that a query asks for."""
     try:
         terms = Terms(
-            quotas=[Quota(machines=table.whole("quota", most=MOST_MACHINES))],
+            quotas=[Quota(machines=query.quota)],
             batches={
-                device: BatchLimits(smallest, largest or curve.largest_batch or LARGEST_BATCH)
+                device: BatchLimits(query.smallest_batch, query.largest_batch or curve.largest_batch or LARGEST_BATCH)
                 for device, curve in curves.items()
             },
-            preemptions_per_hour={"*": both["preemptions_per_hour"]},
+            preemptions_per_hour={"*": query.preemptions_per_hour or 0.0},
         )
-        chosen = OfferFilter(
-            providers=_texts(table, "providers"),
-            regions=_texts(table, "regions"),
-            gpus=_texts(table, "gpus"),
-            instance_types=_texts(table, "instance_types"),
-            billing=both["billing"].value,
-        )
-        selection = listed_offers(catalog, terms, chosen)
-    except (UnknownGpuError, UnknownProviderError) as error:
+        selection = listed_offers(catalog, terms, query.offer_filter(query.billing))
+    except (UnknownGpuError, UnknownProviderError, ProblemError) as error:
         raise DocumentError(path, str(error.args[0] if error.args else error)) from None
-    except TermsError as error:
-        raise DocumentError(path, str(error)) from None
     for reason, count in selection.reasons().items():
         notes.append(f"{count} offers of the catalogue are left out: {reason}")
     if not selection.offers:
         raise DocumentError(path, "no offer of the catalogue can be used; 'gpusonde offers' lists them")
     return [
-        replace(offer, fabric=fabric or offer.fabric, machine_fabric=both["machine_fabric"])
+        replace(offer, fabric=query.fabric or offer.fabric, machine_fabric=query.machine_fabric)
         for offer in selection.offers
     ]
-
-
-def _texts(table: Table, key: str) -> tuple[str, ...]:
-    return tuple(text(value, at) for at, value in table.items(key, most=64))

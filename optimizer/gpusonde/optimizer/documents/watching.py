@@ -1,8 +1,7 @@
-"""``JobWatch``: recommendations for a job whose machines somebody else starts and ends.
+"""Answers to questions about a problem as documents, and ``JobWatch``, which answers as long as a job runs.
 
-Answers to questions about a problem, as solution documents.
-
-What is reported of a watched job, as documents: progress, machines, epochs.
+A watched job's machines are started and ended by somebody else, who reports them, and who reports progress or epochs
+(``ReportKeys``); ``JobWatch`` recommends what to rent.
 """
 
 from __future__ import annotations
@@ -10,23 +9,21 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
+from gpusonde.documents import ListOf, Number, Whole, parse, parse_json, to_plain
+from gpusonde.errors import DocumentError, ProblemError
 from gpusonde.optimizer.continual.controller import Controller, Decision, DecisionKind
 from gpusonde.optimizer.continual.fleet import Machine, Notice, NoticeKind, ReportedCloud
 from gpusonde.optimizer.continual.progress import EpochProgress, ProgressWindow
 from gpusonde.optimizer.documents.problem import (
-    MOST_MACHINES,
-    MOST_OFFERS,
     PARETO_FORMAT,
     ProblemDocument,
     parse_plan,
-    plain_fields,
     solution_document,
 )
-from gpusonde.optimizer.documents.schema import DocumentError, Table, number, parse_json
-from gpusonde.optimizer.documents.steps import simulated_steps
-from gpusonde.optimizer.problem import Plan, Problem, ProblemError
+from gpusonde.optimizer.problem import MOST_MACHINES, MOST_OFFERS, OfferName, Plan, Problem
 from gpusonde.optimizer.solution import PlanEstimate, Proof, Solution, Status, check_plan, satisfies
 from gpusonde.optimizer.solution import estimate_plan as estimate
 from gpusonde.optimizer.solve import DEFAULT_TIME_LIMIT_S, pareto, solve
@@ -49,7 +46,7 @@ def solve_problem(
     Raises:
         ProblemError: The problem makes no sense.
     """
-    found = solve(document.problem, simulated_steps(document), method=method, time_limit_s=time_limit_s)
+    found = solve(document.problem, document.step_times(), method=method, time_limit_s=time_limit_s)
     return _with_notes(found, document)
 
 
@@ -59,8 +56,8 @@ def pareto_plans(document: ProblemDocument, *, time_limit_s: float = DEFAULT_TIM
     Raises:
         ProblemError: The problem makes no sense.
     """
-    front = pareto(document.problem, simulated_steps(document), time_limit_s=time_limit_s)
-    return {"format": PARETO_FORMAT, **plain_fields(front), "notes": list(document.notes)}
+    front = pareto(document.problem, document.step_times(), time_limit_s=time_limit_s)
+    return {"format": PARETO_FORMAT, **to_plain(front), "notes": list(document.notes)}
 
 
 def estimate_plan(document: ProblemDocument, plan: Plan) -> dict[str, Any]:
@@ -74,7 +71,7 @@ def estimate_plan(document: ProblemDocument, plan: Plan) -> dict[str, Any]:
         check_plan(problem, plan)
     except ProblemError as error:
         raise DocumentError("plan", str(error)) from None
-    found = estimate(problem, plan, simulated_steps(document))
+    found = estimate(problem, plan, document.step_times())
     kept = satisfies(problem, found)
     solution = Solution(
         status=Status.FEASIBLE if kept else Status.INFEASIBLE,
@@ -135,7 +132,7 @@ class JobWatch:
     ) -> None:
         self._per_epoch = document.iterations_per_epoch
         self._cloud = ReportedCloud()
-        self._controller = Controller(document.problem, simulated_steps(document), self._cloud, _solve)
+        self._controller = Controller(document.problem, document.step_times(), self._cloud, _solve)
         self._controller.fleet.spent_usd = spent_usd
         self._before = completed_iterations
         self._completed = completed_iterations
@@ -256,7 +253,7 @@ class JobWatch:
         return names
 
     def _document(self, decision: Decision) -> dict[str, Any]:
-        found = plain_fields(decision.recommendation)
+        found = to_plain(decision.recommendation)
         for key in ("launch", "end"):
             found[key] = [{"offer": offer, "machines": machines} for offer, machines in found[key]]
         return {
@@ -276,7 +273,7 @@ class JobWatch:
         return {
             "completed_iterations": completed,
             "remaining_iterations": iterations - completed,
-            "throughput": None if throughput is None else plain_fields(throughput),
+            "throughput": None if throughput is None else to_plain(throughput),
         }
 
 
@@ -304,11 +301,76 @@ def _solve(problem: Problem, steps: StepTimes) -> Solution:
     return solve(problem, steps, explain=False, tolerance=_TOLERANCE, time_limit_s=_SEARCH_S)
 
 
-_PROGRESS_KEYS = ("elapsed_s", "completed_iterations")
-_MACHINE_KEYS = ("plan", "machines", "preempted", "refused")
 # A century.
 _LATEST_S = 3.2e9
-_MOST_ITERATIONS = 2.0**53
+_Elapsed = Annotated[float, Number(least=0.0, most=_LATEST_S)]
+_Iterations = Annotated[float, Number(least=0.0, most=2.0**53)]
+
+
+@dataclass(frozen=True)
+class MachineCount:
+    """Machines of one offer.
+
+    Attributes:
+        offer: Name of the offer.
+        machines: How many.
+    """
+
+    offer: OfferName
+    machines: Annotated[int, Whole(most=MOST_MACHINES)]
+
+
+_Machines = Annotated[tuple[MachineCount, ...], ListOf(MOST_OFFERS)]
+
+
+@dataclass(frozen=True)
+class WatchStartKeys:
+    """What is known of a job when its watch begins; times are seconds on the job's clock, which begins with the job.
+
+    Attributes:
+        plan: What runs; nothing without.
+        elapsed_s: What the job's clock shows.
+        spent_usd: Spent up to now.
+        completed_iterations: Done up to now; where epochs tell the progress, before the first of them.
+    """
+
+    plan: Plan | None = None
+    elapsed_s: _Elapsed = 0.0
+    spent_usd: Annotated[float, Number(least=0.0, most=1e12)] = 0.0
+    completed_iterations: _Iterations = 0.0
+
+
+@dataclass(frozen=True)
+class ReportKeys:
+    """The keys of a report on a watched job: of its progress, of its machines, or of its epochs.
+
+    Attributes:
+        elapsed_s: When, on the job's clock; of progress and machines.
+        completed_iterations: Iterations done, a report of progress.
+        plan: What the job runs on; none while it stands.
+        machines: What is rented, where that is more than the plan.
+        preempted: Machines that were taken away since the last report.
+        refused: Machines that were ordered and could not be had.
+        epoch_ends_s: When the latest epochs ended, a report of epochs.
+        older_epochs: Epochs before these.
+
+    Raises:
+        DocumentError: Neither a time nor epochs.
+    """
+
+    elapsed_s: _Elapsed | None = None
+    completed_iterations: _Iterations | None = None
+    plan: Plan | None = None
+    machines: _Machines = ()
+    preempted: _Machines = ()
+    refused: _Machines = ()
+    # An epoch may have ended before the job's clock began, where that was not set exactly.
+    epoch_ends_s: Annotated[tuple[float, ...], ListOf(MOST_EPOCHS, element=Number(above=-_LATEST_S))] | None = None
+    older_epochs: Annotated[int, Whole(least=0, most=1 << 31)] = 0
+
+    def __post_init__(self) -> None:
+        if self.elapsed_s is None and self.epoch_ends_s is None:
+            raise DocumentError("elapsed_s", "is missing; give the seconds on the job's clock")
 
 
 def start_watch(problem: ProblemDocument, values: Any, path: str = "start") -> JobWatch:
@@ -318,57 +380,39 @@ def start_watch(problem: ProblemDocument, values: Any, path: str = "start") -> J
         DocumentError: A key is unknown or holds something that cannot be.
         ProblemError: The problem makes no sense.
     """
-    table = Table(values, path, ("plan", "elapsed_s", "spent_usd", "completed_iterations"))
-    plan = parse_plan(table.value("plan"), problem.problem, table.at("plan")) if "plan" in table else None
+    keys = parse(WatchStartKeys, values, path)
+    plan = None if keys.plan is None else parse_plan(values["plan"], problem.problem, f"{path}.plan")
     return JobWatch(
         problem,
         plan,
-        now_s=table.number("elapsed_s", 0.0, above=False, most=_LATEST_S),
-        spent_usd=table.number("spent_usd", 0.0, above=False, most=1e12),
-        completed_iterations=table.number("completed_iterations", 0.0, above=False, most=_MOST_ITERATIONS),
+        now_s=keys.elapsed_s,
+        spent_usd=keys.spent_usd,
+        completed_iterations=keys.completed_iterations,
     )
 
 
 def take_report(watch: JobWatch, values: Any, path: str = "") -> float | None:
     """Hand a report to a watch; return its time on the job's clock, None for one without.
 
-    It is one of ``elapsed_s`` with ``completed_iterations``; ``elapsed_s`` with ``plan`` (none while the job stands),
-    ``machines`` (what is rented, where that is more than the plan), ``preempted`` and ``refused``; and
-    ``epoch_ends_s`` with ``older_epochs``.
-
     Raises:
         DocumentError: A key is unknown or holds something that cannot be.
     """
-    table = Table(values, path, (*_PROGRESS_KEYS, *_MACHINE_KEYS, "epoch_ends_s", "older_epochs"))
-    if "epoch_ends_s" in table:
-        # An epoch may have ended before the job's clock began, where that was not set exactly.
-        ends_s = table.numbers("epoch_ends_s", most=MOST_EPOCHS, least=-_LATEST_S)
-        watch.epochs(ends_s, table.whole("older_epochs", 0, least=0, most=1 << 31))
+    keys = parse(ReportKeys, values, path)
+    if keys.epoch_ends_s is not None or keys.elapsed_s is None:
+        watch.epochs(keys.epoch_ends_s or (), keys.older_epochs)
         return None
-    now_s = table.number("elapsed_s", above=False, most=_LATEST_S)
-    if "completed_iterations" in table:
-        watch.progress(now_s, table.number("completed_iterations", above=False, most=_MOST_ITERATIONS))
-        return now_s
-    plan = parse_plan(table.value("plan"), watch.problem, table.at("plan")) if "plan" in table else None
+    if keys.completed_iterations is not None:
+        watch.progress(keys.elapsed_s, keys.completed_iterations)
+        return keys.elapsed_s
+    at = f"{path}.plan" if path else "plan"
+    plan = None if keys.plan is None else parse_plan(values["plan"], watch.problem, at)
+    counts = ({each.offer: each.machines for each in rows} for rows in (keys.machines, keys.preempted, keys.refused))
+    rented, preempted, refused = counts
     try:
-        watch.machines(
-            plan,
-            now_s,
-            rented=_counts(table, "machines"),
-            preempted=_counts(table, "preempted"),
-            refused=_counts(table, "refused"),
-        )
+        watch.machines(plan, keys.elapsed_s, rented=rented, preempted=preempted, refused=refused)
     except ProblemError as error:
-        raise DocumentError(table.at("plan"), f"{error}; while the job stands, report machines and no plan") from None
-    return now_s
-
-
-def _counts(table: Table, key: str) -> Mapping[str, int]:
-    found = {}
-    for at, element in table.items(key, most=MOST_OFFERS):
-        row = Table(element, at, ("offer", "machines"))
-        found[row.text("offer", longest=256)] = row.whole("machines", most=MOST_MACHINES)
-    return found
+        raise DocumentError(at, f"{error}; while the job stands, report machines and no plan") from None
+    return keys.elapsed_s
 
 
 def read_reports(lines: Iterable[str], name: str) -> Iterator[dict[str, Any]]:
@@ -387,12 +431,13 @@ def read_reports(lines: Iterable[str], name: str) -> Iterator[dict[str, Any]]:
         try:
             yield _report(line)
         except DocumentError as error:
-            raise DocumentError(error.field, f"{name}:{line_number}: {error}") from None
+            raise DocumentError(error.field, error.problem, f"{name}:{line_number}") from None
 
 
 def _report(line: str) -> dict[str, Any]:
     report = parse_json(line.strip().encode("utf-8", "surrogatepass"), is_line=True)
-    number(report.get("elapsed_s"), "elapsed_s", above=False, most=_LATEST_S)
-    if "completed_iterations" not in report and not set(_MACHINE_KEYS) & set(report):
-        raise DocumentError("completed_iterations", f"is missing; report it, or one of {', '.join(_MACHINE_KEYS)}")
+    Number(least=0.0, most=_LATEST_S).read(report.get("elapsed_s"), "elapsed_s")
+    machines = ("plan", "machines", "preempted", "refused")
+    if "completed_iterations" not in report and not set(machines) & set(report):
+        raise DocumentError("completed_iterations", f"is missing; report it, or one of {', '.join(machines)}")
     return report

@@ -21,7 +21,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from gpusonde.optimizer.problem import Group, Offer, Plan, Problem, ProblemError
+from gpusonde.errors import ProblemError
+from gpusonde.optimizer.problem import Group, Offer, Plan, Problem
 from gpusonde.optimizer.step_times import StepTimes
 
 # Configurations of one offer: (samples per iteration, machines, batch per device).

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gpusonde.optimizer.problem import Group, Offer, Plan, Problem, ProblemError
+from gpusonde.errors import ProblemError
+from gpusonde.optimizer.problem import Group, Offer, Plan, Problem
 from gpusonde.optimizer.solution import Proof, Solution, Status, estimate_plan, rank, satisfies
 from gpusonde.optimizer.step_times import StepTimes
 

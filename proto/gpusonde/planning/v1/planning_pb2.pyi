@@ -114,7 +114,7 @@ class Job(_message.Message):
     def __init__(self, curves: _Optional[_Iterable[_Union[Curve, _Mapping]]] = ..., gradients: _Optional[_Union[Gradients, _Mapping]] = ..., optimizer_s: _Optional[float] = ..., allreduce: _Optional[_Iterable[_Union[AllreduceMeasurement, _Mapping]]] = ..., allreduce_model: _Optional[str] = ..., link: _Optional[_Union[Link, _Mapping]] = ...) -> None: ...
 
 class Curve(_message.Message):
-    __slots__ = ("device", "probes", "epochs", "gray_box", "kind", "largest_batch", "shape")
+    __slots__ = ("device", "probes", "epochs", "gray_box", "kind", "largest_batch", "shape", "note")
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     PROBES_FIELD_NUMBER: _ClassVar[int]
     EPOCHS_FIELD_NUMBER: _ClassVar[int]
@@ -122,6 +122,7 @@ class Curve(_message.Message):
     KIND_FIELD_NUMBER: _ClassVar[int]
     LARGEST_BATCH_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
     device: str
     probes: _containers.RepeatedCompositeFieldContainer[Probe]
     epochs: _containers.RepeatedCompositeFieldContainer[EpochLatency]
@@ -129,7 +130,8 @@ class Curve(_message.Message):
     kind: str
     largest_batch: int
     shape: str
-    def __init__(self, device: _Optional[str] = ..., probes: _Optional[_Iterable[_Union[Probe, _Mapping]]] = ..., epochs: _Optional[_Iterable[_Union[EpochLatency, _Mapping]]] = ..., gray_box: _Optional[_Iterable[_Union[GrayBoxPoint, _Mapping]]] = ..., kind: _Optional[str] = ..., largest_batch: _Optional[int] = ..., shape: _Optional[str] = ...) -> None: ...
+    note: str
+    def __init__(self, device: _Optional[str] = ..., probes: _Optional[_Iterable[_Union[Probe, _Mapping]]] = ..., epochs: _Optional[_Iterable[_Union[EpochLatency, _Mapping]]] = ..., gray_box: _Optional[_Iterable[_Union[GrayBoxPoint, _Mapping]]] = ..., kind: _Optional[str] = ..., largest_batch: _Optional[int] = ..., shape: _Optional[str] = ..., note: _Optional[str] = ...) -> None: ...
 
 class Probe(_message.Message):
     __slots__ = ("batch_size", "total_s", "forward_s", "spread")
@@ -160,12 +162,18 @@ class EpochLatency(_message.Message):
     def __init__(self, batch_size: _Optional[float] = ..., samples_per_epoch: _Optional[float] = ..., epoch_latency_s: _Optional[float] = ..., epoch_latency_low_s: _Optional[float] = ..., epoch_latency_high_s: _Optional[float] = ..., interval_coverage: _Optional[float] = ...) -> None: ...
 
 class GrayBoxPoint(_message.Message):
-    __slots__ = ("batch_size", "total_s")
+    __slots__ = ("batch_size", "total_s", "total_low_s", "total_high_s", "interval_coverage")
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
     TOTAL_S_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_LOW_S_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_HIGH_S_FIELD_NUMBER: _ClassVar[int]
+    INTERVAL_COVERAGE_FIELD_NUMBER: _ClassVar[int]
     batch_size: float
     total_s: float
-    def __init__(self, batch_size: _Optional[float] = ..., total_s: _Optional[float] = ...) -> None: ...
+    total_low_s: float
+    total_high_s: float
+    interval_coverage: float
+    def __init__(self, batch_size: _Optional[float] = ..., total_s: _Optional[float] = ..., total_low_s: _Optional[float] = ..., total_high_s: _Optional[float] = ..., interval_coverage: _Optional[float] = ...) -> None: ...
 
 class Gradients(_message.Message):
     __slots__ = ("ready_fractions", "bucket_bytes", "assumed", "parameter_bytes", "traffic_bytes_per_step", "traffic_world_size")

@@ -2,7 +2,6 @@
 
 from gpusonde.simulator.allreduce.boosting import BoostingMissingError
 from gpusonde.simulator.allreduce.documents import (
-    DocumentError,
     measurements_from_json,
     measurements_to_json,
     model_from_json,
@@ -14,15 +13,8 @@ from gpusonde.simulator.allreduce.measurements import (
     AllreduceMeasurement,
     Link,
     LinkTopology,
-    MeasurementError,
 )
-from gpusonde.simulator.allreduce.model import (
-    AllreduceModel,
-    FabricNetwork,
-    ModelKind,
-    ResidualUse,
-    UnknownFabricError,
-)
+from gpusonde.simulator.allreduce.model import AllreduceModel, FabricNetwork, ModelKind, ResidualUse
 
 __all__ = [
     "HYBRID_CUBE_MESH",
@@ -30,14 +22,11 @@ __all__ = [
     "AllreduceMeasurement",
     "AllreduceModel",
     "BoostingMissingError",
-    "DocumentError",
     "FabricNetwork",
     "Link",
     "LinkTopology",
-    "MeasurementError",
     "ModelKind",
     "ResidualUse",
-    "UnknownFabricError",
     "measurements_from_json",
     "measurements_to_json",
     "model_from_json",

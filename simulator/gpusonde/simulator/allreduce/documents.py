@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, fields
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import MISSING, dataclass, fields
+from typing import Annotated, Any
 
+from gpusonde.documents import ListOf, Number, parse, parse_json
+from gpusonde.errors import DocumentError
 from gpusonde.simulator.allreduce.history import MOST_MEASUREMENTS
-from gpusonde.simulator.allreduce.measurements import AllreduceMeasurement, LinkTopology, MeasurementError
-from gpusonde.simulator.allreduce.model import AllreduceModel, ModelKind, ResidualUse
+from gpusonde.simulator.allreduce.measurements import AllreduceMeasurement, LinkTopology
+from gpusonde.simulator.allreduce.model import DEFAULT_HALF_LIFE_S, AllreduceModel, ModelKind, ResidualUse
 
 MEASUREMENTS_FORMAT = "gpusonde.allreduce-measurements/1"
 MODEL_FORMAT = "gpusonde.allreduce-model/1"
@@ -17,12 +19,22 @@ MOST_CHARACTERS = 128 * 1024 * 1024
 _MOST_TOPOLOGIES = 1_000
 _MOST_LINKS = 10_000
 _MOST_LINK_DEVICES = 1_024
-_TEXT = ("fabric", "location", "device")
-_WHOLE = ("world_size", "concurrent", "devices_per_machine", "repeats")
+_Rows = Annotated[tuple[AllreduceMeasurement, ...], ListOf(MOST_MEASUREMENTS)]
 
 
-class DocumentError(ValueError):
-    """A document that cannot be read; the message says what is wrong where."""
+@dataclass(frozen=True)
+class _Measurements:
+    measurements: _Rows
+
+
+@dataclass(frozen=True)
+class _Model:
+    measurements: _Rows
+    kind: ModelKind = ModelKind.DEFAULT
+    half_life_s: Annotated[float, Number(most=1e18)] = DEFAULT_HALF_LIFE_S
+    now_s: Annotated[float, Number(least=-1e18, most=1e18)] | None = None
+    residual: ResidualUse = ResidualUse.AUTO
+    topologies: Any = None
 
 
 def measurements_to_json(measurements: Iterable[AllreduceMeasurement]) -> str:
@@ -37,7 +49,7 @@ def measurements_from_json(text: str) -> tuple[AllreduceMeasurement, ...]:
     Raises:
         DocumentError: It is none, or too large.
     """
-    return _measurements(_document(text, MEASUREMENTS_FORMAT))
+    return parse(_Measurements, _document(text), format_name="allreduce-measurements").measurements
 
 
 def model_to_json(model: AllreduceModel) -> str:
@@ -65,20 +77,19 @@ def model_from_json(text: str) -> AllreduceModel:
         DocumentError: It is none, or too large.
         BoostingMissingError: A model of the paper's kind without XGBoost.
     """
-    document = _document(text, MODEL_FORMAT)
+    found = parse(_Model, _document(text), format_name="allreduce-model")
+    topologies = _topologies(found.topologies)
     try:
         return AllreduceModel.fit(
-            _measurements(document),
-            kind=ModelKind(document.get("kind", "default")),
-            now_s=_number(document, "now_s"),
-            half_life_s=_number(document, "half_life_s") or 0.0,
-            topologies=_topologies(document.get("topologies", {})),
-            residual=ResidualUse(document.get("residual", "auto")),
+            found.measurements,
+            kind=found.kind,
+            now_s=found.now_s,
+            half_life_s=found.half_life_s,
+            topologies=topologies,
+            residual=found.residual,
         )
-    except DocumentError:
-        raise
     except ValueError as error:
-        raise DocumentError(f"allreduce model: {error}") from error
+        raise DocumentError("", f"allreduce model: {error}") from error
 
 
 def _row(one: AllreduceMeasurement) -> dict[str, Any]:
@@ -86,74 +97,31 @@ def _row(one: AllreduceMeasurement) -> dict[str, Any]:
     return {name: value for name, (value, default) in values.items() if default is MISSING or value != default}
 
 
-def _document(text: str, wanted: str) -> Mapping[str, Any]:
+def _document(text: str) -> dict[str, Any]:
     if len(text) > MOST_CHARACTERS:
-        raise DocumentError(f"{len(text):,} characters are too many; {MOST_CHARACTERS:,} is the limit")
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DocumentError(f"not JSON: {error}") from error
-    if not isinstance(found, dict) or found.get("format") != wanted:
-        got = found.get("format") if isinstance(found, dict) else None
-        raise DocumentError(f'this needs a document of format "{wanted}", not {str(got)[:80]!r}')
-    return found
-
-
-def _measurements(document: Mapping[str, Any]) -> tuple[AllreduceMeasurement, ...]:
-    rows = document.get("measurements")
-    if not isinstance(rows, list) or len(rows) > MOST_MEASUREMENTS:
-        raise DocumentError(f'"measurements" must be a list of at most {MOST_MEASUREMENTS:,}')
-    return tuple(_measurement(row, place) for place, row in enumerate(rows))
-
-
-def _measurement(row: object, place: int) -> AllreduceMeasurement:
-    if not isinstance(row, dict):
-        raise DocumentError(f"measurement {place}: must be an object")
-    known = {each.name: each for each in fields(AllreduceMeasurement)}
-    if unknown := sorted(map(str, set(row) - set(known))):
-        raise DocumentError(f"measurement {place}: unknown {', '.join(unknown[:5])[:200]}")
-    for name, each in known.items():
-        if name not in row and each.default is MISSING:
-            raise DocumentError(f"measurement {place}: {name} is missing")
-    values: dict[str, Any] = {}
-    for name, value in row.items():
-        if name in _TEXT:
-            good = isinstance(value, str)
-        elif name in _WHOLE:
-            good = isinstance(value, int) and not isinstance(value, bool)
-        else:
-            optional = known[name].default is None
-            good = (value is None and optional) or (isinstance(value, (int, float)) and not isinstance(value, bool))
-        if not good:
-            raise DocumentError(f"measurement {place}: {name} has the wrong type")
-        values[name] = value
-    try:
-        return AllreduceMeasurement(**values)
-    except (MeasurementError, OverflowError) as error:
-        raise DocumentError(f"measurement {place}: {error}") from error
-
-
-def _number(document: Mapping[str, Any], name: str) -> float | None:
-    value = document.get(name)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or abs(value) > 1e18:
-        raise DocumentError(f"{name} must be a number")
-    return float(value)
+        raise DocumentError("", f"{len(text):,} characters are too many; {MOST_CHARACTERS:,} is the limit")
+    return parse_json(text.encode("utf-8", "surrogatepass"), largest_bytes=4 * MOST_CHARACTERS)
 
 
 def _topologies(found: object) -> dict[str, LinkTopology]:
+    if found is None:
+        return {}
     if not isinstance(found, dict) or len(found) > _MOST_TOPOLOGIES:
-        raise DocumentError(f'"topologies" must be an object of at most {_MOST_TOPOLOGIES:,}')
+        raise DocumentError("topologies", f"must be an object of at most {_MOST_TOPOLOGIES:,}")
     topologies = {}
     for fabric, links in found.items():
         if not isinstance(links, list) or len(links) > _MOST_LINKS:
-            raise DocumentError(f"topology of {fabric[:80]!r}: a list of at most {_MOST_LINKS:,} links")
+            raise DocumentError("topologies", f"{fabric[:80]!r} is a list of at most {_MOST_LINKS:,} links")
         pairs = {}
         for link in links:
             whole = isinstance(link, list) and len(link) == 3 and all(type(value) is int for value in link)
             if not whole or max(link) > _MOST_LINK_DEVICES:
-                raise DocumentError(f"topology of {fabric[:80]!r}: a link is [smaller device, larger device, links]")
+                raise DocumentError(
+                    "topologies", f"of {fabric[:80]!r}: a link is [smaller device, larger device, links]"
+                )
             pairs[link[0], link[1]] = link[2]
-        topologies[fabric] = LinkTopology(pairs)
+        try:
+            topologies[fabric] = LinkTopology(pairs)
+        except ValueError as error:
+            raise DocumentError("topologies", f"of {fabric[:80]!r}: {error}") from None
     return topologies

@@ -8,6 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
+
+from gpusonde.documents import Number, Text, Whole
+from gpusonde.errors import ProblemError
+from gpusonde.simulator.gradients import LARGEST_WORLD
 
 
 @dataclass(frozen=True)
@@ -76,13 +81,10 @@ HYBRID_CUBE_MESH = LinkTopology(
 # Machines whose devices do not all see each other alike, by name.
 KNOWN_TOPOLOGIES: Mapping[str, LinkTopology] = {"hybrid-cube-mesh": HYBRID_CUBE_MESH}
 
-_LONGEST_NAME = 200
-_LARGEST_WORLD = 1_000_000
 _MOST_CONCURRENT = 10_000
-
-
-class MeasurementError(ValueError):
-    """A figure that no allreduce can have; the message says which."""
+_LONGEST_NAME = 200
+_Name = Annotated[str, Text(longest=_LONGEST_NAME)]
+_Amount = Annotated[float, Number(most=1e18)]
 
 
 @dataclass(frozen=True)
@@ -104,41 +106,41 @@ class AllreduceMeasurement:
         measured_at_s: When, Unix time in seconds; None when unknown, which counts as recent.
 
     Raises:
-        MeasurementError: A figure is out of range.
+        ProblemError: A figure is out of range.
     """
 
-    fabric: str
-    transfer_bytes: float
-    world_size: int
-    seconds: float
-    concurrent: int = 1
-    weight: float = 1.0
-    location: str = ""
-    device: str = ""
-    devices_per_machine: int = 0
-    repeats: int = 1
-    log_spread: float | None = None
-    measured_at_s: float | None = None
+    fabric: _Name
+    transfer_bytes: _Amount
+    world_size: Annotated[int, Whole(least=2, most=LARGEST_WORLD)]
+    seconds: _Amount
+    concurrent: Annotated[int, Whole(most=_MOST_CONCURRENT)] = 1
+    weight: _Amount = 1.0
+    location: _Name = ""
+    device: _Name = ""
+    devices_per_machine: Annotated[int, Whole(least=0, most=LARGEST_WORLD)] = 0
+    repeats: Annotated[int, Whole()] = 1
+    log_spread: Annotated[float, Number(least=0.0, most=99.0)] | None = None
+    measured_at_s: Annotated[float, Number(above=None)] | None = None
 
     def __post_init__(self) -> None:
         for name in ("transfer_bytes", "seconds", "weight"):
             value = getattr(self, name)
             if not (math.isfinite(value) and 0 < value < 1e18):
-                raise MeasurementError(f"{name} {value} must be finite and above zero")
-        if not 2 <= self.world_size <= _LARGEST_WORLD or not 1 <= self.concurrent <= _MOST_CONCURRENT:
-            raise MeasurementError("an allreduce has two devices or more, and one transfer or more")
+                raise ProblemError(f"{name} {value} must be finite and above zero")
+        if not 2 <= self.world_size <= LARGEST_WORLD or not 1 <= self.concurrent <= _MOST_CONCURRENT:
+            raise ProblemError("an allreduce has two devices or more, and one transfer or more")
         if self.devices_per_machine < 0 or self.repeats < 1:
-            raise MeasurementError("devices_per_machine must not be negative, repeats must be 1 or more")
+            raise ProblemError("devices_per_machine must not be negative, repeats must be 1 or more")
         if self.log_spread is not None and not 0 <= self.log_spread < 100:
-            raise MeasurementError(f"log_spread {self.log_spread} must lie between 0 and 100")
+            raise ProblemError(f"log_spread {self.log_spread} must lie between 0 and 100")
         if self.measured_at_s is not None and not math.isfinite(self.measured_at_s):
-            raise MeasurementError(f"measured_at_s {self.measured_at_s} must be finite")
+            raise ProblemError(f"measured_at_s {self.measured_at_s} must be finite")
         for name in ("fabric", "location", "device"):
             value = getattr(self, name)
             if len(value) > _LONGEST_NAME or not value.isprintable():
-                raise MeasurementError(f"{name} must have at most {_LONGEST_NAME} printable characters")
+                raise ProblemError(f"{name} must have at most {_LONGEST_NAME} printable characters")
         if not self.fabric:
-            raise MeasurementError("fabric must not be empty")
+            raise ProblemError("fabric must not be empty")
 
     @property
     def bus_bytes_per_second(self) -> float:

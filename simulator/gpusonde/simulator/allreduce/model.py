@@ -9,6 +9,7 @@ from enum import Enum
 
 import numpy as np
 
+from gpusonde.errors import ProblemError
 from gpusonde.simulator.allreduce.boosting import PaperModel, Residual, learn
 from gpusonde.simulator.allreduce.curves.interpolation import FloatArray, LinkCurves, LogBandwidth
 from gpusonde.simulator.allreduce.curves.links import link_curves
@@ -20,10 +21,6 @@ from gpusonde.simulator.iteration import BusBandwidth, Network
 DEFAULT_HALF_LIFE_S = 30 * 86_400.0
 # What other fabrics say about one that nobody measured: a factor of e either way is within one standard deviation.
 _OTHER_FABRIC_SPREAD = 1.0
-
-
-class UnknownFabricError(LookupError):
-    """Nothing was measured on a fabric; the message says what was."""
 
 
 class ModelKind(Enum):
@@ -141,13 +138,13 @@ class AllreduceModel:
                 error.
 
         Raises:
-            UnknownFabricError: Nothing was measured on it, and ``assume`` is false.
+            ProblemError: Nothing was measured on it, and ``assume`` is false.
         """
         links = [link for link in sorted(self.links) if link.fabric == fabric]
         basis = "measured"
         if not links:
             if not assume:
-                raise UnknownFabricError(self._unknown(fabric))
+                raise ProblemError(self._unknown(fabric))
             links, basis = sorted(self.links), "assumed from other fabrics"
         for name, wanted in (("device", device), ("location", location)):
             same = [link for link in links if getattr(link, name) == wanted]
@@ -199,7 +196,7 @@ class FabricNetwork:
 
         Raises:
             ValueError: A size that is not above zero, or a world of less than two devices.
-            UnknownFabricError: A world of several machines where only the inside of one was measured.
+            ProblemError: A world of several machines where only the inside of one was measured.
         """
         sizes = np.atleast_1d(np.asarray(transfer_bytes, dtype=np.float64))
         if not (np.isfinite(sizes).all() and (sizes > 0).all()):
@@ -233,7 +230,7 @@ class FabricNetwork:
         if self.beyond is not None:
             return self.beyond.bus_bandwidth(sizes, world_size)
         inside = max(self.model.links[link].devices_per_machine for link in self.links)
-        raise UnknownFabricError(
+        raise ProblemError(
             f'"{self.links[0].fabric}" was measured inside of one machine only: {world_size} devices need several of '
             f"{inside}. Run gpusonde probe allreduce across machines"
         )

@@ -1,7 +1,6 @@
 """From iterations measured on some placements to other batch sizes and to placements that nobody measured."""
 
 from gpusonde.simulator.calibration.calibrate import (
-    CalibrationError,
     CalibrationKind,
     ExchangeCalibration,
     IterationPrediction,
@@ -11,7 +10,6 @@ from gpusonde.simulator.calibration.calibrate import (
 )
 
 __all__ = [
-    "CalibrationError",
     "CalibrationKind",
     "ExchangeCalibration",
     "IterationPrediction",

@@ -31,18 +31,19 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from gpusonde.errors import ProblemError
 from gpusonde.simulator.compute import ComputeCurve, ComputeLatency, ComputeProbe, fit_compute_curve
-from gpusonde.simulator.gradients import FloatArray, GradientTrace, GradientTraceError
+from gpusonde.simulator.gradients import FloatArray, GradientTrace
 
 
 def even_trace(buckets: int) -> GradientTrace:
     """Return the trace of equal buckets that become ready evenly over the backward pass, marked as assumed.
 
     Raises:
-        GradientTraceError: Fewer than one bucket.
+        ProblemError: Fewer than one bucket.
     """
     if buckets < 1:
-        raise GradientTraceError("the gradients of a step are one bucket or more")
+        raise ProblemError("the gradients of a step are one bucket or more")
     return GradientTrace(np.arange(1, buckets + 1) / buckets, np.full(buckets, 1.0 / buckets), assumed=True)
 
 
@@ -252,10 +253,6 @@ _QUICKEST = 0.1
 _LEAST_SCALE = 0.01  # of an iteration, where no exchange shows
 
 
-class CalibrationError(ValueError):
-    """Measured iterations from which nothing can be calibrated; the message says why."""
-
-
 @dataclass(frozen=True)
 class MeasuredIteration:
     """A measured configuration of two devices or more.
@@ -273,10 +270,10 @@ class MeasuredIteration:
     def __post_init__(self) -> None:
         object.__setattr__(self, "placement", _in_order(self.placement))
         if sum(self.placement) < 2:
-            raise CalibrationError(f"placement {self.placement}: one device exchanges nothing; it is a compute probe")
+            raise ProblemError(f"placement {self.placement}: one device exchanges nothing; it is a compute probe")
         for name in ("batch_size", "seconds"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
-                raise CalibrationError(f"{name} {getattr(self, name)} must be finite and above zero")
+                raise ProblemError(f"{name} {getattr(self, name)} must be finite and above zero")
 
 
 @dataclass(frozen=True)
@@ -306,8 +303,8 @@ class ExchangeCalibration:
         kind: ``default``; ``paper`` takes the piecewise linear curve and every measurement as they are.
 
     Raises:
-        CalibrationError: No iteration was measured.
-        ProbeError: The probes make no curve.
+        ProblemError: No iteration was measured.
+        ProblemError: The probes make no curve.
     """
 
     def __init__(
@@ -318,13 +315,13 @@ class ExchangeCalibration:
         kind: CalibrationKind = "default",
     ) -> None:
         if not measured:
-            raise CalibrationError("a calibration needs a measured iteration on two devices or more")
+            raise ProblemError("a calibration needs a measured iteration on two devices or more")
         if kind not in ("default", "paper"):
-            raise CalibrationError(f"there is no kind of calibration {kind!r}; use default or paper")
+            raise ProblemError(f"there is no kind of calibration {kind!r}; use default or paper")
         if traces is None:
             traces = [even_trace(count) for count in (_PAPER_BUCKETS if kind == "paper" else _ASSUMED_BUCKETS)]
         if not traces:
-            raise CalibrationError("a calibration needs a trace of gradients, or none given at all")
+            raise ProblemError("a calibration needs a trace of gradients, or none given at all")
         self._alone: ComputeCurve = fit_compute_curve(probes, kind)
         self._curve = _among_others(self._alone, probes, measured) if kind == "default" else self._alone
         self._measured = {each.placement for each in measured}
@@ -336,7 +333,7 @@ class ExchangeCalibration:
         """Return iterations at batch sizes, a number or shape (n,).
 
         Raises:
-            CalibrationError: No device, or a machine without one.
+            ProblemError: No device, or a machine without one.
             ValueError: A batch size that is not above zero.
         """
         asked = _in_order(placement)
@@ -420,9 +417,9 @@ def _in_order(placement: Iterable[int]) -> Placement:
     """The placement, fullest machine first: machines are alike.
 
     Raises:
-        CalibrationError: No device, or a machine without one.
+        ProblemError: No device, or a machine without one.
     """
     ordered = tuple(sorted((int(count) for count in placement), reverse=True))
     if not ordered or ordered[-1] < 1:
-        raise CalibrationError(f"placement {ordered}: every machine has one device or more")
+        raise ProblemError(f"placement {ordered}: every machine has one device or more")
     return ordered

@@ -6,20 +6,19 @@ from gpusonde.simulator.compute.fitting import (
     ComputeProbe,
     CurveKind,
     CurveOrigin,
-    ProbeError,
     fit_compute_curve,
 )
-from gpusonde.simulator.compute.origins import (
+from gpusonde.simulator.compute.search import LargestBatch, batches_to_probe, largest_batch
+from gpusonde.simulator.compute.sources import (
     CurveSource,
     EpochLatencies,
     EpochLatency,
     GrayBoxEstimates,
     LatencyEstimate,
-    TimedSteps,
+    MeasuredSteps,
     WorkloadEstimator,
     compute_curve,
 )
-from gpusonde.simulator.compute.search import LargestBatch, NothingFitsError, batches_to_probe, largest_batch
 
 __all__ = [
     "ComputeCurve",
@@ -33,9 +32,7 @@ __all__ = [
     "GrayBoxEstimates",
     "LargestBatch",
     "LatencyEstimate",
-    "NothingFitsError",
-    "ProbeError",
-    "TimedSteps",
+    "MeasuredSteps",
     "WorkloadEstimator",
     "batches_to_probe",
     "compute_curve",

@@ -17,11 +17,14 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import nnls
+
+from gpusonde.documents import NOT_A_KEY, Number
+from gpusonde.errors import ProblemError
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -156,8 +159,11 @@ _GRID_POINTS = 65
 _GRID_MARGIN = 4.0  # how far beyond the probes the correction is followed, as a factor
 
 
-class ProbeError(ValueError):
-    """Probes from which no curve can be made; the message says what is wrong."""
+# Beyond these a figure is a mistake in its unit, or meant to break somebody's arithmetic.
+LARGEST_BATCH = 1 << 24
+LONGEST_S = 366 * 86_400.0
+BatchSize = Annotated[float, Number(most=LARGEST_BATCH)]
+Seconds = Annotated[float, Number(least=1e-9, most=LONGEST_S)]
 
 
 @dataclass(frozen=True)
@@ -172,27 +178,27 @@ class ComputeProbe:
         uncertainty: Relative standard deviation of ``total_s`` itself where it is estimated and not timed.
     """
 
-    batch_size: float
-    total_s: float
-    forward_s: float | None = None
-    spread: float | None = None
-    uncertainty: float | None = None
+    batch_size: BatchSize
+    total_s: Seconds
+    forward_s: Seconds | None = None
+    spread: Annotated[float, Number(least=0.0, most=10.0)] | None = None
+    uncertainty: Annotated[float | None, NOT_A_KEY] = None
 
     def check(self) -> None:
         """Check that a step can have these figures.
 
         Raises:
-            ProbeError: It cannot.
+            ProblemError: It cannot.
         """
         figures = [self.batch_size, self.total_s, *([] if self.forward_s is None else [self.forward_s])]
         if not all(np.isfinite(figure) and figure > 0 for figure in figures):
-            raise ProbeError(f"{self}: batch size and seconds must be finite and above zero")
+            raise ProblemError(f"{self}: batch size and seconds must be finite and above zero")
         if self.forward_s is not None and self.forward_s >= self.total_s:
-            raise ProbeError(f"{self}: the forward pass cannot take as long as both passes together")
+            raise ProblemError(f"{self}: the forward pass cannot take as long as both passes together")
         for name in ("spread", "uncertainty"):
             value = getattr(self, name)
             if value is not None and not (np.isfinite(value) and value >= 0):
-                raise ProbeError(f"{self}: {name} must be finite and not negative")
+                raise ProblemError(f"{self}: {name} must be finite and not negative")
 
 
 def fit_compute_curve(
@@ -205,7 +211,7 @@ def fit_compute_curve(
     """Fit a curve to probes, in any order; several at one batch size count as their median.
 
     Raises:
-        ProbeError: Fewer than two different batch sizes, or a figure that is not above zero and finite.
+        ProblemError: Fewer than two different batch sizes, or a figure that is not above zero and finite.
     """
     batch, seconds = _medians(probes)
     fits: dict[CurveKind, Callable[[FloatArray, FloatArray], _Fit]] = {
@@ -214,7 +220,7 @@ def fit_compute_curve(
         "linear": _straight,
     }
     if kind not in fits:
-        raise ProbeError(f"there is no kind of curve {kind!r}; use {', '.join(fits)}")
+        raise ProblemError(f"there is no kind of curve {kind!r}; use {', '.join(fits)}")
     fit = fits[kind](batch, seconds)
     spreads = [probe.spread for probe in probes if probe.spread is not None]
     spread = float(np.median(spreads)) if spreads else _USUAL_SPREAD
@@ -238,7 +244,7 @@ def _medians(probes: Sequence[ComputeProbe]) -> tuple[FloatArray, FloatArray]:
         probe.check()
     batch = np.unique([probe.batch_size for probe in probes]).astype(np.float64)
     if batch.size < 2:
-        raise ProbeError(
+        raise ProblemError(
             f"a curve needs probes at two batch sizes or more, got {batch.size}; time another batch size, four spread "
             "evenly over their logarithms are best"
         )

@@ -8,13 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gpusonde.errors import NothingFitsError
+
 _OUT_OF_MEMORY_NAMES = ("OutOfMemoryError", "ResourceExhaustedError")
 _OUT_OF_MEMORY_TEXTS = ("out of memory", "alloc_failed", "resource_exhausted")
 _MOST_BATCH = 1 << 20
-
-
-class NothingFitsError(RuntimeError):
-    """Not even the smallest batch fits; the message says what to do."""
 
 
 @dataclass(frozen=True)

@@ -23,14 +23,9 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from gpusonde.errors import NothingFitsError, ProblemError
 from gpusonde.simulator.compute import ComputeProbe, search
-from gpusonde.simulator.gradients import (
-    DEFAULT_BUCKET_BYTES,
-    DEFAULT_FIRST_BUCKET_BYTES,
-    FloatArray,
-    GradientTrace,
-    GradientTraceError,
-)
+from gpusonde.simulator.gradients import DEFAULT_BUCKET_BYTES, DEFAULT_FIRST_BUCKET_BYTES, FloatArray, GradientTrace
 from gpusonde.simulator.job_profile import JobProfile
 
 
@@ -348,7 +343,7 @@ class _Session:
             found = search.largest_batch(
                 self._try, at_least=_SMALLEST_BATCH, tolerance=_SEARCH_TOLERANCE, release=self._forget
             )
-        except search.NothingFitsError as error:
+        except NothingFitsError as error:
             raise ProfileError(str(error)) from error
         del reserved
         self._forget()
@@ -380,7 +375,7 @@ class _Session:
         self._within_memory(batch_size, record)
         try:
             return recorder.trace(bucket_bytes, first_bucket_bytes)
-        except (ValueError, GradientTraceError) as error:
+        except (ValueError, ProblemError) as error:
             raise ProfileError(str(error)) from error
 
     def _time_steps(self, batch_size: int, steps: int, seconds: float) -> _TimedSteps:

@@ -1,13 +1,12 @@
-"""Where a compute curve can come from: timed steps, an estimate, or epoch latencies predicted from hardware metrics.
+"""Where a compute curve can come from: timed steps, a network's graph, or epoch latencies predicted from metrics.
 
 All three give probes, and ``compute_curve`` makes the curve. Estimates and predictions come with an interval; it is the
 uncertainty of the whole curve (devices do not differ by it, and steps do not either), never the spread of steps.
 
-From a network's graph to what the simulator needs: steps, gradients and the batch that memory takes, all estimated.
-
 A job that has never run has no timed steps and no metrics. Its graph says what it computes, and a model fitted on other
-networks' measured iterations says how long that takes. Such an iteration is a whole one: forward and backward pass,
-update of the weights, and the copy of the batch to the device.
+networks' measured iterations says how long that takes (``GraphEstimator``). Such an iteration is a whole one: forward
+and backward pass, update of the weights, and the copy of the batch to the device. Gradients and the batch that memory
+takes follow from the graph as well.
 """
 
 from __future__ import annotations
@@ -16,19 +15,22 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Annotated, Protocol
 
 import numpy as np
 
+from gpusonde.documents import Number
+from gpusonde.errors import ProblemError
 from gpusonde.predictor.workload.engine import Cluster, Precision, WorkloadPrediction, WorkloadRequest
 from gpusonde.predictor.workload.graph.cost import BYTES_PER_NUMBER, graph_cost
 from gpusonde.predictor.workload.graph.ir import WorkloadGraph
 from gpusonde.simulator.compute.fitting import (
+    BatchSize,
     ComputeCurve,
     ComputeProbe,
     CurveKind,
     CurveOrigin,
-    ProbeError,
+    Seconds,
     fit_compute_curve,
 )
 
@@ -48,13 +50,13 @@ class CurveSource(Protocol):
         """Return latencies at batch sizes.
 
         Raises:
-            ProbeError: A figure that no step can have.
+            ProblemError: A figure that no step can have.
         """
         ...
 
 
 @dataclass(frozen=True)
-class TimedSteps:
+class MeasuredSteps:
     """Steps that were timed on the device.
 
     Attributes:
@@ -75,17 +77,39 @@ class LatencyEstimate:
 
     Attributes:
         batch_size: Samples per step.
-        seconds: Of forward and backward pass.
-        low_s: Lower end of the interval.
-        high_s: Upper end.
-        coverage: Share of such intervals that should hold the true latency, above 0 and below 1.
+        total_s: Seconds of forward and backward pass.
+        total_low_s: Lower end of the interval; without one ``total_s`` itself.
+        total_high_s: Upper end, likewise.
+        interval_coverage: Share of such intervals that should hold the true latency, above 0 and below 1.
+
+    Raises:
+        ProblemError: The interval is none, or does not hold the estimate.
     """
 
-    batch_size: float
-    seconds: float
-    low_s: float
-    high_s: float
-    coverage: float = 0.9
+    batch_size: BatchSize
+    total_s: Seconds
+    total_low_s: Seconds | None = None
+    total_high_s: Seconds | None = None
+    interval_coverage: Annotated[float, Number(most=1.0)] = 0.9
+
+    def __post_init__(self) -> None:
+        low_s, high_s = self.interval_s
+        if not 0 < self.interval_coverage < 1:
+            raise ProblemError(f"{self}: the coverage must lie between 0 and 1")
+        if not 0 < low_s <= self.total_s <= high_s < math.inf:
+            raise ProblemError(f"{self}: the interval must be above zero, finite, and hold the estimate")
+
+    @property
+    def interval_s(self) -> tuple[float, float]:
+        """Ends of the interval."""
+        low_s = self.total_s if self.total_low_s is None else self.total_low_s
+        return low_s, self.total_s if self.total_high_s is None else self.total_high_s
+
+    @property
+    def uncertainty(self) -> float:
+        """Relative standard deviation behind the interval, which is about normal in the logarithm."""
+        low_s, high_s = self.interval_s
+        return math.log(high_s / low_s) / (2.0 * NormalDist().inv_cdf(0.5 + self.interval_coverage / 2.0))
 
 
 class WorkloadEstimator(Protocol):
@@ -108,7 +132,7 @@ class GrayBoxEstimates:
     origin: CurveOrigin = CurveOrigin.GRAY_BOX
 
     @classmethod
-    def ask(cls, estimator: WorkloadEstimator, device: str, batch_sizes: Sequence[int]) -> GrayBoxEstimates:
+    def from_estimator(cls, estimator: WorkloadEstimator, device: str, batch_sizes: Sequence[int]) -> GrayBoxEstimates:
         """Return what an estimator says about a device at these batch sizes."""
         return cls([estimator.estimate_step(device, batch_size) for batch_size in batch_sizes])
 
@@ -116,9 +140,9 @@ class GrayBoxEstimates:
         """Return one probe per estimate.
 
         Raises:
-            ProbeError: A figure that no step can have, or an interval that is none.
+            ProblemError: A figure that no step can have, or an interval that is none.
         """
-        return [ComputeProbe(each.batch_size, each.seconds, uncertainty=_uncertainty(each)) for each in self.estimates]
+        return [ComputeProbe(each.batch_size, each.total_s, uncertainty=each.uncertainty) for each in self.estimates]
 
 
 @dataclass(frozen=True)
@@ -128,28 +152,36 @@ class EpochLatency:
     Attributes:
         batch_size: Samples per step.
         samples_per_epoch: Samples that an epoch trains on.
-        epoch_s: Seconds of an epoch. Whatever else an epoch does, such as a validation, counts as computation.
-        low_s: Lower end of its interval.
-        high_s: Upper end.
-        coverage: Share of such intervals that should hold the true latency, above 0 and below 1.
+        epoch_latency_s: Seconds of an epoch. Whatever else an epoch does, such as a validation, counts as computation.
+        epoch_latency_low_s: Lower end of its interval; without one ``epoch_latency_s`` itself.
+        epoch_latency_high_s: Upper end, likewise.
+        interval_coverage: Share of such intervals that should hold the true latency, above 0 and below 1.
+
+    Raises:
+        ProblemError: Figures that no epoch can have, or an interval that is none.
     """
 
-    batch_size: float
-    samples_per_epoch: float
-    epoch_s: float
-    low_s: float
-    high_s: float
-    coverage: float = 0.9
+    batch_size: BatchSize
+    samples_per_epoch: Annotated[float, Number(most=1e15)]
+    epoch_latency_s: Seconds
+    epoch_latency_low_s: Seconds | None = None
+    epoch_latency_high_s: Seconds | None = None
+    interval_coverage: Annotated[float, Number(most=1.0)] = 0.9
+
+    def __post_init__(self) -> None:
+        self.per_step()
 
     @classmethod
-    def of(cls, prediction: LatencyPrediction, batch_size: float, samples_per_epoch: float) -> EpochLatency:
+    def from_prediction(
+        cls, prediction: LatencyPrediction, batch_size: float, samples_per_epoch: float
+    ) -> EpochLatency:
         """Return what the predictor said of a run with this batch size.
 
         Raises:
-            ProbeError: It could not say anything of the target.
+            ProblemError: It could not say anything of the target.
         """
         if not math.isfinite(prediction.epoch_latency_s):
-            raise ProbeError(f"{prediction.target_gpu}: no epoch latency was predicted ({prediction.reason})")
+            raise ProblemError(f"{prediction.target_gpu}: no epoch latency was predicted ({prediction.reason})")
         return cls(
             batch_size,
             samples_per_epoch,
@@ -163,13 +195,16 @@ class EpochLatency:
         """Return the latency of a step: an epoch has as many as batches are begun.
 
         Raises:
-            ProbeError: An epoch without samples, or batches without any.
+            ProblemError: An epoch without samples, or batches without any.
         """
         if not (self.batch_size > 0 and math.isfinite(self.samples_per_epoch) and self.samples_per_epoch > 0):
-            raise ProbeError(f"{self}: batch_size and samples_per_epoch must be above zero")
+            raise ProblemError(f"{self}: batch_size and samples_per_epoch must be above zero")
         steps = math.ceil(self.samples_per_epoch / self.batch_size)
-        low_s, high_s = self.low_s / steps, self.high_s / steps
-        return LatencyEstimate(self.batch_size, self.epoch_s / steps, low_s, high_s, self.coverage)
+        low_s, high_s = (
+            None if end_s is None else end_s / steps for end_s in (self.epoch_latency_low_s, self.epoch_latency_high_s)
+        )
+        step_s = self.epoch_latency_s / steps
+        return LatencyEstimate(self.batch_size, step_s, low_s, high_s, self.interval_coverage)
 
 
 @dataclass(frozen=True)
@@ -187,7 +222,7 @@ class EpochLatencies:
         """Return one probe per run.
 
         Raises:
-            ProbeError: A figure that no epoch can have, or an interval that is none.
+            ProblemError: A figure that no epoch can have, or an interval that is none.
         """
         return GrayBoxEstimates([each.per_step() for each in self.epochs]).probes()
 
@@ -209,7 +244,7 @@ def compute_curve(
         largest_batch: Largest batch size that fits into the device's memory.
 
     Raises:
-        ProbeError: Fewer than two batch sizes and no shape, or a figure that is none.
+        ProblemError: Fewer than two batch sizes and no shape, or a figure that is none.
     """
     probes = source.probes()
     if shape is not None and len({each.batch_size for each in probes}) == 1:
@@ -230,19 +265,6 @@ def _scaled(shape: ComputeCurve, probes: Sequence[ComputeProbe]) -> ComputeCurve
         known_from=batch_size,
         known_to=batch_size,
     )
-
-
-def _uncertainty(estimate: LatencyEstimate) -> float:
-    """Relative standard deviation behind an interval, which is about normal in the logarithm.
-
-    Raises:
-        ProbeError: The interval is none, or does not hold the estimate.
-    """
-    if not 0 < estimate.coverage < 1:
-        raise ProbeError(f"{estimate}: the coverage must lie between 0 and 1")
-    if not 0 < estimate.low_s <= estimate.seconds <= estimate.high_s < math.inf:
-        raise ProbeError(f"{estimate}: the interval must be above zero, finite, and hold the estimate")
-    return math.log(estimate.high_s / estimate.low_s) / (2.0 * NormalDist().inv_cdf(0.5 + estimate.coverage / 2.0))
 
 
 # Weight, gradient and the two moments of Adam.

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from gpusonde.catalog import load_gpus
+from gpusonde.errors import ProblemError
 from gpusonde.predictor.crossgpu import LatencyModel, LatencyPrediction, SourceMeasurement
 from gpusonde.simulator.compute import (
     ComputeProbe,
@@ -16,8 +17,7 @@ from gpusonde.simulator.compute import (
     EpochLatency,
     GrayBoxEstimates,
     LatencyEstimate,
-    ProbeError,
-    TimedSteps,
+    MeasuredSteps,
     compute_curve,
 )
 from gpusonde.simulator.gradients import assumed_trace
@@ -43,12 +43,14 @@ class Estimator:
 
 def test_all_three_origins_give_the_same_curve_for_the_same_latencies_and_say_where_it_comes_from():
     batches = (8, 16, 64, 128)
-    timed = TimedSteps([ComputeProbe(batch, 0.01 + 0.001 * batch) for batch in batches])
-    estimated = GrayBoxEstimates.ask(Estimator(), "V100", batches)
+    timed = MeasuredSteps([ComputeProbe(batch, 0.01 + 0.001 * batch) for batch in batches])
+    estimated = GrayBoxEstimates.from_estimator(Estimator(), "V100", batches)
     steps = [math.ceil(50_000 / batch) for batch in batches]
     epochs = EpochLatencies(
         [
-            EpochLatency.of(prediction(*[count * (0.01 + 0.001 * batch) * f for f in (1, 0.8, 1.25)]), batch, 50_000)
+            EpochLatency.from_prediction(
+                prediction(*[count * (0.01 + 0.001 * batch) * f for f in (1, 0.8, 1.25)]), batch, 50_000
+            )
             for batch, count in zip(batches, steps, strict=True)
         ]
     )
@@ -65,13 +67,13 @@ def test_all_three_origins_give_the_same_curve_for_the_same_latencies_and_say_wh
 
 def test_the_last_batch_of_an_epoch_is_a_step_even_if_it_is_not_full():
     step = EpochLatency(32, 100, 8.0, 8.0, 8.0).per_step()
-    assert step.seconds == pytest.approx(2.0)
+    assert step.total_s == pytest.approx(2.0)
 
 
 def test_runs_seen_by_telemetry_on_one_gpu_become_a_curve_on_another():
     gpus, model = load_gpus(), LatencyModel.shipped()
     epochs = [
-        EpochLatency.of(
+        EpochLatency.from_prediction(
             model.predict(SourceMeasurement(gpus.get("T4"), epoch_s), [gpus.get("V100-SXM2-16GB")])[0], batch, 10_000
         )
         for batch, epoch_s in ((16, 120.0), (64, 80.0), (256, 70.0))
@@ -80,12 +82,12 @@ def test_runs_seen_by_telemetry_on_one_gpu_become_a_curve_on_another():
     assert curve.origin is CurveOrigin.CROSS_GPU
     assert (curve.uncertainty > 0.05).all()
     latency = curve.predict([16, 64, 256]).total_s
-    assert latency == pytest.approx([each.per_step().seconds for each in epochs], rel=0.1)
+    assert latency == pytest.approx([each.per_step().total_s for each in epochs], rel=0.1)
     assert (latency < np.array([120.0 / 625, 80.0 / 157, 70.0 / 40])).all()
 
 
 def test_one_run_takes_its_shape_from_the_curve_of_another_gpu():
-    shape = compute_curve(TimedSteps([ComputeProbe(8, 0.1), ComputeProbe(64, 0.4), ComputeProbe(128, 0.8)]))
+    shape = compute_curve(MeasuredSteps([ComputeProbe(8, 0.1), ComputeProbe(64, 0.4), ComputeProbe(128, 0.8)]))
     alone = EpochLatencies([EpochLatency(64, 64_000, 200.0, 180.0, 220.0)])
     curve = compute_curve(alone, shape=shape, largest_batch=100)
     ratio = curve.predict([8, 64, 128]).total_s / shape.predict([8, 64, 128]).total_s
@@ -93,7 +95,7 @@ def test_one_run_takes_its_shape_from_the_curve_of_another_gpu():
     assert (curve.origin, curve.largest_batch) == (CurveOrigin.CROSS_GPU, 100)
     assert (curve.uncertainty > shape.uncertainty).all()
     assert curve.predict([32, 64]).extrapolated.tolist() == [True, False]
-    with pytest.raises(ProbeError, match="two batch sizes"):
+    with pytest.raises(ProblemError, match="two batch sizes"):
         compute_curve(alone)
 
 
@@ -103,8 +105,8 @@ def test_what_is_uncertain_about_a_curve_shows_beside_the_iteration_and_not_in_i
             return BusBandwidth(np.full(len(transfer_bytes), 1e12), np.zeros(len(transfer_bytes)))
 
     batches = (8, 16, 64)
-    timed = compute_curve(TimedSteps([ComputeProbe(batch, 0.01 + 0.001 * batch) for batch in batches]), "paper")
-    estimated = compute_curve(GrayBoxEstimates.ask(Estimator(), "V100", batches), "paper")
+    timed = compute_curve(MeasuredSteps([ComputeProbe(batch, 0.01 + 0.001 * batch) for batch in batches]), "paper")
+    estimated = compute_curve(GrayBoxEstimates.from_estimator(Estimator(), "V100", batches), "paper")
     simulator = IterationSimulator(assumed_trace(1e8), Wire())
     certain, uncertain = (simulator.estimate([DeviceGroup(curve, 64, 16)]) for curve in (timed, estimated))
     assert uncertain.mean_s == pytest.approx(certain.mean_s)
@@ -113,24 +115,24 @@ def test_what_is_uncertain_about_a_curve_shows_beside_the_iteration_and_not_in_i
 
 
 @pytest.mark.parametrize(
-    ("estimate", "says"),
+    ("figures", "says"),
     [
-        (LatencyEstimate(8, 0.1, 0.2, 0.3), "hold the estimate"),
-        (LatencyEstimate(8, 0.1, 0.0, 0.3), "above zero"),
-        (LatencyEstimate(8, 0.1, 0.1, math.inf), "finite"),
-        (LatencyEstimate(8, math.nan, 0.1, 0.2), "hold the estimate"),
-        (LatencyEstimate(8, 0.1, 0.1, 0.2, coverage=1.0), "coverage"),
-        (LatencyEstimate(0, 0.1, 0.1, 0.2), "batch size"),
+        ((8, 0.1, 0.2, 0.3), "hold the estimate"),
+        ((8, 0.1, 0.0, 0.3), "above zero"),
+        ((8, 0.1, 0.1, math.inf), "finite"),
+        ((8, math.nan, 0.1, 0.2), "hold the estimate"),
+        ((8, 0.1, 0.1, 0.2, 1.0), "coverage"),
+        ((0, 0.1, 0.1, 0.2), "batch size"),
     ],
 )
-def test_estimates_that_are_none_are_refused(estimate, says):
-    with pytest.raises(ProbeError, match=says):
-        compute_curve(GrayBoxEstimates([estimate, LatencyEstimate(16, 0.2, 0.1, 0.3)]))
+def test_estimates_that_are_none_are_refused(figures, says):
+    with pytest.raises(ProblemError, match=says):
+        compute_curve(GrayBoxEstimates([LatencyEstimate(*figures), LatencyEstimate(16, 0.2, 0.1, 0.3)]))
 
 
 def test_epochs_that_no_run_has_are_refused():
-    with pytest.raises(ProbeError, match="no epoch latency was predicted"):
-        EpochLatency.of(prediction(math.nan, math.nan, math.nan, "unsupported_gpu"), 8, 1000)
-    for epoch in (EpochLatency(0, 1000, 1, 1, 1), EpochLatency(8, 0, 1, 1, 1), EpochLatency(8, math.inf, 1, 1, 1)):
-        with pytest.raises(ProbeError, match="above zero"):
-            compute_curve(EpochLatencies([epoch, EpochLatency(16, 1000, 1, 1, 1)]))
+    with pytest.raises(ProblemError, match="no epoch latency was predicted"):
+        EpochLatency.from_prediction(prediction(math.nan, math.nan, math.nan, "unsupported_gpu"), 8, 1000)
+    for figures in ((0, 1000, 1, 1, 1), (8, 0, 1, 1, 1), (8, math.inf, 1, 1, 1)):
+        with pytest.raises(ProblemError, match="above zero"):
+            EpochLatency(*figures)
