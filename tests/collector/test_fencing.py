@@ -10,9 +10,9 @@ from support.store_records import Feed
 from support.wire_agent import hello
 
 from gpusonde.collector import LocalStore
+from gpusonde.collector.ingest.admission import AgentPace, PaceOptions
 from gpusonde.collector.ingest.agents import Agents
 from gpusonde.collector.ingest.committer import Committer
-from gpusonde.collector.ingest.pacing import AgentPace, PaceOptions
 from gpusonde.collector.ingest.session import Session
 from gpusonde.collector.storage.errors import StoreFullError
 from gpusonde.collector.storage.local.samples import StoreOptions
@@ -43,7 +43,7 @@ def test_a_new_stream_is_admitted_only_when_nothing_of_the_older_one_is_under_wa
         old = await agents.admit(hello())
         store.samples.append(Feed().batches(1, 3))
         for sequence in (1, 2, 3):
-            old.taken(sequence)
+            old.note_taken(sequence)
         old.committed(1)
         old.committed(2)
         entering = asyncio.ensure_future(agents.admit(hello()))
@@ -61,7 +61,7 @@ def test_the_end_of_an_older_stream_does_not_free_the_agent_from_its_pending_rec
     async def scene():
         agents = Agents(store.samples, executor, 10, 60.0, lambda: 0.0)
         old = await agents.admit(hello())
-        old.taken(1)
+        old.note_taken(1)
         agents.close(old)
         entering = asyncio.ensure_future(agents.admit(hello()))
         await spin()
@@ -98,11 +98,11 @@ def test_a_failed_commit_fails_what_was_queued_behind_it_too(executor):
         session = Session("agent-1", "spool-1", 0, 1, AgentPace(PaceOptions()))
         records = Feed().batches(1, 4)
         for incoming in records[:2]:
-            session.taken(incoming.entry.sequence)
+            session.note_taken(incoming.entry.sequence)
             committer.submit(session, incoming)
         await asyncio.get_running_loop().run_in_executor(None, store.entered.wait)
         for incoming in records[2:]:
-            session.taken(incoming.entry.sequence)
+            session.note_taken(incoming.entry.sequence)
             committer.submit(session, incoming)
         store.go.set()
         await session.settled()
@@ -124,7 +124,7 @@ def test_records_that_arrive_together_share_a_commit_and_closing_waits_for_the_r
         running = asyncio.ensure_future(committer.run())
         session = Session("agent-1", "spool-1", 0, 1, AgentPace(PaceOptions()))
         for incoming in Feed().batches(1, 5):
-            session.taken(incoming.entry.sequence)
+            session.note_taken(incoming.entry.sequence)
             committer.submit(session, incoming)
             await asyncio.sleep(0)
         committer.close()

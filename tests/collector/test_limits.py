@@ -9,7 +9,7 @@ from support.running_collector import ThreadCollector
 from support.wire_agent import StreamEnded, WireStream, batch, block, hello, inventory
 
 from gpusonde.collector.client import Client, CollectorError
-from gpusonde.collector.ingest.pacing import AgentPace, PaceOptions, Pressure
+from gpusonde.collector.ingest.admission import AgentPace, Backpressure, PaceOptions
 from gpusonde.collector.ingest.session import Session
 from gpusonde.collector.security.rates import CallerBook, CallerLimits, LimitError, RateBucket
 from gpusonde.ingest.v1 import ingest_pb2
@@ -84,24 +84,24 @@ def test_the_book_of_callers_does_not_grow_with_their_number():
 def test_pressure_begins_at_its_limits_and_ends_when_it_was_calm_for_a_while():
     clock, lag, waiting, memory = Clock(), [0.0], [0], [0.0]
     options = PaceOptions(lag_s=2.0, waiting_bytes=100, memory_share=0.8, calm_s=5.0)
-    pressure = Pressure(options, lambda: lag[0], lambda: waiting[0], lambda: memory[0], clock)
-    assert pressure.look() == ""
+    pressure = Backpressure(options, lambda: lag[0], lambda: waiting[0], lambda: memory[0], clock)
+    assert pressure.evaluate() == ""
     lag[0] = 2.0
-    assert pressure.look() == "records wait too long for the disk"
+    assert pressure.evaluate() == "records wait too long for the disk"
     lag[0] = 1.8  # a little better is not well
     for _ in range(10):
         clock.now += 5.0
-        assert pressure.look()
+        assert pressure.evaluate()
     lag[0] = 0.0
-    assert pressure.look()
+    assert pressure.evaluate()
     clock.now += 4.9
-    assert pressure.look()
+    assert pressure.evaluate()
     clock.now += 0.2
-    assert pressure.look() == ""
+    assert pressure.evaluate() == ""
     waiting[0] = 50
-    assert pressure.look() == "too many bytes wait for the disk"
+    assert pressure.evaluate() == "too many bytes wait for the disk"
     waiting[0], memory[0] = 0, 0.9
-    assert pressure.look() == "segments are not written fast enough"
+    assert pressure.evaluate() == "segments are not written fast enough"
 
 
 def session_of(durable=0, first=1):
@@ -111,13 +111,13 @@ def session_of(durable=0, first=1):
 def test_the_strictest_wish_counts_and_the_last_one_lifted_lifts_all():
     session = session_of()
     assert session.next_throttle(64) is None
-    session.ask("rate", ingest_pb2.Throttle(max_unacked_records=8, batch_interval_ms=1000))
-    session.ask("pressure", ingest_pb2.Throttle(max_unacked_records=2, batch_interval_ms=500))
+    session.request_throttle("rate", ingest_pb2.Throttle(max_unacked_records=8, batch_interval_ms=1000))
+    session.request_throttle("pressure", ingest_pb2.Throttle(max_unacked_records=2, batch_interval_ms=500))
     assert session.next_throttle(64) == ingest_pb2.Throttle(max_unacked_records=2, batch_interval_ms=1000)
     assert session.next_throttle(64) is None
-    session.ask("pressure", None)
+    session.request_throttle("pressure", None)
     assert session.next_throttle(64) == ingest_pb2.Throttle(max_unacked_records=8, batch_interval_ms=1000)
-    session.ask("rate", None)
+    session.request_throttle("rate", None)
     assert session.next_throttle(64) == ingest_pb2.Throttle()
     assert not session.is_throttled
 
@@ -125,14 +125,14 @@ def test_the_strictest_wish_counts_and_the_last_one_lifted_lifts_all():
 @pytest.mark.parametrize(("durable", "first", "start"), [(0, 1, 0), (10, 11, 10), (3, 500, 499)])
 def test_what_was_in_flight_before_a_throttle_is_no_fault_and_what_comes_after_it_is(durable, first, start):
     session = session_of(durable, first)
-    session.ask("rate", ingest_pb2.Throttle(max_unacked_records=2))
+    session.request_throttle("rate", ingest_pb2.Throttle(max_unacked_records=2))
     session.next_throttle(64)
     assert not session.ignores_throttle(start + 64)
     assert session.ignores_throttle(start + 65)
     session.ack_written(start + 64)
     assert not session.ignores_throttle(start + 66)
     assert session.ignores_throttle(start + 67)
-    session.ask("rate", None)
+    session.request_throttle("rate", None)
     session.next_throttle(64)
     assert not session.ignores_throttle(start + 1000)
 

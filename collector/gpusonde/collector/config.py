@@ -421,7 +421,7 @@ class CollectorConfig(DaemonConfiguration):
                 "else encrypts",
                 field="server.listen",
             )
-        if not (self.takes_anonymous or security.tls_client_ca or security.tokens_file):
+        if not (self.allow_anonymous or security.tls_client_ca or security.tokens_file):
             raise ConfigError(
                 f"nobody could connect to server.listen {listen}: give security.tls_client_ca or security.tokens_file, "
                 'or say security.anonymous = "anywhere"',
@@ -468,7 +468,7 @@ class CollectorConfig(DaemonConfiguration):
         return live if self.store.engine == "local" else live - {"store.raw_retention", "store.second_retention"}
 
     @property
-    def takes_anonymous(self) -> bool:
+    def allow_anonymous(self) -> bool:
         """Whether callers without any proof are taken."""
         chosen = self.security.anonymous
         return chosen == "anywhere" or (chosen == "loopback" and is_loopback(self.server.listen))

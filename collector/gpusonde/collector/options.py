@@ -7,11 +7,11 @@ import socket
 from collections.abc import Callable
 
 from gpusonde.collector.config import CollectorConfig
+from gpusonde.collector.ingest.admission import PaceOptions
 from gpusonde.collector.ingest.service import StreamOptions
 from gpusonde.collector.planning.processes import ProcessOptions
 from gpusonde.collector.planning.watch import WatchOptions
 from gpusonde.collector.records.model import Limits
-from gpusonde.collector.security.authentication import pace_options
 from gpusonde.collector.tracking.pipeline import PipelineOptions
 from gpusonde.collector.tracking.runs import RunPolicy
 from gpusonde.predictor.crossgpu import LatencyModel
@@ -36,6 +36,18 @@ def stream_options(config: CollectorConfig) -> StreamOptions:
         pace=pace_options(config),
         drain_grace_ms=round(config.server.drain_grace_s * 1e3),
         host_load_interval_ms=round(config.workload.host_load_interval_s * 1e3),
+    )
+
+
+def pace_options(config: CollectorConfig) -> PaceOptions:
+    """Return how fast agents may send."""
+    ingest = config.ingest
+    return PaceOptions(
+        records_per_s=ingest.max_records_per_second,
+        bytes_per_s=ingest.max_bytes_per_second,
+        max_unacked_records=ingest.max_unacked_records,
+        waiting_bytes=ingest.max_waiting_bytes,
+        lag_s=max(2.0, 4.0 * config.commit_interval_s),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 from collections.abc import Sequence
 
@@ -44,6 +45,14 @@ class Health:
 
     def __init__(self) -> None:
         self.servicer = health.aio.HealthServicer()
+        # The loop alone would not keep a task alive.
+        self._changes: set[asyncio.Future[None]] = set()
+
+    def note_ingest(self, serving: bool) -> None:
+        """Say soon whether records are taken; to be called on the event loop."""
+        task = asyncio.ensure_future(self.set_ingest(serving))
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
 
     async def set_ingest(self, serving: bool) -> None:
         """Say whether records are taken."""

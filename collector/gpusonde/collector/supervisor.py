@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry
 
 from gpusonde.collector.config import CollectorConfig
+from gpusonde.collector.ingest.admission import AdmissionControl
 from gpusonde.collector.ingest.agents import Agents
-from gpusonde.collector.ingest.session import Gate
 from gpusonde.collector.metrics import CollectorCounters, CollectorFigures, CollectorMetrics, StoreFigures
 from gpusonde.collector.security.authentication import Access
 from gpusonde.collector.storage.errors import StoreError
@@ -38,7 +38,7 @@ class Watched:
     """The parts that figures are read from."""
 
     store: Store
-    gate: Gate
+    admission: AdmissionControl
     agents: Agents
     pipeline: EpochPipeline
     access: Access
@@ -97,7 +97,7 @@ class Supervision:
                     engine=config.store.engine,
                     streams=lambda: len(watched.agents.sessions()),
                     ingest_lag_s=self._ingest_lag_s,
-                    taking_records=lambda: watched.gate.closed is None,
+                    taking_records=lambda: watched.admission.rejection is None,
                     tracking_backlog=lambda: watched.pipeline.backlog,
                     certificate_expiry_unix_s=lambda: watched.access.tls.expiry_unix_s if watched.access.tls else None,
                 )
@@ -112,9 +112,11 @@ class Supervision:
 
     def status(self) -> str:
         """One line for ``systemctl status``."""
-        closed = self._watched.gate.closed
+        rejection = self._watched.admission.rejection
         return f"{len(self._watched.agents.sessions())} agents stream; " + (
-            f"no records are taken: {closed.text}" if closed else f"{self._counters.ingest['records']} records taken"
+            f"no records are taken: {rejection.text}"
+            if rejection
+            else f"{self._counters.ingest['records']} records taken"
         )
 
     def _check(self) -> str | None:
@@ -122,8 +124,8 @@ class Supervision:
 
     def unready(self) -> str | None:
         """Why no records are taken now, or None."""
-        closed = self._watched.gate.closed
-        return self._check() or (closed.text if closed else None)
+        rejection = self._watched.admission.rejection
+        return self._check() or (rejection.text if rejection else None)
 
     async def run(self) -> None:
         """Serve metrics, ping systemd and reload until cancelled."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from gpusonde.catalog import load_gpus
-from gpusonde.collector.ingest.loads import KnownLoad
+from gpusonde.collector.ingest.session import KnownLoad
 from gpusonde.collector.workload.checker import TaskChecker
 from gpusonde.collector.workload.errors import WorkloadError
 from gpusonde.collector.workload.hosts import Device, HostView

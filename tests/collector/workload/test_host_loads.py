@@ -8,7 +8,7 @@ from support.running_collector import ThreadCollector
 from support.wire_agent import WireStream, batch, hello, inventory, wait_until
 
 from gpusonde.collector.client import Client, WorkloadClient
-from gpusonde.collector.ingest.loads import take_load
+from gpusonde.collector.ingest.session import take_load
 from gpusonde.common.v1 import gpu_pb2
 from gpusonde.ingest.v1 import ingest_pb2
 

@@ -3,7 +3,7 @@
 import pytest
 
 from gpusonde.catalog import load_gpus
-from gpusonde.collector.ingest.loads import KnownLoad
+from gpusonde.collector.ingest.session import KnownLoad
 from gpusonde.collector.storage.model import AgentRow, GpuRow
 from gpusonde.collector.workload.hosts import ResourceCollector, available_resources, least_resources
 from gpusonde.common.v1 import gpu_pb2

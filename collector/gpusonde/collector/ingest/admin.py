@@ -9,8 +9,9 @@ import grpc
 import grpc.aio
 
 from gpusonde.admin.v1 import admin_pb2, admin_pb2_grpc
+from gpusonde.collector.ingest.admission import Stop
 from gpusonde.collector.ingest.agents import Agents
-from gpusonde.collector.ingest.session import Session, Stop
+from gpusonde.collector.ingest.session import Session
 from gpusonde.collector.records.fields import RecordError, check_identity
 
 _LOG = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from gpusonde.collector.ingest.pacing import AgentPace, PaceOptions
-from gpusonde.collector.ingest.session import Session, Stop
+from gpusonde.collector.ingest.admission import AgentPace, PaceOptions, Stop
+from gpusonde.collector.ingest.session import Session
 from gpusonde.collector.storage.model import AgentRow
 from gpusonde.collector.storage.store import SampleStore
 from gpusonde.ingest.v1 import ingest_pb2

@@ -1,12 +1,10 @@
-"""``IngestService``: takes the record streams of agents."""
+"""``IngestService``: the record streams of agents, from Hello to their end."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import AsyncIterator, Callable, Collection
-from concurrent.futures import Executor
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,33 +12,25 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
+from gpusonde.collector.ingest.admission import AdmissionControl, Backpressure, PaceOptions, Stop
 from gpusonde.collector.ingest.agents import AdmissionError, Agents
-from gpusonde.collector.ingest.committer import Committer, Quarantine
-from gpusonde.collector.ingest.loads import take_load
-from gpusonde.collector.ingest.pacing import PaceOptions, Pressure
-from gpusonde.collector.ingest.session import Gate, Session, Stop
-from gpusonde.collector.metrics import CollectorCounters, loss_reason
-from gpusonde.collector.records.decode import check_hello, decode_record
-from gpusonde.collector.records.fields import MissingInventoryError, RecordError, RecordTooLargeError
-from gpusonde.collector.records.model import BatchRecord, InventoryRecord, Limits, LossRecord
+from gpusonde.collector.ingest.intake import UNREADABLE, Intake, Requests
+from gpusonde.collector.ingest.session import Session
+from gpusonde.collector.metrics import CollectorCounters
+from gpusonde.collector.records.decode import check_hello
+from gpusonde.collector.records.fields import RecordError
+from gpusonde.collector.records.model import Limits
 from gpusonde.collector.security.guard import Guard
 from gpusonde.collector.security.identity import AuthenticationError, Identity
 from gpusonde.collector.storage.errors import StoreError
-from gpusonde.collector.storage.model import EntryKind, LogEntry, PendingRecord
-from gpusonde.collector.storage.store import FactStore
 from gpusonde.ingest.v1 import ingest_pb2, ingest_pb2_grpc
 
 _LOG = logging.getLogger(__name__)
 
-# Less than an agent waits for an acknowledgement before it takes the connection for dead.
-_LONGEST_ACK_DELAY_S = 20.0
 # An agent that owes more than this is not let in again yet: coming back must not be a way around its limits.
 _LONGEST_DEBT_S = 30.0
-_LONGEST_LOAD_PAUSE_S = 1.0
-_UNREADABLE = "the message is no StreamSamplesRequest; run one version of agent and collector"
 
 Context = grpc.aio.ServicerContext[Any, Any]
-Requests = AsyncIterator[ingest_pb2.StreamSamplesRequest]
 
 
 @dataclass(frozen=True)
@@ -66,59 +56,43 @@ class IngestService(ingest_pb2_grpc.IngestServiceServicer):
     """Implements ``gpusonde.ingest.v1.IngestService``.
 
     Args:
-        facts: Where inventories are.
         agents: Admits streams.
-        committer: Makes records durable.
-        quarantine: Takes records that can never be stored.
-        gate: Says whether records are taken at all.
-        executor: Runs the store's blocking reads.
+        intake: Takes their records.
+        admission: Says whether records are taken at all.
+        backpressure: Knows whether the collector falls behind.
         guard: Knows callers.
-        pressure: Knows whether the collector falls behind.
-        limits: Caps on records.
         options: What agents are told.
         counters: What happened, for whoever wants to show it.
-        wall_clock_ns: Unix time in nanoseconds.
     """
 
     def __init__(
         self,
-        facts: FactStore,
         agents: Agents,
-        committer: Committer,
-        quarantine: Quarantine,
-        gate: Gate,
-        executor: Executor,
+        intake: Intake,
+        admission: AdmissionControl,
+        backpressure: Backpressure,
         guard: Guard,
-        pressure: Pressure,
-        limits: Limits,
         options: StreamOptions,
         *,
         counters: CollectorCounters,
-        wall_clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        self._facts = facts
         self._agents = agents
-        self._committer = committer
-        self._quarantine = quarantine
-        self._gate = gate
-        self._executor = executor
+        self._intake = intake
+        self._admission = admission
+        self._backpressure = backpressure
         self._guard = guard
-        self._pressure = pressure
-        self._said_pressure = ""
-        self._limits = limits
         self._options = options
-        self._counters = counters
+        self._told_reason = ""
         self._counts = counters.ingest
         self._refused = counters.refused
-        self._wall_clock_ns = wall_clock_ns
 
     def configure(self, limits: Limits, options: StreamOptions) -> None:
         """Set other limits; streams that are open learn of another window with their next Throttle or Hello."""
-        self._limits, self._options = limits, options
+        self._intake.limits, self._options = limits, options
 
     def drain(self) -> None:
         """Ask every agent to reconnect elsewhere and end its stream."""
-        self._gate.drain()
+        self._admission.drain()
         for session in self._agents.sessions():
             session.end(Stop(grpc.StatusCode.OK, "the collector is shutting down"))
 
@@ -139,28 +113,28 @@ class IngestService(ingest_pb2_grpc.IngestServiceServicer):
                     Stop(grpc.StatusCode.ABORTED, "the agent has greeted another collector; this stream is closed")
                 )
 
-    def balance(self) -> None:
+    def rebalance(self) -> None:
         """Ask agents for less while the collector falls behind or they send too much, and lift that when it is over."""
-        reason = self._pressure.look()
-        if reason != self._said_pressure:
-            self._said_pressure = reason
+        reason = self._backpressure.evaluate()
+        if reason != self._told_reason:
+            self._told_reason = reason
             if reason:
                 _LOG.warning("all agents are asked for less: %s", reason)
             else:
                 _LOG.info("agents may send as usual again")
-        wish = self._options.pace.throttle if reason else None
+        throttle = self._options.pace.throttle if reason else None
         for session in self._agents.sessions():
-            session.ask("pressure", wish)
+            session.request_throttle("pressure", throttle)
             if session.pace.is_calm:
-                session.ask("rate", None)
+                session.request_throttle("rate", None)
 
     async def StreamSamples(self, request_iterator: Requests, context: Context) -> None:  # noqa: N802 - gRPC's name
         """Take one stream: Hello, then records; answer HelloAck, then acknowledgements of what is durable."""
         hello = await self._hello(request_iterator, context)
         identity = await self._identify(hello, context)
-        if refusal := self._gate.closed:
+        if rejection := self._admission.rejection:
             self._refused["not_taking"] += 1
-            await context.abort(refusal.code, refusal.text)
+            await context.abort(rejection.code, rejection.text)
         try:
             session = await self._agents.admit(hello)
         except AdmissionError as error:
@@ -168,7 +142,7 @@ class IngestService(ingest_pb2_grpc.IngestServiceServicer):
             _LOG.warning("%s: %s", context.peer(), error)
             await context.abort(error.code, str(error))
         except StoreError as error:
-            self._gate.store_failed(error)
+            self._admission.store_failed(error)
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         session.identity, session.peer, session.host_name = identity, context.peer(), hello.host.host_name
         if session.pace.owed_s > _LONGEST_DEBT_S:
@@ -215,11 +189,11 @@ class IngestService(ingest_pb2_grpc.IngestServiceServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message of a stream carries Hello")
         except DecodeError:
             _LOG.warning("%s: sent what is no StreamSamplesRequest", context.peer())
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, _UNREADABLE)
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, UNREADABLE)
         if request.WhichOneof("payload") != "hello":
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message of a stream carries Hello")
         try:
-            check_hello(request.hello, self._limits)
+            check_hello(request.hello, self._intake.limits)
         except RecordError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         return request.hello
@@ -229,7 +203,7 @@ class IngestService(ingest_pb2_grpc.IngestServiceServicer):
     ) -> Stop | None:
         """Read records and write acknowledgements until either side has had enough; return why, if it was this one."""
         await context.write(ingest_pb2.StreamSamplesResponse(hello_ack=self._hello_ack(hello, session)))
-        reader = asyncio.ensure_future(self._take_records(requests, session))
+        reader = asyncio.ensure_future(self._intake.take_records(requests, session, self._options.pace))
         try:
             acknowledged = session.durable_sequence
             while True:
@@ -269,124 +243,8 @@ class IngestService(ingest_pb2_grpc.IngestServiceServicer):
         return ingest_pb2.HelloAck(
             durable_sequence=session.durable_sequence,
             encoding=ingest_pb2.ENCODING_FLOAT32_LE_ZSTD if packed else ingest_pb2.ENCODING_FLOAT32_LE,
-            max_record_bytes=self._limits.record_bytes,
+            max_record_bytes=self._intake.limits.record_bytes,
             max_unacked_records=self._options.pace.max_unacked_records,
             collector_id=self._options.collector_id,
             host_load_interval_ms=self._options.host_load_interval_ms,
         )
-
-    async def _take_records(self, requests: Requests, session: Session) -> None:
-        """Hand the records of a stream to the committer until the agent half-closes it or one is refused."""
-        inventory = await asyncio.get_running_loop().run_in_executor(
-            self._executor, self._facts.inventory, session.agent_id, session.spool_id
-        )
-        while True:
-            # While nothing is read here, HTTP/2 keeps the agent from sending more.
-            await self._committer.room(self._options.pace.waiting_bytes)
-            try:
-                request = await requests.__anext__()
-            except StopAsyncIteration:
-                return
-            except DecodeError:
-                session.end(Stop(grpc.StatusCode.INVALID_ARGUMENT, _UNREADABLE))
-                return
-            if session.stop:
-                return
-            kind = request.WhichOneof("payload")
-            if kind == "host_load":
-                session.load = take_load(request.host_load, self._wall_clock_ns() / 1e9)
-                # Nothing acknowledges it, so that only reading more slowly bounds its rate.
-                await asyncio.sleep(min(session.pace.take(request.ByteSize()), _LONGEST_LOAD_PAUSE_S))
-                continue
-            if kind != "record":
-                session.end(Stop(grpc.StatusCode.INVALID_ARGUMENT, "Hello comes once; later messages carry a Record"))
-                return
-            incoming = await self._take(request.record, session, inventory)
-            # Between here and the committer nothing may be awaited: the session could be fenced meanwhile.
-            if incoming is not None and not session.stop:
-                if isinstance(incoming.decoded, InventoryRecord):
-                    inventory = incoming.decoded
-                self._count(session, incoming)
-                session.taken(incoming.entry.sequence)
-                self._committer.submit(session, incoming)
-                await session.settled(2 * self._options.pace.max_unacked_records - 1)
-            size = request.record.ByteSize() if incoming is None else len(incoming.entry.payload)
-            if (owed_s := session.pace.take(size)) > 0:
-                session.ask("rate", self._options.pace.throttle)
-                # Acknowledgements are what an agent waits for. Reading more slowly would hide whether it does.
-                session.delay_ack(request.record.sequence, min(owed_s, _LONGEST_ACK_DELAY_S))
-
-    async def _take(
-        self, record: ingest_pb2.Record, session: Session, inventory: InventoryRecord | None
-    ) -> PendingRecord | None:
-        """Decode one record; None when there is nothing to store, and the session ends if the record is refused."""
-        sequence = record.sequence
-        if session.ignores_throttle(sequence):
-            self._refused["throttle_ignored"] += 1
-            _LOG.warning("agent %s does not keep to the throttle: the stream ends", session.agent_id)
-            session.end(
-                Stop(
-                    grpc.StatusCode.RESOURCE_EXHAUSTED,
-                    f"record {sequence} exceeds the window that Throttle allows; wait for acknowledgements",
-                )
-            )
-            return None
-        if session.is_repetition(sequence):
-            self._counts["repetitions"] += 1
-            return None
-        if not session.may_follow(sequence):
-            self._counts["gaps"] += 1
-            session.end(
-                Stop(
-                    grpc.StatusCode.OUT_OF_RANGE,
-                    f"record {sequence} leaves a gap: {session.last_sequence + 1} is next; reconnect, and say in"
-                    " Hello.first_available_sequence if earlier ones are lost",
-                )
-            )
-            return None
-        try:
-            decoded = decode_record(record, inventory, self._limits)
-        except RecordError as error:
-            self._counts["refusals"] += 1
-            return await self._refuse(record, session, error)
-        return PendingRecord(
-            LogEntry(
-                session.agent_id,
-                session.spool_id,
-                sequence,
-                self._wall_clock_ns(),
-                EntryKind.RECORD,
-                record.SerializeToString(),
-            ),
-            decoded,
-        )
-
-    def _count(self, session: Session, incoming: PendingRecord) -> None:
-        self._counts["records"] += 1
-        self._counts["declared_gaps"] += incoming.entry.sequence > session.last_sequence + 1
-        decoded = incoming.decoded
-        if isinstance(decoded, BatchRecord):
-            newest = max((int(block.time_unix_nano[-1]) for block in decoded.blocks), default=0)
-            session.newest_tick_unix_nano = max(session.newest_tick_unix_nano, newest)
-        elif isinstance(decoded, LossRecord):
-            self._counters.lost_ticks[loss_reason(decoded.reason)] += decoded.lost_ticks
-
-    async def _refuse(self, record: ingest_pb2.Record, session: Session, error: RecordError) -> PendingRecord | None:
-        """End the stream, or, when the agent has come with the same record too often, put it aside for good."""
-        if self._quarantine.is_due(session.agent_id, session.spool_id, record.sequence):
-            try:
-                incoming = await self._quarantine.put(session.agent_id, session.spool_id, record, error)
-            except StoreError as full:
-                session.end_unstored(full)
-                return None
-            self._counts["quarantined"] += 1
-            return incoming
-        if isinstance(error, RecordTooLargeError):
-            code = grpc.StatusCode.RESOURCE_EXHAUSTED
-        elif isinstance(error, MissingInventoryError):
-            code = grpc.StatusCode.FAILED_PRECONDITION
-        else:
-            code = grpc.StatusCode.INVALID_ARGUMENT
-        _LOG.warning("agent %s: record %d is refused: %s", session.agent_id, record.sequence, error)
-        session.end(Stop(code, f"record {record.sequence} is refused: {error}"))
-        return None

@@ -1,44 +1,45 @@
-"""One stream of one agent: what it has sent, what of it is durable, why it has to end.
-
-Whether the collector takes records at all.
-"""
+"""``Session``: the state of one stream."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
+import math
 from collections import deque
-from collections.abc import Callable
-from concurrent.futures import Executor
 from dataclasses import dataclass
 
 import grpc
 
-from gpusonde.collector.ingest.loads import KnownLoad
-from gpusonde.collector.ingest.pacing import AgentPace
+from gpusonde.collector.ingest.admission import AgentPace, Stop
 from gpusonde.collector.security.identity import Identity
 from gpusonde.collector.storage.errors import StoreError, StoreFullError
-from gpusonde.collector.storage.store import SampleStore
+from gpusonde.common.v1 import gpu_pb2
 from gpusonde.ingest.v1 import ingest_pb2
 
 
 @dataclass(frozen=True)
-class Stop:
-    """Why a stream ends before the agent ends it.
+class KnownLoad:
+    """What an agent says its host is doing: the latest counts, and it is not stored.
 
     Attributes:
-        code: Status for the agent; OK when it is only asked to reconnect.
-        text: What happened and what to do.
-        preferred_target: Where it is asked to go; empty for "come back".
+        load: What it said.
+        unix_s: When that came.
     """
 
-    code: grpc.StatusCode
-    text: str
-    preferred_target: str = ""
+    load: gpu_pb2.HostLoad
+    unix_s: float
+
+
+def take_load(message: gpu_pb2.HostLoad, unix_s: float) -> KnownLoad:
+    """Keep what can be of a message: finite figures of at least 0, and nothing that we do not know."""
+    load = gpu_pb2.HostLoad()
+    for field, value in message.ListFields():
+        if math.isfinite(value) and value >= 0:
+            setattr(load, field.name, value)
+    return KnownLoad(load, unix_s)
 
 
 class Session:
-    """The state of one stream.
+    """One stream of one agent: what it has sent, what of it is durable, why it has to end.
 
     Args:
         agent_id: The agent.
@@ -68,33 +69,33 @@ class Session:
         self._changed = asyncio.Event()
         # Bounded: an agent that does not wait for delayed acknowledgements ignores its throttle.
         self._delayed: deque[tuple[int, float]] = deque()
-        self._wishes: dict[str, ingest_pb2.Throttle] = {}
+        self._throttles: dict[str, ingest_pb2.Throttle] = {}
         self._told = ingest_pb2.Throttle()
         self._written_sequence = max(durable_sequence, first_available_sequence - 1)
         self._grace_sequence = 0
         self._waiters: list[asyncio.Future[None]] = []
 
     def is_repetition(self, sequence: int) -> bool:
-        """Whether the record has arrived already."""
+        """Return whether the record has arrived already."""
         return sequence <= self.last_sequence
 
-    def may_follow(self, sequence: int) -> bool:
-        """Whether the record is the next one, or the first one that the agent declared to hold still."""
+    def is_next_sequence(self, sequence: int) -> bool:
+        """Return whether the record is the next one, or the first one that the agent declared to hold still."""
         return sequence == self.last_sequence + 1 or sequence == self._first_available > self.last_sequence
 
-    def taken(self, sequence: int) -> None:
+    def note_taken(self, sequence: int) -> None:
         """Note that a record went to the committer."""
         self.last_sequence = sequence
         self.pending += 1
 
     def committed(self, sequence: int) -> None:
-        """See ``Submitter.committed``."""
+        """Note that a record is durable, and so are all before it."""
         self.durable_sequence = max(self.durable_sequence, sequence)
         self._settle()
         self._changed.set()
 
     def failed(self, error: StoreError) -> None:
-        """See ``Submitter.failed``."""
+        """Note that a record is not stored."""
         self._settle()
         self.end_unstored(error)
 
@@ -124,13 +125,13 @@ class Session:
             self._delayed.popleft()
         return min(self.durable_sequence, self._delayed[0][0] - 1) if self._delayed else self.durable_sequence
 
-    def ask(self, reason: str, wish: ingest_pb2.Throttle | None) -> None:
-        """Ask the agent for less, or (None) no longer; of several wishes the strictest of each kind counts."""
-        if self._wishes.get(reason) != wish:
-            if wish is None:
-                del self._wishes[reason]
+    def request_throttle(self, reason: str, throttle: ingest_pb2.Throttle | None) -> None:
+        """Ask the agent for less for a reason, or (None) no longer; of several the strictest of each kind counts."""
+        if self._throttles.get(reason) != throttle:
+            if throttle is None:
+                del self._throttles[reason]
             else:
-                self._wishes[reason] = wish
+                self._throttles[reason] = throttle
             self._changed.set()
 
     def ack_written(self, sequence: int) -> None:
@@ -143,10 +144,10 @@ class Session:
         Args:
             usual_window: Records in flight that the agent was allowed in HelloAck.
         """
-        wishes = self._wishes.values()
+        throttles = self._throttles.values()
         wanted = ingest_pb2.Throttle(
-            max_unacked_records=min((w.max_unacked_records for w in wishes if w.max_unacked_records), default=0),
-            batch_interval_ms=max((w.batch_interval_ms for w in wishes), default=0),
+            max_unacked_records=min((t.max_unacked_records for t in throttles if t.max_unacked_records), default=0),
+            batch_interval_ms=max((t.batch_interval_ms for t in throttles), default=0),
         )
         if wanted == self._told:
             return None
@@ -161,7 +162,7 @@ class Session:
         return self._told != ingest_pb2.Throttle()
 
     def ignores_throttle(self, sequence: int) -> bool:
-        """Whether an agent that sends this record does not keep to the window it was told."""
+        """Return whether an agent that sends this record does not keep to the window it was told."""
         window = self._told.max_unacked_records
         return window > 0 and sequence > max(self._grace_sequence, self._written_sequence + window)
 
@@ -183,81 +184,3 @@ class Session:
         """Wait until more is durable or the stream has to end."""
         await self._changed.wait()
         self._changed.clear()
-
-
-_LOG = logging.getLogger(__name__)
-# A disk can stay full for days, and the log may lie on it.
-_REMINDER_INTERVAL_S = 300.0
-
-
-class Gate:
-    """Closed while the store cannot be written and while the collector shuts down.
-
-    Args:
-        store: Probed until it can be written again.
-        executor: Runs the store's blocking calls.
-        probe_interval_s: Time between probes.
-        on_change: Called with True when the gate opens and False when it closes.
-    """
-
-    def __init__(
-        self, store: SampleStore, executor: Executor, probe_interval_s: float, on_change: Callable[[bool], None]
-    ) -> None:
-        self._store = store
-        self._executor = executor
-        self._probe_interval_s = probe_interval_s
-        self._on_change = on_change
-        self._stop: Stop | None = None
-        self._failed = asyncio.Event()
-        self._draining = False
-
-    @property
-    def closed(self) -> Stop | None:
-        """Why new streams are refused, or None when they are welcome."""
-        return self._stop
-
-    def configure(self, probe_interval_s: float) -> None:
-        """Change the time between probes."""
-        self._probe_interval_s = probe_interval_s
-
-    def store_failed(self, error: StoreError) -> None:
-        """Close until the store can be written again."""
-        if self._stop:
-            return
-        _LOG.error("no records are taken: %s; the collector goes on by itself when it can store again", error)
-        full = isinstance(error, StoreFullError)
-        code = grpc.StatusCode.RESOURCE_EXHAUSTED if full else grpc.StatusCode.UNAVAILABLE
-        self._stop = Stop(code, f"the collector cannot store records: {error}")
-        self._failed.set()
-        self._on_change(False)
-
-    def drain(self) -> None:
-        """Close for good: the collector shuts down."""
-        self._draining = True
-        self._stop = Stop(grpc.StatusCode.UNAVAILABLE, "the collector is shutting down; reconnect in a moment")
-        self._on_change(False)
-
-    async def run(self) -> None:
-        """Probe a store that failed until it can be written; runs until it is cancelled."""
-        loop = asyncio.get_running_loop()
-        while True:
-            await self._failed.wait()
-            reminder_s = loop.time() + _REMINDER_INTERVAL_S
-            while (error := await self._probe()) is not None:
-                if loop.time() >= reminder_s:
-                    _LOG.warning("still no records are taken: %s", error)
-                    reminder_s = loop.time() + _REMINDER_INTERVAL_S
-            self._failed.clear()
-            if not self._draining:
-                self._stop = None
-                _LOG.info("records are taken again")
-                self._on_change(True)
-
-    async def _probe(self) -> StoreError | None:
-        """Wait, then try to write; returns why that fails."""
-        await asyncio.sleep(self._probe_interval_s)
-        try:
-            await asyncio.get_running_loop().run_in_executor(self._executor, self._store.check_writable)
-        except StoreError as error:
-            return error
-        return None

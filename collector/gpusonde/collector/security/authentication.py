@@ -10,7 +10,6 @@ from typing import Protocol
 import grpc
 
 from gpusonde.collector.config import CollectorConfig
-from gpusonde.collector.ingest.pacing import PaceOptions
 from gpusonde.collector.security.guard import Guard
 from gpusonde.collector.security.identity import Role
 from gpusonde.collector.security.interceptor import AccessInterceptor
@@ -28,7 +27,7 @@ class Streams(Protocol):
     def end_revoked(self) -> None:
         """End the streams of those whose proof is no longer good."""
 
-    def balance(self) -> None:
+    def rebalance(self) -> None:
         """Throttle, and lift it."""
 
 
@@ -48,7 +47,7 @@ class Access:
 
     def __init__(self, config: CollectorConfig, refused: Counter[str] | None = None) -> None:
         security = config.security
-        self._anonymous = config.takes_anonymous
+        self._anonymous = config.allow_anonymous
         self._tokens = TokenFile(security.tokens_file) if security.tokens_file else None
         self.tls = (
             ServerTls(security.tls_certificate, security.tls_key, security.tls_client_ca)
@@ -95,7 +94,7 @@ class Access:
                 self.tls.refresh()
                 warning.check(self.tls.expiry_unix_s)
             streams.end_revoked()
-            streams.balance()
+            streams.rebalance()
             await asyncio.sleep(_STREAM_CHECK_S)
 
 
@@ -108,16 +107,4 @@ def caller_limits(config: CollectorConfig) -> CallerLimits:
         all_questions=16 * security.max_questions,
         all_streams=2 * config.ingest.max_agents + 16,
         watches=2 * config.planning.max_watches + 48,
-    )
-
-
-def pace_options(config: CollectorConfig) -> PaceOptions:
-    """Return how fast agents may send."""
-    ingest = config.ingest
-    return PaceOptions(
-        records_per_s=ingest.max_records_per_second,
-        bytes_per_s=ingest.max_bytes_per_second,
-        max_unacked_records=ingest.max_unacked_records,
-        waiting_bytes=ingest.max_waiting_bytes,
-        lag_s=max(2.0, 4.0 * config.commit_interval_s),
     )

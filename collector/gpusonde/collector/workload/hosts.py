@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from gpusonde.catalog import GpuCatalog, GpuSpec
-from gpusonde.collector.ingest.loads import KnownLoad
+from gpusonde.collector.ingest.session import KnownLoad
 from gpusonde.collector.query.errors import QueryError, from_token, page_size, to_token
 from gpusonde.collector.query.prediction import resolve
 from gpusonde.collector.storage.store import FactStore, Store

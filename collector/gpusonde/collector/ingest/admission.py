@@ -1,17 +1,46 @@
-"""How fast one agent may send, and what all of them are asked for when the collector falls behind."""
+"""What the collector takes: how much of one agent, how much of all when it falls behind, and whether anything at all.
+
+``AgentPace`` measures one agent against its rate, ``Backpressure`` all of them against the disk, and
+``AdmissionControl`` rejects every stream while nothing can be stored.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
 from collections.abc import Callable
+from concurrent.futures import Executor
 from dataclasses import dataclass
 
+import grpc
+
 from gpusonde.collector.security.rates import RateBucket
+from gpusonde.collector.storage.errors import StoreError, StoreFullError
+from gpusonde.collector.storage.store import SampleStore
 from gpusonde.ingest.v1 import ingest_pb2
 
+_LOG = logging.getLogger(__name__)
 _BURST_S = 10.0
 # Of the records in flight that HelloAck allowed.
 _NARROW = 8
+# A disk can stay full for days, and the log may lie on it.
+_REMINDER_INTERVAL_S = 300.0
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Why a stream ends before the agent ends it.
+
+    Attributes:
+        code: Status for the agent; OK when it is only asked to reconnect.
+        text: What happened and what to do.
+        preferred_target: Where it is asked to go; empty for "come back".
+    """
+
+    code: grpc.StatusCode
+    text: str
+    preferred_target: str = ""
 
 
 @dataclass(frozen=True)
@@ -76,8 +105,8 @@ class AgentPace:
         return min(self._records.fill_ratio, self._bytes.fill_ratio) > 0.5
 
 
-class Pressure:
-    """Whether the collector falls behind as a whole; with hysteresis, so that agents are not told twice a second.
+class Backpressure:
+    """Tells whether the collector falls behind as a whole; with hysteresis, so that agents are not told twice a second.
 
     Args:
         options: When it does.
@@ -107,7 +136,7 @@ class Pressure:
         """Change when the collector counts as falling behind."""
         self._options = options
 
-    def look(self) -> str:
+    def evaluate(self) -> str:
         """Return what the collector falls behind with; empty when it does not."""
         level = max(
             (self._lag_s() / self._options.lag_s, "records wait too long for the disk"),
@@ -125,3 +154,76 @@ class Pressure:
         else:
             self._calm_since_s = None
         return self.reason
+
+
+class AdmissionControl:
+    """Rejects records while the store cannot be written and while the collector shuts down.
+
+    Args:
+        store: Probed until it can be written again.
+        executor: Runs the store's blocking calls.
+        probe_interval_s: Time between probes.
+        on_change: Called with True when records are taken again and False when they no longer are.
+    """
+
+    def __init__(
+        self, store: SampleStore, executor: Executor, probe_interval_s: float, on_change: Callable[[bool], None]
+    ) -> None:
+        self._store = store
+        self._executor = executor
+        self._probe_interval_s = probe_interval_s
+        self._on_change = on_change
+        self._stop: Stop | None = None
+        self._failed = asyncio.Event()
+        self._draining = False
+
+    @property
+    def rejection(self) -> Stop | None:
+        """Why new streams are refused, or None when they are welcome."""
+        return self._stop
+
+    def configure(self, probe_interval_s: float) -> None:
+        """Change the time between probes."""
+        self._probe_interval_s = probe_interval_s
+
+    def store_failed(self, error: StoreError) -> None:
+        """Reject until the store can be written again."""
+        if self._stop:
+            return
+        _LOG.error("no records are taken: %s; the collector goes on by itself when it can store again", error)
+        full = isinstance(error, StoreFullError)
+        code = grpc.StatusCode.RESOURCE_EXHAUSTED if full else grpc.StatusCode.UNAVAILABLE
+        self._stop = Stop(code, f"the collector cannot store records: {error}")
+        self._failed.set()
+        self._on_change(False)
+
+    def drain(self) -> None:
+        """Reject for good: the collector shuts down."""
+        self._draining = True
+        self._stop = Stop(grpc.StatusCode.UNAVAILABLE, "the collector is shutting down; reconnect in a moment")
+        self._on_change(False)
+
+    async def run(self) -> None:
+        """Probe a store that failed until it can be written; runs until it is cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._failed.wait()
+            reminder_s = loop.time() + _REMINDER_INTERVAL_S
+            while (error := await self._probe()) is not None:
+                if loop.time() >= reminder_s:
+                    _LOG.warning("still no records are taken: %s", error)
+                    reminder_s = loop.time() + _REMINDER_INTERVAL_S
+            self._failed.clear()
+            if not self._draining:
+                self._stop = None
+                _LOG.info("records are taken again")
+                self._on_change(True)
+
+    async def _probe(self) -> StoreError | None:
+        """Wait, then try to write; returns why that fails."""
+        await asyncio.sleep(self._probe_interval_s)
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._executor, self._store.check_writable)
+        except StoreError as error:
+            return error
+        return None

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from concurrent.futures import ThreadPoolExecutor
 
-from gpusonde.collector.ingest.session import Gate
+from gpusonde.collector.ingest.admission import AdmissionControl
 from gpusonde.collector.storage.errors import StoreFullError
 
 
@@ -33,7 +33,7 @@ class Collecting(logging.Handler):
 
 def test_a_full_disk_is_said_once_and_its_end_once(request):
     changes = []
-    log = logging.getLogger("gpusonde.collector.ingest.session")
+    log = logging.getLogger("gpusonde.collector.ingest.admission")
     handler = Collecting()
     # A handler of its own, whatever the command's tests have made of the loggers above it.
     log.addHandler(handler)
@@ -50,12 +50,12 @@ def test_a_full_disk_is_said_once_and_its_end_once(request):
                 opened.set()
 
         with ThreadPoolExecutor(1) as executor:
-            gate = Gate(FullStore(probes=200), executor, 0.0001, on_change)
-            gate.store_failed(StoreFullError("no space left for data; free some"))
-            running = asyncio.ensure_future(gate.run())
+            admission = AdmissionControl(FullStore(probes=200), executor, 0.0001, on_change)
+            admission.store_failed(StoreFullError("no space left for data; free some"))
+            running = asyncio.ensure_future(admission.run())
             await asyncio.wait_for(opened.wait(), 30)
             running.cancel()
-        assert gate.closed is None
+        assert admission.rejection is None
 
     asyncio.run(scenario())
     assert changes == [False, True]

@@ -1,0 +1,301 @@
+"""The parts of a collector, made of its configuration: the store, and everything that works on it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpusonde.catalog import load_gpus
+from gpusonde.collector.config import CollectorConfig
+from gpusonde.collector.ingest.admission import AdmissionControl, Backpressure
+from gpusonde.collector.ingest.agents import Agents
+from gpusonde.collector.ingest.committer import Committer, Quarantine
+from gpusonde.collector.ingest.intake import Intake
+from gpusonde.collector.ingest.service import IngestService
+from gpusonde.collector.metrics import CollectorCounters
+from gpusonde.collector.options import (
+    model_source,
+    pace_options,
+    pipeline_options,
+    planning_options,
+    record_limits,
+    run_policy,
+    stream_options,
+    watch_options,
+)
+from gpusonde.collector.planning.processes import PlanningProcesses
+from gpusonde.collector.planning.service import PlanningService
+from gpusonde.collector.query.prediction import Predictor
+from gpusonde.collector.query.service import QueryService
+from gpusonde.collector.security.authentication import Access
+from gpusonde.collector.server import Health
+from gpusonde.collector.storage.clickhouse.facts import Ownership
+from gpusonde.collector.storage.clickhouse.samples import ClickHouseOptions
+from gpusonde.collector.storage.clickhouse.schema import TableLifetimes
+from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql, Connection
+from gpusonde.collector.storage.clickhouse.store import ClickHouseStore
+from gpusonde.collector.storage.errors import StoreError
+from gpusonde.collector.storage.local.compaction import CompactionOptions
+from gpusonde.collector.storage.local.retention import MaintenanceOptions, RetentionOptions, TierLimits
+from gpusonde.collector.storage.local.samples import StoreOptions
+from gpusonde.collector.storage.local.store import LocalStore
+from gpusonde.collector.storage.store import Store
+from gpusonde.collector.tracking.epochs import TrackerFactory, TrackerRestorer
+from gpusonde.collector.tracking.follower import GpuFollower
+from gpusonde.collector.tracking.pipeline import EpochPipeline
+from gpusonde.collector.tracking.run_state import FollowerState, Resume
+from gpusonde.collector.tracking.state_keeper import StateKeeper, StateOptions
+from gpusonde.collector.tracking.summaries import EpochSummaries
+from gpusonde.collector.workload.service import Controller
+from gpusonde.service.durable_files import FileLayer
+
+# One thread each: a kind of work is done in order and does not wait for the others.
+THREADS = ("commit", "flush", "track", "query", "control", "maintain")
+
+
+@dataclass
+class Parts:
+    """The parts of one collector, which know each other and nothing of how it starts and ends.
+
+    Attributes:
+        config: The configuration that they follow.
+        store: Keeps everything.
+        executors: A thread for each of ``THREADS``.
+        counters: What happened.
+        health: What ``grpc.health.v1`` answers.
+        access: Who may connect.
+        admission: Whether records are taken at all.
+        agents: Who streams.
+        committer: Makes records durable.
+        quarantine: Takes records that can never be stored.
+        backpressure: Whether the collector falls behind.
+        ingest: Takes the streams.
+        pipeline: Tracks runs and epochs.
+        predictor: Predicts epoch latencies.
+        query: Answers questions about runs and samples.
+        planning: The processes that plan.
+        planning_service: Answers planning questions.
+        workload: Answers questions about graphs of networks.
+    """
+
+    config: CollectorConfig
+    store: Store
+    executors: Mapping[str, Executor]
+    counters: CollectorCounters
+    health: Health
+    access: Access
+    admission: AdmissionControl
+    agents: Agents
+    committer: Committer
+    quarantine: Quarantine
+    backpressure: Backpressure
+    ingest: IngestService
+    pipeline: EpochPipeline
+    predictor: Predictor
+    query: QueryService
+    planning: PlanningProcesses
+    planning_service: PlanningService
+    workload: Controller
+
+    async def check_models(self) -> None:
+        """Read the configured models.
+
+        Raises:
+            ModelFileError: One of them cannot be used.
+        """
+        if self.config.prediction.model:
+            await asyncio.get_running_loop().run_in_executor(self.executors["query"], self.predictor.model)
+        await self.workload.check_model(self.config)
+
+    async def configure(self, config: CollectorConfig, changed: frozenset[str]) -> None:
+        """Have the parts follow a new configuration; only the models can fail, and they come first."""
+        # Also when its name has not changed: it may be another file by now.
+        await self.workload.check_model(config)
+        if "prediction.model" in changed:
+            model = model_source(config)
+            if config.prediction.model:
+                await asyncio.get_running_loop().run_in_executor(self.executors["query"], model)
+            self.predictor.model = model
+        ingest, pace = config.ingest, pace_options(config)
+        if isinstance(self.store, LocalStore):
+            # All of ClickHouse is fixed by its connection and its schema.
+            self.store.configure(_local_options(config))
+        self.admission.configure(ingest.probe_interval_s)
+        self.agents.configure(ingest.identity_hold_s, pace)
+        self.committer.configure(config.commit_interval_s)
+        self.quarantine.configure(ingest.poison_attempts)
+        self.backpressure.configure(pace)
+        self.ingest.configure(record_limits(config), stream_options(config))
+        self.access.configure(config)
+        self.pipeline.configure(pipeline_options(config))
+        self.planning.configure(planning_options(config))
+        self.workload.configure(config)
+        self.config = config
+
+
+def build_parts(
+    config: CollectorConfig,
+    store: Store,
+    executors: Mapping[str, Executor],
+    make_tracker: TrackerFactory,
+    restore_tracker: TrackerRestorer,
+) -> Parts:
+    """Make the parts of a collector; none of them does anything yet.
+
+    Args:
+        config: What they follow.
+        store: Where everything is kept.
+        executors: A thread for each of ``THREADS``.
+        make_tracker: Makes epoch trackers.
+        restore_tracker: Makes them of their states.
+    """
+    counters, health = CollectorCounters(), Health()
+    ingest, control, pace = config.ingest, executors["control"], pace_options(config)
+    access = Access(config, counters.refused)
+    admission = AdmissionControl(store.samples, control, ingest.probe_interval_s, health.note_ingest)
+    agents = Agents(store.samples, control, ingest.max_agents, ingest.identity_hold_s, time.monotonic, pace)
+    committer = Committer(
+        store.samples,
+        executors["commit"],
+        config.commit_interval_s,
+        admission.store_failed,
+        latency=counters.ack_latency,
+    )
+    quarantine = Quarantine(store.samples, control, ingest.poison_attempts)
+    backpressure = Backpressure(pace, lambda: committer.lag_s, lambda: committer.waiting_bytes, store.memory_share)
+    intake = Intake(store.facts, control, committer, quarantine, record_limits(config), counters=counters)
+    predictor = Predictor(store, load_gpus(), model_source(config), counters)
+    planning = PlanningProcesses(planning_options(config))
+    parts = Parts(
+        config=config,
+        store=store,
+        executors=executors,
+        counters=counters,
+        health=health,
+        access=access,
+        admission=admission,
+        agents=agents,
+        committer=committer,
+        quarantine=quarantine,
+        backpressure=backpressure,
+        ingest=IngestService(
+            agents, intake, admission, backpressure, access.guard, stream_options(config), counters=counters
+        ),
+        pipeline=_build_pipeline(config, store, executors["track"], counters, make_tracker, restore_tracker),
+        predictor=predictor,
+        query=QueryService(store, predictor, executors["query"]),
+        planning=planning,
+        planning_service=PlanningService(
+            planning,
+            store.results,
+            executors["query"],
+            access.guard,
+            lambda: watch_options(parts.config),
+            counters.refused,
+        ),
+        workload=Controller(config, store, agents, executors["query"], counters),
+    )
+    return parts
+
+
+def _build_pipeline(
+    config: CollectorConfig,
+    store: Store,
+    executor: Executor,
+    counters: CollectorCounters,
+    make_tracker: TrackerFactory,
+    restore_tracker: TrackerRestorer,
+) -> EpochPipeline:
+    policy = run_policy(config)
+
+    def follow(agent_id: str, gpu_uuid: str, resume: Resume, state: FollowerState | None) -> GpuFollower:
+        return GpuFollower(agent_id, gpu_uuid, store, policy, make_tracker, resume, state, restore_tracker)
+
+    options = StateOptions(interval_s=config.runs.state_interval_s, shutdown_s=config.server.drain_grace_s)
+    return EpochPipeline(
+        store.results,
+        follow,
+        EpochSummaries(store),
+        StateKeeper(store, options, time.monotonic),
+        executor,
+        pipeline_options(config),
+        time.monotonic,
+        counters,
+    )
+
+
+def make_store(config: CollectorConfig, files: FileLayer | None = None) -> Store:
+    """Return the configured store, not open yet.
+
+    Args:
+        config: Which engine, and how.
+        files: The file operations of the local one.
+
+    Raises:
+        StoreError: The database cannot be reached, its client is not installed, or the password cannot be read.
+    """
+    if config.store.engine != "clickhouse":
+        return LocalStore(config.directory, _local_options(config), files=files)
+    options = config.clickhouse
+    try:
+        # Only for the file with the address, and for models.
+        config.directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(f"{config.directory}: {error.strerror or error}") from error
+    return ClickHouseStore(
+        ClickHouseSql(_connection(config), create_database=options.create_schema),
+        Ownership(config.server.id or socket.gethostname()),
+        ClickHouseOptions(
+            database=options.database,
+            create_schema=options.create_schema,
+            retention=TableLifetimes(round(config.store.raw_retention_s), round(config.store.second_retention_s)),
+            tail_bytes=options.tail_bytes,
+        ),
+        place=f"{options.url}, database {options.database}",
+    )
+
+
+def _connection(config: CollectorConfig) -> Connection:
+    options = config.clickhouse
+    try:
+        password = Path(options.password_file).read_text().rstrip("\n") if options.password_file else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise StoreError(f"the password of ClickHouse cannot be read from {options.password_file}: {error}") from error
+    return Connection(
+        options.url,
+        options.database,
+        options.user,
+        password,
+        connect_timeout_s=options.connect_timeout_s,
+        timeout_s=options.timeout_s,
+        ca_file=options.tls_ca,
+        certificate_file=options.tls_certificate,
+        key_file=options.tls_key,
+    )
+
+
+def _local_options(config: CollectorConfig) -> StoreOptions:
+    store = config.store
+    return StoreOptions(
+        segment_interval_s=store.segment_interval_s,
+        segment_bytes=store.segment_bytes,
+        memory_bytes=store.memory_bytes,
+        reserve_bytes=store.reserve_bytes,
+        cache_bytes=store.cache_bytes,
+        maintenance=MaintenanceOptions(
+            enabled=store.compact,
+            share=store.compact_share,
+            compaction=CompactionOptions(delay_s=store.compact_after_s),
+            retention=RetentionOptions(
+                raw=TierLimits(store.raw_retention_s, store.raw_max_bytes),
+                second=TierLimits(store.second_retention_s, store.second_max_bytes),
+                free_bytes=store.keep_free_bytes,
+                hold_untracked=config.runs.track,
+            ),
+        ),
+    )
