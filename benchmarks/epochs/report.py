@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compare import OWN, Result
+from peers import PEERS
 
 from gpusonde.epoch_detect.evaluation import TraceScore, reliability, summarise
 
-_COLUMNS = ("detector", "traces", "MAPE", "median APE", "within 5 %", "within 10 %", "declared", "MAPE of declared",
-            "false positives", "boundary error", "boundary recall", "CPU per trace-hour")  # fmt: skip
+_COLUMNS = ("detector", "MAPE", "median APE", "within 10 %", "declared", "MAPE of declared", "false positives",
+            "boundary error", "boundary recall", "CPU per trace-hour")  # fmt: skip
 
 _EXPLANATION = """\
 A trace's answer is the period of a verdict `epochs` or `short_cycle`; a positive without an answer counts with an error
@@ -48,10 +49,13 @@ def write_report(
     if origin.missing:
         lines += [f"Not installed when this was printed, hence left out: {', '.join(origin.missing)}.", ""]
     for name, by_detector in results.items():
-        lines += [f"## {name}", "", described[name], ""]
-        lines += table(_COLUMNS, [_row(detector, result) for detector, result in by_detector.items()])
+        traces = by_detector[OWN].summary.traces
+        lines += [f"## {name}", "", f"{traces} traces. {described[name]}", ""]
+        own = {detector: result for detector, result in by_detector.items() if detector not in PEERS}
+        lines += table(_COLUMNS, [_row(detector, result) for detector, result in own.items()])
         if name.endswith("families"):
             lines += _by_family(by_detector[OWN].scores)
+    lines += _peers(results)
     lines += _reliability([s for by_detector in results.values() for s in by_detector[OWN].scores])
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join([*lines, *more]), encoding="utf-8")
@@ -71,11 +75,23 @@ def percent(value: float | None) -> str:
 def _row(detector: str, result: Result) -> tuple[str, ...]:
     s = result.summary
     return (
-        detector, str(s.traces), percent(s.mape), percent(s.median_ape), percent(s.within_5pct),
-        percent(s.within_10pct), percent(s.declared), percent(s.mape_declared), percent(s.false_positive_rate),
+        detector, percent(s.mape), percent(s.median_ape), percent(s.within_10pct), percent(s.declared),
+        percent(s.mape_declared), percent(s.false_positive_rate),
         "-" if s.boundary_error_median_s is None else f"{s.boundary_error_median_s:.2f} s",
         percent(s.boundary_recall), f"{result.cpu_s_per_trace_hour:.2f} s",
     )  # fmt: skip
+
+
+def _peers(results: Mapping[str, Mapping[str, Result]]) -> list[str]:
+    """Return one table of general detectors of periods and changes, beside our own."""
+    named = [OWN, *(name for name in PEERS if any(name in each for each in results.values()))]
+    rows = []
+    for name, by_detector in results.items():
+        summaries = [by_detector[detector].summary if detector in by_detector else None for detector in named]
+        rows.append((name, *(percent(s and s.within_10pct) for s in summaries),
+                     " / ".join(percent(s and s.false_positive_rate) for s in summaries)))  # fmt: skip
+    explanation = "Share within 10 % by detector; last, the false positives in the same order."
+    return ["## Peers", "", explanation, "", *table(("set", *named, "false positives"), rows)]
 
 
 def _by_family(scores: list[TraceScore]) -> list[str]:

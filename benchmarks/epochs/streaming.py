@@ -24,8 +24,7 @@ _STAGES_S = (0, 900, 1800, 3600, 7200, 14400)
 
 _EXPLANATION = """\
 `EpochTracker` fed second by second. A prefix verdict is any new answer `epochs` on the way; on a trace without epochs
-it is wrong. The first right verdict counts the epochs that were over; a trace that never got one counts as later than
-all others. Short traces cost more per hour than long ones: most of the work falls into the first minutes of a run."""
+it is wrong. The first right verdict counts the epochs that were over. Most work falls into a run's first minutes."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +62,7 @@ def streaming(cases: dict[str, list[Case]], every: int, jobs: int) -> list[str]:
     long_run = _long_run()
     rows = [_row(name, list(mapped(follow, some[::every], jobs))) for name, some in cases.items()]
     rows.append(_row("4 hours of 20 s epochs", [follow(long_run)]))
-    growth = (
-        "Work per tick while those four hours pass, and the longest single update. It is bounded by the memory, which "
-        "is full after 41 minutes at 10 Hz."
-    )
+    growth = "Work per tick while those four hours pass; the memory is full after 41 minutes at 10 Hz."
     return [
         "## Streaming",
         "",

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from page import bar, data_file, percent, table
 
-from gpusonde.simulator.allreduce import AllreduceMeasurement, AllreduceModel, Link, ResidualUse
+from gpusonde.simulator.allreduce import AllreduceMeasurement, AllreduceModel, Link
 from gpusonde.simulator.allreduce.boosting import PaperModel
 from gpusonde.simulator.allreduce.history import Decay
 
@@ -19,29 +19,24 @@ _SIZES_OF_A_CURVE = 15
 # 90 % of a normal distribution lie within so many standard deviations.
 _NINETY = 1.645
 _PROTOCOL = """\
-Rows: `allreduce.csv` without those of sources eBPF and Aceso, bandwidths above zero; repeats of a configuration count
-as their median. The error is that of the bus bandwidth, every row counting alike.
-*Unseen sizes*: named fabrics (all but the vTrain tables) and world sizes with {least} sizes or more; of the sizes in
-order every third is unseen, in three runs, so that each is unseen once, the smallest and largest too.
-Beside it every second size, in two runs.
-*Unseen world sizes*: the two vTrain tables (one machine with A100, one with V100); one world size at a time is left
-out and asked for at all sizes, the smallest and the largest world too. Nothing tells the model what machine it is.
-*Other machines*: fabrics of one machine (the Aceso rows up to 10 GB now included) with three world sizes or more, the
-inner ones left out in turn; RTX 3090 in pairs with a bridge, so that no interpolation knows where the bridges end.
-*gloo*: `gloo_probe.csv` (own; loopback and shaped namespaces, 1, 2 and 4 transfers at a time); medians of the repeats
-of a configuration. A fifth of the configurations is unseen (random, seed 0); then world size 6; then 2 transfers at a
-time.
-*XGBoost alone*: two models split at the MTU, on the logarithm of the bandwidth. *Paper*: the same two on the bandwidth,
-as published. Both get the same rows and the same features: size, world size, transfers at a time, fabric. *Without
-residual*: the default without its trees. *Within the 90 % interval*: share of the unseen rows in the model's own."""
+Rows: `allreduce.csv` without those of sources eBPF and Aceso, bandwidths above zero; repeats count as their median.
+The error is that of the bus bandwidth, every row counting alike. *Unseen sizes*: named fabrics (all but the vTrain
+tables) and world sizes with {least} sizes or more; of the sizes in order every third (every second) is unseen, in
+three (two) runs, so that each is unseen once. *Unseen world sizes*: the two vTrain tables (one machine with A100, one
+with V100); one world size at a time is left out. *Other machines*: fabrics of one machine (the Aceso rows up to 10 GB
+included), the inner world sizes left out in turn. *gloo*: `gloo_probe.csv` (own; loopback and shaped namespaces, 1, 2
+and 4 transfers at a time); a fifth of the configurations is unseen (random, seed 0); then world size 6; then 2
+transfers at a time. *XGBoost alone*: two models split at the MTU, on the logarithm of the bandwidth. *Paper*: the same
+two on the bandwidth, as published. Both get the same rows and features: size, world size, transfers at a time, fabric.
+*Within the 90 %
+interval*: share of the unseen rows in the model's own."""
 
 _SHORT = """\
-What falls short: the residual is never switched on by these data (where "default" and "without residual" are the same
-figure, it is off), because on world sizes that it has not seen it helps nowhere. Between neighbouring configurations of
-gloo on a busy machine, where scatter is most of the error, trees alone do better than the default. Rings say what the
-links of a machine allow, not that the library finds them: five V100 reach less than two rings would. Where bridges join
-GPUs in pairs no world size tells of another. Intervals on the vTrain tables are too wide: 12 % for allocations that one
-machine does not have."""
+The default's residual was switched on by {residuals} of {fits} fits: on world sizes that it has not seen it helps
+nowhere. What falls short: between neighbouring configurations of gloo on a busy machine trees alone do better; rings
+say what the links of a machine allow, not that the library finds them (five V100 reach less than two rings would);
+where
+bridges join GPUs in pairs (RTX 3090) no world size tells of another; intervals on the vTrain tables are too wide."""
 
 
 @dataclass
@@ -52,6 +47,7 @@ class Score:
     groups: list[str] = field(default_factory=list)
     inside: list[bool] = field(default_factory=list)
     negative: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    residuals: list[bool] = field(default_factory=list)
 
     def mape(self, method: str, group: str | None = None) -> float:
         """Mean error of a method, of one group or of all rows."""
@@ -64,7 +60,7 @@ class Score:
         return len(self.groups)
 
 
-METHODS = ("default", "without residual", "XGBoost alone", "paper")
+METHODS = ("default", "XGBoost alone", "paper")
 
 
 def section(args: argparse.Namespace) -> list[str]:
@@ -88,18 +84,14 @@ def section(args: argparse.Namespace) -> list[str]:
     shown += [(f"gloo, {name}", score) for name, score in gloo.items()]
     columns = ("what is unseen", "rows", *METHODS, "within the 90 % interval", "negative: default / paper")
     lines += table(columns, [_row(name, score) for name, score in shown])
-    lines += ["By world size that was left out, default (XGBoost alone):", ""]
-    lines += table(("fabric", *(f"{world}" for world in (2, 3, 4, 5, 6, 7, 8))), _by_world(worlds))
-    lines += ["Other machines, default (XGBoost alone):", ""]
-    lines += table(("fabric", *(f"{world}" for world in (2, 3, 4, 5, 6, 7, 8))), _by_world(others))
     lines += ["Unseen sizes, every third, by fabric:", ""]
     by_fabric = [
-        (name, devices[name], sizes.groups.count(name), *(percent(sizes.mape(method, name)) for method in METHODS))
+        (name, devices[name], sizes.groups.count(name), *(percent(sizes.mape(method, name)) for method in METHODS[:2]))
         for name in sorted(set(sizes.groups))
     ]
-    lines += table(("fabric", "GPU", "rows", *METHODS), by_fabric)
-    lines += ["The same by GPU, every row counting alike:", ""]
-    return [*lines, *table(("GPU", "rows", *METHODS), _by_gpu(sizes, devices)), *_SHORT.splitlines(), ""]
+    lines += table(("fabric", "GPU", "rows", *METHODS[:2]), by_fabric)
+    fits = [on for _, score in shown for on in score.residuals]
+    return [*lines, *_SHORT.format(residuals=sum(fits), fits=len(fits)).splitlines(), ""]
 
 
 def _bars(args: argparse.Namespace, sizes: Score, worlds: Score, gloo: dict[str, Score]) -> None:
@@ -146,7 +138,7 @@ def unseen_worlds(tables: Sequence[AllreduceMeasurement]) -> Score:
     for world in sorted({one.world_size for one in tables}):
         seen = [one for one in tables if one.world_size != world]
         unseen = [one for one in tables if one.world_size == world]
-        ask(score, seen, unseen, lambda one: f"{one.fabric}|{one.world_size}")
+        ask(score, seen, unseen, lambda one: one.fabric)
     return score
 
 
@@ -160,7 +152,7 @@ def inner_worlds(rows: Sequence[AllreduceMeasurement]) -> Score:
         for world in sorted({one.world_size for one in found})[1:-1]:
             unseen = [one for one in found if one.world_size == world]
             seen = [one for one in found if one.world_size != world]
-            ask(score, seen, unseen, lambda one: f"{one.fabric}|{one.world_size}")
+            ask(score, seen, unseen, lambda one: one.fabric)
     return score
 
 
@@ -195,7 +187,7 @@ def ask(
 ) -> None:
     """Fit every method to the seen measurements and ask it for the unseen ones."""
     default = AllreduceModel.fit(seen)
-    plain = AllreduceModel.fit(seen, residual=ResidualUse.OFF) if default.residual is not None else default
+    score.residuals.append(default.residual is not None)
     decay = Decay(1.0)
     trees, paper = PaperModel(seen, decay, log_target=True), PaperModel(seen, decay)
     together: dict[tuple[str, int, int], list[AllreduceMeasurement]] = defaultdict(list)
@@ -207,7 +199,6 @@ def ask(
         told = default.network(fabric).bus_bandwidth(sizes, world, concurrent)
         found = {
             "default": told.bytes_per_second,
-            "without residual": plain.network(fabric).bus_bandwidth(sizes, world, concurrent).bytes_per_second,
             "XGBoost alone": trees.published(Link(fabric), sizes, world, concurrent),
             "paper": paper.published(Link(fabric), sizes, world, concurrent),
         }
@@ -227,27 +218,3 @@ def _row(name: str, score: Score) -> tuple[str, ...]:
         percent(float(np.mean(score.inside)), 0),
         f"{score.negative['default']} / {score.negative['paper']}",
     )
-
-
-def _by_gpu(sizes: Score, devices: dict[str, str]) -> list[tuple[str, ...]]:
-    """Errors by the generation that a GPU's name begins with."""
-    named = {fabric: str(devices[fabric]).split("-")[0].replace("?", "unnamed") for fabric in set(sizes.groups)}
-    lines = []
-    for gpu in sorted(set(named.values())):
-        of_gpu = np.array([named[fabric] == gpu for fabric in sizes.groups])
-        cells = [percent(float(np.array(sizes.errors[method])[of_gpu].mean())) for method in METHODS]
-        lines.append((gpu, str(int(of_gpu.sum())), *cells))
-    return lines
-
-
-def _by_world(worlds: Score) -> list[tuple[str, ...]]:
-    lines = []
-    for fabric in sorted({name.split("|")[0] for name in worlds.groups}):
-        cells = [
-            f"{percent(worlds.mape('default', key))} ({percent(worlds.mape('XGBoost alone', key), 0)})"
-            if (key := f"{fabric}|{world}") in worlds.groups
-            else "-"
-            for world in (2, 3, 4, 5, 6, 7, 8)
-        ]
-        lines.append((fabric, *cells))
-    return lines

@@ -6,7 +6,6 @@ import argparse
 import math
 import os
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
@@ -81,14 +80,14 @@ def _replay(args: argparse.Namespace) -> list[str]:
     campaigns = spot_jobs.read_sets(folder)
     jobs = 3 if args.quick else JOBS
     lines = ["### Real spot traces replayed", "", _PROTOCOL, ""]
+    rows = []
     for number, campaign in enumerate(campaigns):
         drawn = spot_jobs.draw(campaign, prices, jobs)
         existed = [job for job in drawn if job.plan_existed()]
         tasks = [(folder, number, jobs, place) for place, job in enumerate(drawn) if job.plan_existed()]
         with ProcessPoolExecutor(os.cpu_count()) as pool:
             played = list(pool.map(_play, tasks))
-        cpu_s = sum(seconds for _, seconds in played)
-        outcomes = {rule.name: [found[place] for found, _ in played] for place, rule in enumerate(RULES)}
+        outcomes = {rule.name: [found[place] for found in played] for place, rule in enumerate(RULES)}
         days = campaign.duration_s / 86400
         ours, sure = outcomes[RULES[0].name], outcomes[RULES[1].name]
         missed = _missed(existed, ours)
@@ -101,26 +100,30 @@ def _replay(args: argparse.Namespace) -> list[str]:
             bar(args, "the same: cost against on demand, against always-cheapest-spot", "reported",
                 f"{percent(share)} of on demand; {_usd(ours) / _usd(spot):.2f} times always-cheapest-spot, which "
                 f"misses {percent(_missed(existed, spot) / len(existed))}", met=True)  # fmt: skip
-        steps = sum(outcome.steps for rule in outcomes.values() for outcome in rule)
-        said = f"**{campaign.name}**, {days:.1f} days: {', '.join(_available(campaign))}. Of {jobs} jobs a plan existed"
-        said += f" for {len(existed)}. {1e3 * cpu_s / steps:.2f} ms of CPU per step, the simulated world included."
-        lines += [
-            said,
-            "",
-            *table(_COLUMNS, [_row(rule.name, existed, outcomes[rule.name], sure) for rule in RULES]),
-        ]
-        if number == 0:
-            lines += ["By deadline, as a multiple of the time on one machine:", "", *_by_deadline(existed, outcomes)]
-    return lines
+            by_deadline = _by_deadline(existed, outcomes)
+        what = f"{campaign.name}, {days:.1f} days, {len(existed)} of {jobs} jobs"
+        rows.append((what, f"{_usd(sure):,.0f}", *(_summary(existed, outcomes[rule.name], sure) for rule in RULES)))
+    said = (
+        "By rule: missed deadlines; cost as a share of the on-demand rule's; the latest end as a share of the "
+        "deadline; preemptions per job."
+    )
+    return [
+        *lines,
+        said,
+        "",
+        *table(("traces", "on demand, USD", *(rule.name for rule in RULES)), rows),
+        f"The same by deadline, {campaigns[0].name}: missed / cost.",
+        "",
+        *by_deadline,
+    ]
 
 
-def _play(task: tuple[Path, int, int, int]) -> tuple[list[Outcome], float]:
-    """Play one job of a campaign under every rule, in a process of its own; outcomes and seconds of CPU."""
+def _play(task: tuple[Path, int, int, int]) -> list[Outcome]:
+    """Play one job of a campaign under every rule, in a process of its own."""
     folder, number, jobs, place = task
     campaign = spot_jobs.read_sets(folder)[number]
     job = spot_jobs.draw(campaign, spot_jobs.spot_prices(folder / "spot_history_aws_2020.csv"), jobs)[place]
-    started = time.process_time()
-    return [_run(rule, job, campaign) for rule in RULES], time.process_time() - started
+    return [_run(rule, job, campaign) for rule in RULES]
 
 
 def _run(rule: Rule, job: spot_jobs.SpotJob, campaign: spot_jobs.SpotSet) -> Outcome:
@@ -144,28 +147,11 @@ def _usd(outcomes: Sequence[Outcome]) -> float:
     return sum(outcome.usd for outcome in outcomes)
 
 
-def _row(
-    name: str, jobs: Sequence[spot_jobs.SpotJob], outcomes: Sequence[Outcome], sure: Sequence[Outcome]
-) -> tuple[str, ...]:
-    ratios = [mine.usd / other.usd for mine, other in zip(outcomes, sure, strict=True)]
+def _summary(jobs: Sequence[spot_jobs.SpotJob], outcomes: Sequence[Outcome], sure: Sequence[Outcome]) -> str:
     ends = [o.end_s / job.deadline_s for job, o in zip(jobs, outcomes, strict=True) if math.isfinite(o.end_s)]
-    missed = _missed(jobs, outcomes)
-    return (
-        name,
-        f"{missed} ({percent(missed / len(jobs))})",
-        f"{_usd(outcomes):,.0f}",
-        percent(_usd(outcomes) / _usd(sure)),
-        percent(statistics.median(ratios)),
-        f"{max(ends):.2f}" if len(ends) == len(outcomes) else "some never",
-        f"{statistics.mean(o.preemptions for o in outcomes):.1f}",
-        percent(statistics.mean(o.spot_share for o in outcomes), 0),
-    )
-
-
-_COLUMNS = (
-    "rule", "missed", "cost, USD", "of on demand", "median job, of on demand", "latest end by deadline",
-    "preemptions per job", "machine hours on spot",
-)  # fmt: skip
+    latest = f"{max(ends):.2f}" if len(ends) == len(outcomes) else "some never"
+    share = percent(_usd(outcomes) / _usd(sure))
+    return f"{_missed(jobs, outcomes)}; {share}; {latest}; {statistics.mean(o.preemptions for o in outcomes):.1f}"
 
 
 def _by_deadline(jobs: Sequence[spot_jobs.SpotJob], outcomes: Mapping[str, Sequence[Outcome]]) -> list[str]:
@@ -182,19 +168,12 @@ def _by_deadline(jobs: Sequence[spot_jobs.SpotJob], outcomes: Mapping[str, Seque
         }
         cells = (f"{missed[rule.name]} / {percent(usd[rule.name] / sure, 0)}" for rule in RULES)
         rows.append((f"{deadline:g}", len(places), *cells))
-    return table(("deadline", "jobs", *(f"{rule.name}: missed / cost" for rule in RULES)), rows)
-
-
-def _available(campaign: spot_jobs.SpotSet) -> list[str]:
-    return [
-        f"{zone} {percent(statistics.mean(trace.counts) / campaign.quota, 0)}" for zone, trace in campaign.zones.items()
-    ]
+    return table(("deadline", "jobs", *(rule.name for rule in RULES)), rows)
 
 
 _FIGURE = (
     "ResNet50, batch 1,024, 400 iterations, deadline 500 s, least cost; spot machines 2 x p3.8xl, 8 x g3.8xl, 8 x "
-    "g4dn.8xl at the seed's prices. The world: boots take 138 and 95 s, one p3.8xl goes at 222 s, is noticed 1 s later "
-    "and its volume is free 4 s after that; iterations take 84 s / 200 and then 96 s / 200. The controller knows the "
-    "seed's own projections (152 s / 400, 101 s / 200, and case study 1 for the T4) and follows its rules (`paper`)."
+    "g4dn.8xl at the seed's prices; boots of 138 and 95 s, one p3.8xl goes at 222 s. The controller knows the seed's "
+    "own projections and follows its rules (`paper`)."
 )
 _PROTOCOL = (Path(__file__).with_name("continual.md")).read_text(encoding="utf-8").strip()

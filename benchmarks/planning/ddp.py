@@ -42,20 +42,17 @@ _RANK = Path(__file__).with_name("ddp_rank.py")
 _PATIENCE_S = 900.0
 # Printed with every figure, and older than them.
 _PROTOCOL = """
-*Real*: autograd, torch's reducer with buckets of 1 MiB, gloo, the kernel's TCP, links between network namespaces on
-one bridge (what each machine sends shaped to 50 or 100 Mbit/s), SGD with momentum over 4.7 MB of parameters.
-*Emulated*: computation, by layers that sleep (forward 20 ms + 1 ms per sample, backward twice that), since two cores
-cannot compute for four devices. *Devices*: all alike; half of them 1.6 times as slow; steps that scatter by 10 % on
-every device. *Known beforehand*: the profile (`gpusonde profile`) of each kind of device, by itself, at batch sizes
-8, 24, 80 and 240, which holds the gradient trace and the optimizer step too; and medians of five or more allreduces
-(`gpusonde probe allreduce`) of 4, 32, 128, 512 and 2,048 KiB in the same world, alone and two at a time. *Asked*:
-batch sizes 16, 48, 120 and 200 per device, none of them profiled. *Measured*: the median of 6 iterations after 3 (of
-12 with scattering steps); an iteration lasts as long as on the slowest rank. Where they scatter by 10 % or more
-(standard deviation over mean) they are taken again, up to three times, then left out and counted. *Default*: the
-median of the iteration simulator with max-min sharing, gloo's two transfers in flight, and as capacity what two
-transfers of the largest probed size reach together. *APM*: straight line through the same profile, rated bandwidth,
-full overlap. *The seed's rules*: its piecewise linear curve and its sharing with any number in flight, no optimizer
-step. *No overlap*: the straight line and the exchange at rated bandwidth, one behind the other.
+*Real*: autograd, torch's reducer with buckets of 1 MiB, gloo, TCP between network namespaces on one bridge (what each
+machine sends shaped to 50 or 100 Mbit/s), SGD with momentum over 4.7 MB of parameters. *Emulated*: computation, by
+layers that sleep (forward 20 ms + 1 ms per sample, backward twice that). *Known beforehand*: the profile of each kind
+of device (`gpusonde profile`) at batch sizes 8, 24, 80 and 240, and medians of five or more allreduces (`gpusonde
+probe allreduce`) of 4 to 2,048 KiB in the same world, alone and two at a time. *Asked*: batch sizes 16, 48, 120 and
+200 per device. *Measured*: the median of 6 iterations after 3 (of 12 with scattering steps), on the slowest rank;
+taken again, up to three times, where they scatter by 10 % or more, then left out and counted. *Default*: the iteration
+simulator with max-min sharing, gloo's two transfers in flight, and as capacity what two transfers of the largest
+probed size reach together. *APM*: straight line through the same profile, rated bandwidth, full overlap. *The seed's
+rules*: its piecewise linear curve and sharing with any number in flight, no optimizer step. *No overlap*: straight
+line, then the exchange at rated bandwidth.
 """.strip().splitlines()
 
 
@@ -132,24 +129,23 @@ def section(args: argparse.Namespace) -> list[str]:
     ours, apm = (means[method] for method in methods[:2])
     bar(args, "real DDP over shaped links, 2 and 4 ranks", "<= 5 %, below APM",
         f"{percent(ours)}, APM {percent(apm)}", met=ours <= 0.05 and ours < apm)  # fmt: skip
-    rows = [("**all**", len(kept), "", "", *(f"**{percent(means[method])}**" for method in methods))]
+    rows = [("**all**", "", *(f"**{percent(means[method])}**" for method in methods))]
     for key in dict.fromkeys((run.world_size, run.megabits, run.configuration) for run in kept):
         group = [run for run in kept if (run.world_size, run.megabits, run.configuration) == key]
         seconds = [run.measured_s for run in group]
         errors = (percent(float(np.mean([run.error(method) for run in group]))) for method in methods)
         name = f"{key[0]} ranks, {key[1]:.0f} Mbit/s, {key[2]}"
-        rows.append((name, len(group), f"{min(seconds):.2f} to {max(seconds):.2f} s",
-                     percent(max(run.scatter for run in group)), *errors))  # fmt: skip
+        rows.append((name, f"{min(seconds):.2f} to {max(seconds):.2f} s", *errors))
     below = np.mean([run.said_s[methods[0]] < run.measured_s for run in kept])
     worst = max(run.error(methods[0]) for run in kept)
     text = (
         f"{len(kept)} of {len(runs)} kept, {sum(run.tries > 1 for run in kept)} of them after a repetition. The load "
         f"average was {load_before:.1f} before and {os.getloadavg()[0]:.1f} after, on {os.cpu_count()} cores. The "
         f"default's worst error is {percent(worst)}; {percent(float(below), 0)} of its estimates are below the "
-        "measurement. Where all machines are limited by one shaped link, any sharing that keeps it busy takes equally "
-        "long: this data does not tell the default's rules from the seed's."
+        "measurement. Behind one shaped link any sharing that keeps it busy takes equally long: this data does not "
+        "tell the default's rules from the seed's."
     )
-    columns = ("configuration", "batch sizes", "iterations", "most scatter", *methods)
+    columns = ("configuration", "iterations", *methods)
     return ["## Real training over a shaped network", "", *_PROTOCOL, "", text, "", *table(columns, rows)]
 
 
@@ -235,7 +231,6 @@ def say(
         "APM": apm_iteration_s(apm, parameter_bytes),
         "the seed's rules": simulated("paper", SharingRule.SEED, 0.0).p50_s,
         "no overlap": compute_s + float(ring_traffic_bytes([parameter_bytes], world_size)[0]) / rated,
-        "computation alone": compute_s,
     }
 
 

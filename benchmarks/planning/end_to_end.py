@@ -23,22 +23,12 @@ _NORMAL_90 = 1.645
 _RANDOM_HALVES = range(10)
 
 _METHODS_TEXT = (
-    "`gpusonde.simulator.calibration`. Default: curve and exchange times over placements by Gaussian processes whose "
-    "settings are averaged by how well they explain what is known; two, four and eight buckets averaged. `paper`: the "
-    "piecewise linear curve, eight buckets, each placement's exchange as measured, least squares for placements that "
-    "were not. APM: straight line and full overlap; it would be given rated bandwidths, which these rows do not state, "
-    "and gets the calibrating rows instead, which is better for it. No overlap: straight line plus exchange."
-)
-_DEVELOPED_TEXT = (
-    "Four constants of the calibration were chosen on these rows, on other splits than those below: known "
-    "placements drawn at random (seeds 10 to 29), probes of the curve as above and drawn at random. They depend "
-    "little on any one network: measurements scatter by 5 % (the robust standard deviation of repeats is 4.2 to "
-    "5.1 %, whichever network is left out); the quickest 10 % of the placements say how far a GPU beside others "
-    "is off from one alone (of 0 to 50 % the best for the errors of the other networks, or within 0.1 points of "
-    "it); a line over placements moves the exchange by half of its median (for each of the six networks better "
-    "than or as good as 2, which it was before); ranges widen by 5.5 % per root of the distance in batch size "
-    "(with 4.6 to 6.2 % they hold 90 % of the other networks' rows). The splits below and those of the regret "
-    "were run twice: before and after the third of these constants."
+    "`gpusonde.simulator.calibration`. Default: curve and exchange times over placements by Gaussian processes; two, "
+    "four and eight buckets averaged. `paper`: the piecewise linear curve, eight buckets, each placement's exchange as "
+    "measured, least squares for placements that were not. APM: straight line and full overlap. No overlap: straight "
+    "line plus exchange. Four constants of the calibration were chosen on these rows, on other splits (random known "
+    "placements, seeds 10 to 29); they depend little on any one network. The splits below and those of the regret were "
+    "run twice: before and after the third of these constants."
 )
 
 Predict = Callable[[tuple[int, ...], np.ndarray], np.ndarray]
@@ -71,7 +61,7 @@ def section(args: argparse.Namespace) -> list[str]:
     curves = list(curves_of(sia.read(data_file(args, "scaling.csv"))))
     if args.quick:
         curves = [curve for curve in curves if curve.key[1] == "quad"]
-    lines = ["## End to end", "", _METHODS_TEXT, "", _DEVELOPED_TEXT, ""]
+    lines = ["## End to end", "", _METHODS_TEXT, ""]
     for what, unseen, wanted in (("unseen batches", False, 0.08), ("unseen placements", True, 0.095)):
         errors = {name: _errors(curves, method, unseen=unseen) for name, method in METHODS.items()}
         beside = {"all single-GPU rows known instead of four": _errors(curves, _all_probes, unseen=unseen)}

@@ -1,4 +1,4 @@
-"""The results page: sections that can be measured one by one, and the table of all bars at its top."""
+"""The results page: sections that can be measured one by one, and what falls short of its bar at its top."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def percent(share: float, digits: int = 1) -> str:
 
 
 def bar(args: argparse.Namespace, what: str, wanted: str, measured: str, *, met: bool) -> None:
-    """Note one bar of the section at work; it gets into the section's first table and the page's."""
+    """Note one bar of the section at work; it gets into the section's first table."""
     args.bars.append((what, wanted, measured, "yes" if met else "**no**"))
 
 
@@ -57,12 +57,13 @@ def read_sections(page: Path) -> dict[str, list[str]]:
 
 
 def write_page(page: Path, head: Sequence[str], sections: dict[str, list[str]]) -> None:
-    """Write head, the bars of all sections, and the sections."""
+    """Write head, the bars that are not met, and the sections."""
     bars = [row for lines in sections.values() for row in _bar_rows(lines)]
     text = [*head, ""]
     if bars:
-        said = "What says **no** falls short of its bar; its section says why. What is *reported* has none."
-        text += ["## All bars", "", said, "", *table(BAR_COLUMNS, bars)]
+        missed = [row for row in bars if row[-1] != "yes"]
+        said = f"{len(bars) - len(missed)} of {len(bars)} bars are met (what is *reported* has none); the others:"
+        text += ["## What falls short", "", said, "", *table(BAR_COLUMNS, missed)]
     for name, lines in sections.items():
         text += [_MARK.format(name), *_trimmed(lines), ""]
     page.parent.mkdir(parents=True, exist_ok=True)

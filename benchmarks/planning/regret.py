@@ -145,18 +145,17 @@ def section(args: argparse.Namespace) -> list[str]:
         "best candidate that was measured."
     )
     choosers = (
-        f"`{OURS}` and `{SEED}` (its piecewise linear curve, its eight even buckets, a linear model of placements) get "
+        f"`{OURS}` and `{SEED}` (its piecewise linear curve, eight even buckets, a linear model of placements) get "
         "the same measurements. APM gets the same probes and rated networks. Oracle-BO measures a third of the "
-        "candidates for real, the same number on each cluster, and takes the best of them; the mean over "
-        f"{_EXPLORERS} seeds counts. FGF takes the fastest GPU and the batch nearest to {_MAGIC_BATCH}, CGF the "
-        "cheapest GPU and as few of them as possible."
+        f"candidates for real and takes the best of them (mean of {_EXPLORERS} seeds). FGF takes the fastest GPU and "
+        f"the batch nearest to {_MAGIC_BATCH}, CGF the cheapest GPU and as few of them as possible."
     )
     lines = [
         "## Regret",
         "",
         asked,
         "",
-        *table(("chooser", "objective", "mean", "median", "p90", "most", "within 5 %"), list(_rows(scores))),
+        *table(("chooser", "objective", "mean", "p90", "within 5 %"), list(_rows(scores))),
         choosers,
         "",
         *_other_sets(rows, candidates),
@@ -181,8 +180,12 @@ def _rows(scores: dict[str, dict[str, np.ndarray]]) -> Iterator[tuple[str, ...]]
 
 
 def _summary(regrets: np.ndarray) -> tuple[str, ...]:
-    figures = (regrets.mean(), np.median(regrets), np.quantile(regrets, 0.9), regrets.max())
+    figures = (regrets.mean(), np.quantile(regrets, 0.9))
     return (*(f"{figure:.3f}" for figure in figures), percent(float((regrets <= 1.05).mean()), 0))
+
+
+def _mean_and_p90(regrets: np.ndarray) -> str:
+    return f"{regrets.mean():.3f} / {np.quantile(regrets, 0.9):.3f}"
 
 
 def _other_sets(rows: Sequence[sia.StepTime], candidates: Sequence[Estimates]) -> list[str]:
@@ -192,36 +195,34 @@ def _other_sets(rows: Sequence[sia.StepTime], candidates: Sequence[Estimates]) -
         "candidates within 10 %": list(choices(candidates, width=0.1)),
         _OTHER_HALF: list(choices(estimates_of(rows, 1))),
     }
+    whos = (OURS, SEED, APM, "Oracle-BO")
     lines = []
     for what, found in sets.items():
         for objective in ("time", "cost"):
             asked = [choice for choice in found if choice.objective == objective]
-            for who in (OURS, SEED, APM, "Oracle-BO"):
-                regrets = np.array([CHOOSERS[who](choice) for choice in asked])
-                lines.append((what, objective, str(len(asked)), who, *_summary(regrets)))
-    columns = ("otherwise", "objective", "problems", "chooser", "mean", "median", "p90", "most", "within 5 %")
+            regrets = [np.array([CHOOSERS[who](choice) for choice in asked]) for who in whos]
+            lines.append((f"{what}, {objective}", len(asked), *map(_mean_and_p90, regrets)))
     drawn = [list(choices(estimates_of(rows, np.random.default_rng(seed)))) for seed in _RANDOM_HALVES]
     means = []
     for objective in ("time", "cost"):
         asked = [[choice for choice in found if choice.objective == objective] for found in drawn]
-        for who in (OURS, SEED):
-            regrets = [np.array([CHOOSERS[who](choice) for choice in found]) for found in asked]
-            pooled = np.concatenate(regrets)
-            lines.append((f"half of the placements at random, {len(drawn)} draws", objective, str(pooled.size), who,
-                          *_summary(pooled)))  # fmt: skip
-            if who == OURS:
-                means.append(f"{min(map(np.mean, regrets)):.3f} to {max(map(np.mean, regrets)):.3f} for {objective}")
+        by_draw = {who: [np.array([CHOOSERS[who](choice) for choice in found]) for found in asked] for who in whos[:2]}
+        pooled = [np.concatenate(regrets) for regrets in by_draw.values()]
+        what = f"half of the placements at random, {len(drawn)} draws, {objective}"
+        lines.append((what, pooled[0].size, *map(_mean_and_p90, pooled), "-", "-"))
+        ours = [regrets.mean() for regrets in by_draw[OURS]]
+        means.append(f"{min(ours):.3f} to {max(ours):.3f} for {objective}")
     other = {
         who: np.mean([CHOOSERS[who](choice) for choice in sets[_OTHER_HALF] if choice.objective == "time"])
         for who in (OURS, "Oracle-BO")
     }
     text = (
-        "The same with other problems, defined after the first ones and used for nothing else. Which half of the "
-        f"placements is known matters more than how problems are drawn: with the other half, {OURS} has a mean of "
-        f"{other[OURS]:.3f} for time and Oracle-BO {other['Oracle-BO']:.3f}; of {len(drawn)} halves drawn at random, "
-        f"{OURS} has a mean of {' and of '.join(means)}. Oracle-BO is scored on the very measurements that it took, "
-        "the same ones whichever half is known."
+        "Other problems from the same rows, defined after the first ones: mean / 90th percentile. Which half of the "
+        f"placements is known matters most: with the other half {OURS} has {other[OURS]:.3f} for time and Oracle-BO "
+        f"{other['Oracle-BO']:.3f}; over {len(drawn)} random halves the mean is {' and '.join(means)}. Oracle-BO is "
+        "scored on the very measurements that it took."
     )
+    columns = ("otherwise", "problems", *whos)
     return [text, "", *table(columns, lines)]
 
 
@@ -233,8 +234,7 @@ def _floor(rows: Sequence[sia.StepTime]) -> list[str]:
         regrets = np.array([CHOOSERS[OURS](choice) for choice in found if choice.objective == objective])
         parts.append(f"{regrets.mean():.3f} for {objective} (p90 {np.quantile(regrets, 0.9):.3f})")
     text = (
-        "The best of many candidates is one that happened to run fast when it was measured. Given all single-GPU "
-        "batch sizes and all batch sizes of all placements, the same model still has a regret of "
+        "Given all single-GPU batch sizes and all batch sizes of all placements, the same model still has a regret of "
         f"{' and '.join(parts)}: about that much is scatter of single measurements, which no smooth model can know."
     )
     return [text, ""]

@@ -27,27 +27,19 @@ _COST = 100.0
 _GAMMAS = (0.01, 0.03, 0.1)
 _EPSILON = 0.05
 _THREADS = 2
-_COLUMNS = (
-    "description of the network",
-    "seed's PR2 on time, random 80/20",
-    "SVR, random 80/20",
-    "SVR, leave one architecture out",
-    "its median",
-)
+_COLUMNS = ("seed's PR2 on time, random 80/20", "SVR, random 80/20", "SVR, leave one architecture out")
 
 
 def section(args: argparse.Namespace) -> list[str]:
     """Lines of the section."""
     torchvision, profet = cut.torchvision(args), cut.profet(args)
-    lines = [
-        "## Controls",
-        "",
-        *_table(args, "Torchvision rows", [torchvision]),
-        *_table(args, "PROFET rows", [profet]),
-    ]
+    tables = {"torchvision": [torchvision], "PROFET": [profet]}
     if machines := list(cut.machines(torchvision).values()):
-        lines += _table(args, f"Torchvision rows, one machine, fp32, mean of {len(machines)} machines", machines)
-    return lines
+        tables[f"one machine, fp32 (mean of {len(machines)})"] = machines
+    found = {heading: _figures(args, heading, rows) for heading, rows in tables.items()}
+    columns = ("description of the network", *(f"{heading}: {each}" for heading in found for each in _COLUMNS))
+    rows = [(said, *(percent(each) for some in found.values() for each in some[said])) for said in found["PROFET"]]
+    return ["## Controls", "", *table(columns, rows)]
 
 
 def layers_and_parameters_errors(rows: Rows, *, quick: bool) -> Floats:
@@ -57,8 +49,8 @@ def layers_and_parameters_errors(rows: Rows, *, quick: bool) -> Floats:
     return svr_errors(np.hstack([columns, descriptions.cluster(rows)]), rows, folds)
 
 
-def _table(args: argparse.Namespace, heading: str, tables: Sequence[Rows]) -> list[str]:
-    """Every description on every table of rows; the mean over tables."""
+def _figures(args: argparse.Namespace, heading: str, tables: Sequence[Rows]) -> dict[str, list[float]]:
+    """Description -> errors in the order of the columns; the mean over tables."""
     # Description -> errors of each table (and of each draw), one number for each column.
     found: dict[str, list[tuple[float, ...]]] = {}
     for rows in tables:
@@ -67,17 +59,14 @@ def _table(args: argparse.Namespace, heading: str, tables: Sequence[Rows]) -> li
         for said, draws in _descriptions(rows, args.quick):
             for each in draws:
                 columns = np.hstack([each, beside])
-                by_name = svr_errors(columns, rows, unseen)
                 figures = (
                     polynomial_errors(columns, rows, random),
                     svr_errors(columns, rows, random),
-                    by_name,
-                    np.median(by_name),
+                    svr_errors(columns, rows, unseen),
                 )
                 found.setdefault(said, []).append(tuple(float(np.mean(one)) for one in figures))
             print(f"{heading}: {said} {found[said][-1]}", file=sys.stderr, flush=True)
-    shown = [(said, *(percent(float(each)) for each in np.mean(figures, axis=0))) for said, figures in found.items()]
-    return [f"### {heading}", "", *table(_COLUMNS, shown)]
+    return {said: [float(each) for each in np.mean(figures, axis=0)] for said, figures in found.items()}
 
 
 def polynomial_errors(columns: Floats, rows: Rows, folds: Sequence[Fold]) -> Floats:

@@ -13,12 +13,12 @@ from page import bar, percent, table
 
 from gpusonde.predictor.workload.engine.evaluation import Evaluation, Protocol
 
-_COLUMNS = ("family left out", "rows", "error", "median", "off by 3x", "flagged", "off by 3x and not flagged")
+_COLUMNS = ("family left out", "rows", "error", "off by 3x", "flagged", "off by 3x and not flagged")
 
 
 def section(args: argparse.Namespace) -> list[str]:
     """Lines of the section, bars noted in ``args``."""
-    lines = ["## Families", ""]
+    lines, beside_lines = [], []
     silent, asked, raised, known = 0, 0, 0, 0
     for name, rows in ((torchvision_rows.NAME, cut.torchvision(args)), (profet_rows.NAME, cut.profet(args))):
         answers = accuracy.asked(args, name, rows, Protocol.FAMILY)
@@ -26,25 +26,19 @@ def section(args: argparse.Namespace) -> list[str]:
         beside = accuracy.asked(args, name, rows, Protocol.ARCHITECTURE)
         silent, asked = silent + int(quiet.sum()), asked + len(quiet)
         raised, known = raised + int(beside.flagged.sum()), known + len(beside.flagged)
-        by_family = [_line(family, answers, some) for family, some in answers.by_fold().items()]
-        unknown = (
-            f"Leave one architecture out of the same rows: {percent(float(beside.flagged.mean()))} flagged, "
-            f"{int(beside.far_off.sum())} rows off by 3x, {int((beside.far_off & ~beside.flagged).sum())} of them not "
-            f"flagged. The error of flagged rows there is {_error(beside, beside.flagged)}, of the others "
-            f"{_error(beside, ~beside.flagged)}."
+        lines += [_line(f"{name}: {family}", answers, some) for family, some in answers.by_fold().items()]
+        lines.append(_line(f"**{name}, all**", answers, np.ones(len(quiet), dtype=bool)))
+        beside_lines.append(
+            f"{name}: {percent(float(beside.flagged.mean()))} flagged (error {_error(beside, beside.flagged)}, of the "
+            f"others {_error(beside, ~beside.flagged)}), {int(beside.far_off.sum())} rows off by 3x, "
+            f"{int((beside.far_off & ~beside.flagged).sum())} of them not flagged"
         )
-        lines += [
-            f"### {name} rows, leave one family out",
-            "",
-            *table(_COLUMNS, [*by_family, _line("**all**", answers, np.ones(len(quiet), dtype=bool))]),
-            unknown,
-            "",
-        ]
     measured = f"{silent} of {asked}"
     bar(args, "leave one family out, off by more than 3x without the flag", "0", measured, met=not silent)
     share = raised / known
     bar(args, "the flag on leave-one-architecture-out rows", "<= 10 %", percent(share), met=share <= 0.1)
-    return lines
+    said = f"Leave one architecture out of the same rows. {'. '.join(beside_lines)}."
+    return ["## Families", "", *table(_COLUMNS, lines), said, ""]
 
 
 def _line(name: str, answers: Evaluation, some: np.ndarray) -> tuple[object, ...]:
@@ -54,7 +48,6 @@ def _line(name: str, answers: Evaluation, some: np.ndarray) -> tuple[object, ...
         name,
         len(found),
         percent(float(found.mean())),
-        percent(float(np.median(found))),
         int(far_off.sum()),
         percent(float(flagged.mean())),
         int((far_off & ~flagged).sum()),

@@ -18,13 +18,11 @@ from gpusonde.predictor.workload.graph.cost import graph_cost
 _WHAT = "parameters and FLOPs of the torchvision networks in the file"
 _SAID = (
     "Every classification network of torchvision, built on the meta device (no weights) and read by torch.fx and by "
-    "torch.export, one image, in evaluation. *Parameters*: networks whose graph has exactly as many trainable numbers "
-    "as the module. *FLOPs*: whose matrix operations (two per multiply-add) are exactly what "
-    "`torch.utils.flop_counter` counts. *Both alike*: fx and export make the same operations, shapes, weights and "
-    "edges, of those that fx reads; fx is refused where it would miss anything (fused attention, functions that it "
-    "does not look into), and export's graph is taken. *Zoo*: the graph shipped with the package has the same "
-    "operations. Auxiliary heads (GoogLeNet, Inception v3) run in training only: their graphs are taken as in "
-    "training, and compared so. Times are per network, on two busy cores."
+    "torch.export, one image, in evaluation. *Parameters*: networks whose graph has exactly as many trainable "
+    "numbers as the module. *FLOPs*: whose matrix operations are exactly what `torch.utils.flop_counter` counts. "
+    "*Both alike*: fx and export make the same graph, of those that fx reads; it is refused where it would miss "
+    "anything, and export's graph is taken. *Zoo*: the graph shipped with the package has the same operations. "
+    "Seconds per network."
 )
 
 
@@ -34,7 +32,6 @@ class Checked:
 
     Attributes:
         name: As torchvision calls it.
-        family: As the zoo says.
         operations: Of its graph.
         parameters_exact: All trainable numbers are in it, each once.
         flops_exact: Its matrix FLOPs are those that torch counts.
@@ -45,7 +42,6 @@ class Checked:
     """
 
     name: str
-    family: str
     operations: int
     parameters_exact: bool
     flops_exact: bool
@@ -86,8 +82,6 @@ def section(args: argparse.Namespace) -> list[str]:
     met = bool(known) and len(exact) == len(known) and transformer.exact
     bar(args, _WHAT, "exact, both front ends agree; transformer exact", measured, met=met)
     groups = {"networks in the file": known, "all of torchvision": list(checked.values())}
-    for each in checked.values():
-        groups.setdefault(each.family, []).append(each)
     groups["transformer encoder (BERT-base)"] = [transformer]
     columns = ("networks", "number", "operations", "parameters", "FLOPs", "both alike", "zoo", "fx", "export")
     rows = [_row(title, group) for title, group in groups.items() if group]
@@ -132,7 +126,6 @@ def _check(name, module, example) -> Checked:  # type: ignore[no-untyped-def]
     graphs = [taken, exported, *([traced] if traced else [])]
     return Checked(
         name,
-        zoo.family(name),
         len(taken.operations),
         all(each.parameter_count == parameters for each in graphs),
         all(graph_cost(each).total.matrix_flops == counted for each in graphs),

@@ -39,11 +39,10 @@ def section(args: argparse.Namespace) -> list[str]:
     columns = ("graphs", "virtual edges", "number", "largest difference", "torch, single precision", "node by node",
                "batched", "one at a time")  # fmt: skip
     said = (
-        "Embeddings of untrained encoders (32 numbers, s_max = 50) by the batched traversal, which visits all nodes of "
-        "one depth of several graphs at once, and by the equations as written, node by node. The differences are the "
-        "largest of all components. *torch* is the encoder that training uses against the one without torch. Times are "
-        f"CPU time per graph; the zoo's networks have {min(nodes)} to {max(nodes)} operations, "
-        f"{np.mean(nodes):.0f} on average."
+        "Embeddings of untrained encoders (32 numbers, s_max = 50) by the batched traversal and by the equations as "
+        "written, node by node; largest differences of all components. *torch* is the encoder that training uses. CPU "
+        f"time per graph; the zoo's networks have {min(nodes)} to {max(nodes)} operations, {np.mean(nodes):.0f} on "
+        "average."
     )
     return ["## Message passing", "", *textwrap.wrap(said, 118), "", *table(columns, rows)]
 
