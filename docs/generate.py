@@ -13,11 +13,12 @@ lines into the page and run ``make docs``.
 from __future__ import annotations
 
 import argparse
+import importlib
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints, is_typeddict
 
 if TYPE_CHECKING:
     from gpusonde.service.config import Configuration
@@ -69,6 +70,11 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return re.sub(r"(?<=\|)  (?=\|)", " ", text).replace("| --- ", "|---").replace("|--- |", "|---|")
 
 
+def listing(rows: Iterable[tuple[str, str]]) -> str:
+    """Draw names with their meanings as a list of Markdown."""
+    return "\n".join(f"* {name}: {meaning}".strip() for name, meaning in rows)
+
+
 # --- the command: docs/cli.md ---
 
 # Groups of options that several commands take; the page lists each once.
@@ -103,7 +109,7 @@ def _options(group: argparse._ArgumentGroup) -> Iterator[tuple[str, str]]:
 
 
 def options(*words: str) -> str:
-    """Draw the table of a command's arguments and options; those that several commands take are named by a link."""
+    """List the arguments and options of a command; those that several commands take are named by a link."""
     rows: list[tuple[str, str]] = []
     also: list[str] = []
     for group in _parser(words)._action_groups:
@@ -111,15 +117,66 @@ def options(*words: str) -> str:
             also.append(f"[{group.title}](#{SHARED_GROUPS[group.title]})" if group.title != "output" else "")
         else:
             rows.extend(_options(group))
-    drawn = table(("option", "does"), rows) if rows else ""
+    drawn = listing(rows)
     links = [link for link in also if link]
     return drawn + (f"\n\nAlso: {', '.join(links)}." if links else "")
 
 
 def shared_options(command: str, *title: str) -> str:
-    """Draw the table of a group of options that several commands take, as the given command takes it."""
+    """List a group of options that several commands take, as the given command takes it."""
     (group,) = (group for group in _parser([command])._action_groups if group.title == " ".join(title))
-    return table(("option", "does"), _options(group))
+    return listing(_options(group))
+
+
+# Objects that several commands print have a list of their own, to which those of the commands refer.
+CLI_PAGE = ROOT / "docs" / "cli.md"
+
+
+def keys_of(payload: str) -> dict[str, Any]:
+    """Return name -> annotation of the keys of an object that a command prints, named below ``gpusonde.cli``."""
+    module, _, name = payload.rpartition(".")
+    return get_type_hints(getattr(importlib.import_module(f"gpusonde.cli.{module}"), name), include_extras=True)
+
+
+def _title(payload: str) -> str:
+    words = re.findall("[A-Z][a-z0-9]*", payload.rpartition(".")[2].removesuffix("Payload"))
+    return " ".join(words).capitalize()
+
+
+def _link(payload: str) -> str:
+    return f"[{_title(payload).lower()}](#{_title(payload).lower().replace(' ', '-')})"
+
+
+def _rows(
+    keys: Mapping[str, Any], objects: Mapping[str, Mapping[str, Any]], prefix: str = ""
+) -> Iterator[tuple[str, str]]:
+    for known, own in objects.items():
+        # An object that is this one and more: a link instead of its keys.
+        if set(own.items()) < set(keys.items()):
+            yield f"`{prefix}*`", f"the keys of {_link(known)}"
+            keys = {name: value for name, value in keys.items() if name not in own}
+    for name, annotated in keys.items():
+        kind, key, path = annotated.__origin__, annotated.__metadata__[0], f"{prefix}{name}"
+        while choices := [choice for choice in get_args(kind) if choice is not type(None)]:
+            path += "[]" * (get_origin(kind) is list)
+            kind = choices[0]
+        inner = get_type_hints(kind, include_extras=True) if is_typeddict(kind) else {}
+        known = next((each for each, own in objects.items() if own == inner), "")
+        yield f"`{path}`", key.meaning + (f" ({key.unit})" if key.unit else "") + (f": {_link(known)}" if known else "")
+        if not known:
+            yield from _rows(inner, objects, f"{path}.")
+
+
+def keys(payload: str) -> str:
+    """List the keys that a command prints under ``--json``."""
+    named = [words[1] for words in parts(CLI_PAGE.read_text(encoding="utf-8")) if words[0] == "object"]
+    objects = {name: keys_of(name) for name in named if name != payload}
+    return listing(_rows(keys_of(payload), objects))
+
+
+def draw_object(payload: str) -> str:
+    """Draw an object that several commands print, under a heading that the others link to."""
+    return f"### {_title(payload)}\n\n{keys(payload)}"
 
 
 # --- configurations: docs/agent.md, docs/collector.md, deploy/config/*.toml ---
@@ -175,6 +232,8 @@ GENERATORS: Mapping[str, Callable[..., str]] = {
     "configuration": lambda daemon: draw_configuration(_configuration(daemon)),
     "options": options,
     "shared-options": shared_options,
+    "keys": keys,
+    "object": draw_object,
 }
 
 

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.json_keys import mismatches
 from support.synthetic_runs import synthetic_runs, write_runs
 
+from gpusonde.cli.evaluations.predictor import EvaluateOnePredictorPayload, EvaluatePredictorPayload
 from gpusonde.cli.main import main
 
 RUNS = Path(__file__).parents[3] / "shared" / "data" / "cross_gpu" / "hardware_metrics_runs.csv"
@@ -22,6 +24,9 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def evaluated(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
     code = main(["evaluate", "predictor", *map(str, arguments), "--json"])
     answer: dict[str, Any] = json.loads(capsys.readouterr().out)
+    if code == 0:
+        one = len(answer["results"]) == 1 or answer["results"][0]["rows"] == "main"
+        assert mismatches(answer, EvaluateOnePredictorPayload if one else EvaluatePredictorPayload) == []
     return {"code": code, **answer}
 
 

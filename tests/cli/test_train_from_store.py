@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 from support.fleet_store import write_fleet
+from support.json_keys import mismatches
 from support.running_collector import ThreadCollector
 from support.synthetic_runs import synthetic_runs, write_runs
 
+from gpusonde.cli.commands.train import LearnPayload, RollbackPayload
 from gpusonde.cli.main import main
 from gpusonde.predictor.crossgpu import LatencyModel
 from gpusonde.predictor.crossgpu.learning import ModelVersions
@@ -40,6 +42,7 @@ def test_a_fleet_teaches_a_model_that_predict_and_a_running_collector_use_until_
 
         code, learnt = answered(capsys, "train", "--from-store", store, table)
         assert code == 0
+        assert mismatches(learnt, LearnPayload) == []
         assert learnt["replaced"]
         assert (learnt["jobs"], learnt["runs"], learnt["pairs"], learnt["held_out_pairs"]) == (4, 12, 24, 24)
         assert learnt["candidate_mape"] < learnt["current_mape"]
@@ -68,6 +71,7 @@ def test_a_fleet_teaches_a_model_that_predict_and_a_running_collector_use_until_
         Path(learnt["model"]).write_bytes(whole)
 
         code, rolled_back = answered(capsys, "train", "--rollback", store)
+        assert mismatches(rolled_back, RollbackPayload) == []
         assert (code, rolled_back["former_version"], rolled_back["model_version"]) == (0, new, "shipped")
         back = answered(capsys, *question)[1]
         assert back["predictions"] == before["predictions"]

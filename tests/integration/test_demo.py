@@ -17,8 +17,10 @@ from typing import Any
 import numpy as np
 import pytest
 from support.collector_process import GPUSONDE
+from support.json_keys import mismatches
 
 from gpusonde.catalog import load_gpus
+from gpusonde.cli.demo.report import DemoPayload
 from gpusonde.cli.demo.run import bundled_trace
 from gpusonde.telemetry import Trace, read_trace, write_trace
 
@@ -92,6 +94,7 @@ def test_the_run_is_sampled_streamed_stored_and_its_epochs_found(demo_report: di
 
 
 def test_every_gpu_is_predicted_and_the_offers_are_ranked(demo_report: dict[str, Any]) -> None:
+    assert mismatches(demo_report, DemoPayload) == []
     assert {row["gpu_model"] for row in demo_report["predictions"]} == {spec.name for spec in load_gpus().specs}
     offers = demo_report["offers"]
     costs = [offer["usd_per_epoch"] for offer in offers]

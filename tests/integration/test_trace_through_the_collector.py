@@ -17,9 +17,13 @@ from support.collector_process import (
     wait_for_ended_runs,
     wait_for_summaries,
 )
+from support.json_keys import mismatches
 
+from gpusonde.cli.commands.daemons import AgentPayload
+from gpusonde.cli.commands.epochs import EpochsPayload
 from gpusonde.cli.demo.run import bundled_trace
 from gpusonde.cli.main import main
+from gpusonde.cli.runs_view import RunPayload
 from gpusonde.collector.client import Client
 from gpusonde.telemetry import read_trace, write_trace
 
@@ -63,11 +67,14 @@ def test_epochs_of_the_bundled_trace_are_the_same_directly_and_through_the_colle
 
 
 def test_what_the_epochs_tell_is_the_same_directly_and_through_the_collector(
-    collector: CollectorProcess, run: dict[str, Any]
+    collector: CollectorProcess, run: dict[str, Any], agent_report: dict[str, Any]
 ) -> None:
+    assert mismatches(run, RunPayload) == []
+    assert mismatches(agent_report, AgentPayload) == []
     here = ask("detect", str(bundled_trace()), "--total-epochs", "40")
     wait_for_summaries(collector.address, run["run_id"])
     there = ask("epochs", run["run_id"], "--total-epochs", "40", "--collector", collector.address)
+    assert mismatches(there, EpochsPayload) == []
     for mine, theirs in zip(here["epoch_table"], there["epochs"], strict=True):
         # Values cross the wire as float32, and are stored with nine digits.
         assert theirs["seen_share"] == pytest.approx(mine["seen_share"], rel=1e-6)

@@ -1,10 +1,14 @@
 """Pages name tests as evidence, which have to exist; records of decisions have one form and stand in their index."""
 
+import importlib
 import re
 import runpy
 from pathlib import Path
+from typing import is_typeddict
 
 import pytest
+
+from gpusonde.cli.main import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 _NAMED = re.compile(r"`((?:[\w/]+/)?test_\w+\.py)::(test_\w+)`")
@@ -23,6 +27,23 @@ _GENERATED = [*_GENERATE["pages"](), *(ROOT / name for name in _GENERATE["FILES"
 def test_what_is_generated_is_what_the_code_says(path):
     text = path.read_text(encoding="utf-8")
     assert _GENERATE["expected"](path, text) == text, "run make docs"
+
+
+def test_the_command_page_lists_the_options_of_every_command_and_the_keys_of_every_object():
+    text = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    listed = {" ".join(words) for words in _GENERATE["parts"](text)}
+    for name, command in COMMANDS.items():
+        assert f"## `gpusonde {name}`" in text
+        for leaf in [f"{name} {action}" for action in command.actions] or [name]:
+            assert f"options {leaf}" in listed or leaf == "metrics"
+        for home in {each.module for each in (command, *command.actions.values()) if each.module}:
+            module = importlib.import_module(f"gpusonde.cli.{home}")
+            printed = {
+                found.__name__
+                for found in vars(module).values()
+                if is_typeddict(found) and (found.__doc__ or "").startswith("What ``gpusonde")
+            }
+            assert {found for found in printed if not any(words.endswith(f".{found}") for words in listed)} == set()
 
 
 @pytest.mark.parametrize("page", _PAGES)

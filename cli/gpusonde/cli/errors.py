@@ -12,8 +12,9 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
+from gpusonde.cli.output import Key
 from gpusonde.errors import CommandError
 
 # Distributions that only the "collector" extra brings; a bare agent host has none of them.
@@ -31,6 +32,22 @@ class MissingExtraError(CommandError):
         super().__init__(
             f"'gpusonde {command}' needs {module}, which is not installed: run pip install 'gpusonde[{extra}]'"
         )
+
+
+class ReportedErrorPayload(TypedDict):
+    """One error."""
+
+    type: Annotated[str, Key("class of the error")]
+    message: Annotated[str, Key("what happened and what to do next; one line")]
+    file: Annotated[str | None, Key("the file at fault")]
+    line: Annotated[int | None, Key("its line, from 1")]
+    field: Annotated[str | None, Key("the column, key or field at fault")]
+
+
+class ErrorPayload(TypedDict):
+    """What a command that fails prints instead of its own object."""
+
+    error: Annotated[ReportedErrorPayload, Key("the error")]
 
 
 @dataclass(frozen=True)
@@ -53,7 +70,7 @@ class Report:
     field: str | None = None
     is_bug: bool = False
 
-    def payload(self) -> dict[str, Any]:
+    def payload(self) -> ErrorPayload:
         """The object printed under ``--json``."""
         return {
             "error": {

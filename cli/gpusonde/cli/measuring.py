@@ -9,12 +9,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import numpy as np
 
 from gpusonde.cli import formatting
-from gpusonde.cli.output import Screen
+from gpusonde.cli.output import Key, Screen
 from gpusonde.errors import CommandError
 from gpusonde.predictor.crossgpu import LatencyPrediction, Precision, SourceMeasurement, run_distributions
 from gpusonde.telemetry import Unit, metric
@@ -25,6 +25,34 @@ if TYPE_CHECKING:
     from gpusonde.epoch_detect import EpochDetection
     from gpusonde.predictor.crossgpu import RunsTable
     from gpusonde.telemetry import Trace
+
+
+class PredictionPayload(TypedDict):
+    """The epoch latency on one GPU."""
+
+    gpu_model: Annotated[str, Key("target GPU")]
+    epoch_latency_s: Annotated[float, Key("predicted epoch latency; null when it cannot be predicted")]
+    epoch_latency_low_s: Annotated[float, Key("lower end of the interval")]
+    epoch_latency_high_s: Annotated[float, Key("upper end of the interval")]
+    interval_coverage: Annotated[float, Key("share of such intervals that should hold the true latency", "ratio")]
+    status: Annotated[str, Key("`ok`, `extrapolated`, `insufficient_epochs` or `unsupported_gpu`")]
+    extrapolated: Annotated[bool, Key("whether the target or the run lies outside of what the model was fitted on")]
+    method: Annotated[str, Key("how the number came about")]
+    reason: Annotated[str | None, Key("why the status is not `ok`")]
+    measured_epoch_latency_s: Annotated[
+        float | None, Key("what the runs table holds for the same workload on that GPU")
+    ]
+    relative_error: Annotated[float | None, Key("predicted / measured - 1", "ratio")]
+
+
+class PredictPayload(TypedDict):
+    """What ``gpusonde predict`` prints."""
+
+    source_gpu_model: Annotated[str, Key("GPU the run was measured on")]
+    source_epoch_latency_s: Annotated[float, Key("its epoch latency there")]
+    model_version: Annotated[str, Key("version of the model that answered")]
+    notes: Annotated[list[str], Key("what ambiguous names were taken for; models that could not be used")]
+    predictions: Annotated[list[PredictionPayload], Key("one for each target")]
 
 
 @dataclass(frozen=True)
@@ -47,7 +75,7 @@ class Predictions:
     notes: Sequence[str] = ()
     measured_s: Mapping[str, float] = field(default_factory=dict)
 
-    def payload(self) -> dict[str, Any]:
+    def payload(self) -> PredictPayload:
         """The predictions as they appear in JSON."""
         return {
             "source_gpu_model": self.source_gpu,
@@ -57,7 +85,7 @@ class Predictions:
             "predictions": [self._row(row) for row in self.rows],
         }
 
-    def _row(self, row: LatencyPrediction) -> dict[str, Any]:
+    def _row(self, row: LatencyPrediction) -> PredictionPayload:
         measured = self.measured_s.get(row.target_gpu)
         return {
             "gpu_model": row.target_gpu,

@@ -14,12 +14,27 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 # Tables that go to a file or pipe are not squeezed into 80 columns.
 PIPE_WIDTH = 180
 # Between two columns of a Rich table.
 _GAP = 3
+
+
+class Key(NamedTuple):
+    """What ``docs/cli.md`` says of a key of a JSON object, which is declared once, where the object is made.
+
+    Such an object is a ``TypedDict`` whose keys are ``Annotated`` with this, so that types are checked and the page is
+    written (``make docs``) from one place.
+
+    Attributes:
+        meaning: What it is; Markdown.
+        unit: Its unit where the key's name does not tell it and it is no count: ``ratio``, ``days``.
+    """
+
+    meaning: str
+    unit: str = ""
 
 
 class Output:

@@ -1,8 +1,7 @@
-"""Runs and epochs of a collector, as JSON and as tables.
+"""Runs and epochs, as JSON and as tables, whether a trace or a collector tells them.
 
-The options that say how epochs are looked for, as ``detect`` and ``evaluate epochs`` take them.
-
-What the epochs of a trace or of a run tell, as JSON and as text: table, trend, idle and stalls, end of the job.
+``Progress`` is what epochs tell together: their table, the trend of their duration, idle and stalled time, the end of
+the job. A run of a collector and its epochs have a table and an object of their own besides.
 """
 
 from __future__ import annotations
@@ -11,15 +10,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 from gpusonde.cli import formatting
-from gpusonde.cli.output import Screen
+from gpusonde.cli.output import Key, Screen
 from gpusonde.cli.parsing import OptionGroup, Parser
 
 if TYPE_CHECKING:
-    from gpusonde.collector.client import EpochInfo, RunEpochs, RunInfo
+    from gpusonde.collector.client import DurationTrend, EpochInfo, RunEpochs, RunInfo
     from gpusonde.epoch_detect import EpochDetection
+    from gpusonde.epoch_detect.progress import Trend
     from gpusonde.telemetry import Trace
 
 
@@ -54,36 +54,109 @@ class EpochFigures:
     status: str = ""
 
 
-@dataclass(frozen=True)
-class Change:
-    """A lasting change of the duration; ``epoch`` is the first after it, counted from 1 and with the first epoch."""
+class ChangePayload(TypedDict):
+    """A lasting change of the duration of epochs."""
 
-    epoch: int
-    before_s: float
-    after_s: float
-    change: float
-
-
-@dataclass(frozen=True)
-class TrendFigures:
-    """See ``gpusonde.epoch_detect.progress.Trend``."""
-
-    changes: Sequence[Change]
-    recent_s: float
-    change_per_epoch: float
-    change_per_epoch_low: float
-    change_per_epoch_high: float
+    epoch: Annotated[int, Key("first epoch of a lasting change, counted from 1 without withdrawn ones")]
+    before_s: Annotated[float, Key("median duration before")]
+    after_s: Annotated[float, Key("median duration after")]
+    change: Annotated[float, Key("0.25 for a quarter longer", "ratio")]
 
 
-@dataclass(frozen=True)
-class EstimateFigures:
-    """See ``gpusonde.epoch_detect.progress.EndEstimate``."""
+class TrendPayload(TypedDict):
+    """How the duration of epochs develops."""
 
-    epochs_done: int
-    epochs_left: int
-    end_s: float
-    end_low_s: float
-    end_high_s: float
+    recent_s: Annotated[float, Key("median duration since the last change, without the first epoch")]
+    change_per_epoch: Annotated[float, Key("how much longer each epoch since then takes than the one before", "ratio")]
+    change_per_epoch_low: Annotated[float, Key("lower end of its 95 % interval", "ratio")]
+    change_per_epoch_high: Annotated[float, Key("upper end of it", "ratio")]
+    change_points: Annotated[list[ChangePayload], Key("lasting changes")]
+
+
+class EstimatePayload(TypedDict):
+    """When a job ends."""
+
+    epochs_done: Annotated[int, Key("epochs that are over")]
+    epochs_left: Annotated[int, Key("epochs still to come, the one under way included")]
+    end_s: Annotated[float, Key("when the last epoch ends: on the trace's own time axis, or from the start of the run")]
+    end_low_s: Annotated[float, Key("lower end of its 90 % interval")]
+    end_high_s: Annotated[float, Key("upper end of it")]
+
+
+class TotalsPayload(TypedDict):
+    """What epochs tell together."""
+
+    trend: Annotated[TrendPayload | None, Key("how their duration develops; null for under two epochs")]
+    idle_share: Annotated[
+        float, Key("share of the time from first to last activity in which the GPU did not work", "ratio")
+    ]
+    stalled_share: Annotated[
+        float,
+        Key("share of it lost to idle that an epoch of this run does not usually have, or between epochs", "ratio"),
+    ]
+
+
+class MeanPayload(TypedDict):
+    """The mean of a metric over an epoch."""
+
+    metric: Annotated[str, Key("a metric that had a value")]
+    mean: Annotated[float, Key("its mean over the epoch, in the metric's unit (`gpusonde metrics`)")]
+
+
+class FiguresPayload(TypedDict):
+    """What one epoch used; null at a collector until the epoch is confirmed and gone through."""
+
+    seen_share: Annotated[float, Key("share of it that ticks speak for; the rest lies in holes", "ratio")]
+    energy_joules: Annotated[float, Key("energy used in it; null where neither counter nor power tells")]
+    metrics: Annotated[list[MeanPayload], Key("mean metrics")]
+
+
+class TraceEpochPayload(FiguresPayload):
+    """One epoch of a trace."""
+
+    start_s: Annotated[float, Key("its start, on the trace's own time axis")]
+    end_s: Annotated[float, Key("its end")]
+    duration_s: Annotated[float, Key("from start to end")]
+
+
+class EpochPayload(TypedDict):
+    """One epoch of a run."""
+
+    index: Annotated[int, Key("identifies the epoch within its run")]
+    start_time: Annotated[str, Key("start")]
+    end_time: Annotated[str, Key("end")]
+    start_s: Annotated[float, Key("start, from the start of the run")]
+    end_s: Annotated[float, Key("end, from the start of the run")]
+    duration_s: Annotated[float, Key("from start to end")]
+    confidence: Annotated[float, Key("how sure the tracker is of it", "ratio")]
+    status: Annotated[str, Key("`provisional`, `confirmed` or `withdrawn`")]
+    revision: Annotated[int, Key("grows whenever the tracker changes its mind about the run")]
+
+
+class RunPayload(TypedDict):
+    """One run: one job's stay on one GPU."""
+
+    run_id: Annotated[str, Key("name of the run")]
+    agent_id: Annotated[str, Key("agent that sampled it")]
+    host_name: Annotated[str | None, Key("host of the agent")]
+    gpu_uuid: Annotated[str, Key("its GPU")]
+    gpu_model: Annotated[str | None, Key("product name of the GPU")]
+    framebuffer_bytes: Annotated[int | None, Key("memory of the GPU")]
+    job_id: Annotated[str | None, Key("job of the scheduler")]
+    scheduler: Annotated[str | None, Key("`slurm`, `kubernetes`, `static`, `container`, `systemd` or `user`")]
+    active: Annotated[bool, Key("whether it still goes on")]
+    replayed: Annotated[bool, Key("true when the samples come from a replayed trace")]
+    start_time: Annotated[str, Key("first activity")]
+    end_time: Annotated[str, Key("last activity; the latest tick while it is active")]
+    duration_s: Annotated[float, Key("from start to end")]
+    ticks: Annotated[int, Key("ticks from start to end")]
+    missed_ticks: Annotated[int, Key("ticks that the sampler skipped meanwhile")]
+    verdict: Annotated[str | None, Key("`epochs`, `short_cycle`, `none`; null before the first analysis")]
+    epochs: Annotated[int, Key("epochs found")]
+    period_s: Annotated[float, Key("duration of an epoch")]
+    period_low_s: Annotated[float, Key("lower end of its 95 % interval")]
+    period_high_s: Annotated[float, Key("upper end of its 95 % interval")]
+    confidence: Annotated[float, Key("probability that `period_s` is within 10 % of the truth", "ratio")]
 
 
 @dataclass(frozen=True)
@@ -91,10 +164,10 @@ class Progress:
     """Everything that epochs tell; ``trend`` and ``estimate`` are None where there is nothing to say."""
 
     table: Sequence[EpochFigures]
-    trend: TrendFigures | None
+    trend: TrendPayload | None
     idle_share: float
     stalled_share: float
-    estimate: EstimateFigures | None
+    estimate: EstimatePayload | None
 
 
 def progress_of(trace: Trace, detection: EpochDetection, total_epochs: int | None) -> Progress:
@@ -109,18 +182,13 @@ def progress_of(trace: Trace, detection: EpochDetection, total_epochs: int | Non
     estimate = None
     if total_epochs is not None:
         end = estimate_end(starts, ends, total_epochs, float(trace.time_s[-1]))
-        estimate = EstimateFigures(end.epochs_done, end.epochs_left, end.end_s, end.end_low_s, end.end_high_s)
+        estimate = _estimate(end.epochs_done, end.epochs_left, end.end_s, end.end_low_s, end.end_high_s)
     durations = (ends - starts)[1:]  # the first one compiles, fills caches, allocates
     trend = None
     if durations.size:
         found = duration_trend(durations)
-        trend = TrendFigures(
-            [Change(p.epoch + 2, p.before_s, p.after_s, p.change) for p in found.change_points],
-            found.recent_s,
-            found.change_per_epoch,
-            found.change_per_epoch_low,
-            found.change_per_epoch_high,
-        )
+        changes = [(p.epoch + 2, p.before_s, p.after_s, p.change) for p in found.change_points]
+        trend = _trend(found, changes)
     shares = time_shares(trace.time_s, trace.values, starts, ends)
     table = [
         EpochFigures(e.start_s, e.end_s, e.seen_share, e.energy_joules, e.mean_metrics)
@@ -138,16 +206,10 @@ def progress_of_run(run: RunInfo, found: RunEpochs) -> Progress:
     estimate = None
     if (end := found.estimate) is not None:
         times = (end.end_unix_nano, end.end_low_unix_nano, end.end_high_unix_nano)
-        estimate = EstimateFigures(end.epochs_done, end.epochs_left, *map(since, times))
+        estimate = _estimate(end.epochs_done, end.epochs_left, *map(since, times))
     trend = None
     if (asked := found.trend) is not None:
-        trend = TrendFigures(
-            [Change(c.epoch, c.before_s, c.after_s, c.change) for c in asked.changes],
-            asked.recent_s,
-            asked.change_per_epoch,
-            asked.change_per_epoch_low,
-            asked.change_per_epoch_high,
-        )
+        trend = _trend(asked, [(c.epoch, c.before_s, c.after_s, c.change) for c in asked.changes])
     table = [
         EpochFigures(
             since(e.start_unix_nano),
@@ -163,7 +225,24 @@ def progress_of_run(run: RunInfo, found: RunEpochs) -> Progress:
     return Progress(table, trend, found.idle_share, found.stalled_share, estimate)
 
 
-def figures_payload(epoch: EpochFigures) -> dict[str, Any]:
+def _estimate(done: int, left: int, end_s: float, low_s: float, high_s: float) -> EstimatePayload:
+    return {"epochs_done": done, "epochs_left": left, "end_s": end_s, "end_low_s": low_s, "end_high_s": high_s}
+
+
+def _trend(found: Trend | DurationTrend, changes: Sequence[tuple[int, float, float, float]]) -> TrendPayload:
+    return {
+        "recent_s": found.recent_s,
+        "change_per_epoch": found.change_per_epoch,
+        "change_per_epoch_low": found.change_per_epoch_low,
+        "change_per_epoch_high": found.change_per_epoch_high,
+        "change_points": [
+            {"epoch": epoch, "before_s": before_s, "after_s": after_s, "change": change}
+            for epoch, before_s, after_s, change in changes
+        ],
+    }
+
+
+def figures_payload(epoch: EpochFigures) -> FiguresPayload:
     """Keys of one epoch's figures for ``--json``."""
     return {
         "seen_share": epoch.seen_share,
@@ -172,7 +251,7 @@ def figures_payload(epoch: EpochFigures) -> dict[str, Any]:
     }
 
 
-def table_payload(progress: Progress) -> list[dict[str, Any]]:
+def table_payload(progress: Progress) -> list[TraceEpochPayload]:
     """The table for ``--json``."""
     return [
         {"start_s": e.start_s, "end_s": e.end_s, "duration_s": e.end_s - e.start_s, **figures_payload(e)}
@@ -180,22 +259,12 @@ def table_payload(progress: Progress) -> list[dict[str, Any]]:
     ]
 
 
-def totals_payload(progress: Progress) -> dict[str, Any]:
+def totals_payload(progress: Progress) -> TotalsPayload:
     """What the epochs tell together, for ``--json``."""
-    trend = progress.trend
     return {
-        "trend": None
-        if trend is None
-        else {
-            "recent_s": trend.recent_s,
-            "change_per_epoch": trend.change_per_epoch,
-            "change_per_epoch_low": trend.change_per_epoch_low,
-            "change_per_epoch_high": trend.change_per_epoch_high,
-            "change_points": [vars(change) for change in trend.changes],
-        },
+        "trend": progress.trend,
         "idle_share": progress.idle_share,
         "stalled_share": progress.stalled_share,
-        "estimate": None if progress.estimate is None else vars(progress.estimate),
     }
 
 
@@ -232,10 +301,10 @@ def render_progress(screen: Screen, progress: Progress) -> None:
     idle, stalled = progress.idle_share, progress.stalled_share
     screen.line(f"idle {formatting.percent(idle, 1)} of the time; lost in stalls {formatting.percent(stalled, 1)}")
     if (estimate := progress.estimate) is not None:
-        range_ = formatting.interval(estimate.end_low_s, estimate.end_high_s)
+        range_ = formatting.interval(estimate["end_low_s"], estimate["end_high_s"])
         screen.line(
-            f"{estimate.epochs_done} epochs done, {estimate.epochs_left} left: the job ends at "
-            f"{formatting.seconds(estimate.end_s)} (90 % interval {range_} s)"
+            f"{estimate['epochs_done']} epochs done, {estimate['epochs_left']} left: the job ends at "
+            f"{formatting.seconds(estimate['end_s'])} (90 % interval {range_} s)"
         )
 
 
@@ -251,18 +320,18 @@ def _shown_metrics(table: Sequence[EpochFigures]) -> list[str]:
     return names[:_SHOWN_METRICS]
 
 
-def _render_trend(screen: Screen, trend: TrendFigures) -> None:
-    for point in trend.changes:
-        kind = "slower" if point.change > 0 else "faster"
+def _render_trend(screen: Screen, trend: TrendPayload) -> None:
+    for point in trend["change_points"]:
+        kind = "slower" if point["change"] > 0 else "faster"
         screen.line(
-            f"from epoch {point.epoch} on {formatting.percent(abs(point.change))} {kind}: "
-            f"{formatting.seconds(point.before_s)} -> {formatting.seconds(point.after_s)}"
+            f"from epoch {point['epoch']} on {formatting.percent(abs(point['change']))} {kind}: "
+            f"{formatting.seconds(point['before_s'])} -> {formatting.seconds(point['after_s'])}"
         )
-    if not trend.changes:
-        screen.line(f"no lasting change of the duration; median {formatting.seconds(trend.recent_s)}")
+    if not trend["change_points"]:
+        screen.line(f"no lasting change of the duration; median {formatting.seconds(trend['recent_s'])}")
 
 
-def run_payload(run: RunInfo) -> dict[str, Any]:
+def run_payload(run: RunInfo) -> RunPayload:
     """A run as it appears in JSON."""
     return {
         "run_id": run.run_id,
@@ -289,7 +358,7 @@ def run_payload(run: RunInfo) -> dict[str, Any]:
     }
 
 
-def epochs_payload(run: RunInfo, found: RunEpochs) -> list[dict[str, Any]]:
+def epochs_payload(run: RunInfo, found: RunEpochs) -> list[EpochPayload]:
     """The epochs of a run as they appear in JSON; ``start_s`` and ``end_s`` count from the start of the run."""
     return [
         {

@@ -8,14 +8,33 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 from gpusonde.cli import formatting
-from gpusonde.cli.output import Output, Screen
+from gpusonde.cli.output import Key, Output, Screen
 from gpusonde.cli.parsing import Parser, names
 
 if TYPE_CHECKING:
     from gpusonde.catalog import GpuSpec, Offer
+
+
+class MetricPayload(TypedDict):
+    """One metric of the catalogue."""
+
+    name: Annotated[str, Key("name, with its unit unless it is a ratio")]
+    unit: Annotated[str, Key("`ratio`, `bytes`, `watts` ...")]
+    kind: Annotated[str, Key("`gauge` or `counter`")]
+    sampling_class: Annotated[str, Key("`fast` (every tick), `slow` or `static`")]
+    description: Annotated[str, Key("what it is")]
+    dcgm_field_id: Annotated[int | None, Key("DCGM field id")]
+    gpm_metric_id: Annotated[int | None, Key("NVML GPM metric id")]
+    codes: Annotated[list[str], Key("short codes of `dcgmi dmon` and of the paper")]
+
+
+class MetricsPayload(TypedDict):
+    """What ``gpusonde metrics`` prints."""
+
+    metrics: Annotated[list[MetricPayload], Key("the catalogue")]
 
 
 def add_metrics_options(parser: Parser) -> None:
@@ -26,13 +45,13 @@ def run_metrics(args: argparse.Namespace) -> int:
     """Print the catalogue."""
     from gpusonde.telemetry import METRICS
 
-    payload = {
+    payload: MetricsPayload = {
         "metrics": [
             {
                 "name": m.name,
-                "unit": m.unit,
-                "kind": m.kind,
-                "sampling_class": m.sampling_class,
+                "unit": m.unit.value,
+                "kind": m.kind.value,
+                "sampling_class": m.sampling_class.value,
                 "description": m.description,
                 "dcgm_field_id": m.dcgm_field_id,
                 "gpm_metric_id": m.gpm_metric_id,
@@ -63,6 +82,36 @@ def run_metrics(args: argparse.Namespace) -> int:
 
     Output(as_json=args.json).result(payload, render)
     return 0
+
+
+class OfferPayload(TypedDict):
+    """One offer: a machine that can be rented."""
+
+    provider: Annotated[str, Key("who rents it out")]
+    region: Annotated[str, Key("where")]
+    instance_type: Annotated[str, Key("the provider's name of the machine")]
+    gpu_model: Annotated[str, Key("canonical name of its GPU")]
+    gpu_count: Annotated[int, Key("GPUs in the machine")]
+    whole_gpu: Annotated[bool, Key("false when the machine has a part of a GPU")]
+    vcpu_count: Annotated[float | None, Key("virtual CPUs")]
+    memory_bytes: Annotated[int | None, Key("main memory")]
+    network_bits_per_second: Annotated[float | None, Key("network")]
+    usd_per_hour: Annotated[float, Key("price of the whole machine")]
+    billing: Annotated[str, Key("`on_demand` or `spot`")]
+    usd_per_gpu_hour: Annotated[float, Key("the same divided by its GPUs")]
+    price_date: Annotated[str | None, Key("when the price held: a year, a month or a day", "date")]
+    source: Annotated[str, Key("where the price was read")]
+    url: Annotated[str | None, Key("address of the source")]
+    note: Annotated[str | None, Key("what to know before relying on the offer")]
+
+
+class OffersPayload(TypedDict):
+    """What ``gpusonde offers`` prints."""
+
+    gpus: Annotated[list[str], Key("what `--gpu` was taken for")]
+    billing: Annotated[str, Key("`on_demand` or `spot`")]
+    notes: Annotated[list[str], Key("what ambiguous names were taken for; that no offer names the region")]
+    offers: Annotated[list[OfferPayload], Key("the cheapest first for each GPU")]
 
 
 def add_offers_options(parser: Parser) -> None:
@@ -103,14 +152,17 @@ def run_offers(args: argparse.Namespace) -> int:
     if args.region and offers and all(offer.region == "all" for offer in offers):
         notes.append(f"no offer names the region {args.region!r}; those shown have one price in all regions")
     offers.sort(key=lambda offer: (offer.gpu_model, offer.usd_per_gpu_hour))
-    Output(as_json=args.json).result(
-        {"gpus": wanted, "billing": billing, "notes": notes, "offers": [offer_payload(offer) for offer in offers]},
-        lambda screen: _render(screen, offers, notes, billing),
-    )
+    payload: OffersPayload = {
+        "gpus": wanted,
+        "billing": billing,
+        "notes": notes,
+        "offers": [offer_payload(offer) for offer in offers],
+    }
+    Output(as_json=args.json).result(payload, lambda screen: _render(screen, offers, notes, billing))
     return 0
 
 
-def offer_payload(offer: Offer) -> dict[str, Any]:
+def offer_payload(offer: Offer) -> OfferPayload:
     """One offer as it appears in JSON."""
     return {
         "provider": offer.provider,
@@ -161,6 +213,37 @@ def _render(screen: Screen, offers: list[Offer], notes: list[str], billing: str)
     )
 
 
+class FigurePayload(TypedDict):
+    """A figure of a GPU, with its source."""
+
+    name: Annotated[str, Key("name of the figure, with its unit")]
+    value: Annotated[float, Key("its value", "the figure's")]
+    source: Annotated[str, Key("where it was read")]
+    url: Annotated[str | None, Key("address of the source")]
+    retrieved: Annotated[str, Key("when it was read", "date")]
+    from_memory: Annotated[bool, Key("true when nobody looked it up: to be checked")]
+
+
+class GpuPayload(TypedDict):
+    """One GPU of the catalogue."""
+
+    name: Annotated[str, Key("canonical name")]
+    aliases: Annotated[list[str], Key("other spellings")]
+    architecture: Annotated[str, Key("NVIDIA's name of the architecture")]
+    memory_type: Annotated[str, Key("for example `HBM2`")]
+    released: Annotated[str | None, Key("day of release")]
+    note: Annotated[str | None, Key("what to know before trusting a figure")]
+    figures: Annotated[list[FigurePayload], Key("its figures")]
+
+
+class GpusPayload(TypedDict):
+    """What ``gpusonde gpus`` prints."""
+
+    requested: Annotated[str | None, Key("the name asked for")]
+    note: Annotated[str | None, Key("what an ambiguous name was taken for")]
+    gpus: Annotated[list[GpuPayload], Key("all GPUs, or that one")]
+
+
 def add_gpus_options(parser: Parser) -> None:
     """Declare ``gpusonde gpus``."""
     parser.add_argument(
@@ -175,18 +258,20 @@ def run_gpus(args: argparse.Namespace) -> int:
     catalog = load_gpus()
     output = Output(as_json=args.json)
     if args.name is None:
-        payload = {"requested": None, "note": None, "gpus": [_payload(spec) for spec in catalog.specs]}
-        output.result(payload, lambda screen: _render_all(screen, list(catalog.specs)))
+        every: GpusPayload = {"requested": None, "note": None, "gpus": [_payload(spec) for spec in catalog.specs]}
+        output.result(every, lambda screen: _render_all(screen, list(catalog.specs)))
         return 0
     resolution = catalog.resolve(args.name)
-    output.result(
-        {"requested": args.name, "note": resolution.note or None, "gpus": [_payload(resolution.spec)]},
-        lambda screen: _render_one(screen, resolution.spec, resolution.note),
-    )
+    payload: GpusPayload = {
+        "requested": args.name,
+        "note": resolution.note or None,
+        "gpus": [_payload(resolution.spec)],
+    }
+    output.result(payload, lambda screen: _render_one(screen, resolution.spec, resolution.note))
     return 0
 
 
-def _payload(spec: GpuSpec) -> dict[str, Any]:
+def _payload(spec: GpuSpec) -> GpuPayload:
     figures = spec.figures()
     return {
         "name": spec.name,

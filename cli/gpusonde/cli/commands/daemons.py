@@ -1,33 +1,112 @@
-"""``gpusonde agent``: the daemon on a GPU host.
+"""``gpusonde agent`` and ``gpusonde collector``: the daemons, on a GPU host and where agents stream to.
 
-``gpusonde agent doctor``: what can be sampled on this host, what cannot and why.
-
-``gpusonde collector``: the daemon that agents stream to.
+Both take a configuration file, and flags that override it. ``gpusonde agent doctor`` says what can be sampled on this
+host, what cannot and why.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypedDict, cast
 
 from gpusonde.cli import formatting
-from gpusonde.cli.daemon import (
-    add_config_options,
-    log_applier,
-    overrides_of,
-    show_config,
-    usage_errors_of_settings,
-)
-from gpusonde.cli.output import Output, Screen
+from gpusonde.cli.output import Key, Output, Screen
 from gpusonde.cli.parsing import DEFAULT_COLLECTOR, Parser, address, positive_number
+from gpusonde.errors import UsageError
 from gpusonde.service import process
 
 if TYPE_CHECKING:
     from gpusonde.agent import AgentReport, SelfCounters
     from gpusonde.agent.doctor import Diagnosis, GpuFinding, JobSourceFinding, SourceFinding
     from gpusonde.collector import CollectorReport
+    from gpusonde.service.config import LogConfig
+
+
+class DeviceNodePayload(TypedDict):
+    """A device file of the driver."""
+
+    path: Annotated[str, Key("the file")]
+    accessible: Annotated[bool, Key("this user may read and write it")]
+
+
+class SourcePayload(TypedDict):
+    """Something that may be sampled."""
+
+    name: Annotated[str, Key("what was tried: `dcgm`, `nvml`, `replay`")]
+    usable: Annotated[bool, Key("it opened and gave ticks")]
+    reason: Annotated[str | None, Key("why not, and what to do; null when usable")]
+    profiles: Annotated[bool, Key("it gives profiling metrics")]
+    bindings_folder: Annotated[str | None, Key("where DCGM's Python bindings were found")]
+    library_version: Annotated[str | None, Key("of DCGM's library")]
+    engine_address: Annotated[str | None, Key("the DCGM engine that answered")]
+    refusals: Annotated[list[str], Key("what the DCGM engine refused, and what to do")]
+    read_s: Annotated[float | None, Key("mean time of one reading of all GPUs; null when not usable")]
+    lag_s: Annotated[
+        float | None,
+        Key("from a measurement to its arrival; 0 for NVML, which measures itself; null when not usable"),
+    ]
+
+
+class SampledMetricPayload(TypedDict):
+    """One metric of one GPU."""
+
+    name: Annotated[str, Key("a metric of the catalogue")]
+    origin: Annotated[str, Key("what it is read from: `dcgm 1002`, `gpm 2`, `nvml` ...")]
+    interval_s: Annotated[float, Key("time between measurements")]
+    multiplexed: Annotated[bool, Key("measured only part of the time")]
+    has_value: Annotated[bool, Key("there was a number while the command looked")]
+    missing_reason: Annotated[str | None, Key("why the GPU cannot give it; null when it can")]
+
+
+class SampledGpuPayload(TypedDict):
+    """A GPU of the chosen source."""
+
+    gpu_uuid: Annotated[str, Key("the GPU; for a MIG instance its GPU")]
+    mig_uuid: Annotated[str | None, Key("the MIG instance; null for a whole GPU")]
+    gpu_index: Annotated[int, Key("its index on the host")]
+    product_name: Annotated[str, Key("its model")]
+    tick_rate_hz: Annotated[float, Key("ticks per second while the command looked")]
+    processes: Annotated[int | None, Key("processes that compute on it; null when the driver does not say")]
+    metrics: Annotated[list[SampledMetricPayload], Key("its metrics")]
+
+
+class GpuOwnerPayload(TypedDict):
+    """The job that a GPU belongs to."""
+
+    gpu_uuid: Annotated[str, Key("the GPU")]
+    scheduler: Annotated[str, Key("as `scheduler` of a run")]
+    job_id: Annotated[str, Key("the job")]
+
+
+class JobSourcePayload(TypedDict):
+    """Where jobs are looked for."""
+
+    name: Annotated[str, Key("`slurm`, `kubernetes`, `processes`; empty for a replay")]
+    usable: Annotated[bool, Key("it answers")]
+    reason: Annotated[str | None, Key("why not, and what to do; null when usable")]
+    owners: Annotated[list[GpuOwnerPayload], Key("the GPUs that it knows an owner of")]
+
+
+class DoctorPayload(TypedDict):
+    """What ``gpusonde agent doctor`` prints."""
+
+    can_sample: Annotated[bool, Key("something can be sampled")]
+    source_kind: Annotated[str, Key("`source.kind` of the configuration")]
+    source: Annotated[str | None, Key("what the agent would use; null for nothing")]
+    driver_version: Annotated[str | None, Key("of the NVIDIA driver; null without one")]
+    is_root: Annotated[bool, Key("the command runs as root")]
+    profiling_admin_only: Annotated[
+        bool | None, Key("the driver reserves profiling for root; null when it does not say")
+    ]
+    device_nodes: Annotated[list[DeviceNodePayload], Key("device files of the driver")]
+    sources: Annotated[list[SourcePayload], Key("what was tried")]
+    gpus: Annotated[list[SampledGpuPayload], Key("the GPUs of the chosen source")]
+    job_sources: Annotated[list[JobSourcePayload], Key("where jobs are looked for")]
+    advice: Annotated[list[str], Key("what to do, the most important first")]
 
 
 def run_doctor(args: argparse.Namespace) -> int:
@@ -37,8 +116,8 @@ def run_doctor(args: argparse.Namespace) -> int:
     from gpusonde.agent.sources.base import GpuDescription
     from gpusonde.agent.sources.select import make_process_reader
 
-    with usage_errors_of_settings():
-        config = AgentConfig.load(args.config, environment=os.environ, overrides=overrides_of(args, {}))
+    with _config_errors_as_usage():
+        config = AgentConfig.load(args.config, environment=os.environ, overrides=_overrides(args, {}))
     if not args.verbose:
         # What a daemon tells about its choice stands in the findings.
         process.set_level("warning")
@@ -52,7 +131,7 @@ def run_doctor(args: argparse.Namespace) -> int:
     return 0 if diagnosis.chosen is not None else 1
 
 
-def payload(diagnosis: Diagnosis, kind: str, jobs: Sequence[JobSourceFinding] = ()) -> dict[str, Any]:
+def payload(diagnosis: Diagnosis, kind: str, jobs: Sequence[JobSourceFinding] = ()) -> DoctorPayload:
     """The diagnosis as it appears in JSON."""
     system = diagnosis.system
     chosen = diagnosis.chosen
@@ -124,7 +203,7 @@ def _render_gpu(screen: Screen, gpu: GpuFinding) -> None:
     screen.table(("metric", "from", "every", "state"), rows)
 
 
-def _source(finding: SourceFinding) -> dict[str, Any]:
+def _source(finding: SourceFinding) -> SourcePayload:
     return {
         "name": finding.name,
         "usable": finding.usable,
@@ -139,7 +218,7 @@ def _source(finding: SourceFinding) -> dict[str, Any]:
     }
 
 
-def _job_source(finding: JobSourceFinding) -> dict[str, Any]:
+def _job_source(finding: JobSourceFinding) -> JobSourcePayload:
     return {
         "name": finding.name,
         "usable": finding.usable,
@@ -151,7 +230,7 @@ def _job_source(finding: JobSourceFinding) -> dict[str, Any]:
     }
 
 
-def _gpu(gpu: GpuFinding) -> dict[str, Any]:
+def _gpu(gpu: GpuFinding) -> SampledGpuPayload:
     return {
         "gpu_uuid": gpu.gpu_uuid,
         "mig_uuid": gpu.mig_uuid or None,
@@ -166,11 +245,77 @@ def _gpu(gpu: GpuFinding) -> dict[str, Any]:
                 "interval_s": metric.interval_s,
                 "multiplexed": metric.multiplexed,
                 "has_value": metric.has_value,
-                "missing_reason": metric.missing_reason,
+                "missing_reason": None if metric.missing_reason is None else metric.missing_reason.value,
             }
             for metric in gpu.metrics
         ],
     }
+
+
+class TallyPayload(TypedDict):
+    """How many, by reason."""
+
+    reason: Annotated[str, Key("what for")]
+    count: Annotated[int, Key("how many")]
+
+
+class CountPayload(TypedDict):
+    """Something that was counted."""
+
+    name: Annotated[str, Key("what: records, repetitions, refusals, gaps, quarantined")]
+    count: Annotated[int, Key("how many")]
+
+
+class CollectorPayload(TypedDict):
+    """What ``gpusonde collector`` prints at its end."""
+
+    address: Annotated[str, Key("where it listened")]
+    store: Annotated[str, Key("data directory")]
+    counts: Annotated[list[CountPayload], Key("what came in")]
+
+
+class ConfigPayload(TypedDict):
+    """What ``--check-config`` and ``--print-config`` print."""
+
+    config_file: Annotated[str | None, Key("the file that was read")]
+    config_toml: Annotated[str, Key("the configuration in effect")]
+
+
+class AgentPayload(TypedDict):
+    """What ``gpusonde agent`` prints at its end."""
+
+    agent_id: Annotated[str, Key("name at the collector")]
+    spool_id: Annotated[str, Key("the run of sequence numbers")]
+    source: Annotated[str, Key("`dcgm`, `gpm`, `nvml`, `replay`")]
+    gpu_uuids: Annotated[list[str], Key("the sampled GPUs")]
+    source_ended: Annotated[bool, Key("a replay was played to its end")]
+    drained: Annotated[bool, Key("the collector acknowledged every record")]
+    ticks: Annotated[int, Key("ticks sampled, of one GPU each")]
+    missed_ticks: Annotated[int, Key("deadlines without a reading")]
+    blank_values: Annotated[list[TallyPayload], Key("absent values")]
+    events: Annotated[int, Key("GPU events recorded")]
+    batches: Annotated[int, Key("sample batches spooled")]
+    records: Annotated[int, Key("records spooled")]
+    dropped_records: Annotated[list[TallyPayload], Key("records that were given up")]
+    lost_ticks: Annotated[int, Key("ticks that never reached disk or collector")]
+    reconnects: Annotated[int, Key("sessions after the first")]
+    connection_failures: Annotated[list[TallyPayload], Key("failed attempts, by gRPC status")]
+    sent_records: Annotated[int, Key("records sent, resends included")]
+    acked_sequence: Annotated[int, Key("last record that is durable at the collector")]
+    last_sequence: Annotated[int, Key("last record on the agent's disk")]
+    unacked_records: Annotated[int, Key("records the collector does not have yet")]
+    spool_bytes: Annotated[int, Key("size of the spool")]
+    lateness_mean_s: Annotated[float, Key("mean time from deadline to reading")]
+    lateness_max_s: Annotated[float, Key("worst of them")]
+    read_mean_s: Annotated[float, Key("mean time of a reading")]
+    read_max_s: Annotated[float, Key("longest reading")]
+    sampling_interval_s: Annotated[float, Key("time between ticks at the end")]
+    slowdowns: Annotated[list[TallyPayload], Key("times that ticks were taken less often: `idle`, `read_budget`")]
+    job_bindings: Annotated[int, Key("job bindings recorded, repetitions included")]
+    job_source_failures: Annotated[
+        list[TallyPayload], Key("questions not answered, by source of jobs: `slurm`, `kubernetes`, `processes`")
+    ]
+    source_progress: Annotated[float | None, Key("share of the trace that was played", "ratio")]
 
 
 def add_collector_options(parser: Parser) -> None:
@@ -178,7 +323,7 @@ def add_collector_options(parser: Parser) -> None:
     parser.description = (
         "Take the agents' streams, keep them, find runs and epochs, answer questions. Runs until SIGTERM or Ctrl-C."
     )
-    add_config_options(parser, "GPUSONDE_COLLECTOR_")
+    _add_config_options(parser, "GPUSONDE_COLLECTOR_")
     group = parser.add_argument_group("collector")
     group.add_argument(
         "--listen",
@@ -194,28 +339,29 @@ def run_collector(args: argparse.Namespace) -> int:
     from gpusonde.collector import CollectorConfig
 
     flags = {"server.listen": args.listen, "store.directory": args.store, "prediction.model": args.model}
-    overrides = overrides_of(args, flags)
+    overrides = _overrides(args, flags)
 
     def load() -> CollectorConfig:
         return CollectorConfig.load(args.config, environment=os.environ, overrides=overrides)
 
-    with usage_errors_of_settings():
+    with _config_errors_as_usage():
         config = load()
     if args.check_config or args.print_config:
-        return show_config(args, config.to_toml())
+        return _show_config(args, config.to_toml())
     from gpusonde.collector import run_collector
     from gpusonde.service import process
     from gpusonde.service.reload import ConfigSource
 
     process.ignore_hangups()
-    apply_log = log_applier(args)
+    apply_log = _log_applier(args)
     apply_log(config.log)
     report = run_collector(config, config_source=ConfigSource(load, apply_log))
-    counts = [{"name": name, "count": count} for name, count in report.counts.items()]
-    Output(as_json=args.json).result(
-        {"address": report.address, "store": str(config.directory), "counts": counts},
-        lambda screen: _render_collector(screen, report),
-    )
+    payload: CollectorPayload = {
+        "address": report.address,
+        "store": str(config.directory),
+        "counts": [{"name": name, "count": count} for name, count in report.counts.items()],
+    }
+    Output(as_json=args.json).result(payload, lambda screen: _render_collector(screen, report))
     return 0
 
 
@@ -240,7 +386,7 @@ def add_agent_options(parser: Parser) -> None:
         "do; exit code 0 when something can be sampled, else 1. It examines as an agent with this --config and --set "
         "would sample",
     )
-    add_config_options(parser, "GPUSONDE_AGENT_")
+    _add_config_options(parser, "GPUSONDE_AGENT_")
     group = parser.add_argument_group("agent")
     group.add_argument("--collector", type=address, metavar="HOST:PORT", help="address of the collector")
     group.add_argument("--spool", metavar="DIR", help="directory of the spool; one agent each")
@@ -267,17 +413,17 @@ def run_agent(args: argparse.Namespace) -> int:
         "source.speed": None if args.speed is None else repr(args.speed),
         "source.keep_time": "true" if args.keep_time else None,
     }
-    overrides = overrides_of(args, flags)
+    overrides = _overrides(args, flags)
 
     def load() -> AgentConfig:
         return AgentConfig.load(args.config, environment=os.environ, overrides=overrides)
 
-    with usage_errors_of_settings():
+    with _config_errors_as_usage():
         config = load()
     if args.check_config or args.print_config:
-        return show_config(args, config.to_toml())
+        return _show_config(args, config.to_toml())
     process.ignore_hangups()
-    apply_log = log_applier(args)
+    apply_log = _log_applier(args)
     apply_log(config.log)
     output = Output(as_json=args.json)
     is_replay = config.source.kind == "replay"
@@ -298,14 +444,17 @@ def run_agent(args: argparse.Namespace) -> int:
     return 0 if report.drained or not is_replay else 1
 
 
-def report_payload(report: AgentReport) -> dict[str, Any]:
-    """The report as it appears in JSON: tallies by reason become lists, so that no key is data."""
-    return {key: tally(value) if isinstance(value, dict) else value for key, value in report.as_json().items()}
-
-
-def tally(counts: dict[str, int]) -> list[dict[str, Any]]:
-    """Counts by reason as a list of objects."""
-    return [{"reason": reason, "count": count} for reason, count in counts.items()]
+def report_payload(report: AgentReport) -> AgentPayload:
+    """The report as it appears in JSON: counts by reason become lists, so that no key is data."""
+    return cast(
+        AgentPayload,
+        {
+            key: [{"reason": reason, "count": count} for reason, count in value.items()]
+            if isinstance(value, dict)
+            else value
+            for key, value in report.as_json().items()
+        },
+    )
 
 
 def _render_agent(screen: Screen, report: AgentReport) -> None:
@@ -317,3 +466,75 @@ def _render_agent(screen: Screen, report: AgentReport) -> None:
     )
     if not report.drained:
         screen.note("the collector does not have everything yet; the rest is sent when the agent starts again")
+
+
+def _add_config_options(parser: argparse.ArgumentParser, environment_prefix: str) -> None:
+    """Declare the options around the configuration."""
+    group = parser.add_argument_group(
+        "configuration", f"Precedence: flags, then {environment_prefix}SECTION_NAME in the environment, then the file."
+    )
+    group.add_argument("--config", type=Path, metavar="FILE.toml", help="configuration file")
+    group.add_argument("--check-config", action="store_true", help="check the configuration and exit")
+    group.add_argument(
+        "--print-config", action="store_true", help="print the configuration in effect as a commented file and exit"
+    )
+    group.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="SECTION.NAME=VALUE",
+        help="override one setting (repeatable); --print-config lists them all",
+    )
+
+
+def _overrides(args: argparse.Namespace, flags: Mapping[str, str | None]) -> dict[str, str]:
+    """Collect what the command line overrides: ``--set`` first, then the flags that were given.
+
+    Raises:
+        UsageError: A ``--set`` without a name or without ``=``.
+    """
+    chosen: dict[str, str] = {}
+    for setting in args.set:
+        key, separator, value = setting.partition("=")
+        if not separator or not key.strip():
+            raise UsageError(f"--set {setting!r}: write SECTION.NAME=VALUE")
+        chosen[key.strip()] = value.strip()
+    return chosen | {key: value for key, value in flags.items() if value is not None}
+
+
+@contextlib.contextmanager
+def _config_errors_as_usage() -> Iterator[None]:
+    """Tell settings that are wrong on the command line from those in a file or in the environment.
+
+    Raises:
+        UsageError: A flag or ``--set`` names no option, or its value is of the wrong kind.
+    """
+    from gpusonde.errors import ConfigError
+
+    try:
+        yield
+    except ConfigError as error:
+        if error.on_command_line:
+            raise UsageError(str(error)) from error
+        raise
+
+
+def _log_applier(args: argparse.Namespace) -> Callable[[LogConfig], None]:
+    """Return what makes the log lines as a configuration says; ``--verbose`` and ``--log-format`` win over it."""
+
+    def apply(config: LogConfig) -> None:
+        if not args.verbose:
+            process.set_level(config.level)
+        if args.log_format is None:
+            process.set_format(config.format)
+
+    return apply
+
+
+def _show_config(args: argparse.Namespace, toml: str) -> int:
+    """Print a configuration that was found to be good, or just that it is."""
+    payload: ConfigPayload = {"config_file": None if args.config is None else str(args.config), "config_toml": toml}
+    Output(as_json=args.json).result(
+        payload, lambda screen: screen.line(toml.rstrip() if args.print_config else "the configuration is good")
+    )
+    return 0

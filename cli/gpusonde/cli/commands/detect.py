@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 from gpusonde.cli import formatting
 from gpusonde.cli.errors import error_context
-from gpusonde.cli.output import Output, Screen
+from gpusonde.cli.output import Key, Output, Screen
 from gpusonde.cli.parsing import Parser, positive_integer, positive_number
 from gpusonde.cli.runs_view import (
+    EstimatePayload,
     Progress,
+    TotalsPayload,
+    TraceEpochPayload,
     add_detection_options,
     progress_of,
     render_progress,
@@ -60,6 +63,42 @@ def read_trace_of(args: argparse.Namespace, path: Path) -> Trace:
         raise UsageError(str(error)) from error
 
 
+class HypothesisPayload(TypedDict):
+    """A period that was considered."""
+
+    period_s: Annotated[float, Key("the period")]
+    cycles: Annotated[int, Key("cycles of that length seen")]
+    score: Annotated[float, Key("how well those cycles agree", "ratio")]
+
+
+class DetectPayload(TotalsPayload):
+    """What ``gpusonde detect`` prints."""
+
+    trace: Annotated[str, Key("the file")]
+    gpu_uuid: Annotated[str | None, Key("GPU of the trace, where the file tells")]
+    gpu_model: Annotated[str | None, Key("its product name, where the file tells")]
+    generated: Annotated[str | None, Key("how the trace was generated; null for a recorded one")]
+    ticks: Annotated[int, Key("ticks read")]
+    duration_s: Annotated[float, Key("first tick to last")]
+    interval_s: Annotated[float, Key("median distance of two ticks")]
+    mode: Annotated[str, Key("detector that answered")]
+    metrics: Annotated[list[str], Key("metrics it used")]
+    verdict: Annotated[str, Key("`epochs`, `short_cycle` (too short to tell an epoch from an iteration) or `none`")]
+    reason: Annotated[str, Key("why")]
+    period_s: Annotated[float, Key("duration of an epoch")]
+    period_low_s: Annotated[float, Key("lower end of its 95 % interval")]
+    period_high_s: Annotated[float, Key("upper end of its 95 % interval")]
+    confidence: Annotated[float, Key("probability that `period_s` is within 10 % of the truth", "ratio")]
+    epochs: Annotated[int, Key("epochs found")]
+    epoch_starts_s: Annotated[list[float], Key("start of each epoch, on the trace's own time axis")]
+    end_s: Annotated[float, Key("end of the last epoch")]
+    hypotheses: Annotated[list[HypothesisPayload], Key("periods that were considered, the chosen one first")]
+    warnings: Annotated[list[str], Key("what the reader or the detector left out or repaired")]
+    plot: Annotated[str | None, Key("the picture, if one was asked for")]
+    epoch_table: Annotated[list[TraceEpochPayload], Key("the epochs, with what each used")]
+    estimate: Annotated[EstimatePayload | None, Key("when the job ends; null without `--total-epochs`")]
+
+
 def add_detect_options(parser: Parser) -> None:
     """Declare ``gpusonde detect``."""
     parser.description = (
@@ -94,9 +133,9 @@ def run_detect(args: argparse.Namespace) -> int:
     progress = progress_of(trace, detection, args.total_epochs)
     if args.plot is not None:
         plot(args.plot, trace, detection)
-    payload = _payload(args, trace, detection)
-    payload |= {"epoch_table": table_payload(progress), **totals_payload(progress)}
-    output.result(payload, lambda screen: _render(screen, args, trace, detection, progress))
+    output.result(
+        _payload(args, trace, detection, progress), lambda screen: _render(screen, args, trace, detection, progress)
+    )
     return 0
 
 
@@ -133,7 +172,7 @@ def headline(detection: EpochDetection) -> str:
     return "no epochs"
 
 
-def _payload(args: argparse.Namespace, trace: Trace, detection: EpochDetection) -> dict[str, Any]:
+def _payload(args: argparse.Namespace, trace: Trace, detection: EpochDetection, progress: Progress) -> DetectPayload:
     return {
         "trace": str(args.trace),
         "gpu_uuid": trace.gpu_uuid or None,
@@ -151,11 +190,14 @@ def _payload(args: argparse.Namespace, trace: Trace, detection: EpochDetection) 
         "period_high_s": detection.period_high_s,
         "confidence": detection.confidence,
         "epochs": len(detection.epoch_starts_s),
-        "epoch_starts_s": detection.epoch_starts_s,
+        "epoch_starts_s": detection.epoch_starts_s.tolist(),
         "end_s": detection.end_s,
         "hypotheses": [{"period_s": h.period_s, "cycles": h.cycles, "score": h.score} for h in detection.hypotheses],
         "warnings": [*trace.warnings, *detection.warnings],
         "plot": None if args.plot is None else str(args.plot),
+        "epoch_table": table_payload(progress),
+        **totals_payload(progress),
+        "estimate": progress.estimate,
     }
 
 

@@ -6,16 +6,37 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 from gpusonde.cli import formatting
 from gpusonde.cli.connection import add_collector_options, connect
-from gpusonde.cli.output import Output, Screen
+from gpusonde.cli.output import Key, Output, Screen
 from gpusonde.cli.parsing import Parser, positive_integer
+from gpusonde.cli.runs_view import (
+    EpochPayload,
+    EstimatePayload,
+    FiguresPayload,
+    RunPayload,
+    TotalsPayload,
+    epochs_payload,
+    figures_payload,
+    headline,
+    progress_of_run,
+    render_progress,
+    render_runs,
+    run_payload,
+    totals_payload,
+)
 from gpusonde.errors import CommandError, UsageError
 
 if TYPE_CHECKING:
     from gpusonde.collector.client import Client, RunEpochs, RunInfo
+
+
+class RunsPayload(TypedDict):
+    """What ``gpusonde runs`` prints."""
+
+    runs: Annotated[list[RunPayload], Key("the newest first")]
 
 
 def add_runs_options(parser: Parser) -> None:
@@ -28,8 +49,6 @@ def add_runs_options(parser: Parser) -> None:
 
 def run_runs(args: argparse.Namespace) -> int:
     """Ask and print."""
-    from gpusonde.cli.runs_view import render_runs, run_payload
-
     with connect(args) as client:
         runs = client.list_runs(gpu_uuid=args.gpu_uuid, job_id=args.job, limit=args.limit)
 
@@ -39,7 +58,8 @@ def run_runs(args: argparse.Namespace) -> int:
         else:
             screen.line(f"the collector at {args.collector} has seen no such run")
 
-    Output(as_json=args.json).result({"runs": [run_payload(run) for run in runs]}, render)
+    payload: RunsPayload = {"runs": [run_payload(run) for run in runs]}
+    Output(as_json=args.json).result(payload, render)
     return 0
 
 
@@ -49,6 +69,32 @@ _MOST_EPOCHS = 2**32 - 1
 
 class UnknownRunError(CommandError):
     """A run that the collector does not have."""
+
+
+class UsedEpochPayload(EpochPayload, FiguresPayload):
+    """One epoch of a run, with what it used."""
+
+
+class RunEstimatePayload(EstimatePayload):
+    """When a job that a collector watches ends."""
+
+    end_time: Annotated[str, Key("when the last epoch ends")]
+    end_low_time: Annotated[str, Key("lower end of its interval")]
+    end_high_time: Annotated[str, Key("upper end of it")]
+
+
+class EpochsPayload(TotalsPayload):
+    """What ``gpusonde epochs`` prints."""
+
+    run: Annotated[RunPayload, Key("the run")]
+    reason: Annotated[str, Key("why the verdict is what it is")]
+    epochs: Annotated[list[UsedEpochPayload], Key("its epochs")]
+    estimate: Annotated[
+        RunEstimatePayload | None,
+        Key("when the job ends; null without `--total-epochs` and for under three epochs"),
+    ]
+    estimate_reason: Annotated[str | None, Key("why there is no estimate yet although `--total-epochs` was given")]
+    pending_summaries: Annotated[int, Key("confirmed epochs whose metrics and energy are still being worked out")]
 
 
 def add_epochs_options(parser: Parser) -> None:
@@ -67,16 +113,6 @@ def add_epochs_options(parser: Parser) -> None:
 
 def run_epochs(args: argparse.Namespace) -> int:
     """Ask and print."""
-    from gpusonde.cli.runs_view import (
-        epochs_payload,
-        figures_payload,
-        headline,
-        progress_of_run,
-        render_progress,
-        run_payload,
-        totals_payload,
-    )
-
     if args.run is None and not args.latest:
         raise UsageError("name a RUN ('gpusonde runs' lists them), or use --latest")
     if args.run is not None and args.latest:
@@ -87,10 +123,10 @@ def run_epochs(args: argparse.Namespace) -> int:
         chosen = find_run(client, args.run)
         found = client.list_epochs(chosen.run_id, include_withdrawn=args.withdrawn, total_epochs=args.total_epochs)
     progress = progress_of_run(chosen, found)
-    totals = totals_payload(progress)
-    if found.estimate is not None:
-        totals["estimate"] = {
-            **totals["estimate"],
+    estimate: RunEstimatePayload | None = None
+    if found.estimate is not None and progress.estimate is not None:
+        estimate = {
+            **progress.estimate,
             "end_time": formatting.iso_time(found.estimate.end_unix_nano),
             "end_low_time": formatting.iso_time(found.estimate.end_low_unix_nano),
             "end_high_time": formatting.iso_time(found.estimate.end_high_unix_nano),
@@ -103,17 +139,16 @@ def run_epochs(args: argparse.Namespace) -> int:
         render_progress(screen, progress)
         _render_remarks(screen, chosen, found)
 
-    Output(as_json=args.json).result(
-        {
-            "run": run_payload(chosen),
-            "reason": found.reason,
-            "epochs": [{**row, **figures_payload(figures)} for row, figures in rows],
-            **totals,
-            "estimate_reason": found.estimate_reason or None,
-            "pending_summaries": found.pending_summaries,
-        },
-        render,
-    )
+    payload: EpochsPayload = {
+        "run": run_payload(chosen),
+        "reason": found.reason,
+        "epochs": [{**row, **figures_payload(figures)} for row, figures in rows],
+        **totals_payload(progress),
+        "estimate": estimate,
+        "estimate_reason": found.estimate_reason or None,
+        "pending_summaries": found.pending_summaries,
+    }
+    Output(as_json=args.json).result(payload, render)
     return 0
 
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import argparse
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 from gpusonde.cli import formatting
 from gpusonde.cli.connection import add_collector_options, client_security
-from gpusonde.cli.output import Output, Screen
+from gpusonde.cli.output import Key, Output, Screen
 from gpusonde.cli.parsing import Parser, address, names
 from gpusonde.errors import UsageError
 
@@ -20,6 +20,41 @@ if TYPE_CHECKING:
 
 _AGENT_ID = re.compile(r"[A-Za-z0-9._:@*-]{1,128}")
 _LABEL = re.compile(r"[A-Za-z0-9 ._:@/-]{1,64}")
+
+
+class TokenPayload(TypedDict):
+    """What ``gpusonde token new`` prints."""
+
+    token: Annotated[str, Key("the token; it is stored nowhere")]
+    digest: Annotated[str, Key("its SHA-256 in hexadecimal digits")]
+    role: Annotated[str, Key("what it is for")]
+    entry_toml: Annotated[str, Key("the lines for the collector's file")]
+
+
+class FleetAgentPayload(TypedDict):
+    """An agent that streams to a collector."""
+
+    agent_id: Annotated[str, Key("name of the agent")]
+    host_name: Annotated[str, Key("its host")]
+    identity: Annotated[str, Key("who it has proved to be")]
+    peer: Annotated[str, Key("address that it connects from")]
+    spool_id: Annotated[str, Key("the spool whose records it sends")]
+    durable_sequence: Annotated[int, Key("highest record of the spool that is durable")]
+    throttled: Annotated[bool, Key("whether it was asked for less")]
+
+
+class FleetListPayload(TypedDict):
+    """What ``gpusonde fleet list`` prints."""
+
+    agents: Annotated[list[FleetAgentPayload], Key("the agents that stream to it")]
+
+
+class FleetDrainPayload(TypedDict):
+    """What ``gpusonde fleet drain`` prints."""
+
+    drained: Annotated[list[str], Key("ids of the agents that were asked")]
+    absent: Annotated[list[str], Key("those of `--agents` without an open stream")]
+    target: Annotated[str | None, Key("where they should go; null for back")]
 
 
 def add_token_options(parser: Parser) -> None:
@@ -57,7 +92,7 @@ def run_token(args: argparse.Namespace) -> int:
         screen.line("lines for the collector's security.tokens_file:")
         screen.line(entry)
 
-    payload = {"token": token, "digest": digest_of(token), "role": args.role, "entry_toml": entry}
+    payload: TokenPayload = {"token": token, "digest": digest_of(token), "role": args.role, "entry_toml": entry}
     Output(as_json=args.json).result(payload, render)
     return 0
 
@@ -97,7 +132,21 @@ def _list(args: argparse.Namespace, client: FleetClient) -> int:
             throttled = ", throttled" if agent.throttled else ""
             screen.line(f"{agent.agent_id} on {agent.host_name or 'an unnamed host'} ({agent.identity}{throttled})")
 
-    Output(as_json=args.json).result({"agents": [vars(agent) for agent in agents]}, render)
+    payload: FleetListPayload = {
+        "agents": [
+            {
+                "agent_id": agent.agent_id,
+                "host_name": agent.host_name,
+                "identity": agent.identity,
+                "peer": agent.peer,
+                "spool_id": agent.spool_id,
+                "durable_sequence": agent.durable_sequence,
+                "throttled": agent.throttled,
+            }
+            for agent in agents
+        ]
+    }
+    Output(as_json=args.json).result(payload, render)
     return 0
 
 
@@ -111,5 +160,6 @@ def _drain(args: argparse.Namespace, client: FleetClient) -> int:
         if absent:
             screen.note(f"no open stream here: {', '.join(absent)}")
 
-    Output(as_json=args.json).result({"drained": drained, "absent": absent, "target": args.to}, render)
+    payload: FleetDrainPayload = {"drained": list(drained), "absent": list(absent), "target": args.to}
+    Output(as_json=args.json).result(payload, render)
     return 1 if absent else 0

@@ -9,11 +9,11 @@ import argparse
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 from gpusonde.cli import formatting
 from gpusonde.cli.errors import check_writable
-from gpusonde.cli.output import Output, Screen
+from gpusonde.cli.output import Key, Output, Screen
 from gpusonde.cli.parsing import (
     Parser,
     address,
@@ -29,6 +29,24 @@ if TYPE_CHECKING:
     from gpusonde.simulator.job_profile import JobProfile
 
 _RENDEZVOUS = ("rank", "world_size", "master")
+
+
+class ReachedPayload(TypedDict):
+    """What a network reached among so many processes."""
+
+    world_size: Annotated[int, Key("processes")]
+    transfer_bytes: Annotated[float, Key("the largest transfer that was measured alone")]
+    seconds: Annotated[float, Key("how long it took", "seconds")]
+    bus_bits_per_second: Annotated[float, Key("bus bandwidth that it reached")]
+
+
+class ProbePayload(TypedDict):
+    """What ``gpusonde probe allreduce`` prints."""
+
+    fabric: Annotated[str, Key("its name")]
+    written: Annotated[str | None, Key("the file; null on the other ranks")]
+    measurements: Annotated[int, Key("measurements in it")]
+    largest: Annotated[list[ReachedPayload], Key("what each number of processes reached at best")]
 
 
 def add_probe_options(parser: Parser) -> None:
@@ -90,7 +108,7 @@ def run_probe(args: argparse.Namespace) -> int:
     return 0
 
 
-def probe_payload(fabric: str, found: Sequence[AllreduceMeasurement], path: Path) -> dict[str, object]:
+def probe_payload(fabric: str, found: Sequence[AllreduceMeasurement], path: Path) -> ProbePayload:
     """What is printed of measurements; of none on the ranks that write nothing."""
     return {
         "fabric": fabric,
@@ -138,7 +156,7 @@ def _largest(found: Sequence[AllreduceMeasurement]) -> list[AllreduceMeasurement
     return [by_world[world] for world in sorted(by_world)]
 
 
-def _figures(row: AllreduceMeasurement) -> dict[str, float]:
+def _figures(row: AllreduceMeasurement) -> ReachedPayload:
     return {
         "world_size": row.world_size,
         "transfer_bytes": row.transfer_bytes,
@@ -172,6 +190,27 @@ def _render_probe(screen: Screen, found: Sequence[AllreduceMeasurement], path: P
 
 
 _MEBIBYTE = 1 << 20
+
+
+class StepProbePayload(TypedDict):
+    """The steps of one batch size."""
+
+    batch_size: Annotated[float, Key("samples per step")]
+    total_s: Annotated[float, Key("forward and backward pass, median")]
+    forward_s: Annotated[float | None, Key("the forward pass")]
+    spread: Annotated[float | None, Key("relative standard deviation of the steps", "ratio")]
+
+
+class ProfilePayload(TypedDict):
+    """What ``gpusonde profile`` prints."""
+
+    profile: Annotated[str, Key("the file written")]
+    device: Annotated[str, Key("where the model lies")]
+    probes: Annotated[list[StepProbePayload], Key("one for each batch size")]
+    gradient_buckets: Annotated[int, Key("buckets of gradients")]
+    gradient_bytes: Annotated[float, Key("all gradients")]
+    optimizer_s: Annotated[float, Key("the optimizer's step")]
+    largest_batch: Annotated[float | None, Key("largest batch that fits; null when nobody looked")]
 
 
 def add_profile_options(parser: Parser) -> None:
@@ -241,12 +280,20 @@ def run_profile(args: argparse.Namespace) -> int:
     return 0
 
 
-def profile_payload(found: JobProfile, path: Path) -> dict[str, object]:
+def profile_payload(found: JobProfile, path: Path) -> ProfilePayload:
     """What is printed of a profile."""
     return {
         "profile": str(path),
         "device": found.device,
-        "probes": found.as_json()["probes"],
+        "probes": [
+            {
+                "batch_size": probe.batch_size,
+                "total_s": probe.total_s,
+                "forward_s": probe.forward_s,
+                "spread": probe.spread,
+            }
+            for probe in found.probes
+        ],
         "gradient_buckets": int(found.gradients.bucket_bytes.size),
         "gradient_bytes": found.gradients.total_bytes,
         "optimizer_s": found.optimizer_s,

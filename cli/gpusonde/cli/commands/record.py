@@ -6,15 +6,28 @@ import argparse
 import signal
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 from gpusonde.cli import formatting
-from gpusonde.cli.output import Output, Screen
+from gpusonde.cli.output import Key, Output, Screen
 from gpusonde.cli.parsing import Parser, positive_number
 from gpusonde.errors import UsageError
 
 if TYPE_CHECKING:
     from gpusonde.agent import RecordReport, SelfCounters
+
+
+class RecordPayload(TypedDict):
+    """What ``gpusonde record`` prints."""
+
+    out: Annotated[str, Key("the file")]
+    gpu_uuids: Annotated[list[str], Key("the recorded GPUs")]
+    metrics: Annotated[list[str], Key("the columns")]
+    duration_s: Annotated[float, Key("first tick to last")]
+    ticks: Annotated[int, Key("ticks written, of one GPU each")]
+    missed_ticks: Annotated[int, Key("deadlines without a reading")]
+    dropped_ticks: Annotated[int, Key("ticks whose time did not increase")]
+    lateness_max_s: Annotated[float, Key("worst time from deadline to reading")]
 
 
 def add_record_options(parser: Parser) -> None:
@@ -80,7 +93,7 @@ def _attributes(settings: list[str]) -> dict[str, str]:
     return facts
 
 
-def _payload(report: RecordReport) -> dict[str, Any]:
+def _payload(report: RecordReport) -> RecordPayload:
     counters = report.counters
     return {
         "out": str(report.path),

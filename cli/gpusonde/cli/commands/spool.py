@@ -4,14 +4,81 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 from gpusonde.cli import formatting
-from gpusonde.cli.output import Output, Screen
+from gpusonde.cli.output import Key, Output, Screen
 from gpusonde.cli.parsing import Parser
 
 if TYPE_CHECKING:
     from gpusonde.agent.spool.inspection import SpoolReport
+
+
+class SpoolPayload(TypedDict):
+    """What both actions print."""
+
+    directory: Annotated[str, Key("the spool")]
+    agent_id: Annotated[str | None, Key("its agent; null when that is not stored yet, or damaged")]
+    spool_id: Annotated[str | None, Key("the run of sequence numbers")]
+    held_by: Annotated[str | None, Key("process that has the spool; null for none")]
+    acked_sequence: Annotated[
+        int,
+        Key(
+            "all records up to here are acknowledged, or reported as dropped; a collector may have acknowledged more, "
+            "because segments leave the disk as a whole"
+        ),
+    ]
+    last_sequence: Annotated[int, Key("last record on the disk")]
+    records: Annotated[int, Key("records on the disk")]
+    ticks: Annotated[int, Key("ticks inside them, of one GPU each")]
+    size_bytes: Annotated[int, Key("size of all segments")]
+
+
+class SpoolSegmentPayload(TypedDict):
+    """A segment of a spool."""
+
+    file: Annotated[str, Key("the file")]
+    first_sequence: Annotated[int, Key("its first record; the next one to come while it has none")]
+    last_sequence: Annotated[int, Key("its last record")]
+    records: Annotated[int, Key("its records")]
+    ticks: Annotated[int, Key("ticks inside them")]
+    loss_reports: Annotated[int, Key("records that report a loss")]
+    size_bytes: Annotated[int, Key("its size")]
+    first_tick_time: Annotated[str | None, Key("its first tick; null without any, and where it is damaged")]
+    last_tick_time: Annotated[str | None, Key("its last tick; null likewise")]
+
+
+class SpoolListPayload(SpoolPayload):
+    """What ``gpusonde spool ls`` prints."""
+
+    segments: Annotated[list[SpoolSegmentPayload], Key("segments, the oldest first")]
+
+
+class SpoolFindingPayload(TypedDict):
+    """Something that is wrong with a spool."""
+
+    file: Annotated[str, Key("the file")]
+    kind: Annotated[
+        str,
+        Key(
+            "`torn_tail`, `lost_records`, `damaged_bytes`, `leftover` (nothing is lost in the last two), `unusable` (a "
+            "person must decide)"
+        ),
+    ]
+    detail: Annotated[str, Key("what, and what to do")]
+    lost_records: Annotated[int, Key("records that are gone")]
+    torn_bytes: Annotated[int, Key("bytes to cut")]
+
+
+class SpoolCheckPayload(SpoolPayload):
+    """What ``gpusonde spool fsck`` prints."""
+
+    repaired: Annotated[bool, Key("the findings were repaired")]
+    lost_records: Annotated[int, Key("records that are gone")]
+    torn_bytes: Annotated[
+        int, Key("bytes of records that were being written when the agent ended; nothing sent is among them")
+    ]
+    findings: Annotated[list[SpoolFindingPayload], Key("what is wrong")]
 
 
 def add_ls_options(parser: Parser) -> None:
@@ -24,7 +91,8 @@ def run_ls(args: argparse.Namespace) -> int:
     from gpusonde.agent.spool.inspection import inspect_spool
 
     report = inspect_spool(args.directory, repair=False)
-    Output(as_json=args.json).result(_summary(report) | _segments(report), lambda screen: _render_list(screen, report))
+    payload: SpoolListPayload = {**_summary(report), "segments": _segments(report)}
+    Output(as_json=args.json).result(payload, lambda screen: _render_list(screen, report))
     return 0
 
 
@@ -47,45 +115,8 @@ def run_fsck(args: argparse.Namespace) -> int:
     from gpusonde.agent.spool.inspection import inspect_spool
 
     report = inspect_spool(args.directory, repair=args.repair)
-    Output(as_json=args.json).result(_summary(report) | _findings(report), lambda screen: _render_check(screen, report))
-    return 1 if report.findings and not report.repaired else 0
-
-
-def _summary(report: SpoolReport) -> dict[str, Any]:
-    return {
-        "directory": str(report.directory),
-        "agent_id": report.identity.agent_id if report.identity else None,
-        "spool_id": report.identity.spool_id if report.identity else None,
-        "held_by": report.held_by,
-        "acked_sequence": report.acked_sequence,
-        "last_sequence": report.last_sequence,
-        "records": sum(segment.records for segment in report.segments),
-        "ticks": sum(segment.ticks for segment in report.segments),
-        "size_bytes": sum(segment.size_bytes for segment in report.segments),
-    }
-
-
-def _segments(report: SpoolReport) -> dict[str, Any]:
-    return {
-        "segments": [
-            {
-                "file": str(segment.path),
-                "first_sequence": segment.first_sequence,
-                "last_sequence": segment.last_sequence,
-                "records": segment.records,
-                "ticks": segment.ticks,
-                "loss_reports": segment.loss_reports,
-                "size_bytes": segment.size_bytes,
-                "first_tick_time": _time(segment.first_tick_unix_nano),
-                "last_tick_time": _time(segment.last_tick_unix_nano),
-            }
-            for segment in report.segments
-        ]
-    }
-
-
-def _findings(report: SpoolReport) -> dict[str, Any]:
-    return {
+    payload: SpoolCheckPayload = {
+        **_summary(report),
         "repaired": report.repaired,
         "lost_records": sum(finding.lost_records for finding in report.findings),
         "torn_bytes": sum(finding.torn_bytes for finding in report.findings),
@@ -100,6 +131,39 @@ def _findings(report: SpoolReport) -> dict[str, Any]:
             for finding in report.findings
         ],
     }
+    Output(as_json=args.json).result(payload, lambda screen: _render_check(screen, report))
+    return 1 if report.findings and not report.repaired else 0
+
+
+def _summary(report: SpoolReport) -> SpoolPayload:
+    return {
+        "directory": str(report.directory),
+        "agent_id": report.identity.agent_id if report.identity else None,
+        "spool_id": report.identity.spool_id if report.identity else None,
+        "held_by": report.held_by,
+        "acked_sequence": report.acked_sequence,
+        "last_sequence": report.last_sequence,
+        "records": sum(segment.records for segment in report.segments),
+        "ticks": sum(segment.ticks for segment in report.segments),
+        "size_bytes": sum(segment.size_bytes for segment in report.segments),
+    }
+
+
+def _segments(report: SpoolReport) -> list[SpoolSegmentPayload]:
+    return [
+        {
+            "file": str(segment.path),
+            "first_sequence": segment.first_sequence,
+            "last_sequence": segment.last_sequence,
+            "records": segment.records,
+            "ticks": segment.ticks,
+            "loss_reports": segment.loss_reports,
+            "size_bytes": segment.size_bytes,
+            "first_tick_time": _time(segment.first_tick_unix_nano),
+            "last_tick_time": _time(segment.last_tick_unix_nano),
+        }
+        for segment in report.segments
+    ]
 
 
 def _time(unix_nano: int | None) -> str | None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 from gpusonde.cli import formatting
-from gpusonde.cli.output import Output, Screen
+from gpusonde.cli.output import Key, Output, Screen
 from gpusonde.cli.parsing import Parser, positive_integer
 from gpusonde.errors import UsageError
 
@@ -18,6 +18,77 @@ if TYPE_CHECKING:
     from gpusonde.collector.storage.local.sql import SqlAnswer
 
 _EXIT_FINDINGS = 1
+
+
+class StoreFindingPayload(TypedDict):
+    """Something that is wrong with a data directory."""
+
+    kind: Annotated[str, Key("`catalog`, `log_tail`, `missing`, `damaged`, `mismatch`, `overlap`, `hole` or `orphan`")]
+    file: Annotated[str, Key("the file, relative to the directory")]
+    problem: Annotated[str, Key("what is wrong with it, and what to do")]
+    repaired: Annotated[bool, Key("whether it was put right")]
+
+
+class StoreCheckPayload(TypedDict):
+    """What ``gpusonde store fsck`` prints."""
+
+    directory: Annotated[str, Key("the data directory")]
+    live: Annotated[bool, Key("whether a collector was using it")]
+    segments: Annotated[int, Key("segment files that could be read to the end")]
+    rows: Annotated[int, Key("their rows")]
+    size_bytes: Annotated[int, Key("their size")]
+    log_entries: Annotated[int, Key("records in the log")]
+    recorded_gaps: Annotated[int, Key("gaps and losses on record: samples that are known to be lost")]
+    deleted_files: Annotated[int, Key("files that retention has deleted")]
+    findings: Annotated[list[StoreFindingPayload], Key("what is wrong")]
+
+
+class StoreCompactPayload(TypedDict):
+    """What ``gpusonde store compact`` prints."""
+
+    directory: Annotated[str, Key("the data directory")]
+    files_written: Annotated[int, Key("new files of ticks")]
+    segments_left: Annotated[
+        int, Key("segments that could not be read and stay as they are; exit code 1 if there are any")
+    ]
+    size_before_bytes: Annotated[int, Key("all ticks, before")]
+    size_after_bytes: Annotated[int, Key("all ticks, now")]
+    averages_bytes: Annotated[int, Key("averages over seconds, now")]
+
+
+class ExportedGpuPayload(TypedDict):
+    """A GPU in an exported file."""
+
+    gpu_uuid: Annotated[str, Key("the GPU")]
+    gpu_model: Annotated[str | None, Key("its product name; null when unknown")]
+    ticks: Annotated[int, Key("its rows")]
+    resolution_s: Annotated[
+        float | None,
+        Key("1 when older ticks are kept as averages over a second only; null when all are as sampled"),
+    ]
+
+
+class StoreExportPayload(TypedDict):
+    """What ``gpusonde store export`` prints."""
+
+    out: Annotated[str, Key("the file")]
+    live: Annotated[bool, Key("whether a collector was using the directory")]
+    gpus: Annotated[list[ExportedGpuPayload], Key("the GPUs in it")]
+
+
+class SqlColumnPayload(TypedDict):
+    """A column of an answer."""
+
+    name: Annotated[str, Key("its name")]
+    type: Annotated[str, Key("its type in DuckDB")]
+
+
+class StoreSqlPayload(TypedDict):
+    """What ``gpusonde store sql`` prints."""
+
+    columns: Annotated[list[SqlColumnPayload], Key("the columns of the answer")]
+    rows: Annotated[list[list[Any]], Key("the cells, row by row")]
+    truncated: Annotated[bool, Key("whether there are more rows than `--limit`")]
 
 
 def time_unix_nano(text: str) -> int:
@@ -49,23 +120,21 @@ def run_fsck(args: argparse.Namespace) -> int:
     output = Output(as_json=args.json)
     with output.progress("reading", total=1.0) as show:
         report = check_store(args.directory, repair=args.repair, on_progress=show)
-    findings = [
+    findings: list[StoreFindingPayload] = [
         {"kind": f.kind.value, "file": f.path, "problem": f.problem, "repaired": f.repaired} for f in report.findings
     ]
-    output.result(
-        {
-            "directory": str(args.directory),
-            "live": report.live,
-            "segments": report.segments,
-            "rows": report.rows,
-            "size_bytes": report.size_bytes,
-            "log_entries": report.log_entries,
-            "recorded_gaps": report.gaps,
-            "deleted_files": report.deletions,
-            "findings": findings,
-        },
-        lambda screen: _render_check(screen, report),
-    )
+    payload: StoreCheckPayload = {
+        "directory": str(args.directory),
+        "live": report.live,
+        "segments": report.segments,
+        "rows": report.rows,
+        "size_bytes": report.size_bytes,
+        "log_entries": report.log_entries,
+        "recorded_gaps": report.gaps,
+        "deleted_files": report.deletions,
+        "findings": findings,
+    }
+    output.result(payload, lambda screen: _render_check(screen, report))
     return _EXIT_FINDINGS if findings else 0
 
 
@@ -94,17 +163,15 @@ def run_compact(args: argparse.Namespace) -> int:
     from gpusonde.collector.storage.local.export import compact_store
 
     report = compact_store(args.directory)
-    Output(as_json=args.json).result(
-        {
-            "directory": str(args.directory),
-            "files_written": report.files_written,
-            "segments_left": report.segments_left,
-            "size_before_bytes": report.size_before_bytes,
-            "size_after_bytes": report.size_after_bytes,
-            "averages_bytes": report.averages_bytes,
-        },
-        lambda screen: _render_compact(screen, report),
-    )
+    payload: StoreCompactPayload = {
+        "directory": str(args.directory),
+        "files_written": report.files_written,
+        "segments_left": report.segments_left,
+        "size_before_bytes": report.size_before_bytes,
+        "size_after_bytes": report.size_after_bytes,
+        "averages_bytes": report.averages_bytes,
+    }
+    Output(as_json=args.json).result(payload, lambda screen: _render_compact(screen, report))
     return _EXIT_FINDINGS if report.segments_left else 0
 
 
@@ -149,22 +216,20 @@ def run_export(args: argparse.Namespace) -> int:
     output = Output(as_json=args.json)
     with output.progress("exporting"):
         report = export_samples(args.directory, args.out, args.gpu, start_unix_nano=args.start, end_unix_nano=args.end)
-    output.result(
-        {
-            "out": str(args.out),
-            "live": report.live,
-            "gpus": [
-                {
-                    "gpu_uuid": gpu.gpu_uuid,
-                    "gpu_model": gpu.gpu_model or None,
-                    "ticks": gpu.ticks,
-                    "resolution_s": gpu.resolution_s or None,
-                }
-                for gpu in report.gpus
-            ],
-        },
-        lambda screen: _render_export(screen, args.out, report),
-    )
+    payload: StoreExportPayload = {
+        "out": str(args.out),
+        "live": report.live,
+        "gpus": [
+            {
+                "gpu_uuid": gpu.gpu_uuid,
+                "gpu_model": gpu.gpu_model or None,
+                "ticks": gpu.ticks,
+                "resolution_s": gpu.resolution_s or None,
+            }
+            for gpu in report.gpus
+        ],
+    }
+    output.result(payload, lambda screen: _render_export(screen, args.out, report))
     return 0
 
 
@@ -197,14 +262,12 @@ def run_sql(args: argparse.Namespace) -> int:
     from gpusonde.collector.storage.local.sql import ask
 
     answer = ask(args.directory, args.statement, limit=args.limit)
-    Output(as_json=args.json).result(
-        {
-            "columns": [{"name": n, "type": t} for n, t in zip(answer.columns, answer.types, strict=True)],
-            "rows": [[_plain(value) for value in row] for row in answer.rows],
-            "truncated": answer.truncated,
-        },
-        lambda screen: _render_answer(screen, answer),
-    )
+    payload: StoreSqlPayload = {
+        "columns": [{"name": n, "type": t} for n, t in zip(answer.columns, answer.types, strict=True)],
+        "rows": [[_plain(value) for value in row] for row in answer.rows],
+        "truncated": answer.truncated,
+    }
+    Output(as_json=args.json).result(payload, lambda screen: _render_answer(screen, answer))
     return 0
 
 

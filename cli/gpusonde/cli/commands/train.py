@@ -6,11 +6,11 @@ import argparse
 import math
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 from gpusonde.cli import formatting
 from gpusonde.cli.errors import check_writable, error_context
-from gpusonde.cli.output import Output, Screen
+from gpusonde.cli.output import Key, Output, Screen
 from gpusonde.cli.parsing import Parser, positive_integer, positive_number
 from gpusonde.errors import UsageError
 
@@ -21,6 +21,70 @@ if TYPE_CHECKING:
 _DEFAULT_KEPT = 5
 _DEFAULT_HALF_LIFE_DAYS = 180.0
 _DAY_S = 86_400.0
+
+
+class TrainPayload(TypedDict):
+    """What ``gpusonde train RUNS.csv`` prints."""
+
+    runs_file: Annotated[str, Key("the table")]
+    runs: Annotated[int, Key("runs in it")]
+    pairs: Annotated[int, Key("pairs of runs of one workload on two GPUs")]
+    gpus: Annotated[list[str], Key("GPUs the runs were measured on")]
+    model: Annotated[str, Key("the file written")]
+    model_version: Annotated[str, Key("version of the model; every prediction repeats it")]
+    model_bytes: Annotated[int, Key("size of the file")]
+
+
+class LeftOutRunsPayload(TypedDict):
+    """Runs that nothing is learnt from."""
+
+    reason: Annotated[str, Key("why they are not used")]
+    runs: Annotated[int, Key("how many")]
+
+
+class _FleetPayload(TypedDict):
+    jobs: Annotated[int, Key("jobs that ran on several GPU models")]
+    runs: Annotated[int, Key("their runs")]
+    replayed_runs: Annotated[int, Key("those among them that come from a replayed or generated trace")]
+    gpus: Annotated[list[str], Key("GPUs they ran on")]
+    left_out: Annotated[list[LeftOutRunsPayload], Key("other runs of jobs")]
+
+
+class _LessonPayload(TypedDict):
+    pairs: Annotated[int, Key("pairs of the runs")]
+    carried_pairs: Annotated[int, Key("pairs besides: those of the model in service, or of `RUNS.csv`")]
+    held_out_jobs: Annotated[int, Key("jobs that the models were compared on")]
+    held_out_pairs: Annotated[int, Key("their pairs")]
+    current_mape: Annotated[
+        float,
+        Key("mean absolute relative error of the model in service on them; null where nothing was compared", "ratio"),
+    ]
+    candidate_mape: Annotated[float, Key("the same of the candidate, each job held out from it", "ratio")]
+    replaced: Annotated[bool, Key("whether the candidate is in service now")]
+    reason: Annotated[str, Key("why, or why not")]
+
+
+class LearnPayload(_FleetPayload, _LessonPayload):
+    """What ``gpusonde train --from-store STORE`` prints."""
+
+    store: Annotated[str, Key("the data directory")]
+    half_life_days: Annotated[float, Key("as used", "days")]
+    former_version: Annotated[str, Key("model in service before")]
+    model_version: Annotated[str, Key("model in service now")]
+    model: Annotated[str | None, Key("its file; null for the shipped one")]
+    versions: Annotated[
+        list[str], Key("versions in the store, the one in service last; empty while the shipped one is")
+    ]
+    notes: Annotated[list[str], Key("models that could not be used and were passed over")]
+
+
+class RollbackPayload(TypedDict):
+    """What ``gpusonde train --rollback STORE`` prints."""
+
+    store: Annotated[str, Key("the data directory")]
+    former_version: Annotated[str, Key("model that was in service")]
+    model_version: Annotated[str, Key("model that now is; `shipped` for the shipped one")]
+    versions: Annotated[list[str], Key("versions in the store, the one in service last")]
 
 
 def add_train_options(parser: Parser) -> None:
@@ -96,18 +160,16 @@ def _fit(output: Output, args: argparse.Namespace) -> int:
         screen.line(f"fitted on {len(table)} runs ({len(sources)} pairs) on {', '.join(table.gpu_names)}")
         screen.line(f"model {model.version} written to {args.out}")
 
-    output.result(
-        {
-            "runs_file": str(args.runs),
-            "runs": len(table),
-            "pairs": len(sources),
-            "gpus": list(table.gpu_names),
-            "model": str(args.out),
-            "model_version": model.version,
-            "model_bytes": args.out.stat().st_size,
-        },
-        render,
-    )
+    payload: TrainPayload = {
+        "runs_file": str(args.runs),
+        "runs": len(table),
+        "pairs": len(sources),
+        "gpus": list(table.gpu_names),
+        "model": str(args.out),
+        "model_version": model.version,
+        "model_bytes": args.out.stat().st_size,
+    }
+    output.result(payload, render)
     return 0
 
 
@@ -133,7 +195,7 @@ def _learn(output: Output, args: argparse.Namespace) -> int:
         if lesson.candidate is not None:
             versions.install(lesson.candidate, keep=args.keep or _DEFAULT_KEPT)
         served = lesson.candidate or current
-        payload = {
+        payload: LearnPayload = {
             "store": str(args.from_store),
             **_fleet_payload(fleet),
             **_lesson_payload(lesson),
@@ -148,7 +210,7 @@ def _learn(output: Output, args: argparse.Namespace) -> int:
     return 0
 
 
-def _fleet_payload(fleet: FleetRuns) -> dict[str, Any]:
+def _fleet_payload(fleet: FleetRuns) -> _FleetPayload:
     return {
         "jobs": fleet.jobs,
         "runs": len(fleet.table),
@@ -158,7 +220,7 @@ def _fleet_payload(fleet: FleetRuns) -> dict[str, Any]:
     }
 
 
-def _lesson_payload(lesson: Lesson) -> dict[str, Any]:
+def _lesson_payload(lesson: Lesson) -> _LessonPayload:
     found = lesson.comparison
     return {
         "pairs": lesson.pairs,
@@ -172,7 +234,7 @@ def _lesson_payload(lesson: Lesson) -> dict[str, Any]:
     }
 
 
-def _render(screen: Screen, payload: dict[str, Any]) -> None:
+def _render(screen: Screen, payload: LearnPayload) -> None:
     for note in payload["notes"]:
         screen.note(f"note: {note}")
     runs = f"{payload['runs']} runs of {payload['jobs']} jobs on {', '.join(payload['gpus']) or 'no GPU'}"
@@ -199,7 +261,7 @@ def _roll_back(output: Output, store: Path) -> int:
 
     versions = ModelVersions(store / MODELS)
     former, now = versions.roll_back()
-    payload = {
+    payload: RollbackPayload = {
         "store": str(store),
         "former_version": former,
         "model_version": now,

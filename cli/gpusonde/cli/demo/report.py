@@ -5,16 +5,47 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 from gpusonde.catalog import CostedOffer, Offer, cheapest, fastest, rank_offers
 from gpusonde.cli import formatting
-from gpusonde.cli.commands.catalog import offer_payload
-from gpusonde.cli.measuring import Predictions
-from gpusonde.cli.output import Screen
-from gpusonde.cli.runs_view import epochs_payload, headline, render_epochs, run_payload
+from gpusonde.cli.commands.catalog import OfferPayload, offer_payload
+from gpusonde.cli.measuring import Predictions, PredictPayload
+from gpusonde.cli.output import Key, Screen
+from gpusonde.cli.runs_view import EpochPayload, RunPayload, epochs_payload, headline, render_epochs, run_payload
 from gpusonde.collector.client import RunEpochs, RunInfo
 from gpusonde.predictor.crossgpu import LatencyPrediction
+
+
+class CostedOfferPayload(OfferPayload):
+    """An offer, and what an epoch takes and costs on it."""
+
+    epoch_latency_s: Annotated[float, Key("predicted epoch latency on it")]
+    usd_per_epoch: Annotated[float, Key("price of the machine for the time of one epoch")]
+    usd_per_epoch_low: Annotated[float, Key("lower end of its interval, from that of the latency")]
+    usd_per_epoch_high: Annotated[float, Key("upper end of its interval")]
+    extrapolated: Annotated[bool, Key("as for the prediction")]
+
+
+class DemoPayload(PredictPayload):
+    """What ``gpusonde demo`` prints."""
+
+    mode: Annotated[str, Key("`live` or `replay`")]
+    live_note: Annotated[str | None, Key("why no live GPU is shown; null if one is, or none was looked for")]
+    trace: Annotated[str | None, Key("the replayed file")]
+    generated: Annotated[str | None, Key("how that file was generated; null for a recording")]
+    speed: Annotated[float | None, Key("replay speed; 25 is 25 times faster than recorded", "ratio")]
+    ticks_sampled: Annotated[int, Key("ticks that the agent took")]
+    ticks_stored: Annotated[int, Key("ticks that came back out of the collector's store")]
+    missed_ticks: Annotated[int, Key("deadlines without a reading")]
+    run: Annotated[RunPayload, Key("the run")]
+    reason: Annotated[str, Key("why the verdict is what it is")]
+    epochs: Annotated[list[EpochPayload], Key("its epochs")]
+    offers: Annotated[list[CostedOfferPayload], Key("one epoch on every offer with one GPU, the cheapest first")]
+    cheapest: Annotated[CostedOfferPayload | None, Key("the cheapest offer")]
+    fastest: Annotated[CostedOfferPayload | None, Key("the fastest one")]
+    picture: Annotated[str, Key("the picture: the stored trace with its epochs marked")]
+    elapsed_s: Annotated[float, Key("how long the demo took")]
 
 
 @dataclass(frozen=True)
@@ -64,7 +95,7 @@ class DemoReport:
     picture: Path
     elapsed_s: float
 
-    def payload(self) -> dict[str, Any]:
+    def payload(self) -> DemoPayload:
         """The report as it appears in JSON."""
         seen = self.observation
         best, quickest = cheapest(self.offers), fastest(self.offers)
@@ -88,7 +119,7 @@ class DemoReport:
             "elapsed_s": self.elapsed_s,
         }
 
-    def _offer(self, costed: CostedOffer) -> dict[str, Any]:
+    def _offer(self, costed: CostedOffer) -> CostedOfferPayload:
         row = self._row(costed)
         low, high = _cost_interval(costed, row)
         return {

@@ -1,6 +1,6 @@
 """``gpusonde evaluate epochs``: how well the detector does on traces whose epochs are known.
 
-The traces of an evaluation, each with its truth.
+``TraceSet`` brings each trace together with its truth; what is scored, and how, is the detector's own evaluation.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, TypeVar, cast
 
 from gpusonde.cli import formatting
 from gpusonde.cli.errors import error_context
-from gpusonde.cli.output import Output, Screen
+from gpusonde.cli.output import Key, Output, Screen
 from gpusonde.cli.parsing import Parser
 from gpusonde.cli.runs_view import add_detection_options
 from gpusonde.errors import UsageError
@@ -171,6 +171,97 @@ _OPTIONAL = ("within 5 %", "median APE", "MAPE of declared")
 _TRACE_COLUMNS = ("trace", "shape", "verdict", "period (s)", "true (s)", "error", "confidence", "boundaries found")
 
 
+class DetectorScoresPayload(TypedDict):
+    """Scores of the detector on some traces; null where no trace speaks to one."""
+
+    traces: Annotated[int, Key("traces scored")]
+    positives: Annotated[int, Key("of them with epochs")]
+    negatives: Annotated[int, Key("of them without epochs")]
+    declared: Annotated[float | None, Key("positives that got an answer (`epochs` or `short_cycle`)", "ratio")]
+    mape: Annotated[
+        float | None, Key("mean absolute error of the period; a positive without an answer counts 1", "ratio")
+    ]
+    median_ape: Annotated[float | None, Key("median of it", "ratio")]
+    within_5pct: Annotated[float | None, Key("positives with an error of at most 0.05", "ratio")]
+    within_10pct: Annotated[float | None, Key("positives with an error of at most 0.1", "ratio")]
+    mape_declared: Annotated[float | None, Key("mean absolute error of the positives with an answer", "ratio")]
+    false_positive_rate: Annotated[float | None, Key("negatives with the verdict `epochs`", "ratio")]
+    boundary_error_median_s: Annotated[
+        float | None,
+        Key("median distance of a true epoch start from the nearest found, where the period is right"),
+    ]
+    boundary_recall: Annotated[
+        float | None,
+        Key(
+            "true epoch starts found to within 0.3 s or a twentieth of the period, mean over the traces whose period "
+            "is right",
+            "ratio",
+        ),
+    ]
+
+
+class ShapeScoresPayload(DetectorScoresPayload):
+    """The same for traces of one kind."""
+
+    shape: Annotated[str, Key("kind of trace")]
+
+
+class TraceScorePayload(TypedDict):
+    """How one trace was answered."""
+
+    trace_id: Annotated[str, Key("the trace")]
+    shape: Annotated[str, Key("its kind")]
+    verdict: Annotated[str, Key("`epochs`, `short_cycle` or `none`")]
+    reason: Annotated[str, Key("why")]
+    period_s: Annotated[float | None, Key("the detector's period; null without one")]
+    true_period_s: Annotated[float | None, Key("the nearest right period; null for a negative")]
+    ape: Annotated[float | None, Key("absolute error of the period, 1 without an answer; null for a negative", "ratio")]
+    confidence: Annotated[float, Key("the detector's confidence", "ratio")]
+    boundary_errors_s: Annotated[
+        list[float],
+        Key("distance of each true epoch start from the nearest found; empty where the period is wrong"),
+    ]
+    boundaries_found: Annotated[float | None, Key("true epoch starts found; null where the period is wrong", "ratio")]
+    cpu_s: Annotated[float, Key("CPU time of the detector")]
+    plot: Annotated[str | None, Key("its picture; null without `--plot-dir`")]
+
+
+class ReliabilityPayload(TypedDict):
+    """The answers of one range of confidence."""
+
+    low: Annotated[float, Key("range of confidence, from", "ratio")]
+    high: Annotated[float, Key("to", "ratio")]
+    answers: Annotated[int, Key("answers in it; a detector that states no confidence has none")]
+    mean_confidence: Annotated[float, Key("their mean confidence", "ratio")]
+    right: Annotated[
+        float,
+        Key("share of them with an error of at most 0.1; an answer `epochs` to a negative is wrong", "ratio"),
+    ]
+
+
+class UnscoredTracePayload(TypedDict):
+    """An entry of the manifest that is not scored."""
+
+    trace_id: Annotated[str, Key("the trace")]
+    reason: Annotated[str, Key("why: its truth is not trusted, or its period is not known")]
+
+
+class EvaluateEpochsPayload(DetectorScoresPayload):
+    """What ``gpusonde evaluate epochs`` prints."""
+
+    traces_file: Annotated[str, Key("the traces")]
+    truth_file: Annotated[str, Key("the truth")]
+    mode: Annotated[str, Key("detector")]
+    metrics: Annotated[list[str], Key("metrics asked for; empty for those that tell most")]
+    only: Annotated[list[str], Key("patterns asked for; empty for all traces")]
+    duration_s: Annotated[float, Key("length of all traces together")]
+    cpu_seconds_per_trace_hour: Annotated[float | None, Key("CPU time of the detector per hour of trace", "seconds")]
+    reliability: Annotated[list[ReliabilityPayload], Key("how often answers of a confidence are right")]
+    per_shape: Annotated[list[ShapeScoresPayload], Key("the scores by kind of trace")]
+    per_trace: Annotated[list[TraceScorePayload], Key("every trace")]
+    left_out: Annotated[list[UnscoredTracePayload], Key("traces that are not scored")]
+
+
 def add_epochs_options(parser: Parser) -> None:
     """Declare ``gpusonde evaluate epochs``."""
     parser.description = (
@@ -216,9 +307,7 @@ def run_epochs(args: argparse.Namespace) -> int:
             rows.append({**dataclasses.asdict(scores[-1]), "reason": found.reason, "cpu_s": spent, "plot": plot})
             show(len(scores))
     result = EpochEvaluation.of(scores)
-    payload = _payload(args, traces, result, rows)
-    payload["duration_s"] = duration_s
-    payload["cpu_seconds_per_trace_hour"] = cpu_s / (duration_s / 3600) if duration_s else None
+    payload = _payload(args, traces, result, rows, duration_s, cpu_s)
     output.result(payload, lambda screen: _render(screen, args, result, payload))
     return 0
 
@@ -265,11 +354,16 @@ def true_words(truth: Truth) -> str:
 
 
 def _payload(
-    args: argparse.Namespace, traces: TraceSet, result: EpochEvaluation, rows: list[dict[str, Any]]
-) -> dict[str, Any]:
+    args: argparse.Namespace,
+    traces: TraceSet,
+    result: EpochEvaluation,
+    rows: list[dict[str, Any]],
+    duration_s: float,
+    cpu_s: float,
+) -> EvaluateEpochsPayload:
     from gpusonde.epoch_detect.evaluation import reliability
 
-    return {
+    found = {
         "traces_file": str(args.traces),
         "truth_file": str(args.truth),
         "mode": args.mode,
@@ -280,10 +374,13 @@ def _payload(
         "per_shape": [{"shape": shape, **dataclasses.asdict(s)} for shape, s in result.by_shape.items()],
         "per_trace": rows,
         "left_out": [{"trace_id": name, "reason": reason} for name, reason in traces.left_out.items()],
+        "duration_s": duration_s,
+        "cpu_seconds_per_trace_hour": cpu_s / (duration_s / 3600) if duration_s else None,
     }
+    return cast(EvaluateEpochsPayload, found)
 
 
-def _render(screen: Screen, args: argparse.Namespace, result: EpochEvaluation, payload: dict[str, Any]) -> None:
+def _render(screen: Screen, args: argparse.Namespace, result: EpochEvaluation, payload: EvaluateEpochsPayload) -> None:
     for row in payload["left_out"]:
         screen.note(f"note: {row['trace_id']} is left out: {row['reason']}")
     overall = result.overall
@@ -317,12 +414,12 @@ def _shape_row(name: str, summary: Summary) -> tuple[str, ...]:
     return (name, str(s.traces), *(_percent(share) for share in shares))
 
 
-def _bin_row(row: dict[str, Any]) -> tuple[str, ...]:
+def _bin_row(row: ReliabilityPayload) -> tuple[str, ...]:
     range_ = f"{row['low']:.2f} to {row['high']:.2f}"
     return (range_, str(row["answers"]), f"{row['mean_confidence']:.3f}", _percent(row["right"]))
 
 
-def _trace_row(row: dict[str, Any]) -> tuple[str, ...]:
+def _trace_row(row: TraceScorePayload) -> tuple[str, ...]:
     return (
         row["trace_id"],
         row["shape"] or "-",

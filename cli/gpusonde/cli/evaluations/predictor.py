@@ -9,11 +9,11 @@ import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, cast
 
 from gpusonde.cli import formatting
 from gpusonde.cli.errors import error_context
-from gpusonde.cli.output import Output, Screen
+from gpusonde.cli.output import Key, Output, Screen
 from gpusonde.cli.parsing import Parser, names, positive_integer, ratio
 from gpusonde.errors import CommandError, UsageError
 
@@ -44,6 +44,68 @@ _COLUMNS = (
     "width",
     "flagged",
 )
+
+
+class PredictorScoresPayload(TypedDict):
+    """Scores of predictions; null where the table is too small for the protocol."""
+
+    predictions: Annotated[int | None, Key("pairs of runs predicted")]
+    mape: Annotated[float | None, Key("mean absolute error relative to the measured latency", "ratio")]
+    median_ape: Annotated[float | None, Key("median of the errors", "ratio")]
+    p90_ape: Annotated[float | None, Key("90 % quantile of the errors", "ratio")]
+    r2: Annotated[float | None, Key("coefficient of determination of the seconds", "ratio")]
+    rmse_s: Annotated[float | None, Key("root mean square error")]
+    coverage: Annotated[
+        float | None, Key("90 % intervals that hold the measured latency; null without intervals", "ratio")
+    ]
+    interval_width: Annotated[float | None, Key("mean full width of the intervals relative to the prediction", "ratio")]
+    extrapolated: Annotated[float | None, Key("predictions flagged as extrapolated", "ratio")]
+
+
+class GpuScoresPayload(PredictorScoresPayload):
+    """The scores of one GPU."""
+
+    gpu_model: Annotated[str, Key("the GPU")]
+
+
+class WorkloadScoresPayload(PredictorScoresPayload):
+    """The scores of one workload."""
+
+    workload: Annotated[str, Key("the workload")]
+
+
+class RepeatedScoresPayload(PredictorScoresPayload):
+    """Scores over all seeds."""
+
+    mape_deviation: Annotated[float | None, Key("standard deviation of `mape` over the seeds; null for one", "ratio")]
+
+
+class ProtocolScoresPayload(RepeatedScoresPayload):
+    """The scores of one mode by one protocol."""
+
+    protocol: Annotated[str, Key("what was held out")]
+    mode: Annotated[str, Key("what predicted")]
+    rows: Annotated[str, Key("rows scored: `main` (those that the makers of a table of timings trust) or `all`")]
+    reason: Annotated[str | None, Key("why there are no scores: the table is too small for the protocol")]
+    by_source: Annotated[list[GpuScoresPayload], Key("by source GPU")]
+    by_target: Annotated[list[GpuScoresPayload], Key("by target GPU")]
+    by_workload: Annotated[list[WorkloadScoresPayload], Key("by workload")]
+
+
+class EvaluatePredictorPayload(TypedDict):
+    """What ``gpusonde evaluate predictor`` prints."""
+
+    runs_file: Annotated[str, Key("the runs fitted on")]
+    test_file: Annotated[str | None, Key("the runs scored on; null: the same")]
+    runs: Annotated[int, Key("runs in the table scored on")]
+    gpus: Annotated[list[str], Key("GPUs in it")]
+    noise: Annotated[float, Key("mean error put on the sources' latency", "ratio")]
+    seeds: Annotated[int, Key("repetitions")]
+    results: Annotated[list[ProtocolScoresPayload], Key("one for each protocol and mode")]
+
+
+class EvaluateOnePredictorPayload(EvaluatePredictorPayload, RepeatedScoresPayload):
+    """What it prints for one protocol and one mode, and for timings: the scores need not be looked for in a list."""
 
 
 def add_predictor_options(parser: Parser) -> None:
@@ -92,8 +154,8 @@ def run_predictor(args: argparse.Namespace) -> int:
 
     output = Output(as_json=args.json)
     if is_timings_table(args.runs):
-        payload = _score_timings(output, args)
-        output.result(payload, lambda screen: _render(screen, payload))
+        timings = _score_timings(output, args)
+        output.result(timings, lambda screen: _render(screen, timings))
         return 0
     table = read_runs(args.runs)
     test = None if args.test is None else read_runs(args.test)
@@ -104,7 +166,7 @@ def run_predictor(args: argparse.Namespace) -> int:
     if all(row["mape"] is None for row in rows):
         with error_context(args.runs):
             raise CommandError(rows[0]["reason"])
-    payload = {
+    found = {
         "runs_file": str(args.runs),
         "test_file": None if args.test is None else str(args.test),
         "runs": len(table if test is None else test),
@@ -112,9 +174,10 @@ def run_predictor(args: argparse.Namespace) -> int:
         "noise": args.noise,
         "seeds": args.seeds,
         # One question, one answer: its scores need not be looked for in a list.
-        **({key: rows[0][key] for key in _score_keys()} if len(rows) == 1 else {}),
+        **({key: value for key, value in rows[0].items() if key in _score_keys()} if len(rows) == 1 else {}),
         "results": rows,
     }
+    payload = cast(EvaluatePredictorPayload, found)
     output.result(payload, lambda screen: _render(screen, payload))
     return 0
 
@@ -132,7 +195,7 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError("--noise is a ratio: 0.096 is 9.6 %")
 
 
-def _score_timings(output: Output, args: argparse.Namespace) -> dict[str, Any]:
+def _score_timings(output: Output, args: argparse.Namespace) -> EvaluatePredictorPayload:
     """What the shipped model says of timings, of those that their makers trust and of all."""
     from gpusonde.predictor.crossgpu import LatencyModel
     from gpusonde.predictor.crossgpu.evaluation import evaluate_timings, read_timings
@@ -147,7 +210,7 @@ def _score_timings(output: Output, args: argparse.Namespace) -> dict[str, Any]:
         own = {"protocol": "static", "mode": "default", "rows": "main" if only_main else "all", "reason": None}
         with output.progress(f"predicting {own['rows']} rows"), error_context(args.runs):
             results.append({**own, **_result(evaluate_timings(timings, model, only_main=only_main))})
-    return {
+    found = {
         "runs_file": str(args.runs),
         "test_file": None,
         "runs": len(timings),
@@ -157,17 +220,20 @@ def _score_timings(output: Output, args: argparse.Namespace) -> dict[str, Any]:
         **{key: results[0][key] for key in _score_keys()},
         "results": results,
     }
+    return cast(EvaluateOnePredictorPayload, found)
 
 
 def _row(
     output: Output, args: argparse.Namespace, table: RunsTable, test: RunsTable | None, protocol: str, mode: str
-) -> dict[str, Any]:
+) -> ProtocolScoresPayload:
     """Scores of one mode by one protocol; a table that is too small for it gives nulls and a reason."""
     from gpusonde.predictor.crossgpu import TooFewRunsError
     from gpusonde.predictor.crossgpu.evaluation import Protocol, UnsuitableTableError, evaluate
 
     seeds = range(args.seeds)
     label = f"{_PROTOCOLS[protocol]}, {mode}"
+    reason: str | None = None
+    result: dict[str, Any]
     try:
         with output.progress(label, 1.0) as show:
             said = _Steps(label, as_json=args.json)
@@ -181,10 +247,14 @@ def _row(
                 seeds=seeds, noise=args.noise, test=test, progress=progress,
             )  # fmt: skip
     except (TooFewRunsError, UnsuitableTableError) as error:
-        return {"protocol": protocol, "mode": mode, "rows": "all", "reason": str(error)} | {
-            **dict.fromkeys(_score_keys()), "by_source": [], "by_target": [], "by_workload": []
-        }  # fmt: skip
-    return {"protocol": protocol, "mode": mode, "rows": "all", "reason": None, **_result(found)}
+        result = {**dict.fromkeys(_score_keys()), "by_source": [], "by_target": [], "by_workload": []}
+        reason = str(error)
+    else:
+        result = _result(found)
+    return cast(
+        ProtocolScoresPayload,
+        {"protocol": protocol, "mode": mode, "rows": "all", "reason": reason, **result},
+    )
 
 
 def _result(found: Evaluation) -> dict[str, Any]:
@@ -225,9 +295,7 @@ def _spread(found: Evaluation) -> float:
 
 
 def _score_keys() -> Sequence[str]:
-    from gpusonde.predictor.crossgpu.evaluation import Scores
-
-    return [*(_json_name(field.name) for field in dataclasses.fields(Scores)), "mape_deviation"]
+    return tuple(RepeatedScoresPayload.__annotations__)
 
 
 def _scores(scores: Scores) -> dict[str, Any]:
@@ -238,7 +306,7 @@ def _json_name(attribute: str) -> str:
     return {"pairs": "predictions", "width": "interval_width"}.get(attribute, attribute)
 
 
-def _render(screen: Screen, payload: dict[str, Any]) -> None:
+def _render(screen: Screen, payload: EvaluatePredictorPayload) -> None:
     where = payload["test_file"] or payload["runs_file"]
     noise = f", sources {formatting.percent(payload['noise'], 1)} off" if payload["noise"] else ""
     screen.heading(f"{where}: {payload['runs']} runs on {', '.join(payload['gpus'])}{noise}")
@@ -249,10 +317,11 @@ def _render(screen: Screen, payload: dict[str, Any]) -> None:
     screen.line("errors are relative to the measured latency; coverage and full width are those of 90 % intervals")
 
 
-def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+def _cells(row: ProtocolScoresPayload) -> tuple[str, ...]:
     if row["mape"] is None:
         return (_PROTOCOLS[row["protocol"]], row["mode"], row["rows"], *[formatting.ABSENT] * (len(_COLUMNS) - 3))
-    spread = "" if math.isnan(row["mape_deviation"]) else f" ± {100 * row['mape_deviation']:.1f}"
+    deviation = row["mape_deviation"]
+    spread = "" if deviation is None or math.isnan(deviation) else f" ± {100 * deviation:.1f}"
     return (
         _PROTOCOLS[row["protocol"]],
         row["mode"],

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, TypedDict, cast
 
 from gpusonde.cli import formatting
 from gpusonde.cli.errors import error_context
-from gpusonde.cli.output import Output, Screen
+from gpusonde.cli.output import Key, Output, Screen
 from gpusonde.cli.parsing import Parser, names
 from gpusonde.errors import CommandError, UsageError
 
@@ -36,16 +36,52 @@ _COLUMNS = (
     "off by 3x",
     "not flagged",
 )
-_SCORES = (
-    "predictions",
-    "mape",
-    "median_ape",
-    "p90_ape",
-    "coverage",
-    "out_of_distribution",
-    "off_by_3x",
-    "off_by_3x_unflagged",
-)
+
+
+class GraphScoresPayload(TypedDict):
+    """Scores of training times; null where the table is too small for the protocol."""
+
+    predictions: Annotated[int | None, Key("measurements asked for")]
+    mape: Annotated[float | None, Key("mean absolute error relative to the measured seconds", "ratio")]
+    median_ape: Annotated[float | None, Key("median of the errors", "ratio")]
+    p90_ape: Annotated[float | None, Key("90 % quantile of the errors", "ratio")]
+    coverage: Annotated[float | None, Key("90 % intervals that hold the measured seconds", "ratio")]
+    out_of_distribution: Annotated[float | None, Key("answers flagged as out of distribution", "ratio")]
+    off_by_3x: Annotated[int | None, Key("answers of more than three times the measurement, or less than a third")]
+    off_by_3x_unflagged: Annotated[int | None, Key("of them without the flag")]
+
+
+class FoldScoresPayload(GraphScoresPayload):
+    """The scores of what was held out at a time."""
+
+    held_out: Annotated[str, Key("what was held out")]
+
+
+class GraphProtocolPayload(GraphScoresPayload):
+    """The scores of one mode by one protocol."""
+
+    protocol: Annotated[str, Key("what was held out")]
+    mode: Annotated[str, Key("what predicted")]
+    reason: Annotated[str | None, Key("why there are no scores: the table is too small for the protocol")]
+    by_fold: Annotated[list[FoldScoresPayload], Key("by what was held out")]
+
+
+class LeftOutMeasurementsPayload(TypedDict):
+    """Measurements that cannot be used."""
+
+    reason: Annotated[str, Key("why: no graph of the network, an unknown GPU")]
+    measurements: Annotated[int, Key("such rows")]
+
+
+class EvaluateWorkloadPayload(TypedDict):
+    """What ``gpusonde evaluate workload`` prints."""
+
+    measurements_file: Annotated[str, Key("the table")]
+    measurements: Annotated[int, Key("measurements that can be used")]
+    left_out: Annotated[list[LeftOutMeasurementsPayload], Key("those that cannot")]
+    networks: Annotated[int, Key("networks measured")]
+    gpus: Annotated[list[str], Key("GPUs that they were measured on")]
+    results: Annotated[list[GraphProtocolPayload], Key("one for each protocol and mode")]
 
 
 def add_workload_options(parser: Parser) -> None:
@@ -89,9 +125,9 @@ def run_workload(args: argparse.Namespace) -> int:
     ]
     if all(row["mape"] is None for row in rows):
         with error_context(args.measurements):
-            raise CommandError(rows[0]["reason"] + left_out_words(table))
+            raise CommandError((rows[0]["reason"] or "") + left_out_words(table))
     found = table.measurements
-    payload = {
+    payload: EvaluateWorkloadPayload = {
         "measurements_file": str(args.measurements),
         "measurements": len(found),
         "left_out": [{"reason": reason, "measurements": count} for reason, count in table.left_out.items()],
@@ -103,14 +139,13 @@ def run_workload(args: argparse.Namespace) -> int:
     return 0
 
 
-def _row(output: Output, table: MeasurementTable, protocol: str, mode: str) -> dict[str, Any]:
+def _row(output: Output, table: MeasurementTable, protocol: str, mode: str) -> GraphProtocolPayload:
     """Scores of one mode by one protocol; a table that is too small for it gives nulls and a reason."""
     import numpy as np
 
     from gpusonde.predictor.workload.engine import EngineError, WorkloadModel
     from gpusonde.predictor.workload.engine.evaluation import Protocol, evaluate, folds_of
 
-    own = {"protocol": protocol, "mode": mode}
     try:
         folds = list(folds_of(table.measurements, Protocol(protocol)))
         with output.progress(f"{_PROTOCOLS[protocol]}, {mode}", 1.0) as show:
@@ -119,9 +154,15 @@ def _row(output: Output, table: MeasurementTable, protocol: str, mode: str) -> d
                 table.measurements, folds, lambda known: WorkloadModel().fit(known, kind=mode), done=done.one
             )
     except EngineError as error:
-        return {**own, "reason": str(error), **dict.fromkeys(_SCORES), "by_fold": []}
-    by_fold = [{"held_out": name, **_scores(found, some)} for name, some in found.by_fold().items()]
-    return {**own, "reason": None, **_scores(found, np.ones(len(found.errors), dtype=bool)), "by_fold": by_fold}
+        none = cast(GraphScoresPayload, dict.fromkeys(GraphScoresPayload.__annotations__))
+        return {"protocol": protocol, "mode": mode, "reason": str(error), **none, "by_fold": []}
+    return {
+        "protocol": protocol,
+        "mode": mode,
+        "reason": None,
+        **_scores(found, np.ones(len(found.errors), dtype=bool)),
+        "by_fold": [{"held_out": name, **_scores(found, some)} for name, some in found.by_fold().items()],
+    }
 
 
 class _Count:
@@ -135,7 +176,7 @@ class _Count:
         self._show(self._done / self._total)
 
 
-def _scores(found: Evaluation, some: Flags) -> dict[str, Any]:
+def _scores(found: Evaluation, some: Flags) -> GraphScoresPayload:
     import numpy as np
 
     errors, flagged, far_off = found.errors[some], found.flagged[some], found.far_off[some]
@@ -151,7 +192,7 @@ def _scores(found: Evaluation, some: Flags) -> dict[str, Any]:
     }
 
 
-def _render(screen: Screen, payload: dict[str, Any]) -> None:
+def _render(screen: Screen, payload: EvaluateWorkloadPayload) -> None:
     for each in payload["left_out"]:
         screen.note(f"left out: {formatting.count(each['measurements'], 'measurement')}: {each['reason']}")
     screen.heading(
@@ -165,7 +206,7 @@ def _render(screen: Screen, payload: dict[str, Any]) -> None:
     screen.line("errors are relative to the measured seconds; 'not flagged' counts those off by 3x without a warning")
 
 
-def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+def _cells(row: GraphProtocolPayload) -> tuple[str, ...]:
     if row["mape"] is None:
         return (_PROTOCOLS[row["protocol"]], row["mode"], *[formatting.ABSENT] * (len(_COLUMNS) - 2))
     return (

@@ -1,0 +1,41 @@
+"""What a command prints under ``--json``, compared with its payload class, which ``docs/cli.md`` is written from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints, is_typeddict
+
+
+def mismatches(value: Any, kind: Any, path: str = "") -> list[str]:
+    """Return in words where a value of JSON is not of a type; empty if it is."""
+    return list(_mismatches(value, kind, path or "the object"))
+
+
+def _mismatches(value: Any, kind: Any, path: str) -> Iterator[str]:
+    if get_origin(kind) is Annotated:
+        kind = kind.__origin__
+    if is_typeddict(kind):
+        hints = get_type_hints(kind, include_extras=True)
+        if not isinstance(value, dict):
+            yield f"{path} is {value!r}, no object"
+            return
+        if value.keys() != hints.keys():
+            yield f"{path} has the keys {sorted(value.keys() ^ hints.keys())} too many or too few"
+        for name in value.keys() & hints.keys():
+            yield from _mismatches(value[name], hints[name], f"{path}.{name}")
+    elif get_origin(kind) in (Union, UnionType):
+        if all(_found := [list(_mismatches(value, choice, path)) for choice in get_args(kind)]):
+            yield from _found[0]
+    elif get_origin(kind) is list:
+        if not isinstance(value, list):
+            yield f"{path} is {value!r}, no list"
+            return
+        for i, item in enumerate(value):
+            yield from _mismatches(item, get_args(kind)[0], f"{path}[{i}]")
+    elif kind is float:
+        # NaN is printed as null.
+        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+            yield f"{path} is {value!r}, no number"
+    elif kind is not Any and type(value) is not kind:
+        yield f"{path} is {value!r}, no {kind}"
