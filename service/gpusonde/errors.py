@@ -13,6 +13,7 @@ search out of time) stay private to their modules.
     │   └── TlsError                certificates and keys
     ├── CatalogError                GPU specifications, offers, prices
     │   └── UnknownGpuError
+    ├── UnknownMetricError          names that the metric catalogue lacks
     ├── TraceError                  traces and trace files
     │   ├── MissingMetricError
     │   └── TraceFormatError
@@ -57,6 +58,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
     from pathlib import Path
 
 
@@ -74,6 +77,14 @@ class GpusondeError(Exception):
     field: str | None = None
 
 
+_LONGEST_SHOWN = 80
+
+
+def shown(text: str) -> str:
+    """Quote what a file or a user gave, for a message: control characters escaped, long text cut."""
+    return repr(text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}...")
+
+
 class UsageError(GpusondeError):
     """A command line that cannot be understood; exit code 2.
 
@@ -89,6 +100,93 @@ class UsageError(GpusondeError):
 
 class CommandError(GpusondeError):
     """A failure that the command itself found."""
+
+
+class CatalogError(GpusondeError, ValueError):
+    """Data of the catalogue that cannot be used, or a question that it has no answer to; names file, entry and key."""
+
+
+class UnknownGpuError(CatalogError, LookupError):
+    """A name for which the catalogue holds no GPU.
+
+    Attributes:
+        requested: The name as given.
+        nearest: Canonical names that are spelled most alike, best first; may be empty.
+        reason: Why the name cannot be taken for a GPU of the catalogue, where more is known than that it is absent.
+    """
+
+    def __init__(self, requested: str, nearest: Sequence[str] = (), reason: str = "") -> None:
+        """Keep the name, the nearest names and the reason."""
+        self.requested = requested
+        self.nearest = tuple(nearest)
+        self.reason = reason
+        super().__init__(requested)
+
+    def __str__(self) -> str:
+        message = f"unknown GPU {shown(self.requested)}"
+        if self.reason:
+            message = f"{shown(self.requested)} is {self.reason}; name a whole NVIDIA GPU"
+        if self.nearest:
+            message += f"; nearest: {', '.join(self.nearest)}"
+        return message + " ('gpusonde gpus' lists all)"
+
+
+class TraceError(GpusondeError, ValueError):
+    """Ticks that are no trace, or a choice of metrics or GPUs that a trace file does not have."""
+
+
+class MissingMetricError(TraceError):
+    """A metric was asked for that the trace does not hold.
+
+    Attributes:
+        field: Its name.
+    """
+
+    def __init__(self, name: str, available: tuple[str, ...]) -> None:
+        """Say which metrics there are."""
+        self.field = name
+        super().__init__(f"the trace has no metric {name!r}; it has {', '.join(available) or 'none'}")
+
+
+class TraceFormatError(TraceError):
+    """A file that is not a trace, or a place in it that cannot be read.
+
+    Attributes:
+        path: The file.
+        line: Line in a text file, or row in a Parquet file, counted from 1; None when the whole file is meant.
+        field: Name of the column, or None.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        what: str,
+        *,
+        line: int | None = None,
+        field: str | None = None,
+        place: str = "",
+    ) -> None:
+        """Keep the place; ``place`` is the word before the number, such as ``"row "`` (nothing for a line)."""
+        self.path = str(path)
+        self.line = line
+        self.field = field
+        position = "" if line is None else f":{place}{line}"
+        column = "" if field is None else f"field {shown(field)}: "
+        super().__init__(f"{self.path}{position}: {column}{what}")
+
+
+class UnknownMetricError(GpusondeError, KeyError):
+    """A metric name that the catalogue does not hold."""
+
+    def __init__(self, name: str, nearest: tuple[str, ...]) -> None:
+        """Keep the offending name and the nearest known ones."""
+        self.name = self.field = name
+        self.nearest = nearest
+        super().__init__(name)
+
+    def __str__(self) -> str:
+        hint = f"; did you mean {', '.join(self.nearest)}?" if self.nearest else ""
+        return f"unknown metric {shown(self.name)}{hint} ('gpusonde metrics' lists them all)"
 
 
 class DirectoryLockedError(GpusondeError):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpusonde.catalog import CatalogDataError, GpuCatalog, UnknownGpuError, load_gpus
+from gpusonde.catalog import CatalogError, GpuCatalog, UnknownGpuError, load_gpus
 
 ENTRY = """
 [sources.sheet]
@@ -157,16 +157,16 @@ def test_a_figure_that_cannot_be_true_is_refused_by_name(
     tmp_path: Path, change: tuple[str, str], complaint: str
 ) -> None:
     assert change[0] in ENTRY
-    with pytest.raises(CatalogDataError) as caught:
+    with pytest.raises(CatalogError) as caught:
         load_gpus(write(tmp_path, ENTRY.replace(*change)))
     assert complaint in str(caught.value)
 
 
 def test_a_missing_or_binary_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CatalogDataError, match="cannot be read: No such file"):
+    with pytest.raises(CatalogError, match="cannot be read: No such file"):
         load_gpus(tmp_path / "absent.toml")
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(CatalogDataError, match="is not UTF-8 text"):
+    with pytest.raises(CatalogError, match="is not UTF-8 text"):
         load_gpus(tmp_path / "binary.toml")
 
 

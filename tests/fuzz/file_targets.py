@@ -18,7 +18,7 @@ from support.problem_documents import small_problem
 from gpusonde.agent.jobs.kubelet import KubeletPods
 from gpusonde.agent.jobs.processes import owner_of
 from gpusonde.agent.jobs.sources import DeviceNames
-from gpusonde.catalog import CatalogDataError, load_gpus, load_offers
+from gpusonde.catalog import CatalogError, load_gpus, load_offers
 from gpusonde.catalog.offers import OfferCatalog
 from gpusonde.collector.client import Client, CollectorError
 from gpusonde.documents import read_document
@@ -213,7 +213,7 @@ FILE_TARGETS = {
     "problem_json": Target(
         _read_problem_json, lambda: [json.dumps(small_problem()).encode()], (DocumentError, ProblemError), is_slow=True
     ),
-    "offers_file": Target(_read_offers, _offer_files, (CatalogDataError,), is_slow=True),
+    "offers_file": Target(_read_offers, _offer_files, (CatalogError,), is_slow=True),
     "spot_table": Target(
         lambda data: list(read_spot_rows(file("spot.csv", data))), lambda: [_SPOT], (TableError,)
     ),

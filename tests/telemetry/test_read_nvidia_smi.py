@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support.nvidia_smi_log import Schedule, log, power, schedule, stamp
 
-from gpusonde.telemetry import GpuChoiceError, TraceFormatError, read_trace, read_traces
+from gpusonde.telemetry import TraceError, TraceFormatError, read_trace, read_traces
 
 _DATA = Path(__file__).parents[3] / "shared" / "data" / "traces"
 
@@ -138,7 +138,7 @@ def test_an_index_column_tells_gpus_apart_whatever_the_order(tmp_path: Path) -> 
         ("GPU-2", "Tesla T2", "2"),
     ]
     assert read_trace(path, gpu=2).values["power_watts"].tolist() == [20.0, 21.0, 22.0]
-    with pytest.raises(GpuChoiceError, match="no GPU '0'; --gpu takes one of 3 = GPU-3, 2 = GPU-2"):
+    with pytest.raises(TraceError, match="no GPU '0'; --gpu takes one of 3 = GPU-3, 2 = GPU-2"):
         read_trace(path, gpu=0)
     assert "gpus was not used: the column index" in read_traces(path, gpus=2)[0].warnings[0]
 

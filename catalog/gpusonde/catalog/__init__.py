@@ -1,21 +1,21 @@
 """GPU specifications, instance offers and prices, each figure with its source."""
 
-from gpusonde.catalog.gpus import AmbiguousName, GpuCatalog, Resolution, UnknownGpuError, load_gpus
+from gpusonde.catalog.gpus import AmbiguousName, GpuCatalog, Resolution, load_gpus
 from gpusonde.catalog.offers import (
     CostedOffer,
     Offer,
     OfferCatalog,
-    UnknownProviderError,
     cheapest,
     fastest,
     load_offers,
     rank_offers,
 )
-from gpusonde.catalog.spec import CatalogDataError, GpuSpec, Source
+from gpusonde.catalog.spec import GpuSpec, Source
+from gpusonde.errors import CatalogError, UnknownGpuError
 
 __all__ = [
     "AmbiguousName",
-    "CatalogDataError",
+    "CatalogError",
     "CostedOffer",
     "GpuCatalog",
     "GpuSpec",
@@ -24,7 +24,6 @@ __all__ = [
     "Resolution",
     "Source",
     "UnknownGpuError",
-    "UnknownProviderError",
     "cheapest",
     "fastest",
     "load_gpus",

@@ -8,14 +8,15 @@ from __future__ import annotations
 import difflib
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from gpusonde.catalog.loading import parse_gpu
-from gpusonde.catalog.spec import DATA_DIRECTORY, CatalogDataError, GpuSpec, Source, parse_sources, read_toml
+from gpusonde.catalog.spec import DATA_DIRECTORY, GpuSpec, Source, parse_sources, read_toml
+from gpusonde.errors import CatalogError, UnknownGpuError
 
 # NVML says "Tesla T4", torch "NVIDIA A10G", a spreadsheet "TeslaP100-PCIE-16GB" without the space.
 _VENDOR_WORDS = ("nvidia", "corporation", "tesla", "geforce")
@@ -68,35 +69,11 @@ def slice_kind(name: str) -> str | None:
 # Visible over nominal memory: 0.92 on a T4 with ECC, 1.0 on a P100.
 _VISIBLE_MEMORY_LOW = 0.87
 _VISIBLE_MEMORY_HIGH = 1.02
-# Longer names are cut before the nearest known one is looked for, and in messages.
+# Longer names are cut before the nearest known one is looked for.
 _LONGEST_NAME = 120
 # Of lspci, for example, which has the name in brackets.
 _LONGEST_LINE = 1000
 _SECTIONS = ("sources", "compute_capability", "ambiguous", "families", "not_whole_nvidia_gpus", "gpu")
-
-
-class UnknownGpuError(LookupError):
-    """A name for which the catalogue holds no GPU.
-
-    Attributes:
-        requested: The name as given.
-        nearest: Canonical names that are spelled most alike, best first; may be empty.
-        reason: Why the name cannot be taken for a GPU of the catalogue, where more is known than that it is absent.
-    """
-
-    def __init__(self, requested: str, nearest: Sequence[str] = (), reason: str = "") -> None:
-        """Keep the name, the nearest names and the reason."""
-        self.requested = requested
-        self.nearest = tuple(nearest)
-        self.reason = reason
-        super().__init__(requested)
-
-    def __str__(self) -> str:
-        shown = repr(self.requested if len(self.requested) <= _LONGEST_NAME else self.requested[:_LONGEST_NAME] + "...")
-        message = f"{shown} is {self.reason}; name a whole NVIDIA GPU" if self.reason else f"unknown GPU {shown}"
-        if self.nearest:
-            message += f"; nearest: {', '.join(self.nearest)}"
-        return message + " ('gpusonde gpus' lists all)"
 
 
 @dataclass(frozen=True)
@@ -141,7 +118,7 @@ class GpuCatalog:
         not_whole_gpus: Instance family -> what it rents instead of a whole NVIDIA GPU.
 
     Raises:
-        CatalogDataError: Two GPUs share a name, or a name points to a GPU that is not there.
+        CatalogError: Two GPUs share a name, or a name points to a GPU that is not there.
     """
 
     def __init__(
@@ -162,7 +139,7 @@ class GpuCatalog:
         """Read the shipped data file, then further ones of the same form, which may add GPUs but replace none.
 
         Raises:
-            CatalogDataError: A file cannot be read, or holds something that cannot be true.
+            CatalogError: A file cannot be read, or holds something that cannot be true.
         """
         sources: dict[str, Source] = {}
         capabilities: dict[str, Any] = {}
@@ -174,7 +151,7 @@ class GpuCatalog:
             document = read_toml(path)
             unknown = [section for section in document if section not in _SECTIONS]
             if unknown:
-                raise CatalogDataError(f"{path}: unknown section {unknown[0]!r}; known: {', '.join(_SECTIONS)}")
+                raise CatalogError(f"{path}: unknown section {unknown[0]!r}; known: {', '.join(_SECTIONS)}")
             sources.update(parse_sources(document.get("sources", {}), path))
             capabilities.update(_table(document, "compute_capability", path))
             specs.extend(parse_gpu(table, capabilities, sources, path) for table in document.get("gpu", []))
@@ -189,21 +166,21 @@ class GpuCatalog:
         """Verify that every name means one thing and leads to a GPU.
 
         Raises:
-            CatalogDataError: It does not.
+            CatalogError: It does not.
         """
         owners: dict[str, str] = {}
         for spec in self.specs:
             if len([other for other in self.specs if other.name == spec.name]) > 1:
-                raise CatalogDataError(f"gpu {spec.name!r} is defined twice; give each variant its own name")
+                raise CatalogError(f"gpu {spec.name!r} is defined twice; give each variant its own name")
             for alias in (spec.name, *spec.aliases):
                 key = key_of(alias)
                 if not key:
-                    raise CatalogDataError(f"gpu {spec.name!r}: alias {alias!r} holds no plain letters or digits")
+                    raise CatalogError(f"gpu {spec.name!r}: alias {alias!r} holds no plain letters or digits")
                 if owners.setdefault(key, spec.name) != spec.name:
-                    raise CatalogDataError(f"{alias!r} names both {owners[key]!r} and {spec.name!r}")
+                    raise CatalogError(f"{alias!r} names both {owners[key]!r} and {spec.name!r}")
         for entry in self.ambiguous:
             if owners.setdefault(key_of(entry.name), "[ambiguous]") != "[ambiguous]":
-                raise CatalogDataError(f"{entry.name!r} is ambiguous and an alias of {owners[key_of(entry.name)]!r}")
+                raise CatalogError(f"{entry.name!r} is ambiguous and an alias of {owners[key_of(entry.name)]!r}")
             for name in entry.candidates:
                 self._require(name, f"ambiguous name {entry.name!r}")
         for family, name in self._families.items():
@@ -211,7 +188,7 @@ class GpuCatalog:
 
     def _require(self, name: str, where: str) -> None:
         if name not in self._by_name:
-            raise CatalogDataError(f"{where} names {name!r}, which is no canonical name of the catalogue")
+            raise CatalogError(f"{where} names {name!r}, which is no canonical name of the catalogue")
 
     @cached_property
     def _by_name(self) -> dict[str, GpuSpec]:
@@ -345,7 +322,7 @@ def _gibibytes(memory_bytes: float) -> str:
 def _table(document: Mapping[str, Any], section: str, path: Path) -> Mapping[str, Any]:
     table = document.get(section, {})
     if not isinstance(table, Mapping):
-        raise CatalogDataError(f"{path}: {section} must be a table")
+        raise CatalogError(f"{path}: {section} must be a table")
     return table
 
 
@@ -353,7 +330,7 @@ def _strings(document: Mapping[str, Any], section: str, path: Path) -> dict[str,
     table = _table(document, section, path)
     for key, value in table.items():
         if not isinstance(value, str):
-            raise CatalogDataError(f"{path}: {section}.{key} must be a string, not {value!r}")
+            raise CatalogError(f"{path}: {section}.{key} must be a string, not {value!r}")
     return dict(table)
 
 
@@ -362,11 +339,11 @@ def _parse_ambiguous(table: Mapping[str, Any], path: Path) -> list[AmbiguousName
     for name, entry in table.items():
         where = f"{path}: ambiguous name {name!r}"
         if not isinstance(entry, Mapping) or not set(entry) <= {"candidates", "others"}:
-            raise CatalogDataError(f"{where} needs candidates = [...] and may have others = [...]")
+            raise CatalogError(f"{where} needs candidates = [...] and may have others = [...]")
         lists = [entry.get(key, []) for key in ("candidates", "others")]
         if not lists[0] or not all(
             isinstance(names, list) and all(isinstance(n, str) for n in names) for names in lists
         ):
-            raise CatalogDataError(f"{where}: candidates and others must be lists of names")
+            raise CatalogError(f"{where}: candidates and others must be lists of names")
         entries.append(AmbiguousName(name, tuple(lists[0]), tuple(lists[1])))
     return entries

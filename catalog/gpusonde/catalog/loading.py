@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gpusonde.catalog.spec import CatalogDataError, GpuSpec, Source
+from gpusonde.catalog.spec import GpuSpec, Source
+from gpusonde.errors import CatalogError
 
 _GIBIBYTE = float(1 << 30)
 _MEBIBYTE = float(1 << 20)
@@ -74,18 +75,18 @@ def parse_gpu(table: object, capabilities: Mapping[str, Any], sources: Mapping[s
         file: Named in errors.
 
     Raises:
-        CatalogDataError: A key is unknown, missing or of the wrong type; a source is not defined; figures contradict
+        CatalogError: A key is unknown, missing or of the wrong type; a source is not defined; figures contradict
             each other.
     """
     if not isinstance(table, Mapping):
-        raise CatalogDataError(f"{file}: every gpu must be a [[gpu]] table")
+        raise CatalogError(f"{file}: every gpu must be a [[gpu]] table")
     name = table.get("name")
     if not isinstance(name, str) or not name.strip():
-        raise CatalogDataError(f"{file}: a [[gpu]] table has no name")
+        raise CatalogError(f"{file}: a [[gpu]] table has no name")
     where = f"{file}: gpu {name!r}"
     unknown = [key for key in table if key not in _NUMBERS and key not in _TEXTS and key not in _OTHER_KEYS]
     if unknown:
-        raise CatalogDataError(f"{where}: unknown key {unknown[0]!r}; known: {', '.join([*_NUMBERS, *_TEXTS])}")
+        raise CatalogError(f"{where}: unknown key {unknown[0]!r}; known: {', '.join([*_NUMBERS, *_TEXTS])}")
 
     merged = dict(table)
     source_ids = {key: table.get("source") for key in table if key in _NUMBERS or key in _TEXTS}
@@ -96,14 +97,14 @@ def parse_gpu(table: object, capabilities: Mapping[str, Any], sources: Mapping[s
             source_ids[key] = capability.get("source")
     overrides = table.get("source_of", {})
     if not isinstance(overrides, Mapping):
-        raise CatalogDataError(f"{where}: source_of must be a table of figure = source")
+        raise CatalogError(f"{where}: source_of must be a table of figure = source")
     for key, identifier in overrides.items():
         if key not in source_ids:
-            raise CatalogDataError(f"{where}: source_of names {key!r}, which the table does not hold")
+            raise CatalogError(f"{where}: source_of names {key!r}, which the table does not hold")
         source_ids[key] = identifier
     missing = [key for key in (*_NUMBERS, *_TEXTS) if key not in merged and key not in _OPTIONAL]
     if missing:
-        raise CatalogDataError(f"{where}: lacks {', '.join(missing)}")
+        raise CatalogError(f"{where}: lacks {', '.join(missing)}")
 
     values: dict[str, Any] = {"name": name, "aliases": _texts(table.get("aliases", []), f"{where}: aliases")}
     origins: dict[str, Source] = {}
@@ -117,7 +118,7 @@ def parse_gpu(table: object, capabilities: Mapping[str, Any], sources: Mapping[s
             origins[attribute] = _source(source_ids[key], sources, f"{where}: {key}")
     values["cores_per_sm"], rest = divmod(values["cuda_cores"], values["sm_count"])
     if rest:
-        raise CatalogDataError(
+        raise CatalogError(
             f"{where}: cuda_cores {values['cuda_cores']} is no multiple of sm_count {values['sm_count']}"
         )
     origins["cores_per_sm"] = origins["cuda_cores"]
@@ -132,26 +133,26 @@ def _capability_key(value: object) -> str:
 
 def _texts(value: object, where: str) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise CatalogDataError(f"{where} must be a list of strings")
+        raise CatalogError(f"{where} must be a list of strings")
     return tuple(value)
 
 
 def _value(key: str, value: object, where: str) -> Any:
     if key in _TEXTS:
         if not isinstance(value, str):
-            raise CatalogDataError(f"{where}: {key} must be a string, not {value!r}")
+            raise CatalogError(f"{where}: {key} must be a string, not {value!r}")
         return value
     attribute, factor, low, high = _NUMBERS[key]
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise CatalogDataError(f"{where}: {key} must be a number, not {value!r}")
+        raise CatalogError(f"{where}: {key} must be a number, not {value!r}")
     if not low <= value <= high:  # also catches nan
-        raise CatalogDataError(f"{where}: {key} = {value} is outside {low:g}..{high:g}; is the unit right?")
+        raise CatalogError(f"{where}: {key} = {value} is outside {low:g}..{high:g}; is the unit right?")
     return round(value * factor) if attribute in _INTEGERS else value * factor
 
 
 def _source(identifier: object, sources: Mapping[str, Source], where: str) -> Source:
     if not isinstance(identifier, str) or identifier not in sources:
-        raise CatalogDataError(f"{where}: source {identifier!r} is not defined; known: {', '.join(sources)}")
+        raise CatalogError(f"{where}: source {identifier!r} is not defined; known: {', '.join(sources)}")
     return sources[identifier]
 
 
@@ -159,19 +160,19 @@ def _check_consistent(spec: GpuSpec, where: str) -> None:
     """Peak rates must follow from cores and clock, bandwidth from the bus; a slip in one figure shows in the other."""
     computed = spec.cuda_cores * 2 * spec.boost_clock_mhz * 1e6 / 1e12
     if abs(spec.fp32_tflops / computed - 1) > _FP32_TOLERANCE:
-        raise CatalogDataError(
+        raise CatalogError(
             f"{where}: fp32_tflops = {spec.fp32_tflops} but cuda_cores x 2 x boost_clock_mhz gives {computed:.3f}"
         )
     if spec.memory_bus_bits is not None:
         low, high = _PIN_GIGABITS_PER_SECOND.get(spec.memory_type, (0.5, 50.0))
         pin = spec.memory_bandwidth_bytes_per_second * 8 / spec.memory_bus_bits / 1e9
         if not low <= pin <= high:
-            raise CatalogDataError(
+            raise CatalogError(
                 f"{where}: memory_bandwidth_gb_per_s over memory_bus_bits gives {pin:.2f} Gbit/s per pin;"
                 f" {spec.memory_type} runs at {low:g} to {high:g}"
             )
     if spec.base_clock_mhz is not None and spec.base_clock_mhz > spec.boost_clock_mhz:
-        raise CatalogDataError(f"{where}: base_clock_mhz {spec.base_clock_mhz} exceeds boost_clock_mhz")
+        raise CatalogError(f"{where}: base_clock_mhz {spec.base_clock_mhz} exceeds boost_clock_mhz")
     checks: tuple[tuple[str, Callable[[], bool]], ...] = (
         ("tensor_fp16_tflops needs tensor_cores", lambda: bool(spec.tensor_fp16_tflops) <= bool(spec.tensor_cores)),
         ("tensor_tf32_tflops needs tensor_cores", lambda: bool(spec.tensor_tf32_tflops) <= bool(spec.tensor_cores)),
@@ -179,4 +180,4 @@ def _check_consistent(spec: GpuSpec, where: str) -> None:
     )
     for message, holds in checks:
         if not holds():
-            raise CatalogDataError(f"{where}: {message}")
+            raise CatalogError(f"{where}: {message}")

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
-from gpusonde.catalog.gpus import GpuCatalog, UnknownGpuError, load_gpus
-from gpusonde.catalog.spec import DATA_DIRECTORY, CatalogDataError, Source, parse_sources, read_toml
+from gpusonde.catalog.gpus import GpuCatalog, load_gpus
+from gpusonde.catalog.spec import DATA_DIRECTORY, Source, parse_sources, read_toml
+from gpusonde.errors import CatalogError, UnknownGpuError
 
 BILLINGS = ("on_demand", "spot")
 _COLUMNS = (
@@ -27,10 +28,6 @@ _GIGABIT = 1e9
 _DATE = re.compile(r"(\d{4})(?:-(\d{2})(?:-(\d{2}))?)?")
 # A price this much older than the same instance type's newest one is history, wherever it was asked.
 _SUPERSEDED_AFTER_DAYS = 365
-
-
-class UnknownProviderError(LookupError):
-    """A provider that no offer names."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +133,7 @@ class OfferCatalog:
             gpus: The GPUs that offers may name; the shipped catalogue by default.
 
         Raises:
-            CatalogDataError: A file cannot be read or a line cannot be used; the message names line and field.
+            CatalogError: A file cannot be read or a line cannot be used; the message names line and field.
         """
         file = Path(path) if path is not None else DATA_DIRECTORY / "offers.csv"
         source_file = Path(sources) if sources is not None else DATA_DIRECTORY / "offer_sources.toml"
@@ -146,16 +143,6 @@ class OfferCatalog:
 
     def __len__(self) -> int:
         return len(self.all)
-
-    @property
-    def newest_price_date(self) -> str:
-        """Date of the newest price of all; empty when no price has a date."""
-        return max((offer.price_date for offer in self.all), key=latest_day, default="")
-
-    @property
-    def unknown_gpus(self) -> tuple[str, ...]:
-        """GPUs of offers whose data sheet the catalogue lacks."""
-        return tuple(sorted({offer.gpu_model for offer in self.all if not offer.gpu_known}))
 
     def offers(
         self,
@@ -182,7 +169,7 @@ class OfferCatalog:
 
         Raises:
             UnknownGpuError: Neither the catalogue nor any offer knows ``gpu``.
-            UnknownProviderError: No offer names ``provider``.
+            CatalogError: No offer names ``provider``.
             ValueError: ``billing`` is none of the above.
         """
         if billing is not None and billing not in BILLINGS:
@@ -190,7 +177,7 @@ class OfferCatalog:
         model = None if gpu is None else self._model(gpu)
         providers = sorted({offer.provider for offer in self.all})
         if provider is not None and provider not in providers:
-            raise UnknownProviderError(f"no offer of provider {provider!r}; known: {', '.join(providers)}")
+            raise CatalogError(f"no offer of provider {provider!r}; known: {', '.join(providers)}")
         chosen = (
             offer
             for offer in (self._newest() if newest_only else self.all)
@@ -259,9 +246,9 @@ def _read_offers(file: Path, sources: Mapping[str, Source], gpus: GpuCatalog) ->
     try:
         text = file.read_text(encoding="utf-8")
     except OSError as error:
-        raise CatalogDataError(f"{file}: cannot be read: {error.strerror}; name an existing file") from error
+        raise CatalogError(f"{file}: cannot be read: {error.strerror}; name an existing file") from error
     except UnicodeDecodeError as error:
-        raise CatalogDataError(f"{file}: is not UTF-8 text (byte {error.start})") from error
+        raise CatalogError(f"{file}: is not UTF-8 text (byte {error.start})") from error
     # Comment lines become empty ones, so that the reader's line numbers stay the file's.
     lines = ["" if line.startswith("#") else line for line in text.splitlines()]
     reader = csv.reader(io.StringIO("\n".join(lines)), strict=True)
@@ -274,36 +261,36 @@ def _read_offers(file: Path, sources: Mapping[str, Source], gpus: GpuCatalog) ->
                 header = fields
                 missing = [column for column in _COLUMNS if column not in header]
                 if missing:
-                    raise CatalogDataError(f"{where}: lacks column {missing[0]!r}; columns: {','.join(_COLUMNS)}")
+                    raise CatalogError(f"{where}: lacks column {missing[0]!r}; columns: {','.join(_COLUMNS)}")
             elif len(fields) != len(header):
-                raise CatalogDataError(f"{where}: has {len(fields)} fields, the header {len(header)}")
+                raise CatalogError(f"{where}: has {len(fields)} fields, the header {len(header)}")
             else:
                 offers.append(_parse_offer(dict(zip(header, fields, strict=True)), sources, gpus, where))
     except csv.Error as error:
-        raise CatalogDataError(f"{file}:{reader.line_num}: {error}") from error
+        raise CatalogError(f"{file}:{reader.line_num}: {error}") from error
     if not header:
-        raise CatalogDataError(f"{file}: is empty; its first line must be {','.join(_COLUMNS)}")
+        raise CatalogError(f"{file}: is empty; its first line must be {','.join(_COLUMNS)}")
     return offers
 
 
 def _parse_offer(row: Mapping[str, str], sources: Mapping[str, Source], gpus: GpuCatalog, where: str) -> Offer:
     for column in ("provider", "region", "instance_type", "gpu"):
         if not row[column].strip():
-            raise CatalogDataError(f"{where}: field {column!r} is empty")
+            raise CatalogError(f"{where}: field {column!r} is empty")
     if row["billing"] not in BILLINGS:
-        raise CatalogDataError(f"{where}: field 'billing' is {row['billing']!r}; use {' or '.join(BILLINGS)}")
+        raise CatalogError(f"{where}: field 'billing' is {row['billing']!r}; use {' or '.join(BILLINGS)}")
     if row["whole_gpu"] not in ("yes", "no"):
-        raise CatalogDataError(f"{where}: field 'whole_gpu' is {row['whole_gpu']!r}; use yes or no")
+        raise CatalogError(f"{where}: field 'whole_gpu' is {row['whole_gpu']!r}; use yes or no")
     if row["source"] not in sources:
-        raise CatalogDataError(f"{where}: field 'source' is {row['source']!r}; known: {', '.join(sources)}")
+        raise CatalogError(f"{where}: field 'source' is {row['source']!r}; known: {', '.join(sources)}")
     try:
         latest_day(row["price_date"])
     except ValueError as error:
-        raise CatalogDataError(f"{where}: field 'price_date': {error}") from error
+        raise CatalogError(f"{where}: field 'price_date': {error}") from error
     gpu_count = _number(row, "gpu_count", where, integer=True)
     usd_per_hour = _number(row, "usd_per_hour", where)
     if gpu_count is None or usd_per_hour is None:
-        raise CatalogDataError(f"{where}: field 'gpu_count' or 'usd_per_hour' is empty")
+        raise CatalogError(f"{where}: field 'gpu_count' or 'usd_per_hour' is empty")
     vcpu_count = _number(row, "vcpu_count", where, integer=True)
     memory_gib = _number(row, "memory_gib", where)
     network = _number(row, "network_gbit_per_s", where)
@@ -335,7 +322,7 @@ def _gpu(name: str, gpus: GpuCatalog, where: str) -> tuple[str, bool]:
         return name, False
     if resolution.note:
         # A price belongs to one variant; which one is for the file to say, not to be assumed here.
-        raise CatalogDataError(
+        raise CatalogError(
             f"{where}: field 'gpu' is {name!r}, {resolution.note}; write one of {', '.join(resolution.candidates)}"
         )
     return resolution.spec.name, True
@@ -351,7 +338,7 @@ def _number(row: Mapping[str, str], column: str, where: str, *, integer: bool = 
         value = math.nan
     if not (0 < value < math.inf) or (integer and value != int(value)):
         kind = "positive whole number" if integer else "positive number"
-        raise CatalogDataError(f"{where}: field {column!r} is {text!r}, not a {kind}")
+        raise CatalogError(f"{where}: field {column!r} is {text!r}, not a {kind}")
     return value
 
 

@@ -299,7 +299,7 @@ class OfferFilter:
         """Return the catalogue's whole-GPU offers that pass, whatever their price's date, in its order.
 
         Raises:
-            UnknownProviderError: The catalogue has no such provider.
+            CatalogError: The catalogue has no such provider.
             UnknownGpuError: It knows no such GPU.
             ValueError: ``billing`` is none of the above.
         """
@@ -327,7 +327,7 @@ def listed_offers(catalog: OfferCatalog, terms: Terms, chosen: OfferFilter | Non
         chosen: Which offers to look at; all on demand by default.
 
     Raises:
-        UnknownProviderError, UnknownGpuError, ValueError: As for ``OfferFilter.choose``.
+        CatalogError, UnknownGpuError, ValueError: As for ``OfferFilter.choose``.
     """
     wanted = chosen or OfferFilter()
     candidates, left_out = [], []

@@ -1,5 +1,6 @@
 """Metric catalogue, traces and readers of trace files."""
 
+from gpusonde.errors import MissingMetricError, TraceError, TraceFormatError, UnknownMetricError
 from gpusonde.telemetry.metrics import (
     METRIC_BY_CODE,
     METRIC_BY_DCGM_FIELD_ID,
@@ -10,22 +11,11 @@ from gpusonde.telemetry.metrics import (
     MetricKind,
     SamplingClass,
     Unit,
-    UnknownMetricError,
     metric,
     metric_names,
 )
 from gpusonde.telemetry.readers import read_trace, read_traces
-from gpusonde.telemetry.trace import (
-    FloatArray,
-    GpuChoiceError,
-    MissingMetricError,
-    ParquetSupportError,
-    Trace,
-    TraceError,
-    TraceFormatError,
-    TraceMetadata,
-    TraceTooLargeError,
-)
+from gpusonde.telemetry.trace import FloatArray, Trace, TraceMetadata
 from gpusonde.telemetry.writers import TraceWriter, write_trace
 
 __all__ = [
@@ -35,17 +25,14 @@ __all__ = [
     "METRIC_BY_NAME",
     "BlankReason",
     "FloatArray",
-    "GpuChoiceError",
     "Metric",
     "MetricKind",
     "MissingMetricError",
-    "ParquetSupportError",
     "SamplingClass",
     "Trace",
     "TraceError",
     "TraceFormatError",
     "TraceMetadata",
-    "TraceTooLargeError",
     "TraceWriter",
     "Unit",
     "UnknownMetricError",

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
 
+from gpusonde.errors import UnknownMetricError
+
 
 class Unit(Enum):
     """Unit of a metric's values; the members' values are the suffixes used in metric names."""
@@ -84,26 +86,6 @@ class Metric:
     gpm_scale: float = 1.0
     codes: tuple[str, ...] = ()
     maximum: float | None = None
-
-
-# Of a name that is none.
-_LONGEST_SHOWN = 80
-
-
-class UnknownMetricError(KeyError):
-    """A metric name that the catalogue does not hold."""
-
-    def __init__(self, name: str, nearest: tuple[str, ...]) -> None:
-        """Keep the offending name and the nearest known ones."""
-        self.name = self.field = name
-        self.nearest = nearest
-        super().__init__(name)
-
-    def __str__(self) -> str:
-        hint = f"; did you mean {', '.join(self.nearest)}?" if self.nearest else ""
-        # What is no name may be megabytes of anything.
-        shown = self.name if len(self.name) <= _LONGEST_SHOWN else f"{self.name[:_LONGEST_SHOWN]}..."
-        return f"unknown metric {shown!r}{hint} ('gpusonde metrics' lists them all)"
 
 
 _PERCENT = 0.01
@@ -205,7 +187,7 @@ def metric(name: str) -> Metric:
     try:
         return METRIC_BY_NAME[name]
     except KeyError:
-        nearest = difflib.get_close_matches(name[:_LONGEST_SHOWN], METRIC_BY_NAME, n=3, cutoff=0.5)
+        nearest = difflib.get_close_matches(name[:80], METRIC_BY_NAME, n=3, cutoff=0.5)
         raise UnknownMetricError(name, tuple(nearest)) from None
 
 

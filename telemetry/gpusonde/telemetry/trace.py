@@ -1,9 +1,4 @@
-"""``Trace``: the ticks of one GPU.
-
-What can go wrong with a trace file: one exception per cause, each saying where and what to do next.
-
-What a trace file says about a trace beside its ticks, as one JSON object that CSV and Parquet both carry.
-"""
+"""``Trace``: the ticks of one GPU, and what a file says of it beside them, as one JSON object."""
 
 from __future__ import annotations
 
@@ -17,26 +12,10 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
+from gpusonde.errors import MissingMetricError, TraceError, TraceFormatError
 from gpusonde.telemetry.metrics import METRIC_BY_NAME, metric
 
 FloatArray = npt.NDArray[np.float64]
-
-
-class TraceError(ValueError):
-    """Arrays that are not a trace: wrong shapes, times that do not increase, unknown metrics."""
-
-
-class MissingMetricError(TraceError):
-    """A metric was asked for that the trace does not hold.
-
-    Attributes:
-        field: Its name.
-    """
-
-    def __init__(self, name: str, available: tuple[str, ...]) -> None:
-        """Say which metrics there are."""
-        self.field = name
-        super().__init__(f"the trace has no metric {name!r}; it has {', '.join(available) or 'none'}")
 
 
 @dataclass(frozen=True)
@@ -123,76 +102,24 @@ class Trace:
         return replace(self, time_s=self.time_s[i:j], values={k: v[i:j] for k, v in self.values.items()})
 
 
-_SHOWN_CHARACTERS = 60
+def too_large(size: int, limit: int, unit: str = "bytes") -> str:
+    """Say that a file is over the size limit of its reader."""
+    return (
+        f"{size:,} {unit}, more than the limit of {limit:,}; cut the file into parts, "
+        "or raise max_bytes of read_traces if the memory is there"
+    )
 
 
-def shown(text: str) -> str:
-    """Quote a piece of a file for a message: control characters escaped, long text cut."""
-    return repr(text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}...")
-
-
-class TraceFormatError(TraceError):
-    """A file that is not a trace, or a place in it that cannot be read.
-
-    Attributes:
-        path: The file.
-        line: Line in a text file, or row in a Parquet file, counted from 1; None when the whole file is meant.
-        field: Name of the column, or None.
-    """
-
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        what: str,
-        *,
-        line: int | None = None,
-        field: str | None = None,
-        place: str = "",
-    ) -> None:
-        """Keep the place; ``place`` is the word before the number, such as ``"row "`` (nothing for a line)."""
-        self.path = os.fspath(path)
-        self.line = line
-        self.field = field
-        position = "" if line is None else f":{place}{line}"
-        column = "" if field is None else f"field {shown(field)}: "
-        super().__init__(f"{self.path}{position}: {column}{what}")
-
-
-class TraceTooLargeError(TraceError):
-    """A trace file over the size limit of the reader."""
-
-    def __init__(self, path: str | os.PathLike[str], size: int, limit: int, unit: str = "bytes") -> None:
-        """Say both figures."""
-        self.path = os.fspath(path)
-        super().__init__(
-            f"{self.path}: {size:,} {unit}, more than the limit of {limit:,}; cut the file into parts, "
-            "or raise max_bytes of read_traces if the memory is there"
-        )
-
-
-class GpuChoiceError(TraceError):
-    """A file with several GPUs of which none, or one that is not there, was chosen."""
-
-
-class ParquetSupportError(TraceError):
-    """A Parquet file was named, but pyarrow is not installed."""
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Name the extra that brings pyarrow."""
-        self.path = os.fspath(path)
-        super().__init__(
-            f"{self.path}: Parquet files need pyarrow; install it with: pip install 'gpusonde[collector]', "
-            "or use a .csv file"
-        )
+def no_parquet(path: str | os.PathLike[str]) -> TraceFormatError:
+    """Make the error for a Parquet file where pyarrow is not installed."""
+    return TraceFormatError(
+        path, "Parquet files need pyarrow; install it with: pip install 'gpusonde[collector]', or use a .csv file"
+    )
 
 
 # CSV: a comment line "# gpusonde-trace: {...}" for each trace. Parquet: schema metadata, a JSON list under this key.
 CSV_KEY = "gpusonde-trace"
 PARQUET_KEY = b"gpusonde.traces"
-
-
-class MetadataError(ValueError):
-    """A metadata object that is damaged; the message says how."""
 
 
 @dataclass(frozen=True)
@@ -253,22 +180,22 @@ def parse_json(text: str | bytes) -> object:
     """Parse JSON of a file that nobody vouches for.
 
     Raises:
-        MetadataError: It is no JSON, or nested too deeply.
+        ValueError: It is no JSON, or nested too deeply.
     """
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise MetadataError(f"damaged metadata: {type(error).__name__}; delete it to read the ticks alone") from None
+        raise ValueError(f"damaged metadata: {type(error).__name__}; delete it to read the ticks alone") from None
 
 
 def from_json(data: object) -> TraceMetadata:
     """Return the metadata that ``to_json`` wrote.
 
     Raises:
-        MetadataError: A value has the wrong type.
+        ValueError: A value has the wrong type.
     """
     if not isinstance(data, dict):
-        raise MetadataError("damaged metadata: not a JSON object; delete it to read the ticks alone")
+        raise ValueError("damaged metadata: not a JSON object; delete it to read the ticks alone")  # noqa: TRY004
     texts = {key: data.get(key, "") for key in ("gpu_uuid", "gpu_model")}
     attributes = data.get("attributes", {})
     metrics = data.get("metrics")
@@ -283,7 +210,7 @@ def from_json(data: object) -> TraceMetadata:
         if origin is None:
             wrong.append("origin_unix_s")
     if wrong:
-        raise MetadataError(f"damaged metadata: {', '.join(wrong)}; delete it to read the ticks alone")
+        raise ValueError(f"damaged metadata: {', '.join(wrong)}; delete it to read the ticks alone")
     return TraceMetadata(
         texts["gpu_uuid"], texts["gpu_model"], origin, attributes, None if metrics is None else tuple(metrics)
     )

@@ -18,16 +18,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from gpusonde.errors import TraceError, TraceFormatError
 from gpusonde.telemetry.metrics import metric
-from gpusonde.telemetry.trace import (
-    CSV_KEY,
-    PARQUET_KEY,
-    FloatArray,
-    ParquetSupportError,
-    Trace,
-    TraceError,
-    TraceMetadata,
-)
+from gpusonde.telemetry.trace import CSV_KEY, PARQUET_KEY, FloatArray, Trace, TraceMetadata, no_parquet
 
 _TIME = "time_s"
 _GPU = "gpu_uuid"
@@ -42,7 +35,7 @@ def write_trace(traces: Trace | Iterable[Trace], path: str | os.PathLike[str]) -
 
     Raises:
         TraceError: No trace, one without ticks, two with the same ``gpu_uuid``, or another ending of the name.
-        ParquetSupportError: Parquet, and pyarrow is not installed.
+        TraceFormatError: Parquet, and pyarrow is not installed.
         OSError: The file cannot be written; an older file of that name is left as it was.
     """
     given = [traces] if isinstance(traces, Trace) else list(traces)
@@ -127,7 +120,7 @@ class TraceWriter:
 
         Raises:
             TraceError: The shapes do not fit, the GPU is unknown, the times do not increase, or the writer is closed.
-            ParquetSupportError: Parquet, and pyarrow is not installed.
+            TraceFormatError: Parquet, and pyarrow is not installed.
             OSError: The file cannot be written.
         """
         if self._closed:
@@ -226,9 +219,9 @@ def _sink(target: Path, place: Path, metrics: Sequence[str], gpus: Sequence[Trac
         return _CsvSink(place, metrics, gpus)
     try:
         return _ParquetSink(place, metrics, gpus)
-    except ParquetSupportError:
+    except TraceFormatError:
         # The hidden file beside the target is our own affair.
-        raise ParquetSupportError(target) from None
+        raise no_parquet(target) from None
 
 
 class _CsvSink:
@@ -270,7 +263,7 @@ class _ParquetSink:
             import pyarrow as pa  # noqa: PLC0415 - optional, and slow to import
             import pyarrow.parquet as pq  # noqa: PLC0415
         except ImportError:
-            raise ParquetSupportError(path) from None
+            raise no_parquet(path) from None
         self.path = path
         self._pa: Any = pa
         self._held: list[Any] = []

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from gpusonde.catalog import GpuCatalog, OfferCatalog, UnknownGpuError, UnknownProviderError
+from gpusonde.catalog import CatalogError, GpuCatalog, OfferCatalog
 from gpusonde.documents import ListOf, Number, Whole, parse, to_plain
 from gpusonde.errors import DocumentError, ProblemError
 from gpusonde.optimizer.documents.job import Job, JobKeys, RatedNetwork, device_name, parse_job
@@ -346,7 +346,7 @@ def _list_offers(
             preemptions_per_hour={"*": query.preemptions_per_hour or 0.0},
         )
         selection = listed_offers(catalog, terms, query.offer_filter(query.billing))
-    except (UnknownGpuError, UnknownProviderError, ProblemError) as error:
+    except (CatalogError, ProblemError) as error:
         raise DocumentError(path, str(error.args[0] if error.args else error)) from None
     for reason, count in selection.reasons().items():
         notes.append(f"{count} offers of the catalogue are left out: {reason}")

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from gpusonde.catalog import (
+    CatalogError,
     GpuCatalog,
     GpuSpec,
     OfferCatalog,
     UnknownGpuError,
-    UnknownProviderError,
     load_gpus,
     load_offers,
 )
@@ -407,7 +407,7 @@ def _named_gpus(element: Mapping[str, Any], catalog: OfferCatalog) -> list[str]:
         for region in _listed_texts(element.get("regions")):
             try:
                 offers = catalog.offers(billing=None, provider=provider, region=region)
-            except UnknownProviderError:
+            except CatalogError:
                 continue
             kinds = _listed_texts(element.get("instance_types"))
             found += [offer.gpu_model for offer in offers if kinds == [None] or offer.instance_type in kinds]

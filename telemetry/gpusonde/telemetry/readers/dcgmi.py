@@ -20,18 +20,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gpusonde.errors import TraceFormatError, shown
 from gpusonde.telemetry.metrics import METRIC_BY_CODE
 from gpusonde.telemetry.readers.delimited import (
     DEFAULT_MAX_BYTES,
     NANOSECONDS,
     TIME_ZONE_NOTE,
-    TimestampError,
     TimestampParser,
     blocks,
     seconds_from,
 )
 from gpusonde.telemetry.readers.table import CellError, Column, GpuLabels, IntArray, Rows, left_out, split_by_gpu
-from gpusonde.telemetry.trace import FloatArray, Trace, TraceFormatError, TraceMetadata, shown
+from gpusonde.telemetry.trace import FloatArray, Trace, TraceMetadata
 
 # "dcgmi dmon --help": -d, default 1000 ms.
 DEFAULT_INTERVAL_S = 1.0
@@ -78,7 +78,7 @@ def read_dcgmi(
     Raises:
         OSError: The file cannot be read.
         TraceFormatError: The file is not a trace; the error names line and field.
-        TraceTooLargeError: The file is larger than ``max_bytes``.
+        TraceFormatError: The file is larger than ``max_bytes``.
     """
     log = _Log(path, max_bytes)
     labels = GpuLabels(path)
@@ -252,7 +252,7 @@ class _Ticks:
     def _time(self, line: int, stamp: str) -> int:
         try:
             return self._parser.nanoseconds(stamp)
-        except TimestampError as error:
+        except ValueError as error:
             raise TraceFormatError(self._path, str(error), line=line, field=_TIME) from None
 
     def finish(self) -> tuple[FloatArray, float | None, dict[str, str]]:

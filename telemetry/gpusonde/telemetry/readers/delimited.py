@@ -22,7 +22,8 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from gpusonde.telemetry.trace import TraceError, TraceFormatError, TraceTooLargeError, shown
+from gpusonde.errors import TraceError, TraceFormatError, shown
+from gpusonde.telemetry.trace import too_large
 
 DEFAULT_MAX_BYTES = 2 << 30
 MAX_LINE_CHARACTERS = 1 << 20
@@ -52,7 +53,7 @@ def open_regular(path: str | os.PathLike[str], max_bytes: int) -> tuple[BinaryIO
     Raises:
         OSError: The file cannot be opened.
         TraceFormatError: It is not a regular file (readers look at a file twice), or it is empty.
-        TraceTooLargeError: It is larger than ``max_bytes``.
+        TraceFormatError: It is larger than ``max_bytes``.
     """
     # Non-blocking, so that a FIFO is refused instead of waited for.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -63,7 +64,7 @@ def open_regular(path: str | os.PathLike[str], max_bytes: int) -> tuple[BinaryIO
     elif status.st_size == 0:
         refusal = TraceFormatError(path, "the file is empty; a trace needs a header line and at least one tick")
     elif status.st_size > max_bytes:
-        refusal = TraceTooLargeError(path, status.st_size, max_bytes)
+        refusal = TraceFormatError(path, too_large(status.st_size, max_bytes))
     if refusal is not None:
         os.close(descriptor)
         raise refusal
@@ -78,7 +79,7 @@ def blocks(path: str | os.PathLike[str], *, max_bytes: int = DEFAULT_MAX_BYTES) 
     Raises:
         OSError: The file cannot be read.
         TraceFormatError: Wrong encoding, NUL characters, or a line of more than a million characters.
-        TraceTooLargeError: The file is larger than ``max_bytes``.
+        TraceFormatError: The file is larger than ``max_bytes``.
     """
     file, left = open_regular(path, max_bytes)
     with file:
@@ -139,10 +140,6 @@ _UNIX_UNITS = ((10**11, NANOSECONDS), (10**14, 1_000_000), (10**17, 1_000), (1 <
 TIME_ZONE_NOTE = "not stated in the file; read as UTC"
 
 
-class TimestampError(ValueError):
-    """A text that is no time stamp; the message says which forms are read."""
-
-
 @dataclass
 class TimestampParser:
     """Parses the time stamps of one file.
@@ -158,7 +155,7 @@ class TimestampParser:
         """Return whole nanoseconds since 1970.
 
         Raises:
-            TimestampError: The text is neither a date and time nor Unix time.
+            ValueError: The text is neither a date and time nor Unix time.
         """
         match = _DATE_TIME.fullmatch(text)
         if match is None:
@@ -170,11 +167,11 @@ class TimestampParser:
             try:
                 days = datetime.date(int(year), int(month), int(day)).toordinal() - _EPOCH_DAY
             except ValueError as error:
-                raise TimestampError(f"{text!r} is no date: {error}") from None
+                raise ValueError(f"{text!r} is no date: {error}") from None
             self._days[date] = days
         # 60 is a leap second.
         if int(hour) > 23 or int(minute) > 59 or int(second) > 60:
-            raise TimestampError(f"{text!r} is no time of day")
+            raise ValueError(f"{text!r} is no time of day")
         seconds = days * 86_400 + int(hour) * 3600 + int(minute) * 60 + int(second)
         if zone is not None:
             self.zoned = True
@@ -185,7 +182,7 @@ class TimestampParser:
 
     def _unix(self, text: str) -> int:
         if _NUMBER.fullmatch(text) is None:
-            raise TimestampError(
+            raise ValueError(
                 f"{text[:60]!r} is no time stamp; write ISO 8601 (2025-07-26T23:32:09.703Z) or Unix time (1753572729.7)"
             )
         self.zoned = True
@@ -197,7 +194,7 @@ class TimestampParser:
 
 def _in_range(nanoseconds: int, text: str) -> int:
     if not -(1 << 63) <= nanoseconds < 1 << 63:
-        raise TimestampError(f"{text!r} lies outside of the years 1678 to 2262")
+        raise ValueError(f"{text!r} lies outside of the years 1678 to 2262")
     return nanoseconds
 
 

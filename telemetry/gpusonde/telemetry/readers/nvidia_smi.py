@@ -20,13 +20,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from gpusonde.errors import TraceFormatError, shown
 from gpusonde.telemetry.metrics import METRIC_BY_NAME
 from gpusonde.telemetry.readers.delimited import (
     DEFAULT_MAX_BYTES,
     NANOSECONDS,
     TIME_ZONE_NOTE,
     DelimitedFile,
-    TimestampError,
     TimestampParser,
     seconds_from,
 )
@@ -40,7 +40,7 @@ from gpusonde.telemetry.readers.table import (
     left_out,
     split_by_gpu,
 )
-from gpusonde.telemetry.trace import FloatArray, Trace, TraceFormatError, TraceMetadata, shown
+from gpusonde.telemetry.trace import FloatArray, Trace, TraceMetadata
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -58,10 +58,6 @@ _SAME_PACE = 0.15
 _FEW_BURSTS = 5
 _ONE_AT_A_TIME_S = 0.02
 _SAMPLE_ROWS = 100_000
-
-
-class BurstError(ValueError):
-    """The number of GPUs cannot be told from the times."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +88,7 @@ def deinterleave(time_s: FloatArray, breaks: Sequence[int] = (), gpus: int | Non
         gpus: The number of GPUs where it is known.
 
     Raises:
-        BurstError: ``gpus`` is not given and the times show no clear bursts, or it contradicts clear ones.
+        ValueError: ``gpus`` is not given and the times show no clear bursts, or it contradicts clear ones.
     """
     gaps = np.diff(time_s)
     edges = np.zeros(len(gaps), dtype=np.bool_)
@@ -101,7 +97,7 @@ def deinterleave(time_s: FloatArray, breaks: Sequence[int] = (), gpus: int | Non
     found = _bursts(*sample, range(2, MAX_GPUS + 1), _ENOUGH_WHOLE_BURSTS)
     if gpus is not None and found is not None and found.count != gpus:
         if found.whole >= _CLEARLY:
-            raise BurstError(f"the rows come in bursts of {found.count}, which contradicts {gpus} GPUs")
+            raise ValueError(f"the rows come in bursts of {found.count}, which contradicts {gpus} GPUs")
         found = None
     if found is None and gpus is not None and gpus > 1:
         found = _bursts(*sample, [gpus], 0.0)
@@ -110,7 +106,7 @@ def deinterleave(time_s: FloatArray, breaks: Sequence[int] = (), gpus: int | Non
             return _in_order(len(time_s), gpus)
     if found is None:
         if gpus is None and len(gaps) and not _steady(gaps, _SHORTEST_PAUSE_S):
-            raise BurstError("the times do not show how many GPUs take turns in this log")
+            raise ValueError("the times do not show how many GPUs take turns in this log")
         return _in_order(len(time_s), 1)
     # Time that jumps back is a new start, whatever the reason.
     starts = np.flatnonzero((gaps >= found.shortest_pause_s) | (gaps < 0) | edges) + 1
@@ -267,7 +263,7 @@ def read_nvidia_smi(
     Raises:
         OSError: The file cannot be read.
         TraceFormatError: The file is not a trace; the error names line and field.
-        TraceTooLargeError: The file is larger than ``max_bytes``.
+        TraceFormatError: The file is larger than ``max_bytes``.
     """
     file = DelimitedFile(path, max_bytes=max_bytes, is_message=lambda line: _MESSAGE.match(line) is not None)
     file.read_header()
@@ -397,7 +393,7 @@ def _times(cells: Sequence[str], parser: TimestampParser) -> IntArray:
     for index, cell in enumerate(cells):
         try:
             times[index] = parser.nanoseconds(cell)
-        except TimestampError as error:
+        except ValueError as error:
             raise CellError(index, _TIMESTAMP, str(error)) from None
     return times
 
@@ -407,7 +403,7 @@ def _take_turns(file: DelimitedFile, time_s: FloatArray, lines: IntArray, gpus: 
     breaks = [int(i) for i in np.searchsorted(lines, file.repeated_headers)]
     try:
         found = deinterleave(time_s, breaks, gpus)
-    except BurstError as error:
+    except ValueError as error:
         raise TraceFormatError(
             file.path,
             f"{error}; say it with gpus=N (--gpus N), 1 to {MAX_GPUS}, or record with --query-gpu=timestamp,index,...",

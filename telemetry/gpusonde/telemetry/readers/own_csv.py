@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gpusonde.errors import TraceFormatError, shown
 from gpusonde.telemetry.readers.delimited import (
     DEFAULT_MAX_BYTES,
     NANOSECONDS,
     TIME_ZONE_NOTE,
     DelimitedFile,
     RowBlock,
-    TimestampError,
     TimestampParser,
     seconds_from,
 )
@@ -33,18 +33,7 @@ from gpusonde.telemetry.readers.table import (
     layout,
     split_by_gpu,
 )
-from gpusonde.telemetry.trace import (
-    CSV_KEY,
-    FloatArray,
-    MetadataError,
-    Trace,
-    TraceFormatError,
-    TraceMetadata,
-    finite,
-    from_json,
-    parse_json,
-    shown,
-)
+from gpusonde.telemetry.trace import CSV_KEY, FloatArray, Trace, TraceMetadata, finite, from_json, parse_json
 
 
 def read_own_csv(path: str | os.PathLike[str], *, max_bytes: int = DEFAULT_MAX_BYTES) -> list[Trace]:
@@ -53,7 +42,7 @@ def read_own_csv(path: str | os.PathLike[str], *, max_bytes: int = DEFAULT_MAX_B
     Raises:
         OSError: The file cannot be read.
         TraceFormatError: The file is not a trace; the error names line and field.
-        TraceTooLargeError: The file is larger than ``max_bytes``.
+        TraceFormatError: The file is larger than ``max_bytes``.
     """
     file = DelimitedFile(path, max_bytes=max_bytes)
     file.read_header()
@@ -122,7 +111,7 @@ class _Times:
         for index, cell in enumerate(cells):
             try:
                 times[index] = self.parser.nanoseconds(cell)
-            except TimestampError as error:
+            except ValueError as error:
                 raise CellError(index, name, str(error)) from None
         return times
 
@@ -166,7 +155,7 @@ def _metadata(path: str | os.PathLike[str], comments: Sequence[tuple[int, str]])
             continue
         try:
             one = from_json(parse_json(value))
-        except MetadataError as error:
+        except ValueError as error:
             raise TraceFormatError(path, str(error), line=number, field=CSV_KEY) from None
         described[one.gpu_uuid] = one
     if by_hand:

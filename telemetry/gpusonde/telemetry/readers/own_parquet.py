@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from gpusonde.errors import TraceError, TraceFormatError, shown
 from gpusonde.telemetry.readers.delimited import (
     DEFAULT_MAX_BYTES,
     NANOSECONDS,
     TIME_ZONE_NOTE,
-    TimestampError,
     TimestampParser,
     open_regular,
     seconds_from,
@@ -31,16 +31,12 @@ from gpusonde.telemetry.readers.table import (
 from gpusonde.telemetry.trace import (
     PARQUET_KEY,
     FloatArray,
-    MetadataError,
-    ParquetSupportError,
     Trace,
-    TraceError,
-    TraceFormatError,
     TraceMetadata,
-    TraceTooLargeError,
     from_json,
+    no_parquet,
     parse_json,
-    shown,
+    too_large,
 )
 
 _ROW = "row "
@@ -53,15 +49,15 @@ def read_own_parquet(path: str | os.PathLike[str], *, max_bytes: int = DEFAULT_M
 
     Raises:
         OSError: The file cannot be opened.
-        ParquetSupportError: pyarrow is not installed.
+        TraceFormatError: pyarrow is not installed.
         TraceFormatError: The file is damaged or not a trace; its ``line`` is the row, counted from 1.
-        TraceTooLargeError: The file, or what it unpacks to, is larger than ``max_bytes``.
+        TraceFormatError: The file, or what it unpacks to, is larger than ``max_bytes``.
     """
     try:
         import pyarrow as pa  # noqa: PLC0415 - optional, and slow to import
         import pyarrow.parquet as pq  # noqa: PLC0415
     except ImportError:
-        raise ParquetSupportError(path) from None
+        raise no_parquet(path) from None
     file, _ = open_regular(path, max_bytes)
     with file:
         try:
@@ -84,7 +80,7 @@ def _read(path: str | os.PathLike[str], parquet: Any, max_bytes: int) -> list[Tr
     chosen = [header[index] for index in (columns.time, *columns.keys, *columns.metrics.values())]
     unpacked = parquet.metadata.num_rows * len(chosen) * np.dtype(np.float64).itemsize
     if unpacked > max_bytes:
-        raise TraceTooLargeError(path, unpacked, max_bytes, "bytes when unpacked")
+        raise TraceFormatError(path, too_large(unpacked, max_bytes, "bytes when unpacked"))
     metrics = [Column(name, name) for name in columns.metrics]
     for column in metrics:
         _check_numeric(path, schema.field(column.header).type, column.header)
@@ -156,7 +152,7 @@ def _metadata(path: str | os.PathLike[str], schema: Any) -> dict[str | None, Tra
     try:
         data = parse_json(stored)
         found = [from_json(item) for item in data] if isinstance(data, list) else [from_json(data)]
-    except MetadataError as error:
+    except ValueError as error:
         raise TraceFormatError(path, str(error), field=PARQUET_KEY.decode()) from None
     return {one.gpu_uuid: one for one in found}
 
@@ -210,7 +206,7 @@ class _Times:
         for index, text in enumerate(texts):
             try:
                 times[index] = self._parser.nanoseconds(text.strip())
-            except TimestampError as error:
+            except ValueError as error:
                 raise self._error(rows[index], str(error)) from None
         return times
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum
 
+from gpusonde.errors import TraceError, TraceFormatError, shown
 from gpusonde.telemetry.readers import dcgmi, nvidia_smi
 from gpusonde.telemetry.readers.dcgmi import read_dcgmi
 from gpusonde.telemetry.readers.delimited import DEFAULT_MAX_BYTES, blocks, guess_delimiter, open_regular, split_row
@@ -19,7 +20,7 @@ from gpusonde.telemetry.readers.nvidia_smi import MAX_GPUS, read_nvidia_smi
 from gpusonde.telemetry.readers.own_csv import read_own_csv
 from gpusonde.telemetry.readers.own_parquet import read_own_parquet
 from gpusonde.telemetry.readers.table import TIME_S, TIMESTAMP
-from gpusonde.telemetry.trace import GpuChoiceError, Trace, TraceFormatError, shown
+from gpusonde.telemetry.trace import Trace
 
 _PARQUET_MAGIC = b"PAR1"
 _NVIDIA_SMI_ROW = re.compile(r"\d{4}/\d{2}/\d{2} \d{2}:\d{2}:\d{2}(\.\d+)?\s*,")
@@ -43,7 +44,7 @@ def sniff(path: str | os.PathLike[str], max_bytes: int) -> Format:
     Raises:
         OSError: The file cannot be read.
         TraceFormatError: It is none of ours; the error quotes the line that shows it.
-        TraceTooLargeError: The file is larger than ``max_bytes``.
+        TraceFormatError: The file is larger than ``max_bytes``.
     """
     file, _ = open_regular(path, max_bytes)
     with file:
@@ -121,8 +122,8 @@ def read_traces(
     Raises:
         OSError: The file cannot be opened or read.
         TraceFormatError: The file, or a place in it, is not a trace.
-        TraceTooLargeError: The file is larger than ``max_bytes``.
-        ParquetSupportError: A Parquet file, and pyarrow is not installed.
+        TraceFormatError: The file is larger than ``max_bytes``.
+        TraceFormatError: A Parquet file, and pyarrow is not installed.
         ValueError: ``gpus`` or ``interval_s`` is not positive.
     """
     if gpus is not None and not 1 <= gpus <= MAX_GPUS:
@@ -165,7 +166,7 @@ def read_trace(
         max_bytes: As in ``read_traces``.
 
     Raises:
-        GpuChoiceError: There are several traces and ``gpu`` is None, or none is the chosen one; the error lists them.
+        TraceError: There are several traces and ``gpu`` is None, or none is the chosen one; the error lists them.
         TraceError: Anything that ``read_traces`` refuses.
         OSError: The file cannot be opened or read.
     """
@@ -173,10 +174,10 @@ def read_trace(
     if gpu is None:
         if len(traces) == 1:
             return traces[0]
-        raise GpuChoiceError(f"{os.fspath(path)}: {len(traces)} GPUs ({_names(traces)}); choose one with --gpu I")
+        raise TraceError(f"{os.fspath(path)}: {len(traces)} GPUs ({_names(traces)}); choose one with --gpu I")
     found = _chosen(traces, str(gpu))
     if found is None:
-        raise GpuChoiceError(f"{os.fspath(path)}: no GPU {str(gpu)!r}; --gpu takes one of {_names(traces)}")
+        raise TraceError(f"{os.fspath(path)}: no GPU {str(gpu)!r}; --gpu takes one of {_names(traces)}")
     return found
 
 

@@ -17,8 +17,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
+from gpusonde.errors import TraceFormatError, shown
 from gpusonde.telemetry.metrics import METRIC_BY_NAME, Unit
-from gpusonde.telemetry.trace import FloatArray, Trace, TraceFormatError, TraceMetadata, shown
+from gpusonde.telemetry.trace import FloatArray, Trace, TraceMetadata
 
 TIME_S = "time_s"
 TIMESTAMP = "timestamp"
