@@ -222,6 +222,61 @@ def configuration_file(daemon: str) -> str:
     return _CONFIGURATION_HEAD.format(daemon=daemon, prefix=config.environment_prefix) + config().to_toml()
 
 
+# --- documents: docs/planning.md ---
+
+
+def document_keys(name: str) -> str:
+    """Draw the tables of a document's keys, one per kind of object in it."""
+    from gpusonde.optimizer.documents import problem, references, watching
+
+    documents: Mapping[str, Mapping[str, list[type]]] = {
+        "problem": {
+            "": [problem.ProblemKeys],
+            "job": [problem.JobKeys, references.FileReferences],
+            "spot": [references.SpotKeys],
+        },
+        "report": {"": [watching.ReportKeys]},
+    }
+    drawn: dict[type, str] = {}
+    for path, kinds in documents[name].items():
+        _draw_keys(path, kinds, set(documents[name]), drawn)
+    return "\n\n".join(drawn.values())
+
+
+def _draw_keys(path: str, kinds: list[type], apart: set[str], drawn: dict[type, str]) -> None:
+    """Draw the keys of an object and of those in it; ``apart`` are paths that are drawn by themselves."""
+    from gpusonde.documents import describe, keys_of
+
+    if kinds[0] in drawn:
+        return
+    rows = [
+        (f"`{key}`", _short(words), f"`{default}`" if default not in ("", "required") else default, _meaning(meaning))
+        for kind in kinds
+        for key, words, default, meaning in describe(kind)
+    ]
+    head = f"**`{path}`**\n\n" if path else ""
+    drawn[kinds[0]] = head + table(("key", "holds", "default", "meaning"), rows)
+    for kind in kinds:
+        for key in keys_of(kind):
+            below = f"{path}.{key.name}" if path else key.name
+            if key.kind is not None and below not in apart:
+                _draw_keys(below, [key.kind], apart, drawn)
+
+
+def _short(words: str) -> str:
+    """Shorten what a key holds for a cell: articles and usual lengths of texts go."""
+    words = re.sub(r"an object \(in TOML a table\)", "table", words)
+    words = re.sub(r"a text of 1 to [\d,]+ characters", "text", words)
+    words = re.sub(r"a list, each (a |an )?", "list of: ", words)
+    words = words.replace(f" to {1 << 53:,}", "")  # what no counter holds
+    return re.sub(r"^a ", "", words)
+
+
+def _meaning(text: str) -> str:
+    """Return what a docstring says of a field as a cell says it of a key."""
+    return re.sub(r"\bNone\b", "left out", text).replace("``", "`").rstrip(".")
+
+
 # Files that are written as a whole, with what writes them.
 FILES: Mapping[str, Callable[[], str]] = {
     "deploy/config/agent.toml": lambda: configuration_file("agent"),
@@ -229,6 +284,7 @@ FILES: Mapping[str, Callable[[], str]] = {
 }
 
 GENERATORS: Mapping[str, Callable[..., str]] = {
+    "document-keys": document_keys,
     "configuration": lambda daemon: draw_configuration(_configuration(daemon)),
     "options": options,
     "shared-options": shared_options,

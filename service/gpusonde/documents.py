@@ -498,13 +498,10 @@ def _attributes(kind: type[Any]) -> dict[str, str]:
 
 
 def _default_words(default: Any) -> str:
-    if default is None or default in ((), ""):
+    if default is None or default in ((), "") or dataclasses.is_dataclass(default):
         return ""
-    return (
-        f"{to_plain(default):,}"
-        if isinstance(default, int) and not isinstance(default, bool)
-        else str(to_plain(default))
-    )
+    plain = to_plain(default)
+    return plain if isinstance(plain, str) else json.dumps(plain)
 
 
 def _at(path: str, key: str | None) -> str:

@@ -16,7 +16,7 @@ from support.wire_agent import wait_until
 
 from gpusonde.catalog import load_gpus, load_offers
 from gpusonde.collector.client import CollectorError, PlanningClient
-from gpusonde.collector.workers.documents import fill, to_document
+from gpusonde.collector.messages import fill, to_document
 from gpusonde.documents import Choice, ListOf, Number, Object, Switch, Text, Whole, keys_of
 from gpusonde.optimizer import (
     Nearest,

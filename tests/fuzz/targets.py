@@ -33,6 +33,7 @@ from gpusonde.agent.config import AgentConfig
 from gpusonde.agent.jobs.sources import DeviceNames, MappingFiles
 from gpusonde.agent.jobs.watcher import StateFile
 from gpusonde.collector.config import CollectorConfig
+from gpusonde.collector.messages import fill, to_document
 from gpusonde.collector.planning.processes import Answers
 from gpusonde.collector.planning.wire import problem_document
 from gpusonde.collector.query.errors import QueryError, from_token, to_token
@@ -41,7 +42,6 @@ from gpusonde.collector.records.fields import RecordError
 from gpusonde.collector.records.model import Limits
 from gpusonde.collector.security.tokens import parse_tokens
 from gpusonde.collector.tracking.run_state import FollowerState, UnusableStateError
-from gpusonde.collector.workers.documents import fill, to_document
 from gpusonde.documents import parse_json
 from gpusonde.epoch_detect import EpochTracker
 from gpusonde.errors import ConfigError, DocumentError, EncoderError

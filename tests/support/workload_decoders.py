@@ -10,7 +10,7 @@ from support.layered_graphs import graph_json
 from support.workload_parts import make_parts
 
 from gpusonde.catalog import GpuCatalog, load_gpus
-from gpusonde.collector.workers.documents import fill
+from gpusonde.collector.messages import fill
 from gpusonde.collector.workload.answering import Answers
 from gpusonde.collector.workload.checker import TaskChecker
 from gpusonde.collector.workload.errors import WorkloadError

@@ -60,7 +60,7 @@ class Offer:
             memory is no limit.
         preemptions_per_hour: Expected preemptions per machine and hour, 0 for none.
         region: Where it stands, for people.
-        zone: Likewise.
+        zone: Its zone, for people.
         machine_fabric: Name of the network between the GPUs of one machine; empty when it is ``fabric``.
 
     Raises:

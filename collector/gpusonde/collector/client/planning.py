@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any
 
 from gpusonde.collector.client.connection import CollectorError, Connection
-from gpusonde.collector.workers.documents import fill, to_whole_document
+from gpusonde.collector.messages import fill, to_document
 from gpusonde.planning.v1 import planning_pb2, planning_pb2_grpc
 from gpusonde.service.tls import ClientSecurity
 
@@ -73,7 +73,7 @@ class PlanningClient:
         """
         request = planning_pb2.ListParetoPlansRequest()
         fill(request, {"problem": problem})
-        return {"format": _PARETO_FORMAT, **to_whole_document(self._ask(self._stub.ListParetoPlans, request))}
+        return {"format": _PARETO_FORMAT, **to_document(self._ask(self._stub.ListParetoPlans, request), every_key=True)}
 
     def watch(
         self, problem: Mapping[str, Any], start: Mapping[str, Any], reports: Iterable[Mapping[str, Any]] = ()
@@ -95,7 +95,7 @@ class PlanningClient:
         try:
             with self._connection.errors():
                 for response in call:
-                    yield to_whole_document(response.recommendation)
+                    yield to_document(response.recommendation, every_key=True)
         except CollectorError:
             source.raise_error()
             raise
@@ -109,7 +109,7 @@ class PlanningClient:
 
     @staticmethod
     def _solution(message: planning_pb2.Solution) -> dict[str, Any]:
-        return {"format": _SOLUTION_FORMAT, **to_whole_document(message)}
+        return {"format": _SOLUTION_FORMAT, **to_document(message, every_key=True)}
 
 
 class _Requests:

@@ -25,6 +25,7 @@ from gpusonde.collector.client.results import (
     RunEpochs,
     RunInfo,
 )
+from gpusonde.collector.messages import enum_text
 from gpusonde.query.v1 import query_pb2, query_pb2_grpc
 from gpusonde.service.tls import ClientSecurity
 from gpusonde.telemetry import Trace
@@ -43,18 +44,6 @@ __all__ = [
     "RunEpochs",
     "RunInfo",
 ]
-_SCHEDULERS = {
-    0: "",
-    1: "slurm",
-    2: "kubernetes",
-    3: "static",
-    4: "container",
-    5: "systemd",
-    6: "user",
-}
-_VERDICTS = {0: "", 1: "epochs", 2: "short_cycle", 3: "none"}
-_EPOCH_STATUSES = {0: "", 1: "provisional", 2: "confirmed", 3: "withdrawn"}
-_PREDICTION_STATUSES = {0: "", 1: "ok", 2: "extrapolated", 3: "insufficient_epochs", 4: "unsupported_gpu"}
 _PAGE_SIZE = 1000
 
 
@@ -243,13 +232,13 @@ def _run(run: query_pb2.Run) -> RunInfo:
         framebuffer_bytes=run.framebuffer_bytes,
         host_name=run.host_name,
         job_id=run.job_id,
-        scheduler=_SCHEDULERS.get(run.scheduler, ""),
+        scheduler=enum_text(run, "scheduler") or "",
         active=run.status == query_pb2.RUN_STATUS_ACTIVE,
         start_unix_nano=run.start_time.ToNanoseconds(),
         end_unix_nano=run.end_time.ToNanoseconds(),
         tick_count=run.tick_count,
         missed_ticks=run.missed_ticks,
-        verdict=_VERDICTS.get(run.verdict, ""),
+        verdict=enum_text(run, "verdict") or "",
         epoch_count=run.epoch_count,
         period_s=_seconds(run, "epoch_period"),
         period_low_s=_seconds(run, "epoch_period_lower"),
@@ -261,7 +250,7 @@ def _run(run: query_pb2.Run) -> RunInfo:
 
 def _run_epochs(response: query_pb2.ListEpochsResponse, epochs: Sequence[EpochInfo]) -> RunEpochs:
     return RunEpochs(
-        verdict=_VERDICTS.get(response.verdict, ""),
+        verdict=enum_text(response, "verdict") or "",
         reason=response.reason,
         epochs=tuple(epochs),
         trend=_trend(response.trend) if response.HasField("trend") else None,
@@ -280,7 +269,7 @@ def _epoch(epoch: query_pb2.Epoch) -> EpochInfo:
         epoch.start_time.ToNanoseconds(),
         epoch.end_time.ToNanoseconds(),
         epoch.confidence,
-        _EPOCH_STATUSES.get(epoch.status, ""),
+        enum_text(epoch, "status") or "",
         epoch.revision,
         seen_share=summary.seen_share if epoch.HasField("summary") else math.nan,
         energy_joules=summary.energy_joules if summary.HasField("energy_joules") else math.nan,
@@ -319,7 +308,7 @@ def _prediction(prediction: query_pb2.EpochLatencyPrediction) -> Prediction:
         _seconds(prediction, "epoch_latency_lower"),
         _seconds(prediction, "epoch_latency_upper"),
         prediction.interval_coverage,
-        _PREDICTION_STATUSES.get(prediction.status, ""),
+        enum_text(prediction, "status") or "",
         prediction.extrapolated,
         prediction.method,
         prediction.reason,

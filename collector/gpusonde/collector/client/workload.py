@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from gpusonde.collector.client.connection import Connection
-from gpusonde.collector.workers.documents import fill, to_whole_document
+from gpusonde.collector.messages import fill, to_document
 from gpusonde.service.tls import ClientSecurity
 from gpusonde.workload.v1 import workload_pb2, workload_pb2_grpc
 
@@ -72,7 +72,9 @@ class WorkloadClient:
                 message = request.workloads.add()
                 fill(message, {key: value for key, value in workload.items() if key != "graph"})
                 _fill_graph(message.graph, workload["graph"], sent, place)
-            answers += [to_whole_document(answer) for answer in self._ask(self._stub.Predict, request).answers]
+            answers += [
+                to_document(answer, every_key=True) for answer in self._ask(self._stub.Predict, request).answers
+            ]
         return answers
 
     def embed(self, graphs: Sequence[Mapping[str, Any]], dataset_type: str, nearest_count: int = 0) -> dict[str, Any]:
@@ -88,7 +90,7 @@ class WorkloadClient:
         found: dict[str, Any] = {"answers": [], "encoder_sha256": "", "trained_steps": None}
         for part in _parts(graphs, lambda graph: graph):
             del request.graphs[:]
-            more = to_whole_document(self._ask(self._stub.Embed, _with_graphs(request, part)))
+            more = to_document(self._ask(self._stub.Embed, _with_graphs(request, part)), every_key=True)
             found = {**more, "answers": found["answers"] + more["answers"]}
         return found
 
@@ -99,7 +101,7 @@ class WorkloadClient:
             CollectorError: The caller is no admin, or the queue is full.
         """
         request = workload_pb2.QueueTrainingRequest(dataset_type=dataset_type, again=again)
-        return to_whole_document(self._ask(self._stub.QueueTraining, request).training)
+        return to_document(self._ask(self._stub.QueueTraining, request).training, every_key=True)
 
     def trainings(self, dataset_types: Sequence[str] = ()) -> dict[str, Any]:
         """Return the trainings of embeddings, and what there are embeddings for.
@@ -114,7 +116,7 @@ class WorkloadClient:
             CollectorError: There is no answer.
         """
         request = workload_pb2.ListTrainingsRequest(dataset_types=dataset_types)
-        return to_whole_document(self._ask(self._stub.ListTrainings, request))
+        return to_document(self._ask(self._stub.ListTrainings, request), every_key=True)
 
     def hosts(self, *, agent_ids: Sequence[str] = (), host_names: Sequence[str] = ()) -> list[dict[str, Any]]:
         """Return the hosts that agents run on and what they have free; without names, all of them.
@@ -126,7 +128,7 @@ class WorkloadClient:
         hosts: list[dict[str, Any]] = []
         while True:
             response = self._ask(self._stub.DescribeCluster, request)
-            hosts += [to_whole_document(each) for each in response.hosts]
+            hosts += [to_document(each, every_key=True) for each in response.hosts]
             request.page_token = response.next_page_token
             if not request.page_token:
                 return hosts

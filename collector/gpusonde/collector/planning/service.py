@@ -12,6 +12,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
+from gpusonde.collector.messages import enum_text, fill
 from gpusonde.collector.planning.processes import PlanningProcesses
 from gpusonde.collector.planning.watch import Watch, WatchOptions
 from gpusonde.collector.planning.wire import RefusedError, abort, checked, pack_question, refusal_reason
@@ -19,7 +20,6 @@ from gpusonde.collector.query.runs import find_run
 from gpusonde.collector.security.guard import Guard
 from gpusonde.collector.security.identity import Identity
 from gpusonde.collector.storage.store import ResultStore
-from gpusonde.collector.workers.documents import enum_text, fill
 from gpusonde.planning.v1 import planning_pb2, planning_pb2_grpc
 
 _START_WAIT_S = 30.0

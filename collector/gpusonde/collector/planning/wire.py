@@ -16,8 +16,8 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
+from gpusonde.collector.messages import to_document
 from gpusonde.collector.query.errors import QueryError
-from gpusonde.collector.workers.documents import to_document
 from gpusonde.errors import ChildBusyError, ChildFaultError, ChildLostError, ChildTimeoutError
 from gpusonde.planning.v1 import planning_pb2
 from gpusonde.service.child import pack, unpack

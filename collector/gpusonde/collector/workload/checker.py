@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpusonde.catalog import GpuCatalog
+from gpusonde.collector.messages import enum_text
 from gpusonde.collector.query.errors import QueryError
 from gpusonde.collector.query.prediction import resolve
-from gpusonde.collector.workers.documents import enum_text
 from gpusonde.collector.workload.errors import (
     GRAPH_TOO_LARGE,
     INVALID_REQUEST,

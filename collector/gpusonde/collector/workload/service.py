@@ -21,11 +21,11 @@ import grpc.aio
 from gpusonde.catalog import load_gpus
 from gpusonde.collector.config import CollectorConfig
 from gpusonde.collector.ingest.agents import Agents
+from gpusonde.collector.messages import fill
 from gpusonde.collector.metrics import CollectorCounters
 from gpusonde.collector.query.errors import QueryError
 from gpusonde.collector.storage.errors import StoreError
 from gpusonde.collector.storage.store import Store
-from gpusonde.collector.workers.documents import fill
 from gpusonde.collector.workload.checker import Questions, TaskChecker, dataset_type
 from gpusonde.collector.workload.errors import INVALID_REQUEST, WorkloadError
 from gpusonde.collector.workload.hosts import ClusterDescriber, HostView, ResourceCollector
