@@ -30,8 +30,8 @@ from report import report
 
 from gpusonde.agent import make_source
 from gpusonde.agent.config import SourceConfig
-from gpusonde.agent.sources.base import SourceError
 from gpusonde.catalog import GpuSpec, UnknownGpuError, load_gpus
+from gpusonde.errors import SourceError
 
 PARTS = ("read", "kernels", "recordings", "paired")
 INTERVAL_S = 0.1

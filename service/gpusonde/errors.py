@@ -19,10 +19,13 @@ search out of time) stay private to their modules.
     │   └── TraceFormatError
     ├── SourceError                 where an agent samples
     │   ├── SourceUnavailableError
-    │   ├── GpuLostError
-    │   └── EngineLostError
+    │   └── DriverCallError         a call of NVML or DCGM, with its code
+    │       ├── GpuLostError
+    │       └── EngineLostError
+    ├── JobSourceError              Slurm's files, the kubelet, processes
     ├── SpoolError                  what an agent keeps
-    │   └── SpoolCorruptError
+    │   ├── SpoolCorruptError
+    │   └── SpoolGapError
     ├── StoreError                  what a collector keeps
     │   ├── StoreFullError
     │   └── StoreCorruptError
@@ -294,3 +297,61 @@ class NothingFitsError(ProblemError):
 
 class CloudError(GpusondeError):
     """A cloud that did not do what it was told; what was asked is asked again."""
+
+
+class TlsError(ConfigError):
+    """A certificate, key, authority or token file that cannot be used; the message names it and never its content.
+
+    Attributes:
+        path: The file at fault.
+    """
+
+    def __init__(self, path: str, problem: str) -> None:
+        """Keep the path beside the problem."""
+        super().__init__(f"{path}: {problem}")
+        self.path = path
+
+
+class SourceError(GpusondeError):
+    """A source of samples cannot do what it was asked to, or has stopped working as a whole."""
+
+
+class SourceUnavailableError(SourceError):
+    """The source cannot be opened here; the message says what is missing and what to do."""
+
+
+class DriverCallError(SourceError):
+    """One call of a vendor's library failed.
+
+    Attributes:
+        code: The ``nvmlReturn_t`` or ``dcgmReturn_t``.
+    """
+
+    def __init__(self, message: str, code: int) -> None:
+        """Keep the code beside the message."""
+        self.code = code
+        super().__init__(message)
+
+
+class GpuLostError(DriverCallError):
+    """The GPU has fallen off the bus; the others go on."""
+
+
+class EngineLostError(DriverCallError):
+    """The connection to the host engine is gone."""
+
+
+class JobSourceError(GpusondeError):
+    """A source of jobs does not answer; the message says why and what to do."""
+
+
+class SpoolError(GpusondeError):
+    """A spool cannot be used, or its directory cannot."""
+
+
+class SpoolCorruptError(SpoolError):
+    """The files are not a spool, or damaged beyond what losses can describe."""
+
+
+class SpoolGapError(SpoolError):
+    """A sequence was asked for that the spool no longer holds."""

@@ -2,7 +2,8 @@
 
 import pytest
 
-from gpusonde.agent import AgentConfig, ConfigError
+from gpusonde.agent import AgentConfig
+from gpusonde.errors import ConfigError
 
 
 def write(tmp_path, text):

@@ -3,8 +3,8 @@
 import pytest
 from support.dcgm_agent_host import BINDINGS
 
-from gpusonde.agent.sources.base import SourceUnavailableError
 from gpusonde.agent.sources.dcgm.bindings import load_bindings
+from gpusonde.errors import SourceUnavailableError
 
 
 def test_the_engine_keeps_little(dcgm_host):

@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from gpusonde.agent.sources.base import GpuEventKind, SourceFailedError
+from gpusonde.agent.sources.base import GpuEventKind
+from gpusonde.errors import SourceError
 from gpusonde.telemetry import BlankReason
 
 
@@ -123,7 +124,7 @@ def test_an_engine_that_stays_away_ends_the_source_when_asked_to(dcgm_host):
     source = dcgm_host.source(patience_s=30.0)
     dcgm_host.open(source)
     dcgm_host.engine.kill()
-    with pytest.raises(SourceFailedError, match="systemctl start nvidia-dcgm"):
+    with pytest.raises(SourceError, match="systemctl start nvidia-dcgm"):
         dcgm_host.run(source, 60.0)
     source.close()
 

@@ -7,8 +7,9 @@ import time
 
 import pytest
 
-from gpusonde.agent.sources.base import GpuEventKind, SourceFailedError, SourceUnavailableError
+from gpusonde.agent.sources.base import GpuEventKind
 from gpusonde.agent.sources.dcgm.connection import CallGuard, HungCallError
+from gpusonde.errors import SourceError, SourceUnavailableError
 
 LIMIT_S = 0.5
 
@@ -66,7 +67,7 @@ def test_a_process_in_which_calls_hang_again_and_again_asks_to_be_started_anew(h
     source = host.source(call_limit_s=LIMIT_S)
     host.open(source)
     host.engine.hanging = {"dcgmGetValuesSince_v2", "dcgmGetAllDevices"}
-    with pytest.raises(SourceFailedError, match="must be started anew"):
+    with pytest.raises(SourceError, match="must be started anew"):
         host.run(source, 30.0)
     source.close()
 

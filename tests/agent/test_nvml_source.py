@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from gpusonde.agent import record
-from gpusonde.agent.sources.base import GpuEventKind, SourceFailedError, SourceUnavailableError, StaticOrigin
+from gpusonde.agent.sources.base import GpuEventKind, StaticOrigin
 from gpusonde.agent.sources.nvml.library import Nvml
 from gpusonde.agent.sources.nvml.source import NvmlSource
+from gpusonde.errors import SourceError, SourceUnavailableError
 from gpusonde.telemetry import METRICS, BlankReason, read_traces
 
 TICK_S = 0.1
@@ -225,7 +226,7 @@ def test_a_driver_that_goes_away_ends_the_source(source, fake_nvml):
     inventory = source.open()
     read(source, fake_nvml, inventory)
     fake_nvml.fail("*", 9)
-    with pytest.raises(SourceFailedError, match="kernel module is not loaded"):
+    with pytest.raises(SourceError, match="kernel module is not loaded"):
         read(source, fake_nvml, inventory)
     fake_nvml.heal()
 

@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 
-from gpusonde.agent import ReplaySource, SourceFailedError, record
+from gpusonde.agent import ReplaySource, record
 from gpusonde.agent.sources.base import (
     GpuDescription,
     GpuEvent,
@@ -18,6 +18,7 @@ from gpusonde.agent.sources.base import (
     StaticAttribute,
     StaticOrigin,
 )
+from gpusonde.errors import SourceError
 from gpusonde.telemetry import Trace, TraceError, metric, read_trace, read_traces
 
 ORIGIN_NS = 1_700_000_000_250_000_000
@@ -159,9 +160,9 @@ def test_ticks_whose_time_does_not_increase_are_left_out_and_counted(tmp_path):
 def test_what_was_recorded_before_the_source_failed_is_kept(tmp_path):
     def fail(source):
         if source.tick == 5:
-            raise SourceFailedError("driver gone")
+            raise SourceError("driver gone")
 
-    with pytest.raises(SourceFailedError):
+    with pytest.raises(SourceError):
         record(Ticking(fail), tmp_path / "out.csv", interval_s=0.01)
     assert len(read_trace(tmp_path / "out.csv", gpu=0)) == 5
 

@@ -5,8 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from gpusonde.agent.sources.base import SourceExhausted, SourceUnavailableError
+from gpusonde.agent.sources.base import SourceExhausted
 from gpusonde.agent.sources.replay import ReplaySource
+from gpusonde.errors import SourceUnavailableError
 from gpusonde.telemetry import BlankReason, Trace
 
 NOW_NS = 1_700_000_000_123_456_789

@@ -13,10 +13,10 @@ from gpusonde.agent.sources.base import (
     GpuTicks,
     Reading,
     SourceExhausted,
-    SourceFailedError,
     SourceInventory,
     SourceStatistics,
 )
+from gpusonde.errors import SourceError
 from gpusonde.service.health import Heartbeat
 from gpusonde.telemetry import metric
 
@@ -191,10 +191,10 @@ def test_a_source_that_fails_as_a_whole_ends_the_run():
     world = World()
 
     def fail(deadline_s):
-        raise SourceFailedError("gone")
+        raise SourceError("gone")
 
     world.read = fail
-    with pytest.raises(SourceFailedError):
+    with pytest.raises(SourceError):
         world.sampler.run()
 
 

@@ -7,10 +7,10 @@ from support.dcgm_agent_host import BINDINGS, no_nvml
 
 from gpusonde.agent import make_source
 from gpusonde.agent.config import SourceConfig
-from gpusonde.agent.sources.base import SourceUnavailableError
 from gpusonde.agent.sources.dcgm.source import DcgmSource
 from gpusonde.agent.sources.nvml.source import NvmlSource
 from gpusonde.agent.sources.select import AutoSource
+from gpusonde.errors import SourceUnavailableError
 
 
 def live(fake):

@@ -8,10 +8,10 @@ import pytest
 from support.faulty_files import FaultyFiles, UnsyncedFiles, copy_directory
 
 from gpusonde.agent.metrics import SelfCounters
-from gpusonde.agent.spool import Spool, SpoolCorruptError, SpoolDirectoryError, SpoolGapError
+from gpusonde.agent.spool import Spool
 from gpusonde.agent.spool.segment import HEADER, RECORD, encode_header, encode_record, scan
 from gpusonde.common.v1 import gpu_pb2
-from gpusonde.errors import DirectoryLockedError
+from gpusonde.errors import DirectoryLockedError, SpoolCorruptError, SpoolError, SpoolGapError
 from gpusonde.ingest.v1 import ingest_pb2
 
 LOSS = ingest_pb2.LossReason
@@ -431,7 +431,7 @@ def test_a_removed_identity_means_a_new_spool_id_and_keeps_the_records(directory
 
 def test_a_directory_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(SpoolDirectoryError, match="file"):
+    with pytest.raises(SpoolError, match="file"):
         opened(tmp_path / "file" / "spool")
 
 

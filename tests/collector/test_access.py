@@ -11,7 +11,8 @@ from support.wire_agent import StreamEnded, WireStream, batch, hello, inventory,
 from gpusonde.collector.client import Client, CollectorError
 from gpusonde.collector.security.identity import Role
 from gpusonde.collector.security.tokens import token_entry
-from gpusonde.service.tls import ClientSecurity, TlsError
+from gpusonde.errors import TlsError
+from gpusonde.service.tls import ClientSecurity
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,8 @@
 
 import pytest
 
-from gpusonde.collector.config import CollectorConfig, ConfigError
+from gpusonde.collector.config import CollectorConfig
+from gpusonde.errors import ConfigError
 
 
 def load(text, tmp_path, **more):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gpusonde.collector.security.identity import Role
 from gpusonde.collector.security.tokens import TokenFile, digest_of, new_token, parse_tokens, token_entry
-from gpusonde.service.tls import TlsError
+from gpusonde.errors import TlsError
 
 
 def test_tokens_are_long_and_different():

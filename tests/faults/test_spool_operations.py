@@ -7,7 +7,8 @@ from support.faulty_files import FaultyFiles, PowerLost
 from support.spools import START_NS, batch
 
 from gpusonde.agent.metrics import SelfCounters
-from gpusonde.agent.spool import Spool, SpoolDirectoryError
+from gpusonde.agent.spool import Spool
+from gpusonde.errors import SpoolError
 from gpusonde.ingest.v1 import ingest_pb2
 
 BATCHES = 25
@@ -94,7 +95,7 @@ def test_a_disk_that_refuses_any_operation_costs_only_ticks_that_are_reported_ex
         life = Life(tmp_path / f"at{at}", files, acknowledges=False)
         try:
             life.run()
-        except SpoolDirectoryError:
+        except SpoolError:
             # Refused before anything was sampled: the next start finds a disk that works.
             files.before = lambda number: None
             files.full = files.sync_fails = False
@@ -158,7 +159,7 @@ def interrupted(directory, files, at):
 def test_a_disk_that_is_full_from_the_start_is_said_and_left_as_it_is(tmp_path):
     files = FaultyFiles()
     files.full = True
-    with pytest.raises(SpoolDirectoryError, match="No space left"):
+    with pytest.raises(SpoolError, match="No space left"):
         Spool(tmp_path / "spool", max_bytes=1 << 20, files=files).open()
     files.full = False
     life = Life(tmp_path / "spool", files, acknowledges=False).run()

@@ -10,7 +10,7 @@ from fuzz.target import Target
 from support.wire_agent import batch, inventory, source_ended
 
 from gpusonde.agent.metrics import SelfCounters
-from gpusonde.agent.spool import Spool, SpoolError
+from gpusonde.agent.spool import Spool
 from gpusonde.agent.spool.segment import encode_header, encode_record
 from gpusonde.collector.storage.errors import StateFileError, StoreError
 from gpusonde.collector.storage.local.log import PartEnd, encode_entry, read_part
@@ -18,6 +18,7 @@ from gpusonde.collector.storage.local.samples import StoreOptions
 from gpusonde.collector.storage.local.states import StateFiles
 from gpusonde.collector.storage.local.store import LocalStore
 from gpusonde.collector.storage.model import EntryKind, LogEntry
+from gpusonde.errors import SpoolError
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.service.durable_files import OsFiles as StoreFiles
 

@@ -44,7 +44,7 @@ from gpusonde.collector.security.tokens import parse_tokens
 from gpusonde.collector.tracking.run_state import FollowerState, UnusableStateError
 from gpusonde.documents import parse_json
 from gpusonde.epoch_detect import EpochTracker
-from gpusonde.errors import ConfigError, DocumentError, EncoderError
+from gpusonde.errors import ConfigError, DocumentError, EncoderError, TlsError
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.optimizer.documents.watching import read_reports
 from gpusonde.planning.v1 import planning_pb2
@@ -53,8 +53,7 @@ from gpusonde.predictor.crossgpu.runs_table import RunsTableError
 from gpusonde.predictor.workload.embedding import EncoderDescription, EncoderWeights, EncoderWeightsError
 from gpusonde.predictor.workload.embedding.training.architectures import ArchitectureSpec, sample
 from gpusonde.service.durable_files import OsFiles
-from gpusonde.service.tls import TlsError, expiry_unix_s
-from gpusonde.service.tls.certificates import CertificateFormatError
+from gpusonde.service.tls import expiry_unix_s
 from gpusonde.service.tls.client import read_token
 from gpusonde.telemetry import METRICS, Trace, TraceError, read_traces, write_trace
 
@@ -246,7 +245,7 @@ TARGETS = {
     "model_file": Target(_read_model, _models, (ModelFileError,), is_slow=True),
     "tokens_file": Target(lambda data: parse_tokens(data, "f"), lambda: [_TOKENS], (TlsError,)),
     "token_file": Target(_read_token, lambda: [b"gpusonde_abc\n"], (TlsError,)),
-    "certificate": Target(expiry_unix_s, _certificates, (CertificateFormatError,)),
+    "certificate": Target(expiry_unix_s, _certificates, (ValueError,)),
     "configuration": Target(_load_config, lambda: [_CONFIG]),
     "page_token": Target(_page_token, lambda: [to_token([1, "a"]).encode(), to_token([1, 2]).encode()], (QueryError,)),
     "plan_request": Target(_ask_for_a_plan, _plan_request, (DecodeError, DocumentError), is_slow=True),

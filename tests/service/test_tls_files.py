@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.certificates import Authority
 
-from gpusonde.service.tls import ClientSecurity, ExpiryWarning, ServerTls, TlsError, expiry_unix_s, is_loopback
-from gpusonde.service.tls.certificates import CertificateFormatError, KeyPair, locate
+from gpusonde.errors import TlsError
+from gpusonde.service.tls import ClientSecurity, ExpiryWarning, ServerTls, expiry_unix_s, is_loopback
+from gpusonde.service.tls.certificates import KeyPair, locate
 from gpusonde.service.tls.client import read_token
 
 
@@ -35,7 +36,7 @@ def test_damaged_certificates_are_refused_and_crash_nothing(authority_pem, data)
     pem = bytearray(authority_pem)
     for _ in range(data.draw(st.integers(1, 8))):
         pem[data.draw(st.integers(0, len(pem) - 1))] = data.draw(st.integers(0, 255))
-    with contextlib.suppress(CertificateFormatError):
+    with contextlib.suppress(ValueError):
         assert expiry_unix_s(bytes(pem[: data.draw(st.integers(0, len(pem)))])) < 1e12
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 from support.fake_dcgm import engine as fake
 from support.fake_dcgm.engine import FakeEngine
 
-from gpusonde.agent.sources.base import GpuEvent, SourceInventory, SourceUnavailableError
+from gpusonde.agent.sources.base import GpuEvent, SourceInventory
 from gpusonde.agent.sources.dcgm.bindings import load_bindings
 from gpusonde.agent.sources.dcgm.source import DcgmSource
+from gpusonde.errors import SourceUnavailableError
 from gpusonde.telemetry import BlankReason
 
 BINDINGS = Path(fake.__file__).parent / "bindings"

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from gpusonde.agent import cuda_attributes
 from gpusonde.agent.sources.base import GpuDescription, StaticAttribute, StaticOrigin
-from gpusonde.agent.sources.nvml.library import NvmlCallError
+from gpusonde.errors import DriverCallError
 from gpusonde.telemetry import BlankReason
 
 log = logging.getLogger(__name__)
@@ -130,7 +130,7 @@ def _figure(
 ) -> float | None:
     try:
         return convert(nvml.call(function, handle, *arguments))
-    except NvmlCallError as error:
+    except DriverCallError as error:
         log.debug("%s: %s", function, error)
         return None
 
@@ -138,7 +138,7 @@ def _figure(
 def _text(read: Callable[[], str]) -> str:
     try:
         return read()
-    except NvmlCallError as error:
+    except DriverCallError as error:
         log.debug("%s", error)
         return ""
 

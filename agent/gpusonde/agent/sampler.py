@@ -108,7 +108,7 @@ class Sampler:
         """Sample until the source is exhausted (returns True) or :meth:`stop` is called (returns False).
 
         Raises:
-            SourceFailedError: The source is gone as a whole.
+            SourceError: The source is gone as a whole.
         """
         start_s, interval_s = self._monotonic(), self._pace.interval_s
         tick = 0

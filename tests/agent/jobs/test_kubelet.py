@@ -8,8 +8,9 @@ import pytest
 from support.fake_kubelet import FakeKubelet
 
 from gpusonde.agent.jobs.kubelet import KubeletPods, list_pods
-from gpusonde.agent.jobs.sources import DeviceNames, JobSourceError, Scheduler
+from gpusonde.agent.jobs.sources import DeviceNames, Scheduler
 from gpusonde.agent.sources.base import GpuDescription
+from gpusonde.errors import JobSourceError
 
 STARTED, NOW = 1_700_000_000_000_000_000, 1_700_000_100_000_000_000
 GPUS = [GpuDescription("GPU-a", 0), GpuDescription("GPU-b", 1), GpuDescription("GPU-c", 2, mig_uuid="MIG-1")]

@@ -4,8 +4,9 @@ import os
 
 import pytest
 
-from gpusonde.agent.jobs.sources import DeviceNames, JobSourceError, MappingFiles, Scheduler
+from gpusonde.agent.jobs.sources import DeviceNames, MappingFiles, Scheduler
 from gpusonde.agent.sources.base import GpuDescription, StaticAttribute, StaticOrigin
+from gpusonde.errors import JobSourceError
 
 NOW = 1_800_000_000_000_000_000
 SECOND = 1_000_000_000

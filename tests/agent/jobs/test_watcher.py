@@ -4,10 +4,11 @@ import threading
 
 import pytest
 
-from gpusonde.agent.jobs.sources import DeviceNames, JobSourceError, Owner, Scheduler
+from gpusonde.agent.jobs.sources import DeviceNames, Owner, Scheduler
 from gpusonde.agent.jobs.watcher import JobWatcher, StateFile
 from gpusonde.agent.sources.base import GpuDescription
 from gpusonde.common.v1 import job_pb2
+from gpusonde.errors import JobSourceError
 from gpusonde.service.durable_files import OsFiles
 
 T = 1_700_000_000_000_000_000

@@ -19,18 +19,12 @@ from gpusonde.agent.doctor.findings import Diagnosis, GpuFinding, MetricFinding,
 from gpusonde.agent.doctor.system import SystemFacts, read_system
 from gpusonde.agent.jobs.kubelet import KubeletPods
 from gpusonde.agent.jobs.processes import ProcessOwners, ProcFolder
-from gpusonde.agent.jobs.sources import DRIVER_FOLDER, DeviceNames, JobSource, JobSourceError, MappingFiles, read_minors
-from gpusonde.agent.sources.base import (
-    GpuDescription,
-    GpuSource,
-    ProcessReader,
-    SourceError,
-    SourceExhausted,
-    SourceInventory,
-)
+from gpusonde.agent.jobs.sources import DRIVER_FOLDER, DeviceNames, JobSource, MappingFiles, read_minors
+from gpusonde.agent.sources.base import GpuDescription, GpuSource, ProcessReader, SourceExhausted, SourceInventory
 from gpusonde.agent.sources.dcgm.fields import AVERAGE_POWER_FIELD, INSTANT_POWER_FIELD
 from gpusonde.agent.sources.dcgm.source import DcgmSource
 from gpusonde.agent.sources.select import make_dcgm, make_nvml, make_process_reader, make_source, profiles
+from gpusonde.errors import JobSourceError, SourceError
 from gpusonde.telemetry import METRICS, BlankReason, Metric, SamplingClass, TraceError
 
 # Processes count from their second sighting, and are called hidden at the third without any.

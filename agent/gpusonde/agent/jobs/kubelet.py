@@ -9,7 +9,8 @@ from typing import Any
 
 import grpc
 
-from gpusonde.agent.jobs.sources import DeviceNames, JobSourceError, Owner, Owners, Scheduler, bounded
+from gpusonde.agent.jobs.sources import DeviceNames, Owner, Owners, Scheduler, bounded
+from gpusonde.errors import JobSourceError
 from gpusonde.kubelet.v1 import pod_resources_pb2
 
 _METHOD = "/v1.PodResourcesLister/List"

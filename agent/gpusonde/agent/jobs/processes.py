@@ -25,7 +25,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gpusonde.agent.jobs.sources import JobSourceError, Owner, Owners, Scheduler, bounded
+from gpusonde.agent.jobs.sources import Owner, Owners, Scheduler, bounded
+from gpusonde.errors import JobSourceError
 
 _MOST_LINES = 64
 _SHORT_CONTAINER_ID = 12

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Protocol
 
 from gpusonde.agent.sources.base import GpuDescription
+from gpusonde.errors import JobSourceError
 
 DRIVER_FOLDER = Path("/proc/driver/nvidia")
 _LARGEST_INFORMATION_BYTES = 1 << 16
@@ -182,10 +183,6 @@ class JobSource(Protocol):
             JobSourceError: It does not answer now; what it said before stays in force.
         """
         ...
-
-
-class JobSourceError(Exception):
-    """A source of jobs does not answer; the message says why and what to do."""
 
 
 def bounded(text: str) -> str:

@@ -24,7 +24,6 @@ from gpusonde.agent.jobs.sources import (
     DRIVER_FOLDER,
     DeviceNames,
     JobSource,
-    JobSourceError,
     MappingFiles,
     Owner,
     Owners,
@@ -34,6 +33,7 @@ from gpusonde.agent.jobs.sources import (
 from gpusonde.agent.metrics import SelfCounters
 from gpusonde.agent.sources.base import GpuDescription, ProcessReader, SourceInventory
 from gpusonde.common.v1 import job_pb2
+from gpusonde.errors import JobSourceError
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.service.durable_files import FileLayer, OsFiles, write_durably
 

@@ -75,18 +75,6 @@ class ZeroGuard:
 TimeArray = npt.NDArray[np.int64]
 
 
-class SourceError(Exception):
-    """A source cannot do what it was asked to."""
-
-
-class SourceUnavailableError(SourceError):
-    """The source cannot be opened here; the message says what is missing and what to do."""
-
-
-class SourceFailedError(SourceError):
-    """An open source stopped working as a whole (the driver was unloaded, say)."""
-
-
 class SourceExhausted(Exception):  # noqa: N818 - like StopIteration, an end and not an error
     """A finite source has no more ticks."""
 
@@ -276,7 +264,7 @@ class GpuSource(Protocol):
 
         Raises:
             SourceExhausted: A finite source has no more ticks.
-            SourceFailedError: The source is gone as a whole. One GPU's failure is not: it becomes an event.
+            SourceError: The source is gone as a whole. One GPU's failure is not: it becomes an event.
         """
         ...
 

@@ -17,11 +17,11 @@ from gpusonde.agent.sources.base import (
     SourceExhausted,
     SourceInventory,
     SourceStatistics,
-    SourceUnavailableError,
     StaticAttribute,
     StaticOrigin,
     TimeArray,
 )
+from gpusonde.errors import SourceUnavailableError
 from gpusonde.telemetry import METRICS, BlankReason, FloatArray, Metric, Trace
 
 _MAX_TICKS_PER_READ = 500

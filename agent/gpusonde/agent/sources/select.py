@@ -10,19 +10,12 @@ import math
 from collections.abc import Sequence
 
 from gpusonde.agent.config import SourceConfig
-from gpusonde.agent.sources.base import (
-    GpuSource,
-    ProcessReader,
-    Reading,
-    SourceError,
-    SourceInventory,
-    SourceStatistics,
-    SourceUnavailableError,
-)
+from gpusonde.agent.sources.base import GpuSource, ProcessReader, Reading, SourceInventory, SourceStatistics
 from gpusonde.agent.sources.dcgm.source import DcgmSource
 from gpusonde.agent.sources.nvml.processes import NvmlProcesses
 from gpusonde.agent.sources.nvml.source import NvmlSource
 from gpusonde.agent.sources.replay import ReplaySource
+from gpusonde.errors import SourceError, SourceUnavailableError
 from gpusonde.telemetry import read_traces
 
 log = logging.getLogger(__name__)

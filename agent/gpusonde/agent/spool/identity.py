@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from gpusonde.agent.spool.segment import SpoolCorruptError
+from gpusonde.errors import SpoolCorruptError
 from gpusonde.service.durable_files import FileLayer, write_durably
 
 _IDENTITY_FILE = "identity.json"

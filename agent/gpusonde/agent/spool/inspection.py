@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from gpusonde.agent.spool.identity import Identity, load_identity
-from gpusonde.agent.spool.segment import SUFFIX, Segment, SpoolCorruptError, SpoolDirectoryError
+from gpusonde.agent.spool.segment import SUFFIX, Segment
 from gpusonde.agent.spool.segments import Finding, FindingKind, Recovery, examine, recover
 from gpusonde.agent.spool.spool import SegmentReader
+from gpusonde.errors import SpoolCorruptError, SpoolError
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.service.durable_files import DirectoryLock, FileLayer, OsFiles
 
@@ -88,16 +89,16 @@ def inspect_spool(directory: Path, *, repair: bool = False, files: FileLayer | N
     """Read a whole spool; with ``repair`` do to it what the next start of its agent would do.
 
     Raises:
-        SpoolDirectoryError: There is no spool, or it cannot be read.
+        SpoolError: There is no spool, or it cannot be read.
         DirectoryLockedError: It is to be repaired, and an agent runs.
     """
     used = files or OsFiles()
     if not directory.is_dir():
-        raise SpoolDirectoryError(f"{directory}: no such directory; name the spool.directory of an agent")
+        raise SpoolError(f"{directory}: no such directory; name the spool.directory of an agent")
     lock = DirectoryLock(directory, "agent")
     try:
         if not _looks_like_a_spool(directory):
-            raise SpoolDirectoryError(f"{directory}: not a spool; name the spool.directory of an agent")
+            raise SpoolError(f"{directory}: not a spool; name the spool.directory of an agent")
         if not repair:
             return _report(directory, lock.holder(), used, repair=False)
         lock.acquire()
@@ -106,7 +107,7 @@ def inspect_spool(directory: Path, *, repair: bool = False, files: FileLayer | N
         finally:
             lock.release()
     except OSError as error:
-        raise SpoolDirectoryError(
+        raise SpoolError(
             f"{error.filename or directory}: {error.strerror}; the spool cannot be read; use the account of its agent"
         ) from error
 

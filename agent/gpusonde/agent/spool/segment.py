@@ -29,22 +29,6 @@ from gpusonde.agent.batch import batch_ticks
 from gpusonde.ingest.v1 import ingest_pb2
 
 
-class SpoolError(Exception):
-    """A spool cannot be used."""
-
-
-class SpoolDirectoryError(SpoolError):
-    """The directory cannot be created, read or written."""
-
-
-class SpoolCorruptError(SpoolError):
-    """The files are not a spool, or damaged beyond what losses can describe."""
-
-
-class SpoolGapError(SpoolError):
-    """A sequence was asked for that the spool no longer holds."""
-
-
 @dataclass
 class Segment:
     """What is known of one segment file without reading it.

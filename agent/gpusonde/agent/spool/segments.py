@@ -24,7 +24,6 @@ from gpusonde.agent.spool.segment import (
     SUFFIX,
     ScannedRecord,
     Segment,
-    SpoolCorruptError,
     encode_header,
     encode_record,
     is_damaged_record,
@@ -33,6 +32,7 @@ from gpusonde.agent.spool.segment import (
     scan,
     segment_path,
 )
+from gpusonde.errors import SpoolCorruptError
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.service.durable_files import FileLayer, write_durably
 

@@ -20,8 +20,6 @@ from gpusonde.agent.spool.identity import Identity, load_identity, store_identit
 from gpusonde.agent.spool.segment import (
     RECORD,
     Segment,
-    SpoolDirectoryError,
-    SpoolGapError,
     encode_header,
     encode_record,
     loss_of,
@@ -32,6 +30,7 @@ from gpusonde.agent.spool.segment import (
     segment_path,
 )
 from gpusonde.agent.spool.segments import Recovery, recover
+from gpusonde.errors import SpoolError, SpoolGapError
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.service.durable_files import DirectoryLock, File, FileLayer, OsFiles
 
@@ -286,21 +285,19 @@ class Spool:
 
         Raises:
             DirectoryLockedError: Another agent uses it.
-            SpoolDirectoryError: It cannot be used.
+            SpoolError: It cannot be used.
             SpoolCorruptError: Its files are damaged beyond repair.
         """
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise SpoolDirectoryError(
-                f"{self._directory}: {error.strerror}; choose a spool directory the agent owns"
-            ) from error
+            raise SpoolError(f"{self._directory}: {error.strerror}; choose a spool directory the agent owns") from error
         try:
             self._file_lock.acquire()
             return self._open_locked()
         except OSError as error:
             self._file_lock.release()
-            raise SpoolDirectoryError(
+            raise SpoolError(
                 f"{self._directory}: {error.strerror}; the spool cannot be opened, which the agent must own"
             ) from error
         except BaseException:

@@ -21,7 +21,7 @@ import grpc.aio
 
 from gpusonde.agent.config import UplinkConfig
 from gpusonde.agent.metrics import SelfCounters
-from gpusonde.agent.spool import Spool, SpoolGapError
+from gpusonde.agent.spool import Spool
 from gpusonde.agent.uplink.session import (
     AgentFacts,
     Drained,
@@ -33,9 +33,10 @@ from gpusonde.agent.uplink.session import (
     SessionFailed,
     StreamLimits,
 )
+from gpusonde.errors import SpoolGapError, TlsError
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.service.process import end, within
-from gpusonde.service.tls import Access, ExpiryWarning, TlsError, hangs_up_on_strangers, is_loopback
+from gpusonde.service.tls import Access, ExpiryWarning, hangs_up_on_strangers, is_loopback
 
 
 class Backoff:

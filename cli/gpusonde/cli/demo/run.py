@@ -332,8 +332,9 @@ class _Demo:
 
 def live_gpus() -> tuple[list[str], str]:
     """Names of the GPUs here that can be sampled and predicted from, and why there are none."""
-    from gpusonde.agent import SourceError, make_source
+    from gpusonde.agent import make_source
     from gpusonde.agent.config import SourceConfig
+    from gpusonde.errors import SourceError
 
     catalog = load_gpus()
     try:

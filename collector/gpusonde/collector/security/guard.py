@@ -18,7 +18,7 @@ import grpc.aio
 
 from gpusonde.collector.security.identity import ANONYMOUS, AuthenticationError, Identity, Role, granted
 from gpusonde.collector.security.tokens import TokenFile
-from gpusonde.service.tls.certificates import CertificateFormatError, expiry_unix_s
+from gpusonde.service.tls.certificates import expiry_unix_s
 
 _URI = re.compile(r"gpusonde://(agent|reader|admin)/([A-Za-z0-9][A-Za-z0-9._:@-]{0,127})")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}")
@@ -41,7 +41,7 @@ def certificate_identity(auth_context: Mapping[str, Sequence[bytes]], default_ro
     """
     try:
         expiry = expiry_unix_s(auth_context["x509_pem_cert"][0])
-    except CertificateFormatError as error:
+    except ValueError as error:
         raise AuthenticationError(f"the certificate cannot be read: {error}") from None
     uris = [_text(uri) for uri in auth_context.get("peer_uri", ())]
     ours = [uri for uri in uris if uri.startswith("gpusonde:")]

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from gpusonde.collector.security.identity import Identity, Role, granted
+from gpusonde.errors import TlsError
 from gpusonde.service.tls.certificates import file_stamp, locate, read_secret
-from gpusonde.service.tls.errors import TlsError
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -1,8 +1,8 @@
 """TLS of both daemons and of the commands that ask a collector: files read anew when they change, keys never shown."""
 
+from gpusonde.errors import TlsError
 from gpusonde.service.tls.certificates import ExpiryWarning, expiry_unix_s
 from gpusonde.service.tls.client import Access, ClientSecurity, hangs_up_on_strangers, is_loopback
-from gpusonde.service.tls.errors import TlsError
 from gpusonde.service.tls.server import ServerTls
 
 __all__ = [

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 
-from gpusonde.service.tls.errors import TlsError
+from gpusonde.errors import TlsError
 
 _LOG = logging.getLogger(__name__)
 
@@ -65,23 +65,19 @@ _BEGIN_END = re.compile(rb"-----BEGIN CERTIFICATE-----(.{1,1000000}?)-----END CE
 _SEQUENCE, _INTEGER, _UTC_TIME, _GENERALIZED_TIME, _VERSION = 0x30, 0x02, 0x17, 0x18, 0xA0
 
 
-class CertificateFormatError(ValueError):
-    """Bytes that are no X.509 certificate in PEM form."""
-
-
 def expiry_unix_s(pem: bytes) -> float:
     """Return the Unix time in seconds after which the first certificate of a PEM text is no longer valid.
 
     Raises:
-        CertificateFormatError: It holds none.
+        ValueError: It holds none.
     """
     match = _BEGIN_END.search(pem)
     if match is None:
-        raise CertificateFormatError("holds no PEM certificate")
+        raise ValueError("holds no PEM certificate")
     try:
         der = base64.b64decode(b"".join(match[1].split()), validate=True)
     except binascii.Error:
-        raise CertificateFormatError("its PEM certificate is no base64") from None
+        raise ValueError("its PEM certificate is no base64") from None
     to_be_signed = _Reader(_Reader(der).take(_SEQUENCE)).take(_SEQUENCE)
     fields = _Reader(to_be_signed)
     fields.skip_optional(_VERSION)
@@ -104,7 +100,7 @@ class _Reader:
     @property
     def next_tag(self) -> int:
         if self._at >= len(self._data):
-            raise CertificateFormatError("its certificate is cut short")
+            raise ValueError("its certificate is cut short")
         return self._data[self._at]
 
     def skip_optional(self, tag: int) -> None:
@@ -113,17 +109,17 @@ class _Reader:
 
     def take(self, *tags: int) -> bytes:
         if self.next_tag not in tags:
-            raise CertificateFormatError("its certificate is not X.509")
+            raise ValueError("its certificate is not X.509")
         start, length = self._length(self._at + 1)
         if start + length > len(self._data):
-            raise CertificateFormatError("its certificate is cut short")
+            raise ValueError("its certificate is cut short")
         self._at = start + length
         return self._data[start : self._at]
 
     def _length(self, at: int) -> tuple[int, int]:
         first = self._data[at : at + 1]
         if not first:
-            raise CertificateFormatError("its certificate is cut short")
+            raise ValueError("its certificate is cut short")
         if first[0] < 0x80:
             return at + 1, first[0]
         count = first[0] & 0x7F
@@ -136,7 +132,7 @@ def _time(tag: int, text: bytes) -> float:
         # Two digits from 69 up are 19xx for strptime, from 50 up for X.509; no certificate here is that old.
         return datetime.strptime(text.decode("ascii"), pattern).replace(tzinfo=timezone.utc).timestamp()
     except ValueError:
-        raise CertificateFormatError("its certificate has no readable date of expiry") from None
+        raise ValueError("its certificate has no readable date of expiry") from None
 
 
 _CREDENTIALS_DIRECTORY = "CREDENTIALS_DIRECTORY"
@@ -204,7 +200,7 @@ class KeyPair:
         pair = read_secret(certificate_path), read_secret(key_path)
         try:
             expiry = expiry_unix_s(pair[0])
-        except CertificateFormatError as error:
+        except ValueError as error:
             raise TlsError(str(certificate_path), str(error)) from error
         try:
             # gRPC takes whatever it is given and fails at every handshake; OpenSSL says at once what is wrong. Without

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from gpusonde.errors import TlsError
 from gpusonde.service.tls.certificates import KeyPair, locate, read_authorities, read_secret
-from gpusonde.service.tls.errors import TlsError
 
 if TYPE_CHECKING:
     import grpc

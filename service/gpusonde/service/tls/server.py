@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 
 import grpc
 
+from gpusonde.errors import TlsError
 from gpusonde.service.tls.certificates import KeyPair, file_stamp, locate, read_authorities
-from gpusonde.service.tls.errors import TlsError
 
 _LOG = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gpusonde.agent.sources.base import SourceUnavailableError
+from gpusonde.errors import SourceUnavailableError
 
 # dcgm_fields.h: DCGM_FE_GPU, DCGM_FE_GPU_I, DCGM_FE_GPU_CI
 GPU, GPU_INSTANCE, COMPUTE_INSTANCE = 1, 4, 5

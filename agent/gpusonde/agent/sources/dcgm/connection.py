@@ -23,9 +23,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpusonde.agent.sources.base import SourceError, SourceFailedError, SourceStatistics, SourceUnavailableError
+from gpusonde.agent.sources.base import SourceStatistics
 from gpusonde.agent.sources.dcgm.bindings import Bindings, Entity, Part, read_hierarchy
 from gpusonde.agent.sources.dcgm.fields import MetricGroup
+from gpusonde.errors import DriverCallError, EngineLostError, SourceError, SourceUnavailableError
 from gpusonde.telemetry import BlankReason
 
 # dcgmReturn_t, dcgm_structs.h
@@ -85,32 +86,19 @@ _ADVICE = {
 }
 
 
-class DcgmCallError(SourceError):
-    """One call of DCGM failed.
-
-    Attributes:
-        code: The ``dcgmReturn_t``.
-        reason: Why values that depend on the call are blank.
-    """
-
-    def __init__(self, what: str, code: int, text: str) -> None:
-        """Keep the code, what it means for values, and say what to do."""
-        advice = _ADVICE.get(code)
-        super().__init__(f"{what}: {text} (DCGM error {code})" + (f": {advice}" if advice else ""))
-        self.code = code
-        self.reason = status_reason(code)
+def describe_failure(what: str, code: int, text: str) -> str:
+    """Return the message about a call that answered with a ``dcgmReturn_t``, with what to do."""
+    advice = _ADVICE.get(code)
+    return f"{what}: {text} (DCGM error {code})" + (f": {advice}" if advice else "")
 
 
-class EngineLostError(DcgmCallError):
-    """The connection to the host engine is gone."""
+def is_hang(error: SourceError) -> bool:
+    """Whether a call did not return in time: the engine hangs, or the library does."""
+    return isinstance(error, EngineLostError) and error.code == TIMED_OUT
 
 
-class EngineHungError(EngineLostError):
-    """A call did not return in time: the engine hangs, or the library does."""
-
-    def __init__(self, what: str) -> None:
-        """Keep what was tried."""
-        super().__init__(what, TIMED_OUT, "no answer")
+def _hang_error(what: str) -> EngineLostError:
+    return EngineLostError(describe_failure(what, TIMED_OUT, "no answer"), TIMED_OUT)
 
 
 def status_reason(code: int) -> BlankReason:
@@ -127,14 +115,14 @@ def translated(structs: Any, what: str) -> Iterator[None]:
         what: What was tried, for the message.
 
     Raises:
-        DcgmCallError: The call failed; :class:`EngineLostError` when there is no connection any more.
+        DriverCallError: The call failed; :class:`EngineLostError` when there is no connection any more.
     """
     try:
         yield
     except structs.DCGMError as error:
         code = int(error.value)
-        kind = EngineLostError if code == CONNECTION_NOT_VALID else DcgmCallError
-        raise kind(what, code, str(error)) from error
+        kind = EngineLostError if code == CONNECTION_NOT_VALID else DriverCallError
+        raise kind(describe_failure(what, code, str(error)), code) from error
 
 
 class HungCallError(Exception):
@@ -260,7 +248,7 @@ class Engine:
             guard: Makes this call and all others.
 
         Raises:
-            DcgmCallError: There is none, or it refuses.
+            DriverCallError: There is none, or it refuses.
         """
         where: dict[str, Any] = {}
         if address.startswith(UNIX_PREFIX):
@@ -293,7 +281,7 @@ class Engine:
             return read_hierarchy(self._call("MIG instances", "dcgmGetGpuInstanceHierarchy"))
         except EngineLostError:
             raise
-        except DcgmCallError as error:
+        except DriverCallError as error:
             log.info("%s", error)
             return ()
 
@@ -301,7 +289,7 @@ class Engine:
         """Return which profiling fields the GPU has, and which of them exclude each other.
 
         Raises:
-            DcgmCallError: Profiling is not possible; ``reason`` and message say why.
+            DriverCallError: Profiling is not possible; ``reason`` and message say why.
         """
         answer = self._call(f"profiling metrics of GPU {gpu_id}", "dcgmProfGetSupportedMetricGroups", gpu_id)
         groups = (answer.metricGroups[i] for i in range(answer.numMetricGroups))
@@ -318,7 +306,7 @@ class Engine:
                 self._call(f"entity {entity.id} of a group", "dcgmGroupAddEntity", group, entity.group, entity.id)
         except EngineLostError:
             raise
-        except DcgmCallError:
+        except DriverCallError:
             self.delete_group(group)
             raise
         return group
@@ -362,7 +350,7 @@ class Engine:
             return
         try:
             _guarded(self._guard, self.bindings.structs, "disconnecting", self._handle.Shutdown)
-        except DcgmCallError as error:
+        except DriverCallError as error:
             log.debug("%s", error)
             self._abandon()
         else:
@@ -377,17 +365,19 @@ class Engine:
     def _call(self, what: str, name: str, *arguments: Any, patience: float = _PATIENCE) -> Any:
         function = getattr(self.bindings.agent, name, None)
         if function is None:
-            raise DcgmCallError(what, FUNCTION_NOT_FOUND, f"these bindings have no {name}")
+            problem = f"these bindings have no {name}"
+            raise DriverCallError(describe_failure(what, FUNCTION_NOT_FOUND, problem), FUNCTION_NOT_FOUND)
         if self._hung:
             # Another call on this connection would wait for the one before.
-            raise EngineHungError(what)
+            raise _hang_error(what)
         try:
             return _guarded(
                 self._guard, self.bindings.structs, what, function, self._handle.handle, *arguments, patience=patience
             )
-        except EngineHungError:
-            self._hung = True
-            self._abandon()
+        except EngineLostError as error:
+            if is_hang(error):
+                self._hung = True
+                self._abandon()
             raise
 
 
@@ -403,7 +393,7 @@ def _guarded(
         with translated(structs, what):
             return guard.call(function, *arguments, patience=patience)
     except HungCallError:
-        raise EngineHungError(what) from None
+        raise _hang_error(what) from None
 
 
 def connect_first(bindings: Bindings, addresses: Sequence[str], timeout_s: float, guard: CallGuard) -> Engine:
@@ -416,7 +406,7 @@ def connect_first(bindings: Bindings, addresses: Sequence[str], timeout_s: float
     for address in addresses:
         try:
             return Engine.connect(bindings, address, timeout_s, guard)
-        except DcgmCallError as error:
+        except DriverCallError as error:
             refusals.append(str(error))
     raise SourceUnavailableError("no DCGM engine: " + "; ".join(refusals))
 
@@ -481,7 +471,7 @@ class EngineLink:
         self.engine = connect_first(self._bindings, self._addresses, _CONNECT_TIMEOUT_S, self._guard)
         return self.engine
 
-    def lose(self, error: DcgmCallError, now_s: float) -> None:
+    def lose(self, error: DriverCallError, now_s: float) -> None:
         """Give the connection up; :meth:`connect_again` looks for the engine."""
         log.error("%s; trying again every %g s", error, _RECONNECT_INTERVAL_S)
         self._count_hang(error)
@@ -496,15 +486,15 @@ class EngineLink:
             meet: Takes the new connection into use; what it raises refuses the connection.
 
         Raises:
-            SourceFailedError: There was no engine for ``patience_s``, or calls hang again and again.
+            SourceError: There was no engine for ``patience_s``, or calls hang again and again.
         """
         if now_s < self._retry_due_s:
             return
         self._retry_due_s = now_s + _RECONNECT_INTERVAL_S
         if self._bindings is None:
-            raise SourceFailedError("the DCGM source is not open")
+            raise SourceError("the DCGM source is not open")
         if self._guard.hung >= _MAX_HUNG_CALLS:
-            raise SourceFailedError(
+            raise SourceError(
                 f"{self._guard.hung} calls of DCGM hang in this process, which must be started anew: see the host "
                 "engine's log, and restart it too"
             )
@@ -513,11 +503,11 @@ class EngineLink:
         except SourceUnavailableError as error:
             log.debug("%s", error)
             if now_s - self._lost_s >= self._patience_s:
-                raise SourceFailedError(f"{error}; given up after {now_s - self._lost_s:.0f} s") from error
+                raise SourceError(f"{error}; given up after {now_s - self._lost_s:.0f} s") from error
             return
         try:
             meet(engine)
-        except (DcgmCallError, SourceUnavailableError) as error:
+        except (DriverCallError, SourceUnavailableError) as error:
             log.warning("the DCGM engine is back but refuses: %s", error)
             self._count_hang(error)
             engine.close()
@@ -536,5 +526,5 @@ class EngineLink:
         self._statistics.helper_processor_s += processor_s
 
     def _count_hang(self, error: SourceError) -> None:
-        if isinstance(error, EngineHungError):
+        if is_hang(error):
             self._statistics.hung_calls += 1

@@ -15,9 +15,8 @@ from gpusonde.agent.sources.dcgm.connection import (
     NOT_SUPPORTED,
     PROFILING_MULTI_PASS,
     PROFILING_NOT_SUPPORTED,
-    DcgmCallError,
     Engine,
-    EngineLostError,
+    status_reason,
 )
 from gpusonde.agent.sources.dcgm.fields import (
     EVERY_PROFILING_FIELD,
@@ -36,6 +35,7 @@ from gpusonde.agent.sources.dcgm.fields import (
 )
 from gpusonde.agent.sources.dcgm.gpu import EngineValue
 from gpusonde.agent.sources.dcgm.watch import Watch
+from gpusonde.errors import DriverCallError, EngineLostError
 from gpusonde.telemetry import METRICS, BlankReason, Metric
 
 log = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ class Watches:
         """Read until every GPU answered for every field, or for two seconds; return watches' names and values.
 
         Raises:
-            DcgmCallError: The engine refuses.
+            DriverCallError: The engine refuses.
         """
         watches = [*self.fast, *self.slow]
         open_questions = {(e, f) for w in watches for e in w.entities for f in w.field_ids if f != XID_FIELD}
@@ -133,7 +133,7 @@ class Planner:
         """Open all watches.
 
         Raises:
-            DcgmCallError: Not even the plain metrics of the GPUs can be watched.
+            DriverCallError: Not even the plain metrics of the GPUs can be watched.
         """
         watches = self._watches
         try:
@@ -142,7 +142,7 @@ class Planner:
             if self._parts:
                 self._open_parts()
             self._open_profiling()
-        except DcgmCallError:
+        except DriverCallError:
             watches.close()
             raise
         return watches
@@ -154,7 +154,7 @@ class Planner:
             return self._open_watch(FAST, self._gpus, [*fields, INSTANT_POWER_FIELD], self._interval_s)
         except EngineLostError:
             raise
-        except DcgmCallError as error:
+        except DriverCallError as error:
             log.info("power is the driver's average: %s", error)
             return self._open_watch(FAST, self._gpus, fields, self._interval_s)
 
@@ -176,11 +176,11 @@ class Planner:
     def _open_profiling(self) -> None:
         by_choice: dict[tuple[bool, ProfilingChoice], list[Entity]] = defaultdict(list)
         split = {self._gpu_of[entity] for entity in self._parts}
-        chosen: dict[int, ProfilingChoice | DcgmCallError] = {}
+        chosen: dict[int, ProfilingChoice | DriverCallError] = {}
         for entity in (*self._gpus, *self._parts):
             gpu = self._gpu_of[entity]
             choice = chosen.setdefault(gpu, self._choose(gpu)) if gpu not in chosen else chosen[gpu]
-            if isinstance(choice, DcgmCallError):
+            if isinstance(choice, DriverCallError):
                 self._refused([entity], EVERY_PROFILING_FIELD, choice)
                 continue
             if entity.group != GPU:
@@ -196,12 +196,12 @@ class Planner:
                 self._note(entity, absent, BlankReason.NOT_SUPPORTED)
         self._watches.multiplexed = frozenset(METRIC_OF_FIELD[f].name for f in multiplexed)
 
-    def _choose(self, gpu_id: int) -> ProfilingChoice | DcgmCallError:
+    def _choose(self, gpu_id: int) -> ProfilingChoice | DriverCallError:
         try:
             return choose_profiling(self._engine.metric_groups(gpu_id))
         except EngineLostError:
             raise
-        except DcgmCallError as error:
+        except DriverCallError as error:
             if error.code not in (MODULE_NOT_LOADED, NOT_SUPPORTED, PROFILING_NOT_SUPPORTED):
                 return error
             # From Hopper on the engine profiles without the module that would answer.
@@ -210,7 +210,7 @@ class Planner:
                 self._open_watch("attempt", [Entity(GPU, gpu_id)], attempt.field_ids, self._interval_s).close()
             except EngineLostError:
                 raise
-            except DcgmCallError:
+            except DriverCallError:
                 return error
             return attempt
 
@@ -222,7 +222,7 @@ class Planner:
             self._watches.profiling.append(self._open_watch(name, entities, choice.field_ids, self._interval_s))
         except EngineLostError:
             raise
-        except DcgmCallError as error:
+        except DriverCallError as error:
             if error.code == PROFILING_MULTI_PASS and choice.multiplexed:
                 log.warning("%s; watching only what one pass gives", error)
                 return self._open_choice(name, choice.single_pass(), entities)
@@ -232,7 +232,7 @@ class Planner:
             return None
         return choice
 
-    def _taken(self, entities: Sequence[Entity], choice: ProfilingChoice, error: DcgmCallError) -> list[int]:
+    def _taken(self, entities: Sequence[Entity], choice: ProfilingChoice, error: DriverCallError) -> list[int]:
         """Return the fields that the engine takes one by one: a board may lack one that its model has (NVLink)."""
         taken = []
         for wanted in choice.field_ids:
@@ -240,7 +240,7 @@ class Planner:
                 self._open_watch("attempt", entities, [wanted], self._interval_s).close()
             except EngineLostError:
                 raise
-            except DcgmCallError as refusal:
+            except DriverCallError as refusal:
                 self._refused(entities, [wanted], refusal, quiet=True)
             else:
                 taken.append(wanted)
@@ -261,7 +261,7 @@ class Planner:
             opened.append(self._open_watch(name, entities, fields, interval_s))
         except EngineLostError:
             raise
-        except DcgmCallError as error:
+        except DriverCallError as error:
             self._refused(entities, fields, error)
 
     def _note(self, entity: Entity, names: Iterable[str], reason: BlankReason) -> None:
@@ -269,11 +269,11 @@ class Planner:
             self._watches.missing[entity].setdefault(name, reason)
 
     def _refused(
-        self, entities: Sequence[Entity], fields: Iterable[int], error: DcgmCallError, *, quiet: bool = False
+        self, entities: Sequence[Entity], fields: Iterable[int], error: DriverCallError, *, quiet: bool = False
     ) -> None:
         names = ["xid_count" if f == XID_FIELD else METRIC_OF_FIELD[f].name for f in fields]
         for entity in entities:
-            self._note(entity, names, error.reason)
+            self._note(entity, names, status_reason(error.code))
         if not quiet and str(error) not in self._watches.refusals:
             self._watches.refusals.append(str(error))
             log.warning("%s", error)

@@ -24,16 +24,14 @@ from gpusonde.agent.sources.base import (
     Reading,
     SourceInventory,
     SourceStatistics,
-    SourceUnavailableError,
 )
 from gpusonde.agent.sources.dcgm.bindings import Bindings, DcgmDevice, Entity, load_bindings
 from gpusonde.agent.sources.dcgm.connection import (
     EMBEDDED,
     GPU_IS_LOST,
-    DcgmCallError,
     Engine,
     EngineLink,
-    EngineLostError,
+    describe_failure,
     status_reason,
 )
 from gpusonde.agent.sources.dcgm.fields import INSTANT_POWER_FIELD, METRIC_OF_FIELD, XID_FIELD
@@ -41,6 +39,7 @@ from gpusonde.agent.sources.dcgm.fields_plan import Planner, Watches
 from gpusonde.agent.sources.dcgm.gpu import DcgmGpu, EngineValue
 from gpusonde.agent.sources.dcgm.watch import Found, Watch, describe_devices, find
 from gpusonde.agent.sources.nvml.library import Nvml
+from gpusonde.errors import DriverCallError, EngineLostError, SourceUnavailableError
 from gpusonde.telemetry import METRICS, BlankReason, Metric
 
 log = logging.getLogger(__name__)
@@ -86,7 +85,7 @@ class ProfilingPause:
                 log.warning("%s is gone: profiling metrics are measured again", self._path)
         except EngineLostError:
             raise
-        except DcgmCallError as error:
+        except DriverCallError as error:
             log.warning("%s; tried again every %g s", error, _CHECK_INTERVAL_S)
             return
         self.paused = wanted
@@ -249,7 +248,7 @@ class DcgmSource:
         engine = self._link.connect()
         try:
             return self._open(engine)
-        except DcgmCallError as error:
+        except DriverCallError as error:
             self.close()
             raise SourceUnavailableError(str(error)) from error
         except BaseException:
@@ -260,7 +259,7 @@ class DcgmSource:
         """Fetch what the engine measured since the last call.
 
         Raises:
-            SourceFailedError: There was no engine for ``patience_s``, or it hangs again and again.
+            SourceError: There was no engine for ``patience_s``, or it hangs again and again.
         """
         events: list[GpuEvent] = []
         now_us = self._wall_ns() // 1000
@@ -384,7 +383,7 @@ class DcgmSource:
             values = watch.read()
         except EngineLostError:
             raise
-        except DcgmCallError as error:
+        except DriverCallError as error:
             log.debug("%s", error)
             return False
         decides = watch in self._watches.plain
@@ -423,10 +422,10 @@ class DcgmSource:
             watch.renew()
         except EngineLostError:
             raise
-        except DcgmCallError as error:
+        except DriverCallError as error:
             if watch is self._watches.plain[0]:
                 # Silent, and not even the plain metrics can be watched again: only a new connection can help.
-                raise EngineLostError(f"engine at {self.engine_address}", error.code, str(error)) from error
+                raise _engine_lost(self.engine_address, error) from error
             log.warning("%s; tried again later", error)
 
     def _renew_zeros(self, now_s: float) -> None:
@@ -466,7 +465,7 @@ class DcgmSource:
             found = find(engine, self._load_nvml)
         except EngineLostError:
             raise
-        except (DcgmCallError, SourceUnavailableError) as error:
+        except (DriverCallError, SourceUnavailableError) as error:
             log.debug("looking for GPUs: %s", error)
             return
         watched = {gpu.key: entity for entity, gpus in self._gpus_of.items() for gpu in gpus}
@@ -483,8 +482,8 @@ class DcgmSource:
         try:
             self._watches.close()
             self._watch(engine, found.devices)
-        except DcgmCallError as error:
-            self._lose_engine(EngineLostError(f"engine at {engine.address}", error.code, str(error)), now_s, events)
+        except DriverCallError as error:
+            self._lose_engine(_engine_lost(engine.address, error), now_s, events)
             return None
         self.statistics.inventories += 1
         inventory = self._make_inventory(found, now_s, events)
@@ -500,3 +499,7 @@ def _note_missing(value: EngineValue, missing: Mapping[Entity, dict[str, BlankRe
         missing[value.entity].pop(name, None)
     elif value.number in LASTING_REASONS and value.field_id != INSTANT_POWER_FIELD:
         missing[value.entity][name] = value.number
+
+
+def _engine_lost(address: str, error: DriverCallError) -> EngineLostError:
+    return EngineLostError(describe_failure(f"engine at {address}", error.code, str(error)), error.code)

@@ -17,18 +17,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpusonde.agent.inventory import CudaAttributes
-from gpusonde.agent.sources.base import (
-    GpuDescription,
-    SourceError,
-    SourceUnavailableError,
-    StaticAttribute,
-    StaticOrigin,
-)
+from gpusonde.agent.sources.base import GpuDescription, StaticAttribute, StaticOrigin
 from gpusonde.agent.sources.dcgm.bindings import GPU, DcgmDevice, Entity, Part
-from gpusonde.agent.sources.dcgm.connection import NO_DATA, DcgmCallError, Engine, EngineLostError
+from gpusonde.agent.sources.dcgm.connection import NO_DATA, Engine
 from gpusonde.agent.sources.dcgm.gpu import EngineValue, is_blank_int32, plain_layout, read_number, text_of
 from gpusonde.agent.sources.nvml.gpu import Device, describe_device, mig_instances
 from gpusonde.agent.sources.nvml.library import Nvml
+from gpusonde.errors import DriverCallError, EngineLostError, SourceError, SourceUnavailableError
 from gpusonde.telemetry import BlankReason
 
 log = logging.getLogger(__name__)
@@ -64,7 +59,7 @@ def find(engine: Engine, load_nvml: Callable[[], Nvml]) -> Found:
             attributes[gpu_id] = engine.gpu_attributes(gpu_id)
         except EngineLostError:
             raise
-        except DcgmCallError as error:
+        except DriverCallError as error:
             log.warning("GPU %d cannot be sampled (%s); going on with the others", gpu_id, error)
     if not attributes:
         raise SourceUnavailableError(
@@ -279,7 +274,7 @@ class Watch:
         """Make the groups and start recording.
 
         Raises:
-            DcgmCallError: The engine refuses; one field that a GPU lacks is enough when it is a profiling field.
+            DriverCallError: The engine refuses; one field that a GPU lacks is enough when it is a profiling field.
         """
         # A name is taken until its owner disconnects, and another agent may watch the same engine.
         name = f"gpusonde-{self.name}-{uuid.uuid4().hex[:12]}"
@@ -288,7 +283,7 @@ class Watch:
             self._group = self._engine.make_group(name, self.entities)
             self._fields = self._engine.make_field_group(name, self.field_ids)
             self._watch()
-        except DcgmCallError:
+        except DriverCallError:
             self.close()
             raise
 
@@ -296,7 +291,7 @@ class Watch:
         """Return what was recorded since the previous call, in the engine's order.
 
         Raises:
-            DcgmCallError: The engine refuses; :class:`EngineLostError` when it is gone.
+            DriverCallError: The engine refuses; :class:`EngineLostError` when it is gone.
         """
         now_us = self._wall_ns() // 1000
         if self._since_us > now_us + 1_000_000:
@@ -310,7 +305,7 @@ class Watch:
             following_us = self._engine.values_since(
                 self.name, self._group, self._fields, self._since_us, self._callback
             )
-        except DcgmCallError as error:
+        except DriverCallError as error:
             if error.code != NO_DATA:
                 raise
         else:
@@ -323,7 +318,7 @@ class Watch:
         """Stop and start recording, which brings stuck profiling fields back.
 
         Raises:
-            DcgmCallError: The engine refuses.
+            DriverCallError: The engine refuses.
         """
         self._engine.unwatch(self.name, self._group, self._fields)
         self._watch()
@@ -346,7 +341,7 @@ class Watch:
             except EngineLostError:
                 # The engine cleans up after a connection that ended.
                 return
-            except DcgmCallError:
+            except DriverCallError:
                 continue
 
     def _watch(self) -> None:

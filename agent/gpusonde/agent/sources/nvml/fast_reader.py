@@ -21,7 +21,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from gpusonde.agent.sources.base import LASTING_REASONS
-from gpusonde.agent.sources.nvml.library import Nvml, NvmlCallError, blank_reason
+from gpusonde.agent.sources.nvml.library import Nvml, blank_reason
+from gpusonde.errors import DriverCallError
 from gpusonde.telemetry import BlankReason, metric
 
 MEMORY_V2 = 0x2000028
@@ -132,7 +133,7 @@ class FastReader(Protocol):
 
         Raises:
             GpuLostError: The GPU is gone.
-            SourceFailedError: The driver is gone.
+            SourceError: The driver is gone.
         """
         ...
 
@@ -239,7 +240,7 @@ class CallReader:
         call: The getter.
 
     Raises:
-        NvmlCallError: The driver is older than the getter.
+        DriverCallError: The driver is older than the getter.
     """
 
     def __init__(self, nvml: Nvml, handle: Any, call: FastCall) -> None:
@@ -298,7 +299,7 @@ class FieldsReader:
         clock_us: Microseconds, for fields that the driver does not stamp.
 
     Raises:
-        NvmlCallError: The driver is older than the call.
+        DriverCallError: The driver is older than the call.
     """
 
     def __init__(
@@ -358,7 +359,7 @@ def try_out(reader: FastReader) -> dict[str, BlankReason]:
 
     Raises:
         GpuLostError: The GPU is gone.
-        SourceFailedError: The driver is gone.
+        SourceError: The driver is gone.
     """
     names = reader.metrics
     reader.bind({name: i for i, name in enumerate(names)})
@@ -372,14 +373,14 @@ def first_call(nvml: Nvml, handle: Any, candidates: Sequence[FastCall]) -> CallR
 
     Raises:
         GpuLostError: The GPU is gone.
-        SourceFailedError: The driver is gone.
+        SourceError: The driver is gone.
     """
     refusals: dict[str, BlankReason] = {}
     for call in candidates:
         try:
             reader = CallReader(nvml, handle, call)
-        except NvmlCallError as error:
-            refusals = dict.fromkeys(call.metrics, error.reason)
+        except DriverCallError as error:
+            refusals = dict.fromkeys(call.metrics, blank_reason(error.code))
             continue
         refusals = {name: reason for name, reason in try_out(reader).items() if reason in LASTING_REASONS}
         if not refusals:

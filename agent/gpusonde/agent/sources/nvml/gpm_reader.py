@@ -15,7 +15,8 @@ from typing import Any
 
 from gpusonde.agent.sources.base import LASTING_REASONS
 from gpusonde.agent.sources.nvml.fast_reader import Targets, gpm_answers
-from gpusonde.agent.sources.nvml.library import SUCCESS, Nvml, NvmlCallError, blank_reason
+from gpusonde.agent.sources.nvml.library import SUCCESS, Nvml, blank_reason, call_error
+from gpusonde.errors import DriverCallError
 from gpusonde.telemetry import METRICS, BlankReason, Metric, Unit
 
 GPM_METRICS = tuple(m for m in METRICS if m.gpm_metric_id is not None)
@@ -80,17 +81,17 @@ class GpmReader:
         """Take the first sample.
 
         Raises:
-            NvmlCallError: The device has no GPM, or this user may not use it; ``reason`` says which.
+            DriverCallError: The device has no GPM, or this user may not use it; ``reason`` says which.
         """
         if not self._nvml.call("nvmlGpmQueryDeviceSupport", self._handle).isSupportedDevice:
-            raise NvmlCallError("nvmlGpmQueryDeviceSupport", 3, "the device has no GPM metrics")
+            raise call_error("nvmlGpmQueryDeviceSupport", 3, "the device has no GPM metrics")
         self._sample_get = self._nvml.function(self._get_name)
         self._metrics_get = self._nvml.function("nvmlGpmMetricsGet")
         try:
             self._samples = [self._nvml.call("nvmlGpmSampleAlloc")]
             self._samples.append(self._nvml.call("nvmlGpmSampleAlloc"))
             self._nvml.call(self._get_name, *self._get_arguments, self._samples[0])
-        except NvmlCallError:
+        except DriverCallError:
             self.close()
             raise
         self._primed, self._newest, self._sampled_s = True, 0, self._monotonic()

@@ -41,8 +41,9 @@ from gpusonde.agent.sources.nvml.fast_reader import (
     try_out,
 )
 from gpusonde.agent.sources.nvml.gpm_reader import GPM_METRICS, GpmReader
-from gpusonde.agent.sources.nvml.library import GpuLostError, Nvml, NvmlCallError
+from gpusonde.agent.sources.nvml.library import Nvml, blank_reason, call_error
 from gpusonde.agent.sources.nvml.slow_reader import FIELDS, GETTERS, MEMORY_GETTERS, SlowReader, choose_slow
+from gpusonde.errors import DriverCallError, GpuLostError
 from gpusonde.telemetry import METRICS, BlankReason, Metric
 
 
@@ -73,7 +74,7 @@ def is_split(nvml: Nvml, handle: Any) -> bool:
         current, _pending = nvml.call("nvmlDeviceGetMigMode", handle)
     except GpuLostError:
         raise
-    except NvmlCallError:
+    except DriverCallError:
         # Boards and drivers without MIG refuse the question.
         return False
     return bool(current)
@@ -90,7 +91,7 @@ def mig_instances(nvml: Nvml, handle: Any) -> tuple[MigInstance, ...]:
         slots = int(nvml.call("nvmlDeviceGetMaxMigDeviceCount", handle))
     except GpuLostError:
         raise
-    except NvmlCallError:
+    except DriverCallError:
         return ()
     for slot in range(slots):
         try:
@@ -105,7 +106,7 @@ def mig_instances(nvml: Nvml, handle: Any) -> tuple[MigInstance, ...]:
             )
         except GpuLostError:
             raise
-        except NvmlCallError:
+        except DriverCallError:
             # Slots are sparse: an empty one is NOT_FOUND.
             continue
     return tuple(found)
@@ -138,7 +139,7 @@ class Device:
         return self.handle if self.instance is None else self.instance.handle
 
 
-def find_devices(nvml: Nvml, refused: Callable[[int, NvmlCallError], None]) -> list[Device]:
+def find_devices(nvml: Nvml, refused: Callable[[int, DriverCallError], None]) -> list[Device]:
     """Return the GPUs that answer, each before its MIG instances.
 
     Args:
@@ -146,8 +147,8 @@ def find_devices(nvml: Nvml, refused: Callable[[int, NvmlCallError], None]) -> l
         refused: Told the index of a GPU that does not answer, and how it refused.
 
     Raises:
-        NvmlCallError: Not even their number is told.
-        SourceFailedError: The driver is gone.
+        DriverCallError: Not even their number is told.
+        SourceError: The driver is gone.
     """
     devices: list[Device] = []
     for index in range(int(nvml.call("nvmlDeviceGetCount"))):
@@ -155,7 +156,7 @@ def find_devices(nvml: Nvml, refused: Callable[[int, NvmlCallError], None]) -> l
             handle = nvml.call("nvmlDeviceGetHandleByIndex", index)
             gpu = Device(handle, nvml.text("nvmlDeviceGetUUID", handle), index)
             instances = mig_instances(nvml, handle) if is_split(nvml, handle) else ()
-        except NvmlCallError as error:
+        except DriverCallError as error:
             refused(index, error)
             continue
         devices.append(gpu)
@@ -193,7 +194,7 @@ def describe_device(
             "mig_compute_instance_slices": int(told.computeInstanceSliceCount),
             "memory_bytes": int(told.memorySizeMB) * _MEBIBYTE,
         }
-    except NvmlCallError as error:
+    except DriverCallError as error:
         log.debug("attributes of %s: %s", device.key, error)
     # What belongs to the board as a whole would be wrong for a part of it.
     shared = {"compute_capability", "max_sm_clock_mhz", "max_memory_clock_mhz", "warp_size", "cores_per_sm"}
@@ -201,7 +202,7 @@ def describe_device(
     static += [StaticAttribute(name, float(value), StaticOrigin.NVML) for name, value in part.items()]
     try:
         product_name = nvml.text("nvmlDeviceGetName", device.own_handle)
-    except NvmlCallError:
+    except DriverCallError:
         product_name = whole.product_name
     return dataclasses.replace(
         whole,
@@ -289,7 +290,7 @@ class NvmlGpu:
 
         Raises:
             GpuLostError: It is gone.
-            SourceFailedError: The driver is gone.
+            SourceError: The driver is gone.
         """
         self.missing = {}
         self._slow_due_s = -math.inf
@@ -315,10 +316,10 @@ class NvmlGpu:
             gpm.open()
         except GpuLostError:
             raise
-        except NvmlCallError as error:
-            refused = error.reason is BlankReason.NO_PERMISSION
+        except DriverCallError as error:
+            refused = blank_reason(error.code) is BlankReason.NO_PERMISSION
             log.log(logging.WARNING if refused else logging.INFO, "%s gives no GPM metrics: %s", self.key, error)
-            self.missing.update((m.name, error.reason) for m in GPM_METRICS)
+            self.missing.update((m.name, blank_reason(error.code)) for m in GPM_METRICS)
         else:
             self._gpm = gpm
 
@@ -327,7 +328,7 @@ class NvmlGpu:
 
         Raises:
             GpuLostError: It is gone.
-            SourceFailedError: The driver is gone.
+            SourceError: The driver is gone.
         """
         if self._gpm is not None:
             self.missing.update(self._gpm.choose())
@@ -380,7 +381,7 @@ class NvmlGpu:
 
         Raises:
             GpuLostError: It is gone.
-            SourceFailedError: The driver is gone.
+            SourceError: The driver is gone.
         """
         blanks: dict[int, BlankReason] = {}
         if now_s >= self._slow_due_s - _ROUNDING_S:
@@ -413,7 +414,7 @@ class NvmlGpu:
         self.device = device
         try:
             self.open()
-        except NvmlCallError as error:
+        except DriverCallError as error:
             log.debug("%s is still lost: %s", self.key, error)
             return False
         return True
@@ -422,7 +423,7 @@ class NvmlGpu:
         """Free what the library holds for it.
 
         Raises:
-            NvmlCallError: It refused.
+            DriverCallError: It refused.
         """
         gpm, self._gpm = self._gpm, None
         if gpm is not None:
@@ -459,8 +460,8 @@ class NvmlGpu:
             }
         except GpuLostError:
             raise
-        except NvmlCallError as error:
-            refused = {field.metric: error.reason for field in wanted}
+        except DriverCallError as error:
+            refused = {field.metric: blank_reason(error.code) for field in wanted}
         working = [field for field in wanted if field.metric not in refused]
         for name, reason in refused.items():
             self.missing.setdefault(name, reason)
@@ -499,7 +500,7 @@ class NvmlGpu:
         ):
             self._heard_s = now_s
         elif now_s - self._heard_s >= _SILENCE_S:
-            raise GpuLostError(self.key, _LOST_CODE, f"no values for {_SILENCE_S:g} s")
+            raise call_error(self.key, _LOST_CODE, f"no values for {_SILENCE_S:g} s")
 
     def _distrust_zeros(self, values: list[float], blanks: dict[int, BlankReason], now_s: float) -> None:
         if self._zeros is None:

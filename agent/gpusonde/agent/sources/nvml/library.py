@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from gpusonde.agent.sources.base import SourceError, SourceFailedError, SourceUnavailableError
+from gpusonde.errors import DriverCallError, GpuLostError, SourceError, SourceUnavailableError
 from gpusonde.telemetry import BlankReason
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -58,23 +58,10 @@ _ADVICE = {
 }
 
 
-class NvmlCallError(SourceError):
-    """One NVML call failed.
-
-    Attributes:
-        code: The ``nvmlReturn_t``.
-        reason: Why values read by the call are blank.
-    """
-
-    def __init__(self, function: str, code: int, text: str) -> None:
-        """Keep the code and what it means for values."""
-        super().__init__(f"{function}: {text} (NVML error {code})")
-        self.code = code
-        self.reason = blank_reason(code)
-
-
-class GpuLostError(NvmlCallError):
-    """The GPU has fallen off the bus; the others go on."""
+def call_error(function: str, code: int, text: str) -> DriverCallError:
+    """Return the error of a call that answered with an ``nvmlReturn_t``."""
+    kind = GpuLostError if code == _GPU_IS_LOST else DriverCallError
+    return kind(f"{function}: {text} (NVML error {code})", code)
 
 
 def blank_reason(code: int) -> BlankReason:
@@ -91,11 +78,9 @@ def _translate(function: _F) -> _F:
             return function(self, name, *arguments)
         except self.module.NVMLError as error:
             code = int(error.value)
-            if code == _GPU_IS_LOST:
-                raise GpuLostError(name, code, str(error)) from error
             if code in _LIBRARY_GONE:
-                raise SourceFailedError(f"{name}: {_ADVICE.get(code, str(error))}") from error
-            raise NvmlCallError(name, code, str(error)) from error
+                raise SourceError(f"{name}: {_ADVICE.get(code, str(error))}") from error
+            raise call_error(name, code, str(error)) from error
 
     return cast(_F, translated)
 
@@ -141,8 +126,8 @@ class Nvml:
         """Call a function of pynvml.
 
         Raises:
-            NvmlCallError: It failed; :class:`GpuLostError` when the GPU is gone.
-            SourceFailedError: The driver is gone as a whole.
+            DriverCallError: It failed; :class:`GpuLostError` when the GPU is gone.
+            SourceError: The driver is gone as a whole.
         """
         return getattr(self.module, name)(*arguments)
 
@@ -151,7 +136,7 @@ class Nvml:
         """Return a function of the library itself, for what is called every tick: it returns a ``nvmlReturn_t``.
 
         Raises:
-            NvmlCallError: The driver is older than the function.
+            DriverCallError: The driver is older than the function.
         """
         return cast(Callable[..., int], self.module._nvmlGetFunctionPointer(name))
 
@@ -160,12 +145,12 @@ class Nvml:
 
         Raises:
             GpuLostError: The code says that the GPU is gone.
-            SourceFailedError: The code says that the driver is gone as a whole.
+            SourceError: The code says that the driver is gone as a whole.
         """
         if code == _GPU_IS_LOST:
-            raise GpuLostError(name, code, "GPU is lost")
+            raise call_error(name, code, "GPU is lost")
         if code in _LIBRARY_GONE:
-            raise SourceFailedError(f"{name}: {_ADVICE.get(code, f'NVML error {code}')}")
+            raise SourceError(f"{name}: {_ADVICE.get(code, f'NVML error {code}')}")
         return blank_reason(code)
 
     def text(self, name: str, *arguments: Any) -> str:
@@ -177,6 +162,6 @@ class Nvml:
         """Shut the library down.
 
         Raises:
-            NvmlCallError: It refused.
+            DriverCallError: It refused.
         """
         self.call("nvmlShutdown")

@@ -6,9 +6,9 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from gpusonde.agent.sources.base import SourceError, SourceFailedError
 from gpusonde.agent.sources.nvml.gpu import is_split, mig_instances
-from gpusonde.agent.sources.nvml.library import Nvml, NvmlCallError
+from gpusonde.agent.sources.nvml.library import Nvml
+from gpusonde.errors import DriverCallError, SourceError
 
 log = logging.getLogger(__name__)
 
@@ -58,9 +58,7 @@ class NvmlProcesses:
                         _add(nvml, instance.handle, instance.uuid, processes)
                 else:
                     _add(nvml, handle, nvml.text("nvmlDeviceGetUUID", handle), processes)
-            except SourceFailedError:
-                raise
-            except NvmlCallError as error:
+            except DriverCallError as error:
                 log.debug("processes of GPU %d: %s", index, error)
         return processes
 
@@ -68,7 +66,7 @@ class NvmlProcesses:
 def _add(nvml: Nvml, handle: Any, key: str, processes: dict[str, tuple[int, ...]]) -> None:
     try:
         running = nvml.call("nvmlDeviceGetComputeRunningProcesses_v3", handle)
-    except NvmlCallError as error:
+    except DriverCallError as error:
         log.debug("processes of %s: %s", key, error)
         return
     processes[key] = tuple(sorted({int(process.pid) for process in running}))

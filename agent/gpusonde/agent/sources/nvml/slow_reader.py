@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gpusonde.agent.sources.base import LASTING_REASONS, plausible
-from gpusonde.agent.sources.nvml.library import SUCCESS, GpuLostError, Nvml, NvmlCallError, blank_reason
+from gpusonde.agent.sources.nvml.library import SUCCESS, Nvml, blank_reason
+from gpusonde.errors import DriverCallError, GpuLostError
 from gpusonde.telemetry import BlankReason
 
 Values = Mapping[str, "float | BlankReason"]
@@ -26,7 +27,7 @@ class SlowReader(Protocol):
 
         Raises:
             GpuLostError: The GPU is gone.
-            SourceFailedError: The driver is gone.
+            SourceError: The driver is gone.
         """
         ...
 
@@ -108,8 +109,8 @@ class GetterReader:
             result = self._nvml.call(self._getter.function, self._handle, *self._getter.arguments)
         except GpuLostError:
             raise
-        except NvmlCallError as error:
-            return {self._getter.metric: error.reason}
+        except DriverCallError as error:
+            return {self._getter.metric: blank_reason(error.code)}
         return {self._getter.metric: plausible(self._getter.metric, self._getter.convert(result))}
 
 
@@ -129,8 +130,8 @@ class FieldReader:
             answers = self._nvml.call("nvmlDeviceGetFieldValues", self._handle, self._ids)
         except GpuLostError:
             raise
-        except NvmlCallError as error:
-            return dict.fromkeys(self.metrics, error.reason)
+        except DriverCallError as error:
+            return dict.fromkeys(self.metrics, blank_reason(error.code))
         return {f.metric: _field_value(f, answer) for f, answer in zip(self._fields, answers, strict=True)}
 
 
@@ -155,7 +156,7 @@ def choose_slow(
 
     Raises:
         GpuLostError: The GPU is gone.
-        SourceFailedError: The driver is gone.
+        SourceError: The driver is gone.
     """
     chosen: list[SlowReader] = []
     missing: dict[str, BlankReason] = {}

@@ -15,18 +15,11 @@ from typing import Any
 import numpy as np
 
 from gpusonde.agent.inventory import CudaAttributes, read_cuda_attributes
-from gpusonde.agent.sources.base import (
-    GpuEvent,
-    GpuEventKind,
-    GpuTicks,
-    Reading,
-    SourceInventory,
-    SourceStatistics,
-    SourceUnavailableError,
-)
+from gpusonde.agent.sources.base import GpuEvent, GpuEventKind, GpuTicks, Reading, SourceInventory, SourceStatistics
 from gpusonde.agent.sources.nvml.fast_reader import EventData
 from gpusonde.agent.sources.nvml.gpu import Device, NvmlGpu, describe_device, find_devices
-from gpusonde.agent.sources.nvml.library import SUCCESS, GpuLostError, Nvml, NvmlCallError
+from gpusonde.agent.sources.nvml.library import SUCCESS, Nvml
+from gpusonde.errors import DriverCallError, GpuLostError, SourceUnavailableError
 from gpusonde.telemetry import METRICS, BlankReason, Metric
 
 log = logging.getLogger(__name__)
@@ -64,7 +57,7 @@ class XidWatcher:
         try:
             self._events = self._nvml.call("nvmlEventSetCreate")
             self._wait = self._nvml.function("nvmlEventSetWait_v2")
-        except NvmlCallError as error:
+        except DriverCallError as error:
             log.info("XIDs are not reported: %s", error)
             return frozenset()
         self._arguments = (self._events, ctypes.byref(self._event), 0)
@@ -74,7 +67,7 @@ class XidWatcher:
                 continue
             try:
                 self._nvml.call("nvmlDeviceRegisterEvents", device.handle, _XID_CRITICAL_ERROR, self._events)
-            except NvmlCallError as error:
+            except DriverCallError as error:
                 log.info("XIDs of %s are not reported: %s", device.gpu_uuid, error)
                 continue
             addresses[device.gpu_uuid] = ctypes.cast(device.handle, ctypes.c_void_p).value or 0
@@ -105,7 +98,7 @@ class XidWatcher:
             return
         try:
             self._nvml.call("nvmlEventSetFree", events)
-        except NvmlCallError as error:
+        except DriverCallError as error:
             log.debug("while closing: %s", error)
 
 
@@ -185,7 +178,7 @@ class NvmlSource:
         """Read every GPU once.
 
         Raises:
-            SourceFailedError: The driver is gone.
+            SourceError: The driver is gone.
         """
         events = self._poll_xids_if_due(deadline_s)
         inventory = self._take_joined(deadline_s, events) if self._joining else None
@@ -219,7 +212,7 @@ class NvmlSource:
         for release in (*(gpu.close for gpu in reversed(gpus)), *([xids.close] if xids else []), nvml.close):
             try:
                 release()
-            except NvmlCallError as error:
+            except DriverCallError as error:
                 log.debug("while closing: %s", error)
 
     def _open(self, nvml: Nvml) -> SourceInventory:
@@ -248,7 +241,7 @@ class NvmlSource:
         refused: dict[int, str] = {}
         known = {gpu.device.index for gpu in self._gpus}
 
-        def note(index: int, error: NvmlCallError) -> None:
+        def note(index: int, error: DriverCallError) -> None:
             refused[index] = str(error)
             if self._refused.get(index) != refused[index] and index not in known:
                 log.warning("GPU %d cannot be sampled (%s); going on with the others", index, error)
@@ -264,7 +257,7 @@ class NvmlSource:
             gpu = NvmlGpu(nvml, device, self._slow_interval_s, phase, self.statistics, self._monotonic)
             try:
                 gpu.open()
-            except NvmlCallError as error:
+            except DriverCallError as error:
                 log.warning("%s cannot be sampled (%s); going on with the others", gpu.key, error)
                 continue
             opened.append(gpu)
@@ -273,7 +266,7 @@ class NvmlSource:
     def _choose(self, gpu: NvmlGpu) -> bool:
         try:
             gpu.choose()
-        except NvmlCallError as error:
+        except DriverCallError as error:
             log.warning("%s cannot be sampled (%s); going on with the others", gpu.key, error)
             return False
         return True
@@ -334,7 +327,7 @@ class NvmlSource:
         log.error("GPU %s is lost (%s); going on with the others and looking for it", gpu.key, why)
         try:
             gpu.close()
-        except NvmlCallError as failure:
+        except DriverCallError as failure:
             log.debug("while closing the lost GPU: %s", failure)
         self._watch_xids()
 
@@ -343,7 +336,7 @@ class NvmlSource:
         self._look_due_s = now_s + self._slow_interval_s
         try:
             devices = {device.key: device for device in self._find(nvml)}
-        except NvmlCallError as error:
+        except DriverCallError as error:
             log.debug("looking for GPUs: %s", error)
             return
         known = {gpu.key: gpu for gpu in self._gpus}
