@@ -54,8 +54,7 @@ def agent_section(args: argparse.Namespace) -> list[str]:
     text = (
         f"`gpusonde agent`, {idle.gpus} GPUs, {idle.metrics} metrics, 10 Hz, over a stand-in for NVIDIA's library that "
         f"answers at once: what the driver itself takes comes on top. {idle.seconds:.0f} s each: on cores that sleep "
-        "between two ticks, whose awakening is charged to the agent, and on cores that other work (of the lowest "
-        "priority) keeps awake, as on a host that trains."
+        "between two ticks, and on cores that other work keeps awake, as on a host that trains."
     )
     columns = ("what", "cores asleep between ticks", "cores awake", "wanted at most")
     return ["## The agent on its host", "", text, "", *table(columns, rows)]
@@ -114,7 +113,7 @@ def tracking_section(args: argparse.Namespace) -> list[str]:
     ]
     text = (
         "One `EpochTracker` fed second by second with the 25 metrics (15 of them tell what a GPU does), by the age of "
-        "the run. A fleet's load follows from the ages of its runs: most of the work falls into a run's first minutes."
+        "the run."
     )
     columns = ("age of the run", "one GPU", "1,000 GPUs, all of that age")
     return ["## Looking for epochs", "", text, "", *table(columns, rows)]
@@ -128,11 +127,8 @@ def connections_section(args: argparse.Namespace) -> list[str]:
     columns = ("agents", "greeted (99 %)", "records unacknowledged", "streams that ended", "CPU of the collector")
     text = (
         f"A collector started with the usual soft limit of {connections.USUAL_LIMIT:,} open files, and agents with a "
-        "connection each that all come at once. With that limit left as it was, 1,250 connections took every "
-        "descriptor: the store could not open its log (`Too many open files`), every stream ended with UNAVAILABLE or "
-        "without a word, and of 20,000 records none was stored. It is neither the accept queue nor keepalive. The "
-        "collector now raises the limit and keeps files for itself; where the hard limit is 1,024 it serves 768 agents "
-        "and refuses the rest at once, which harms nobody else."
+        "connection each that all come at once. The collector raises the limit and keeps files for itself; where the "
+        "hard limit is 1,024 it serves 768 agents and refuses the rest at once, which harms nobody else."
     )
     return ["## Many connections", "", text, "", *table(columns, rows)]
 

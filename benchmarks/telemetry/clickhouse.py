@@ -14,6 +14,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from storage_records import GPUS_PER_HOST, START_NS, TICKS_PER_SECOND, Agents, Workload, full_set, recorded_h100
@@ -45,7 +46,20 @@ def table_bytes(sql: ClickHouseSql, table: str) -> tuple[int, int]:
     return int(size), int(rows)
 
 
-def measure(workload: Workload, gpus: int, seconds: int, interval_s: int, directory: Path, database: str) -> list[str]:
+@dataclass(frozen=True)
+class Measured:
+    """What one set of samples costs.
+
+    Attributes:
+        name: The set.
+        rows: What was measured, and the value with its unit.
+    """
+
+    name: str
+    rows: dict[str, str]
+
+
+def measure(workload: Workload, gpus: int, seconds: int, interval_s: int, directory: Path, database: str) -> Measured:
     agents = PresentAgents(workload, gpus, seconds * TICKS_PER_SECOND)
     samples = gpus * seconds * TICKS_PER_SECOND * len(workload.metrics)
     sql = ClickHouseSql(Connection(f"chdb://{directory}", database))
@@ -62,10 +76,8 @@ def measure(workload: Workload, gpus: int, seconds: int, interval_s: int, direct
         inserts.append(time.perf_counter() - wall)
         spent += time.process_time() - decoded
     left, _ = table_bytes(sql, "samples")
-    began = time.process_time()
     for table in ("samples", "samples_1s"):
         sql.run(f"OPTIMIZE TABLE {table} FINAL")
-    merging = time.process_time() - began
     raw, row_count = table_bytes(sql, "samples")
     averages, _ = table_bytes(sql, "samples_1s")
     assert row_count == gpus * seconds * TICKS_PER_SECOND
@@ -75,13 +87,12 @@ def measure(workload: Workload, gpus: int, seconds: int, interval_s: int, direct
     behind = Position(spool, seconds - 1)
     median, slow = statistics.median(inserts), sorted(inserts)[int(len(inserts) * 0.99)]
     rows = {
-        "bytes per sample, as the inserts and the merges beside them left it": f"{left / samples:.3f}",
+        "bytes per sample, as the inserts left it": f"{left / samples:.3f}",
         "bytes per sample, everything merged": f"{raw / samples:.3f}",
         "averages over seconds, bytes per sample": f"{averages / samples:.3f}",
         "CPU of inserts, averages and the merges beside them, per million samples": f"{spent / samples * 1e9:.0f} ms",
         "the same per append": f"{spent / len(inserts) * 1e3:.0f} ms",
-        "CPU of merging all of it once more, per million samples": f"{merging / samples * 1e9:.0f} ms",
-        f"one append of {interval_s} s, median / p99": f"{median * 1e3:.0f} / {slow * 1e3:.0f} ms",
+        "one append, median / p99": f"{median * 1e3:.0f} / {slow * 1e3:.0f} ms",
         "reading an hour of one GPU, one metric": milliseconds(lambda: store.samples.read(uuid, START_NS, end, one)),
         "reading an hour of one GPU, all metrics": milliseconds(lambda: store.samples.read(uuid, START_NS, end), 9),
         "a second of one GPU behind a position, from memory": milliseconds(
@@ -90,15 +101,8 @@ def measure(workload: Workload, gpus: int, seconds: int, interval_s: int, direct
     }
     sql.run(f"DROP DATABASE {database}")
     store.close()
-    counted = f"{gpus} GPUs, {len(workload.metrics)} metrics, {samples:,} samples"
-    return [
-        f"{workload.name}: {counted} in {seconds} s, an insert every {interval_s} s",
-        "",
-        "| measured | value |",
-        "|---|---|",
-        *(f"| {name} | {value} |" for name, value in rows.items()),
-        "",
-    ]
+    counted = f"{gpus} GPUs, {len(workload.metrics)} metrics, {seconds} s, an insert every {interval_s} s"
+    return Measured(f"{workload.name}: {counted}", rows)
 
 
 def milliseconds(call: Callable[[], object], repeats: int = 25) -> str:
@@ -125,7 +129,7 @@ def main() -> None:
         full_set(recorded, ticks, busy=False),
         full_set(recorded, ticks, busy=True),
     ]
-    lines = []
+    found: list[Measured] = []
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as folder:
         directory = Path(folder) / "chdb"
         keeper = ClickHouseSql(Connection(f"chdb://{directory}", "keeper"))
@@ -133,11 +137,14 @@ def main() -> None:
             # A quarter of the GPUs tells the bytes as well.
             main = workload is workloads[-2]
             gpus = arguments.gpus if main else max(8, arguments.gpus // 4)
-            lines += measure(workload, gpus, arguments.seconds, 10, directory, f"every_10_{i}")
+            found.append(measure(workload, gpus, arguments.seconds, 10, directory, f"every_10_{i}"))
             if main:
-                lines += measure(workload, gpus, min(arguments.seconds, 300), 1, directory, f"every_1_{i}")
+                found.append(measure(workload, gpus, min(arguments.seconds, 300), 1, directory, f"every_1_{i}"))
         keeper.close()
-    text = "\n".join(lines)
+    lines = [f"{number}. {each.name}" for number, each in enumerate(found, 1)]
+    lines += ["", f"| measured | {' | '.join(map(str, range(1, len(found) + 1)))} |", "|---" * (len(found) + 1) + "|"]
+    lines += [f"| {name} | {' | '.join(each.rows[name] for each in found)} |" for name in found[0].rows]
+    text = "\n".join([*lines, ""])
     print(text)
     if arguments.out:
         arguments.out.write_text(text)

@@ -39,18 +39,15 @@ cores, busy with other work: CPU times can be trusted, wall times are upper boun
 
 An hour at 10 Hz, records of 8 GPUs and a second each, times that jitter by 0.3 ms. Data:
 
-1. the nvidia-smi recordings of eight H100s in `../shared/data/traces/h100_ckpt*.csv`, metrics and values as recorded,
-   11 minutes repeated;
-2. all 27 metrics of the catalogue: activity follows the power that was recorded there, eleven ratios and rates have 5 %
-   of noise in all bits of a float32, the others are quantised as drivers do (power to the milliwatt, clocks in steps of
-   15 MHz, slow metrics every 10 s), zeros where the recorded GPUs were idle;
+1. the nvidia-smi recordings of eight H100s in `../shared/data/traces/h100_ckpt*.csv`, as recorded, 11 minutes repeated;
+2. all 27 metrics: activity follows the power recorded there, eleven ratios and rates have 5 % of noise in all bits of a
+   float32, the others are quantised as drivers do, zeros where the recorded GPUs were idle;
 3. the same without idle stretches, which is the worst case.
 
 A sample is one value of one metric; its bytes include times, sequences and footers. The bars are 1.6 bytes per sample
-after compaction, and 5 ms for an hour of one GPU and one metric, warm. The newest hour is not compacted yet: it is read
-out of 60 segments, warm while `store.cache_bytes` holds its columns (a GPU's hour of one metric takes 1.3 MB). Appends
-run beside compaction at `store.compact_share` 0.25. An hour in the log means that no segment could be written for so
-long; a restart normally finds a minute of it.
+after compaction, and 5 ms for an hour of one GPU and one metric, warm. Appends run beside compaction at
+`store.compact_share` 0.25. An hour in the log means that no segment could be written for so long; a restart normally
+finds a minute of it.
 
 """
 
@@ -306,24 +303,26 @@ def main() -> None:
         full_set(recorded, ticks, busy=False),
         full_set(recorded, ticks, busy=True),
     ]
-    lines = []
+    names: list[str] = []
+    by_stage: dict[str, list[str]] = {}
+    timed_rows: list[tuple[str, Times]] = []
     for workload in workloads:
         latencies = workload is workloads[-2]
         # A quarter of the GPUs tells the bytes as well.
         gpus = arguments.gpus if latencies else max(8, arguments.gpus // 4)
         stages, rows, samples = measure(workload, gpus, arguments.seconds, latencies=latencies)
-        lines += [f"{workload.name}: {gpus} GPUs, {len(workload.metrics)} metrics, {samples:,} samples", ""]
-        lines += ["| stage | bytes per sample | CPU ms per GPU and hour |", "|---|---|---|"]
+        names.append(f"{workload.name}: {gpus} GPUs, {samples:,} samples")
         for stage in stages:
-            cpu = (
-                f"{stage.seconds / gpus * 1e3 * 3600 / arguments.seconds:.0f}" if stage.seconds == stage.seconds else ""
-            )
-            lines.append(f"| {stage.name} | {stage.size_bytes / samples:.3f} | {cpu} |")
-        lines.append("")
-        if rows:
-            lines += ["| time of | ms | ms of CPU time |", "|---|---|---|"]
-            lines += [f"| {name} | {times.wall * 1e3:.1f} | {times.cpu * 1e3:.1f} |" for name, times in rows]
-            lines.append("")
+            cpu_ms = stage.seconds / gpus * 1e3 * 3600 / arguments.seconds
+            took = f" ({cpu_ms:.0f} ms)" if stage.seconds == stage.seconds else ""
+            by_stage.setdefault(stage.name, []).append(f"{stage.size_bytes / samples:.3f}{took}")
+        timed_rows += rows
+    lines = ["Bytes per sample, in brackets CPU per GPU and hour:", ""]
+    lines += [f"| stage | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
+    lines += [f"| {name} | {' | '.join(cells)} |" for name, cells in by_stage.items()]
+    lines += ["", f"{names[-2]}:", "", "| time of | ms | ms of CPU time |", "|---|---|---|"]
+    lines += [f"| {name} | {times.wall * 1e3:.1f} | {times.cpu * 1e3:.1f} |" for name, times in timed_rows]
+    lines.append("")
     print("\n".join(lines))
     if arguments.out:
         page = PAGE.format(date=time.strftime("%Y-%m-%d"), cores=os.cpu_count())
