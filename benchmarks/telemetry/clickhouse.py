@@ -19,12 +19,11 @@ from pathlib import Path
 
 from storage_records import GPUS_PER_HOST, START_NS, TICKS_PER_SECOND, Agents, Workload, full_set, recorded_h100
 
-from gpusonde.collector.records.model import Position
 from gpusonde.collector.storage.clickhouse.facts import Ownership
 from gpusonde.collector.storage.clickhouse.samples import ClickHouseOptions
 from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql, Connection
 from gpusonde.collector.storage.clickhouse.store import ClickHouseStore
-from gpusonde.collector.storage.model import AgentRow, PendingRecord
+from gpusonde.collector.storage.model import AgentRow, PendingRecord, Position
 
 
 class PresentAgents(Agents):

@@ -21,9 +21,8 @@ import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from workload import TICKS_PER_SECOND, WIRE_METRICS, GpuStream, generated_jobs, inventory_record, jittered_offsets
 
-from gpusonde.collector.records.decode import decode_record
-from gpusonde.collector.records.model import InventoryRecord, Limits
 from gpusonde.ingest.v1 import ingest_pb2
+from gpusonde.service.wire import InventoryRecord, Limits, decode_record
 
 GPUS = 8
 _ACK_EVERY = 10

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from gpusonde.collector.records.decode import decode_record
-from gpusonde.collector.records.model import InventoryRecord, Limits
 from gpusonde.collector.storage.model import EntryKind, LogEntry, PendingRecord
 from gpusonde.common.v1 import gpu_pb2, metric_pb2
 from gpusonde.ingest.v1 import ingest_pb2
+from gpusonde.service.wire import InventoryRecord, Limits, decode_record
 from gpusonde.telemetry import METRICS, MetricKind, Unit, metric, read_traces
 
 START_NS = 1_760_000_400_000_000_000  # on the hour

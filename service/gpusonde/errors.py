@@ -30,7 +30,9 @@ search out of time) stay private to their modules.
     │   ├── StoreFullError
     │   └── StoreCorruptError
     ├── DirectoryLockedError        another process has it
-    ├── WireError                   a record that cannot be taken
+    ├── WireError                   a record that cannot be taken: its field
+    │   ├── RecordTooLargeError
+    │   └── MissingInventoryError
     ├── CollectorError              what a collector answers, as its clients see it
     ├── RequestError                a question that a service refuses, with its gRPC status
     ├── ChildError                  a process of ours that answers questions
@@ -199,6 +201,31 @@ class DirectoryLockedError(GpusondeError):
         """Keep the directory beside the message."""
         self.path = path
         super().__init__(message)
+
+
+class WireError(GpusondeError, ValueError):
+    """A record or a greeting that must not be taken.
+
+    Attributes:
+        field: Path of the field at fault, for example ``batch.blocks[2].values``.
+        problem: What is wrong with it.
+    """
+
+    field: str
+
+    def __init__(self, field: str, problem: str) -> None:
+        """Keep the field and what is wrong with it."""
+        self.field = field
+        self.problem = problem
+        super().__init__(f"field '{field}': {problem}")
+
+
+class RecordTooLargeError(WireError):
+    """A record above the size that HelloAck announced."""
+
+
+class MissingInventoryError(WireError):
+    """A record that refers to GPUs before its spool sent an Inventory."""
 
 
 class ChildError(GpusondeError):

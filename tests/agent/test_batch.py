@@ -2,11 +2,14 @@
 
 import numpy as np
 import pytest
+from support.decoded_blocks import decode
 
-from gpusonde.agent.batch import Batcher, BatchError, decode, inventory_record, unpack
+from gpusonde.agent.batch import Batcher, inventory_record
 from gpusonde.agent.sources.base import GpuDescription, GpuTicks, SourceInventory, StaticAttribute, StaticOrigin
 from gpusonde.common.v1 import gpu_pb2
+from gpusonde.errors import WireError
 from gpusonde.ingest.v1 import ingest_pb2
+from gpusonde.service.wire import BLANK_REASONS, KINDS, SAMPLING_CLASSES, UNITS, expand_batch
 from gpusonde.telemetry import METRICS, BlankReason, MetricKind, SamplingClass, Unit, metric
 
 COLUMNS = (metric("sm_active"), metric("energy_joules"), metric("power_watts"))
@@ -64,15 +67,15 @@ def test_what_goes_in_comes_out():
 def test_a_counter_keeps_small_steps_on_a_large_base():
     batcher = Batcher((metric("energy_joules"),))
     joules = 8e11 + np.arange(100) * 0.5
-    batcher.add(ticks(0, np.arange(100) * 0.1, [joules]))
+    batcher.add(ticks(0, 1 + np.arange(100) * 0.1, [joules]))
     (block,) = decode(batcher.flush(), (metric("energy_joules"),))
     np.testing.assert_array_equal(block.values[0], joules)
 
 
 def test_a_counter_that_begins_blank_takes_its_base_from_the_first_value():
     batcher = Batcher((metric("xid_count"),))
-    batcher.add(ticks(0, [0, 1, 2], [[np.nan, 5, 6]]))
-    batcher.add(ticks(1, [0, 1, 2], [[np.nan, np.nan, np.nan]]))
+    batcher.add(ticks(0, [1, 2, 3], [[np.nan, 5, 6]]))
+    batcher.add(ticks(1, [1, 2, 3], [[np.nan, np.nan, np.nan]]))
     first, second = decode(batcher.flush(), (metric("xid_count"),))
     np.testing.assert_array_equal(first.values[0], [np.nan, 5, 6])
     assert np.isnan(second.values).all()
@@ -81,8 +84,8 @@ def test_a_counter_that_begins_blank_takes_its_base_from_the_first_value():
 def test_blanks_are_counted_by_metric_and_reason():
     batcher = Batcher(COLUMNS)
     nan = np.nan
-    batcher.add(ticks(0, [0, 1], [[nan, nan], [1, 2], [nan, 4]], {0: BlankReason.NOT_SUPPORTED}))
-    batcher.add(ticks(0, [2, 3], [[nan, 1], [1, 2], [3, 4]], {0: BlankReason.GPU_LOST}))
+    batcher.add(ticks(0, [1, 2], [[nan, nan], [1, 2], [nan, 4]], {0: BlankReason.NOT_SUPPORTED}))
+    batcher.add(ticks(0, [3, 4], [[nan, 1], [1, 2], [3, 4]], {0: BlankReason.GPU_LOST}))
     (block,) = decode(batcher.flush(), COLUMNS)
     assert block.blank_counts == {
         (0, gpu_pb2.BLANK_REASON_NOT_SUPPORTED): 2,
@@ -107,7 +110,7 @@ def test_a_clock_set_back_begins_a_new_block_so_that_times_increase_inside_each(
 
 def test_a_block_longer_than_int32_microseconds_is_cut():
     batcher = Batcher(COLUMNS)
-    seconds = np.arange(10) * 600.0
+    seconds = 600.0 * np.arange(1, 11)
     batcher.add(ticks(0, seconds, np.zeros((3, 10))))
     blocks = decode(batcher.flush(), COLUMNS)
     assert [block.time_unix_nano.size for block in blocks] == [4, 4, 2]
@@ -118,28 +121,28 @@ def test_missed_ticks_travel_once_with_the_next_block_of_their_gpu():
     batcher = Batcher(COLUMNS)
     batcher.add_missed(0, 2)
     batcher.add_missed(1, 1)
-    batcher.add(ticks(0, [0], [[0], [0], [0]]))
-    assert [b.missed_ticks for b in decode(batcher.flush(), COLUMNS)] == [2]
     batcher.add(ticks(0, [1], [[0], [0], [0]]))
-    batcher.add(ticks(1, [1], [[0], [0], [0]]))
+    assert [b.missed_ticks for b in decode(batcher.flush(), COLUMNS)] == [2]
+    batcher.add(ticks(0, [2], [[0], [0], [0]]))
+    batcher.add(ticks(1, [2], [[0], [0], [0]]))
     assert {b.gpu: b.missed_ticks for b in decode(batcher.flush(), COLUMNS)} == {0: 0, 1: 1}
 
 
 def test_unpacking_gives_the_same_values_without_zstd():
     batcher = Batcher(COLUMNS)
-    batcher.add(ticks(0, [0, 1], [[0.5, np.nan], [1, 2], [3, 4]]))
+    batcher.add(ticks(0, [1, 2], [[0.5, np.nan], [1, 2], [3, 4]]))
     packed = batcher.flush()
-    plain = unpack(packed)
+    plain = expand_batch(packed)
     assert plain.encoding == ingest_pb2.ENCODING_FLOAT32_LE
     assert len(plain.blocks[0].values) == 24
     np.testing.assert_array_equal(decode(plain, COLUMNS)[0].values, decode(packed, COLUMNS)[0].values)
-    assert unpack(plain) is plain
+    assert expand_batch(plain) is plain
 
 
 @pytest.mark.parametrize("field", ["values", "tick_offsets_us", "counter_bases", "frame"])
 def test_blocks_of_another_shape_are_refused(field):
     batcher = Batcher(COLUMNS, compress=field == "frame")
-    batcher.add(ticks(0, [0, 1], [[0.5, 1], [1, 2], [3, 4]]))
+    batcher.add(ticks(0, [1, 2], [[0.5, 1], [1, 2], [3, 4]]))
     batch = batcher.flush()
     if field == "counter_bases":
         del batch.blocks[0].counter_bases[:]
@@ -147,7 +150,7 @@ def test_blocks_of_another_shape_are_refused(field):
         batch.blocks[0].values = batch.blocks[0].values[:-4]
     else:
         setattr(batch.blocks[0], field, getattr(batch.blocks[0], field)[:-4])
-    with pytest.raises(BatchError):
+    with pytest.raises(WireError):
         decode(batch, COLUMNS)
 
 
@@ -172,13 +175,7 @@ def test_the_inventory_carries_names_units_and_what_is_missing():
 
 @pytest.mark.parametrize("enumeration", [Unit, MetricKind, SamplingClass, BlankReason])
 def test_every_member_of_the_catalogue_has_a_place_on_the_wire(enumeration):
-    from gpusonde.agent import batch
-
-    table = {
-        Unit: batch.UNITS,
-        MetricKind: batch.KINDS,
-        SamplingClass: batch.SAMPLING_CLASSES,
-        BlankReason: batch.BLANK_REASONS,
-    }[enumeration]
+    tables = {Unit: UNITS, MetricKind: KINDS, SamplingClass: SAMPLING_CLASSES, BlankReason: BLANK_REASONS}
+    table = tables[enumeration]
     assert set(table) == set(enumeration)
     assert len(set(table.values())) == len(table)

@@ -5,10 +5,10 @@ import threading
 
 import numpy as np
 import pytest
+from support.decoded_blocks import decode
 from support.scripted_collector import Script, ScriptedCollector
 
 from gpusonde.agent import AgentConfig, ReplaySource, run_agent
-from gpusonde.agent.batch import decode
 from gpusonde.common.v1 import gpu_pb2
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.telemetry import Trace, metric

@@ -9,9 +9,9 @@ import time
 
 import numpy as np
 import pytest
+from support.decoded_blocks import decode
 from support.scripted_collector import ScriptedCollector
 
-from gpusonde.agent.batch import decode
 from gpusonde.agent.spool.segment import scan
 from gpusonde.telemetry import metric
 

@@ -4,9 +4,9 @@ import threading
 
 import numpy as np
 import pytest
+from support.decoded_blocks import decode
 from support.faulty_files import FaultyFiles
 
-from gpusonde.agent.batch import decode
 from gpusonde.agent.config import SpoolConfig, UplinkConfig
 from gpusonde.agent.metrics import SelfCounters
 from gpusonde.agent.sampler import SampledReading
@@ -81,13 +81,13 @@ def test_ticks_before_those_of_the_batch_begin_another_one(rig):
     for second in (3600, 3601, 1, 2):
         rig.writer.put(SampledReading(reading(second)))
     times = np.array([3_000_000_000, 1_000_000_000, 2_000_000_000])
-    rig.writer.put(SampledReading(Reading((GpuTicks(0, times, np.array([[7.0, 8.0, 9.0]])),))))
+    rig.writer.put(SampledReading(Reading((GpuTicks(0, times, np.array([[0.25, 0.5, 0.75]])),))))
     rig.writer.finish()
     rig.writer.run()
     decoded = [decode(record.batch, INVENTORY.metrics) for record in rig.records()]
     assert [len(blocks) for blocks in decoded] == [1, 1, 1]
     assert [(block.time_unix_nano // 10**9).tolist() for (block,) in decoded] == [[3600, 3601], [1, 2, 3], [1, 2]]
-    assert decoded[2][0].values.tolist() == [[8.0, 9.0]]
+    assert decoded[2][0].values.tolist() == [[0.5, 0.75]]
 
 
 def test_missed_ticks_are_told_for_every_gpu(rig):

@@ -7,9 +7,10 @@ import random
 import pytest
 from support.gpu_story import seconds, story
 
-from gpusonde.collector.records.model import Binding, Position
+from gpusonde.collector.storage.model import Position
 from gpusonde.collector.tracking.run_state import RunState
 from gpusonde.collector.tracking.runs import RunEnded, RunPolicy, RunStarted, RunTicks, RunTracker
+from gpusonde.service.wire import Binding
 
 GIB = float(1 << 30)
 

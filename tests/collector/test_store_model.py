@@ -8,10 +8,10 @@ from support.store_records import EVER, Feed
 from support.wire_agent import START_NS, TICK_NS, batch, block
 
 from gpusonde.collector import LocalStore
-from gpusonde.collector.records.model import Position
 from gpusonde.collector.storage.local.compaction import CompactionOptions
 from gpusonde.collector.storage.local.retention import MaintenanceOptions, RetentionOptions, TierLimits
 from gpusonde.collector.storage.local.samples import StoreOptions
+from gpusonde.collector.storage.model import Position
 from gpusonde.collector.storage.samples import TicksEntry
 
 HOUR_NS = 3600 * 10**9

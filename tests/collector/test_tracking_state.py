@@ -16,7 +16,7 @@ from support.epoch_traces import training_trace
 from support.trace_records import incoming, trace_records
 from support.tracked_store import TrackedStore
 
-from gpusonde.collector.records.model import Position
+from gpusonde.collector.storage.model import Position
 from gpusonde.collector.storage.samples import TicksEntry
 from gpusonde.collector.tracking.run_state import FollowerState
 from gpusonde.epoch_detect import EpochTracker, detect

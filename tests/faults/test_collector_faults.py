@@ -26,8 +26,8 @@ from support.wire_agent import START_NS, TICK_NS, WireStream, batch, hello, inve
 
 from gpusonde.collector import LocalStore
 from gpusonde.collector.client import Client, CollectorError
-from gpusonde.collector.records.model import Position
 from gpusonde.collector.storage.local.samples import StoreOptions
+from gpusonde.collector.storage.model import Position
 from gpusonde.collector.storage.samples import TicksEntry
 from gpusonde.epoch_detect import detect
 from gpusonde.telemetry import read_trace

@@ -12,9 +12,8 @@ from support.wire_agent import START_NS, TICK_NS, batch, block, inventory
 
 from gpusonde.agent.spool import Spool
 from gpusonde.collector import LocalStore
-from gpusonde.collector.records.model import Position
 from gpusonde.collector.storage.local.samples import StoreOptions
-from gpusonde.collector.storage.model import AgentRow
+from gpusonde.collector.storage.model import AgentRow, Position
 from gpusonde.collector.storage.samples import TicksEntry
 
 ROUNDS = 60

@@ -16,8 +16,8 @@ from support.store_records import EVER
 from support.wire_agent import START_NS, TICK_NS
 
 from gpusonde.collector import LocalStore
-from gpusonde.collector.records.model import Position
 from gpusonde.collector.storage.local.fsck import check_store
+from gpusonde.collector.storage.model import Position
 from gpusonde.collector.storage.samples import TicksEntry
 
 KILLS = int(os.environ.get("GPUSONDE_FAULT_KILLS", "3"))

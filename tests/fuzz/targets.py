@@ -28,7 +28,6 @@ from support.problem_documents import small_problem
 from support.wire_agent import batch, block, hello, inventory, source_ended
 from support.workload_decoders import ask_about_workloads, read_training, trainings, workload_requests
 
-from gpusonde.agent.batch import BatchError, decode, unpack
 from gpusonde.agent.config import AgentConfig
 from gpusonde.agent.jobs.sources import DeviceNames, MappingFiles
 from gpusonde.agent.jobs.watcher import StateFile
@@ -37,14 +36,11 @@ from gpusonde.collector.messages import fill, to_document
 from gpusonde.collector.planning.processes import Answers
 from gpusonde.collector.planning.wire import problem_document
 from gpusonde.collector.query.errors import QueryError, from_token, to_token
-from gpusonde.collector.records.decode import check_hello, decode_record
-from gpusonde.collector.records.fields import RecordError
-from gpusonde.collector.records.model import Limits
 from gpusonde.collector.security.tokens import parse_tokens
 from gpusonde.collector.tracking.run_state import FollowerState, UnusableStateError
 from gpusonde.documents import parse_json
 from gpusonde.epoch_detect import EpochTracker
-from gpusonde.errors import ConfigError, DocumentError, EncoderError, TlsError
+from gpusonde.errors import ConfigError, DocumentError, EncoderError, TlsError, WireError
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.optimizer.documents.watching import read_reports
 from gpusonde.planning.v1 import planning_pb2
@@ -55,7 +51,8 @@ from gpusonde.predictor.workload.embedding.training.architectures import Archite
 from gpusonde.service.durable_files import OsFiles
 from gpusonde.service.tls import expiry_unix_s
 from gpusonde.service.tls.client import read_token
-from gpusonde.telemetry import METRICS, Trace, TraceError, read_traces, write_trace
+from gpusonde.service.wire import Limits, check_hello, decode_record, expand_batch
+from gpusonde.telemetry import Trace, TraceError, read_traces, write_trace
 
 
 def _requests() -> list[bytes]:
@@ -90,8 +87,7 @@ def _take_zstd_values(data: bytes) -> None:
 
 
 def _agent_unpack(data: bytes) -> None:
-    message = ingest_pb2.SampleBatch.FromString(data)
-    decode(unpack(message), METRICS[:3])
+    expand_batch(ingest_pb2.SampleBatch.FromString(data))
 
 
 def _tracker_seed() -> bytes:
@@ -232,10 +228,10 @@ _TOKENS = b'[[token]]\ndigest = "' + b"0" * 64 + b'"\nrole = "agent"\nagent_id =
 _CONFIG = b'[log]\nlevel = "info"\n[server]\nlisten = "127.0.0.1:1"\n[source]\ninterval = "200ms"\n'
 
 TARGETS = {
-    "stream_request": Target(_take_request, _requests, (DecodeError, RecordError)),
-    "zstd_values": Target(_take_zstd_values, lambda: [_packed().batch.blocks[0].values], (RecordError,)),
+    "stream_request": Target(_take_request, _requests, (DecodeError, WireError)),
+    "zstd_values": Target(_take_zstd_values, lambda: [_packed().batch.blocks[0].values], (WireError,)),
     "agent_batch": Target(
-        _agent_unpack, lambda: [_packed().batch.SerializeToString()], (DecodeError, BatchError)
+        _agent_unpack, lambda: [_packed().batch.SerializeToString()], (DecodeError, WireError)
     ),
     **DISK_TARGETS,
     "follower_state": Target(FollowerState.decode, lambda: [struct.pack("<I", 2) + b"{}x"], (UnusableStateError,)),

@@ -6,11 +6,11 @@
 import json
 import sys
 
-from gpusonde.collector.records.model import Position
 from gpusonde.collector.storage.clickhouse.facts import Ownership
 from gpusonde.collector.storage.clickhouse.samples import ClickHouseOptions
 from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql, Connection
 from gpusonde.collector.storage.clickhouse.store import ClickHouseStore
+from gpusonde.collector.storage.model import Position
 from gpusonde.collector.storage.samples import TicksEntry
 
 directory, database, agent_id, gpu_uuid = sys.argv[1:]

@@ -6,9 +6,8 @@ import time
 
 from support.wire_agent import batch, inventory
 
-from gpusonde.collector.records.decode import decode_record
-from gpusonde.collector.records.model import Limits
 from gpusonde.collector.storage.model import EntryKind, LogEntry, PendingRecord
+from gpusonde.service.wire import Limits, decode_record
 
 EVER = (0, 1 << 62)
 

@@ -49,9 +49,8 @@ def trace_records(trace, start_ns=1_700_000_000_000_000_000, ticks_per_record=10
 
 def incoming(records, agent_id="agent-1", spool_id="spool-1"):
     """Decode records as ingest would."""
-    from gpusonde.collector.records.decode import decode_record
-    from gpusonde.collector.records.model import InventoryRecord, Limits
     from gpusonde.collector.storage.model import EntryKind, LogEntry, PendingRecord
+    from gpusonde.service.wire import InventoryRecord, Limits, decode_record
 
     inventory, found = None, []
     for record in records:

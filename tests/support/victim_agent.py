@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from gpusonde.collector import LocalStore
-from gpusonde.collector.records.model import GpuEvent, Position
 from gpusonde.collector.storage.local.samples import StoreOptions
+from gpusonde.collector.storage.model import Position
 from gpusonde.collector.storage.samples import TicksEntry
+from gpusonde.service.wire import GpuEvent
 
 COUNTING_AGENT = Path(__file__).with_name("counting_agent.py")
 

@@ -1,20 +1,15 @@
-"""Ticks -> columnar sample batches, and back.
+"""``Batcher``: collects the ticks of all GPUs into batches; and a source's words as the messages of the wire.
 
-Layout of one ``GpuBlock`` (``gpusonde/ingest/v1/ingest.proto``): int32 little-endian microseconds after the first tick,
-then float32 little-endian values, metric-major. A counter's values are differences to its float64 base, because float32
-holds 24 bits and a counter of millijoules or bytes needs more; NaN marks a value that the source did not give.
-
-Our own words -> the messages of ``gpusonde.ingest.v1``, apart from the sample batches (see ``batch``).
+How a block's bytes are laid out is the business of ``gpusonde.service.wire``.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import zstandard
 
 from gpusonde.agent.sources.base import (
     GpuDescription,
@@ -23,39 +18,20 @@ from gpusonde.agent.sources.base import (
     GpuTicks,
     SourceInventory,
     StaticOrigin,
-    TimeArray,
 )
 from gpusonde.common.v1 import gpu_pb2, metric_pb2
 from gpusonde.ingest.v1 import ingest_pb2
-from gpusonde.telemetry import BlankReason, FloatArray, Metric, MetricKind, SamplingClass, Unit
+from gpusonde.service.wire import (
+    BLANK_REASONS,
+    KINDS,
+    LONGEST_BLOCK_NS,
+    SAMPLING_CLASSES,
+    UNITS,
+    encode_block,
+    make_compressor,
+)
+from gpusonde.telemetry import BlankReason, Metric, MetricKind
 
-UNITS = {
-    Unit.RATIO: metric_pb2.UNIT_RATIO,
-    Unit.BYTES: metric_pb2.UNIT_BYTES,
-    Unit.BYTES_PER_SECOND: metric_pb2.UNIT_BYTES_PER_SECOND,
-    Unit.WATTS: metric_pb2.UNIT_WATTS,
-    Unit.JOULES: metric_pb2.UNIT_JOULES,
-    Unit.CELSIUS: metric_pb2.UNIT_CELSIUS,
-    Unit.MEGAHERTZ: metric_pb2.UNIT_MEGAHERTZ,
-    Unit.COUNT: metric_pb2.UNIT_COUNT,
-}
-KINDS = {
-    MetricKind.GAUGE: metric_pb2.METRIC_KIND_GAUGE,
-    MetricKind.COUNTER: metric_pb2.METRIC_KIND_COUNTER,
-}
-SAMPLING_CLASSES = {
-    SamplingClass.FAST: metric_pb2.SAMPLING_CLASS_FAST,
-    SamplingClass.SLOW: metric_pb2.SAMPLING_CLASS_SLOW,
-}
-BLANK_REASONS = {
-    BlankReason.NOT_SUPPORTED: gpu_pb2.BLANK_REASON_NOT_SUPPORTED,
-    BlankReason.NO_PERMISSION: gpu_pb2.BLANK_REASON_NO_PERMISSION,
-    BlankReason.NOT_FOUND: gpu_pb2.BLANK_REASON_NOT_FOUND,
-    BlankReason.NO_DATA: gpu_pb2.BLANK_REASON_NO_DATA,
-    BlankReason.READ_ERROR: gpu_pb2.BLANK_REASON_READ_ERROR,
-    BlankReason.GPU_LOST: gpu_pb2.BLANK_REASON_GPU_LOST,
-    BlankReason.OUT_OF_RANGE: gpu_pb2.BLANK_REASON_OUT_OF_RANGE,
-}
 STATIC_ORIGINS = {
     StaticOrigin.NVML: gpu_pb2.STATIC_SOURCE_NVML,
     StaticOrigin.CUDA_DRIVER: gpu_pb2.STATIC_SOURCE_CUDA_DRIVER,
@@ -136,29 +112,6 @@ def _descriptor(metric: Metric, multiplexed: bool) -> metric_pb2.MetricDescripto
     )
 
 
-# int32 microseconds reach 35 minutes; a longer block is cut.
-_MAX_OFFSET_NS = (2**31 - 1) * 1000
-_ZSTD_LEVEL = 1
-_MAX_BLOCK_BYTES = 64 << 20
-
-Encoding = ingest_pb2.Encoding
-
-
-class BatchError(ValueError):
-    """Bytes that are not a block of the announced shape."""
-
-
-@dataclass(frozen=True)
-class DecodedBlock:
-    """One ``GpuBlock`` as arrays: counters are whole again, shape (metrics, n) like the ticks it was made of."""
-
-    gpu: int
-    time_unix_nano: TimeArray
-    values: FloatArray
-    missed_ticks: int
-    blank_counts: Mapping[tuple[int, int], int]
-
-
 @dataclass
 class _OpenBlock:
     first_ns: int
@@ -195,7 +148,7 @@ class Batcher:
 
     def set_compression(self, compress: bool) -> None:
         """Store the values of the following batches as zstd frames, or plainly."""
-        self._compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL) if compress else None
+        self._compressor = make_compressor() if compress else None
 
     @property
     def pending_ticks(self) -> int:
@@ -215,7 +168,7 @@ class Batcher:
         if times.size == 1 and (block := self._open.get(ticks.gpu)) is not None:
             # A live source gives one tick at a time; ten times a second and GPU the general way is felt.
             time_ns = int(times[0])
-            if block.last_ns < time_ns <= block.first_ns + _MAX_OFFSET_NS:
+            if block.last_ns < time_ns <= block.first_ns + LONGEST_BLOCK_NS:
                 block.parts.append(ticks)
                 block.last_ns = time_ns
                 block.ticks += 1
@@ -257,12 +210,12 @@ class Batcher:
         while start < end:
             times = ticks.time_unix_nano[start:end]
             block = self._open.get(ticks.gpu)
-            if block is not None and (times[0] <= block.last_ns or times[0] - block.first_ns > _MAX_OFFSET_NS):
+            if block is not None and (times[0] <= block.last_ns or times[0] - block.first_ns > LONGEST_BLOCK_NS):
                 self._closed.append((ticks.gpu, self._open.pop(ticks.gpu)))
                 block = None
             if block is None:
                 block = self._open[ticks.gpu] = _OpenBlock(int(times[0]), int(times[0]))
-            fitting = int(np.searchsorted(times, block.first_ns + _MAX_OFFSET_NS, side="right"))
+            fitting = int(np.searchsorted(times, block.first_ns + LONGEST_BLOCK_NS, side="right"))
             part = slice(start, start + fitting)
             block.parts.append(GpuTicks(ticks.gpu, ticks.time_unix_nano[part], ticks.values[:, part], ticks.blanks))
             block.last_ns = int(times[fitting - 1])
@@ -271,25 +224,16 @@ class Batcher:
             start += fitting
 
     def _encode(self, gpu: int, block: _OpenBlock) -> ingest_pb2.GpuBlock:
-        times = np.concatenate([part.time_unix_nano for part in block.parts])
-        values = np.concatenate([part.values for part in block.parts], axis=1)
-        bases = []
-        for column in self._counter_columns:
-            present = values[column][~np.isnan(values[column])]
-            base = float(present[0]) if present.size else 0.0
-            bases.append(base)
-            values[column] -= base
-        raw = values.astype("<f4").tobytes()
-        return ingest_pb2.GpuBlock(
-            gpu=gpu,
-            tick_count=int(times.size),
-            start_time_unix_nano=int(times[0]),
-            tick_offsets_us=((times - times[0]) // 1000).astype("<i4").tobytes(),
-            values=raw if self._compressor is None else self._compressor.compress(raw),
-            missed_ticks=self._missed.pop(gpu, 0),
-            counter_bases=bases,
-            blank_counts=self._count_blanks(block),
+        encoded = encode_block(
+            gpu,
+            np.concatenate([part.time_unix_nano for part in block.parts]),
+            np.concatenate([part.values for part in block.parts], axis=1),
+            self._counter_columns,
+            self._compressor,
         )
+        encoded.missed_ticks = self._missed.pop(gpu, 0)
+        encoded.blank_counts.extend(self._count_blanks(block))
+        return encoded
 
     def _count_blanks(self, block: _OpenBlock) -> list[ingest_pb2.BlankCount]:
         counts: dict[tuple[int, BlankReason], int] = {}
@@ -318,67 +262,3 @@ def increasing_parts(ticks: GpuTicks) -> Iterator[GpuTicks]:
         return
     for start, end in itertools.pairwise([0, *cuts, int(times.size)]):
         yield GpuTicks(ticks.gpu, times[start:end], ticks.values[:, start:end], ticks.blanks)
-
-
-def batch_ticks(batch: ingest_pb2.SampleBatch) -> int:
-    """Return the ticks of one GPU each that a batch holds."""
-    return sum(block.tick_count for block in batch.blocks)
-
-
-def unpack(batch: ingest_pb2.SampleBatch) -> ingest_pb2.SampleBatch:
-    """Return the batch with plain float32 values, for a collector that does not take zstd.
-
-    Raises:
-        BatchError: A frame is damaged or larger than any block may be.
-    """
-    if batch.encoding != ingest_pb2.ENCODING_FLOAT32_LE_ZSTD:
-        return batch
-    plain = ingest_pb2.SampleBatch()
-    plain.CopyFrom(batch)
-    plain.encoding = ingest_pb2.ENCODING_FLOAT32_LE
-    for block in plain.blocks:
-        block.values = _decompress(block.values)
-    return plain
-
-
-def decode(batch: ingest_pb2.SampleBatch, metrics: Sequence[Metric]) -> list[DecodedBlock]:
-    """Return the blocks of a batch as arrays.
-
-    Raises:
-        BatchError: A block does not have the announced shape.
-    """
-    counter_columns = [i for i, m in enumerate(metrics) if m.kind is MetricKind.COUNTER]
-    decoded = []
-    for block in unpack(batch).blocks:
-        if len(block.tick_offsets_us) != 4 * block.tick_count:
-            raise BatchError(f"{len(block.tick_offsets_us)} bytes of offsets do not hold {block.tick_count} ticks")
-        if len(block.values) != 4 * block.tick_count * len(metrics):
-            raise BatchError(
-                f"{len(block.values)} bytes of values do not hold {block.tick_count} ticks of {len(metrics)} metrics"
-            )
-        if len(block.counter_bases) != len(counter_columns):
-            raise BatchError(f"{len(block.counter_bases)} counter bases for {len(counter_columns)} counters")
-        values = np.frombuffer(block.values, "<f4").astype(np.float64).reshape(len(metrics), block.tick_count)
-        for column, base in zip(counter_columns, block.counter_bases, strict=True):
-            values[column] += base
-        offsets_us = np.frombuffer(block.tick_offsets_us, "<i4").astype(np.int64)
-        decoded.append(
-            DecodedBlock(
-                gpu=block.gpu,
-                time_unix_nano=block.start_time_unix_nano + offsets_us * 1000,
-                values=values,
-                missed_ticks=block.missed_ticks,
-                blank_counts={(b.metric, int(b.reason)): b.count for b in block.blank_counts},
-            )
-        )
-    return decoded
-
-
-def _decompress(frame: bytes) -> bytes:
-    try:
-        size = zstandard.frame_content_size(frame)
-        if not 0 <= size <= _MAX_BLOCK_BYTES:
-            raise BatchError(f"a zstd frame announces {size} bytes; a block holds at most {_MAX_BLOCK_BYTES}")
-        return zstandard.ZstdDecompressor().decompress(frame)
-    except zstandard.ZstdError as error:
-        raise BatchError(f"damaged zstd frame: {error}") from error

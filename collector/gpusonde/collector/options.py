@@ -11,11 +11,11 @@ from gpusonde.collector.ingest.admission import PaceOptions
 from gpusonde.collector.ingest.service import StreamOptions
 from gpusonde.collector.planning.processes import ProcessOptions
 from gpusonde.collector.planning.watch import WatchOptions
-from gpusonde.collector.records.model import Limits
 from gpusonde.collector.tracking.pipeline import PipelineOptions
 from gpusonde.collector.tracking.runs import RunPolicy
 from gpusonde.predictor.crossgpu import LatencyModel
 from gpusonde.predictor.crossgpu.learning import MODELS, ModelInService, ModelVersions
+from gpusonde.service.wire import Limits
 
 
 def record_limits(config: CollectorConfig) -> Limits:

@@ -9,13 +9,13 @@ from support.store_engines import BreakingSql
 from support.store_records import EVER, Feed
 from support.wire_agent import START_NS, TICK_NS, batch, block
 
-from gpusonde.collector.records.model import Position
 from gpusonde.collector.storage.clickhouse import schema
 from gpusonde.collector.storage.clickhouse.facts import Ownership
 from gpusonde.collector.storage.clickhouse.samples import ClickHouseOptions
 from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql, Connection
 from gpusonde.collector.storage.clickhouse.store import ClickHouseStore
 from gpusonde.collector.storage.errors import StoreError, StoreFullError
+from gpusonde.collector.storage.model import Position
 
 SCHEMA_FILE = Path(__file__).parents[3] / "deploy" / "clickhouse" / "schema.sql"
 DAY_S = 86_400

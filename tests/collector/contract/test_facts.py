@@ -4,9 +4,8 @@ import pytest
 from support.store_records import EVER, Feed
 from support.wire_agent import START_NS, TICK_NS, batch, block, inventory, source_ended
 
-from gpusonde.collector.records.model import Position, RejectedRecord
 from gpusonde.collector.storage.local.log import rejection_payload
-from gpusonde.collector.storage.model import AgentRow, EntryKind, LogEntry, PendingRecord
+from gpusonde.collector.storage.model import AgentRow, EntryKind, LogEntry, PendingRecord, Position, RejectedRecord
 from gpusonde.collector.storage.samples import BindingEntry, SourceEndEntry, TicksEntry
 from gpusonde.common.v1 import gpu_pb2, job_pb2
 from gpusonde.ingest.v1 import ingest_pb2

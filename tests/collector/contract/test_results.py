@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 from support.store_records import Feed
 
-from gpusonde.collector.records.model import Position
 from gpusonde.collector.storage.errors import StateFileError
-from gpusonde.collector.storage.model import EpochRow, RunRow, RunUpdate, SummaryRow
+from gpusonde.collector.storage.model import EpochRow, Position, RunRow, RunUpdate, SummaryRow
 
 SECOND = 1_000_000_000
 HOSTILE = "'; DROP TABLE runs; -- \\ {run:String} %s ü"

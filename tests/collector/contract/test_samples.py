@@ -8,8 +8,8 @@ import pytest
 from support.store_records import EVER, Feed
 from support.wire_agent import START_NS, TICK_NS, batch, block, inventory
 
-from gpusonde.collector.records.model import Position
 from gpusonde.collector.storage.errors import StoreError
+from gpusonde.collector.storage.model import Position
 from gpusonde.collector.storage.samples import TicksEntry
 from gpusonde.telemetry import UnknownMetricError
 

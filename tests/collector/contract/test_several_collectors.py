@@ -12,8 +12,7 @@ from support.trace_records import incoming, trace_records
 from support.tracked_store import TrackedStore
 from support.wire_agent import START_NS, TICK_NS
 
-from gpusonde.collector.records.model import Position
-from gpusonde.collector.storage.model import AgentRow, EpochRow, RunRow, RunUpdate
+from gpusonde.collector.storage.model import AgentRow, EpochRow, Position, RunRow, RunUpdate
 from gpusonde.collector.storage.samples import TicksEntry
 from gpusonde.telemetry import read_trace
 

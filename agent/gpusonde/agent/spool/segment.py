@@ -25,8 +25,8 @@ from array import array
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpusonde.agent.batch import batch_ticks
 from gpusonde.ingest.v1 import ingest_pb2
+from gpusonde.service.wire import count_ticks
 
 
 @dataclass
@@ -67,7 +67,7 @@ class Segment:
 
 def record_ticks(record: ingest_pb2.Record) -> int:
     """Return the ticks of one GPU each inside a record."""
-    return batch_ticks(record.batch) if record.HasField("batch") else 0
+    return count_ticks(record.batch) if record.HasField("batch") else 0
 
 
 def loss_record(first: int, last: int, reason: ingest_pb2.LossReason, ticks: int) -> ingest_pb2.Record:

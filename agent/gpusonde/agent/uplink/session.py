@@ -11,13 +11,13 @@ from typing import TypeAlias
 import grpc
 import grpc.aio
 
-from gpusonde.agent.batch import unpack
 from gpusonde.agent.metrics import SelfCounters
 from gpusonde.agent.spool import Spool
 from gpusonde.agent.spool.segment import loss_record, record_ticks
 from gpusonde.common.v1 import gpu_pb2
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.service.process import end, within
+from gpusonde.service.wire import expand_batch
 
 
 class SessionEnd(Exception):  # noqa: N818 - most ends are ordinary
@@ -266,7 +266,7 @@ class Session:
     def _prepare(self, sequence: int) -> ingest_pb2.Record:
         record = self._spool.read(sequence)
         if self._plain_only and record.HasField("batch"):
-            record.batch.CopyFrom(unpack(record.batch))
+            record.batch.CopyFrom(expand_batch(record.batch))
         size = record.ByteSize() + _MESSAGE_OVERHEAD_BYTES
         if self._max_record_bytes and size > self._max_record_bytes:
             ticks = record_ticks(record)

@@ -12,7 +12,8 @@ from gpusonde.admin.v1 import admin_pb2, admin_pb2_grpc
 from gpusonde.collector.ingest.admission import Stop
 from gpusonde.collector.ingest.agents import Agents
 from gpusonde.collector.ingest.session import Session
-from gpusonde.collector.records.fields import RecordError, check_identity
+from gpusonde.errors import WireError
+from gpusonde.service.wire import check_identity
 
 _LOG = logging.getLogger(__name__)
 _PAGE_SIZE = 1000
@@ -53,7 +54,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         try:
             for index, agent_id in enumerate(request.agent_ids):
                 check_identity(agent_id, f"agent_ids[{index}]")
-        except RecordError as error:
+        except WireError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         if len(target) > _LONGEST_TARGET or not target.isprintable() or " " in target:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "preferred_target is no address; write host:port")

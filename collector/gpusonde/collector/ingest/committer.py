@@ -16,12 +16,11 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Protocol
 
-from gpusonde.collector.records.fields import RecordError
-from gpusonde.collector.records.model import RejectedRecord
 from gpusonde.collector.storage.errors import StoreError
 from gpusonde.collector.storage.local.log import rejection_payload
-from gpusonde.collector.storage.model import EntryKind, LogEntry, PendingRecord
+from gpusonde.collector.storage.model import EntryKind, LogEntry, PendingRecord, RejectedRecord
 from gpusonde.collector.storage.store import SampleStore
+from gpusonde.errors import WireError
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.service.metrics import Distribution
 
@@ -59,7 +58,7 @@ class Quarantine:
         self._refused[agent_id] = (spool_id, sequence, count)
         return count >= self._attempts
 
-    async def put(self, agent_id: str, spool_id: str, record: ingest_pb2.Record, error: RecordError) -> PendingRecord:
+    async def put(self, agent_id: str, spool_id: str, record: ingest_pb2.Record, error: WireError) -> PendingRecord:
         """Keep the record's bytes and return the rejection to be stored in its place.
 
         Raises:

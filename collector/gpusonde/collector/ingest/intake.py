@@ -15,13 +15,12 @@ from gpusonde.collector.ingest.admission import PaceOptions, Stop
 from gpusonde.collector.ingest.committer import Committer, Quarantine
 from gpusonde.collector.ingest.session import Session, take_load
 from gpusonde.collector.metrics import CollectorCounters, loss_reason
-from gpusonde.collector.records.decode import decode_record
-from gpusonde.collector.records.fields import MissingInventoryError, RecordError, RecordTooLargeError
-from gpusonde.collector.records.model import BatchRecord, InventoryRecord, Limits, LossRecord
 from gpusonde.collector.storage.errors import StoreError
 from gpusonde.collector.storage.model import EntryKind, LogEntry, PendingRecord
 from gpusonde.collector.storage.store import FactStore
+from gpusonde.errors import MissingInventoryError, RecordTooLargeError, WireError
 from gpusonde.ingest.v1 import ingest_pb2
+from gpusonde.service.wire import BatchRecord, InventoryRecord, Limits, LossRecord, decode_record
 
 _LOG = logging.getLogger(__name__)
 
@@ -147,7 +146,7 @@ class Intake:
             return None
         try:
             decoded = decode_record(record, inventory, self.limits)
-        except RecordError as error:
+        except WireError as error:
             self._counts["refusals"] += 1
             return await self._refuse(record, session, error)
         return PendingRecord(
@@ -172,7 +171,7 @@ class Intake:
         elif isinstance(decoded, LossRecord):
             self._counters.lost_ticks[loss_reason(decoded.reason)] += decoded.lost_ticks
 
-    async def _refuse(self, record: ingest_pb2.Record, session: Session, error: RecordError) -> PendingRecord | None:
+    async def _refuse(self, record: ingest_pb2.Record, session: Session, error: WireError) -> PendingRecord | None:
         """End the stream, or, when the agent has come with the same record too often, put it aside for good."""
         if self._quarantine.is_due(session.agent_id, session.spool_id, record.sequence):
             try:

@@ -17,13 +17,12 @@ from gpusonde.collector.ingest.agents import AdmissionError, Agents
 from gpusonde.collector.ingest.intake import UNREADABLE, Intake, Requests
 from gpusonde.collector.ingest.session import Session
 from gpusonde.collector.metrics import CollectorCounters
-from gpusonde.collector.records.decode import check_hello
-from gpusonde.collector.records.fields import RecordError
-from gpusonde.collector.records.model import Limits
 from gpusonde.collector.security.guard import Guard
 from gpusonde.collector.security.identity import AuthenticationError, Identity
 from gpusonde.collector.storage.errors import StoreError
+from gpusonde.errors import WireError
 from gpusonde.ingest.v1 import ingest_pb2, ingest_pb2_grpc
+from gpusonde.service.wire import Limits, check_hello
 
 _LOG = logging.getLogger(__name__)
 
@@ -194,7 +193,7 @@ class IngestService(ingest_pb2_grpc.IngestServiceServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message of a stream carries Hello")
         try:
             check_hello(request.hello, self._intake.limits)
-        except RecordError as error:
+        except WireError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         return request.hello
 

@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from gpusonde.collector.records.model import BatchRecord, BindingsRecord, Decoded, Position, SourceEndedRecord
+from gpusonde.collector.storage.model import Position, StoredRecord
 from gpusonde.collector.storage.samples import BindingEntry, Marker, SourceEndEntry, StoredBlock
+from gpusonde.service.wire import BatchRecord, BindingsRecord, SourceEndedRecord
 
 
 @dataclass
@@ -29,7 +30,7 @@ class Memtable:
     reached: dict[int, int] = field(default_factory=dict)
     nbytes: int = 0
 
-    def add(self, position: Position, record: Decoded) -> list[str]:
+    def add(self, position: Position, record: StoredRecord) -> list[str]:
         """Take in one record and return the GPUs it is about."""
         self.reached[position.spool] = position.sequence
         if isinstance(record, BatchRecord):

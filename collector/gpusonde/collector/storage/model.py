@@ -9,10 +9,41 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
-from gpusonde.collector.records.decode import decode_record
-from gpusonde.collector.records.model import STORED_LIMITS, Decoded, InventoryRecord, Position
 from gpusonde.ingest.v1 import ingest_pb2
+from gpusonde.service.wire import DecodedRecord, InventoryRecord, Limits, decode_record
+
+# What the store holds has passed the limits of its day; reading it back must not depend on today's.
+STORED_LIMITS = Limits(
+    record_bytes=1 << 28, gpus=1 << 20, metrics=1 << 16, blocks=1 << 20, ticks=1 << 24, items=1 << 20, text=1 << 16,
+    labels=1 << 16,
+)  # fmt: skip
+
+
+class Position(NamedTuple):
+    """Place of a record in the order of arrival of one agent.
+
+    Attributes:
+        spool: The collector's own number of the spool; spools of one agent are numbered in order of first arrival.
+        sequence: Sequence number inside the spool.
+    """
+
+    spool: int
+    sequence: int
+
+
+@dataclass(frozen=True)
+class RejectedRecord:
+    """A record that was refused again and again; its bytes lie in the quarantine."""
+
+    field: str
+    problem: str
+    size_bytes: int
+    file_name: str
+
+
+StoredRecord = DecodedRecord | RejectedRecord
 
 
 class EntryKind(IntEnum):
@@ -39,7 +70,7 @@ class PendingRecord:
     """A record to be stored: as it came and decoded."""
 
     entry: LogEntry
-    decoded: Decoded
+    decoded: StoredRecord
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from gpusonde.collector.records.model import Binding, Block, Float64Array, Int64Array, Position
+from gpusonde.collector.storage.model import Position
+from gpusonde.service.wire import Binding, Block, Float64Array, Int64Array
 from gpusonde.telemetry import METRIC_BY_NAME, MetricKind, SamplingClass, Unit, metric
 
 Column = npt.NDArray[np.floating[Any]]

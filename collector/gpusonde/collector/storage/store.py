@@ -12,13 +12,13 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Se
 from concurrent.futures import Executor
 from typing import Any, Protocol
 
-from gpusonde.collector.records.model import Binding, GpuEvent, InventoryRecord, Position
 from gpusonde.collector.storage.model import (
     AgentRow,
     EpochRow,
     GpuRow,
     LossRow,
     PendingRecord,
+    Position,
     RejectionRow,
     RunRow,
     RunUpdate,
@@ -26,6 +26,7 @@ from gpusonde.collector.storage.model import (
     SummaryRow,
 )
 from gpusonde.collector.storage.samples import FeedEntry, Samples
+from gpusonde.service.wire import Binding, GpuEvent, InventoryRecord
 
 # Called with seconds, once for each piece of work.
 Observer = Callable[[float], None]

@@ -14,8 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from gpusonde.collector.records.model import Binding, Position
+from gpusonde.collector.storage.model import Position
 from gpusonde.epoch_detect.progress import Shares
+from gpusonde.service.wire import Binding
 
 NOWHERE = Position(0, 0)
 

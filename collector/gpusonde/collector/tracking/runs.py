@@ -17,10 +17,10 @@ from typing import TypeAlias
 
 import numpy as np
 
-from gpusonde.collector.records.model import Binding, Position
-from gpusonde.collector.storage.model import RunRow
+from gpusonde.collector.storage.model import Position, RunRow
 from gpusonde.collector.storage.samples import Samples, concatenate
 from gpusonde.collector.tracking.run_state import OpenRun, Resume, RunState
+from gpusonde.service.wire import Binding
 from gpusonde.telemetry import METRICS, FloatArray, Unit
 
 # Ratios that move when a kernel runs. Video engines do not train networks.

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from gpusonde.collector.records.model import Position
 from gpusonde.collector.storage.errors import StoreCorruptError, StoreError
-from gpusonde.collector.storage.model import EpochRow, RunRow, SummaryRow
+from gpusonde.collector.storage.model import EpochRow, Position, RunRow, SummaryRow
 from gpusonde.collector.storage.samples import Samples
 from gpusonde.collector.storage.store import Store
 from gpusonde.epoch_detect.progress import EpochSummary, EpochSums

@@ -11,7 +11,7 @@ from enum import Enum
 
 import numpy as np
 
-from gpusonde.collector.records.model import Int64Array
+from gpusonde.service.wire import Int64Array
 
 Interval = tuple[int, int]
 

@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from gpusonde.collector.records.model import Binding, GpuEvent, InventoryRecord, Position
 from gpusonde.collector.storage.clickhouse.sql import Sql, binary_column, fact_table
-from gpusonde.collector.storage.model import AgentRow, GpuRow, LossRow, RejectionRow, decode_inventory
+from gpusonde.collector.storage.model import AgentRow, GpuRow, LossRow, Position, RejectionRow, decode_inventory
 from gpusonde.collector.storage.store import OwnersListener
+from gpusonde.service.wire import Binding, GpuEvent, InventoryRecord
 
 _NS_PER_MS = 1_000_000
 # Milliseconds since 1970 fit until the year 2109; 2^21 changes of collector are one every half minute for two years.

@@ -12,12 +12,11 @@ from itertools import groupby
 import numpy as np
 import pyarrow as pa
 
-from gpusonde.collector.records.model import Decoded, Int64Array, Position
 from gpusonde.collector.storage.clickhouse.facts import ClickHouseFacts, Ownership
 from gpusonde.collector.storage.clickhouse.schema import TableLifetimes
 from gpusonde.collector.storage.clickhouse.sql import Rows, Sql, fact_table, progress_table, sample_table
 from gpusonde.collector.storage.memtable import Memtable
-from gpusonde.collector.storage.model import AgentRow, PendingRecord
+from gpusonde.collector.storage.model import AgentRow, PendingRecord, Position, StoredRecord
 from gpusonde.collector.storage.samples import (
     RESOLUTION_S,
     SECOND_NS,
@@ -38,6 +37,7 @@ from gpusonde.collector.storage.samples import (
     sort_by_time,
 )
 from gpusonde.collector.storage.store import Listener, StoreCounters
+from gpusonde.service.wire import Int64Array
 
 _KEY = "time_unix_nano, spool, sequence, missed_ticks"
 # Read at a time: records are of a second, so this is a quarter of an hour.
@@ -440,7 +440,7 @@ class Tail:
             if spool not in self._complete_after or durable_sequence != known:
                 self._complete_after[spool] = durable_sequence
 
-    def add(self, records: Sequence[tuple[Position, Decoded]]) -> list[list[str]]:
+    def add(self, records: Sequence[tuple[Position, StoredRecord]]) -> list[list[str]]:
         """Take records that are durable; returns the GPUs that each is about."""
         with self._lock:
             self._make_room()

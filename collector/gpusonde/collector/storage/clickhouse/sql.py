@@ -19,20 +19,18 @@ from urllib.parse import urlsplit
 import numpy as np
 import pyarrow as pa
 
-from gpusonde.collector.records.model import (
+from gpusonde.collector.storage.clickhouse import DATABASE_NAME
+from gpusonde.collector.storage.errors import StoreError, StoreFullError
+from gpusonde.collector.storage.model import PendingRecord, Position, RejectedRecord
+from gpusonde.collector.storage.samples import StoredBlock, join_blocks
+from gpusonde.service.wire import (
     BatchRecord,
     BindingsRecord,
     EventsRecord,
     InventoryRecord,
     LossRecord,
-    Position,
-    RejectedRecord,
     SourceEndedRecord,
 )
-from gpusonde.collector.storage.clickhouse import DATABASE_NAME
-from gpusonde.collector.storage.errors import StoreError, StoreFullError
-from gpusonde.collector.storage.model import PendingRecord
-from gpusonde.collector.storage.samples import StoredBlock, join_blocks
 
 _SECOND_NS = 1_000_000_000
 

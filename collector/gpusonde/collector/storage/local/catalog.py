@@ -16,9 +16,9 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-from gpusonde.collector.records.model import Position
 from gpusonde.collector.storage.errors import StoreCorruptError, StoreError, naming_full_disks
 from gpusonde.collector.storage.local.segments import SegmentKind, SegmentPart
+from gpusonde.collector.storage.model import Position
 
 _LOG = logging.getLogger(__name__)
 _VERSION = 4

@@ -9,22 +9,28 @@ import json
 import sqlite3
 from collections.abc import Iterable, Mapping
 
-from gpusonde.collector.records.model import (
+from gpusonde.collector.storage.local.catalog import Database
+from gpusonde.collector.storage.model import (
+    AgentRow,
+    GpuRow,
+    LossRow,
+    Position,
+    RejectedRecord,
+    RejectionRow,
+    StoredRecord,
+    decode_inventory,
+)
+from gpusonde.service.wire import (
     Binding,
     BindingsRecord,
-    Decoded,
     EventsRecord,
-    GpuDescription,
     GpuEvent,
+    InventoryGpu,
     InventoryRecord,
     Layout,
     LossRecord,
-    Position,
-    RejectedRecord,
     SourceEndedRecord,
 )
-from gpusonde.collector.storage.local.catalog import Database
-from gpusonde.collector.storage.model import AgentRow, GpuRow, LossRow, RejectionRow, decode_inventory
 
 
 class LocalFacts:
@@ -90,7 +96,7 @@ class LocalFacts:
 
     def save(
         self,
-        records: Iterable[tuple[Position, str, Decoded, bytes]],
+        records: Iterable[tuple[Position, str, StoredRecord, bytes]],
         gaps: Mapping[Position, int],
     ) -> None:
         """Write what records say besides samples, in one transaction.
@@ -187,7 +193,7 @@ def _spool_number(connection: sqlite3.Connection, agent_id: str, spool_id: str) 
 
 
 def _save_record(
-    connection: sqlite3.Connection, position: Position, agent_id: str, record: Decoded, message: bytes
+    connection: sqlite3.Connection, position: Position, agent_id: str, record: StoredRecord, message: bytes
 ) -> None:
     if _is_empty(record):
         connection.execute("INSERT OR IGNORE INTO empty_records VALUES (?, ?)", position)
@@ -231,7 +237,7 @@ def _save_record(
         )
 
 
-def _is_empty(record: Decoded) -> bool:
+def _is_empty(record: StoredRecord) -> bool:
     """Whether no row would say that the record was there."""
     if isinstance(record, BindingsRecord):
         return not record.bindings
@@ -240,7 +246,7 @@ def _is_empty(record: Decoded) -> bool:
     return isinstance(record, SourceEndedRecord) and not record.gpu_uuids
 
 
-def _save_gpu(connection: sqlite3.Connection, agent_id: str, gpu: GpuDescription, layout: Layout) -> None:
+def _save_gpu(connection: sqlite3.Connection, agent_id: str, gpu: InventoryGpu, layout: Layout) -> None:
     offered = [name for name in layout.metrics if name not in gpu.missing_metrics]
     known = connection.execute(
         "SELECT metrics FROM gpus WHERE gpu_uuid = ? AND agent_id = ?", (gpu.gpu_uuid, agent_id)

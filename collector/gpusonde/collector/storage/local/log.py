@@ -15,8 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from gpusonde.collector.records.model import RejectedRecord
-from gpusonde.collector.storage.model import EntryKind, LogEntry
+from gpusonde.collector.storage.model import EntryKind, LogEntry, RejectedRecord
 from gpusonde.service.durable_files import File, FileLayer
 
 _MAGIC = b"GSLOG001"

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpusonde.collector.records.model import Block, Int64Array, Position
 from gpusonde.collector.storage.errors import StoreCorruptError
 from gpusonde.collector.storage.local.catalog import PartRow, SegmentCatalog
 from gpusonde.collector.storage.local.facts import LocalFacts
 from gpusonde.collector.storage.local.segments import SegmentFiles, SegmentGoneError, SegmentKind, StoreLayout
 from gpusonde.collector.storage.memtable import Memory
+from gpusonde.collector.storage.model import Position
 from gpusonde.collector.storage.samples import (
     RESOLUTION_S,
     BindingEntry,
@@ -35,6 +35,7 @@ from gpusonde.collector.storage.samples import (
     merge_rollups,
     sort_by_time,
 )
+from gpusonde.service.wire import Block, Int64Array
 from gpusonde.telemetry import METRIC_BY_NAME, MetricKind
 
 _KEYS = ("time_unix_nano", "spool", "sequence", "missed_ticks")

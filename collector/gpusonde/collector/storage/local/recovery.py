@@ -8,30 +8,22 @@ from dataclasses import dataclass, field
 
 from google.protobuf.message import DecodeError
 
-from gpusonde.collector.records.decode import decode_record
-from gpusonde.collector.records.fields import RecordError
-from gpusonde.collector.records.model import (
-    STORED_LIMITS,
-    BatchRecord,
-    Decoded,
-    InventoryRecord,
-    Position,
-    RejectedRecord,
-)
 from gpusonde.collector.storage.errors import StoreError
 from gpusonde.collector.storage.local.catalog import SegmentCatalog
 from gpusonde.collector.storage.local.facts import LocalFacts
 from gpusonde.collector.storage.local.log import PartEnd, log_parts, read_part
 from gpusonde.collector.storage.local.segments import StoreLayout
 from gpusonde.collector.storage.memtable import Memtable
-from gpusonde.collector.storage.model import EntryKind, LogEntry
+from gpusonde.collector.storage.model import STORED_LIMITS, EntryKind, LogEntry, Position, RejectedRecord, StoredRecord
+from gpusonde.errors import WireError
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.service.durable_files import FileLayer
+from gpusonde.service.wire import BatchRecord, InventoryRecord, decode_record
 
 _LOG = logging.getLogger(__name__)
 # What reading an entry ends in whose checksum is right, but which this version did not write.
 _FOREIGN = (
-    RecordError, DecodeError, ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError,
+    WireError, DecodeError, ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError,
 )  # fmt: skip
 
 
@@ -107,7 +99,7 @@ class _Replay:
         self._recovered = recovered
         self._facts = facts
         self._inventories: dict[int, InventoryRecord | None] = {}
-        self._records: list[tuple[Position, str, Decoded, bytes]] = []
+        self._records: list[tuple[Position, str, StoredRecord, bytes]] = []
         self._gaps: dict[Position, int] = {}
 
     def take(self, entry: LogEntry) -> None:
@@ -133,7 +125,7 @@ class _Replay:
         if self._records or self._gaps:
             self._facts.save(self._records, self._gaps)
 
-    def _decode(self, entry: LogEntry, position: Position) -> Decoded:
+    def _decode(self, entry: LogEntry, position: Position) -> StoredRecord:
         if entry.kind is EntryKind.REJECTION:
             return RejectedRecord(**json.loads(entry.payload))
         decoded = decode_record(ingest_pb2.Record.FromString(entry.payload), self._inventory(position), STORED_LIMITS)

@@ -11,9 +11,8 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, fields
 
-from gpusonde.collector.records.model import Position
 from gpusonde.collector.storage.local.catalog import Database
-from gpusonde.collector.storage.model import EpochRow, RunRow, RunUpdate, SummaryRow
+from gpusonde.collector.storage.model import EpochRow, Position, RunRow, RunUpdate, SummaryRow
 
 _RUN_COLUMNS = ", ".join(field.name for field in fields(RunRow))
 _RUN_MARKS = ", ".join("?" for _ in fields(RunRow))

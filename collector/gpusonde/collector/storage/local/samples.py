@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from gpusonde.collector.records.model import BatchRecord, Position
 from gpusonde.collector.storage.errors import StoreFullError, naming_full_disks
 from gpusonde.collector.storage.local.catalog import NewSegment, SegmentCatalog
 from gpusonde.collector.storage.local.facts import LocalFacts
@@ -23,9 +22,10 @@ from gpusonde.collector.storage.local.segments import (
     encode_segment,
 )
 from gpusonde.collector.storage.memtable import ImmutableMemtable, Memory, Memtable
-from gpusonde.collector.storage.model import AgentRow, PendingRecord
+from gpusonde.collector.storage.model import AgentRow, PendingRecord, Position
 from gpusonde.collector.storage.store import Listener, StoreCounters
 from gpusonde.service.durable_files import FileLayer, write_durably
+from gpusonde.service.wire import BatchRecord
 
 _MEBIBYTE = 1 << 20
 # More than the records of one commit of a busy collector.

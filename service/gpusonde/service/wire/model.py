@@ -1,17 +1,43 @@
-"""Decoded records: what the store keeps and the trackers read.
-
-Caps on everything that a client can send.
-"""
+"""Decoded records, caps on all that an agent can send, and the catalogue's words as the wire's numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from gpusonde.common.v1 import gpu_pb2, metric_pb2
+from gpusonde.telemetry import BlankReason, MetricKind, SamplingClass, Unit
+
+UNITS = {
+    Unit.RATIO: metric_pb2.UNIT_RATIO,
+    Unit.BYTES: metric_pb2.UNIT_BYTES,
+    Unit.BYTES_PER_SECOND: metric_pb2.UNIT_BYTES_PER_SECOND,
+    Unit.WATTS: metric_pb2.UNIT_WATTS,
+    Unit.JOULES: metric_pb2.UNIT_JOULES,
+    Unit.CELSIUS: metric_pb2.UNIT_CELSIUS,
+    Unit.MEGAHERTZ: metric_pb2.UNIT_MEGAHERTZ,
+    Unit.COUNT: metric_pb2.UNIT_COUNT,
+}
+KINDS = {
+    MetricKind.GAUGE: metric_pb2.METRIC_KIND_GAUGE,
+    MetricKind.COUNTER: metric_pb2.METRIC_KIND_COUNTER,
+}
+SAMPLING_CLASSES = {
+    SamplingClass.FAST: metric_pb2.SAMPLING_CLASS_FAST,
+    SamplingClass.SLOW: metric_pb2.SAMPLING_CLASS_SLOW,
+}
+BLANK_REASONS = {
+    BlankReason.NOT_SUPPORTED: gpu_pb2.BLANK_REASON_NOT_SUPPORTED,
+    BlankReason.NO_PERMISSION: gpu_pb2.BLANK_REASON_NO_PERMISSION,
+    BlankReason.NOT_FOUND: gpu_pb2.BLANK_REASON_NOT_FOUND,
+    BlankReason.NO_DATA: gpu_pb2.BLANK_REASON_NO_DATA,
+    BlankReason.READ_ERROR: gpu_pb2.BLANK_REASON_READ_ERROR,
+    BlankReason.GPU_LOST: gpu_pb2.BLANK_REASON_GPU_LOST,
+    BlankReason.OUT_OF_RANGE: gpu_pb2.BLANK_REASON_OUT_OF_RANGE,
+}
 _MEBIBYTE = 1 << 20
 
 
@@ -42,27 +68,9 @@ class Limits:
     labels: int = 64
 
 
-# What the store holds has passed the limits of its day; reading it back must not depend on today's.
-STORED_LIMITS = Limits(
-    record_bytes=1 << 28, gpus=1 << 20, metrics=1 << 16, blocks=1 << 20, ticks=1 << 24, items=1 << 20, text=1 << 16,
-    labels=1 << 16,
-)  # fmt: skip
-
 Int64Array = npt.NDArray[np.int64]
 Float32Array = npt.NDArray[np.float32]
 Float64Array = npt.NDArray[np.float64]
-
-
-class Position(NamedTuple):
-    """Place of a record in the order of arrival of one agent.
-
-    Attributes:
-        spool: The collector's own number of the spool; spools of one agent are numbered in order of first arrival.
-        sequence: Sequence number inside the spool.
-    """
-
-    spool: int
-    sequence: int
 
 
 @dataclass(frozen=True)
@@ -79,7 +87,7 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class GpuDescription:
+class InventoryGpu:
     """One GPU (or MIG instance) of an inventory.
 
     Attributes:
@@ -105,7 +113,7 @@ class GpuDescription:
 class InventoryRecord:
     """GPUs and columns that the batches after it refer to by index."""
 
-    gpus: tuple[GpuDescription, ...]
+    gpus: tuple[InventoryGpu, ...]
     layout: Layout
     source: str
     sampling_interval_us: int
@@ -208,22 +216,4 @@ class SourceEndedRecord:
     gpu_uuids: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class RejectedRecord:
-    """A record that was refused again and again; its bytes lie in the quarantine."""
-
-    field: str
-    problem: str
-    size_bytes: int
-    file_name: str
-
-
-Decoded = (
-    InventoryRecord
-    | BatchRecord
-    | BindingsRecord
-    | LossRecord
-    | EventsRecord
-    | SourceEndedRecord
-    | RejectedRecord
-)  # fmt: skip
+DecodedRecord = InventoryRecord | BatchRecord | BindingsRecord | LossRecord | EventsRecord | SourceEndedRecord

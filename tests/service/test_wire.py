@@ -9,11 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.wire_agent import START_NS, batch, block, gpu, inventory, source_ended
 
-from gpusonde.collector.records.decode import decode_record
-from gpusonde.collector.records.fields import MissingInventoryError, RecordError, RecordTooLargeError
-from gpusonde.collector.records.model import Limits
 from gpusonde.common.v1 import gpu_pb2, job_pb2, metric_pb2
+from gpusonde.errors import MissingInventoryError, RecordTooLargeError, WireError
 from gpusonde.ingest.v1 import ingest_pb2
+from gpusonde.service.wire import Limits, decode_record
 
 LIMITS = Limits()
 COUNTERS = ("sm_active", "energy_joules", "xid_count")
@@ -24,7 +23,7 @@ def decoded_inventory(**more):
 
 
 def refusal(record, known="default", limits=LIMITS):
-    with pytest.raises(RecordError) as caught:
+    with pytest.raises(WireError) as caught:
         decode_record(record, decoded_inventory() if known == "default" else known, limits)
     return caught.value
 
@@ -262,7 +261,7 @@ def test_no_bytes_make_the_decoder_fail_otherwise_than_by_refusing(data):
         record = ingest_pb2.Record.FromString(data)
     except Exception:
         return
-    with contextlib.suppress(RecordError):
+    with contextlib.suppress(WireError):
         decode_record(record, decoded_inventory(), LIMITS)
 
 
@@ -283,5 +282,5 @@ def test_no_block_makes_the_decoder_fail_otherwise_than_by_refusing(
         gpu=gpu_index, tick_count=ticks, start_time_unix_nano=start, tick_offsets_us=offsets, values=values,
         counter_bases=bases,
     )  # fmt: skip
-    with contextlib.suppress(RecordError):
+    with contextlib.suppress(WireError):
         decode_record(batch(2, wire, encoding=encoding), decoded_inventory(), LIMITS)

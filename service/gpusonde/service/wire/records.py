@@ -1,15 +1,12 @@
-"""Validation of records and greetings.
-
-Validation of inventories: the GPUs and columns that batches refer to.
-"""
+"""Records and greetings from the wire to their decoded form, with every field checked."""
 
 from __future__ import annotations
 
-from gpusonde.collector.records.batch import decode_batch
-from gpusonde.collector.records.fields import (
-    MissingInventoryError,
-    RecordError,
-    RecordTooLargeError,
+from gpusonde.common.v1 import gpu_pb2, job_pb2
+from gpusonde.errors import MissingInventoryError, RecordTooLargeError, WireError
+from gpusonde.ingest.v1 import ingest_pb2
+from gpusonde.service.wire.blocks import decode_batch
+from gpusonde.service.wire.fields import (
     check_count,
     check_finite,
     check_identity,
@@ -17,37 +14,23 @@ from gpusonde.collector.records.fields import (
     check_text,
     check_time,
 )
-from gpusonde.collector.records.model import (
+from gpusonde.service.wire.model import (
+    KINDS,
+    UNITS,
     Binding,
     BindingsRecord,
-    Decoded,
+    DecodedRecord,
     EventsRecord,
-    GpuDescription,
     GpuEvent,
+    InventoryGpu,
     InventoryRecord,
     Layout,
     Limits,
     LossRecord,
     SourceEndedRecord,
 )
-from gpusonde.common.v1 import gpu_pb2, job_pb2, metric_pb2
-from gpusonde.ingest.v1 import ingest_pb2
-from gpusonde.telemetry import METRIC_BY_NAME, MetricKind, Unit, UnknownMetricError, metric
+from gpusonde.telemetry import METRIC_BY_NAME, MetricKind, UnknownMetricError, metric
 
-_WIRE_UNIT = {
-    Unit.RATIO: metric_pb2.UNIT_RATIO,
-    Unit.BYTES: metric_pb2.UNIT_BYTES,
-    Unit.BYTES_PER_SECOND: metric_pb2.UNIT_BYTES_PER_SECOND,
-    Unit.WATTS: metric_pb2.UNIT_WATTS,
-    Unit.JOULES: metric_pb2.UNIT_JOULES,
-    Unit.CELSIUS: metric_pb2.UNIT_CELSIUS,
-    Unit.MEGAHERTZ: metric_pb2.UNIT_MEGAHERTZ,
-    Unit.COUNT: metric_pb2.UNIT_COUNT,
-}
-_WIRE_KIND = {
-    MetricKind.GAUGE: metric_pb2.METRIC_KIND_GAUGE,
-    MetricKind.COUNTER: metric_pb2.METRIC_KIND_COUNTER,
-}
 _LONGEST_INTERVAL_US = 3_600_000_000
 
 
@@ -55,16 +38,16 @@ def decode_inventory(message: ingest_pb2.Inventory, limits: Limits) -> Inventory
     """Check an inventory and turn it into its decoded form.
 
     Raises:
-        RecordError: A field is out of its bounds, a metric is unknown or its unit or kind is not the catalogue's.
+        WireError: A field is out of its bounds, a metric is unknown or its unit or kind is not the catalogue's.
     """
     if not message.gpus:
-        raise RecordError("inventory.gpus", "is empty; an inventory names at least one GPU")
+        raise WireError("inventory.gpus", "is empty; an inventory names at least one GPU")
     if not message.metrics:
-        raise RecordError("inventory.metrics", "is empty; an inventory names at least one metric")
+        raise WireError("inventory.metrics", "is empty; an inventory names at least one metric")
     check_count(message.gpus, "inventory.gpus", limits.gpus)
     check_count(message.metrics, "inventory.metrics", limits.metrics)
     if not 0 < message.sampling_interval_us <= _LONGEST_INTERVAL_US:
-        raise RecordError(
+        raise WireError(
             "inventory.sampling_interval_us", f"{message.sampling_interval_us} is not between 1 us and one hour"
         )
     check_text(message.source, "inventory.source", limits.text)
@@ -81,14 +64,14 @@ def _layout(message: ingest_pb2.Inventory) -> Layout:
         try:
             known = metric(descriptor.name)
         except UnknownMetricError as error:
-            raise RecordError(f"{field}.name", str(error)) from None
-        if descriptor.unit != _WIRE_UNIT[known.unit]:
-            raise RecordError(
+            raise WireError(f"{field}.name", str(error)) from None
+        if descriptor.unit != UNITS[known.unit]:
+            raise WireError(
                 f"{field}.unit",
                 f"{known.name} is measured in {known.unit.value}, not in unit number {descriptor.unit}",
             )
-        if descriptor.kind != _WIRE_KIND[known.kind]:
-            raise RecordError(f"{field}.kind", f"{known.name} is a {known.kind.value}")
+        if descriptor.kind != KINDS[known.kind]:
+            raise WireError(f"{field}.kind", f"{known.name} is a {known.kind.value}")
         if known.kind is MetricKind.COUNTER:
             counters.append(i)
         names.append(known.name)
@@ -96,7 +79,7 @@ def _layout(message: ingest_pb2.Inventory) -> Layout:
     return Layout(tuple(names), tuple(counters))
 
 
-def _gpu(gpu: gpu_pb2.Gpu, field: str, limits: Limits) -> GpuDescription:
+def _gpu(gpu: gpu_pb2.Gpu, field: str, limits: Limits) -> InventoryGpu:
     key = check_text(gpu.gpu_uuid, f"{field}.gpu_uuid", limits.text, required=True)
     if gpu.mig_uuid:
         key = check_text(gpu.mig_uuid, f"{field}.mig_uuid", limits.text)
@@ -106,13 +89,13 @@ def _gpu(gpu: gpu_pb2.Gpu, field: str, limits: Limits) -> GpuDescription:
     check_count(gpu.static_attributes, f"{field}.static_attributes", limits.items)
     check_count(gpu.missing_metrics, f"{field}.missing_metrics", limits.metrics)
     if gpu.framebuffer_bytes >= 1 << 63:
-        raise RecordError(f"{field}.framebuffer_bytes", f"{gpu.framebuffer_bytes} is no size of a memory")
+        raise WireError(f"{field}.framebuffer_bytes", f"{gpu.framebuffer_bytes} is no size of a memory")
     attributes = {}
     for i, attribute in enumerate(gpu.static_attributes):
         name = check_text(attribute.name, f"{field}.static_attributes[{i}].name", limits.text, required=True)
         attributes[name] = check_finite(attribute.value, f"{field}.static_attributes[{i}].value")
     missing = frozenset(entry.metric for entry in gpu.missing_metrics if entry.metric in METRIC_BY_NAME)
-    return GpuDescription(
+    return InventoryGpu(
         key, gpu.product_name, gpu.framebuffer_bytes, attributes, missing, gpu.replayed, gpu.SerializeToString()
     )
 
@@ -121,7 +104,7 @@ def _refuse_twice(names: list[str], field: str, what: str) -> None:
     seen: set[str] = set()
     for i, name in enumerate(names):
         if name in seen:
-            raise RecordError(f"{field}[{i}]", f"{what} {name!r} appears twice")
+            raise WireError(f"{field}[{i}]", f"{what} {name!r} appears twice")
         seen.add(name)
 
 
@@ -135,7 +118,7 @@ def check_hello(hello: ingest_pb2.Hello, limits: Limits) -> None:
 
     Raises:
         RecordTooLargeError: It is larger than anybody's.
-        RecordError: A field is out of its bounds.
+        WireError: A field is out of its bounds.
     """
     if (size := hello.ByteSize()) > _LARGEST_HELLO_BYTES:
         raise RecordTooLargeError("hello", f"has {size} bytes, at most {_LARGEST_HELLO_BYTES} are taken")
@@ -149,10 +132,10 @@ def check_hello(hello: ingest_pb2.Hello, limits: Limits) -> None:
     check_count(hello.encodings, "hello.encodings", limits.items)
     check_time(hello.agent_start_time_unix_nano, "hello.agent_start_time_unix_nano")
     if not 0 < hello.first_available_sequence <= _LARGEST_SEQUENCE:
-        raise RecordError("hello.first_available_sequence", "sequences begin with 1")
+        raise WireError("hello.first_available_sequence", "sequences begin with 1")
 
 
-def decode_record(record: ingest_pb2.Record, inventory: InventoryRecord | None, limits: Limits) -> Decoded:
+def decode_record(record: ingest_pb2.Record, inventory: InventoryRecord | None, limits: Limits) -> DecodedRecord:
     """Check one record and turn it into its decoded form.
 
     Args:
@@ -163,7 +146,7 @@ def decode_record(record: ingest_pb2.Record, inventory: InventoryRecord | None, 
     Raises:
         RecordTooLargeError: It is larger than ``limits.record_bytes``.
         MissingInventoryError: It refers to GPUs and there is no inventory.
-        RecordError: Any other fault, with the field that has it.
+        WireError: Any other fault, with the field that has it.
     """
     size = record.ByteSize()
     if size > limits.record_bytes:
@@ -178,7 +161,7 @@ def decode_record(record: ingest_pb2.Record, inventory: InventoryRecord | None, 
     if payload == "loss_report":
         return _loss(record.loss_report)
     if payload is None:
-        raise RecordError("record.payload", "is empty or newer than this collector; update the collector")
+        raise WireError("record.payload", "is empty or newer than this collector; update the collector")
     if inventory is None:
         raise MissingInventoryError(f"record.{payload}", "comes before any Inventory of this spool; send one first")
     if payload == "batch":
@@ -199,7 +182,7 @@ def _binding(binding: job_pb2.JobBinding, field: str, limits: Limits) -> Binding
     start = check_time(binding.start_time_unix_nano, f"{field}.start_time_unix_nano")
     end = binding.end_time_unix_nano
     if end and check_time(end, f"{field}.end_time_unix_nano") < start:
-        raise RecordError(f"{field}.end_time_unix_nano", "comes before start_time_unix_nano")
+        raise WireError(f"{field}.end_time_unix_nano", "comes before start_time_unix_nano")
     check_count(binding.labels, f"{field}.labels", limits.labels)
     for key, value in binding.labels.items():
         check_text(key, f"{field}.labels", limits.text, required=True)
@@ -217,10 +200,10 @@ def _binding(binding: job_pb2.JobBinding, field: str, limits: Limits) -> Binding
 def _loss(message: ingest_pb2.LossReport) -> LossRecord:
     first, last = message.first_lost_sequence, message.last_lost_sequence
     if max(first, last, message.lost_ticks) > _LARGEST_SEQUENCE:
-        raise RecordError("loss_report", "numbers above 2^63 - 1 are not taken")
+        raise WireError("loss_report", "numbers above 2^63 - 1 are not taken")
     # Ticks that never became records (a full disk) have no sequence numbers: both are zero then.
     if last < first or (first == 0) != (last == 0):
-        raise RecordError("loss_report.last_lost_sequence", f"{last} does not close a range that begins at {first}")
+        raise WireError("loss_report.last_lost_sequence", f"{last} does not close a range that begins at {first}")
     return LossRecord(first, last, message.reason, message.lost_ticks)
 
 

@@ -1,1 +1,0 @@
-"""Records as they arrive: their limits, their validation and their decoded form."""
