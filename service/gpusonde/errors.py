@@ -107,6 +107,16 @@ class CommandError(GpusondeError):
     """A failure that the command itself found."""
 
 
+class MissingExtraError(CommandError):
+    """A subcommand needs a distribution that is not installed."""
+
+    def __init__(self, module: str, command: str, extra: str = "collector") -> None:
+        """Name the extra that brings ``module``."""
+        super().__init__(
+            f"'gpusonde {command}' needs {module}, which is not installed: run pip install 'gpusonde[{extra}]'"
+        )
+
+
 class CatalogError(GpusondeError, ValueError):
     """Data of the catalogue that cannot be used, or a question that it has no answer to; names file, entry and key."""
 

@@ -147,11 +147,6 @@ class TestScreen:
             assert words in screen
         assert "flat" not in screen
 
-    def test_traces_are_listed_where_asked(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        screen = screen_of(capsys, *write_scored_traces(tmp_path), "--per-trace")
-        (row,) = [line.split() for line in screen.splitlines() if line.strip().startswith("flat")]
-        assert row[:4] == ["flat", "steady", "none", "-"]
-
 
 class TestRefusals:
     @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def printed(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> Any
         ("token new --role agent --agent-id host-*", fleet.TokenPayload),
         ("store fsck {files}/damaged", store.StoreCheckPayload),
         ("store compact {files}/damaged", store.StoreCompactPayload),
-        ("store export {files}/damaged {files}/all.csv --all", store.StoreExportPayload),
+        ("store export {files}/damaged {files}/all.csv", store.StoreExportPayload),
         ("store sql {files}/damaged SELECT_1", store.StoreSqlPayload),
         ("gpus", catalog.GpusPayload),
         ("gpus V100", catalog.GpusPayload),

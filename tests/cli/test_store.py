@@ -136,7 +136,7 @@ def test_a_directory_in_use_is_checked_and_exported_but_neither_repaired_nor_com
         assert main.main(["store", "fsck", str(filled), "--repair"]) == 1
         assert main.main(["store", "compact", str(filled)]) == 1
         assert "in use by" in capsys.readouterr().err
-        exported = ask("store", "export", str(filled), str(tmp_path / "out.parquet"), "--all")
+        exported = ask("store", "export", str(filled), str(tmp_path / "out.parquet"))
         assert exported["live"]
         assert exported["gpus"][0]["ticks"] == 390
     finally:
@@ -145,7 +145,7 @@ def test_a_directory_in_use_is_checked_and_exported_but_neither_repaired_nor_com
 
 @pytest.mark.parametrize("action", [["fsck"], ["compact"], ["export"], ["sql"]])
 def test_what_is_no_data_directory_is_said_and_not_made_one(tmp_path, action, capsys):
-    rest = {"export": ["out.csv", "--all"], "sql": ["SELECT 1"]}.get(action[0], [])
+    rest = {"export": ["out.csv"], "sql": ["SELECT 1"]}.get(action[0], [])
     assert main.main(["store", *action, str(tmp_path / "nothing"), *rest]) == 1
     assert "is no data directory of a collector" in capsys.readouterr().err
     assert not (tmp_path / "nothing").exists()
@@ -187,20 +187,20 @@ def test_an_export_reads_back_as_a_trace(filled, tmp_path, ending):
 def test_an_export_keeps_to_its_time(filled, tmp_path):
     out = tmp_path / "out.csv"
     begin, end = (START_NS + 50 * TICK_NS) / 1e9, "2023-11-14T22:13:30Z"
-    ask("store", "export", str(filled), str(out), "--all", "--from", repr(begin), "--to", end)
+    ask("store", "export", str(filled), str(out), "--from", repr(begin), "--to", end)
     (trace,) = read_traces(out)
     assert len(trace) == 50
-    assert main.main(["store", "export", str(filled), str(out), "--all", "--from", "2030-01-01"]) == 1
+    assert main.main(["store", "export", str(filled), str(out), "--from", "2030-01-01"]) == 1
     assert main.main(["store", "export", str(filled), str(out), "--gpu", "GPU-x"]) == 1
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [["--all", "--gpu", "GPU-a"], [], ["--all", "--from", "yesterday"], ["--all", "--from", "9", "--to", "8"]],
+    [["--from", "yesterday"], ["--from", "9", "--to", "8"]],
 )
 def test_an_export_that_makes_no_sense_is_a_usage_error(filled, tmp_path, wrong):
     assert main.main(["store", "export", str(filled), str(tmp_path / "out.csv"), *wrong]) == 2
-    assert main.main(["store", "export", str(filled), str(tmp_path / "out.txt"), "--all"]) == 2
+    assert main.main(["store", "export", str(filled), str(tmp_path / "out.txt")]) == 2
 
 
 def test_sql_reads_ticks_averages_and_the_catalogue(filled):
@@ -231,7 +231,7 @@ def test_gpus_of_an_export_keep_their_own_metrics_and_sql_knows_those_of_all(fil
     store.samples.append([other.incoming(other.first), other.incoming(batch(2, block(metrics=("dram_active",))))])
     store.flush()
     store.close()
-    ask("store", "export", str(filled), str(tmp_path / "out.parquet"), "--all")
+    ask("store", "export", str(filled), str(tmp_path / "out.parquet"))
     found = {trace.gpu_uuid: set(trace.metrics) for trace in read_traces(tmp_path / "out.parquet")}
     assert found["GPU-b"] == {"dram_active"}
     assert "sm_active" in found["GPU-a"]

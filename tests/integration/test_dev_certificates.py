@@ -91,7 +91,6 @@ def test_what_is_no_name_goes_into_no_certificate(tmp_path: Path, options: tuple
     [
         (("--tls-cert", "x"), "come together"),
         (("--tls-cert", "x", "--tls-key", "y"), "needs the server's authority"),
-        (("--tls-server-name", "x"), "is checked with TLS only"),
         (("--collector", "far.example:1", "--token-file", "x"), "never sent in plain text"),
     ],
 )

@@ -21,7 +21,8 @@ _FILES = (
     ("tls_key", "GPUSONDE_TLS_KEY", "PEM file with its key"),
     ("token_file", "GPUSONDE_TOKEN_FILE", "file with a token of 'gpusonde token new', instead of a certificate"),
 )
-_SERVER_NAME = ("tls_server_name", "GPUSONDE_TLS_SERVER_NAME")
+# The name in the collector's certificate where that is not the address's host: rare enough for the environment alone.
+_SERVER_NAME = "GPUSONDE_TLS_SERVER_NAME"
 
 
 def add_collector_options(
@@ -34,7 +35,11 @@ def add_collector_options(
 
     ``otherwise`` is what happens without, for commands that have no default.
     """
-    group = parser.add_argument_group("the collector", "Each option has an environment variable, named in brackets.")
+    group = parser.add_argument_group(
+        "the collector",
+        f"Each option has an environment variable, named in brackets; {_SERVER_NAME} is the name in the collector's "
+        "certificate, if not the address's host.",
+    )
     group.add_argument(
         "--collector",
         type=address,
@@ -46,10 +51,6 @@ def add_collector_options(
     )
     for name, variable, text in _FILES:
         group.add_argument(_flag(name), metavar="FILE", help=f"{text} [{variable}]")
-    name, variable = _SERVER_NAME
-    group.add_argument(
-        _flag(name), metavar="NAME", help=f"name in the collector's certificate, if not the address's host [{variable}]"
-    )
 
 
 def client_security(args: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> ClientSecurity:
@@ -60,18 +61,16 @@ def client_security(args: argparse.Namespace, environment: Mapping[str, str] = o
     """
     from gpusonde.service.tls import ClientSecurity
 
-    values = {
-        name: getattr(args, name) or environment.get(variable, "") for name, variable, *_ in (*_FILES, _SERVER_NAME)
-    }
+    values = {name: getattr(args, name) or environment.get(variable, "") for name, variable, _ in _FILES}
     security = ClientSecurity(
         ca=values["tls_ca"],
         certificate=values["tls_cert"],
         key=values["tls_key"],
-        server_name=values["tls_server_name"],
+        server_name=environment.get(_SERVER_NAME, ""),
         token_file=values["token_file"],
     )
     if problem := security.problem(args.collector):
-        raise UsageError(f"--tls-ca, --tls-cert, --tls-key, --tls-server-name and --token-file: {problem}")
+        raise UsageError(f"--tls-ca, --tls-cert, --tls-key, --token-file and {_SERVER_NAME}: {problem}")
     return security
 
 

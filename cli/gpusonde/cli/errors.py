@@ -15,23 +15,13 @@ from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 from gpusonde.cli.output import Key
-from gpusonde.errors import CommandError
+from gpusonde.errors import CommandError, MissingExtraError
 
 # Distributions that only the "collector" extra brings; a bare agent host has none of them.
 _COLLECTOR_EXTRA = frozenset(
     {"scipy", "pandas", "sklearn", "catboost", "pyarrow", "matplotlib", "rich", "grpc_health", "grpc_reflection"}
 )
 _EXTRAS = {**dict.fromkeys(_COLLECTOR_EXTRA, "collector"), "torch": "torch"}
-
-
-class MissingExtraError(CommandError):
-    """A subcommand needs a distribution that is not installed."""
-
-    def __init__(self, module: str, command: str, extra: str = "collector") -> None:
-        """Name the extra that brings ``module``."""
-        super().__init__(
-            f"'gpusonde {command}' needs {module}, which is not installed: run pip install 'gpusonde[{extra}]'"
-        )
 
 
 class ReportedErrorPayload(TypedDict):

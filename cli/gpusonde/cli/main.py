@@ -191,7 +191,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from gpusonde.service import process
 
     level = logging.INFO if args.command in _DAEMONS else logging.WARNING
-    process.configure(args.log_format or "text", verbose=args.verbose, level=level)
+    process.configure("text", verbose=args.verbose, level=level)
     return run(args)
 
 

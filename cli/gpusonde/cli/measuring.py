@@ -175,10 +175,6 @@ _STANDARD_ERRORS_PER_INTERVAL = 2 * 1.96
 _ACTIVE = 0.05
 
 
-class NoEpochsError(CommandError):
-    """A trace without epochs, and no epoch latency from the user."""
-
-
 @dataclass(frozen=True)
 class Source:
     """A measurement and what to say about it.
@@ -208,7 +204,7 @@ def from_trace(
 
     Raises:
         CommandError: Nobody says which GPU the trace was recorded on.
-        NoEpochsError: No epochs were found.
+        CommandError: No epochs were found.
     """
     from gpusonde.epoch_detect import detect
 
@@ -222,7 +218,7 @@ def from_trace(
         return Source(known, resolution.note)
     detection = detect(trace)
     if detection.verdict != "epochs":
-        raise NoEpochsError(
+        raise CommandError(
             f"no epochs found in the trace ({detection.reason}); give their duration yourself: --epoch-s SECONDS"
         )
     measurement = SourceMeasurement(

@@ -46,9 +46,6 @@ def add_output_options(parser: Parser) -> None:
     group = parser.add_argument_group("output")
     group.add_argument("--json", action="store_true", help="print one JSON object on stdout (keys: docs/cli.md)")
     group.add_argument("--verbose", action="store_true", help="log debug messages; show tracebacks of errors")
-    group.add_argument(
-        "--log-format", choices=("text", "json"), help="form of the log lines on stderr (default: text, or log.format)"
-    )
 
 
 def positive_number(text: str) -> float:

@@ -123,8 +123,7 @@ def add_offers_options(parser: Parser) -> None:
     parser.add_argument("--provider", metavar="NAME", help="only offers of this provider")
     parser.add_argument("--region", metavar="NAME", help="only offers in this region and its zones")
     parser.add_argument("--spot", action="store_true", help="spot prices instead of on-demand ones")
-    parser.add_argument("--all-dates", action="store_true", help="older prices too, not only the newest of each offer")
-    parser.add_argument("--fractional", action="store_true", help="also offers with a part of a GPU")
+    parser.add_argument("--all", action="store_true", help="also older prices and offers with a part of a GPU")
 
 
 def run_offers(args: argparse.Namespace) -> int:
@@ -143,8 +142,8 @@ def run_offers(args: argparse.Namespace) -> int:
         for offer in catalog.offers(
             gpu,
             billing,
-            not args.all_dates,
-            not args.fractional,
+            not args.all,
+            not args.all,
             provider=args.provider,
             region=args.region,
         )

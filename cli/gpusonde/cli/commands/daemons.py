@@ -331,14 +331,13 @@ def add_collector_options(parser: Parser) -> None:
         help=f"where to listen (default: {DEFAULT_COLLECTOR}); port 0 takes a free one, written to DIR/address",
     )
     group.add_argument("--store", metavar="DIR", help="data directory; one collector each")
-    group.add_argument("--model", metavar="FILE", help="model written by 'gpusonde train' (default: the shipped one)")
 
 
 def run_collector(args: argparse.Namespace) -> int:
     """Run the collector, or check or print its configuration."""
     from gpusonde.collector import CollectorConfig
 
-    flags = {"server.listen": args.listen, "store.directory": args.store, "prediction.model": args.model}
+    flags = {"server.listen": args.listen, "store.directory": args.store}
     overrides = _overrides(args, flags)
 
     def load() -> CollectorConfig:
@@ -393,7 +392,6 @@ def add_agent_options(parser: Parser) -> None:
     group.add_argument("--id", metavar="NAME", help="name of this agent at the collector")
     group.add_argument("--replay", metavar="TRACE", help="play this trace file instead of sampling GPUs")
     group.add_argument("--speed", type=positive_number, metavar="N", help="replay N times faster than recorded")
-    group.add_argument("--keep-time", action="store_true", help="replay with the recorded wall-clock times")
 
 
 def run_agent(args: argparse.Namespace) -> int:
@@ -411,7 +409,6 @@ def run_agent(args: argparse.Namespace) -> int:
         "source.trace": args.replay,
         "source.kind": None if args.replay is None else "replay",
         "source.speed": None if args.speed is None else repr(args.speed),
-        "source.keep_time": "true" if args.keep_time else None,
     }
     overrides = _overrides(args, flags)
 
@@ -520,13 +517,12 @@ def _config_errors_as_usage() -> Iterator[None]:
 
 
 def _log_applier(args: argparse.Namespace) -> Callable[[LogConfig], None]:
-    """Return what makes the log lines as a configuration says; ``--verbose`` and ``--log-format`` win over it."""
+    """Return what makes the log lines as a configuration says; ``--verbose`` wins over its level."""
 
     def apply(config: LogConfig) -> None:
         if not args.verbose:
             process.set_level(config.level)
-        if args.log_format is None:
-            process.set_format(config.format)
+        process.set_format(config.format)
 
     return apply
 

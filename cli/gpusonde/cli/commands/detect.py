@@ -108,12 +108,6 @@ def add_detect_options(parser: Parser) -> None:
     add_trace_options(parser)
     group = add_detection_options(parser)
     group.add_argument(
-        "--engine",
-        choices=("port", "luminol"),
-        default="port",
-        help="engine of the published modes: our bit-exact port, or luminol itself (default: port)",
-    )
-    group.add_argument(
         "--total-epochs",
         type=positive_integer,
         metavar="N",
@@ -129,7 +123,7 @@ def run_detect(args: argparse.Namespace) -> int:
     output = Output(as_json=args.json)
     trace = read_trace_of(args, args.trace)
     with output.progress(f"looking for epochs in {args.trace.name}"), error_context(args.trace):
-        detection = detect(trace, mode=args.mode, metrics=args.metric, engine=args.engine)
+        detection = detect(trace, mode=args.mode, metrics=args.metric)
     progress = progress_of(trace, detection, args.total_epochs)
     if args.plot is not None:
         plot(args.plot, trace, detection)

@@ -67,10 +67,6 @@ def run_runs(args: argparse.Namespace) -> int:
 _MOST_EPOCHS = 2**32 - 1
 
 
-class UnknownRunError(CommandError):
-    """A run that the collector does not have."""
-
-
 class UsedEpochPayload(EpochPayload, FiguresPayload):
     """One epoch of a run, with what it used."""
 
@@ -101,7 +97,6 @@ def add_epochs_options(parser: Parser) -> None:
     """Declare ``gpusonde epochs``."""
     parser.add_argument("run", nargs="?", metavar="RUN", help="run; the beginning of its name is enough")
     parser.add_argument("--latest", action="store_true", help="the newest run")
-    parser.add_argument("--withdrawn", action="store_true", help="also epochs that a later revision withdrew")
     parser.add_argument(
         "--total-epochs",
         type=positive_integer,
@@ -121,7 +116,7 @@ def run_epochs(args: argparse.Namespace) -> int:
         raise UsageError(f"--total-epochs is at most {_MOST_EPOCHS}")
     with connect(args) as client:
         chosen = find_run(client, args.run)
-        found = client.list_epochs(chosen.run_id, include_withdrawn=args.withdrawn, total_epochs=args.total_epochs)
+        found = client.list_epochs(chosen.run_id, total_epochs=args.total_epochs)
     progress = progress_of_run(chosen, found)
     estimate: RunEstimatePayload | None = None
     if found.estimate is not None and progress.estimate is not None:
@@ -168,17 +163,17 @@ def find_run(client: Client, name: str | None) -> RunInfo:
     """The run of that name, or the only one whose name begins so; the newest one for None.
 
     Raises:
-        UnknownRunError: There is none, or more than one.
+        CommandError: There is none, or more than one.
     """
     runs = client.list_runs(limit=1 if name is None else None)
     if name is None:
         if not runs:
-            raise UnknownRunError("the collector has seen no run yet; is an agent streaming to it?")
+            raise CommandError("the collector has seen no run yet; is an agent streaming to it?")
         return runs[0]
     # Every name begins with the empty one.
     begin = [run for run in runs if name and run.run_id.startswith(name)]
     found = [run for run in begin if run.run_id == name] or begin
     if len(found) != 1:
         what = f"{len(found)} runs begin with {name!r}: write more of it" if found else f"no run {name!r}"
-        raise UnknownRunError(f"{what}; 'gpusonde runs' lists them")
+        raise CommandError(f"{what}; 'gpusonde runs' lists them")
     return found[0]

@@ -64,12 +64,8 @@ def add_probe_options(parser: Parser) -> None:
     parser.add_argument(
         "--sizes", type=_whole_numbers, metavar="A,B", help="bytes of a transfer (default: 4 B to 512 MiB)"
     )
-    parser.add_argument("--concurrent", type=_whole_numbers, metavar="A,B", help="transfers at a time (default: 1,2,4)")
     parser.add_argument(
         "--world-sizes", type=_whole_numbers, metavar="A,B", help="measure among the first so many ranks (default: all)"
-    )
-    parser.add_argument(
-        "--seconds-per-point", type=positive_number, metavar="S", help="longest time per measurement (default: 0.5)"
     )
     group = parser.add_argument_group("without torchrun")
     group.add_argument("--rank", type=whole_number, metavar="R", help="number of this process, from 0")
@@ -121,11 +117,7 @@ def probe_payload(fabric: str, found: Sequence[AllreduceMeasurement], path: Path
 def _grid(args: argparse.Namespace) -> ProbeGrid:
     from gpusonde.simulator.instrument.allreduce_probe import ProbeGrid
 
-    chosen = {
-        name: getattr(args, name)
-        for name in ("sizes", "concurrent", "world_sizes", "seconds_per_point")
-        if getattr(args, name) is not None
-    }
+    chosen = {name: getattr(args, name) for name in ("sizes", "world_sizes") if getattr(args, name) is not None}
     try:
         return ProbeGrid(**chosen)
     except ValueError as error:
@@ -235,10 +227,6 @@ def add_profile_options(parser: Parser) -> None:
         help="largest batch that fits in memory (on a GPU: found by trying)",
     )
     parser.add_argument("--steps", type=positive_integer, default=20, metavar="N", help="timed steps per size (20)")
-    parser.add_argument("--warm-up", type=positive_integer, default=3, metavar="N", help="steps before them (3)")
-    parser.add_argument(
-        "--seconds-per-batch", type=positive_number, default=30.0, metavar="S", help="longest time per size (30)"
-    )
     parser.add_argument(
         "--bucket-mib", type=positive_number, metavar="M", help="bucket_cap_mb of the job, if it sets it (default: 25)"
     )
@@ -271,8 +259,6 @@ def run_profile(args: argparse.Namespace) -> int:
             batch_sizes=args.batch_sizes,
             largest_batch=args.largest_batch,
             steps=args.steps,
-            warm_up=args.warm_up,
-            seconds_per_batch=args.seconds_per_batch,
             **buckets,
         )
     found.write(args.out)

@@ -190,8 +190,13 @@ def add_export_options(parser: Parser) -> None:
     """Declare ``gpusonde store export``."""
     parser.add_argument("directory", type=Path, metavar="DIR", help="data directory of a collector")
     parser.add_argument("out", type=Path, metavar="OUT", help="file to write: .parquet or .csv")
-    parser.add_argument("--gpu", action="append", default=[], metavar="UUID", help="this GPU (repeatable)")
-    parser.add_argument("--all", action="store_true", help="every GPU with samples in that time")
+    parser.add_argument(
+        "--gpu",
+        action="append",
+        default=[],
+        metavar="UUID",
+        help="this GPU (repeatable; else every GPU with samples in that time)",
+    )
     parser.add_argument("--from", dest="start", type=time_unix_nano, default=0, metavar="TIME", help="earliest time")
     parser.add_argument(
         "--to",
@@ -207,8 +212,6 @@ def run_export(args: argparse.Namespace) -> int:
     """Write samples into a trace file."""
     from gpusonde.collector.storage.local.export import export_samples
 
-    if bool(args.gpu) == args.all:
-        raise UsageError("name GPUs with --gpu UUID, or use --all")
     if args.end <= args.start:
         raise UsageError("--to comes before --from")
     if args.out.suffix.lower() not in (".parquet", ".csv"):

@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Annotated, TypedDict
 from gpusonde.cli import formatting
 from gpusonde.cli.errors import check_writable, error_context
 from gpusonde.cli.output import Key, Output, Screen
-from gpusonde.cli.parsing import Parser, positive_integer, positive_number
+from gpusonde.cli.parsing import Parser
 from gpusonde.errors import UsageError
 
 if TYPE_CHECKING:
     from gpusonde.collector.fleet import FleetRuns
     from gpusonde.predictor.crossgpu.learning import Lesson
 
-_DEFAULT_KEPT = 5
-_DEFAULT_HALF_LIFE_DAYS = 180.0
+_KEPT_VERSIONS = 5
+# The age at which the runs of a job count half.
+_HALF_LIFE_DAYS = 180.0
 _DAY_S = 86_400.0
 
 
@@ -107,15 +108,6 @@ def add_train_options(parser: Parser) -> None:
     group = parser.add_argument_group("learning from a fleet")
     group.add_argument("--from-store", type=Path, metavar="STORE", help="data directory of a collector, running or not")
     group.add_argument(
-        "--half-life-days",
-        type=positive_number,
-        metavar="D",
-        help=f"age at which a job's runs count half (default: {_DEFAULT_HALF_LIFE_DAYS:g})",
-    )
-    group.add_argument(
-        "--keep", type=positive_integer, metavar="N", help=f"versions that stay (default: {_DEFAULT_KEPT})"
-    )
-    group.add_argument(
         "--rollback", type=Path, metavar="STORE", help="put the model in service again that was before the present one"
     )
 
@@ -133,7 +125,7 @@ def run_train(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     if args.rollback is not None:
-        others = [args.runs, args.out, args.from_store, args.half_life_days, args.keep]
+        others = [args.runs, args.out, args.from_store]
         if any(other is not None for other in others):
             raise UsageError("--rollback STORE stands alone")
     elif args.from_store is None:
@@ -141,8 +133,6 @@ def _check(args: argparse.Namespace) -> None:
             raise UsageError("give RUNS.csv with --out MODEL, or --from-store STORE, or --rollback STORE")
         if args.out is None:
             raise UsageError("RUNS.csv needs --out MODEL")
-        if args.half_life_days is not None or args.keep is not None:
-            raise UsageError("--half-life-days and --keep belong to --from-store")
     elif args.out is not None:
         raise UsageError("--out belongs to RUNS.csv alone; --from-store keeps its models in the store")
 
@@ -181,7 +171,6 @@ def _learn(output: Output, args: argparse.Namespace) -> int:
     from gpusonde.predictor.crossgpu.learning import MODELS, ModelVersions, learn
 
     table = None if args.runs is None else read_runs(args.runs)
-    days = _DEFAULT_HALF_LIFE_DAYS if args.half_life_days is None else args.half_life_days
     versions = ModelVersions(args.from_store / MODELS)
     with StoreSnapshot(args.from_store) as store, output.progress("reading runs of jobs", 1.0) as show:
         fleet = fleet_runs(store, load_gpus(), progress=show)
@@ -189,17 +178,22 @@ def _learn(output: Output, args: argparse.Namespace) -> int:
         current, problems = versions.in_service()
         with output.progress(f"comparing with {current.version}", 1.0) as show:
             lesson = learn(
-                current, fleet.table, now_unix_s=time.time(), half_life_s=days * _DAY_S, table=table, progress=show
+                current,
+                fleet.table,
+                now_unix_s=time.time(),
+                half_life_s=_HALF_LIFE_DAYS * _DAY_S,
+                table=table,
+                progress=show,
             )
         former = current.version
         if lesson.candidate is not None:
-            versions.install(lesson.candidate, keep=args.keep or _DEFAULT_KEPT)
+            versions.install(lesson.candidate, keep=_KEPT_VERSIONS)
         served = lesson.candidate or current
         payload: LearnPayload = {
             "store": str(args.from_store),
             **_fleet_payload(fleet),
             **_lesson_payload(lesson),
-            "half_life_days": days,
+            "half_life_days": _HALF_LIFE_DAYS,
             "former_version": former,
             "model_version": served.version,
             "model": str(versions.path(served.version)) if served.version in versions.listed() else None,

@@ -25,10 +25,6 @@ _POLL_S = 0.05
 _log = logging.getLogger(__name__)
 
 
-class ChildFailedError(CommandError):
-    """A child process ended, or did not become ready; the message ends with what it logged last."""
-
-
 class Child:
     """One ``gpusonde`` subcommand in a process of its own.
 
@@ -70,22 +66,22 @@ class Child:
         return self._out_path.read_text(encoding="utf-8")
 
     def check(self) -> None:
-        """Raise ``ChildFailedError`` if the process ended with a failure."""
+        """Raise ``CommandError`` if the process ended with a failure."""
         code = self.exit_code
         if code is not None and code != 0:
-            raise ChildFailedError(f"the {self.name} of the demo ended with exit code {code}: {self.last_words()}")
+            raise CommandError(f"the {self.name} of the demo ended with exit code {code}: {self.last_words()}")
 
     def wait_until(self, ready: Callable[[], bool], what: str, timeout_s: float) -> None:
         """Wait for a condition that the process brings about.
 
         Raises:
-            ChildFailedError: The process failed, or the time is over.
+            CommandError: The process failed, or the time is over.
         """
         deadline = time.monotonic() + timeout_s
         while not ready():
             self.check()
             if time.monotonic() > deadline:
-                raise ChildFailedError(f"{what} did not happen within {timeout_s:.0f} s: {self.last_words()}")
+                raise CommandError(f"{what} did not happen within {timeout_s:.0f} s: {self.last_words()}")
             time.sleep(_POLL_S)
 
     def stop(self) -> None:

@@ -97,10 +97,6 @@ _PICTURE_MARGIN_NS = 15 * 10**9
 PICTURE = "epochs.png"
 
 
-class NothingToShowError(CommandError):
-    """A trace that the demo cannot show."""
-
-
 @dataclass(frozen=True)
 class DemoOptions:
     """What the user may choose.
@@ -197,7 +193,7 @@ class _Demo:
         """Ask for predictions, rank the offers and draw the picture."""
         run = seen.run
         if run.verdict != "epochs":
-            raise NothingToShowError(f"there are no epochs to predict from: {seen.epochs.reason}")
+            raise CommandError(f"there are no epochs to predict from: {seen.epochs.reason}")
         with self._output.progress("predicting"):
             predictions = from_answer(self._client.predict_run(run.run_id))
         picture = self._options.out / PICTURE
@@ -235,7 +231,7 @@ class _Demo:
         with self._output.progress("finding epochs"):
             runs = self._analysed_runs(report["gpu_uuids"], must_be_over=True)
         if not runs:
-            raise NothingToShowError(f"{path}: no run in it: the GPU never works")
+            raise CommandError(f"{path}: no run in it: the GPU never works")
         return self._observation("replay", runs, report, trace=path, generated=generated, speed=self._options.speed)
 
     def _watch(self, names: Sequence[str]) -> tuple[Observation | None, str]:
@@ -284,7 +280,7 @@ class _Demo:
         """The analysed runs on these GPUs; none if none shows up for a while.
 
         Raises:
-            NothingToShowError: A run that must be over and analysed is not.
+            CommandError: A run that must be over and analysed is not.
         """
         begin_s = time.monotonic()
         patience_s = _FIRST_RUN_TIMEOUT_S if must_be_over else _LIVE_RUN_TIMEOUT_S
@@ -296,7 +292,7 @@ class _Demo:
             if len(analysed) == len(runs) > 0 or waited_s > (verdict_patience_s if runs else patience_s):
                 return analysed
             if waited_s > _TRACKED_TIMEOUT_S:
-                raise NothingToShowError(f"the collector did not analyse the run within {_TRACKED_TIMEOUT_S:.0f} s")
+                raise CommandError(f"the collector did not analyse the run within {_TRACKED_TIMEOUT_S:.0f} s")
             time.sleep(_POLL_S)
 
     def _observation(
@@ -392,7 +388,7 @@ def _seconds(nanoseconds: Sequence[int]) -> FloatArray:
 
 def _check_replayable(path: Path, traces: Sequence[Trace]) -> None:
     if not all(trace.gpu_model for trace in traces):
-        raise NothingToShowError(
+        raise CommandError(
             f"{path}: the trace does not say which GPU it was recorded on, so nothing can be predicted from it; use "
             "'gpusonde predict --trace FILE --gpu-model NAME'"
         )

@@ -168,7 +168,6 @@ def _names(names: Mapping[str, object] | Sequence[str]) -> str:
 _SHARES = ("MAPE", "median APE", "within 5 %", "within 10 %", "declared", "MAPE of declared", "false positives")
 _COLUMNS = ("shape", "traces", *_SHARES)
 _OPTIONAL = ("within 5 %", "median APE", "MAPE of declared")
-_TRACE_COLUMNS = ("trace", "shape", "verdict", "period (s)", "true (s)", "error", "confidence", "boundaries found")
 
 
 class DetectorScoresPayload(TypedDict):
@@ -281,7 +280,6 @@ def add_epochs_options(parser: Parser) -> None:
         "--only", action="append", metavar="PATTERN", help="score these traces only, as in 'h100_*' (repeatable)"
     )
     group = parser.add_argument_group("more output")
-    group.add_argument("--per-trace", action="store_true", help="also list every trace (--json always does)")
     group.add_argument("--plot-dir", type=Path, metavar="DIR", help="also draw every trace into this folder")
 
 
@@ -398,10 +396,6 @@ def _render(screen: Screen, args: argparse.Namespace, result: EpochEvaluation, p
         screen.line()
         columns = ("confidence", "answers", "mean confidence", "right")
         screen.table(columns, [_bin_row(b) for b in payload["reliability"]], numeric=columns[1:])
-    if args.per_trace:
-        screen.line()
-        rows = [_trace_row(row) for row in payload["per_trace"]]
-        screen.table(_TRACE_COLUMNS, rows, numeric=_TRACE_COLUMNS[3:], optional=("boundaries found", "shape"))
     if args.plot_dir is not None:
         screen.line(f"pictures: {args.plot_dir}")
 
@@ -417,19 +411,6 @@ def _shape_row(name: str, summary: Summary) -> tuple[str, ...]:
 def _bin_row(row: ReliabilityPayload) -> tuple[str, ...]:
     range_ = f"{row['low']:.2f} to {row['high']:.2f}"
     return (range_, str(row["answers"]), f"{row['mean_confidence']:.3f}", _percent(row["right"]))
-
-
-def _trace_row(row: TraceScorePayload) -> tuple[str, ...]:
-    return (
-        row["trace_id"],
-        row["shape"] or "-",
-        row["verdict"],
-        formatting.number(row["period_s"], 4),
-        formatting.number(row["true_period_s"], 4),
-        _percent(row["ape"]),
-        formatting.probability(row["confidence"]),
-        _percent(row["boundaries_found"]),
-    )
 
 
 def _percent(share: float | None) -> str:

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 from gpusonde.cli import formatting
 from gpusonde.cli.connection import add_collector_options, client_security
-from gpusonde.cli.errors import MissingExtraError, check_writable, error_context
+from gpusonde.cli.errors import check_writable, error_context
 from gpusonde.cli.output import Output, Screen
 from gpusonde.cli.parsing import Parser, positive_integer, whole_number
 from gpusonde.cli.workload.embed import add_registry_option, named_encoder, registry_of, where_to_have
 from gpusonde.cli.workload.predict import REGRESSORS
-from gpusonde.errors import CommandError, DirectoryLockedError, UsageError
+from gpusonde.errors import CommandError, DirectoryLockedError, MissingExtraError, UsageError
 
 if TYPE_CHECKING:
     from gpusonde.collector.workload.training_queue import Training
