@@ -1,16 +1,14 @@
-"""The collector: store, ingest, tracking and queries wired together, from start to a clean end.
-
-What surrounds a running collector: threads, who tracks epochs, what tells it to stop, the file with its address.
-"""
+"""The collector from start to a clean end: its threads, what tells it to stop, the file with its address."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import functools
+import importlib.metadata
 import logging
-import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,20 +19,22 @@ import grpc.aio
 from gpusonde.collector.build import THREADS, Parts, build_parts, make_store
 from gpusonde.collector.config import CollectorConfig
 from gpusonde.collector.ingest.admin import AdminService
+from gpusonde.collector.metrics import CollectorFigures, CollectorMetrics, StoreFigures
 from gpusonde.collector.server import bind, build_server
 from gpusonde.collector.storage.errors import StoreError
-from gpusonde.collector.supervisor import Supervision, Watched
 from gpusonde.collector.tracking.epochs import TrackerFactory, TrackerRestorer
 from gpusonde.collector.tracking.remote import TrackerProcesses
 from gpusonde.epoch_detect import EpochTracker
 from gpusonde.service.durable_files import FileLayer, write_durably
 from gpusonde.service.health import notify
-from gpusonde.service.process import allow_open_files, end
+from gpusonde.service.process import Shutdown, allow_open_files, end
 from gpusonde.service.reload import ConfigSource
+from gpusonde.service.supervisor import Supervisor
 from gpusonde.service.tls import is_loopback
 
 _ADDRESS_FILE = "address"
-_POLL_S = 0.05
+_COMMIT_BEAT_S = 1.0
+_STORE_SIZES_S = 15.0
 
 
 @contextlib.contextmanager
@@ -52,36 +52,6 @@ def trackers(config: CollectorConfig, make_tracker: TrackerFactory) -> Iterator[
         return
     with contextlib.closing(TrackerProcesses(config.runs.processes)) as processes:
         yield processes.make, processes.restore
-
-
-@contextlib.contextmanager
-def stop_signals(stopping: asyncio.Event, hurrying: asyncio.Event) -> Iterator[None]:
-    """Have SIGTERM and SIGINT set the first event, and when they come again the second, in the main thread."""
-
-    def stop() -> None:
-        if stopping.is_set():
-            hurrying.set()
-        stopping.set()
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
-    try:
-        yield
-    finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)
-
-
-async def told_to_stop(stopping: asyncio.Event, stop: threading.Event | None) -> None:
-    """Return when a signal has set the one event, or another thread the other."""
-    while not (stop and stop.is_set()):
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(stopping.wait(), _POLL_S if stop else None)
-            return
 
 
 @contextlib.contextmanager
@@ -154,8 +124,8 @@ def run_collector(
             executors(*THREADS) as threads,
             trackers(config, make_tracker) as (make, restore),
         ):
-            collector = _Collector(build_parts(config, store, threads, make, restore), config_source)
-            return asyncio.run(collector.run(stop, on_ready))
+            collector = _Collector(build_parts(config, store, threads, make, restore), config_source, Shutdown(stop))
+            return asyncio.run(collector.run(on_ready))
     finally:
         store.close()
 
@@ -163,27 +133,43 @@ def run_collector(
 class _Collector:
     """One running collector: its parts, from start to end."""
 
-    def __init__(self, parts: Parts, config_source: ConfigSource[CollectorConfig] | None) -> None:
+    def __init__(self, parts: Parts, config_source: ConfigSource[CollectorConfig] | None, shutdown: Shutdown) -> None:
         self._parts = parts
         self._store = parts.store
-        self._supervision = Supervision(
-            parts.config,
-            config_source,
-            Watched(parts.store, parts.admission, parts.agents, parts.pipeline, parts.access),
-            parts.counters,
-            parts.executors,
-            parts.configure,
-        )
+        self._shutdown = shutdown
+        self._supervisor = Supervisor(parts.config, config_source, self, parts.config.directory)
+        self._commit_heartbeat = self._supervisor.heartbeat("the thread that writes records")
+        self._held = StoreFigures()
 
     @property
     def _config(self) -> CollectorConfig:
         return self._parts.config
 
-    async def run(self, stop: threading.Event | None, on_ready: Callable[[str], None] | None) -> CollectorReport:
+    def status(self) -> str:
+        """Return one line for ``systemctl status``."""
+        rejection = self._parts.admission.rejection
+        taken = f"{self._parts.counters.ingest['records']} records taken"
+        return f"{len(self._parts.agents.sessions())} agents stream; " + (
+            f"no records are taken: {rejection.text}" if rejection else taken
+        )
+
+    def error(self) -> str | None:
+        """Return None: a full disk is no reason to restart the collector."""
+        return None
+
+    def unready(self) -> str | None:
+        """Return why no records are taken now, or None."""
+        rejection = self._parts.admission.rejection
+        return rejection.text if rejection else None
+
+    async def apply(self, config: CollectorConfig, changed: frozenset[str]) -> None:
+        """Make the parts as a new configuration says."""
+        await self._parts.configure(config, changed)
+
+    async def run(self, on_ready: Callable[[str], None] | None) -> CollectorReport:
         """Serve until told to stop."""
         parts = self._parts
-        stopping, hurrying = asyncio.Event(), asyncio.Event()
-        with stop_signals(stopping, hurrying), address_file(self._config.directory) as path:
+        with self._shutdown.handle_signals(), address_file(self._config.directory) as path:
             await parts.check_models()
             parts.agents.restore(parts.store.facts.agents())
             loop = asyncio.get_running_loop()
@@ -221,15 +207,16 @@ class _Collector:
             await server.start()
             await parts.health.set_ingest(True)
             await parts.health.set_query(True)
-            supervising = asyncio.ensure_future(self._supervision.run())
+            background = [self._beat_for_commits(), self._measure_store_for_ever()]
+            supervising = asyncio.ensure_future(self._supervisor.run([self._make_metrics()], background))
             # It begins now: a SIGHUP that follows the news of the start is heard.
             await asyncio.sleep(0)
             announce(path, address)
             _LOG.info("collecting on %s into %s", address, parts.store.place)
-            notify("READY=1", f"STATUS={self._supervision.status()}")
+            notify("READY=1", f"STATUS={self.status()}")
             if on_ready:
                 on_ready(address)
-            told = asyncio.ensure_future(told_to_stop(stopping, stop))
+            told = asyncio.ensure_future(self._shutdown.wait())
             done, _ = await asyncio.wait({told, committing, *others}, return_when=asyncio.FIRST_COMPLETED)
             told.cancel()
             notify("STOPPING=1", "STATUS=asking agents to go elsewhere, making everything durable")
@@ -237,7 +224,7 @@ class _Collector:
             parts.ingest.drain()
             parts.planning_service.drain()
             await parts.health.set_query(False)
-            await self._stop_serving(server, hurrying)
+            await self._stop_serving(server)
             await parts.planning.close()
             await parts.workload.close()
             parts.committer.close()
@@ -253,17 +240,65 @@ class _Collector:
         refused = {f"refused_{reason}": count for reason, count in parts.counters.refused.items()}
         return CollectorReport(address, {**+parts.counters.ingest, **refused})
 
-    async def _stop_serving(self, server: grpc.aio.Server, hurrying: asyncio.Event) -> None:
+    async def _stop_serving(self, server: grpc.aio.Server) -> None:
         """Give open streams their time to end, or none after a second signal."""
         stopping = asyncio.ensure_future(server.stop(self._config.server.drain_grace_s))
-        hurried = asyncio.ensure_future(hurrying.wait())
-        await asyncio.wait({stopping, hurried}, return_when=asyncio.FIRST_COMPLETED)
+        forced = asyncio.ensure_future(self._shutdown.forced.wait())
+        await asyncio.wait({stopping, forced}, return_when=asyncio.FIRST_COMPLETED)
         if not stopping.done():
             _LOG.warning("a second signal: open streams are cut")
             self._parts.pipeline.hurry(0.0)
             await server.stop(0)
         await stopping
-        hurried.cancel()
+        forced.cancel()
+
+    def _make_metrics(self) -> CollectorMetrics:
+        parts, store_counters = self._parts, self._store.counters
+        store_counters.on_log_sync = parts.counters.log_sync.observe
+        store_counters.on_segment = parts.counters.segment_write.observe
+        store_counters.on_compaction = parts.counters.compaction.observe
+        return CollectorMetrics(
+            CollectorFigures(
+                counters=parts.counters,
+                store=store_counters,
+                held=self._held,
+                reloads=self._supervisor.reloads,
+                version=importlib.metadata.version("gpusonde"),
+                engine=self._config.store.engine,
+                streams=lambda: len(parts.agents.sessions()),
+                ingest_lag_s=self._ingest_lag_s,
+                taking_records=lambda: parts.admission.rejection is None,
+                tracking_backlog=lambda: parts.pipeline.backlog,
+                certificate_expiry_unix_s=lambda: parts.access.tls.expiry_unix_s if parts.access.tls else None,
+            )
+        )
+
+    async def _beat_for_commits(self) -> None:
+        """Pass through the thread that commits now and then: a full disk does not stop it, a hanging one does."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await loop.run_in_executor(self._parts.executors["commit"], lambda: None)
+            self._commit_heartbeat.beat(_COMMIT_BEAT_S)
+            await asyncio.sleep(_COMMIT_BEAT_S)
+
+    async def _measure_store_for_ever(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                await loop.run_in_executor(self._parts.executors["control"], self._measure_store)
+            except StoreError as error:
+                _LOG.warning("sizes of the store cannot be looked up now: %s", error)
+            await asyncio.sleep(_STORE_SIZES_S)
+
+    def _measure_store(self) -> None:
+        store, held = self._store, self._held
+        held.agents, held.gpus = len(store.facts.agents()), len(store.facts.gpus())
+        usage = store.usage()
+        held.tier_bytes, held.free_bytes = usage.tier_bytes, usage.free_bytes
+
+    def _ingest_lag_s(self) -> float | None:
+        newest = [s.newest_tick_unix_nano for s in self._parts.agents.sessions() if s.newest_tick_unix_nano]
+        return max(0.0, (time.time_ns() - min(newest)) / 1e9) if newest else None
 
     def _most_connections(self) -> int:
         """Make room for a connection per agent and as many readers as may be; warn where the system gives less."""
