@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 import sia
 from compute import single_gpu_curves
+from exchange_calibration import CalibrationKind, ExchangeCalibration, MeasuredIteration
 from page import bar, data_file, percent, table
 from simulator_baselines import full_overlap_s, fully_overlapped_exchange_s
 
-from gpusonde.simulator.calibration import CalibrationKind, ExchangeCalibration, MeasuredIteration
 from gpusonde.simulator.compute import ComputeCurve, ComputeProbe, fit_compute_curve
 
 _LEAST_BATCH_SIZES = 4
@@ -23,7 +23,7 @@ _NORMAL_90 = 1.645
 _RANDOM_HALVES = range(10)
 
 _METHODS_TEXT = (
-    "`gpusonde.simulator.calibration`. Default: curve and exchange times over placements by Gaussian processes; two, "
+    "`exchange_calibration.py`. Default: curve and exchange times over placements by Gaussian processes; two, "
     "four and eight buckets averaged. `paper`: the piecewise linear curve, eight buckets, each placement's exchange as "
     "measured, least squares for placements that were not. APM: straight line and full overlap. No overlap: straight "
     "line plus exchange. Four constants of the calibration were chosen on these rows, on other splits (random known "

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import sia
+from exchange_calibration import ExchangeCalibration, MeasuredIteration
 from simulator_baselines import ApmGroup, apm_iteration_s
 
-from gpusonde.simulator.calibration import ExchangeCalibration, MeasuredIteration
 from gpusonde.simulator.compute import ComputeProbe, fit_compute_curve
 
 OURS, SEED, APM = "gpusonde", "the seed's models", "APM"

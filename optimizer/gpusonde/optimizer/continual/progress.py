@@ -1,8 +1,7 @@
 """``ProgressWindow``: how fast a job advances of late, with the 95 % bound of it (Srifty, section 4.5).
 
-``Clock``: seconds of a job, real or simulated.
-
-``EpochProgress``: iterations from epochs that were detected from outside, without instrumentation.
+It is fed by what the job reports, or by ``EpochProgress``: iterations from epochs that were detected from outside,
+without instrumentation. ``Clock`` counts a job's seconds, real or simulated.
 """
 
 from __future__ import annotations
@@ -225,7 +224,8 @@ class EpochProgress:
 
     A detector reports epochs as they end, corrects their ends and withdraws some (``EpochEvent`` of the epoch detector:
     pass ``epoch.index``, ``epoch.end_s``). Progress is the number of epochs that stand, times the iterations of
-    an epoch; what lies between two ends is not known and counts for nothing.
+    an epoch; what lies between two ends is not known and counts for nothing, so that a window holds three epochs at
+    least, however long.
 
     Memory is bounded: of epochs older than the latest ``capacity`` only their number is kept.
 

@@ -3,14 +3,12 @@
 What an iteration takes depends on the slowest latency of a plan, its world size and its slowest network. So the plans
 fall into cells, one per network class, latency that may not be exceeded, and world size; in a cell all that counts is
 the price. Bounds of time and price order the cells; the most promising one is searched exactly, and the search ends
-when no cell that is left can hold anything better. Where iterations depend on more than that, the same cells are the
-branches of a branch and bound: their plans are listed and estimated one by one.
-
-Every plan of a cell, for iterations that are not a function of latency, world size and network alone.
-
-With scatter the slowest GPU depends on how many of each kind there are. The cells' bounds stay bounds, but the cheapest
-plan of a cell need not be its best one. So all plans of a cell below its ceiling are listed in rounds of growing price,
-each with the bound of its own latency, and estimated as long as that bound promises something better than the best one.
+when no cell that is left can hold anything better. (A table over GPUs and samples for every network and latency costs
+seconds at a batch of 4,096.) Where iterations depend on more than that, the same cells are the nodes of a branch and
+bound, and their plans are listed and estimated one by one: with scatter the slowest GPU depends on how many of each
+kind there are. The cells' bounds stay bounds, but the cheapest plan of a cell need not be its best one. So all plans
+of a cell below its ceiling are listed in rounds of growing price, each with the bound of its own latency, and
+estimated as long as that bound promises something better than the best one.
 """
 
 from __future__ import annotations

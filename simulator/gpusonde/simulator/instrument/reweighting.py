@@ -3,6 +3,7 @@
 torch's DistributedDataParallel divides the sum of all gradients by the number of ranks. With a loss that is the mean
 over a rank's samples, a sample of a small batch then counts for more than one of a large batch. Weighting the
 gradient of rank ``i`` with ``batch_i / global batch`` instead makes every sample count the same (Srifty, section 5).
+Scaling the loss by batch * world / global batch gives the same sums but changes the loss that users log.
 """
 
 # Without postponed annotations: torch compares those of a communication hook with its types.

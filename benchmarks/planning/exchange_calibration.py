@@ -4,15 +4,13 @@ Where a job can be run on some placements for a moment, no allreduce needs to be
 long its exchange takes there. The exchange of a placement does not depend on the batch size, so that one batch size
 suffices; that of a placement that was not measured follows from those that were.
 
-How much of an exchange hides behind the backward pass, both ways: to iteration times, and back from them.
-
+``Overlap`` says how much of an exchange hides behind the backward pass, and back from iteration times to the exchange.
 Buckets move one after another, each no earlier than it is ready. If all of them take ``x`` seconds together, the last
 one is through at ``max over k of (ready k + x * share of the bytes from bucket k on)``: a straight line in ``x`` per
 bucket, so that the exchange behind a measured iteration follows without a search.
 
-Exchange times over placements: what measured ones say about each other, and about those that nobody measured.
-
-A placement is the number of devices on each machine. Its exchange time is taken as a linear function of the world
+``SmoothPlacements`` say of exchange times what measured placements tell about each other and about all others. A
+placement is the number of devices on each machine. Its exchange time is taken as a linear function of the world
 size, the share that a ring moves and the devices that share a machine's link, plus a smooth correction (a Gaussian
 process over the logarithms of devices, machines and devices per machine), plus what is this placement's own and nobody
 can explain. How much each counts is averaged over amplitudes and lengths by how well they explain the measurements; a
@@ -247,6 +245,7 @@ _PAPER_BUCKETS = (8,)
 _USUAL_NOISE = 0.05
 # How much several devices stray from what one alone does, per root of the distance (in natural logarithms) between a
 # batch size and the nearest one at which several were measured: memory, loading and power are shared.
+# Tried and worse: straggling by a constant per GPU, contention by a constant per GPU of a machine, more general priors.
 _USUAL_STRAY = 0.055
 # Placements whose exchange takes next to nothing.
 _QUICKEST = 0.1

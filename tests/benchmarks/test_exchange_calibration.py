@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from exchange_calibration import ExchangeCalibration, MeasuredIteration, Overlap, even_trace
 
 from gpusonde.errors import ProblemError
-from gpusonde.simulator.calibration import ExchangeCalibration, MeasuredIteration, Overlap, even_trace
 from gpusonde.simulator.compute import ComputeProbe, fit_compute_curve
 from gpusonde.simulator.exchange import BandwidthSharing, simulate_exchange
 from gpusonde.simulator.gradients import GradientTrace, assumed_trace
