@@ -30,6 +30,7 @@ search out of time) stay private to their modules.
     │   ├── StoreFullError
     │   └── StoreCorruptError
     ├── DirectoryLockedError        another process has it
+    ├── AddressInUseError           another process listens there
     ├── WireError                   a record that cannot be taken: its field
     │   ├── RecordTooLargeError
     │   └── MissingInventoryError
@@ -256,6 +257,61 @@ class ChildLostError(ChildError):
 
 class ChildFaultError(ChildError):
     """What answers has raised; the message is its exception, and the process goes on."""
+
+
+class StoreError(GpusondeError, RuntimeError):
+    """The store of a collector cannot do what was asked."""
+
+
+class StoreFullError(StoreError):
+    """There is no room on the disk; nothing of what was being written counts as stored."""
+
+
+class StoreCorruptError(StoreError):
+    """A file of the store does not hold what was written to it."""
+
+    path: Path
+
+    def __init__(self, path: Path, problem: str) -> None:
+        """Keep the file; ``problem`` says what is wrong with it."""
+        self.path = path
+        super().__init__(
+            f"{path}: {problem}; restore the file from a backup, or remove it and accept its samples' loss"
+        )
+
+
+class AddressInUseError(GpusondeError, RuntimeError):
+    """The address to listen on is taken, or is not ours."""
+
+
+class CollectorError(GpusondeError, RuntimeError):
+    """A collector that cannot be reached, or a question that it cannot answer.
+
+    Attributes:
+        code: Name of the gRPC status, for example ``NOT_FOUND``.
+        details: The collector's own words.
+    """
+
+    def __init__(self, code: str, details: str, advice: str) -> None:
+        """Keep status and words; ``advice`` says what to do."""
+        self.code = code
+        self.details = details
+        super().__init__(f"{details}; {advice}" if advice else details)
+
+
+class RequestError(GpusondeError):
+    """A question, a stream or a greeting that a service refuses.
+
+    Attributes:
+        status: Name of its gRPC status, for example ``NOT_FOUND``.
+        reason: Name that it is counted under, or empty.
+    """
+
+    def __init__(self, status: str, message: str, *, reason: str = "") -> None:
+        """Keep the status beside the message."""
+        self.status = status
+        self.reason = reason
+        super().__init__(message)
 
 
 class ModelError(GpusondeError, ValueError):

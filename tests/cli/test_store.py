@@ -11,7 +11,7 @@ from support.wire_agent import START_NS, TICK_NS, batch, block
 
 from gpusonde.cli import main
 from gpusonde.collector import LocalStore
-from gpusonde.collector.storage.check.findings import Intervals
+from gpusonde.collector.storage.local.fsck import Intervals
 from gpusonde.collector.storage.local.samples import StoreOptions
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.telemetry import read_traces

@@ -5,7 +5,7 @@ import logging
 from concurrent.futures import ThreadPoolExecutor
 
 from gpusonde.collector.ingest.admission import AdmissionControl
-from gpusonde.collector.storage.errors import StoreFullError
+from gpusonde.errors import StoreFullError
 
 
 class FullStore:

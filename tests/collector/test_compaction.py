@@ -12,14 +12,13 @@ from support.store_records import EVER, Feed
 from support.wire_agent import START_NS, TICK_NS, batch, block, inventory, source_ended
 
 from gpusonde.collector import LocalStore
-from gpusonde.collector.storage.compaction.pace import Pace, StoppedError
-from gpusonde.collector.storage.errors import StoreCorruptError, StoreFullError
-from gpusonde.collector.storage.local.compaction import CompactionOptions
+from gpusonde.collector.storage.local.compaction import CompactionOptions, Pace, StoppedError
 from gpusonde.collector.storage.local.retention import MaintenanceOptions, RetentionOptions, TierLimits
 from gpusonde.collector.storage.local.samples import StoreOptions
 from gpusonde.collector.storage.local.segments import quantised_by_size
 from gpusonde.collector.storage.model import Position
 from gpusonde.collector.storage.samples import TicksEntry
+from gpusonde.errors import StoreCorruptError, StoreFullError
 
 HOUR_NS = 3600 * 10**9
 KEEP = RetentionOptions(TierLimits(), TierLimits())

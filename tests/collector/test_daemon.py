@@ -16,8 +16,8 @@ from support.trace_records import trace_records
 from support.wire_agent import START_NS, WireStream, hello, wait_until
 
 from gpusonde.collector.client import Client
-from gpusonde.collector.server import AddressInUseError
 from gpusonde.epoch_detect import detect
+from gpusonde.errors import AddressInUseError
 from gpusonde.predictor.crossgpu import ModelFileError
 from gpusonde.service.tls import is_loopback
 from gpusonde.telemetry import read_trace

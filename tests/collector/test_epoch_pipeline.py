@@ -10,12 +10,12 @@ import pytest
 from support.trace_records import incoming, trace_records
 from support.wire_agent import wait_until
 
-from gpusonde.collector.storage.errors import StoreFullError
 from gpusonde.collector.storage.local.results import LocalResults
 from gpusonde.collector.tracking.follower import GpuFollower
 from gpusonde.collector.tracking.pipeline import PipelineOptions
 from gpusonde.collector.tracking.runs import RunPolicy
 from gpusonde.epoch_detect import EpochTracker, detect
+from gpusonde.errors import StoreFullError
 
 START_NS = 1_700_000_000_000_000_000
 

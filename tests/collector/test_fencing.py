@@ -14,8 +14,8 @@ from gpusonde.collector.ingest.admission import AgentPace, PaceOptions
 from gpusonde.collector.ingest.agents import Agents
 from gpusonde.collector.ingest.committer import Committer
 from gpusonde.collector.ingest.session import Session
-from gpusonde.collector.storage.errors import StoreFullError
 from gpusonde.collector.storage.local.samples import StoreOptions
+from gpusonde.errors import StoreFullError
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ from support.fleet_store import store_run, write_fleet
 
 from gpusonde.catalog import load_gpus
 from gpusonde.collector.fleet import fleet_runs
-from gpusonde.collector.storage.errors import StoreCorruptError, StoreError
 from gpusonde.collector.storage.local.export import StoreSnapshot
 from gpusonde.collector.storage.local.samples import StoreOptions
 from gpusonde.collector.storage.local.store import LocalStore
 from gpusonde.common.v1 import job_pb2
+from gpusonde.errors import StoreCorruptError, StoreError
 from gpusonde.telemetry import Trace
 
 START_NS = 1_700_000_000_000_000_000

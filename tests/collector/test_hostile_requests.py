@@ -11,7 +11,8 @@ from support.running_collector import ThreadCollector
 from support.wire_agent import WireStream, batch, hello, inventory, wait_until
 
 from gpusonde.collector.security.interceptor import MOST_ELEMENTS, TooManyElementsError, bounded
-from gpusonde.collector.security.rates import CallerBook, CallerLimits, LimitError
+from gpusonde.collector.security.rates import CallerBook, CallerLimits
+from gpusonde.errors import RequestError
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.planning.v1 import planning_pb2, planning_pb2_grpc
 from gpusonde.query.v1 import query_pb2, query_pb2_grpc
@@ -195,13 +196,13 @@ def test_errors_do_not_repeat_megabytes(agent, channel):
 def test_who_asks_has_streams_of_its_own_and_takes_none_from_agents():
     book = CallerBook(CallerLimits(streams=4, all_streams=1, watches=2, questions=1, all_questions=1))
     with book.watch("reader"), book.watch("reader"):
-        with pytest.raises(LimitError) as error, book.watch("reader"):
+        with pytest.raises(RequestError) as error, book.watch("reader"):
             pass
         assert error.value.reason == "streams"
         # To begin a watch is a question; to go on with it is none.
         with book.stream("agent", is_one_agent=True), book.question("reader"):
             pass
-        with book.question("reader"), pytest.raises(LimitError), book.watch("other"):
+        with book.question("reader"), pytest.raises(RequestError), book.watch("other"):
             pass
     with book.watch("reader"):
         pass
@@ -211,7 +212,7 @@ def test_to_begin_a_watch_counts_against_the_rate():
     book = CallerBook(CallerLimits(questions_per_s=0.1), clock=lambda: 0.0)
     with book.watch("reader"):
         pass
-    with pytest.raises(LimitError) as error, book.watch("reader"):
+    with pytest.raises(RequestError) as error, book.watch("reader"):
         pass
     assert error.value.reason == "rate"
 

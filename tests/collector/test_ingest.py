@@ -7,8 +7,7 @@ from support.wire_agent import WireStream, batch, block, hello, inventory
 
 from gpusonde.collector import LocalStore
 from gpusonde.collector.client import Client
-from gpusonde.collector.server import AddressInUseError
-from gpusonde.errors import DirectoryLockedError
+from gpusonde.errors import AddressInUseError, DirectoryLockedError
 from gpusonde.ingest.v1 import ingest_pb2
 
 

@@ -11,7 +11,8 @@ from support.wire_agent import StreamEnded, WireStream, batch, block, hello, inv
 from gpusonde.collector.client import Client, CollectorError
 from gpusonde.collector.ingest.admission import AgentPace, Backpressure, PaceOptions
 from gpusonde.collector.ingest.session import Session
-from gpusonde.collector.security.rates import CallerBook, CallerLimits, LimitError, RateBucket
+from gpusonde.collector.security.rates import CallerBook, CallerLimits, RateBucket
+from gpusonde.errors import RequestError
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.service.durable_files import OsFiles
 
@@ -40,15 +41,15 @@ def test_a_caller_may_ask_so_often_and_so_much_at_once():
     clock = Clock()
     book = CallerBook(CallerLimits(questions=2, questions_per_s=1.0, all_questions=3), clock)
     with book.question("a"), book.question("a"):
-        with pytest.raises(LimitError) as error, book.question("a"):
+        with pytest.raises(RequestError) as error, book.question("a"):
             pass
         assert error.value.reason == "concurrency"
-        with book.question("b"), pytest.raises(LimitError), book.question("c"):
+        with book.question("b"), pytest.raises(RequestError), book.question("c"):
             pass
     for _ in range(8):
         with book.question("a"):
             pass
-    with pytest.raises(LimitError) as error, book.question("a"):
+    with pytest.raises(RequestError) as error, book.question("a"):
         pass
     assert error.value.reason == "rate"
     with book.question("b"):
@@ -61,10 +62,10 @@ def test_a_caller_may_ask_so_often_and_so_much_at_once():
 def test_one_agent_has_few_streams_and_a_shared_token_many():
     book = CallerBook(CallerLimits(streams=1, all_streams=3))
     with book.stream("one", is_one_agent=True):
-        with pytest.raises(LimitError), book.stream("one", is_one_agent=True):
+        with pytest.raises(RequestError), book.stream("one", is_one_agent=True):
             pass
         with book.stream("fleet", is_one_agent=False), book.stream("fleet", is_one_agent=False):
-            with pytest.raises(LimitError) as error, book.stream("fleet", is_one_agent=False):
+            with pytest.raises(RequestError) as error, book.stream("fleet", is_one_agent=False):
                 pass
             assert error.value.reason == "streams"
     with book.stream("one", is_one_agent=True):

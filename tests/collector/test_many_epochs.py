@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from gpusonde.collector import LocalStore
-from gpusonde.collector.query.errors import InvalidQuestionError
 from gpusonde.collector.query.runs import list_epochs
 from gpusonde.collector.storage.local.samples import StoreOptions
 from gpusonde.collector.storage.model import EpochRow, RunRow, RunUpdate, SummaryRow
+from gpusonde.errors import RequestError
 from gpusonde.query.v1 import query_pb2
 from gpusonde.telemetry import METRICS
 
@@ -64,7 +64,7 @@ def test_the_change_of_duration_is_told_by_its_place_in_the_whole_run(results):
 
 
 def test_an_end_that_no_calendar_holds_is_refused_with_its_field(results):
-    with pytest.raises(InvalidQuestionError, match=r"field 'total_epochs': .* after the year 9999; give the number"):
+    with pytest.raises(RequestError, match=r"field 'total_epochs': .* after the year 9999; give the number"):
         list_epochs(results, query_pb2.ListEpochsRequest(run_id="slow", total_epochs=2**32 - 1))
 
 

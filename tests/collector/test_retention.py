@@ -14,12 +14,12 @@ from support.wire_agent import START_NS, TICK_NS, batch, block
 from gpusonde.collector import LocalStore
 from gpusonde.collector.client import Client
 from gpusonde.collector.query.samples import SampleStream
-from gpusonde.collector.storage.errors import StoreFullError
 from gpusonde.collector.storage.local.catalog import Deletions
 from gpusonde.collector.storage.local.retention import MaintenanceOptions, RetentionOptions, TierLimits, maintain
 from gpusonde.collector.storage.local.samples import StoreOptions
 from gpusonde.collector.storage.model import Position
 from gpusonde.collector.storage.samples import Samples, count_column, max_column, merge_rollups, min_column, roll_up
+from gpusonde.errors import StoreFullError
 from gpusonde.query.v1 import query_pb2
 
 HOUR_S, DAY_S = 3600.0, 86_400.0

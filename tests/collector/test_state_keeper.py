@@ -7,10 +7,11 @@ import pytest
 from support.faulty_files import FaultyFiles, PowerLost
 
 from gpusonde.collector import LocalStore
-from gpusonde.collector.storage.errors import StateFileError, StoreError, StoreFullError
 from gpusonde.collector.storage.local.samples import StoreOptions
 from gpusonde.collector.storage.local.states import StateFiles
+from gpusonde.collector.storage.store import UnusableStateError
 from gpusonde.collector.tracking.state_keeper import StateKeeper, StateOptions
+from gpusonde.errors import StoreError, StoreFullError
 from gpusonde.service.durable_files import OsFiles
 
 KEY = ("agent-1", "GPU-a")
@@ -61,7 +62,7 @@ def test_a_state_that_would_not_be_read_again_is_not_written(directory):
 def test_what_cannot_be_opened_is_said_so(directory):
     files = StateFiles(directory, OsFiles(), have_room)
     files.path(KEY).mkdir(parents=True)
-    with pytest.raises(StateFileError, match="cannot be read"):
+    with pytest.raises(UnusableStateError, match="cannot be read"):
         files.read(KEY, 1)
 
 
@@ -81,7 +82,7 @@ def test_after_a_power_loss_a_state_is_whole_or_refused(directory, seed):
     files.keep_only([KEY])
     try:
         found = files.read(KEY, 1)
-    except StateFileError:
+    except UnusableStateError:
         found = None
     assert found in (None, *contents)
     assert not directory.is_dir() or all(path.suffix == ".state" for path in directory.iterdir())

@@ -10,12 +10,11 @@ from support.store_records import EVER, Feed
 from support.wire_agent import START_NS, TICK_NS, batch, block, inventory, source_ended
 
 from gpusonde.collector import LocalStore
-from gpusonde.collector.storage.errors import StoreCorruptError, StoreError, StoreFullError
 from gpusonde.collector.storage.local.samples import StoreOptions
 from gpusonde.collector.storage.model import Position
 from gpusonde.collector.storage.samples import BindingEntry, SourceEndEntry, TicksEntry
 from gpusonde.common.v1 import gpu_pb2, job_pb2
-from gpusonde.errors import DirectoryLockedError
+from gpusonde.errors import DirectoryLockedError, StoreCorruptError, StoreError, StoreFullError
 from gpusonde.ingest.v1 import ingest_pb2
 
 SMALL = StoreOptions(reserve_bytes=0)

@@ -11,12 +11,12 @@ import pytest
 from support.faulty_files import flip_byte
 from support.trace_records import incoming, trace_records
 
-from gpusonde.collector.storage.errors import StoreFullError
 from gpusonde.collector.storage.local.results import LocalResults
 from gpusonde.collector.storage.model import EpochRow, RunUpdate
 from gpusonde.collector.tracking.summaries import _RunReader
 from gpusonde.epoch_detect import detect
 from gpusonde.epoch_detect.progress import epoch_table, time_shares
+from gpusonde.errors import StoreFullError
 from gpusonde.telemetry import Trace
 
 DATA = Path(__file__).parents[1] / "data"

@@ -12,13 +12,13 @@ from support.wire_agent import batch, inventory, source_ended
 from gpusonde.agent.metrics import SelfCounters
 from gpusonde.agent.spool import Spool
 from gpusonde.agent.spool.segment import encode_header, encode_record
-from gpusonde.collector.storage.errors import StateFileError, StoreError
 from gpusonde.collector.storage.local.log import PartEnd, encode_entry, read_part
 from gpusonde.collector.storage.local.samples import StoreOptions
 from gpusonde.collector.storage.local.states import StateFiles
 from gpusonde.collector.storage.local.store import LocalStore
 from gpusonde.collector.storage.model import EntryKind, LogEntry
-from gpusonde.errors import SpoolError
+from gpusonde.collector.storage.store import UnusableStateError
+from gpusonde.errors import SpoolError, StoreError
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.service.durable_files import OsFiles as StoreFiles
 
@@ -125,5 +125,5 @@ DISK_TARGETS = {
         lambda data: _recover_store(_log_of(_entry(data, 1, EntryKind.REJECTION))),
         lambda: [b'{"field": "f", "problem": "p", "size_bytes": 3, "file_name": "n"}'], (StoreError,), is_slow=True,
     ),
-    "state_file": Target(_read_state, lambda: [_state_seed()], (StateFileError,)),
+    "state_file": Target(_read_state, lambda: [_state_seed()], (UnusableStateError,)),
 }  # fmt: skip

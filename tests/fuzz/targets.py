@@ -35,12 +35,20 @@ from gpusonde.collector.config import CollectorConfig
 from gpusonde.collector.messages import fill, to_document
 from gpusonde.collector.planning.processes import Answers
 from gpusonde.collector.planning.wire import problem_document
-from gpusonde.collector.query.errors import QueryError, from_token, to_token
+from gpusonde.collector.query.paging import from_token, to_token
 from gpusonde.collector.security.tokens import parse_tokens
-from gpusonde.collector.tracking.run_state import FollowerState, UnusableStateError
+from gpusonde.collector.storage.store import UnusableStateError
+from gpusonde.collector.tracking.run_state import FollowerState
 from gpusonde.documents import parse_json
 from gpusonde.epoch_detect import EpochTracker
-from gpusonde.errors import ConfigError, DocumentError, EncoderError, TlsError, WireError
+from gpusonde.errors import (
+    ConfigError,
+    DocumentError,
+    EncoderError,
+    RequestError,
+    TlsError,
+    WireError,
+)
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.optimizer.documents.watching import read_reports
 from gpusonde.planning.v1 import planning_pb2
@@ -243,7 +251,7 @@ TARGETS = {
     "token_file": Target(_read_token, lambda: [b"gpusonde_abc\n"], (TlsError,)),
     "certificate": Target(expiry_unix_s, _certificates, (ValueError,)),
     "configuration": Target(_load_config, lambda: [_CONFIG]),
-    "page_token": Target(_page_token, lambda: [to_token([1, "a"]).encode(), to_token([1, 2]).encode()], (QueryError,)),
+    "page_token": Target(_page_token, lambda: [to_token([1, place]).encode() for place in ("a", 2)], (RequestError,)),
     "plan_request": Target(_ask_for_a_plan, _plan_request, (DecodeError, DocumentError), is_slow=True),
     "plan_document": Target(parse_json, lambda: [json.dumps(small_problem()).encode()], (DocumentError,)),
     "plan_reports": Target(

@@ -23,9 +23,9 @@ from gpusonde.collector.storage.clickhouse.facts import Ownership
 from gpusonde.collector.storage.clickhouse.samples import ClickHouseOptions
 from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql, Connection
 from gpusonde.collector.storage.clickhouse.store import ClickHouseStore
-from gpusonde.collector.storage.errors import StoreError
 from gpusonde.collector.storage.local.samples import StoreOptions
 from gpusonde.collector.storage.store import ResultStore, StateStore
+from gpusonde.errors import StoreError
 
 SERVER_URL = os.environ.get("GPUSONDE_CLICKHOUSE_URL", "")
 ENGINES = ["local", "chdb", *(["server"] if SERVER_URL else [])]

@@ -39,7 +39,6 @@ from gpusonde.collector.storage.clickhouse.samples import ClickHouseOptions
 from gpusonde.collector.storage.clickhouse.schema import TableLifetimes
 from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql, Connection
 from gpusonde.collector.storage.clickhouse.store import ClickHouseStore
-from gpusonde.collector.storage.errors import StoreError
 from gpusonde.collector.storage.local.compaction import CompactionOptions
 from gpusonde.collector.storage.local.retention import MaintenanceOptions, RetentionOptions, TierLimits
 from gpusonde.collector.storage.local.samples import StoreOptions
@@ -52,6 +51,7 @@ from gpusonde.collector.tracking.run_state import FollowerState, Resume
 from gpusonde.collector.tracking.state_keeper import StateKeeper, StateOptions
 from gpusonde.collector.tracking.summaries import EpochSummaries
 from gpusonde.collector.workload.service import Controller
+from gpusonde.errors import StoreError
 from gpusonde.service.durable_files import FileLayer
 
 # One thread each: a kind of work is done in order and does not wait for the others.

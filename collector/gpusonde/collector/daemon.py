@@ -21,10 +21,10 @@ from gpusonde.collector.config import CollectorConfig
 from gpusonde.collector.ingest.admin import AdminService
 from gpusonde.collector.metrics import CollectorFigures, CollectorMetrics, StoreFigures
 from gpusonde.collector.server import bind, build_server
-from gpusonde.collector.storage.errors import StoreError
 from gpusonde.collector.tracking.epochs import TrackerFactory, TrackerRestorer
 from gpusonde.collector.tracking.remote import TrackerProcesses
 from gpusonde.epoch_detect import EpochTracker
+from gpusonde.errors import StoreError
 from gpusonde.service.durable_files import FileLayer, write_durably
 from gpusonde.service.health import notify
 from gpusonde.service.process import Shutdown, allow_open_files, end

@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpusonde.catalog import GpuCatalog, GpuSpec
-from gpusonde.collector.query.errors import QueryError
 from gpusonde.collector.query.prediction import RunMeasurer, resolve
 from gpusonde.collector.query.runs import gpu_message
-from gpusonde.collector.storage.errors import StoreCorruptError
 from gpusonde.collector.storage.local.export import StoreSnapshot
 from gpusonde.collector.storage.model import RunRow
 from gpusonde.common.v1 import gpu_pb2, job_pb2
+from gpusonde.errors import RequestError, StoreCorruptError
 from gpusonde.predictor.crossgpu import REQUIRED_METRICS, Configuration, MeasurementError, Run, RunsTable
 
 _PAGE = 1000
@@ -144,7 +143,7 @@ def _stay(
     else:
         try:
             resolution = resolve(gpus, described.product_name, described.framebuffer_bytes)
-        except QueryError:
+        except RequestError:
             reason = "on a GPU that the catalogue does not hold"
         else:
             return _Stay(run, resolution.spec, described.replayed)
@@ -171,7 +170,7 @@ def _measured(
 ) -> Run | None:
     try:
         measurement = measurer.measure(stay.run)
-    except (QueryError, MeasurementError, StoreCorruptError):
+    except (RequestError, MeasurementError, StoreCorruptError):
         left_out["samples that cannot be read or cannot be"] += 1
         return None
     if any(name not in measurement.metrics for name in REQUIRED_METRICS):

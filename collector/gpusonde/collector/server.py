@@ -17,6 +17,7 @@ from gpusonde.collector.ingest.service import IngestService
 from gpusonde.collector.planning.service import PlanningService
 from gpusonde.collector.query.service import QueryService
 from gpusonde.collector.workload.service import WorkloadService
+from gpusonde.errors import AddressInUseError
 from gpusonde.ingest.v1 import ingest_pb2, ingest_pb2_grpc
 from gpusonde.planning.v1 import planning_pb2, planning_pb2_grpc
 from gpusonde.query.v1 import query_pb2, query_pb2_grpc
@@ -34,10 +35,6 @@ ADMIN = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
 PLANNING = planning_pb2.DESCRIPTOR.services_by_name["PlanningService"].full_name
 WORKLOAD = workload_pb2.DESCRIPTOR.services_by_name["WorkloadService"].full_name
 QUERY = query_pb2.DESCRIPTOR.services_by_name["QueryService"].full_name
-
-
-class AddressInUseError(RuntimeError):
-    """The address to listen on is taken, or is not ours."""
 
 
 class Health:

@@ -14,8 +14,8 @@ from gpusonde.collector.storage.clickhouse.facts import Ownership
 from gpusonde.collector.storage.clickhouse.samples import ClickHouseOptions
 from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql, Connection
 from gpusonde.collector.storage.clickhouse.store import ClickHouseStore
-from gpusonde.collector.storage.errors import StoreError, StoreFullError
 from gpusonde.collector.storage.model import Position
+from gpusonde.errors import StoreError, StoreFullError
 
 SCHEMA_FILE = Path(__file__).parents[3] / "deploy" / "clickhouse" / "schema.sql"
 DAY_S = 86_400

@@ -11,7 +11,7 @@ from support.wire_agent import StreamEnded, WireStream, batch, hello, inventory,
 
 from gpusonde.collector.client import Client
 from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql, Connection
-from gpusonde.collector.storage.errors import StoreError
+from gpusonde.errors import StoreError
 
 NAME = "it's; DROP TABLE samples -- \\ {gpu:String} %s ü&?=#+/"
 

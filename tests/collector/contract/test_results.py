@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from support.store_records import Feed
 
-from gpusonde.collector.storage.errors import StateFileError
 from gpusonde.collector.storage.model import EpochRow, Position, RunRow, RunUpdate, SummaryRow
+from gpusonde.collector.storage.store import UnusableStateError
 
 SECOND = 1_000_000_000
 HOSTILE = "'; DROP TABLE runs; -- \\ {run:String} %s ü"
@@ -192,7 +192,7 @@ def test_states_of_tracking_are_kept_whole_or_not_at_all(engine):
         assert engine.states.read(key, 1) == content
         assert engine.states.read(other, 1) == b""
         engine.open()
-    with pytest.raises(StateFileError):
+    with pytest.raises(UnusableStateError):
         engine.states.read(key, 2)
     engine.states.remove(key)
     engine.states.remove(("nobody", "GPU-a"))

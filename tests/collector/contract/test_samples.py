@@ -8,9 +8,9 @@ import pytest
 from support.store_records import EVER, Feed
 from support.wire_agent import START_NS, TICK_NS, batch, block, inventory
 
-from gpusonde.collector.storage.errors import StoreError
 from gpusonde.collector.storage.model import Position
 from gpusonde.collector.storage.samples import TicksEntry
+from gpusonde.errors import StoreError
 from gpusonde.telemetry import UnknownMetricError
 
 BEGINNING = Position(0, 0)

@@ -13,8 +13,8 @@ from gpusonde.cli.parsing import Parser, positive_integer
 from gpusonde.errors import UsageError
 
 if TYPE_CHECKING:
-    from gpusonde.collector.storage.check.findings import CheckReport
     from gpusonde.collector.storage.local.export import CompactReport, ExportReport
+    from gpusonde.collector.storage.local.fsck import CheckReport
     from gpusonde.collector.storage.local.sql import SqlAnswer
 
 _EXIT_FINDINGS = 1

@@ -5,7 +5,6 @@ from graphs, ``FleetClient`` about agents. They import the wire contract and not
 """
 
 from gpusonde.collector.client.admin import ConnectedAgent, FleetClient
-from gpusonde.collector.client.connection import CollectorError
 from gpusonde.collector.client.planning import PlanningClient
 from gpusonde.collector.client.query import Client
 from gpusonde.collector.client.results import (
@@ -21,6 +20,7 @@ from gpusonde.collector.client.results import (
     RunInfo,
 )
 from gpusonde.collector.client.workload import WorkloadClient
+from gpusonde.errors import CollectorError
 
 __all__ = [
     "Client",

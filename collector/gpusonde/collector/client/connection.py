@@ -8,25 +8,11 @@ from typing import cast
 
 import grpc
 
+from gpusonde.errors import CollectorError
 from gpusonde.service.tls import ClientSecurity, hangs_up_on_strangers
 
 # What gRPC says of the client's deadline; other words are the collector's.
 _OWN_DEADLINE = "Deadline Exceeded"
-
-
-class CollectorError(RuntimeError):
-    """A collector that cannot be reached, or a question that it cannot answer.
-
-    Attributes:
-        code: Name of the gRPC status, for example ``NOT_FOUND``.
-        details: The collector's own words.
-    """
-
-    def __init__(self, code: str, details: str, advice: str) -> None:
-        """Keep status and words; ``advice`` says what to do."""
-        self.code = code
-        self.details = details
-        super().__init__(f"{details}; {advice}" if advice else details)
 
 
 class Connection:

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
-from gpusonde.collector.client.connection import CollectorError, Connection
+from gpusonde.collector.client.connection import Connection
 from gpusonde.collector.messages import fill, to_document
+from gpusonde.errors import CollectorError
 from gpusonde.planning.v1 import planning_pb2, planning_pb2_grpc
 from gpusonde.service.tls import ClientSecurity
 

@@ -12,7 +12,7 @@ import numpy as np
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from gpusonde.collector.client.connection import CollectorError, Connection
+from gpusonde.collector.client.connection import Connection
 from gpusonde.collector.client.results import (
     Distribution,
     DurationChange,
@@ -26,6 +26,7 @@ from gpusonde.collector.client.results import (
     RunInfo,
 )
 from gpusonde.collector.messages import enum_text
+from gpusonde.errors import CollectorError
 from gpusonde.query.v1 import query_pb2, query_pb2_grpc
 from gpusonde.service.tls import ClientSecurity
 from gpusonde.telemetry import Trace

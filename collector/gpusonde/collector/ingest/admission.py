@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import grpc
 
 from gpusonde.collector.security.rates import RateBucket
-from gpusonde.collector.storage.errors import StoreError, StoreFullError
 from gpusonde.collector.storage.store import SampleStore
+from gpusonde.errors import StoreError, StoreFullError
 from gpusonde.ingest.v1 import ingest_pb2
 
 _LOG = logging.getLogger(__name__)

@@ -18,23 +18,11 @@ from gpusonde.collector.ingest.admission import AgentPace, PaceOptions, Stop
 from gpusonde.collector.ingest.session import Session
 from gpusonde.collector.storage.model import AgentRow
 from gpusonde.collector.storage.store import SampleStore
+from gpusonde.errors import RequestError
 from gpusonde.ingest.v1 import ingest_pb2
 
 # Agents remembered per stream that may be open: hosts come and go.
 _KNOWN_PER_OPEN = 10
-
-
-class AdmissionError(Exception):
-    """A greeting that is refused.
-
-    Attributes:
-        code: Status for the agent.
-    """
-
-    def __init__(self, code: grpc.StatusCode, text: str) -> None:
-        """Keep the status beside the text."""
-        self.code = code
-        super().__init__(text)
 
 
 @dataclass
@@ -107,7 +95,7 @@ class Agents:
         """Fence older streams of the agent and return the session of the new one.
 
         Raises:
-            AdmissionError: Another process owns the agent id, or there are too many agents.
+            RequestError: Another process owns the agent id, or there are too many agents.
         """
         agent = self._agents.get(hello.agent_id)
         if agent is None:
@@ -123,8 +111,8 @@ class Agents:
         async with agent.lock:
             self._check_owner(agent, hello)
             if agent.live_session is None and len(self.sessions()) >= self._largest_count:
-                raise AdmissionError(
-                    grpc.StatusCode.RESOURCE_EXHAUSTED,
+                raise RequestError(
+                    "RESOURCE_EXHAUSTED",
                     f"{self._largest_count} agents are connected, which is this collector's limit; use another"
                     " collector or raise limits.agents",
                 )
@@ -163,23 +151,21 @@ class Agents:
         for _, agent_id in sorted(gone)[: max(1, len(gone) // 10)]:
             del self._agents[agent_id]
         if not gone:
-            raise AdmissionError(
-                grpc.StatusCode.RESOURCE_EXHAUSTED, "too many agents of different names came in a short time"
-            )
+            raise RequestError("RESOURCE_EXHAUSTED", "too many agents of different names came in a short time")
 
     def _check_owner(self, agent: _Agent, hello: ingest_pb2.Hello) -> None:
         if hello.instance_id == agent.instance_id:
             return
         second = f"a second agent with the same id: {hello.agent_id!r}"
         if agent.live_session and hello.spool_id != agent.spool_id:
-            raise AdmissionError(
-                grpc.StatusCode.ALREADY_EXISTS,
+            raise RequestError(
+                "ALREADY_EXISTS",
                 f"{second} is streaming from another spool; give each agent its own id, or stop the other one",
             )
         held = agent.live_session or self._clock() - agent.seen_at_s < self._hold_s
         if held and hello.agent_start_time_unix_nano <= agent.start_unix_nano:
-            raise AdmissionError(
-                grpc.StatusCode.ALREADY_EXISTS,
+            raise RequestError(
+                "ALREADY_EXISTS",
                 f"{second} was started later and owns the id now; give each agent its own id, or stop the other one"
                 f" and wait {self._hold_s:.0f} s",
             )

@@ -16,11 +16,10 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Protocol
 
-from gpusonde.collector.storage.errors import StoreError
 from gpusonde.collector.storage.local.log import rejection_payload
 from gpusonde.collector.storage.model import EntryKind, LogEntry, PendingRecord, RejectedRecord
 from gpusonde.collector.storage.store import SampleStore
-from gpusonde.errors import WireError
+from gpusonde.errors import StoreError, WireError
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.service.metrics import Distribution
 

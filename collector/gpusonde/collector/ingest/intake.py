@@ -15,10 +15,9 @@ from gpusonde.collector.ingest.admission import PaceOptions, Stop
 from gpusonde.collector.ingest.committer import Committer, Quarantine
 from gpusonde.collector.ingest.session import Session, take_load
 from gpusonde.collector.metrics import CollectorCounters, loss_reason
-from gpusonde.collector.storage.errors import StoreError
 from gpusonde.collector.storage.model import EntryKind, LogEntry, PendingRecord
 from gpusonde.collector.storage.store import FactStore
-from gpusonde.errors import MissingInventoryError, RecordTooLargeError, WireError
+from gpusonde.errors import MissingInventoryError, RecordTooLargeError, StoreError, WireError
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.service.wire import BatchRecord, InventoryRecord, Limits, LossRecord, decode_record
 

@@ -13,14 +13,13 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from gpusonde.collector.ingest.admission import AdmissionControl, Backpressure, PaceOptions, Stop
-from gpusonde.collector.ingest.agents import AdmissionError, Agents
+from gpusonde.collector.ingest.agents import Agents
 from gpusonde.collector.ingest.intake import UNREADABLE, Intake, Requests
 from gpusonde.collector.ingest.session import Session
 from gpusonde.collector.metrics import CollectorCounters
 from gpusonde.collector.security.guard import Guard
-from gpusonde.collector.security.identity import AuthenticationError, Identity
-from gpusonde.collector.storage.errors import StoreError
-from gpusonde.errors import WireError
+from gpusonde.collector.security.identity import Identity
+from gpusonde.errors import RequestError, StoreError, WireError
 from gpusonde.ingest.v1 import ingest_pb2, ingest_pb2_grpc
 from gpusonde.service.wire import Limits, check_hello
 
@@ -136,10 +135,10 @@ class IngestService(ingest_pb2_grpc.IngestServiceServicer):
             await context.abort(rejection.code, rejection.text)
         try:
             session = await self._agents.admit(hello)
-        except AdmissionError as error:
-            self._refused["second_agent" if error.code is grpc.StatusCode.ALREADY_EXISTS else "too_many_agents"] += 1
+        except RequestError as error:
+            self._refused["second_agent" if error.status == "ALREADY_EXISTS" else "too_many_agents"] += 1
             _LOG.warning("%s: %s", context.peer(), error)
-            await context.abort(error.code, str(error))
+            await context.abort(grpc.StatusCode[error.status], str(error))
         except StoreError as error:
             self._admission.store_failed(error)
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
@@ -170,7 +169,7 @@ class IngestService(ingest_pb2_grpc.IngestServiceServicer):
         """Return who calls; the name in Hello is only believed when it is theirs."""
         try:
             identity = self._guard.identify(context)
-        except AuthenticationError as error:
+        except RequestError as error:
             self._refused["unauthenticated"] += 1
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
         if not identity.may_stream_as(hello.agent_id):

@@ -11,8 +11,8 @@ import grpc
 
 from gpusonde.collector.ingest.admission import AgentPace, Stop
 from gpusonde.collector.security.identity import Identity
-from gpusonde.collector.storage.errors import StoreError, StoreFullError
 from gpusonde.common.v1 import gpu_pb2
+from gpusonde.errors import StoreError, StoreFullError
 from gpusonde.ingest.v1 import ingest_pb2
 
 

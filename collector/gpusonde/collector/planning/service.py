@@ -15,11 +15,12 @@ from google.protobuf.message import Message
 from gpusonde.collector.messages import enum_text, fill
 from gpusonde.collector.planning.processes import PlanningProcesses
 from gpusonde.collector.planning.watch import Watch, WatchOptions
-from gpusonde.collector.planning.wire import RefusedError, abort, checked, pack_question, refusal_reason
+from gpusonde.collector.planning.wire import abort, checked, pack_question, refusal_reason
 from gpusonde.collector.query.runs import find_run
 from gpusonde.collector.security.guard import Guard
 from gpusonde.collector.security.identity import Identity
 from gpusonde.collector.storage.store import ResultStore
+from gpusonde.errors import RequestError
 from gpusonde.planning.v1 import planning_pb2, planning_pb2_grpc
 
 _START_WAIT_S = 30.0
@@ -118,7 +119,7 @@ class PlanningService(planning_pb2_grpc.PlanningServiceServicer):
 
     def _check_identity(self, identity: Identity) -> None:
         if problem := self._guard.revoked(identity):
-            raise RefusedError(grpc.StatusCode.UNAUTHENTICATED, problem)
+            raise RequestError("UNAUTHENTICATED", problem)
 
     async def _start(self, requests: AsyncIterator[planning_pb2.WatchJobRequest]) -> planning_pb2.WatchStart:
         try:
@@ -126,7 +127,7 @@ class PlanningService(planning_pb2_grpc.PlanningServiceServicer):
         except asyncio.TimeoutError:
             first = None
         if first is None or first.WhichOneof("request") != "start":
-            raise RefusedError(grpc.StatusCode.INVALID_ARGUMENT, "field 'start': a watch begins with it")
+            raise RequestError("INVALID_ARGUMENT", "field 'start': a watch begins with it")
         return first.start
 
     async def _unless_draining(self, watching: Coroutine[Any, Any, None]) -> None:
@@ -134,7 +135,7 @@ class PlanningService(planning_pb2_grpc.PlanningServiceServicer):
         try:
             await asyncio.wait({task, draining}, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
-                raise RefusedError(grpc.StatusCode.UNAVAILABLE, "the collector stops; watch again at another one")
+                raise RequestError("UNAVAILABLE", "the collector stops; watch again at another one")
             task.result()
         finally:
             task.cancel()

@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-import grpc
 from google.protobuf.message import DecodeError
 
-from gpusonde.collector.planning.wire import RefusedError, checked, pack_question
+from gpusonde.collector.planning.wire import checked, pack_question
+from gpusonde.errors import RequestError
 from gpusonde.planning.v1 import planning_pb2
 
 # Reports that wait for the next look; beyond them the stream is not read.
@@ -32,7 +32,7 @@ EpochEnds = Callable[[str], Awaitable[Sequence[float]]]
 Requests = AsyncIterator[planning_pb2.WatchJobRequest]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 # A report, what was wrong with one, or None after the last one.
-_Item: TypeAlias = "planning_pb2.WatchJobRequest | RefusedError | None"
+_Item: TypeAlias = "planning_pb2.WatchJobRequest | RequestError | None"
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,7 @@ class Watch:
             may_go_on: Raises when the watch is to end; called before every look.
 
         Raises:
-            RefusedError: A request that cannot be.
-            QueryError: No such run.
+            RequestError: A request that cannot be, or no such run.
         """
         checked(await self._ask(pack_question({"kind": "start_watch"}, {"start": self._start})))
         reading = asyncio.ensure_future(self._read(requests))
@@ -154,11 +153,11 @@ class Watch:
             async for request in requests:
                 _check_report(request)
                 await self._reports.put(request)
-        except RefusedError as error:
+        except RequestError as error:
             await self._reports.put(error)
         except DecodeError as error:
             text = f"a report cannot be decoded: {str(error)[:200]}"
-            await self._reports.put(RefusedError(grpc.StatusCode.INVALID_ARGUMENT, text))
+            await self._reports.put(RequestError("INVALID_ARGUMENT", text))
         else:
             await self._reports.put(None)
 
@@ -173,8 +172,8 @@ def _elapsed_s(request: planning_pb2.WatchJobRequest) -> float:
 
 def _check_report(request: planning_pb2.WatchJobRequest) -> None:
     if request.ByteSize() > _LARGEST_REPORT_BYTES:
-        raise RefusedError(grpc.StatusCode.RESOURCE_EXHAUSTED, f"a report has more than {_LARGEST_REPORT_BYTES} bytes")
+        raise RequestError("RESOURCE_EXHAUSTED", f"a report has more than {_LARGEST_REPORT_BYTES} bytes")
     if request.WhichOneof("request") not in ("progress", "machines"):
-        raise RefusedError(grpc.StatusCode.INVALID_ARGUMENT, "after the first request come progress and machines")
+        raise RequestError("INVALID_ARGUMENT", "after the first request come progress and machines")
     if not 0.0 <= _elapsed_s(request) <= _LATEST_S:
-        raise RefusedError(grpc.StatusCode.INVALID_ARGUMENT, "field 'elapsed_s': must be seconds since the job's start")
+        raise RequestError("INVALID_ARGUMENT", "field 'elapsed_s': must be seconds since the job's start")

@@ -17,37 +17,23 @@ import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
 from gpusonde.collector.messages import to_document
-from gpusonde.collector.query.errors import QueryError
-from gpusonde.errors import ChildBusyError, ChildFaultError, ChildLostError, ChildTimeoutError
+from gpusonde.errors import ChildBusyError, ChildFaultError, ChildLostError, ChildTimeoutError, RequestError
 from gpusonde.planning.v1 import planning_pb2
 from gpusonde.service.child import pack, unpack
 
 _LOG = logging.getLogger(__name__)
 
 
-class RefusedError(Exception):
-    """A question whose answer is an error.
-
-    Attributes:
-        code: gRPC status.
-    """
-
-    def __init__(self, code: grpc.StatusCode, text: str) -> None:
-        """Keep the status beside the text."""
-        self.code = code
-        super().__init__(text)
-
-
 def checked(answer: dict[str, Any]) -> dict[str, Any]:
     """Return an answer that is none of an error.
 
     Raises:
-        RefusedError: It is.
+        RequestError: It is.
     """
     error = answer.get("error")
     if error is None:
         return answer
-    raise RefusedError(grpc.StatusCode.INVALID_ARGUMENT, error["text"])
+    raise RequestError("INVALID_ARGUMENT", error["text"])
 
 
 def refusal_reason(error: Exception) -> str:
@@ -62,8 +48,8 @@ def refusal_reason(error: Exception) -> str:
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception) -> NoReturn:
     """End a call with the status of an error."""
     text = str(error)
-    if isinstance(error, (RefusedError, QueryError)):
-        code = error.code
+    if isinstance(error, RequestError):
+        code = grpc.StatusCode[error.status]
     elif isinstance(error, (ChildBusyError, ChildLostError)):
         code = grpc.StatusCode.RESOURCE_EXHAUSTED
     elif isinstance(error, ChildFaultError):

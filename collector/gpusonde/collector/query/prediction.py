@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 from gpusonde.catalog import GpuCatalog, GpuSpec, Resolution, UnknownGpuError
 from gpusonde.collector.metrics import CollectorCounters
-from gpusonde.collector.query.errors import InvalidQuestionError, NotFoundError, NotYetError
 from gpusonde.collector.query.runs import duration, find_run, gpu_message, nanoseconds
 from gpusonde.collector.storage.model import RunRow
 from gpusonde.collector.storage.samples import concatenate
 from gpusonde.collector.storage.store import FactStore, SampleReader, Store
+from gpusonde.errors import RequestError
 from gpusonde.predictor.crossgpu import (
     LatencyModel,
     LatencyPrediction,
@@ -42,12 +42,12 @@ def resolve(gpus: GpuCatalog, name: str, memory_bytes: int = 0) -> Resolution:
         memory_bytes: Its memory, to tell variants apart; 0 when unknown.
 
     Raises:
-        NotFoundError: The catalogue does not hold it.
+        RequestError: The catalogue does not hold it (``NOT_FOUND``).
     """
     try:
         return gpus.resolve(name, memory_bytes=memory_bytes or None)
     except UnknownGpuError as error:
-        raise NotFoundError(str(error)) from None
+        raise RequestError("NOT_FOUND", str(error)) from None
 
 
 class RunMeasurer:
@@ -68,23 +68,25 @@ class RunMeasurer:
         """Measure a run: its epoch latency, and its metrics over all of it.
 
         Raises:
-            NotYetError: The run has no epochs, or its agent does not name the GPU.
-            NotFoundError: The catalogue does not hold the GPU.
+            RequestError: The run has no epochs, or its agent does not name the GPU (``FAILED_PRECONDITION``).
+            RequestError: The catalogue does not hold the GPU (``NOT_FOUND``).
             MeasurementError: What was sampled cannot be.
             StoreCorruptError: A segment that is needed cannot be read.
         """
         if run.verdict != "epochs" or not math.isfinite(run.period_s):
             found = run.verdict or "not analysed yet"
-            raise NotYetError(
+            raise RequestError(
+                "FAILED_PRECONDITION",
                 f"run {run.run_id} has no epochs to predict from ({found}: {run.reason or 'too short so far'});"
-                " wait for more of it, or give a measurement"
+                " wait for more of it, or give a measurement",
             )
         gpus = {(gpu.gpu_uuid, gpu.agent_id): gpu for gpu in self._facts.gpus()}
         described = gpu_message(gpus.get((run.gpu_uuid, run.agent_id)))
         if not described.product_name:
-            raise NotYetError(
+            raise RequestError(
+                "FAILED_PRECONDITION",
                 f"the agent does not know what model GPU {run.gpu_uuid} is (a replayed trace need not tell); give a"
-                " measurement with its gpu_model instead of the run"
+                " measurement with its gpu_model instead of the run",
             )
         resolution = resolve(self._gpus, described.product_name, described.framebuffer_bytes)
         attributes = {a.name: a.value for a in described.static_attributes if math.isfinite(a.value) and a.value >= 0}
@@ -152,9 +154,9 @@ class Predictor:
         """Answer a request.
 
         Raises:
-            NotFoundError: No such run, or a GPU that the catalogue does not hold.
-            InvalidQuestionError: A measurement that cannot be.
-            NotYetError: The run has no epochs to predict from.
+            RequestError: No such run, or a GPU that the catalogue does not hold (``NOT_FOUND``).
+            RequestError: A measurement that cannot be (``INVALID_ARGUMENT``).
+            RequestError: The run has no epochs to predict from (``FAILED_PRECONDITION``).
         """
         began_s = self._clock()
         kind = request.WhichOneof("source")
@@ -165,11 +167,11 @@ class Predictor:
             elif kind == "measurement":
                 source = self._of_request(request.measurement)
             else:
-                raise InvalidQuestionError("field 'source': give a run_id or a measurement")
+                raise RequestError("INVALID_ARGUMENT", "field 'source': give a run_id or a measurement")
             model = self.model()
             predictions = model.predict(source, targets)
         except MeasurementError as error:
-            raise InvalidQuestionError(f"field '{kind}': {error}") from None
+            raise RequestError("INVALID_ARGUMENT", f"field '{kind}': {error}") from None
         self._counters.count_predictions((prediction.status for prediction in predictions), self._clock() - began_s)
         return query_pb2.PredictEpochLatencyResponse(
             predictions=[_message(prediction) for prediction in predictions],
@@ -180,7 +182,9 @@ class Predictor:
 
     def _targets(self, names: Sequence[str]) -> list[GpuSpec]:
         if len(names) > _MOST_TARGETS:
-            raise InvalidQuestionError(f"field 'target_gpu_models': at most {_MOST_TARGETS} names are taken")
+            raise RequestError(
+                "INVALID_ARGUMENT", f"field 'target_gpu_models': at most {_MOST_TARGETS} names are taken"
+            )
         return [resolve(self._gpus, name).spec for name in names] if names else list(self._gpus.specs)
 
     def _of_request(self, measurement: query_pb2.SourceMeasurement) -> SourceMeasurement:
@@ -200,14 +204,18 @@ def _precision(name: str) -> Precision:
         return Precision(name or Precision.FP32.value)
     except ValueError:
         known = ", ".join(precision.value for precision in Precision)
-        raise InvalidQuestionError(f"field 'measurement.precision': {name[:40]!r} is unknown; use {known}") from None
+        raise RequestError(
+            "INVALID_ARGUMENT", f"field 'measurement.precision': {name[:40]!r} is unknown; use {known}"
+        ) from None
 
 
 def _distributions(messages: Sequence[query_pb2.MetricDistribution]) -> Mapping[str, MetricDistribution]:
     found: dict[str, MetricDistribution] = {}
     for i, message in enumerate(messages):
         if message.metric in found:
-            raise InvalidQuestionError(f"field 'measurement.metrics[{i}]': {message.metric[:80]!r} appears twice")
+            raise RequestError(
+                "INVALID_ARGUMENT", f"field 'measurement.metrics[{i}]': {message.metric[:80]!r} appears twice"
+            )
         found[message.metric] = MetricDistribution(
             message.mean,
             message.standard_deviation,

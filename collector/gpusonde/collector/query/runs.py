@@ -13,11 +13,12 @@ import numpy as np
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from gpusonde.collector.query.errors import InvalidQuestionError, NotFoundError, from_token, page_size, to_token
+from gpusonde.collector.query.paging import from_token, page_size, to_token
 from gpusonde.collector.storage.model import EpochRow, GpuRow, RunRow, SummaryRow
 from gpusonde.collector.storage.store import ResultStore, Store
 from gpusonde.common.v1 import gpu_pb2, job_pb2
 from gpusonde.epoch_detect.progress import COVERAGE, FEWEST_EPOCHS, TotalEpochsError, duration_trend, estimate_end
+from gpusonde.errors import RequestError
 from gpusonde.query.v1 import query_pb2
 
 # That of google.protobuf.Duration, about 10,000 years.
@@ -33,11 +34,11 @@ def find_run(results: ResultStore, run_id: str) -> RunRow:
     """Return a run.
 
     Raises:
-        NotFoundError: There is none of that name.
+        RequestError: There is none of that name (``NOT_FOUND``).
     """
     run = results.run(run_id)
     if run is None:
-        raise NotFoundError(f"no run {run_id[:80]!r}; ListRuns ('gpusonde runs') names those there are")
+        raise RequestError("NOT_FOUND", f"no run {run_id[:80]!r}; ListRuns ('gpusonde runs') names those there are")
     return run
 
 
@@ -59,15 +60,15 @@ def nanoseconds(message: Timestamp | Duration, field: str) -> int:
     """Return a time or a duration of a request.
 
     Raises:
-        InvalidQuestionError: It is outside of what such a message may hold.
+        RequestError: It is outside of what such a message may hold (``INVALID_ARGUMENT``).
     """
     # The library looks at times and, for now, not at durations.
     if isinstance(message, Duration) and abs(message.seconds) > _LONGEST_DURATION_S:
-        raise InvalidQuestionError(f"field {field!r}: {message.seconds} s is no duration")
+        raise RequestError("INVALID_ARGUMENT", f"field {field!r}: {message.seconds} s is no duration")
     try:
         return int(message.ToNanoseconds())
     except ValueError as error:
-        raise InvalidQuestionError(f"field {field!r}: {error}") from None
+        raise RequestError("INVALID_ARGUMENT", f"field {field!r}: {error}") from None
 
 
 def timestamp(unix_nano: int) -> Timestamp:
@@ -135,8 +136,8 @@ def list_epochs(results: ResultStore, request: query_pb2.ListEpochsRequest) -> q
     """Answer ``ListEpochs``.
 
     Raises:
-        NotFoundError: No such run.
-        InvalidQuestionError: A page that cannot be, or fewer epochs in total than are over.
+        RequestError: No such run (``NOT_FOUND``).
+        RequestError: A page that cannot be, or fewer epochs in total than are over (``INVALID_ARGUMENT``).
     """
     limit = page_size(request.page_size, 1000, 10_000)
     place = from_token(request.page_token, (int, int))
@@ -235,13 +236,15 @@ def _estimate(
     try:
         estimate = estimate_end(starts_s, ends_s, total_epochs, (run.end_unix_nano - origin) / 1e9)
     except TotalEpochsError as error:
-        raise InvalidQuestionError(
-            f"field 'total_epochs': {error}; give the number with which the job was started, or leave it out"
+        raise RequestError(
+            "INVALID_ARGUMENT",
+            f"field 'total_epochs': {error}; give the number with which the job was started, or leave it out",
         ) from None
     if origin / 1e9 + estimate.end_high_s > _LATEST_UNIX_S:
-        raise InvalidQuestionError(
+        raise RequestError(
+            "INVALID_ARGUMENT",
             f"field 'total_epochs': {total_epochs} epochs as long as these end after the year 9999; give the number"
-            " with which the job was started, or leave it out"
+            " with which the job was started, or leave it out",
         )
     response.estimate.CopyFrom(
         query_pb2.EndEstimate(

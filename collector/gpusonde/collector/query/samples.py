@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
-from gpusonde.collector.query.errors import InvalidQuestionError, NotFoundError
 from gpusonde.collector.query.runs import nanoseconds
 from gpusonde.collector.storage.samples import Samples, column_type
 from gpusonde.collector.storage.store import Store
+from gpusonde.errors import RequestError
 from gpusonde.query.v1 import query_pb2
 from gpusonde.telemetry import UnknownMetricError, metric
 
@@ -39,8 +39,8 @@ class SampleStream:
         Beside each piece stands the resolution of its samples in seconds, 0 when they are as sampled.
 
         Raises:
-            NotFoundError: No such GPU, or it has no such metric.
-            InvalidQuestionError: No such metric anywhere, or the end comes before the start.
+            RequestError: No such GPU, or it has no such metric (``NOT_FOUND``).
+            RequestError: No such metric anywhere, or the end comes before the start (``INVALID_ARGUMENT``).
         """
         request = self._request
         start = nanoseconds(request.start_time, "start_time") if request.HasField("start_time") else 0
@@ -48,7 +48,7 @@ class SampleStream:
         # Such a message holds the year 9999, and a store's 64 bits of nanoseconds do not.
         start, end = (min(max(time, 0), _END_OF_TIME) for time in (start, end))
         if end < start:
-            raise InvalidQuestionError("field 'end_time': comes before start_time")
+            raise RequestError("INVALID_ARGUMENT", "field 'end_time': comes before start_time")
         metrics = self._metrics()
         sink = _Sink()
         schema = pa.schema(
@@ -71,14 +71,18 @@ class SampleStream:
         gpu_uuid = self._request.gpu_uuid
         available = self._store.facts.metrics(gpu_uuid)
         if not available:
-            raise NotFoundError(f"no samples of a GPU {gpu_uuid[:80]!r}; ListRuns ('gpusonde runs') names GPUs")
+            raise RequestError(
+                "NOT_FOUND", f"no samples of a GPU {gpu_uuid[:80]!r}; ListRuns ('gpusonde runs') names GPUs"
+            )
         for name in self._request.metrics:
             try:
                 metric(name)
             except UnknownMetricError as error:
-                raise InvalidQuestionError(f"field 'metrics': {error}") from None
+                raise RequestError("INVALID_ARGUMENT", f"field 'metrics': {error}") from None
             if name not in available:
-                raise NotFoundError(f"GPU {gpu_uuid!r} has no metric {name!r}; it has {', '.join(available)}")
+                raise RequestError(
+                    "NOT_FOUND", f"GPU {gpu_uuid!r} has no metric {name!r}; it has {', '.join(available)}"
+                )
         return list(dict.fromkeys(self._request.metrics)) or available
 
 

@@ -11,12 +11,11 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
-from gpusonde.collector.query.errors import QueryError
 from gpusonde.collector.query.prediction import Predictor
 from gpusonde.collector.query.runs import list_epochs, list_runs
 from gpusonde.collector.query.samples import SampleStream
-from gpusonde.collector.storage.errors import StoreCorruptError, StoreError
 from gpusonde.collector.storage.store import Store
+from gpusonde.errors import RequestError, StoreCorruptError, StoreError
 from gpusonde.predictor.crossgpu import ModelFileError
 from gpusonde.query.v1 import query_pb2, query_pb2_grpc
 
@@ -74,8 +73,8 @@ class QueryService(query_pb2_grpc.QueryServiceServicer):
         """Run an answer in the executor and turn its exceptions into statuses."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self._executor, answer)
-        except QueryError as error:
-            code, text = error.code, str(error)
+        except RequestError as error:
+            code, text = grpc.StatusCode[error.status], str(error)
         except StoreCorruptError as error:
             _LOG.error("%s", error)
             code, text = grpc.StatusCode.DATA_LOSS, str(error)

@@ -16,8 +16,9 @@ from typing import Any
 
 import grpc.aio
 
-from gpusonde.collector.security.identity import ANONYMOUS, AuthenticationError, Identity, Role, granted
+from gpusonde.collector.security.identity import ANONYMOUS, Identity, Role, granted
 from gpusonde.collector.security.tokens import TokenFile
+from gpusonde.errors import RequestError
 from gpusonde.service.tls.certificates import expiry_unix_s
 
 _URI = re.compile(r"gpusonde://(agent|reader|admin)/([A-Za-z0-9][A-Za-z0-9._:@-]{0,127})")
@@ -37,29 +38,30 @@ def certificate_identity(auth_context: Mapping[str, Sequence[bytes]], default_ro
         default_role: Role of certificates without a URI of ours; None refuses them.
 
     Raises:
-        AuthenticationError: It names nobody, or more than one.
+        RequestError: It names nobody, or more than one (``UNAUTHENTICATED``).
     """
     try:
         expiry = expiry_unix_s(auth_context["x509_pem_cert"][0])
     except ValueError as error:
-        raise AuthenticationError(f"the certificate cannot be read: {error}") from None
+        raise RequestError("UNAUTHENTICATED", f"the certificate cannot be read: {error}") from None
     uris = [_text(uri) for uri in auth_context.get("peer_uri", ())]
     ours = [uri for uri in uris if uri.startswith("gpusonde:")]
     if len(ours) > 1:
-        raise AuthenticationError("the certificate has more than one gpusonde:// URI; issue one per role")
+        raise RequestError("UNAUTHENTICATED", "the certificate has more than one gpusonde:// URI; issue one per role")
     if ours:
         match = _URI.fullmatch(ours[0])
         if match is None:
-            raise AuthenticationError("the certificate's gpusonde:// URI is not gpusonde://ROLE/NAME")
+            raise RequestError("UNAUTHENTICATED", "the certificate's gpusonde:// URI is not gpusonde://ROLE/NAME")
         return _identity(Role(match[1]), match[2], expiry)
     if default_role is None:
-        raise AuthenticationError(
-            "the certificate has no gpusonde://ROLE/NAME URI; issue one with it, or set security.certificate_role"
+        raise RequestError(
+            "UNAUTHENTICATED",
+            "the certificate has no gpusonde://ROLE/NAME URI; issue one with it, or set security.certificate_role",
         )
     names = auth_context.get("x509_common_name", ())
     name = _text(names[0]) if len(names) == 1 else ""
     if not _NAME.fullmatch(name):
-        raise AuthenticationError("the certificate's common name is no agent id")
+        raise RequestError("UNAUTHENTICATED", "the certificate's common name is no agent id")
     return _identity(default_role, name, expiry)
 
 
@@ -124,24 +126,24 @@ class Guard:
         """Return who calls. A token, where one is sent, decides; a wrong one is never passed over.
 
         Raises:
-            AuthenticationError: The caller proves nothing, or something wrong.
+            RequestError: The caller proves nothing, or something wrong (``UNAUTHENTICATED``).
         """
         token = _token(context)
         if token is not None:
             found = self._tokens.find(token) if self._tokens else None
             if found is None:
-                raise AuthenticationError("the token is not known here; make one with 'gpusonde token new'")
+                raise RequestError("UNAUTHENTICATED", "the token is not known here; make one with 'gpusonde token new'")
             return found
         auth_context: Mapping[str, Any] = context.auth_context()
         if has_certificate(auth_context):
             identity = certificate_identity(auth_context, self._certificate_role)
             # On a connection that stays open, nobody else looks at the date again.
             if problem := self.revoked(identity):
-                raise AuthenticationError(problem)
+                raise RequestError("UNAUTHENTICATED", problem)
             return identity
         if self._anonymous:
             return ANONYMOUS
-        raise AuthenticationError("this collector wants a client certificate or a bearer token")
+        raise RequestError("UNAUTHENTICATED", "this collector wants a client certificate or a bearer token")
 
     def revoked(self, identity: Identity) -> str:
         """Return why an identity is no longer good; empty while it is."""
@@ -166,6 +168,6 @@ def _token(context: Context) -> str | None:
         if key == "authorization":
             text = value.decode("latin-1") if isinstance(value, bytes) else value
             if len(text) > _LONGEST_HEADER or not text.lower().startswith(_SCHEME):
-                raise AuthenticationError("the authorization header is no bearer token")
+                raise RequestError("UNAUTHENTICATED", "the authorization header is no bearer token")
             return text[len(_SCHEME) :].strip()
     return None

@@ -23,14 +23,6 @@ _GRANTED = {
 }
 
 
-class AuthenticationError(Exception):
-    """A caller who does not prove who it is: UNAUTHENTICATED."""
-
-
-class NotPermittedError(Exception):
-    """A caller who is known and may not do that: PERMISSION_DENIED."""
-
-
 @dataclass(frozen=True)
 class Identity:
     """A caller whose proof was checked.

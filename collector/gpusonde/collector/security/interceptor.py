@@ -23,8 +23,9 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError
 
 from gpusonde.collector.security.guard import Context, Guard, required_role
-from gpusonde.collector.security.identity import AuthenticationError, Identity, Role
-from gpusonde.collector.security.rates import CallerBook, LimitError
+from gpusonde.collector.security.identity import Identity, Role
+from gpusonde.collector.security.rates import CallerBook
+from gpusonde.errors import RequestError
 
 MOST_ELEMENTS = 100_000
 """Messages and texts in one request, at any depth; the largest problem that is answered has some 80,000."""
@@ -232,14 +233,14 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         with contextlib.ExitStack() as stack:
             try:
                 stack.enter_context(limit)
-            except LimitError as error:
+            except RequestError as error:
                 await self._refuse(context, error.reason, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error), method)
             yield
 
     async def _admit(self, context: Context, role: Role, method: str) -> Identity:
         try:
             identity = self._guard.identify(context)
-        except AuthenticationError as error:
+        except RequestError as error:
             await self._refuse(context, "unauthenticated", grpc.StatusCode.UNAUTHENTICATED, str(error), method)
         if not identity.may(role):
             text = f"{identity.name} is no {role.value}, which {method} is for"

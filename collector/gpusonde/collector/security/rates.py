@@ -8,6 +8,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from gpusonde.errors import RequestError
+
 
 class RateBucket:
     """Allows a mean rate with bursts; what is taken beyond it is owed.
@@ -49,19 +51,6 @@ class RateBucket:
 
 # Entries of the book looked at to find one that can be forgotten.
 _LOOKED_AT = 16
-
-
-class LimitError(Exception):
-    """A caller wants more than it may; RESOURCE_EXHAUSTED.
-
-    Attributes:
-        reason: Name to count it under.
-    """
-
-    def __init__(self, reason: str, text: str) -> None:
-        """Keep the reason beside the text."""
-        self.reason = reason
-        super().__init__(text)
 
 
 @dataclass(frozen=True)
@@ -128,13 +117,21 @@ class CallerBook:
         """Count one question for as long as it is being answered.
 
         Raises:
-            LimitError: It is one too many.
+            RequestError: It is one too many.
         """
         limits, caller = self._limits, self._caller(name)
         if self._questions >= limits.all_questions or caller.questions >= limits.questions:
-            raise LimitError("concurrency", f"{caller.questions} questions are being answered; ask when one is done")
+            raise RequestError(
+                "RESOURCE_EXHAUSTED",
+                f"{caller.questions} questions are being answered; ask when one is done",
+                reason="concurrency",
+            )
         if not caller.bucket.take_if_there(1.0):
-            raise LimitError("rate", f"more than {limits.questions_per_s:g} questions per second; ask less often")
+            raise RequestError(
+                "RESOURCE_EXHAUSTED",
+                f"more than {limits.questions_per_s:g} questions per second; ask less often",
+                reason="rate",
+            )
         caller.questions += 1
         self._questions += 1
         try:
@@ -148,11 +145,13 @@ class CallerBook:
         """Count one stream for as long as it is open.
 
         Raises:
-            LimitError: It is one too many.
+            RequestError: It is one too many.
         """
         caller = self._caller(name)
         if self._streams >= self._limits.all_streams or (is_one_agent and caller.streams >= self._limits.streams):
-            raise LimitError("streams", f"{caller.streams} streams are open; close them first")
+            raise RequestError(
+                "RESOURCE_EXHAUSTED", f"{caller.streams} streams are open; close them first", reason="streams"
+            )
         caller.streams += 1
         self._streams += 1
         try:
@@ -166,11 +165,13 @@ class CallerBook:
         """Count one stream of a caller who asks: to begin one is a question, and agents' streams are none of them.
 
         Raises:
-            LimitError: It is one too many.
+            RequestError: It is one too many.
         """
         limits, caller = self._limits, self._caller(name)
         if caller.watches >= limits.watches or self._watches >= 16 * limits.watches:
-            raise LimitError("streams", f"{caller.watches} streams are open; close them first")
+            raise RequestError(
+                "RESOURCE_EXHAUSTED", f"{caller.watches} streams are open; close them first", reason="streams"
+            )
         with self.question(name):
             caller.watches += 1
             self._watches += 1
@@ -185,10 +186,12 @@ class CallerBook:
         """Count one stream of somebody who need not say who it is.
 
         Raises:
-            LimitError: It is one too many.
+            RequestError: It is one too many.
         """
         if self._strangers >= self._limits.watches:
-            raise LimitError("streams", "too many streams of callers without a name are open")
+            raise RequestError(
+                "RESOURCE_EXHAUSTED", "too many streams of callers without a name are open", reason="streams"
+            )
         self._strangers += 1
         try:
             yield

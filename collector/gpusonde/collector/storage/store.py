@@ -258,6 +258,10 @@ class ResultStore(Protocol):
         """Return the runs, of those that this collector follows, with confirmed epochs that have no summary yet."""
 
 
+class UnusableStateError(Exception):
+    """What is kept of an open run cannot be used: the run is read again from its start."""
+
+
 class StateStore(Protocol):
     """Keeps what can be worked out again: it may be lost, or be old, but never half there."""
 
@@ -273,7 +277,7 @@ class StateStore(Protocol):
         """Return what was written for a key, or None when there is nothing.
 
         Raises:
-            StateFileError: It is damaged, or of another version.
+            UnusableStateError: It is damaged, or of another version.
         """
 
     def remove(self, key: tuple[str, str]) -> None:

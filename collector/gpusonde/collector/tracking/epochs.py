@@ -13,8 +13,9 @@ import numpy.typing as npt
 
 from gpusonde.collector.storage.model import EpochRow, RunRow, RunUpdate
 from gpusonde.collector.storage.samples import Samples
+from gpusonde.collector.storage.store import UnusableStateError
 from gpusonde.collector.tracking.remote import TrackerLostError
-from gpusonde.collector.tracking.run_state import EpochsState, UnusableStateError, number, text, whole
+from gpusonde.collector.tracking.run_state import EpochsState, number, text, whole
 from gpusonde.epoch_detect import EpochDetection, EpochEvent, TrackedEpoch
 from gpusonde.epoch_detect.progress import Shares
 

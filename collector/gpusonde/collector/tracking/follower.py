@@ -7,9 +7,9 @@ from dataclasses import asdict
 
 from gpusonde.collector.storage.model import RunUpdate
 from gpusonde.collector.storage.samples import BindingEntry, TicksEntry
-from gpusonde.collector.storage.store import Store
+from gpusonde.collector.storage.store import Store, UnusableStateError
 from gpusonde.collector.tracking.epochs import RunEpochs, TrackerFactory, TrackerRestorer
-from gpusonde.collector.tracking.run_state import FollowerState, Resume, UnusableStateError
+from gpusonde.collector.tracking.run_state import FollowerState, Resume
 from gpusonde.collector.tracking.runs import (
     RunEnded,
     RunEvent,

@@ -11,13 +11,13 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from gpusonde.collector.metrics import CollectorCounters
-from gpusonde.collector.storage.errors import StoreError
 from gpusonde.collector.storage.model import RunUpdate
-from gpusonde.collector.storage.store import ResultStore
+from gpusonde.collector.storage.store import ResultStore, UnusableStateError
 from gpusonde.collector.tracking.follower import FollowerFactory, GpuFollower
-from gpusonde.collector.tracking.run_state import Resume, UnusableStateError
+from gpusonde.collector.tracking.run_state import Resume
 from gpusonde.collector.tracking.state_keeper import StateKeeper
 from gpusonde.collector.tracking.summaries import EpochSummaries
+from gpusonde.errors import StoreError
 
 _LOG = logging.getLogger(__name__)
 

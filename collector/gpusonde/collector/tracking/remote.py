@@ -24,10 +24,9 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from gpusonde.collector.storage.errors import StoreError
 from gpusonde.epoch_detect import EpochDetection, EpochEvent, EpochTracker, TrackedEpoch
 from gpusonde.epoch_detect.progress import Shares
-from gpusonde.errors import ChildFaultError, ChildLostError
+from gpusonde.errors import ChildFaultError, ChildLostError, StoreError
 from gpusonde.service import child
 from gpusonde.service.child import Child, Purpose
 

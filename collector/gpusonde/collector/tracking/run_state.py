@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from gpusonde.collector.storage.model import Position
+from gpusonde.collector.storage.store import UnusableStateError
 from gpusonde.epoch_detect.progress import Shares
 from gpusonde.service.wire import Binding
 
@@ -177,10 +178,6 @@ def _binding(fields: Mapping[str, Any]) -> Binding:
 _LENGTH = struct.Struct("<I")
 # What reading fields of another kind, number or depth than expected ends in.
 _MISFITS = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError, struct.error)
-
-
-class UnusableStateError(Exception):
-    """A stored state with which tracking cannot go on; the run is to be read again from its start."""
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from gpusonde.collector.storage.errors import StateFileError, StoreError
-from gpusonde.collector.storage.store import Store
-from gpusonde.collector.tracking.run_state import FollowerState, Resume, UnusableStateError
+from gpusonde.collector.storage.store import Store, UnusableStateError
+from gpusonde.collector.tracking.run_state import FollowerState, Resume
+from gpusonde.errors import StoreError
 
 _LOG = logging.getLogger(__name__)
 # Of the content; another number makes the states of other releases count as missing.
@@ -97,7 +97,7 @@ class StateKeeper:
                 return None
             state = FollowerState.decode(data)
             self._check(state, key, resume)
-        except (StateFileError, UnusableStateError) as error:
+        except UnusableStateError as error:
             self.refuse(key, error)
             return None
         self._stored.add(key)
@@ -109,7 +109,7 @@ class StateKeeper:
             "the stored state of GPU %s of agent %s is left out, an open run is read again from its start: %s",
             key[1],
             key[0],
-            error if isinstance(error, (StateFileError, UnusableStateError)) else repr(error),
+            error if isinstance(error, UnusableStateError) else repr(error),
         )
         self._stored.add(key)
         self._remove(key)

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from gpusonde.collector.storage.errors import StoreCorruptError, StoreError
 from gpusonde.collector.storage.model import EpochRow, Position, RunRow, SummaryRow
 from gpusonde.collector.storage.samples import Samples
 from gpusonde.collector.storage.store import Store
 from gpusonde.epoch_detect.progress import EpochSummary, EpochSums
 from gpusonde.epoch_detect.ticks import measure_seen_seconds
+from gpusonde.errors import StoreCorruptError, StoreError
 
 _LOG = logging.getLogger(__name__)
 _SECOND_NS = 1_000_000_000

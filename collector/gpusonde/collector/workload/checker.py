@@ -8,7 +8,6 @@ from typing import Any
 
 from gpusonde.catalog import GpuCatalog
 from gpusonde.collector.messages import enum_text
-from gpusonde.collector.query.errors import QueryError
 from gpusonde.collector.query.prediction import resolve
 from gpusonde.collector.workload.errors import (
     GRAPH_TOO_LARGE,
@@ -18,6 +17,7 @@ from gpusonde.collector.workload.errors import (
     WorkloadError,
 )
 from gpusonde.collector.workload.hosts import HostView, least_resources, resource_document
+from gpusonde.errors import RequestError
 from gpusonde.predictor.workload.embedding.weights import DatasetTypeNameError, check_dataset_type
 from gpusonde.predictor.workload.graph.limits import GraphLimits
 from gpusonde.workload.v1 import workload_pb2
@@ -138,7 +138,7 @@ class TaskChecker:
             raise WorkloadError(INVALID_REQUEST, "name a device, or hosts that have one", "cluster.device")
         try:
             found = resolve(self._gpus, _text(name, "cluster.device"))
-        except QueryError as error:
+        except RequestError as error:
             raise WorkloadError(UNKNOWN_DEVICE, str(error), "cluster.device") from None
         return found.spec.name, [f"{name}: {found.note}"] if found.note else []
 

@@ -18,10 +18,11 @@ import numpy as np
 
 from gpusonde.catalog import GpuCatalog, GpuSpec
 from gpusonde.collector.ingest.session import KnownLoad
-from gpusonde.collector.query.errors import QueryError, from_token, page_size, to_token
+from gpusonde.collector.query.paging import from_token, page_size, to_token
 from gpusonde.collector.query.prediction import resolve
 from gpusonde.collector.storage.store import FactStore, Store
 from gpusonde.common.v1 import gpu_pb2
+from gpusonde.errors import RequestError
 from gpusonde.predictor.workload.engine import HostResources
 from gpusonde.workload.v1 import workload_pb2
 
@@ -179,7 +180,7 @@ class ResourceCollector:
     def _spec(self, gpu: gpu_pb2.Gpu) -> GpuSpec | None:
         try:
             return resolve(self._gpus, gpu.product_name, gpu.framebuffer_bytes).spec
-        except QueryError:
+        except RequestError:
             return None
 
 
@@ -227,7 +228,7 @@ class ClusterDescriber:
         """Return a ``DescribeClusterResponse`` as a document. Blocks.
 
         Raises:
-            InvalidQuestionError: The page cannot be.
+            RequestError: The page cannot be (``INVALID_ARGUMENT``).
             StoreError: The store cannot be read.
         """
         limit = page_size(request.page_size, _DEFAULT_PAGE, _LARGEST_PAGE)

@@ -23,8 +23,6 @@ from gpusonde.collector.config import CollectorConfig
 from gpusonde.collector.ingest.agents import Agents
 from gpusonde.collector.messages import fill
 from gpusonde.collector.metrics import CollectorCounters
-from gpusonde.collector.query.errors import QueryError
-from gpusonde.collector.storage.errors import StoreError
 from gpusonde.collector.storage.store import Store
 from gpusonde.collector.workload.checker import Questions, TaskChecker, dataset_type
 from gpusonde.collector.workload.errors import INVALID_REQUEST, WorkloadError
@@ -32,7 +30,7 @@ from gpusonde.collector.workload.hosts import ClusterDescriber, HostView, Resour
 from gpusonde.collector.workload.processes import PURPOSE, WorkloadProcesses
 from gpusonde.collector.workload.training import Trainings, has_torch, trainer_command, training_document
 from gpusonde.collector.workload.training_queue import TrainingQueue
-from gpusonde.errors import ChildBusyError, EncoderError, QueueFullError
+from gpusonde.errors import ChildBusyError, EncoderError, QueueFullError, RequestError, StoreError
 from gpusonde.predictor.workload.embedding import EmbeddingError
 from gpusonde.predictor.workload.embedding.registry import Registry
 from gpusonde.service.child import PoolOptions, Purpose
@@ -251,8 +249,8 @@ class WorkloadService(workload_pb2_grpc.WorkloadServiceServicer):
 
     async def _abort(self, context: Context, error: Exception) -> NoReturn:
         text = str(error)
-        if isinstance(error, QueryError):
-            code = error.code
+        if isinstance(error, RequestError):
+            code = grpc.StatusCode[error.status]
         elif isinstance(error, WorkloadError):
             code = grpc.StatusCode.INVALID_ARGUMENT
             text = f"field {error.field!r}: {text}" if error.field else text

@@ -8,9 +8,9 @@ from dataclasses import dataclass, fields
 
 from gpusonde.collector.storage.clickhouse.facts import Ownership
 from gpusonde.collector.storage.clickhouse.sql import Sql, fact_table
-from gpusonde.collector.storage.errors import StoreError
 from gpusonde.collector.storage.local.results import summary_row, summary_text
 from gpusonde.collector.storage.model import EpochRow, Position, RunRow, RunUpdate, SummaryRow
+from gpusonde.errors import StoreError
 
 _RUN_COLUMNS = ", ".join(field.name for field in fields(RunRow))
 _EPOCH_COLUMNS = "epoch_index, start_unix_nano, end_unix_nano, confidence, status, revision"

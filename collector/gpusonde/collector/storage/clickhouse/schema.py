@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gpusonde.collector.storage.clickhouse.sql import Sql
-from gpusonde.collector.storage.errors import StoreError
 from gpusonde.collector.storage.samples import (
     SECOND_NS,
     TICK_COUNT,
@@ -23,6 +22,7 @@ from gpusonde.collector.storage.samples import (
     min_column,
     rollup_columns,
 )
+from gpusonde.errors import StoreError
 from gpusonde.telemetry import METRICS, Metric, MetricKind
 
 _LOG = logging.getLogger(__name__)

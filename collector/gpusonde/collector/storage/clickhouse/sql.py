@@ -20,9 +20,9 @@ import numpy as np
 import pyarrow as pa
 
 from gpusonde.collector.storage.clickhouse import DATABASE_NAME
-from gpusonde.collector.storage.errors import StoreError, StoreFullError
 from gpusonde.collector.storage.model import PendingRecord, Position, RejectedRecord
 from gpusonde.collector.storage.samples import StoredBlock, join_blocks
+from gpusonde.errors import StoreError, StoreFullError
 from gpusonde.service.wire import (
     BatchRecord,
     BindingsRecord,

@@ -14,9 +14,9 @@ from gpusonde.collector.storage.clickhouse.results import ClickHouseResults
 from gpusonde.collector.storage.clickhouse.samples import ClickHouseOptions, ClickHouseSamples
 from gpusonde.collector.storage.clickhouse.schema import prepare
 from gpusonde.collector.storage.clickhouse.sql import Sql, binary_column, fact_table
-from gpusonde.collector.storage.errors import StateFileError, StoreError
 from gpusonde.collector.storage.model import StoreUsage
-from gpusonde.collector.storage.store import OwnersListener, StoreCounters
+from gpusonde.collector.storage.store import OwnersListener, StoreCounters, UnusableStateError
+from gpusonde.errors import StoreError
 
 _LOG = logging.getLogger(__name__)
 _OWNER_CHECK_S = 5.0
@@ -165,7 +165,7 @@ class ClickHouseStates:
         if found == _REMOVED:
             return None
         if found != version:
-            raise StateFileError(f"the state of {key} is of version {found}, this collector reads {version}")
+            raise UnusableStateError(f"the state of {key} is of version {found}, this collector reads {version}")
         return binary_column(table, "content")[0]
 
     def remove(self, key: tuple[str, str]) -> None:

@@ -16,9 +16,9 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-from gpusonde.collector.storage.errors import StoreCorruptError, StoreError, naming_full_disks
-from gpusonde.collector.storage.local.segments import SegmentKind, SegmentPart
+from gpusonde.collector.storage.local.segments import SegmentKind, SegmentPart, store_errors
 from gpusonde.collector.storage.model import Position
+from gpusonde.errors import StoreCorruptError, StoreError
 
 _LOG = logging.getLogger(__name__)
 _VERSION = 4
@@ -179,7 +179,7 @@ class Database:
             StoreCorruptError: The file is not an SQLite database.
             StoreError: It belongs to a newer collector, or cannot be opened.
         """
-        with naming_full_disks(self.path):
+        with store_errors(self.path):
             connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=10.0)
             try:
                 self._prepare(connection)
@@ -202,7 +202,7 @@ class Database:
         """
         if not self.path.is_file():
             raise StoreError(f"{self.path.parent} is no data directory of a collector: it holds no {self.path.name}")
-        with naming_full_disks(self.path):
+        with store_errors(self.path):
             connection = sqlite3.connect(
                 f"{self.path.absolute().as_uri()}?mode=ro", uri=True, check_same_thread=False, timeout=10.0
             )
@@ -254,7 +254,7 @@ class Database:
             StoreFullError: There is no room.
             StoreError: SQLite refused.
         """
-        with self._lock, naming_full_disks(self.path):
+        with self._lock, store_errors(self.path):
             connection = self._open_connection()
             connection.execute("BEGIN IMMEDIATE")
             try:
@@ -267,7 +267,7 @@ class Database:
 
     def rows(self, statement: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Run a query and return all its rows."""
-        with self._lock, naming_full_disks(self.path):
+        with self._lock, store_errors(self.path):
             return self._open_connection().execute(statement, parameters).fetchall()
 
     def _open_connection(self) -> sqlite3.Connection:

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -23,8 +25,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gpusonde.collector.storage.compaction.pace import Pace, StoppedError
-from gpusonde.collector.storage.errors import StoreCorruptError, StoreError, naming_full_disks
 from gpusonde.collector.storage.local.catalog import NewSegment, PartRow, SegmentCatalog, SegmentFile
 from gpusonde.collector.storage.local.segments import (
     KEY_COLUMNS,
@@ -34,9 +34,11 @@ from gpusonde.collector.storage.local.segments import (
     StoreLayout,
     open_writer,
     quantised_by_size,
+    store_errors,
 )
 from gpusonde.collector.storage.samples import TICK_COUNT, Samples, column_type, count_column, roll_up, rollup_columns
 from gpusonde.collector.storage.store import StoreCounters
+from gpusonde.errors import StoreCorruptError, StoreError
 from gpusonde.service.durable_files import File, FileLayer
 
 _TYPES = {"missed_ticks": pa.int32(), "gpu_uuid": pa.string()}
@@ -190,7 +192,7 @@ class SegmentOutput:
         self._files = files
         self._path = path
         self._temporary = path.with_name(path.name + ".tmp")
-        with naming_full_disks(path):
+        with store_errors(path):
             files.remove(self._temporary)
             self._sink = _Sink(files.create(self._temporary))
         self._writer = open_writer(pa.PythonFile(self._sink, mode="w"), schema, quantised)
@@ -211,7 +213,7 @@ class SegmentOutput:
         Raises:
             StoreError: The disk refused.
         """
-        with naming_full_disks(self._path):
+        with store_errors(self._path):
             self._writer.write_table(table, row_group_size=table.num_rows)
         self.parts += [replace(part, row_group=self._row_groups) for part in parts]
         self._row_groups += 1
@@ -223,7 +225,7 @@ class SegmentOutput:
         Raises:
             StoreError: The disk refused; ``abandon`` then tidies up.
         """
-        with naming_full_disks(self._path):
+        with store_errors(self._path):
             self._writer.close()
             self._sink.file.sync()
             self._sink.close_file()
@@ -240,7 +242,7 @@ class SegmentOutput:
         with contextlib.suppress(pa.ArrowException):  # of a file that is thrown away
             self._writer.close()
         self._sink.close_file()
-        with naming_full_disks(self._path):
+        with store_errors(self._path):
             self._files.remove(self._temporary)
             self._files.remove(self._path)
 
@@ -429,7 +431,7 @@ class Compactor:
             raise
         for kind, file_name in emptied:
             path = self._layout.path(kind, file_name)
-            with naming_full_disks(path):
+            with store_errors(path):
                 self._files.remove(path)
         _LOG.debug("%s holds what %d segments held", ticks.file_name, len(emptied))
 
@@ -543,3 +545,49 @@ class _Output:
         """Throw both away."""
         for output in self._outputs.values():
             output.abandon()
+
+
+class StoppedError(Exception):
+    """The work is to end here; what is half done is thrown away."""
+
+
+class Pace:
+    """Rests so long after each piece of work that the work keeps to its share.
+
+    Args:
+        share: Share of a core, above 0; 1 never rests.
+        stop: Ends the work.
+        clock: CPU seconds of the working thread, or whatever else is to be shared.
+    """
+
+    def __init__(
+        self,
+        share: float,
+        stop: threading.Event | None = None,
+        clock: Callable[[], float] = time.thread_time,
+    ) -> None:
+        self._share = share
+        self._stop = stop or threading.Event()
+        self._clock = clock
+        self._worked_from = clock()
+
+    def begin(self) -> None:
+        """Note that work begins now."""
+        self._worked_from = self._clock()
+
+    def rest(self) -> None:
+        """Rest for what was done since the last rest.
+
+        Raises:
+            StoppedError: The work is to end.
+        """
+        worked_s = max(0.0, self._clock() - self._worked_from)
+        if self._stop.wait(worked_s * (1.0 / self._share - 1.0)):
+            raise StoppedError
+        self._worked_from = self._clock()
+
+
+def step_back() -> None:
+    """Let the kernel prefer every other thread of the process to the calling one, where it can tell them apart."""
+    with contextlib.suppress(AttributeError, OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)

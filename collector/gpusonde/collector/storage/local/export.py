@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpusonde.collector.storage.errors import StoreError
 from gpusonde.collector.storage.local.catalog import Database, SegmentCatalog
 from gpusonde.collector.storage.local.facts import LocalFacts
 from gpusonde.collector.storage.local.reader import LocalReader
@@ -19,7 +18,7 @@ from gpusonde.collector.storage.memtable import Memory
 from gpusonde.collector.storage.model import RunRow
 from gpusonde.collector.storage.samples import Samples
 from gpusonde.common.v1 import gpu_pb2
-from gpusonde.errors import DirectoryLockedError
+from gpusonde.errors import DirectoryLockedError, StoreError
 from gpusonde.telemetry import TraceMetadata, TraceWriter
 
 
@@ -110,10 +109,6 @@ def compact_store(directory: Path) -> CompactReport:
 _WINDOW_NS = 900 * 1_000_000_000
 
 
-class UnknownGpuUuidError(StoreError):
-    """A GPU of which the store has no samples in the time that was asked for."""
-
-
 @dataclass(frozen=True)
 class ExportedGpu:
     """What was written of one GPU.
@@ -164,8 +159,8 @@ def export_samples(
         on_tick: Called with the GPU and the time up to which it has been written.
 
     Raises:
-        UnknownGpuUuidError: A GPU has no samples in that time, or no GPU has any.
-        StoreError: It is no data directory; a segment that is needed cannot be read.
+        StoreError: A GPU has no samples in that time, or no GPU has any; it is no data directory; a segment that is
+            needed cannot be read.
         gpusonde.telemetry.TraceError: The name ends otherwise.
         OSError: The file cannot be written.
     """
@@ -178,9 +173,9 @@ def export_samples(
             if tick is not None and tick < end_unix_nano:
                 first_ticks[gpu_uuid] = tick
             elif gpus:
-                raise UnknownGpuUuidError(f"{directory} holds no samples of GPU {gpu_uuid!r} in that time")
+                raise StoreError(f"{directory} holds no samples of GPU {gpu_uuid!r} in that time")
         if not first_ticks:
-            raise UnknownGpuUuidError(f"{directory} holds no samples in that time")
+            raise StoreError(f"{directory} holds no samples in that time")
         origin = min(first_ticks.values())
         models = {gpu: gpu_pb2.Gpu.FromString(rows[gpu].message).product_name for gpu in first_ticks}
         averaged = {gpu: source.has_rollups(gpu, start_unix_nano, end_unix_nano) for gpu in first_ticks}

@@ -1,32 +1,158 @@
 """``check_store``: reads everything in a data directory and compares it with what is said of it elsewhere.
 
-One segment against the catalogue: every page with its checksum, every part with its rows.
-
-Is every record there once? Sequences of segments, log and catalogue put together.
+Every segment is held against the catalogue, page by page with its checksum and part by part with its rows; sequences of
+segments, log and catalogue put together say whether every record is there once.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gpusonde.collector.storage.check.findings import CheckReport, FindingKind, Intervals
-from gpusonde.collector.storage.errors import naming_full_disks
 from gpusonde.collector.storage.local.catalog import Database, PartRow, SegmentCatalog, SegmentFile
 from gpusonde.collector.storage.local.log import PartEnd, log_parts, read_part
-from gpusonde.collector.storage.local.segments import SCHEMA_VERSION, VERSION_KEY, SegmentKind, StoreLayout
+from gpusonde.collector.storage.local.segments import (
+    SCHEMA_VERSION,
+    VERSION_KEY,
+    SegmentKind,
+    StoreLayout,
+    store_errors,
+)
 from gpusonde.errors import DirectoryLockedError
 from gpusonde.service.durable_files import DirectoryLock, FileLayer, OsFiles
+from gpusonde.service.wire import Int64Array
+
+Interval = tuple[int, int]
+
+
+class Intervals:
+    """Collects numbers and says which are missing between the first and the last."""
+
+    def __init__(self) -> None:
+        self._found: list[Interval] = []
+
+    def add(self, first: int, last: int) -> None:
+        """Add the numbers from ``first`` to ``last``."""
+        self._found.append((first, last))
+
+    def add_all(self, numbers: Int64Array) -> None:
+        """Add numbers in any order, repetitions included."""
+        if not numbers.size:
+            return
+        unique = np.unique(numbers)
+        breaks = np.flatnonzero(np.diff(unique) > 1)
+        firsts = unique[np.concatenate(([0], breaks + 1))]
+        lasts = unique[np.concatenate((breaks, [unique.size - 1]))]
+        self._found += zip(firsts.tolist(), lasts.tolist(), strict=True)
+        if len(self._found) > 1000:
+            self._found = list(merged(self._found))
+
+    def add_from(self, other: Intervals) -> None:
+        """Add the numbers of another set."""
+        self._found += merged(other._found)
+
+    @property
+    def first(self) -> int | None:
+        """The lowest number."""
+        return min((first for first, _ in self._found), default=None)
+
+    def missing(self, first: int, last: int) -> Iterator[Interval]:
+        """Yield the runs of numbers from ``first`` to ``last`` that were not added."""
+        for begin, end in merged(self._found):
+            if begin > last:
+                break
+            if begin > first:
+                yield first, begin - 1
+            first = max(first, end + 1)
+        if first <= last:
+            yield first, last
+
+
+def merged(intervals: Iterable[Interval]) -> Iterator[Interval]:
+    """Yield the same numbers as runs in order that do not touch."""
+    current: Interval | None = None
+    for first, last in sorted(intervals):
+        if current is None:
+            current = (first, last)
+        elif first <= current[1] + 1:
+            current = (current[0], max(current[1], last))
+        else:
+            yield current
+            current = (first, last)
+    if current is not None:
+        yield current
+
+
+class FindingKind(Enum):
+    """What can be wrong with a data directory; the members' values are part of the command's output."""
+
+    CATALOG = "catalog"  # the catalogue is damaged
+    LOG_TAIL = "log_tail"  # bytes of a log part that are no whole entries
+    MISSING = "missing"  # a registered segment that is not there
+    DAMAGED = "damaged"  # a segment that cannot be read, or whose pages fail their checksums
+    MISMATCH = "mismatch"  # a segment whose rows are not those of the catalogue
+    OVERLAP = "overlap"  # the same records in two segments
+    HOLE = "hole"  # records that are neither in a segment nor in the log, and of which no loss is on record
+    ORPHAN = "orphan"  # a file that is not part of the store
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong.
+
+    Attributes:
+        kind: What.
+        path: The file, relative to the data directory.
+        problem: In words, with what to do.
+        repaired: Whether it was put right.
+    """
+
+    kind: FindingKind
+    path: str
+    problem: str
+    repaired: bool = False
+
+
+@dataclass
+class CheckReport:
+    """What was looked at and what was found.
+
+    Attributes:
+        live: Whether a collector was using the directory meanwhile.
+        segments: Segment files read to the end.
+        rows: Their rows.
+        size_bytes: Their size.
+        log_entries: Entries of the log with a good checksum.
+        gaps: Gaps and losses on record.
+        deletions: Files that retention has deleted.
+        findings: What is wrong.
+    """
+
+    live: bool = False
+    segments: int = 0
+    rows: int = 0
+    size_bytes: int = 0
+    log_entries: int = 0
+    gaps: int = 0
+    deletions: int = 0
+    findings: list[Finding] = field(default_factory=list)
+
+    def add(self, kind: FindingKind, path: str, problem: str, *, repaired: bool = False) -> None:
+        """Note one thing."""
+        self.findings.append(Finding(kind, path, problem, repaired))
+
 
 _RESTORE = "restore the file from a backup"
 
 
-class SegmentProblem(Exception):  # noqa: N818 - it is a finding, not a failure
+class _SegmentFinding(Exception):  # noqa: N818 - it is a finding, not a failure
     """What is wrong with a segment.
 
     Attributes:
@@ -54,7 +180,7 @@ def check_segment(path: Path, segment: SegmentFile, parts: Sequence[PartRow], he
         Its rows.
 
     Raises:
-        SegmentProblem: It is not what it should be.
+        _SegmentFinding: It is not what it should be.
     """
     try:
         _check_size(path, segment)
@@ -62,11 +188,11 @@ def check_segment(path: Path, segment: SegmentFile, parts: Sequence[PartRow], he
             return _check_open(file, segment, parts, held)
     except FileNotFoundError:
         _count_as_held(parts, held)
-        raise SegmentProblem(FindingKind.MISSING, f"is in the catalogue and not there; {_RESTORE}") from None
+        raise _SegmentFinding(FindingKind.MISSING, f"is in the catalogue and not there; {_RESTORE}") from None
     except (OSError, pa.ArrowException) as error:
         _count_as_held(parts, held)
-        raise SegmentProblem(FindingKind.DAMAGED, f"cannot be read ({error}); {_RESTORE}") from None
-    except SegmentProblem:
+        raise _SegmentFinding(FindingKind.DAMAGED, f"cannot be read ({error}); {_RESTORE}") from None
+    except _SegmentFinding:
         _count_as_held(parts, held)
         raise
 
@@ -74,7 +200,7 @@ def check_segment(path: Path, segment: SegmentFile, parts: Sequence[PartRow], he
 def _check_size(path: Path, segment: SegmentFile) -> None:
     size = path.stat().st_size
     if size != segment.size_bytes:
-        raise SegmentProblem(FindingKind.DAMAGED, f"has {size} bytes instead of {segment.size_bytes}; {_RESTORE}")
+        raise _SegmentFinding(FindingKind.DAMAGED, f"has {size} bytes instead of {segment.size_bytes}; {_RESTORE}")
 
 
 def _check_open(
@@ -82,9 +208,9 @@ def _check_open(
 ) -> int:
     metadata: Mapping[bytes, bytes] = file.schema_arrow.metadata or {}
     if metadata.get(VERSION_KEY) != str(SCHEMA_VERSION).encode():
-        raise SegmentProblem(FindingKind.MISMATCH, "is not of this version of the schema; was it replaced?")
+        raise _SegmentFinding(FindingKind.MISMATCH, "is not of this version of the schema; was it replaced?")
     if file.metadata.num_rows != segment.row_count:
-        raise SegmentProblem(
+        raise _SegmentFinding(
             FindingKind.MISMATCH, f"has {file.metadata.num_rows} rows instead of {segment.row_count}; {_RESTORE}"
         )
     by_group: dict[int, list[PartRow]] = {}
@@ -96,23 +222,23 @@ def _check_open(
         for row in by_group.pop(group, []):
             _check_part(table.slice(row.part.first_row, row.part.row_count), row, held)
     if by_group:
-        raise SegmentProblem(FindingKind.MISMATCH, f"has no row group {min(by_group)}; {_RESTORE}")
+        raise _SegmentFinding(FindingKind.MISMATCH, f"has no row group {min(by_group)}; {_RESTORE}")
     return segment.row_count
 
 
 def _check_part(table: pa.Table, row: PartRow, held: dict[int, Intervals] | None) -> None:
     part = row.part
     if table.num_rows != part.row_count:
-        raise SegmentProblem(FindingKind.MISMATCH, f"row group {part.row_group} has too few rows; {_RESTORE}")
+        raise _SegmentFinding(FindingKind.MISMATCH, f"row group {part.row_group} has too few rows; {_RESTORE}")
     time, spool, sequence = (table.column(name).to_numpy() for name in ("time_unix_nano", "spool", "sequence"))
     described = (part.first_sequence, part.last_sequence, part.start_unix_nano, part.end_unix_nano)
     found = (int(sequence.min()), int(sequence.max()), int(time.min()), int(time.max()))
     if table.column("gpu_uuid").unique().to_pylist() != [part.gpu_uuid] or not np.all(spool == part.spool):
-        raise SegmentProblem(
+        raise _SegmentFinding(
             FindingKind.MISMATCH, f"row group {part.row_group} holds rows of others than {part.gpu_uuid}; {_RESTORE}"
         )
     if described != found:
-        raise SegmentProblem(
+        raise _SegmentFinding(
             FindingKind.MISMATCH,
             f"row group {part.row_group}: sequences and times of {part.gpu_uuid} are not those of the catalogue;"
             f" {_RESTORE}",
@@ -266,7 +392,7 @@ class _Check:
                 self._report.rows += check_segment(path, segment, self._segments.parts_in([segment.segment]), ticks)
                 self._report.segments += 1
                 self._report.size_bytes += segment.size_bytes
-            except SegmentProblem as found:
+            except _SegmentFinding as found:
                 # A collector at work replaces segments.
                 if not self._report.live or self._segments.is_registered(segment.file_name):
                     self._report.add(found.kind, self._name(path), found.problem)
@@ -319,7 +445,7 @@ class _Check:
                     "is not part of the store: a crash left it half made, or before it was removed; every start of"
                 )
                 if self._repair:
-                    with naming_full_disks(path):
+                    with store_errors(path):
                         self._files.remove(path)
                 self._report.add(
                     FindingKind.ORPHAN,

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpusonde.collector.storage.errors import StoreCorruptError
 from gpusonde.collector.storage.local.catalog import PartRow, SegmentCatalog
 from gpusonde.collector.storage.local.facts import LocalFacts
 from gpusonde.collector.storage.local.segments import SegmentFiles, SegmentGoneError, SegmentKind, StoreLayout
@@ -35,6 +34,7 @@ from gpusonde.collector.storage.samples import (
     merge_rollups,
     sort_by_time,
 )
+from gpusonde.errors import StoreCorruptError
 from gpusonde.service.wire import Block, Int64Array
 from gpusonde.telemetry import METRIC_BY_NAME, MetricKind
 

@@ -8,14 +8,20 @@ from dataclasses import dataclass, field
 
 from google.protobuf.message import DecodeError
 
-from gpusonde.collector.storage.errors import StoreError
 from gpusonde.collector.storage.local.catalog import SegmentCatalog
 from gpusonde.collector.storage.local.facts import LocalFacts
 from gpusonde.collector.storage.local.log import PartEnd, log_parts, read_part
 from gpusonde.collector.storage.local.segments import StoreLayout
 from gpusonde.collector.storage.memtable import Memtable
-from gpusonde.collector.storage.model import STORED_LIMITS, EntryKind, LogEntry, Position, RejectedRecord, StoredRecord
-from gpusonde.errors import WireError
+from gpusonde.collector.storage.model import (
+    STORED_LIMITS,
+    EntryKind,
+    LogEntry,
+    Position,
+    RejectedRecord,
+    StoredRecord,
+)
+from gpusonde.errors import StoreError, WireError
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.service.durable_files import FileLayer
 from gpusonde.service.wire import BatchRecord, InventoryRecord, decode_record

@@ -15,12 +15,11 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
-from gpusonde.collector.storage.compaction.pace import Pace, StoppedError, step_back
-from gpusonde.collector.storage.errors import StoreError, naming_full_disks
 from gpusonde.collector.storage.local.catalog import Database, Deletion, Deletions, SegmentCatalog, SegmentFile
-from gpusonde.collector.storage.local.compaction import CompactionOptions, Compactor
-from gpusonde.collector.storage.local.segments import SegmentKind, StoreLayout
+from gpusonde.collector.storage.local.compaction import CompactionOptions, Compactor, Pace, StoppedError, step_back
+from gpusonde.collector.storage.local.segments import SegmentKind, StoreLayout, store_errors
 from gpusonde.collector.storage.store import StoreCounters
+from gpusonde.errors import StoreError
 from gpusonde.service.durable_files import FileLayer
 
 _LOG = logging.getLogger(__name__)
@@ -132,7 +131,7 @@ class Retention:
     def _make_room(self) -> int:
         count = 0
         while self._options.free_bytes:
-            with naming_full_disks(self._layout.directory):
+            with store_errors(self._layout.directory):
                 free = self._files.free_bytes(self._layout.directory)
             if free >= self._options.free_bytes:
                 break
@@ -154,7 +153,7 @@ class Retention:
     def _delete(self, tier: str, segment: SegmentFile, reason: str) -> None:
         deletion = self._deletions.delete(segment, reason, self._wall_clock_ns())
         path = self._layout.path(segment.kind, segment.file_name)
-        with naming_full_disks(path):
+        with store_errors(path):
             self._files.remove(path)
         self._counters.deleted(tier, segment.size_bytes)
         self._report(path.name, deletion)

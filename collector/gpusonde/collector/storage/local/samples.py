@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from gpusonde.collector.storage.errors import StoreFullError, naming_full_disks
 from gpusonde.collector.storage.local.catalog import NewSegment, SegmentCatalog
 from gpusonde.collector.storage.local.facts import LocalFacts
 from gpusonde.collector.storage.local.log import Log
@@ -20,10 +19,12 @@ from gpusonde.collector.storage.local.segments import (
     SegmentKind,
     StoreLayout,
     encode_segment,
+    store_errors,
 )
 from gpusonde.collector.storage.memtable import ImmutableMemtable, Memory, Memtable
 from gpusonde.collector.storage.model import AgentRow, PendingRecord, Position
 from gpusonde.collector.storage.store import Listener, StoreCounters
+from gpusonde.errors import StoreFullError
 from gpusonde.service.durable_files import FileLayer, write_durably
 from gpusonde.service.wire import BatchRecord
 
@@ -138,7 +139,7 @@ class LocalSamples(LocalReader):
                 return len(records)
             self._check_room()
             began = self._monotonic_clock()
-            with naming_full_disks(self._layout.log):
+            with store_errors(self._layout.log):
                 self._log.append([incoming.entry for _, incoming in fresh])
             self._counters.on_log_sync(self._monotonic_clock() - began)
             facts = [
@@ -205,7 +206,7 @@ class LocalSamples(LocalReader):
             StoreFullError: Less than the reserve is free.
         """
         directory = self._layout.directory
-        with naming_full_disks(directory):
+        with store_errors(directory):
             free = self._files.free_bytes(directory)
         if free < self._options.reserve_bytes:
             raise StoreFullError(
@@ -222,7 +223,7 @@ class LocalSamples(LocalReader):
         """
         self.check_space()
         probe = self._layout.directory / "probe"
-        with naming_full_disks(probe):
+        with store_errors(probe):
             write_durably(probe, bytes(_PROBE_BYTES), files=self._files, mode=0o640)
             self._files.remove(probe)
 
@@ -233,7 +234,7 @@ class LocalSamples(LocalReader):
             StoreFullError: There is no room.
         """
         self.check_space()
-        with naming_full_disks(self._layout.quarantine):
+        with store_errors(self._layout.quarantine):
             write_durably(self._layout.quarantine / name, data, files=self._files, mode=0o640)
 
     def subscribe(self, listener: Listener) -> None:
@@ -290,7 +291,7 @@ class LocalSamples(LocalReader):
             now = self._wall_clock_ns()
             path = self._layout.unused_segment(now, frozen.last_part)
             name = path.name
-            with naming_full_disks(path):
+            with store_errors(path):
                 write_durably(path, data, files=self._files, mode=0o640)
             self._counters.on_segment(self._monotonic_clock() - began)
             segment = NewSegment(name, len(data), sum(part.row_count for part in parts), now, parts)
@@ -298,5 +299,5 @@ class LocalSamples(LocalReader):
         with self._memory.lock:
             self._segments.register(segment, stored, memtable.blanks)
             self._memory.mark_flushed(frozen)
-        with naming_full_disks(self._layout.log):
+        with store_errors(self._layout.log):
             self._log.remove_through(frozen.last_part)

@@ -1,24 +1,20 @@
 """Parquet segments: a wide table, one column per metric, written once and never changed.
 
 Layout, encodings and their measured size are those of docs/collector.md: rows ordered by GPU and arrival, row groups of
-whole GPUs, pages with checksums, zstd.
-
-``ByteCache``: keeps what was used last, up to a number of bytes.
-
-How columns of segments are encoded: split bytes for noise, dictionaries for what recurs, deltas for what counts.
-
-A writer has to be told once for the whole file, so the choice is made on rows of several GPUs.
-
-Where the parts of a data directory lie.
-
-``SegmentFiles``: reads the rows of one GPU out of segments, and only the columns that are asked for.
+whole GPUs, pages with checksums, zstd. A column is encoded as split bytes where it is noise, with a dictionary where
+few values recur, as deltas where it counts; a writer has to be told once for the whole file, so the choice is made on
+rows of several GPUs. ``StoreLayout`` says where everything in a data directory lies, ``SegmentFiles`` reads the rows of
+one GPU and only the columns that are asked for, ``ByteCache`` keeps what was used last.
 """
 
 from __future__ import annotations
 
+import errno
+import sqlite3
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -29,9 +25,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gpusonde.collector.storage.errors import StoreCorruptError
 from gpusonde.collector.storage.samples import Samples, StoredBlock, column_type, join_blocks
+from gpusonde.errors import StoreCorruptError, StoreError, StoreFullError
 
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _V = TypeVar("_V")
 
 
@@ -306,6 +303,26 @@ _MEBIBYTE = 1 << 20
 _FOOTER_FACTOR = 4
 
 Array = npt.NDArray[Any]
+
+
+@contextmanager
+def store_errors(path: Path) -> Iterator[None]:
+    """Turn the errors that mean "no space" into ``StoreFullError``, everything else into ``StoreError``.
+
+    Raises:
+        StoreFullError: The file system or SQLite is out of space.
+        StoreError: Any other I/O error.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _NO_SPACE:
+            raise StoreFullError(f"no space left for {path}; free some") from error
+        raise StoreError(f"{path}: {error.strerror or error}") from error
+    except sqlite3.OperationalError as error:
+        if "full" in str(error):
+            raise StoreFullError(f"no space left for {path}; free some") from error
+        raise StoreError(f"{path}: {error}") from error
 
 
 class SegmentGoneError(StoreCorruptError):

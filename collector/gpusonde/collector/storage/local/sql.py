@@ -14,29 +14,17 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.dataset as ds
 
-from gpusonde.collector.storage.errors import StoreError
 from gpusonde.collector.storage.local.catalog import Database, SegmentCatalog, SegmentFile
 from gpusonde.collector.storage.local.compaction import second_schema, tick_schema
 from gpusonde.collector.storage.local.facts import LocalFacts
 from gpusonde.collector.storage.local.segments import SegmentKind, StoreLayout
+from gpusonde.errors import StoreError
 
 # What of the catalogue can be asked, without what only the collector understands.
 TABLES = (
     "agents", "blank_counts", "deletions", "epochs", "gaps", "gpu_events", "job_bindings", "losses", "rejections",
     "runs", "segments", "spools",
 )  # fmt: skip
-
-
-class SqlError(StoreError):
-    """A statement that is no single SELECT, or that DuckDB refuses."""
-
-
-class SqlSupportError(StoreError):
-    """DuckDB is not installed."""
-
-    def __init__(self) -> None:
-        """Say how to install it."""
-        super().__init__("SQL needs DuckDB, which is not installed: run pip install 'gpusonde[sql]'")
 
 
 @dataclass(frozen=True)
@@ -60,19 +48,17 @@ def ask(directory: Path, statement: str, *, limit: int = 1000) -> SqlAnswer:
     """Answer one SELECT over the views ``samples``, ``seconds`` and the tables of the catalogue.
 
     Args:
-        directory: A data directory, also one that a collector is using; what that has not flushed yet is not seen.
+        directory: A data directory, also one that a collector is using; what that has in memory only is not seen.
         statement: The SELECT.
         limit: Most rows.
 
     Raises:
-        SqlSupportError: DuckDB is not installed.
-        SqlError: It is no single SELECT, or is wrong.
-        StoreError: It is no data directory.
+        StoreError: DuckDB is not installed, it is no single SELECT or a wrong one, or it is no data directory.
     """
     try:
         import duckdb  # noqa: PLC0415 - optional
     except ImportError:
-        raise SqlSupportError from None
+        raise StoreError("SQL needs DuckDB, which is not installed: run pip install 'gpusonde[sql]'") from None
     database = Database(StoreLayout(directory).catalog)
     database.open_read_only()
     try:
@@ -80,11 +66,11 @@ def ask(directory: Path, statement: str, *, limit: int = 1000) -> SqlAnswer:
             try:
                 statements = connection.extract_statements(statement)
                 if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
-                    raise SqlError("write one SELECT; nothing else is taken")
+                    raise StoreError("write one SELECT; nothing else is taken")
                 result = connection.execute(statements[0])
                 rows = result.fetchmany(limit + 1)
             except duckdb.Error as error:
-                raise SqlError(str(error)) from error
+                raise StoreError(str(error)) from error
             columns = [(str(name), str(kind)) for name, kind, *_ in result.description]
     finally:
         database.close()

@@ -13,7 +13,8 @@ import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from gpusonde.collector.storage.errors import StateFileError, naming_full_disks
+from gpusonde.collector.storage.local.segments import store_errors
+from gpusonde.collector.storage.store import UnusableStateError
 from gpusonde.service.durable_files import FileLayer
 
 _MAGIC = b"GSSTATE1"
@@ -48,7 +49,7 @@ class StateFiles:
             raise ValueError(f"a state of {len(content)} bytes is larger than the {_LARGEST_BYTES} that are read again")
         path = self.path(key)
         temporary = path.with_suffix(".tmp")
-        with naming_full_disks(path):
+        with store_errors(path):
             self._check_room()
             self._directory.mkdir(exist_ok=True)
             self._files.remove(temporary)
@@ -66,7 +67,7 @@ class StateFiles:
         """Return what was written for a key, or None when there is no file.
 
         Raises:
-            StateFileError: It is damaged, or of another version.
+            UnusableStateError: It is damaged, or of another version.
         """
         path = self.path(key)
         try:
@@ -75,15 +76,15 @@ class StateFiles:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise StateFileError(f"{path} cannot be read ({error.strerror or error})") from error
+            raise UnusableStateError(f"{path} cannot be read ({error.strerror or error})") from error
         content = data[len(_MAGIC) + _HEAD.size :]
         if data[: len(_MAGIC)] != _MAGIC or len(data) < len(_MAGIC) + _HEAD.size:
-            raise StateFileError(f"{path} is no state file")
+            raise UnusableStateError(f"{path} is no state file")
         found, length, checksum = _HEAD.unpack_from(data, len(_MAGIC))
         if found != version:
-            raise StateFileError(f"{path} is of version {found}, this collector reads {version}")
+            raise UnusableStateError(f"{path} is of version {found}, this collector reads {version}")
         if len(content) != length or zlib.crc32(content) != checksum:
-            raise StateFileError(f"{path} is damaged")
+            raise UnusableStateError(f"{path} is damaged")
         return content
 
     def remove(self, key: tuple[str, ...]) -> None:
@@ -93,7 +94,7 @@ class StateFiles:
             StoreError: It cannot be removed.
         """
         path = self.path(key)
-        with naming_full_disks(path):
+        with store_errors(path):
             self._files.remove(path)
 
     def keep_only(self, keys: Iterable[tuple[str, ...]]) -> None:
@@ -103,7 +104,7 @@ class StateFiles:
             StoreError: A file cannot be removed.
         """
         wanted = {self.path(key) for key in keys}
-        with naming_full_disks(self._directory):
+        with store_errors(self._directory):
             if self._directory.is_dir():
                 for path in self._directory.iterdir():
                     if path.suffix in (_SUFFIX, ".tmp") and path not in wanted:

@@ -11,16 +11,16 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
-from gpusonde.collector.storage.errors import StoreError, naming_full_disks
 from gpusonde.collector.storage.local.catalog import Database, SegmentCatalog
 from gpusonde.collector.storage.local.facts import LocalFacts
 from gpusonde.collector.storage.local.results import LocalResults
 from gpusonde.collector.storage.local.retention import Maintenance, maintain
 from gpusonde.collector.storage.local.samples import LocalSamples, StoreOptions
-from gpusonde.collector.storage.local.segments import SegmentKind, StoreLayout
+from gpusonde.collector.storage.local.segments import SegmentKind, StoreLayout, store_errors
 from gpusonde.collector.storage.local.states import StateFiles
 from gpusonde.collector.storage.model import StoreUsage
 from gpusonde.collector.storage.store import OwnersListener, StoreCounters
+from gpusonde.errors import StoreError
 from gpusonde.service.durable_files import DirectoryLock, FileLayer, OsFiles
 
 _LOG = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class LocalStore:
             StoreError: The directory cannot be used.
         """
         layout = self.layout
-        with naming_full_disks(layout.directory):
+        with store_errors(layout.directory):
             for folder in (*layout.segment_folders, layout.log, layout.quarantine):
                 folder.mkdir(parents=True, exist_ok=True)
             self._directory_lock.acquire()
@@ -134,7 +134,7 @@ class LocalStore:
         """
         segments = self._segments.sizes()
         directory = self.layout.directory
-        with naming_full_disks(directory):
+        with store_errors(directory):
             return StoreUsage(
                 {
                     "raw": segments[SegmentKind.MINUTE] + segments[SegmentKind.HOUR],

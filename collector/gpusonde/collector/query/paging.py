@@ -1,7 +1,4 @@
-"""Why a question has no answer.
-
-Page sizes and page tokens.
-"""
+"""Page sizes and page tokens of lists."""
 
 from __future__ import annotations
 
@@ -9,45 +6,17 @@ import base64
 import binascii
 import json
 
-import grpc
-
-
-class QueryError(Exception):
-    """A question that cannot be answered.
-
-    Attributes:
-        code: gRPC status.
-    """
-
-    code = grpc.StatusCode.UNKNOWN
-
-
-class NotFoundError(QueryError):
-    """There is no such run, GPU or metric."""
-
-    code = grpc.StatusCode.NOT_FOUND
-
-
-class InvalidQuestionError(QueryError):
-    """A field of the request cannot be used."""
-
-    code = grpc.StatusCode.INVALID_ARGUMENT
-
-
-class NotYetError(QueryError):
-    """What is asked for does not exist in the state that the run is in."""
-
-    code = grpc.StatusCode.FAILED_PRECONDITION
+from gpusonde.errors import RequestError
 
 
 def page_size(asked: int, default: int, largest: int) -> int:
     """Return the number of rows of a page.
 
     Raises:
-        InvalidQuestionError: It is negative or too large.
+        RequestError: It is negative or too large.
     """
     if not 0 <= asked <= largest:
-        raise InvalidQuestionError(f"field 'page_size': {asked} is not between 0 and {largest}")
+        raise RequestError("INVALID_ARGUMENT", f"field 'page_size': {asked} is not between 0 and {largest}")
     return asked or default
 
 
@@ -60,7 +29,7 @@ def from_token(token: str, kinds: tuple[type, ...]) -> list[int | str] | None:
     """Return the place that a token says, or None for the first page.
 
     Raises:
-        InvalidQuestionError: It is not one of ours.
+        RequestError: It is not one of ours.
     """
     if not token:
         return None
@@ -69,7 +38,7 @@ def from_token(token: str, kinds: tuple[type, ...]) -> list[int | str] | None:
     except (ValueError, binascii.Error, RecursionError):
         place = None
     if not isinstance(place, list) or len(place) != len(kinds) or not all(map(_is_value, place, kinds)):
-        raise InvalidQuestionError("field 'page_token': is not one that this collector gave out")
+        raise RequestError("INVALID_ARGUMENT", "field 'page_token': is not one that this collector gave out")
     return place
 
 

@@ -1,1 +1,0 @@
-"""Checking a data directory: ``gpusonde store fsck``."""
