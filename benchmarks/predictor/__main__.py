@@ -25,6 +25,7 @@ from fleet import fleet_section
 from kept import PUBLISHED, kept_cells, kept_sections
 from pictures import draw_reliability, draw_scatter
 from queries import queries_section
+from several_sources import combine_predictions
 from sklearn.ensemble import HistGradientBoostingRegressor
 from static import static_section
 from text import log, percent, table, with_spread
@@ -278,7 +279,7 @@ def section_combined(runs: RunsTable) -> str:
                 continue
             sources = [other.measurement() for other in others]
             single += [abs(model.predict(s, [run.gpu])[0].epoch_latency_s / run.epoch_latency_s - 1) for s in sources]
-            (answer,) = model.predict_combined(sources, [run.gpu])
+            answer = combine_predictions([model.predict(source, [run.gpu])[0] for source in sources])
             combined.append(abs(answer.epoch_latency_s / run.epoch_latency_s - 1))
             inside.append(answer.epoch_latency_low_s <= run.epoch_latency_s <= answer.epoch_latency_high_s)
     rows = [

@@ -42,6 +42,7 @@ search out of time) stay private to their modules.
     │   ├── ChildLostError
     │   └── ChildFaultError
     ├── TableError                  tables of runs, timings, measurements: file, line, column
+    ├── MeasurementError            what was measured of a run
     ├── ModelError                  fitted models
     │   ├── ModelFileError
     │   ├── NotFittedError
@@ -327,6 +328,18 @@ class ModelFileError(ModelError):
         super().__init__(f"{path}: {problem}")
 
 
+class NotFittedError(ModelError):
+    """A model that is asked before it was fitted or loaded."""
+
+
+class TooFewRunsError(ModelError):
+    """A table with too few runs to fit a model on, or for what it is to be tested by."""
+
+
+class MeasurementError(GpusondeError, ValueError):
+    """A run's figures that no prediction can be made from: impossible latency or distribution, unknown metric."""
+
+
 _LONGEST_PROBLEM = 2000
 
 
@@ -360,6 +373,17 @@ class QueueFullError(EncoderError):
 
 class TableError(GpusondeError, ValueError):
     """A table of measurements or prices that cannot be used; the message names file and line."""
+
+    def __init__(
+        self, problem: str, *, path: str | Path | None = None, line: int | None = None, field: str | None = None
+    ) -> None:
+        """Keep the place; ``problem`` says what is wrong and what to do, and is cut where it is megabytes."""
+        self.path = None if path is None else str(path)
+        self.line, self.field = line, field
+        place = "" if path is None else f"{path}: " if line is None else f"{path}:{line}: "
+        if len(problem) > _LONGEST_PROBLEM:
+            problem = f"{problem[:_LONGEST_PROBLEM]}..."
+        super().__init__(f"{place}{f'field {shown(field)}: ' if field else ''}{problem}")
 
 
 class DocumentError(GpusondeError, ValueError):

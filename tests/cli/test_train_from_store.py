@@ -78,7 +78,7 @@ def test_a_fleet_teaches_a_model_that_predict_and_a_running_collector_use_until_
         assert answered(capsys, *offline)[1]["model_version"] == shipped
     code, error = answered(capsys, "train", "--rollback", store)
     assert code == 1
-    assert error["error"]["type"] == "VersionsError"
+    assert error["error"]["type"] == "ModelError"
 
 
 def test_a_store_with_too_little_that_is_new_changes_nothing(

@@ -26,7 +26,7 @@ from gpusonde.errors import DocumentError, ProblemError, TableError
 from gpusonde.kubelet.v1 import pod_resources_pb2
 from gpusonde.optimizer.documents.problem import parse_problem
 from gpusonde.optimizer.spot_offers import read_spot_rows
-from gpusonde.predictor.workload.engine.measurements import MeasurementFileError, read_measurements
+from gpusonde.predictor.workload.engine.measurements import read_measurements
 from gpusonde.query.v1 import query_pb2
 from gpusonde.service.metrics_endpoint import Endpoint
 from gpusonde.simulator.allreduce.documents import MEASUREMENTS_FORMAT, measurements_from_json, model_from_json
@@ -218,7 +218,7 @@ FILE_TARGETS = {
         lambda data: list(read_spot_rows(file("spot.csv", data))), lambda: [_SPOT], (TableError,)
     ),
     "training_times": Target(
-        lambda data: read_measurements(file("times.csv", data), _gpus()), lambda: [_TIMES], (MeasurementFileError,),
+        lambda data: read_measurements(file("times.csv", data), _gpus()), lambda: [_TIMES], (TableError,),
         is_slow=True,
     ),
     "capacity_trace": Target(

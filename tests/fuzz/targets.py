@@ -46,6 +46,7 @@ from gpusonde.errors import (
     DocumentError,
     EncoderError,
     RequestError,
+    TableError,
     TlsError,
     WireError,
 )
@@ -53,7 +54,6 @@ from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.optimizer.documents.watching import read_reports
 from gpusonde.planning.v1 import planning_pb2
 from gpusonde.predictor.crossgpu import LatencyModel, ModelFileError, read_runs
-from gpusonde.predictor.crossgpu.runs_table import RunsTableError
 from gpusonde.predictor.workload.embedding import EncoderDescription, EncoderWeights, EncoderWeightsError
 from gpusonde.predictor.workload.embedding.training.architectures import ArchitectureSpec, sample
 from gpusonde.service.durable_files import OsFiles
@@ -245,7 +245,7 @@ TARGETS = {
     "follower_state": Target(FollowerState.decode, lambda: [struct.pack("<I", 2) + b"{}x"], (UnusableStateError,)),
     "tracker_state": Target(EpochTracker.restore, lambda: [_tracker_seed()], (ValueError,)),
     "trace_file": Target(_read_trace, _traces, (TraceError,), is_slow=True),
-    "runs_table": Target(_read_runs_table, lambda: [b"gpu,cnn\nT4,vgg\n"], (RunsTableError,), is_slow=True),
+    "runs_table": Target(_read_runs_table, lambda: [b"gpu,cnn\nT4,vgg\n"], (TableError,), is_slow=True),
     "model_file": Target(_read_model, _models, (ModelFileError,), is_slow=True),
     "tokens_file": Target(lambda data: parse_tokens(data, "f"), lambda: [_TOKENS], (TlsError,)),
     "token_file": Target(_read_token, lambda: [b"gpusonde_abc\n"], (TlsError,)),

@@ -16,6 +16,7 @@ from gpusonde.predictor.crossgpu.evaluation import (
     prior_predictor,
     with_noise,
 )
+from gpusonde.predictor.crossgpu.runs_table import RunsTable
 
 
 def recorded(runs, protocol, **options):
@@ -75,8 +76,8 @@ def test_a_random_split_leaks_configurations_as_the_papers_does(runs):
 
 
 def test_with_a_test_table_its_workloads_are_not_fitted_on(runs):
-    own = runs.subset(range(48))
-    other = runs.subset(range(32, 80))
+    own = RunsTable(runs.runs[:48])
+    other = RunsTable(runs.runs[32:80])
     ((source, target), (test_source, test_target)) = recorded(own, Protocol.CNN, test=other)[0]
     assert max([*source, *target]) < 48 <= min([*test_source, *test_target])
     joined = own.runs + other.runs
@@ -151,4 +152,4 @@ def test_the_papers_stack_can_be_evaluated(runs):
 
 def test_a_table_with_nothing_to_hold_out_is_an_error(runs):
     with pytest.raises(ValueError, match="no pairs"):
-        evaluate(runs.subset([0]), prior_predictor(), Protocol.CNN)
+        evaluate(RunsTable(runs.runs[:1]), prior_predictor(), Protocol.CNN)

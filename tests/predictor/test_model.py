@@ -19,6 +19,7 @@ from gpusonde.predictor.crossgpu import (
 from gpusonde.predictor.crossgpu.evaluation import Scores, predict_pairs
 from gpusonde.predictor.crossgpu.intervals.novelty import KnownGpu, Situation, rate_uncertainty
 from gpusonde.predictor.crossgpu.regression import GaussianProcess, ObliviousTrees
+from gpusonde.predictor.crossgpu.runs_table import RunsTable
 
 
 def without(source: SourceMeasurement, *names: str) -> SourceMeasurement:
@@ -200,7 +201,7 @@ def test_an_unfitted_model_says_so(runs, gpus):
 
 def test_too_few_runs_are_refused(runs):
     with pytest.raises(TooFewRunsError, match="at least 30"):
-        LatencyModel().fit(runs.subset(range(8)))
+        LatencyModel().fit(RunsTable(runs.runs[:8]))
 
 
 def test_the_trees_taken_out_of_catboost_predict_as_catboost_does():

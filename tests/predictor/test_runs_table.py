@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from support.synthetic_runs import synthetic_runs, write_runs
 
-from gpusonde.predictor.crossgpu import LatencyModel, ModelFileError, RunsTableError, read_runs
+from gpusonde.errors import TableError
+from gpusonde.predictor.crossgpu import LatencyModel, ModelFileError, read_runs
 
 
 def written(path: Path, change=lambda rows: None) -> Path:
@@ -14,8 +15,8 @@ def written(path: Path, change=lambda rows: None) -> Path:
     return write_runs(path / "runs.csv", rows)
 
 
-def refusal(path: Path) -> RunsTableError:
-    with pytest.raises(RunsTableError) as caught:
+def refusal(path: Path) -> TableError:
+    with pytest.raises(TableError) as caught:
         read_runs(path)
     return caught.value
 
@@ -183,14 +184,14 @@ def test_the_measured_runs_are_read(shared_runs_path):
 def test_what_is_no_table_is_refused_in_few_words(tmp_path, content):
     path = tmp_path / "runs.csv"
     path.write_bytes(content)
-    with pytest.raises(RunsTableError) as error:
+    with pytest.raises(TableError) as error:
         read_runs(path)
     assert len(str(error.value)) < 3000
 
 
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs a file without end")
 def test_a_file_without_end_is_refused():
-    with pytest.raises(RunsTableError, match="larger than"):
+    with pytest.raises(TableError, match="larger than"):
         read_runs("/dev/zero")
     with pytest.raises(ModelFileError):
         LatencyModel.load("/dev/zero")

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpusonde.predictor.crossgpu import LatencyModel, Precision, RunsTableError
+from gpusonde.errors import TableError
+from gpusonde.predictor.crossgpu import LatencyModel, Precision
 from gpusonde.predictor.crossgpu.evaluation import evaluate_timings, is_timings_table, read_timings
 
 HEADING = "uid,pair_key,dataset,gpu,precision,t_rel,main\n"
@@ -42,16 +43,16 @@ def test_a_job_is_predicted_from_each_gpu_it_ran_on_to_every_other(tmp_path):
 @pytest.mark.parametrize(
     ("row", "field", "said"),
     [
-        ("0,a,one,T4,fp32,-1,True", "t_rel", "above zero"),
+        ("0,a,one,T4,fp32,-1,True", "t_rel", "must be positive"),
         ("0,a,one,T4,fp32,soon,True", "t_rel", "not a number"),
         ("0,a,one,T4,fp8,1,True", "precision", "unknown"),
         ("0,a,one,T9,fp32,1,True", "gpu", "unknown GPU"),
-        ("0,a,one,T4,fp32,1,perhaps", "main", "neither"),
-        ("0,a,one,T4", "t_rel", "not a number"),
+        ("0,a,one,T4,fp32,1,perhaps", "main", "use True, False"),
+        ("0,a,one,T4", None, "truncated"),
     ],
 )
 def test_what_is_wrong_is_named_by_line_and_field(tmp_path, row, field, said):
-    with pytest.raises(RunsTableError, match=said) as caught:
+    with pytest.raises(TableError, match=said) as caught:
         read_timings(write(tmp_path, row))
     assert (caught.value.line, caught.value.field) == (2, field)
 

@@ -12,9 +12,9 @@ import threading
 
 import pytest
 
-from gpusonde.errors import DirectoryLockedError
+from gpusonde.errors import DirectoryLockedError, ModelError
 from gpusonde.predictor.crossgpu import LatencyModel, ModelFileError
-from gpusonde.predictor.crossgpu.learning import LIST, ModelInService, ModelVersions, VersionsError
+from gpusonde.predictor.crossgpu.learning import LIST, ModelInService, ModelVersions
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def test_rolling_back_goes_through_the_versions_to_the_shipped_one(versions, mod
     assert versions.in_service()[0].version == first
     assert versions.roll_back() == (first, "shipped")
     assert versions.in_service()[0].version == LatencyModel.shipped().version
-    with pytest.raises(VersionsError, match="first of all"):
+    with pytest.raises(ModelError, match="first of all"):
         versions.roll_back()
 
 
@@ -56,7 +56,7 @@ def test_only_the_newest_versions_stay(versions, models):
     installed = [versions.install(model, keep=3) for model in models]
     assert versions.listed() == tuple(installed[-3:])
     assert sorted(path.stem for path in versions.folder.glob("*.safetensors")) == sorted(installed[-3:])
-    with pytest.raises(VersionsError, match="1 to 100"):
+    with pytest.raises(ModelError, match="1 to 100"):
         versions.install(models[0], keep=0)
 
 

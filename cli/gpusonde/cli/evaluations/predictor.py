@@ -228,7 +228,7 @@ def _row(
 ) -> ProtocolScoresPayload:
     """Scores of one mode by one protocol; a table that is too small for it gives nulls and a reason."""
     from gpusonde.predictor.crossgpu import TooFewRunsError
-    from gpusonde.predictor.crossgpu.evaluation import Protocol, UnsuitableTableError, evaluate
+    from gpusonde.predictor.crossgpu.evaluation import Protocol, evaluate
 
     seeds = range(args.seeds)
     label = f"{_PROTOCOLS[protocol]}, {mode}"
@@ -246,7 +246,7 @@ def _row(
                 table, _predictor(mode, Protocol(protocol)), Protocol(protocol),
                 seeds=seeds, noise=args.noise, test=test, progress=progress,
             )  # fmt: skip
-    except (TooFewRunsError, UnsuitableTableError) as error:
+    except TooFewRunsError as error:
         result = {**dict.fromkeys(_score_keys()), "by_source": [], "by_target": [], "by_workload": []}
         reason = str(error)
     else:

@@ -9,19 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpusonde.catalog import GpuSpec
-from gpusonde.errors import ModelFileError
+from gpusonde.errors import MeasurementError, ModelFileError, NotFittedError, TooFewRunsError
 from gpusonde.predictor.crossgpu.features import FEATURES, REQUIRED_METRICS
 from gpusonde.predictor.crossgpu.measurement import (
     LatencyPrediction,
-    MeasurementError,
     MetricDistribution,
     Precision,
     SourceMeasurement,
     run_distributions,
 )
-from gpusonde.predictor.crossgpu.model import LatencyModel, NotFittedError, TooFewRunsError
+from gpusonde.predictor.crossgpu.model import LatencyModel
 from gpusonde.predictor.crossgpu.paper import PaperStack
-from gpusonde.predictor.crossgpu.runs_table import Configuration, Run, RunsTable, RunsTableError, read_runs
+from gpusonde.predictor.crossgpu.runs_table import Configuration, Run, RunsTable, read_runs
 from gpusonde.predictor.crossgpu.state import ModelSettings
 
 __all__ = [
@@ -39,7 +38,6 @@ __all__ = [
     "Precision",
     "Run",
     "RunsTable",
-    "RunsTableError",
     "SourceMeasurement",
     "TooFewRunsError",
     "predict",

@@ -20,7 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusonde.catalog import GpuSpec
-from gpusonde.predictor.crossgpu.measurement import MeasurementError, Precision, SourceMeasurement
+from gpusonde.errors import MeasurementError
+from gpusonde.predictor.crossgpu.measurement import Precision, SourceMeasurement
 
 DEFAULT_TENSOR_WEIGHT = 0.5
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gpusonde.errors import ModelFileError
+from gpusonde.errors import ModelError, ModelFileError
 from gpusonde.predictor.crossgpu.model import LatencyModel
 from gpusonde.predictor.crossgpu.pairs import BoolArray, FloatArray, Pairs, decayed_weights, grouped_folds
 from gpusonde.predictor.crossgpu.runs_table import IndexArray, RunsTable
@@ -177,10 +177,6 @@ _MOST_KEPT = 100
 _VERSION = re.compile(r"crossgpu-\d+-[0-9a-f]{12}")
 
 
-class VersionsError(RuntimeError):
-    """A folder of models that cannot be changed as asked; the message says why and what to do."""
-
-
 class ModelVersions:
     """The models of one folder.
 
@@ -266,12 +262,12 @@ class ModelVersions:
             Its version.
 
         Raises:
-            VersionsError: ``keep`` is out of range.
+            ModelError: ``keep`` is out of range.
             ModelFileError: The list is damaged.
             OSError: The folder cannot be written; what was in service stays.
         """
         if not 1 <= keep <= _MOST_KEPT:
-            raise VersionsError(f"{keep} versions cannot be kept; use 1 to {_MOST_KEPT}")
+            raise ModelError(f"{keep} versions cannot be kept; use 1 to {_MOST_KEPT}")
         listed = self.listed()
         self.folder.mkdir(parents=True, exist_ok=True)
         version = model.save(self.folder / ".candidate")
@@ -288,13 +284,13 @@ class ModelVersions:
             The version that was in service, and the one that now is (``shipped`` for the shipped one).
 
         Raises:
-            VersionsError: There is nothing before.
+            ModelError: There is nothing before.
             DirectoryLockedError: Somebody else changes the folder.
             ModelFileError: The list or the former model is damaged; nothing changes.
             OSError: The folder cannot be read or written.
         """
         if not self.listed():
-            raise VersionsError(f"{self.folder} holds no fitted model: the shipped one is in service, the first of all")
+            raise ModelError(f"{self.folder} holds no fitted model: the shipped one is in service, the first of all")
         with self.locked():
             listed = self.listed()
             if len(listed) > 1:

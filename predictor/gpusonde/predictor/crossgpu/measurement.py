@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusonde.catalog import GpuSpec
+from gpusonde.errors import MeasurementError
 from gpusonde.telemetry import METRIC_BY_NAME, Trace, metric
 
 # Distributions come from many hands (pandas, Arrow, float32 on the wire): an order that is off by rounding is no fault.
@@ -27,10 +28,6 @@ class Precision(Enum):
     FP32 = "fp32"  # where frameworks may use TF32 for it, that too
     MIXED = "mixed"  # FP16 or BF16, with or without FP32 master weights
     FP64 = "fp64"
-
-
-class MeasurementError(ValueError):
-    """A measurement that no prediction can be made from: impossible latency or distribution, unknown metric."""
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,13 @@
 """``LatencyModel``: the default predictor, log ratio = prior + residual, with intervals for the situation at hand.
 
-Several sources: one job that ran on more than one GPU.
-
-Answering one query: the level its metrics allow, the situation of each target, the number and its interval.
+``Query`` answers one question: the level that its metrics allow, the situation of each target, number and interval.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from statistics import NormalDist
@@ -18,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusonde.catalog import GpuSpec
+from gpusonde.errors import MeasurementError, NotFittedError, TooFewRunsError
 from gpusonde.predictor.crossgpu.features import REQUIRED_METRICS, SOURCE_FEATURE_COUNT, feature_matrix, has_figures
 from gpusonde.predictor.crossgpu.intervals.calibrator import Calibrator
 from gpusonde.predictor.crossgpu.intervals.novelty import (
@@ -27,7 +26,7 @@ from gpusonde.predictor.crossgpu.intervals.novelty import (
     Situation,
     rate_uncertainty,
 )
-from gpusonde.predictor.crossgpu.measurement import LatencyPrediction, MeasurementError, Precision, SourceMeasurement
+from gpusonde.predictor.crossgpu.measurement import LatencyPrediction, Precision, SourceMeasurement
 from gpusonde.predictor.crossgpu.pairs import Pairs
 from gpusonde.predictor.crossgpu.persistence import LARGEST_MODEL_BYTES, read_model, write_model
 from gpusonde.predictor.crossgpu.prior import (
@@ -44,47 +43,6 @@ from gpusonde.predictor.crossgpu.runs_table import IndexArray, RunsTable
 from gpusonde.predictor.crossgpu.state import FittedState, ModelSettings
 
 _MEASURED = "measured"
-
-
-def combine_predictions(predictions: Sequence[LatencyPrediction]) -> LatencyPrediction:
-    """Combine predictions for one target from several sources.
-
-    A measurement on the target itself wins. Otherwise predictions that are not extrapolated are preferred, and what is
-    left is averaged in log space with weights of 1 / width squared. The interval keeps the width of the narrowest: the
-    sources' errors share the target's own peculiarity, so averaging does not narrow them as independent ones.
-
-    Args:
-        predictions: One per source, all for the same target.
-
-    Raises:
-        ValueError: There are none, or they are for different targets.
-    """
-    targets = {prediction.target_gpu for prediction in predictions}
-    if len(targets) != 1:
-        raise ValueError(f"predictions for one target are needed, not for {sorted(targets) or 'none'}")
-    usable = [prediction for prediction in predictions if math.isfinite(prediction.epoch_latency_s)]
-    if not usable:
-        return predictions[0]
-    measured = [prediction for prediction in usable if prediction.method == _MEASURED]
-    certain = [prediction for prediction in usable if prediction.status == "ok"]
-    chosen = measured or certain or usable
-    if len(chosen) == 1:
-        return chosen[0]
-    half_widths = [math.log(p.epoch_latency_high_s / p.epoch_latency_s) for p in chosen]
-    # A measured latency that is exact has no width; the floor keeps weights finite and lets it win.
-    weights = [1.0 / max(half_width, 1e-6) ** 2 for half_width in half_widths]
-    logarithms = [math.log(p.epoch_latency_s) for p in chosen]
-    latency = math.exp(sum(w * x for w, x in zip(weights, logarithms, strict=True)) / sum(weights))
-    narrowest = min(half_widths)
-    best = chosen[half_widths.index(narrowest)]
-    method = _MEASURED if measured else f"{best.method}, mean of {len(chosen)} sources"
-    return replace(
-        best,
-        epoch_latency_s=latency,
-        epoch_latency_low_s=latency * math.exp(-narrowest),
-        epoch_latency_high_s=latency * math.exp(narrowest),
-        method=method,
-    )
 
 
 FloatArray = npt.NDArray[np.float64]
@@ -289,14 +247,6 @@ _MINIMUM_PAIRS = 30
 _MINIMUM_CONFIGURATIONS = 5
 
 
-class NotFittedError(RuntimeError):
-    """A model that predicts before it was fitted or loaded."""
-
-
-class TooFewRunsError(ValueError):
-    """A runs table with too few pairs of runs to fit a model on."""
-
-
 class LatencyModel:
     """Predicts epoch latency on target GPUs from one run's measurement on a source GPU."""
 
@@ -386,26 +336,6 @@ class LatencyModel:
             NotFittedError: The model is neither fitted nor loaded.
         """
         return Query(self.settings, self.state, self._version, source).predict(targets)
-
-    def predict_combined(
-        self, sources: Sequence[SourceMeasurement], targets: Sequence[GpuSpec]
-    ) -> list[LatencyPrediction]:
-        """Predict for a job that was measured on several GPUs.
-
-        Args:
-            sources: One measurement per GPU it ran on, at least one.
-            targets: GPUs to predict for.
-
-        Returns:
-            One prediction per target, in order.
-
-        Raises:
-            ValueError: No source is given.
-        """
-        if not sources:
-            raise ValueError("no source measurement is given")
-        by_source = [self.predict(source, targets) for source in sources]
-        return [combine_predictions(predictions) for predictions in zip(*by_source, strict=True)]
 
     def save(self, path: str | Path) -> str:
         """Write the model into one file, atomically, without pickle.

@@ -16,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusonde.catalog import GpuSpec
+from gpusonde.errors import MeasurementError
 from gpusonde.predictor.crossgpu.features import REQUIRED_METRICS
-from gpusonde.predictor.crossgpu.measurement import MeasurementError, MetricDistribution, SourceMeasurement
+from gpusonde.predictor.crossgpu.measurement import MetricDistribution, SourceMeasurement
 from gpusonde.predictor.crossgpu.runs_table import IndexArray, RunsTable
 
 FloatArray = npt.NDArray[np.float64]

@@ -1,26 +1,26 @@
 """``read_runs``: tables of training runs, one row per run, with metric aggregates and the measured epoch latency.
 
-Columns of a runs table: which are read, which are known and left out on purpose, and what is refused.
+``AGGREGATES`` and ``_STATIC`` are the columns that are read, ``_LEFT_OUT`` those that are known and left out on
+purpose; any other one is refused.
 """
 
 from __future__ import annotations
 
-import csv
 import difflib
-import io
-import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-from gpusonde.catalog import GpuCatalog, GpuSpec, UnknownGpuError, load_gpus
-from gpusonde.predictor.crossgpu.measurement import MeasurementError, MetricDistribution, SourceMeasurement
+from gpusonde.catalog import GpuCatalog, GpuSpec, load_gpus
+from gpusonde.errors import MeasurementError, TableError, UnknownGpuError
+from gpusonde.predictor.crossgpu.measurement import MetricDistribution, SourceMeasurement
+from gpusonde.predictor.tables import Row, read_table
 from gpusonde.telemetry import METRIC_BY_NAME, METRICS
 
 STATISTICS = ("mean", "std", "min", "25", "50", "75", "max")
@@ -83,56 +83,41 @@ _LEFT_OUT_STEMS = frozenset({"clocks_current_graphicsMHz", "memory_totalMiB"})
 REQUIRED_AGGREGATES = ("gpu_utilization", "memory_utilization", "power_watts", "sm_clock_mhz")
 
 
-class UnknownColumnError(ValueError):
-    """A heading that is no runs table's: ``column`` is at fault, ``problem`` says how and what to do."""
-
-    def __init__(self, column: str, problem: str) -> None:
-        """Keep the column and what is wrong with it."""
-        self.column, self.problem = column, problem
-        super().__init__(f"{column!r}: {problem}")
-
-
 @dataclass(frozen=True)
 class Columns:
     """A heading understood.
 
     Attributes:
-        position: Column name -> index, for all columns.
+        gpu: The column that names the GPU.
         aggregates: Stems of ``AGGREGATES`` that are there with all seven statistics, one per metric.
         static: Static columns that are there -> (attribute, factor).
     """
 
-    position: Mapping[str, int]
+    gpu: str
     aggregates: tuple[str, ...]
     static: Mapping[str, tuple[str, float]]
 
 
-def classify_columns(heading: Sequence[str]) -> Columns:
+def classify_columns(path: Path, heading: Sequence[str]) -> Columns:
     """Understand a heading, or refuse it.
 
     Raises:
-        UnknownColumnError: A column is unknown, in another unit, given twice, incomplete or missing.
+        TableError: A column is unknown, in another unit, incomplete or missing.
     """
-    position: dict[str, int] = {}
     stems: dict[str, set[str]] = {}
-    for index, raw in enumerate(heading):
-        name = raw.strip()
-        if name in position:
-            raise UnknownColumnError(name, "the column is there twice; remove one")
-        position[name] = index
+    for name in heading:
         stem, _, statistic = name.rpartition("_")
         if statistic in STATISTICS and stem in AGGREGATES:
             stems.setdefault(stem, set()).add(statistic)
         elif not _is_known(name, stem, statistic):
-            raise UnknownColumnError(name, _advice(name, stem, statistic))
-    for name in (*CONFIGURATION_COLUMNS, LATENCY_COLUMN):
-        if name not in position:
-            raise UnknownColumnError(name, "the column is missing; every run needs it")
-    if not any(name in position for name in GPU_COLUMNS):
-        raise UnknownColumnError("name", "neither 'name' nor 'Instances' is there to say which GPU a run used")
-    _refuse_incomplete(stems)
-    static = {column: target for column, target in _STATIC.items() if column in position}
-    return Columns(position, tuple(stems), static)
+            raise TableError(_advice(name, stem, statistic), path=path, line=1, field=name)
+    gpu = next((name for name in GPU_COLUMNS if name in heading), None)
+    if gpu is None:
+        problem = "neither 'name' nor 'Instances' is there to say which GPU a run used"
+        raise TableError(problem, path=path, line=1, field="name")
+    _refuse_incomplete(path, stems)
+    static = {column: target for column, target in _STATIC.items() if column in heading}
+    return Columns(gpu, tuple(stems), static)
 
 
 def recomputed_memory_bandwidth(memory_clock_mhz: float, memory_bus_bits: float) -> float:
@@ -154,22 +139,23 @@ def _is_known(name: str, stem: str, statistic: str) -> bool:
     )
 
 
-def _refuse_incomplete(stems: Mapping[str, set[str]]) -> None:
+def _refuse_incomplete(path: Path, stems: Mapping[str, set[str]]) -> None:
+    def refuse(column: str, problem: str) -> NoReturn:
+        raise TableError(problem, path=path, line=1, field=column)
+
     by_metric: dict[str, str] = {}
     for stem, statistics in stems.items():
         for statistic in STATISTICS:
             if statistic not in statistics:
-                raise UnknownColumnError(
-                    f"{stem}_{statistic}", "the column is missing while others of the metric are there"
-                )
+                refuse(f"{stem}_{statistic}", "the column is missing while others of the metric are there")
         metric = AGGREGATES[stem][0]
         if metric in by_metric:
-            raise UnknownColumnError(f"{stem}_mean", f"the same metric as {by_metric[metric]}_mean; keep one of them")
+            refuse(f"{stem}_mean", f"the same metric as {by_metric[metric]}_mean; keep one of them")
         by_metric[metric] = stem
     for metric in REQUIRED_AGGREGATES:
         if metric not in by_metric:
             stem = next(stem for stem, (name, _) in AGGREGATES.items() if name == metric)
-            raise UnknownColumnError(f"{stem}_mean", f"the aggregates of {metric} are missing ({stem}_mean ... _max)")
+            refuse(f"{stem}_mean", f"the aggregates of {metric} are missing ({stem}_mean ... _max)")
 
 
 def _advice(name: str, stem: str, statistic: str) -> str:
@@ -184,32 +170,6 @@ def _advice(name: str, stem: str, statistic: str) -> str:
 
 
 IndexArray = npt.NDArray[np.intp]
-
-_MAXIMUM_BYTES = 256 << 20
-_MAXIMUM_ROWS = 200_000
-_LONGEST_LINE = 1 << 20
-_LONGEST_FIELD = 100
-_LONGEST_PROBLEM = 1000
-
-
-class RunsTableError(ValueError):
-    """A table that cannot be read as runs.
-
-    Attributes:
-        path: The file.
-        line: Line in it, 1 is the heading; 0 when the whole file is meant.
-        field: Column, empty when none is meant.
-    """
-
-    def __init__(self, path: str | Path, line: int, field: str, problem: str) -> None:
-        """Keep where the problem is; ``problem`` says what it is and what to do."""
-        self.path, self.line, self.field = str(path), line, field
-        # A cell of what is no table may be megabytes of anything.
-        shown = field if len(field) <= _LONGEST_FIELD else f"{field[:_LONGEST_FIELD]}..."
-        if len(problem) > _LONGEST_PROBLEM:
-            problem = f"{problem[:_LONGEST_PROBLEM]}..."
-        where = f"{self.path}:{line}: " if line else f"{self.path}: "
-        super().__init__(f"{where}{f'field {shown!r}: ' if field else ''}{problem}")
 
 
 class Configuration(NamedTuple):
@@ -312,10 +272,6 @@ class RunsTable:
         table = np.array(pairs, dtype=np.intp).reshape(-1, 2)
         return table[:, 0], table[:, 1]
 
-    def subset(self, indices: Iterable[int]) -> RunsTable:
-        """The runs at the given positions."""
-        return RunsTable(tuple(self.runs[index] for index in indices))
-
 
 def read_runs(path: str | Path, *, gpus: GpuCatalog | None = None) -> RunsTable:
     """Read a runs table from CSV.
@@ -330,146 +286,73 @@ def read_runs(path: str | Path, *, gpus: GpuCatalog | None = None) -> RunsTable:
         gpus: Catalogue to look the GPUs up in; the one that is shipped when left out.
 
     Raises:
-        RunsTableError: The file is no such table; says which line and field, and what to do.
+        TableError: The file is no such table; says which line and field, and what to do.
         OSError: The file cannot be read.
     """
-    path = Path(path)
-    rows: list[list[str]] = []
-    try:
-        for row in csv.reader(lines_of(path, _MAXIMUM_BYTES)):
-            rows.append(row)
-            if len(rows) - 1 > _MAXIMUM_ROWS:
-                raise RunsTableError(path, 0, "", f"more than {_MAXIMUM_ROWS} rows; split it")
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise RunsTableError(path, 0, "", f"not a CSV text file ({error})") from error
-    if not rows or not any(rows[0]):
-        raise RunsTableError(path, 1, "", "empty file; a heading with the column names is needed")
-    return _Reader(path, rows[0], gpus or load_gpus()).read(rows[1:])
-
-
-def lines_of(path: Path, most_bytes: int) -> Iterator[str]:
-    """Yield the lines of a table.
-
-    Raises:
-        RunsTableError: It is too large, or one of its lines is; a pipe or a device has no size before it is read.
-        UnicodeDecodeError: It is no text.
-        OSError: It cannot be read.
-    """
-    with path.open("rb") as file:
-        data = file.read(most_bytes + 1)
-    if len(data) > most_bytes:
-        raise RunsTableError(path, 0, "", f"larger than {most_bytes >> 20} MiB; split it")
-    for number, line in enumerate(io.TextIOWrapper(io.BytesIO(data), "utf-8-sig", newline=""), start=1):
-        if len(line) > _LONGEST_LINE:
-            raise RunsTableError(path, number, "", f"longer than {_LONGEST_LINE} characters: not a table of runs")
-        yield line
+    table = read_table(path, required=(*CONFIGURATION_COLUMNS, LATENCY_COLUMN))
+    reader = _Reader(classify_columns(table.path, table.heading), gpus or load_gpus())
+    runs = tuple(reader.read(number, row) for number, row in enumerate(table.rows))
+    if not runs:
+        raise TableError("the table has a heading but no runs", path=table.path)
+    # Ratios in percent columns would be read 100 times too small without any single value being wrong.
+    for stem, name in (("utilization_gpu", "gpu_utilization"), ("utilization_memory", "memory_utilization")):
+        if stem in reader.columns.aggregates and max(run.metrics[name].maximum for run in runs) <= 0.01:
+            problem = f"never above 1: ratios where percent are expected; name the columns {name}_* for ratios"
+            raise TableError(problem, path=table.path, field=f"{stem}_max")
+    return RunsTable(runs)
 
 
 class _Reader:
-    """Reads the rows of one file whose heading is known."""
+    """Reads the rows of one table whose heading is known."""
 
-    def __init__(self, path: Path, heading: Sequence[str], gpus: GpuCatalog) -> None:
-        self._path, self._gpus = path, gpus
-        try:
-            self._columns = classify_columns(heading)
-        except UnknownColumnError as error:
-            raise RunsTableError(path, 1, error.column, error.problem) from error
-        self._width = len(heading)
+    def __init__(self, columns: Columns, gpus: GpuCatalog) -> None:
+        self.columns = columns
+        self._gpus = gpus
         self._resolved: dict[tuple[str, float], GpuSpec] = {}
 
-    def read(self, rows: Sequence[Sequence[str]]) -> RunsTable:
-        runs: list[Run] = []
-        for offset, row in enumerate(rows):
-            line = offset + 2
-            if not row:
-                continue
-            if len(row) != self._width:
-                raise RunsTableError(
-                    self._path, line, "", f"{len(row)} fields where the heading has {self._width}: a truncated line?"
-                )
-            runs.append(self._run(len(runs), line, row))
-        if not runs:
-            raise RunsTableError(self._path, 0, "", "the table has a heading but no runs")
-        self._refuse_ratios_for_percent(runs)
-        return RunsTable(tuple(runs))
-
-    def _run(self, number: int, line: int, row: Sequence[str]) -> Run:
-        columns = self._columns
-        latency = self._number(line, row, LATENCY_COLUMN)
-        if latency <= 0:
-            raise RunsTableError(
-                self._path,
-                line,
-                LATENCY_COLUMN,
-                f"{latency:g} s is no epoch latency; remove the row or measure it again",
-            )
-        static = self._static(line, row)
-        identity = [row[columns.position[name]].strip() for name in CONFIGURATION_COLUMNS]
+    def read(self, number: int, row: Row) -> Run:
+        latency = row.number(LATENCY_COLUMN, above=0)
+        static = self._static(row)
         run = Run(
             row=number,
-            line=line,
-            instance=row[columns.position["Instances"]].strip() if "Instances" in columns.position else "",
-            gpu=self._gpu(line, row, static.get("memory_bytes", 0.0)),
-            configuration=Configuration(*identity),
+            line=row.line,
+            instance=row.text("Instances"),
+            gpu=self._gpu(row, static.get("memory_bytes", 0.0)),
+            configuration=Configuration(*(row.text(name) for name in CONFIGURATION_COLUMNS)),
             epoch_latency_s=latency,
-            metrics=MappingProxyType(self._metrics(line, row)),
+            metrics=MappingProxyType(self._metrics(row)),
             static_attributes=MappingProxyType(static),
             detected_epoch_latency_s=latency,
         )
         try:
             run.measurement()
         except MeasurementError as error:
-            raise RunsTableError(self._path, line, "", str(error)) from error
+            raise row.error(str(error)) from error
         return run
 
-    def _number(self, line: int, row: Sequence[str], column: str) -> float:
-        text = row[self._columns.position[column]].strip()
-        try:
-            value = float(text)
-        except ValueError:
-            raise RunsTableError(self._path, line, column, f"{text!r} is not a number") from None
-        if not math.isfinite(value):
-            raise RunsTableError(self._path, line, column, f"{text!r} is not a finite number")
-        return value
-
-    def _metrics(self, line: int, row: Sequence[str]) -> dict[str, MetricDistribution]:
+    def _metrics(self, row: Row) -> dict[str, MetricDistribution]:
         found: dict[str, MetricDistribution] = {}
-        for stem in self._columns.aggregates:
+        for stem in self.columns.aggregates:
             name, scale = AGGREGATES[stem]
-            values = [self._number(line, row, f"{stem}_{statistic}") * scale for statistic in STATISTICS]
-            distribution = MetricDistribution(*values)
+            distribution = MetricDistribution(*(row.number(f"{stem}_{each}") * scale for each in STATISTICS))
             if problem := distribution.fault(METRIC_BY_NAME[name].maximum):
-                raise RunsTableError(self._path, line, stem, problem)
+                raise row.error(problem, stem)
             found[name] = distribution
         return found
 
-    def _static(self, line: int, row: Sequence[str]) -> dict[str, float]:
-        found = {
-            attribute: self._number(line, row, column) * scale
-            for column, (attribute, scale) in self._columns.static.items()
-        }
+    def _static(self, row: Row) -> dict[str, float]:
+        found = {attribute: row.number(column) * scale for column, (attribute, scale) in self.columns.static.items()}
         bandwidth = recomputed_memory_bandwidth(found.pop("memory_clock_mhz", 0.0), found.get("memory_bus_bits", 0.0))
         if bandwidth:
             found["memory_bandwidth_bytes_per_second"] = bandwidth
         return {attribute: value for attribute, value in found.items() if value > 0}
 
-    def _gpu(self, line: int, row: Sequence[str], memory_bytes: float) -> GpuSpec:
-        column = next(name for name in GPU_COLUMNS if name in self._columns.position)
-        name = row[self._columns.position[column]].strip()
+    def _gpu(self, row: Row, memory_bytes: float) -> GpuSpec:
+        name = row.text(self.columns.gpu)
         key = (name, memory_bytes)
         if key not in self._resolved:
             try:
-                resolution = self._gpus.resolve(name, memory_bytes=int(memory_bytes) or None)
+                self._resolved[key] = self._gpus.resolve(name, memory_bytes=int(memory_bytes) or None).spec
             except UnknownGpuError as error:
-                raise RunsTableError(self._path, line, column, str(error)) from error
-            self._resolved[key] = resolution.spec
+                raise row.error(str(error), self.columns.gpu) from error
         return self._resolved[key]
-
-    def _refuse_ratios_for_percent(self, runs: Sequence[Run]) -> None:
-        """Ratios in percent columns would be read 100 times too small without any single value being wrong."""
-        for stem, name in (("utilization_gpu", "gpu_utilization"), ("utilization_memory", "memory_utilization")):
-            if stem in self._columns.aggregates and max(run.metrics[name].maximum for run in runs) <= 0.01:
-                raise RunsTableError(
-                    self._path, 0, f"{stem}_max",
-                    f"never above 1: ratios where percent are expected; name the columns {name}_* for ratios",
-                )  # fmt: skip

@@ -17,6 +17,7 @@ from enum import Enum
 import numpy as np
 import numpy.typing as npt
 
+from gpusonde.errors import TooFewRunsError
 from gpusonde.predictor.crossgpu.intervals.novelty import Situation
 from gpusonde.predictor.crossgpu.model import LatencyModel
 from gpusonde.predictor.crossgpu.paper import PaperStack
@@ -336,10 +337,6 @@ def predict_pairs(model: LatencyModel, table: RunsTable, source: IndexArray, tar
     )
 
 
-class UnsuitableTableError(ValueError):
-    """A runs table that holds too little for a protocol."""
-
-
 def evaluate(
     runs: RunsTable,
     predictor: Predictor,
@@ -366,7 +363,7 @@ def evaluate(
         progress: Called after each split with the number of splits done and of all.
 
     Raises:
-        UnsuitableTableError: The table holds too little for the protocol.
+        TooFewRunsError: The table holds too little for the protocol.
     """
     if noise == 0 and protocol not in (Protocol.RANDOM, Protocol.CONFIG):
         seeds = seeds[:1]
@@ -381,7 +378,7 @@ def evaluate(
     ]
     if not usable:
         held_out = "the test table" if test is not None else "the table"
-        raise UnsuitableTableError(
+        raise TooFewRunsError(
             f"{held_out} has no pairs to hold out by protocol {protocol.value!r}: it needs runs of one configuration "
             "on several GPUs, and enough others to fit on"
         )

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from gpusonde.catalog import GpuCatalog, GpuSpec, UnknownGpuError, load_gpus
-from gpusonde.predictor.crossgpu.evaluation.scores import Evaluation, PairErrors, UnsuitableTableError
+from gpusonde.catalog import GpuCatalog, GpuSpec, load_gpus
+from gpusonde.errors import TableError, TooFewRunsError, UnknownGpuError
+from gpusonde.predictor.crossgpu.evaluation.scores import Evaluation, PairErrors
 from gpusonde.predictor.crossgpu.measurement import Precision, SourceMeasurement
 from gpusonde.predictor.crossgpu.model import LatencyModel
-from gpusonde.predictor.crossgpu.runs_table import RunsTableError, lines_of
+from gpusonde.predictor.tables import Row, read_table
 
 COLUMNS = ("pair_key", "dataset", "gpu", "precision", "t_rel", "main")
 
-_MAXIMUM_BYTES = 256 << 20
-_MAXIMUM_ROWS = 200_000
 # What the sources call their precisions; a question mark is theirs.
 _PRECISIONS = {
     "fp32": Precision.FP32,
@@ -74,55 +72,32 @@ def read_timings(path: str | Path, *, gpus: GpuCatalog | None = None) -> tuple[T
         gpus: Catalogue to look the GPUs up in; the one that is shipped when left out.
 
     Raises:
-        RunsTableError: The file is no such table; says which line and field, and what to do.
+        TableError: The file is no such table; says which line and field, and what to do.
         OSError: The file cannot be read.
     """
-    path, gpus = Path(path), gpus or load_gpus()
+    gpus = gpus or load_gpus()
     known: dict[str, GpuSpec] = {}
-    timings = []
-    try:
-        reader = csv.DictReader(lines_of(path, _MAXIMUM_BYTES))
-        for name in COLUMNS:
-            if name not in (reader.fieldnames or ()):
-                raise RunsTableError(path, 1, name, "the column is missing; every timing needs it")
-        for line, row in enumerate(reader, start=2):
-            if line > _MAXIMUM_ROWS:
-                raise RunsTableError(path, 0, "", f"more than {_MAXIMUM_ROWS} rows; split it")
-            if row["t_rel"] != "":
-                timings.append(_timing(path, line, row, gpus, known))
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise RunsTableError(path, 0, "", f"not a CSV text file ({error})") from error
+    table = read_table(path, required=COLUMNS)
+    timings = tuple(_timing(row, gpus, known) for row in table.rows if row.text("t_rel"))
     if not timings:
-        raise RunsTableError(path, 0, "", "the table has a heading but no timings")
-    return tuple(timings)
+        raise TableError("the table has a heading but no timings", path=table.path)
+    return timings
 
 
-def _timing(
-    path: Path, line: int, row: Mapping[str, str | None], gpus: GpuCatalog, known: dict[str, GpuSpec]
-) -> Timing:
-    text = {name: (row[name] or "").strip() for name in COLUMNS}
-    try:
-        seconds = float(text["t_rel"])
-    except ValueError:
-        raise RunsTableError(path, line, "t_rel", f"{text['t_rel']!r} is not a number") from None
-    if not (math.isfinite(seconds) and seconds > 0):
-        raise RunsTableError(path, line, "t_rel", f"{text['t_rel']!r} is no duration; it must be above zero")
-    if text["precision"] not in _PRECISIONS:
-        raise RunsTableError(path, line, "precision", f"{text['precision']!r} is unknown; use {', '.join(_PRECISIONS)}")
-    if text["main"] not in ("True", "False"):
-        raise RunsTableError(path, line, "main", f"{text['main']!r} is neither True nor False")
-    if text["gpu"] not in known:
+def _timing(row: Row, gpus: GpuCatalog, known: dict[str, GpuSpec]) -> Timing:
+    name = row.text("gpu")
+    if name not in known:
         try:
-            known[text["gpu"]] = gpus.resolve(text["gpu"]).spec
+            known[name] = gpus.resolve(name).spec
         except UnknownGpuError as error:
-            raise RunsTableError(path, line, "gpu", str(error)) from error
+            raise row.error(str(error), "gpu") from error
     return Timing(
-        job=text["pair_key"],
-        dataset=text["dataset"],
-        gpu=known[text["gpu"]],
-        precision=_PRECISIONS[text["precision"]],
-        seconds=seconds,
-        main=text["main"] == "True",
+        job=row.text("pair_key"),
+        dataset=row.text("dataset"),
+        gpu=known[name],
+        precision=row.choice("precision", _PRECISIONS),
+        seconds=row.number("t_rel", above=0),
+        main=row.choice("main", {"True": True, "False": False}),
     )
 
 
@@ -141,7 +116,7 @@ def evaluate_timings(timings: Sequence[Timing], model: LatencyModel, *, only_mai
         The scores; the workloads in it are the datasets.
 
     Raises:
-        UnsuitableTableError: No job ran on two GPUs.
+        TooFewRunsError: No job ran on two GPUs.
     """
     jobs: dict[str, dict[str, list[Timing]]] = defaultdict(lambda: defaultdict(list))
     for timing in timings:
@@ -153,7 +128,7 @@ def evaluate_timings(timings: Sequence[Timing], model: LatencyModel, *, only_mai
         for source in ran if len(ran) > 1 else ():
             parts.append(_errors(model, source, [other for other in ran if other is not source]))
     if not parts:
-        raise UnsuitableTableError("no job of the table ran on two GPUs, so nothing can be predicted")
+        raise TooFewRunsError("no job of the table ran on two GPUs, so nothing can be predicted")
     return Evaluation.of([(0, PairErrors.join(parts))])
 
 

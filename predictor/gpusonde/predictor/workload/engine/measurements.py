@@ -14,20 +14,19 @@ versions of a framework, does not take the same time. What each host had free st
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TypeVar
 
-from gpusonde.catalog import GpuCatalog, UnknownGpuError
+from gpusonde.catalog import GpuCatalog
+from gpusonde.errors import UnknownGpuError
+from gpusonde.predictor.tables import Row, TableLimits, read_table
 from gpusonde.predictor.workload import zoo
 from gpusonde.predictor.workload.engine.request import (
     Cluster,
-    EngineError,
     HostResources,
     Parallelism,
     Precision,
@@ -155,39 +154,11 @@ _PARALLELISMS = {
 }
 # No count and no duration in seconds is larger.
 _LARGEST = 1e12
+_LIMITS = TableLimits(file_bytes=64 << 20, rows=1_000_000, line_characters=16_384)
 # Nor is any host's memory in bytes or rate.
 _LARGEST_OF_HOSTS = 1e18
 _HOST = re.compile(r"(?:^|/)results/([^/]+)/([^/]+)$")
 _RUN = re.compile(r"_(?:single|half|double|float)_.*?(\(\d+\))?\.csv$")
-
-
-@dataclass(frozen=True)
-class TableLimits:
-    """How large a table may be.
-
-    Attributes:
-        file_bytes: Size of the file.
-        rows: Rows behind the header.
-        line_characters: Length of one line.
-    """
-
-    file_bytes: int = 64 << 20
-    rows: int = 1_000_000
-    line_characters: int = 16_384
-
-
-class MeasurementFileError(EngineError):
-    """A table that cannot be one; the message names the line.
-
-    Attributes:
-        line: The line, 1 is the header; None where the file as a whole is wrong.
-    """
-
-    def __init__(self, path: str, line: int | None, problem: str) -> None:
-        """Keep the line."""
-        self.line = line
-        where = path if line is None else f"{path}, line {line}"
-        super().__init__(f"{where}: {problem}")
 
 
 @dataclass(frozen=True)
@@ -230,103 +201,60 @@ def read_measurements(
         limits: How large it may be.
 
     Raises:
-        MeasurementFileError: It cannot be read, is too large, lacks a column, or a row holds what cannot be.
+        TableError: It is too large, lacks a column, or a row holds what cannot be.
+        OSError: It cannot be read.
     """
-    limits = limits or TableLimits()
     networks = networks or KnownNetworks()
     measurements: list[WorkloadMeasurement] = []
     left_out: Counter[str] = Counter()
-    for line, row in _rows(Path(path), limits):
+    for row in read_table(path, required=REQUIRED, limits=limits or _LIMITS).rows:
         try:
             measurements.append(_measurement(row, catalog, networks, licences))
         except _LeftOutError as reason:
             left_out[str(reason)] += 1
         except RequestError as error:
-            raise MeasurementFileError(str(path), line, str(error)) from error
+            raise row.error(str(error)) from error
     return MeasurementTable(tuple(measurements), dict(left_out))
 
 
-def _rows(path: Path, limits: TableLimits) -> Iterator[tuple[int, dict[str, str]]]:
-    """Line and cells by column of every row."""
-    where = str(path)
-    lines = _text(path, limits).splitlines()
-    for number, text in enumerate(lines, start=1):
-        if len(text) > limits.line_characters:
-            raise MeasurementFileError(where, number, f"longer than {limits.line_characters} characters")
-        if "\0" in text:
-            raise MeasurementFileError(where, number, "holds a NUL character; this is no text")
-    reader = csv.reader(lines, strict=True)
-    try:
-        header = [cell.strip() for cell in next(reader, [])]
-        if missing := [column for column in REQUIRED if column not in header]:
-            raise MeasurementFileError(where, 1, f"no column {', '.join(missing)}")
-        if len(set(header)) < len(header):
-            raise MeasurementFileError(where, 1, "two columns have the same name")
-        count = 0
-        for cells in reader:
-            if not cells:
-                continue
-            count += 1
-            if count > limits.rows:
-                raise MeasurementFileError(where, reader.line_num, f"more than {limits.rows} rows")
-            if len(cells) != len(header):
-                raise MeasurementFileError(
-                    where, reader.line_num, f"{len(cells)} cells where the header has {len(header)}"
-                )
-            yield reader.line_num, {name: cell.strip() for name, cell in zip(header, cells, strict=True)}
-    except csv.Error as error:
-        raise MeasurementFileError(where, reader.line_num, str(error)) from error
-
-
-def _text(path: Path, limits: TableLimits) -> str:
-    try:
-        with path.open("rb") as file:
-            data = file.read(limits.file_bytes + 1)
-    except OSError as error:
-        raise MeasurementFileError(str(path), None, error.strerror or str(error)) from error
-    if len(data) > limits.file_bytes:
-        raise MeasurementFileError(str(path), None, f"larger than {limits.file_bytes} bytes")
-    try:
-        return io.TextIOWrapper(io.BytesIO(data), "utf-8-sig", newline="").read()
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise MeasurementFileError(str(path), line, "not UTF-8") from error
-
-
 def _measurement(
-    row: Mapping[str, str], catalog: GpuCatalog, networks: KnownNetworks, licences: Collection[str] | None
+    row: Row, catalog: GpuCatalog, networks: KnownNetworks, licences: Collection[str] | None
 ) -> WorkloadMeasurement:
-    name = row["model"]
+    name = row.text("model")
     if not name:
         raise RequestError("no name of a network")
-    seconds = _number(row, "sec_per_iter")
-    batch_size = _count(row, "batch_per_gpu")
-    device_count = _count(row, "n_gpus", 1)
-    node_count = _count(row, "n_nodes", 1)
-    image_size = _count(row, "image_size") if row.get("image_size") else None
-    if licences is not None and row.get("licence", "") not in licences:
-        raise _LeftOutError(f"licence {row.get('licence') or 'not named'}")
+    seconds = row.number("sec_per_iter", above=0, below=_LARGEST)
+    batch_size = row.count("batch_per_gpu")
+    device_count = row.count("n_gpus", 1)
+    node_count = row.count("n_nodes", 1)
+    image_size = row.count("image_size") if row.text("image_size") else None
+    if licences is not None and row.text("licence") not in licences:
+        raise _LeftOutError(f"licence {row.text('licence') or 'not named'}")
     try:
-        network = networks.find(name, image_size, row.get("input_desc", ""))
-        device = catalog.resolve(row["gpu"]).spec.name
+        network = networks.find(name, image_size, row.text("input_desc"))
+        device = catalog.resolve(row.text("gpu")).spec.name
     except (UnknownNetworkError, UnknownGpuError) as error:
         raise _LeftOutError(str(error)) from error
     cluster = Cluster(
         device=device,
         device_count=device_count,
         node_count=node_count,
-        precision=_named(_PRECISIONS, "precision", row.get("precision", "")),
-        parallelism=_parallelism(row.get("parallelism", ""), device_count),
+        precision=_named(_PRECISIONS, "precision", row.text("precision")),
+        parallelism=_parallelism(row.text("parallelism"), device_count),
         environment=_environment(row),
         host=_host(row),
     )
     request = WorkloadRequest(network.graph, batch_size, cluster)
-    return WorkloadMeasurement(request, seconds, network.architecture, network.family, row.get("source", ""))
+    return WorkloadMeasurement(request, seconds, network.architecture, network.family, row.text("source"))
 
 
-def _host(row: Mapping[str, str]) -> HostResources | None:
+def _host(row: Row) -> HostResources | None:
     columns = {each.name: f"host_{each.name}" for each in fields(HostResources)}
-    known = {name: _number(row, column, _LARGEST_OF_HOSTS) for name, column in columns.items() if row.get(column)}
+    known = {
+        name: row.number(column, above=0, below=_LARGEST_OF_HOSTS)
+        for name, column in columns.items()
+        if row.text(column)
+    }
     return HostResources(**known) if known else None
 
 
@@ -345,35 +273,15 @@ def _named(known: Mapping[str, _Named], what: str, text: str) -> _Named:
         raise _LeftOutError(f"{what} {text!r}") from None
 
 
-def _environment(row: Mapping[str, str]) -> str | None:
+def _environment(row: Row) -> str | None:
     """Framework and host, and the run where one host was measured several times."""
-    if given := row.get("environment"):
+    if given := row.text("environment"):
         return given
-    source = row.get("source", "").split("@")[0].strip()
+    source = row.text("source").split("@")[0].strip()
     place = source.rsplit("/", 1)[-1]
-    if found := _HOST.search(row.get("file", "")):
+    if found := _HOST.search(row.text("file")):
         place, file = found.groups()
         # Later files name the number of GPUs; earlier ones were another run, with other versions.
         if "_gpus_" not in file and (run := _RUN.search(file)):
             place += f" earlier{run.group(1) or ''}"
-    return "/".join(part for part in (row.get("framework", ""), place) if part) or None
-
-
-def _count(row: Mapping[str, str], column: str, default: int | None = None) -> int:
-    if default is not None and not row.get(column):
-        return default
-    number = _number(row, column)
-    if number != int(number) or number < 1:
-        raise RequestError(f"{column} is {row[column]}; it must be a whole number of at least 1")
-    return int(number)
-
-
-def _number(row: Mapping[str, str], column: str, largest: float = _LARGEST) -> float:
-    text = row[column]
-    try:
-        number = float(text)
-    except ValueError:
-        raise RequestError(f"{column} is {text[:40]!r}; it must be a number") from None
-    if not 0 < number < largest:
-        raise RequestError(f"{column} is {text[:40]}; it must be positive and finite")
-    return number
+    return "/".join(part for part in (row.text("framework"), place) if part) or None
