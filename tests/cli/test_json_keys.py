@@ -11,16 +11,24 @@ import pytest
 from support.epoch_traces import write_scored_traces
 from support.fleet_store import write_fleet
 from support.json_keys import mismatches
+from support.problem_documents import small_problem
 from support.spools import write_damaged_spool
 from support.synthetic_runs import synthetic_runs, write_runs
+from support.timed_networks import write_timed_networks
+from support.trained_encoders import add_encoder, training_result
 from support.training_times import KERAS, write_training_times
+from support.workload_graphs import small_network
 
-from gpusonde.cli.commands import catalog, daemons, detect, fleet, profile, record, spool, store, train
+from gpusonde.cli.commands import catalog, daemons, detect, fleet, plan, profile, record, spool, store, train
 from gpusonde.cli.demo.run import bundled_trace
 from gpusonde.cli.errors import ErrorPayload
 from gpusonde.cli.evaluations import epochs, workload
 from gpusonde.cli.main import main
 from gpusonde.cli.measuring import PredictPayload
+from gpusonde.cli.workload import answers, embed, graph
+from gpusonde.cli.workload import train as encoders
+from gpusonde.predictor.workload.graph import dump_graph
+from gpusonde.service.durable_files import write_json
 from gpusonde.simulator.allreduce import AllreduceMeasurement
 from gpusonde.simulator.compute import ComputeProbe
 from gpusonde.simulator.gradients import assumed_trace
@@ -38,6 +46,14 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_training_times(folder / "times.csv", (), KERAS[:4], image_sizes=(32,))
     write_damaged_spool(folder / "spool")
     write_scored_traces(folder)
+    write_timed_networks(folder)
+    (folder / "net.json").write_text(dump_graph(small_network()))
+    write_json(folder / "problem.json", small_problem())
+    write_json(folder / "hopeless.json", small_problem(deadline_s=30.0))
+    spot = small_problem(iterations=200_000, deadline_s=40_000.0)
+    spot["offers"][0] |= {"billing": "spot", "preemptions_per_hour": 0.05}
+    write_json(folder / "spot.json", spot)
+    (folder / "progress.jsonl").write_text('{"elapsed_s": 60, "completed_iterations": 200}')
     (folder / "damaged").mkdir()
     write_fleet(folder / "damaged", jobs=1, batches=1)
     (folder / "damaged" / "segments" / "half.parquet.tmp").touch()
@@ -58,6 +74,16 @@ def printed(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> Any
         ("train {files}/runs.csv --out {files}/model", train.TrainPayload),
         ("evaluate epochs {files}/traces.parquet {files}/truth.json", epochs.EvaluateEpochsPayload),
         ("evaluate workload {files}/times.csv", workload.EvaluateWorkloadPayload),
+        ("workload graph {files}/net.json --out {files}/copy.json", graph.GraphPayload),
+        ("workload predict {files}/net.json --device T4,H100-SXM5-80GB --batch-size 1", answers.StepsPayload),
+        ("workload fit {files}/timed.csv --out {files}/own --regressor linear --encoder digits", encoders.FitPayload),
+        ("workload embed {files}/net.json --nearest 2", embed.EmbedPayload),
+        ("plan solve {files}/problem.json", plan.SolutionPayload),
+        ("plan solve {files}/hopeless.json", plan.SolutionPayload),
+        ("plan pareto {files}/problem.json", plan.FrontPayload),
+        ("plan estimate {files}/problem.json --group t4=4@64", plan.SolutionPayload),
+        ("monitor {files}/problem.json --group t4=4@64 --progress {files}/progress.jsonl", plan.MonitorPayload),
+        ("monitor {files}/spot.json --group t4=4@64 --progress {files}/progress.jsonl", plan.MonitorPayload),
         ("agent --print-config", daemons.ConfigPayload),
         ("collector --check-config", daemons.ConfigPayload),
         ("agent doctor {replay}", daemons.DoctorPayload),
@@ -88,5 +114,7 @@ def test_a_command_prints_what_its_payload_declares(
 def test_what_needs_torch_prints_what_it_declares(tmp_path: Path) -> None:
     found = JobProfile("T4", (ComputeProbe(8, 0.1), ComputeProbe(64, 0.5)), assumed_trace(1e8), 0.01, 96)
     assert mismatches(profile.profile_payload(found, tmp_path), profile.ProfilePayload) == []
+    trained = encoders.train_payload(add_encoder(tmp_path / "registry", "tiny"), training_result())
+    assert mismatches(trained, encoders.TrainingPayload) == []
     measured = [AllreduceMeasurement("lab", 1e6, 2, 0.01)]
     assert mismatches(profile.probe_payload("lab", measured, tmp_path), profile.ProbePayload) == []

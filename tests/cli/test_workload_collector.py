@@ -5,12 +5,17 @@ import time
 
 import pytest
 from support.certificates import Authority, tls_settings
+from support.json_keys import mismatches
 from support.layered_graphs import small_graph
 from support.running_collector import ThreadCollector
 from support.trained_encoders import add_encoder
 from support.wire_agent import WireStream, batch, block, hello, inventory
 
 from gpusonde.cli.main import main
+from gpusonde.cli.workload.answers import StepsPayload
+from gpusonde.cli.workload.embed import EmbedPayload
+from gpusonde.cli.workload.remote import HostsPayload
+from gpusonde.cli.workload.train import TrainingsPayload
 from gpusonde.collector.workload.training_queue import TrainingQueue
 from gpusonde.common.v1 import gpu_pb2
 from gpusonde.ingest.v1 import ingest_pb2
@@ -42,9 +47,22 @@ def network(tmp_path):
     return str(tmp_path / "net.json")
 
 
+PAYLOADS = {"predict": StepsPayload, "embed": EmbedPayload, "hosts": HostsPayload, "trainings": TrainingsPayload}
+
+
 def say(capsys, *words):
     code = main(["workload", *words])
-    return code, capsys.readouterr()
+    said = capsys.readouterr()
+    if code == 0 and "--json" in words:
+        assert mismatches(json.loads(said.out), PAYLOADS[words[0]]) == []
+    return code, said
+
+
+@pytest.mark.parametrize("words", [("hosts",), ("trainings",)], ids=" ".join)
+def test_lists_have_the_keys_that_they_declare(collector, capsys, words):
+    code, said = say(capsys, *words, "--collector", collector.target, "--json")
+    assert code == 0, said.err
+    assert json.loads(said.out)[words[0]]
 
 
 def test_hosts_are_listed_with_their_gpus_and_what_is_free(collector, capsys):

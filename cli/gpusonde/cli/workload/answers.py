@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, cast
 
 from gpusonde.cli import formatting
-from gpusonde.cli.output import Screen
+from gpusonde.cli.output import Key, Screen
 
 if TYPE_CHECKING:
     from gpusonde.catalog import GpuSpec
@@ -22,20 +22,82 @@ _ANSWER = (
 )  # fmt: skip
 
 
+class AlikePayload(TypedDict):
+    """A known network that is like another one."""
+
+    architecture: Annotated[str, Key("its name")]
+    similarity: Annotated[float, Key("how alike, at most 1", "ratio")]
+
+
+class StepPayload(TypedDict):
+    """The predicted training step of one network in one place."""
+
+    graph: Annotated[str, Key("name of the network")]
+    gpu_model: Annotated[
+        str | None,
+        Key("GPU; null, as all that follows from it, where hosts that were named have no answer"),
+    ]
+    gpu_count: Annotated[int | None, Key("how many in all")]
+    node_count: Annotated[int | None, Key("hosts that they are in")]
+    agent_ids: Annotated[list[str], Key("agents of the hosts that were named")]
+    free_cores: Annotated[
+        float | None,
+        Key("what each of these hosts has free, the weakest counting; null without hosts, or where nobody knows"),
+    ]
+    free_memory_bytes: Annotated[float | None, Key("memory, likewise")]
+    free_disk_throughput: Annotated[float | None, Key("of its disks, likewise", "bytes per second")]
+    free_cpu_flops: Annotated[float | None, Key("of its processors, likewise", "per second")]
+    parallelism: Annotated[str | None, Key("`none`, `data_parallel` or `distributed`")]
+    precision: Annotated[str, Key("of matrix products")]
+    batch_size: Annotated[int, Key("samples per GPU and step")]
+    global_batch_size: Annotated[int | None, Key("samples per step on all GPUs")]
+    step_s: Annotated[float | None, Key("a step: forward and backward pass, exchange and update")]
+    step_low_s: Annotated[float | None, Key("lower end of its interval")]
+    step_high_s: Annotated[float | None, Key("upper end")]
+    interval_coverage: Annotated[
+        float | None,
+        Key("share of such intervals that should hold the truth, for networks that the model has not seen", "ratio"),
+    ]
+    steps_per_epoch: Annotated[int | None, Key("steps of an epoch; null without `--samples-per-epoch`")]
+    epoch_s: Annotated[float | None, Key("steps times `step_s`")]
+    epoch_low_s: Annotated[float | None, Key("lower end")]
+    epoch_high_s: Annotated[float | None, Key("upper end")]
+    regressor: Annotated[str | None, Key("what computed it")]
+    features: Annotated[str | None, Key("from which features")]
+    out_of_distribution: Annotated[
+        bool | None,
+        Key(
+            "whether the question is unlike all that the model was fitted on "
+            "([what follows](workload.md#what-the-interval-and-the-flag-mean))"
+        ),
+    ]
+    reasons: Annotated[list[str], Key("what is unlike, and what else to know")]
+    nearest: Annotated[list[AlikePayload], Key("known networks most like this one, the most alike first")]
+    error: Annotated[str | None, Key("why there is no answer; null where there is one")]
+
+
+class StepsPayload(TypedDict):
+    """What ``gpusonde workload predict`` prints."""
+
+    model_version: Annotated[str | None, Key("version of the model that answered")]
+    notes: Annotated[list[str], Key("what to know of names and graphs")]
+    predictions: Annotated[list[StepPayload], Key("one for each combination")]
+
+
 def row(
     request: WorkloadRequest,
     found: WorkloadPrediction | None,
     samples_per_epoch: int | None,
     error: str | None = None,
     agent_ids: Sequence[str] = (),
-) -> dict[str, Any]:
+) -> StepPayload:
     """One answer as it appears in JSON, for the hosts of agents or any; without a prediction, why there is none."""
     cluster = request.cluster
     host = cluster.host
     steps = None if samples_per_epoch is None else request.epoch_iterations(samples_per_epoch)
     ends = (None, None, None) if found is None else (found.seconds, found.low_s, found.high_s)
     epochs = [None if steps is None or seconds is None else steps * seconds for seconds in ends]
-    return {
+    found_row: dict[str, Any] = {
         **unanswered(request.graph.name, request.batch_size, cluster.precision.value, error),
         "gpu_model": cluster.device,
         "gpu_count": cluster.device_count,
@@ -59,11 +121,12 @@ def row(
         if found is None
         else [{"architecture": name, "similarity": alike} for name, alike in found.nearest],
     }
+    return cast(StepPayload, found_row)
 
 
-def unanswered(graph: str, batch_size: int, precision: str, error: str | None) -> dict[str, Any]:
+def unanswered(graph: str, batch_size: int, precision: str, error: str | None) -> StepPayload:
     """The same where not even the cluster is known, as the hosts that were named are not."""
-    return {
+    nothing: dict[str, Any] = {
         "graph": graph,
         **dict.fromkeys(_PLACE),
         "agent_ids": [],
@@ -74,6 +137,7 @@ def unanswered(graph: str, batch_size: int, precision: str, error: str | None) -
         "nearest": [],
         "error": error,
     }
+    return cast(StepPayload, nothing)
 
 
 def doubts_about_memory(graphs: Sequence[WorkloadGraph], gpus: Sequence[GpuSpec], batch_size: int) -> list[str]:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 from gpusonde.cli import formatting
 from gpusonde.cli.connection import add_collector_options
-from gpusonde.cli.output import Output, Screen
+from gpusonde.cli.output import Key, Output, Screen
 from gpusonde.cli.parsing import Parser, whole_number
 from gpusonde.cli.workload.remote import embedded_there
 from gpusonde.cli.workload.sources import read_graphs
@@ -29,6 +29,33 @@ if TYPE_CHECKING:
     from gpusonde.predictor.workload.graph import WorkloadGraph
 
 _SUFFIXES_OF_ENCODERS = (".safetensors", ".npz")
+
+
+class EmbeddedNearestPayload(TypedDict):
+    """A known network near another one."""
+
+    architecture: Annotated[str, Key("its name")]
+    family: Annotated[str, Key("what family it is of")]
+    similarity: Annotated[float, Key("cosine after centring, at most 1", "ratio")]
+
+
+class EmbeddedGraphPayload(TypedDict):
+    """One network as a vector."""
+
+    graph: Annotated[str, Key("name of the network")]
+    embedding: Annotated[list[float], Key("its vector")]
+    nearest: Annotated[list[EmbeddedNearestPayload], Key("known networks, the most alike first")]
+
+
+class EmbedPayload(TypedDict):
+    """What ``gpusonde workload embed`` prints."""
+
+    dataset_type: Annotated[str, Key("type of data that the encoder was trained for")]
+    encoder_sha256: Annotated[str, Key("of its weights; embeddings of different encoders cannot be compared")]
+    trained_steps: Annotated[
+        int | None, Key("steps that it was trained for; null where a collector has replaced it meanwhile")
+    ]
+    graphs: Annotated[list[EmbeddedGraphPayload], Key("the networks")]
 
 
 def add_registry_option(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
@@ -167,7 +194,7 @@ def run_embed(args: argparse.Namespace) -> int:
 
 def _embedded_here(
     args: argparse.Namespace, graphs: Sequence[WorkloadGraph], registry: Registry | None, output: Output
-) -> dict[str, Any]:
+) -> EmbedPayload:
     from gpusonde.predictor.workload.embedding.encoder import Encoder
     from gpusonde.predictor.workload.embedding.nearest import nearest
     from gpusonde.predictor.workload.embedding.registry import Registry
@@ -195,7 +222,7 @@ def _embedded_here(
     }
 
 
-def _render(screen: Screen, payload: dict[str, Any]) -> None:
+def _render(screen: Screen, payload: EmbedPayload) -> None:
     for graph in payload["graphs"]:
         screen.heading(f"{graph['graph']}: {len(graph['embedding'])} numbers (--json prints them)")
         if not graph["nearest"]:

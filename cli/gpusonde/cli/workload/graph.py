@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 from gpusonde.cli import formatting
 from gpusonde.cli.errors import check_writable
-from gpusonde.cli.output import Output, Screen
+from gpusonde.cli.output import Key, Output, Screen
 from gpusonde.cli.parsing import Parser, positive_integer
 from gpusonde.cli.workload.sources import GraphOptions, parse_input_shape, take_graph
 
@@ -19,6 +19,41 @@ _SHOWN_KINDS = 8
 # As GraphLimits.text, which would have to be imported.
 _LONGEST_NAME = 400
 _ENDS = ("input", "output")
+
+
+class KindPayload(TypedDict):
+    """The operations of one kind."""
+
+    kind: Annotated[str, Key("kind of operation")]
+    operations: Annotated[int, Key("how many")]
+    parameters: Annotated[int, Key("their trainable numbers")]
+    forward_flops_per_sample: Annotated[float, Key("their floating-point operations")]
+
+
+class GraphPayload(TypedDict):
+    """What ``gpusonde workload graph`` prints."""
+
+    source: Annotated[str, Key("as given")]
+    graph_file: Annotated[str, Key("the file written")]
+    graph_file_bytes: Annotated[int, Key("its size")]
+    name: Annotated[str, Key("of the network")]
+    front_end: Annotated[str, Key("what read it: `fx`, `export`, `onnx`, `pt2` or `keras`")]
+    batch_size: Annotated[int, Key("samples that the shapes were taken with")]
+    inputs: Annotated[list[list[int]], Key("extents of each input, batch included")]
+    operations: Annotated[int, Key("operations in the graph")]
+    edges: Annotated[int, Key("pairs of operations of which one reads what the other wrote")]
+    layers: Annotated[int, Key("convolutions and linear layers")]
+    parameters: Annotated[int, Key("trainable numbers")]
+    parameter_bytes: Annotated[int, Key("the same in single precision")]
+    forward_flops_per_sample: Annotated[
+        float, Key("floating-point operations of the forward pass; a multiply-add is two")
+    ]
+    forward_matrix_flops_per_sample: Annotated[
+        float, Key("those of convolutions, linear layers and products of matrices among them")
+    ]
+    activation_bytes_per_sample: Annotated[float, Key("what all operations write, in single precision")]
+    kinds: Annotated[list[KindPayload], Key("kinds of operations, the most expensive first")]
+    notes: Annotated[list[str], Key("what to know of the graph, such as that batch normalisation was folded away")]
 
 
 def add_graph_options(parser: Parser) -> None:
@@ -69,16 +104,16 @@ def run_graph(args: argparse.Namespace) -> int:
     return 0
 
 
-def payload(graph: WorkloadGraph, source: str, path: Path) -> dict[str, Any]:
+def payload(graph: WorkloadGraph, source: str, path: Path) -> GraphPayload:
     """What is printed of a graph."""
     from gpusonde.predictor.workload.graph.cost import BYTES_PER_NUMBER, graph_cost, operation_cost
 
     cost = graph_cost(graph).per_sample
-    kinds: dict[str, dict[str, Any]] = {}
+    kinds: dict[str, KindPayload] = {}
     for operation in graph.operations:
         kind = kinds.setdefault(
             operation.primitive.value,
-            {"operations": 0, "parameters": 0, "forward_flops_per_sample": 0.0},
+            {"kind": operation.primitive.value, "operations": 0, "parameters": 0, "forward_flops_per_sample": 0.0},
         )
         kind["operations"] += 1
         kind["parameters"] += sum(parameter.count for parameter in operation.parameters)
@@ -99,15 +134,12 @@ def payload(graph: WorkloadGraph, source: str, path: Path) -> dict[str, Any]:
         "forward_flops_per_sample": cost.flops,
         "forward_matrix_flops_per_sample": cost.matrix_flops,
         "activation_bytes_per_sample": cost.output_bytes,
-        "kinds": [
-            {"kind": name, **kind}
-            for name, kind in sorted(kinds.items(), key=lambda item: -item[1]["forward_flops_per_sample"])
-        ],
+        "kinds": sorted(kinds.values(), key=lambda kind: -kind["forward_flops_per_sample"]),
         "notes": list(graph.notes),
     }
 
 
-def _render(screen: Screen, found: dict[str, Any]) -> None:
+def _render(screen: Screen, found: GraphPayload) -> None:
     for note in found["notes"]:
         screen.note(f"note: {note}")
     inputs = " and ".join("x".join(map(str, shape)) for shape in found["inputs"])

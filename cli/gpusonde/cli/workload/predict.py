@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpusonde.cli.connection import add_collector_options
 from gpusonde.cli.output import Output
 from gpusonde.cli.parsing import Parser, names, positive_integer
-from gpusonde.cli.workload.answers import doubts_about_memory, render_predictions, row
+from gpusonde.cli.workload.answers import StepsPayload, doubts_about_memory, render_predictions, row
 from gpusonde.cli.workload.embed import add_registry_option, registry_of
 from gpusonde.cli.workload.remote import predicted_for_hosts, predicted_there
 from gpusonde.cli.workload.sources import read_graphs
@@ -99,7 +99,7 @@ def run_predict(args: argparse.Namespace) -> int:
     return 0
 
 
-def _ask_collector(args: argparse.Namespace) -> dict[str, Any]:
+def _ask_collector(args: argparse.Namespace) -> StepsPayload:
     if args.hosts or args.agents:
         return predicted_for_hosts(args)
     return predicted_there(args, *_requests(args))
@@ -137,7 +137,7 @@ def _check_place(args: argparse.Namespace) -> None:
         raise UsageError(f"--nodes {args.nodes}: each host has one of the {fewest} devices at least")
 
 
-def _predict_here(args: argparse.Namespace) -> dict[str, Any]:
+def _predict_here(args: argparse.Namespace) -> StepsPayload:
     from gpusonde.predictor.workload.engine.model import WorkloadModel
 
     registry = registry_of(args)

@@ -9,20 +9,63 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 from gpusonde.cli import formatting
 from gpusonde.cli.connection import add_collector_options, client_security
-from gpusonde.cli.output import Output, Screen
+from gpusonde.cli.output import Key, Output, Screen
 from gpusonde.cli.parsing import Parser, names
-from gpusonde.cli.workload.answers import doubts_about_memory, row, unanswered
+from gpusonde.cli.workload.answers import StepPayload, StepsPayload, doubts_about_memory, row, unanswered
 from gpusonde.cli.workload.sources import read_graphs
 from gpusonde.errors import CommandError
 
 if TYPE_CHECKING:
+    from gpusonde.cli.workload.embed import EmbedPayload
     from gpusonde.collector.client import WorkloadClient
     from gpusonde.predictor.workload.engine import WorkloadPrediction, WorkloadRequest
     from gpusonde.predictor.workload.graph import WorkloadGraph
+
+
+class HostGpuPayload(TypedDict):
+    """A GPU of a host."""
+
+    gpu_uuid: Annotated[str, Key("the GPU")]
+    product_name: Annotated[str, Key("as the driver calls it")]
+    gpu_model: Annotated[str | None, Key("as the catalogue does")]
+    memory_bytes: Annotated[int | None, Key("its memory")]
+    busy: Annotated[float | None, Key("share of the last minute in which it worked", "ratio")]
+    free_memory_bytes: Annotated[float | None, Key("mean over the last minute")]
+    flops: Annotated[float | None, Key("its peak, single precision", "per second")]
+    free_flops: Annotated[float | None, Key("what is not busy of it", "per second")]
+
+
+class HostPayload(TypedDict):
+    """A host of an agent, and what is free of it; null where nobody knows."""
+
+    agent_id: Annotated[str, Key("the agent")]
+    host_name: Annotated[str, Key("its host")]
+    connected: Annotated[bool, Key("whether the agent streams to this collector now")]
+    cpu_model: Annotated[str, Key("its processor")]
+    cores: Annotated[int, Key("cores")]
+    memory_bytes: Annotated[int, Key("memory")]
+    disk_bytes: Annotated[int, Key("size of the disk that the agent keeps its files on")]
+    cpu_flops: Annotated[float | None, Key("peak of all cores, single precision", "per second")]
+    load_time: Annotated[str | None, Key("when the agent last told what the host does")]
+    cpu_busy: Annotated[float | None, Key("share of the processors' time in use", "ratio")]
+    free_disk_bytes: Annotated[int | None, Key("free space of that disk")]
+    free_cores: Annotated[float | None, Key("cores that are not in use")]
+    free_memory_bytes: Annotated[float | None, Key("free memory")]
+    free_disk_throughput: Annotated[
+        float | None, Key("free throughput of the disks, once they had to do", "bytes per second")
+    ]
+    free_cpu_flops: Annotated[float | None, Key("FLOPS of the free cores", "per second")]
+    gpus: Annotated[list[HostGpuPayload], Key("its GPUs")]
+
+
+class HostsPayload(TypedDict):
+    """What ``gpusonde workload hosts`` prints."""
+
+    hosts: Annotated[list[HostPayload], Key("the hosts")]
 
 
 def add_hosts_options(parser: Parser) -> None:
@@ -42,14 +85,14 @@ def run_hosts(args: argparse.Namespace) -> int:
 
     with WorkloadClient(args.collector, security=client_security(args)) as client:
         found = client.hosts(host_names=args.hosts, agent_ids=args.agents)
-    payload = {"hosts": [_host(host) for host in found]}
+    payload: HostsPayload = {"hosts": [_host(host) for host in found]}
     Output(as_json=args.json).result(
         payload, lambda screen: _render(screen, payload["hosts"], named=bool(args.hosts or args.agents))
     )
     return 0
 
 
-def _host(found: Mapping[str, Any]) -> dict[str, Any]:
+def _host(found: Mapping[str, Any]) -> HostPayload:
     host, load, free = found["host"], found["load"] or {}, found["available"]
     return {
         "agent_id": found["agent_id"],
@@ -71,7 +114,7 @@ def _host(found: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _gpu(device: Mapping[str, Any]) -> dict[str, Any]:
+def _gpu(device: Mapping[str, Any]) -> HostGpuPayload:
     return {
         "gpu_uuid": device["gpu_uuid"],
         "product_name": device["product_name"],
@@ -84,7 +127,7 @@ def _gpu(device: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _render(screen: Screen, hosts: Sequence[Mapping[str, Any]], *, named: bool) -> None:
+def _render(screen: Screen, hosts: Sequence[HostPayload], *, named: bool) -> None:
     if not hosts:
         screen.line(f"the collector knows no {'such ' if named else ''}host")
         return
@@ -107,7 +150,7 @@ def _render(screen: Screen, hosts: Sequence[Mapping[str, Any]], *, named: bool) 
     )
 
 
-def _gpus(gpus: Sequence[Mapping[str, Any]]) -> str:
+def _gpus(gpus: Sequence[HostGpuPayload]) -> str:
     counts: dict[str, int] = {}
     for gpu in gpus:
         name = gpu["gpu_model"] or gpu["product_name"]
@@ -119,7 +162,7 @@ def _gpus(gpus: Sequence[Mapping[str, Any]]) -> str:
 _BUSY_RATIO = 0.05
 
 
-def predicted_there(args: argparse.Namespace, requests: Sequence[WorkloadRequest], notes: list[str]) -> dict[str, Any]:
+def predicted_there(args: argparse.Namespace, requests: Sequence[WorkloadRequest], notes: list[str]) -> StepsPayload:
     """Return a collector's answers to requests, as they are printed."""
     # One object for each graph: it is sent once.
     sent = {id(request.graph): _sent(request.graph) for request in requests}
@@ -141,7 +184,7 @@ def predicted_there(args: argparse.Namespace, requests: Sequence[WorkloadRequest
     return _payload([*notes, *_of_embeddings(answers)], rows)
 
 
-def predicted_for_hosts(args: argparse.Namespace) -> dict[str, Any]:
+def predicted_for_hosts(args: argparse.Namespace) -> StepsPayload:
     """Return a collector's answers for hosts of its agents, with what is free of them, as they are printed."""
     from gpusonde.catalog import load_gpus
 
@@ -180,7 +223,7 @@ def predicted_for_hosts(args: argparse.Namespace) -> dict[str, Any]:
     return _payload([*notes, *_of_embeddings(answers)], rows)
 
 
-def embedded_there(args: argparse.Namespace, graphs: Sequence[WorkloadGraph], nearest: int) -> dict[str, Any]:
+def embedded_there(args: argparse.Namespace, graphs: Sequence[WorkloadGraph], nearest: int) -> EmbedPayload:
     """Return a collector's embeddings of graphs, and the known networks most like them, as they are printed.
 
     Raises:
@@ -219,7 +262,7 @@ def _sent(graph: WorkloadGraph) -> dict[str, Any]:
     return {"content": dump_graph(graph).encode(), "format": "json"}
 
 
-def _payload(notes: Iterable[str], rows: list[dict[str, Any]]) -> dict[str, Any]:
+def _payload(notes: Iterable[str], rows: list[StepPayload]) -> StepsPayload:
     return {"model_version": None, "notes": list(dict.fromkeys(notes)), "predictions": rows}
 
 
@@ -261,7 +304,7 @@ def _cluster_of_hosts(args: argparse.Namespace, device: str, count: int) -> dict
 
 def _row_of_hosts(
     args: argparse.Namespace, graph: WorkloadGraph, batch_size: int, answer: Mapping[str, Any]
-) -> dict[str, Any]:
+) -> StepPayload:
     from gpusonde.predictor.workload.engine import Cluster, HostResources, Parallelism, Precision, WorkloadRequest
 
     if answer["prediction"] is None:

@@ -15,12 +15,12 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, cast
 
 from gpusonde.cli import formatting
 from gpusonde.cli.connection import add_collector_options, client_security
 from gpusonde.cli.errors import check_writable, error_context
-from gpusonde.cli.output import Output, Screen
+from gpusonde.cli.output import Key, Output, Screen
 from gpusonde.cli.parsing import Parser, positive_integer, whole_number
 from gpusonde.cli.workload.embed import add_registry_option, named_encoder, registry_of, where_to_have
 from gpusonde.cli.workload.predict import REGRESSORS
@@ -37,6 +37,103 @@ if TYPE_CHECKING:
     from gpusonde.predictor.workload.engine.model import WorkloadModel
 
 _MOST_REASONS = 3
+
+
+class LeftOutPayload(TypedDict):
+    """Measurements that a model was not fitted on."""
+
+    reason: Annotated[str, Key("why")]
+    measurements: Annotated[int, Key("how many")]
+
+
+class OfferedEncoderPayload(TypedDict):
+    """An encoder whose columns were offered."""
+
+    dataset_type: Annotated[str, Key("type of data of the encoder")]
+    sha256: Annotated[str, Key("of its weights; a model that it stays in needs it to predict")]
+    kept: Annotated[bool, Key("whether its columns stayed")]
+    error: Annotated[float, Key("error in validation of the best regressor with them", "ratio")]
+    error_without: Annotated[
+        float | None, Key("of the best one without; null for `paper`, which has no other columns", "ratio")
+    ]
+
+
+class FittedRegressorPayload(TypedDict):
+    """A regressor that was fitted."""
+
+    regressor: Annotated[str, Key("its name")]
+    features: Annotated[str, Key("its columns")]
+    error: Annotated[float, Key("its error in validation: on networks left out, of `paper` on rows left out", "ratio")]
+
+
+class FitPayload(TypedDict):
+    """What ``gpusonde workload fit`` prints."""
+
+    measurements_file: Annotated[str, Key("the table")]
+    kind: Annotated[str, Key("`default` or `paper`")]
+    measurements: Annotated[int, Key("rows that were used")]
+    left_out: Annotated[list[LeftOutPayload], Key("others")]
+    networks: Annotated[list[str], Key("networks that were measured")]
+    gpus: Annotated[list[str], Key("GPUs that they were measured on")]
+    model: Annotated[str, Key("the file written")]
+    model_bytes: Annotated[int, Key("its size")]
+    model_version: Annotated[str, Key("version of the model; every prediction repeats it")]
+    encoder: Annotated[OfferedEncoderPayload | None, Key("the encoder that was offered; null without `--encoder`")]
+    regressors: Annotated[list[FittedRegressorPayload], Key("what was fitted, the one that answers first")]
+
+
+class QueuedTrainingPayload(TypedDict):
+    """A training that a collector has queued."""
+
+    dataset_type: Annotated[str, Key("type of data")]
+    state: Annotated[str, Key("`queued`, `running`, `done` or `failed`")]
+    reason: Annotated[str | None, Key("why it failed")]
+    queued_time: Annotated[str | None, Key("when it was asked for")]
+    started_time: Annotated[str | None, Key("when it was begun last")]
+    ended_time: Annotated[str | None, Key("when it was done or failed")]
+    completed_steps: Annotated[int, Key("steps done")]
+    total_steps: Annotated[int | None, Key("all of them; null while nobody knows")]
+    attempts: Annotated[int, Key("times that it was begun, or was to be: the third that dies is the last")]
+    encoder_sha256: Annotated[str | None, Key("of the encoder's weights")]
+
+
+class TrainingsPayload(TypedDict):
+    """What ``gpusonde workload trainings`` prints."""
+
+    trainings: Annotated[list[QueuedTrainingPayload], Key("the newest first")]
+
+
+class TrainingPayload(TypedDict):
+    """A training that has ended; figures are null where it failed."""
+
+    dataset_type: Annotated[str, Key("type of data; without `--queue` there is one training")]
+    state: Annotated[str, Key("`done` or `failed`")]
+    reason: Annotated[str | None, Key("why it failed")]
+    encoder_sha256: Annotated[str | None, Key("of the encoder's weights")]
+    trained_steps: Annotated[int | None, Key("steps")]
+    skipped_steps: Annotated[int | None, Key("those whose loss was not finite")]
+    step_s: Annotated[float | None, Key("mean time of a step")]
+    first_loss: Annotated[float | None, Key("mean loss of the first 50 steps")]
+    last_loss: Annotated[float | None, Key("mean loss of the last 50 steps")]
+    accuracy: Annotated[
+        float | None,
+        Key(
+            "test images that networks with predicted weights classify rightly: mean over networks that it was not "
+            "trained on",
+            "ratio",
+        ),
+    ]
+    best_accuracy: Annotated[float | None, Key("the best of them", "ratio")]
+    untrained_accuracy: Annotated[float | None, Key("the mean before training", "ratio")]
+    chance_accuracy: Annotated[float | None, Key("what guessing the commonest class gives", "ratio")]
+    tested_architectures: Annotated[int | None, Key("networks that it was tested with")]
+
+
+class EncoderTrainingPayload(TypedDict):
+    """What ``gpusonde workload train`` prints."""
+
+    registry: Annotated[str, Key("folder of trained encoders")]
+    trainings: Annotated[list[TrainingPayload], Key("the trainings")]
 
 
 def add_fit_options(parser: Parser) -> None:
@@ -115,12 +212,12 @@ def left_out_words(table: MeasurementTable) -> str:
 
 def fit_payload(
     model: WorkloadModel, table: MeasurementTable, args: argparse.Namespace, embedder: EncoderEmbedder | None = None
-) -> dict[str, Any]:
+) -> FitPayload:
     """What is printed of a model and what it was fitted on."""
     found, trial = table.measurements, model.state.trial
     offered = None
     if embedder is not None and trial is not None:
-        offered = {**asdict(embedder.reference), **asdict(trial)}
+        offered = cast(OfferedEncoderPayload, {**asdict(embedder.reference), **asdict(trial)})
     return {
         "measurements_file": str(args.measurements),
         "kind": args.kind,
@@ -139,7 +236,7 @@ def fit_payload(
     }
 
 
-def _render_fit(screen: Screen, found: dict[str, Any], needed: str) -> None:
+def _render_fit(screen: Screen, found: FitPayload, needed: str) -> None:
     for each in found["left_out"]:
         screen.note(f"left out: {formatting.count(each['measurements'], 'measurement')}: {each['reason']}")
     screen.line(
@@ -160,7 +257,7 @@ def _render_fit(screen: Screen, found: dict[str, Any], needed: str) -> None:
         screen.line(needed)
 
 
-def _said_of_offer(encoder: dict[str, Any]) -> str:
+def _said_of_offer(encoder: OfferedEncoderPayload) -> str:
     name, error = f"the embedding of {encoder['dataset_type']}", formatting.percent(encoder["error"], 1)
     if encoder["error_without"] is None:
         return f"{name} describes the networks, as published"
@@ -190,14 +287,12 @@ def run_trainings(args: argparse.Namespace) -> int:
     with WorkloadClient(args.collector, security=client_security(args)) as client:
         if args.add is not None:
             client.queue_training(args.add, again=args.again)
-        train_payload = {"trainings": [_training(each) for each in client.trainings()["trainings"]]}
-    Output(as_json=args.json).result(
-        train_payload, lambda screen: _render_trainings(screen, train_payload["trainings"])
-    )
+        payload: TrainingsPayload = {"trainings": [_training(each) for each in client.trainings()["trainings"]]}
+    Output(as_json=args.json).result(payload, lambda screen: _render_trainings(screen, payload["trainings"]))
     return 0
 
 
-def _training(found: Mapping[str, Any]) -> dict[str, Any]:
+def _training(found: Mapping[str, Any]) -> QueuedTrainingPayload:
     def time(name: str) -> str | None:
         return None if found[name] is None else formatting.iso_time(round(found[name] * 1e9))
 
@@ -215,7 +310,7 @@ def _training(found: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _render_trainings(screen: Screen, trainings: Sequence[Mapping[str, Any]]) -> None:
+def _render_trainings(screen: Screen, trainings: Sequence[QueuedTrainingPayload]) -> None:
     if not trainings:
         screen.line("no training was ever queued there")
         return
@@ -226,7 +321,7 @@ def _render_trainings(screen: Screen, trainings: Sequence[Mapping[str, Any]]) ->
                 each["dataset_type"],
                 each["state"],
                 f"{each['completed_steps']}/{each['total_steps'] or '?'}" if each["attempts"] else "",
-                each["queued_time"],
+                each["queued_time"] or "",
                 each["reason"] or "",
             )
             for each in trainings
@@ -241,10 +336,6 @@ _DONE = "done"
 _STEPS_BETWEEN_NEWS = 10
 # Beneath the registry's folder, whose own files are cards and checkpoints.
 _TRAININGS = "trainings"
-_KEYS = (
-    "dataset_type", "state", "reason", "encoder_sha256", "trained_steps", "skipped_steps", "step_s", "first_loss",
-    "last_loss", "accuracy", "best_accuracy", "untrained_accuracy", "chance_accuracy", "tested_architectures",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -313,7 +404,7 @@ def run_train(args: argparse.Namespace) -> int:
         raise MissingExtraError("torch", "workload train", "training")
     output = Output(as_json=args.json)
     trainings = _drained(args, sources) if args.queue else _one(args, sources)
-    found = {"registry": str(args.out), "trainings": trainings}
+    found: EncoderTrainingPayload = {"registry": str(args.out), "trainings": trainings}
     output.result(found, lambda screen: _render_train(screen, found))
     return 0 if all(each["state"] == _DONE for each in trainings) else 1
 
@@ -338,7 +429,7 @@ def _sources(args: argparse.Namespace) -> dict[str, Source]:
     return sources
 
 
-def _one(args: argparse.Namespace, sources: dict[str, Source]) -> list[dict[str, Any]]:
+def _one(args: argparse.Namespace, sources: dict[str, Source]) -> list[TrainingPayload]:
     from gpusonde.predictor.workload.embedding.training.result import TrainingStoppedError
 
     ((dataset_type, chosen),) = sources.items()
@@ -349,7 +440,7 @@ def _one(args: argparse.Namespace, sources: dict[str, Source]) -> list[dict[str,
         raise KeyboardInterrupt from stopped
 
 
-def _drained(args: argparse.Namespace, sources: dict[str, Source]) -> list[dict[str, Any]]:
+def _drained(args: argparse.Namespace, sources: dict[str, Source]) -> list[TrainingPayload]:
     """Train whatever waits of these dataset types."""
     from gpusonde.collector.workload.training import CannotTrainError, drain
     from gpusonde.collector.workload.training_queue import TrainingQueue
@@ -358,7 +449,7 @@ def _drained(args: argparse.Namespace, sources: dict[str, Source]) -> list[dict[
 
     if not args.queue.is_dir():
         raise CommandError(f"{args.queue} is no folder; name the collector's queue of trainings")
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, TrainingPayload] = {}
 
     def train(dataset_type: str, tell: Callable[[int, int], None]) -> str:
         try:
@@ -385,7 +476,7 @@ def _say(stopped: Exception) -> None:
 
 def _trained(
     args: argparse.Namespace, dataset_type: str, chosen: Source, tell: Callable[[int, int], None]
-) -> dict[str, Any]:
+) -> TrainingPayload:
     from gpusonde.predictor.workload.embedding.registry import Registry
     from gpusonde.predictor.workload.embedding.training.options import TrainingOptions
     from gpusonde.predictor.workload.embedding.training.progress import Phase, shown_on
@@ -431,7 +522,7 @@ def _read(chosen: Source, dataset_type: str, image_size: int | None) -> ImageDat
     return read_folder(chosen.path, dataset_type, image_size=image_size)
 
 
-def train_payload(registered: RegisteredEncoder, result: TrainingResult) -> dict[str, Any]:
+def train_payload(registered: RegisteredEncoder, result: TrainingResult) -> TrainingPayload:
     """What is printed of a training."""
     figures = result.figures()
     return {
@@ -452,31 +543,30 @@ def train_payload(registered: RegisteredEncoder, result: TrainingResult) -> dict
     }
 
 
-def _failed(training: Training) -> dict[str, Any]:
-    return dict.fromkeys(_KEYS) | {
-        "dataset_type": training.dataset_type,
-        "state": training.state,
-        "reason": training.reason,
-    }
+def _failed(training: Training) -> TrainingPayload:
+    known = {"dataset_type": training.dataset_type, "state": training.state, "reason": training.reason}
+    return cast(TrainingPayload, {**dict.fromkeys(TrainingPayload.__annotations__), **known})
 
 
-def _render_train(screen: Screen, found: dict[str, Any]) -> None:
+def _render_train(screen: Screen, found: EncoderTrainingPayload) -> None:
     for each in found["trainings"]:
         if each["state"] != _DONE:
             screen.note(f"{each['dataset_type']}: {each['reason']}")
             continue
         screen.line(
-            f"{each['dataset_type']}: trained for {formatting.count(each['trained_steps'], 'step')}, loss"
+            f"{each['dataset_type']}: trained for {formatting.count(each['trained_steps'] or 0, 'step')}, loss"
             f" {formatting.number(each['first_loss'])} at the beginning,"
             f" {formatting.number(each['last_loss'])} at the end"
         )
-        tested = formatting.count(each["tested_architectures"], "network")
-        shares = (each[key] for key in ("accuracy", "best_accuracy", "untrained_accuracy", "chance_accuracy"))
+        tested = formatting.count(each["tested_architectures"] or 0, "network")
+        shares = (
+            each["accuracy"], each["best_accuracy"], each["untrained_accuracy"], each["chance_accuracy"]
+        )  # fmt: skip
         mean, best, untrained, chance = map(formatting.percent, shares)
         screen.line(
             f"{tested} that it was not trained on, with the weights that it predicts, are right about {mean} of the"
             f" test images (best {best}); before training {untrained}, guessing {chance}"
         )
-        screen.line(f"registered in {found['registry']}, sha256 {each['encoder_sha256'][:12]}")
+        screen.line(f"registered in {found['registry']}, sha256 {(each['encoder_sha256'] or '')[:12]}")
     if not found["trainings"]:
         screen.line("nobody waits for such a training")
