@@ -10,7 +10,7 @@ from gpusonde.common.v1 import gpu_pb2
 from gpusonde.errors import WireError
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.service.wire import BLANK_REASONS, KINDS, SAMPLING_CLASSES, UNITS, expand_batch
-from gpusonde.telemetry import METRICS, BlankReason, MetricKind, SamplingClass, Unit, metric
+from gpusonde.telemetry import METRICS, MetricKind, MissingReason, SamplingClass, Unit, metric
 
 COLUMNS = (metric("sm_active"), metric("energy_joules"), metric("power_watts"))
 SECOND = 1_000_000_000
@@ -24,7 +24,9 @@ def ticks(gpu, seconds, rows, blanks=None):
 def test_the_bytes_of_a_batch_are_pinned():
     batcher = Batcher(COLUMNS, compress=False)
     nan = float("nan")
-    batcher.add(ticks(0, [1.7e9, 1.7e9 + 0.1], [[0.5, 0.25], [9e9, 9e9 + 30], [nan, 300]], {2: BlankReason.READ_ERROR}))
+    batcher.add(
+        ticks(0, [1.7e9, 1.7e9 + 0.1], [[0.5, 0.25], [9e9, 9e9 + 30], [nan, 300]], {2: MissingReason.READ_ERROR})
+    )
     batcher.add_missed(0, 3)
     record = ingest_pb2.Record(sequence=7, batch=batcher.flush())
     assert record.SerializeToString(deterministic=True).hex() == (
@@ -84,15 +86,19 @@ def test_a_counter_that_begins_blank_takes_its_base_from_the_first_value():
 def test_blanks_are_counted_by_metric_and_reason():
     batcher = Batcher(COLUMNS)
     nan = np.nan
-    batcher.add(ticks(0, [1, 2], [[nan, nan], [1, 2], [nan, 4]], {0: BlankReason.NOT_SUPPORTED}))
-    batcher.add(ticks(0, [3, 4], [[nan, 1], [1, 2], [3, 4]], {0: BlankReason.GPU_LOST}))
+    batcher.add(ticks(0, [1, 2], [[nan, nan], [1, 2], [nan, 4]], {0: MissingReason.NOT_SUPPORTED}))
+    batcher.add(ticks(0, [3, 4], [[nan, 1], [1, 2], [3, 4]], {0: MissingReason.GPU_LOST}))
     (block,) = decode(batcher.flush(), COLUMNS)
     assert block.blank_counts == {
         (0, gpu_pb2.BLANK_REASON_NOT_SUPPORTED): 2,
         (0, gpu_pb2.BLANK_REASON_GPU_LOST): 1,
         (2, gpu_pb2.BLANK_REASON_NO_DATA): 1,
     }
-    assert batcher.take_blanks() == {BlankReason.NOT_SUPPORTED: 2, BlankReason.GPU_LOST: 1, BlankReason.NO_DATA: 1}
+    assert batcher.take_blanks() == {
+        MissingReason.NOT_SUPPORTED: 2,
+        MissingReason.GPU_LOST: 1,
+        MissingReason.NO_DATA: 1,
+    }
     assert batcher.take_blanks() == {}
 
 
@@ -158,7 +164,7 @@ def test_the_inventory_carries_names_units_and_what_is_missing():
     gpu = GpuDescription(
         "GPU-1", 3, "NVIDIA A100", "0000:10:00.0", 40 << 30, "550.1",
         static_attributes=(StaticAttribute("sm_count", 108, StaticOrigin.CUDA_DRIVER),),
-        missing_metrics={"sm_active": BlankReason.NO_PERMISSION},
+        missing_metrics={"sm_active": MissingReason.NO_PERMISSION},
     )  # fmt: skip
     record = inventory_record(SourceInventory("dcgm", (gpu,), METRICS, 0.1, frozenset({"fp16_active"})))
     message = record.inventory
@@ -173,9 +179,9 @@ def test_the_inventory_carries_names_units_and_what_is_missing():
     assert descriptors["power_watts"].dcgm_field_id == 155
 
 
-@pytest.mark.parametrize("enumeration", [Unit, MetricKind, SamplingClass, BlankReason])
+@pytest.mark.parametrize("enumeration", [Unit, MetricKind, SamplingClass, MissingReason])
 def test_every_member_of_the_catalogue_has_a_place_on_the_wire(enumeration):
-    tables = {Unit: UNITS, MetricKind: KINDS, SamplingClass: SAMPLING_CLASSES, BlankReason: BLANK_REASONS}
+    tables = {Unit: UNITS, MetricKind: KINDS, SamplingClass: SAMPLING_CLASSES, MissingReason: BLANK_REASONS}
     table = tables[enumeration]
     assert set(table) == set(enumeration)
     assert len(set(table.values())) == len(table)

@@ -7,7 +7,7 @@ import pytest
 
 from gpusonde.agent.sources.base import GpuEventKind
 from gpusonde.errors import SourceError
-from gpusonde.telemetry import BlankReason
+from gpusonde.telemetry import MissingReason
 
 
 def test_a_value_measured_while_the_engine_answers_is_not_lost(dcgm_host):
@@ -171,7 +171,7 @@ def test_the_counters_are_left_to_a_profiler_while_the_file_exists(dcgm_host, tm
     dcgm_host.run(source, 20.0)
     assert dcgm_host.engine.paused
     assert math.isnan(dcgm_host.column("sm_active")[-1])
-    assert dcgm_host.ticks[0][-1][2]["sm_active"] is BlankReason.NO_DATA
+    assert dcgm_host.ticks[0][-1][2]["sm_active"] is MissingReason.NO_DATA
     assert dcgm_host.column("power_watts")[-1] > 0
     assert dcgm_host.engine.calls.count("profiling watch") == 1
     pause.unlink()

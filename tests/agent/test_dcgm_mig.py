@@ -7,7 +7,7 @@ import pytest
 from support.fake_dcgm.engine import FakeInstance
 
 from gpusonde.agent.sources.base import GpuEventKind
-from gpusonde.telemetry import BlankReason
+from gpusonde.telemetry import MissingReason
 
 
 def place(engine, gpu, instance, compute=0):
@@ -47,9 +47,9 @@ def test_what_an_instance_does_not_have_is_blank_with_a_reason_and_never_zero(dc
     # Utilisation (203) does not exist there; graphics_active (1001) does and says the same.
     assert values["graphics_active"] > 0
     for name in ("gpu_utilization", "power_watts", "energy_joules", "pcie_tx_bytes_per_second", "xid_count"):
-        assert part.missing_metrics[name] is BlankReason.NOT_SUPPORTED
+        assert part.missing_metrics[name] is MissingReason.NOT_SUPPORTED
         assert math.isnan(values[name])
-        assert blanks[name] is BlankReason.NOT_SUPPORTED
+        assert blanks[name] is MissingReason.NOT_SUPPORTED
     assert dcgm_host.ticks[1][-1][1]["power_watts"] > 0
     assert dcgm_host.ticks[1][-1][1]["pcie_tx_bytes_per_second"] > 0
     assert (part.gpu_uuid, part.gpu_index) == (dcgm_host.engine.uuid(1), 1)

@@ -11,7 +11,7 @@ from support.fake_dcgm.engine import TURING, LiveEngine, install
 from gpusonde.agent import record
 from gpusonde.agent.sources.base import StaticOrigin
 from gpusonde.agent.sources.dcgm.source import DcgmSource
-from gpusonde.telemetry import METRICS, BlankReason, read_traces
+from gpusonde.telemetry import METRICS, MissingReason, read_traces
 
 
 def test_profiling_values_have_the_true_integral(dcgm_host_of_each_version):
@@ -77,11 +77,11 @@ def test_what_no_field_gives_is_told_as_missing(dcgm_host):
 @pytest.mark.parametrize(
     ("blank", "reason"),
     [
-        ("not supported", BlankReason.NOT_SUPPORTED),
-        ("no permission", BlankReason.NO_PERMISSION),
-        ("not found", BlankReason.NOT_FOUND),
-        (-6, BlankReason.NOT_SUPPORTED),
-        (-29, BlankReason.NO_PERMISSION),
+        ("not supported", MissingReason.NOT_SUPPORTED),
+        ("no permission", MissingReason.NO_PERMISSION),
+        ("not found", MissingReason.NOT_FOUND),
+        (-6, MissingReason.NOT_SUPPORTED),
+        (-29, MissingReason.NO_PERMISSION),
     ],
 )
 @pytest.mark.parametrize(("field", "name"), [(1005, "dram_active"), (140, "memory_temperature_celsius")])
@@ -113,7 +113,7 @@ def test_a_sentinel_for_a_while_is_blank_and_no_number(dcgm_host):
         assert np.isnan(column).sum() == 10
         assert np.nanmax(column) < 1.0
         reasons = {blanks.get(name) for _, values, blanks in dcgm_host.ticks[0] if math.isnan(values[name])}
-        assert reasons == {BlankReason.NO_DATA}
+        assert reasons == {MissingReason.NO_DATA}
         assert not math.isnan(column[-1])
 
 
@@ -125,7 +125,7 @@ def test_an_impossible_value_is_blank(dcgm_host):
     source.close()
     _, values, blanks = dcgm_host.ticks[0][-1]
     assert math.isnan(values["gpu_utilization"])
-    assert blanks["gpu_utilization"] is BlankReason.OUT_OF_RANGE
+    assert blanks["gpu_utilization"] is MissingReason.OUT_OF_RANGE
 
 
 def test_metrics_that_take_turns_are_marked(dcgm_host):
@@ -147,7 +147,7 @@ def test_an_engine_that_does_not_take_turns_gives_one_pass(dcgm_host):
     source.close()
     assert inventory.multiplexed == frozenset()
     assert {"sm_active", "tensor_active", "dram_active"} <= {m.name for m in inventory.metrics}
-    assert inventory.gpus[0].missing_metrics["fp64_active"] is BlankReason.NOT_SUPPORTED
+    assert inventory.gpus[0].missing_metrics["fp64_active"] is MissingReason.NOT_SUPPORTED
 
 
 def test_gpu_models_of_one_host_are_watched_apart(dcgm_host):
@@ -157,7 +157,7 @@ def test_gpu_models_of_one_host_are_watched_apart(dcgm_host):
     inventory = dcgm_host.open(source)
     dcgm_host.run(source, 1.0)
     source.close()
-    assert inventory.gpus[0].missing_metrics["fp64_active"] is BlankReason.NOT_SUPPORTED
+    assert inventory.gpus[0].missing_metrics["fp64_active"] is MissingReason.NOT_SUPPORTED
     assert dcgm_host.ticks[1][-1][1]["fp64_active"] == 0.0
     assert dcgm_host.ticks[0][-1][1]["sm_active"] > 0
 
@@ -165,10 +165,10 @@ def test_gpu_models_of_one_host_are_watched_apart(dcgm_host):
 @pytest.mark.parametrize(
     ("code", "reason", "advice"),
     [
-        (-33, BlankReason.NOT_SUPPORTED, "datacenter-gpu-manager-4-proprietary"),
-        (-29, BlankReason.NO_PERMISSION, "run the host engine as root"),
-        (-17, BlankReason.NO_PERMISSION, "NVreg_RestrictProfilingToAdminUsers"),
-        (-36, BlankReason.NOT_SUPPORTED, "has no profiling metrics"),
+        (-33, MissingReason.NOT_SUPPORTED, "datacenter-gpu-manager-4-proprietary"),
+        (-29, MissingReason.NO_PERMISSION, "run the host engine as root"),
+        (-17, MissingReason.NO_PERMISSION, "NVreg_RestrictProfilingToAdminUsers"),
+        (-36, MissingReason.NOT_SUPPORTED, "has no profiling metrics"),
     ],
 )
 @pytest.mark.parametrize("function", ["dcgmProfGetSupportedMetricGroups", "profiling watch"])
@@ -258,7 +258,7 @@ def test_one_profiling_field_that_a_board_lacks_does_not_take_the_others_with_it
     inventory = dcgm_host.open(source)
     dcgm_host.run(source, 1.0)
     source.close()
-    assert inventory.gpus[0].missing_metrics["nvlink_tx_bytes_per_second"] is BlankReason.NOT_SUPPORTED
+    assert inventory.gpus[0].missing_metrics["nvlink_tx_bytes_per_second"] is MissingReason.NOT_SUPPORTED
     _, values, _ = dcgm_host.ticks[0][-1]
     assert values["sm_active"] > 0
     assert values["pcie_rx_bytes_per_second"] > 0

@@ -15,7 +15,7 @@ from gpusonde.cli.commands.daemons import payload, render_doctor
 from gpusonde.cli.demo.run import bundled_trace
 from gpusonde.cli.main import main
 from gpusonde.cli.output import Screen
-from gpusonde.telemetry import METRICS, BlankReason
+from gpusonde.telemetry import METRICS, MissingReason
 
 DRIVER = SystemFacts("570.1", profiling_admin_only=False, is_root=False, device_nodes=())
 
@@ -80,7 +80,7 @@ def test_a_field_that_a_gpu_lacks_is_shown_with_the_reason(dcgm_host, capsys):
     dcgm_host.engine.blanks = {(0, 140): "not supported"}
     diagnosis = diagnose(dcgm_host, dcgm_host.source())
     (row,) = [m for m in diagnosis.chosen.gpus[0].metrics if m.name == "memory_temperature_celsius"]
-    assert row.missing_reason is BlankReason.NOT_SUPPORTED
+    assert row.missing_reason is MissingReason.NOT_SUPPORTED
     assert "missing: not_supported" in text_of(diagnosis, capsys)
 
 
@@ -138,7 +138,7 @@ def test_the_instances_of_a_split_gpu_are_shown_with_what_they_give(fake_nvml, c
     assert (part.key, part.gpu_uuid, part.processes) == (instance, fake_nvml.uuid(1), 1)
     metrics = {m.name: m for m in part.metrics}
     assert (metrics["sm_active"].origin, metrics["sm_active"].has_value) == ("gpm 2", True)
-    assert metrics["power_watts"].missing_reason is BlankReason.NOT_SUPPORTED
+    assert metrics["power_watts"].missing_reason is MissingReason.NOT_SUPPORTED
     assert not any("processes" in advice for advice in diagnosis.advice)
     said = text_of(diagnosis, capsys)
     assert f"MIG instance {instance} of GPU 1" in said
@@ -151,7 +151,7 @@ def test_refused_gpm_and_hidden_processes_are_told_with_what_to_do(fake_nvml):
     diagnosis = diagnose(fake_nvml, fake_nvml.source())
     fake_nvml.heal()
     metrics = {m.name: m for m in diagnosis.chosen.gpus[0].metrics}
-    assert metrics["sm_active"].missing_reason is BlankReason.NO_PERMISSION
+    assert metrics["sm_active"].missing_reason is MissingReason.NO_PERMISSION
     assert any("run the agent as root" in advice for advice in diagnosis.advice)
     assert any("the processes on" in advice for advice in diagnosis.advice)
 

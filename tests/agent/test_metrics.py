@@ -16,7 +16,7 @@ from gpusonde.agent.records.record_ages import RecordAges
 from gpusonde.agent.sources.base import SourceStatistics
 from gpusonde.service.metrics import Distribution
 from gpusonde.service.reload import ReloadCounters
-from gpusonde.telemetry import BlankReason, Trace
+from gpusonde.telemetry import MissingReason, Trace
 
 TEXT = """\
 # HELP gpusonde_agent_build_info What runs.
@@ -111,7 +111,7 @@ def test_every_counter_is_shown_under_its_agreed_name():
         missed_ticks=2,
         sampling_interval_s=0.1,
         slowdowns={"idle": 3},
-        blanks={BlankReason.NO_DATA: 6},
+        blanks={MissingReason.NO_DATA: 6},
         spool_bytes=4096,
         records=9,
         dropped_records={"spool_full": 5},

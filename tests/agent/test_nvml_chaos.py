@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gpusonde.agent.sources.base import GpuEventKind
-from gpusonde.telemetry import BlankReason
+from gpusonde.telemetry import MissingReason
 
 _STAND_IN = Path(__file__).parents[1] / "support" / "fake_nvml.c"
 _FUNCTIONS = sorted(set(re.findall(r"API result (nvml\w+)\(", _STAND_IN.read_text(encoding="utf-8"))))
@@ -55,7 +55,7 @@ def test_whatever_fails_on_some_gpus_the_others_go_on_and_all_come_back(fake_nvm
             column = ticks.values[:, 0]
             assert column.shape == (len(inventory.metrics),)
             assert np.array_equal(np.flatnonzero(np.isnan(column)), sorted(ticks.blanks))
-            assert all(isinstance(reason, BlankReason) for reason in ticks.blanks.values())
+            assert all(isinstance(reason, MissingReason) for reason in ticks.blanks.values())
             most = np.array([m.maximum or np.inf for m in inventory.metrics])
             assert np.all(np.isnan(column) | ((column >= 0) & (column <= most)))
     fake_nvml.heal()

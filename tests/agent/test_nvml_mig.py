@@ -6,7 +6,7 @@ import pytest
 
 from gpusonde.agent.batch import inventory_record
 from gpusonde.agent.sources.base import GpuEventKind
-from gpusonde.telemetry import METRICS, BlankReason
+from gpusonde.telemetry import METRICS, MissingReason
 
 
 class Host:
@@ -71,9 +71,9 @@ def test_what_an_instance_cannot_give_is_blank_with_a_reason_and_never_zero(host
     (_, part, _) = host.open().gpus
     host.run(3)
     for name in ("power_watts", "energy_joules", "gpu_utilization", "pcie_tx_bytes_per_second", "sm_clock_mhz"):
-        assert part.missing_metrics[name] is BlankReason.NOT_SUPPORTED
+        assert part.missing_metrics[name] is MissingReason.NOT_SUPPORTED
         assert math.isnan(host.values[instance][name])
-        assert host.blanks[instance][name] is BlankReason.NOT_SUPPORTED
+        assert host.blanks[instance][name] is MissingReason.NOT_SUPPORTED
     assert host.values[fake_nvml.uuid(0)]["power_watts"] > 0
     given = {name for name, value in host.values[instance].items() if not math.isnan(value)}
     assert given >= {"graphics_active", "sm_active", "tensor_active", "framebuffer_used_bytes", "bar1_free_bytes"}

@@ -13,7 +13,7 @@ from gpusonde.agent.sources.base import GpuEventKind, StaticOrigin
 from gpusonde.agent.sources.nvml.library import Nvml
 from gpusonde.agent.sources.nvml.source import NvmlSource
 from gpusonde.errors import SourceError, SourceUnavailableError
-from gpusonde.telemetry import METRICS, BlankReason, read_traces
+from gpusonde.telemetry import METRICS, MissingReason, read_traces
 
 TICK_S = 0.1
 
@@ -59,7 +59,7 @@ def test_the_first_tick_has_no_profiling_value_and_says_why(source, fake_nvml):
     inventory = source.open()
     values, blanks, _ = read(source, fake_nvml, inventory)
     assert np.isnan(values[0]["sm_active"])
-    assert blanks[0]["sm_active"] is BlankReason.NO_DATA
+    assert blanks[0]["sm_active"] is MissingReason.NO_DATA
     assert values[0]["power_watts"] > 0
 
 
@@ -68,7 +68,7 @@ def test_a_gpm_value_that_is_no_number_is_blank_not_zero(source, fake_nvml):
     read(source, fake_nvml, inventory)
     values, blanks, _ = read(source, fake_nvml, inventory)
     assert np.isnan(values[0]["fp16_active"])
-    assert blanks[0]["fp16_active"] is BlankReason.NO_DATA
+    assert blanks[0]["fp16_active"] is MissingReason.NO_DATA
 
 
 def test_plain_metrics_are_in_the_catalogue_s_units(source, fake_nvml):
@@ -129,7 +129,7 @@ def test_a_board_without_gpm_gives_plain_metrics_and_names_what_is_missing(fake_
     source.close()
     assert inventory.source == "nvml"
     assert "sm_active" not in values[0]
-    assert inventory.gpus[0].missing_metrics["sm_active"] is BlankReason.NOT_SUPPORTED
+    assert inventory.gpus[0].missing_metrics["sm_active"] is MissingReason.NOT_SUPPORTED
     assert values[0]["gpu_utilization"] > 0
     assert set(values[0]) | set(inventory.gpus[0].missing_metrics) == {m.name for m in METRICS}
 
@@ -137,7 +137,7 @@ def test_a_board_without_gpm_gives_plain_metrics_and_names_what_is_missing(fake_
 def test_metrics_a_board_does_not_give_are_no_columns(source):
     inventory = source.open()
     assert "nvlink_tx_bytes_per_second" not in {m.name for m in inventory.metrics}
-    assert inventory.gpus[0].missing_metrics["nvlink_tx_bytes_per_second"] is BlankReason.NOT_SUPPORTED
+    assert inventory.gpus[0].missing_metrics["nvlink_tx_bytes_per_second"] is MissingReason.NOT_SUPPORTED
 
 
 def test_gpm_without_permission_falls_back_and_says_so(fake_nvml, caplog):
@@ -145,7 +145,7 @@ def test_gpm_without_permission_falls_back_and_says_so(fake_nvml, caplog):
     source = make_source(fake_nvml)
     inventory = source.open()
     assert inventory.source == "nvml"
-    assert inventory.gpus[0].missing_metrics["dram_active"] is BlankReason.NO_PERMISSION
+    assert inventory.gpus[0].missing_metrics["dram_active"] is MissingReason.NO_PERMISSION
     assert "gives no GPM metrics: nvmlGpmSampleGet: Insufficient Permissions" in caplog.text
     assert fake_nvml.library.fake_live_samples() == 0
     source.close()
@@ -165,7 +165,7 @@ def test_one_failed_read_is_one_blank_with_a_reason(source, fake_nvml):
     read(source, fake_nvml, inventory)
     fake_nvml.fail("nvmlDeviceGetUtilizationRates", 999, gpu=1)
     values, blanks, _ = read(source, fake_nvml, inventory)
-    assert blanks[1]["gpu_utilization"] is BlankReason.READ_ERROR
+    assert blanks[1]["gpu_utilization"] is MissingReason.READ_ERROR
     assert values[1]["power_watts"] > 0
     assert values[0]["gpu_utilization"] > 0
     fake_nvml.heal()
@@ -191,7 +191,7 @@ def test_a_lost_gpu_is_an_event_and_the_others_go_on(fake_nvml, caplog):
     start_s = fake_nvml.time_s - TICK_S
     assert seen[-1][0][1]["sm_active"] == pytest.approx(0.9 * fake_nvml.mean(1, start_s, fake_nvml.time_s), rel=1e-5)
     assert 1 not in seen[recovered_at - 1][0]
-    assert seen[recovered_at][1][1]["sm_active"] is BlankReason.NO_DATA
+    assert seen[recovered_at][1][1]["sm_active"] is MissingReason.NO_DATA
     assert seen[recovered_at + 1][0][1]["sm_active"] > 0
     assert sum("is lost" in r.message for r in caplog.records) == 1
     source.close()
@@ -376,7 +376,7 @@ def test_a_counter_of_32_bits_says_nothing_over_a_time_in_which_it_may_have_wrap
         _, reasons, _ = read(source, fake_nvml, inventory, 3.7)
         blanks.append(reasons[0].get("pcie_tx_bytes_per_second"))
     source.close()
-    assert BlankReason.NO_DATA in blanks
+    assert MissingReason.NO_DATA in blanks
 
 
 def test_profiling_zeros_while_kernels_run_are_blank_and_counted(source, fake_nvml):
@@ -397,7 +397,7 @@ def test_samples_that_are_too_close_are_no_value_and_the_next_average_is_true(so
     read(source, fake_nvml, inventory)
     start_s = fake_nvml.time_s
     _, blanks, _ = read(source, fake_nvml, inventory, 0.01)
-    assert blanks[0]["sm_active"] is BlankReason.NO_DATA
+    assert blanks[0]["sm_active"] is MissingReason.NO_DATA
     values, _, _ = read(source, fake_nvml, inventory)
     mean = fake_nvml.mean(0, start_s, fake_nvml.time_s)
     assert values[0]["sm_active"] == pytest.approx(0.9 * mean, rel=1e-5)

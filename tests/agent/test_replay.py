@@ -8,7 +8,7 @@ import pytest
 from gpusonde.agent.sources.base import SourceExhausted
 from gpusonde.agent.sources.replay import ReplaySource
 from gpusonde.errors import SourceUnavailableError
-from gpusonde.telemetry import BlankReason, Trace
+from gpusonde.telemetry import MissingReason, Trace
 
 NOW_NS = 1_700_000_000_123_456_789
 
@@ -64,7 +64,7 @@ def test_several_gpus_share_one_axis_and_keep_their_offsets():
     assert [gpu.gpu_uuid for gpu in inventory.gpus] == ["a", "b"]
     assert stamps[1][0] - stamps[0][0] == 2_000_000_000
     assert [m.name for m in inventory.metrics] == ["sm_active", "power_watts"]
-    assert inventory.gpus[0].missing_metrics == {"power_watts": BlankReason.NOT_FOUND}
+    assert inventory.gpus[0].missing_metrics == {"power_watts": MissingReason.NOT_FOUND}
     assert (len(stamps[0]), len(stamps[1])) == (101, 51)
 
 

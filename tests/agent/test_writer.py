@@ -14,7 +14,7 @@ from gpusonde.agent.sources.base import GpuDescription, GpuEvent, GpuEventKind, 
 from gpusonde.agent.spool import Spool
 from gpusonde.agent.writer import SpoolWriter
 from gpusonde.ingest.v1 import ingest_pb2
-from gpusonde.telemetry import BlankReason, metric
+from gpusonde.telemetry import MissingReason, metric
 
 INVENTORY = SourceInventory("test", (GpuDescription("a"), GpuDescription("b")), (metric("sm_active"),), 0.1)
 
@@ -168,11 +168,11 @@ def test_a_source_that_can_wait_waits_for_a_full_disk_to_get_room(tmp_path):
 
 
 def test_blanks_are_counted_by_reason(rig):
-    ticks = GpuTicks(0, np.array([1000]), np.full((1, 1), np.nan), {0: BlankReason.GPU_LOST})
+    ticks = GpuTicks(0, np.array([1000]), np.full((1, 1), np.nan), {0: MissingReason.GPU_LOST})
     rig.writer.put(SampledReading(Reading((ticks,))))
     rig.writer.finish()
     rig.writer.run()
-    assert rig.counters.blanks == {BlankReason.GPU_LOST: 1}
+    assert rig.counters.blanks == {MissingReason.GPU_LOST: 1}
     assert rig.counters.as_json()["blank_values"] == {"gpu_lost": 1}
 
 

@@ -13,7 +13,7 @@ from gpusonde.agent.sources.base import GpuEvent, SourceInventory
 from gpusonde.agent.sources.dcgm.bindings import load_bindings
 from gpusonde.agent.sources.dcgm.source import DcgmSource
 from gpusonde.errors import SourceUnavailableError
-from gpusonde.telemetry import BlankReason
+from gpusonde.telemetry import MissingReason
 
 BINDINGS = Path(fake.__file__).parent / "bindings"
 _MODULES = ("pydcgm", "dcgm_agent", "dcgm_structs", "dcgm_fields")
@@ -38,7 +38,7 @@ class DcgmHost:
         self.monotonic_s = 100.0
         self.names: list[str] = []
         self.inventory: SourceInventory | None = None
-        self.ticks: dict[int, list[tuple[float, Mapping[str, float], Mapping[str, BlankReason]]]] = {}
+        self.ticks: dict[int, list[tuple[float, Mapping[str, float], Mapping[str, MissingReason]]]] = {}
         self.events: list[GpuEvent] = []
         self.reads = 0
         fake.install(engine)

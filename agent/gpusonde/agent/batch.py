@@ -30,7 +30,7 @@ from gpusonde.service.wire import (
     encode_block,
     make_compressor,
 )
-from gpusonde.telemetry import BlankReason, Metric, MetricKind
+from gpusonde.telemetry import Metric, MetricKind, MissingReason
 
 STATIC_ORIGINS = {
     StaticOrigin.NVML: gpu_pb2.STATIC_SOURCE_NVML,
@@ -139,7 +139,7 @@ class Batcher:
         self._closed: list[tuple[int, _OpenBlock]] = []
         self._missed: dict[int, int] = {}
         self._ticks = 0
-        self._blanks: dict[BlankReason, int] = {}
+        self._blanks: dict[MissingReason, int] = {}
 
     def change_columns(self, metrics: Sequence[Metric]) -> None:
         """Take ticks of other columns from now on; call it after :meth:`flush`."""
@@ -201,7 +201,7 @@ class Batcher:
         self._open, self._closed, self._ticks = {}, [], 0
         return batch
 
-    def take_blanks(self) -> dict[BlankReason, int]:
+    def take_blanks(self) -> dict[MissingReason, int]:
         """Return how many NaN values were encoded since the last call, by reason."""
         blanks, self._blanks = self._blanks, {}
         return blanks
@@ -236,14 +236,14 @@ class Batcher:
         return encoded
 
     def _count_blanks(self, block: _OpenBlock) -> list[ingest_pb2.BlankCount]:
-        counts: dict[tuple[int, BlankReason], int] = {}
+        counts: dict[tuple[int, MissingReason], int] = {}
         for part in block.parts:
             blank = np.isnan(part.values)
             if not blank.any():
                 continue
             per_column = blank.sum(axis=1)
             for column in np.flatnonzero(per_column).tolist():
-                reason = part.blanks.get(column, BlankReason.NO_DATA)
+                reason = part.blanks.get(column, MissingReason.NO_DATA)
                 count = int(per_column[column])
                 counts[column, reason] = counts.get((column, reason), 0) + count
                 self._blanks[reason] = self._blanks.get(reason, 0) + count

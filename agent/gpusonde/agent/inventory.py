@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from gpusonde.agent import cuda_attributes
 from gpusonde.agent.sources.base import GpuDescription, StaticAttribute, StaticOrigin
 from gpusonde.errors import DriverCallError
-from gpusonde.telemetry import BlankReason
+from gpusonde.telemetry import MissingReason
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ def describe_gpu(
     index: int,
     driver_version: str,
     cuda: Mapping[str, float],
-    missing_metrics: Mapping[str, BlankReason],
+    missing_metrics: Mapping[str, MissingReason],
 ) -> GpuDescription:
     """Return everything static about one GPU.
 

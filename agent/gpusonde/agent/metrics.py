@@ -17,7 +17,7 @@ from gpusonde.agent.sources.base import GpuEventKind, SourceStatistics
 from gpusonde.service import metrics
 from gpusonde.service.metrics import Distribution
 from gpusonde.service.reload import ReloadCounters
-from gpusonde.telemetry import BlankReason
+from gpusonde.telemetry import MissingReason
 
 
 @dataclass
@@ -59,7 +59,7 @@ class SelfCounters:
 
     ticks: int = 0
     missed_ticks: int = 0
-    blanks: dict[BlankReason, int] = field(default_factory=dict)
+    blanks: dict[MissingReason, int] = field(default_factory=dict)
     events: int = 0
     batches: int = 0
     records: int = 0
@@ -98,7 +98,7 @@ class SelfCounters:
         """Sessions after the first."""
         return max(0, self.sessions - 1)
 
-    def count_blanks(self, counts: Mapping[BlankReason, int]) -> None:
+    def count_blanks(self, counts: Mapping[MissingReason, int]) -> None:
         """Add NaN values by reason."""
         for reason, count in counts.items():
             self.blanks[reason] = self.blanks.get(reason, 0) + count
@@ -245,7 +245,7 @@ class AgentMetrics:
             f"{_PREFIX}_blank_values",
             "Values that the driver did not give, by reason.",
             "reason",
-            {reason.value: counters.blanks.get(reason, 0) for reason in BlankReason},
+            {reason.value: counters.blanks.get(reason, 0) for reason in MissingReason},
         )
         yield metrics.counters(
             f"{_PREFIX}_gpu_events",

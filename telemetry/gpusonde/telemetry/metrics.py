@@ -45,7 +45,7 @@ class SamplingClass(Enum):
     SLOW = "slow"  # every 10 s by default: it changes slowly, or reading it is expensive
 
 
-class BlankReason(Enum):
+class MissingReason(Enum):
     """Why a value is NaN. Kept and counted, so that "not supported" is never mistaken for "idle"."""
 
     NOT_SUPPORTED = "not_supported"

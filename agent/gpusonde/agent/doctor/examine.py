@@ -25,7 +25,7 @@ from gpusonde.agent.sources.dcgm.fields import AVERAGE_POWER_FIELD, INSTANT_POWE
 from gpusonde.agent.sources.dcgm.source import DcgmSource
 from gpusonde.agent.sources.select import make_dcgm, make_nvml, make_process_reader, make_source, profiles
 from gpusonde.errors import JobSourceError, SourceError
-from gpusonde.telemetry import METRICS, BlankReason, Metric, SamplingClass, TraceError
+from gpusonde.telemetry import METRICS, Metric, MissingReason, SamplingClass, TraceError
 
 # Processes count from their second sighting, and are called hidden at the third without any.
 _LOOKS = 3
@@ -282,7 +282,7 @@ def _gpu(
     for metric in METRICS:
         missing = gpu.missing_metrics.get(metric.name)
         if missing is None and metric.name not in column:
-            missing = BlankReason.NOT_FOUND
+            missing = MissingReason.NOT_FOUND
         metrics.append(
             MetricFinding(
                 name=metric.name,

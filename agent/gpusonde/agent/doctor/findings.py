@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from gpusonde.agent.config import SourceConfig
 from gpusonde.agent.doctor.system import SystemFacts
-from gpusonde.telemetry import BlankReason
+from gpusonde.telemetry import MissingReason
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class MetricFinding:
     interval_s: float
     multiplexed: bool
     has_value: bool
-    missing_reason: BlankReason | None
+    missing_reason: MissingReason | None
 
 
 @dataclass(frozen=True)
@@ -158,12 +158,12 @@ def advise(
             "DCGM host engine with its profiling module, from Hopper on a driver with GPM"
         )
     refused = {m.missing_reason for gpu in chosen.gpus for m in gpu.metrics}
-    if BlankReason.NO_PERMISSION in refused and not system.profiling_admin_only and chosen.name == "nvml":
+    if MissingReason.NO_PERMISSION in refused and not system.profiling_admin_only and chosen.name == "nvml":
         yield (
             "the driver refuses some metrics to this user (no_permission): run the agent as root, or sample through a "
             "DCGM host engine that does"
         )
-    if BlankReason.NO_PERMISSION in refused and system.profiling_admin_only:
+    if MissingReason.NO_PERMISSION in refused and system.profiling_admin_only:
         yield (
             "the driver reserves profiling for root: run the DCGM host engine as root, or load the driver with "
             "NVreg_RestrictProfilingToAdminUsers=0"

@@ -17,10 +17,10 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from gpusonde.telemetry import BlankReason, FloatArray, Metric, metric
+from gpusonde.telemetry import FloatArray, Metric, MissingReason, metric
 
 # Why a metric is missing for as long as driver, board and rights are what they are.
-LASTING_REASONS = (BlankReason.NOT_SUPPORTED, BlankReason.NO_PERMISSION, BlankReason.NOT_FOUND)
+LASTING_REASONS = (MissingReason.NOT_SUPPORTED, MissingReason.NO_PERMISSION, MissingReason.NOT_FOUND)
 
 # Profiling values that are zero under load: NVIDIA/DCGM issues 16 and 303, GPM on some boards. The driver's utilisation
 # lags by up to a second.
@@ -29,13 +29,13 @@ _BUSY = 0.2
 _LONGEST_PATIENCE_S = 300.0
 
 
-def plausible(name: str, value: float) -> float | BlankReason:
+def plausible(name: str, value: float) -> float | MissingReason:
     """Return the value, or why it cannot be one: the vendor's libraries have sentinels of their own."""
     highest = metric(name).maximum
     if math.isnan(value):
-        return BlankReason.NO_DATA
+        return MissingReason.NO_DATA
     if value < 0 or (highest is not None and value > highest):
-        return BlankReason.OUT_OF_RANGE
+        return MissingReason.OUT_OF_RANGE
     return float(value)
 
 
@@ -122,7 +122,7 @@ class GpuDescription:
     driver_version: str = ""
     mig_uuid: str = ""
     static_attributes: tuple[StaticAttribute, ...] = ()
-    missing_metrics: Mapping[str, BlankReason] = field(default_factory=dict)
+    missing_metrics: Mapping[str, MissingReason] = field(default_factory=dict)
     replayed: bool = False
 
     @property
@@ -167,7 +167,7 @@ class GpuTicks:
     gpu: int
     time_unix_nano: TimeArray
     values: FloatArray
-    blanks: Mapping[int, BlankReason] = field(default_factory=dict)
+    blanks: Mapping[int, MissingReason] = field(default_factory=dict)
 
 
 class GpuEventKind(Enum):

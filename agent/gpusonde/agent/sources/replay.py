@@ -22,7 +22,7 @@ from gpusonde.agent.sources.base import (
     TimeArray,
 )
 from gpusonde.errors import SourceUnavailableError
-from gpusonde.telemetry import METRICS, BlankReason, FloatArray, Metric, Trace
+from gpusonde.telemetry import METRICS, FloatArray, Metric, MissingReason, Trace
 
 _MAX_TICKS_PER_READ = 500
 
@@ -34,7 +34,7 @@ class _Track:
     due_s: FloatArray  # seconds after the first tick of all traces, divided by the speed
     stamp_ns: TimeArray
     values: FloatArray
-    blanks: dict[int, BlankReason]
+    blanks: dict[int, MissingReason]
     position: int = 0
 
 
@@ -172,7 +172,7 @@ class ReplaySource:
             static_attributes=tuple(
                 StaticAttribute(name, value, StaticOrigin.RECORDED) for name, value in figures.items()
             ),
-            missing_metrics={m.name: BlankReason.NOT_FOUND for m in columns if m.name not in trace.values},
+            missing_metrics={m.name: MissingReason.NOT_FOUND for m in columns if m.name not in trace.values},
             replayed=True,
         )
 
@@ -198,5 +198,5 @@ def _lay_track(trace: Trace, columns: tuple[Metric, ...], lead_s: float, base_us
     stamp_ns = (base_us + round(lead_s * 1e6) + offset_us) * 1000
     absent = np.full(len(trace), np.nan)
     values = np.stack([trace.values.get(m.name, absent) for m in columns]) if columns else np.empty((0, len(trace)))
-    blanks = {i: BlankReason.NOT_FOUND for i, m in enumerate(columns) if m.name not in trace.values}
+    blanks = {i: MissingReason.NOT_FOUND for i, m in enumerate(columns) if m.name not in trace.values}
     return _Track((lead_s + relative_s) / speed, stamp_ns, values, blanks)

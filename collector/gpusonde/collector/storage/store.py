@@ -113,7 +113,7 @@ class FactStore(Protocol):
         """Return the records refused for good."""
 
     def blank_counts(self, gpu_uuid: str) -> dict[tuple[str, int], int]:
-        """Return (metric, ``gpusonde.common.v1.BlankReason``) -> NaNs of a GPU, as far as they are in segments."""
+        """Return (metric, ``gpusonde.common.v1.MissingReason``) -> NaNs of a GPU, as far as they are in segments."""
 
 
 class SampleReader(Protocol):

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusonde.common.v1 import gpu_pb2, metric_pb2
-from gpusonde.telemetry import BlankReason, MetricKind, SamplingClass, Unit
+from gpusonde.telemetry import MetricKind, MissingReason, SamplingClass, Unit
 
 UNITS = {
     Unit.RATIO: metric_pb2.UNIT_RATIO,
@@ -30,13 +30,13 @@ SAMPLING_CLASSES = {
     SamplingClass.SLOW: metric_pb2.SAMPLING_CLASS_SLOW,
 }
 BLANK_REASONS = {
-    BlankReason.NOT_SUPPORTED: gpu_pb2.BLANK_REASON_NOT_SUPPORTED,
-    BlankReason.NO_PERMISSION: gpu_pb2.BLANK_REASON_NO_PERMISSION,
-    BlankReason.NOT_FOUND: gpu_pb2.BLANK_REASON_NOT_FOUND,
-    BlankReason.NO_DATA: gpu_pb2.BLANK_REASON_NO_DATA,
-    BlankReason.READ_ERROR: gpu_pb2.BLANK_REASON_READ_ERROR,
-    BlankReason.GPU_LOST: gpu_pb2.BLANK_REASON_GPU_LOST,
-    BlankReason.OUT_OF_RANGE: gpu_pb2.BLANK_REASON_OUT_OF_RANGE,
+    MissingReason.NOT_SUPPORTED: gpu_pb2.BLANK_REASON_NOT_SUPPORTED,
+    MissingReason.NO_PERMISSION: gpu_pb2.BLANK_REASON_NO_PERMISSION,
+    MissingReason.NOT_FOUND: gpu_pb2.BLANK_REASON_NOT_FOUND,
+    MissingReason.NO_DATA: gpu_pb2.BLANK_REASON_NO_DATA,
+    MissingReason.READ_ERROR: gpu_pb2.BLANK_REASON_READ_ERROR,
+    MissingReason.GPU_LOST: gpu_pb2.BLANK_REASON_GPU_LOST,
+    MissingReason.OUT_OF_RANGE: gpu_pb2.BLANK_REASON_OUT_OF_RANGE,
 }
 _MEBIBYTE = 1 << 20
 
@@ -121,7 +121,7 @@ class InventoryRecord:
 
 @dataclass(frozen=True)
 class Blanks:
-    """How many values of one metric are NaN in a block, and why (a ``gpusonde.common.v1.BlankReason``)."""
+    """How many values of one metric are NaN in a block, and why (a ``gpusonde.common.v1.MissingReason``)."""
 
     metric: str
     reason: int

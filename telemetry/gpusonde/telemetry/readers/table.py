@@ -2,7 +2,7 @@
 
 Which columns of our own CSV and Parquet files mean what.
 
-Numbers of trace files: units, blanks, sentinels and impossible values.
+Numbers of trace files: units, missing values, sentinels and impossible values.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def left_out(names: Sequence[str]) -> str:
 
 
 # What tools write where a GPU gave no value. Empty cells are our own way of writing it.
-BLANK_TEXTS = frozenset(
+MISSING_TEXTS = frozenset(
     {
         *("n/a", "[n/a]", "na", "nan", "null", "none", "-", "err!", "[err!]", "unknown error", "[unknown error]"),
         *("not supported", "[not supported]", "[not found]", "[timeout]", "[gpu is lost]", "[gpu requires reset]"),
@@ -195,7 +195,7 @@ class Numbers:
     raw: FloatArray
     factor: FloatArray | float
     divisor: FloatArray | float
-    blanks: int = 0
+    missing: int = 0
 
 
 def conversion(unit: Unit, written: str) -> tuple[float, float] | None:
@@ -213,7 +213,7 @@ class Column:
         factor: What a number without a unit of its own is multiplied by.
         divisor: What it is divided by after that.
         decimal_comma: Whether "0,5" is a half.
-        blanks: How many cells held a tool's word for "no value".
+        missing: How many cells held a tool's word for "no value".
         impossible: How many values were sentinels or outside of the metric's range.
         first_impossible: Line of the first of them.
         parts: Converted blocks.
@@ -224,7 +224,7 @@ class Column:
     factor: float = 1.0
     divisor: float = 1.0
     decimal_comma: bool = False
-    blanks: int = 0
+    missing: int = 0
     impossible: int = 0
     first_impossible: int = 0
     parts: list[FloatArray] = field(default_factory=list)
@@ -255,7 +255,7 @@ class Column:
         raw = np.full(len(cells), np.nan)
         factor = np.full(len(cells), self.factor)
         divisor = np.full(len(cells), self.divisor)
-        blanks = 0
+        missing = 0
         for index, cell in enumerate(cells):
             text = cell.strip()
             match = _NUMBER_AND_UNIT.fullmatch(text)
@@ -266,11 +266,11 @@ class Column:
                     raw[index] = float(number)
                     factor[index], divisor[index] = known
                     continue
-            if text and text.lower() not in BLANK_TEXTS:
+            if text and text.lower() not in MISSING_TEXTS:
                 what = f"{shown(cell)} is not a number that can be read as {unit.value}; correct it, or leave it empty"
                 raise CellError(index, self.header, what)
-            blanks += bool(text)
-        return Numbers(raw, factor, divisor, blanks)
+            missing += bool(text)
+        return Numbers(raw, factor, divisor, missing)
 
     def take(self, numbers: Numbers, lines: Sequence[int]) -> None:
         """Convert the numbers of one block, whose lines or rows are given, and keep them."""
@@ -288,7 +288,7 @@ class Column:
                 self.first_impossible = int(lines[int(np.argmax(wrong))])
             self.impossible += count
             values[wrong] = np.nan
-        self.blanks += numbers.blanks
+        self.missing += numbers.missing
         self.parts.append(values)
 
     def values(self) -> FloatArray:
@@ -298,8 +298,8 @@ class Column:
     def warnings(self, place: str, scope: str) -> list[str]:
         """Say what was read as missing; ``place`` is the word before a line number, ``scope`` follows the counts."""
         said = []
-        if self.blanks:
-            said.append(f"{self.header}: {self.blanks} values{scope} were given as not available; they are missing")
+        if self.missing:
+            said.append(f"{self.header}: {self.missing} values{scope} were given as not available; they are missing")
         if self.impossible:
             said.append(
                 f"{self.header}: {self.impossible} values{scope} are sentinels or impossible "

@@ -27,7 +27,7 @@ from gpusonde.agent.sources.base import SourceStatistics
 from gpusonde.agent.sources.dcgm.bindings import Bindings, Entity, Part, read_hierarchy
 from gpusonde.agent.sources.dcgm.fields import MetricGroup
 from gpusonde.errors import DriverCallError, EngineLostError, SourceError, SourceUnavailableError
-from gpusonde.telemetry import BlankReason
+from gpusonde.telemetry import MissingReason
 
 # dcgmReturn_t, dcgm_structs.h
 NOT_SUPPORTED = -6
@@ -41,22 +41,22 @@ PROFILING_NOT_SUPPORTED = -36
 PROFILING_MULTI_PASS = -38
 
 _REASONS = {
-    NOT_SUPPORTED: BlankReason.NOT_SUPPORTED,
-    -12: BlankReason.NOT_SUPPORTED,  # version mismatch
-    -13: BlankReason.NOT_SUPPORTED,  # unknown field
-    NO_DATA: BlankReason.NO_DATA,
-    -15: BlankReason.NO_DATA,  # stale
-    -16: BlankReason.NO_DATA,  # not watched
-    -17: BlankReason.NO_PERMISSION,
-    GPU_IS_LOST: BlankReason.GPU_LOST,
-    FUNCTION_NOT_FOUND: BlankReason.NOT_SUPPORTED,  # function not found: the driver is older than the field
-    -22: BlankReason.NOT_SUPPORTED,  # GPU not supported
-    -29: BlankReason.NO_PERMISSION,  # requires root
-    -32: BlankReason.NOT_SUPPORTED,  # field not supported by this call
-    MODULE_NOT_LOADED: BlankReason.NOT_SUPPORTED,
-    PROFILING_NOT_SUPPORTED: BlankReason.NOT_SUPPORTED,  # profiling not supported
-    -44: BlankReason.NOT_SUPPORTED,  # driver too old
-    -54: BlankReason.NO_DATA,  # paused
+    NOT_SUPPORTED: MissingReason.NOT_SUPPORTED,
+    -12: MissingReason.NOT_SUPPORTED,  # version mismatch
+    -13: MissingReason.NOT_SUPPORTED,  # unknown field
+    NO_DATA: MissingReason.NO_DATA,
+    -15: MissingReason.NO_DATA,  # stale
+    -16: MissingReason.NO_DATA,  # not watched
+    -17: MissingReason.NO_PERMISSION,
+    GPU_IS_LOST: MissingReason.GPU_LOST,
+    FUNCTION_NOT_FOUND: MissingReason.NOT_SUPPORTED,  # function not found: the driver is older than the field
+    -22: MissingReason.NOT_SUPPORTED,  # GPU not supported
+    -29: MissingReason.NO_PERMISSION,  # requires root
+    -32: MissingReason.NOT_SUPPORTED,  # field not supported by this call
+    MODULE_NOT_LOADED: MissingReason.NOT_SUPPORTED,
+    PROFILING_NOT_SUPPORTED: MissingReason.NOT_SUPPORTED,  # profiling not supported
+    -44: MissingReason.NOT_SUPPORTED,  # driver too old
+    -54: MissingReason.NO_DATA,  # paused
 }
 _ADVICE = {
     -7: "the engine could not start: see its log, and whether nvidia-smi works",
@@ -101,9 +101,9 @@ def _hang_error(what: str) -> EngineLostError:
     return EngineLostError(describe_failure(what, TIMED_OUT, "no answer"), TIMED_OUT)
 
 
-def status_reason(code: int) -> BlankReason:
+def status_reason(code: int) -> MissingReason:
     """Return why a value is blank that carries this status."""
-    return _REASONS.get(code, BlankReason.READ_ERROR)
+    return _REASONS.get(code, MissingReason.READ_ERROR)
 
 
 @contextmanager

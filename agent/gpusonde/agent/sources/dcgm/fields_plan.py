@@ -36,7 +36,7 @@ from gpusonde.agent.sources.dcgm.fields import (
 from gpusonde.agent.sources.dcgm.gpu import EngineValue
 from gpusonde.agent.sources.dcgm.watch import Watch
 from gpusonde.errors import DriverCallError, EngineLostError
-from gpusonde.telemetry import METRICS, BlankReason, Metric
+from gpusonde.telemetry import METRICS, Metric, MissingReason
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class Watches:
     plain: list[Watch] = field(default_factory=list)
     profiling: list[Watch] = field(default_factory=list)
     slow: list[Watch] = field(default_factory=list)
-    missing: dict[Entity, dict[str, BlankReason]] = field(default_factory=dict)
+    missing: dict[Entity, dict[str, MissingReason]] = field(default_factory=dict)
     multiplexed: frozenset[str] = frozenset()
     refusals: list[str] = field(default_factory=list)
 
@@ -169,7 +169,7 @@ class Planner:
     def _open_parts(self) -> None:
         given = {METRIC_OF_FIELD[f].name for f in (*PART_PROFILING_FIELDS, USED_MEMORY_FIELD, FREE_MEMORY_FIELD)}
         for entity in self._parts:
-            self._note(entity, (m.name for m in METRICS if m.name not in given), BlankReason.NOT_SUPPORTED)
+            self._note(entity, (m.name for m in METRICS if m.name not in given), MissingReason.NOT_SUPPORTED)
         self._try_watch(FAST + _PARTS, self._parts, [USED_MEMORY_FIELD], self._interval_s, self._watches.plain)
         self._try_watch(SLOW + _PARTS, self._parts, [FREE_MEMORY_FIELD], self._slow_interval_s, self._watches.slow)
 
@@ -193,7 +193,7 @@ class Planner:
                 multiplexed |= opened.multiplexed
             absent = [m.name for m in PROFILING_METRICS if opened is None or m.dcgm_field_id not in opened.field_ids]
             for entity in entities:
-                self._note(entity, absent, BlankReason.NOT_SUPPORTED)
+                self._note(entity, absent, MissingReason.NOT_SUPPORTED)
         self._watches.multiplexed = frozenset(METRIC_OF_FIELD[f].name for f in multiplexed)
 
     def _choose(self, gpu_id: int) -> ProfilingChoice | DriverCallError:
@@ -264,7 +264,7 @@ class Planner:
         except DriverCallError as error:
             self._refused(entities, fields, error)
 
-    def _note(self, entity: Entity, names: Iterable[str], reason: BlankReason) -> None:
+    def _note(self, entity: Entity, names: Iterable[str], reason: MissingReason) -> None:
         for name in names:
             self._watches.missing[entity].setdefault(name, reason)
 

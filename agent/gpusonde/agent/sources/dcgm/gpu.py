@@ -32,7 +32,7 @@ from gpusonde.agent.sources.dcgm.fields import (
     SLOW_METRICS,
     XID_FIELD,
 )
-from gpusonde.telemetry import BlankReason, FloatArray, Metric, Unit
+from gpusonde.telemetry import FloatArray, Metric, MissingReason, Unit
 
 # Share of the deviation of a value from its tick's middle that the phase takes over.
 _FOLLOW = 0.1
@@ -54,14 +54,14 @@ class Tick:
 
     time_us: int
     values: FloatArray
-    blanks: dict[int, BlankReason]
+    blanks: dict[int, MissingReason]
 
 
 @dataclass
 class _Bin:
     means: dict[int, float] = field(default_factory=dict)
     counts: dict[int, int] = field(default_factory=dict)
-    blanks: dict[int, BlankReason] = field(default_factory=dict)
+    blanks: dict[int, MissingReason] = field(default_factory=dict)
 
 
 class TickGrid:
@@ -80,8 +80,8 @@ class TickGrid:
         self._interval_us = interval_s * 1e6
         self._settle_us = settle_s * 1e6
         self._max_hole = max(2, round(_MAX_HOLE_S / interval_s))
-        self._held: dict[int, float | BlankReason] = {}
-        self._standing: dict[int, BlankReason] = {}
+        self._held: dict[int, float | MissingReason] = {}
+        self._standing: dict[int, MissingReason] = {}
         self.reset()
 
     def reset(self) -> None:
@@ -92,11 +92,11 @@ class TickGrid:
         self._next = 0
         self._last_bin: dict[str, int] = {}
 
-    def hold(self, column: int, value: float | BlankReason) -> None:
+    def hold(self, column: int, value: float | MissingReason) -> None:
         """Set a slow column: its value is repeated in every tick until the next one."""
         self._held[column] = value
 
-    def add(self, watch: str, column: int, time_us: int, value: float | BlankReason) -> None:
+    def add(self, watch: str, column: int, time_us: int, value: float | MissingReason) -> None:
         """Put a value of a fast column into its tick. Several in one tick are averaged.
 
         Args:
@@ -105,7 +105,7 @@ class TickGrid:
             time_us: When it was measured, Unix microseconds; 0 for a reason that stands until there is a value.
             value: In the catalogue's unit, or why there is none.
         """
-        if isinstance(value, BlankReason):
+        if isinstance(value, MissingReason):
             self._standing[column] = value
         elif self._standing:
             self._standing.pop(column, None)
@@ -117,7 +117,7 @@ class TickGrid:
         target = self._bins.get(number)
         if target is None:
             target = self._bins[number] = _Bin()
-        if isinstance(value, BlankReason):
+        if isinstance(value, MissingReason):
             target.blanks[column] = value
         elif column not in target.means:
             target.means[column] = value
@@ -146,14 +146,14 @@ class TickGrid:
 
     def _tick(self, time_us: int, source: _Bin) -> Tick:
         values = np.full(self._columns, np.nan)
-        blanks: dict[int, BlankReason] = {}
+        blanks: dict[int, MissingReason] = {}
         for column in range(self._columns):
             answer = self._held.get(column)
             if answer is None:
                 answer = source.means.get(column)
             if answer is None:
-                answer = source.blanks.get(column) or self._standing.get(column, BlankReason.NO_DATA)
-            if isinstance(answer, BlankReason):
+                answer = source.blanks.get(column) or self._standing.get(column, MissingReason.NO_DATA)
+            if isinstance(answer, MissingReason):
                 blanks[column] = answer
             else:
                 values[column] = answer
@@ -183,10 +183,10 @@ _INT32_BLANK = 0x7FFFFFF0
 _INT64_BLANK = 0x7FFFFFFFFFFFFFF0
 _DOUBLE_BLANK = 140737488355328.0
 _BLANK_REASONS = (
-    BlankReason.NO_DATA,
-    BlankReason.NOT_FOUND,
-    BlankReason.NOT_SUPPORTED,
-    BlankReason.NO_PERMISSION,
+    MissingReason.NO_DATA,
+    MissingReason.NOT_FOUND,
+    MissingReason.NOT_SUPPORTED,
+    MissingReason.NO_PERMISSION,
 )
 
 
@@ -203,7 +203,7 @@ class EngineValue(NamedTuple):
     entity: Entity
     field_id: int
     time_us: int
-    number: float | BlankReason
+    number: float | MissingReason
 
 
 class _Number(ctypes.Union):
@@ -233,7 +233,7 @@ def plain_layout(theirs: type[ctypes.Structure]) -> type[ctypes.Structure] | Non
     return ours if same and ctypes.sizeof(ours) == ctypes.sizeof(theirs) else None
 
 
-def read_number(value: Any) -> float | BlankReason:
+def read_number(value: Any) -> float | MissingReason:
     """Return what a ``c_dcgmFieldValue_v1`` holds, in DCGM's unit, or why it holds nothing."""
     if value.status != 0:
         return status_reason(value.status)
@@ -244,7 +244,7 @@ def read_number(value: Any) -> float | BlankReason:
         integer = int(value.value.i64)
         return float(integer) if integer < _INT64_BLANK else _blank_reason(integer - _INT64_BLANK)
     # Texts and blobs: no metric of ours is one.
-    return BlankReason.READ_ERROR
+    return MissingReason.READ_ERROR
 
 
 def is_blank_int32(number: int) -> bool:
@@ -258,8 +258,8 @@ def text_of(value: Any) -> str:
     return "" if text.startswith("<<<") else text
 
 
-def _blank_reason(offset: float) -> BlankReason:
-    return _BLANK_REASONS[int(offset)] if 0 <= offset < len(_BLANK_REASONS) else BlankReason.NO_DATA
+def _blank_reason(offset: float) -> MissingReason:
+    return _BLANK_REASONS[int(offset)] if 0 <= offset < len(_BLANK_REASONS) else MissingReason.NO_DATA
 
 
 # A value arrives some 0.3 s after it was measured (NVIDIA/DCGM issue 170); a tick waits that long for its columns.
@@ -290,7 +290,7 @@ class DcgmGpu:
         key: str,
         index: int,
         columns: Sequence[Metric],
-        missing: dict[str, BlankReason],
+        missing: dict[str, MissingReason],
         interval_s: float,
         now_s: float,
         is_part: bool = False,
@@ -337,15 +337,15 @@ class DcgmGpu:
             return None
         column, scale, maximum = target
         number = value.number
-        is_blank = isinstance(number, BlankReason)
-        if not isinstance(number, BlankReason):
+        is_blank = isinstance(number, MissingReason)
+        if not isinstance(number, MissingReason):
             number *= scale
             if self.is_part and 1.0 < number <= maximum and column in self._ratio_columns:
                 # NVIDIA/DCGM issue 152: the engine relates some ratios of an instance to fewer SMs than it has.
                 number = 1.0
                 self.capped_ratios += 1
             elif not 0.0 <= number <= maximum:
-                number, is_blank = BlankReason.NO_DATA if math.isnan(number) else BlankReason.OUT_OF_RANGE, True
+                number, is_blank = MissingReason.NO_DATA if math.isnan(number) else MissingReason.OUT_OF_RANGE, True
         if value.field_id == INSTANT_POWER_FIELD and not self._has_instant_power:
             if is_blank:
                 return None
@@ -405,8 +405,8 @@ class DcgmGpu:
         held = {m.name for m in SLOW_METRICS} | {"xid_count"} | set(missing)
         return {i for i, m in enumerate(columns) if m.name not in held}
 
-    def _take_xid(self, number: float | BlankReason) -> int | None:
-        if isinstance(number, BlankReason) or number <= 0:
+    def _take_xid(self, number: float | MissingReason) -> int | None:
+        if isinstance(number, MissingReason) or number <= 0:
             return None
         self.xid_count += 1
         if "xid_count" in self._column:
@@ -421,4 +421,4 @@ class DcgmGpu:
         if self.zeros.observe(float(tick.values[self._column["gpu_utilization"]]), activity, now_s):
             self.suspect_ticks += 1
             tick.values[self._profiled] = np.nan
-            tick.blanks.update(dict.fromkeys(self._profiled, BlankReason.NO_DATA))
+            tick.blanks.update(dict.fromkeys(self._profiled, MissingReason.NO_DATA))

@@ -40,7 +40,7 @@ from gpusonde.agent.sources.dcgm.gpu import DcgmGpu, EngineValue
 from gpusonde.agent.sources.dcgm.watch import Found, Watch, describe_devices, find
 from gpusonde.agent.sources.nvml.library import Nvml
 from gpusonde.errors import DriverCallError, EngineLostError, SourceUnavailableError
-from gpusonde.telemetry import METRICS, BlankReason, Metric
+from gpusonde.telemetry import METRICS, Metric, MissingReason
 
 log = logging.getLogger(__name__)
 
@@ -329,7 +329,7 @@ class DcgmSource:
         for device in found.devices:
             for metric in METRICS:
                 if metric.dcgm_field_id is None and metric.name != "xid_count":
-                    missing[device.entity].setdefault(metric.name, BlankReason.NOT_SUPPORTED)
+                    missing[device.entity].setdefault(metric.name, MissingReason.NOT_SUPPORTED)
         given = {m.name for m in self._columns}
         given |= {m.name for m in METRICS if any(m.name not in missing[d.entity] for d in found.devices)}
         self._columns = tuple(m for m in METRICS if m.name in given)
@@ -403,7 +403,7 @@ class DcgmSource:
     def _follow_loss(self, gpu: DcgmGpu, value: EngineValue, events: list[GpuEvent]) -> None:
         if value.number is _LOST:
             self._lose(gpu, "DCGM says so", events)
-        elif gpu.lost and value.time_us and not isinstance(value.number, BlankReason):
+        elif gpu.lost and value.time_us and not isinstance(value.number, MissingReason):
             gpu.lost = False
             gpu.restart()
             events.append(GpuEvent(gpu.index, self._wall_ns(), GpuEventKind.RECOVERED))
@@ -491,11 +491,11 @@ class DcgmSource:
         return inventory
 
 
-def _note_missing(value: EngineValue, missing: Mapping[Entity, dict[str, BlankReason]]) -> None:
+def _note_missing(value: EngineValue, missing: Mapping[Entity, dict[str, MissingReason]]) -> None:
     if value.field_id == XID_FIELD or value.entity not in missing:
         return
     name = METRIC_OF_FIELD[value.field_id].name
-    if not isinstance(value.number, BlankReason):
+    if not isinstance(value.number, MissingReason):
         missing[value.entity].pop(name, None)
     elif value.number in LASTING_REASONS and value.field_id != INSTANT_POWER_FIELD:
         missing[value.entity][name] = value.number

@@ -24,7 +24,7 @@ from gpusonde.agent.sources.dcgm.gpu import EngineValue, is_blank_int32, plain_l
 from gpusonde.agent.sources.nvml.gpu import Device, describe_device, mig_instances
 from gpusonde.agent.sources.nvml.library import Nvml
 from gpusonde.errors import DriverCallError, EngineLostError, SourceError, SourceUnavailableError
-from gpusonde.telemetry import BlankReason
+from gpusonde.telemetry import MissingReason
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +120,7 @@ _MEBIBYTE = 1 << 20
 
 def describe_devices(
     found: Found,
-    missing: Mapping[Entity, Mapping[str, BlankReason]],
+    missing: Mapping[Entity, Mapping[str, MissingReason]],
     load_nvml: Callable[[], Nvml],
     cuda: CudaAttributes,
 ) -> dict[str, GpuDescription]:
@@ -161,7 +161,7 @@ def describe_devices(
 
 
 def _by_nvml(
-    nvml: Nvml | None, device: DcgmDevice, uuid: str, missing: Mapping[str, BlankReason], cuda: Mapping[str, float]
+    nvml: Nvml | None, device: DcgmDevice, uuid: str, missing: Mapping[str, MissingReason], cuda: Mapping[str, float]
 ) -> GpuDescription | None:
     if nvml is None:
         return None
@@ -180,7 +180,7 @@ def _by_nvml(
 
 
 def _by_dcgm(
-    device: DcgmDevice, attributes: Any, missing: Mapping[str, BlankReason], cuda: Mapping[str, float]
+    device: DcgmDevice, attributes: Any, missing: Mapping[str, MissingReason], cuda: Mapping[str, float]
 ) -> GpuDescription:
     known = attributes.identifiers
     figures = {

@@ -23,7 +23,7 @@ import numpy as np
 from gpusonde.agent.sources.base import LASTING_REASONS
 from gpusonde.agent.sources.nvml.library import Nvml, blank_reason
 from gpusonde.errors import DriverCallError
-from gpusonde.telemetry import BlankReason, metric
+from gpusonde.telemetry import MissingReason, metric
 
 MEMORY_V2 = 0x2000028
 
@@ -128,7 +128,7 @@ class FastReader(Protocol):
         """Say where in a row the metrics go; those without a column are left out."""
         ...
 
-    def read(self, values: list[float], blanks: dict[int, BlankReason]) -> None:
+    def read(self, values: list[float], blanks: dict[int, MissingReason]) -> None:
         """Write the values into a row of NaN, and the reasons of those that stay NaN.
 
         Raises:
@@ -159,7 +159,7 @@ class Targets:
         """See :class:`FastReader`."""
         self.columns = [column.get(name) for name in self.metrics]
 
-    def put(self, i: int, value: float, values: list[float], blanks: dict[int, BlankReason]) -> None:
+    def put(self, i: int, value: float, values: list[float], blanks: dict[int, MissingReason]) -> None:
         """Write one value, or why it cannot be one."""
         column = self.columns[i]
         if column is None:
@@ -167,15 +167,15 @@ class Targets:
         if 0.0 <= value <= self.maxima[i]:
             values[column] = value
         else:
-            blanks[column] = BlankReason.NO_DATA if math.isnan(value) else BlankReason.OUT_OF_RANGE
+            blanks[column] = MissingReason.NO_DATA if math.isnan(value) else MissingReason.OUT_OF_RANGE
 
-    def refuse(self, i: int, reason: BlankReason, blanks: dict[int, BlankReason]) -> None:
+    def refuse(self, i: int, reason: MissingReason, blanks: dict[int, MissingReason]) -> None:
         """Note why one value is absent."""
         column = self.columns[i]
         if column is not None:
             blanks[column] = reason
 
-    def refuse_all(self, reason: BlankReason, blanks: dict[int, BlankReason]) -> None:
+    def refuse_all(self, reason: MissingReason, blanks: dict[int, MissingReason]) -> None:
         """Note why none of the values is there."""
         for i in range(len(self.metrics)):
             self.refuse(i, reason, blanks)
@@ -253,7 +253,7 @@ class CallReader:
         self.metrics = call.metrics
         self.bind = self._targets.bind
 
-    def read(self, values: list[float], blanks: dict[int, BlankReason]) -> None:
+    def read(self, values: list[float], blanks: dict[int, MissingReason]) -> None:
         """See :class:`FastReader`."""
         code = self._function(*self._arguments)
         if code:
@@ -323,7 +323,7 @@ class FieldsReader:
         self.metrics = self._targets.metrics
         self.bind = self._targets.bind
 
-    def read(self, values: list[float], blanks: dict[int, BlankReason]) -> None:
+    def read(self, values: list[float], blanks: dict[int, MissingReason]) -> None:
         """See :class:`FastReader`."""
         code = self._function(*self._arguments)
         if code:
@@ -333,7 +333,7 @@ class FieldsReader:
             if answer.status:
                 self._targets.refuse(i, blank_reason(answer.status), blanks)
             elif not 0 <= answer.value_type < len(VALUE_MEMBERS):
-                self._targets.refuse(i, BlankReason.READ_ERROR, blanks)
+                self._targets.refuse(i, MissingReason.READ_ERROR, blanks)
             else:
                 value = getattr(answer.value, VALUE_MEMBERS[answer.value_type]) * wanted.scale
                 if wanted.is_counter:
@@ -354,7 +354,7 @@ class FieldsReader:
         return growth / elapsed_s
 
 
-def try_out(reader: FastReader) -> dict[str, BlankReason]:
+def try_out(reader: FastReader) -> dict[str, MissingReason]:
     """Read once and return the metrics that gave no number, and why.
 
     Raises:
@@ -363,19 +363,19 @@ def try_out(reader: FastReader) -> dict[str, BlankReason]:
     """
     names = reader.metrics
     reader.bind({name: i for i, name in enumerate(names)})
-    blanks: dict[int, BlankReason] = {}
+    blanks: dict[int, MissingReason] = {}
     reader.read([math.nan] * len(names), blanks)
     return {names[i]: reason for i, reason in blanks.items()}
 
 
-def first_call(nvml: Nvml, handle: Any, candidates: Sequence[FastCall]) -> CallReader | dict[str, BlankReason]:
+def first_call(nvml: Nvml, handle: Any, candidates: Sequence[FastCall]) -> CallReader | dict[str, MissingReason]:
     """Return a reader of the first candidate that gives something that lasts, or why none does.
 
     Raises:
         GpuLostError: The GPU is gone.
         SourceError: The driver is gone.
     """
-    refusals: dict[str, BlankReason] = {}
+    refusals: dict[str, MissingReason] = {}
     for call in candidates:
         try:
             reader = CallReader(nvml, handle, call)

@@ -17,7 +17,7 @@ from gpusonde.agent.sources.base import LASTING_REASONS
 from gpusonde.agent.sources.nvml.fast_reader import Targets, gpm_answers
 from gpusonde.agent.sources.nvml.library import SUCCESS, Nvml, blank_reason, call_error
 from gpusonde.errors import DriverCallError
-from gpusonde.telemetry import METRICS, BlankReason, Metric, Unit
+from gpusonde.telemetry import METRICS, Metric, MissingReason, Unit
 
 GPM_METRICS = tuple(m for m in METRICS if m.gpm_metric_id is not None)
 # nvmlGpmMetricsGet_t; the array behind it grows between releases, the version does not.
@@ -97,7 +97,7 @@ class GpmReader:
         self._primed, self._newest, self._sampled_s = True, 0, self._monotonic()
         self._make_requests()
 
-    def choose(self) -> dict[str, BlankReason]:
+    def choose(self) -> dict[str, MissingReason]:
         """Keep the metrics that the device gives; call at least 100 ms after :meth:`open`.
 
         Returns:
@@ -105,7 +105,7 @@ class GpmReader:
         """
         names = self.metrics
         self.bind({name: i for i, name in enumerate(names)})
-        blanks: dict[int, BlankReason] = {}
+        blanks: dict[int, MissingReason] = {}
         self.read([math.nan] * len(names), blanks)
         missing = {names[i]: reason for i, reason in blanks.items() if reason in LASTING_REASONS}
         self._metrics = tuple(m for m in self._metrics if m.name not in missing)
@@ -116,11 +116,11 @@ class GpmReader:
         self._primed, self._sampled_s = False, -math.inf
         return missing
 
-    def read(self, values: list[float], blanks: dict[int, BlankReason]) -> None:
+    def read(self, values: list[float], blanks: dict[int, MissingReason]) -> None:
         """Write the averages since the previous call, as every fast reader does."""
         now_s = self._monotonic()
         if now_s - self._sampled_s < _CLOSEST_SAMPLES_S:
-            self._targets.refuse_all(BlankReason.NO_DATA, blanks)
+            self._targets.refuse_all(MissingReason.NO_DATA, blanks)
             return
         turn = 1 - self._newest
         code = self._sample_get(*self._get_arguments, self._samples[turn])
@@ -130,7 +130,7 @@ class GpmReader:
         self._newest, self._sampled_s = turn, now_s
         if not self._primed:
             self._primed = True
-            self._targets.refuse_all(BlankReason.NO_DATA, blanks)
+            self._targets.refuse_all(MissingReason.NO_DATA, blanks)
             return
         reference, statuses, answers = self._requests[turn]
         code = self._metrics_get(reference)
@@ -166,7 +166,7 @@ class GpmReader:
         statuses: list[int],
         answers: list[float],
         values: list[float],
-        blanks: dict[int, BlankReason],
+        blanks: dict[int, MissingReason],
     ) -> None:
         for (i, column, scale, most), status, answer in zip(self._plan, statuses, answers, strict=True):
             value = answer * scale
@@ -176,7 +176,7 @@ class GpmReader:
                 self._write_odd(i, status, value, values, blanks)
 
     def _write_odd(
-        self, i: int, status: int, value: float, values: list[float], blanks: dict[int, BlankReason]
+        self, i: int, status: int, value: float, values: list[float], blanks: dict[int, MissingReason]
     ) -> None:
         if status != SUCCESS:
             self._targets.refuse(i, blank_reason(status), blanks)

@@ -44,7 +44,7 @@ from gpusonde.agent.sources.nvml.gpm_reader import GPM_METRICS, GpmReader
 from gpusonde.agent.sources.nvml.library import Nvml, blank_reason, call_error
 from gpusonde.agent.sources.nvml.slow_reader import FIELDS, GETTERS, MEMORY_GETTERS, SlowReader, choose_slow
 from gpusonde.errors import DriverCallError, GpuLostError
-from gpusonde.telemetry import METRICS, BlankReason, Metric
+from gpusonde.telemetry import METRICS, Metric, MissingReason
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ _MEBIBYTE = 1 << 20
 
 
 def describe_device(
-    nvml: Nvml, device: Device, driver_version: str, cuda: Mapping[str, float], missing: Mapping[str, BlankReason]
+    nvml: Nvml, device: Device, driver_version: str, cuda: Mapping[str, float], missing: Mapping[str, MissingReason]
 ) -> GpuDescription:
     """Return everything static about one GPU, or about one MIG instance and its part of the GPU.
 
@@ -248,7 +248,7 @@ class NvmlGpu:
     ) -> None:
         self.device = device
         self.lost = False
-        self.missing: dict[str, BlankReason] = {}
+        self.missing: dict[str, MissingReason] = {}
         self._nvml = nvml
         self._slow_interval_s = slow_interval_s
         self._slow_lead_s = slow_phase * slow_interval_s
@@ -261,9 +261,9 @@ class NvmlGpu:
         self._counts_xids = False
         self._columns: Mapping[str, int] = {}
         self._template: list[float] = []
-        self._standing: dict[int, BlankReason] = {}
-        self._merged_of: tuple[dict[int, BlankReason], dict[int, BlankReason]] = ({}, {})
-        self._merged: Mapping[int, BlankReason] = {}
+        self._standing: dict[int, MissingReason] = {}
+        self._merged_of: tuple[dict[int, MissingReason], dict[int, MissingReason]] = ({}, {})
+        self._merged: Mapping[int, MissingReason] = {}
         self._profiled: tuple[int, ...] = ()
         self._ratios: tuple[int, ...] = ()
         self._zeros: ZeroGuard | None = None
@@ -295,7 +295,7 @@ class NvmlGpu:
         self.missing = {}
         self._slow_due_s = -math.inf
         is_part = self.device.instance is not None
-        lasting = (*LASTING_REASONS, BlankReason.READ_ERROR) if is_part else LASTING_REASONS
+        lasting = (*LASTING_REASONS, MissingReason.READ_ERROR) if is_part else LASTING_REASONS
         self._fast = self._choose_fast((MEMORY,) if is_part else ((UTILIZATION,), (SM_CLOCK,), MEMORY))
         if not is_part:
             self._choose_power()
@@ -317,7 +317,7 @@ class NvmlGpu:
         except GpuLostError:
             raise
         except DriverCallError as error:
-            refused = blank_reason(error.code) is BlankReason.NO_PERMISSION
+            refused = blank_reason(error.code) is MissingReason.NO_PERMISSION
             log.log(logging.WARNING if refused else logging.INFO, "%s gives no GPM metrics: %s", self.key, error)
             self.missing.update((m.name, blank_reason(error.code)) for m in GPM_METRICS)
         else:
@@ -351,7 +351,7 @@ class NvmlGpu:
         self._template = [math.nan] * len(columns)
         given = self.metrics
         self._standing = {
-            i: self.missing.get(name, BlankReason.NOT_SUPPORTED)
+            i: self.missing.get(name, MissingReason.NOT_SUPPORTED)
             for name, i in self._columns.items()
             if name not in given
         }
@@ -367,23 +367,23 @@ class NvmlGpu:
         self._ratios = tuple(self._columns[name] for name in ratios)
         self._zeros = ZeroGuard(now_s) if "gpu_utilization" in given and ratios else None
 
-    def missing_metrics(self) -> dict[str, BlankReason]:
+    def missing_metrics(self) -> dict[str, MissingReason]:
         """Return every metric of the catalogue that it does not give, and why."""
         given = self.metrics
-        return {m.name: self.missing.get(m.name, BlankReason.NOT_SUPPORTED) for m in METRICS if m.name not in given}
+        return {m.name: self.missing.get(m.name, MissingReason.NOT_SUPPORTED) for m in METRICS if m.name not in given}
 
     def set_xids(self, count: int) -> None:
         """Put the number of XIDs into the following rows."""
         self._template[self._columns[XID_METRIC]] = float(count)
 
-    def read(self, now_s: float) -> tuple[list[float], Mapping[int, BlankReason]]:
+    def read(self, now_s: float) -> tuple[list[float], Mapping[int, MissingReason]]:
         """Return a row of values, NaN where there is none, and why.
 
         Raises:
             GpuLostError: It is gone.
             SourceError: The driver is gone.
         """
-        blanks: dict[int, BlankReason] = {}
+        blanks: dict[int, MissingReason] = {}
         if now_s >= self._slow_due_s - _ROUNDING_S:
             values = [math.nan] * len(self._template)
             self._read_fast(values, blanks)
@@ -474,7 +474,7 @@ class NvmlGpu:
         self._fast.append(FieldsReader(self._nvml, self.device.own_handle, [*already, *working]))
         return True
 
-    def _read_fast(self, values: list[float], blanks: dict[int, BlankReason]) -> None:
+    def _read_fast(self, values: list[float], blanks: dict[int, MissingReason]) -> None:
         for reader in self._fast:
             reader.read(values, blanks)
 
@@ -486,13 +486,13 @@ class NvmlGpu:
                 column = self._columns.get(name)
                 if column is None:
                     continue
-                if isinstance(answer, BlankReason):
+                if isinstance(answer, MissingReason):
                     self._template[column], self._standing[column] = math.nan, answer
                 else:
                     self._template[column] = answer
                     self._standing.pop(column, None)
 
-    def _notice_silence(self, blanks: Mapping[int, BlankReason], now_s: float) -> None:
+    def _notice_silence(self, blanks: Mapping[int, MissingReason], now_s: float) -> None:
         if any(
             (column := self._columns.get(name)) is not None and column not in blanks
             for reader in self._fast
@@ -502,7 +502,7 @@ class NvmlGpu:
         elif now_s - self._heard_s >= _SILENCE_S:
             raise call_error(self.key, _LOST_CODE, f"no values for {_SILENCE_S:g} s")
 
-    def _distrust_zeros(self, values: list[float], blanks: dict[int, BlankReason], now_s: float) -> None:
+    def _distrust_zeros(self, values: list[float], blanks: dict[int, MissingReason], now_s: float) -> None:
         if self._zeros is None:
             return
         activity = math.nan
@@ -517,7 +517,7 @@ class NvmlGpu:
         self._statistics.suspect_ticks += 1
         for column in self._profiled:
             values[column] = math.nan
-            blanks[column] = BlankReason.NO_DATA
+            blanks[column] = MissingReason.NO_DATA
         if self._zeros.due(now_s):
             log.warning("GPM of %s says zero although kernels run; its values are blank until they change", self.key)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from gpusonde.errors import DriverCallError, GpuLostError, SourceError, SourceUnavailableError
-from gpusonde.telemetry import BlankReason
+from gpusonde.telemetry import MissingReason
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -34,17 +34,17 @@ _NOT_READY = 27
 _GPU_NOT_FOUND = 28
 
 _REASONS = {
-    _NOT_SUPPORTED: BlankReason.NOT_SUPPORTED,
-    _FUNCTION_NOT_FOUND: BlankReason.NOT_SUPPORTED,  # the driver is older than the function
-    _ARGUMENT_VERSION_MISMATCH: BlankReason.NOT_SUPPORTED,
-    _DEPRECATED: BlankReason.NOT_SUPPORTED,
-    _NO_PERMISSION: BlankReason.NO_PERMISSION,
-    _NOT_FOUND: BlankReason.NOT_FOUND,
-    _GPU_NOT_FOUND: BlankReason.NOT_FOUND,
-    _NO_DATA: BlankReason.NO_DATA,
-    _NOT_READY: BlankReason.NO_DATA,
-    TIMEOUT: BlankReason.NO_DATA,
-    _GPU_IS_LOST: BlankReason.GPU_LOST,
+    _NOT_SUPPORTED: MissingReason.NOT_SUPPORTED,
+    _FUNCTION_NOT_FOUND: MissingReason.NOT_SUPPORTED,  # the driver is older than the function
+    _ARGUMENT_VERSION_MISMATCH: MissingReason.NOT_SUPPORTED,
+    _DEPRECATED: MissingReason.NOT_SUPPORTED,
+    _NO_PERMISSION: MissingReason.NO_PERMISSION,
+    _NOT_FOUND: MissingReason.NOT_FOUND,
+    _GPU_NOT_FOUND: MissingReason.NOT_FOUND,
+    _NO_DATA: MissingReason.NO_DATA,
+    _NOT_READY: MissingReason.NO_DATA,
+    TIMEOUT: MissingReason.NO_DATA,
+    _GPU_IS_LOST: MissingReason.GPU_LOST,
 }
 _LIBRARY_GONE = (_UNINITIALIZED, _DRIVER_NOT_LOADED, _LIB_RM_VERSION_MISMATCH)
 _ADVICE = {
@@ -64,9 +64,9 @@ def call_error(function: str, code: int, text: str) -> DriverCallError:
     return kind(f"{function}: {text} (NVML error {code})", code)
 
 
-def blank_reason(code: int) -> BlankReason:
+def blank_reason(code: int) -> MissingReason:
     """Return why a value is blank that NVML answered with an error code."""
-    return _REASONS.get(code, BlankReason.READ_ERROR)
+    return _REASONS.get(code, MissingReason.READ_ERROR)
 
 
 def _translate(function: _F) -> _F:
@@ -140,7 +140,7 @@ class Nvml:
         """
         return cast(Callable[..., int], self.module._nvmlGetFunctionPointer(name))
 
-    def refusal(self, name: str, code: int) -> BlankReason:
+    def refusal(self, name: str, code: int) -> MissingReason:
         """Return why a value is blank whose function answered with an error code.
 
         Raises:

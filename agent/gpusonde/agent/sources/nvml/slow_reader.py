@@ -9,9 +9,9 @@ from typing import Any, Protocol
 from gpusonde.agent.sources.base import LASTING_REASONS, plausible
 from gpusonde.agent.sources.nvml.library import SUCCESS, Nvml, blank_reason
 from gpusonde.errors import DriverCallError, GpuLostError
-from gpusonde.telemetry import BlankReason
+from gpusonde.telemetry import MissingReason
 
-Values = Mapping[str, "float | BlankReason"]
+Values = Mapping[str, "float | MissingReason"]
 
 
 class SlowReader(Protocol):
@@ -140,8 +140,8 @@ def choose_slow(
     handle: Any,
     getters: Sequence[Sequence[Getter]],
     fields: Sequence[SlowField],
-    lasting: Sequence[BlankReason] = LASTING_REASONS,
-) -> tuple[list[SlowReader], dict[str, BlankReason]]:
+    lasting: Sequence[MissingReason] = LASTING_REASONS,
+) -> tuple[list[SlowReader], dict[str, MissingReason]]:
     """Try everything once on one device.
 
     Args:
@@ -159,13 +159,13 @@ def choose_slow(
         SourceError: The driver is gone.
     """
     chosen: list[SlowReader] = []
-    missing: dict[str, BlankReason] = {}
+    missing: dict[str, MissingReason] = {}
     fallbacks: list[Sequence[Getter]] = []
     working: list[SlowField] = []
     answers = FieldReader(nvml, handle, fields).read() if fields else {}
     for field in fields:
         answer = answers[field.metric]
-        if not (isinstance(answer, BlankReason) and answer in lasting):
+        if not (isinstance(answer, MissingReason) and answer in lasting):
             working.append(field)
         elif field.fallback is not None:
             fallbacks.append((field.fallback,))
@@ -177,7 +177,7 @@ def choose_slow(
         for getter in candidates:
             reader = GetterReader(nvml, handle, getter)
             answer = reader.read()[getter.metric]
-            if not (isinstance(answer, BlankReason) and answer in lasting):
+            if not (isinstance(answer, MissingReason) and answer in lasting):
                 chosen.append(reader)
                 missing.pop(getter.metric, None)
                 break
@@ -185,9 +185,9 @@ def choose_slow(
     return chosen, missing
 
 
-def _field_value(wanted: SlowField, answer: Any) -> float | BlankReason:
+def _field_value(wanted: SlowField, answer: Any) -> float | MissingReason:
     if answer.nvmlReturn != SUCCESS:
         return blank_reason(answer.nvmlReturn)
     if not 0 <= answer.valueType < len(_VALUE_MEMBERS):
-        return BlankReason.READ_ERROR
+        return MissingReason.READ_ERROR
     return plausible(wanted.metric, getattr(answer.value, _VALUE_MEMBERS[answer.valueType]) * wanted.scale)

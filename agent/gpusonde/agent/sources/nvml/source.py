@@ -20,7 +20,7 @@ from gpusonde.agent.sources.nvml.fast_reader import EventData
 from gpusonde.agent.sources.nvml.gpu import Device, NvmlGpu, describe_device, find_devices
 from gpusonde.agent.sources.nvml.library import SUCCESS, Nvml
 from gpusonde.errors import DriverCallError, GpuLostError, SourceUnavailableError
-from gpusonde.telemetry import METRICS, BlankReason, Metric
+from gpusonde.telemetry import METRICS, Metric, MissingReason
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +109,7 @@ _ROUNDING_S = 1e-3
 _XID_INTERVAL_S = 0.5
 
 # GPU, time stamp, values, why some are NaN.
-_Row = tuple[int, int, list[float], Mapping[int, BlankReason]]
+_Row = tuple[int, int, list[float], Mapping[int, MissingReason]]
 
 
 class NvmlSource:
