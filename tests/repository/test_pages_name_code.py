@@ -1,0 +1,75 @@
+"""Pages that lead through the code name files, classes and functions that are there; found by parsing, not importing."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+# A file with what is in it: `room/file.py:Name`, or `room/file.py` followed by (`Name`, `Name`).
+_WITH_NAME = re.compile(r"`([\w/.-]+\.py):([\w.]+)`")
+_WITH_NAMES = re.compile(r"`([\w/.-]+\.(?:py|proto))`\s+\(((?:`\w+`(?:,\s+)?)+)\)")
+_PATH = re.compile(r"`([\w.-]+/[\w/.-]*|[\w-]+\.toml)`")
+
+
+def locate(path: str) -> Path:
+    """Return the file or folder that a page means: ``agent/sampler.py`` is ``agent/gpusonde/agent/sampler.py``."""
+    if (ROOT / path).exists():
+        return ROOT / path
+    return ROOT / path.split("/")[0] / "gpusonde" / path
+
+
+@functools.cache
+def names_in(file: Path) -> frozenset[str]:
+    """Return the classes and functions of a module, methods as ``Class.method``."""
+    names = set()
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ClassDef):
+            names.add(node.name)
+            names |= {f"{node.name}.{each.name}" for each in node.body if isinstance(each, ast.FunctionDef)}
+            names |= {f"{node.name}.{each.name}" for each in node.body if isinstance(each, ast.AsyncFunctionDef)}
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            names.add(node.name)
+    return frozenset(names)
+
+
+def missing(text: str) -> list[str]:
+    """Return what a text names and the repository has not."""
+    found = []
+    named = _WITH_NAME.findall(text)
+    for path, names in _WITH_NAMES.findall(text):
+        named += [(path, name) for name in re.findall(r"`(\w+)`", names)]
+    for path, name in named:
+        file = locate(path)
+        if not file.is_file() or (file.suffix == ".py" and name not in names_in(file)):
+            found.append(f"{path}:{name}")
+    return found + [path for path in _PATH.findall(text) if not locate(path).exists()]
+
+
+@pytest.mark.parametrize("page", ["tour.md", "architecture.md"])
+def test_what_a_page_leads_to_is_there(page):
+    text = (DOCS / page).read_text(encoding="utf-8")
+    assert len(_WITH_NAME.findall(text)) >= 10
+    assert missing(text) == []
+
+
+@pytest.mark.parametrize("record", sorted((DOCS / "decisions").glob("[0-9]*.md")), ids=lambda record: record.stem)
+def test_where_a_decision_lives_is_there(record):
+    text = record.read_text(encoding="utf-8")
+    assert missing(text[text.index("**Where.** ") :]) == []
+
+
+def test_no_flow_of_the_tour_goes_back_to_a_file_left_before_without_saying_why():
+    text = (DOCS / "tour.md").read_text(encoding="utf-8")
+    for flow in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
+        stations = re.findall(r"^\d+\. `([\w/.-]+\.py):([\w.]+)`(.*)", flow, re.MULTILINE)
+        assert len(stations) >= 6
+        seen: list[str] = []
+        for path, name, rest in stations:
+            assert path not in seen[:-1] or rest.startswith(" (again:"), f"{path}:{name}"
+            seen.append(path)
