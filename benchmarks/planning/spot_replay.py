@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from simulated_cloud import Capacity, SimulatedCloud, SimulatedJob, SimulatedWorld, StepCapacity
 
-from gpusonde.optimizer.continual.choices import Solver
+from gpusonde.optimizer.continual.candidates import Solver
 from gpusonde.optimizer.continual.controller import Controller, DecisionKind
 from gpusonde.optimizer.continual.options import ContinualOptions, PreemptionRates
 from gpusonde.optimizer.continual.runtime import Runtime

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from simulated_cloud import SimulatedCloud, SimulatedJob, SimulatedWorld, StepCapacity
 
-from gpusonde.optimizer.continual.choices import Solver
+from gpusonde.optimizer.continual.candidates import Solver
 from gpusonde.optimizer.continual.controller import Controller, Decision, DecisionKind
 from gpusonde.optimizer.continual.options import ContinualOptions
 from gpusonde.optimizer.continual.runtime import Runtime

@@ -57,6 +57,7 @@ search out of time) stay private to their modules.
     ├── DocumentError               problem, job, plan files: the key at fault
     ├── ProblemError                figures for planning that mean nothing: offers, plans, timed steps, allreduces
     │   └── NothingFitsError        no batch fits into a device's memory
+    ├── ProfileError                a job or a network that cannot be measured
     └── CloudError                  a cloud that does not do what it was told
 """
 
@@ -410,6 +411,10 @@ class ProblemError(GpusondeError, ValueError):
 
 class NothingFitsError(ProblemError):
     """Not even the smallest batch fits into a device's memory."""
+
+
+class ProfileError(GpusondeError, ValueError):
+    """A job or a network that cannot be measured: no such function, nothing to train, too few processes."""
 
 
 class CloudError(GpusondeError):

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from gpusonde.errors import ProblemError
 from gpusonde.optimizer.problem import Billing, Offer, Problem
-from gpusonde.optimizer.skypilot import NoEstimateError, SkyTimeEstimator, set_time_estimator
+from gpusonde.optimizer.skypilot import SkyTimeEstimator, set_time_estimator
 from gpusonde.optimizer.step_times import TableSteps
 
 SCRIPT = Path(__file__).parents[1] / "support" / "skypilot_choice.py"
@@ -74,7 +75,7 @@ def test_a_gpu_that_the_catalogue_does_not_know_is_named_by_the_user():
     offers = [offer("one", "Trainium")]
     steps = seconds_per_sample(offers, {"one": 0.01})
     assert SkyTimeEstimator(problem(*offers), steps, devices={"trn1": "Trainium"})(Resources({"trn1": 1})) == 512
-    with pytest.raises(NoEstimateError, match="no offer has 1 trn1"):
+    with pytest.raises(ProblemError, match="no offer has 1 trn1"):
         SkyTimeEstimator(problem(*offers), steps)(Resources({"trn1": 1}))
 
 
@@ -109,7 +110,7 @@ def test_where_the_job_cannot_run_it_takes_for_ever(limits, machines):
     offers = [offer("one", V100, **limits)]
     steps = seconds_per_sample(offers, {"one": 0.01})
     assert SkyTimeEstimator(problem(*offers), steps, machines)(Resources({"V100": 1})) == math.inf
-    with pytest.raises(NoEstimateError, match="runs on none"):
+    with pytest.raises(ProblemError, match="runs on none"):
         set_time_estimator(Task(Resources({"V100": 1}), num_nodes=machines), problem(*offers), steps)
 
 
@@ -118,7 +119,7 @@ def test_resources_that_no_offer_describes_are_refused_before_the_task_is_touche
     steps = seconds_per_sample(offers, {"one": 0.01})
     for unknown in (Resources({"V100": 1}), Resources({"H100": 4}), Resources(None), Resources({})):
         task = Task(Resources({"V100": 4}), unknown)
-        with pytest.raises(NoEstimateError):
+        with pytest.raises(ProblemError):
             set_time_estimator(task, problem(*offers), steps)
         assert task.estimator is None
 

@@ -11,7 +11,7 @@ from scipy import integrate, stats
 from gpusonde.simulator.compute import ComputeCurve, ComputeProbe, CurveOrigin, fit_compute_curve
 from gpusonde.simulator.exchange import BandwidthSharing
 from gpusonde.simulator.gradients import GradientTrace, assumed_trace
-from gpusonde.simulator.iteration import BusBandwidth, DeviceGroup, IterationSimulator, slowest_of
+from gpusonde.simulator.iteration import BusBandwidth, DeviceGroup, IterationSimulator, draw_slowest
 
 
 class Wire:
@@ -83,7 +83,7 @@ def test_the_slowest_of_many_is_the_order_statistic(devices, spread):
     highest, _ = integrate.quad(
         lambda x: x * devices * stats.norm.pdf(x) * stats.norm.cdf(x) ** (devices - 1), -9, 9, epsabs=1e-10
     )
-    forward, backward = slowest_of([DeviceGroup(curve(0.3, spread), devices, 16)], samples=256)
+    forward, backward = draw_slowest([DeviceGroup(curve(0.3, spread), devices, 16)], samples=256)
     assert (forward + backward).mean() == pytest.approx(0.3 * (1 + spread * highest), rel=0.002)
     level = stats.norm.ppf(0.95 ** (1 / devices))
     assert np.quantile(forward + backward, 0.95) == pytest.approx(0.3 * (1 + spread * level), rel=0.002)
@@ -98,7 +98,7 @@ def test_the_slowest_of_groups_that_differ_is_the_order_statistic(seed):
 
     mean, _ = integrate.quad(lambda t: 1 - none_above(t), 0, 1, epsabs=1e-10, limit=200)
     devices = [DeviceGroup(curve(latency, spread), count, 16) for latency, spread, count in groups]
-    forward, backward = slowest_of(devices, 256, seed)
+    forward, backward = draw_slowest(devices, 256, seed)
     assert (forward + backward).mean() == pytest.approx(mean, rel=0.002)
 
 

@@ -11,8 +11,8 @@ import dataclasses
 from collections.abc import Callable, Iterator
 
 from gpusonde.optimizer.problem import Objective, Plan, Problem, default_batch_sizes
-from gpusonde.optimizer.search.exact import ExactSearch, Found
-from gpusonde.optimizer.search.goal import Best, LeastViolation, kept_times
+from gpusonde.optimizer.search.exact import ExactSearch, SearchResult
+from gpusonde.optimizer.search.objectives import LeastViolation, ProblemObjective, kept_times
 from gpusonde.optimizer.search.space import make_space
 from gpusonde.optimizer.solution import SLACK, Nearest, PlanEstimate, Proof, Relaxation, objective_value, violation
 from gpusonde.optimizer.step_times import StepTimes
@@ -49,8 +49,8 @@ def find_nearest(problem: Problem, steps: StepTimes, out_of_time: Callable[[], b
         if space is None:
             continue
         limited = asked.deadline_s is not None or asked.budget_usd is not None
-        goal = (LeastViolation if limited else Best)(asked, kept_times(asked, steps))
-        found = ExactSearch(asked, space, steps, goal, out_of_time=out_of_time).run()
+        objective = (LeastViolation if limited else ProblemObjective)(asked, kept_times(asked, steps))
+        found = ExactSearch(asked, space, steps, objective, out_of_time=out_of_time).run()
         if found.plan is not None and found.estimate is not None:
             return Nearest(found.plan, found.estimate, batch, _words(problem, found.estimate, batch))
         if out_of_time():
@@ -128,13 +128,13 @@ def _words(problem: Problem, estimate: PlanEstimate, batch: int) -> str:
 _LEAST_GAIN = 1e-6
 _MOST_QUOTAS = 3
 
-SolveAgain = Callable[[Problem, Plan], Found]
+SolveAgain = Callable[[Problem, Plan], SearchResult]
 
 
-def proof_of(problem: Problem, found: Found, tolerance: float) -> Proof:
+def describe_proof(problem: Problem, found: SearchResult, tolerance: float) -> Proof:
     """Return what a search has shown."""
     searched = (
-        f"{found.cells} of {found.cells_in_all} combinations of network, slowest latency and number of GPUs were "
+        f"{found.subproblems} of {found.cells_in_all} combinations of network, slowest latency and number of GPUs were "
         f"searched, {found.estimated} plans were estimated"
     )
     if found.value is None:
@@ -152,7 +152,7 @@ def proof_of(problem: Problem, found: Found, tolerance: float) -> Proof:
     return Proof("exact", found.complete, found.bound, gap, words)
 
 
-def optimal_words(problem: Problem, found: Found, tolerance: float) -> str:
+def optimal_words(problem: Problem, found: SearchResult, tolerance: float) -> str:
     """Return why a plan was chosen."""
     plan, estimate = found.plan, found.estimate
     if plan is None or estimate is None:
@@ -242,7 +242,7 @@ def reached_limits(problem: Problem, plan: Plan) -> tuple[str, ...]:
     return tuple(reached)
 
 
-def relaxations_of(
+def find_relaxations(
     problem: Problem, plan: Plan, estimate: PlanEstimate, solve_again: SolveAgain
 ) -> tuple[tuple[str, ...], tuple[Relaxation, ...]]:
     """Return the limits that bind, and what giving way at them buys.

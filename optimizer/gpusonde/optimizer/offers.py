@@ -182,7 +182,7 @@ class OfferSelection:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class PricedMachine:
     """A machine at a price, before the user's terms.
 
     Attributes:
@@ -212,7 +212,7 @@ class Candidate:
         return f"{where}/spot" if self.billing == "spot" else where
 
 
-def apply_terms(candidate: Candidate, terms: Terms) -> Offer | LeftOut:
+def apply_terms(candidate: PricedMachine, terms: Terms) -> Offer | LeftOut:
     """Return the offer that a candidate is under the user's terms, or why it is none."""
     machine = candidate.machine
     quota = terms.quota(machine, candidate.region, candidate.billing)
@@ -254,7 +254,7 @@ def apply_terms(candidate: Candidate, terms: Terms) -> Offer | LeftOut:
     )
 
 
-def collect(candidates: list[Candidate], terms: Terms, left_out: list[LeftOut]) -> OfferSelection:
+def collect(candidates: list[PricedMachine], terms: Terms, left_out: list[LeftOut]) -> OfferSelection:
     """Return the selection of candidates; of two with one name the cheaper is taken."""
     offers: dict[str, Offer] = {}
     described: dict[str, str] = {}
@@ -332,7 +332,7 @@ def listed_offers(catalog: OfferCatalog, terms: Terms, chosen: OfferFilter | Non
     wanted = chosen or OfferFilter()
     candidates, left_out = [], []
     for offer in wanted.choose(catalog):
-        candidate = Candidate(
+        candidate = PricedMachine(
             machine=offer,
             region=offer.region,
             zone="",

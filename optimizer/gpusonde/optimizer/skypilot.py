@@ -13,12 +13,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from gpusonde.catalog import GpuCatalog, UnknownGpuError, load_gpus
+from gpusonde.errors import ProblemError
 from gpusonde.optimizer.problem import Billing, Group, Offer, Plan, Problem
 from gpusonde.optimizer.step_times import StepTimes
-
-
-class NoEstimateError(LookupError):
-    """No offer of the problem describes the resources of a task; the message says which are missing."""
 
 
 class SkyResources(Protocol):
@@ -107,7 +104,7 @@ class SkyTimeEstimator:
         """Return whole seconds, infinite when the job does not run there: too little memory, an uneven split.
 
         Raises:
-            NoEstimateError: No offer describes the resources.
+            ProblemError: No offer describes the resources.
         """
         seconds = max(self._seconds(offer) for offer in self._offers(resources))
         return seconds if math.isinf(seconds) else math.ceil(seconds)
@@ -124,7 +121,7 @@ class SkyTimeEstimator:
     def _offers(self, resources: SkyResources) -> list[Offer]:
         accelerators = dict(resources.accelerators or {})
         if len(accelerators) != 1:
-            raise NoEstimateError(f"resources {resources} name no GPU: give the task's resources accelerators")
+            raise ProblemError(f"resources {resources} name no GPU: give the task's resources accelerators")
         ((name, count),) = accelerators.items()
         billing = Billing.SPOT if resources.use_spot else Billing.ON_DEMAND
         found = [
@@ -134,7 +131,7 @@ class SkyTimeEstimator:
         ]
         if not found:
             known = ", ".join(sorted({f"{offer.device}:{offer.devices}" for offer in self._problem.offers}))
-            raise NoEstimateError(
+            raise ProblemError(
                 f"no offer has {count:g} {name} per machine; there are {known}. Add an offer, or name "
                 f"with devices the GPU that {name} is"
             )
@@ -179,13 +176,13 @@ def set_time_estimator(
         gpus: Likewise.
 
     Raises:
-        NoEstimateError: Resources of the task that no offer describes, or none on which the job runs.
+        ProblemError: Resources of the task that no offer describes, or none on which the job runs.
     """
     estimator = SkyTimeEstimator(problem, steps, task.num_nodes, devices=devices, gpus=gpus)
     # Now, and not in the middle of SkyPilot's optimizer.
     seconds = [estimator(resources) for resources in task.resources]
     if all(map(math.isinf, seconds)):
-        raise NoEstimateError(
+        raise ProblemError(
             f"the global batch of {problem.global_batch} runs on none of the task's resources with num_nodes "
             f"{task.num_nodes}: it does not split evenly, or not into batches within the offers' limits"
         )

@@ -16,17 +16,17 @@ import numpy.typing as npt
 
 from gpusonde.errors import ProblemError
 from gpusonde.optimizer.explain import (
+    describe_proof,
     find_nearest,
+    find_relaxations,
     infeasible_words,
     optimal_words,
-    proof_of,
     reached_limits,
-    relaxations_of,
 )
 from gpusonde.optimizer.paper.search import paper_search
 from gpusonde.optimizer.problem import Plan, Problem
-from gpusonde.optimizer.search.exact import ExactSearch, Found
-from gpusonde.optimizer.search.goal import SAME, Best, kept_times
+from gpusonde.optimizer.search.exact import ExactSearch, SearchResult
+from gpusonde.optimizer.search.objectives import SAME, ProblemObjective, kept_times
 from gpusonde.optimizer.search.space import brute_force, make_space
 from gpusonde.optimizer.solution import SLACK, PlanEstimate, Proof, Relaxation, Solution, Status, check_plan, satisfies
 from gpusonde.optimizer.step_times import StepTimes
@@ -110,7 +110,7 @@ def _apart(points: list[ParetoPoint], resolution: float) -> tuple[ParetoPoint, .
 
 @dataclass
 class _Front:
-    """The goal of a search in the order of time: whatever is cheaper than all that is as fast."""
+    """The objective of a search in the order of time: whatever is cheaper than all that is as fast."""
 
     problem: Problem
     kept: float
@@ -200,25 +200,25 @@ def solve(
     if start is not None:
         check_plan(problem, start)
 
-    def best_of(asked: Problem, known: Plan | None, ends_s: float) -> Found:
+    def search(asked: Problem, known: Plan | None, ends_s: float) -> SearchResult:
         space = make_space(asked, steps)
         if space is None:
-            return Found(complete=True)
-        goal = Best(asked, kept_times(asked, steps))
-        search = ExactSearch(asked, space, steps, goal, out_of_time=lambda: clock() >= ends_s, tolerance=tolerance)
+            return SearchResult(complete=True)
+        objective = ProblemObjective(asked, kept_times(asked, steps))
+        search = ExactSearch(asked, space, steps, objective, out_of_time=lambda: clock() >= ends_s, tolerance=tolerance)
         return search.run(known)
 
     ends_s = clock() + time_limit_s
-    found = best_of(problem, start, ends_s)
+    found = search(problem, start, ends_s)
     explain_ends_s = clock() + time_limit_s
-    proof = proof_of(problem, found, tolerance)
+    proof = describe_proof(problem, found, tolerance)
     if found.plan is None or found.estimate is None:
         return _without_plan(problem, steps, found, proof, lambda: clock() >= explain_ends_s)
     binding = reached_limits(problem, found.plan)
     relaxations: tuple[Relaxation, ...] = ()
     if explain:
-        binding, relaxations = relaxations_of(
-            problem, found.plan, found.estimate, lambda asked, known: best_of(asked, known, explain_ends_s)
+        binding, relaxations = find_relaxations(
+            problem, found.plan, found.estimate, lambda asked, known: search(asked, known, explain_ends_s)
         )
     return Solution(
         status=Status.OPTIMAL if found.complete else Status.FEASIBLE,
@@ -233,7 +233,7 @@ def solve(
 
 
 def _without_plan(
-    problem: Problem, steps: StepTimes, found: Found, proof: Proof, out_of_time: Callable[[], bool]
+    problem: Problem, steps: StepTimes, found: SearchResult, proof: Proof, out_of_time: Callable[[], bool]
 ) -> Solution:
     nearest = find_nearest(problem, steps, out_of_time)
     return Solution(

@@ -12,7 +12,7 @@ from pathlib import Path
 from gpusonde.catalog import Offer as CatalogOffer
 from gpusonde.catalog import OfferCatalog
 from gpusonde.errors import TableError
-from gpusonde.optimizer.offers import Candidate, LeftOut, OfferFilter, OfferSelection, Terms, collect
+from gpusonde.optimizer.offers import LeftOut, OfferFilter, OfferSelection, PricedMachine, Terms, collect
 
 _NEEDED = ("provider", "region", "instance_type", "time", "usd_per_hour")
 _OPTIONAL = ("zone", "available_machines", "preemptions_per_hour")
@@ -127,7 +127,7 @@ def spot_offers(
             left_out.append(LeftOut(name, f"its newest price is of {row.time:%Y-%m-%d %H:%M %Z}, too old"))
         else:
             candidates.append(
-                Candidate(
+                PricedMachine(
                     machine=machine,
                     region=row.region,
                     zone=row.zone,

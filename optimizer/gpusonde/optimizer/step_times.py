@@ -24,7 +24,7 @@ from gpusonde.optimizer.problem import Offer, Plan
 from gpusonde.simulator.compute import ComputeCurve
 from gpusonde.simulator.exchange import BandwidthSharing, simulate_exchanges
 from gpusonde.simulator.gradients import GradientTrace, ring_traffic_bytes
-from gpusonde.simulator.iteration import BusBandwidth, DeviceGroup, IterationSimulator, Network, slowest_of
+from gpusonde.simulator.iteration import BusBandwidth, DeviceGroup, IterationSimulator, Network, draw_slowest
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -247,7 +247,7 @@ class SimulatedSteps:
         key = offer.name, batch_size, machines
         if key not in self._latencies_s:
             group = DeviceGroup(self._curves[offer.name], machines * offer.devices, batch_size)
-            forward, backward = slowest_of([group], self._samples)
+            forward, backward = draw_slowest([group], self._samples)
             self._latencies_s[key] = float((forward + backward).mean())
         return self._latencies_s[key]
 

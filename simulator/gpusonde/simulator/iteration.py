@@ -164,7 +164,7 @@ class IterationSimulator:
             ValueError: No groups.
         """
         world_size = _world_size(groups)
-        forward, backward = slowest_of(groups, self._samples, self._seed)
+        forward, backward = draw_slowest(groups, self._samples, self._seed)
         exchange = self._exchange_s(backward, world_size, ndtri(_even_levels(self._samples, 0, self._seed)))
         exposed = np.maximum(exchange - backward, 0.0)
         total = forward + backward + exposed + self._optimizer_s
@@ -242,7 +242,7 @@ class IterationSimulator:
         return np.asarray(finish.max(axis=1))
 
 
-def slowest_of(groups: Sequence[DeviceGroup], samples: int, seed: int = 0) -> tuple[FloatArray, FloatArray]:
+def draw_slowest(groups: Sequence[DeviceGroup], samples: int, seed: int = 0) -> tuple[FloatArray, FloatArray]:
     """Draw forward and backward pass of the slowest device, each of shape (samples,), seconds.
 
     The maximum of ``n`` independent devices is drawn directly: its quantile at ``u`` is that of one device at the n-th

@@ -285,11 +285,10 @@ class OddCloud(ReportedCloud):
         return [Machine("stranger", "unheard of", ready=True), *super().machines()]
 
 
-def test_news_of_unknown_machines_changes_nothing_and_is_counted() -> None:
+def test_news_of_unknown_machines_changes_nothing() -> None:
     controller = Controller(problem(), TableSteps(OFFERS, LATENCIES), OddCloud())
     decision = controller.step(0.0)
     assert str(decision.recommendation.plan) == "1 x spot @ 64"
-    assert controller.fleet.unknown > 0
     assert controller.fleet.spent_usd == 0.0
     assert "stranger" not in decision.terminate
 
@@ -300,7 +299,6 @@ def test_a_clock_that_goes_back_stands_still_and_one_that_shows_nothing_is_refus
     controller.attach(Plan((Group("sure", 1, 64),)), ["m"])
     controller.step(1000.0)
     assert controller.step(10.0).at_s == 1000.0
-    assert controller.clock_steps == 1
     assert controller.fleet.spent_usd == 0.0
     for bad in (math.nan, math.inf):
         with pytest.raises(ValueError, match="finite"):
@@ -314,7 +312,6 @@ def test_odd_progress_is_left_out() -> None:
     assert controller.observe(0.0, 0.0)
     for time_s, completed in ((1.0, math.nan), (math.nan, 5.0), (1.0, -3.0), (0.0, 5.0), (1.0, 1e300), (1.0, math.inf)):
         assert not controller.observe(time_s, completed)
-    assert controller.window.ignored == 6
     assert controller.step(1.0).kind is not DecisionKind.DONE, "one wild report does not end a job"
     controller.observe(10.0, 100.0)
     controller.observe(20.0, 40.0)
@@ -352,12 +349,12 @@ def test_a_price_that_rises_makes_the_job_move() -> None:
     controller = Controller(problem(), TableSteps(OFFERS, LATENCIES), cloud)
     controller.attach(Plan((Group("spot", 1, 64),)), ["m"])
     assert controller.step(0.0).kind is DecisionKind.KEEP
-    controller.offers_changed([replace(SPOT, usd_per_hour=2.5), OTHER, SURE])
+    controller.replace_offers([replace(SPOT, usd_per_hour=2.5), OTHER, SURE])
     decision = controller.step(60.0)
     assert decision.recommendation.launch == (("other", 1),)
     assert "instead of" in decision.recommendation.why
     with pytest.raises(ProblemError, match="names"):
-        controller.offers_changed([SPOT, SURE])
+        controller.replace_offers([SPOT, SURE])
 
 
 def test_every_decision_says_why() -> None:

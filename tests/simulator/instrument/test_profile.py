@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from support.torch_ranks import run_ranks
 
+from gpusonde.errors import ProfileError
 from gpusonde.simulator.job_profile import JobProfile
 
 torch = pytest.importorskip("torch", reason="needs torch (extra torch)")
 
-from gpusonde.simulator.instrument.entry_point import EntryPointError, load_job  # noqa: E402
-from gpusonde.simulator.instrument.profile import ProfileError, TrainingJob, profile  # noqa: E402
+from gpusonde.simulator.instrument.entry_point import load_job  # noqa: E402
+from gpusonde.simulator.instrument.profile import TrainingJob, profile  # noqa: E402
 
 LAYERS = 5
 
@@ -251,9 +252,9 @@ def test_entry_points_without_a_job_are_refused(script):
         ("absent.py:job", "no file absent.py"), (f"{script}:absent", "no function absent"),
         (f"{script}:nothing", "returned NoneType"), ("no_such_module:job", "no module no_such_module"),
     ]:  # fmt: skip
-        with pytest.raises(EntryPointError, match=words):
+        with pytest.raises(ProfileError, match=words):
             load_job(entry_point)
     other = script.parent / "json.py"
     other.write_text("job = None")
-    with pytest.raises(EntryPointError, match="name of another module"):
+    with pytest.raises(ProfileError, match="name of another module"):
         load_job(f"{other}:job")

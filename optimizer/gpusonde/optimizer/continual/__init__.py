@@ -1,5 +1,6 @@
 """Continual optimisation: which machines a job goes on with, from its progress and from what the cloud takes away."""
 
+from gpusonde.errors import CloudError
 from gpusonde.optimizer.continual.controller import Controller, Decision, DecisionKind, Recommendation
 from gpusonde.optimizer.continual.fleet import Cloud, Machine, Notice, NoticeKind, ReportedCloud
 from gpusonde.optimizer.continual.options import (

@@ -17,10 +17,10 @@ from enum import Enum
 from typing import NamedTuple
 
 from gpusonde.errors import ProblemError
-from gpusonde.optimizer.continual.choices import Choice, Choices, Situation, Solver, solve_exactly
+from gpusonde.optimizer.continual.candidates import Candidate, CandidateFinder, JobState, Solver, solve_exactly
 from gpusonde.optimizer.continual.fleet import Cloud, Fleet, Losses
 from gpusonde.optimizer.continual.options import ContinualOptions, PreemptionRates
-from gpusonde.optimizer.continual.policy import Policy, Verdict
+from gpusonde.optimizer.continual.policy import Policy, PolicyDecision
 from gpusonde.optimizer.continual.progress import EpochProgress, ProgressWindow, Projection, Throughput, project
 from gpusonde.optimizer.problem import Billing, Offer, Plan, Problem
 from gpusonde.optimizer.step_times import StepTimes
@@ -160,8 +160,8 @@ _LONGEST_RESTORES = 4.0
 class _Target(NamedTuple):
     """What is being launched."""
 
-    choice: Choice
-    verdict: Verdict
+    candidate: Candidate
+    ruling: PolicyDecision
 
 
 class Controller:
@@ -169,9 +169,8 @@ class Controller:
 
     A step asks the cloud what there is and what happened, compares progress with deadline and budget, searches for
     plans when there is a reason to, and answers with a :class:`Decision`; it changes nothing outside. Memory and work
-    of a step are bounded. What comes in may be wrong: a clock that goes back counts as standing still
-    (``clock_steps``), progress that cannot be is left out (``window.ignored``), news of unknown machines is counted
-    (``fleet.unknown``).
+    of a step are bounded. What comes in may be wrong: a clock that goes back counts as standing still,
+    progress that cannot be and news of unknown machines are left out.
 
     Args:
         problem: The whole job; deadline and budget count from zero of the job's clock.
@@ -193,12 +192,11 @@ class Controller:
     ) -> None:
         self.problem = problem
         self.options = options or ContinualOptions()
-        self.clock_steps = 0
         rates = rates or PreemptionRates()
         self.fleet = Fleet(cloud, problem.offers, rates)
         self.window = ProgressWindow(self.options.window_s, confidence=self.options.confidence)
-        self._choices = Choices(problem, steps, self.options, rates, solver or solve_exactly)
-        self._policy = Policy(problem, self.options, self._choices)
+        self._finder = CandidateFinder(problem, steps, self.options, rates, solver or solve_exactly)
+        self._policy = Policy(problem, self.options, self._finder)
         self._steps = steps
         self._depletions = Depletions(self.options.depletion_s, self.options.depletion_longest_s)
         self._completed = 0.0
@@ -220,13 +218,12 @@ class Controller:
     @property
     def searches(self) -> int:
         """How often a plan was searched for."""
-        return self._choices.solved
+        return self._finder.solved
 
     def observe(self, time_s: float, completed: float) -> bool:
         """Take the iterations completed at a time on the job's clock; False when the observation cannot be."""
         if completed > _MOST_PROGRESS * self.problem.iterations:
             # Believing it would end the job.
-            self.window.ignored += 1
             return False
         if self._restoring is not None and math.isfinite(completed):
             until_s, before = self._restoring
@@ -259,7 +256,7 @@ class Controller:
         """Take note that the machines of a ``LAUNCH`` were ordered."""
         self.fleet.ordered(offer, machines, now_s)
 
-    def offers_changed(self, offers: Sequence[Offer]) -> None:
+    def replace_offers(self, offers: Sequence[Offer]) -> None:
         """Go on with other prices, quotas or preemption rates of the offers; the next step looks for better plans.
 
         Raises:
@@ -269,9 +266,9 @@ class Controller:
         if {offer.name for offer in offers} != {offer.name for offer in self.problem.offers}:
             raise ProblemError("the offers of a running job keep their names; one that is sold out gets a quota of 0")
         self.problem = problem
-        self._choices.problem_changed(problem)
-        self._policy.problem_changed(problem)
-        self.fleet.offers_changed(problem.offers)
+        self._finder.replace_problem(problem)
+        self._policy.replace_problem(problem)
+        self.fleet.replace_offers(problem.offers)
         self._look_s = -math.inf
 
     def refused(self, offer: str, now_s: float) -> None:
@@ -304,11 +301,8 @@ class Controller:
     def _time(self, now_s: float) -> float:
         if not math.isfinite(now_s):
             raise ValueError(f"a clock shows finite seconds, not {now_s}")
-        if now_s < self._now_s:
-            self.clock_steps += 1
-            return self._now_s
-        self._now_s = now_s
-        return now_s
+        self._now_s = max(self._now_s, now_s)
+        return self._now_s
 
     def _take(self, losses: Losses, now_s: float) -> None:
         for offer in losses.preempted:
@@ -324,15 +318,15 @@ class Controller:
             self._unreleased.pop(machine, None)
 
     def _decide(self, now_s: float, news: bool) -> Decision:
-        at = self._situation(now_s)
+        at = self._job_state(now_s)
         if self._target is not None:
-            plan = self._target.choice.plan
+            plan = self._target.candidate.plan
             picked = self.fleet.pick(plan)
             if picked is not None:
                 return self._run(plan, picked, at)
             if self._can_become(plan) and self._holds(self._target, at):
                 why = f"waiting for the machines of {plan}"
-                return self._decision(DecisionKind.WAIT, at, self._target.verdict, why)
+                return self._decision(DecisionKind.WAIT, at, self._target.ruling, why)
             self._target = None
         if self._running is not None:
             return self._review(*self._running, at, news)
@@ -344,29 +338,27 @@ class Controller:
                 return self._decision(DecisionKind.WAIT, at, None, why, next_step_s=until_s)
         return self._choose(at)
 
-    def _choose(self, at: Situation) -> Decision:
-        before = self._choices.solved
-        verdict = self._policy.choose(at, self._idle_since_s, self._depletions.next_expiry_s(at.now_s))
-        solved = self._choices.solved > before
-        if verdict.choice is None:
-            if verdict.wait and self._idle_since_s is None:
+    def _choose(self, at: JobState) -> Decision:
+        before = self._finder.solved
+        ruling = self._policy.choose(at, self._idle_since_s, self._depletions.next_expiry_s(at.now_s))
+        solved = self._finder.solved > before
+        if ruling.candidate is None:
+            if ruling.wait and self._idle_since_s is None:
                 self._idle_since_s = at.now_s
-            kind = DecisionKind.IDLE if verdict.wait else DecisionKind.NO_PLAN
+            kind = DecisionKind.IDLE if ruling.wait else DecisionKind.NO_PLAN
             # What is not needed to train is not paid for.
-            return self._decision(kind, at, verdict, verdict.why, terminate=self.fleet.beyond(()), solved=solved)
-        return self._launch(at, verdict, verdict.choice, solved)
+            return self._decision(kind, at, ruling, ruling.why, terminate=self.fleet.beyond(()), solved=solved)
+        return self._launch(at, ruling, ruling.candidate, solved)
 
-    def _launch(self, at: Situation, verdict: Verdict, choice: Choice, solved: bool) -> Decision:
-        self._target = _Target(choice, verdict)
+    def _launch(self, at: JobState, ruling: PolicyDecision, candidate: Candidate, solved: bool) -> Decision:
+        self._target = _Target(candidate, ruling)
         running = self._running[1] if self._running else frozenset()
-        beyond = self.fleet.beyond(running, choice.plan)
-        return self._decision(
-            DecisionKind.LAUNCH, at, verdict, verdict.why, terminate=beyond, launch=True, solved=solved
-        )
+        beyond = self.fleet.beyond(running, candidate.plan)
+        return self._decision(DecisionKind.LAUNCH, at, ruling, ruling.why, terminate=beyond, launch=True, solved=solved)
 
-    def _run(self, plan: Plan, machines: tuple[str, ...], at: Situation) -> Decision:
+    def _run(self, plan: Plan, machines: tuple[str, ...], at: JobState) -> Decision:
         why = f"every machine of {plan} is there"
-        aim = self._target.verdict if self._target else None
+        aim = self._target.ruling if self._target else None
         self._running = (plan, frozenset(machines))
         self._target = self._idle_since_s = None
         self._unreleased.clear()
@@ -376,29 +368,31 @@ class Controller:
             self._completed,
         )
         self._look_s = at.now_s + self.options.resolve_s
-        stay = self._choices.evaluate(plan, self._situation(at.now_s))
-        verdict = Verdict(stay, why, at_risk=aim is not None and aim.at_risk, fallback=aim.fallback if aim else None)
+        stay = self._finder.evaluate(plan, self._job_state(at.now_s))
+        ruling = PolicyDecision(
+            stay, why, at_risk=aim is not None and aim.at_risk, fallback=aim.fallback if aim else None
+        )
         beyond = self.fleet.beyond(machines)
-        return self._decision(DecisionKind.RUN, at, verdict, why, terminate=beyond, machines=machines)
+        return self._decision(DecisionKind.RUN, at, ruling, why, terminate=beyond, machines=machines)
 
-    def _review(self, plan: Plan, machines: frozenset[str], at: Situation, news: bool) -> Decision:
+    def _review(self, plan: Plan, machines: frozenset[str], at: JobState, news: bool) -> Decision:
         throughput = self._measured()
-        stay = self._choices.evaluate(plan, at, stay=True)
+        stay = self._finder.evaluate(plan, at, stay=True)
         look = news or at.now_s >= self._look_s
         expiry_s = self._depletions.next_expiry_s(at.now_s)
-        before = self._choices.solved
-        verdict = self._policy.review(stay, at, throughput, look=look, expiry_s=expiry_s)
+        before = self._finder.solved
+        ruling = self._policy.review(stay, at, throughput, look=look, expiry_s=expiry_s)
         if look:
             self._look_s = min(at.now_s + self.options.resolve_s, expiry_s)
-        if verdict.choice is None or verdict.choice.plan == plan:
+        if ruling.candidate is None or ruling.candidate.plan == plan:
             beyond = self.fleet.beyond(machines)
-            solved = self._choices.solved > before
-            return self._decision(DecisionKind.KEEP, at, verdict, verdict.why, terminate=beyond, solved=solved)
-        return self._launch(at, verdict, verdict.choice, True)
+            solved = self._finder.solved > before
+            return self._decision(DecisionKind.KEEP, at, ruling, ruling.why, terminate=beyond, solved=solved)
+        return self._launch(at, ruling, ruling.candidate, True)
 
     def _done(self, now_s: float) -> Decision:
         self._running = self._target = None
-        at = self._situation(now_s)
+        at = self._job_state(now_s)
         beyond = (*self.fleet.still_there(), *self.fleet.beyond(()))
         decision = self._decision(DecisionKind.DONE, at, None, "every iteration is done", terminate=beyond)
         self.fleet.ended(beyond)
@@ -409,11 +403,11 @@ class Controller:
         held = self.fleet.held()
         return all(held[group.offer] >= group.machines for group in plan.groups)
 
-    def _holds(self, target: _Target, at: Situation) -> bool:
+    def _holds(self, target: _Target, at: JobState) -> bool:
         """Whether spot machines that boot may still be waited for, or something else must be launched by now."""
-        if not target.choice.spot or target.verdict.at_risk:
+        if not target.candidate.spot or target.ruling.at_risk:
             return True
-        spot = self._choices.evaluate(self.running, at, stay=True) if self.running is not None else None
+        spot = self._finder.evaluate(self.running, at, stay=True) if self.running is not None else None
         fallback = self._policy.fallback(at, spot)
         return fallback is None or fallback.slack_s > 0
 
@@ -426,7 +420,7 @@ class Controller:
             return None
         return throughput
 
-    def _situation(self, now_s: float) -> Situation:
+    def _job_state(self, now_s: float) -> JobState:
         remaining = max(0.0, self.problem.iterations - self._completed)
         throughput = self._measured()
         if self.options.calibrate and self._running is not None and throughput is not None and throughput.certain:
@@ -437,7 +431,7 @@ class Controller:
             self._measured_s[self._running[0]] = step_s
             if len(self._measured_s) > _MOST_MEASURED:
                 del self._measured_s[next(iter(self._measured_s))]
-        return Situation(
+        return JobState(
             now_s=now_s,
             remaining=remaining,
             spent_usd=self.fleet.spent_usd,
@@ -452,8 +446,8 @@ class Controller:
     def _decision(
         self,
         kind: DecisionKind,
-        at: Situation,
-        verdict: Verdict | None,
+        at: JobState,
+        ruling: PolicyDecision | None,
         why: str,
         *,
         terminate: tuple[str, ...] = (),
@@ -462,30 +456,30 @@ class Controller:
         solved: bool = False,
         next_step_s: float = math.inf,
     ) -> Decision:
-        choice = verdict.choice if verdict else None
+        candidate = ruling.candidate if ruling else None
         # The policy reckons with it also where nothing can be taken away; nobody needs to know of it there.
         has_spot = any(offer.billing is Billing.SPOT for offer in self.problem.offers)
-        fallback = verdict.fallback if verdict and has_spot else None
+        fallback = ruling.fallback if ruling and has_spot else None
         # Where nothing runs or boots, nothing changes before an offer can be asked again.
         idle = kind in (DecisionKind.IDLE, DecisionKind.NO_PLAN)
         review_s = max(self.options.review_s, self.options.resolve_s) if idle else self.options.review_s
-        again_s = min(next_step_s, at.now_s + review_s, verdict.again_s if verdict else math.inf)
+        again_s = min(next_step_s, at.now_s + review_s, ruling.again_s if ruling else math.inf)
         ending: dict[str, int] = {}
         for machine in terminate:
             if machine in self.fleet.machines:
                 offer = self.fleet.machines[machine].offer
                 ending[offer] = ending.get(offer, 0) + 1
         recommendation = Recommendation(
-            plan=choice.plan if choice else None,
-            launch=choice.missing if choice and launch else (),
+            plan=candidate.plan if candidate else None,
+            launch=candidate.missing if candidate and launch else (),
             end=tuple(sorted(ending.items())),
-            projection=self._projection(choice, at) if choice else None,
+            projection=self._projection(candidate, at) if candidate else None,
             remaining_iterations=at.remaining,
             spent_usd=at.spent_usd,
-            expected_usd=at.spent_usd + choice.usd if choice else None,
-            checkpoint_interval_s=choice.run.interval_s if choice else math.inf,
-            at_risk=verdict.at_risk if verdict else False,
-            fallback=fallback.choice.plan if fallback else None,
+            expected_usd=at.spent_usd + candidate.usd if candidate else None,
+            checkpoint_interval_s=candidate.run.interval_s if candidate else math.inf,
+            at_risk=ruling.at_risk if ruling else False,
+            fallback=fallback.candidate.plan if fallback else None,
             fallback_before_s=at.now_s + fallback.slack_s if fallback else None,
             why=why,
         )
@@ -493,8 +487,8 @@ class Controller:
         soonest_s = at.now_s + min(1.0, self.options.review_s)
         return Decision(kind, at.now_s, recommendation, machines, terminate, max(soonest_s, again_s), solved)
 
-    def _projection(self, choice: Choice, at: Situation) -> Projection:
+    def _projection(self, candidate: Candidate, at: JobState) -> Projection:
         throughput = self._measured()
-        if choice.plan == self.running and throughput is not None:
+        if candidate.plan == self.running and throughput is not None:
             return project(at.now_s, at.remaining, throughput)
-        return Projection(choice.end_s, choice.optimistic_s, max(choice.end_s, choice.bound_s))
+        return Projection(candidate.end_s, candidate.optimistic_s, max(candidate.end_s, candidate.bound_s))

@@ -1,6 +1,6 @@
-"""``Fleet``: the machines of a job, as the cloud tells and as they are paid for.
+"""``Fleet``: the machines of a job, as a ``Cloud`` tells and as they are paid for.
 
-``Cloud``: where machines are launched, end, and are taken away.
+A cloud launches and ends machines and takes them away; ``ReportedCloud`` is told of it by its user.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class Fleet:
     """Follows the machines of one job.
 
     Machines of offers that the problem does not know, and news of machines that nobody ordered or saw, are left
-    alone and counted in ``unknown``.
+    alone.
 
     Args:
         cloud: Where the machines are.
@@ -163,7 +163,6 @@ class Fleet:
 
     def __init__(self, cloud: Cloud, offers: Sequence[Offer], rates: PreemptionRates) -> None:
         self.spent_usd = 0.0
-        self.unknown = 0
         self._cloud = cloud
         self._offers: Mapping[str, Offer] = {offer.name: offer for offer in offers}
         self._rates = rates
@@ -177,7 +176,7 @@ class Fleet:
         """The machines, by identifier, that which are to end left out."""
         return self._machines
 
-    def offers_changed(self, offers: Sequence[Offer]) -> None:
+    def replace_offers(self, offers: Sequence[Offer]) -> None:
         """Reckon with the prices of now from the next step on."""
         self._offers = {offer.name: offer for offer in offers}
 
@@ -217,34 +216,8 @@ class Fleet:
     def update(self, now_s: float) -> Losses:
         """Ask the cloud what there is and what happened."""
         self._pay(now_s)
-        refused: set[str] = set()
-        gone: dict[str, str] = {}
-        released = []
-        for notice in self._cloud.notices():
-            identifier = notice.machine
-            if identifier in self._machines:
-                offer = self._machines[identifier].offer
-                if notice.kind is NoticeKind.RELEASED:
-                    released.append(identifier)
-                elif notice.kind is NoticeKind.REFUSED:
-                    refused.add(offer)
-                    self._drop(identifier)
-                else:
-                    gone[identifier] = offer
-            elif notice.kind is NoticeKind.RELEASED:
-                released.append(identifier)
-            elif identifier in self._ending:
-                self._ending.discard(identifier)
-            else:
-                self.unknown += 1
-        seen = {}
-        for machine in self._cloud.machines():
-            if machine.identifier in self._ending or machine.identifier in gone:
-                continue
-            if machine.offer not in self._offers:
-                self.unknown += 1
-            else:
-                seen[machine.identifier] = machine
+        refused, gone, released = self._take_notices()
+        seen = self._list_machines(gone)
         # A machine that the cloud listed and lists no longer is gone, notice or not.
         for identifier, machine in self._machines.items():
             if identifier not in seen and (machine.ready or identifier not in self._ordered):
@@ -263,6 +236,35 @@ class Fleet:
             if self._offers[offer].billing is Billing.SPOT:
                 self._rates.preempted(offer)
         return Losses(preempted, tuple(sorted(refused)), tuple(gone), tuple(released))
+
+    def _take_notices(self) -> tuple[set[str], dict[str, str], list[str]]:
+        """Return offers that refused, machines that are gone with their offers, and machines whose volume is free."""
+        refused: set[str] = set()
+        gone: dict[str, str] = {}
+        released = []
+        for notice in self._cloud.notices():
+            identifier = notice.machine
+            machine = self._machines.get(identifier)
+            if notice.kind is NoticeKind.RELEASED:
+                released.append(identifier)
+            elif machine is None:
+                self._ending.discard(identifier)
+            elif notice.kind is NoticeKind.REFUSED:
+                refused.add(machine.offer)
+                self._drop(identifier)
+            else:
+                gone[identifier] = machine.offer
+        return refused, gone, released
+
+    def _list_machines(self, gone: Collection[str]) -> dict[str, Machine]:
+        """Return the machines that the cloud lists, without those that are gone or to end, or of unknown offers."""
+        seen = {}
+        for machine in self._cloud.machines():
+            if machine.identifier in self._ending or machine.identifier in gone:
+                continue
+            if machine.offer in self._offers:
+                seen[machine.identifier] = machine
+        return seen
 
     def pick(self, plan: Plan) -> tuple[str, ...] | None:
         """Return running machines that make up a plan, or None when some are missing."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from gpusonde.optimizer.continual.choices import Choice, Choices, Situation, worth
+from gpusonde.optimizer.continual.candidates import Candidate, CandidateFinder, JobState, worth
 from gpusonde.optimizer.continual.options import ContinualOptions
 from gpusonde.optimizer.continual.progress import Throughput
 from gpusonde.optimizer.problem import Billing, Objective, Problem
@@ -28,28 +28,28 @@ class Fallback:
     """The on-demand plan that guards a deadline.
 
     Attributes:
-        choice: It, from now.
+        candidate: It, from now.
         slack_s: Time that can still pass before it must be started.
     """
 
-    choice: Choice
+    candidate: Candidate
     slack_s: float
 
 
 @dataclass(frozen=True)
-class Verdict:
+class PolicyDecision:
     """What a policy says.
 
     Attributes:
-        choice: The plan to go on with; None for none.
+        candidate: The plan to go on with; None for none.
         wait: With None: True when waiting for capacity is the best there is.
         why: The reasons.
         at_risk: The deadline or budget cannot be kept with confidence.
         fallback: What guards the deadline.
-        again_s: When the verdict may change by itself.
+        again_s: When the ruling may change by itself.
     """
 
-    choice: Choice | None
+    candidate: Candidate | None
     why: str
     wait: bool = False
     at_risk: bool = False
@@ -58,29 +58,29 @@ class Verdict:
 
 
 class Policy:
-    """Judges situations of one job.
+    """Judges states of one job.
 
     Args:
         problem: The whole job.
         options: Times and rules.
-        choices: Finds plans.
+        finder: Finds plans.
     """
 
-    def __init__(self, problem: Problem, options: ContinualOptions, choices: Choices) -> None:
+    def __init__(self, problem: Problem, options: ContinualOptions, finder: CandidateFinder) -> None:
         self._problem = problem
         self._options = options
-        self._choices = choices
+        self._finder = finder
         self._has_spot = any(offer.billing is Billing.SPOT for offer in problem.offers)
 
-    def problem_changed(self, problem: Problem) -> None:
+    def replace_problem(self, problem: Problem) -> None:
         """Judge by the same job's offers as they are now."""
         self._problem = problem
 
-    def fallback(self, at: Situation, spot: Choice | None) -> Fallback | None:
+    def fallback(self, at: JobState, spot: Candidate | None) -> Fallback | None:
         """Return what guards the deadline while ``spot`` runs (or nothing does); None when nothing can or need."""
         if self._problem.deadline_s is None or not self._options.guard:
             return None
-        fastest = self._choices.best(at, on_demand_only=True, deadline=False, objective=Objective.TIME)
+        fastest = self._finder.best(at, on_demand_only=True, deadline=False, objective=Objective.TIME)
         if fastest is None:
             return None
         lost_s = 0.0
@@ -92,7 +92,7 @@ class Policy:
         reserve_s = options.detect_s + options.release_s + options.review_s + lost_s
         return Fallback(fastest, self._problem.deadline_s - fastest.bound_s - reserve_s)
 
-    def choose(self, at: Situation, idle_since_s: float | None, expiry_s: float) -> Verdict:
+    def choose(self, at: JobState, idle_since_s: float | None, expiry_s: float) -> PolicyDecision:
         """Say what to go on with when nothing runs.
 
         Args:
@@ -103,17 +103,17 @@ class Policy:
         objective = self._problem.objective
         fallback = self.fallback(at, None)
         found = [
-            self._choices.best(at),
-            self._choices.best(at, ready_only=True) if at.ready else None,
-            self._choices.best(at, on_demand_only=True) if self._has_spot else None,
+            self._finder.best(at),
+            self._finder.best(at, ready_only=True) if at.ready else None,
+            self._finder.best(at, on_demand_only=True) if self._has_spot else None,
         ]
-        safe = [choice for choice in found if choice is not None and self._safe(choice, at, fallback)]
-        best = min(safe, key=lambda choice: worth(choice, objective), default=None)
+        safe = [candidate for candidate in found if candidate is not None and self._safe(candidate, at, fallback)]
+        best = min(safe, key=lambda candidate: worth(candidate, objective), default=None)
         if (best is None or not best.spot) and objective is Objective.COST and math.isfinite(expiry_s):
             until_s = self._waits_until(at, best, idle_since_s)
             if until_s > at.now_s:
                 dearer = f" rather than pay {best.usd:.2f} USD on demand" if best is not None else ""
-                return Verdict(
+                return PolicyDecision(
                     None,
                     f"no spot capacity at present; there is time to wait for it{dearer}",
                     wait=True,
@@ -121,12 +121,14 @@ class Policy:
                     again_s=min(expiry_s, until_s),
                 )
         if best is not None:
-            return Verdict(best, f"{best.plan} is the {_best_word(objective)} that can be had now", fallback=fallback)
+            return PolicyDecision(
+                best, f"{best.plan} is the {_superlative(objective)} that can be had now", fallback=fallback
+            )
         return self._best_effort(at, fallback, expiry_s)
 
     def review(
-        self, stay: Choice, at: Situation, throughput: Throughput | None, *, look: bool, expiry_s: float
-    ) -> Verdict:
+        self, stay: Candidate, at: JobState, throughput: Throughput | None, *, look: bool, expiry_s: float
+    ) -> PolicyDecision:
         """Say whether a running plan stays.
 
         Args:
@@ -136,23 +138,18 @@ class Policy:
             look: Search for something better although all is well.
             expiry_s: When the next depleted offer can be asked again.
         """
-        problem, options = self._problem, self._options
+        problem = self._problem
         deadline_s = problem.deadline_s
         fallback = None
         if deadline_s is not None:
             fallback = self.fallback(at, stay if stay.spot else None)
             if stay.spot and fallback is not None and fallback.slack_s <= 0:
                 return self._leave_spot(stay, at, fallback)
-            optimistic_s = stay.optimistic_s
-            if throughput is not None and throughput.high > 0:
-                optimistic_s = at.now_s + at.remaining / throughput.high
-            elif throughput is not None:
-                optimistic_s = math.inf
-            certain = optimistic_s > deadline_s
+            certain = _optimistic_end_s(stay, at, throughput) > deadline_s
             last_moment = fallback is not None and not stay.spot and stay.end_s > deadline_s and fallback.slack_s <= 0
             if certain or last_moment:
                 return self._rescue(stay, at, fallback, certain)
-        if look and options.seek_better:
+        if look and self._options.seek_better:
             better = self._better(stay, at, fallback)
             if better is not None:
                 return better
@@ -164,37 +161,37 @@ class Policy:
             why = "behind, but not certainly: the fluctuation may pass"
         if dear:
             why = f"the job is expected to cost {at.spent_usd + stay.usd:.2f} USD, above its budget"
-        return Verdict(stay, why, at_risk=late or dear, fallback=fallback, again_s=min(again_s, expiry_s))
+        return PolicyDecision(stay, why, at_risk=late or dear, fallback=fallback, again_s=min(again_s, expiry_s))
 
-    def _leave_spot(self, stay: Choice, at: Situation, fallback: Fallback) -> Verdict:
-        if self._nearly(stay):
-            return Verdict(stay, "nearly done: other machines would come too late to help", fallback=fallback)
-        cheapest = self._choices.best(at, on_demand_only=True)
+    def _leave_spot(self, stay: Candidate, at: JobState, fallback: Fallback) -> PolicyDecision:
+        if self._is_nearly_done(stay):
+            return PolicyDecision(stay, "nearly done: other machines would come too late to help", fallback=fallback)
+        cheapest = self._finder.best(at, on_demand_only=True)
         if cheapest is None or cheapest.bound_s > (self._problem.deadline_s or math.inf):
-            cheapest = fallback.choice
+            cheapest = fallback.candidate
         why = (
-            f"if the spot machines went now, {fallback.choice.plan} would just keep the deadline: "
+            f"if the spot machines went now, {fallback.candidate.plan} would just keep the deadline: "
             "the job goes on demand while they still work"
         )
-        return Verdict(cheapest, why, fallback=fallback)
+        return PolicyDecision(cheapest, why, fallback=fallback)
 
-    def _nearly(self, stay: Choice) -> bool:
+    def _is_nearly_done(self, stay: Candidate) -> bool:
         return stay.run.running_s <= self._options.solve_s + self._options.launch_s + self._options.restore_s
 
-    def _rescue(self, stay: Choice, at: Situation, fallback: Fallback | None, certain: bool) -> Verdict:
+    def _rescue(self, stay: Candidate, at: JobState, fallback: Fallback | None, certain: bool) -> PolicyDecision:
         sure = "even at its optimistic rate" if certain else "at its mean rate, and later it could not be mended"
         late = f"{stay.plan} misses the deadline {sure}"
-        other = self._choices.best(at)
+        other = self._finder.best(at)
         if other is not None and other.plan != stay.plan and self._safe(other, at, fallback):
-            return Verdict(other, f"{late}; {other.plan} keeps it", fallback=fallback)
-        other = self._choices.best(at, deadline=False, objective=Objective.TIME)
+            return PolicyDecision(other, f"{late}; {other.plan} keeps it", fallback=fallback)
+        other = self._finder.best(at, deadline=False, objective=Objective.TIME)
         if other is not None and other.plan != stay.plan and self._gain(stay.end_s, other.end_s, at.now_s):
             why = f"{late}; no plan keeps it, {other.plan} ends soonest"
-            return Verdict(other, why, at_risk=True, fallback=fallback)
-        return Verdict(stay, f"{late}; no plan would end much sooner", at_risk=True, fallback=fallback)
+            return PolicyDecision(other, why, at_risk=True, fallback=fallback)
+        return PolicyDecision(stay, f"{late}; no plan would end much sooner", at_risk=True, fallback=fallback)
 
-    def _better(self, stay: Choice, at: Situation, fallback: Fallback | None) -> Verdict | None:
-        other = self._choices.best(at)
+    def _better(self, stay: Candidate, at: JobState, fallback: Fallback | None) -> PolicyDecision | None:
+        other = self._finder.best(at)
         if other is None or other.plan == stay.plan or not self._safe(other, at, fallback, stay=stay):
             return None
         if self._problem.objective is Objective.TIME:
@@ -205,47 +202,51 @@ class Policy:
             worthwhile = stay.run.running_s > _LEAST_LEFT * other.wait_s
             gains = worthwhile and other.usd * self._options.improvement < stay.usd
             than = f"{other.usd:.2f} USD instead of {stay.usd:.2f} USD"
-        return Verdict(other, f"{other.plan} does the rest for {than}", fallback=fallback) if gains else None
+        return PolicyDecision(other, f"{other.plan} does the rest for {than}", fallback=fallback) if gains else None
 
-    def _best_effort(self, at: Situation, fallback: Fallback | None, expiry_s: float) -> Verdict:
+    def _best_effort(self, at: JobState, fallback: Fallback | None, expiry_s: float) -> PolicyDecision:
         limits = "deadline" if self._problem.deadline_s is not None else "limits"
-        fast = self._choices.best(at, deadline=False, objective=Objective.TIME)
+        fast = self._finder.best(at, deadline=False, objective=Objective.TIME)
         if fast is None:
-            return Verdict(None, "no plan can be had that does the job", at_risk=True, again_s=expiry_s)
+            return PolicyDecision(None, "no plan can be had that does the job", at_risk=True, again_s=expiry_s)
         if self._options.guard and fallback is not None and fast.spot:
             # Where time is short, a preemption costs more than a slower plan.
-            fast = min(fast, fallback.choice, key=lambda choice: choice.bound_s + _risk_s(choice, self._options))
+            fast = min(
+                fast, fallback.candidate, key=lambda candidate: candidate.bound_s + _risk_s(candidate, self._options)
+            )
         why = f"no plan keeps the {limits} with confidence; {fast.plan} comes nearest"
-        return Verdict(fast, why, at_risk=True, fallback=fallback)
+        return PolicyDecision(fast, why, at_risk=True, fallback=fallback)
 
-    def _safe(self, choice: Choice, at: Situation, fallback: Fallback | None, stay: Choice | None = None) -> bool:
+    def _safe(
+        self, candidate: Candidate, at: JobState, fallback: Fallback | None, stay: Candidate | None = None
+    ) -> bool:
         """Whether the deadline can be kept with a plan even if its spot machines go."""
         deadline_s = self._problem.deadline_s
         if deadline_s is None or not self._options.guard:
             return True
-        if not choice.spot:
-            return choice.bound_s <= deadline_s or (stay is not None and choice.bound_s <= stay.bound_s)
+        if not candidate.spot:
+            return candidate.bound_s <= deadline_s or (stay is not None and candidate.bound_s <= stay.bound_s)
         if fallback is None:
-            return choice.end_s <= deadline_s
+            return candidate.end_s <= deadline_s
         # Until the machines are there nothing is gained, unless something else works meanwhile.
         options = self._options
         wasted_s = options.solve_s + options.restore_s + options.save_s
-        if stay is None and choice.wait_s > options.launch_s:
+        if stay is None and candidate.wait_s > options.launch_s:
             wasted_s += options.launch_slowest_s
-        work_s = min(choice.run.interval_s, choice.run.running_s)
+        work_s = min(candidate.run.interval_s, candidate.run.running_s)
         return fallback.slack_s > wasted_s + options.restart_s + (work_s if math.isfinite(work_s) else 0.0)
 
-    def _waits_until(self, at: Situation, best: Choice | None, idle_since_s: float | None) -> float:
+    def _waits_until(self, at: JobState, best: Candidate | None, idle_since_s: float | None) -> float:
         """Return until when waiting for spot capacity beats going on without."""
         options = self._options
         if not self._has_spot or not options.guard:
             return -math.inf
         if self._problem.deadline_s is None:
             return (at.now_s if idle_since_s is None else idle_since_s) + options.patience_s
-        cheapest = self._choices.best(at, on_demand_only=True, deadline=False, objective=Objective.COST)
+        cheapest = self._finder.best(at, on_demand_only=True, deadline=False, objective=Objective.COST)
         if cheapest is None or best is None:
             return -math.inf
-        restarts = self._choices.expected_restarts(cheapest, at)
+        restarts = self._finder.expected_restarts(cheapest, at)
         reserve_s = options.review_s + restarts * (options.slow_restart_s + options.detect_s)
         return self._problem.deadline_s - (cheapest.bound_s - at.now_s) - reserve_s
 
@@ -253,9 +254,16 @@ class Policy:
         return (other_end_s - now_s) * self._options.improvement < stay_end_s - now_s
 
 
-def _risk_s(choice: Choice, options: ContinualOptions) -> float:
-    return choice.run.preemptions * options.slow_restart_s if math.isfinite(choice.run.preemptions) else math.inf
+def _optimistic_end_s(stay: Candidate, at: JobState, throughput: Throughput | None) -> float:
+    """Return the end that a running plan undercuts with little probability, as measured or else as estimated."""
+    if throughput is None:
+        return stay.optimistic_s
+    return at.now_s + at.remaining / throughput.high if throughput.high > 0 else math.inf
 
 
-def _best_word(objective: Objective) -> str:
+def _risk_s(candidate: Candidate, options: ContinualOptions) -> float:
+    return candidate.run.preemptions * options.slow_restart_s if math.isfinite(candidate.run.preemptions) else math.inf
+
+
+def _superlative(objective: Objective) -> str:
     return "fastest plan" if objective is Objective.TIME else "cheapest plan"

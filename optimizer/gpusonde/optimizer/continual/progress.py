@@ -107,7 +107,7 @@ class ProgressWindow:
     than it), the latest four are used however old they are.
 
     An observation with a time or count that is not finite, a count below zero, or a time not after the one before it is
-    left out and counted in ``ignored``. A count that goes back is a restart from a checkpoint: the window begins
+    left out. A count that goes back is a restart from a checkpoint: the window begins
     anew there, and ``restarts`` counts it.
 
     Args:
@@ -124,7 +124,6 @@ class ProgressWindow:
         if capacity < _FEWEST:
             raise ValueError(f"a window keeps four observations or more, not {capacity}")
         self.window_s = window_s
-        self.ignored = 0
         self.restarts = 0
         self._confidence = confidence
         self._capacity = capacity
@@ -150,13 +149,11 @@ class ProgressWindow:
             False when the observation was left out.
         """
         if not (math.isfinite(time_s) and math.isfinite(completed) and completed >= 0):
-            self.ignored += 1
             return False
         if self._points:
             last_s, last = self._points[-1]
             if time_s <= last_s:
-                self.ignored += 1
-                return False
+                    return False
             if completed < last:
                 self.restarts += 1
                 self._points.clear()
@@ -240,7 +237,6 @@ class EpochProgress:
             raise ValueError(f"an epoch has iterations, not {iterations_per_epoch}")
         if capacity < 4:
             raise ValueError(f"four epochs or more are kept, not {capacity}")
-        self.ignored = 0
         self._per_epoch = float(iterations_per_epoch)
         self._offset_s = offset_s
         self._capacity = capacity
@@ -264,7 +260,6 @@ class EpochProgress:
             False when it was left out: its end is not finite, or it is older than what can be corrected.
         """
         if not math.isfinite(end_s) or end_s + self._offset_s <= self._settled_end_s:
-            self.ignored += 1
             return False
         self._ends_s[index] = end_s + self._offset_s
         if len(self._ends_s) > self._capacity:
@@ -280,7 +275,6 @@ class EpochProgress:
             False when it is unknown or too old to be corrected.
         """
         if index not in self._ends_s:
-            self.ignored += 1
             return False
         del self._ends_s[index]
         return True

@@ -1,14 +1,15 @@
 """The exact search over heterogeneous offers.
 
 What an iteration takes depends on the slowest latency of a plan, its world size and its slowest network. So the plans
-fall into cells, one per network class, latency that may not be exceeded, and world size; in a cell all that counts is
-the price. Bounds of time and price order the cells; the most promising one is searched exactly, and the search ends
-when no cell that is left can hold anything better. (A table over GPUs and samples for every network and latency costs
-seconds at a batch of 4,096.) Where iterations depend on more than that, the same cells are the nodes of a branch and
-bound, and their plans are listed and estimated one by one: with scatter the slowest GPU depends on how many of each
-kind there are. The cells' bounds stay bounds, but the cheapest plan of a cell need not be its best one. So all plans
-of a cell below its ceiling are listed in rounds of growing price, each with the bound of its own latency, and
-estimated as long as that bound promises something better than the best one.
+fall into subproblems, one per network class, latency that may not be exceeded, and world size; in a subproblem all
+that counts is the price. Bounds of time and price order the subproblems; the most promising one is searched exactly,
+and the search ends when no subproblem that is left can hold anything better. (A table over GPUs and samples for every
+network and latency costs seconds at a batch of 4,096.) Where iterations depend on more than that, the same
+subproblems are the nodes of a branch and bound, and their plans are listed and estimated one by one: with scatter the
+slowest GPU depends on how many of each kind there are. The subproblems' bounds stay bounds, but the cheapest plan of
+a subproblem need not be its best one. So all plans of a subproblem below its ceiling are listed in rounds of growing
+price, each with the bound of its own latency, and estimated as long as that bound promises something better than the
+best one.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusonde.optimizer.problem import Plan, Problem
-from gpusonde.optimizer.search.cell import (
-    Anchor,
-    Cell,
-    Choices,
-    OutOfTimeError,
-    TooManyPlansError,
-    halves_of,
-    make_anchors,
-)
-from gpusonde.optimizer.search.goal import SAME, Goal
+from gpusonde.optimizer.search.objectives import SAME, SearchObjective
 from gpusonde.optimizer.search.space import Space
+from gpusonde.optimizer.search.subproblem import (
+    Anchor,
+    OfferOptions,
+    OutOfTimeError,
+    Subproblem,
+    TooManyPlansError,
+    make_anchors,
+    split_halves,
+)
 from gpusonde.optimizer.solution import PlanEstimate, estimate_plan
 from gpusonde.optimizer.step_times import StepTimes
 
@@ -46,7 +47,7 @@ _GROWTH = 2.0
 
 @dataclass(frozen=True)
 class Listed:
-    """Plans of a cell.
+    """Plans of a subproblem.
 
     Attributes:
         places: Shape (m, k), the option taken of every offer, -1 for none.
@@ -71,20 +72,20 @@ class _Part:
     places: IntArray
 
 
-def list_plans(cell: Cell, ceiling: float, check_time: Callable[[], None]) -> Iterator[Listed]:
-    """Yield the plans of a cell up to a price, in rounds: what a round yields costs more than all before it.
+def list_plans(subproblem: Subproblem, ceiling: float, check_time: Callable[[], None]) -> Iterator[Listed]:
+    """Yield the plans of a subproblem up to a price, in rounds: what a round yields costs more than all before it.
 
     Raises:
         TooManyPlansError: A round holds more plans than can be listed.
         OutOfTimeError: From ``check_time``, which is called now and then.
     """
-    before, bound = -np.inf, cell.bound
-    for limit, choices in cell.rounds(ceiling, _GROWTH):
+    before, bound = -np.inf, subproblem.bound
+    for limit, choices in subproblem.rounds(ceiling, _GROWTH):
         listed_to = bound + max(before, 0.0)
-        first, second = (_parts(cell, half, limit, listed_to, check_time) for half in halves_of(choices))
-        order = np.argsort(cell.key(first.devices, first.samples), kind="stable")
-        keys = cell.key(first.devices, first.samples)[order]
-        wanted = cell.key(cell.devices - second.devices, cell.samples - second.samples)
+        first, second = (_parts(subproblem, half, limit, listed_to, check_time) for half in split_halves(choices))
+        order = np.argsort(subproblem.key(first.devices, first.samples), kind="stable")
+        keys = subproblem.key(first.devices, first.samples)[order]
+        wanted = subproblem.key(subproblem.devices - second.devices, subproblem.samples - second.samples)
         begin = np.searchsorted(keys, wanted)
         counts = np.searchsorted(keys, wanted, side="right") - begin
         if counts.sum() > _MOST_PARTIAL:
@@ -96,15 +97,19 @@ def list_plans(cell: Cell, ceiling: float, check_time: Callable[[], None]) -> It
         before = limit
         # An offer is in one half only; in the other one its column is -1.
         places = np.maximum(first.places[own[kept]], second.places[other[kept]])
-        yield _listed(cell, places, bound + limit)
+        yield _listed(subproblem, places, bound + limit)
 
 
 def _parts(
-    cell: Cell, choices: Sequence[Choices], limit: float, listed_to: float, check_time: Callable[[], None]
+    subproblem: Subproblem,
+    choices: Sequence[OfferOptions],
+    limit: float,
+    listed_to: float,
+    check_time: Callable[[], None],
 ) -> _Part:
     """All partial plans of some offers within an excess."""
     zero = np.zeros(1, dtype=np.int64)
-    part = _Part(zero, zero, np.zeros(1), np.full((1, len(cell.options)), -1, dtype=np.int64))
+    part = _Part(zero, zero, np.zeros(1), np.full((1, len(subproblem.options)), -1, dtype=np.int64))
     for each in choices:
         check_time()
         counts = np.searchsorted(each.excess, limit - part.excess, side="right")
@@ -113,7 +118,7 @@ def _parts(
         before, chosen = np.repeat(np.arange(counts.size), counts), _ramps(counts)
         devices = part.devices[before] + each.devices[chosen]
         samples = part.samples[before] + each.samples[chosen]
-        kept = np.flatnonzero((devices <= cell.devices) & (samples <= cell.samples))
+        kept = np.flatnonzero((devices <= subproblem.devices) & (samples <= subproblem.samples))
         before, chosen = before[kept], chosen[kept]
         places = part.places[before]
         places[:, each.offer] = each.place[chosen]
@@ -121,10 +126,10 @@ def _parts(
     return part
 
 
-def _listed(cell: Cell, places: IntArray, listed_to: float) -> Listed:
+def _listed(subproblem: Subproblem, places: IntArray, listed_to: float) -> Listed:
     latency, network = np.zeros(len(places)), np.full(len(places), np.inf)
     price = np.zeros(len(places))
-    for offer, options in enumerate(cell.options):
+    for offer, options in enumerate(subproblem.options):
         taken = np.flatnonzero(places[:, offer] >= 0)
         place = places[taken, offer]
         latency[taken] = np.maximum(latency[taken], options.latency_s[place])
@@ -143,7 +148,7 @@ _MOST_LATE = 500
 
 
 @dataclass
-class Found:
+class SearchResult:
     """What a search found.
 
     Attributes:
@@ -153,7 +158,7 @@ class Found:
         bound: No plan has a lower value; infinite when there is no plan at all.
         complete: True when every plan was looked at or excluded.
         estimated: Plans that were estimated.
-        cells: Cells searched.
+        subproblems: Cells searched.
         cells_in_all: Cells that could hold a plan.
     """
 
@@ -163,18 +168,18 @@ class Found:
     bound: float = 0.0
     complete: bool = False
     estimated: int = 0
-    cells: int = 0
+    subproblems: int = 0
     cells_in_all: int = 0
 
 
 class ExactSearch:
-    """Finds the best plan for a goal.
+    """Finds the best plan for an objective.
 
     Args:
         problem: The problem.
         space: Its options.
         steps: Durations of iterations.
-        goal: What to look for.
+        objective: What to look for.
         out_of_time: Asked now and then; the search ends once it says so.
         tolerance: A plan this much better, relative, is not looked for; 0 to prove the optimum.
     """
@@ -184,7 +189,7 @@ class ExactSearch:
         problem: Problem,
         space: Space,
         steps: StepTimes,
-        goal: Goal,
+        objective: SearchObjective,
         *,
         out_of_time: Callable[[], bool],
         tolerance: float = 0.0,
@@ -192,20 +197,20 @@ class ExactSearch:
         self._problem = problem
         self._space = space
         self._steps = steps
-        self._goal = goal
+        self._objective = objective
         self._out_of_time = out_of_time
         self._tolerance = tolerance
-        self._found = Found()
+        self._found = SearchResult()
         # Lowest bound of what had to be left out.
         self._left_out = math.inf
 
-    def run(self, start: Plan | None = None) -> Found:
+    def run(self, start: Plan | None = None) -> SearchResult:
         """Return the best plan. ``start`` is one that is known already; good ones make the search shorter."""
         found = self._found
         for plan in self._space.single if start is None else (start, *self._space.single):
             self._take(plan)
         found.cells_in_all += len(self._space.single)
-        found.cells += len(self._space.single)
+        found.subproblems += len(self._space.single)
         heap: list[tuple[float, int, Anchor]] = []
         try:
             self._take_uniform_plans()
@@ -245,7 +250,7 @@ class ExactSearch:
         found = self._found
         found.estimated += 1
         estimate = estimate_plan(self._problem, plan, self._steps)
-        value = self._goal.value(plan, estimate)
+        value = self._objective.value(plan, estimate)
         if value is not None and (found.value is None or value < found.value):
             found.plan, found.estimate, found.value = plan, estimate, value
 
@@ -257,7 +262,7 @@ class ExactSearch:
                 worlds = options.devices[place : place + 1]
                 step_s = self._steps.bound_s(float(options.latency_s[place]), worlds, options.network)
                 price = options.usd_per_hour[place : place + 1]
-                bound = float(self._goal.bound(step_s, price)[0])
+                bound = float(self._objective.bound(step_s, price)[0])
                 uniform.append((bound, float(price[0]), float(step_s[0]), Plan((options.group(place),))))
         for _, usd_per_hour, mean_s, plan in sorted(uniform, key=lambda each: each[:2]):
             if usd_per_hour <= self._ceiling(mean_s):
@@ -267,12 +272,12 @@ class ExactSearch:
                 self._take(plan)
 
     def _push(self, heap: list[tuple[float, int, Anchor]], number: int, anchor: Anchor) -> None:
-        bound = anchor.close(self._goal, self._aim())
+        bound = anchor.close(self._objective, self._aim())
         if bound is not None:
             heapq.heappush(heap, (bound, number, anchor))
 
     def _search_cell(self, anchor: Anchor) -> None:
-        place = anchor.best_place(self._goal)
+        place = anchor.best_place(self._objective)
         plans = self._cheapest(anchor, place) if self._steps.exact else self._every(anchor, place)
         try:
             for plan in plans:
@@ -280,18 +285,18 @@ class ExactSearch:
         except TooManyPlansError as error:
             price = np.maximum(anchor.usd_per_hour[place : place + 1], error.usd_per_hour)
             if price[0] <= self._ceiling(float(anchor.step_s[place])):
-                bound = self._goal.bound(anchor.step_s[place : place + 1], price)
+                bound = self._objective.bound(anchor.step_s[place : place + 1], price)
                 self._left_out = min(self._left_out, float(bound[0]))
         anchor.open[place] = False
-        self._found.cells += 1
+        self._found.subproblems += 1
 
     def _ceiling(self, step_s: float) -> float:
-        return float(self._goal.ceiling(np.array([step_s]), self._aim())[0])
+        return float(self._objective.ceiling(np.array([step_s]), self._aim())[0])
 
     def _cheapest(self, anchor: Anchor, place: int) -> Iterator[Plan]:
-        """The cheapest plan of a cell: no other one of it is better."""
-        cell = anchor.cell(place, self._space.samples)
-        options = cell.cheapest(
+        """The cheapest plan of a subproblem: no other one of it is better."""
+        subproblem = anchor.subproblem(place, self._space.samples)
+        options = subproblem.cheapest(
             self._ceiling(float(anchor.step_s[place])),
             lambda: anchor.is_reached(place, self._space.samples, self._check_time),
             self._check_time,
@@ -300,18 +305,18 @@ class ExactSearch:
             yield Plan(tuple(anchor.options[offer].group(index) for offer, index in options))
 
     def _every(self, anchor: Anchor, place: int) -> Iterator[Plan]:
-        """All plans of a cell that may be better, the most promising ones first."""
-        cell = anchor.cell(place, self._space.samples)
+        """All plans of a subproblem that may be better, the most promising ones first."""
+        subproblem = anchor.subproblem(place, self._space.samples)
         world_size = anchor.world_sizes[place : place + 1]
         cell_step_s = float(anchor.step_s[place])
-        for listed in list_plans(cell, self._ceiling(cell_step_s), self._check_time):
+        for listed in list_plans(subproblem, self._ceiling(cell_step_s), self._check_time):
             # Plans that are faster or on a faster network belong to other anchors.
             own = np.flatnonzero((listed.latency_s >= anchor.latency_s) & (listed.network == anchor.network))
             latencies, which = np.unique(listed.latency_s[own], return_inverse=True)
             bounds = [float(self._steps.bound_s(each, world_size, anchor.network)[0]) for each in latencies.tolist()]
             step_s = np.array(bounds)[which]
             price = listed.usd_per_hour[own]
-            for index in np.lexsort((price, self._goal.bound(step_s, price))).tolist():
+            for index in np.lexsort((price, self._objective.bound(step_s, price))).tolist():
                 if price[index] > self._ceiling(float(step_s[index])):
                     continue
                 self._check_time()

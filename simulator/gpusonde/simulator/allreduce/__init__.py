@@ -1,6 +1,5 @@
 """Allreduce: measurements, and what they say about any size, world and number of concurrent transfers."""
 
-from gpusonde.simulator.allreduce.boosting import BoostingMissingError
 from gpusonde.simulator.allreduce.documents import (
     measurements_from_json,
     measurements_to_json,
@@ -21,7 +20,6 @@ __all__ = [
     "KNOWN_TOPOLOGIES",
     "AllreduceMeasurement",
     "AllreduceModel",
-    "BoostingMissingError",
     "FabricNetwork",
     "Link",
     "LinkTopology",

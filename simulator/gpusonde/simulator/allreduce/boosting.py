@@ -17,13 +17,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gpusonde.errors import CommandError
 from gpusonde.simulator.allreduce.curves.interpolation import FloatArray, LinkCurves, SizeCurve, log_bus
 from gpusonde.simulator.allreduce.history import Decay
 from gpusonde.simulator.allreduce.measurements import AllreduceMeasurement, Link
-
-
-class BoostingMissingError(RuntimeError):
-    """XGBoost is not installed."""
 
 
 def is_installed() -> bool:
@@ -41,12 +38,12 @@ class BoostedTrees:
         objective: XGBoost's name of the loss.
 
     Raises:
-        BoostingMissingError: XGBoost is not installed.
+        CommandError: XGBoost is not installed.
     """
 
     def __init__(self, rounds: int, depth: int, rate: float, objective: str, min_weight: float = 1.0) -> None:
         if not is_installed():
-            raise BoostingMissingError("this needs XGBoost: install gpusonde[collector], or xgboost-cpu")
+            raise CommandError("this needs XGBoost: install gpusonde[collector], or xgboost-cpu")
         # Imported only now: it takes a second, and interpolation does without.
         self._xgboost: Any = importlib.import_module("xgboost")
         self._rounds = rounds
@@ -96,7 +93,7 @@ class PaperModel:
         models: 2 as published, 1 is the one model whose faults made the paper split it.
 
     Raises:
-        BoostingMissingError: XGBoost is not installed.
+        CommandError: XGBoost is not installed.
     """
 
     def __init__(
@@ -110,7 +107,9 @@ class PaperModel:
         sizes = np.array([one.transfer_bytes for one in measurements])
         features = np.vstack(
             [
-                self._features(Link.of(one), np.array([one.transfer_bytes]), one.world_size, one.concurrent)
+                self._features(
+                    Link.from_measurement(one), np.array([one.transfer_bytes]), one.world_size, one.concurrent
+                )
                 for one in measurements
             ]
         )
@@ -224,7 +223,7 @@ def learn(links: Mapping[Link, LinkCurves]) -> Residual | None:
             features.append(_features(names, link, rest, sizes, world, concurrent, baseline, unseen))
             labels.append(truth - baseline)
             # All of a world size at once: its numbers of transfers tell about each other.
-            groups.append(np.full(sizes.shape, number_of(link, world) % _FOLDS))
+            groups.append(np.full(sizes.shape, link_number(link, world) % _FOLDS))
     if sum(map(len, labels)) < _LEAST_ROWS:
         return None
     rows, missed, folds = np.vstack(features), np.clip(np.concatenate(labels), -2.0, 2.0), np.concatenate(groups)
@@ -243,7 +242,7 @@ def learn(links: Mapping[Link, LinkCurves]) -> Residual | None:
     return Residual(_fitted(rows, missed), names, best, gain)
 
 
-def number_of(link: Link, world: int) -> int:
+def link_number(link: Link, world: int) -> int:
     """A number that is the same in every process."""
     return zlib.crc32(f"{link.fabric}|{link.device}|{link.location}|{world}".encode())
 

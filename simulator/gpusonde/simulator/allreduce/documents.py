@@ -75,7 +75,7 @@ def model_from_json(text: str) -> AllreduceModel:
 
     Raises:
         DocumentError: It is none, or too large.
-        BoostingMissingError: A model of the paper's kind without XGBoost.
+        CommandError: A model of the paper's kind without XGBoost.
     """
     found = parse(_Model, _document(text), format_name="allreduce-model")
     topologies = _topologies(found.topologies)

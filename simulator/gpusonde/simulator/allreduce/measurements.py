@@ -163,6 +163,6 @@ class Link:
     location: str = ""
 
     @classmethod
-    def of(cls, measurement: AllreduceMeasurement) -> Link:
+    def from_measurement(cls, measurement: AllreduceMeasurement) -> Link:
         """Return the link that a measurement belongs to."""
         return cls(measurement.fabric, measurement.device, measurement.location)

@@ -84,7 +84,7 @@ class AllreduceModel:
 
         Raises:
             ValueError: No measurements, or an unknown kind.
-            BoostingMissingError: The paper's kind without XGBoost.
+            CommandError: The paper's kind without XGBoost.
         """
         decay = Decay(half_life_s, now_s)
         found = kept(measurements, decay)
@@ -209,7 +209,7 @@ class FabricNetwork:
         if self.model.paper is not None:
             return self._paper(self.model.paper, sizes, world_size, concurrent)
         links = links or list(self.links)
-        found = [self._of_link(link, np.log(sizes), world_size, concurrent) for link in links]
+        found = [self._bandwidth_on_link(link, np.log(sizes), world_size, concurrent) for link in links]
         weights = np.array([self._weight(link) for link in links])
         weights = weights / weights.sum()
         means, spreads = np.array([one.mean for one in found]), np.array([one.spread for one in found])
@@ -235,7 +235,7 @@ class FabricNetwork:
             f"{inside}. Run gpusonde probe allreduce across machines"
         )
 
-    def _of_link(self, link: Link, log_bytes: FloatArray, world_size: int, concurrent: int) -> LogBandwidth:
+    def _bandwidth_on_link(self, link: Link, log_bytes: FloatArray, world_size: int, concurrent: int) -> LogBandwidth:
         curves = self.model.links[link]
         found = curves.predict(log_bytes, world_size, concurrent)
         residual = self.model.residual

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from gpusonde.errors import NothingFitsError, ProblemError
+from gpusonde.errors import NothingFitsError, ProblemError, ProfileError
 from gpusonde.simulator.compute import ComputeProbe, search
 from gpusonde.simulator.gradients import DEFAULT_BUCKET_BYTES, DEFAULT_FIRST_BUCKET_BYTES, FloatArray, GradientTrace
 from gpusonde.simulator.job_profile import JobProfile
@@ -170,10 +170,6 @@ _SEARCH_TOLERANCE = 0.03
 _MAD_TO_DEVIATION = 1.4826
 # Srifty, section 2.2: computation varies by a factor of 1.1 in all.
 _USUAL_SPREAD = 0.1
-
-
-class ProfileError(ValueError):
-    """A job that cannot be profiled; the message says why and what to do."""
 
 
 @dataclass(frozen=True)

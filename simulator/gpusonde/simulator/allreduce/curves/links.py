@@ -29,7 +29,7 @@ def link_curves(
     """
     of_links: dict[Link, list[AllreduceMeasurement]] = defaultdict(list)
     for one in measurements:
-        of_links[Link.of(one)].append(one)
+        of_links[Link.from_measurement(one)].append(one)
     curves = {link: _curves(found, decay, topologies.get(link.fabric)) for link, found in of_links.items()}
     of_fabrics: dict[tuple[str, str], list[Link]] = defaultdict(list)
     for link in sorted(of_links, key=lambda each: (-len(of_links[each]), each)):

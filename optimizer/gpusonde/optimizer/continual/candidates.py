@@ -33,7 +33,7 @@ def solve_exactly(problem: Problem, steps: StepTimes) -> Solution:
 
 
 @dataclass(frozen=True)
-class Situation:
+class JobState:
     """Where a job stands.
 
     Attributes:
@@ -60,7 +60,7 @@ class Situation:
 
 
 @dataclass(frozen=True)
-class Choice:
+class Candidate:
     """A plan to go on with; times on the job's clock.
 
     Attributes:
@@ -88,8 +88,8 @@ class Choice:
     usd: float
 
 
-class Choices:
-    """Finds plans for situations of one job.
+class CandidateFinder:
+    """Finds plans for states of one job.
 
     Args:
         problem: The whole job: iterations, deadline and budget count from its start.
@@ -112,7 +112,7 @@ class Choices:
         self._known: dict[tuple[tuple[Offer, ...], Objective], Plan | None] = {}
         self._deviations = float(ndtri(options.confidence))
 
-    def problem_changed(self, problem: Problem) -> None:
+    def replace_problem(self, problem: Problem) -> None:
         """Search among the same job's offers as they are now."""
         self._problem = problem
         self._offers = {offer.name: offer for offer in problem.offers}
@@ -122,7 +122,7 @@ class Choices:
         """Whether a plan has a spot machine."""
         return any(self._offers[group.offer].billing is Billing.SPOT for group in plan.groups)
 
-    def evaluate(self, plan: Plan, at: Situation, *, stay: bool = False) -> Choice:
+    def evaluate(self, plan: Plan, at: JobState, *, stay: bool = False) -> Candidate:
         """Return what going on with a plan would take and cost; ``stay`` when it is the one that runs."""
         options = self._options
         missing = [(g.offer, g.machines - at.held.get(g.offer, 0)) for g in plan.groups]
@@ -149,7 +149,7 @@ class Choices:
         run = expected_run(work_s, per_hour, options.restart_s, options.save_s)
         reach = math.exp(self._deviations * spread)
         usd_per_hour = plan.usd_per_hour(self._problem.offers)
-        return Choice(
+        return Candidate(
             plan=plan,
             missing=tuple((offer, machines) for offer, machines in missing if machines > 0),
             spot=self.is_spot(plan),
@@ -164,13 +164,13 @@ class Choices:
 
     def best(
         self,
-        at: Situation,
+        at: JobState,
         *,
         on_demand_only: bool = False,
         deadline: bool = True,
         objective: Objective | None = None,
         ready_only: bool = False,
-    ) -> Choice | None:
+    ) -> Candidate | None:
         """Return the best plan that can be had, or None.
 
         Args:
@@ -182,22 +182,22 @@ class Choices:
         """
         objective = objective or self._problem.objective
         found = [
-            choice
-            for offers in self._together(at, on_demand_only, ready_only)
-            if (choice := self._best_of(offers, at, deadline, objective)) is not None
+            candidate
+            for offers in self._group_offers(at, on_demand_only, ready_only)
+            if (candidate := self._find_among(offers, at, deadline, objective)) is not None
         ]
-        return min(found, key=lambda choice: worth(choice, objective), default=None)
+        return min(found, key=lambda candidate: worth(candidate, objective), default=None)
 
-    def expected_restarts(self, choice: Choice, at: Situation) -> float:
+    def expected_restarts(self, candidate: Candidate, at: JobState) -> float:
         """Return how many preemptions to reckon with if the work were done on spot machines: mean + 2 deviations."""
         spot = [offer for offer in self._problem.offers if offer.billing is Billing.SPOT]
         if not spot:
             return 0.0
         rates = sorted(self._per_hour(offer.name) for offer in spot)
-        mean = rates[len(rates) // 2] * choice.plan.machines * at.remaining * choice.step_s / _HOUR_S
+        mean = rates[len(rates) // 2] * candidate.plan.machines * at.remaining * candidate.step_s / _HOUR_S
         return mean + 2 * math.sqrt(mean)
 
-    def _together(self, at: Situation, on_demand_only: bool, ready_only: bool) -> Iterable[list[Offer]]:
+    def _group_offers(self, at: JobState, on_demand_only: bool, ready_only: bool) -> Iterable[list[Offer]]:
         """Yield sets of offers whose machines may work together, with what can be had of each."""
         regions: dict[str, list[Offer]] = {}
         for offer in self._problem.offers:
@@ -217,7 +217,7 @@ class Choices:
             regions.setdefault(region, []).append(raised)
         return regions.values()
 
-    def _best_of(self, offers: list[Offer], at: Situation, deadline: bool, objective: Objective) -> Choice | None:
+    def _find_among(self, offers: list[Offer], at: JobState, deadline: bool, objective: Objective) -> Candidate | None:
         problem, options = self._problem, self._options
         deadline_s = budget_usd = None
         certain = math.exp(self._deviations * options.spread) * at.slowdown
@@ -268,6 +268,6 @@ class Choices:
         return self._rates.per_hour(name, offer.preemptions_per_hour) if offer.billing is Billing.SPOT else 0.0
 
 
-def worth(choice: Choice, objective: Objective) -> float:
+def worth(candidate: Candidate, objective: Objective) -> float:
     """Return what is to be small: mean end or mean cost."""
-    return choice.end_s if objective is Objective.TIME else choice.usd
+    return candidate.end_s if objective is Objective.TIME else candidate.usd

@@ -1,6 +1,6 @@
-"""``Goal``: what a search makes as small as possible, as functions of an iteration's time and the machines' price.
+"""``SearchObjective``: what a search makes as small as possible, from an iteration's time and the machines' price.
 
-Every goal grows with both, so that a lower bound of time and price gives one of the goal.
+Every objective grows with both, so that a lower bound of time and price gives one of the objective.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ def kept_times(problem: Problem, steps: StepTimes) -> float:
     return quantile_s(1.0, getattr(steps, "least_spread", 0.0), problem.confidence)
 
 
-class Goal(Protocol):
+class SearchObjective(Protocol):
     """What a search wants."""
 
     def bound(self, step_s: FloatArray, usd_per_hour: FloatArray) -> FloatArray:
-        """Return a lower bound of the goal's value, from lower bounds of an iteration and of the price."""
+        """Return a lower bound of the objective's value, from lower bounds of an iteration and of the price."""
         ...
 
     def ceiling(self, step_s: FloatArray, best: tuple[float, float] | None) -> FloatArray:
@@ -49,7 +49,7 @@ class Goal(Protocol):
 
 
 @dataclass(frozen=True)
-class Best:
+class ProblemObjective:
     """The problem's own objective under its limits.
 
     Attributes:

@@ -1,25 +1,21 @@
-"""The cheapest ways to reach exactly so many GPUs and so many samples with given options: the innermost search.
+"""``Subproblem``: the cheapest way to reach exactly so many GPUs and so many samples, the innermost search; its bounds.
 
-Dual prices of a GPU and of a sample turn the price of every option into an excess over the best its offer can do, so
-that the price of a plan is a known bound plus the excesses of its options. Plans up to a ceiling are then those whose
-excesses stay below ceiling - bound. Half of the offers are added one after the other, and so is the other half; of all
-partial plans with the same GPUs and samples only the one with the least excess is kept. Partial plans of both halves
-that complete each other are whole plans. The ceiling is approached from below: most searches end with the few partial
-plans that are nearly as good as the bound.
+An ``Anchor`` holds all plans of one network class and one slowest latency, by world size: a subproblem each. Srifty
+anchors its search at a slowest latency as well, but then fixes the batch of every offer and asks for few machines; here
+an anchor only says what may be taken.
 
-Lower bounds of the price of plans with a given number of GPUs, for all numbers at once.
+Lower bounds of the price (``Kinds``) for all world sizes at once: machines are taken as divisible, and the GPUs of an
+offer may have any mean batch between its smallest and largest one. What remains is a linear programme in the GPUs taken
+of each offer: their sum is the world size, their batches cover the global batch. Its dual has one price ``per sample``;
+for a fixed one, GPUs are filled up from the cheapest. The dual's optimum lies where two offers swap places or at zero,
+so trying these gives the exact value of the programme, and any of them a valid bound.
 
-Machines are taken as divisible, and the GPUs of an offer may have any mean batch between its smallest and largest one.
-What remains is a linear programme in the GPUs taken of each offer: their sum is the world size, their batches cover the
-global batch. Its dual has one price ``per sample``; for a fixed one, GPUs are filled up from the cheapest. The dual's
-optimum lies where two offers swap places or at zero, so trying these gives the exact value of the programme, and any of
-them a valid bound.
-
-``Anchor``: all plans of one network class and one slowest latency, by world size.
-
-Srifty anchors its search at a slowest latency as well, but then fixes the batch of every offer and asks for few
-machines.
-Here an anchor only says what may be taken.
+The search meets in the middle. Dual prices of a GPU and of a sample turn the price of every option into an excess
+over the best its offer can do, so that the price of a plan is a known bound plus the excesses of its options. Plans
+up to a ceiling are then those whose excesses stay below ceiling - bound. Half of the offers are added one after the
+other, and so is the other half; of all partial plans with the same GPUs and samples only the one with the least
+excess is kept. Partial plans of both halves that complete each other are whole plans. The ceiling is approached from
+below: most searches end with the few partial plans that are nearly as good as the bound.
 """
 
 from __future__ import annotations
@@ -31,7 +27,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gpusonde.optimizer.search.goal import SAME, Goal
+from gpusonde.optimizer.search.objectives import SAME, SearchObjective
 from gpusonde.optimizer.search.space import Options, Space, reachable_worlds
 from gpusonde.optimizer.step_times import StepTimes
 
@@ -41,7 +37,7 @@ IntArray = npt.NDArray[np.int64]
 # First excess that is looked at, relative to the bound, and how it grows.
 _FIRST_EXCESS = 0.01
 _GROWTH = 4.0
-# So many empty rounds raise the doubt whether a cell holds any plan.
+# So many empty rounds raise the doubt whether a subproblem holds any plan.
 _ROUNDS_BEFORE_DOUBT = 2
 
 
@@ -55,7 +51,7 @@ class OutOfTimeError(Exception):
 
 
 class TooManyPlansError(Exception):
-    """A cell holds more plans than can be looked at.
+    """A subproblem holds more plans than can be looked at.
 
     Attributes:
         usd_per_hour: Plans up to this price have been looked at.
@@ -67,7 +63,7 @@ class TooManyPlansError(Exception):
 
 
 @dataclass(frozen=True)
-class Choices:
+class OfferOptions:
     """Options of one offer within the excess, by excess; the first one of an offer is to leave it out."""
 
     offer: int
@@ -89,7 +85,7 @@ class _Partial:
 
 
 @dataclass(frozen=True)
-class Cell:
+class Subproblem:
     """Plans with one world size out of the options up to one latency.
 
     Attributes:
@@ -125,13 +121,13 @@ class Cell:
         for number, (limit, choices) in enumerate(self.rounds(ceiling)):
             if number == _ROUNDS_BEFORE_DOUBT and not may_exist():
                 return None
-            halves = [self._stages(half, limit, check_time) for half in halves_of(choices)]
+            halves = [self._stages(half, limit, check_time) for half in split_halves(choices)]
             check_time()
             joined = self._join(halves[0][-1], halves[1][-1], limit)
             if joined is not None:
                 return [
                     pick
-                    for half, stages, index in zip(halves_of(choices), halves, joined, strict=True)
+                    for half, stages, index in zip(split_halves(choices), halves, joined, strict=True)
                     for pick in _path(half, stages, index)
                 ]
         return None
@@ -151,7 +147,7 @@ class Cell:
             - self.usd_per_sample_hour * options.samples[:count]
         )
 
-    def rounds(self, ceiling: float, growth: float = _GROWTH) -> Iterator[tuple[float, list[Choices]]]:
+    def rounds(self, ceiling: float, growth: float = _GROWTH) -> Iterator[tuple[float, list[OfferOptions]]]:
         """Yield growing excesses with the choices within them, the last one with the ceiling's.
 
         Args:
@@ -176,7 +172,7 @@ class Cell:
                 return
             limit *= growth
 
-    def _choices(self, offer: int, excess: FloatArray, none: float, limit: float) -> Choices:
+    def _choices(self, offer: int, excess: FloatArray, none: float, limit: float) -> OfferOptions:
         options = self.options[offer]
         kept = np.flatnonzero(
             (excess <= limit)
@@ -189,9 +185,9 @@ class Cell:
         taken = place >= 0
         devices[taken], samples[taken], costs[taken] = options.devices[kept], options.samples[kept], excess[kept]
         order = np.argsort(costs, kind="stable")
-        return Choices(offer, devices[order], samples[order], costs[order], place[order])
+        return OfferOptions(offer, devices[order], samples[order], costs[order], place[order])
 
-    def _stages(self, choices: Sequence[Choices], limit: float, check_time: Callable[[], None]) -> list[_Partial]:
+    def _stages(self, choices: Sequence[OfferOptions], limit: float, check_time: Callable[[], None]) -> list[_Partial]:
         """Partial plans after none, one, two ... of some offers, by devices and samples."""
         zero = np.zeros(1, dtype=np.int64)
         stages = [_Partial(zero, zero, np.zeros(1), zero, zero)]
@@ -199,7 +195,9 @@ class Cell:
             stages.append(self._extend(stages[-1], each, limit, check_time))
         return stages
 
-    def _extend(self, partial: _Partial, choices: Choices, limit: float, check_time: Callable[[], None]) -> _Partial:
+    def _extend(
+        self, partial: _Partial, choices: OfferOptions, limit: float, check_time: Callable[[], None]
+    ) -> _Partial:
         """Add one offer."""
         counts = np.searchsorted(choices.excess, limit - partial.excess, side="right")
         ends = np.cumsum(counts)
@@ -217,7 +215,7 @@ class Cell:
             begin = end
         return partial if extended is None else extended
 
-    def _extend_some(self, partial: _Partial, choices: Choices, begin: int, counts: IntArray) -> _Partial:
+    def _extend_some(self, partial: _Partial, choices: OfferOptions, begin: int, counts: IntArray) -> _Partial:
         """Add the first ``counts`` choices to each of the partial plans from ``begin`` on."""
         before = begin + np.repeat(np.arange(counts.size), counts)
         chosen = np.arange(before.size) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -258,9 +256,9 @@ class Cell:
         return devices * (self.samples + 1) + samples
 
 
-def halves_of(choices: Sequence[Choices]) -> tuple[list[Choices], list[Choices]]:
+def split_halves(choices: Sequence[OfferOptions]) -> tuple[list[OfferOptions], list[OfferOptions]]:
     """Divide the offers so that both halves have about as many partial plans."""
-    halves: tuple[list[Choices], list[Choices]] = ([], [])
+    halves: tuple[list[OfferOptions], list[OfferOptions]] = ([], [])
     sizes = [1, 1]
     for each in sorted(choices, key=lambda each: each.place.size, reverse=True):
         smaller = 0 if sizes[0] <= sizes[1] else 1
@@ -269,7 +267,7 @@ def halves_of(choices: Sequence[Choices]) -> tuple[list[Choices], list[Choices]]
     return halves
 
 
-def _path(choices: Sequence[Choices], stages: Sequence[_Partial], index: int) -> Iterator[tuple[int, int]]:
+def _path(choices: Sequence[OfferOptions], stages: Sequence[_Partial], index: int) -> Iterator[tuple[int, int]]:
     """Yield the options, (offer, place) each, of one of the last partial plans."""
     for each, stage in zip(choices[::-1], stages[:0:-1], strict=True):
         place = int(each.place[stage.chosen[index]])
@@ -391,7 +389,7 @@ _SAME_LATENCY = 0.01
 
 @dataclass
 class Anchor:
-    """The cells of one network class and one slowest latency, one per world size.
+    """The subproblems of one network class and one slowest latency, one per world size.
 
     Bounds are made sharper only when the search gets there: most anchors never need it.
 
@@ -404,7 +402,7 @@ class Anchor:
         world_sizes: Shape (n,), those with which the global batch may be reached.
         step_s: Shape (n,), lower bound of an iteration.
         usd_per_hour: Shape (n,), lower bound of the price.
-        open: Shape (n,), false for cells that hold nothing better than what is known.
+        open: Shape (n,), false for subproblems that hold nothing better than what is known.
         timed: True once ``step_s`` includes the exchange of gradients.
         usd_per_sample_hour: Shape (n,), dual price of a sample; None until ``usd_per_hour`` is the good bound.
         reached: Shape (n,), world sizes that reach the global batch exactly; None until somebody asked.
@@ -423,12 +421,12 @@ class Anchor:
     usd_per_sample_hour: FloatArray | None = None
     reached: npt.NDArray[np.bool_] | None = None
 
-    def close(self, goal: Goal, best: tuple[float, float] | None) -> float | None:
-        """Close cells that hold nothing better than ``best``; return the lowest bound of the others, None without."""
-        self.open &= self.usd_per_hour <= goal.ceiling(self.step_s, best)
+    def close(self, objective: SearchObjective, best: tuple[float, float] | None) -> float | None:
+        """Close subproblems with nothing better than ``best``; return the lowest bound of the others, None without."""
+        self.open &= self.usd_per_hour <= objective.ceiling(self.step_s, best)
         if not self.open.any():
             return None
-        return float(goal.bound(self.step_s[self.open], self.usd_per_hour[self.open]).min())
+        return float(objective.bound(self.step_s[self.open], self.usd_per_hour[self.open]).min())
 
     def sharpen(self, steps: StepTimes, samples: int) -> bool:
         """Make the bounds sharper by one step; return False when they are as sharp as they get."""
@@ -445,9 +443,9 @@ class Anchor:
         return False
 
     def is_reached(self, place: int, samples: int, check_time: Callable[[], None]) -> bool:
-        """Return whether a cell holds any plan; closes all open ones that do not.
+        """Return whether a subproblem holds any plan; closes all open ones that do not.
 
-        The tables for it cost as much as some cells, so this is asked only when a cell looks empty.
+        The tables for it cost as much as some subproblems, so this is asked only when a subproblem looks empty.
         """
         if self.reached is None:
             places = np.flatnonzero(self.open)
@@ -457,19 +455,19 @@ class Anchor:
             self.open &= self.reached
         return bool(self.reached[place])
 
-    def best_place(self, goal: Goal) -> int:
-        """Return the open cell with the lowest bound, among equal ones the one with the lowest price."""
+    def best_place(self, objective: SearchObjective) -> int:
+        """Return the open subproblem with the lowest bound, among equal ones the one with the lowest price."""
         places = np.flatnonzero(self.open)
-        bounds = goal.bound(self.step_s[places], self.usd_per_hour[places])
+        bounds = objective.bound(self.step_s[places], self.usd_per_hour[places])
         places = places[bounds <= bounds.min() * (1 + SAME)]
         return int(places[self.usd_per_hour[places].argmin()])
 
-    def cell(self, place: int, samples: int) -> Cell:
-        """Return a cell, once the bounds are sharp."""
+    def subproblem(self, place: int, samples: int) -> Subproblem:
+        """Return a subproblem, once the bounds are sharp."""
         world_size = int(self.world_sizes[place])
         per_sample = 0.0 if self.usd_per_sample_hour is None else float(self.usd_per_sample_hour[place])
         per_device = self.kinds.price_per_device(world_size, per_sample)
-        return Cell(self.options, self.counts, world_size, samples, per_device, per_sample)
+        return Subproblem(self.options, self.counts, world_size, samples, per_device, per_sample)
 
 
 def make_anchors(space: Space, steps: StepTimes) -> Iterator[Anchor]:
