@@ -1,4 +1,4 @@
-"""Pages name tests as evidence, which have to exist; records of decisions have one form and stand in their index."""
+"""Pages are true: what is generated is current, links lead somewhere, tests and files that they name exist."""
 
 import importlib
 import re
@@ -18,8 +18,9 @@ _PAGES = {"sources.md": ROOT / "tests" / "agent"}
 
 
 _GENERATE = runpy.run_path(str(ROOT / "docs" / "generate.py"))
-
-
+_LINKED = sorted(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")) + [
+    page for page in _GENERATE["pages"]() if page.name != "README.md" or page.parent != ROOT
+]
 _GENERATED = [*_GENERATE["pages"](), *(ROOT / name for name in _GENERATE["FILES"])]
 
 
@@ -46,6 +47,33 @@ def test_the_command_page_lists_the_options_of_every_command_and_the_keys_of_eve
             assert {found for found in printed if not any(words.endswith(f".{found}") for words in listed)} == set()
 
 
+def anchors(text: str) -> set[str]:
+    """The anchors that GitHub gives the headings of a page."""
+    seen = dict.fromkeys(re.findall(r'<a id="([^"]+)">', text), 0)
+    for heading in re.findall(
+        r"^#+ (.+)$", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL), re.MULTILINE
+    ):
+        plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        slug = re.sub(r"[^\w\- ]", "", plain.lower()).replace(" ", "-")
+        seen[slug] = seen.get(slug, -1) + 1
+        if seen[slug]:
+            seen[f"{slug}-{seen[slug]}"] = 0
+    return set(seen)
+
+
+@pytest.mark.parametrize("page", _LINKED, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_of_a_page_lead_somewhere(page):
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        if re.match(r"[a-z]+:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        if not target.exists() or (anchor and anchor not in anchors(target.read_text(encoding="utf-8"))):
+            broken.append(link)
+    assert broken == []
+
+
 @pytest.mark.parametrize("page", _PAGES)
 def test_every_test_that_a_page_names_exists(page):
     named = _NAMED.findall((ROOT / "docs" / page).read_text(encoding="utf-8"))
@@ -56,14 +84,6 @@ def test_every_test_that_a_page_names_exists(page):
         if not path.is_file() or f"def {function}(" not in path.read_text(encoding="utf-8"):
             missing.append(f"{file}::{function}")
     assert missing == []
-
-
-def test_each_of_the_fifteen_complaints_about_today_s_tools_has_an_answer_with_a_test():
-    rows = re.findall(r"^\| (\d+) \| .*$", (ROOT / "docs" / "sources.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert rows == [str(number) for number in range(1, 16)]
-    for line in (ROOT / "docs" / "sources.md").read_text(encoding="utf-8").splitlines():
-        if re.match(r"\| \d+ \| ", line):
-            assert _NAMED.search(line)
 
 
 def test_records_of_decisions_are_numbered_without_gaps_and_stand_in_the_index_in_order():
