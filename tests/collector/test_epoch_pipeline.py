@@ -102,7 +102,7 @@ def test_tracking_that_is_cut_short_goes_on_at_the_next_start(setup, trace, reco
         if i % 100 == 0:
             subject.store.flush()
     subject.pipeline._clock = SlowClock()
-    subject.pipeline.hurry(within_s)
+    subject.pipeline.set_deadline(within_s)
     subject.pipeline.finish()
     assert not any(run.ended for run in subject.runs())
     subject.restart()

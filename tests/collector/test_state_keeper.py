@@ -146,7 +146,7 @@ def test_a_thousand_gpus_are_spread_over_the_interval(store, clock):
     written = []
     for _ in range(120):  # ten minutes of rounds every five seconds
         for key in followers:
-            keeper.touch(key)
+            keeper.notify(key)
         before = sum(follower.asked for follower in followers.values())
         keeper.keep(followers)
         written.append(sum(follower.asked for follower in followers.values()) - before)
@@ -159,7 +159,7 @@ def test_a_thousand_gpus_are_spread_over_the_interval(store, clock):
 def test_a_gpu_of_which_nothing_new_has_come_is_not_stored_again(store, clock):
     keeper = keeper_of(store, clock, interval_s=10.0)
     follower = FakeFollower()
-    keeper.touch(KEY)
+    keeper.notify(KEY)
     for _ in range(10):
         clock.now += 10.0
         keeper.keep({KEY: follower})
@@ -170,7 +170,7 @@ def test_a_round_spends_no_more_than_its_time_on_states(store, clock):
     keeper = keeper_of(store, clock, interval_s=1.0, round_s=0.1)
     followers = {("agent", f"GPU-{i}"): FakeFollower() for i in range(50)}
     for key in followers:
-        keeper.touch(key)
+        keeper.notify(key)
     keeper.keep(followers)
     clock.now += 5.0
     clock.step = 0.01  # a look at the clock takes ten milliseconds
@@ -185,7 +185,7 @@ def test_a_shutdown_stores_all_that_changed_within_its_time(store, clock):
     keeper = keeper_of(store, clock, shutdown_s=0.5)
     followers = {("agent", f"GPU-{i}"): FakeFollower() for i in range(50)}
     for key in followers:
-        keeper.touch(key)
+        keeper.notify(key)
     clock.step = 0.01
     keeper.keep_all(followers)
     stored = len(files_of(store))
@@ -202,7 +202,7 @@ def test_a_full_disk_is_said_once_a_minute_and_stops_nothing(store, clock, caplo
     files.room = 500
     for _ in range(24):  # two minutes of rounds every five seconds, all of them due
         for key in followers:
-            keeper.touch(key)
+            keeper.notify(key)
             keeper._due[key] = 0.0
         with caplog.at_level(logging.ERROR):
             keeper.keep(followers)
@@ -233,7 +233,7 @@ def test_a_fault_in_one_state_leaves_the_others_alone(store, clock, caplog):
     keeper = keeper_of(store, clock)
     followers = {("agent", "GPU-1"): FaultyFollower(), ("agent", "GPU-2"): FakeFollower()}
     for key in followers:
-        keeper.touch(key)
+        keeper.notify(key)
     keeper.keep_all(followers)
     assert "the state of GPU GPU-1 of agent agent cannot be stored" in caplog.text
     assert len(files_of(store)) == 1
@@ -242,7 +242,7 @@ def test_a_fault_in_one_state_leaves_the_others_alone(store, clock, caplog):
 def test_a_run_that_is_over_leaves_no_state(store, clock):
     keeper = keeper_of(store, clock)
     follower = FakeFollower()
-    keeper.touch(KEY)
+    keeper.notify(KEY)
     keeper.keep_all({KEY: follower})
     assert len(files_of(store)) == 1
     follower.has_run = False

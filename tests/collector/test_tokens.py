@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpusonde.collector.security.identity import Role
-from gpusonde.collector.security.tokens import TokenFile, digest_of, new_token, parse_tokens, token_entry
+from gpusonde.collector.security.tokens import TokenFile, digest_token, new_token, parse_tokens, token_entry
 from gpusonde.errors import TlsError
 
 
@@ -87,7 +87,7 @@ def test_a_changed_file_is_read_again_and_a_bad_one_changes_nothing(tmp_path, ca
     now[0] += 5
     assert tokens.find("first") is None
     assert not tokens.still_holds(first)
-    assert tokens.find("second").token_digest == digest_of("second")
+    assert tokens.find("second").token_digest == digest_token("second")
 
 
 @pytest.mark.parametrize("content", [b"a = " + b"9" * 5000, b"a = " + b"[" * 100_000, b"\xff", b"[[token]]\na = 1e999"])

@@ -111,7 +111,7 @@ def test_processes_killed_at_any_moment_leave_no_trace_in_runs_and_epochs(tmp_pa
                 os.kill(process.pid, signal.SIGKILL)
                 wait_until(lambda process=process: not process.is_alive, 60, "its end")
     for _ in range(10):
-        subject.pipeline.touch(frozenset((gpu.agent_id, gpu.gpu_uuid) for gpu in subject.store.facts.gpus()))
+        subject.pipeline.notify(frozenset((gpu.agent_id, gpu.gpu_uuid) for gpu in subject.store.facts.gpus()))
         subject.pipeline.round()
     (run,), (expected,) = subject.runs(), calm.runs()
     assert repr(run) == repr(expected)

@@ -60,8 +60,8 @@ class TrackedStore:
             PipelineOptions(silence_end_s=self._silence_end_s),
             lambda: self.now,
         )
-        self.store.samples.subscribe(self.pipeline.touch)
-        self.store.subscribe_to_owners(lambda agents, _: self.pipeline.forget(agents))
+        self.store.samples.subscribe(self.pipeline.notify)
+        self.store.subscribe_to_owners(lambda agents, _: self.pipeline.evict(agents))
         self.pipeline.restore(self.store.followed())
 
     def follow(self, agent, gpu, resume, state):

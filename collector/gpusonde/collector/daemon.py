@@ -175,7 +175,7 @@ class _Collector:
             loop = asyncio.get_running_loop()
             parts.store.subscribe_to_owners(functools.partial(self._owners_changed, loop))
             if self._config.runs.track:
-                parts.store.samples.subscribe(parts.pipeline.touch)
+                parts.store.samples.subscribe(parts.pipeline.notify)
                 parts.pipeline.restore(parts.store.followed())
             listen = self._config.server.listen
             reflect = self._config.server.reflection
@@ -220,7 +220,7 @@ class _Collector:
             done, _ = await asyncio.wait({told, committing, *others}, return_when=asyncio.FIRST_COMPLETED)
             told.cancel()
             notify("STOPPING=1", "STATUS=asking agents to go elsewhere, making everything durable")
-            parts.pipeline.hurry(self._config.server.drain_grace_s)
+            parts.pipeline.set_deadline(self._config.server.drain_grace_s)
             parts.ingest.drain()
             parts.planning_service.drain()
             await parts.health.set_query(False)
@@ -247,7 +247,7 @@ class _Collector:
         await asyncio.wait({stopping, forced}, return_when=asyncio.FIRST_COMPLETED)
         if not stopping.done():
             _LOG.warning("a second signal: open streams are cut")
-            self._parts.pipeline.hurry(0.0)
+            self._parts.pipeline.set_deadline(0.0)
             await server.stop(0)
         await stopping
         forced.cancel()
@@ -324,6 +324,6 @@ class _Collector:
 
     def _owners_changed(self, loop: asyncio.AbstractEventLoop, agents: frozenset[str], came: bool) -> None:
         """Forget what was known of agents that another collector has followed or does now; runs on any thread."""
-        self._parts.pipeline.forget(agents)
+        self._parts.pipeline.evict(agents)
         if not came:
             loop.call_soon_threadsafe(self._parts.ingest.end_moved, agents)

@@ -1,8 +1,6 @@
-"""``CollectorMetrics``: the collector's counters as Prometheus metrics, read when they are asked for.
+"""``CollectorCounters`` and ``CollectorMetrics``: what the parts count, and that as Prometheus metrics.
 
 Names, meanings and what to do about them: ``docs/collector.md``. No label holds an agent, a job, a user or a GPU.
-
-``CollectorCounters``: what the collector's parts count and measure, for its report and its metrics.
 """
 
 from __future__ import annotations

@@ -104,10 +104,10 @@ def test_a_spool_that_two_collectors_see_first_at_once_gets_one_number(pair):
     known = {}
     for engine in (one, two):
         # Neither has seen that the other one numbered it.
-        engine.store.facts.spools_of = lambda _: {}
+        engine.store.facts.agent_spools = lambda _: {}
         engine.store.samples.register_agent(agent())
         engine.store.samples.append(Feed().batches(1, 3))
-        del engine.store.facts.spools_of
+        del engine.store.facts.agent_spools
         known[engine.collector] = engine.store.samples._spools["agent-1", "spool-1"]
     assert known["collector-1"] == known["collector-2"]
     assert ticks_of(one.store) == list(range(20))

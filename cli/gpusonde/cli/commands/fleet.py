@@ -74,7 +74,7 @@ def add_token_options(parser: Parser) -> None:
 def run_token(args: argparse.Namespace) -> int:
     """Make and print one."""
     from gpusonde.collector.security.identity import Role
-    from gpusonde.collector.security.tokens import digest_of, new_token, token_entry
+    from gpusonde.collector.security.tokens import digest_token, new_token, token_entry
 
     if args.agent_id and args.role != "agent":
         raise UsageError("--agent-id is for --role agent")
@@ -92,7 +92,7 @@ def run_token(args: argparse.Namespace) -> int:
         screen.line("lines for the collector's security.tokens_file:")
         screen.line(entry)
 
-    payload: TokenPayload = {"token": token, "digest": digest_of(token), "role": args.role, "entry_toml": entry}
+    payload: TokenPayload = {"token": token, "digest": digest_token(token), "role": args.role, "entry_toml": entry}
     Output(as_json=args.json).result(payload, render)
     return 0
 

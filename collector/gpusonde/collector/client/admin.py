@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
 
 from gpusonde.admin.v1 import admin_pb2, admin_pb2_grpc
-from gpusonde.collector.client.connection import Connection
+from gpusonde.collector.client.connection import ServiceClient
 from gpusonde.service.tls import ClientSecurity
 
 
@@ -34,7 +33,7 @@ class ConnectedAgent:
     throttled: bool
 
 
-class FleetClient:
+class FleetClient(ServiceClient):
     """Gives orders to one collector. Use it as a context manager, or call ``close``.
 
     Args:
@@ -43,25 +42,12 @@ class FleetClient:
         security: Files of certificate, authority and token; read once, here.
 
     Raises:
-        gpusonde.service.tls.TlsError: One of those files cannot be used.
+        gpusonde.errors.TlsError: One of the files cannot be used.
     """
 
     def __init__(self, target: str, timeout_s: float = 30.0, security: ClientSecurity | None = None) -> None:
-        self._timeout_s = timeout_s
-        self._connection = Connection(target, security)
-        self._stub = admin_pb2_grpc.AdminServiceStub(self._connection.channel)  # type: ignore[no-untyped-call]
-
-    def __enter__(self) -> FleetClient:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._connection.close()
+        super().__init__(target, timeout_s, security)
+        self._stub = admin_pb2_grpc.AdminServiceStub(self._channel)  # type: ignore[no-untyped-call]
 
     def list_agents(self) -> list[ConnectedAgent]:
         """Return the agents whose stream is open, by id.
@@ -72,8 +58,8 @@ class FleetClient:
         agents: list[ConnectedAgent] = []
         request = admin_pb2.ListAgentsRequest()
         while True:
-            with self._connection.errors():
-                response = self._stub.ListAgents(request, timeout=self._timeout_s, metadata=self._connection.metadata)
+            with self._errors():
+                response = self._stub.ListAgents(request, timeout=self._timeout_s, metadata=self._metadata)
             agents += [
                 ConnectedAgent(a.agent_id, a.host_name, a.identity, a.peer, a.spool_id, a.durable_sequence, a.throttled)
                 for a in response.agents
@@ -95,6 +81,6 @@ class FleetClient:
         request = admin_pb2.DrainAgentsRequest(
             agent_ids=agent_ids or (), all_agents=agent_ids is None, preferred_target=preferred_target
         )
-        with self._connection.errors():
-            response = self._stub.DrainAgents(request, timeout=self._timeout_s, metadata=self._connection.metadata)
+        with self._errors():
+            response = self._stub.DrainAgents(request, timeout=self._timeout_s, metadata=self._metadata)
         return list(response.drained_agent_ids), list(response.absent_agent_ids)

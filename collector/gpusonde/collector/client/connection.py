@@ -1,10 +1,10 @@
-"""``Connection``: a channel to a collector, and its statuses as one exception."""
+"""What all clients of a collector share: the channel, its end, and statuses as one exception."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import cast
+from typing import Any, TypeVar, cast
 
 import grpc
 
@@ -15,39 +15,50 @@ from gpusonde.service.tls import ClientSecurity, hangs_up_on_strangers
 _OWN_DEADLINE = "Deadline Exceeded"
 
 
-class Connection:
-    """A channel to one collector.
+_Client = TypeVar("_Client", bound="ServiceClient")
+
+
+class ServiceClient:
+    """A channel to one collector. Use it as a context manager, or call ``close``.
 
     Args:
-        target: Its address.
+        target: Its address, ``host:port``.
+        timeout_s: Longest wait for an answer.
         security: Files of certificate, authority and token; read once, here.
 
-    Attributes:
-        channel: For stubs.
-        metadata: To be sent with every call.
-
     Raises:
-        gpusonde.service.tls.TlsError: One of the files cannot be used.
+        gpusonde.errors.TlsError: One of the files cannot be used.
     """
 
-    def __init__(self, target: str, security: ClientSecurity | None = None) -> None:
+    def __init__(self, target: str, timeout_s: float, security: ClientSecurity | None = None) -> None:
         self._target = target
+        self._timeout_s = timeout_s
         access = (security or ClientSecurity()).load(target)
-        self.metadata = access.metadata
+        self._metadata = access.metadata
         options = [("grpc.max_receive_message_length", 64 << 20), *access.options]
-        self.channel = (
+        self._channel = (
             grpc.insecure_channel(target, options=options)
             if access.credentials is None
             else grpc.secure_channel(target, access.credentials, options=options)
         )
 
+    def __enter__(self: _Client) -> _Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
-        """Close it."""
-        self.channel.close()
+        """Close the channel."""
+        self._channel.close()
+
+    def _ask(self, method: Any, request: Any) -> Any:
+        with self._errors():
+            return method(request, timeout=self._timeout_s, metadata=self._metadata)
 
     @contextmanager
-    def errors(self) -> Iterator[None]:
-        """Turn gRPC statuses, and answers that cannot be, into :class:`CollectorError`."""
+    def _errors(self) -> Iterator[None]:
+        """Turn gRPC statuses, and answers that cannot be, into ``CollectorError``."""
         try:
             yield
         except (ValueError, KeyError, OverflowError) as error:

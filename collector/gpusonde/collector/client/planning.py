@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from types import TracebackType
 from typing import Any
 
-from gpusonde.collector.client.connection import Connection
+from gpusonde.collector.client.connection import ServiceClient
 from gpusonde.collector.messages import fill, to_document
 from gpusonde.errors import CollectorError
 from gpusonde.planning.v1 import planning_pb2, planning_pb2_grpc
@@ -16,7 +15,7 @@ _SOLUTION_FORMAT = "gpusonde.solution/1"
 _PARETO_FORMAT = "gpusonde.pareto/1"
 
 
-class PlanningClient:
+class PlanningClient(ServiceClient):
     """Asks one collector what to rent. Use it as a context manager, or call ``close``.
 
     Args:
@@ -25,26 +24,12 @@ class PlanningClient:
         security: Files of certificate, authority and token; read once, here.
 
     Raises:
-        gpusonde.service.tls.TlsError: One of those files cannot be used.
+        gpusonde.errors.TlsError: One of the files cannot be used.
     """
 
     def __init__(self, target: str, timeout_s: float = 300.0, security: ClientSecurity | None = None) -> None:
-        self._timeout_s = timeout_s
-        self._connection = Connection(target, security)
-        self._metadata = self._connection.metadata
-        self._stub = planning_pb2_grpc.PlanningServiceStub(self._connection.channel)  # type: ignore[no-untyped-call]
-
-    def __enter__(self) -> PlanningClient:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._connection.close()
+        super().__init__(target, timeout_s, security)
+        self._stub = planning_pb2_grpc.PlanningServiceStub(self._channel)  # type: ignore[no-untyped-call]
 
     def solve(self, problem: Mapping[str, Any], method: str = "exact") -> dict[str, Any]:
         """Return the solution of a problem.
@@ -94,7 +79,7 @@ class PlanningClient:
         source = _Requests(problem, start, reports)
         call = self._stub.WatchJob(iter(source), metadata=self._metadata)
         try:
-            with self._connection.errors():
+            with self._errors():
                 for response in call:
                     yield to_document(response.recommendation, every_key=True)
         except CollectorError:
@@ -103,10 +88,6 @@ class PlanningClient:
         finally:
             call.cancel()
         source.raise_error()
-
-    def _ask(self, method: Any, request: Any) -> Any:
-        with self._connection.errors():
-            return method(request, timeout=self._timeout_s, metadata=self._metadata)
 
     @staticmethod
     def _solution(message: planning_pb2.Solution) -> dict[str, Any]:

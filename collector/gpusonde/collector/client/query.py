@@ -6,15 +6,13 @@ import io
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from types import TracebackType
 
 import numpy as np
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from gpusonde.collector.client.connection import Connection
+from gpusonde.collector.client.connection import ServiceClient
 from gpusonde.collector.client.results import (
-    Distribution,
     DurationChange,
     DurationTrend,
     EndEstimate,
@@ -26,29 +24,14 @@ from gpusonde.collector.client.results import (
     RunInfo,
 )
 from gpusonde.collector.messages import enum_text
-from gpusonde.errors import CollectorError
 from gpusonde.query.v1 import query_pb2, query_pb2_grpc
 from gpusonde.service.tls import ClientSecurity
 from gpusonde.telemetry import Trace
 
-__all__ = [
-    "Client",
-    "CollectorError",
-    "Distribution",
-    "DurationChange",
-    "DurationTrend",
-    "EndEstimate",
-    "EpochInfo",
-    "Measurement",
-    "Prediction",
-    "PredictionSet",
-    "RunEpochs",
-    "RunInfo",
-]
 _PAGE_SIZE = 1000
 
 
-class Client:
+class Client(ServiceClient):
     """Asks one collector. Use it as a context manager, or call ``close``.
 
     Args:
@@ -57,26 +40,12 @@ class Client:
         security: Files of certificate, authority and token; read once, here.
 
     Raises:
-        gpusonde.service.tls.TlsError: One of those files cannot be used.
+        gpusonde.errors.TlsError: One of the files cannot be used.
     """
 
     def __init__(self, target: str, timeout_s: float = 30.0, security: ClientSecurity | None = None) -> None:
-        self._timeout_s = timeout_s
-        self._connection = Connection(target, security)
-        self._metadata = self._connection.metadata
-        self._stub = query_pb2_grpc.QueryServiceStub(self._connection.channel)  # type: ignore[no-untyped-call]
-
-    def __enter__(self) -> Client:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._connection.close()
+        super().__init__(target, timeout_s, security)
+        self._stub = query_pb2_grpc.QueryServiceStub(self._channel)  # type: ignore[no-untyped-call]
 
     def list_runs(self, *, gpu_uuid: str = "", job_id: str = "", limit: int | None = None) -> list[RunInfo]:
         """Return runs, newest first.
@@ -93,7 +62,7 @@ class Client:
         request = query_pb2.ListRunsRequest(gpu_uuid=gpu_uuid, job_id=job_id)
         while limit is None or len(runs) < limit:
             request.page_size = _PAGE_SIZE if limit is None else min(_PAGE_SIZE, limit - len(runs))
-            with self._connection.errors():
+            with self._errors():
                 response = self._stub.ListRuns(request, timeout=self._timeout_s, metadata=self._metadata)
                 runs += [_run(run) for run in response.runs]
             request.page_token = response.next_page_token
@@ -119,7 +88,7 @@ class Client:
             run_id=run_id, include_withdrawn=include_withdrawn, page_size=_PAGE_SIZE, total_epochs=total_epochs
         )
         while True:
-            with self._connection.errors():
+            with self._errors():
                 response = self._stub.ListEpochs(request, timeout=self._timeout_s, metadata=self._metadata)
                 epochs += [_epoch(epoch) for epoch in response.epochs]
                 request.page_token = response.next_page_token
@@ -196,25 +165,14 @@ class Client:
             request.end_time.FromNanoseconds(end_unix_nano)
         stream = io.BytesIO()
         resolution_s = 0.0
-        with self._connection.errors():
+        with self._errors():
             for response in self._stub.ReadSamples(request, timeout=10 * self._timeout_s, metadata=self._metadata):
                 stream.write(response.arrow_ipc)
                 resolution_s = max(resolution_s, response.resolution.ToNanoseconds() / 1e9)
             return _trace(gpu_uuid, stream.getvalue(), resolution_s)
 
-    def read_run(self, run: RunInfo, *, metrics: Sequence[str] = ()) -> Trace:
-        """Return the samples of a run, from its start to its end.
-
-        Raises:
-            CollectorError: As for ``read_samples``.
-        """
-        trace = self.read_samples(
-            run.gpu_uuid, metrics=metrics, start_unix_nano=run.start_unix_nano, end_unix_nano=run.end_unix_nano + 1
-        )
-        return replace(trace, gpu_model=run.product_name)
-
     def _predict(self, request: query_pb2.PredictEpochLatencyRequest) -> PredictionSet:
-        with self._connection.errors():
+        with self._errors():
             response = self._stub.PredictEpochLatency(request, timeout=self._timeout_s, metadata=self._metadata)
             return PredictionSet(
                 tuple(_prediction(prediction) for prediction in response.predictions),

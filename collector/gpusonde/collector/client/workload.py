@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Any, TypeVar
 
-from gpusonde.collector.client.connection import Connection
+from gpusonde.collector.client.connection import ServiceClient
 from gpusonde.collector.messages import fill, to_document
 from gpusonde.service.tls import ClientSecurity
 from gpusonde.workload.v1 import workload_pb2, workload_pb2_grpc
@@ -17,7 +16,7 @@ _MOST_GRAPH_BYTES = 4 << 20
 _Question = TypeVar("_Question", bound="Mapping[str, Any]")
 
 
-class WorkloadClient:
+class WorkloadClient(ServiceClient):
     """Asks one collector. Use it as a context manager, or call ``close``.
 
     Documents have the names of the fields of ``gpusonde.workload.v1``; enumerations are lower-case texts, times Unix
@@ -29,26 +28,12 @@ class WorkloadClient:
         security: Files of certificate, authority and token; read once, here.
 
     Raises:
-        gpusonde.service.tls.TlsError: One of those files cannot be used.
+        gpusonde.errors.TlsError: One of the files cannot be used.
     """
 
     def __init__(self, target: str, timeout_s: float = 300.0, security: ClientSecurity | None = None) -> None:
-        self._timeout_s = timeout_s
-        self._connection = Connection(target, security)
-        self._metadata = self._connection.metadata
-        self._stub = workload_pb2_grpc.WorkloadServiceStub(self._connection.channel)  # type: ignore[no-untyped-call]
-
-    def __enter__(self) -> WorkloadClient:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._connection.close()
+        super().__init__(target, timeout_s, security)
+        self._stub = workload_pb2_grpc.WorkloadServiceStub(self._channel)  # type: ignore[no-untyped-call]
 
     def predict(self, workloads: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return how long training iterations take, and epochs.
@@ -132,10 +117,6 @@ class WorkloadClient:
             request.page_token = response.next_page_token
             if not request.page_token:
                 return hosts
-
-    def _ask(self, method: Any, request: Any) -> Any:
-        with self._connection.errors():
-            return method(request, timeout=self._timeout_s, metadata=self._metadata)
 
 
 def _with_graphs(request: Any, graphs: Sequence[Mapping[str, Any]]) -> Any:

@@ -1,9 +1,8 @@
 """Group commit: what arrives within a tenth of a second shares one fsync.
 
-Records that can never be stored must not hold up those behind them.
-
-An agent resends a refused record with every stream. After a few times its bytes are put into a file of the quarantine
-directory, the rejection is stored in the record's place and acknowledged, and the agent goes on.
+``Quarantine`` takes records that can never be stored, so that they do not hold up those behind them. An agent resends a
+refused record with every stream. After a few times its bytes are put into a file of the quarantine directory, the
+rejection is stored in the record's place and acknowledged, and the agent goes on.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Runs as messages, and the words that they share with epochs.
-
-``ListEpochs``: the epochs of a run, what each used, and what they tell together.
-"""
+"""``ListRuns`` and ``ListEpochs``: runs as messages, their epochs, what each used, and what they tell together."""
 
 from __future__ import annotations
 

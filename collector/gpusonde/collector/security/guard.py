@@ -1,10 +1,9 @@
-"""``Guard``: from a call to an identity, and from an identity to what it may do.
+"""``Guard``: from a call to an identity, by its client certificate or its token, and on to what it may do.
 
-Identities from client certificates that gRPC has verified.
-
-The role and the name stand in a URI among the subject's alternative names: ``gpusonde://agent/NAME``,
-``gpusonde://reader/NAME`` or ``gpusonde://admin/NAME``. For fleets whose hosts have certificates already, the collector
-can be told to take those without such a URI for agents (or readers) named by their common name.
+Of a certificate that gRPC has verified, role and name stand in a URI among the subject's alternative names:
+``gpusonde://agent/NAME``, ``gpusonde://reader/NAME`` or ``gpusonde://admin/NAME``. For fleets whose hosts have
+certificates already, the collector can be told to take those without such a URI for agents (or readers) named by their
+common name.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""The one gate that every call passes: who calls, may it, and only then what it says.
+"""``AccessInterceptor``: what every call passes: who calls, may it, and only then what it says.
 
-How many parts a message may have, counted before it is decoded.
-
-Two bytes on the wire become a message of a hundred in memory, and a Python object when somebody looks at it: a request
-of a few megabytes could hold the event loop for seconds and take a gigabyte. So parts are counted in the bytes.
+The parts of a message are counted in its bytes, before it is decoded. Two bytes on the wire become a message of a
+hundred in memory, and a Python object when somebody looks at it: a request of a few megabytes could hold the event loop
+for seconds and take a gigabyte.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def bounded(decode: Callable[[bytes], Any], descriptor: Descriptor) -> Callable[
         decode: Decodes them.
         descriptor: Their type.
     """
-    fields = _fields_of(descriptor, {})
+    fields = _list_fields(descriptor, {})
 
     def decode_bounded(data: bytes) -> Any:
         if len(data) > _SMALL_BYTES:
@@ -118,14 +117,14 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         shift += 7
 
 
-def _fields_of(descriptor: Descriptor, known: dict[str, dict[int, _Fields | None]]) -> _Fields:
+def _list_fields(descriptor: Descriptor, known: dict[str, dict[int, _Fields | None]]) -> _Fields:
     """Return the fields of a type; types that hold themselves are fine."""
     if descriptor.full_name in known:
         return known[descriptor.full_name]
     fields = known[descriptor.full_name] = {}
     for field in descriptor.fields:
         if field.message_type is not None:
-            fields[field.number] = _fields_of(field.message_type, known)
+            fields[field.number] = _list_fields(field.message_type, known)
         elif field.cpp_type == FieldDescriptor.CPPTYPE_STRING:
             fields[field.number] = None
     return fields

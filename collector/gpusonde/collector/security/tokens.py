@@ -42,14 +42,14 @@ def new_token() -> str:
     return _PREFIX + secrets.token_urlsafe(32)
 
 
-def digest_of(token: str) -> str:
+def digest_token(token: str) -> str:
     """Return what the collector's file holds in a token's place."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
 def token_entry(token: str, role: Role, agent_ids: str = "", label: str = "") -> str:
     """Return the lines for the collector's file."""
-    lines = ["[[token]]", f'digest = "{digest_of(token)}"', f'role = "{role.value}"']
+    lines = ["[[token]]", f'digest = "{digest_token(token)}"', f'role = "{role.value}"']
     lines += [f'agent_id = "{agent_ids}"'] if agent_ids else []
     lines += [f'label = "{label}"'] if label else []
     return "\n".join(lines)
@@ -139,7 +139,7 @@ class TokenFile:
     def find(self, token: str) -> Identity | None:
         """Return whose token it is. The time this takes does not depend on how much of a digest is right."""
         self._look()
-        return self._found.get(self._keyed(digest_of(token)))
+        return self._found.get(self._keyed(digest_token(token)))
 
     def still_holds(self, identity: Identity) -> bool:
         """Whether the token of an identity is there yet, with the same rights."""

@@ -1,4 +1,4 @@
-"""``Memtable``: what is durable and not yet in a segment, kept in memory; ``Memory``: those of the local store."""
+"""``Memtable``: records that are durable and not yet in a segment, in memory; ``Memory``: those of the local store."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class Memtable:
 
     Attributes:
         blocks: GPU -> its blocks in order of arrival.
-        marks: GPU -> its bindings and source ends in order of arrival.
+        markers: GPU -> its bindings and source ends in order of arrival.
         blanks: (GPU, metric, reason) -> NaNs.
         reached: Spool -> highest sequence.
         nbytes: Bytes of the arrays.
     """
 
     blocks: dict[str, list[StoredBlock]] = field(default_factory=dict)
-    marks: dict[str, list[Marker]] = field(default_factory=dict)
+    markers: dict[str, list[Marker]] = field(default_factory=dict)
     blanks: Counter[tuple[str, str, int]] = field(default_factory=Counter)
     reached: dict[int, int] = field(default_factory=dict)
     nbytes: int = 0
@@ -42,11 +42,11 @@ class Memtable:
             return [block.gpu_uuid for block in record.blocks]
         if isinstance(record, BindingsRecord):
             for binding in record.bindings:
-                self.marks.setdefault(binding.gpu_uuid, []).append(BindingEntry(position, binding))
+                self.markers.setdefault(binding.gpu_uuid, []).append(BindingEntry(position, binding))
             return [binding.gpu_uuid for binding in record.bindings]
         if isinstance(record, SourceEndedRecord):
             for gpu_uuid in record.gpu_uuids:
-                self.marks.setdefault(gpu_uuid, []).append(SourceEndEntry(position))
+                self.markers.setdefault(gpu_uuid, []).append(SourceEndEntry(position))
             return list(record.gpu_uuids)
         return []
 
@@ -62,9 +62,9 @@ class Memtable:
         """Return a GPU's blocks of these spools behind a position."""
         return _newest(self.blocks.get(gpu_uuid, []), frozenset(spools), after)
 
-    def marks_after(self, gpu_uuid: str, spools: Iterable[int], after: Position) -> list[Marker]:
+    def markers_after(self, gpu_uuid: str, spools: Iterable[int], after: Position) -> list[Marker]:
         """Return a GPU's bindings and source ends of these spools behind a position."""
-        return [m for m in self.marks.get(gpu_uuid, ()) if m.position > after and m.position.spool in spools]
+        return [m for m in self.markers.get(gpu_uuid, ()) if m.position > after and m.position.spool in spools]
 
 
 def _newest(blocks: list[StoredBlock], spools: frozenset[int], after: Position) -> list[StoredBlock]:

@@ -1,15 +1,12 @@
-"""Columns of samples of one GPU, as read from the store.
+"""Samples of one GPU as columns, the feed of what an agent said about it, and rollups of ticks to seconds.
 
-What an agent said about one GPU, in the order in which it said it.
+``FeedEntry``: ticks, bindings and the end of a source, in the order in which the agent said them.
 
-Averages over seconds: what is left of ticks once they are deleted.
-
-A row is a second of one GPU in which at least one tick lies. A gauge has its mean, and for how many ticks it is one,
-because the values of a second may be spread over two files; those that are sampled at every tick also have the least
-and the largest value. A counter has its last value. NaN means that no tick of the second had a value.
-
-Ratios, rates and watts are noise in their last digits, which no compression can make smaller: of them thirteen binary
-digits are kept, one part in 8,192.
+A row of a rollup is a second of one GPU in which at least one tick lies; rollups are left when the ticks are deleted. A
+gauge has its mean, and for how many ticks it is one, because the values of a second may be spread over two files; those
+that are sampled at every tick also have the least and the largest value. A counter has its last value. NaN means that
+no tick of the second had a value. Ratios, rates and watts are noise in their last digits, which no compression can make
+smaller: of them thirteen binary digits are kept, one part in 8,192.
 """
 
 from __future__ import annotations
@@ -222,9 +219,9 @@ Marker: TypeAlias = BindingEntry | SourceEndEntry
 FeedEntry: TypeAlias = TicksEntry | BindingEntry | SourceEndEntry
 
 
-def merge_feed(pieces: Iterable[Samples], marks: Sequence[Marker]) -> Iterator[FeedEntry]:
-    """Merge ticks with the marks between them; both are in order of arrival."""
-    waiting = list(marks)
+def merge_feed(pieces: Iterable[Samples], markers: Sequence[Marker]) -> Iterator[FeedEntry]:
+    """Merge ticks with the markers between them; both are in order of arrival."""
+    waiting = list(markers)
     for piece in pieces:
         if not len(piece):
             continue

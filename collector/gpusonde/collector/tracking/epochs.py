@@ -134,7 +134,7 @@ class RunEpochs:
         values = samples.matrix(self._metrics)
         self._attempt(lambda tracker: tracker.update(time_s, values, exhaustive=exhaustive))
 
-    def collect(self) -> None:
+    def drain(self) -> None:
         """Take what earlier ticks have led to meanwhile, from a tracker that does not answer at once.
 
         Raises:

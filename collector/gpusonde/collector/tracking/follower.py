@@ -102,7 +102,7 @@ class GpuFollower:
         return FollowerState(self._agent_id, self._gpu_uuid, asdict(self._policy), self._reached, runs, epochs)
 
     @property
-    def has_news(self) -> bool:
+    def has_changes(self) -> bool:
         """Whether the open run's epochs have changed since they were last asked for."""
         return self._epochs is not None and self._epochs.changed
 
@@ -131,14 +131,14 @@ class GpuFollower:
             if stop():
                 return
 
-    def collect(self) -> None:
+    def drain(self) -> None:
         """Take what the ticks so far have led to meanwhile.
 
         Raises:
             UnusableStateError: As for ``advance``.
         """
         if self._epochs:
-            self._epochs.collect()
+            self._epochs.drain()
 
     def end(self, reason: str) -> list[RunUpdate]:
         """End the open run for a reason outside of the ticks.

@@ -25,7 +25,7 @@ _Key = tuple[str, str]
 # Of the time that tracking took: where rounds are long there are many epochs to summarise in each.
 _SUMMARY_SHARE = 0.25
 # How long answers of other processes wait at most while a long round goes on.
-_COLLECT_S = 2.0
+_DRAIN_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class EpochPipeline:
         counters: CollectorCounters | None = None,
     ) -> None:
         self._counters = counters or CollectorCounters()
-        self._epochs_of: dict[str, int] = {}
+        self._epoch_counts: dict[str, int] = {}
         self._results = results
         self._make_follower = make_follower
         self._summaries = summaries
@@ -93,12 +93,12 @@ class EpochPipeline:
         self._pending: list[RunUpdate] = []
         self._broken: set[_Key] = set()
         self._saved_at = 0.0
-        self._collected_at = 0.0
+        self._drained_at = 0.0
         self._is_behind = False
         self._summarise_from = 0.0
         self._deadline: float | None = None
-        self._touched: set[_Key] = set()
-        self._forgotten: set[str] = set()
+        self._notified: set[_Key] = set()
+        self._evicted: set[str] = set()
         self._lock = threading.Lock()
         self._wake: Callable[[], None] | None = None
 
@@ -111,23 +111,23 @@ class EpochPipeline:
         self._resumes = {key: Resume(*stored) for key, stored in self._results.resumes().items()}
         self._summaries.restore()
         self._states.restore(known)
-        self.touch(frozenset(known))
+        self.notify(frozenset(known))
 
-    def touch(self, keys: frozenset[_Key]) -> None:
+    def notify(self, keys: frozenset[_Key]) -> None:
         """Note that there is something new; may be called from any thread."""
         with self._lock:
-            self._touched |= keys
+            self._notified |= keys
         if self._wake:
             self._wake()
 
-    def forget(self, agents: frozenset[str]) -> None:
+    def evict(self, agents: frozenset[str]) -> None:
         """Drop what is known of agents that another collector has followed, or does now; may be called from any thread.
 
         Their next records, should they come here, are followed from where the catalogue then says.
         """
         with self._lock:
-            self._forgotten |= agents
-            self._touched = {key for key in self._touched if key[0] not in agents}
+            self._evicted |= agents
+            self._notified = {key for key in self._notified if key[0] not in agents}
 
     async def run(self) -> None:
         """Work until cancelled; a round that is under way is finished first."""
@@ -141,7 +141,7 @@ class EpochPipeline:
         try:
             while True:
                 await asyncio.shield(loop.run_in_executor(self._executor, self.round))
-                if not self._touched and not self._may_summarise():
+                if not self._notified and not self._may_summarise():
                     await _wait(woken, self._options.save_interval_s)
                 woken.clear()
                 await asyncio.sleep(self._options.interval_s)
@@ -151,16 +151,16 @@ class EpochPipeline:
     def round(self) -> None:
         """Track what is new and store what has changed."""
         began_at = self._clock()
-        if not self._drop_forgotten():
+        if not self._drop_evicted():
             return
         with self._lock:
-            touched, self._touched = self._touched, set()
-        for key in touched - self._broken:
+            notified, self._notified = self._notified, set()
+        for key in notified - self._broken:
             if self._is_late():
                 break
             self._heard_at[key] = self._clock()
             self._follow(key)
-            self._collect()
+            self._drain()
             if self._clock() - self._saved_at >= self._options.save_interval_s:
                 self._save()
         self._note_round(self._clock() - began_at)
@@ -173,9 +173,9 @@ class EpochPipeline:
     @property
     def backlog(self) -> int:
         """GPUs with something new that no round has begun with yet."""
-        return len(self._touched)
+        return len(self._notified)
 
-    def hurry(self, within_s: float) -> None:
+    def set_deadline(self, within_s: float) -> None:
         """Have rounds, one under way included, stop where they are after a time; may be called from any thread.
 
         What they leave is not lost: the next start goes on from what is stored.
@@ -188,23 +188,23 @@ class EpochPipeline:
         if self._save():
             self._states.keep_all(self._followers)
 
-    def _drop_forgotten(self) -> bool:
+    def _drop_evicted(self) -> bool:
         """Return whether it is known where tracking of every agent begins."""
         with self._lock:
-            agents, self._forgotten = self._forgotten, set()
+            agents, self._evicted = self._evicted, set()
         if not agents:
             return True
         for key in [key for key in {*self._followers, *self._heard_at, *self._broken} if key[0] in agents]:
             self._drop(key)
             self._heard_at.pop(key, None)
             self._broken.discard(key)
-            self._states.let_go(key)
+            self._states.release(key)
         self._pending = [update for update in self._pending if update.run.agent_id not in agents]
         try:
             self._resumes = {key: Resume(*stored) for key, stored in self._results.resumes().items()}
         except StoreError as error:
             with self._lock:
-                self._forgotten |= agents
+                self._evicted |= agents
             _LOG.error("where tracking of agents from another collector begins cannot be read now: %s", error)
             return False
         return True
@@ -222,31 +222,31 @@ class EpochPipeline:
     def _follow(self, key: _Key) -> None:
         self._attempt(key, self._advance)
 
-    def _collect(self) -> None:
+    def _drain(self) -> None:
         """Take what other processes have found meanwhile: a GPU's next turn may come much later."""
-        if self._clock() - self._collected_at < _COLLECT_S:
+        if self._clock() - self._drained_at < _DRAIN_S:
             return
         for key in list(self._followers):
-            self._attempt(key, self._take_news)
-        self._collected_at = self._clock()
+            self._attempt(key, self._drain_follower)
+        self._drained_at = self._clock()
 
     def _advance(self, key: _Key) -> None:
         follower = self._followers.get(key)
         if follower is None:
             follower = self._followers[key] = self._begin(key)
         self._unsaved[key] = None
-        self._states.touch(key)
+        self._states.notify(key)
         for update in follower.advance(self._is_late, exhaustive=not self._is_behind):
             self._pending.append(update)
-        self._note_news(key, follower)
+        self._note_changes(key, follower)
 
-    def _take_news(self, key: _Key) -> None:
+    def _drain_follower(self, key: _Key) -> None:
         follower = self._followers[key]
-        follower.collect()
-        self._note_news(key, follower)
+        follower.drain()
+        self._note_changes(key, follower)
 
-    def _note_news(self, key: _Key, follower: GpuFollower) -> None:
-        if follower.has_news and (current := follower.current()):
+    def _note_changes(self, key: _Key, follower: GpuFollower) -> None:
+        if follower.has_changes and (current := follower.current()):
             self._unsaved[key] = None
             self._pending.append(current)
 
@@ -267,7 +267,7 @@ class EpochPipeline:
             _LOG.exception("GPU %s of agent %s is not tracked until the next start", key[1], key[0])
             self._broken.add(key)
             self._unsaved.pop(key, None)
-            self._states.forget(key)
+            self._states.discard(key)
 
     def _begin(self, key: _Key) -> GpuFollower:
         """Make the follower of a GPU, of its stored state where that can be used."""
@@ -283,7 +283,7 @@ class EpochPipeline:
         """Let a state be that leads to faults."""
         self._states.refuse(key, error)
         self._drop(key)
-        self.touch(frozenset([key]))
+        self.notify(frozenset([key]))
 
     def _drop(self, key: _Key) -> None:
         """Forget a follower that stopped in the middle of something; another one begins at what is stored."""
@@ -320,21 +320,21 @@ class EpochPipeline:
     def _look_up_epochs(self, updates: list[RunUpdate]) -> None:
         """Know of runs that an earlier process has begun how many epochs were found before."""
         for update in updates:
-            if update.run.epoch_count and update.run.run_id not in self._epochs_of:
+            if update.run.epoch_count and update.run.run_id not in self._epoch_counts:
                 with contextlib.suppress(StoreError):
                     stored = self._results.run(update.run.run_id)
-                    self._epochs_of[update.run.run_id] = stored.epoch_count if stored else 0
+                    self._epoch_counts[update.run.run_id] = stored.epoch_count if stored else 0
 
     def _count_epochs(self, updates: list[RunUpdate]) -> None:
         """Count each epoch once, although the number of a run's epochs may shrink and grow again."""
         for update in updates:
             run = update.run
-            before = self._epochs_of.get(run.run_id, 0)
+            before = self._epoch_counts.get(run.run_id, 0)
             if run.epoch_count > before:
                 self._counters.epochs += run.epoch_count - before
-                self._epochs_of[run.run_id] = run.epoch_count
+                self._epoch_counts[run.run_id] = run.epoch_count
             if run.ended:
-                self._epochs_of.pop(run.run_id, None)
+                self._epoch_counts.pop(run.run_id, None)
 
     def _save(self) -> bool:
         """Store what has changed; return whether the catalogue now has all that the followers know."""

@@ -1,6 +1,4 @@
-"""What a ``RunTracker`` knows of the run that is open, and the form in which that outlives the process.
-
-``FollowerState``: all that tracking knows of one GPU with an open run, as bytes and back.
+"""``FollowerState``: all that tracking knows of one GPU with an open run, as bytes and back, to outlive the process.
 
 The bytes are the length of a JSON object (u32, little-endian), the object, and the state of the epoch tracker. File and
 checksum around them are ``StateFiles``'s.

@@ -1,9 +1,7 @@
 """``RunTracker``: where a job's stay on one GPU begins and ends.
 
 The tracker is a function of what an agent said about the GPU, in order of arrival, and of nothing else: after a restart
-the same records give the same runs with the same ids.
-
-Which metrics tell that a GPU is working.
+the same records give the same runs with the same ids. ``has_activity`` tells whether metrics say that a GPU is working.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ def has_activity(metrics: Sequence[str]) -> bool:
     return any(name in _ACTIVITY for name in metrics)
 
 
-def activity_of(samples: Samples) -> FloatArray:
+def measure_activity(samples: Samples) -> FloatArray:
     """Return the largest activity ratio of every tick, NaN where none is known."""
     matrix = samples.matrix([name for name in _ACTIVITY if name in samples.columns])
     if not matrix.size:
@@ -183,7 +181,7 @@ class RunTracker:
         if len(samples) and self._resume.not_before_unix_nano:
             samples = _without_the_past(samples, self._resume.not_before_unix_nano)
             self._resume = _BEGINNING
-        activity = activity_of(samples)
+        activity = measure_activity(samples)
         memory = samples.matrix([_MEMORY])[0]
         begin = 0
         for i, time in enumerate(samples.time_unix_nano.tolist()):

@@ -125,16 +125,16 @@ class StateKeeper:
         if not self._samples.contains(state.agent_id, state.reached):
             raise UnusableStateError("it is ahead of the samples in the store")
 
-    def touch(self, key: Key) -> None:
+    def notify(self, key: Key) -> None:
         """Note that the tracking of a GPU has gone on."""
         self._changed.add(key)
 
-    def forget(self, key: Key) -> None:
+    def discard(self, key: Key) -> None:
         """Store no state of a GPU whose tracking has failed, and none that would lead there again."""
         self._changed.discard(key)
         self._remove(key)
 
-    def let_go(self, key: Key) -> None:
+    def release(self, key: Key) -> None:
         """Forget a GPU whose state is another collector's from now on."""
         self._changed.discard(key)
         self._due.pop(key, None)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from gpusonde.collector.storage.clickhouse.sql import Sql, binary_column, fact_table
+from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql, binary_column, fact_table
 from gpusonde.collector.storage.model import AgentRow, GpuRow, LossRow, Position, RejectionRow, decode_inventory
 from gpusonde.collector.storage.store import OwnersListener
 from gpusonde.service.wire import Binding, GpuEvent, InventoryRecord
@@ -113,7 +113,7 @@ class ClickHouseFacts:
         sql: The database.
     """
 
-    def __init__(self, sql: Sql) -> None:
+    def __init__(self, sql: ClickHouseSql) -> None:
         self._sql = sql
 
     # Agents and spools -------------------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ class ClickHouseFacts:
         rows = self._sql.rows("SELECT agent_id, spool_id, min(spool) FROM spools GROUP BY agent_id, spool_id")
         return {(agent_id, spool_id): spool for agent_id, spool_id, spool in rows}
 
-    def spools_of(self, agent_id: str) -> dict[str, int]:
+    def agent_spools(self, agent_id: str) -> dict[str, int]:
         """Return the spools of an agent with their numbers."""
         rows = self._sql.rows(
             "SELECT spool_id, min(spool) FROM spools WHERE agent_id = {agent:String} GROUP BY spool_id",
@@ -157,7 +157,7 @@ class ClickHouseFacts:
         )
         return dict(rows)
 
-    def agent_of(self, spool: int) -> str | None:
+    def find_agent(self, spool: int) -> str | None:
         """Return the agent that a spool is of."""
         rows = self._sql.rows("SELECT agent_id FROM spools WHERE spool = {spool:Int64} LIMIT 1", {"spool": spool})
         return rows[0][0] if rows else None
@@ -178,7 +178,7 @@ class ClickHouseFacts:
 
     def inventory(self, agent_id: str, spool_id: str) -> InventoryRecord | None:
         """Return the latest durable inventory of a spool."""
-        spool = self.spools_of(agent_id).get(spool_id)
+        spool = self.agent_spools(agent_id).get(spool_id)
         if spool is None:
             return None
         table = self._sql.table(

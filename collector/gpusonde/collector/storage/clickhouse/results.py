@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from gpusonde.collector.storage.clickhouse.facts import Ownership
-from gpusonde.collector.storage.clickhouse.sql import Sql, fact_table
+from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql, fact_table
 from gpusonde.collector.storage.local.results import summary_row, summary_text
 from gpusonde.collector.storage.model import EpochRow, Position, RunRow, RunUpdate, SummaryRow
 from gpusonde.errors import StoreError
@@ -40,7 +40,7 @@ class ClickHouseResults:
         ownership: Gives versions to rows.
     """
 
-    def __init__(self, sql: Sql, ownership: Ownership) -> None:
+    def __init__(self, sql: ClickHouseSql, ownership: Ownership) -> None:
         self._sql = sql
         self._ownership = ownership
         # Most epochs of an update are as they were; a database that merges rows need not see those again.
@@ -51,7 +51,7 @@ class ClickHouseResults:
         updates: Sequence[RunUpdate],
         resumes: Mapping[tuple[str, str], tuple[Position, int]],
     ) -> None:
-        """See ``ResultStore.save``.
+        """Write what one round of tracking has changed; after a failure the same may be written again.
 
         Epochs come before their runs and both before the positions: after a crash between them tracking reads the same
         ticks again and writes the same rows.
@@ -61,7 +61,7 @@ class ClickHouseResults:
         for update in updates:
             if update.epochs is not None:
                 new = {epoch.index: epoch for epoch in update.epochs}
-                old = epochs.get(update.run.run_id) or self._written_of(update.run)
+                old = epochs.get(update.run.run_id) or self._read_written(update.run)
                 rows += self._changes(update.run, old.epochs, new)
                 epochs[update.run.run_id] = _Written(old.term, new)
         try:
@@ -93,7 +93,7 @@ class ClickHouseResults:
             ]
             self._sql.insert("tracker_positions", fact_table(positions))
 
-    def _written_of(self, run: RunRow) -> _Written:
+    def _read_written(self, run: RunRow) -> _Written:
         term = self._ownership.term(run.agent_id)
         written = self._written.get(run.run_id)
         if written is None or written.term != term:
@@ -125,14 +125,14 @@ class ClickHouseResults:
         ]
 
     def resumes(self) -> dict[tuple[str, str], tuple[Position, int]]:
-        """See ``ResultStore.resumes``."""
+        """Return where tracking of each (agent, GPU) starts again."""
         rows = self._sql.rows(
             "SELECT agent_id, gpu_uuid, spool, sequence, not_before_unix_nano FROM tracker_positions FINAL"
         )
         return {(agent, gpu): (Position(spool, sequence), time) for agent, gpu, spool, sequence, time in rows}
 
     def run(self, run_id: str) -> RunRow | None:
-        """See ``ResultStore.run``."""
+        """Return one run."""
         rows = self._sql.rows(
             f"SELECT {_RUN_COLUMNS} FROM runs FINAL WHERE run_id = {{run:String}}",  # noqa: S608 - own columns
             {"run": run_id},
@@ -140,7 +140,7 @@ class ClickHouseResults:
         return RunRow(*rows[0]) if rows else None
 
     def open_run(self, agent_id: str, gpu_uuid: str) -> str:
-        """See ``ResultStore.open_run``."""
+        """Return the newest run of a GPU that goes on, or nothing."""
         rows = self._sql.rows(
             "SELECT run_id FROM runs FINAL WHERE gpu_uuid = {gpu:String} AND agent_id = {agent:String} AND NOT ended"
             " ORDER BY start_unix_nano DESC LIMIT 1",
@@ -151,7 +151,7 @@ class ClickHouseResults:
     def runs(
         self, *, gpu_uuid: str = "", job_id: str = "", before: tuple[int, str] | None = None, limit: int
     ) -> list[RunRow]:
-        """See ``ResultStore.runs``."""
+        """Return runs, newest first; see ``ResultStore``."""
         conditions = ["1"]
         values: dict[str, int | str] = {"limit": limit}
         for column, value in (("gpu_uuid", gpu_uuid), ("job_id", job_id)):
@@ -169,7 +169,7 @@ class ClickHouseResults:
         return [RunRow(*row) for row in rows]
 
     def epochs(self, run_id: str) -> list[EpochRow]:
-        """See ``ResultStore.epochs``."""
+        """Return the epochs of a run by start, withdrawn ones included."""
         rows = self._sql.rows(
             f"SELECT {_EPOCH_COLUMNS} FROM epochs FINAL WHERE run_id = {{run:String}} AND removed = 0"  # noqa: S608
             " ORDER BY start_unix_nano, epoch_index",
@@ -178,7 +178,7 @@ class ClickHouseResults:
         return [EpochRow(*row) for row in rows]
 
     def save_summaries(self, run_id: str, summaries: Sequence[tuple[EpochRow, SummaryRow]]) -> None:
-        """See ``ResultStore.save_summaries``; a summary is keyed by the bounds it was made for."""
+        """Store what epochs add up to; a summary is keyed by the bounds it was made for."""
         if not summaries:
             return
         rows = [
@@ -194,7 +194,7 @@ class ClickHouseResults:
         self._sql.insert("summaries", fact_table(rows))
 
     def summaries(self, run_id: str, epochs: Sequence[EpochRow]) -> dict[int, SummaryRow]:
-        """See ``ResultStore.summaries``."""
+        """Return the summaries, by index, of neighbouring epochs of a run, as far as there are any."""
         if not epochs:
             return {}
         rows = self._sql.rows(
@@ -207,7 +207,7 @@ class ClickHouseResults:
         return {index: summary_row(texts[key]) for index, key in keyed.items() if key in texts}
 
     def to_summarise(self, run_id: str, after_unix_nano: int, limit: int) -> list[EpochRow]:
-        """See ``ResultStore.to_summarise``."""
+        """Return the first confirmed epochs of a run without a summary that start after a time, by start."""
         rows = self._sql.rows(
             f"SELECT {_EPOCH_COLUMNS} FROM {_unsummarised('run_id = {run:String}')}"  # noqa: S608 - own text only
             " WHERE start_unix_nano > {after:Int64} ORDER BY start_unix_nano, epoch_index LIMIT {limit:UInt64}",
@@ -216,12 +216,12 @@ class ClickHouseResults:
         return [EpochRow(*row) for row in rows]
 
     def count_to_summarise(self, run_id: str) -> int:
-        """See ``ResultStore.count_to_summarise``."""
+        """Return how many confirmed epochs of a run have no summary yet."""
         statement = f"SELECT count() FROM {_unsummarised('run_id = {run:String}')}"  # noqa: S608 - own text only
         return int(self._sql.rows(statement, {"run": run_id})[0][0])
 
     def runs_to_summarise(self) -> list[str]:
-        """See ``ResultStore.runs_to_summarise``."""
+        """Return the runs, of those that this collector follows, with confirmed epochs that have no summary yet."""
         statement = f"SELECT DISTINCT run_id FROM {_unsummarised(_FOLLOWED)} ORDER BY run_id"  # noqa: S608
         return [run_id for (run_id,) in self._sql.rows(statement, {"collector": self._ownership.collector})]
 

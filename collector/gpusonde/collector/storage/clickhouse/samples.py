@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from gpusonde.collector.storage.clickhouse.facts import ClickHouseFacts, Ownership
 from gpusonde.collector.storage.clickhouse.schema import TableLifetimes
-from gpusonde.collector.storage.clickhouse.sql import Rows, Sql, fact_table, progress_table, sample_table
+from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql, Rows, fact_table, progress_table, sample_table
 from gpusonde.collector.storage.memtable import Memtable
 from gpusonde.collector.storage.model import AgentRow, PendingRecord, Position, StoredRecord
 from gpusonde.collector.storage.samples import (
@@ -84,7 +84,7 @@ class ClickHouseSamples:
 
     def __init__(
         self,
-        sql: Sql,
+        sql: ClickHouseSql,
         facts: ClickHouseFacts,
         ownership: Ownership,
         options: ClickHouseOptions,
@@ -186,13 +186,13 @@ class ClickHouseSamples:
         Numbers of one agent rise in order of first arrival, and two collectors that see a spool first at the same time,
         from the same greeting, give it the same number.
         """
-        known = self._facts.spools_of(agent_id)
+        known = self._facts.agent_spools(agent_id)
         number = known.get(spool_id)
         if number is None:
             digest = hashlib.sha256(f"{agent_id}\n{spool_id}".encode()).digest()
             low = int.from_bytes(digest[:4], "little") % (1 << _SPOOL_DIGEST_BITS)
             number = max(began_unix_nano // _NS_PER_US << _SPOOL_DIGEST_BITS | low, 1 + max(known.values(), default=0))
-            while self._facts.agent_of(number) not in (None, agent_id):
+            while self._facts.find_agent(number) not in (None, agent_id):
                 number += 1
             self._facts.save_spool(agent_id, spool_id, number)
             known[spool_id] = number
@@ -227,7 +227,7 @@ class ClickHouseSamples:
             spools = [number for (agent, _), number in self._spools.items() if agent == agent_id]
             known = {number: self._durable[number] for number in spools if number in self._durable}
         if not spools or not self._ownership.owns(agent_id):
-            return {number: self._facts.durable(number) for number in self._facts.spools_of(agent_id).values()}
+            return {number: self._facts.durable(number) for number in self._facts.agent_spools(agent_id).values()}
         asked = {number: self._facts.durable(number) for number in spools if number not in known}
         with self._lock:
             for number, durable in asked.items():
@@ -331,18 +331,20 @@ class ClickHouseSamples:
         durable = self._durable_sequences(agent_id)
         recent = self._tail.behind(gpu_uuid, durable, after)
         if recent is not None:
-            blocks, marks = recent
-            return merge_feed(_by_spool(blocks), marks)
-        marks = self._marks(agent_id, gpu_uuid, after, durable)
-        return merge_feed(self._stored(gpu_uuid, after, durable), marks)
+            blocks, markers = recent
+            return merge_feed(_by_spool(blocks), markers)
+        markers = self._stored_markers(agent_id, gpu_uuid, after, durable)
+        return merge_feed(self._stored(gpu_uuid, after, durable), markers)
 
-    def _marks(self, agent_id: str, gpu_uuid: str, after: Position, durable: Mapping[int, int]) -> list[Marker]:
-        marks: list[Marker] = [
+    def _stored_markers(
+        self, agent_id: str, gpu_uuid: str, after: Position, durable: Mapping[int, int]
+    ) -> list[Marker]:
+        markers: list[Marker] = [
             BindingEntry(position, binding) for position, binding in self._facts.bindings(agent_id, gpu_uuid)
         ]
-        marks += [SourceEndEntry(position) for position in self._facts.source_ends(agent_id, gpu_uuid)]
+        markers += [SourceEndEntry(position) for position in self._facts.source_ends(agent_id, gpu_uuid)]
         return sorted(
-            (m for m in marks if m.position > after and m.position.sequence <= durable.get(m.position.spool, 0)),
+            (m for m in markers if m.position > after and m.position.sequence <= durable.get(m.position.spool, 0)),
             key=lambda mark: mark.position,
         )
 
@@ -458,7 +460,7 @@ class Tail:
     def behind(
         self, gpu_uuid: str, durable: Mapping[int, int], after: Position
     ) -> tuple[list[StoredBlock], list[Marker]] | None:
-        """Return a GPU's blocks and marks behind a position, or None if not all of them are here.
+        """Return a GPU's blocks and markers behind a position, or None if not all of them are here.
 
         Args:
             gpu_uuid: The GPU.
@@ -471,11 +473,11 @@ class Tail:
                 if spool >= after.spool and not self._is_complete(spool, needed, through):
                     return None
             blocks: list[StoredBlock] = []
-            marks: list[Marker] = []
-            for generation in (self._older, self._newer):
-                blocks += generation.blocks_after(gpu_uuid, durable, after)
-                marks += generation.marks_after(gpu_uuid, durable, after)
-        return blocks, marks
+            markers: list[Marker] = []
+            for memtable in (self._older, self._newer):
+                blocks += memtable.blocks_after(gpu_uuid, durable, after)
+                markers += memtable.markers_after(gpu_uuid, durable, after)
+        return blocks, markers
 
     def _is_complete(self, spool: int, after: int, through: int) -> bool:
         begins = self._complete_after.get(spool, _NEVER)

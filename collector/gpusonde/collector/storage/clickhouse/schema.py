@@ -13,7 +13,7 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpusonde.collector.storage.clickhouse.sql import Sql
+from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql
 from gpusonde.collector.storage.samples import (
     SECOND_NS,
     TICK_COUNT,
@@ -317,7 +317,7 @@ def script(retention: TableLifetimes) -> str:
     return "".join(f"{statement};\n\n" for statement in statements(retention))
 
 
-def prepare(sql: Sql, database: str, retention: TableLifetimes, *, may_change: bool) -> None:
+def prepare(sql: ClickHouseSql, database: str, retention: TableLifetimes, *, may_change: bool) -> None:
     """Make the schema, or bring that of an older collector up to date.
 
     Args:
@@ -353,7 +353,7 @@ def prepare(sql: Sql, database: str, retention: TableLifetimes, *, may_change: b
         _LOG.info("database %s: %s", database, change.partition("\n")[0])
 
 
-def _columns(sql: Sql, database: str) -> dict[str, set[str]]:
+def _columns(sql: ClickHouseSql, database: str) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for table, name in sql.rows(
         "SELECT table, name FROM system.columns WHERE database = {database:String}", {"database": database}
@@ -362,7 +362,7 @@ def _columns(sql: Sql, database: str) -> dict[str, set[str]]:
     return found
 
 
-def _changes(sql: Sql, database: str, known: dict[str, set[str]], retention: TableLifetimes) -> Iterator[str]:
+def _changes(sql: ClickHouseSql, database: str, known: dict[str, set[str]], retention: TableLifetimes) -> Iterator[str]:
     """Yield what an existing schema lacks: tables, columns of metrics that a newer catalogue has, other retention."""
     for table in _TABLES:
         if table.name not in known:

@@ -1,9 +1,7 @@
-"""``Sql``: the little that the ClickHouse engine needs of a database, and the client behind it.
+"""``ClickHouseSql``: the database as the store uses it, and records as rows of its tables, column by column.
 
 Values reach the database as bound parameters (``{name:Type}``, bound by the server) or as Arrow columns, never as text
 of a statement; names of tables and columns come from the schema and the metric catalogue alone.
-
-Records as rows of the tables, column by column.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -178,28 +176,6 @@ _SETTINGS = {
 }
 
 
-class Sql(Protocol):
-    """A database; all methods block and may be called from any thread.
-
-    They raise ``StoreFullError`` when the server is out of disk space and ``StoreError`` for any other failure.
-    """
-
-    def table(self, statement: str, parameters: Parameters | None = None) -> pa.Table:
-        """Return the answer to a query, column by column."""
-
-    def rows(self, statement: str, parameters: Parameters | None = None) -> list[tuple[Any, ...]]:
-        """Return the answer to a query, row by row; text must be UTF-8."""
-
-    def insert(self, table: str, rows: pa.Table) -> None:
-        """Insert rows; when it returns, the server has them in a part."""
-
-    def run(self, statement: str) -> None:
-        """Run a statement that answers nothing."""
-
-    def close(self) -> None:
-        """Disconnect."""
-
-
 @dataclass(frozen=True)
 class Connection:
     """Where the database is and how to get in.
@@ -263,27 +239,27 @@ class ClickHouseSql:
         return urlsplit(self.connection.url).scheme == "chdb"
 
     def table(self, statement: str, parameters: Parameters | None = None) -> pa.Table:
-        """See ``Sql.table``."""
+        """Return the answer to a query, column by column."""
         with _naming_failures(self.connection.url):
             return self._client.query_arrow(statement, parameters=dict(parameters or {}))
 
     def rows(self, statement: str, parameters: Parameters | None = None) -> list[tuple[Any, ...]]:
-        """See ``Sql.rows``."""
+        """Return the answer to a query, row by row; text must be UTF-8."""
         table = self.table(statement, parameters)
         return list(zip(*(column.to_pylist() for column in table.columns), strict=True))
 
     def insert(self, table: str, rows: pa.Table) -> None:
-        """See ``Sql.insert``."""
+        """Insert rows; when it returns, the server has them in a part."""
         with _naming_failures(self.connection.url):
             self._client.insert_arrow(table, rows)
 
     def run(self, statement: str) -> None:
-        """See ``Sql.run``."""
+        """Run a statement that answers nothing."""
         with _naming_failures(self.connection.url):
             self._client.command(statement)
 
     def close(self) -> None:
-        """See ``Sql.close``."""
+        """Disconnect."""
         self._client.close()
 
 

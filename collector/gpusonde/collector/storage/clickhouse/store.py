@@ -13,7 +13,7 @@ from gpusonde.collector.storage.clickhouse.facts import ClickHouseFacts, Ownersh
 from gpusonde.collector.storage.clickhouse.results import ClickHouseResults
 from gpusonde.collector.storage.clickhouse.samples import ClickHouseOptions, ClickHouseSamples
 from gpusonde.collector.storage.clickhouse.schema import prepare
-from gpusonde.collector.storage.clickhouse.sql import Sql, binary_column, fact_table
+from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql, binary_column, fact_table
 from gpusonde.collector.storage.model import StoreUsage
 from gpusonde.collector.storage.store import OwnersListener, StoreCounters, UnusableStateError
 from gpusonde.errors import StoreError
@@ -39,7 +39,7 @@ class ClickHouseStore:
 
     def __init__(
         self,
-        sql: Sql,
+        sql: ClickHouseSql,
         ownership: Ownership,
         options: ClickHouseOptions | None = None,
         *,
@@ -142,7 +142,7 @@ class ClickHouseStates:
         ownership: Gives versions to rows.
     """
 
-    def __init__(self, sql: Sql, ownership: Ownership) -> None:
+    def __init__(self, sql: ClickHouseSql, ownership: Ownership) -> None:
         self._sql = sql
         self._ownership = ownership
 

@@ -1,8 +1,7 @@
 """The SQLite file beside the segments: one connection, one writer at a time, every commit synced.
 
-Which rows of which segment belong to which GPU.
-
-What retention has deleted: a row for every file, kept for ever.
+``SegmentCatalog`` knows which rows of which segment belong to which GPU, ``Deletions`` what retention has deleted: a
+row for every file, kept for ever.
 """
 
 from __future__ import annotations
@@ -412,7 +411,7 @@ class SegmentCatalog:
         """
         wanted = [kind.value for kind in kinds or SegmentKind]
         rows = self._database.rows(
-            f"SELECT {_FILE} FROM segments WHERE kind IN ({_marks(wanted)}) AND newest_unix_nano < ?"  # noqa: S608
+            f"SELECT {_FILE} FROM segments WHERE kind IN ({_placeholders(wanted)}) AND newest_unix_nano < ?"  # noqa: S608
             " ORDER BY created_unix_nano, segment LIMIT ?",
             (*wanted, arrived_before_unix_nano, limit),
         )
@@ -430,7 +429,7 @@ class SegmentCatalog:
     def gpus_in(self, segments: Collection[int]) -> list[str]:
         """Return the GPUs with rows in these segments."""
         rows = self._database.rows(
-            f"SELECT DISTINCT gpu_uuid FROM segment_parts WHERE segment IN ({_marks(segments)})"  # noqa: S608
+            f"SELECT DISTINCT gpu_uuid FROM segment_parts WHERE segment IN ({_placeholders(segments)})"  # noqa: S608
             " ORDER BY gpu_uuid",
             list(segments),
         )
@@ -438,7 +437,7 @@ class SegmentCatalog:
 
     def parts_in(self, segments: Collection[int], gpu_uuid: str | None = None) -> list[PartRow]:
         """Return the parts of these segments, or those of one GPU, by GPU and in order of arrival."""
-        condition = f"segment IN ({_marks(segments)})"
+        condition = f"segment IN ({_placeholders(segments)})"
         if gpu_uuid is None:
             return self._parts(condition, list(segments))
         return self._parts(f"gpu_uuid = ? AND {condition}", [gpu_uuid, *segments])
@@ -453,7 +452,8 @@ class SegmentCatalog:
     def parts_after(self, gpu_uuid: str, spools: Sequence[int], after: Position) -> list[PartRow]:
         """Return the parts of a GPU with ticks of these spools behind a position, in order of arrival."""
         return self._parts(
-            f"gpu_uuid = ? AND spool IN ({_marks(spools)}) AND (spool, last_sequence) > (?, ?) AND kind != 'second'",
+            f"gpu_uuid = ? AND spool IN ({_placeholders(spools)}) AND (spool, last_sequence) > (?, ?)"
+            " AND kind != 'second'",
             (gpu_uuid, *spools, *after),
         )
 
@@ -519,7 +519,7 @@ def _file(row: tuple[object, ...]) -> SegmentFile:
     return SegmentFile(row[0], SegmentKind(row[1]), *row[2:])  # type: ignore[arg-type]
 
 
-def _marks(values: Collection[object]) -> str:
+def _placeholders(values: Collection[object]) -> str:
     return ", ".join("?" * len(values))
 
 

@@ -1,12 +1,9 @@
 """``Compactor``: an hour of small segments becomes a few files with row groups of one GPU each.
 
-One step writes one file. Until the catalogue names it nothing has changed; the transaction that names it takes the rows
-from the small segments; a small segment without rows is then removed. A crash at any point leaves one state or the
-other, and files that the next start removes.
-
-From the rows of one GPU in many segments to row groups of its own.
-
-``SegmentOutput``: writes a segment row group by row group, so that memory holds one GPU and not a file.
+One step writes one file, row group by row group, so that memory holds one GPU and not a file. Until the catalogue names
+it nothing has changed; the transaction that names it takes the rows from the small segments; a small segment without
+rows is then removed. A crash at any point leaves one state or the other, and files that the next start removes.
+``Pace`` keeps the work to its share of a core.
 """
 
 from __future__ import annotations
@@ -61,7 +58,7 @@ def second_schema(metrics: Sequence[str]) -> pa.Schema:
     return pa.schema([*keys, (TICK_COUNT, pa.int32()), *values])
 
 
-def metrics_of(paths: Iterable[Path]) -> list[str]:
+def list_metrics(paths: Iterable[Path]) -> list[str]:
     """Return the metrics of some segments.
 
     Raises:
@@ -400,7 +397,7 @@ class Compactor:
             self._unreadable.update(numbers)
             _LOG.error("nothing is known of the rows of %s and others; they are not compacted", inputs[0].file_name)
             return
-        metrics = metrics_of(self._layout.path(segment.kind, segment.file_name) for segment in inputs)
+        metrics = list_metrics(self._layout.path(segment.kind, segment.file_name) for segment in inputs)
         output = _Output(self._layout, self._files, self._new_stem(inputs), metrics, self._options.group_rows)
         taken: list[PartRow] = []
         pace.begin()

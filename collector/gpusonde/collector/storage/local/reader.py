@@ -217,10 +217,10 @@ class LocalReader:
         with self._memory.lock:
             spools = [number for (agent, _), number in self._memory.spools.items() if agent == agent_id]
             blocks: list[StoredBlock] = []
-            marks: list[Marker] = []
+            markers: list[Marker] = []
             for memtable in self._memory.latest_memtables():
                 blocks += memtable.blocks_after(gpu_uuid, spools, after)
-                marks += memtable.marks_after(gpu_uuid, spools, after)
+                markers += memtable.markers_after(gpu_uuid, spools, after)
             parts: list[PartRow] = []
             stored: dict[int, int] = {}
             # Whoever keeps up never needs the disk.
@@ -228,8 +228,8 @@ class LocalReader:
                 parts = self._segments.parts_after(gpu_uuid, spools, after)
                 stored = {spool: self._memory.stored.get(spool, 0) for spool in spools}
                 blocks = [block for block in blocks if block.position.sequence > stored[block.position.spool]]
-                marks = self._stored_marks(agent_id, gpu_uuid, after)
-        return merge_feed(chain(self._flushed_samples(gpu_uuid, parts, stored, after), _by_spool(blocks)), marks)
+                markers = self._stored_markers(agent_id, gpu_uuid, after)
+        return merge_feed(chain(self._flushed_samples(gpu_uuid, parts, stored, after), _by_spool(blocks)), markers)
 
     def _flushed_samples(
         self, gpu_uuid: str, rows: Sequence[PartRow], stored: Mapping[int, int], after: Position
@@ -258,16 +258,16 @@ class LocalReader:
                     yield piece
             rows = left
 
-    def _stored_marks(self, agent_id: str, gpu_uuid: str, after: Position) -> list[Marker]:
-        marks: list[Marker] = [
+    def _stored_markers(self, agent_id: str, gpu_uuid: str, after: Position) -> list[Marker]:
+        markers: list[Marker] = [
             BindingEntry(position, binding)
             for position, binding in self._facts.bindings(agent_id, gpu_uuid)
             if position > after
         ]
-        marks += [SourceEndEntry(position) for position in self._facts.source_ends_after(agent_id, gpu_uuid, after)]
+        markers += [SourceEndEntry(position) for position in self._facts.source_ends_after(agent_id, gpu_uuid, after)]
         durable = {spool: self._memory.durable.get(key, 0) for key, spool in self._memory.spools.items()}
         return sorted(
-            (mark for mark in marks if mark.position.sequence <= durable.get(mark.position.spool, 0)),
+            (mark for mark in markers if mark.position.sequence <= durable.get(mark.position.spool, 0)),
             key=lambda mark: mark.position,
         )
 

@@ -1,9 +1,8 @@
-"""``Retention``: deletes the oldest files of a tier by age, by size and for free space, and keeps a record of it.
+"""``Maintenance``: compaction and retention of one store, in the thread that calls it.
 
-Age is the time since the records arrived, on the collector's clock: hosts' clocks may be wrong by decades. Runs, epochs
-and everything else in the catalogue stay for ever.
-
-``Maintenance``: compaction and retention of one store, in the thread that calls it.
+``Retention`` deletes the oldest files of a tier by age, by size and for free space, and keeps a record of it. Age is
+the time since the records arrived, on the collector's clock: hosts' clocks may be wrong by decades. Runs, epochs and
+everything else in the catalogue stay for ever.
 """
 
 from __future__ import annotations

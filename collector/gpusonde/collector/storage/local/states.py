@@ -2,7 +2,8 @@
 
 A file is the magic ``GSSTATE1``, a little-endian head (version of the content, its length, its CRC-32) and the content.
 It is written under a temporary name and renamed. It is not synced: what it holds can be worked out again from the
-store, so after a power loss it may be the old one, the new one, or one that its checksum betrays.
+store, so after a power loss it may be the old one, the new one, or one that its checksum betrays. Nor is it compressed:
+samples are noise, zlib takes 20 to 35 ms to save half of a state, writing all of it takes 2 ms.
 """
 
 from __future__ import annotations
