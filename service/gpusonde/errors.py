@@ -14,6 +14,7 @@ search out of time) stay private to their modules.
     ├── CatalogError                GPU specifications, offers, prices
     │   └── UnknownGpuError
     ├── UnknownMetricError          names that the metric catalogue lacks
+    ├── TotalEpochsError            how many epochs a job is said to have
     ├── TraceError                  traces and trace files
     │   ├── MissingMetricError
     │   └── TraceFormatError
@@ -191,6 +192,10 @@ class TraceFormatError(TraceError):
         position = "" if line is None else f":{place}{line}"
         column = "" if field is None else f"field {shown(field)}: "
         super().__init__(f"{self.path}{position}: {column}{what}")
+
+
+class TotalEpochsError(GpusondeError, ValueError):
+    """A total number of epochs that the run has gone beyond, or too few epochs to say anything."""
 
 
 class UnknownMetricError(GpusondeError, KeyError):

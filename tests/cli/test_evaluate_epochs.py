@@ -155,7 +155,7 @@ class TestRefusals:
             ("{", None, "not JSON"),
             ("3", None, "expected an object of trace ids"),
             ('{"a": 12}', "a", "expected an object with period_s"),
-            ('{"a": {"period": 3}}', "a.period_s", "period_s is missing; give"),
+            ('{"a": {"period": 3}}', "a.period_s", "period_s: is missing; give"),
             ('{"a": {"period_s": "long"}}', "a.period_s", "give seconds as a number"),
             ('{"a": {"period_s": 0}}', "a.period_s", "above zero"),
             ('{"a": {"period_s": 12}, "b": {"period_s": 20}}', "flat", "no truth for trace 'flat'"),

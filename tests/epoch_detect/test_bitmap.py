@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from gpusonde.epoch_detect.published.luminol import (
-    LuminolMissingError,
     bitmap_scores,
     bitmap_window,
     luminol_scores,
     original_luminol_scores,
 )
+from gpusonde.errors import MissingExtraError
 
 RECORDED = Path(__file__).parent.parent / "data" / "luminol_scores.npz"
 
@@ -77,5 +77,5 @@ def test_numpy_is_left_as_it_was_after_luminol_ran() -> None:
 
 def test_missing_luminol_is_named_with_the_way_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "luminol.anomaly_detector", None)
-    with pytest.raises(LuminolMissingError, match=r"pip install 'gpusonde\[paper\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install 'gpusonde\[paper\]'"):
         original_luminol_scores(np.arange(60.0))

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from gpusonde.epoch_detect import EpochDetection, Verdict
-from gpusonde.epoch_detect.evaluation import Truth, TruthError, evaluate, reliability, score, summarise
+from gpusonde.epoch_detect.evaluation import Truth, evaluate, reliability, score, summarise
+from gpusonde.errors import DocumentError
 from gpusonde.telemetry import Trace
 
 TRACE = Trace(np.arange(3.0), {"dram_active": np.zeros(3)})
@@ -127,5 +128,5 @@ def test_a_set_is_scored_as_a_whole_and_by_shape() -> None:
     result = evaluate([("a", TRACE), ("b", TRACE)], truth, lambda _: _found(Verdict.EPOCHS, 10.0))
     assert result.overall.within_10pct == 0.5
     assert {k: v.within_10pct for k, v in result.by_shape.items()} == {"round": 1.0, "square": 0.0}
-    with pytest.raises(TruthError, match="no truth for trace 'c'"):
+    with pytest.raises(DocumentError, match="c: no truth for this trace"):
         evaluate([("c", TRACE)], truth, lambda _: _found(Verdict.NONE))

@@ -4,15 +4,9 @@ import numpy as np
 import pytest
 from support.epoch_traces import training_trace
 
-from gpusonde.epoch_detect.progress import (
-    EpochSums,
-    TotalEpochsError,
-    duration_trend,
-    epoch_table,
-    estimate_end,
-    time_shares,
-)
+from gpusonde.epoch_detect.progress import EpochSums, duration_trend, epoch_table, estimate_end, time_shares
 from gpusonde.epoch_detect.ticks import measure_seen_seconds
+from gpusonde.errors import TotalEpochsError
 
 
 def test_means_and_energy_of_each_epoch_are_those_of_its_ticks() -> None:

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from gpusonde.epoch_detect.evaluation import Truth, TruthError, read_truth
+from gpusonde.epoch_detect.evaluation import Truth, read_truth
+from gpusonde.errors import DocumentError
 
 MANIFEST = Path(__file__).parents[3] / "shared" / "data" / "traces" / "manifest.json"
 
@@ -40,7 +41,7 @@ def test_a_truth_file_gives_periods_starts_and_shapes(tmp_path: Path) -> None:
         ("{", "", "line 1: not JSON"),
         ('{"a": {"period_s": NaN}}', "a.period_s", "give seconds as a number"),
         ('"text"', "", "an object of trace ids or the list of a manifest"),
-        ({"a": {}}, "a.period_s", "period_s is missing; give the seconds of an epoch, or null"),
+        ({"a": {}}, "a.period_s", "a.period_s: is missing; give the seconds of an epoch, or null"),
         ({"a": None}, "a", "expected an object with period_s"),
         ({"a": {"period_s": True}}, "a.period_s", "give seconds as a number"),
         ({"a": {"period_s": -1}}, "a.period_s", "a period is above zero"),
@@ -59,17 +60,17 @@ def test_a_file_of_another_form_is_refused_with_its_key_and_what_to_do(
     content: Any, field: str, message: str, tmp_path: Path
 ) -> None:
     path = written(tmp_path, content)
-    with pytest.raises(TruthError, match=message) as caught:
+    with pytest.raises(DocumentError, match=message) as caught:
         read_truth(path)
-    assert (caught.value.path, caught.value.field) == (str(path), field)
+    assert (caught.value.path, caught.value.field) == (path, field)
     assert str(path) in str(caught.value)
 
 
 def test_a_file_that_is_missing_or_no_text_is_named(tmp_path: Path) -> None:
-    with pytest.raises(TruthError, match=r"missing\.json: .*give the truth file"):
+    with pytest.raises(DocumentError, match=r"missing\.json: .*give the truth file"):
         read_truth(tmp_path / "missing.json")
     (tmp_path / "truth.json").write_bytes(b'{"a\xff"')
-    with pytest.raises(TruthError, match="not JSON in UTF-8"):
+    with pytest.raises(DocumentError, match="not JSON in UTF-8"):
         read_truth(tmp_path / "truth.json")
 
 
@@ -125,5 +126,5 @@ def test_of_the_measured_gpu_traces_twelve_are_scored_and_only_one_has_two_regim
 
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs a file without end")
 def test_a_file_without_end_is_refused() -> None:
-    with pytest.raises(TruthError, match="larger than"):
+    with pytest.raises(DocumentError, match="larger than"):
         read_truth("/dev/zero")

@@ -1,7 +1,6 @@
 """Finding training epochs in GPU metrics: the published detector and a better one, offline and streaming."""
 
 from gpusonde.epoch_detect.detect import detect
-from gpusonde.epoch_detect.published.luminol import LuminolMissingError
 from gpusonde.epoch_detect.result import EpochDetection, Hypothesis, Verdict
 from gpusonde.epoch_detect.tracker import EpochEvent, EpochStatus, EpochTracker, EventKind, TrackedEpoch
 
@@ -12,7 +11,6 @@ __all__ = [
     "EpochTracker",
     "EventKind",
     "Hypothesis",
-    "LuminolMissingError",
     "TrackedEpoch",
     "Verdict",
     "detect",

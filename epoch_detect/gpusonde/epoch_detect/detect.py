@@ -40,7 +40,7 @@ def detect(
 
     Raises:
         gpusonde.telemetry.TraceError: The trace does not hold one of ``metrics``.
-        gpusonde.epoch_detect.LuminolMissingError: The engine ``luminol`` is not installed.
+        gpusonde.errors.MissingExtraError: The engine ``luminol`` is not installed.
         ValueError: An unknown mode or engine.
     """
     if engine not in ("port", "luminol"):

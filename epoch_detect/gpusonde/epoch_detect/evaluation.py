@@ -1,9 +1,8 @@
 """Scoring of epoch detection against known epochs, as ``gpusonde evaluate epochs`` reports it.
 
-A trace's answer is the ``period_s`` of a verdict ``epochs`` or ``short_cycle``. A positive without an answer counts
-with an error of 100 % and as a miss. The false positive rate is the share of negatives with the verdict ``epochs``.
-
-What is known to be true of traces, as the files of ``gpusonde evaluate epochs`` say it.
+``read_truth`` reads what is known to be true of traces. A trace's answer is the ``period_s`` of a verdict ``epochs``
+or ``short_cycle``. A positive without an answer counts with an error of 100 % and as a miss. The false positive rate is
+the share of negatives with the verdict ``epochs``.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from gpusonde.epoch_detect.result import EpochDetection, Verdict
+from gpusonde.errors import DocumentError
 from gpusonde.telemetry import Trace
 
 _LARGEST_BYTES = 64 << 20
@@ -27,23 +27,6 @@ _TRUSTED = ("exact", "high", "medium")
 # Cycles outside of the regular window that are a regime of their own: this many in a row, and this even.
 _REGIME_CYCLES = 3
 _REGIME_VARIATION = 0.05
-
-
-class TruthError(ValueError):
-    """A truth file that cannot be read, or that does not belong to the traces.
-
-    Attributes:
-        path: The file; None where the truth did not come from one.
-        field: Trace and key at fault, such as ``a.period_s``; or empty.
-        line: Line at fault, counted from 1; 0 where no single line is.
-    """
-
-    def __init__(self, message: str, *, path: str | Path | None = None, field: str = "", line: int = 0) -> None:
-        """Name the file in front of the message."""
-        self.path = None if path is None else str(path)
-        self.field = field
-        self.line = line
-        super().__init__(message if path is None else f"{path}: {message}")
 
 
 @dataclass(frozen=True)
@@ -86,27 +69,25 @@ def read_truth(path: str | Path) -> TruthFile:
     more is right as well. Entries whose trust is not exact, high or medium, or that have no period, are left out.
 
     Raises:
-        TruthError: The file is missing or not of these forms.
+        DocumentError: The file is missing or not of these forms.
     """
     try:
         with Path(path).open("rb") as file:
             data = file.read(_LARGEST_BYTES + 1)
         content = None if len(data) > _LARGEST_BYTES else json.loads(data.decode("utf-8"))
     except OSError as error:
-        raise TruthError(f"{error.strerror or error}; give the truth file of the traces", path=path) from error
+        raise DocumentError("", f"{error.strerror or error}; give the truth file of the traces", path) from error
     except json.JSONDecodeError as error:
-        raise TruthError(
-            f"line {error.lineno}: not JSON ({error.msg}); correct it", path=path, line=error.lineno
-        ) from (error)
+        raise DocumentError("", f"line {error.lineno}: not JSON ({error.msg}); correct it", path) from error
     except (ValueError, RecursionError) as error:
-        raise TruthError(f"not JSON in UTF-8 ({error}); save it as such", path=path) from error
+        raise DocumentError("", f"not JSON in UTF-8 ({error}); save it as such", path) from error
     if len(data) > _LARGEST_BYTES:
-        raise TruthError(f"larger than {_LARGEST_BYTES >> 20} MiB, which no truth is", path=path)
+        raise DocumentError("", f"larger than {_LARGEST_BYTES >> 20} MiB, which no truth is", path)
     if isinstance(content, list):
         return _manifest(path, content)
     if not isinstance(content, dict):
         kind = type(content).__name__
-        raise TruthError(f"expected an object of trace ids or the list of a manifest, got a {kind}", path=path)
+        raise DocumentError("", f"expected an object of trace ids or the list of a manifest, got a {kind}", path)
     return TruthFile({name: _truth(_Entry(path, name, entry)) for name, entry in content.items()}, {})
 
 
@@ -117,13 +98,13 @@ class _Entry:
         self.path = path
         self.name = name
         if not isinstance(values, dict):
-            raise TruthError(f"trace {name!r}: expected an object with period_s", path=path, field=name)
+            raise DocumentError(name, "expected an object with period_s", path)
         self.values: dict[str, Any] = values
 
     def period(self) -> float | None:
         """The period in seconds; None for a trace without epochs."""
         if "period_s" not in self.values:
-            raise self._fault("period_s", "is missing; give the seconds of an epoch, or null for no epochs")
+            raise self.fault("period_s", "is missing; give the seconds of an epoch, or null for no epochs")
         return None if self.values["period_s"] is None else self._duration("period_s", self.values["period_s"])
 
     def durations(self, key: str) -> tuple[float, ...]:
@@ -138,39 +119,37 @@ class _Entry:
         """A text; empty where the key is absent or null."""
         value = self.values.get(key)
         if value is not None and not isinstance(value, str):
-            raise self._fault(key, f"is {value!r}; give a text")
+            raise self.fault(key, f"is {value!r}; give a text")
         return value or ""
 
     def _list(self, key: str) -> list[Any]:
         value = self.values.get(key)
         if value is not None and not isinstance(value, list):
-            raise self._fault(key, f"is {value!r}; give a list of seconds, or leave it out")
+            raise self.fault(key, f"is {value!r}; give a list of seconds, or leave it out")
         return value or []
 
     def _duration(self, key: str, value: object) -> float:
         number = self._number(key, value)
         if number <= 0:
-            raise self._fault(key, f"is {value!r}; a period is above zero")
+            raise self.fault(key, f"is {value!r}; a period is above zero")
         return number
 
     def _number(self, key: str, value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise self._fault(key, f"holds {value!r}; give seconds as a number")
+            raise self.fault(key, f"holds {value!r}; give seconds as a number")
         return float(value)
 
-    def _fault(self, key: str, fault: str) -> TruthError:
-        return TruthError(f"trace {self.name!r}: {key} {fault}", path=self.path, field=f"{self.name}.{key}")
+    def fault(self, key: str, problem: str) -> DocumentError:
+        """Make the error that names the file, the trace and the key."""
+        return DocumentError(f"{self.name}.{key}", problem, self.path)
 
 
 def _truth(entry: _Entry) -> Truth:
     period = entry.period()
     regimes = entry.durations("regimes_s")
     if period is None and regimes:
-        raise TruthError(
-            f"trace {entry.name!r}: regimes_s says that there are epochs, period_s (null) that there are none; "
-            "correct one of them",
-            path=entry.path,
-            field=f"{entry.name}.regimes_s",
+        raise entry.fault(
+            "regimes_s", "has epochs, while period_s (null) says that there are none; correct one of them"
         )
     periods = () if period is None else (period, *regimes)
     return Truth(periods, entry.times("epoch_starts_s"), entry.text("shape"))
@@ -182,9 +161,9 @@ def _manifest(path: str | Path, rows: Sequence[object]) -> TruthFile:
     for number, row in enumerate(rows):
         file = row.get("file") if isinstance(row, dict) else None
         if not isinstance(file, str) or not file:
-            raise TruthError(f"entry {number}: file is missing; name its trace file", path=path, field=f"{number}.file")
+            raise DocumentError(f"{number}.file", "is missing; name its trace file", path)
         if file in truth or file in left_out:
-            raise TruthError(f"{file!r} has two entries; remove one", path=path, field=file)
+            raise DocumentError(file, "has two entries; remove one", path)
         entry = _Entry(path, file, row)
         trust = entry.text("trust")
         if not trust.startswith(_TRUSTED):
@@ -204,11 +183,7 @@ def _measured(entry: _Entry) -> Truth:
     window = entry.times("regular_window")
     if window:
         if len(window) != 2 or window[0] >= window[1]:
-            raise TruthError(
-                f"trace {entry.name!r}: regular_window is {list(window)}; give its start and its end in seconds",
-                path=entry.path,
-                field=f"{entry.name}.regular_window",
-            )
+            raise entry.fault("regular_window", f"is {list(window)}; give its start and its end in seconds")
         outside = [s for s in starts if s < window[0]], [s for s in starts if s > window[1]]
         regimes += tuple(other for run in outside if (other := _regime(run)) is not None)
         starts = tuple(s for s in starts if window[0] <= s <= window[1])
@@ -351,12 +326,12 @@ def evaluate(
         detector: For example ``functools.partial(detect, mode="paper")``.
 
     Raises:
-        TruthError: A trace has no truth.
+        DocumentError: A trace has no truth.
     """
     scores = []
     for trace_id, trace in traces:
         if trace_id not in truth:
-            raise TruthError(f"no truth for trace {trace_id!r}; add it, or leave the trace out", field=trace_id)
+            raise DocumentError(trace_id, "no truth for this trace; add it, or leave the trace out")
         scores.append(score(trace_id, detector(trace), truth[trace_id]))
     return EpochEvaluation.of(scores)
 

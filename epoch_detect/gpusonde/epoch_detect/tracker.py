@@ -123,7 +123,6 @@ class EpochTracker:
         self._withdrawn: list[TrackedEpoch] = []
         self._next_index = 0
         self._revision = 0
-        self._late = 0
         self._detection: EpochDetection | None = None
 
     @property
@@ -156,11 +155,6 @@ class EpochTracker:
         return self._analysis_us if self._follow_us is None else min(self._analysis_us, self._follow_us)
 
     @property
-    def late_ticks(self) -> int:
-        """Ticks left out because they did not come after the tick before them."""
-        return self._late
-
-    @property
     def nbytes(self) -> int:
         """Bytes held for ticks."""
         return self._history.nbytes
@@ -170,7 +164,7 @@ class EpochTracker:
 
         Args:
             time_s: Shape (n,), seconds on any axis, the same for all calls; ticks that do not come after the one
-                before them, or that have no finite time, are left out and counted.
+                before them, or that have no finite time, are left out.
             values: Shape (metrics, n), NaN where there is no value.
             exhaustive: Whether to look at the run at each of the moments that these ticks pass. Without, there are
                 fewer such moments, and only one look, at the last tick: for one who has fallen behind. The epochs
@@ -242,7 +236,6 @@ class EpochTracker:
             "hold": None if self._cached is None else _cached_fields(self._cached),
             "next_index": self._next_index,
             "revision": self._revision,
-            "late": self._late,
             "entries": [[*_epoch_row(e.epoch), e.seen, e.missed] for e in self._entries],
             "withdrawn": [_epoch_row(e) for e in self._withdrawn],
             "detection": None if self._detection is None else _detection_fields(self._detection),
@@ -271,7 +264,7 @@ class EpochTracker:
             tracker._analysed_us = int(meta.get("analysed_us", 0))
             tracker._follow_us = meta["follow_us"]
             tracker._cached = None if meta["hold"] is None else _cached_from(meta["hold"])
-            tracker._revision, tracker._late = int(meta["revision"]), int(meta["late"])
+            tracker._revision = int(meta["revision"])
             tracker._entries = [_Entry(TrackedEpoch(*row[:6]), *row[6:]) for row in meta["entries"]]
             tracker._withdrawn = [TrackedEpoch(*row) for row in meta["withdrawn"]]
             tracker._detection = None if meta["detection"] is None else _detection_from(meta["detection"])
@@ -290,7 +283,6 @@ class EpochTracker:
         last = self._history.last_time_us
         newest = np.maximum.accumulate(np.concatenate([[-1 if last is None else last], times_us]))
         in_order = times_us > newest[:-1]
-        self._late += times.size - int(in_order.sum())
         return times_us[in_order], columns[:, finite][:, in_order]
 
     def _analyse(self, now_us: int, *, ended: bool) -> list[EpochEvent]:

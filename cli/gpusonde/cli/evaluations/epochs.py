@@ -20,7 +20,7 @@ from gpusonde.cli.errors import error_context
 from gpusonde.cli.output import Key, Output, Screen
 from gpusonde.cli.parsing import Parser
 from gpusonde.cli.runs_view import add_detection_options
-from gpusonde.errors import UsageError
+from gpusonde.errors import DocumentError, UsageError
 
 if TYPE_CHECKING:
     from gpusonde.epoch_detect import EpochDetection
@@ -57,7 +57,7 @@ class TraceSet:
             only: Patterns (``*``, ``?``) of the ids to score; all if empty.
 
         Raises:
-            TruthError: The truth cannot be read, or traces and truth do not belong together.
+            DocumentError: The truth cannot be read, or traces and truth do not belong together.
             UsageError: No trace fits ``only``.
             gpusonde.telemetry.TraceError: The trace file cannot be read.
             OSError: Likewise.
@@ -121,41 +121,38 @@ def _chosen(named: Mapping[str, _Value], only: Sequence[str]) -> dict[str, _Valu
 
 
 def _check_files(source: Path, truth_path: Path, given: TruthFile) -> None:
-    from gpusonde.epoch_detect.evaluation import TruthError
-
     absent = [name for name in given.truth if not (source / name).is_file()]
     if absent:
-        raise TruthError(
+        raise DocumentError(
+            absent[0],
             f"{source} has no file {_names(absent)}; give the folder that the manifest belongs to, or leave traces out "
             "with --only",
-            path=truth_path,
-            field=absent[0],
+            truth_path,
         )
 
 
 def _check_pairs(source: Path, truth_path: Path, loaded: Mapping[str, Trace], given: TruthFile) -> None:
-    from gpusonde.epoch_detect.evaluation import TruthError
-
     known = {*given.truth, *given.left_out}
     untold, unseen = [n for n in loaded if n not in known], [n for n in given.truth if n not in loaded]
     if loaded and given.truth and not known & set(loaded):
-        raise TruthError(
+        raise DocumentError(
+            "",
             f"none of its traces ({_names(given.truth)}) is in {source} ({_names(loaded)}); they belong to different "
             "sets",
-            path=truth_path,
+            truth_path,
         )
     if untold:
-        raise TruthError(
+        raise DocumentError(
+            untold[0],
             f"no truth for trace {_names(untold)} of {source}; add it (period_s null for no epochs), or leave the "
             "trace out with --only",
-            path=truth_path,
-            field=untold[0],
+            truth_path,
         )
     if unseen:
-        raise TruthError(
+        raise DocumentError(
+            unseen[0],
             f"no trace {_names(unseen)} in {source}; remove it from the truth, or leave it out with --only",
-            path=truth_path,
-            field=unseen[0],
+            truth_path,
         )
 
 

@@ -14,8 +14,8 @@ from gpusonde.collector.query.paging import from_token, page_size, to_token
 from gpusonde.collector.storage.model import EpochRow, GpuRow, RunRow, SummaryRow
 from gpusonde.collector.storage.store import ResultStore, Store
 from gpusonde.common.v1 import gpu_pb2, job_pb2
-from gpusonde.epoch_detect.progress import COVERAGE, FEWEST_EPOCHS, TotalEpochsError, duration_trend, estimate_end
-from gpusonde.errors import RequestError
+from gpusonde.epoch_detect.progress import COVERAGE, FEWEST_EPOCHS, duration_trend, estimate_end
+from gpusonde.errors import RequestError, TotalEpochsError
 from gpusonde.query.v1 import query_pb2
 
 # That of google.protobuf.Duration, about 10,000 years.

@@ -8,13 +8,13 @@ from gpusonde.epoch_detect.progress.table import (
     EpochSummary,
     EpochSums,
     Shares,
-    TotalEpochsError,
     Trend,
     duration_trend,
     epoch_table,
     estimate_end,
     time_shares,
 )
+from gpusonde.errors import TotalEpochsError
 
 __all__ = [
     "COVERAGE",

@@ -19,6 +19,7 @@ from scipy.stats import t as student
 from scipy.stats import theilslopes
 
 from gpusonde.epoch_detect.ticks import Ticks, active_range, active_ticks, choose_metrics, measure_seen_seconds
+from gpusonde.errors import TotalEpochsError
 from gpusonde.telemetry import FloatArray
 
 _MOST_EPOCHS = 400  # the newest are looked at; the search takes the square of their number
@@ -139,10 +140,6 @@ def _worth_telling(logs: FloatArray, found: list[int]) -> list[int]:
 COVERAGE = 0.9
 _LEAST_SCATTER = 0.02  # of the duration: epochs alike so far need not stay so
 FEWEST_EPOCHS = 3
-
-
-class TotalEpochsError(ValueError):
-    """A total number of epochs that the run has gone beyond, or too few epochs to say anything."""
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.signal import lfilter
 
+from gpusonde.errors import MissingExtraError
+
 FloatArray = npt.NDArray[np.float64]
 
 _SECTIONS = 4  # luminol.constants.DEFAULT_BITMAP_PRECISION
@@ -164,15 +166,6 @@ def _derivative_scores(series: FloatArray, time: npt.ArrayLike | None) -> FloatA
     return _denoised(scores / spread if spread else scores)
 
 
-class LuminolMissingError(RuntimeError):
-    """The package ``luminol`` is not installed."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "engine 'luminol' needs the package luminol: pip install 'gpusonde[paper]', or use engine 'port'"
-        )
-
-
 def original_luminol_scores(values: npt.ArrayLike, time: npt.ArrayLike | None = None) -> FloatArray:
     """Run ``luminol.AnomalyDetector`` itself; the counterpart of ``published.bitmap.luminol_scores``.
 
@@ -185,12 +178,12 @@ def original_luminol_scores(values: npt.ArrayLike, time: npt.ArrayLike | None = 
         Shape (n,).
 
     Raises:
-        LuminolMissingError: The package is not installed.
+        MissingExtraError: The package is not installed.
     """
     try:
         from luminol.anomaly_detector import AnomalyDetector  # noqa: PLC0415 - optional, and slow to import
     except ImportError:
-        raise LuminolMissingError from None
+        raise MissingExtraError("luminol", "detect --engine luminol", "paper") from None
     series = np.asarray(values, dtype=np.float64)
     stamps = np.arange(series.size) if time is None else np.asarray(time).astype(np.int64)
     with _asscalar_restored():

@@ -91,7 +91,7 @@ def detect_with_luminol(
 
     Raises:
         gpusonde.telemetry.TraceError: The trace does not hold the metric.
-        gpusonde.epoch_detect.LuminolMissingError: The engine ``luminol`` is not installed.
+        gpusonde.errors.MissingExtraError: The engine ``luminol`` is not installed.
     """
     name = _metric(trace, settings, metrics)
     if name is None:

@@ -111,6 +111,9 @@ def classify_columns(path: Path, heading: Sequence[str]) -> Columns:
             stems.setdefault(stem, set()).add(statistic)
         elif not _is_known(name, stem, statistic):
             raise TableError(_advice(name, stem, statistic), path=path, line=1, field=name)
+    for name in (*CONFIGURATION_COLUMNS, LATENCY_COLUMN):
+        if name not in heading:
+            raise TableError("the column is missing; every run needs it", path=path, line=1, field=name)
     gpu = next((name for name in GPU_COLUMNS if name in heading), None)
     if gpu is None:
         problem = "neither 'name' nor 'Instances' is there to say which GPU a run used"
@@ -289,7 +292,7 @@ def read_runs(path: str | Path, *, gpus: GpuCatalog | None = None) -> RunsTable:
         TableError: The file is no such table; says which line and field, and what to do.
         OSError: The file cannot be read.
     """
-    table = read_table(path, required=(*CONFIGURATION_COLUMNS, LATENCY_COLUMN))
+    table = read_table(path)
     reader = _Reader(classify_columns(table.path, table.heading), gpus or load_gpus())
     runs = tuple(reader.read(number, row) for number, row in enumerate(table.rows))
     if not runs:

@@ -121,7 +121,7 @@ class InventoryRecord:
 
 @dataclass(frozen=True)
 class Blanks:
-    """How many values of one metric are NaN in a block, and why (a ``gpusonde.common.v1.MissingReason``)."""
+    """How many values of one metric are NaN in a block, and why (a ``gpusonde.common.v1.BlankReason``)."""
 
     metric: str
     reason: int
