@@ -1,10 +1,7 @@
 """``ApmSteps``: step times as APM sees them, for the optimizer's own search (Srifty, section 5.1).
 
-The seed compares models by putting each into the same optimizer; so do we.
-
-What the optimizer is compared with: two greedy policies and Bayesian optimisation on the truth (Srifty, 5.1).
-
-APM is a model of the iteration and not a search: its step times go into the optimizer's own search, as in the seed.
+APM is a model of the iteration and not a search; the seed compares models by putting each into the same optimizer, and
+so do we.
 """
 
 from __future__ import annotations

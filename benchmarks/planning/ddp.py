@@ -24,8 +24,8 @@ from shaped_network import ShapedNetwork, ShapedNetworkError
 from simulator_baselines import ApmGroup, apm_iteration_s
 
 from gpusonde.simulator.allreduce import AllreduceMeasurement, AllreduceModel
+from gpusonde.simulator.communication import BandwidthSharing, SharingRule
 from gpusonde.simulator.compute import CurveKind
-from gpusonde.simulator.exchange import BandwidthSharing, SharingRule
 from gpusonde.simulator.gradients import ring_traffic_bytes
 from gpusonde.simulator.iteration import DeviceGroup, IterationEstimate, IterationSimulator
 from gpusonde.simulator.job_profile import JobProfile

@@ -17,9 +17,9 @@ from gpusonde.optimizer import Objective, Offer, Problem, SimulatedSteps, Soluti
 from gpusonde.optimizer.search.space import brute_force
 from gpusonde.optimizer.solution import objective_value, satisfies
 from gpusonde.optimizer.solve import pareto, solve
+from gpusonde.simulator.communication import BandwidthSharing
 from gpusonde.simulator.compute import ComputeCurve
 from gpusonde.simulator.compute.fitting import CurveOrigin
-from gpusonde.simulator.exchange import BandwidthSharing
 from gpusonde.simulator.gradients import FloatArray, assumed_trace
 from gpusonde.simulator.iteration import BusBandwidth
 

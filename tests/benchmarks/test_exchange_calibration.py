@@ -7,8 +7,8 @@ import pytest
 from exchange_calibration import ExchangeCalibration, MeasuredIteration, Overlap, even_trace
 
 from gpusonde.errors import ProblemError
+from gpusonde.simulator.communication import BandwidthSharing, simulate_communication
 from gpusonde.simulator.compute import ComputeProbe, fit_compute_curve
-from gpusonde.simulator.exchange import BandwidthSharing, simulate_exchange
 from gpusonde.simulator.gradients import GradientTrace, assumed_trace
 
 TRACE = even_trace(4)
@@ -49,7 +49,7 @@ def test_an_iteration_is_what_the_event_queue_makes_of_it(trace):
         for place in range(2):
             ready = trace.ready_fractions * latency.backward_s[place]
             wire = np.full(ready.size, trace.total_bytes / exchange)
-            end = simulate_exchange(ready, trace.bucket_bytes, wire, BandwidthSharing(max_in_flight=1)).end_s
+            end = simulate_communication(ready, trace.bucket_bytes, wire, BandwidthSharing(max_in_flight=1)).end_s
             expected = latency.forward_s[place] + max(latency.backward_s[place], end)
             assert found[place] == pytest.approx(expected, rel=1e-9)
 

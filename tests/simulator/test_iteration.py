@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
+from gpusonde.simulator.communication import BandwidthSharing
 from gpusonde.simulator.compute import ComputeCurve, ComputeProbe, CurveOrigin, fit_compute_curve
-from gpusonde.simulator.exchange import BandwidthSharing
 from gpusonde.simulator.gradients import GradientTrace, assumed_trace
 from gpusonde.simulator.iteration import BusBandwidth, DeviceGroup, IterationSimulator, draw_slowest
 

@@ -9,9 +9,9 @@ import numpy as np
 from gpusonde.optimizer import Objective, Offer, Plan, Problem, SimulatedSteps, StepTimes, TableSteps
 from gpusonde.optimizer.search.space import every_plan
 from gpusonde.optimizer.solution import estimate_plan
+from gpusonde.simulator.communication import BandwidthSharing
 from gpusonde.simulator.compute import ComputeCurve
 from gpusonde.simulator.compute.fitting import CurveOrigin
-from gpusonde.simulator.exchange import BandwidthSharing
 from gpusonde.simulator.gradients import assumed_trace
 from gpusonde.simulator.iteration import BusBandwidth
 

@@ -1,8 +1,6 @@
-"""What a search found, in words; which limits bind, and what giving way at them buys.
+"""Explanations of what a search found: the proof in words, the limits that bind and what giving way at them buys.
 
-Amounts in words.
-
-The plan that violates the limits of a problem least, for problems that have none.
+For a problem that has no plan: the plan that violates its limits least.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""``OfferSelection``: offers that a problem can be made of, and every offer left out with its reason.
+"""Offers of the catalogue, or of a file in its format, as offers of a problem.
 
-``Terms``: what only the user knows of machines that a catalogue lists.
-
-Offers of the catalogue, or of a file in its format, as offers of a problem.
+``Terms`` hold what only the user knows of machines that a catalogue lists; an ``OfferSelection`` has the offers, and
+every one that was left out with its reason.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""``Problem``: a training job, what may be rented for it, and what its owner wants.
+"""``Problem``: a training job, what may be rented for it, and what its owner wants; and ``Plan``, an answer.
 
-``Plan``: how many machines of which offers, and which batch each of their GPUs gets.
+A plan says how many machines of which offers, and which batch each of their GPUs gets. ``Offer`` and ``Plan`` are also
+the schema of their documents: field names are keys, annotations ranges.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""``Solution``: the plan that was chosen, and why it is the right one.
+"""``Solution``: the plan that was chosen and why; ``PlanEstimate``: what a plan takes and costs.
 
-What a plan takes and costs, and whether that satisfies a problem.
-
-The chance constraint. The iterations of a run scatter in two ways: each for itself, which averages out over a long run,
-and all together, because a run stays where its machines were placed and because the model may be off for this job. So
-the standard deviation of the whole time is ``sqrt((n * shared) ** 2 + n * own ** 2)`` for ``n`` iterations. Times are
-above zero and skewed to the right, hence the whole time is taken as lognormal with that mean and standard deviation,
-and its quantile at the problem's confidence must not exceed the deadline. The quantile is never below the mean.
+A deadline is a chance constraint. The iterations of a run scatter in two ways: each for itself, which averages out over
+a long run, and all together, because a run stays where its machines were placed and because the model may be off for
+this job. So the standard deviation of the whole time is ``sqrt((n * shared) ** 2 + n * own ** 2)`` for ``n``
+iterations. Times are above zero and skewed to the right, hence the whole time is taken as lognormal with that mean and
+standard deviation, and its quantile at the problem's confidence must not exceed the deadline. The quantile is never
+below the mean.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""``solve``: the best plan for a problem, and why it is that.
-
-``pareto``: all sensible compromises between time and cost.
-"""
+"""``solve``: the best plan for a problem, and why it is that; ``pareto``: all sensible compromises of time and cost."""
 
 from __future__ import annotations
 

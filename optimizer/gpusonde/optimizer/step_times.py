@@ -3,8 +3,7 @@
 The search needs two things: a lower bound that depends on nothing but the slowest latency, the number of GPUs and the
 slowest network of a plan, because whole sets of plans can be dismissed with it; and an estimate of single plans.
 Where the bound is the estimate (``exact``), the search never asks for estimates of plans on several machines.
-
-``SimulatedSteps``: step times of the optimizer from the iteration simulator.
+``SimulatedSteps`` come from the iteration simulator, ``TableSteps`` from a table.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from scipy.special import ndtri
 
 from gpusonde.errors import ProblemError
 from gpusonde.optimizer.problem import Offer, Plan
+from gpusonde.simulator.communication import BandwidthSharing, simulate_communications
 from gpusonde.simulator.compute import ComputeCurve
-from gpusonde.simulator.exchange import BandwidthSharing, simulate_exchanges
 from gpusonde.simulator.gradients import GradientTrace, ring_traffic_bytes
 from gpusonde.simulator.iteration import BusBandwidth, DeviceGroup, IterationSimulator, Network, draw_slowest
 
@@ -328,7 +327,7 @@ class SimulatedSteps:
         ready = np.broadcast_to(self._trace.ready_fractions * backward_s, traffic.shape)
         in_flight, capacity = self._sharing.max_in_flight, self._sharing.capacity_bytes_per_second
         if in_flight == 1 and math.isinf(capacity):
-            return np.asarray(simulate_exchanges(ready, traffic, reached, max_in_flight=1).max(axis=1))
+            return np.asarray(simulate_communications(ready, traffic, reached, max_in_flight=1).max(axis=1))
         # Queues of several servers and shared links are not convex; these three relaxations of them are.
         duration = traffic / reached
         alone = (ready + duration).max(axis=1)

@@ -16,8 +16,8 @@ from typing import Protocol
 import numpy as np
 from scipy.special import ndtri
 
+from gpusonde.simulator.communication import BandwidthSharing, simulate_communication, simulate_communications
 from gpusonde.simulator.compute import ComputeCurve, ComputeLatency
-from gpusonde.simulator.exchange import BandwidthSharing, simulate_exchange, simulate_exchanges
 from gpusonde.simulator.gradients import FloatArray, GradientTrace, ring_traffic_bytes
 
 # A step never takes less than this share of its usual latency, however far a normal distribution reaches.
@@ -200,7 +200,7 @@ class IterationSimulator:
         else:
             bandwidth = self._network.bus_bandwidth(self._trace.bucket_bytes, world_size)
             traffic = ring_traffic_bytes(self._trace.bucket_bytes, world_size)
-            found = simulate_exchange(ready, traffic, bandwidth.bytes_per_second, self._sharing)
+            found = simulate_communication(ready, traffic, bandwidth.bytes_per_second, self._sharing)
             start, finish = found.start_s, found.finish_s
         end_s = forward_s + max(backward_s, float(finish.max())) + self._optimizer_s
         return TimeLine(
@@ -231,7 +231,7 @@ class IterationSimulator:
         reached = bandwidth.bytes_per_second * np.exp(draws[:, None] * bandwidth.log_spread)
         traffic = np.broadcast_to(ring_traffic_bytes(self._trace.bucket_bytes, world_size), reached.shape)
         ready = backward[:, None] * self._trace.ready_fractions
-        finish = simulate_exchanges(
+        finish = simulate_communications(
             ready,
             traffic,
             reached,

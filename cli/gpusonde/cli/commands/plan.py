@@ -1,9 +1,4 @@
-"""``gpusonde plan``: what to rent for a training job.
-
-``gpusonde monitor``: whether a running job should go on with what it has.
-
-Solutions and recommendations as a reader sees them.
-"""
+"""``gpusonde plan`` says what to rent for a training job, ``gpusonde monitor`` whether a running one should go on."""
 
 from __future__ import annotations
 

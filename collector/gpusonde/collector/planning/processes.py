@@ -1,6 +1,6 @@
-"""``PlanningProcesses``: questions to the optimizer; a watch has a process of its own, which holds one job.
+"""``PlanningProcesses``: the processes that answer questions to the optimizer, and ``Answers``, what each does.
 
-``Answers``: what a process does with questions about plans; documents in, documents out.
+Documents go in, documents come out; a watch has a process of its own, which holds one job.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""Problems between messages and documents.
+"""Questions about plans on their way to the process that answers, and the status of those without an answer.
 
-Messages cross the pipe to the process that answers as they came: making documents of them takes long where they are
+Messages cross the pipe as they came and become documents there: making documents of them takes long where they are
 large, and the event loop has agents to serve.
-
-Why a question about plans has no answer, and the status that says so.
 """
 
 from __future__ import annotations

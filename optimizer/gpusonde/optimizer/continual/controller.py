@@ -1,11 +1,9 @@
 """``Controller``: keeps a job on the machines that suit its deadline, budget and progress (Srifty, section 4.5).
 
-What a controller answers: a ``Recommendation`` for people, a ``Decision`` for the runtime that carries it out.
+It answers with a ``Decision`` for the runtime that carries it out, which holds a ``Recommendation`` for people.
 
-``Depletions``: offers that have nothing to give, for a while.
-
-Srifty takes a preemption as a sign that an offer is depleted and never chooses it again (section 4.5). Spot capacity
-comes back, so here the exclusion expires; every further depletion in a row doubles it.
+Srifty takes a preemption as a sign that an offer is depleted and never chooses it again. Spot capacity comes back, so
+here the exclusion expires (``Depletions``); every further depletion in a row doubles it.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""``ContinualOptions``: times, thresholds and rules of continual optimisation.
-
-What preemption costs: expected run time, checkpoint interval, and rates learned from what happened.
+"""``ContinualOptions``: times, thresholds and rules of continual optimisation; and what preemptions cost.
 
 With failures that come at a constant rate, a run that saves its state every ``interval`` seconds takes in the mean
 ``work / interval * (1 / rate + restart) * (exp(rate * (interval + save)) - 1)`` (J. T. Daly, "A higher order estimate
 of the optimum checkpoint interval for restart dumps", 2006). ``restart`` is everything between the loss of a machine
 and work again: detect, solve, launch, restore. Nothing fails during a restart, because it works on new machines.
+``PreemptionRates`` learn the rates from what happened.
 """
 
 from __future__ import annotations

@@ -153,7 +153,7 @@ class ProgressWindow:
         if self._points:
             last_s, last = self._points[-1]
             if time_s <= last_s:
-                    return False
+                return False
             if completed < last:
                 self.restarts += 1
                 self._points.clear()

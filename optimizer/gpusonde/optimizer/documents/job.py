@@ -19,6 +19,7 @@ from gpusonde.errors import DocumentError, ProblemError
 from gpusonde.optimizer.problem import BatchSize
 from gpusonde.optimizer.step_times import DEFAULT_SHARING
 from gpusonde.simulator.allreduce import AllreduceMeasurement
+from gpusonde.simulator.communication import BandwidthSharing, SharingRule
 from gpusonde.simulator.compute import (
     ComputeCurve,
     ComputeProbe,
@@ -33,7 +34,6 @@ from gpusonde.simulator.compute import (
     compute_curve,
 )
 from gpusonde.simulator.compute.fitting import LONGEST_S
-from gpusonde.simulator.exchange import BandwidthSharing, SharingRule
 from gpusonde.simulator.gradients import MOST_LISTED_BUCKETS, FloatArray, Gradients, GradientTrace
 from gpusonde.simulator.iteration import BusBandwidth
 

@@ -5,12 +5,12 @@ is large enough to saturate it (an offer's ``smallest_batch``, see ``saturating_
 have the same batch size (a ``Plan`` knows nothing else).
 
 Where the exhaustive search would take too long there is Banchor and an integer programme: the slowest device decides,
-so that a good plan gives all devices about the same latency. For every
-latency that some offer has at some batch size (the anchor), each offer takes its largest batch that is not slower, and
-an integer programme finds the fewest machines whose batches sum to the global batch. The simulator is asked once per
-anchor. Fewest machines is a proxy: neither the cheapest nor the fastest plan need be among those it gives. Where the
-text is silent, what favours it: the programme knows deadline and budget at the anchor's latency, and "below 10,000
-simulations" counts plans that sum to the global batch, not all combinations.
+so that a good plan gives all devices about the same latency. For every latency that some offer has at some batch size
+(the anchor), each offer takes its largest batch that is not slower, and an integer programme finds the fewest machines
+whose batches sum to the global batch. The simulator is asked once per anchor. Fewest machines is a proxy: neither the
+cheapest nor the fastest plan need be among those it gives. Where the text is silent, what favours it: the programme
+knows deadline and budget at the anchor's latency, and "below 10,000 simulations" counts plans that sum to the global
+batch, not all combinations.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""``Space``: everything that can be chosen, as arrays.
+"""``Space``: everything that can be chosen, as arrays; which world sizes reach the global batch, and every plan.
 
-Every plan, one by one: the oracle that the other searches are tested against, for small problems.
-
-Which world sizes reach the global batch at all: arithmetic without prices, for all world sizes at once.
+The world sizes follow by arithmetic without prices, for all of them at once. ``every_plan`` lists the plans of small
+problems one by one, the oracle that the searches are tested against.
 """
 
 from __future__ import annotations

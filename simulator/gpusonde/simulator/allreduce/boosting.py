@@ -1,8 +1,7 @@
-"""A boosted residual: what interpolation misses where nothing was measured, as far as trees learn it.
+"""Boosted trees (XGBoost, where it is installed) that learn allreduces.
 
-XGBoost, where it is installed.
-
-``PaperModel``: Srifty's allreduce model as published, two XGBoost models of the bus bandwidth split at the MTU.
+``Residual`` learns what interpolation misses where nothing was measured, as far as trees can. ``PaperModel`` is
+Srifty's model as published: two XGBoost models of the bus bandwidth, split at the MTU.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusonde.errors import CommandError
-from gpusonde.simulator.allreduce.curves.interpolation import FloatArray, LinkCurves, SizeCurve, log_bus
+from gpusonde.simulator.allreduce.curves import FloatArray, LinkCurves, SizeCurve, log_bus
 from gpusonde.simulator.allreduce.history import Decay
 from gpusonde.simulator.allreduce.measurements import AllreduceMeasurement, Link
 

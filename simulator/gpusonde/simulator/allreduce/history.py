@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gpusonde.simulator.allreduce.curves.interpolation import UNREPEATED_SPREAD, FloatArray, SizeCurve
+from gpusonde.simulator.allreduce.curves import UNREPEATED_SPREAD, FloatArray, SizeCurve
 from gpusonde.simulator.allreduce.measurements import AllreduceMeasurement
 
 IntArray = npt.NDArray[np.int64]

@@ -1,6 +1,6 @@
-"""Measured allreduces: what an ``AllreduceModel`` is made from.
+"""``AllreduceMeasurement``: what an ``AllreduceModel`` is made from, and the schema of its document.
 
-Which rings a machine's direct links allow: why five devices may exchange slower than four.
+``LinkTopology`` says which rings a machine's direct links allow: why five devices may exchange slower than four.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -11,14 +12,25 @@ import numpy as np
 
 from gpusonde.errors import ProblemError
 from gpusonde.simulator.allreduce.boosting import PaperModel, Residual, learn
-from gpusonde.simulator.allreduce.curves.interpolation import FloatArray, LinkCurves, LogBandwidth
-from gpusonde.simulator.allreduce.curves.links import link_curves
-from gpusonde.simulator.allreduce.history import Decay, kept
-from gpusonde.simulator.allreduce.measurements import AllreduceMeasurement, Link, LinkTopology
+from gpusonde.simulator.allreduce.curves import (
+    MOST_OTHERS,
+    FloatArray,
+    LinkCurves,
+    LocatedCurves,
+    LogBandwidth,
+    smoothed,
+)
+from gpusonde.simulator.allreduce.history import Decay, kept, size_curve
+from gpusonde.simulator.allreduce.measurements import KNOWN_TOPOLOGIES, AllreduceMeasurement, Link, LinkTopology
 from gpusonde.simulator.iteration import BusBandwidth, Network
 
 # Probes a month old count half: networks change rarely, by upgrades.
 DEFAULT_HALF_LIFE_S = 30 * 86_400.0
+# A machine is taken for one with unlike links only when that explains its world sizes at least this much better ...
+_BETTER = 0.5
+# ... and when they need an explanation.
+_NEEDS_EXPLANATION = 0.15
+_WORLDS_TO_TELL = 4
 # What other fabrics say about one that nobody measured: a factor of e either way is within one standard deviation.
 _OTHER_FABRIC_SPREAD = 1.0
 
@@ -91,7 +103,7 @@ class AllreduceModel:
         if not found:
             raise ValueError("an allreduce model needs measurements: take some with gpusonde probe allreduce")
         told = dict(topologies or {})
-        links = link_curves(found, decay, told)
+        links = fit_link_curves(found, decay, told)
         is_default, use = ModelKind(kind) is ModelKind.DEFAULT, ResidualUse(residual)
         return cls(
             measurements=found,
@@ -250,3 +262,63 @@ class FabricNetwork:
     def _paper(self, paper: PaperModel, sizes: FloatArray, world_size: int, concurrent: int) -> BusBandwidth:
         found = np.mean([paper.bytes_per_second(link, sizes, world_size, concurrent) for link in self.links], axis=0)
         return BusBandwidth(np.asarray(found), np.zeros(sizes.shape))
+
+
+def fit_link_curves(
+    measurements: Sequence[AllreduceMeasurement], decay: Decay, topologies: Mapping[str, LinkTopology]
+) -> dict[Link, LinkCurves]:
+    """Return the curves of every link.
+
+    Args:
+        measurements: Of any links.
+        decay: How they lose weight with time.
+        topologies: Fabric -> direct links inside of its machines. Of a fabric that is not named here a known topology
+            is assumed where its world sizes show it.
+    """
+    of_links: dict[Link, list[AllreduceMeasurement]] = defaultdict(list)
+    for one in measurements:
+        of_links[Link.from_measurement(one)].append(one)
+    curves = {link: _fit_curves(found, decay, topologies.get(link.fabric)) for link, found in of_links.items()}
+    of_fabrics: dict[tuple[str, str], list[Link]] = defaultdict(list)
+    for link in sorted(of_links, key=lambda each: (-len(of_links[each]), each)):
+        of_fabrics[link.fabric, link.device].append(link)
+    located: dict[Link, LinkCurves] = {}
+    for link, own in curves.items():
+        others = [curves[each] for each in of_fabrics[link.fabric, link.device] if each != link][:MOST_OTHERS]
+        if others:
+            machine = own.devices_per_machine or max(each.devices_per_machine for each in others)
+            topology = own.topology or next((each.topology for each in others if each.topology), None)
+            located[link] = LocatedCurves(own.curves, topology, machine, tuple(others))
+    return {**curves, **located}
+
+
+def _fit_curves(
+    measurements: Sequence[AllreduceMeasurement], decay: Decay, topology: LinkTopology | None
+) -> LinkCurves:
+    of_worlds: dict[tuple[int, int], list[AllreduceMeasurement]] = defaultdict(list)
+    for one in measurements:
+        of_worlds[one.world_size, one.concurrent].append(one)
+    curves = smoothed({key: size_curve(found, decay) for key, found in sorted(of_worlds.items())})
+    devices = max(one.devices_per_machine for one in measurements)
+    if topology is not None:
+        return LinkCurves(curves, topology, devices or topology.devices)
+    plain = LinkCurves(curves, None, devices)
+    return min((plain, *_explanations(plain)), key=_unexplained)
+
+
+def _explanations(plain: LinkCurves) -> list[LinkCurves]:
+    """The same curves on known machines that explain them far better."""
+    worlds = {world for world, _ in plain.curves}
+    if len(worlds) < _WORLDS_TO_TELL or _unexplained(plain) < _NEEDS_EXPLANATION:
+        return []
+    found = []
+    for topology in KNOWN_TOPOLOGIES.values():
+        if max(worlds) <= topology.devices:
+            told = LinkCurves(plain.curves, topology, plain.devices_per_machine or topology.devices)
+            if _unexplained(told) < _BETTER * _unexplained(plain):
+                found.append(told)
+    return found
+
+
+def _unexplained(curves: LinkCurves) -> float:
+    return max(curves.world_spreads.values(), default=0.0)

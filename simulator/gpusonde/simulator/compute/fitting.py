@@ -1,4 +1,4 @@
-"""From a few timed steps to a ``ComputeCurve``.
+"""``ComputeCurve``: latency of a training step's computation over the batch size of one device, from a few timed steps.
 
 ``default``: a straight line, corrected by a smooth function of the logarithm of the batch size. Small batches are bound
 by launches, large ones by throughput, and where one turns into the other differs: the correction is a Gaussian process
@@ -7,8 +7,6 @@ bends where the probes demand it and stays with the line where they only scatter
 
 ``paper`` is the seed's piecewise linear curve through the probes (Srifty, section 4.1); ``linear`` the straight line of
 Nexus, which the seed compares with (APM).
-
-``ComputeCurve``: latency of one training step's computation over the batch size of one device.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 Every process calls it, started by torchrun or told its rank; the first one returns the measurements. torch is imported
 only when it is called.
-
-How commands get at a job or a network: a function of the user's own code, called on the user's own machine.
 """
 
 from __future__ import annotations

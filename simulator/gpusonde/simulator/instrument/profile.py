@@ -1,10 +1,9 @@
 """``profile``: compute curve and gradient trace of a training job, measured on the device where its model lies.
 
 It runs the user's own model in the user's own process, some seconds per batch size. The result is a ``JobProfile``.
-
-Time on the device that computes: CUDA runs behind the host, so that the host's clock says little about it.
-
-When each gradient of a backward pass is ready, by hooks that torch calls once it has accumulated one.
+``Stopwatch`` takes time on the device that computes: CUDA runs behind the host, so that the host's clock says little
+about it. ``GradientRecorder`` notes when each gradient of a backward pass is ready, by hooks that torch calls once it
+has accumulated one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The exchanges of many steps at once, in arrays: the twin of ``events`` that the optimizer calls.
+"""How the gradients of a step are communicated: transfers that run at the same time share a machine's link.
 
-How transfers that run at the same time share a machine's link.
-
-The exchange of one step as an event queue: the reference that ``many`` is checked against (Srifty, section 4.3).
+``simulate_communication`` follows one step as an event queue, as the seed does (Srifty, section 4.3), and is what
+``simulate_communications`` is checked against: the same for many steps at once, in arrays, which the optimizer calls.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class BandwidthSharing:
 
 
 @dataclass(frozen=True)
-class ExchangeTimeline:
+class CommunicationTimeline:
     """When every transfer ran.
 
     Attributes:
@@ -96,12 +95,12 @@ def rates(wanted: FloatArray, sharing: BandwidthSharing) -> FloatArray:
 _READY, _FINISH = 0, 1
 
 
-def simulate_exchange(
+def simulate_communication(
     ready_s: npt.ArrayLike,
     traffic_bytes: npt.ArrayLike,
     bus_bytes_per_second: npt.ArrayLike,
     sharing: BandwidthSharing | None = None,
-) -> ExchangeTimeline:
+) -> CommunicationTimeline:
     """Run the transfers of one step.
 
     Args:
@@ -148,7 +147,7 @@ def simulate_exchange(
             for each in running:
                 due_s = now_s + max(0.0, left[each]) / rate[each]
                 heapq.heappush(queue, (due_s, _FINISH, each, generation))
-    return ExchangeTimeline(start, finish)
+    return CommunicationTimeline(start, finish)
 
 
 def checked(
@@ -179,7 +178,7 @@ def checked(
 _SAME_TIME = 1e-13
 
 
-def simulate_exchanges(
+def simulate_communications(
     ready_s: npt.ArrayLike,
     traffic_bytes: npt.ArrayLike,
     bus_bytes_per_second: npt.ArrayLike,
@@ -193,7 +192,7 @@ def simulate_exchanges(
     Every case goes on by one event per turn, at its own time; the turns end when no case has anything left.
 
     Args:
-        ready_s: Shape (m, n), as in ``simulate_exchange``.
+        ready_s: Shape (m, n), as in ``simulate_communication``.
         traffic_bytes: Shape (m, n).
         bus_bytes_per_second: Shape (m, n).
         capacity_bytes_per_second: A number or shape (m,), bus bandwidth of the machine.
@@ -201,7 +200,7 @@ def simulate_exchanges(
         share: How a capacity that does not suffice is divided.
 
     Raises:
-        ValueError: As ``simulate_exchange``.
+        ValueError: As ``simulate_communication``.
     """
     ready, traffic, wanted = checked(ready_s, traffic_bytes, bus_bytes_per_second, dimensions=2)
     cases, count = ready.shape

@@ -5,15 +5,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gpusonde.simulator.exchange import BandwidthSharing, SharingRule, simulate_exchange, simulate_exchanges
+from gpusonde.simulator.communication import (
+    BandwidthSharing,
+    SharingRule,
+    simulate_communication,
+    simulate_communications,
+)
 
 EXACT = 1e-9
 
 
 def finishes(ready_s, traffic_bytes, bus, sharing):
     """The finishes of both engines, which must not differ."""
-    found = simulate_exchange(ready_s, traffic_bytes, bus, sharing)
-    twin = simulate_exchanges(
+    found = simulate_communication(ready_s, traffic_bytes, bus, sharing)
+    twin = simulate_communications(
         [ready_s],
         [traffic_bytes],
         [bus],
@@ -84,8 +89,8 @@ def test_a_transfer_of_nothing_is_over_at_once():
 
 
 def test_an_exchange_of_nothing_ends_at_zero():
-    assert simulate_exchange([], [], []).end_s == 0.0
-    assert simulate_exchanges(np.zeros((3, 0)), np.zeros((3, 0)), np.zeros((3, 0))).shape == (3, 0)
+    assert simulate_communication([], [], []).end_s == 0.0
+    assert simulate_communications(np.zeros((3, 0)), np.zeros((3, 0)), np.zeros((3, 0))).shape == (3, 0)
 
 
 def test_the_vectorised_twin_agrees_with_the_event_queue_on_random_cases():
@@ -106,12 +111,12 @@ def test_the_vectorised_twin_agrees_with_the_event_queue_on_random_cases():
         capacity = np.inf if random.random() < 0.3 else float(random.lognormal(17, 1))
         limit = None if random.random() < 0.4 else int(random.integers(1, 4))
         share = [SharingRule.SEED, SharingRule.MAXMIN][int(random.integers(2))]
-        many = simulate_exchanges(
+        many = simulate_communications(
             ready, traffic, bus, capacity_bytes_per_second=capacity, max_in_flight=limit, share=share
         )
         for case in range(count):
             sharing = BandwidthSharing(share, capacity, limit)
-            one = simulate_exchange(ready[case], traffic[case], bus[case], sharing).finish_s
+            one = simulate_communication(ready[case], traffic[case], bus[case], sharing).finish_s
             worst = max(worst, float(np.max(np.abs(many[case] - one) / np.maximum(one, 1e-9))))
         cases += count
     assert worst <= 1e-9
@@ -124,7 +129,7 @@ def test_neither_more_traffic_nor_a_slower_bus_ever_ends_an_exchange_earlier(sha
     traffic, bus = random.lognormal(14, 1, (200, 6)), np.full((200, 6), 2e7)
 
     def end(traffic, bus):
-        return simulate_exchanges(
+        return simulate_communications(
             ready, traffic, bus, capacity_bytes_per_second=3e7, max_in_flight=2, share=share
         ).max(axis=1)  # fmt: skip
 
@@ -147,9 +152,9 @@ def test_neither_more_traffic_nor_a_slower_bus_ever_ends_an_exchange_earlier(sha
 )
 def test_figures_that_are_no_exchange_are_refused_by_both_engines(ready, traffic, bus, says):
     with pytest.raises(ValueError, match=says):
-        simulate_exchange(ready, traffic, bus)
+        simulate_communication(ready, traffic, bus)
     with pytest.raises(ValueError, match=says):
-        simulate_exchanges([ready], [traffic], [bus])
+        simulate_communications([ready], [traffic], [bus])
 
 
 def test_a_link_without_capacity_or_without_transfers_is_refused():
@@ -158,6 +163,6 @@ def test_a_link_without_capacity_or_without_transfers_is_refused():
     with pytest.raises(ValueError, match="max_in_flight"):
         BandwidthSharing(max_in_flight=0)
     with pytest.raises(ValueError, match="capacity"):
-        simulate_exchanges([[0.0]], [[1.0]], [[1.0]], capacity_bytes_per_second=0.0)
+        simulate_communications([[0.0]], [[1.0]], [[1.0]], capacity_bytes_per_second=0.0)
     with pytest.raises(ValueError, match="max_in_flight"):
-        simulate_exchanges([[0.0]], [[1.0]], [[1.0]], max_in_flight=0)
+        simulate_communications([[0.0]], [[1.0]], [[1.0]], max_in_flight=0)

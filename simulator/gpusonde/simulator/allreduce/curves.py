@@ -1,10 +1,8 @@
 """``LinkCurves``: bus bandwidth of one link over size, world size and concurrent transfers, by interpolation.
 
-``SizeCurve``: duration of an allreduce over its size, all else alike.
-
-``LocatedCurves``: few measurements at one location, completed by what the same fabric shows elsewhere.
-
-Smoothing of curves whose measurements scatter more than an interpolation through all of them can follow.
+A ``SizeCurve`` is the duration of an allreduce over its size, all else alike; curves whose measurements scatter more
+than an interpolation through all of them can follow are ``smoothed``. ``LocatedCurves`` complete few measurements at
+one location by what the same fabric shows elsewhere.
 """
 
 from __future__ import annotations
