@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
-from gpusonde.cli.output import Key
+from gpusonde.cli.output import JsonKey
 from gpusonde.errors import CommandError, MissingExtraError
 
 # Distributions that only the "collector" extra brings; a bare agent host has none of them.
@@ -27,21 +27,21 @@ _EXTRAS = {**dict.fromkeys(_COLLECTOR_EXTRA, "collector"), "torch": "torch"}
 class ReportedErrorPayload(TypedDict):
     """One error."""
 
-    type: Annotated[str, Key("class of the error")]
-    message: Annotated[str, Key("what happened and what to do next; one line")]
-    file: Annotated[str | None, Key("the file at fault")]
-    line: Annotated[int | None, Key("its line, from 1")]
-    field: Annotated[str | None, Key("the column, key or field at fault")]
+    type: Annotated[str, JsonKey("class of the error")]
+    message: Annotated[str, JsonKey("what happened and what to do next; one line")]
+    file: Annotated[str | None, JsonKey("the file at fault")]
+    line: Annotated[int | None, JsonKey("its line, from 1")]
+    field: Annotated[str | None, JsonKey("the column, key or field at fault")]
 
 
 class ErrorPayload(TypedDict):
     """What a command that fails prints instead of its own object."""
 
-    error: Annotated[ReportedErrorPayload, Key("the error")]
+    error: Annotated[ReportedErrorPayload, JsonKey("the error")]
 
 
 @dataclass(frozen=True)
-class Report:
+class ErrorReport:
     """One error as the user sees it.
 
     Attributes:
@@ -73,17 +73,17 @@ class Report:
         }
 
 
-def describe(error: BaseException, command: str) -> Report:
+def describe(error: BaseException, command: str) -> ErrorReport:
     """Say what an exception means to the user of ``gpusonde COMMAND``."""
     name = type(error).__name__
     if isinstance(error, ModuleNotFoundError):
         root = (error.name or "").partition(".")[0]
         extra = _EXTRAS.get(root)
         if extra is not None:
-            return Report("MissingExtraError", str(MissingExtraError(root, command, extra)))
+            return ErrorReport("MissingExtraError", str(MissingExtraError(root, command, extra)))
     if _is_ours(error):
         file, line, field = (getattr(error, key, None) for key in ("path", "line", "field"))
-        return Report(
+        return ErrorReport(
             name,
             one_line(str(error)),
             file=None if file is None else str(file),
@@ -91,13 +91,15 @@ def describe(error: BaseException, command: str) -> Report:
             field=field if isinstance(field, str) and field else None,
         )
     if isinstance(error, OSError):
-        return Report(name, _describe_os_error(error), file=None if error.filename is None else str(error.filename))
+        return ErrorReport(
+            name, _describe_os_error(error), file=None if error.filename is None else str(error.filename)
+        )
     grpc = sys.modules.get("grpc")
     if grpc is not None and isinstance(error, grpc.RpcError):
-        return Report(name, _describe_rpc_error(error))
+        return ErrorReport(name, _describe_rpc_error(error))
     if isinstance(error, MemoryError):
-        return Report(name, "out of memory")
-    return Report(name, one_line(f"{name}: {error}"), is_bug=True)
+        return ErrorReport(name, "out of memory")
+    return ErrorReport(name, one_line(f"{name}: {error}"), is_bug=True)
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from gpusonde.errors import UsageError
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from gpusonde.cli.errors import Report
+    from gpusonde.cli.errors import ErrorReport
 
 
 class Command(NamedTuple):
@@ -236,7 +236,7 @@ def run(args: argparse.Namespace) -> int:
     return code
 
 
-def _report(report: Report, *, as_json: bool, has_traceback: bool) -> int:
+def _report(report: ErrorReport, *, as_json: bool, has_traceback: bool) -> int:
     print(f"gpusonde: error: {report.message}", file=sys.stderr)
     if report.is_bug:
         hint = "please report it" if has_traceback else "please report it with the output of the same command --verbose"
@@ -247,13 +247,13 @@ def _report(report: Report, *, as_json: bool, has_traceback: bool) -> int:
 
 
 def _report_usage(error: UsageError, *, as_json: bool) -> int:
-    from gpusonde.cli.errors import Report, one_line
+    from gpusonde.cli.errors import ErrorReport, one_line
 
     if error.usage:
         print(error.usage, file=sys.stderr)
     print(f"gpusonde: error: {one_line(str(error))}", file=sys.stderr)
     if as_json:
-        _print_error_object(Report("UsageError", one_line(str(error))))
+        _print_error_object(ErrorReport("UsageError", one_line(str(error))))
     return EXIT_USAGE
 
 
@@ -262,7 +262,7 @@ def _report_interrupt() -> int:
     return EXIT_INTERRUPTED
 
 
-def _print_error_object(report: Report) -> None:
+def _print_error_object(report: ErrorReport) -> None:
     from gpusonde.cli.output import to_json
 
     try:

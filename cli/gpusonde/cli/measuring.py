@@ -1,6 +1,7 @@
-"""From what the user names (a trace, a row of a runs table) to the measurement that a prediction starts from.
+"""Predictions across GPUs as commands ask for and show them.
 
-Predictions as the commands show them: one shape, whether a local model or a collector answered.
+``SourceRun`` is what a prediction starts from, made of what the user names: a trace, an epoch latency, a row of a runs
+table. ``Predictions`` is what comes of it, in one shape whether a local model or a collector answered.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, TypedDict
 import numpy as np
 
 from gpusonde.cli import formatting
-from gpusonde.cli.output import Key, Screen
+from gpusonde.cli.output import JsonKey, Screen
 from gpusonde.errors import CommandError
 from gpusonde.predictor.crossgpu import LatencyPrediction, Precision, SourceMeasurement, run_distributions
 from gpusonde.telemetry import Unit, metric
@@ -30,29 +31,29 @@ if TYPE_CHECKING:
 class PredictionPayload(TypedDict):
     """The epoch latency on one GPU."""
 
-    gpu_model: Annotated[str, Key("target GPU")]
-    epoch_latency_s: Annotated[float, Key("predicted epoch latency; null when it cannot be predicted")]
-    epoch_latency_low_s: Annotated[float, Key("lower end of the interval")]
-    epoch_latency_high_s: Annotated[float, Key("upper end of the interval")]
-    interval_coverage: Annotated[float, Key("share of such intervals that should hold the true latency", "ratio")]
-    status: Annotated[str, Key("`ok`, `extrapolated`, `insufficient_epochs` or `unsupported_gpu`")]
-    extrapolated: Annotated[bool, Key("whether the target or the run lies outside of what the model was fitted on")]
-    method: Annotated[str, Key("how the number came about")]
-    reason: Annotated[str | None, Key("why the status is not `ok`")]
+    gpu_model: Annotated[str, JsonKey("target GPU")]
+    epoch_latency_s: Annotated[float, JsonKey("predicted epoch latency; null when it cannot be predicted")]
+    epoch_latency_low_s: Annotated[float, JsonKey("lower end of the interval")]
+    epoch_latency_high_s: Annotated[float, JsonKey("upper end of the interval")]
+    interval_coverage: Annotated[float, JsonKey("share of such intervals that should hold the true latency", "ratio")]
+    status: Annotated[str, JsonKey("`ok`, `extrapolated`, `insufficient_epochs` or `unsupported_gpu`")]
+    extrapolated: Annotated[bool, JsonKey("whether the target or the run lies outside of what the model was fitted on")]
+    method: Annotated[str, JsonKey("how the number came about")]
+    reason: Annotated[str | None, JsonKey("why the status is not `ok`")]
     measured_epoch_latency_s: Annotated[
-        float | None, Key("what the runs table holds for the same workload on that GPU")
+        float | None, JsonKey("what the runs table holds for the same workload on that GPU")
     ]
-    relative_error: Annotated[float | None, Key("predicted / measured - 1", "ratio")]
+    relative_error: Annotated[float | None, JsonKey("predicted / measured - 1", "ratio")]
 
 
 class PredictPayload(TypedDict):
     """What ``gpusonde predict`` prints."""
 
-    source_gpu_model: Annotated[str, Key("GPU the run was measured on")]
-    source_epoch_latency_s: Annotated[float, Key("its epoch latency there")]
-    model_version: Annotated[str, Key("version of the model that answered")]
-    notes: Annotated[list[str], Key("what ambiguous names were taken for; models that could not be used")]
-    predictions: Annotated[list[PredictionPayload], Key("one for each target")]
+    source_gpu_model: Annotated[str, JsonKey("GPU the run was measured on")]
+    source_epoch_latency_s: Annotated[float, JsonKey("its epoch latency there")]
+    model_version: Annotated[str, JsonKey("version of the model that answered")]
+    notes: Annotated[list[str], JsonKey("what ambiguous names were taken for; models that could not be used")]
+    predictions: Annotated[list[PredictionPayload], JsonKey("one for each target")]
 
 
 @dataclass(frozen=True)
@@ -176,7 +177,7 @@ _ACTIVE = 0.05
 
 
 @dataclass(frozen=True)
-class Source:
+class SourceRun:
     """A measurement and what to say about it.
 
     Attributes:
@@ -192,7 +193,7 @@ class Source:
 
 def from_trace(
     trace: Trace, gpu_model: str | None, epoch_s: float | None, gpus: GpuCatalog, precision: str = "fp32"
-) -> Source:
+) -> SourceRun:
     """Measure a trace: its metrics over the whole run, and its epoch latency, detected unless given.
 
     Args:
@@ -215,7 +216,7 @@ def from_trace(
     metrics = run_distributions(active_part(trace))
     if epoch_s is not None:
         known = SourceMeasurement(resolution.spec, epoch_s, metrics, precision=Precision(precision))
-        return Source(known, resolution.note)
+        return SourceRun(known, resolution.note)
     detection = detect(trace)
     if detection.verdict != "epochs":
         raise CommandError(
@@ -229,20 +230,20 @@ def from_trace(
         epoch_count=len(detection.epoch_starts_s),
         precision=Precision(precision),
     )
-    return Source(measurement, resolution.note)
+    return SourceRun(measurement, resolution.note)
 
 
-def from_latency(gpu_model: str, epoch_s: float, gpus: GpuCatalog, precision: str) -> Source:
+def from_latency(gpu_model: str, epoch_s: float, gpus: GpuCatalog, precision: str) -> SourceRun:
     """Take the user's word for GPU and epoch latency; nothing dynamic is known.
 
     Raises:
         UnknownGpuError: The catalogue does not hold the GPU.
     """
     resolution = gpus.resolve(gpu_model)
-    return Source(SourceMeasurement(resolution.spec, epoch_s, precision=Precision(precision)), resolution.note)
+    return SourceRun(SourceMeasurement(resolution.spec, epoch_s, precision=Precision(precision)), resolution.note)
 
 
-def from_runs_table(table: RunsTable, row: int) -> Source:
+def from_runs_table(table: RunsTable, row: int) -> SourceRun:
     """Take one row of a runs table; other rows of the same workload say what was measured elsewhere.
 
     Raises:
@@ -255,7 +256,7 @@ def from_runs_table(table: RunsTable, row: int) -> Source:
     measured: dict[str, list[float]] = {}
     for other in table.counterparts(row):
         measured.setdefault(other.gpu.name, []).append(other.epoch_latency_s)
-    return Source(run.measurement(), measured_s={gpu: sum(values) / len(values) for gpu, values in measured.items()})
+    return SourceRun(run.measurement(), measured_s={gpu: sum(values) / len(values) for gpu, values in measured.items()})
 
 
 def active_part(trace: Trace) -> Trace:

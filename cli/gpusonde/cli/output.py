@@ -1,8 +1,6 @@
 """What a subcommand prints: one JSON object, or text and tables for a reader.
 
 Rich draws the tables where it is installed; a bare agent host gets the same tables as aligned plain text.
-
-Quantities as a reader sees them: rounded to what they are worth, with their unit.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ PIPE_WIDTH = 180
 _GAP = 3
 
 
-class Key(NamedTuple):
+class JsonKey(NamedTuple):
     """What ``docs/cli.md`` says of a key of a JSON object, which is declared once, where the object is made.
 
     Such an object is a ``TypedDict`` whose keys are ``Annotated`` with this, so that types are checked and the page is

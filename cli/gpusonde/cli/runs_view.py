@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, TypedDict
 
 from gpusonde.cli import formatting
-from gpusonde.cli.output import Key, Screen
+from gpusonde.cli.output import JsonKey, Screen
 from gpusonde.cli.parsing import OptionGroup, Parser
 
 if TYPE_CHECKING:
@@ -57,106 +57,110 @@ class EpochFigures:
 class ChangePayload(TypedDict):
     """A lasting change of the duration of epochs."""
 
-    epoch: Annotated[int, Key("first epoch of a lasting change, counted from 1 without withdrawn ones")]
-    before_s: Annotated[float, Key("median duration before")]
-    after_s: Annotated[float, Key("median duration after")]
-    change: Annotated[float, Key("0.25 for a quarter longer", "ratio")]
+    epoch: Annotated[int, JsonKey("first epoch of a lasting change, counted from 1 without withdrawn ones")]
+    before_s: Annotated[float, JsonKey("median duration before")]
+    after_s: Annotated[float, JsonKey("median duration after")]
+    change: Annotated[float, JsonKey("0.25 for a quarter longer", "ratio")]
 
 
 class TrendPayload(TypedDict):
     """How the duration of epochs develops."""
 
-    recent_s: Annotated[float, Key("median duration since the last change, without the first epoch")]
-    change_per_epoch: Annotated[float, Key("how much longer each epoch since then takes than the one before", "ratio")]
-    change_per_epoch_low: Annotated[float, Key("lower end of its 95 % interval", "ratio")]
-    change_per_epoch_high: Annotated[float, Key("upper end of it", "ratio")]
-    change_points: Annotated[list[ChangePayload], Key("lasting changes")]
+    recent_s: Annotated[float, JsonKey("median duration since the last change, without the first epoch")]
+    change_per_epoch: Annotated[
+        float, JsonKey("how much longer each epoch since then takes than the one before", "ratio")
+    ]
+    change_per_epoch_low: Annotated[float, JsonKey("lower end of its 95 % interval", "ratio")]
+    change_per_epoch_high: Annotated[float, JsonKey("upper end of it", "ratio")]
+    change_points: Annotated[list[ChangePayload], JsonKey("lasting changes")]
 
 
 class EstimatePayload(TypedDict):
     """When a job ends."""
 
-    epochs_done: Annotated[int, Key("epochs that are over")]
-    epochs_left: Annotated[int, Key("epochs still to come, the one under way included")]
-    end_s: Annotated[float, Key("when the last epoch ends: on the trace's own time axis, or from the start of the run")]
-    end_low_s: Annotated[float, Key("lower end of its 90 % interval")]
-    end_high_s: Annotated[float, Key("upper end of it")]
+    epochs_done: Annotated[int, JsonKey("epochs that are over")]
+    epochs_left: Annotated[int, JsonKey("epochs still to come, the one under way included")]
+    end_s: Annotated[
+        float, JsonKey("when the last epoch ends: on the trace's own time axis, or from the start of the run")
+    ]
+    end_low_s: Annotated[float, JsonKey("lower end of its 90 % interval")]
+    end_high_s: Annotated[float, JsonKey("upper end of it")]
 
 
 class TotalsPayload(TypedDict):
     """What epochs tell together."""
 
-    trend: Annotated[TrendPayload | None, Key("how their duration develops; null for under two epochs")]
+    trend: Annotated[TrendPayload | None, JsonKey("how their duration develops; null for under two epochs")]
     idle_share: Annotated[
-        float, Key("share of the time from first to last activity in which the GPU did not work", "ratio")
+        float, JsonKey("share of the time from first to last activity in which the GPU did not work", "ratio")
     ]
     stalled_share: Annotated[
         float,
-        Key("share of it lost to idle that an epoch of this run does not usually have, or between epochs", "ratio"),
+        JsonKey("share of it lost to idle that an epoch of this run does not usually have, or between epochs", "ratio"),
     ]
 
 
 class MeanPayload(TypedDict):
     """The mean of a metric over an epoch."""
 
-    metric: Annotated[str, Key("a metric that had a value")]
-    mean: Annotated[float, Key("its mean over the epoch, in the metric's unit (`gpusonde metrics`)")]
+    metric: Annotated[str, JsonKey("a metric that had a value")]
+    mean: Annotated[float, JsonKey("its mean over the epoch, in the metric's unit (`gpusonde metrics`)")]
 
 
 class FiguresPayload(TypedDict):
     """What one epoch used; null at a collector until the epoch is confirmed and gone through."""
 
-    seen_share: Annotated[float, Key("share of it that ticks speak for; the rest lies in holes", "ratio")]
-    energy_joules: Annotated[float, Key("energy used in it; null where neither counter nor power tells")]
-    metrics: Annotated[list[MeanPayload], Key("mean metrics")]
+    seen_share: Annotated[float, JsonKey("share of it that ticks speak for; the rest lies in holes", "ratio")]
+    energy_joules: Annotated[float, JsonKey("energy used in it; null where neither counter nor power tells")]
+    metrics: Annotated[list[MeanPayload], JsonKey("mean metrics")]
 
 
 class TraceEpochPayload(FiguresPayload):
     """One epoch of a trace."""
 
-    start_s: Annotated[float, Key("its start, on the trace's own time axis")]
-    end_s: Annotated[float, Key("its end")]
-    duration_s: Annotated[float, Key("from start to end")]
+    start_s: Annotated[float, JsonKey("its start, on the trace's own time axis")]
+    end_s: Annotated[float, JsonKey("its end")]
+    duration_s: Annotated[float, JsonKey("from start to end")]
 
 
 class EpochPayload(TypedDict):
     """One epoch of a run."""
 
-    index: Annotated[int, Key("identifies the epoch within its run")]
-    start_time: Annotated[str, Key("start")]
-    end_time: Annotated[str, Key("end")]
-    start_s: Annotated[float, Key("start, from the start of the run")]
-    end_s: Annotated[float, Key("end, from the start of the run")]
-    duration_s: Annotated[float, Key("from start to end")]
-    confidence: Annotated[float, Key("how sure the tracker is of it", "ratio")]
-    status: Annotated[str, Key("`provisional`, `confirmed` or `withdrawn`")]
-    revision: Annotated[int, Key("grows whenever the tracker changes its mind about the run")]
+    index: Annotated[int, JsonKey("identifies the epoch within its run")]
+    start_time: Annotated[str, JsonKey("start")]
+    end_time: Annotated[str, JsonKey("end")]
+    start_s: Annotated[float, JsonKey("start, from the start of the run")]
+    end_s: Annotated[float, JsonKey("end, from the start of the run")]
+    duration_s: Annotated[float, JsonKey("from start to end")]
+    confidence: Annotated[float, JsonKey("how sure the tracker is of it", "ratio")]
+    status: Annotated[str, JsonKey("`provisional`, `confirmed` or `withdrawn`")]
+    revision: Annotated[int, JsonKey("grows whenever the tracker changes its mind about the run")]
 
 
 class RunPayload(TypedDict):
     """One run: one job's stay on one GPU."""
 
-    run_id: Annotated[str, Key("name of the run")]
-    agent_id: Annotated[str, Key("agent that sampled it")]
-    host_name: Annotated[str | None, Key("host of the agent")]
-    gpu_uuid: Annotated[str, Key("its GPU")]
-    gpu_model: Annotated[str | None, Key("product name of the GPU")]
-    framebuffer_bytes: Annotated[int | None, Key("memory of the GPU")]
-    job_id: Annotated[str | None, Key("job of the scheduler")]
-    scheduler: Annotated[str | None, Key("`slurm`, `kubernetes`, `static`, `container`, `systemd` or `user`")]
-    active: Annotated[bool, Key("whether it still goes on")]
-    replayed: Annotated[bool, Key("true when the samples come from a replayed trace")]
-    start_time: Annotated[str, Key("first activity")]
-    end_time: Annotated[str, Key("last activity; the latest tick while it is active")]
-    duration_s: Annotated[float, Key("from start to end")]
-    ticks: Annotated[int, Key("ticks from start to end")]
-    missed_ticks: Annotated[int, Key("ticks that the sampler skipped meanwhile")]
-    verdict: Annotated[str | None, Key("`epochs`, `short_cycle`, `none`; null before the first analysis")]
-    epochs: Annotated[int, Key("epochs found")]
-    period_s: Annotated[float, Key("duration of an epoch")]
-    period_low_s: Annotated[float, Key("lower end of its 95 % interval")]
-    period_high_s: Annotated[float, Key("upper end of its 95 % interval")]
-    confidence: Annotated[float, Key("probability that `period_s` is within 10 % of the truth", "ratio")]
+    run_id: Annotated[str, JsonKey("name of the run")]
+    agent_id: Annotated[str, JsonKey("agent that sampled it")]
+    host_name: Annotated[str | None, JsonKey("host of the agent")]
+    gpu_uuid: Annotated[str, JsonKey("its GPU")]
+    gpu_model: Annotated[str | None, JsonKey("product name of the GPU")]
+    framebuffer_bytes: Annotated[int | None, JsonKey("memory of the GPU")]
+    job_id: Annotated[str | None, JsonKey("job of the scheduler")]
+    scheduler: Annotated[str | None, JsonKey("`slurm`, `kubernetes`, `static`, `container`, `systemd` or `user`")]
+    active: Annotated[bool, JsonKey("whether it still goes on")]
+    replayed: Annotated[bool, JsonKey("true when the samples come from a replayed trace")]
+    start_time: Annotated[str, JsonKey("first activity")]
+    end_time: Annotated[str, JsonKey("last activity; the latest tick while it is active")]
+    duration_s: Annotated[float, JsonKey("from start to end")]
+    ticks: Annotated[int, JsonKey("ticks from start to end")]
+    missed_ticks: Annotated[int, JsonKey("ticks that the sampler skipped meanwhile")]
+    verdict: Annotated[str | None, JsonKey("`epochs`, `short_cycle`, `none`; null before the first analysis")]
+    epochs: Annotated[int, JsonKey("epochs found")]
+    period_s: Annotated[float, JsonKey("duration of an epoch")]
+    period_low_s: Annotated[float, JsonKey("lower end of its 95 % interval")]
+    period_high_s: Annotated[float, JsonKey("upper end of its 95 % interval")]
+    confidence: Annotated[float, JsonKey("probability that `period_s` is within 10 % of the truth", "ratio")]
 
 
 @dataclass(frozen=True)
@@ -170,7 +174,7 @@ class Progress:
     estimate: EstimatePayload | None
 
 
-def progress_of(trace: Trace, detection: EpochDetection, total_epochs: int | None) -> Progress:
+def summarise_trace(trace: Trace, detection: EpochDetection, total_epochs: int | None) -> Progress:
     """Work out what the epochs of a trace tell.
 
     Raises:
@@ -197,7 +201,7 @@ def progress_of(trace: Trace, detection: EpochDetection, total_epochs: int | Non
     return Progress(table, trend, shares.idle, shares.stalled, estimate)
 
 
-def progress_of_run(run: RunInfo, found: RunEpochs) -> Progress:
+def summarise_run(run: RunInfo, found: RunEpochs) -> Progress:
     """Put what a collector answered into the same form; times count from the start of the run."""
 
     def since(unix_nano: int) -> float:

@@ -1,1 +1,1 @@
-"""One module per subcommand, each with ``add_parser`` and ``run``; a component is imported only by ``run``."""
+"""The commands, a module for each noun: ``add_NAME_options`` declares, ``run_NAME`` imports its component and runs."""

@@ -1,8 +1,6 @@
-"""``gpusonde gpus``: the catalogue of GPU specifications.
+"""``gpusonde gpus``, ``offers`` and ``metrics``: what the catalogues hold.
 
-``gpusonde metrics``: the metric catalogue.
-
-``gpusonde offers``: machines that can be rented, with their prices.
+GPUs with the source of every figure, machines that can be rented with their prices, metrics with their units.
 """
 
 from __future__ import annotations
@@ -11,7 +9,7 @@ import argparse
 from typing import TYPE_CHECKING, Annotated, TypedDict
 
 from gpusonde.cli import formatting
-from gpusonde.cli.output import Key, Output, Screen
+from gpusonde.cli.output import JsonKey, Output, Screen
 from gpusonde.cli.parsing import Parser, names
 
 if TYPE_CHECKING:
@@ -21,20 +19,20 @@ if TYPE_CHECKING:
 class MetricPayload(TypedDict):
     """One metric of the catalogue."""
 
-    name: Annotated[str, Key("name, with its unit unless it is a ratio")]
-    unit: Annotated[str, Key("`ratio`, `bytes`, `watts` ...")]
-    kind: Annotated[str, Key("`gauge` or `counter`")]
-    sampling_class: Annotated[str, Key("`fast` (every tick), `slow` or `static`")]
-    description: Annotated[str, Key("what it is")]
-    dcgm_field_id: Annotated[int | None, Key("DCGM field id")]
-    gpm_metric_id: Annotated[int | None, Key("NVML GPM metric id")]
-    codes: Annotated[list[str], Key("short codes of `dcgmi dmon` and of the paper")]
+    name: Annotated[str, JsonKey("name, with its unit unless it is a ratio")]
+    unit: Annotated[str, JsonKey("`ratio`, `bytes`, `watts` ...")]
+    kind: Annotated[str, JsonKey("`gauge` or `counter`")]
+    sampling_class: Annotated[str, JsonKey("`fast` (every tick), `slow` or `static`")]
+    description: Annotated[str, JsonKey("what it is")]
+    dcgm_field_id: Annotated[int | None, JsonKey("DCGM field id")]
+    gpm_metric_id: Annotated[int | None, JsonKey("NVML GPM metric id")]
+    codes: Annotated[list[str], JsonKey("short codes of `dcgmi dmon` and of the paper")]
 
 
 class MetricsPayload(TypedDict):
     """What ``gpusonde metrics`` prints."""
 
-    metrics: Annotated[list[MetricPayload], Key("the catalogue")]
+    metrics: Annotated[list[MetricPayload], JsonKey("the catalogue")]
 
 
 def add_metrics_options(parser: Parser) -> None:
@@ -87,31 +85,31 @@ def run_metrics(args: argparse.Namespace) -> int:
 class OfferPayload(TypedDict):
     """One offer: a machine that can be rented."""
 
-    provider: Annotated[str, Key("who rents it out")]
-    region: Annotated[str, Key("where")]
-    instance_type: Annotated[str, Key("the provider's name of the machine")]
-    gpu_model: Annotated[str, Key("canonical name of its GPU")]
-    gpu_count: Annotated[int, Key("GPUs in the machine")]
-    whole_gpu: Annotated[bool, Key("false when the machine has a part of a GPU")]
-    vcpu_count: Annotated[float | None, Key("virtual CPUs")]
-    memory_bytes: Annotated[int | None, Key("main memory")]
-    network_bits_per_second: Annotated[float | None, Key("network")]
-    usd_per_hour: Annotated[float, Key("price of the whole machine")]
-    billing: Annotated[str, Key("`on_demand` or `spot`")]
-    usd_per_gpu_hour: Annotated[float, Key("the same divided by its GPUs")]
-    price_date: Annotated[str | None, Key("when the price held: a year, a month or a day", "date")]
-    source: Annotated[str, Key("where the price was read")]
-    url: Annotated[str | None, Key("address of the source")]
-    note: Annotated[str | None, Key("what to know before relying on the offer")]
+    provider: Annotated[str, JsonKey("who rents it out")]
+    region: Annotated[str, JsonKey("where")]
+    instance_type: Annotated[str, JsonKey("the provider's name of the machine")]
+    gpu_model: Annotated[str, JsonKey("canonical name of its GPU")]
+    gpu_count: Annotated[int, JsonKey("GPUs in the machine")]
+    whole_gpu: Annotated[bool, JsonKey("false when the machine has a part of a GPU")]
+    vcpu_count: Annotated[float | None, JsonKey("virtual CPUs")]
+    memory_bytes: Annotated[int | None, JsonKey("main memory")]
+    network_bits_per_second: Annotated[float | None, JsonKey("network")]
+    usd_per_hour: Annotated[float, JsonKey("price of the whole machine")]
+    billing: Annotated[str, JsonKey("`on_demand` or `spot`")]
+    usd_per_gpu_hour: Annotated[float, JsonKey("the same divided by its GPUs")]
+    price_date: Annotated[str | None, JsonKey("when the price held: a year, a month or a day", "date")]
+    source: Annotated[str, JsonKey("where the price was read")]
+    url: Annotated[str | None, JsonKey("address of the source")]
+    note: Annotated[str | None, JsonKey("what to know before relying on the offer")]
 
 
 class OffersPayload(TypedDict):
     """What ``gpusonde offers`` prints."""
 
-    gpus: Annotated[list[str], Key("what `--gpu` was taken for")]
-    billing: Annotated[str, Key("`on_demand` or `spot`")]
-    notes: Annotated[list[str], Key("what ambiguous names were taken for; that no offer names the region")]
-    offers: Annotated[list[OfferPayload], Key("the cheapest first for each GPU")]
+    gpus: Annotated[list[str], JsonKey("what `--gpu` was taken for")]
+    billing: Annotated[str, JsonKey("`on_demand` or `spot`")]
+    notes: Annotated[list[str], JsonKey("what ambiguous names were taken for; that no offer names the region")]
+    offers: Annotated[list[OfferPayload], JsonKey("the cheapest first for each GPU")]
 
 
 def add_offers_options(parser: Parser) -> None:
@@ -215,32 +213,32 @@ def _render(screen: Screen, offers: list[Offer], notes: list[str], billing: str)
 class FigurePayload(TypedDict):
     """A figure of a GPU, with its source."""
 
-    name: Annotated[str, Key("name of the figure, with its unit")]
-    value: Annotated[float, Key("its value", "the figure's")]
-    source: Annotated[str, Key("where it was read")]
-    url: Annotated[str | None, Key("address of the source")]
-    retrieved: Annotated[str, Key("when it was read", "date")]
-    from_memory: Annotated[bool, Key("true when nobody looked it up: to be checked")]
+    name: Annotated[str, JsonKey("name of the figure, with its unit")]
+    value: Annotated[float, JsonKey("its value", "the figure's")]
+    source: Annotated[str, JsonKey("where it was read")]
+    url: Annotated[str | None, JsonKey("address of the source")]
+    retrieved: Annotated[str, JsonKey("when it was read", "date")]
+    from_memory: Annotated[bool, JsonKey("true when nobody looked it up: to be checked")]
 
 
 class GpuPayload(TypedDict):
     """One GPU of the catalogue."""
 
-    name: Annotated[str, Key("canonical name")]
-    aliases: Annotated[list[str], Key("other spellings")]
-    architecture: Annotated[str, Key("NVIDIA's name of the architecture")]
-    memory_type: Annotated[str, Key("for example `HBM2`")]
-    released: Annotated[str | None, Key("day of release")]
-    note: Annotated[str | None, Key("what to know before trusting a figure")]
-    figures: Annotated[list[FigurePayload], Key("its figures")]
+    name: Annotated[str, JsonKey("canonical name")]
+    aliases: Annotated[list[str], JsonKey("other spellings")]
+    architecture: Annotated[str, JsonKey("NVIDIA's name of the architecture")]
+    memory_type: Annotated[str, JsonKey("for example `HBM2`")]
+    released: Annotated[str | None, JsonKey("day of release")]
+    note: Annotated[str | None, JsonKey("what to know before trusting a figure")]
+    figures: Annotated[list[FigurePayload], JsonKey("its figures")]
 
 
 class GpusPayload(TypedDict):
     """What ``gpusonde gpus`` prints."""
 
-    requested: Annotated[str | None, Key("the name asked for")]
-    note: Annotated[str | None, Key("what an ambiguous name was taken for")]
-    gpus: Annotated[list[GpuPayload], Key("all GPUs, or that one")]
+    requested: Annotated[str | None, JsonKey("the name asked for")]
+    note: Annotated[str | None, JsonKey("what an ambiguous name was taken for")]
+    gpus: Annotated[list[GpuPayload], JsonKey("all GPUs, or that one")]
 
 
 def add_gpus_options(parser: Parser) -> None:

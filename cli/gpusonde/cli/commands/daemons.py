@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypedDict, cast
 
 from gpusonde.cli import formatting
-from gpusonde.cli.output import Key, Output, Screen
+from gpusonde.cli.output import JsonKey, Output, Screen
 from gpusonde.cli.parsing import DEFAULT_COLLECTOR, Parser, address, positive_number
 from gpusonde.errors import UsageError
 from gpusonde.service import process
@@ -29,84 +29,84 @@ if TYPE_CHECKING:
 class DeviceNodePayload(TypedDict):
     """A device file of the driver."""
 
-    path: Annotated[str, Key("the file")]
-    accessible: Annotated[bool, Key("this user may read and write it")]
+    path: Annotated[str, JsonKey("the file")]
+    accessible: Annotated[bool, JsonKey("this user may read and write it")]
 
 
 class SourcePayload(TypedDict):
     """Something that may be sampled."""
 
-    name: Annotated[str, Key("what was tried: `dcgm`, `nvml`, `replay`")]
-    usable: Annotated[bool, Key("it opened and gave ticks")]
-    reason: Annotated[str | None, Key("why not, and what to do; null when usable")]
-    profiles: Annotated[bool, Key("it gives profiling metrics")]
-    bindings_folder: Annotated[str | None, Key("where DCGM's Python bindings were found")]
-    library_version: Annotated[str | None, Key("of DCGM's library")]
-    engine_address: Annotated[str | None, Key("the DCGM engine that answered")]
-    refusals: Annotated[list[str], Key("what the DCGM engine refused, and what to do")]
-    read_s: Annotated[float | None, Key("mean time of one reading of all GPUs; null when not usable")]
+    name: Annotated[str, JsonKey("what was tried: `dcgm`, `nvml`, `replay`")]
+    usable: Annotated[bool, JsonKey("it opened and gave ticks")]
+    reason: Annotated[str | None, JsonKey("why not, and what to do; null when usable")]
+    profiles: Annotated[bool, JsonKey("it gives profiling metrics")]
+    bindings_folder: Annotated[str | None, JsonKey("where DCGM's Python bindings were found")]
+    library_version: Annotated[str | None, JsonKey("of DCGM's library")]
+    engine_address: Annotated[str | None, JsonKey("the DCGM engine that answered")]
+    refusals: Annotated[list[str], JsonKey("what the DCGM engine refused, and what to do")]
+    read_s: Annotated[float | None, JsonKey("mean time of one reading of all GPUs; null when not usable")]
     lag_s: Annotated[
         float | None,
-        Key("from a measurement to its arrival; 0 for NVML, which measures itself; null when not usable"),
+        JsonKey("from a measurement to its arrival; 0 for NVML, which measures itself; null when not usable"),
     ]
 
 
 class SampledMetricPayload(TypedDict):
     """One metric of one GPU."""
 
-    name: Annotated[str, Key("a metric of the catalogue")]
-    origin: Annotated[str, Key("what it is read from: `dcgm 1002`, `gpm 2`, `nvml` ...")]
-    interval_s: Annotated[float, Key("time between measurements")]
-    multiplexed: Annotated[bool, Key("measured only part of the time")]
-    has_value: Annotated[bool, Key("there was a number while the command looked")]
-    missing_reason: Annotated[str | None, Key("why the GPU cannot give it; null when it can")]
+    name: Annotated[str, JsonKey("a metric of the catalogue")]
+    origin: Annotated[str, JsonKey("what it is read from: `dcgm 1002`, `gpm 2`, `nvml` ...")]
+    interval_s: Annotated[float, JsonKey("time between measurements")]
+    multiplexed: Annotated[bool, JsonKey("measured only part of the time")]
+    has_value: Annotated[bool, JsonKey("there was a number while the command looked")]
+    missing_reason: Annotated[str | None, JsonKey("why the GPU cannot give it; null when it can")]
 
 
 class SampledGpuPayload(TypedDict):
     """A GPU of the chosen source."""
 
-    gpu_uuid: Annotated[str, Key("the GPU; for a MIG instance its GPU")]
-    mig_uuid: Annotated[str | None, Key("the MIG instance; null for a whole GPU")]
-    gpu_index: Annotated[int, Key("its index on the host")]
-    product_name: Annotated[str, Key("its model")]
-    tick_rate_hz: Annotated[float, Key("ticks per second while the command looked")]
-    processes: Annotated[int | None, Key("processes that compute on it; null when the driver does not say")]
-    metrics: Annotated[list[SampledMetricPayload], Key("its metrics")]
+    gpu_uuid: Annotated[str, JsonKey("the GPU; for a MIG instance its GPU")]
+    mig_uuid: Annotated[str | None, JsonKey("the MIG instance; null for a whole GPU")]
+    gpu_index: Annotated[int, JsonKey("its index on the host")]
+    product_name: Annotated[str, JsonKey("its model")]
+    tick_rate_hz: Annotated[float, JsonKey("ticks per second while the command looked")]
+    processes: Annotated[int | None, JsonKey("processes that compute on it; null when the driver does not say")]
+    metrics: Annotated[list[SampledMetricPayload], JsonKey("its metrics")]
 
 
 class GpuOwnerPayload(TypedDict):
     """The job that a GPU belongs to."""
 
-    gpu_uuid: Annotated[str, Key("the GPU")]
-    scheduler: Annotated[str, Key("as `scheduler` of a run")]
-    job_id: Annotated[str, Key("the job")]
+    gpu_uuid: Annotated[str, JsonKey("the GPU")]
+    scheduler: Annotated[str, JsonKey("as `scheduler` of a run")]
+    job_id: Annotated[str, JsonKey("the job")]
 
 
 class JobSourcePayload(TypedDict):
     """Where jobs are looked for."""
 
-    name: Annotated[str, Key("`slurm`, `kubernetes`, `processes`; empty for a replay")]
-    usable: Annotated[bool, Key("it answers")]
-    reason: Annotated[str | None, Key("why not, and what to do; null when usable")]
-    owners: Annotated[list[GpuOwnerPayload], Key("the GPUs that it knows an owner of")]
+    name: Annotated[str, JsonKey("`slurm`, `kubernetes`, `processes`; empty for a replay")]
+    usable: Annotated[bool, JsonKey("it answers")]
+    reason: Annotated[str | None, JsonKey("why not, and what to do; null when usable")]
+    owners: Annotated[list[GpuOwnerPayload], JsonKey("the GPUs that it knows an owner of")]
 
 
 class DoctorPayload(TypedDict):
     """What ``gpusonde agent doctor`` prints."""
 
-    can_sample: Annotated[bool, Key("something can be sampled")]
-    source_kind: Annotated[str, Key("`source.kind` of the configuration")]
-    source: Annotated[str | None, Key("what the agent would use; null for nothing")]
-    driver_version: Annotated[str | None, Key("of the NVIDIA driver; null without one")]
-    is_root: Annotated[bool, Key("the command runs as root")]
+    can_sample: Annotated[bool, JsonKey("something can be sampled")]
+    source_kind: Annotated[str, JsonKey("`source.kind` of the configuration")]
+    source: Annotated[str | None, JsonKey("what the agent would use; null for nothing")]
+    driver_version: Annotated[str | None, JsonKey("of the NVIDIA driver; null without one")]
+    is_root: Annotated[bool, JsonKey("the command runs as root")]
     profiling_admin_only: Annotated[
-        bool | None, Key("the driver reserves profiling for root; null when it does not say")
+        bool | None, JsonKey("the driver reserves profiling for root; null when it does not say")
     ]
-    device_nodes: Annotated[list[DeviceNodePayload], Key("device files of the driver")]
-    sources: Annotated[list[SourcePayload], Key("what was tried")]
-    gpus: Annotated[list[SampledGpuPayload], Key("the GPUs of the chosen source")]
-    job_sources: Annotated[list[JobSourcePayload], Key("where jobs are looked for")]
-    advice: Annotated[list[str], Key("what to do, the most important first")]
+    device_nodes: Annotated[list[DeviceNodePayload], JsonKey("device files of the driver")]
+    sources: Annotated[list[SourcePayload], JsonKey("what was tried")]
+    gpus: Annotated[list[SampledGpuPayload], JsonKey("the GPUs of the chosen source")]
+    job_sources: Annotated[list[JobSourcePayload], JsonKey("where jobs are looked for")]
+    advice: Annotated[list[str], JsonKey("what to do, the most important first")]
 
 
 def run_doctor(args: argparse.Namespace) -> int:
@@ -255,67 +255,67 @@ def _gpu(gpu: GpuFinding) -> SampledGpuPayload:
 class TallyPayload(TypedDict):
     """How many, by reason."""
 
-    reason: Annotated[str, Key("what for")]
-    count: Annotated[int, Key("how many")]
+    reason: Annotated[str, JsonKey("what for")]
+    count: Annotated[int, JsonKey("how many")]
 
 
 class CountPayload(TypedDict):
     """Something that was counted."""
 
-    name: Annotated[str, Key("what: records, repetitions, refusals, gaps, quarantined")]
-    count: Annotated[int, Key("how many")]
+    name: Annotated[str, JsonKey("what: records, repetitions, refusals, gaps, quarantined")]
+    count: Annotated[int, JsonKey("how many")]
 
 
 class CollectorPayload(TypedDict):
     """What ``gpusonde collector`` prints at its end."""
 
-    address: Annotated[str, Key("where it listened")]
-    store: Annotated[str, Key("data directory")]
-    counts: Annotated[list[CountPayload], Key("what came in")]
+    address: Annotated[str, JsonKey("where it listened")]
+    store: Annotated[str, JsonKey("data directory")]
+    counts: Annotated[list[CountPayload], JsonKey("what came in")]
 
 
 class ConfigPayload(TypedDict):
     """What ``--check-config`` and ``--print-config`` print."""
 
-    config_file: Annotated[str | None, Key("the file that was read")]
-    config_toml: Annotated[str, Key("the configuration in effect")]
+    config_file: Annotated[str | None, JsonKey("the file that was read")]
+    config_toml: Annotated[str, JsonKey("the configuration in effect")]
 
 
 class AgentPayload(TypedDict):
     """What ``gpusonde agent`` prints at its end."""
 
-    agent_id: Annotated[str, Key("name at the collector")]
-    spool_id: Annotated[str, Key("the run of sequence numbers")]
-    source: Annotated[str, Key("`dcgm`, `gpm`, `nvml`, `replay`")]
-    gpu_uuids: Annotated[list[str], Key("the sampled GPUs")]
-    source_ended: Annotated[bool, Key("a replay was played to its end")]
-    drained: Annotated[bool, Key("the collector acknowledged every record")]
-    ticks: Annotated[int, Key("ticks sampled, of one GPU each")]
-    missed_ticks: Annotated[int, Key("deadlines without a reading")]
-    blank_values: Annotated[list[TallyPayload], Key("absent values")]
-    events: Annotated[int, Key("GPU events recorded")]
-    batches: Annotated[int, Key("sample batches spooled")]
-    records: Annotated[int, Key("records spooled")]
-    dropped_records: Annotated[list[TallyPayload], Key("records that were given up")]
-    lost_ticks: Annotated[int, Key("ticks that never reached disk or collector")]
-    reconnects: Annotated[int, Key("sessions after the first")]
-    connection_failures: Annotated[list[TallyPayload], Key("failed attempts, by gRPC status")]
-    sent_records: Annotated[int, Key("records sent, resends included")]
-    acked_sequence: Annotated[int, Key("last record that is durable at the collector")]
-    last_sequence: Annotated[int, Key("last record on the agent's disk")]
-    unacked_records: Annotated[int, Key("records the collector does not have yet")]
-    spool_bytes: Annotated[int, Key("size of the spool")]
-    lateness_mean_s: Annotated[float, Key("mean time from deadline to reading")]
-    lateness_max_s: Annotated[float, Key("worst of them")]
-    read_mean_s: Annotated[float, Key("mean time of a reading")]
-    read_max_s: Annotated[float, Key("longest reading")]
-    sampling_interval_s: Annotated[float, Key("time between ticks at the end")]
-    slowdowns: Annotated[list[TallyPayload], Key("times that ticks were taken less often: `idle`, `read_budget`")]
-    job_bindings: Annotated[int, Key("job bindings recorded, repetitions included")]
+    agent_id: Annotated[str, JsonKey("name at the collector")]
+    spool_id: Annotated[str, JsonKey("the run of sequence numbers")]
+    source: Annotated[str, JsonKey("`dcgm`, `gpm`, `nvml`, `replay`")]
+    gpu_uuids: Annotated[list[str], JsonKey("the sampled GPUs")]
+    source_ended: Annotated[bool, JsonKey("a replay was played to its end")]
+    drained: Annotated[bool, JsonKey("the collector acknowledged every record")]
+    ticks: Annotated[int, JsonKey("ticks sampled, of one GPU each")]
+    missed_ticks: Annotated[int, JsonKey("deadlines without a reading")]
+    blank_values: Annotated[list[TallyPayload], JsonKey("absent values")]
+    events: Annotated[int, JsonKey("GPU events recorded")]
+    batches: Annotated[int, JsonKey("sample batches spooled")]
+    records: Annotated[int, JsonKey("records spooled")]
+    dropped_records: Annotated[list[TallyPayload], JsonKey("records that were given up")]
+    lost_ticks: Annotated[int, JsonKey("ticks that never reached disk or collector")]
+    reconnects: Annotated[int, JsonKey("sessions after the first")]
+    connection_failures: Annotated[list[TallyPayload], JsonKey("failed attempts, by gRPC status")]
+    sent_records: Annotated[int, JsonKey("records sent, resends included")]
+    acked_sequence: Annotated[int, JsonKey("last record that is durable at the collector")]
+    last_sequence: Annotated[int, JsonKey("last record on the agent's disk")]
+    unacked_records: Annotated[int, JsonKey("records the collector does not have yet")]
+    spool_bytes: Annotated[int, JsonKey("size of the spool")]
+    lateness_mean_s: Annotated[float, JsonKey("mean time from deadline to reading")]
+    lateness_max_s: Annotated[float, JsonKey("worst of them")]
+    read_mean_s: Annotated[float, JsonKey("mean time of a reading")]
+    read_max_s: Annotated[float, JsonKey("longest reading")]
+    sampling_interval_s: Annotated[float, JsonKey("time between ticks at the end")]
+    slowdowns: Annotated[list[TallyPayload], JsonKey("times that ticks were taken less often: `idle`, `read_budget`")]
+    job_bindings: Annotated[int, JsonKey("job bindings recorded, repetitions included")]
     job_source_failures: Annotated[
-        list[TallyPayload], Key("questions not answered, by source of jobs: `slurm`, `kubernetes`, `processes`")
+        list[TallyPayload], JsonKey("questions not answered, by source of jobs: `slurm`, `kubernetes`, `processes`")
     ]
-    source_progress: Annotated[float | None, Key("share of the trace that was played", "ratio")]
+    source_progress: Annotated[float | None, JsonKey("share of the trace that was played", "ratio")]
 
 
 def add_collector_options(parser: Parser) -> None:

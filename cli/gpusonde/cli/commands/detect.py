@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, TypedDict
 
 from gpusonde.cli import formatting
 from gpusonde.cli.errors import error_context
-from gpusonde.cli.output import Key, Output, Screen
+from gpusonde.cli.output import JsonKey, Output, Screen
 from gpusonde.cli.parsing import Parser, positive_integer, positive_number
 from gpusonde.cli.runs_view import (
     EstimatePayload,
@@ -16,8 +16,8 @@ from gpusonde.cli.runs_view import (
     TotalsPayload,
     TraceEpochPayload,
     add_detection_options,
-    progress_of,
     render_progress,
+    summarise_trace,
     table_payload,
     totals_payload,
 )
@@ -46,7 +46,7 @@ def add_trace_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def read_trace_of(args: argparse.Namespace, path: Path) -> Trace:
+def read_chosen_trace(args: argparse.Namespace, path: Path) -> Trace:
     """Read the one trace that the options of ``add_trace_options`` name.
 
     Raises:
@@ -66,37 +66,37 @@ def read_trace_of(args: argparse.Namespace, path: Path) -> Trace:
 class HypothesisPayload(TypedDict):
     """A period that was considered."""
 
-    period_s: Annotated[float, Key("the period")]
-    cycles: Annotated[int, Key("cycles of that length seen")]
-    score: Annotated[float, Key("how well those cycles agree", "ratio")]
+    period_s: Annotated[float, JsonKey("the period")]
+    cycles: Annotated[int, JsonKey("cycles of that length seen")]
+    score: Annotated[float, JsonKey("how well those cycles agree", "ratio")]
 
 
 class DetectPayload(TotalsPayload):
     """What ``gpusonde detect`` prints."""
 
-    trace: Annotated[str, Key("the file")]
-    gpu_uuid: Annotated[str | None, Key("GPU of the trace, where the file tells")]
-    gpu_model: Annotated[str | None, Key("its product name, where the file tells")]
-    generated: Annotated[str | None, Key("how the trace was generated; null for a recorded one")]
-    ticks: Annotated[int, Key("ticks read")]
-    duration_s: Annotated[float, Key("first tick to last")]
-    interval_s: Annotated[float, Key("median distance of two ticks")]
-    mode: Annotated[str, Key("detector that answered")]
-    metrics: Annotated[list[str], Key("metrics it used")]
-    verdict: Annotated[str, Key("`epochs`, `short_cycle` (too short to tell an epoch from an iteration) or `none`")]
-    reason: Annotated[str, Key("why")]
-    period_s: Annotated[float, Key("duration of an epoch")]
-    period_low_s: Annotated[float, Key("lower end of its 95 % interval")]
-    period_high_s: Annotated[float, Key("upper end of its 95 % interval")]
-    confidence: Annotated[float, Key("probability that `period_s` is within 10 % of the truth", "ratio")]
-    epochs: Annotated[int, Key("epochs found")]
-    epoch_starts_s: Annotated[list[float], Key("start of each epoch, on the trace's own time axis")]
-    end_s: Annotated[float, Key("end of the last epoch")]
-    hypotheses: Annotated[list[HypothesisPayload], Key("periods that were considered, the chosen one first")]
-    warnings: Annotated[list[str], Key("what the reader or the detector left out or repaired")]
-    plot: Annotated[str | None, Key("the picture, if one was asked for")]
-    epoch_table: Annotated[list[TraceEpochPayload], Key("the epochs, with what each used")]
-    estimate: Annotated[EstimatePayload | None, Key("when the job ends; null without `--total-epochs`")]
+    trace: Annotated[str, JsonKey("the file")]
+    gpu_uuid: Annotated[str | None, JsonKey("GPU of the trace, where the file tells")]
+    gpu_model: Annotated[str | None, JsonKey("its product name, where the file tells")]
+    generated: Annotated[str | None, JsonKey("how the trace was generated; null for a recorded one")]
+    ticks: Annotated[int, JsonKey("ticks read")]
+    duration_s: Annotated[float, JsonKey("first tick to last")]
+    interval_s: Annotated[float, JsonKey("median distance of two ticks")]
+    mode: Annotated[str, JsonKey("detector that answered")]
+    metrics: Annotated[list[str], JsonKey("metrics it used")]
+    verdict: Annotated[str, JsonKey("`epochs`, `short_cycle` (too short to tell an epoch from an iteration) or `none`")]
+    reason: Annotated[str, JsonKey("why")]
+    period_s: Annotated[float, JsonKey("duration of an epoch")]
+    period_low_s: Annotated[float, JsonKey("lower end of its 95 % interval")]
+    period_high_s: Annotated[float, JsonKey("upper end of its 95 % interval")]
+    confidence: Annotated[float, JsonKey("probability that `period_s` is within 10 % of the truth", "ratio")]
+    epochs: Annotated[int, JsonKey("epochs found")]
+    epoch_starts_s: Annotated[list[float], JsonKey("start of each epoch, on the trace's own time axis")]
+    end_s: Annotated[float, JsonKey("end of the last epoch")]
+    hypotheses: Annotated[list[HypothesisPayload], JsonKey("periods that were considered, the chosen one first")]
+    warnings: Annotated[list[str], JsonKey("what the reader or the detector left out or repaired")]
+    plot: Annotated[str | None, JsonKey("the picture, if one was asked for")]
+    epoch_table: Annotated[list[TraceEpochPayload], JsonKey("the epochs, with what each used")]
+    estimate: Annotated[EstimatePayload | None, JsonKey("when the job ends; null without `--total-epochs`")]
 
 
 def add_detect_options(parser: Parser) -> None:
@@ -121,10 +121,10 @@ def run_detect(args: argparse.Namespace) -> int:
     from gpusonde.epoch_detect import detect
 
     output = Output(as_json=args.json)
-    trace = read_trace_of(args, args.trace)
+    trace = read_chosen_trace(args, args.trace)
     with output.progress(f"looking for epochs in {args.trace.name}"), error_context(args.trace):
         detection = detect(trace, mode=args.mode, metrics=args.metric)
-    progress = progress_of(trace, detection, args.total_epochs)
+    progress = summarise_trace(trace, detection, args.total_epochs)
     if args.plot is not None:
         plot(args.plot, trace, detection)
     output.result(

@@ -1,7 +1,4 @@
-"""``gpusonde epochs``: the epochs of one run of a collector.
-
-``gpusonde runs``: the runs that a collector has seen.
-"""
+"""``gpusonde runs`` and ``epochs``: the runs that a collector has seen, and the epochs of one of them."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, TypedDict
 
 from gpusonde.cli import formatting
 from gpusonde.cli.connection import add_collector_options, connect
-from gpusonde.cli.output import Key, Output, Screen
+from gpusonde.cli.output import JsonKey, Output, Screen
 from gpusonde.cli.parsing import Parser, positive_integer
 from gpusonde.cli.runs_view import (
     EpochPayload,
@@ -21,10 +18,10 @@ from gpusonde.cli.runs_view import (
     epochs_payload,
     figures_payload,
     headline,
-    progress_of_run,
     render_progress,
     render_runs,
     run_payload,
+    summarise_run,
     totals_payload,
 )
 from gpusonde.errors import CommandError, UsageError
@@ -36,7 +33,7 @@ if TYPE_CHECKING:
 class RunsPayload(TypedDict):
     """What ``gpusonde runs`` prints."""
 
-    runs: Annotated[list[RunPayload], Key("the newest first")]
+    runs: Annotated[list[RunPayload], JsonKey("the newest first")]
 
 
 def add_runs_options(parser: Parser) -> None:
@@ -74,23 +71,23 @@ class UsedEpochPayload(EpochPayload, FiguresPayload):
 class RunEstimatePayload(EstimatePayload):
     """When a job that a collector watches ends."""
 
-    end_time: Annotated[str, Key("when the last epoch ends")]
-    end_low_time: Annotated[str, Key("lower end of its interval")]
-    end_high_time: Annotated[str, Key("upper end of it")]
+    end_time: Annotated[str, JsonKey("when the last epoch ends")]
+    end_low_time: Annotated[str, JsonKey("lower end of its interval")]
+    end_high_time: Annotated[str, JsonKey("upper end of it")]
 
 
 class EpochsPayload(TotalsPayload):
     """What ``gpusonde epochs`` prints."""
 
-    run: Annotated[RunPayload, Key("the run")]
-    reason: Annotated[str, Key("why the verdict is what it is")]
-    epochs: Annotated[list[UsedEpochPayload], Key("its epochs")]
+    run: Annotated[RunPayload, JsonKey("the run")]
+    reason: Annotated[str, JsonKey("why the verdict is what it is")]
+    epochs: Annotated[list[UsedEpochPayload], JsonKey("its epochs")]
     estimate: Annotated[
         RunEstimatePayload | None,
-        Key("when the job ends; null without `--total-epochs` and for under three epochs"),
+        JsonKey("when the job ends; null without `--total-epochs` and for under three epochs"),
     ]
-    estimate_reason: Annotated[str | None, Key("why there is no estimate yet although `--total-epochs` was given")]
-    pending_summaries: Annotated[int, Key("confirmed epochs whose metrics and energy are still being worked out")]
+    estimate_reason: Annotated[str | None, JsonKey("why there is no estimate yet although `--total-epochs` was given")]
+    pending_summaries: Annotated[int, JsonKey("confirmed epochs whose metrics and energy are still being worked out")]
 
 
 def add_epochs_options(parser: Parser) -> None:
@@ -117,7 +114,7 @@ def run_epochs(args: argparse.Namespace) -> int:
     with connect(args) as client:
         chosen = find_run(client, args.run)
         found = client.list_epochs(chosen.run_id, total_epochs=args.total_epochs)
-    progress = progress_of_run(chosen, found)
+    progress = summarise_run(chosen, found)
     estimate: RunEstimatePayload | None = None
     if found.estimate is not None and progress.estimate is not None:
         estimate = {

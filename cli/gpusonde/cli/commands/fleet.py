@@ -1,6 +1,7 @@
-"""``gpusonde fleet``: the agents that stream to a collector, and sending them to another one.
+"""``gpusonde fleet`` and ``token``: who may stream to a collector, who does, and where they are to go.
 
-``gpusonde token``: bearer tokens for agents and readers that have no certificate.
+``fleet`` lists the agents that stream, or sends them to another collector; ``token`` makes bearer tokens for agents and
+readers that have no certificate.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, TypedDict
 
 from gpusonde.cli import formatting
 from gpusonde.cli.connection import add_collector_options, client_security
-from gpusonde.cli.output import Key, Output, Screen
+from gpusonde.cli.output import JsonKey, Output, Screen
 from gpusonde.cli.parsing import Parser, address, names
 from gpusonde.errors import UsageError
 
@@ -25,36 +26,36 @@ _LABEL = re.compile(r"[A-Za-z0-9 ._:@/-]{1,64}")
 class TokenPayload(TypedDict):
     """What ``gpusonde token new`` prints."""
 
-    token: Annotated[str, Key("the token; it is stored nowhere")]
-    digest: Annotated[str, Key("its SHA-256 in hexadecimal digits")]
-    role: Annotated[str, Key("what it is for")]
-    entry_toml: Annotated[str, Key("the lines for the collector's file")]
+    token: Annotated[str, JsonKey("the token; it is stored nowhere")]
+    digest: Annotated[str, JsonKey("its SHA-256 in hexadecimal digits")]
+    role: Annotated[str, JsonKey("what it is for")]
+    entry_toml: Annotated[str, JsonKey("the lines for the collector's file")]
 
 
 class FleetAgentPayload(TypedDict):
     """An agent that streams to a collector."""
 
-    agent_id: Annotated[str, Key("name of the agent")]
-    host_name: Annotated[str, Key("its host")]
-    identity: Annotated[str, Key("who it has proved to be")]
-    peer: Annotated[str, Key("address that it connects from")]
-    spool_id: Annotated[str, Key("the spool whose records it sends")]
-    durable_sequence: Annotated[int, Key("highest record of the spool that is durable")]
-    throttled: Annotated[bool, Key("whether it was asked for less")]
+    agent_id: Annotated[str, JsonKey("name of the agent")]
+    host_name: Annotated[str, JsonKey("its host")]
+    identity: Annotated[str, JsonKey("who it has proved to be")]
+    peer: Annotated[str, JsonKey("address that it connects from")]
+    spool_id: Annotated[str, JsonKey("the spool whose records it sends")]
+    durable_sequence: Annotated[int, JsonKey("highest record of the spool that is durable")]
+    throttled: Annotated[bool, JsonKey("whether it was asked for less")]
 
 
 class FleetListPayload(TypedDict):
     """What ``gpusonde fleet list`` prints."""
 
-    agents: Annotated[list[FleetAgentPayload], Key("the agents that stream to it")]
+    agents: Annotated[list[FleetAgentPayload], JsonKey("the agents that stream to it")]
 
 
 class FleetDrainPayload(TypedDict):
     """What ``gpusonde fleet drain`` prints."""
 
-    drained: Annotated[list[str], Key("ids of the agents that were asked")]
-    absent: Annotated[list[str], Key("those of `--agents` without an open stream")]
-    target: Annotated[str | None, Key("where they should go; null for back")]
+    drained: Annotated[list[str], JsonKey("ids of the agents that were asked")]
+    absent: Annotated[list[str], JsonKey("those of `--agents` without an open stream")]
+    target: Annotated[str | None, JsonKey("where they should go; null for back")]
 
 
 def add_token_options(parser: Parser) -> None:

@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, TypedDict, cast
 from gpusonde.cli import formatting
 from gpusonde.cli.connection import add_collector_options, client_security, connect
 from gpusonde.cli.errors import check_writable, error_context
-from gpusonde.cli.output import Key, Output, Screen, to_json
+from gpusonde.cli.output import JsonKey, Output, Screen, to_json
 from gpusonde.cli.parsing import Parser, positive_number
 from gpusonde.errors import DocumentError, UsageError
 
@@ -28,104 +28,106 @@ _EXIT_NO_PLAN = 1
 class GroupPayload(TypedDict):
     """Machines of one offer."""
 
-    offer: Annotated[str, Key("the offer")]
-    machines: Annotated[int, Key("machines of it")]
-    batch_size: Annotated[int, Key("samples per GPU and iteration")]
+    offer: Annotated[str, JsonKey("the offer")]
+    machines: Annotated[int, JsonKey("machines of it")]
+    batch_size: Annotated[int, JsonKey("samples per GPU and iteration")]
 
 
 class PlanPayload(TypedDict):
     """What to rent."""
 
-    groups: Annotated[list[GroupPayload], Key("machines by offer")]
+    groups: Annotated[list[GroupPayload], JsonKey("machines by offer")]
 
 
 class IterationPayload(TypedDict):
     """How long an iteration takes."""
 
-    mean_s: Annotated[float, Key("mean")]
-    sd_s: Annotated[float, Key("standard deviation of single iterations")]
-    p95_s: Annotated[float, Key("95th percentile of single iterations")]
-    shared_sd_s: Annotated[float, Key("the part of `sd_s` that all iterations of a run have in common")]
+    mean_s: Annotated[float, JsonKey("mean")]
+    sd_s: Annotated[float, JsonKey("standard deviation of single iterations")]
+    p95_s: Annotated[float, JsonKey("95th percentile of single iterations")]
+    shared_sd_s: Annotated[float, JsonKey("the part of `sd_s` that all iterations of a run have in common")]
 
 
 class PlanEstimatePayload(TypedDict):
     """What a plan takes and costs."""
 
-    time_s: Annotated[float, Key("mean time until the job is done, overhead included")]
-    time_at_confidence_s: Annotated[float, Key("time that is kept with the problem's confidence")]
-    cost_usd: Annotated[float, Key("mean cost")]
-    cost_at_confidence_usd: Annotated[float, Key("cost when it takes `time_at_confidence_s`")]
-    usd_per_hour: Annotated[float, Key("price of all machines")]
-    step: Annotated[IterationPayload, Key("an iteration")]
+    time_s: Annotated[float, JsonKey("mean time until the job is done, overhead included")]
+    time_at_confidence_s: Annotated[float, JsonKey("time that is kept with the problem's confidence")]
+    cost_usd: Annotated[float, JsonKey("mean cost")]
+    cost_at_confidence_usd: Annotated[float, JsonKey("cost when it takes `time_at_confidence_s`")]
+    usd_per_hour: Annotated[float, JsonKey("price of all machines")]
+    step: Annotated[IterationPayload, JsonKey("an iteration")]
 
 
 class ProofPayload(TypedDict):
     """How sure it is that a plan is the best."""
 
-    method: Annotated[str, Key("`exact`, `paper`, or `given` for `estimate`")]
-    complete: Annotated[bool, Key("whether every plan was looked at or excluded by a bound")]
-    bound: Annotated[float | None, Key("no plan that keeps every limit has a lower objective", "seconds or US dollars")]
-    gap: Annotated[float | None, Key("how far the plan may be from the optimum", "ratio")]
-    words: Annotated[str, Key("the same for people")]
+    method: Annotated[str, JsonKey("`exact`, `paper`, or `given` for `estimate`")]
+    complete: Annotated[bool, JsonKey("whether every plan was looked at or excluded by a bound")]
+    bound: Annotated[
+        float | None, JsonKey("no plan that keeps every limit has a lower objective", "seconds or US dollars")
+    ]
+    gap: Annotated[float | None, JsonKey("how far the plan may be from the optimum", "ratio")]
+    words: Annotated[str, JsonKey("the same for people")]
 
 
 class RelaxationPayload(TypedDict):
     """What would change if a limit gave way."""
 
-    limit: Annotated[str, Key("a limit")]
-    change: Annotated[str, Key("how far it gives way")]
-    plan: Annotated[PlanPayload, Key("the best plan then")]
-    time_s: Annotated[float, Key("its mean time")]
-    cost_usd: Annotated[float, Key("its mean cost")]
-    words: Annotated[str, Key("the same for people")]
+    limit: Annotated[str, JsonKey("a limit")]
+    change: Annotated[str, JsonKey("how far it gives way")]
+    plan: Annotated[PlanPayload, JsonKey("the best plan then")]
+    time_s: Annotated[float, JsonKey("its mean time")]
+    cost_usd: Annotated[float, JsonKey("its mean cost")]
+    words: Annotated[str, JsonKey("the same for people")]
 
 
 class NearestPlanPayload(TypedDict):
     """The plan that violates least."""
 
-    plan: Annotated[PlanPayload, Key("the plan")]
-    estimate: Annotated[PlanEstimatePayload, Key("what it takes and costs")]
-    global_batch: Annotated[int, Key("its samples per iteration")]
-    words: Annotated[str, Key("what it violates, and by how much")]
+    plan: Annotated[PlanPayload, JsonKey("the plan")]
+    estimate: Annotated[PlanEstimatePayload, JsonKey("what it takes and costs")]
+    global_batch: Annotated[int, JsonKey("its samples per iteration")]
+    words: Annotated[str, JsonKey("what it violates, and by how much")]
 
 
 class SolutionPayload(TypedDict):
     """What ``gpusonde plan solve`` and ``estimate`` print."""
 
-    format: Annotated[str, Key("`gpusonde.solution/1`")]
+    format: Annotated[str, JsonKey("`gpusonde.solution/1`")]
     status: Annotated[
         str,
-        Key(
+        JsonKey(
             "`optimal`: proven; `feasible`: keeps every limit; `infeasible`: no plan does, or the given one does not; "
             "`unknown`: the search ended at its limit"
         ),
     ]
-    plan: Annotated[PlanPayload | None, Key("the plan; null when there is none")]
-    estimate: Annotated[PlanEstimatePayload | None, Key("what it takes and costs")]
-    proof: Annotated[ProofPayload, Key("how sure it is that it is the best")]
-    why: Annotated[str, Key("why this plan, or why none")]
-    binding: Annotated[list[str], Key("limits that keep the objective from being lower")]
-    relaxations: Annotated[list[RelaxationPayload], Key("what would change if a limit gave way")]
-    nearest: Annotated[NearestPlanPayload | None, Key("when there is no plan: the one that violates least")]
-    explored: Annotated[int, Key("plans or states that were looked at")]
-    notes: Annotated[list[str], Key("what was assumed or left out")]
+    plan: Annotated[PlanPayload | None, JsonKey("the plan; null when there is none")]
+    estimate: Annotated[PlanEstimatePayload | None, JsonKey("what it takes and costs")]
+    proof: Annotated[ProofPayload, JsonKey("how sure it is that it is the best")]
+    why: Annotated[str, JsonKey("why this plan, or why none")]
+    binding: Annotated[list[str], JsonKey("limits that keep the objective from being lower")]
+    relaxations: Annotated[list[RelaxationPayload], JsonKey("what would change if a limit gave way")]
+    nearest: Annotated[NearestPlanPayload | None, JsonKey("when there is no plan: the one that violates least")]
+    explored: Annotated[int, JsonKey("plans or states that were looked at")]
+    notes: Annotated[list[str], JsonKey("what was assumed or left out")]
 
 
 class PointPayload(TypedDict):
     """A plan that no other one beats."""
 
-    plan: Annotated[PlanPayload, Key("the plan")]
-    estimate: Annotated[PlanEstimatePayload, Key("what it takes and costs")]
+    plan: Annotated[PlanPayload, JsonKey("the plan")]
+    estimate: Annotated[PlanEstimatePayload, JsonKey("what it takes and costs")]
 
 
 class FrontPayload(TypedDict):
     """What ``gpusonde plan pareto`` prints."""
 
-    format: Annotated[str, Key("`gpusonde.pareto/1`")]
-    points: Annotated[list[PointPayload], Key("plans, the fastest first")]
-    complete: Annotated[bool, Key("false when time ran out: then plans may be missing")]
-    resolution: Annotated[float, Key("a slower plan is listed only when it is cheaper by more than this", "ratio")]
-    notes: Annotated[list[str], Key("what was assumed or left out")]
+    format: Annotated[str, JsonKey("`gpusonde.pareto/1`")]
+    points: Annotated[list[PointPayload], JsonKey("plans, the fastest first")]
+    complete: Annotated[bool, JsonKey("false when time ran out: then plans may be missing")]
+    resolution: Annotated[float, JsonKey("a slower plan is listed only when it is cheaper by more than this", "ratio")]
+    notes: Annotated[list[str], JsonKey("what was assumed or left out")]
 
 
 def add_plan_options(parser: Parser) -> None:
@@ -287,26 +289,26 @@ _MOST_KEPT = 10_000
 class MachinesPayload(TypedDict):
     """Machines to launch or to end."""
 
-    offer: Annotated[str, Key("their offer")]
-    machines: Annotated[int, Key("how many")]
+    offer: Annotated[str, JsonKey("their offer")]
+    machines: Annotated[int, JsonKey("how many")]
 
 
 class ProjectionPayload(TypedDict):
     """When the job will end."""
 
-    end_s: Annotated[float | None, Key("when, since its start; null where it stands still")]
-    low_s: Annotated[float | None, Key("lower end of the interval")]
-    high_s: Annotated[float | None, Key("upper end")]
+    end_s: Annotated[float | None, JsonKey("when, since its start; null where it stands still")]
+    low_s: Annotated[float | None, JsonKey("lower end of the interval")]
+    high_s: Annotated[float | None, JsonKey("upper end")]
 
 
 class ThroughputPayload(TypedDict):
     """How fast the job is."""
 
-    mean: Annotated[float, Key("of the last five minutes", "iterations per second")]
-    low: Annotated[float, Key("lower end of its 95 % interval", "iterations per second")]
-    high: Annotated[float, Key("upper end", "iterations per second")]
-    span_s: Annotated[float, Key("time that was looked at")]
-    intervals: Annotated[int, Key("between how many reports or epochs")]
+    mean: Annotated[float, JsonKey("of the last five minutes", "iterations per second")]
+    low: Annotated[float, JsonKey("lower end of its 95 % interval", "iterations per second")]
+    high: Annotated[float, JsonKey("upper end", "iterations per second")]
+    span_s: Annotated[float, JsonKey("time that was looked at")]
+    intervals: Annotated[int, JsonKey("between how many reports or epochs")]
 
 
 class RecommendationPayload(TypedDict):
@@ -314,32 +316,36 @@ class RecommendationPayload(TypedDict):
 
     kind: Annotated[
         str,
-        Key(
+        JsonKey(
             "`launch` machines, `wait` for them, `run` the job on what is there, `keep` the plan, `idle` until there "
             "are cheaper machines, `no_plan` that can be had, `done`"
         ),
     ]
-    at_s: Annotated[float, Key("when, since the job's start")]
-    plan: Annotated[PlanPayload | None, Key("what should run, or runs")]
-    launch: Annotated[list[MachinesPayload], Key("machines to launch")]
-    end: Annotated[list[MachinesPayload], Key("machines to end")]
-    projection: Annotated[ProjectionPayload | None, Key("when the job will end on the plan")]
-    completed_iterations: Annotated[float, Key("iterations done")]
-    remaining_iterations: Annotated[float, Key("iterations left")]
-    throughput: Annotated[ThroughputPayload | None, Key("how fast it is; null while unknown")]
-    spent_usd: Annotated[float, Key("spent so far")]
-    expected_usd: Annotated[float | None, Key("spent when the job ends")]
-    checkpoint_interval_s: Annotated[float | None, Key("of work between two checkpoints; null when none are needed")]
-    at_risk: Annotated[bool, Key("whether deadline or budget cannot be kept with confidence")]
-    fallback: Annotated[PlanPayload | None, Key("the plan on demand that keeps the deadline if all spot machines go")]
-    fallback_before_s: Annotated[float | None, Key("latest time to turn to it")]
-    why: Annotated[str, Key("the reasons")]
+    at_s: Annotated[float, JsonKey("when, since the job's start")]
+    plan: Annotated[PlanPayload | None, JsonKey("what should run, or runs")]
+    launch: Annotated[list[MachinesPayload], JsonKey("machines to launch")]
+    end: Annotated[list[MachinesPayload], JsonKey("machines to end")]
+    projection: Annotated[ProjectionPayload | None, JsonKey("when the job will end on the plan")]
+    completed_iterations: Annotated[float, JsonKey("iterations done")]
+    remaining_iterations: Annotated[float, JsonKey("iterations left")]
+    throughput: Annotated[ThroughputPayload | None, JsonKey("how fast it is; null while unknown")]
+    spent_usd: Annotated[float, JsonKey("spent so far")]
+    expected_usd: Annotated[float | None, JsonKey("spent when the job ends")]
+    checkpoint_interval_s: Annotated[
+        float | None, JsonKey("of work between two checkpoints; null when none are needed")
+    ]
+    at_risk: Annotated[bool, JsonKey("whether deadline or budget cannot be kept with confidence")]
+    fallback: Annotated[
+        PlanPayload | None, JsonKey("the plan on demand that keeps the deadline if all spot machines go")
+    ]
+    fallback_before_s: Annotated[float | None, JsonKey("latest time to turn to it")]
+    why: Annotated[str, JsonKey("the reasons")]
 
 
 class MonitorPayload(TypedDict):
     """What ``gpusonde monitor`` prints at the end."""
 
-    recommendations: Annotated[list[RecommendationPayload], Key("those that say something new, the latest 10,000")]
+    recommendations: Annotated[list[RecommendationPayload], JsonKey("those that say something new, the latest 10,000")]
 
 
 def add_monitor_options(parser: Parser) -> None:

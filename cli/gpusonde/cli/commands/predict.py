@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpusonde.cli.commands.detect import add_trace_options, read_trace_of
+from gpusonde.cli.commands.detect import add_trace_options, read_chosen_trace
 from gpusonde.cli.connection import add_collector_options, connect
 from gpusonde.cli.errors import error_context
 from gpusonde.cli.output import Output
@@ -15,7 +15,7 @@ from gpusonde.errors import CommandError, UsageError
 
 if TYPE_CHECKING:
     from gpusonde.catalog import GpuCatalog, GpuSpec
-    from gpusonde.cli.measuring import Predictions, Source
+    from gpusonde.cli.measuring import Predictions, SourceRun
     from gpusonde.collector.client import Measurement
     from gpusonde.predictor.crossgpu import LatencyModel, SourceMeasurement
 
@@ -97,12 +97,12 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError("--model and --collector exclude each other: a collector has its own model")
 
 
-def _source(args: argparse.Namespace, gpus: GpuCatalog) -> Source:
+def _source(args: argparse.Namespace, gpus: GpuCatalog) -> SourceRun:
     from gpusonde.cli import measuring
 
     precision = args.precision or _PRECISIONS[0]
     if args.trace is not None:
-        trace = read_trace_of(args, args.trace)
+        trace = read_chosen_trace(args, args.trace)
         with error_context(args.trace):
             return measuring.from_trace(trace, args.gpu_model, args.epoch_s, gpus, precision)
     if args.runs is None:

@@ -1,6 +1,7 @@
-"""``gpusonde profile``: compute curve and gradients of a training job, measured with PyTorch.
+"""``gpusonde profile`` and ``probe``: what a plan needs to know, measured with PyTorch on the user's side.
 
-``gpusonde probe``: what a network reaches, measured.
+``profile`` times the steps of a job and records when its gradients are ready; ``probe`` measures what allreduces reach
+between machines.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, TypedDict
 
 from gpusonde.cli import formatting
 from gpusonde.cli.errors import check_writable
-from gpusonde.cli.output import Key, Output, Screen
+from gpusonde.cli.output import JsonKey, Output, Screen
 from gpusonde.cli.parsing import (
     Parser,
     address,
@@ -34,19 +35,19 @@ _RENDEZVOUS = ("rank", "world_size", "master")
 class ReachedPayload(TypedDict):
     """What a network reached among so many processes."""
 
-    world_size: Annotated[int, Key("processes")]
-    transfer_bytes: Annotated[float, Key("the largest transfer that was measured alone")]
-    seconds: Annotated[float, Key("how long it took", "seconds")]
-    bus_bits_per_second: Annotated[float, Key("bus bandwidth that it reached")]
+    world_size: Annotated[int, JsonKey("processes")]
+    transfer_bytes: Annotated[float, JsonKey("the largest transfer that was measured alone")]
+    seconds: Annotated[float, JsonKey("how long it took", "seconds")]
+    bus_bits_per_second: Annotated[float, JsonKey("bus bandwidth that it reached")]
 
 
 class ProbePayload(TypedDict):
     """What ``gpusonde probe allreduce`` prints."""
 
-    fabric: Annotated[str, Key("its name")]
-    written: Annotated[str | None, Key("the file; null on the other ranks")]
-    measurements: Annotated[int, Key("measurements in it")]
-    largest: Annotated[list[ReachedPayload], Key("what each number of processes reached at best")]
+    fabric: Annotated[str, JsonKey("its name")]
+    written: Annotated[str | None, JsonKey("the file; null on the other ranks")]
+    measurements: Annotated[int, JsonKey("measurements in it")]
+    largest: Annotated[list[ReachedPayload], JsonKey("what each number of processes reached at best")]
 
 
 def add_probe_options(parser: Parser) -> None:
@@ -187,22 +188,22 @@ _MEBIBYTE = 1 << 20
 class StepProbePayload(TypedDict):
     """The steps of one batch size."""
 
-    batch_size: Annotated[float, Key("samples per step")]
-    total_s: Annotated[float, Key("forward and backward pass, median")]
-    forward_s: Annotated[float | None, Key("the forward pass")]
-    spread: Annotated[float | None, Key("relative standard deviation of the steps", "ratio")]
+    batch_size: Annotated[float, JsonKey("samples per step")]
+    total_s: Annotated[float, JsonKey("forward and backward pass, median")]
+    forward_s: Annotated[float | None, JsonKey("the forward pass")]
+    spread: Annotated[float | None, JsonKey("relative standard deviation of the steps", "ratio")]
 
 
 class ProfilePayload(TypedDict):
     """What ``gpusonde profile`` prints."""
 
-    profile: Annotated[str, Key("the file written")]
-    device: Annotated[str, Key("where the model lies")]
-    probes: Annotated[list[StepProbePayload], Key("one for each batch size")]
-    gradient_buckets: Annotated[int, Key("buckets of gradients")]
-    gradient_bytes: Annotated[float, Key("all gradients")]
-    optimizer_s: Annotated[float, Key("the optimizer's step")]
-    largest_batch: Annotated[float | None, Key("largest batch that fits; null when nobody looked")]
+    profile: Annotated[str, JsonKey("the file written")]
+    device: Annotated[str, JsonKey("where the model lies")]
+    probes: Annotated[list[StepProbePayload], JsonKey("one for each batch size")]
+    gradient_buckets: Annotated[int, JsonKey("buckets of gradients")]
+    gradient_bytes: Annotated[float, JsonKey("all gradients")]
+    optimizer_s: Annotated[float, JsonKey("the optimizer's step")]
+    largest_batch: Annotated[float | None, JsonKey("largest batch that fits; null when nobody looked")]
 
 
 def add_profile_options(parser: Parser) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypedDict
 
 from gpusonde.cli import formatting
-from gpusonde.cli.output import Key, Output, Screen
+from gpusonde.cli.output import JsonKey, Output, Screen
 from gpusonde.cli.parsing import Parser, positive_number
 from gpusonde.errors import UsageError
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 class RecordPayload(TypedDict):
     """What ``gpusonde record`` prints."""
 
-    out: Annotated[str, Key("the file")]
-    gpu_uuids: Annotated[list[str], Key("the recorded GPUs")]
-    metrics: Annotated[list[str], Key("the columns")]
-    duration_s: Annotated[float, Key("first tick to last")]
-    ticks: Annotated[int, Key("ticks written, of one GPU each")]
-    missed_ticks: Annotated[int, Key("deadlines without a reading")]
-    dropped_ticks: Annotated[int, Key("ticks whose time did not increase")]
-    lateness_max_s: Annotated[float, Key("worst time from deadline to reading")]
+    out: Annotated[str, JsonKey("the file")]
+    gpu_uuids: Annotated[list[str], JsonKey("the recorded GPUs")]
+    metrics: Annotated[list[str], JsonKey("the columns")]
+    duration_s: Annotated[float, JsonKey("first tick to last")]
+    ticks: Annotated[int, JsonKey("ticks written, of one GPU each")]
+    missed_ticks: Annotated[int, JsonKey("deadlines without a reading")]
+    dropped_ticks: Annotated[int, JsonKey("ticks whose time did not increase")]
+    lateness_max_s: Annotated[float, JsonKey("worst time from deadline to reading")]
 
 
 def add_record_options(parser: Parser) -> None:

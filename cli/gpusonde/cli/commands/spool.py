@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypedDict
 
 from gpusonde.cli import formatting
-from gpusonde.cli.output import Key, Output, Screen
+from gpusonde.cli.output import JsonKey, Output, Screen
 from gpusonde.cli.parsing import Parser
 
 if TYPE_CHECKING:
@@ -17,68 +17,68 @@ if TYPE_CHECKING:
 class SpoolPayload(TypedDict):
     """What both actions print."""
 
-    directory: Annotated[str, Key("the spool")]
-    agent_id: Annotated[str | None, Key("its agent; null when that is not stored yet, or damaged")]
-    spool_id: Annotated[str | None, Key("the run of sequence numbers")]
-    held_by: Annotated[str | None, Key("process that has the spool; null for none")]
+    directory: Annotated[str, JsonKey("the spool")]
+    agent_id: Annotated[str | None, JsonKey("its agent; null when that is not stored yet, or damaged")]
+    spool_id: Annotated[str | None, JsonKey("the run of sequence numbers")]
+    held_by: Annotated[str | None, JsonKey("process that has the spool; null for none")]
     acked_sequence: Annotated[
         int,
-        Key(
+        JsonKey(
             "all records up to here are acknowledged, or reported as dropped; a collector may have acknowledged more, "
             "because segments leave the disk as a whole"
         ),
     ]
-    last_sequence: Annotated[int, Key("last record on the disk")]
-    records: Annotated[int, Key("records on the disk")]
-    ticks: Annotated[int, Key("ticks inside them, of one GPU each")]
-    size_bytes: Annotated[int, Key("size of all segments")]
+    last_sequence: Annotated[int, JsonKey("last record on the disk")]
+    records: Annotated[int, JsonKey("records on the disk")]
+    ticks: Annotated[int, JsonKey("ticks inside them, of one GPU each")]
+    size_bytes: Annotated[int, JsonKey("size of all segments")]
 
 
 class SpoolSegmentPayload(TypedDict):
     """A segment of a spool."""
 
-    file: Annotated[str, Key("the file")]
-    first_sequence: Annotated[int, Key("its first record; the next one to come while it has none")]
-    last_sequence: Annotated[int, Key("its last record")]
-    records: Annotated[int, Key("its records")]
-    ticks: Annotated[int, Key("ticks inside them")]
-    loss_reports: Annotated[int, Key("records that report a loss")]
-    size_bytes: Annotated[int, Key("its size")]
-    first_tick_time: Annotated[str | None, Key("its first tick; null without any, and where it is damaged")]
-    last_tick_time: Annotated[str | None, Key("its last tick; null likewise")]
+    file: Annotated[str, JsonKey("the file")]
+    first_sequence: Annotated[int, JsonKey("its first record; the next one to come while it has none")]
+    last_sequence: Annotated[int, JsonKey("its last record")]
+    records: Annotated[int, JsonKey("its records")]
+    ticks: Annotated[int, JsonKey("ticks inside them")]
+    loss_reports: Annotated[int, JsonKey("records that report a loss")]
+    size_bytes: Annotated[int, JsonKey("its size")]
+    first_tick_time: Annotated[str | None, JsonKey("its first tick; null without any, and where it is damaged")]
+    last_tick_time: Annotated[str | None, JsonKey("its last tick; null likewise")]
 
 
 class SpoolListPayload(SpoolPayload):
     """What ``gpusonde spool ls`` prints."""
 
-    segments: Annotated[list[SpoolSegmentPayload], Key("segments, the oldest first")]
+    segments: Annotated[list[SpoolSegmentPayload], JsonKey("segments, the oldest first")]
 
 
 class SpoolFindingPayload(TypedDict):
     """Something that is wrong with a spool."""
 
-    file: Annotated[str, Key("the file")]
+    file: Annotated[str, JsonKey("the file")]
     kind: Annotated[
         str,
-        Key(
+        JsonKey(
             "`torn_tail`, `lost_records`, `damaged_bytes`, `leftover` (nothing is lost in the last two), `unusable` (a "
             "person must decide)"
         ),
     ]
-    detail: Annotated[str, Key("what, and what to do")]
-    lost_records: Annotated[int, Key("records that are gone")]
-    torn_bytes: Annotated[int, Key("bytes to cut")]
+    detail: Annotated[str, JsonKey("what, and what to do")]
+    lost_records: Annotated[int, JsonKey("records that are gone")]
+    torn_bytes: Annotated[int, JsonKey("bytes to cut")]
 
 
 class SpoolCheckPayload(SpoolPayload):
     """What ``gpusonde spool fsck`` prints."""
 
-    repaired: Annotated[bool, Key("the findings were repaired")]
-    lost_records: Annotated[int, Key("records that are gone")]
+    repaired: Annotated[bool, JsonKey("the findings were repaired")]
+    lost_records: Annotated[int, JsonKey("records that are gone")]
     torn_bytes: Annotated[
-        int, Key("bytes of records that were being written when the agent ended; nothing sent is among them")
+        int, JsonKey("bytes of records that were being written when the agent ended; nothing sent is among them")
     ]
-    findings: Annotated[list[SpoolFindingPayload], Key("what is wrong")]
+    findings: Annotated[list[SpoolFindingPayload], JsonKey("what is wrong")]
 
 
 def add_ls_options(parser: Parser) -> None:

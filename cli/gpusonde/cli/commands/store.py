@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 from gpusonde.cli import formatting
-from gpusonde.cli.output import Key, Output, Screen
+from gpusonde.cli.output import JsonKey, Output, Screen
 from gpusonde.cli.parsing import Parser, positive_integer
 from gpusonde.errors import UsageError
 
@@ -23,72 +23,74 @@ _EXIT_FINDINGS = 1
 class StoreFindingPayload(TypedDict):
     """Something that is wrong with a data directory."""
 
-    kind: Annotated[str, Key("`catalog`, `log_tail`, `missing`, `damaged`, `mismatch`, `overlap`, `hole` or `orphan`")]
-    file: Annotated[str, Key("the file, relative to the directory")]
-    problem: Annotated[str, Key("what is wrong with it, and what to do")]
-    repaired: Annotated[bool, Key("whether it was put right")]
+    kind: Annotated[
+        str, JsonKey("`catalog`, `log_tail`, `missing`, `damaged`, `mismatch`, `overlap`, `hole` or `orphan`")
+    ]
+    file: Annotated[str, JsonKey("the file, relative to the directory")]
+    problem: Annotated[str, JsonKey("what is wrong with it, and what to do")]
+    repaired: Annotated[bool, JsonKey("whether it was put right")]
 
 
 class StoreCheckPayload(TypedDict):
     """What ``gpusonde store fsck`` prints."""
 
-    directory: Annotated[str, Key("the data directory")]
-    live: Annotated[bool, Key("whether a collector was using it")]
-    segments: Annotated[int, Key("segment files that could be read to the end")]
-    rows: Annotated[int, Key("their rows")]
-    size_bytes: Annotated[int, Key("their size")]
-    log_entries: Annotated[int, Key("records in the log")]
-    recorded_gaps: Annotated[int, Key("gaps and losses on record: samples that are known to be lost")]
-    deleted_files: Annotated[int, Key("files that retention has deleted")]
-    findings: Annotated[list[StoreFindingPayload], Key("what is wrong")]
+    directory: Annotated[str, JsonKey("the data directory")]
+    live: Annotated[bool, JsonKey("whether a collector was using it")]
+    segments: Annotated[int, JsonKey("segment files that could be read to the end")]
+    rows: Annotated[int, JsonKey("their rows")]
+    size_bytes: Annotated[int, JsonKey("their size")]
+    log_entries: Annotated[int, JsonKey("records in the log")]
+    recorded_gaps: Annotated[int, JsonKey("gaps and losses on record: samples that are known to be lost")]
+    deleted_files: Annotated[int, JsonKey("files that retention has deleted")]
+    findings: Annotated[list[StoreFindingPayload], JsonKey("what is wrong")]
 
 
 class StoreCompactPayload(TypedDict):
     """What ``gpusonde store compact`` prints."""
 
-    directory: Annotated[str, Key("the data directory")]
-    files_written: Annotated[int, Key("new files of ticks")]
+    directory: Annotated[str, JsonKey("the data directory")]
+    files_written: Annotated[int, JsonKey("new files of ticks")]
     segments_left: Annotated[
-        int, Key("segments that could not be read and stay as they are; exit code 1 if there are any")
+        int, JsonKey("segments that could not be read and stay as they are; exit code 1 if there are any")
     ]
-    size_before_bytes: Annotated[int, Key("all ticks, before")]
-    size_after_bytes: Annotated[int, Key("all ticks, now")]
-    averages_bytes: Annotated[int, Key("averages over seconds, now")]
+    size_before_bytes: Annotated[int, JsonKey("all ticks, before")]
+    size_after_bytes: Annotated[int, JsonKey("all ticks, now")]
+    averages_bytes: Annotated[int, JsonKey("averages over seconds, now")]
 
 
 class ExportedGpuPayload(TypedDict):
     """A GPU in an exported file."""
 
-    gpu_uuid: Annotated[str, Key("the GPU")]
-    gpu_model: Annotated[str | None, Key("its product name; null when unknown")]
-    ticks: Annotated[int, Key("its rows")]
+    gpu_uuid: Annotated[str, JsonKey("the GPU")]
+    gpu_model: Annotated[str | None, JsonKey("its product name; null when unknown")]
+    ticks: Annotated[int, JsonKey("its rows")]
     resolution_s: Annotated[
         float | None,
-        Key("1 when older ticks are kept as averages over a second only; null when all are as sampled"),
+        JsonKey("1 when older ticks are kept as averages over a second only; null when all are as sampled"),
     ]
 
 
 class StoreExportPayload(TypedDict):
     """What ``gpusonde store export`` prints."""
 
-    out: Annotated[str, Key("the file")]
-    live: Annotated[bool, Key("whether a collector was using the directory")]
-    gpus: Annotated[list[ExportedGpuPayload], Key("the GPUs in it")]
+    out: Annotated[str, JsonKey("the file")]
+    live: Annotated[bool, JsonKey("whether a collector was using the directory")]
+    gpus: Annotated[list[ExportedGpuPayload], JsonKey("the GPUs in it")]
 
 
 class SqlColumnPayload(TypedDict):
     """A column of an answer."""
 
-    name: Annotated[str, Key("its name")]
-    type: Annotated[str, Key("its type in DuckDB")]
+    name: Annotated[str, JsonKey("its name")]
+    type: Annotated[str, JsonKey("its type in DuckDB")]
 
 
 class StoreSqlPayload(TypedDict):
     """What ``gpusonde store sql`` prints."""
 
-    columns: Annotated[list[SqlColumnPayload], Key("the columns of the answer")]
-    rows: Annotated[list[list[Any]], Key("the cells, row by row")]
-    truncated: Annotated[bool, Key("whether there are more rows than `--limit`")]
+    columns: Annotated[list[SqlColumnPayload], JsonKey("the columns of the answer")]
+    rows: Annotated[list[list[Any]], JsonKey("the cells, row by row")]
+    truncated: Annotated[bool, JsonKey("whether there are more rows than `--limit`")]
 
 
 def time_unix_nano(text: str) -> int:

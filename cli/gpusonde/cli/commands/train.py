@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TypedDict
 
 from gpusonde.cli import formatting
 from gpusonde.cli.errors import check_writable, error_context
-from gpusonde.cli.output import Key, Output, Screen
+from gpusonde.cli.output import JsonKey, Output, Screen
 from gpusonde.cli.parsing import Parser
 from gpusonde.errors import UsageError
 
@@ -27,65 +27,67 @@ _DAY_S = 86_400.0
 class TrainPayload(TypedDict):
     """What ``gpusonde train RUNS.csv`` prints."""
 
-    runs_file: Annotated[str, Key("the table")]
-    runs: Annotated[int, Key("runs in it")]
-    pairs: Annotated[int, Key("pairs of runs of one workload on two GPUs")]
-    gpus: Annotated[list[str], Key("GPUs the runs were measured on")]
-    model: Annotated[str, Key("the file written")]
-    model_version: Annotated[str, Key("version of the model; every prediction repeats it")]
-    model_bytes: Annotated[int, Key("size of the file")]
+    runs_file: Annotated[str, JsonKey("the table")]
+    runs: Annotated[int, JsonKey("runs in it")]
+    pairs: Annotated[int, JsonKey("pairs of runs of one workload on two GPUs")]
+    gpus: Annotated[list[str], JsonKey("GPUs the runs were measured on")]
+    model: Annotated[str, JsonKey("the file written")]
+    model_version: Annotated[str, JsonKey("version of the model; every prediction repeats it")]
+    model_bytes: Annotated[int, JsonKey("size of the file")]
 
 
 class LeftOutRunsPayload(TypedDict):
     """Runs that nothing is learnt from."""
 
-    reason: Annotated[str, Key("why they are not used")]
-    runs: Annotated[int, Key("how many")]
+    reason: Annotated[str, JsonKey("why they are not used")]
+    runs: Annotated[int, JsonKey("how many")]
 
 
 class _FleetPayload(TypedDict):
-    jobs: Annotated[int, Key("jobs that ran on several GPU models")]
-    runs: Annotated[int, Key("their runs")]
-    replayed_runs: Annotated[int, Key("those among them that come from a replayed or generated trace")]
-    gpus: Annotated[list[str], Key("GPUs they ran on")]
-    left_out: Annotated[list[LeftOutRunsPayload], Key("other runs of jobs")]
+    jobs: Annotated[int, JsonKey("jobs that ran on several GPU models")]
+    runs: Annotated[int, JsonKey("their runs")]
+    replayed_runs: Annotated[int, JsonKey("those among them that come from a replayed or generated trace")]
+    gpus: Annotated[list[str], JsonKey("GPUs they ran on")]
+    left_out: Annotated[list[LeftOutRunsPayload], JsonKey("other runs of jobs")]
 
 
 class _LessonPayload(TypedDict):
-    pairs: Annotated[int, Key("pairs of the runs")]
-    carried_pairs: Annotated[int, Key("pairs besides: those of the model in service, or of `RUNS.csv`")]
-    held_out_jobs: Annotated[int, Key("jobs that the models were compared on")]
-    held_out_pairs: Annotated[int, Key("their pairs")]
+    pairs: Annotated[int, JsonKey("pairs of the runs")]
+    carried_pairs: Annotated[int, JsonKey("pairs besides: those of the model in service, or of `RUNS.csv`")]
+    held_out_jobs: Annotated[int, JsonKey("jobs that the models were compared on")]
+    held_out_pairs: Annotated[int, JsonKey("their pairs")]
     current_mape: Annotated[
         float,
-        Key("mean absolute relative error of the model in service on them; null where nothing was compared", "ratio"),
+        JsonKey(
+            "mean absolute relative error of the model in service on them; null where nothing was compared", "ratio"
+        ),
     ]
-    candidate_mape: Annotated[float, Key("the same of the candidate, each job held out from it", "ratio")]
-    replaced: Annotated[bool, Key("whether the candidate is in service now")]
-    reason: Annotated[str, Key("why, or why not")]
+    candidate_mape: Annotated[float, JsonKey("the same of the candidate, each job held out from it", "ratio")]
+    replaced: Annotated[bool, JsonKey("whether the candidate is in service now")]
+    reason: Annotated[str, JsonKey("why, or why not")]
 
 
 class LearnPayload(_FleetPayload, _LessonPayload):
     """What ``gpusonde train --from-store STORE`` prints."""
 
-    store: Annotated[str, Key("the data directory")]
-    half_life_days: Annotated[float, Key("as used", "days")]
-    former_version: Annotated[str, Key("model in service before")]
-    model_version: Annotated[str, Key("model in service now")]
-    model: Annotated[str | None, Key("its file; null for the shipped one")]
+    store: Annotated[str, JsonKey("the data directory")]
+    half_life_days: Annotated[float, JsonKey("as used", "days")]
+    former_version: Annotated[str, JsonKey("model in service before")]
+    model_version: Annotated[str, JsonKey("model in service now")]
+    model: Annotated[str | None, JsonKey("its file; null for the shipped one")]
     versions: Annotated[
-        list[str], Key("versions in the store, the one in service last; empty while the shipped one is")
+        list[str], JsonKey("versions in the store, the one in service last; empty while the shipped one is")
     ]
-    notes: Annotated[list[str], Key("models that could not be used and were passed over")]
+    notes: Annotated[list[str], JsonKey("models that could not be used and were passed over")]
 
 
 class RollbackPayload(TypedDict):
     """What ``gpusonde train --rollback STORE`` prints."""
 
-    store: Annotated[str, Key("the data directory")]
-    former_version: Annotated[str, Key("model that was in service")]
-    model_version: Annotated[str, Key("model that now is; `shipped` for the shipped one")]
-    versions: Annotated[list[str], Key("versions in the store, the one in service last")]
+    store: Annotated[str, JsonKey("the data directory")]
+    former_version: Annotated[str, JsonKey("model that was in service")]
+    model_version: Annotated[str, JsonKey("model that now is; `shipped` for the shipped one")]
+    versions: Annotated[list[str], JsonKey("versions in the store, the one in service last")]
 
 
 def add_train_options(parser: Parser) -> None:

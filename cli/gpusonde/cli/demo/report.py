@@ -11,7 +11,7 @@ from gpusonde.catalog import CostedOffer, Offer, cheapest, fastest, rank_offers
 from gpusonde.cli import formatting
 from gpusonde.cli.commands.catalog import OfferPayload, offer_payload
 from gpusonde.cli.measuring import Predictions, PredictPayload
-from gpusonde.cli.output import Key, Screen
+from gpusonde.cli.output import JsonKey, Screen
 from gpusonde.cli.runs_view import EpochPayload, RunPayload, epochs_payload, headline, render_epochs, run_payload
 from gpusonde.collector.client import RunEpochs, RunInfo
 from gpusonde.predictor.crossgpu import LatencyPrediction
@@ -20,32 +20,32 @@ from gpusonde.predictor.crossgpu import LatencyPrediction
 class CostedOfferPayload(OfferPayload):
     """An offer, and what an epoch takes and costs on it."""
 
-    epoch_latency_s: Annotated[float, Key("predicted epoch latency on it")]
-    usd_per_epoch: Annotated[float, Key("price of the machine for the time of one epoch")]
-    usd_per_epoch_low: Annotated[float, Key("lower end of its interval, from that of the latency")]
-    usd_per_epoch_high: Annotated[float, Key("upper end of its interval")]
-    extrapolated: Annotated[bool, Key("as for the prediction")]
+    epoch_latency_s: Annotated[float, JsonKey("predicted epoch latency on it")]
+    usd_per_epoch: Annotated[float, JsonKey("price of the machine for the time of one epoch")]
+    usd_per_epoch_low: Annotated[float, JsonKey("lower end of its interval, from that of the latency")]
+    usd_per_epoch_high: Annotated[float, JsonKey("upper end of its interval")]
+    extrapolated: Annotated[bool, JsonKey("as for the prediction")]
 
 
 class DemoPayload(PredictPayload):
     """What ``gpusonde demo`` prints."""
 
-    mode: Annotated[str, Key("`live` or `replay`")]
-    live_note: Annotated[str | None, Key("why no live GPU is shown; null if one is, or none was looked for")]
-    trace: Annotated[str | None, Key("the replayed file")]
-    generated: Annotated[str | None, Key("how that file was generated; null for a recording")]
-    speed: Annotated[float | None, Key("replay speed; 25 is 25 times faster than recorded", "ratio")]
-    ticks_sampled: Annotated[int, Key("ticks that the agent took")]
-    ticks_stored: Annotated[int, Key("ticks that came back out of the collector's store")]
-    missed_ticks: Annotated[int, Key("deadlines without a reading")]
-    run: Annotated[RunPayload, Key("the run")]
-    reason: Annotated[str, Key("why the verdict is what it is")]
-    epochs: Annotated[list[EpochPayload], Key("its epochs")]
-    offers: Annotated[list[CostedOfferPayload], Key("one epoch on every offer with one GPU, the cheapest first")]
-    cheapest: Annotated[CostedOfferPayload | None, Key("the cheapest offer")]
-    fastest: Annotated[CostedOfferPayload | None, Key("the fastest one")]
-    picture: Annotated[str, Key("the picture: the stored trace with its epochs marked")]
-    elapsed_s: Annotated[float, Key("how long the demo took")]
+    mode: Annotated[str, JsonKey("`live` or `replay`")]
+    live_note: Annotated[str | None, JsonKey("why no live GPU is shown; null if one is, or none was looked for")]
+    trace: Annotated[str | None, JsonKey("the replayed file")]
+    generated: Annotated[str | None, JsonKey("how that file was generated; null for a recording")]
+    speed: Annotated[float | None, JsonKey("replay speed; 25 is 25 times faster than recorded", "ratio")]
+    ticks_sampled: Annotated[int, JsonKey("ticks that the agent took")]
+    ticks_stored: Annotated[int, JsonKey("ticks that came back out of the collector's store")]
+    missed_ticks: Annotated[int, JsonKey("deadlines without a reading")]
+    run: Annotated[RunPayload, JsonKey("the run")]
+    reason: Annotated[str, JsonKey("why the verdict is what it is")]
+    epochs: Annotated[list[EpochPayload], JsonKey("its epochs")]
+    offers: Annotated[list[CostedOfferPayload], JsonKey("one epoch on every offer with one GPU, the cheapest first")]
+    cheapest: Annotated[CostedOfferPayload | None, JsonKey("the cheapest offer")]
+    fastest: Annotated[CostedOfferPayload | None, JsonKey("the fastest one")]
+    picture: Annotated[str, JsonKey("the picture: the stored trace with its epochs marked")]
+    elapsed_s: Annotated[float, JsonKey("how long the demo took")]
 
 
 @dataclass(frozen=True)

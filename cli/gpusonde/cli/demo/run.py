@@ -1,10 +1,7 @@
-"""The demo: collector and agent in processes of their own, everything through gRPC and the store on disk.
+"""``gpusonde demo``: collector and agent in processes of their own, everything through gRPC and the store on disk.
 
-A GPU of this host is watched if there is one; else, or if no training shows on it, a recorded trace is replayed fast.
-
-``gpusonde demo``: the whole product on one screen.
-
-Where the trace that the demo replays lies: inside an installed wheel, or in the repository's tests.
+A GPU of this host is watched if there is one; else, or if no training shows on it, a trace is replayed fast: the
+bundled one, which lies inside an installed wheel, or in the tests of the repository.
 """
 
 from __future__ import annotations
@@ -178,7 +175,7 @@ class _Demo:
         """Watch a live GPU if there is one with training on it, else replay a trace."""
         if self._options.replay_only or self._options.trace is not None:
             return self._replay(), None
-        names, reason = live_gpus()
+        names, reason = find_live_gpus()
         if not names:
             note = f"no live GPU here: {reason}"
         else:
@@ -326,7 +323,7 @@ class _Demo:
         return observation
 
 
-def live_gpus() -> tuple[list[str], str]:
+def find_live_gpus() -> tuple[list[str], str]:
     """Names of the GPUs here that can be sampled and predicted from, and why there are none."""
     from gpusonde.agent import make_source
     from gpusonde.agent.config import SourceConfig

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypedDict, TypeVar, cast
 
 from gpusonde.cli import formatting
 from gpusonde.cli.errors import error_context
-from gpusonde.cli.output import Key, Output, Screen
+from gpusonde.cli.output import JsonKey, Output, Screen
 from gpusonde.cli.parsing import Parser
 from gpusonde.cli.runs_view import add_detection_options
 from gpusonde.errors import DocumentError, UsageError
@@ -88,7 +88,7 @@ class TraceSet:
             raise UsageError(f"{source}: no trace to score{asked}{left}")
         return cls(truth, given.left_out, source, loaded)
 
-    def file_of(self, name: str) -> Path:
+    def find_file(self, name: str) -> Path:
         """The file that a trace is in."""
         return self._source if name in self._loaded else self._source / name
 
@@ -102,7 +102,7 @@ class TraceSet:
         for name, truth in self.truth.items():
             trace = self._loaded.get(name)
             if trace is None:
-                path = self.file_of(name)
+                path = self.find_file(name)
                 with error_context(path):
                     trace = read_trace(path, gpu=0)
             yield name, trace, truth
@@ -170,25 +170,25 @@ _OPTIONAL = ("within 5 %", "median APE", "MAPE of declared")
 class DetectorScoresPayload(TypedDict):
     """Scores of the detector on some traces; null where no trace speaks to one."""
 
-    traces: Annotated[int, Key("traces scored")]
-    positives: Annotated[int, Key("of them with epochs")]
-    negatives: Annotated[int, Key("of them without epochs")]
-    declared: Annotated[float | None, Key("positives that got an answer (`epochs` or `short_cycle`)", "ratio")]
+    traces: Annotated[int, JsonKey("traces scored")]
+    positives: Annotated[int, JsonKey("of them with epochs")]
+    negatives: Annotated[int, JsonKey("of them without epochs")]
+    declared: Annotated[float | None, JsonKey("positives that got an answer (`epochs` or `short_cycle`)", "ratio")]
     mape: Annotated[
-        float | None, Key("mean absolute error of the period; a positive without an answer counts 1", "ratio")
+        float | None, JsonKey("mean absolute error of the period; a positive without an answer counts 1", "ratio")
     ]
-    median_ape: Annotated[float | None, Key("median of it", "ratio")]
-    within_5pct: Annotated[float | None, Key("positives with an error of at most 0.05", "ratio")]
-    within_10pct: Annotated[float | None, Key("positives with an error of at most 0.1", "ratio")]
-    mape_declared: Annotated[float | None, Key("mean absolute error of the positives with an answer", "ratio")]
-    false_positive_rate: Annotated[float | None, Key("negatives with the verdict `epochs`", "ratio")]
+    median_ape: Annotated[float | None, JsonKey("median of it", "ratio")]
+    within_5pct: Annotated[float | None, JsonKey("positives with an error of at most 0.05", "ratio")]
+    within_10pct: Annotated[float | None, JsonKey("positives with an error of at most 0.1", "ratio")]
+    mape_declared: Annotated[float | None, JsonKey("mean absolute error of the positives with an answer", "ratio")]
+    false_positive_rate: Annotated[float | None, JsonKey("negatives with the verdict `epochs`", "ratio")]
     boundary_error_median_s: Annotated[
         float | None,
-        Key("median distance of a true epoch start from the nearest found, where the period is right"),
+        JsonKey("median distance of a true epoch start from the nearest found, where the period is right"),
     ]
     boundary_recall: Annotated[
         float | None,
-        Key(
+        JsonKey(
             "true epoch starts found to within 0.3 s or a twentieth of the period, mean over the traces whose period "
             "is right",
             "ratio",
@@ -199,63 +199,69 @@ class DetectorScoresPayload(TypedDict):
 class ShapeScoresPayload(DetectorScoresPayload):
     """The same for traces of one kind."""
 
-    shape: Annotated[str, Key("kind of trace")]
+    shape: Annotated[str, JsonKey("kind of trace")]
 
 
 class TraceScorePayload(TypedDict):
     """How one trace was answered."""
 
-    trace_id: Annotated[str, Key("the trace")]
-    shape: Annotated[str, Key("its kind")]
-    verdict: Annotated[str, Key("`epochs`, `short_cycle` or `none`")]
-    reason: Annotated[str, Key("why")]
-    period_s: Annotated[float | None, Key("the detector's period; null without one")]
-    true_period_s: Annotated[float | None, Key("the nearest right period; null for a negative")]
-    ape: Annotated[float | None, Key("absolute error of the period, 1 without an answer; null for a negative", "ratio")]
-    confidence: Annotated[float, Key("the detector's confidence", "ratio")]
+    trace_id: Annotated[str, JsonKey("the trace")]
+    shape: Annotated[str, JsonKey("its kind")]
+    verdict: Annotated[str, JsonKey("`epochs`, `short_cycle` or `none`")]
+    reason: Annotated[str, JsonKey("why")]
+    period_s: Annotated[float | None, JsonKey("the detector's period; null without one")]
+    true_period_s: Annotated[float | None, JsonKey("the nearest right period; null for a negative")]
+    ape: Annotated[
+        float | None, JsonKey("absolute error of the period, 1 without an answer; null for a negative", "ratio")
+    ]
+    confidence: Annotated[float, JsonKey("the detector's confidence", "ratio")]
     boundary_errors_s: Annotated[
         list[float],
-        Key("distance of each true epoch start from the nearest found; empty where the period is wrong"),
+        JsonKey("distance of each true epoch start from the nearest found; empty where the period is wrong"),
     ]
-    boundaries_found: Annotated[float | None, Key("true epoch starts found; null where the period is wrong", "ratio")]
-    cpu_s: Annotated[float, Key("CPU time of the detector")]
-    plot: Annotated[str | None, Key("its picture; null without `--plot-dir`")]
+    boundaries_found: Annotated[
+        float | None, JsonKey("true epoch starts found; null where the period is wrong", "ratio")
+    ]
+    cpu_s: Annotated[float, JsonKey("CPU time of the detector")]
+    plot: Annotated[str | None, JsonKey("its picture; null without `--plot-dir`")]
 
 
 class ReliabilityPayload(TypedDict):
     """The answers of one range of confidence."""
 
-    low: Annotated[float, Key("range of confidence, from", "ratio")]
-    high: Annotated[float, Key("to", "ratio")]
-    answers: Annotated[int, Key("answers in it; a detector that states no confidence has none")]
-    mean_confidence: Annotated[float, Key("their mean confidence", "ratio")]
+    low: Annotated[float, JsonKey("range of confidence, from", "ratio")]
+    high: Annotated[float, JsonKey("to", "ratio")]
+    answers: Annotated[int, JsonKey("answers in it; a detector that states no confidence has none")]
+    mean_confidence: Annotated[float, JsonKey("their mean confidence", "ratio")]
     right: Annotated[
         float,
-        Key("share of them with an error of at most 0.1; an answer `epochs` to a negative is wrong", "ratio"),
+        JsonKey("share of them with an error of at most 0.1; an answer `epochs` to a negative is wrong", "ratio"),
     ]
 
 
 class UnscoredTracePayload(TypedDict):
     """An entry of the manifest that is not scored."""
 
-    trace_id: Annotated[str, Key("the trace")]
-    reason: Annotated[str, Key("why: its truth is not trusted, or its period is not known")]
+    trace_id: Annotated[str, JsonKey("the trace")]
+    reason: Annotated[str, JsonKey("why: its truth is not trusted, or its period is not known")]
 
 
 class EvaluateEpochsPayload(DetectorScoresPayload):
     """What ``gpusonde evaluate epochs`` prints."""
 
-    traces_file: Annotated[str, Key("the traces")]
-    truth_file: Annotated[str, Key("the truth")]
-    mode: Annotated[str, Key("detector")]
-    metrics: Annotated[list[str], Key("metrics asked for; empty for those that tell most")]
-    only: Annotated[list[str], Key("patterns asked for; empty for all traces")]
-    duration_s: Annotated[float, Key("length of all traces together")]
-    cpu_seconds_per_trace_hour: Annotated[float | None, Key("CPU time of the detector per hour of trace", "seconds")]
-    reliability: Annotated[list[ReliabilityPayload], Key("how often answers of a confidence are right")]
-    per_shape: Annotated[list[ShapeScoresPayload], Key("the scores by kind of trace")]
-    per_trace: Annotated[list[TraceScorePayload], Key("every trace")]
-    left_out: Annotated[list[UnscoredTracePayload], Key("traces that are not scored")]
+    traces_file: Annotated[str, JsonKey("the traces")]
+    truth_file: Annotated[str, JsonKey("the truth")]
+    mode: Annotated[str, JsonKey("detector")]
+    metrics: Annotated[list[str], JsonKey("metrics asked for; empty for those that tell most")]
+    only: Annotated[list[str], JsonKey("patterns asked for; empty for all traces")]
+    duration_s: Annotated[float, JsonKey("length of all traces together")]
+    cpu_seconds_per_trace_hour: Annotated[
+        float | None, JsonKey("CPU time of the detector per hour of trace", "seconds")
+    ]
+    reliability: Annotated[list[ReliabilityPayload], JsonKey("how often answers of a confidence are right")]
+    per_shape: Annotated[list[ShapeScoresPayload], JsonKey("the scores by kind of trace")]
+    per_trace: Annotated[list[TraceScorePayload], JsonKey("every trace")]
+    left_out: Annotated[list[UnscoredTracePayload], JsonKey("traces that are not scored")]
 
 
 def add_epochs_options(parser: Parser) -> None:
@@ -293,7 +299,7 @@ def run_epochs(args: argparse.Namespace) -> int:
     with output.progress(f"looking for epochs in {formatting.count(len(traces), 'trace')}", len(traces)) as show:
         for name, trace, truth in traces:
             begin = time.process_time()
-            with error_context(traces.file_of(name)):
+            with error_context(traces.find_file(name)):
                 found = detect(trace, mode=args.mode, metrics=args.metric)
             spent = time.process_time() - begin
             cpu_s, duration_s = cpu_s + spent, duration_s + trace.duration_s
@@ -335,15 +341,15 @@ class _Pictures:
                 starts_s=found.epoch_starts_s,
                 ends_s=found.epoch_ends_s,
                 headline=f"{trace_id}: {headline(found)}",
-                detail=f"true (green): {true_words(truth)} · confidence {formatting.probability(found.confidence)} · "
-                f"{found.mode} mode",
+                detail=f"true (green): {describe_truth(truth)} · "
+                f"confidence {formatting.probability(found.confidence)} · {found.mode} mode",
                 true_starts_s=np.array(truth.epoch_starts_s),
             ),
         )
         return path
 
 
-def true_words(truth: Truth) -> str:
+def describe_truth(truth: Truth) -> str:
     """The truth about a trace in words."""
     return " or ".join(formatting.seconds(period) for period in truth.periods_s) or "no epochs"
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypedDict, cast
 
 from gpusonde.cli import formatting
 from gpusonde.cli.errors import error_context
-from gpusonde.cli.output import Key, Output, Screen
+from gpusonde.cli.output import JsonKey, Output, Screen
 from gpusonde.cli.parsing import Parser, names, positive_integer, ratio
 from gpusonde.errors import CommandError, UsageError
 
@@ -49,59 +49,63 @@ _COLUMNS = (
 class PredictorScoresPayload(TypedDict):
     """Scores of predictions; null where the table is too small for the protocol."""
 
-    predictions: Annotated[int | None, Key("pairs of runs predicted")]
-    mape: Annotated[float | None, Key("mean absolute error relative to the measured latency", "ratio")]
-    median_ape: Annotated[float | None, Key("median of the errors", "ratio")]
-    p90_ape: Annotated[float | None, Key("90 % quantile of the errors", "ratio")]
-    r2: Annotated[float | None, Key("coefficient of determination of the seconds", "ratio")]
-    rmse_s: Annotated[float | None, Key("root mean square error")]
+    predictions: Annotated[int | None, JsonKey("pairs of runs predicted")]
+    mape: Annotated[float | None, JsonKey("mean absolute error relative to the measured latency", "ratio")]
+    median_ape: Annotated[float | None, JsonKey("median of the errors", "ratio")]
+    p90_ape: Annotated[float | None, JsonKey("90 % quantile of the errors", "ratio")]
+    r2: Annotated[float | None, JsonKey("coefficient of determination of the seconds", "ratio")]
+    rmse_s: Annotated[float | None, JsonKey("root mean square error")]
     coverage: Annotated[
-        float | None, Key("90 % intervals that hold the measured latency; null without intervals", "ratio")
+        float | None, JsonKey("90 % intervals that hold the measured latency; null without intervals", "ratio")
     ]
-    interval_width: Annotated[float | None, Key("mean full width of the intervals relative to the prediction", "ratio")]
-    extrapolated: Annotated[float | None, Key("predictions flagged as extrapolated", "ratio")]
+    interval_width: Annotated[
+        float | None, JsonKey("mean full width of the intervals relative to the prediction", "ratio")
+    ]
+    extrapolated: Annotated[float | None, JsonKey("predictions flagged as extrapolated", "ratio")]
 
 
 class GpuScoresPayload(PredictorScoresPayload):
     """The scores of one GPU."""
 
-    gpu_model: Annotated[str, Key("the GPU")]
+    gpu_model: Annotated[str, JsonKey("the GPU")]
 
 
 class WorkloadScoresPayload(PredictorScoresPayload):
     """The scores of one workload."""
 
-    workload: Annotated[str, Key("the workload")]
+    workload: Annotated[str, JsonKey("the workload")]
 
 
 class RepeatedScoresPayload(PredictorScoresPayload):
     """Scores over all seeds."""
 
-    mape_deviation: Annotated[float | None, Key("standard deviation of `mape` over the seeds; null for one", "ratio")]
+    mape_deviation: Annotated[
+        float | None, JsonKey("standard deviation of `mape` over the seeds; null for one", "ratio")
+    ]
 
 
 class ProtocolScoresPayload(RepeatedScoresPayload):
     """The scores of one mode by one protocol."""
 
-    protocol: Annotated[str, Key("what was held out")]
-    mode: Annotated[str, Key("what predicted")]
-    rows: Annotated[str, Key("rows scored: `main` (those that the makers of a table of timings trust) or `all`")]
-    reason: Annotated[str | None, Key("why there are no scores: the table is too small for the protocol")]
-    by_source: Annotated[list[GpuScoresPayload], Key("by source GPU")]
-    by_target: Annotated[list[GpuScoresPayload], Key("by target GPU")]
-    by_workload: Annotated[list[WorkloadScoresPayload], Key("by workload")]
+    protocol: Annotated[str, JsonKey("what was held out")]
+    mode: Annotated[str, JsonKey("what predicted")]
+    rows: Annotated[str, JsonKey("rows scored: `main` (those that the makers of a table of timings trust) or `all`")]
+    reason: Annotated[str | None, JsonKey("why there are no scores: the table is too small for the protocol")]
+    by_source: Annotated[list[GpuScoresPayload], JsonKey("by source GPU")]
+    by_target: Annotated[list[GpuScoresPayload], JsonKey("by target GPU")]
+    by_workload: Annotated[list[WorkloadScoresPayload], JsonKey("by workload")]
 
 
 class EvaluatePredictorPayload(TypedDict):
     """What ``gpusonde evaluate predictor`` prints."""
 
-    runs_file: Annotated[str, Key("the runs fitted on")]
-    test_file: Annotated[str | None, Key("the runs scored on; null: the same")]
-    runs: Annotated[int, Key("runs in the table scored on")]
-    gpus: Annotated[list[str], Key("GPUs in it")]
-    noise: Annotated[float, Key("mean error put on the sources' latency", "ratio")]
-    seeds: Annotated[int, Key("repetitions")]
-    results: Annotated[list[ProtocolScoresPayload], Key("one for each protocol and mode")]
+    runs_file: Annotated[str, JsonKey("the runs fitted on")]
+    test_file: Annotated[str | None, JsonKey("the runs scored on; null: the same")]
+    runs: Annotated[int, JsonKey("runs in the table scored on")]
+    gpus: Annotated[list[str], JsonKey("GPUs in it")]
+    noise: Annotated[float, JsonKey("mean error put on the sources' latency", "ratio")]
+    seeds: Annotated[int, JsonKey("repetitions")]
+    results: Annotated[list[ProtocolScoresPayload], JsonKey("one for each protocol and mode")]
 
 
 class EvaluateOnePredictorPayload(EvaluatePredictorPayload, RepeatedScoresPayload):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, TypedDict, cast
 
 from gpusonde.cli import formatting
 from gpusonde.cli.errors import error_context
-from gpusonde.cli.output import Key, Output, Screen
+from gpusonde.cli.output import JsonKey, Output, Screen
 from gpusonde.cli.parsing import Parser, names
 from gpusonde.errors import CommandError, UsageError
 
@@ -41,47 +41,47 @@ _COLUMNS = (
 class GraphScoresPayload(TypedDict):
     """Scores of training times; null where the table is too small for the protocol."""
 
-    predictions: Annotated[int | None, Key("measurements asked for")]
-    mape: Annotated[float | None, Key("mean absolute error relative to the measured seconds", "ratio")]
-    median_ape: Annotated[float | None, Key("median of the errors", "ratio")]
-    p90_ape: Annotated[float | None, Key("90 % quantile of the errors", "ratio")]
-    coverage: Annotated[float | None, Key("90 % intervals that hold the measured seconds", "ratio")]
-    out_of_distribution: Annotated[float | None, Key("answers flagged as out of distribution", "ratio")]
-    off_by_3x: Annotated[int | None, Key("answers of more than three times the measurement, or less than a third")]
-    off_by_3x_unflagged: Annotated[int | None, Key("of them without the flag")]
+    predictions: Annotated[int | None, JsonKey("measurements asked for")]
+    mape: Annotated[float | None, JsonKey("mean absolute error relative to the measured seconds", "ratio")]
+    median_ape: Annotated[float | None, JsonKey("median of the errors", "ratio")]
+    p90_ape: Annotated[float | None, JsonKey("90 % quantile of the errors", "ratio")]
+    coverage: Annotated[float | None, JsonKey("90 % intervals that hold the measured seconds", "ratio")]
+    out_of_distribution: Annotated[float | None, JsonKey("answers flagged as out of distribution", "ratio")]
+    off_by_3x: Annotated[int | None, JsonKey("answers of more than three times the measurement, or less than a third")]
+    off_by_3x_unflagged: Annotated[int | None, JsonKey("of them without the flag")]
 
 
 class FoldScoresPayload(GraphScoresPayload):
     """The scores of what was held out at a time."""
 
-    held_out: Annotated[str, Key("what was held out")]
+    held_out: Annotated[str, JsonKey("what was held out")]
 
 
 class GraphProtocolPayload(GraphScoresPayload):
     """The scores of one mode by one protocol."""
 
-    protocol: Annotated[str, Key("what was held out")]
-    mode: Annotated[str, Key("what predicted")]
-    reason: Annotated[str | None, Key("why there are no scores: the table is too small for the protocol")]
-    by_fold: Annotated[list[FoldScoresPayload], Key("by what was held out")]
+    protocol: Annotated[str, JsonKey("what was held out")]
+    mode: Annotated[str, JsonKey("what predicted")]
+    reason: Annotated[str | None, JsonKey("why there are no scores: the table is too small for the protocol")]
+    by_fold: Annotated[list[FoldScoresPayload], JsonKey("by what was held out")]
 
 
 class LeftOutMeasurementsPayload(TypedDict):
     """Measurements that cannot be used."""
 
-    reason: Annotated[str, Key("why: no graph of the network, an unknown GPU")]
-    measurements: Annotated[int, Key("such rows")]
+    reason: Annotated[str, JsonKey("why: no graph of the network, an unknown GPU")]
+    measurements: Annotated[int, JsonKey("such rows")]
 
 
 class EvaluateWorkloadPayload(TypedDict):
     """What ``gpusonde evaluate workload`` prints."""
 
-    measurements_file: Annotated[str, Key("the table")]
-    measurements: Annotated[int, Key("measurements that can be used")]
-    left_out: Annotated[list[LeftOutMeasurementsPayload], Key("those that cannot")]
-    networks: Annotated[int, Key("networks measured")]
-    gpus: Annotated[list[str], Key("GPUs that they were measured on")]
-    results: Annotated[list[GraphProtocolPayload], Key("one for each protocol and mode")]
+    measurements_file: Annotated[str, JsonKey("the table")]
+    measurements: Annotated[int, JsonKey("measurements that can be used")]
+    left_out: Annotated[list[LeftOutMeasurementsPayload], JsonKey("those that cannot")]
+    networks: Annotated[int, JsonKey("networks measured")]
+    gpus: Annotated[list[str], JsonKey("GPUs that they were measured on")]
+    results: Annotated[list[GraphProtocolPayload], JsonKey("one for each protocol and mode")]
 
 
 def add_workload_options(parser: Parser) -> None:

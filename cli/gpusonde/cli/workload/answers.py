@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict, cast
 
 from gpusonde.cli import formatting
-from gpusonde.cli.output import Key, Screen
+from gpusonde.cli.output import JsonKey, Screen
 
 if TYPE_CHECKING:
     from gpusonde.catalog import GpuSpec
@@ -25,63 +25,65 @@ _ANSWER = (
 class AlikePayload(TypedDict):
     """A known network that is like another one."""
 
-    architecture: Annotated[str, Key("its name")]
-    similarity: Annotated[float, Key("how alike, at most 1", "ratio")]
+    architecture: Annotated[str, JsonKey("its name")]
+    similarity: Annotated[float, JsonKey("how alike, at most 1", "ratio")]
 
 
 class StepPayload(TypedDict):
     """The predicted training step of one network in one place."""
 
-    graph: Annotated[str, Key("name of the network")]
+    graph: Annotated[str, JsonKey("name of the network")]
     gpu_model: Annotated[
         str | None,
-        Key("GPU; null, as all that follows from it, where hosts that were named have no answer"),
+        JsonKey("GPU; null, as all that follows from it, where hosts that were named have no answer"),
     ]
-    gpu_count: Annotated[int | None, Key("how many in all")]
-    node_count: Annotated[int | None, Key("hosts that they are in")]
-    agent_ids: Annotated[list[str], Key("agents of the hosts that were named")]
+    gpu_count: Annotated[int | None, JsonKey("how many in all")]
+    node_count: Annotated[int | None, JsonKey("hosts that they are in")]
+    agent_ids: Annotated[list[str], JsonKey("agents of the hosts that were named")]
     free_cores: Annotated[
         float | None,
-        Key("what each of these hosts has free, the weakest counting; null without hosts, or where nobody knows"),
+        JsonKey("what each of these hosts has free, the weakest counting; null without hosts, or where nobody knows"),
     ]
-    free_memory_bytes: Annotated[float | None, Key("memory, likewise")]
-    free_disk_throughput: Annotated[float | None, Key("of its disks, likewise", "bytes per second")]
-    free_cpu_flops: Annotated[float | None, Key("of its processors, likewise", "per second")]
-    parallelism: Annotated[str | None, Key("`none`, `data_parallel` or `distributed`")]
-    precision: Annotated[str, Key("of matrix products")]
-    batch_size: Annotated[int, Key("samples per GPU and step")]
-    global_batch_size: Annotated[int | None, Key("samples per step on all GPUs")]
-    step_s: Annotated[float | None, Key("a step: forward and backward pass, exchange and update")]
-    step_low_s: Annotated[float | None, Key("lower end of its interval")]
-    step_high_s: Annotated[float | None, Key("upper end")]
+    free_memory_bytes: Annotated[float | None, JsonKey("memory, likewise")]
+    free_disk_throughput: Annotated[float | None, JsonKey("of its disks, likewise", "bytes per second")]
+    free_cpu_flops: Annotated[float | None, JsonKey("of its processors, likewise", "per second")]
+    parallelism: Annotated[str | None, JsonKey("`none`, `data_parallel` or `distributed`")]
+    precision: Annotated[str, JsonKey("of matrix products")]
+    batch_size: Annotated[int, JsonKey("samples per GPU and step")]
+    global_batch_size: Annotated[int | None, JsonKey("samples per step on all GPUs")]
+    step_s: Annotated[float | None, JsonKey("a step: forward and backward pass, exchange and update")]
+    step_low_s: Annotated[float | None, JsonKey("lower end of its interval")]
+    step_high_s: Annotated[float | None, JsonKey("upper end")]
     interval_coverage: Annotated[
         float | None,
-        Key("share of such intervals that should hold the truth, for networks that the model has not seen", "ratio"),
+        JsonKey(
+            "share of such intervals that should hold the truth, for networks that the model has not seen", "ratio"
+        ),
     ]
-    steps_per_epoch: Annotated[int | None, Key("steps of an epoch; null without `--samples-per-epoch`")]
-    epoch_s: Annotated[float | None, Key("steps times `step_s`")]
-    epoch_low_s: Annotated[float | None, Key("lower end")]
-    epoch_high_s: Annotated[float | None, Key("upper end")]
-    regressor: Annotated[str | None, Key("what computed it")]
-    features: Annotated[str | None, Key("from which features")]
+    steps_per_epoch: Annotated[int | None, JsonKey("steps of an epoch; null without `--samples-per-epoch`")]
+    epoch_s: Annotated[float | None, JsonKey("steps times `step_s`")]
+    epoch_low_s: Annotated[float | None, JsonKey("lower end")]
+    epoch_high_s: Annotated[float | None, JsonKey("upper end")]
+    regressor: Annotated[str | None, JsonKey("what computed it")]
+    features: Annotated[str | None, JsonKey("from which features")]
     out_of_distribution: Annotated[
         bool | None,
-        Key(
+        JsonKey(
             "whether the question is unlike all that the model was fitted on "
             "([what follows](workload.md#what-the-interval-and-the-flag-mean))"
         ),
     ]
-    reasons: Annotated[list[str], Key("what is unlike, and what else to know")]
-    nearest: Annotated[list[AlikePayload], Key("known networks most like this one, the most alike first")]
-    error: Annotated[str | None, Key("why there is no answer; null where there is one")]
+    reasons: Annotated[list[str], JsonKey("what is unlike, and what else to know")]
+    nearest: Annotated[list[AlikePayload], JsonKey("known networks most like this one, the most alike first")]
+    error: Annotated[str | None, JsonKey("why there is no answer; null where there is one")]
 
 
 class StepsPayload(TypedDict):
     """What ``gpusonde workload predict`` prints."""
 
-    model_version: Annotated[str | None, Key("version of the model that answered")]
-    notes: Annotated[list[str], Key("what to know of names and graphs")]
-    predictions: Annotated[list[StepPayload], Key("one for each combination")]
+    model_version: Annotated[str | None, JsonKey("version of the model that answered")]
+    notes: Annotated[list[str], JsonKey("what to know of names and graphs")]
+    predictions: Annotated[list[StepPayload], JsonKey("one for each combination")]
 
 
 def row(

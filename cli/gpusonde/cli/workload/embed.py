@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, TypedDict
 
 from gpusonde.cli import formatting
 from gpusonde.cli.connection import add_collector_options
-from gpusonde.cli.output import Key, Output, Screen
+from gpusonde.cli.output import JsonKey, Output, Screen
 from gpusonde.cli.parsing import Parser, whole_number
 from gpusonde.cli.workload.remote import embedded_there
 from gpusonde.cli.workload.sources import read_graphs
@@ -34,28 +34,28 @@ _SUFFIXES_OF_ENCODERS = (".safetensors", ".npz")
 class EmbeddedNearestPayload(TypedDict):
     """A known network near another one."""
 
-    architecture: Annotated[str, Key("its name")]
-    family: Annotated[str, Key("what family it is of")]
-    similarity: Annotated[float, Key("cosine after centring, at most 1", "ratio")]
+    architecture: Annotated[str, JsonKey("its name")]
+    family: Annotated[str, JsonKey("what family it is of")]
+    similarity: Annotated[float, JsonKey("cosine after centring, at most 1", "ratio")]
 
 
 class EmbeddedGraphPayload(TypedDict):
     """One network as a vector."""
 
-    graph: Annotated[str, Key("name of the network")]
-    embedding: Annotated[list[float], Key("its vector")]
-    nearest: Annotated[list[EmbeddedNearestPayload], Key("known networks, the most alike first")]
+    graph: Annotated[str, JsonKey("name of the network")]
+    embedding: Annotated[list[float], JsonKey("its vector")]
+    nearest: Annotated[list[EmbeddedNearestPayload], JsonKey("known networks, the most alike first")]
 
 
 class EmbedPayload(TypedDict):
     """What ``gpusonde workload embed`` prints."""
 
-    dataset_type: Annotated[str, Key("type of data that the encoder was trained for")]
-    encoder_sha256: Annotated[str, Key("of its weights; embeddings of different encoders cannot be compared")]
+    dataset_type: Annotated[str, JsonKey("type of data that the encoder was trained for")]
+    encoder_sha256: Annotated[str, JsonKey("of its weights; embeddings of different encoders cannot be compared")]
     trained_steps: Annotated[
-        int | None, Key("steps that it was trained for; null where a collector has replaced it meanwhile")
+        int | None, JsonKey("steps that it was trained for; null where a collector has replaced it meanwhile")
     ]
-    graphs: Annotated[list[EmbeddedGraphPayload], Key("the networks")]
+    graphs: Annotated[list[EmbeddedGraphPayload], JsonKey("the networks")]
 
 
 def add_registry_option(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, TypedDict
 
 from gpusonde.cli import formatting
 from gpusonde.cli.errors import check_writable
-from gpusonde.cli.output import Key, Output, Screen
+from gpusonde.cli.output import JsonKey, Output, Screen
 from gpusonde.cli.parsing import Parser, positive_integer
 from gpusonde.cli.workload.sources import GraphOptions, parse_input_shape, take_graph
 
@@ -24,36 +24,36 @@ _ENDS = ("input", "output")
 class KindPayload(TypedDict):
     """The operations of one kind."""
 
-    kind: Annotated[str, Key("kind of operation")]
-    operations: Annotated[int, Key("how many")]
-    parameters: Annotated[int, Key("their trainable numbers")]
-    forward_flops_per_sample: Annotated[float, Key("their floating-point operations")]
+    kind: Annotated[str, JsonKey("kind of operation")]
+    operations: Annotated[int, JsonKey("how many")]
+    parameters: Annotated[int, JsonKey("their trainable numbers")]
+    forward_flops_per_sample: Annotated[float, JsonKey("their floating-point operations")]
 
 
 class GraphPayload(TypedDict):
     """What ``gpusonde workload graph`` prints."""
 
-    source: Annotated[str, Key("as given")]
-    graph_file: Annotated[str, Key("the file written")]
-    graph_file_bytes: Annotated[int, Key("its size")]
-    name: Annotated[str, Key("of the network")]
-    front_end: Annotated[str, Key("what read it: `fx`, `export`, `onnx`, `pt2` or `keras`")]
-    batch_size: Annotated[int, Key("samples that the shapes were taken with")]
-    inputs: Annotated[list[list[int]], Key("extents of each input, batch included")]
-    operations: Annotated[int, Key("operations in the graph")]
-    edges: Annotated[int, Key("pairs of operations of which one reads what the other wrote")]
-    layers: Annotated[int, Key("convolutions and linear layers")]
-    parameters: Annotated[int, Key("trainable numbers")]
-    parameter_bytes: Annotated[int, Key("the same in single precision")]
+    source: Annotated[str, JsonKey("as given")]
+    graph_file: Annotated[str, JsonKey("the file written")]
+    graph_file_bytes: Annotated[int, JsonKey("its size")]
+    name: Annotated[str, JsonKey("of the network")]
+    front_end: Annotated[str, JsonKey("what read it: `fx`, `export`, `onnx`, `pt2` or `keras`")]
+    batch_size: Annotated[int, JsonKey("samples that the shapes were taken with")]
+    inputs: Annotated[list[list[int]], JsonKey("extents of each input, batch included")]
+    operations: Annotated[int, JsonKey("operations in the graph")]
+    edges: Annotated[int, JsonKey("pairs of operations of which one reads what the other wrote")]
+    layers: Annotated[int, JsonKey("convolutions and linear layers")]
+    parameters: Annotated[int, JsonKey("trainable numbers")]
+    parameter_bytes: Annotated[int, JsonKey("the same in single precision")]
     forward_flops_per_sample: Annotated[
-        float, Key("floating-point operations of the forward pass; a multiply-add is two")
+        float, JsonKey("floating-point operations of the forward pass; a multiply-add is two")
     ]
     forward_matrix_flops_per_sample: Annotated[
-        float, Key("those of convolutions, linear layers and products of matrices among them")
+        float, JsonKey("those of convolutions, linear layers and products of matrices among them")
     ]
-    activation_bytes_per_sample: Annotated[float, Key("what all operations write, in single precision")]
-    kinds: Annotated[list[KindPayload], Key("kinds of operations, the most expensive first")]
-    notes: Annotated[list[str], Key("what to know of the graph, such as that batch normalisation was folded away")]
+    activation_bytes_per_sample: Annotated[float, JsonKey("what all operations write, in single precision")]
+    kinds: Annotated[list[KindPayload], JsonKey("kinds of operations, the most expensive first")]
+    notes: Annotated[list[str], JsonKey("what to know of the graph, such as that batch normalisation was folded away")]
 
 
 def add_graph_options(parser: Parser) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 from gpusonde.cli import formatting
 from gpusonde.cli.connection import add_collector_options, client_security
-from gpusonde.cli.output import Key, Output, Screen
+from gpusonde.cli.output import JsonKey, Output, Screen
 from gpusonde.cli.parsing import Parser, names
 from gpusonde.cli.workload.answers import StepPayload, StepsPayload, doubts_about_memory, row, unanswered
 from gpusonde.cli.workload.sources import read_graphs
@@ -29,43 +29,43 @@ if TYPE_CHECKING:
 class HostGpuPayload(TypedDict):
     """A GPU of a host."""
 
-    gpu_uuid: Annotated[str, Key("the GPU")]
-    product_name: Annotated[str, Key("as the driver calls it")]
-    gpu_model: Annotated[str | None, Key("as the catalogue does")]
-    memory_bytes: Annotated[int | None, Key("its memory")]
-    busy: Annotated[float | None, Key("share of the last minute in which it worked", "ratio")]
-    free_memory_bytes: Annotated[float | None, Key("mean over the last minute")]
-    flops: Annotated[float | None, Key("its peak, single precision", "per second")]
-    free_flops: Annotated[float | None, Key("what is not busy of it", "per second")]
+    gpu_uuid: Annotated[str, JsonKey("the GPU")]
+    product_name: Annotated[str, JsonKey("as the driver calls it")]
+    gpu_model: Annotated[str | None, JsonKey("as the catalogue does")]
+    memory_bytes: Annotated[int | None, JsonKey("its memory")]
+    busy: Annotated[float | None, JsonKey("share of the last minute in which it worked", "ratio")]
+    free_memory_bytes: Annotated[float | None, JsonKey("mean over the last minute")]
+    flops: Annotated[float | None, JsonKey("its peak, single precision", "per second")]
+    free_flops: Annotated[float | None, JsonKey("what is not busy of it", "per second")]
 
 
 class HostPayload(TypedDict):
     """A host of an agent, and what is free of it; null where nobody knows."""
 
-    agent_id: Annotated[str, Key("the agent")]
-    host_name: Annotated[str, Key("its host")]
-    connected: Annotated[bool, Key("whether the agent streams to this collector now")]
-    cpu_model: Annotated[str, Key("its processor")]
-    cores: Annotated[int, Key("cores")]
-    memory_bytes: Annotated[int, Key("memory")]
-    disk_bytes: Annotated[int, Key("size of the disk that the agent keeps its files on")]
-    cpu_flops: Annotated[float | None, Key("peak of all cores, single precision", "per second")]
-    load_time: Annotated[str | None, Key("when the agent last told what the host does")]
-    cpu_busy: Annotated[float | None, Key("share of the processors' time in use", "ratio")]
-    free_disk_bytes: Annotated[int | None, Key("free space of that disk")]
-    free_cores: Annotated[float | None, Key("cores that are not in use")]
-    free_memory_bytes: Annotated[float | None, Key("free memory")]
+    agent_id: Annotated[str, JsonKey("the agent")]
+    host_name: Annotated[str, JsonKey("its host")]
+    connected: Annotated[bool, JsonKey("whether the agent streams to this collector now")]
+    cpu_model: Annotated[str, JsonKey("its processor")]
+    cores: Annotated[int, JsonKey("cores")]
+    memory_bytes: Annotated[int, JsonKey("memory")]
+    disk_bytes: Annotated[int, JsonKey("size of the disk that the agent keeps its files on")]
+    cpu_flops: Annotated[float | None, JsonKey("peak of all cores, single precision", "per second")]
+    load_time: Annotated[str | None, JsonKey("when the agent last told what the host does")]
+    cpu_busy: Annotated[float | None, JsonKey("share of the processors' time in use", "ratio")]
+    free_disk_bytes: Annotated[int | None, JsonKey("free space of that disk")]
+    free_cores: Annotated[float | None, JsonKey("cores that are not in use")]
+    free_memory_bytes: Annotated[float | None, JsonKey("free memory")]
     free_disk_throughput: Annotated[
-        float | None, Key("free throughput of the disks, once they had to do", "bytes per second")
+        float | None, JsonKey("free throughput of the disks, once they had to do", "bytes per second")
     ]
-    free_cpu_flops: Annotated[float | None, Key("FLOPS of the free cores", "per second")]
-    gpus: Annotated[list[HostGpuPayload], Key("its GPUs")]
+    free_cpu_flops: Annotated[float | None, JsonKey("FLOPS of the free cores", "per second")]
+    gpus: Annotated[list[HostGpuPayload], JsonKey("its GPUs")]
 
 
 class HostsPayload(TypedDict):
     """What ``gpusonde workload hosts`` prints."""
 
-    hosts: Annotated[list[HostPayload], Key("the hosts")]
+    hosts: Annotated[list[HostPayload], JsonKey("the hosts")]
 
 
 def add_hosts_options(parser: Parser) -> None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypedDict, cast
 from gpusonde.cli import formatting
 from gpusonde.cli.connection import add_collector_options, client_security
 from gpusonde.cli.errors import check_writable, error_context
-from gpusonde.cli.output import Key, Output, Screen
+from gpusonde.cli.output import JsonKey, Output, Screen
 from gpusonde.cli.parsing import Parser, positive_integer, whole_number
 from gpusonde.cli.workload.embed import add_registry_option, named_encoder, registry_of, where_to_have
 from gpusonde.cli.workload.predict import REGRESSORS
@@ -42,98 +42,100 @@ _MOST_REASONS = 3
 class LeftOutPayload(TypedDict):
     """Measurements that a model was not fitted on."""
 
-    reason: Annotated[str, Key("why")]
-    measurements: Annotated[int, Key("how many")]
+    reason: Annotated[str, JsonKey("why")]
+    measurements: Annotated[int, JsonKey("how many")]
 
 
 class OfferedEncoderPayload(TypedDict):
     """An encoder whose columns were offered."""
 
-    dataset_type: Annotated[str, Key("type of data of the encoder")]
-    sha256: Annotated[str, Key("of its weights; a model that it stays in needs it to predict")]
-    kept: Annotated[bool, Key("whether its columns stayed")]
-    error: Annotated[float, Key("error in validation of the best regressor with them", "ratio")]
+    dataset_type: Annotated[str, JsonKey("type of data of the encoder")]
+    sha256: Annotated[str, JsonKey("of its weights; a model that it stays in needs it to predict")]
+    kept: Annotated[bool, JsonKey("whether its columns stayed")]
+    error: Annotated[float, JsonKey("error in validation of the best regressor with them", "ratio")]
     error_without: Annotated[
-        float | None, Key("of the best one without; null for `paper`, which has no other columns", "ratio")
+        float | None, JsonKey("of the best one without; null for `paper`, which has no other columns", "ratio")
     ]
 
 
 class FittedRegressorPayload(TypedDict):
     """A regressor that was fitted."""
 
-    regressor: Annotated[str, Key("its name")]
-    features: Annotated[str, Key("its columns")]
-    error: Annotated[float, Key("its error in validation: on networks left out, of `paper` on rows left out", "ratio")]
+    regressor: Annotated[str, JsonKey("its name")]
+    features: Annotated[str, JsonKey("its columns")]
+    error: Annotated[
+        float, JsonKey("its error in validation: on networks left out, of `paper` on rows left out", "ratio")
+    ]
 
 
 class FitPayload(TypedDict):
     """What ``gpusonde workload fit`` prints."""
 
-    measurements_file: Annotated[str, Key("the table")]
-    kind: Annotated[str, Key("`default` or `paper`")]
-    measurements: Annotated[int, Key("rows that were used")]
-    left_out: Annotated[list[LeftOutPayload], Key("others")]
-    networks: Annotated[list[str], Key("networks that were measured")]
-    gpus: Annotated[list[str], Key("GPUs that they were measured on")]
-    model: Annotated[str, Key("the file written")]
-    model_bytes: Annotated[int, Key("its size")]
-    model_version: Annotated[str, Key("version of the model; every prediction repeats it")]
-    encoder: Annotated[OfferedEncoderPayload | None, Key("the encoder that was offered; null without `--encoder`")]
-    regressors: Annotated[list[FittedRegressorPayload], Key("what was fitted, the one that answers first")]
+    measurements_file: Annotated[str, JsonKey("the table")]
+    kind: Annotated[str, JsonKey("`default` or `paper`")]
+    measurements: Annotated[int, JsonKey("rows that were used")]
+    left_out: Annotated[list[LeftOutPayload], JsonKey("others")]
+    networks: Annotated[list[str], JsonKey("networks that were measured")]
+    gpus: Annotated[list[str], JsonKey("GPUs that they were measured on")]
+    model: Annotated[str, JsonKey("the file written")]
+    model_bytes: Annotated[int, JsonKey("its size")]
+    model_version: Annotated[str, JsonKey("version of the model; every prediction repeats it")]
+    encoder: Annotated[OfferedEncoderPayload | None, JsonKey("the encoder that was offered; null without `--encoder`")]
+    regressors: Annotated[list[FittedRegressorPayload], JsonKey("what was fitted, the one that answers first")]
 
 
 class QueuedTrainingPayload(TypedDict):
     """A training that a collector has queued."""
 
-    dataset_type: Annotated[str, Key("type of data")]
-    state: Annotated[str, Key("`queued`, `running`, `done` or `failed`")]
-    reason: Annotated[str | None, Key("why it failed")]
-    queued_time: Annotated[str | None, Key("when it was asked for")]
-    started_time: Annotated[str | None, Key("when it was begun last")]
-    ended_time: Annotated[str | None, Key("when it was done or failed")]
-    completed_steps: Annotated[int, Key("steps done")]
-    total_steps: Annotated[int | None, Key("all of them; null while nobody knows")]
-    attempts: Annotated[int, Key("times that it was begun, or was to be: the third that dies is the last")]
-    encoder_sha256: Annotated[str | None, Key("of the encoder's weights")]
+    dataset_type: Annotated[str, JsonKey("type of data")]
+    state: Annotated[str, JsonKey("`queued`, `running`, `done` or `failed`")]
+    reason: Annotated[str | None, JsonKey("why it failed")]
+    queued_time: Annotated[str | None, JsonKey("when it was asked for")]
+    started_time: Annotated[str | None, JsonKey("when it was begun last")]
+    ended_time: Annotated[str | None, JsonKey("when it was done or failed")]
+    completed_steps: Annotated[int, JsonKey("steps done")]
+    total_steps: Annotated[int | None, JsonKey("all of them; null while nobody knows")]
+    attempts: Annotated[int, JsonKey("times that it was begun, or was to be: the third that dies is the last")]
+    encoder_sha256: Annotated[str | None, JsonKey("of the encoder's weights")]
 
 
 class TrainingsPayload(TypedDict):
     """What ``gpusonde workload trainings`` prints."""
 
-    trainings: Annotated[list[QueuedTrainingPayload], Key("the newest first")]
+    trainings: Annotated[list[QueuedTrainingPayload], JsonKey("the newest first")]
 
 
 class TrainingPayload(TypedDict):
     """A training that has ended; figures are null where it failed."""
 
-    dataset_type: Annotated[str, Key("type of data; without `--queue` there is one training")]
-    state: Annotated[str, Key("`done` or `failed`")]
-    reason: Annotated[str | None, Key("why it failed")]
-    encoder_sha256: Annotated[str | None, Key("of the encoder's weights")]
-    trained_steps: Annotated[int | None, Key("steps")]
-    skipped_steps: Annotated[int | None, Key("those whose loss was not finite")]
-    step_s: Annotated[float | None, Key("mean time of a step")]
-    first_loss: Annotated[float | None, Key("mean loss of the first 50 steps")]
-    last_loss: Annotated[float | None, Key("mean loss of the last 50 steps")]
+    dataset_type: Annotated[str, JsonKey("type of data; without `--queue` there is one training")]
+    state: Annotated[str, JsonKey("`done` or `failed`")]
+    reason: Annotated[str | None, JsonKey("why it failed")]
+    encoder_sha256: Annotated[str | None, JsonKey("of the encoder's weights")]
+    trained_steps: Annotated[int | None, JsonKey("steps")]
+    skipped_steps: Annotated[int | None, JsonKey("those whose loss was not finite")]
+    step_s: Annotated[float | None, JsonKey("mean time of a step")]
+    first_loss: Annotated[float | None, JsonKey("mean loss of the first 50 steps")]
+    last_loss: Annotated[float | None, JsonKey("mean loss of the last 50 steps")]
     accuracy: Annotated[
         float | None,
-        Key(
+        JsonKey(
             "test images that networks with predicted weights classify rightly: mean over networks that it was not "
             "trained on",
             "ratio",
         ),
     ]
-    best_accuracy: Annotated[float | None, Key("the best of them", "ratio")]
-    untrained_accuracy: Annotated[float | None, Key("the mean before training", "ratio")]
-    chance_accuracy: Annotated[float | None, Key("what guessing the commonest class gives", "ratio")]
-    tested_architectures: Annotated[int | None, Key("networks that it was tested with")]
+    best_accuracy: Annotated[float | None, JsonKey("the best of them", "ratio")]
+    untrained_accuracy: Annotated[float | None, JsonKey("the mean before training", "ratio")]
+    chance_accuracy: Annotated[float | None, JsonKey("what guessing the commonest class gives", "ratio")]
+    tested_architectures: Annotated[int | None, JsonKey("networks that it was tested with")]
 
 
 class EncoderTrainingPayload(TypedDict):
     """What ``gpusonde workload train`` prints."""
 
-    registry: Annotated[str, Key("folder of trained encoders")]
-    trainings: Annotated[list[TrainingPayload], Key("the trainings")]
+    registry: Annotated[str, JsonKey("folder of trained encoders")]
+    trainings: Annotated[list[TrainingPayload], JsonKey("the trainings")]
 
 
 def add_fit_options(parser: Parser) -> None:
