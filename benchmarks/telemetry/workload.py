@@ -14,23 +14,14 @@ import zstandard
 
 from gpusonde.common.v1 import gpu_pb2, metric_pb2
 from gpusonde.ingest.v1 import ingest_pb2
-from gpusonde.telemetry import METRICS, MetricKind, Unit, read_trace
+from gpusonde.service.wire import UNITS
+from gpusonde.telemetry import METRICS, MetricKind, read_trace
 
 TICKS_PER_SECOND = 10
 # The catalogue without the video engines: 25 metrics, 15 of which tell what a GPU is doing.
 WIRE_METRICS = tuple(m for m in METRICS if m.name not in ("encoder_utilization", "decoder_utilization"))
 COUNTERS = tuple(i for i, m in enumerate(WIRE_METRICS) if m.kind is MetricKind.COUNTER)
 _JITTERS = 64
-_UNITS = {
-    Unit.RATIO: metric_pb2.UNIT_RATIO,
-    Unit.BYTES: metric_pb2.UNIT_BYTES,
-    Unit.BYTES_PER_SECOND: metric_pb2.UNIT_BYTES_PER_SECOND,
-    Unit.WATTS: metric_pb2.UNIT_WATTS,
-    Unit.JOULES: metric_pb2.UNIT_JOULES,
-    Unit.CELSIUS: metric_pb2.UNIT_CELSIUS,
-    Unit.MEGAHERTZ: metric_pb2.UNIT_MEGAHERTZ,
-    Unit.COUNT: metric_pb2.UNIT_COUNT,
-}
 
 
 @dataclass(frozen=True)
@@ -209,7 +200,7 @@ def inventory_record(host: int, gpus: int) -> ingest_pb2.Record:
             metrics=[
                 metric_pb2.MetricDescriptor(
                     name=m.name,
-                    unit=_UNITS[m.unit],
+                    unit=UNITS[m.unit],
                     kind=metric_pb2.METRIC_KIND_COUNTER if i in COUNTERS else metric_pb2.METRIC_KIND_GAUGE,
                     dcgm_field_id=m.dcgm_field_id or 0,
                 )
