@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from page import NotRunError
 
-from gpusonde.catalog import load_gpus
-from gpusonde.predictor.workload.engine import Precision, WorkloadMeasurement
+from gpusonde.catalog import Precision, load_gpus
+from gpusonde.predictor.workload.engine import WorkloadMeasurement
 from gpusonde.predictor.workload.engine.evaluation import Fold, Protocol, folds_of
 from gpusonde.predictor.workload.engine.measurements import MeasurementTable, read_measurements
 

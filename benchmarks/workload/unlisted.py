@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from graphs import same
 from page import NotRunError, bar, table
 
-from gpusonde.predictor.workload.engine import Cluster, Precision, WorkloadModel, WorkloadPrediction, WorkloadRequest
+from gpusonde.catalog import Precision
+from gpusonde.predictor.workload.engine import Cluster, WorkloadModel, WorkloadPrediction, WorkloadRequest
 from gpusonde.predictor.workload.graph import GraphError, WorkloadGraph
 from gpusonde.predictor.workload.graph.cost import graph_cost
 from gpusonde.predictor.workload.graph.graph_json import dump_graph, load_graph

@@ -25,7 +25,7 @@ from gpusonde.cli.errors import ErrorPayload
 from gpusonde.cli.evaluations import epochs, workload
 from gpusonde.cli.main import main
 from gpusonde.cli.measuring import PredictPayload
-from gpusonde.cli.workload import answers, embed, graph
+from gpusonde.cli.workload import answers, embed, fit, graph
 from gpusonde.cli.workload import train as encoders
 from gpusonde.predictor.workload.graph import dump_graph
 from gpusonde.service.durable_files import write_json
@@ -75,8 +75,8 @@ def printed(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> Any
         ("evaluate epochs {files}/traces.parquet {files}/truth.json", epochs.EvaluateEpochsPayload),
         ("evaluate workload {files}/times.csv", workload.EvaluateWorkloadPayload),
         ("workload graph {files}/net.json --out {files}/copy.json", graph.GraphPayload),
-        ("workload predict {files}/net.json --device T4,H100-SXM5-80GB --batch-size 1", answers.StepsPayload),
-        ("workload fit {files}/timed.csv --out {files}/own --regressor linear --encoder digits", encoders.FitPayload),
+        ("workload predict {files}/net.json --target-gpus T4,H100-SXM5-80GB --batch-size 1", answers.StepsPayload),
+        ("workload fit {files}/timed.csv --out {files}/own --regressor linear --encoder digits", fit.FitPayload),
         ("workload embed {files}/net.json --nearest 2", embed.EmbedPayload),
         ("plan solve {files}/problem.json", plan.SolutionPayload),
         ("plan solve {files}/hopeless.json", plan.SolutionPayload),

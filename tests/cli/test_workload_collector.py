@@ -14,8 +14,7 @@ from support.wire_agent import WireStream, batch, block, hello, inventory
 from gpusonde.cli.main import main
 from gpusonde.cli.workload.answers import StepsPayload
 from gpusonde.cli.workload.embed import EmbedPayload
-from gpusonde.cli.workload.remote import HostsPayload
-from gpusonde.cli.workload.train import TrainingsPayload
+from gpusonde.cli.workload.listings import HostsPayload, TrainingsPayload
 from gpusonde.collector.workload.training_queue import TrainingQueue
 from gpusonde.common.v1 import gpu_pb2
 from gpusonde.ingest.v1 import ingest_pb2
@@ -50,27 +49,31 @@ def network(tmp_path):
 PAYLOADS = {"predict": StepsPayload, "embed": EmbedPayload, "hosts": HostsPayload, "trainings": TrainingsPayload}
 
 
-def say(capsys, *words):
-    code = main(["workload", *words])
+def say(capsys, *words, family="workload"):
+    code = main([family, *words])
     said = capsys.readouterr()
     if code == 0 and "--json" in words:
         assert mismatches(json.loads(said.out), PAYLOADS[words[0]]) == []
     return code, said
 
 
-@pytest.mark.parametrize("words", [("hosts",), ("trainings",)], ids=" ".join)
-def test_lists_have_the_keys_that_they_declare(collector, capsys, words):
-    code, said = say(capsys, *words, "--collector", collector.target, "--json")
+def fleet(capsys, *words):
+    return say(capsys, *words, family="fleet")
+
+
+@pytest.mark.parametrize("action", ["hosts", "trainings"])
+def test_lists_have_the_keys_that_they_declare(collector, capsys, action):
+    code, said = fleet(capsys, action, "--collector", collector.target, "--json")
     assert code == 0, said.err
-    assert json.loads(said.out)[words[0]]
+    assert json.loads(said.out)[action]
 
 
 def test_hosts_are_listed_with_their_gpus_and_what_is_free(collector, capsys):
-    code, said = say(capsys, "hosts", "--collector", collector.target)
+    code, said = fleet(capsys, "hosts", "--collector", collector.target)
     assert code == 0, said.err
     for word in ("node-1", "agent-1", "2 x T4"):
         assert word in said.out
-    code, said = say(capsys, "hosts", "node-2", "--agents", "agent-7", "--collector", collector.target)
+    code, said = fleet(capsys, "hosts", "--agents", "agent-7", "--collector", collector.target)
     assert (code, said.out.strip()) == (0, "the collector knows no such host")
 
 
@@ -95,8 +98,8 @@ def test_a_prediction_for_hosts_is_for_their_gpus_with_what_is_free_of_them(coll
     assert "reckoned with" in said.out
 
 
-def test_of_hosts_some_gpus_can_be_asked_for_and_the_agent_names_the_host_too(collector, network, capsys):
-    asked = ("predict", network, "--agents", "agent-1", "--device", "Tesla T4", "--devices", "1,2,3")
+def test_of_hosts_some_gpus_can_be_asked_for(collector, network, capsys):
+    asked = ("predict", network, "--hosts", "node-1", "--target-gpus", "Tesla T4", "--gpus", "1,2,3")
     code, said = say(capsys, *asked, "--collector", collector.target, "--json")
     assert code == 0, said.err
     one, two, three = json.loads(said.out)["predictions"]
@@ -130,10 +133,11 @@ def test_hosts_that_are_not_there_are_said(collector, network, capsys):
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (("--hosts", "node-1"), "belong to --collector"),
-        (("--hosts", "node-1", "--nodes", "1", "--collector", "127.0.0.1:1"), "--nodes belongs to --device"),
-        (("--collector", "127.0.0.1:1"), "name GPUs by --device, or --hosts"),
-        (("--device", "T4", "--registry", ".", "--collector", "127.0.0.1:1"), "exclude each other"),
+        (("--hosts", "node-1"), "belongs to --collector"),
+        (("--hosts", "node-1", "--machines", "1", "--collector", "127.0.0.1:1"), "--machines belongs to --target-gpus"),
+        (("--collector", "127.0.0.1:1"), "name GPU models by --target-gpus, or --hosts"),
+        (("--target-gpus", "T4", "--model", "m", "--collector", "127.0.0.1:1"), "exclude each other"),
+        (("--target-gpus", "T4", "--dataset-type", "tiny"), "--dataset-type belongs to --collector"),
     ],
 )
 def test_what_does_not_go_together_is_said(network, capsys, words, problem):
@@ -145,11 +149,11 @@ def test_what_does_not_go_together_is_said(network, capsys, words, problem):
 def test_embeddings_of_a_collector_are_those_of_its_own_encoder(collector, network, tmp_path, capsys):
     registry = tmp_path / "registry"
     add_encoder(registry, "tiny")
-    asked = ("embed", network, "zoo:resnet18", "--dataset-type", "tiny", "--nearest", "2")
-    code, said = say(capsys, *asked, "--collector", collector.target, "--json")
+    asked = ("embed", network, "zoo:resnet18", "--nearest", "2", "--encoder")
+    code, said = say(capsys, *asked, "tiny", "--collector", collector.target, "--json")
     assert code == 0, said.err
     there = json.loads(said.out)
-    _, said = say(capsys, *asked, "--registry", str(registry), "--json")
+    _, said = say(capsys, *asked, f"{registry}/tiny", "--json")
     here = json.loads(said.out)
     assert {key: there[key] for key in there if key != "graphs"} == {key: here[key] for key in here if key != "graphs"}
     for one, other in zip(there["graphs"], here["graphs"], strict=True):
@@ -161,32 +165,32 @@ def test_embeddings_of_a_collector_are_those_of_its_own_encoder(collector, netwo
 
 
 def test_embeddings_that_a_collector_does_not_have_are_said(collector, network, capsys):
-    code, said = say(capsys, "embed", network, "--dataset-type", "voices", "--collector", collector.target)
+    code, said = say(capsys, "embed", network, "--encoder", "voices", "--collector", collector.target)
     assert code == 1
     assert "no encoder for dataset type 'voices'" in said.err
-    code, said = say(capsys, "embed", network, "--registry", ".", "--collector", collector.target)
+    code, said = say(capsys, "embed", network, "--encoder", "./tiny", "--collector", collector.target)
     assert code == 2
     assert "exclude each other" in said.err
 
 
 def test_trainings_are_listed_with_their_state_and_reason(collector, capsys):
-    code, said = say(capsys, "trainings", "--collector", collector.target)
+    code, said = fleet(capsys, "trainings", "--collector", collector.target)
     assert code == 0, said.err
     for word in ("voices", "failed", "no folder of it"):
         assert word in said.out
 
 
 def test_queueing_is_for_admins(collector, tmp_path, capsys):
-    code, said = say(capsys, "trainings", "--add", "voices", "--collector", collector.target)
+    code, said = fleet(capsys, "trainings", "--train", "voices", "--collector", collector.target)
     assert code == 1
     assert "no admin" in said.err
-    code, said = say(capsys, "trainings", "--again", "--collector", collector.target)
+    code, said = fleet(capsys, "list", "--train", "voices", "--collector", collector.target)
     assert code == 2
     authority = Authority(tmp_path / "authority")
     certificate, key = authority.client("admin", "someone")
     proof = ("--tls-ca", str(authority.ca), "--tls-cert", str(certificate), "--tls-key", str(key))
     with ThreadCollector(tmp_path / "data", **tls_settings(authority)) as running:
-        code, said = say(capsys, "trainings", "--add", "sounds", "--collector", running.target, *proof)
+        code, said = fleet(capsys, "trainings", "--train", "sounds", "--collector", running.target, *proof)
         assert code == 0, said.err
         assert "sounds" in said.out
         assert "queued" in said.out

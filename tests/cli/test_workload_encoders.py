@@ -39,7 +39,7 @@ def here(folder, monkeypatch):
 def model(folder):
     registry = str(folder / "registry")
     table = str(folder / "pairs.csv")
-    offer = ("--regressor", "linear", "--encoder", "tiny", "--registry", registry)
+    offer = ("--regressor", "linear", "--encoder", f"{registry}/tiny")
     (folder / "models").mkdir()
     assert main(["workload", "fit", table, *offer, "--out", str(folder / "models" / "own")]) == 0
     return str(folder / "models" / "own")
@@ -52,7 +52,7 @@ def ask(capsys, *words, exit_code=0):
 
 
 def test_an_embedding_that_helps_stays_and_the_model_needs_its_encoder(model, capsys):
-    offer = ("--encoder", "tiny", "--registry", "registry")
+    offer = ("--encoder", "registry/tiny")
     found = ask(capsys, *FIT, *offer, "--out", "m1")
     encoder = found["encoder"]
     assert (encoder["dataset_type"], encoder["sha256"]) == ("tiny", encoder_weights().sha256)
@@ -63,8 +63,10 @@ def test_an_embedding_that_helps_stays_and_the_model_needs_its_encoder(model, ca
     assert main([*FIT, *offer, "--out", "m1"]) == 0
     said = capsys.readouterr().out
     assert "the embedding of tiny stays: an error of" in said
-    assert "predict --registry DIR" in said
-    place = ("--device", "T4", "--environment", "here/T4", "--model", model, "--registry", "registry")
+    name = checkpoint_name("tiny", encoder_weights().sha256)
+    assert found["encoder_file"] == name
+    assert f"its encoder is in {name}: keep the two files together" in said
+    place = ("--target-gpus", "T4", "--environment", "here/T4", "--model", model)
     one, other = ask(capsys, "workload", "predict", "new.json", "newturned.json", *place)["predictions"]
     assert one["features"] == "roofline+analytic+embedding"
     assert other["step_s"] / one["step_s"] == pytest.approx(SLOWER, rel=0.3)
@@ -75,58 +77,41 @@ def test_an_embedding_that_does_not_help_is_left_out_and_that_is_said(capsys):
     assert main(["workload", "fit", "timed.csv", "--regressor", "linear", *offer]) == 0
     said = capsys.readouterr().out
     assert "the embedding of digits is left out" in said
-    assert "--registry" not in said
-    found = ask(capsys, "workload", "predict", "new.json", "--device", "T4", "--model", "m2")
+    assert "keep the two files together" not in said
+    found = ask(capsys, "workload", "predict", "new.json", "--target-gpus", "T4", "--model", "m2")
     assert found["predictions"][0]["features"] == "roofline+analytic"
 
 
-def test_a_checkpoint_s_file_is_as_good_as_a_name_and_the_model_finds_it_beside_itself(folder, capsys):
+def test_a_checkpoint_s_file_is_as_good_as_a_name_and_the_model_needs_it_beside_itself(folder, capsys):
     name = checkpoint_name("tiny", encoder_weights().sha256)
-    found = ask(capsys, *FIT, "--encoder", f"registry/{name}", "--out", "m3")
+    (folder / "elsewhere").mkdir()
+    found = ask(capsys, *FIT, "--encoder", f"registry/{name}", "--out", "elsewhere/m3")
     assert found["encoder"]["sha256"] == encoder_weights().sha256
-    asked = ("workload", "predict", "new.json", "--device", "T4", "--model", "m3")
+    asked = ("workload", "predict", "new.json", "--target-gpus", "T4", "--model", "elsewhere/m3")
+    assert ask(capsys, *asked)["predictions"][0]["step_s"] > 0
+    (folder / "elsewhere" / name).unlink()
     refused = ask(capsys, *asked, exit_code=1)
     assert f"put its file {name} into that folder" in refused["error"]["message"]
-    (folder / name).write_bytes((folder / "registry" / name).read_bytes())
-    try:
-        assert ask(capsys, *asked)["predictions"][0]["step_s"] > 0
-    finally:
-        (folder / name).unlink()
 
 
 def test_the_shipped_encoder_is_found_by_itself(capsys):
     assert main([*FIT, "--encoder", "digits", "--out", "m4"]) == 0
-    assert "predictions need" not in capsys.readouterr().out
-    found = ask(capsys, "workload", "predict", "new.json", "--device", "T4", "--model", "m4")
+    assert "keep the two files together" not in capsys.readouterr().out
+    found = ask(capsys, "workload", "predict", "new.json", "--target-gpus", "T4", "--model", "m4")
     assert found["predictions"][0]["error"] is None
-
-
-@pytest.mark.parametrize(
-    ("wanted", "words"),
-    [
-        ("tiny", None),
-        ("digits", "the embedding for digits is not used: this model was fitted with the encoder of tiny"),
-        ("voices", "no encoder for dataset type 'voices'"),
-    ],
-)
-def test_the_reader_is_told_whose_embedding_is_used_where_it_is_not_the_one_asked_for(model, capsys, wanted, words):
-    asked = ("workload", "predict", "new.json", "--device", "T4", "--model", model, "--registry", "registry")
-    notes = ask(capsys, *asked, "--dataset-type", wanted)["notes"]
-    said = [note for note in notes if "encoder" in note]
-    assert said == [] if words is None else any(words in note for note in said)
 
 
 @pytest.mark.parametrize(
     ("words", "exit_code", "said"),
     [
         (("--encoder", "voices"), 1, "no encoder for dataset type 'voices'"),
-        (("--encoder", "voices", "--registry", "absent"), 2, "no such folder"),
-        (("--registry", "registry"), 2, "--registry belongs to --encoder"),
-        (("--encoder", "x.safetensors", "--registry", "registry"), 2, "not with a file"),
+        (("--encoder", "absent/voices"), 2, "no such folder"),
+        (("--encoder", "registry/voices"), 1, "no encoder for dataset type 'voices'"),
+        (("--encoder", "registry/digits"), 1, "the shipped one is --encoder digits"),
         (("--encoder", "x.safetensors"), 1, "No such file"),
         (("--encoder", "damaged.safetensors"), 1, "not a file of an encoder's weights"),
         (("--encoder", "untrained.safetensors"), 1, "never trained"),
-        (("--encoder", "../up"), 1, "names no dataset type"),
+        (("--encoder", "registry/Up"), 1, "names no dataset type"),
     ],
 )
 def test_encoders_that_cannot_be_had_are_said_in_a_line(folder, capsys, words, exit_code, said):

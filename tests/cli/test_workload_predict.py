@@ -59,9 +59,9 @@ def test_rows_without_a_graph_are_counted_and_named(fitted, capsys):
 def test_a_step_of_a_network_that_was_never_timed_lies_in_its_interval(fitted, capsys):
     new = chain(48, 6, name="new")
     (fitted / "new.json").write_text(dump_graph(new))
-    (found,) = predict(capsys, "new.json", "--device", "Tesla T4", "--batch-size", "32", "--environment", "here/T4")[
-        "predictions"
-    ]
+    (found,) = predict(
+        capsys, "new.json", "--target-gpus", "Tesla T4", "--batch-size", "32", "--environment", "here/T4"
+    )["predictions"]
     truth = true_seconds([WorkloadRequest(new, 32, Cluster("T4", environment="here/T4"))], GPUS)[0]
     assert found["step_low_s"] < truth < found["step_high_s"]
     assert found["step_s"] == pytest.approx(truth, rel=0.15)
@@ -71,14 +71,14 @@ def test_a_step_of_a_network_that_was_never_timed_lies_in_its_interval(fitted, c
 def test_every_combination_is_answered_at_once_in_the_order_of_the_questions(capsys):
     sizes, devices = ("16", "64"), ("T4", "V100-SXM2-16GB")
     found = predict(
-        capsys, "chain16x4.json", "chain64x8.json", "--device", ",".join(devices), "--batch-size", ",".join(sizes)
+        capsys, "chain16x4.json", "chain64x8.json", "--target-gpus", ",".join(devices), "--batch-size", ",".join(sizes)
     )["predictions"]
     asked = [(name, gpu, int(size)) for name in ("chain16x4", "chain64x8") for gpu in devices for size in sizes]
     assert [(each["graph"], each["gpu_model"], each["batch_size"]) for each in found] == asked
 
 
 def test_an_epoch_is_its_steps_the_last_of_which_may_hold_fewer_samples(capsys):
-    arguments = ("chain16x4.json", "--device", "T4", "--batch-size", "32", "--devices", "1,4")
+    arguments = ("chain16x4.json", "--target-gpus", "T4", "--batch-size", "32", "--gpus", "1,4")
     one, four = predict(capsys, *arguments, "--samples-per-epoch", "1001")["predictions"]
     assert (one["steps_per_epoch"], four["steps_per_epoch"]) == (32, math.ceil(1001 / 128))
     assert one["epoch_s"] == pytest.approx(32 * one["step_s"])
@@ -88,21 +88,25 @@ def test_an_epoch_is_its_steps_the_last_of_which_may_hold_fewer_samples(capsys):
 
 
 def test_what_is_unlike_everything_measured_is_flagged_with_the_reason_and_widens_the_interval(capsys):
-    known, unknown = predict(capsys, "chain16x4.json", "--device", "T4,H100-SXM5-80GB")["predictions"]
+    known, unknown = predict(capsys, "chain16x4.json", "--target-gpus", "T4,H100-SXM5-80GB")["predictions"]
     assert unknown["out_of_distribution"]
     assert any("H100-SXM5-80GB" in reason for reason in unknown["reasons"])
     assert unknown["step_high_s"] / unknown["step_low_s"] > known["step_high_s"] / known["step_low_s"]
-    assert main(["workload", "predict", "chain16x4.json", "--device", "H100-SXM5-80GB", "--model", "own.model"]) == 0
+    assert (
+        main(["workload", "predict", "chain16x4.json", "--target-gpus", "H100-SXM5-80GB", "--model", "own.model"]) == 0
+    )
     assert "unlike all known" in capsys.readouterr().out
 
 
 def test_two_networks_of_one_name_are_told_apart(capsys):
-    found = predict(capsys, "chain16x4.json", "./chain16x4.json", "--device", "T4")["predictions"]
+    found = predict(capsys, "chain16x4.json", "./chain16x4.json", "--target-gpus", "T4")["predictions"]
     assert [each["graph"] for each in found] == ["chain16x4", "chain16x4 (./chain16x4.json)"]
 
 
 def test_the_reader_is_told_which_batches_memory_and_which_names_are_in_doubt(capsys):
-    notes = predict(capsys, "zoo:vgg16", "--device", "V100", "--batch-size", "4096", "--environment", "mars")["notes"]
+    notes = predict(capsys, "zoo:vgg16", "--target-gpus", "V100", "--batch-size", "4096", "--environment", "mars")[
+        "notes"
+    ]
     assert any("probably do not fit into the memory of V100" in note for note in notes)
     assert any(note.startswith("V100: taken for") for note in notes)
     assert "environments that the model knows: here/T4, here/V100, there/T4" in notes
@@ -116,35 +120,33 @@ def test_a_network_that_no_batch_of_fits_is_named(capsys):
         Operation(Primitive.OUTPUT, "output", (1, 60_000), ((1, 60_000),)),
     )
     Path("wide.json").write_text(dump_graph(WorkloadGraph("wide", operations, ((0, 1), (1, 2)), 1)), encoding="utf-8")
-    notes = predict(capsys, "wide.json", "--device", "T4")["notes"]
+    notes = predict(capsys, "wide.json", "--target-gpus", "T4")["notes"]
     assert "no batch of wide probably fits into the memory of T4" in notes
-
-
-def test_a_dataset_type_without_an_encoder_does_not_stop_the_prediction(capsys):
-    found = predict(capsys, "chain16x4.json", "--device", "T4", "--dataset-type", "landscapes")
-    assert any("landscapes" in note and "gpusonde workload train" in note for note in found["notes"])
-    assert found["predictions"][0]["step_s"] > 0
 
 
 @pytest.mark.parametrize(
     ("arguments", "exit_code", "words"),
     [
-        (["chain16x4.json"], 2, "--device"),
-        (["chain16x4.json", "--device", "T40"], 1, "unknown GPU"),
-        (["absent.json", "--device", "T4"], 1, "No such file"),
-        (["zoo:resnet5", "--device", "T4"], 1, "did you mean resnet50"),
-        (["timed.csv", "--device", "T4"], 1, "neither a graph"),
-        (["some.module:net", "--device", "T4"], 2, "'gpusonde workload graph' makes a file"),
-        (["chain16x4.json", "--device", "T4", "--batch-size", "0"], 2, "not above zero"),
-        (["chain16x4.json", "--device", "T4", "--batch-size", "8,8"], 2, "twice"),
-        (["chain16x4.json", "--device", "T4", "--batch-size", "1048577"], 2, "at most 1048576"),
-        (["chain16x4.json", "--device", "T4", "--devices", "99999999999"], 2, "at most 100000"),
-        (["chain16x4.json", "--device", "T4", "--samples-per-epoch", str(1 << 51)], 2, "--samples-per-epoch"),
-        (["chain16x4.json", "--device", "T4", "--nodes", "2"], 2, "--nodes 2"),
-        (["chain16x4.json", "--device", "T4", "--parallelism", "distributed"], 2, "several devices"),
-        (["chain16x4.json", "--device", "T4", "--model", "timed.csv"], 1, "timed.csv"),
-        (["chain16x4.json", "--device", "T4", "--model", "m", "--collector", "127.0.0.1:1"], 2, "exclude each other"),
-        (["chain16x4.json", "--device", "T4", "--collector", "127.0.0.1:1"], 1, "no collector answers"),
+        (["chain16x4.json"], 2, "--target-gpus"),
+        (["chain16x4.json", "--target-gpus", "T40"], 1, "unknown GPU"),
+        (["absent.json", "--target-gpus", "T4"], 1, "No such file"),
+        (["zoo:resnet5", "--target-gpus", "T4"], 1, "did you mean resnet50"),
+        (["timed.csv", "--target-gpus", "T4"], 1, "neither a graph"),
+        (["some.module:net", "--target-gpus", "T4"], 2, "'gpusonde workload graph' makes a file"),
+        (["chain16x4.json", "--target-gpus", "T4", "--batch-size", "0"], 2, "not above zero"),
+        (["chain16x4.json", "--target-gpus", "T4", "--batch-size", "8,8"], 2, "twice"),
+        (["chain16x4.json", "--target-gpus", "T4", "--batch-size", "1048577"], 2, "at most 1048576"),
+        (["chain16x4.json", "--target-gpus", "T4", "--gpus", "99999999999"], 2, "at most 100000"),
+        (["chain16x4.json", "--target-gpus", "T4", "--samples-per-epoch", str(1 << 51)], 2, "--samples-per-epoch"),
+        (["chain16x4.json", "--target-gpus", "T4", "--machines", "2"], 2, "--machines 2"),
+        (["chain16x4.json", "--target-gpus", "T4", "--parallelism", "distributed"], 2, "several GPUs"),
+        (["chain16x4.json", "--target-gpus", "T4", "--model", "timed.csv"], 1, "timed.csv"),
+        (
+            ["chain16x4.json", "--target-gpus", "T4", "--model", "m", "--collector", "127.0.0.1:1"],
+            2,
+            "exclude each other",
+        ),
+        (["chain16x4.json", "--target-gpus", "T4", "--collector", "127.0.0.1:1"], 1, "no collector answers"),
     ],
 )
 def test_what_cannot_be_answered_is_said_in_a_line(arguments, exit_code, words, capsys):
@@ -156,16 +158,16 @@ def test_what_cannot_be_answered_is_said_in_a_line(arguments, exit_code, words, 
 
 @pytest.mark.parametrize("registry", ["absent", "timed.csv"])
 def test_the_shipped_encoder_does_not_stand_in_for_a_registry_that_is_not_there(registry, capsys):
-    assert main(["workload", "embed", "zoo:resnet18", "--registry", registry]) == 2
-    assert f"--registry {registry}: no such folder" in capsys.readouterr().err
+    assert main(["workload", "embed", "zoo:resnet18", "--encoder", f"{registry}/digits"]) == 2
+    assert f"--encoder {registry}/digits: no such folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("", "no column"),
-        ("a,b\n1,2\n", "no column"),
-        (",".join(COLUMNS) + "\nchain16x4.json,T4,16,fast,fp32,here/T4\n", "line 2"),
+        ("", "empty"),
+        ("a,b\n1,2\n", "model"),
+        (",".join(COLUMNS) + "\nchain16x4.json,T4,16,fast,fp32,here/T4\n", "bad.csv:2"),
         (",".join(COLUMNS) + "\nchain16x4.json,T4,16,0.1,fp32,here/T4\n", "measurement"),
         (",".join(COLUMNS) + "\nnet,T4,16,0.1,fp32,here/T4\n", "left out: 1 row: net: "),
         (",".join(COLUMNS) + "\nchain16x4.json,T40,16,0.1,fp32,here/T4\n", "left out: 1 row: unknown GPU 'T40'"),

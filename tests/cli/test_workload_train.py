@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from gpusonde.predictor.workload.embedding.registry import Registry
 
 pytest.importorskip("torch", reason="needs torch (extra torch)")
 
-SMALL = ("--architectures", "6", "--held-out", "1")
+SMALL = ("--architectures", "6")
 
 
 @pytest.fixture(autouse=True)
@@ -44,14 +45,14 @@ def wait_for(path, process):
 
 
 def test_a_training_that_was_killed_goes_on_with_the_same_command(folder, capsys):
-    steps = ("--steps", "8", "--checkpoint-steps", "2")
+    steps = ("--steps", "60")
     process = start(*steps)
     wait_for(folder / "registry" / "trainings" / "digits" / "checkpoint.safetensors", process)
     process.kill()
     process.wait()
     assert not (folder / "registry" / "digits.json").exists()
     (found,) = train(capsys, *SMALL, *steps)["trainings"]
-    assert (found["state"], found["trained_steps"]) == ("done", 8)
+    assert (found["state"], found["trained_steps"]) == ("done", 60)
     registered = Registry(folder / "registry").get("digits")
     assert registered.sha256 == found["encoder_sha256"]
     assert not registered.is_shipped
@@ -59,12 +60,14 @@ def test_a_training_that_was_killed_goes_on_with_the_same_command(folder, capsys
 
 def test_a_trained_encoder_embeds_and_other_options_need_a_new_training(folder, capsys):
     (found,) = train(capsys, *SMALL, "--steps", "2")["trainings"]
-    assert main(["workload", "embed", "zoo:resnet18", "--registry", "registry", "--nearest", "2", "--json"]) == 0
+    assert main(["workload", "embed", "zoo:resnet18", "--encoder", "registry/digits", "--nearest", "2", "--json"]) == 0
     embedded = json.loads(capsys.readouterr().out)
     assert embedded["encoder_sha256"] == found["encoder_sha256"]
     assert embedded["graphs"][0]["nearest"][0]["architecture"] == "resnet18"
-    assert "--anew" in train(capsys, *SMALL, "--steps", "3", exit_code=1)["error"]["message"]
-    (again,) = train(capsys, *SMALL, "--steps", "3", "--anew")["trainings"]
+    begun = folder / "registry" / "trainings" / "digits"
+    assert train(capsys, *SMALL, "--steps", "3", exit_code=1)["error"]["message"].endswith("registry/trainings/digits")
+    shutil.rmtree(begun)
+    (again,) = train(capsys, *SMALL, "--steps", "3")["trainings"]
     assert again["trained_steps"] == 3
 
 
@@ -83,7 +86,7 @@ def test_what_a_collector_has_queued_is_trained_and_it_is_told(folder, capsys):
 def test_a_queued_training_that_cannot_be_says_why(folder, capsys):
     queue = TrainingQueue(folder / "queue")
     queue.enqueue("cifar10")
-    command = ["workload", "train", "--dataset", "cifar10:absent", "--out", "registry", "--queue", "queue", "--json"]
+    command = ["workload", "train", "--dataset", "cifar10=absent", "--out", "registry", "--queue", "queue", "--json"]
     assert main(command) == 1
     (found,) = json.loads(capsys.readouterr().out)["trainings"]
     assert (found["state"], found["encoder_sha256"]) == ("failed", None)
@@ -109,15 +112,12 @@ def test_ctrl_c_saves_the_training_and_queues_it_again(folder):
 @pytest.mark.parametrize(
     ("arguments", "exit_code", "words"),
     [
-        (["--dataset", "folder:x"], 2, "--dataset-type"),
-        (["--dataset", "digits", "--dataset-type", "mine"], 2, "belong together"),
-        (["--dataset", "digits", "--image-size", "8"], 2, "belongs to folder"),
         (["--dataset", "digits", "--dataset", "digits"], 2, "twice"),
-        (["--dataset", "digits", "--dataset", "cifar10:x"], 2, "--queue"),
-        (["--dataset", "words"], 2, "none of digits, folder:PATH, cifar10:PATH"),
-        (["--dataset", "folder:x", "--dataset-type", "../x"], 1, "names no dataset type"),
-        (["--dataset", "folder:absent", "--dataset-type", "x"], 1, "absent is no folder"),
-        (["--dataset", "cifar10:absent"], 1, "no CIFAR-10"),
+        (["--dataset", "digits", "--dataset", "cifar10=x"], 2, "--queue"),
+        (["--dataset", "words"], 2, "neither digits nor NAME=PATH"),
+        (["--dataset", "../x=x"], 1, "names no dataset type"),
+        (["--dataset", "x=absent"], 1, "absent is no folder"),
+        (["--dataset", "cifar10=absent"], 1, "no CIFAR-10"),
         (["--dataset", "digits", "--queue", "absent"], 1, "no folder"),
         (["--dataset", "digits", "--steps", "99999999"], 1, "steps"),
     ],

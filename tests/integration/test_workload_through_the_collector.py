@@ -26,7 +26,7 @@ def collector(fitted, tmp_path_factory):
 
 def test_the_collector_says_what_the_same_model_says_here(fitted, collector):
     graphs = [str(fitted / "chain16x4.json"), "zoo:resnet18"]
-    question = ["workload", "predict", *graphs, "--device", "T4,H100-SXM5-80GB", "--devices", "1,2"]
+    question = ["workload", "predict", *graphs, "--target-gpus", "T4,H100-SXM5-80GB", "--gpus", "1,2"]
     question += ["--batch-size", "16,64", "--samples-per-epoch", "1000"]
     here = ask(*question, "--model", str(fitted / "own.model"))
     there = ask(*question, "--collector", collector.address)
@@ -41,7 +41,7 @@ def test_the_collector_says_what_the_same_model_says_here(fitted, collector):
 
 
 def test_a_dataset_type_without_an_encoder_is_answered_and_its_training_is_queued(fitted, collector):
-    question = ["workload", "predict", "zoo:resnet18", "--device", "T4", "--dataset-type", "landscapes"]
+    question = ["workload", "predict", "zoo:resnet18", "--target-gpus", "T4", "--dataset-type", "landscapes"]
     found = ask(*question, "--collector", collector.address)
     assert found["predictions"][0]["step_s"] > 0
     assert any("landscapes" in note for note in found["notes"])

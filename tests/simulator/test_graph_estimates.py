@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from support.workload_graphs import StraightLines, small_network
 
+from gpusonde.catalog import Precision
 from gpusonde.predictor.workload import zoo
-from gpusonde.predictor.workload.engine import Cluster, Precision, WorkloadModel, WorkloadRequest
+from gpusonde.predictor.workload.engine import Cluster, WorkloadModel, WorkloadRequest
 from gpusonde.simulator.compute import CurveOrigin, GrayBoxEstimates, compute_curve
 from gpusonde.simulator.compute.sources import GraphEstimator, gradient_bytes, largest_batch_estimate
 

@@ -7,14 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gpusonde.catalog import GpuCatalog
-from gpusonde.predictor.workload.engine import (
-    Cluster,
-    Parallelism,
-    Precision,
-    WorkloadMeasurement,
-    WorkloadRequest,
-)
+from gpusonde.catalog import GpuCatalog, Precision
+from gpusonde.predictor.workload.engine import Cluster, Parallelism, WorkloadMeasurement, WorkloadRequest
 from gpusonde.predictor.workload.engine.features import DEVICE_PARTS, HOST_PARTS, OTHER_PARTS, FeatureBuilder
 from gpusonde.predictor.workload.graph import Operation, Parameter, Primitive, WorkloadGraph
 

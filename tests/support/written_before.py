@@ -142,13 +142,13 @@ def collector_answers(folder: Path) -> Any:
         epochs = {run["run_id"]: plain(ask("epochs", run["run_id"], *address)) for run in runs}
         measured = [run["run_id"] for run in runs if run["verdict"] == "epochs" and not run["active"]]
         graph = str(folder / "models" / "chain16x4.json")
-        hosts = ask("workload", "hosts", "--agents", LIVE_AGENT, *address)["hosts"]
+        hosts = ask("fleet", "hosts", "--agents", LIVE_AGENT, *address)["hosts"]
         return {
             "runs": plain(runs),
             "epochs": epochs,
             "predictions": {run: plain(ask("predict", "--run", run, *_TARGETS, *address)) for run in measured},
-            "trainings": plain(ask("workload", "trainings", *address)["trainings"]),
-            "embedding": plain(ask("workload", "embed", graph, "--dataset-type", "tiny", *address)),
+            "trainings": plain(ask("fleet", "trainings", *address)["trainings"]),
+            "embedding": plain(ask("workload", "embed", graph, "--encoder", "tiny", *address)),
             "hosts": [{key: host[key] for key in _OF_HOST} for host in hosts],
         }
 
@@ -264,10 +264,12 @@ def latency_model(folder: Path) -> Any:
 
 def workload_models(folder: Path) -> Any:
     """Predictions of both models of ``gpusonde workload fit``, by every regressor that they hold."""
-    question = ["workload", "predict", *_graphs(folder), "--device", "T4,V100-SXM2-16GB", "--batch-size", "16,128"]
+    question = ["workload", "predict", *_graphs(folder), "--target-gpus", "T4,V100-SXM2-16GB", "--batch-size", "16,128"]
     question += ["--samples-per-epoch", "50000"]
     own = ("--model", str(folder / "models" / "workload.model"))
-    paper = ("--model", str(folder / "models" / "workload_paper.model"), *_registry(folder))
+    paper = ("--model", str(folder / "models" / "workload_paper.model"))
+    for encoder_file in (folder / "collector" / "embeddings").glob("tiny-*"):
+        shutil.copy(encoder_file, folder / "models")
     answers = {"chosen": plain(ask(*question, *own)), "paper": plain(ask(*question, *paper))}
     for regressor in ("linear", "polynomial", "svr", "mlp", "boosted_residual"):
         found = ask(*question, "--regressor", regressor, *own)["predictions"]
@@ -277,15 +279,13 @@ def workload_models(folder: Path) -> Any:
 
 def encoder(folder: Path) -> Any:
     """Embeddings by a registered encoder."""
-    return plain(ask("workload", "embed", *_graphs(folder), "--dataset-type", "tiny", *_registry(folder)))
+    return plain(
+        ask("workload", "embed", *_graphs(folder), "--encoder", str(folder / "collector" / "embeddings" / "tiny"))
+    )
 
 
 def _graphs(folder: Path) -> list[str]:
     return [str(folder / "models" / name) for name in ("chain16x4.json", "chain64x8.json")]
-
-
-def _registry(folder: Path) -> tuple[str, str]:
-    return ("--registry", str(folder / "collector" / "embeddings"))
 
 
 def graph(folder: Path) -> Any:

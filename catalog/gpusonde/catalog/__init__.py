@@ -10,7 +10,7 @@ from gpusonde.catalog.offers import (
     load_offers,
     rank_offers,
 )
-from gpusonde.catalog.spec import GpuSpec, Source
+from gpusonde.catalog.spec import GpuSpec, Precision, Source
 from gpusonde.errors import CatalogError, UnknownGpuError
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "GpuSpec",
     "Offer",
     "OfferCatalog",
+    "Precision",
     "Resolution",
     "Source",
     "UnknownGpuError",

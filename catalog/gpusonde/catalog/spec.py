@@ -1,4 +1,4 @@
-"""``GpuSpec``: the data sheet of one GPU, with the source of every figure.
+"""``GpuSpec``: the data sheet of one GPU, with the source of every figure; ``Precision``: what jobs compute in.
 
 Where a figure of the catalogue comes from, and how its data files are read.
 """
@@ -9,12 +9,22 @@ import importlib
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from gpusonde.errors import CatalogError
 
 DATA_DIRECTORY = Path(__file__).parent / "data"
+
+
+class Precision(str, Enum):
+    """What a job's matrix products are computed in."""
+
+    FP16 = "fp16"  # half precision throughout, or BF16
+    MIXED = "mixed"  # FP16 or BF16 with FP32 master weights: products take as long as in half precision
+    FP32 = "fp32"  # where frameworks may use TF32 for it, that too
+    FP64 = "fp64"
 
 
 @dataclass(frozen=True)

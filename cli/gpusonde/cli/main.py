@@ -60,12 +60,8 @@ COMMANDS: Mapping[str, Command] = {
             ),
             "predict": Command("predict how long training steps of networks take", "workload.predict"),
             "embed": Command("turn networks into vectors and name the known networks most like them", "workload.embed"),
-            "fit": Command("fit a model of training times on your own measurements", "workload.train"),
+            "fit": Command("fit a model of training times on your own measurements", "workload.fit"),
             "train": Command("train the encoder that embeds networks of a type of data", "workload.train"),
-            "trainings": Command(
-                "list the trainings of encoders that a collector has queued, or queue one", "workload.train"
-            ),
-            "hosts": Command("list the hosts of a collector's agents and what they have free", "workload.remote"),
         },
     ),
     "plan": Command("say what to rent for a training job", "commands.plan"),
@@ -107,7 +103,9 @@ COMMANDS: Mapping[str, Command] = {
         },
     ),
     "token": Command("make a bearer token for an agent or a reader without a certificate", "commands.fleet"),
-    "fleet": Command("list the agents that stream to a collector, or send them to another one", "commands.fleet"),
+    "fleet": Command(
+        "list a collector's agents, hosts and trainings of encoders, or send agents to another one", "commands.fleet"
+    ),
     "runs": Command("list the runs that a collector has seen, newest first", "commands.epochs"),
     "epochs": Command("list the epochs of one run that a collector has seen", "commands.epochs"),
     "gpus": Command("list the GPUs of the catalogue, or one with the source of every figure", "commands.catalog"),

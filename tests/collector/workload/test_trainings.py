@@ -202,8 +202,8 @@ def test_data_are_a_folder_of_the_dataset_type_s_name_and_digits_are_bundled(tmp
         return command and command[command.index("--dataset") + 1 :]
 
     assert given("digits") == given("digits", None) == ("digits",)
-    assert given("landscapes") == (f"folder:{datasets / 'landscapes'}", "--dataset-type", "landscapes")
-    assert given("cifar10") == (f"cifar10:{datasets / 'cifar10'}",)
+    assert given("landscapes") == (f"landscapes={datasets / 'landscapes'}",)
+    assert given("cifar10") == (f"cifar10={datasets / 'cifar10'}",)
     assert given("voices") is None
     assert given("landscapes", None) is None
     command = trainer_command("digits", queue, out, None)

@@ -1,7 +1,6 @@
-"""``gpusonde fleet`` and ``token``: who may stream to a collector, who does, and where they are to go.
+"""``gpusonde fleet``: a collector's agents, their hosts, its trainings; and sending agents to another collector.
 
-``fleet`` lists the agents that stream, or sends them to another collector; ``token`` makes bearer tokens for agents and
-readers that have no certificate.
+``gpusonde token``: bearer tokens for agents and readers that have no certificate.
 """
 
 from __future__ import annotations
@@ -101,11 +100,20 @@ def run_token(args: argparse.Namespace) -> int:
 def add_fleet_options(parser: Parser) -> None:
     """Declare ``gpusonde fleet``."""
     parser.description = (
-        "List the agents that stream to a collector, or ask them to go to another one. Needs a certificate or token of "
-        "the role admin. An agent goes only where its own uplink.allowed_targets lets a collector send it."
+        "List the agents that stream to a collector, the hosts that they run on with what is free of them, or the "
+        "trainings of encoders that it has queued; or ask agents to go to another collector. An agent goes only where "
+        "its own uplink.allowed_targets lets a collector send it. 'list', 'drain' and --train need a certificate or "
+        "token of the role admin."
     )
-    parser.add_argument("action", choices=["list", "drain"], help="list agents, or end their streams")
-    parser.add_argument("--agents", type=names, metavar="A,B", help="drain: these agents")
+    parser.add_argument(
+        "action",
+        choices=["list", "hosts", "trainings", "drain"],
+        help="list agents, their hosts or trainings of encoders, or end streams",
+    )
+    parser.add_argument("--agents", type=names, metavar="A,B", help="hosts, drain: of these agents")
+    parser.add_argument(
+        "--train", metavar="NAME", help="trainings: queue the one for this type of data first, again if it has ended"
+    )
     parser.add_argument("--all", action="store_true", help="drain: every agent that streams now")
     parser.add_argument("--to", type=address, metavar="HOST:PORT", help="drain: where they should go (default: back)")
     add_collector_options(parser)
@@ -115,11 +123,17 @@ def run_fleet(args: argparse.Namespace) -> int:
     """Ask or order, and print."""
     from gpusonde.collector.client import FleetClient
 
+    if args.train is not None and args.action != "trainings":
+        raise UsageError("--train belongs to trainings")
+    if (args.agents and args.action not in ("hosts", "drain")) or ((args.all or args.to) and args.action != "drain"):
+        raise UsageError("--agents belongs to hosts and drain, --all and --to to drain")
+    if args.action in ("hosts", "trainings"):
+        from gpusonde.cli.workload.listings import list_hosts, list_trainings
+
+        return list_hosts(args) if args.action == "hosts" else list_trainings(args)
     draining = args.action == "drain"
     if draining and bool(args.agents) == args.all:
         raise UsageError("drain needs --agents A,B or --all, not both")
-    if not draining and (args.agents or args.all or args.to):
-        raise UsageError("--agents, --all and --to belong to drain")
     with FleetClient(args.collector, security=client_security(args)) as client:
         return _drain(args, client) if draining else _list(args, client)
 

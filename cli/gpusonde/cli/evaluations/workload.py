@@ -112,12 +112,11 @@ def run_workload(args: argparse.Namespace) -> int:
             if name not in known:
                 raise UsageError(f"--{option} {name!r} is unknown; use {', '.join(known)}")
     from gpusonde.catalog import load_gpus
-    from gpusonde.cli.workload.embed import NetworksBeside
-    from gpusonde.cli.workload.train import left_out_words
-    from gpusonde.predictor.workload.engine.measurements import read_measurements
+    from gpusonde.cli.workload.fit import describe_left_out
+    from gpusonde.predictor.workload.engine.measurements import KnownNetworks, read_measurements
 
     output = Output(as_json=args.json)
-    table = read_measurements(args.measurements, load_gpus(), NetworksBeside(args.measurements.parent))
+    table = read_measurements(args.measurements, load_gpus(), KnownNetworks(folder=args.measurements.parent))
     rows = [
         _row(output, table, protocol, mode)
         for protocol in args.protocol or ("architecture",)
@@ -125,7 +124,7 @@ def run_workload(args: argparse.Namespace) -> int:
     ]
     if all(row["mape"] is None for row in rows):
         with error_context(args.measurements):
-            raise CommandError((rows[0]["reason"] or "") + left_out_words(table))
+            raise CommandError((rows[0]["reason"] or "") + describe_left_out(table))
     found = table.measurements
     payload: EvaluateWorkloadPayload = {
         "measurements_file": str(args.measurements),

@@ -142,7 +142,7 @@ def unanswered(graph: str, batch_size: int, precision: str, error: str | None) -
     return cast(StepPayload, nothing)
 
 
-def doubts_about_memory(graphs: Sequence[WorkloadGraph], gpus: Sequence[GpuSpec], batch_size: int) -> list[str]:
+def warn_of_memory(graphs: Sequence[WorkloadGraph], gpus: Sequence[GpuSpec], batch_size: int) -> list[str]:
     """Which batches of that size probably do not fit."""
     from gpusonde.simulator.compute.sources import largest_batch_estimate
 

@@ -1,9 +1,4 @@
-"""``gpusonde workload embed``: networks as vectors, and the known networks most like them.
-
-Encoders on the command line: by the type of data that they were trained for, in a registry, or as a file.
-
-``NetworksBeside``: networks that a table of measurements names by a graph file.
-"""
+"""``gpusonde workload embed``: networks as vectors, and the known networks most like them."""
 
 from __future__ import annotations
 
@@ -16,19 +11,15 @@ from gpusonde.cli import formatting
 from gpusonde.cli.connection import add_collector_options
 from gpusonde.cli.output import JsonKey, Output, Screen
 from gpusonde.cli.parsing import Parser, whole_number
-from gpusonde.cli.workload.remote import embedded_there
+from gpusonde.cli.workload.remote import embed_there
 from gpusonde.cli.workload.sources import read_graphs
 from gpusonde.errors import CommandError, UsageError
-from gpusonde.predictor.workload.engine.measurements import KnownNetworks, Network, UnknownNetworkError
-from gpusonde.predictor.workload.graph import GraphError
-from gpusonde.predictor.workload.graph.reading import read_graph
 
 if TYPE_CHECKING:
-    from gpusonde.predictor.workload.embedding.registry import Registry
-    from gpusonde.predictor.workload.engine import EncoderEmbedder
+    from gpusonde.predictor.workload.embedding import EncoderWeights
     from gpusonde.predictor.workload.graph import WorkloadGraph
 
-_SUFFIXES_OF_ENCODERS = (".safetensors", ".npz")
+_SUFFIXES = (".safetensors", ".npz")
 
 
 class EmbeddedNearestPayload(TypedDict):
@@ -52,104 +43,37 @@ class EmbedPayload(TypedDict):
 
     dataset_type: Annotated[str, JsonKey("type of data that the encoder was trained for")]
     encoder_sha256: Annotated[str, JsonKey("of its weights; embeddings of different encoders cannot be compared")]
-    trained_steps: Annotated[
-        int | None, JsonKey("steps that it was trained for; null where a collector has replaced it meanwhile")
-    ]
+    trained_steps: Annotated[int | None, JsonKey("steps that it was trained for")]
     graphs: Annotated[list[EmbeddedGraphPayload], JsonKey("the networks")]
 
 
-def add_registry_option(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
-    """Declare ``--registry``."""
-    parser.add_argument(
-        "--registry", type=Path, metavar="DIR", help="encoders of 'gpusonde workload train', besides the shipped ones"
-    )
-
-
-def registry_of(args: argparse.Namespace) -> Registry | None:
-    """The registry that was named; None where none was.
+def load_encoder(name: str) -> EncoderWeights:
+    """Return the encoder that an option names: ``NAME`` shipped, ``DIR/NAME`` of a registry, or a checkpoint's file.
 
     Raises:
-        UsageError: It is no folder.
-    """
-    from gpusonde.predictor.workload.embedding.registry import Registry
-
-    if args.registry is None:
-        return None
-    if not args.registry.is_dir():
-        # The shipped encoder would answer, and nothing would say that it is not the user's.
-        raise UsageError(f"--registry {args.registry}: no such folder; 'gpusonde workload train --out' makes one")
-    return Registry(args.registry)
-
-
-def named_encoder(name: str, registry: Registry | None) -> EncoderEmbedder:
-    """The encoder of a dataset type, or of a checkpoint's file.
-
-    Raises:
-        UsageError: A registry is given beside a file.
-        CommandError: The file's encoder is an untrained one.
-        gpusonde.predictor.workload.embedding.EmbeddingError: There is none of this name, or its file is damaged.
+        UsageError: There is no such registry.
+        CommandError: The registry has none of this name, or the file's encoder is an untrained one.
+        gpusonde.errors.EncoderError: None of this name is shipped, or its file is damaged.
         OSError: The file cannot be read.
     """
     from gpusonde.predictor.workload.embedding import EncoderWeights
     from gpusonde.predictor.workload.embedding.registry import Registry
-    from gpusonde.predictor.workload.engine import EncoderEmbedder
 
-    if not name.endswith(_SUFFIXES_OF_ENCODERS):
-        return EncoderEmbedder((registry or Registry()).get(name).weights)
-    if registry is not None:
-        raise UsageError("--registry belongs to --encoder with the name of a dataset type, not with a file")
-    weights = EncoderWeights.load(name)
-    if not weights.description.dataset_type:
-        raise CommandError(f"{name} holds an encoder that was never trained; 'gpusonde workload train' makes one")
-    return EncoderEmbedder(weights)
-
-
-def where_to_have(embedder: EncoderEmbedder) -> str:
-    """What predicting with a model of this encoder needs, in words; nothing where the encoder is shipped."""
-    from gpusonde.predictor.workload.embedding.registry import Registry, UnknownEncoderError, checkpoint_name
-
-    reference = embedder.reference
-    try:
-        Registry().exact(reference.dataset_type, reference.sha256)
-    except UnknownEncoderError:
-        return (
-            f"predictions need its encoder: 'predict --registry DIR' with the registry that has it, or its file"
-            f" {checkpoint_name(reference.dataset_type, reference.sha256)} beside the model"
-        )
-    return ""
-
-
-_SUFFIXES = frozenset({".json", ".onnx", ".pt2"})
-
-
-class NetworksBeside(KnownNetworks):
-    """Finds graph files beside the table, and known networks.
-
-    Args:
-        folder: Names of files are relative to it.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__()
-        self._folder = folder
-        self._read: dict[str, Network] = {}
-
-    def find(self, name: str, image_size: int | None, description: str = "") -> Network:
-        """The network of a row.
-
-        Raises:
-            UnknownNetworkError: Its graph is not known, or its file holds none.
-        """
-        if Path(name).suffix not in _SUFFIXES:
-            return super().find(name, image_size, description)
-        if name not in self._read:
-            try:
-                graph = read_graph(self._folder / name)
-            except (GraphError, OSError) as error:
-                raise UnknownNetworkError(f"{name}: {getattr(error, 'strerror', None) or error}") from error
-            # Networks of one name in several files are one architecture at several sizes.
-            self._read[name] = Network(graph, graph.name, graph.name)
-        return self._read[name]
+    folder, slash, dataset_type = name.rpartition("/")
+    if name.endswith(_SUFFIXES):
+        weights = EncoderWeights.load(name)
+        if not weights.description.dataset_type:
+            raise CommandError(f"{name} holds an encoder that was never trained; 'gpusonde workload train' makes one")
+        return weights
+    if not slash:
+        return Registry().get(name).weights
+    if not Path(folder or slash).is_dir():
+        raise UsageError(f"--encoder {name}: no such folder; 'gpusonde workload train --out' makes one")
+    registered = Registry(folder or slash).get(dataset_type)
+    if registered.is_shipped:
+        # Nothing else would say that it is not the user's.
+        raise CommandError(f"{folder} has no encoder for {dataset_type!r}; the shipped one is --encoder {dataset_type}")
+    return registered.weights
 
 
 _DEFAULT_TYPE = "digits"
@@ -164,7 +88,11 @@ def add_embed_options(parser: Parser) -> None:
     )
     parser.add_argument("graphs", nargs="+", metavar="GRAPH", help="as for 'predict'")
     parser.add_argument(
-        "--dataset-type", default=_DEFAULT_TYPE, metavar="NAME", help=f"whose encoder (default: {_DEFAULT_TYPE})"
+        "--encoder",
+        default=_DEFAULT_TYPE,
+        metavar="[DIR/]NAME",
+        help="by the type of data that it was trained for, shipped or of a registry made by 'workload train', or its "
+        f"file (default: {_DEFAULT_TYPE})",
     )
     parser.add_argument(
         "--nearest",
@@ -173,41 +101,36 @@ def add_embed_options(parser: Parser) -> None:
         metavar="N",
         help="known networks to name (default: 5)",
     )
-    add_registry_option(parser)
     add_collector_options(parser, default=None, otherwise="embedding here")
 
 
 def run_embed(args: argparse.Namespace) -> int:
     """Embed, compare and print."""
-    if args.registry is not None and args.collector is not None:
-        raise UsageError("--registry and --collector exclude each other: a collector has its own")
     output = Output(as_json=args.json)
-    registry = registry_of(args)
+    if args.collector is not None and ("/" in args.encoder or args.encoder.endswith(_SUFFIXES)):
+        raise UsageError(
+            f"--encoder {args.encoder} and --collector exclude each other: a collector has its own, by name"
+        )
     graphs = read_graphs(args.graphs)
-    if args.collector is None:
-        payload = _embedded_here(args, graphs, registry, output)
-    else:
-        payload = embedded_there(args, graphs, args.nearest)
+    here = args.collector is None
+    payload = _embed_here(args, graphs, output) if here else embed_there(args, graphs, args.nearest)
     output.result(payload, lambda screen: _render(screen, payload))
     return 0
 
 
-def _embedded_here(
-    args: argparse.Namespace, graphs: Sequence[WorkloadGraph], registry: Registry | None, output: Output
-) -> EmbedPayload:
+def _embed_here(args: argparse.Namespace, graphs: Sequence[WorkloadGraph], output: Output) -> EmbedPayload:
     from gpusonde.predictor.workload.embedding.encoder import Encoder
     from gpusonde.predictor.workload.embedding.nearest import nearest
-    from gpusonde.predictor.workload.embedding.registry import Registry
 
-    registered = (registry or Registry()).get(args.dataset_type)
-    encoder = Encoder(registered.weights)
+    weights = load_encoder(args.encoder)
+    encoder = Encoder(weights)
     with output.progress(f"embedding {formatting.count(len(graphs), 'network')}"):
         vectors = encoder.embed(graphs)
         alike = [nearest(graph, encoder, args.nearest) if args.nearest else [] for graph in graphs]
     return {
-        "dataset_type": registered.dataset_type,
-        "encoder_sha256": registered.sha256,
-        "trained_steps": registered.trained_steps,
+        "dataset_type": weights.description.dataset_type,
+        "encoder_sha256": weights.sha256,
+        "trained_steps": weights.description.training_steps,
         "graphs": [
             {
                 "graph": graph.name,

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypeVar
 
+from gpusonde.catalog import Precision
 from gpusonde.collector.workload.errors import (
     DATA_DEPENDENT_GRAPH,
     GRAPH_TOO_LARGE,
@@ -43,7 +44,6 @@ from gpusonde.predictor.workload.engine import (
     MissingEncoderError,
     ModelFileError,
     Parallelism,
-    Precision,
     WorkloadPrediction,
     WorkloadRequest,
 )

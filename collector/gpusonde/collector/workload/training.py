@@ -101,7 +101,7 @@ _LOG_END_BYTES = 4096
 _LONGEST_QUOTE = 200
 # What a process ends with that was told to stop: as a program that catches the signal, or by the signal itself.
 _STOPPED = (128 + signal.SIGINT, -signal.SIGINT, -signal.SIGTERM)
-_BUNDLED, _CIFAR = "digits", "cifar10"
+_BUNDLED = "digits"
 # The trainer needs torch, which the collector never imports. It is niced, since records of agents come first, and what
 # stops a service (systemd ends the whole group) is a wish to stop, after which the training goes on another time. A
 # collector that a script started in the background passes on an ignored SIGINT, by which it could not end its trainer.
@@ -125,16 +125,14 @@ def trainer_command(dataset_type: str, queue: Path, embeddings: Path, datasets: 
         datasets: Folder with a folder of images for each dataset type, "cifar10" being its binary version.
     """
     folder = datasets / dataset_type if datasets else None
-    data: tuple[str, ...]
     if folder is not None and folder.is_dir():
-        is_cifar = dataset_type == _CIFAR
-        data = (f"cifar10:{folder}",) if is_cifar else (f"folder:{folder}", "--dataset-type", dataset_type)
+        data = f"{dataset_type}={folder}"
     elif dataset_type == _BUNDLED:
-        data = (_BUNDLED,)
+        data = _BUNDLED
     else:
         return None
     begin = (sys.executable, "-c", _TRAINER, "workload", "train", "--queue", str(queue), "--out", str(embeddings))
-    return (*begin, "--dataset", *data)
+    return (*begin, "--dataset", data)
 
 
 def has_torch() -> bool:
@@ -204,10 +202,17 @@ class Trainings:
                         await self._train(*found)
                 except EncoderError as error:
                     _LOG.error("the queue of trainings cannot be used: %s", error)
-                with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._woken.wait(), self._interval_s)
+                await self._rest()
         finally:
             await self._end()
+
+    async def _rest(self) -> None:
+        """Wait for the next look. Not by ``wait_for``, which swallows a cancellation that comes with the waking."""
+        woken = asyncio.ensure_future(self._woken.wait())
+        try:
+            await asyncio.wait({woken}, timeout=self._interval_s)
+        finally:
+            woken.cancel()
 
     def _look(self) -> tuple[Training, tuple[str, ...]] | None:
         """Count the trainings, and return the next one with its command, if it can begin."""

@@ -115,7 +115,7 @@ class TrainingQueue:
         check_dataset_type(dataset_type)
         if not self.directory.is_dir():
             return None
-        with self._transaction() as table:
+        with self._transaction(to_read=True) as table:
             return self._find(table, dataset_type)
 
     def trainings(self) -> list[Training]:
@@ -126,7 +126,7 @@ class TrainingQueue:
         """
         if not self.directory.exists():
             return []
-        with self._transaction() as table:
+        with self._transaction(to_read=True) as table:
             return self._all(table)
 
     def enqueue_if_absent(self, dataset_type: str) -> Training | None:
@@ -277,38 +277,40 @@ class TrainingQueue:
         return self.directory / f"{dataset_type}.lock"
 
     @contextlib.contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """Open the table for one change, or one look; nobody else changes it meanwhile."""
+    def _transaction(self, *, to_read: bool = False) -> Iterator[sqlite3.Connection]:
+        """Open the table for one change that nobody else interferes with, or for one look."""
         path = self.directory / _DATABASE
-        old: list[Path] = []
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             with contextlib.closing(sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)) as table:
-                table.execute("BEGIN IMMEDIATE")
+                (version,) = table.execute("PRAGMA user_version").fetchone()
+                if version == 0:
+                    self._make_table(table)
+                elif version != _VERSION:
+                    raise EncoderError(f"{path} is of version {version}, this gpusonde knows {_VERSION}")
                 # Closing what is not committed takes it back.
-                old = self._prepare(table)
+                table.execute("BEGIN" if to_read else "BEGIN IMMEDIATE")
                 yield table
                 table.execute("COMMIT")
-            for each in old:
-                each.unlink(missing_ok=True)
         except OSError as error:
             raise EncoderError(f"{error.filename or path} cannot be used: {error.strerror}") from None
         except sqlite3.Error as error:
             raise EncoderError(f"the queue of trainings {path} cannot be used: {error}") from None
 
-    def _prepare(self, table: sqlite3.Connection) -> list[Path]:
-        """Make the table where there is none; return the files whose trainings it took over."""
-        (version,) = table.execute("PRAGMA user_version").fetchone()
-        if version == _VERSION:
-            return []
-        if version:
-            raise EncoderError(f"{self.directory / _DATABASE} is of version {version}, this gpusonde knows {_VERSION}")
+    def _make_table(self, table: sqlite3.Connection) -> None:
+        """Make the table, and take over the trainings that an earlier version left as files."""
+        table.execute("BEGIN IMMEDIATE")
+        if table.execute("PRAGMA user_version").fetchone() == (_VERSION,):
+            table.execute("COMMIT")  # another process was faster
+            return
         table.execute(_TABLE)
         table.execute(f"PRAGMA user_version = {_VERSION}")
         old = [path for path in sorted(self.directory.glob("*.json")) if is_dataset_type(path.stem)]
         for path in old:
             self._write(table, _read_old(path))
-        return old
+        table.execute("COMMIT")
+        for path in old:
+            path.unlink(missing_ok=True)
 
 
 class Lease:

@@ -20,6 +20,7 @@ from gpusonde.catalog import (
     GpuCatalog,
     GpuSpec,
     OfferCatalog,
+    Precision,
     UnknownGpuError,
     load_gpus,
     load_offers,
@@ -31,7 +32,7 @@ from gpusonde.optimizer.documents.problem import PROBLEM, QueryKeys
 from gpusonde.optimizer.offers import BatchLimits, Quota, Terms
 from gpusonde.optimizer.problem import BatchSize, PreemptionRate
 from gpusonde.optimizer.spot_offers import read_spot_rows, spot_offers
-from gpusonde.predictor.workload.engine import EngineError, Precision, WorkloadPrediction
+from gpusonde.predictor.workload.engine import EngineError, WorkloadPrediction
 from gpusonde.predictor.workload.graph import GraphError, WorkloadGraph
 from gpusonde.predictor.workload.graph.reading import read_graph
 from gpusonde.simulator.compute import EpochLatency

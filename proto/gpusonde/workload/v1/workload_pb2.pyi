@@ -21,6 +21,7 @@ class Precision(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PRECISION_FP16: _ClassVar[Precision]
     PRECISION_FP32: _ClassVar[Precision]
     PRECISION_FP64: _ClassVar[Precision]
+    PRECISION_MIXED: _ClassVar[Precision]
 
 class Parallelism(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -68,6 +69,7 @@ PRECISION_UNSPECIFIED: Precision
 PRECISION_FP16: Precision
 PRECISION_FP32: Precision
 PRECISION_FP64: Precision
+PRECISION_MIXED: Precision
 PARALLELISM_UNSPECIFIED: Parallelism
 PARALLELISM_NONE: Parallelism
 PARALLELISM_DATA_PARALLEL: Parallelism

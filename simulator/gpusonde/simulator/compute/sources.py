@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 
 import numpy as np
 
+from gpusonde.catalog import Precision
 from gpusonde.documents import Number
 from gpusonde.errors import ProblemError
-from gpusonde.predictor.workload.engine import Cluster, Precision, WorkloadPrediction, WorkloadRequest
+from gpusonde.predictor.workload.engine import Cluster, WorkloadPrediction, WorkloadRequest
 from gpusonde.predictor.workload.graph.cost import BYTES_PER_NUMBER, graph_cost
 from gpusonde.predictor.workload.graph.ir import WorkloadGraph
 from gpusonde.simulator.compute.fitting import (

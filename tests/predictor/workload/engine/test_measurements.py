@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from gpusonde.catalog import load_gpus
+from gpusonde.catalog import Precision, load_gpus
 from gpusonde.errors import TableError
 from gpusonde.predictor.tables import TableLimits
 from gpusonde.predictor.workload import zoo
-from gpusonde.predictor.workload.engine import HostResources, Parallelism, Precision
+from gpusonde.predictor.workload.engine import HostResources, Parallelism
 from gpusonde.predictor.workload.engine.measurements import KnownNetworks, Network, read_measurements
 
 ROW = {

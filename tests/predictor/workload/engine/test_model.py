@@ -10,13 +10,13 @@ import pytest
 from support.measured_workloads import PLACES, chain, measured, true_seconds
 from support.wired_networks import measured_pairs
 
+from gpusonde.catalog import Precision
 from gpusonde.predictor.workload.engine import (
     Cluster,
     EngineError,
     HostResources,
     NotFittedError,
     Parallelism,
-    Precision,
     RequestError,
     TooFewMeasurementsError,
     WorkloadModel,

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from support.measured_workloads import chain
 
-from gpusonde.predictor.workload.engine import Cluster, Parallelism, Precision
+from gpusonde.catalog import Precision
+from gpusonde.predictor.workload.engine import Cluster, Parallelism
 from gpusonde.predictor.workload.engine.feature_counts import CountsCache, GraphCounts, OperationClass
 from gpusonde.predictor.workload.engine.features import (
     DeviceRates,

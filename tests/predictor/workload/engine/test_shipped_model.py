@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gpusonde.catalog import Precision
 from gpusonde.predictor.workload import zoo
-from gpusonde.predictor.workload.engine import Cluster, Parallelism, Precision, WorkloadModel, WorkloadRequest
+from gpusonde.predictor.workload.engine import Cluster, Parallelism, WorkloadModel, WorkloadRequest
 from gpusonde.predictor.workload.engine.measurements import read_measurements
 
 TIMES = Path(__file__).resolve().parents[5] / "shared" / "data" / "workloads" / "training_times.csv"
@@ -25,7 +26,7 @@ def shipped(catalog):
 
 def test_it_is_small_and_has_a_card():
     folder = files("gpusonde.predictor.workload.engine") / "shipped"
-    assert len(folder.joinpath("workload_model.zip").read_bytes()) < 1 << 20
+    assert len(folder.joinpath("workload_model.safetensors").read_bytes()) < 1 << 20
     assert "Limits" in folder.joinpath("MODEL_CARD.md").read_text(encoding="utf-8")
 
 

@@ -19,11 +19,11 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from gpusonde.catalog import GpuCatalog, GpuSpec, UnknownGpuError
+from gpusonde.catalog import GpuCatalog, GpuSpec, Precision, UnknownGpuError
 from gpusonde.predictor.crossgpu.features import log_compute_rate
 from gpusonde.predictor.crossgpu.measurement import Precision as MatrixPrecision
 from gpusonde.predictor.workload.engine.feature_counts import MATRIX_CLASSES, CountsCache, GraphCounts, OperationClass
-from gpusonde.predictor.workload.engine.request import Cluster, Parallelism, Precision, RequestError, WorkloadRequest
+from gpusonde.predictor.workload.engine.request import Cluster, Parallelism, RequestError, WorkloadRequest
 from gpusonde.predictor.workload.graph import WorkloadGraph
 
 FloatArray = npt.NDArray[np.float64]

@@ -21,7 +21,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TypeVar
 
-from gpusonde.catalog import GpuCatalog
+from gpusonde.catalog import GpuCatalog, Precision
 from gpusonde.errors import UnknownGpuError
 from gpusonde.predictor.tables import Row, TableLimits, read_table
 from gpusonde.predictor.workload import zoo
@@ -29,14 +29,15 @@ from gpusonde.predictor.workload.engine.request import (
     Cluster,
     HostResources,
     Parallelism,
-    Precision,
     RequestError,
     WorkloadMeasurement,
     WorkloadRequest,
 )
-from gpusonde.predictor.workload.graph import WorkloadGraph
+from gpusonde.predictor.workload.graph import GraphError, WorkloadGraph
+from gpusonde.predictor.workload.graph.reading import read_graph
 
 _KERAS = "keras/"
+_SUFFIXES = frozenset({".json", ".onnx", ".pt2"})
 _INPUT = re.compile(r"(\d{1,5})x(\d{1,5})x(\d{1,5})\b")
 _CLASSES = re.compile(r"\b(\d{1,7}) classes\b")
 
@@ -61,14 +62,16 @@ class UnknownNetworkError(LookupError):
 
 
 class KnownNetworks:
-    """Finds graphs by the names in tables of measurements: torchvision's, ``keras/...``, and the user's own.
+    """Finds graphs by the names in tables of measurements: torchvision's, ``keras/...``, graph files, the user's own.
 
     Args:
         own: Further networks by name; they go before the others. Their image size is taken to be the table's.
+        folder: Where graph files that a table names (.json, .onnx, .pt2) lie; None where names are no files.
     """
 
-    def __init__(self, own: Mapping[str, Network] | None = None) -> None:
+    def __init__(self, own: Mapping[str, Network] | None = None, folder: Path | None = None) -> None:
         self._own = dict(own or {})
+        self._folder = folder
         self._found: dict[tuple[str, int | None, str], Network | UnknownNetworkError] = {}
 
     def find(self, name: str, image_size: int | None, description: str = "") -> Network:
@@ -82,7 +85,7 @@ class KnownNetworks:
         Raises:
             UnknownNetworkError: Its graph is not known.
         """
-        key = (name, image_size, description)
+        key = (name, None, "") if self._is_file(name) else (name, image_size, description)
         if key not in self._found:
             try:
                 self._found[key] = self._find(*key)
@@ -96,10 +99,24 @@ class KnownNetworks:
     def _find(self, name: str, image_size: int | None, description: str) -> Network:
         if name in self._own:
             return self._own[name]
+        if self._folder is not None and self._is_file(name):
+            return _read_file(self._folder, name)
         search: Callable[[str, int | None, str], Network] = (
             _find_keras if name.startswith(_KERAS) else _find_torchvision
         )
         return search(name, image_size, description)
+
+    def _is_file(self, name: str) -> bool:
+        return self._folder is not None and name not in self._own and Path(name).suffix in _SUFFIXES
+
+
+def _read_file(folder: Path, name: str) -> Network:
+    try:
+        graph = read_graph(folder / name)
+    except (GraphError, OSError) as error:
+        raise UnknownNetworkError(f"{name}: {getattr(error, 'strerror', None) or error}") from error
+    # Networks of one name in several files are one architecture at several sizes.
+    return Network(graph, graph.name, graph.name)
 
 
 def _find_keras(name: str, image_size: int | None, description: str) -> Network:

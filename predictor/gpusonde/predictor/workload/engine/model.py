@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from gpusonde.catalog import GpuCatalog, GpuSpec, load_gpus
+from gpusonde.catalog import GpuCatalog, GpuSpec, Precision, load_gpus
 from gpusonde.predictor.workload.embedding.registry import Registry
 from gpusonde.predictor.workload.engine.encoders import EncoderEmbedder, EncoderReference, embedder_of
 from gpusonde.predictor.workload.engine.features import ROOFLINE, WITH_EMBEDDING, FeatureBuilder, FeatureTable
@@ -21,7 +21,6 @@ from gpusonde.predictor.workload.engine.persistence import read_model, write_mod
 from gpusonde.predictor.workload.engine.request import (
     EngineError,
     MissingEncoderError,
-    Precision,
     WorkloadMeasurement,
     WorkloadPrediction,
     WorkloadRequest,

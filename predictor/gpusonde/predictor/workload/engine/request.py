@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass, fields
 from enum import Enum
 
+from gpusonde.catalog import Precision
 from gpusonde.predictor.workload.graph.ir import WorkloadGraph
 
 
@@ -35,14 +36,6 @@ class ModelFileError(EngineError):
 
 class MissingEncoderError(ModelFileError):
     """A model whose columns come from an encoder that is not at hand."""
-
-
-class Precision(str, Enum):
-    """What a network's matrix products are computed in."""
-
-    FP16 = "fp16"  # half or mixed precision
-    FP32 = "fp32"  # where frameworks may use TF32 for it, that too
-    FP64 = "fp64"
 
 
 class Parallelism(str, Enum):
@@ -87,7 +80,7 @@ class Cluster:
         device: Canonical name in the GPU catalogue.
         device_count: Devices in all.
         node_count: Hosts that they are spread over.
-        precision: Of the matrix products.
+        precision: Of the matrix products; MIXED becomes FP16, since nothing measured tells the two apart.
         parallelism: How the devices share the job; NONE with one device only.
         environment: A place of measurement that the model knows (framework and host), such as "keras-tf2.5/aws"; None
             is any other place.
@@ -108,6 +101,8 @@ class Cluster:
     def __post_init__(self) -> None:
         if not self.device:
             raise RequestError("a cluster needs the name of its device")
+        if self.precision is Precision.MIXED:
+            object.__setattr__(self, "precision", Precision.FP16)
         if not 1 <= self.node_count <= self.device_count:
             raise RequestError(f"{self.device_count} devices on {self.node_count} hosts: each host has one at least")
         if self.device_count > 1 and self.parallelism is Parallelism.NONE:
