@@ -11,7 +11,7 @@ from processes import CollectorProcess
 from workload import GpuStream, generated_jobs, inventory_record, jittered_offsets
 
 from gpusonde.collector import LocalStore
-from gpusonde.collector.storage.local.samples import StoreOptions
+from gpusonde.collector.storage.local import StoreOptions
 from gpusonde.collector.storage.model import EntryKind, LogEntry, PendingRecord
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.service.wire import InventoryRecord, Limits, decode_record

@@ -26,8 +26,7 @@ from storage_records import START_NS, TICKS_PER_SECOND, Agents, Workload, full_s
 
 from gpusonde.collector import CollectorConfig, LocalStore, run_collector
 from gpusonde.collector.client import Client
-from gpusonde.collector.storage.local.samples import StoreOptions
-from gpusonde.collector.storage.local.segments import SegmentKind
+from gpusonde.collector.storage.local import SegmentKind, StoreOptions
 
 # Records beyond the hour, for appends beside compaction.
 SPARE_SECONDS = 200

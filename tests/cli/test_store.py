@@ -11,7 +11,7 @@ from support.wire_agent import START_NS, TICK_NS, batch, block
 
 from gpusonde.cli import main
 from gpusonde.collector import LocalStore
-from gpusonde.collector.storage.local.fsck import Intervals
+from gpusonde.collector.storage.local.fsck import SequenceRanges
 from gpusonde.collector.storage.local.samples import StoreOptions
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.telemetry import read_traces
@@ -265,9 +265,9 @@ def test_sql_can_do_nothing_but_read_the_store(filled, tmp_path, monkeypatch, st
 
 
 def test_numbers_that_are_missing_come_as_runs():
-    found = Intervals()
+    found = SequenceRanges()
     found.add_all(np.array([7, 3, 4, 4, 12]))
     found.add(9, 10)
     assert list(found.missing(1, 14)) == [(1, 2), (5, 6), (8, 8), (11, 11), (13, 14)]
     assert list(found.missing(3, 4)) == []
-    assert list(Intervals().missing(1, 2)) == [(1, 2)]
+    assert list(SequenceRanges().missing(1, 2)) == [(1, 2)]

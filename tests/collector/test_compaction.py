@@ -12,7 +12,7 @@ from support.store_records import EVER, Feed
 from support.wire_agent import START_NS, TICK_NS, batch, block, inventory, source_ended
 
 from gpusonde.collector import LocalStore
-from gpusonde.collector.storage.local.compaction import CompactionOptions, Pace, StoppedError
+from gpusonde.collector.storage.local.compaction import CompactionOptions, CpuShare, StoppedError
 from gpusonde.collector.storage.local.retention import MaintenanceOptions, RetentionOptions, TierLimits
 from gpusonde.collector.storage.local.samples import StoreOptions
 from gpusonde.collector.storage.local.segments import quantised_by_size
@@ -254,7 +254,7 @@ def test_the_pace_rests_in_proportion_to_the_work():
             waited.append(timeout)
             return len(waited) == 3
 
-    pace = Pace(0.2, Stop(), lambda: now[0])
+    pace = CpuShare(0.2, Stop(), lambda: now[0])
     for worked in (1.0, 0.5):
         now[0] += worked
         pace.rest()

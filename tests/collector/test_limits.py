@@ -10,7 +10,7 @@ from support.wire_agent import StreamEnded, WireStream, batch, block, hello, inv
 
 from gpusonde.collector.client import Client, CollectorError
 from gpusonde.collector.ingest.admission import AgentPace, Backpressure, PaceOptions
-from gpusonde.collector.ingest.session import Session
+from gpusonde.collector.ingest.session import AgentSession
 from gpusonde.collector.security.rates import CallerBook, CallerLimits, RateBucket
 from gpusonde.errors import RequestError
 from gpusonde.ingest.v1 import ingest_pb2
@@ -106,7 +106,7 @@ def test_pressure_begins_at_its_limits_and_ends_when_it_was_calm_for_a_while():
 
 
 def session_of(durable=0, first=1):
-    return Session("a", "s", durable, first, AgentPace(PaceOptions()))
+    return AgentSession("a", "s", durable, first, AgentPace(PaceOptions()))
 
 
 def test_the_strictest_wish_counts_and_the_last_one_lifted_lifts_all():

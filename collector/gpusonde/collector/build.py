@@ -30,9 +30,9 @@ from gpusonde.collector.options import (
 )
 from gpusonde.collector.planning.processes import PlanningProcesses
 from gpusonde.collector.planning.service import PlanningService
-from gpusonde.collector.query.prediction import Predictor
+from gpusonde.collector.query.prediction import LatencyPredictor
 from gpusonde.collector.query.service import QueryService
-from gpusonde.collector.security.authentication import Access
+from gpusonde.collector.security.authentication import AccessControl
 from gpusonde.collector.server import Health
 from gpusonde.collector.storage.clickhouse.facts import Ownership
 from gpusonde.collector.storage.clickhouse.samples import ClickHouseOptions
@@ -59,7 +59,7 @@ THREADS = ("commit", "flush", "track", "query", "control", "maintain")
 
 
 @dataclass
-class Parts:
+class CollectorParts:
     """The parts of one collector, which know each other and nothing of how it starts and ends.
 
     Attributes:
@@ -88,7 +88,7 @@ class Parts:
     executors: Mapping[str, Executor]
     counters: CollectorCounters
     health: Health
-    access: Access
+    access: AccessControl
     admission: AdmissionControl
     agents: Agents
     committer: Committer
@@ -96,7 +96,7 @@ class Parts:
     backpressure: Backpressure
     ingest: IngestService
     pipeline: EpochPipeline
-    predictor: Predictor
+    predictor: LatencyPredictor
     query: QueryService
     planning: PlanningProcesses
     planning_service: PlanningService
@@ -144,7 +144,7 @@ def build_parts(
     executors: Mapping[str, Executor],
     make_tracker: TrackerFactory,
     restore_tracker: TrackerRestorer,
-) -> Parts:
+) -> CollectorParts:
     """Make the parts of a collector; none of them does anything yet.
 
     Args:
@@ -156,7 +156,7 @@ def build_parts(
     """
     counters, health = CollectorCounters(), Health()
     ingest, control, pace = config.ingest, executors["control"], pace_options(config)
-    access = Access(config, counters.refused)
+    access = AccessControl(config, counters.refused)
     admission = AdmissionControl(store.samples, control, ingest.probe_interval_s, health.note_ingest)
     agents = Agents(store.samples, control, ingest.max_agents, ingest.identity_hold_s, time.monotonic, pace)
     committer = Committer(
@@ -169,9 +169,9 @@ def build_parts(
     quarantine = Quarantine(store.samples, control, ingest.poison_attempts)
     backpressure = Backpressure(pace, lambda: committer.lag_s, lambda: committer.waiting_bytes, store.memory_share)
     intake = Intake(store.facts, control, committer, quarantine, record_limits(config), counters=counters)
-    predictor = Predictor(store, load_gpus(), model_source(config), counters)
+    predictor = LatencyPredictor(store, load_gpus(), model_source(config), counters)
     planning = PlanningProcesses(planning_options(config))
-    parts = Parts(
+    parts = CollectorParts(
         config=config,
         store=store,
         executors=executors,

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import grpc.aio
 
-from gpusonde.collector.build import THREADS, Parts, build_parts, make_store
+from gpusonde.collector.build import THREADS, CollectorParts, build_parts, make_store
 from gpusonde.collector.config import CollectorConfig
 from gpusonde.collector.ingest.admin import AdminService
 from gpusonde.collector.metrics import CollectorFigures, CollectorMetrics, StoreFigures
@@ -133,7 +133,9 @@ def run_collector(
 class _Collector:
     """One running collector: its parts, from start to end."""
 
-    def __init__(self, parts: Parts, config_source: ConfigSource[CollectorConfig] | None, shutdown: Shutdown) -> None:
+    def __init__(
+        self, parts: CollectorParts, config_source: ConfigSource[CollectorConfig] | None, shutdown: Shutdown
+    ) -> None:
         self._parts = parts
         self._store = parts.store
         self._shutdown = shutdown

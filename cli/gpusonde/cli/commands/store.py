@@ -13,9 +13,7 @@ from gpusonde.cli.parsing import Parser, positive_integer
 from gpusonde.errors import UsageError
 
 if TYPE_CHECKING:
-    from gpusonde.collector.storage.local.export import CompactReport, ExportReport
-    from gpusonde.collector.storage.local.fsck import CheckReport
-    from gpusonde.collector.storage.local.sql import SqlAnswer
+    from gpusonde.collector.storage.local import CheckReport, CompactReport, ExportReport, SqlAnswer
 
 _EXIT_FINDINGS = 1
 
@@ -117,7 +115,7 @@ def add_fsck_options(parser: Parser) -> None:
 
 def run_fsck(args: argparse.Namespace) -> int:
     """Read everything, say what is wrong, and repair what can be where asked."""
-    from gpusonde.collector.storage.local.fsck import check_store
+    from gpusonde.collector.storage.local import check_store
 
     output = Output(as_json=args.json)
     with output.progress("reading", total=1.0) as show:
@@ -162,7 +160,7 @@ def add_compact_options(parser: Parser) -> None:
 
 def run_compact(args: argparse.Namespace) -> int:
     """Compact all segments."""
-    from gpusonde.collector.storage.local.export import compact_store
+    from gpusonde.collector.storage.local import compact_store
 
     report = compact_store(args.directory)
     payload: StoreCompactPayload = {
@@ -212,7 +210,7 @@ def add_export_options(parser: Parser) -> None:
 
 def run_export(args: argparse.Namespace) -> int:
     """Write samples into a trace file."""
-    from gpusonde.collector.storage.local.export import export_samples
+    from gpusonde.collector.storage.local import export_samples
 
     if args.end <= args.start:
         raise UsageError("--to comes before --from")
@@ -264,9 +262,9 @@ def add_sql_options(parser: Parser) -> None:
 
 def run_sql(args: argparse.Namespace) -> int:
     """Answer a SELECT."""
-    from gpusonde.collector.storage.local.sql import ask
+    from gpusonde.collector.storage.local import query_store
 
-    answer = ask(args.directory, args.statement, limit=args.limit)
+    answer = query_store(args.directory, args.statement, limit=args.limit)
     payload: StoreSqlPayload = {
         "columns": [{"name": n, "type": t} for n, t in zip(answer.columns, answer.types, strict=True)],
         "rows": [[_plain(value) for value in row] for row in answer.rows],

@@ -168,7 +168,7 @@ def _fit(output: Output, args: argparse.Namespace) -> int:
 def _learn(output: Output, args: argparse.Namespace) -> int:
     from gpusonde.catalog import load_gpus
     from gpusonde.collector.fleet import fleet_runs
-    from gpusonde.collector.storage.local.export import StoreSnapshot
+    from gpusonde.collector.storage.local import StoreSnapshot
     from gpusonde.predictor.crossgpu import read_runs
     from gpusonde.predictor.crossgpu.learning import MODELS, ModelVersions, learn
 

@@ -11,7 +11,7 @@ import grpc.aio
 from gpusonde.admin.v1 import admin_pb2, admin_pb2_grpc
 from gpusonde.collector.ingest.admission import Stop
 from gpusonde.collector.ingest.agents import Agents
-from gpusonde.collector.ingest.session import Session
+from gpusonde.collector.ingest.session import AgentSession
 from gpusonde.errors import WireError
 from gpusonde.service.wire import check_identity
 
@@ -73,11 +73,11 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             drained_agent_ids=drained, absent_agent_ids=[agent_id for agent_id in wanted if agent_id not in sessions]
         )
 
-    def _open(self) -> dict[str, Session]:
+    def _open(self) -> dict[str, AgentSession]:
         return {session.agent_id: session for session in self._agents.sessions()}
 
 
-def _connected(session: Session) -> admin_pb2.ConnectedAgent:
+def _connected(session: AgentSession) -> admin_pb2.ConnectedAgent:
     return admin_pb2.ConnectedAgent(
         agent_id=session.agent_id,
         host_name=session.host_name,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import grpc
 
 from gpusonde.collector.ingest.admission import AgentPace, PaceOptions, Stop
-from gpusonde.collector.ingest.session import Session
+from gpusonde.collector.ingest.session import AgentSession
 from gpusonde.collector.storage.model import AgentRow
 from gpusonde.collector.storage.store import SampleStore
 from gpusonde.errors import RequestError
@@ -34,11 +34,11 @@ class _Agent:
     start_unix_nano: int
     seen_at_s: float
     pace: AgentPace
-    session: Session | None = None
+    session: AgentSession | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
-    def live_session(self) -> Session | None:
+    def live_session(self) -> AgentSession | None:
         return self.session if self.session and not self.session.closed else None
 
 
@@ -87,11 +87,11 @@ class Agents:
                 row.instance_id, row.spool_id, row.start_unix_nano, now, AgentPace(self._pace, self._clock)
             )
 
-    def sessions(self) -> list[Session]:
+    def sessions(self) -> list[AgentSession]:
         """Return the sessions of the open streams."""
         return [session for agent in self._agents.values() if (session := agent.live_session)]
 
-    async def admit(self, hello: ingest_pb2.Hello) -> Session:
+    async def admit(self, hello: ingest_pb2.Hello) -> AgentSession:
         """Fence older streams of the agent and return the session of the new one.
 
         Raises:
@@ -128,10 +128,12 @@ class Agents:
             agent.instance_id = hello.instance_id
             agent.spool_id = hello.spool_id
             agent.start_unix_nano = hello.agent_start_time_unix_nano
-            agent.session = Session(hello.agent_id, hello.spool_id, durable, hello.first_available_sequence, agent.pace)
+            agent.session = AgentSession(
+                hello.agent_id, hello.spool_id, durable, hello.first_available_sequence, agent.pace
+            )
             return agent.session
 
-    def close(self, session: Session) -> None:
+    def close(self, session: AgentSession) -> None:
         """Note the end of a stream."""
         session.closed = True
         agent = self._agents.get(session.agent_id)

@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 
 from gpusonde.collector.ingest.admission import PaceOptions, Stop
 from gpusonde.collector.ingest.committer import Committer, Quarantine
-from gpusonde.collector.ingest.session import Session, take_load
+from gpusonde.collector.ingest.session import AgentSession, take_load
 from gpusonde.collector.metrics import CollectorCounters, loss_reason
 from gpusonde.collector.storage.model import EntryKind, LogEntry, PendingRecord
 from gpusonde.collector.storage.store import FactStore
@@ -68,7 +68,7 @@ class Intake:
         self._refused = counters.refused
         self._wall_clock_ns = wall_clock_ns
 
-    async def take_records(self, requests: Requests, session: Session, pace: PaceOptions) -> None:
+    async def take_records(self, requests: Requests, session: AgentSession, pace: PaceOptions) -> None:
         """Hand the records of a stream to the committer until the agent half-closes it or one is refused.
 
         Args:
@@ -116,7 +116,7 @@ class Intake:
                 session.delay_ack(request.record.sequence, min(owed_s, _LONGEST_ACK_DELAY_S))
 
     async def _take(
-        self, record: ingest_pb2.Record, session: Session, inventory: InventoryRecord | None
+        self, record: ingest_pb2.Record, session: AgentSession, inventory: InventoryRecord | None
     ) -> PendingRecord | None:
         """Decode one record; None when there is nothing to store, and the session ends if the record is refused."""
         sequence = record.sequence
@@ -160,7 +160,7 @@ class Intake:
             decoded,
         )
 
-    def _count(self, session: Session, incoming: PendingRecord) -> None:
+    def _count(self, session: AgentSession, incoming: PendingRecord) -> None:
         self._counts["records"] += 1
         self._counts["declared_gaps"] += incoming.entry.sequence > session.last_sequence + 1
         decoded = incoming.decoded
@@ -170,7 +170,7 @@ class Intake:
         elif isinstance(decoded, LossRecord):
             self._counters.lost_ticks[loss_reason(decoded.reason)] += decoded.lost_ticks
 
-    async def _refuse(self, record: ingest_pb2.Record, session: Session, error: WireError) -> PendingRecord | None:
+    async def _refuse(self, record: ingest_pb2.Record, session: AgentSession, error: WireError) -> PendingRecord | None:
         """End the stream, or, when the agent has come with the same record too often, put it aside for good."""
         if self._quarantine.is_due(session.agent_id, session.spool_id, record.sequence):
             try:

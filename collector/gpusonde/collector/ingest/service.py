@@ -15,10 +15,10 @@ from google.protobuf.message import DecodeError
 from gpusonde.collector.ingest.admission import AdmissionControl, Backpressure, PaceOptions, Stop
 from gpusonde.collector.ingest.agents import Agents
 from gpusonde.collector.ingest.intake import UNREADABLE, Intake, Requests
-from gpusonde.collector.ingest.session import Session
+from gpusonde.collector.ingest.session import AgentSession
 from gpusonde.collector.metrics import CollectorCounters
 from gpusonde.collector.security.guard import Guard
-from gpusonde.collector.security.identity import Identity
+from gpusonde.collector.security.identity import CallerIdentity
 from gpusonde.errors import RequestError, StoreError, WireError
 from gpusonde.ingest.v1 import ingest_pb2, ingest_pb2_grpc
 from gpusonde.service.wire import Limits, check_hello
@@ -165,7 +165,7 @@ class IngestService(ingest_pb2_grpc.IngestServiceServicer):
         if stop and stop.code is not grpc.StatusCode.OK:
             await context.abort(stop.code, stop.text)
 
-    async def _identify(self, hello: ingest_pb2.Hello, context: Context) -> Identity:
+    async def _identify(self, hello: ingest_pb2.Hello, context: Context) -> CallerIdentity:
         """Return who calls; the name in Hello is only believed when it is theirs."""
         try:
             identity = self._guard.identify(context)
@@ -197,7 +197,7 @@ class IngestService(ingest_pb2_grpc.IngestServiceServicer):
         return request.hello
 
     async def _exchange(
-        self, hello: ingest_pb2.Hello, session: Session, requests: Requests, context: Context
+        self, hello: ingest_pb2.Hello, session: AgentSession, requests: Requests, context: Context
     ) -> Stop | None:
         """Read records and write acknowledgements until either side has had enough; return why, if it was this one."""
         await context.write(ingest_pb2.StreamSamplesResponse(hello_ack=self._hello_ack(hello, session)))
@@ -236,7 +236,7 @@ class IngestService(ingest_pb2_grpc.IngestServiceServicer):
             await context.write(ingest_pb2.StreamSamplesResponse(drain=drain))
         return session.stop
 
-    def _hello_ack(self, hello: ingest_pb2.Hello, session: Session) -> ingest_pb2.HelloAck:
+    def _hello_ack(self, hello: ingest_pb2.Hello, session: AgentSession) -> ingest_pb2.HelloAck:
         packed = ingest_pb2.ENCODING_FLOAT32_LE_ZSTD in hello.encodings
         return ingest_pb2.HelloAck(
             durable_sequence=session.durable_sequence,

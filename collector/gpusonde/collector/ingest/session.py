@@ -1,4 +1,4 @@
-"""``Session``: the state of one stream."""
+"""``AgentSession``: the state of one stream."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import grpc
 
 from gpusonde.collector.ingest.admission import AgentPace, Stop
-from gpusonde.collector.security.identity import Identity
+from gpusonde.collector.security.identity import CallerIdentity
 from gpusonde.common.v1 import gpu_pb2
 from gpusonde.errors import StoreError, StoreFullError
 from gpusonde.ingest.v1 import ingest_pb2
@@ -38,7 +38,7 @@ def take_load(message: gpu_pb2.HostLoad, unix_s: float) -> KnownLoad:
     return KnownLoad(load, unix_s)
 
 
-class Session:
+class AgentSession:
     """One stream of one agent: what it has sent, what of it is durable, why it has to end.
 
     Args:
@@ -61,7 +61,7 @@ class Session:
         self.newest_tick_unix_nano = 0
         self.stop: Stop | None = None
         self.closed = False
-        self.identity: Identity | None = None
+        self.identity: CallerIdentity | None = None
         self.peer = ""
         self.host_name = ""
         self.load: KnownLoad | None = None

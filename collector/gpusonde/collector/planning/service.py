@@ -18,7 +18,7 @@ from gpusonde.collector.planning.watch import Watch, WatchOptions
 from gpusonde.collector.planning.wire import abort, checked, pack_question, refusal_reason
 from gpusonde.collector.query.runs import find_run
 from gpusonde.collector.security.guard import Guard
-from gpusonde.collector.security.identity import Identity
+from gpusonde.collector.security.identity import CallerIdentity
 from gpusonde.collector.storage.store import ResultStore
 from gpusonde.errors import RequestError
 from gpusonde.planning.v1 import planning_pb2, planning_pb2_grpc
@@ -117,7 +117,7 @@ class PlanningService(planning_pb2_grpc.PlanningServiceServicer):
         except Exception as error:  # the client must get a status whatever happened
             await self._abort(context, error)
 
-    def _check_identity(self, identity: Identity) -> None:
+    def _check_identity(self, identity: CallerIdentity) -> None:
         if problem := self._guard.revoked(identity):
             raise RequestError("UNAUTHENTICATED", problem)
 

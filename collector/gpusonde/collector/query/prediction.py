@@ -124,7 +124,7 @@ _STATUSES = {
 _MOST_TARGETS = 1000
 
 
-class Predictor:
+class LatencyPredictor:
     """Answers ``PredictEpochLatency``.
 
     Args:

@@ -50,7 +50,7 @@ class SampleStream:
         if end < start:
             raise RequestError("INVALID_ARGUMENT", "field 'end_time': comes before start_time")
         metrics = self._metrics()
-        sink = _Sink()
+        sink = _StreamBuffer()
         schema = pa.schema(
             [("time_unix_nano", pa.int64()), *((name, pa.from_numpy_dtype(column_type(name))) for name in metrics)]
         )
@@ -86,7 +86,7 @@ class SampleStream:
         return list(dict.fromkeys(self._request.metrics)) or available
 
 
-class _Sink:
+class _StreamBuffer:
     """Collects what Arrow writes."""
 
     def __init__(self) -> None:

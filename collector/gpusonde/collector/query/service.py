@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
-from gpusonde.collector.query.prediction import Predictor
+from gpusonde.collector.query.prediction import LatencyPredictor
 from gpusonde.collector.query.runs import list_epochs, list_runs
 from gpusonde.collector.query.samples import SampleStream
 from gpusonde.collector.storage.store import Store
@@ -34,7 +34,7 @@ class QueryService(query_pb2_grpc.QueryServiceServicer):
         executor: Runs the answers; they compute and block.
     """
 
-    def __init__(self, store: Store, predictor: Predictor, executor: Executor) -> None:
+    def __init__(self, store: Store, predictor: LatencyPredictor, executor: Executor) -> None:
         self._store = store
         self._predictor = predictor
         self._executor = executor

@@ -1,4 +1,4 @@
-"""``Access``: everything around who may connect, put together from the configuration."""
+"""``AccessControl``: everything around who may connect, put together from the configuration."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Streams(Protocol):
         """Throttle, and lift it."""
 
 
-class Access:
+class AccessControl:
     """Certificate, tokens, guard and limits of one collector.
 
     Args:

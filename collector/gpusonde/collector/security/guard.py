@@ -15,7 +15,7 @@ from typing import Any
 
 import grpc.aio
 
-from gpusonde.collector.security.identity import ANONYMOUS, Identity, Role, granted
+from gpusonde.collector.security.identity import ANONYMOUS, CallerIdentity, Role, granted
 from gpusonde.collector.security.tokens import TokenFile
 from gpusonde.errors import RequestError
 from gpusonde.service.tls.certificates import expiry_unix_s
@@ -29,7 +29,7 @@ def has_certificate(auth_context: Mapping[str, Sequence[bytes]]) -> bool:
     return bool(auth_context.get("x509_pem_cert"))
 
 
-def certificate_identity(auth_context: Mapping[str, Sequence[bytes]], default_role: Role | None) -> Identity:
+def certificate_identity(auth_context: Mapping[str, Sequence[bytes]], default_role: Role | None) -> CallerIdentity:
     """Return the identity in a verified certificate.
 
     Args:
@@ -64,8 +64,8 @@ def certificate_identity(auth_context: Mapping[str, Sequence[bytes]], default_ro
     return _identity(default_role, name, expiry)
 
 
-def _identity(role: Role, name: str, expiry: float) -> Identity:
-    return Identity(
+def _identity(role: Role, name: str, expiry: float) -> CallerIdentity:
+    return CallerIdentity(
         f"certificate {role.value}/{name}",
         granted(role),
         agent_ids=name if role is Role.AGENT else "",
@@ -121,7 +121,7 @@ class Guard:
         self._certificate_role = certificate_role
         self._clock = clock
 
-    def identify(self, context: Context) -> Identity:
+    def identify(self, context: Context) -> CallerIdentity:
         """Return who calls. A token, where one is sent, decides; a wrong one is never passed over.
 
         Raises:
@@ -144,7 +144,7 @@ class Guard:
             return ANONYMOUS
         raise RequestError("UNAUTHENTICATED", "this collector wants a client certificate or a bearer token")
 
-    def revoked(self, identity: Identity) -> str:
+    def revoked(self, identity: CallerIdentity) -> str:
         """Return why an identity is no longer good; empty while it is."""
         if identity.expires_unix_s <= self._clock():
             return "the certificate has expired; renew its file"

@@ -24,7 +24,7 @@ _GRANTED = {
 
 
 @dataclass(frozen=True)
-class Identity:
+class CallerIdentity:
     """A caller whose proof was checked.
 
     Attributes:
@@ -62,4 +62,4 @@ def granted(role: Role) -> frozenset[Role]:
 
 # Whoever can reach a collector that listens on loopback has an account on its host. Such a caller may do what a user
 # does, but not tell the fleet where to stream to.
-ANONYMOUS = Identity("anonymous", frozenset({Role.AGENT, Role.READER}), agent_ids="*")
+ANONYMOUS = CallerIdentity("anonymous", frozenset({Role.AGENT, Role.READER}), agent_ids="*")

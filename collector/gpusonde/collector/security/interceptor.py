@@ -22,7 +22,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError
 
 from gpusonde.collector.security.guard import Context, Guard, required_role
-from gpusonde.collector.security.identity import Identity, Role
+from gpusonde.collector.security.identity import CallerIdentity, Role
 from gpusonde.collector.security.rates import CallerBook
 from gpusonde.errors import RequestError
 
@@ -236,7 +236,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
                 await self._refuse(context, error.reason, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error), method)
             yield
 
-    async def _admit(self, context: Context, role: Role, method: str) -> Identity:
+    async def _admit(self, context: Context, role: Role, method: str) -> CallerIdentity:
         try:
             identity = self._guard.identify(context)
         except RequestError as error:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gpusonde.collector.security.identity import Identity, Role, granted
+from gpusonde.collector.security.identity import CallerIdentity, Role, granted
 from gpusonde.errors import TlsError
 from gpusonde.service.tls.certificates import file_stamp, locate, read_secret
 
@@ -55,7 +55,7 @@ def token_entry(token: str, role: Role, agent_ids: str = "", label: str = "") ->
     return "\n".join(lines)
 
 
-def parse_tokens(content: bytes, path: str) -> dict[str, Identity]:
+def parse_tokens(content: bytes, path: str) -> dict[str, CallerIdentity]:
     """Return the identities of a tokens file by digest.
 
     Raises:
@@ -71,7 +71,7 @@ def parse_tokens(content: bytes, path: str) -> dict[str, Identity]:
         raise TlsError(path, "holds something else than [[token]] tables")
     if len(entries) > _MOST_TOKENS:
         raise TlsError(path, f"holds more than {_MOST_TOKENS} tokens")
-    identities: dict[str, Identity] = {}
+    identities: dict[str, CallerIdentity] = {}
     for number, entry in enumerate(entries, start=1):
         identity = _identity(entry, path, f"token number {number}")
         if identity.token_digest in identities:
@@ -80,7 +80,7 @@ def parse_tokens(content: bytes, path: str) -> dict[str, Identity]:
     return identities
 
 
-def _identity(entry: Mapping[str, Any], path: str, where: str) -> Identity:
+def _identity(entry: Mapping[str, Any], path: str, where: str) -> CallerIdentity:
     if set(entry) - _KEYS:
         raise TlsError(path, f"{where} has unknown keys; known are {', '.join(sorted(_KEYS))}")
     digest, role, agent_ids, label = (entry.get(key, "") for key in ("digest", "role", "agent_id", "label"))
@@ -95,7 +95,9 @@ def _identity(entry: Mapping[str, Any], path: str, where: str) -> Identity:
     chosen = Role(role)
     if chosen is Role.AGENT:
         agent_ids = agent_ids or "*"
-    return Identity(f"token {label or digest[:8]}", granted(chosen), agent_ids=agent_ids or "", token_digest=digest)
+    return CallerIdentity(
+        f"token {label or digest[:8]}", granted(chosen), agent_ids=agent_ids or "", token_digest=digest
+    )
 
 
 class TokenFile:
@@ -116,11 +118,11 @@ class TokenFile:
     ) -> None:
         self._path: Path = locate(path, environment)
         self._clock = clock
-        self._identities: dict[str, Identity] = {}
+        self._identities: dict[str, CallerIdentity] = {}
         # By a digest that nobody outside can compute: how long a search takes tells nothing, and it is one step
         # however many tokens there are, for strangers can make us search as often as they like.
         self._key = secrets.token_bytes(32)
-        self._found: dict[bytes, Identity] = {}
+        self._found: dict[bytes, CallerIdentity] = {}
         self._seen: tuple[int, int, int] | None = None
         self._looked_s = -_LOOK_AGAIN_S
         self._problem = ""
@@ -136,12 +138,12 @@ class TokenFile:
         self._identities = parse_tokens(read_secret(self._path), str(self._path))
         self._found = {self._keyed(digest): identity for digest, identity in self._identities.items()}
 
-    def find(self, token: str) -> Identity | None:
+    def find(self, token: str) -> CallerIdentity | None:
         """Return whose token it is. The time this takes does not depend on how much of a digest is right."""
         self._look()
         return self._found.get(self._keyed(digest_token(token)))
 
-    def still_holds(self, identity: Identity) -> bool:
+    def still_holds(self, identity: CallerIdentity) -> bool:
         """Whether the token of an identity is there yet, with the same rights."""
         self._look()
         return self._identities.get(identity.token_digest) == identity

@@ -1,4 +1,4 @@
-"""``Memtable``: records that are durable and not yet in a segment, in memory; ``Memory``: those of the local store."""
+"""``Memtable``: records that are durable and not yet in a segment; ``Memtables``: those of the local store."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class ImmutableMemtable:
 
 
 @dataclass
-class Memory:
+class Memtables:
     """What is not in segments yet, and how far everything is.
 
     Attributes:

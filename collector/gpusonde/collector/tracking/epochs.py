@@ -1,4 +1,4 @@
-"""``RunEpochs``: the epochs of one run, kept up to date by an epoch tracker."""
+"""``RunEpochTracker``: the epochs of one run, kept up to date by an epoch tracker."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ TrackerFactory = Callable[[Sequence[str]], Tracker]
 TrackerRestorer = Callable[[bytes], Tracker]
 
 
-class RunEpochs:
+class RunEpochTracker:
     """Feeds a tracker and turns its answers into rows.
 
     A tracker that fails costs its own run the epochs, nothing else.
@@ -76,7 +76,7 @@ class RunEpochs:
     @classmethod
     def restored(
         cls, run_id: str, state: EpochsState, make_tracker: TrackerFactory, restore_tracker: TrackerRestorer
-    ) -> RunEpochs:
+    ) -> RunEpochTracker:
         """Go on where another one stood.
 
         Raises:

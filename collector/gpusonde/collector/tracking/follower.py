@@ -8,7 +8,7 @@ from dataclasses import asdict
 from gpusonde.collector.storage.model import RunUpdate
 from gpusonde.collector.storage.samples import BindingEntry, TicksEntry
 from gpusonde.collector.storage.store import Store, UnusableStateError
-from gpusonde.collector.tracking.epochs import RunEpochs, TrackerFactory, TrackerRestorer
+from gpusonde.collector.tracking.epochs import RunEpochTracker, TrackerFactory, TrackerRestorer
 from gpusonde.collector.tracking.run_state import FollowerState, Resume
 from gpusonde.collector.tracking.runs import (
     RunEnded,
@@ -58,7 +58,7 @@ class GpuFollower:
         self._make_tracker = make_tracker
         self._policy = policy
         self._run_id = ""
-        self._epochs: RunEpochs | None = None
+        self._epochs: RunEpochTracker | None = None
         self._reached = resume.position
         self._restored = state is not None
         if state:
@@ -66,7 +66,7 @@ class GpuFollower:
                 raise UnusableStateError("the options that say when runs begin and end have changed")
             self._reached = state.reached
             self._run_id = state.run_id
-            self._epochs = RunEpochs.restored(state.run_id, state.epochs, make_tracker, restore_tracker)
+            self._epochs = RunEpochTracker.restored(state.run_id, state.epochs, make_tracker, restore_tracker)
         self._runs = RunTracker(
             agent_id,
             gpu_uuid,
@@ -163,7 +163,7 @@ class GpuFollower:
                 if self._epochs is None:
                     offered = set(self._store.facts.metrics(self._gpu_uuid))
                     metrics = [name for name in event.samples.columns if name in offered]
-                    self._epochs = RunEpochs(self._run_id, metrics, self._make_tracker)
+                    self._epochs = RunEpochTracker(self._run_id, metrics, self._make_tracker)
                 self._epochs.update(event.samples, exhaustive=exhaustive)
             elif isinstance(event, RunEnded) and self._epochs:
                 self._epochs.finish()

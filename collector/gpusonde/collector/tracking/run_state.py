@@ -180,7 +180,7 @@ _MISFITS = (ValueError, LookupError, TypeError, AttributeError, OverflowError, R
 
 @dataclass(frozen=True)
 class EpochsState:
-    """What ``RunEpochs`` knows of the run.
+    """What ``RunEpochTracker`` knows of the run.
 
     Attributes:
         metrics: Names of the rows that the tracker gets.

@@ -25,7 +25,7 @@ _TERM_SHIFT = 42
 
 
 @dataclass(frozen=True)
-class Owner:
+class AgentOwner:
     """The collector that an agent greeted last, and how many times that has changed."""
 
     collector: str
@@ -52,12 +52,12 @@ class Ownership:
         """Have ``listener`` called with agents that come from another collector or have gone to one."""
         self._listeners.append(listener)
 
-    def restore(self, owners: Mapping[str, Owner]) -> None:
+    def restore(self, owners: Mapping[str, AgentOwner]) -> None:
         """Go on with the agents that greeted this collector last, before it was started anew."""
         with self._lock:
             self._terms = {agent: owner.term for agent, owner in owners.items() if owner.collector == self.collector}
 
-    def take(self, agent_id: str, before: Owner | None) -> Owner:
+    def take(self, agent_id: str, before: AgentOwner | None) -> AgentOwner:
         """Own an agent that has greeted this collector."""
         same = before is not None and before.collector == self.collector
         term = 1 if before is None else before.term if same else before.term + 1
@@ -65,9 +65,9 @@ class Ownership:
             self._terms[agent_id] = term
         if not same:
             self._tell(frozenset([agent_id]), came=True)
-        return Owner(self.collector, term)
+        return AgentOwner(self.collector, term)
 
-    def lose(self, owners: Mapping[str, Owner]) -> frozenset[str]:
+    def lose(self, owners: Mapping[str, AgentOwner]) -> frozenset[str]:
         """Compare with what the database says and return the agents that now belong to another collector."""
         with self._lock:
             lost = frozenset(
@@ -118,7 +118,7 @@ class ClickHouseFacts:
 
     # Agents and spools -------------------------------------------------------------------------------------------
 
-    def save_agent(self, agent: AgentRow, owner: Owner, version: int) -> None:
+    def save_agent(self, agent: AgentRow, owner: AgentOwner, version: int) -> None:
         """Store what an agent said of itself, and to whom."""
         row = {**vars(agent), "collector": owner.collector, "term": owner.term, "version": version}
         self._sql.insert("agents", fact_table([row]))
@@ -132,17 +132,17 @@ class ClickHouseFacts:
         columns = [table.column(name).to_pylist() for name in table.column_names[:-1]]
         return [AgentRow(*row) for row in zip(*columns, binary_column(table, "host"), strict=True)]
 
-    def owners(self) -> dict[str, Owner]:
+    def owners(self) -> dict[str, AgentOwner]:
         """Return the owner of every agent."""
         rows = self._sql.rows("SELECT agent_id, collector, term FROM agents FINAL")
-        return {agent_id: Owner(collector, term) for agent_id, collector, term in rows}
+        return {agent_id: AgentOwner(collector, term) for agent_id, collector, term in rows}
 
-    def owner(self, agent_id: str) -> Owner | None:
+    def owner(self, agent_id: str) -> AgentOwner | None:
         """Return the owner of an agent."""
         rows = self._sql.rows(
             "SELECT collector, term FROM agents FINAL WHERE agent_id = {agent:String}", {"agent": agent_id}
         )
-        return Owner(*rows[0]) if rows else None
+        return AgentOwner(*rows[0]) if rows else None
 
     def spools(self) -> dict[tuple[str, str], int]:
         """Return the number of every spool."""

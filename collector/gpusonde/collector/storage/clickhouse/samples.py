@@ -14,7 +14,13 @@ import pyarrow as pa
 
 from gpusonde.collector.storage.clickhouse.facts import ClickHouseFacts, Ownership
 from gpusonde.collector.storage.clickhouse.schema import TableLifetimes
-from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql, Rows, fact_table, progress_table, sample_table
+from gpusonde.collector.storage.clickhouse.sql import (
+    ClickHouseSql,
+    RecordRows,
+    fact_table,
+    progress_table,
+    sample_table,
+)
 from gpusonde.collector.storage.memtable import Memtable
 from gpusonde.collector.storage.model import AgentRow, PendingRecord, Position, StoredRecord
 from gpusonde.collector.storage.samples import (
@@ -156,10 +162,12 @@ class ClickHouseSamples:
                 listener(touched)
         return len(records) - len(fresh)
 
-    def _select_pending(self, records: Sequence[PendingRecord]) -> tuple[list[tuple[Position, PendingRecord]], Rows]:
+    def _select_pending(
+        self, records: Sequence[PendingRecord]
+    ) -> tuple[list[tuple[Position, PendingRecord]], RecordRows]:
         """Drop repetitions, find the gaps, make rows of the rest."""
         fresh: list[tuple[Position, PendingRecord]] = []
-        rows = Rows()
+        rows = RecordRows()
         for incoming in records:
             entry = incoming.entry
             spool = self._spool(entry.agent_id, entry.spool_id)

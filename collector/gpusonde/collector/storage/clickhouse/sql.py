@@ -44,7 +44,7 @@ _TYPES: Mapping[str, pa.DataType] = {
 
 
 @dataclass
-class Rows:
+class RecordRows:
     """What a group of records adds to the tables.
 
     Attributes:

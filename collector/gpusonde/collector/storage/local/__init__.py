@@ -1,1 +1,59 @@
-"""The engine that keeps everything in one directory: a log, Parquet segments and a SQLite catalogue."""
+"""The store on one machine's disk: log, memtable, Parquet segments and SQLite catalogue in one directory.
+
+What the command and the benchmarks use of it can be imported from here; each part is imported when it is asked for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gpusonde.collector.storage.local.export import (
+        CompactReport,
+        ExportReport,
+        StoreSnapshot,
+        compact_store,
+        export_samples,
+    )
+    from gpusonde.collector.storage.local.fsck import CheckReport, check_store
+    from gpusonde.collector.storage.local.samples import StoreOptions
+    from gpusonde.collector.storage.local.segments import SegmentKind
+    from gpusonde.collector.storage.local.sql import SqlAnswer, query_store
+    from gpusonde.collector.storage.local.store import LocalStore
+
+_HOMES = {
+    "CompactReport": "export",
+    "ExportReport": "export",
+    "StoreSnapshot": "export",
+    "compact_store": "export",
+    "export_samples": "export",
+    "CheckReport": "fsck",
+    "check_store": "fsck",
+    "StoreOptions": "samples",
+    "SegmentKind": "segments",
+    "SqlAnswer": "sql",
+    "query_store": "sql",
+    "LocalStore": "store",
+}
+__all__ = [
+    "CheckReport",
+    "CompactReport",
+    "ExportReport",
+    "LocalStore",
+    "SegmentKind",
+    "SqlAnswer",
+    "StoreOptions",
+    "StoreSnapshot",
+    "check_store",
+    "compact_store",
+    "export_samples",
+    "query_store",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module  # noqa: PLC0415 - see above
+
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

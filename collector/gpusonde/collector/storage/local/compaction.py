@@ -3,7 +3,7 @@
 One step writes one file, row group by row group, so that memory holds one GPU and not a file. Until the catalogue names
 it nothing has changed; the transaction that names it takes the rows from the small segments; a small segment without
 rows is then removed. A crash at any point leaves one state or the other, and files that the next start removes.
-``Pace`` keeps the work to its share of a core.
+``CpuShare`` keeps the work to its share of a core.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class SegmentOutput:
         self._temporary = path.with_name(path.name + ".tmp")
         with store_errors(path):
             files.remove(self._temporary)
-            self._sink = _Sink(files.create(self._temporary))
+            self._sink = _SegmentSink(files.create(self._temporary))
         self._writer = open_writer(pa.PythonFile(self._sink, mode="w"), schema, quantised)
         self._row_groups = 0
 
@@ -245,7 +245,7 @@ class SegmentOutput:
 
 
 @dataclass
-class _Sink:
+class _SegmentSink:
     """What Arrow writes to."""
 
     file: File
@@ -338,7 +338,7 @@ class Compactor:
         """Use other sizes and delays from the next file on; callable from any thread."""
         self._options = options
 
-    def step(self, pace: Pace, *, everything: bool = False) -> bool:
+    def step(self, pace: CpuShare, *, everything: bool = False) -> bool:
         """Write one file if anything is due.
 
         Args:
@@ -389,7 +389,7 @@ class Compactor:
             return []
         return [segment for segment in waiting if segment.created_unix_nano // _HOUR_NS == hour][:_MOST_INPUTS]
 
-    def _compact(self, inputs: Sequence[SegmentFile], pace: Pace) -> None:
+    def _compact(self, inputs: Sequence[SegmentFile], pace: CpuShare) -> None:
         numbers = [segment.segment for segment in inputs]
         gpus = self._segments.gpus_in(numbers)
         if not gpus:
@@ -548,7 +548,7 @@ class StoppedError(Exception):
     """The work is to end here; what is half done is thrown away."""
 
 
-class Pace:
+class CpuShare:
     """Rests so long after each piece of work that the work keeps to its share.
 
     Args:

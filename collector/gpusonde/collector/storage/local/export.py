@@ -14,7 +14,7 @@ from gpusonde.collector.storage.local.results import LocalResults
 from gpusonde.collector.storage.local.samples import StoreOptions
 from gpusonde.collector.storage.local.segments import SegmentFiles, SegmentKind, StoreLayout
 from gpusonde.collector.storage.local.store import LocalStore
-from gpusonde.collector.storage.memtable import Memory
+from gpusonde.collector.storage.memtable import Memtables
 from gpusonde.collector.storage.model import RunRow
 from gpusonde.collector.storage.samples import Samples
 from gpusonde.common.v1 import gpu_pb2
@@ -36,7 +36,7 @@ class StoreSnapshot:
 
     def __init__(self, directory: Path) -> None:
         self._database = Database(StoreLayout(directory).catalog)
-        self._memory = Memory()
+        self._memory = Memtables()
         self.facts = LocalFacts(self._database)
         self.results = LocalResults(self._database)
         self.samples = LocalReader(

@@ -32,7 +32,7 @@ from gpusonde.service.wire import Int64Array
 Interval = tuple[int, int]
 
 
-class Intervals:
+class SequenceRanges:
     """Collects numbers and says which are missing between the first and the last."""
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class Intervals:
         if len(self._found) > 1000:
             self._found = list(merged(self._found))
 
-    def add_from(self, other: Intervals) -> None:
+    def add_from(self, other: SequenceRanges) -> None:
         """Add the numbers of another set."""
         self._found += merged(other._found)
 
@@ -90,7 +90,7 @@ def merged(intervals: Iterable[Interval]) -> Iterator[Interval]:
         yield current
 
 
-class FindingKind(Enum):
+class StoreFindingKind(Enum):
     """What can be wrong with a data directory; the members' values are part of the command's output."""
 
     CATALOG = "catalog"  # the catalogue is damaged
@@ -104,7 +104,7 @@ class FindingKind(Enum):
 
 
 @dataclass(frozen=True)
-class Finding:
+class StoreFinding:
     """One thing that is wrong.
 
     Attributes:
@@ -114,7 +114,7 @@ class Finding:
         repaired: Whether it was put right.
     """
 
-    kind: FindingKind
+    kind: StoreFindingKind
     path: str
     problem: str
     repaired: bool = False
@@ -142,11 +142,11 @@ class CheckReport:
     log_entries: int = 0
     gaps: int = 0
     deletions: int = 0
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[StoreFinding] = field(default_factory=list)
 
-    def add(self, kind: FindingKind, path: str, problem: str, *, repaired: bool = False) -> None:
+    def add(self, kind: StoreFindingKind, path: str, problem: str, *, repaired: bool = False) -> None:
         """Note one thing."""
-        self.findings.append(Finding(kind, path, problem, repaired))
+        self.findings.append(StoreFinding(kind, path, problem, repaired))
 
 
 _RESTORE = "restore the file from a backup"
@@ -160,14 +160,16 @@ class _SegmentFinding(Exception):  # noqa: N818 - it is a finding, not a failure
         problem: In words.
     """
 
-    def __init__(self, kind: FindingKind, problem: str) -> None:
+    def __init__(self, kind: StoreFindingKind, problem: str) -> None:
         """Keep both."""
         self.kind = kind
         self.problem = problem
         super().__init__(problem)
 
 
-def check_segment(path: Path, segment: SegmentFile, parts: Sequence[PartRow], held: dict[int, Intervals] | None) -> int:
+def check_segment(
+    path: Path, segment: SegmentFile, parts: Sequence[PartRow], held: dict[int, SequenceRanges] | None
+) -> int:
     """Read a segment to its end.
 
     Args:
@@ -188,10 +190,10 @@ def check_segment(path: Path, segment: SegmentFile, parts: Sequence[PartRow], he
             return _check_open(file, segment, parts, held)
     except FileNotFoundError:
         _count_as_held(parts, held)
-        raise _SegmentFinding(FindingKind.MISSING, f"is in the catalogue and not there; {_RESTORE}") from None
+        raise _SegmentFinding(StoreFindingKind.MISSING, f"is in the catalogue and not there; {_RESTORE}") from None
     except (OSError, pa.ArrowException) as error:
         _count_as_held(parts, held)
-        raise _SegmentFinding(FindingKind.DAMAGED, f"cannot be read ({error}); {_RESTORE}") from None
+        raise _SegmentFinding(StoreFindingKind.DAMAGED, f"cannot be read ({error}); {_RESTORE}") from None
     except _SegmentFinding:
         _count_as_held(parts, held)
         raise
@@ -200,18 +202,18 @@ def check_segment(path: Path, segment: SegmentFile, parts: Sequence[PartRow], he
 def _check_size(path: Path, segment: SegmentFile) -> None:
     size = path.stat().st_size
     if size != segment.size_bytes:
-        raise _SegmentFinding(FindingKind.DAMAGED, f"has {size} bytes instead of {segment.size_bytes}; {_RESTORE}")
+        raise _SegmentFinding(StoreFindingKind.DAMAGED, f"has {size} bytes instead of {segment.size_bytes}; {_RESTORE}")
 
 
 def _check_open(
-    file: pq.ParquetFile, segment: SegmentFile, parts: Sequence[PartRow], held: dict[int, Intervals] | None
+    file: pq.ParquetFile, segment: SegmentFile, parts: Sequence[PartRow], held: dict[int, SequenceRanges] | None
 ) -> int:
     metadata: Mapping[bytes, bytes] = file.schema_arrow.metadata or {}
     if metadata.get(VERSION_KEY) != str(SCHEMA_VERSION).encode():
-        raise _SegmentFinding(FindingKind.MISMATCH, "is not of this version of the schema; was it replaced?")
+        raise _SegmentFinding(StoreFindingKind.MISMATCH, "is not of this version of the schema; was it replaced?")
     if file.metadata.num_rows != segment.row_count:
         raise _SegmentFinding(
-            FindingKind.MISMATCH, f"has {file.metadata.num_rows} rows instead of {segment.row_count}; {_RESTORE}"
+            StoreFindingKind.MISMATCH, f"has {file.metadata.num_rows} rows instead of {segment.row_count}; {_RESTORE}"
         )
     by_group: dict[int, list[PartRow]] = {}
     for row in parts:
@@ -222,36 +224,37 @@ def _check_open(
         for row in by_group.pop(group, []):
             _check_part(table.slice(row.part.first_row, row.part.row_count), row, held)
     if by_group:
-        raise _SegmentFinding(FindingKind.MISMATCH, f"has no row group {min(by_group)}; {_RESTORE}")
+        raise _SegmentFinding(StoreFindingKind.MISMATCH, f"has no row group {min(by_group)}; {_RESTORE}")
     return segment.row_count
 
 
-def _check_part(table: pa.Table, row: PartRow, held: dict[int, Intervals] | None) -> None:
+def _check_part(table: pa.Table, row: PartRow, held: dict[int, SequenceRanges] | None) -> None:
     part = row.part
     if table.num_rows != part.row_count:
-        raise _SegmentFinding(FindingKind.MISMATCH, f"row group {part.row_group} has too few rows; {_RESTORE}")
+        raise _SegmentFinding(StoreFindingKind.MISMATCH, f"row group {part.row_group} has too few rows; {_RESTORE}")
     time, spool, sequence = (table.column(name).to_numpy() for name in ("time_unix_nano", "spool", "sequence"))
     described = (part.first_sequence, part.last_sequence, part.start_unix_nano, part.end_unix_nano)
     found = (int(sequence.min()), int(sequence.max()), int(time.min()), int(time.max()))
     if table.column("gpu_uuid").unique().to_pylist() != [part.gpu_uuid] or not np.all(spool == part.spool):
         raise _SegmentFinding(
-            FindingKind.MISMATCH, f"row group {part.row_group} holds rows of others than {part.gpu_uuid}; {_RESTORE}"
+            StoreFindingKind.MISMATCH,
+            f"row group {part.row_group} holds rows of others than {part.gpu_uuid}; {_RESTORE}",
         )
     if described != found:
         raise _SegmentFinding(
-            FindingKind.MISMATCH,
+            StoreFindingKind.MISMATCH,
             f"row group {part.row_group}: sequences and times of {part.gpu_uuid} are not those of the catalogue;"
             f" {_RESTORE}",
         )
     if held is not None:
-        held.setdefault(part.spool, Intervals()).add_all(sequence)
+        held.setdefault(part.spool, SequenceRanges()).add_all(sequence)
 
 
-def _count_as_held(parts: Sequence[PartRow], held: dict[int, Intervals] | None) -> None:
+def _count_as_held(parts: Sequence[PartRow], held: dict[int, SequenceRanges] | None) -> None:
     """Take the catalogue's word for what a damaged file holds: it is found once, not again as a hole."""
     if held is not None:
         for row in parts:
-            held.setdefault(row.part.spool, Intervals()).add(row.part.first_sequence, row.part.last_sequence)
+            held.setdefault(row.part.spool, SequenceRanges()).add(row.part.first_sequence, row.part.last_sequence)
 
 
 # Records without samples are rows here, keyed by their sequence.
@@ -276,7 +279,7 @@ def overlaps(database: Database) -> Iterator[tuple[str, str]]:
 
 
 def check_sequences(
-    database: Database, held: Mapping[int, Intervals], logged: Mapping[tuple[str, str], Intervals]
+    database: Database, held: Mapping[int, SequenceRanges], logged: Mapping[tuple[str, str], SequenceRanges]
 ) -> Iterator[tuple[str, str]]:
     """Yield file and problem where records that were acknowledged are nowhere, and no loss is on record.
 
@@ -295,7 +298,7 @@ def check_sequences(
             first = 1
         if first is None or not stored:
             continue
-        everything = Intervals()
+        everything = SequenceRanges()
         for part in (known, logged.get((agent_id, spool_id))):
             if part:
                 everything.add_from(part)
@@ -379,7 +382,7 @@ class _Check:
         self._files = files
         self._repair = repair
         self._report = CheckReport(live=live)
-        self._held: dict[int, Intervals] = {}
+        self._held: dict[int, SequenceRanges] = {}
 
     def run(self, on_progress: Callable[[float], None]) -> CheckReport:
         self._check_catalog()
@@ -398,9 +401,9 @@ class _Check:
                     self._report.add(found.kind, self._name(path), found.problem)
             on_progress((i + 1) / len(registered))
         for name, problem in overlaps(self._database):
-            self._report.add(FindingKind.OVERLAP, name, problem)
+            self._report.add(StoreFindingKind.OVERLAP, name, problem)
         for name, problem in check_sequences(self._database, self._held, logged):
-            self._report.add(FindingKind.HOLE, name, problem)
+            self._report.add(StoreFindingKind.HOLE, name, problem)
         self._check_orphans()
         self._report.gaps = self._count("SELECT (SELECT COUNT(*) FROM gaps) + (SELECT COUNT(*) FROM losses)")
         self._report.deletions = self._count("SELECT COUNT(*) FROM deletions")
@@ -409,16 +412,18 @@ class _Check:
     def _check_catalog(self) -> None:
         for (line,) in self._database.rows("PRAGMA quick_check(20)"):
             if line != "ok":
-                self._report.add(FindingKind.CATALOG, self._name(self._layout.catalog), str(line))
+                self._report.add(StoreFindingKind.CATALOG, self._name(self._layout.catalog), str(line))
 
-    def _check_log(self) -> dict[tuple[str, str], Intervals]:
-        logged: dict[tuple[str, str], Intervals] = {}
+    def _check_log(self) -> dict[tuple[str, str], SequenceRanges]:
+        logged: dict[tuple[str, str], SequenceRanges] = {}
         parts = log_parts(self._layout.log)
         for number, path in parts:
             end = PartEnd()
             try:
                 for entry in read_part(path, end):
-                    logged.setdefault((entry.agent_id, entry.spool_id), Intervals()).add(entry.sequence, entry.sequence)
+                    logged.setdefault((entry.agent_id, entry.spool_id), SequenceRanges()).add(
+                        entry.sequence, entry.sequence
+                    )
                     self._report.log_entries += 1
             except FileNotFoundError:
                 if not self._report.live:
@@ -426,7 +431,7 @@ class _Check:
             being_written = self._report.live and number == parts[-1][0]
             if end.torn_bytes and not being_written:
                 self._report.add(
-                    FindingKind.LOG_TAIL,
+                    StoreFindingKind.LOG_TAIL,
                     self._name(path),
                     f"the last {end.torn_bytes} bytes are no whole entries; a crash leaves that, and what was not"
                     " acknowledged is sent again: nothing is to be done",
@@ -448,7 +453,7 @@ class _Check:
                     with store_errors(path):
                         self._files.remove(path)
                 self._report.add(
-                    FindingKind.ORPHAN,
+                    StoreFindingKind.ORPHAN,
                     self._name(path),
                     f"{problem} the collector removes such files" + (": removed" if self._repair else ""),
                     repaired=self._repair,

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from gpusonde.collector.storage.local.catalog import PartRow, SegmentCatalog
 from gpusonde.collector.storage.local.facts import LocalFacts
 from gpusonde.collector.storage.local.segments import SegmentFiles, SegmentGoneError, SegmentKind, StoreLayout
-from gpusonde.collector.storage.memtable import Memory
+from gpusonde.collector.storage.memtable import Memtables
 from gpusonde.collector.storage.model import Position
 from gpusonde.collector.storage.samples import (
     RESOLUTION_S,
@@ -113,7 +113,7 @@ class LocalReader:
 
     def __init__(
         self,
-        memory: Memory,
+        memory: Memtables,
         facts: LocalFacts,
         segments: SegmentCatalog,
         layout: StoreLayout,

@@ -15,7 +15,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
 from gpusonde.collector.storage.local.catalog import Database, Deletion, Deletions, SegmentCatalog, SegmentFile
-from gpusonde.collector.storage.local.compaction import CompactionOptions, Compactor, Pace, StoppedError, step_back
+from gpusonde.collector.storage.local.compaction import CompactionOptions, Compactor, CpuShare, StoppedError, step_back
 from gpusonde.collector.storage.local.segments import SegmentKind, StoreLayout, store_errors
 from gpusonde.collector.storage.store import StoreCounters
 from gpusonde.errors import StoreError
@@ -232,7 +232,7 @@ class Maintenance:
             StoreError: Any other failure.
         """
         step_back()
-        pace = Pace(self._options.share, stop)
+        pace = CpuShare(self._options.share, stop)
         # First what is deleted anyway: it need not be compacted, and makes room.
         self._retention.apply()
         try:
@@ -256,7 +256,7 @@ class Maintenance:
             StoreError: It did not succeed; what was done so far stays.
         """
         count = 0
-        while self._compactor.step(Pace(1.0), everything=True):
+        while self._compactor.step(CpuShare(1.0), everything=True):
             count += 1
         return count
 

@@ -21,7 +21,7 @@ from gpusonde.collector.storage.local.segments import (
     encode_segment,
     store_errors,
 )
-from gpusonde.collector.storage.memtable import ImmutableMemtable, Memory, Memtable
+from gpusonde.collector.storage.memtable import ImmutableMemtable, Memtable, Memtables
 from gpusonde.collector.storage.model import AgentRow, PendingRecord, Position
 from gpusonde.collector.storage.store import Listener, StoreCounters
 from gpusonde.errors import StoreFullError
@@ -81,7 +81,7 @@ class LocalSamples(LocalReader):
         monotonic_clock: Callable[[], float] = time.monotonic,
     ) -> None:
         cache = SegmentFiles(CacheOptions(column_bytes=options.cache_bytes))
-        super().__init__(Memory(), facts, segments, layout, cache)
+        super().__init__(Memtables(), facts, segments, layout, cache)
         self._files = files
         self._options = options
         self._counters = counters
@@ -101,7 +101,7 @@ class LocalSamples(LocalReader):
         """
         recovered = recover(self._layout, self._facts, self._segments, self._files)
         self._log = Log(self._layout.log, self._files, recovered.next_part)
-        memory = Memory(durable=recovered.durable, spools=recovered.spools, stored=recovered.stored)
+        memory = Memtables(durable=recovered.durable, spools=recovered.spools, stored=recovered.stored)
         if recovered.memtable.reached:
             memory.frozen.append(ImmutableMemtable(recovered.memtable, recovered.next_part - 1))
         self._memory = memory

@@ -44,7 +44,7 @@ class SqlAnswer:
     truncated: bool
 
 
-def ask(directory: Path, statement: str, *, limit: int = 1000) -> SqlAnswer:
+def query_store(directory: Path, statement: str, *, limit: int = 1000) -> SqlAnswer:
     """Answer one SELECT over the views ``samples``, ``seconds`` and the tables of the catalogue.
 
     Args:
