@@ -277,6 +277,27 @@ def _meaning(text: str) -> str:
     return re.sub(r"\bNone\b", "left out", text).replace("``", "`").rstrip(".")
 
 
+# --- the catalogue: docs/catalog.md ---
+
+
+def ambiguous_gpus() -> str:
+    """Draw what names of several GPUs are taken for."""
+    from gpusonde.catalog import load_gpus
+
+    rows = []
+    for entry in load_gpus().ambiguous:
+        others = [f"{other} (not in the catalogue)" for other in entry.others]
+        rows.append((entry.name, entry.candidates[0], ", ".join([*entry.candidates[1:], *others])))
+    return table(("name", "taken for", "also possible"), rows)
+
+
+def gpus_from_memory() -> str:
+    """List the GPUs of which no figure was looked up."""
+    from gpusonde.catalog import load_gpus
+
+    return ", ".join(spec.name for spec in load_gpus().specs if "fp32_tflops" in spec.from_memory())
+
+
 # Files that are written as a whole, with what writes them.
 FILES: Mapping[str, Callable[[], str]] = {
     "deploy/config/agent.toml": lambda: configuration_file("agent"),
@@ -284,6 +305,8 @@ FILES: Mapping[str, Callable[[], str]] = {
 }
 
 GENERATORS: Mapping[str, Callable[..., str]] = {
+    "ambiguous-gpus": ambiguous_gpus,
+    "gpus-from-memory": gpus_from_memory,
     "document-keys": document_keys,
     "configuration": lambda daemon: draw_configuration(_configuration(daemon)),
     "options": options,
