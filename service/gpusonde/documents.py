@@ -45,7 +45,7 @@ __all__ = [
     "LARGEST_DOCUMENT_BYTES",
     "NOT_A_KEY",
     "Default",
-    "Key",
+    "DocumentKey",
     "ListOf",
     "Number",
     "Text",
@@ -179,7 +179,7 @@ class Switch:
 
 
 @dataclass(frozen=True)
-class Choice:
+class OneOf:
     """One of some texts.
 
     Attributes:
@@ -273,7 +273,7 @@ class Default:
 
 
 @dataclass(frozen=True)
-class Key:
+class DocumentKey:
     """One key of an object.
 
     Attributes:
@@ -296,7 +296,7 @@ class Key:
 
 
 @functools.cache
-def keys_of(kind: Any) -> tuple[Key, ...]:
+def keys_of(kind: Any) -> tuple[DocumentKey, ...]:
     """Return the keys of a document that a dataclass describes, in its order.
 
     Raises:
@@ -312,7 +312,7 @@ def keys_of(kind: Any) -> tuple[Key, ...]:
         told = [note for note in getattr(hint, "__metadata__", ()) if isinstance(note, Default)]
         default = told[0].value if told else default
         is_required = default is MISSING
-        keys.append(Key(each.name, _check_of(hint, each.name), None if is_required else default, is_required))
+        keys.append(DocumentKey(each.name, _check_of(hint, each.name), None if is_required else default, is_required))
     return tuple(keys)
 
 
@@ -348,7 +348,7 @@ def parse(kind: type[ParsedT], values: Any, path: str = "", *, format_name: str 
         elif not key.is_required:
             found[key.name] = key.default
         else:
-            said = {Choice: "use", Object: "it must be"}.get(type(key.check), "give")
+            said = {OneOf: "use", Object: "it must be"}.get(type(key.check), "give")
             raise DocumentError(_at(path, key.name), f"is missing; {said} {key.check.words()}")
     try:
         return kind(**found)
@@ -469,10 +469,10 @@ def _check_of(hint: Any, name: str) -> Check:
     if get_origin(hint) in (typing.Union, types.UnionType):
         return _check_of(next(each for each in get_args(hint) if each is not type(None)), name)
     if get_origin(hint) is Literal:
-        return Choice({value: value for value in get_args(hint)})
+        return OneOf({value: value for value in get_args(hint)})
     if isinstance(hint, type):
         if issubclass(hint, Enum):
-            return Choice({each.value: each for each in hint})
+            return OneOf({each.value: each for each in hint})
         if dataclasses.is_dataclass(hint):
             return Object(hint)
     plain: dict[Any, Check] = {Any: Anything(), bool: Switch(), int: Whole(), float: Number(), str: Text()}

@@ -17,7 +17,7 @@ from support.wire_agent import wait_until
 from gpusonde.catalog import load_gpus, load_offers
 from gpusonde.collector.client import CollectorError, PlanningClient
 from gpusonde.collector.messages import fill, to_document
-from gpusonde.documents import Choice, ListOf, Number, Object, Switch, Text, Whole, keys_of
+from gpusonde.documents import ListOf, Number, Object, OneOf, Switch, Text, Whole, keys_of
 from gpusonde.optimizer import (
     Nearest,
     ParetoFront,
@@ -92,7 +92,7 @@ def differences(descriptor, keys, *, is_part=False):
         check = key.check.element if isinstance(key.check, ListOf) else key.check
         if (field.label == field.LABEL_REPEATED) != isinstance(key.check, ListOf):
             found.append(f"{descriptor.name}.{name}: a list on one side")
-        if isinstance(check, Choice) and field.enum_type is not None:
+        if isinstance(check, OneOf) and field.enum_type is not None:
             prefix = field.enum_type.values[0].name.removesuffix("UNSPECIFIED")
             words = {value.name.removeprefix(prefix).lower() for value in field.enum_type.values[1:]}
             found += [] if words == set(check.values) else [f"{descriptor.name}.{name}: other choices"]
@@ -109,7 +109,7 @@ WIRE_TYPES = {
     Number: FieldDescriptor.CPPTYPE_DOUBLE,
     Whole: FieldDescriptor.CPPTYPE_UINT32,
     Text: FieldDescriptor.CPPTYPE_STRING,
-    Choice: FieldDescriptor.CPPTYPE_STRING,
+    OneOf: FieldDescriptor.CPPTYPE_STRING,
     Switch: FieldDescriptor.CPPTYPE_BOOL,
     Object: FieldDescriptor.CPPTYPE_MESSAGE,
 }

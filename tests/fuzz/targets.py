@@ -33,7 +33,7 @@ from gpusonde.agent.jobs.sources import DeviceNames, MappingFiles
 from gpusonde.agent.jobs.watcher import StateFile
 from gpusonde.collector.config import CollectorConfig
 from gpusonde.collector.messages import fill, to_document
-from gpusonde.collector.planning.processes import Answers
+from gpusonde.collector.planning.processes import PlanningAnswers
 from gpusonde.collector.planning.wire import problem_document
 from gpusonde.collector.query.paging import from_token, to_token
 from gpusonde.collector.security.tokens import parse_tokens
@@ -170,8 +170,8 @@ def _page_token(data: bytes) -> None:
 
 
 @functools.cache
-def _answers() -> Answers:
-    return Answers()
+def _answers() -> PlanningAnswers:
+    return PlanningAnswers()
 
 
 def _ask_for_a_plan(data: bytes) -> None:

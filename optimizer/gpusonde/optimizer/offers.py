@@ -143,7 +143,7 @@ class Terms:
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class ExcludedOffer:
     """An offer that was not taken.
 
     Attributes:
@@ -167,7 +167,7 @@ class OfferSelection:
 
     offers: tuple[Offer, ...]
     described: dict[str, str]
-    left_out: tuple[LeftOut, ...]
+    left_out: tuple[ExcludedOffer, ...]
 
     def reasons(self) -> dict[str, int]:
         """Return how many offers were left out for each reason, the most frequent first."""
@@ -211,7 +211,7 @@ class PricedMachine:
         return f"{where}/spot" if self.billing == "spot" else where
 
 
-def apply_terms(candidate: PricedMachine, terms: Terms) -> Offer | LeftOut:
+def apply_terms(candidate: PricedMachine, terms: Terms) -> Offer | ExcludedOffer:
     """Return the offer that a candidate is under the user's terms, or why it is none."""
     machine = candidate.machine
     quota = terms.quota(machine, candidate.region, candidate.billing)
@@ -224,17 +224,19 @@ def apply_terms(candidate: PricedMachine, terms: Terms) -> Offer | LeftOut:
     if spot and preemptions is None:
         preemptions = terms.preemptions(machine.instance_type)
     if limits is None:
-        return LeftOut(candidate.name, f"no batch limits for {machine.gpu_model}; probe the job on it or predict them")
+        return ExcludedOffer(
+            candidate.name, f"no batch limits for {machine.gpu_model}; probe the job on it or predict them"
+        )
     if quota is None:
-        return LeftOut(candidate.name, "no quota; say how many machines of it may be rented")
+        return ExcludedOffer(candidate.name, "no quota; say how many machines of it may be rented")
     if quota == 0:
-        return LeftOut(candidate.name, "none can be rented: quota or availability is 0")
+        return ExcludedOffer(candidate.name, "none can be rented: quota or availability is 0")
     if network is None and machine.instance_type not in terms.fabrics:
-        return LeftOut(
+        return ExcludedOffer(
             candidate.name, "network rate unknown; give network_bytes_per_second of the instance type, or its fabric"
         )
     if spot and preemptions is None:
-        return LeftOut(candidate.name, "preemption rate unknown; give preemptions_per_hour, or of '*' for all")
+        return ExcludedOffer(candidate.name, "preemption rate unknown; give preemptions_per_hour, or of '*' for all")
     return Offer(
         name=candidate.name,
         device=machine.gpu_model,
@@ -253,16 +255,16 @@ def apply_terms(candidate: PricedMachine, terms: Terms) -> Offer | LeftOut:
     )
 
 
-def collect(candidates: list[PricedMachine], terms: Terms, left_out: list[LeftOut]) -> OfferSelection:
+def collect(candidates: list[PricedMachine], terms: Terms, left_out: list[ExcludedOffer]) -> OfferSelection:
     """Return the selection of candidates; of two with one name the cheaper is taken."""
     offers: dict[str, Offer] = {}
     described: dict[str, str] = {}
     for candidate in sorted(candidates, key=lambda each: each.usd_per_hour):
         found = apply_terms(candidate, terms)
-        if isinstance(found, LeftOut):
+        if isinstance(found, ExcludedOffer):
             left_out.append(found)
         elif found.name in offers:
-            left_out.append(LeftOut(found.name, "the same machine is cheaper in another row"))
+            left_out.append(ExcludedOffer(found.name, "the same machine is cheaper in another row"))
         else:
             offers[found.name] = found
             described[found.name] = (
@@ -342,7 +344,7 @@ def listed_offers(catalog: OfferCatalog, terms: Terms, chosen: OfferFilter | Non
             priced=f"price of {offer.price_date}" if offer.price_date else "undated price",
         )
         if wanted.priced_since is not None and latest_day(offer.price_date) < wanted.priced_since:
-            left_out.append(LeftOut(candidate.name, f"its price is older than {wanted.priced_since.isoformat()}"))
+            left_out.append(ExcludedOffer(candidate.name, f"its price is older than {wanted.priced_since.isoformat()}"))
         else:
             candidates.append(candidate)
     return collect(candidates, terms, left_out)

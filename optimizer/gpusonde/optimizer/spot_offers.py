@@ -12,7 +12,7 @@ from pathlib import Path
 from gpusonde.catalog import Offer as CatalogOffer
 from gpusonde.catalog import OfferCatalog
 from gpusonde.errors import TableError
-from gpusonde.optimizer.offers import LeftOut, OfferFilter, OfferSelection, PricedMachine, Terms, collect
+from gpusonde.optimizer.offers import ExcludedOffer, OfferFilter, OfferSelection, PricedMachine, Terms, collect
 
 _NEEDED = ("provider", "region", "instance_type", "time", "usd_per_hour")
 _OPTIONAL = ("zone", "available_machines", "preemptions_per_hour")
@@ -120,11 +120,11 @@ def spot_offers(
         name = f"{row.provider}/{row.zone or row.region}/{row.instance_type}/spot"
         machine = machines.get((row.provider, row.instance_type))
         if machine is None:
-            left_out.append(LeftOut(name, "the catalogue does not know this instance type; add a line for it"))
+            left_out.append(ExcludedOffer(name, "the catalogue does not know this instance type; add a line for it"))
         elif wanted.gpus and machine.gpu_model not in models:
             continue
         elif now - row.time > longest_age or _before(row.time, wanted):
-            left_out.append(LeftOut(name, f"its newest price is of {row.time:%Y-%m-%d %H:%M %Z}, too old"))
+            left_out.append(ExcludedOffer(name, f"its newest price is of {row.time:%Y-%m-%d %H:%M %Z}, too old"))
         else:
             candidates.append(
                 PricedMachine(

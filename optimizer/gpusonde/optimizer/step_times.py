@@ -23,7 +23,7 @@ from gpusonde.optimizer.problem import Offer, Plan
 from gpusonde.simulator.communication import BandwidthSharing, simulate_communications
 from gpusonde.simulator.compute import ComputeCurve
 from gpusonde.simulator.gradients import GradientTrace, ring_traffic_bytes
-from gpusonde.simulator.iteration import BusBandwidth, DeviceGroup, IterationSimulator, Network, draw_slowest
+from gpusonde.simulator.iteration import BusBandwidth, DeviceGroup, IterationSimulator, NetworkModel, draw_slowest
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -202,7 +202,7 @@ class SimulatedSteps:
         self,
         offers: Sequence[Offer],
         curves: Mapping[str, ComputeCurve],
-        networks: Mapping[str, Network],
+        networks: Mapping[str, NetworkModel],
         trace: GradientTrace,
         *,
         sharing: BandwidthSharing | None = None,
@@ -309,7 +309,7 @@ class SimulatedSteps:
             shared_sd_s=math.sqrt(shared_variance),
         )
 
-    def _simulator(self, network: Network) -> IterationSimulator:
+    def _simulator(self, network: NetworkModel) -> IterationSimulator:
         return IterationSimulator(
             self._trace, network, self._sharing, optimizer_s=self._optimizer_s, samples=self._samples
         )
@@ -341,7 +341,7 @@ class SimulatedSteps:
 class _SlowestNetwork:
     """Every transfer as slow as on the slowest of some networks, by the mean duration of a transfer."""
 
-    networks: Sequence[Network]
+    networks: Sequence[NetworkModel]
     samples: int
 
     def bus_bandwidth(self, transfer_bytes: FloatArray, world_size: int) -> BusBandwidth:
@@ -358,14 +358,14 @@ class _SlowestNetwork:
 class _SteadyNetwork:
     """A network that always reaches what it typically does."""
 
-    network: Network
+    network: NetworkModel
 
     def bus_bandwidth(self, transfer_bytes: FloatArray, world_size: int) -> BusBandwidth:
         found = self.network.bus_bandwidth(transfer_bytes, world_size)
         return BusBandwidth(found.bytes_per_second, np.zeros_like(found.bytes_per_second))
 
 
-def _reached(network: Network, size: FloatArray) -> float:
+def _reached(network: NetworkModel, size: FloatArray) -> float:
     """Bus bandwidth among some GPUs; a network that was measured inside of one machine only has few."""
     for world_size in _REFERENCE_WORLDS:
         with contextlib.suppress(ProblemError):

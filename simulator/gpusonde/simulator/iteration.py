@@ -39,7 +39,7 @@ class BusBandwidth:
     log_spread: FloatArray
 
 
-class Network(Protocol):
+class NetworkModel(Protocol):
     """Says what an allreduce reaches between the devices of a plan."""
 
     def bus_bandwidth(self, transfer_bytes: FloatArray, world_size: int) -> BusBandwidth:
@@ -139,7 +139,7 @@ class IterationSimulator:
     def __init__(
         self,
         trace: GradientTrace,
-        network: Network,
+        network: NetworkModel,
         sharing: BandwidthSharing | None = None,
         *,
         optimizer_s: float = 0.0,

@@ -6,7 +6,7 @@ from support.ring_network import SIZES, grid, noisy, seconds
 
 from gpusonde.errors import ProblemError
 from gpusonde.simulator.allreduce import HYBRID_CUBE_MESH, AllreduceMeasurement, AllreduceModel
-from gpusonde.simulator.iteration import Network
+from gpusonde.simulator.iteration import NetworkModel
 
 
 def error(model, sizes, world, concurrent=1, **network):
@@ -199,7 +199,7 @@ def test_the_order_of_measurements_does_not_matter():
 
 
 def test_it_is_a_network_of_the_iteration_simulator():
-    network: Network = AllreduceModel.fit(grid()).network("ring")
+    network: NetworkModel = AllreduceModel.fit(grid()).network("ring")
     assert network.bus_bandwidth(np.array([1e6]), 4).log_spread.shape == (1,)
 
 

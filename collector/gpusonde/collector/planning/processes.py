@@ -1,4 +1,4 @@
-"""``PlanningProcesses``: the processes that answer questions to the optimizer, and ``Answers``, what each does.
+"""``PlanningProcesses``: the processes that answer questions to the optimizer, and ``PlanningAnswers``, what each does.
 
 Documents go in, documents come out; a watch has a process of its own, which holds one job.
 """
@@ -33,7 +33,7 @@ _gpus = functools.cache(load_gpus)
 _offers = functools.cache(lambda: load_offers(gpus=_gpus()))
 
 
-class Answers:
+class PlanningAnswers:
     """Answers questions: ``kind``, and what the kind needs. A watch that was started is followed from then on.
 
     An error is an answer too: ``error`` with ``kind``, ``text`` and ``field``.
@@ -56,7 +56,7 @@ class Answers:
     def _answer(self, question: Mapping[str, Any]) -> dict[str, Any]:
         kind = question["kind"]
         if kind == "watch":
-            return self._look(question)
+            return self._recommend(question)
         problem = parse_problem(question["problem"], _gpus(), _offers())
         if kind == "start_watch":
             self._watch = start_watch(problem, question["start"])
@@ -69,7 +69,7 @@ class Answers:
             return {"front": pareto_plans(problem, time_limit_s=search_s)}
         return {"solution": estimate_plan(problem, parse_plan(question["plan"], problem.problem, "plan"))}
 
-    def _look(self, question: Mapping[str, Any]) -> dict[str, Any]:
+    def _recommend(self, question: Mapping[str, Any]) -> dict[str, Any]:
         if self._watch is None:
             raise DocumentError("start", "comes before everything else")
         for report in question["reports"]:
@@ -86,7 +86,7 @@ def _solve(problem: ProblemDocument, method: object, search_s: float) -> dict[st
 
 def make_answer() -> child.Answer:
     """Return what answers in the child: questions of ``planning.wire`` in, JSON out."""
-    answer = Answers().answer
+    answer = PlanningAnswers().answer
 
     def answer_json(data: bytes, limit_s: float) -> bytes:
         return json.dumps(answer({**unpack_question(data), "time_limit_s": limit_s}), allow_nan=False).encode()

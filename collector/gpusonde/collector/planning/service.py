@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 
 from gpusonde.collector.messages import enum_text, fill
 from gpusonde.collector.planning.processes import PlanningProcesses
-from gpusonde.collector.planning.watch import Watch, WatchOptions
+from gpusonde.collector.planning.watch import WatchOptions, WatchStream
 from gpusonde.collector.planning.wire import abort, checked, pack_question, refusal_reason
 from gpusonde.collector.query.runs import find_run
 from gpusonde.collector.security.guard import Guard
@@ -112,7 +112,7 @@ class PlanningService(planning_pb2_grpc.PlanningServiceServicer):
                 await context.write(response)
 
             async with self._processes.watch() as ask:
-                watch = Watch(start, ask, self._epoch_ends, self._options)
+                watch = WatchStream(start, ask, self._epoch_ends, self._options)
                 await self._unless_draining(watch.run(requests, send, may_go_on))
         except Exception as error:  # the client must get a status whatever happened
             await self._abort(context, error)

@@ -48,7 +48,7 @@ class WatchOptions:
     max_request_bytes: int
 
 
-class Watch:
+class WatchStream:
     """Follows one job.
 
     Args:

@@ -60,7 +60,7 @@ class JobState:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class PlanCandidate:
     """A plan to go on with; times on the job's clock.
 
     Attributes:
@@ -122,7 +122,7 @@ class CandidateFinder:
         """Whether a plan has a spot machine."""
         return any(self._offers[group.offer].billing is Billing.SPOT for group in plan.groups)
 
-    def evaluate(self, plan: Plan, at: JobState, *, stay: bool = False) -> Candidate:
+    def evaluate(self, plan: Plan, at: JobState, *, stay: bool = False) -> PlanCandidate:
         """Return what going on with a plan would take and cost; ``stay`` when it is the one that runs."""
         options = self._options
         missing = [(g.offer, g.machines - at.held.get(g.offer, 0)) for g in plan.groups]
@@ -149,7 +149,7 @@ class CandidateFinder:
         run = expected_run(work_s, per_hour, options.restart_s, options.save_s)
         reach = math.exp(self._deviations * spread)
         usd_per_hour = plan.usd_per_hour(self._problem.offers)
-        return Candidate(
+        return PlanCandidate(
             plan=plan,
             missing=tuple((offer, machines) for offer, machines in missing if machines > 0),
             spot=self.is_spot(plan),
@@ -170,7 +170,7 @@ class CandidateFinder:
         deadline: bool = True,
         objective: Objective | None = None,
         ready_only: bool = False,
-    ) -> Candidate | None:
+    ) -> PlanCandidate | None:
         """Return the best plan that can be had, or None.
 
         Args:
@@ -188,7 +188,7 @@ class CandidateFinder:
         ]
         return min(found, key=lambda candidate: worth(candidate, objective), default=None)
 
-    def expected_restarts(self, candidate: Candidate, at: JobState) -> float:
+    def expected_restarts(self, candidate: PlanCandidate, at: JobState) -> float:
         """Return how many preemptions to reckon with if the work were done on spot machines: mean + 2 deviations."""
         spot = [offer for offer in self._problem.offers if offer.billing is Billing.SPOT]
         if not spot:
@@ -217,7 +217,9 @@ class CandidateFinder:
             regions.setdefault(region, []).append(raised)
         return regions.values()
 
-    def _find_among(self, offers: list[Offer], at: JobState, deadline: bool, objective: Objective) -> Candidate | None:
+    def _find_among(
+        self, offers: list[Offer], at: JobState, deadline: bool, objective: Objective
+    ) -> PlanCandidate | None:
         problem, options = self._problem, self._options
         deadline_s = budget_usd = None
         certain = math.exp(self._deviations * options.spread) * at.slowdown
@@ -268,6 +270,6 @@ class CandidateFinder:
         return self._rates.per_hour(name, offer.preemptions_per_hour) if offer.billing is Billing.SPOT else 0.0
 
 
-def worth(candidate: Candidate, objective: Objective) -> float:
+def worth(candidate: PlanCandidate, objective: Objective) -> float:
     """Return what is to be small: mean end or mean cost."""
     return candidate.end_s if objective is Objective.TIME else candidate.usd

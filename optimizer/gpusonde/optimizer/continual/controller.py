@@ -15,7 +15,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from gpusonde.errors import ProblemError
-from gpusonde.optimizer.continual.candidates import Candidate, CandidateFinder, JobState, Solver, solve_exactly
+from gpusonde.optimizer.continual.candidates import CandidateFinder, JobState, PlanCandidate, Solver, solve_exactly
 from gpusonde.optimizer.continual.fleet import Cloud, Fleet, Losses
 from gpusonde.optimizer.continual.options import ContinualOptions, PreemptionRates
 from gpusonde.optimizer.continual.policy import Policy, PolicyDecision
@@ -158,7 +158,7 @@ _LONGEST_RESTORES = 4.0
 class _Target(NamedTuple):
     """What is being launched."""
 
-    candidate: Candidate
+    candidate: PlanCandidate
     ruling: PolicyDecision
 
 
@@ -348,7 +348,7 @@ class Controller:
             return self._decision(kind, at, ruling, ruling.why, terminate=self.fleet.beyond(()), solved=solved)
         return self._launch(at, ruling, ruling.candidate, solved)
 
-    def _launch(self, at: JobState, ruling: PolicyDecision, candidate: Candidate, solved: bool) -> Decision:
+    def _launch(self, at: JobState, ruling: PolicyDecision, candidate: PlanCandidate, solved: bool) -> Decision:
         self._target = _Target(candidate, ruling)
         running = self._running[1] if self._running else frozenset()
         beyond = self.fleet.beyond(running, candidate.plan)
@@ -485,7 +485,7 @@ class Controller:
         soonest_s = at.now_s + min(1.0, self.options.review_s)
         return Decision(kind, at.now_s, recommendation, machines, terminate, max(soonest_s, again_s), solved)
 
-    def _projection(self, candidate: Candidate, at: JobState) -> Projection:
+    def _projection(self, candidate: PlanCandidate, at: JobState) -> Projection:
         throughput = self._measured()
         if candidate.plan == self.running and throughput is not None:
             return project(at.now_s, at.remaining, throughput)

@@ -33,7 +33,7 @@ from gpusonde.optimizer.step_times import SimulatedSteps
 from gpusonde.simulator.allreduce import AllreduceModel
 from gpusonde.simulator.compute import ComputeCurve
 from gpusonde.simulator.compute.fitting import LARGEST_BATCH
-from gpusonde.simulator.iteration import Network
+from gpusonde.simulator.iteration import NetworkModel
 
 SOLUTION_FORMAT = "gpusonde.solution/1"
 PARETO_FORMAT = "gpusonde.pareto/1"
@@ -175,8 +175,8 @@ class ProblemDocument:
             optimizer_s=job.optimizer_s,
         )
 
-    def _networks(self) -> Mapping[str, Network]:
-        networks: dict[str, Network] = {
+    def _networks(self) -> Mapping[str, NetworkModel]:
+        networks: dict[str, NetworkModel] = {
             name: RatedNetwork(bytes_per_second) for name, bytes_per_second in self.rated_fabrics.items()
         }
         measured = {measurement.fabric for measurement in self.job.allreduce}

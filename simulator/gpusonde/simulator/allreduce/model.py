@@ -22,7 +22,7 @@ from gpusonde.simulator.allreduce.curves import (
 )
 from gpusonde.simulator.allreduce.history import Decay, kept, size_curve
 from gpusonde.simulator.allreduce.measurements import KNOWN_TOPOLOGIES, AllreduceMeasurement, Link, LinkTopology
-from gpusonde.simulator.iteration import BusBandwidth, Network
+from gpusonde.simulator.iteration import BusBandwidth, NetworkModel
 
 # Probes a month old count half: networks change rarely, by upgrades.
 DEFAULT_HALF_LIFE_S = 30 * 86_400.0
@@ -133,7 +133,13 @@ class AllreduceModel:
         return tuple(sorted({link.fabric for link in self.links}))
 
     def network(
-        self, fabric: str, *, device: str = "", location: str = "", assume: bool = False, beyond: Network | None = None
+        self,
+        fabric: str,
+        *,
+        device: str = "",
+        location: str = "",
+        assume: bool = False,
+        beyond: NetworkModel | None = None,
     ) -> FabricNetwork:
         """Return what allreduces reach on a fabric.
 
@@ -177,7 +183,7 @@ class AllreduceModel:
 
 @dataclass(frozen=True)
 class FabricNetwork:
-    """A model's figures for one fabric; a ``Network`` of the iteration simulator.
+    """A model's figures for one fabric; a ``NetworkModel`` of the iteration simulator.
 
     Attributes:
         model: The model.
@@ -189,7 +195,7 @@ class FabricNetwork:
     model: AllreduceModel
     links: tuple[Link, ...]
     basis: str
-    beyond: Network | None = None
+    beyond: NetworkModel | None = None
 
     @property
     def is_assumed(self) -> bool:
