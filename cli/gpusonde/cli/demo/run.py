@@ -1,4 +1,4 @@
-"""``gpusonde demo``: collector and agent in processes of their own, everything through gRPC and the store on disk.
+"""The course of the demo: collector and agent in processes of their own, everything through gRPC and the store on disk.
 
 A GPU of this host is watched if there is one; else, or if no training shows on it, a trace is replayed fast: the
 bundled one, which lies inside an installed wheel, or in the tests of the repository.
@@ -6,7 +6,6 @@ bundled one, which lies inside an installed wheel, or in the tests of the reposi
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import errno
 import json
@@ -27,41 +26,11 @@ from gpusonde.cli.demo.processes import Child, stopped_by_signals
 from gpusonde.cli.demo.report import DemoReport, Observation, rank, render_run
 from gpusonde.cli.measuring import from_answer
 from gpusonde.cli.output import Output, Screen
-from gpusonde.cli.parsing import Parser, positive_number
 from gpusonde.cli.picture import EpochMarks, draw
 from gpusonde.cli.runs_view import headline
 from gpusonde.collector.client import Client, RunInfo
 from gpusonde.errors import CommandError
 from gpusonde.telemetry import FloatArray, Trace, read_traces
-
-
-def add_demo_options(parser: Parser) -> None:
-    """Declare ``gpusonde demo``."""
-    parser.description = (
-        "Run a collector and an agent on loopback and show what they find: the run, its epochs, what an epoch takes "
-        "and costs on other GPUs, the best offers. Watches a GPU of this host if there is one, else replays a trace."
-    )
-    parser.add_argument("--out", type=Path, default=Path("demo-output"), metavar="DIR", help="folder for the picture")
-    parser.add_argument("--trace", type=Path, metavar="TRACE", help="replay this trace instead of the bundled one")
-    parser.add_argument("--replay", action="store_true", help="replay the bundled trace even if there is a GPU")
-    parser.add_argument(
-        "--speed", type=positive_number, default=25.0, metavar="N", help="replay N times faster (default: 25)"
-    )
-    parser.add_argument(
-        "--watch-s", type=positive_number, default=45.0, metavar="S", help="seconds to watch a live GPU (default: 45)"
-    )
-
-
-def run_demo(args: argparse.Namespace) -> int:
-    """Run the demo."""
-    output = Output(as_json=args.json)
-    options = DemoOptions(
-        out=args.out, trace=args.trace, speed=args.speed, watch_s=args.watch_s, replay_only=args.replay
-    )
-    report = play_demo(options, output)
-    output.result(report.payload(), report.render)
-    return 0
-
 
 NAME = "demo_trace.parquet"
 
