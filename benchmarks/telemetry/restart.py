@@ -11,12 +11,12 @@ from processes import CollectorProcess
 from workload import GpuStream, generated_jobs, inventory_record, jittered_offsets
 
 from gpusonde.collector import LocalStore
-from gpusonde.collector.storage.local import StoreOptions
+from gpusonde.collector.config import StoreConfig
 from gpusonde.collector.storage.model import EntryKind, LogEntry, PendingRecord
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.service.wire import InventoryRecord, Limits, decode_record
 
-_NEVER = StoreOptions(segment_interval_s=1e9, segment_bytes=1 << 40, memory_bytes=1 << 40, reserve_bytes=0)
+_NEVER = StoreConfig(segment_interval_s=1e9, segment_bytes=1 << 40, memory_bytes=1 << 40, reserve_bytes=0)
 _GPUS_PER_HOST = 8
 
 

@@ -26,7 +26,8 @@ from storage_records import START_NS, TICKS_PER_SECOND, Agents, Workload, full_s
 
 from gpusonde.collector import CollectorConfig, LocalStore, run_collector
 from gpusonde.collector.client import Client
-from gpusonde.collector.storage.local import SegmentKind, StoreOptions
+from gpusonde.collector.config import StoreConfig
+from gpusonde.collector.storage.local import SegmentKind
 
 # Records beyond the hour, for appends beside compaction.
 SPARE_SECONDS = 200
@@ -74,7 +75,7 @@ def folder_bytes(path: Path) -> int:
 def fill(directory: Path, agents: Agents, seconds: int) -> tuple[LocalStore, list[Stage], float]:
     """Store the records, flushing once a minute of records; returns the bytes of the log and of the segments."""
     now = [START_NS]
-    store = LocalStore(directory, StoreOptions(reserve_bytes=0), wall_clock_ns=lambda: now[0])
+    store = LocalStore(directory, StoreConfig(reserve_bytes=0), wall_clock_ns=lambda: now[0])
     store.open()
     logged = 0
     flushing = 0.0
@@ -91,7 +92,7 @@ def fill(directory: Path, agents: Agents, seconds: int) -> tuple[LocalStore, lis
 
 def append_latencies(directory: Path, agents: Agents, seconds: int) -> list[tuple[str, Times]]:
     """Time group commits ten times a second, without and with compaction beside them."""
-    store = LocalStore(directory, StoreOptions(reserve_bytes=0), wall_clock_ns=lambda: START_NS + 2 * 3600 * 10**9)
+    store = LocalStore(directory, StoreConfig(reserve_bytes=0), wall_clock_ns=lambda: START_NS + 2 * 3600 * 10**9)
     store.open()
     waiting = [list(agents.records(second)) for second in range(seconds, seconds + SPARE_SECONDS)]
     rows = []
@@ -140,7 +141,7 @@ def timed(call: Callable[[], object], repeats: int = 25) -> Times:
 
 
 def reopened(directory: Path, cache_bytes: int = 64 << 20) -> LocalStore:
-    store = LocalStore(directory, StoreOptions(reserve_bytes=0, cache_bytes=cache_bytes))
+    store = LocalStore(directory, StoreConfig(reserve_bytes=0, cache_bytes=cache_bytes))
     store.open()
     return store
 
@@ -227,7 +228,7 @@ def rpc_latencies(directory: Path, agents: Agents, seconds: int, stage: str) -> 
 def restart_over_a_full_log(agents: Agents, seconds: int) -> list[tuple[str, Times]]:
     """An hour that never became a segment: the worst that a restart may find."""
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as folder:
-        options = StoreOptions(reserve_bytes=0, memory_bytes=8 << 30)
+        options = StoreConfig(reserve_bytes=0, memory_bytes=8 << 30)
         store = LocalStore(Path(folder), options)
         store.open()
         for second in range(seconds):

@@ -11,8 +11,8 @@ from support.wire_agent import START_NS, TICK_NS, batch, block
 
 from gpusonde.cli import main
 from gpusonde.collector import LocalStore
+from gpusonde.collector.config import StoreConfig
 from gpusonde.collector.storage.local.fsck import SequenceRanges
-from gpusonde.collector.storage.local.samples import StoreOptions
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.telemetry import read_traces
 
@@ -21,7 +21,7 @@ from gpusonde.telemetry import read_traces
 def filled(tmp_path):
     """A data directory with a compacted file, two small segments and records in its log."""
     directory = tmp_path / "data"
-    store = LocalStore(directory, StoreOptions(reserve_bytes=0))
+    store = LocalStore(directory, StoreConfig(reserve_bytes=0))
     store.open()
     for first in (1, 11, 21, 31):
         store.samples.append(Feed().batches(first, first + 9))
@@ -50,7 +50,7 @@ def test_a_store_without_faults_has_no_findings(filled):
 
 
 def test_losses_on_record_are_no_findings(filled):
-    store = LocalStore(filled, StoreOptions(reserve_bytes=0))
+    store = LocalStore(filled, StoreConfig(reserve_bytes=0))
     store.open()
     store.samples.append([Feed().incoming(batch(60))])
     store.flush()
@@ -126,7 +126,7 @@ def test_a_torn_log_is_found(filled):
 
 
 def test_a_directory_in_use_is_checked_and_exported_but_neither_repaired_nor_compacted(filled, tmp_path, capsys):
-    store = LocalStore(filled, StoreOptions(reserve_bytes=0))
+    store = LocalStore(filled, StoreConfig(reserve_bytes=0))
     store.open()
     try:
         (filled / "hours" / "new.hour.parquet.tmp").write_bytes(b"being written")
@@ -164,7 +164,7 @@ def test_compacting_by_hand_takes_everything_and_changes_no_sample(filled):
 
 
 def samples(directory):
-    store = LocalStore(directory, StoreOptions(reserve_bytes=0))
+    store = LocalStore(directory, StoreConfig(reserve_bytes=0))
     store.open()
     found = store.samples.read("GPU-a", *EVER)
     store.close()
@@ -225,7 +225,7 @@ def test_sql_tells_times_in_utc_whatever_the_host_s_zone(filled, monkeypatch):
 
 def test_gpus_of_an_export_keep_their_own_metrics_and_sql_knows_those_of_all(filled, tmp_path):
     pytest.importorskip("duckdb")
-    store = LocalStore(filled, StoreOptions(reserve_bytes=0))
+    store = LocalStore(filled, StoreConfig(reserve_bytes=0))
     store.open()
     other = Feed("agent-2", "spool-2", gpus=("GPU-b",), metrics=("dram_active",))
     store.samples.append([other.incoming(other.first), other.incoming(batch(2, block(metrics=("dram_active",))))])

@@ -12,20 +12,15 @@ from support.store_records import EVER, Feed
 from support.wire_agent import START_NS, TICK_NS, batch, block, inventory, source_ended
 
 from gpusonde.collector import LocalStore
-from gpusonde.collector.storage.local.compaction import CompactionOptions, CpuShare, StoppedError
-from gpusonde.collector.storage.local.retention import MaintenanceOptions, RetentionOptions, TierLimits
-from gpusonde.collector.storage.local.samples import StoreOptions
+from gpusonde.collector.config import StoreConfig
+from gpusonde.collector.storage.local.compaction import CompactionSizes, CpuShare, StoppedError
 from gpusonde.collector.storage.local.segments import quantised_by_size
 from gpusonde.collector.storage.model import Position
 from gpusonde.collector.storage.samples import TicksEntry
 from gpusonde.errors import StoreCorruptError, StoreFullError
 
 HOUR_NS = 3600 * 10**9
-KEEP = RetentionOptions(TierLimits(), TierLimits())
-
-
-def options(**more):
-    return StoreOptions(reserve_bytes=0, maintenance=MaintenanceOptions(share=1.0, **({"retention": KEEP} | more)))
+CONFIG = StoreConfig(reserve_bytes=0, compact_share=1.0, raw_retention_s=0, second_retention_s=0)
 
 
 class Clock:
@@ -50,7 +45,7 @@ def open_store(tmp_path, clock):
     def open_one(**more):
         while opened:
             opened.pop().close()
-        store = LocalStore(tmp_path / "data", **({"options": options(), "wall_clock_ns": clock} | more))
+        store = LocalStore(tmp_path / "data", **({"config": CONFIG, "wall_clock_ns": clock} | more))
         store.open()
         opened.append(store)
         return store
@@ -144,8 +139,8 @@ def test_records_that_come_late_for_a_compacted_hour_are_read_with_it(open_store
 
 
 def test_a_large_backlog_of_one_gpu_is_cut_into_row_groups_between_records(open_store, clock):
-    small = CompactionOptions(group_rows=25, step_rows=120)
-    store = open_store(options=options(compaction=small))
+    small = CompactionSizes(group_rows=25, step_rows=120)
+    store = open_store(compaction=small)
     fill(store, 1, 40, flushes=8)
     clock.now_ns += 2 * HOUR_NS
     store.maintenance.run()
@@ -280,7 +275,7 @@ def test_a_reader_that_began_before_compaction_ends_with_every_tick_once(open_st
 
 
 def test_reading_while_everything_is_compacted_sees_every_tick_once(open_store, clock):
-    store = open_store(options=options(compaction=CompactionOptions(batch_gpus=1, file_bytes=1)))
+    store = open_store(compaction=CompactionSizes(batch_gpus=1, file_bytes=1))
     gpus = tuple(f"GPU-{i}" for i in range(6))
     feed = Feed(gpus=gpus)
     store.samples.append([feed.incoming(feed.first)])
@@ -310,11 +305,11 @@ def test_power_loss_at_any_moment_of_compaction_loses_and_repeats_nothing(tmp_pa
     chance = random.Random(seed)
     clock = Clock()
     files = FaultyFiles(seed)
-    small = options(compaction=CompactionOptions(group_rows=50, file_bytes=3000, batch_gpus=1))
+    small = CompactionSizes(group_rows=50, file_bytes=3000, batch_gpus=1)
     acknowledged = sent = 0
     for _ in range(10):
         files.power_lost_in = chance.randint(10, 90)
-        store = LocalStore(tmp_path / "data", small, files=files, wall_clock_ns=clock)
+        store = LocalStore(tmp_path / "data", CONFIG, compaction=small, files=files, wall_clock_ns=clock)
         try:
             store.open()
             held = ticks_of(store)

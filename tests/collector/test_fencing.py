@@ -10,11 +10,11 @@ from support.store_records import Feed
 from support.wire_agent import hello
 
 from gpusonde.collector import LocalStore
+from gpusonde.collector.config import StoreConfig
 from gpusonde.collector.ingest.admission import AgentPace, PaceOptions
 from gpusonde.collector.ingest.agents import Agents
 from gpusonde.collector.ingest.committer import Committer
 from gpusonde.collector.ingest.session import AgentSession
-from gpusonde.collector.storage.local.samples import StoreOptions
 from gpusonde.errors import StoreFullError
 
 
@@ -26,7 +26,7 @@ def executor():
 
 @pytest.fixture
 def store(tmp_path):
-    opened = LocalStore(tmp_path / "data", StoreOptions(reserve_bytes=0))
+    opened = LocalStore(tmp_path / "data", StoreConfig(reserve_bytes=0))
     opened.open()
     yield opened
     opened.close()

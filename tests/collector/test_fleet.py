@@ -9,9 +9,9 @@ import pytest
 from support.fleet_store import store_run, write_fleet
 
 from gpusonde.catalog import load_gpus
+from gpusonde.collector.config import StoreConfig
 from gpusonde.collector.fleet import fleet_runs
 from gpusonde.collector.storage.local.export import StoreSnapshot
-from gpusonde.collector.storage.local.samples import StoreOptions
 from gpusonde.collector.storage.local.store import LocalStore
 from gpusonde.common.v1 import job_pb2
 from gpusonde.errors import StoreCorruptError, StoreError
@@ -30,7 +30,7 @@ class Written:
     """A store that a test puts runs into."""
 
     def __init__(self, directory):
-        self.store = LocalStore(directory, StoreOptions(reserve_bytes=0))
+        self.store = LocalStore(directory, StoreConfig(reserve_bytes=0))
         self.store.open()
         self.results = self.store.results
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from gpusonde.collector import LocalStore
+from gpusonde.collector.config import StoreConfig
 from gpusonde.collector.query.runs import list_epochs
-from gpusonde.collector.storage.local.samples import StoreOptions
 from gpusonde.collector.storage.model import EpochRow, RunRow, RunUpdate, SummaryRow
 from gpusonde.errors import RequestError
 from gpusonde.query.v1 import query_pb2
@@ -19,7 +19,7 @@ COUNT = 10_000
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    store = LocalStore(tmp_path_factory.mktemp("store"), StoreOptions(reserve_bytes=0))
+    store = LocalStore(tmp_path_factory.mktemp("store"), StoreConfig(reserve_bytes=0))
     store.open()
     results = store.results
     run = RunRow("run", "agent", "GPU-a", "", 0, False, "", START, START + COUNT * 31 * SECOND, 1, 1, 1, 9, 9, 0)

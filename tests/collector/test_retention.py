@@ -13,10 +13,10 @@ from support.wire_agent import START_NS, TICK_NS, batch, block
 
 from gpusonde.collector import LocalStore
 from gpusonde.collector.client import Client
+from gpusonde.collector.config import StoreConfig
 from gpusonde.collector.query.samples import SampleStream
 from gpusonde.collector.storage.local.catalog import Deletions
-from gpusonde.collector.storage.local.retention import MaintenanceOptions, RetentionOptions, TierLimits, maintain
-from gpusonde.collector.storage.local.samples import StoreOptions
+from gpusonde.collector.storage.local.retention import maintain
 from gpusonde.collector.storage.model import Position
 from gpusonde.collector.storage.samples import Samples, count_column, max_column, merge_rollups, min_column, roll_up
 from gpusonde.errors import StoreFullError
@@ -43,13 +43,12 @@ def clock():
 def open_store(tmp_path, clock):
     opened = []
 
-    def open_one(retention, **more):
+    def open_one(limits, **more):
         while opened:
             opened.pop().close()
-        options = StoreOptions(
-            reserve_bytes=0, maintenance=MaintenanceOptions(share=1.0, retention=RetentionOptions(**retention))
-        )
-        store = LocalStore(tmp_path / "data", options, wall_clock_ns=clock, **more)
+        kept = {"raw_retention_s": 0, "second_retention_s": 0} | limits
+        config = StoreConfig(reserve_bytes=0, compact_share=1.0, **kept)
+        store = LocalStore(tmp_path / "data", config, wall_clock_ns=clock, **more)
         store.open()
         opened.append(store)
         return store
@@ -79,7 +78,7 @@ def names(tmp_path, folder):
 
 
 def test_ticks_go_by_their_age_and_averages_of_them_are_read_instead(open_store, clock, tmp_path):
-    store = open_store({"raw": TierLimits(age_s=DAY_S), "second": TierLimits(age_s=10 * DAY_S)})
+    store = open_store({"raw_retention_s": DAY_S, "second_retention_s": 10 * DAY_S})
     hours_of_records(store, clock, 3)
     clock.now_ns += HOUR_NS
     store.maintenance.run()
@@ -111,7 +110,7 @@ def test_ticks_go_by_their_age_and_averages_of_them_are_read_instead(open_store,
 
 
 def test_a_second_that_lies_in_two_files_is_read_once_with_the_mean_of_all_its_ticks(open_store, clock):
-    store = open_store({"raw": TierLimits(age_s=DAY_S), "second": TierLimits()})
+    store = open_store({"raw_retention_s": DAY_S})
     store.samples.append([Feed().incoming(Feed().first), Feed().incoming(batch(2, block(ticks=7)))])
     store.flush()
     clock.now_ns += 2 * HOUR_NS
@@ -161,13 +160,13 @@ def test_averages_know_their_ticks_extremes_and_last_counts():
 
 
 def test_the_oldest_files_go_when_a_tier_is_too_large(open_store, clock, tmp_path):
-    store = open_store({"raw": TierLimits(), "second": TierLimits()})
+    store = open_store({})
     hours_of_records(store, clock, 4)
     clock.now_ns += HOUR_NS
     store.maintenance.run()
     sizes = [(tmp_path / "data" / "hours" / name).stat().st_size for name in names(tmp_path, "hours")]
     limit = sum(sizes[2:])
-    store = open_store({"raw": TierLimits(size_bytes=limit), "second": TierLimits(size_bytes=1)})
+    store = open_store({"raw_max_bytes": limit, "second_max_bytes": 1})
     kept = names(tmp_path, "hours")[2:]
     store.maintenance.run()
     assert names(tmp_path, "hours") == kept
@@ -182,7 +181,7 @@ def test_the_oldest_files_go_when_a_tier_is_too_large(open_store, clock, tmp_pat
 def test_what_tracking_would_read_again_is_kept_for_twice_the_time_and_its_deletion_recorded(
     open_store, clock, tmp_path, caplog
 ):
-    store = open_store({"raw": TierLimits(age_s=DAY_S), "second": TierLimits()})
+    store = open_store({"raw_retention_s": DAY_S})
     hours_of_records(store, clock, 2)
     clock.now_ns += HOUR_NS
     store.maintenance.run()
@@ -198,7 +197,7 @@ def test_what_tracking_would_read_again_is_kept_for_twice_the_time_and_its_delet
 
 
 def test_where_nothing_is_tracked_nothing_is_kept_for_tracking(open_store, clock, tmp_path):
-    store = open_store({"raw": TierLimits(age_s=DAY_S), "second": TierLimits(), "hold_untracked": False})
+    store = open_store({"raw_retention_s": DAY_S}, hold_untracked=False)
     hours_of_records(store, clock, 2)
     clock.now_ns += 26 * HOUR_NS
     store.maintenance.run()
@@ -207,7 +206,7 @@ def test_where_nothing_is_tracked_nothing_is_kept_for_tracking(open_store, clock
 
 def test_the_oldest_ticks_make_room_on_a_disk_that_fills_up(open_store, clock, tmp_path):
     files = FaultyFiles()
-    store = open_store({"raw": TierLimits(), "second": TierLimits(), "free_bytes": 5000}, files=files)
+    store = open_store({"keep_free_bytes": 5000}, files=files)
     hours_of_records(store, clock, 3)
     clock.now_ns += HOUR_NS
     store.maintenance.run()
@@ -232,7 +231,7 @@ def test_the_oldest_ticks_make_room_on_a_disk_that_fills_up(open_store, clock, t
 
 
 def test_runs_epochs_and_facts_outlive_their_ticks(open_store, clock):
-    store = open_store({"raw": TierLimits(age_s=HOUR_S), "second": TierLimits(age_s=HOUR_S)})
+    store = open_store({"raw_retention_s": HOUR_S, "second_retention_s": HOUR_S})
     hours_of_records(store, clock, 1)
     tracked(store)
     clock.now_ns += 48 * HOUR_NS
@@ -277,7 +276,7 @@ def test_the_collector_goes_on_when_maintenance_fails_and_stops_it_at_its_end(ca
 
 
 def test_the_answer_to_a_question_says_where_only_averages_are_left(open_store, clock):
-    store = open_store({"raw": TierLimits(age_s=DAY_S), "second": TierLimits()})
+    store = open_store({"raw_retention_s": DAY_S})
     hours_of_records(store, clock, 3)
     clock.now_ns += HOUR_NS
     store.maintenance.run()
@@ -291,7 +290,7 @@ def test_the_answer_to_a_question_says_where_only_averages_are_left(open_store, 
 
 
 def test_a_client_tells_averages_from_ticks(tmp_path, clock, open_store):
-    store = open_store({"raw": TierLimits(age_s=DAY_S), "second": TierLimits()})
+    store = open_store({"raw_retention_s": DAY_S})
     hours_of_records(store, clock, 1)
     clock.now_ns += HOUR_NS
     store.maintenance.run()

@@ -7,7 +7,7 @@ import pytest
 from support.faulty_files import FaultyFiles, PowerLost
 
 from gpusonde.collector import LocalStore
-from gpusonde.collector.storage.local.samples import StoreOptions
+from gpusonde.collector.config import StoreConfig
 from gpusonde.collector.storage.local.states import StateFiles
 from gpusonde.collector.storage.store import UnusableStateError
 from gpusonde.collector.tracking.state_keeper import StateKeeper, StateOptions
@@ -119,7 +119,7 @@ class Clock:
 
 @pytest.fixture
 def store(tmp_path):
-    store = LocalStore(tmp_path / "data", StoreOptions(reserve_bytes=0))
+    store = LocalStore(tmp_path / "data", StoreConfig(reserve_bytes=0))
     store.open()
     yield store
     store.close()

@@ -10,14 +10,14 @@ from support.store_records import EVER, Feed
 from support.wire_agent import START_NS, TICK_NS, batch, block, inventory, source_ended
 
 from gpusonde.collector import LocalStore
-from gpusonde.collector.storage.local.samples import StoreOptions
+from gpusonde.collector.config import StoreConfig
 from gpusonde.collector.storage.model import Position
 from gpusonde.collector.storage.samples import BindingEntry, SourceEndEntry, TicksEntry
 from gpusonde.common.v1 import gpu_pb2, job_pb2
 from gpusonde.errors import DirectoryLockedError, StoreCorruptError, StoreError, StoreFullError
 from gpusonde.ingest.v1 import ingest_pb2
 
-SMALL = StoreOptions(reserve_bytes=0)
+SMALL = StoreConfig(reserve_bytes=0)
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def open_store(tmp_path):
     def open_one(**more):
         while opened:
             opened.pop().close()
-        store = LocalStore(tmp_path / "data", **({"options": SMALL} | more))
+        store = LocalStore(tmp_path / "data", **({"config": SMALL} | more))
         store.open()
         opened.append(store)
         return store
@@ -115,8 +115,8 @@ def test_columns_are_encoded_by_what_they_hold(open_store, tmp_path):
 
 def test_a_seal_is_due_by_age_and_by_size(open_store):
     now = [0.0]
-    options = StoreOptions(segment_interval_s=60.0, segment_bytes=5000, reserve_bytes=0)
-    store = open_store(options=options, monotonic_clock=lambda: now[0])
+    config = StoreConfig(segment_interval_s=60.0, segment_bytes=5000, reserve_bytes=0)
+    store = open_store(config=config, monotonic_clock=lambda: now[0])
     store.samples.append(Feed().batches(1, 3))
     assert not store.samples.flush_if_due()
     now[0] = 61.0
@@ -438,14 +438,14 @@ def test_a_segment_that_does_not_fit_leaves_samples_in_log_and_memory(open_store
 
 def test_the_reserve_is_left_free(open_store):
     files = FaultyFiles()
-    store = open_store(files=files, options=StoreOptions(reserve_bytes=1 << 20))
+    store = open_store(files=files, config=StoreConfig(reserve_bytes=1 << 20))
     files.room = 1 << 19
     with pytest.raises(StoreFullError, match="are kept in reserve"):
         store.samples.append(Feed().batches(1, 2))
 
 
 def test_memory_is_bounded_while_no_segment_can_be_written(open_store):
-    store = open_store(options=StoreOptions(memory_bytes=2000, reserve_bytes=0))
+    store = open_store(config=StoreConfig(memory_bytes=2000, reserve_bytes=0))
     store.samples.append(Feed().batches(1, 20))
     with pytest.raises(StoreFullError, match="wait in memory"):
         store.samples.append(Feed().batches(21, 22))

@@ -8,9 +8,8 @@ from support.store_records import EVER, Feed
 from support.wire_agent import START_NS, TICK_NS, batch, block
 
 from gpusonde.collector import LocalStore
-from gpusonde.collector.storage.local.compaction import CompactionOptions
-from gpusonde.collector.storage.local.retention import MaintenanceOptions, RetentionOptions, TierLimits
-from gpusonde.collector.storage.local.samples import StoreOptions
+from gpusonde.collector.config import StoreConfig
+from gpusonde.collector.storage.local.compaction import CompactionSizes
 from gpusonde.collector.storage.model import Position
 from gpusonde.collector.storage.samples import TicksEntry
 
@@ -26,15 +25,17 @@ class Life:
         self.chance = random.Random(seed)
         self.now_ns = 1_000 * HOUR_NS
         self.directory = directory
-        small = CompactionOptions(
-            delay_s=0.0, file_bytes=self.chance.choice([1, 8000, 1 << 20]), batch_gpus=self.chance.choice([1, 2]),
+        self.compaction = CompactionSizes(
+            file_bytes=self.chance.choice([1, 8000, 1 << 20]), batch_gpus=self.chance.choice([1, 2]),
             group_rows=self.chance.choice([15, 40, 1000]), step_rows=self.chance.choice([50, 100_000]),
         )  # fmt: skip
-        keep = RetentionOptions(TierLimits(), TierLimits())
-        self.options = StoreOptions(
+        self.config = StoreConfig(
             reserve_bytes=0,
             cache_bytes=self.chance.choice([0, 2000, 1 << 20]),
-            maintenance=MaintenanceOptions(share=1.0, compaction=small, retention=keep),
+            compact_after_s=0.0,
+            compact_share=1.0,
+            raw_retention_s=0.0,
+            second_retention_s=0.0,
         )
         self.feeds = {agent: Feed(agent, f"spool of {agent}", gpus=gpus) for agent, gpus in GPUS.items()}
         self.sequences = dict.fromkeys(GPUS, 1)
@@ -49,7 +50,9 @@ class Life:
     def restart(self):
         if self.store:
             self.store.close()
-        self.store = LocalStore(self.directory, self.options, wall_clock_ns=lambda: self.now_ns)
+        self.store = LocalStore(
+            self.directory, self.config, compaction=self.compaction, wall_clock_ns=lambda: self.now_ns
+        )
         self.store.open()
 
     def spool(self, agent):

@@ -26,7 +26,7 @@ from support.wire_agent import START_NS, TICK_NS, WireStream, batch, hello, inve
 
 from gpusonde.collector import LocalStore
 from gpusonde.collector.client import Client, CollectorError
-from gpusonde.collector.storage.local.samples import StoreOptions
+from gpusonde.collector.config import StoreConfig
 from gpusonde.collector.storage.model import Position
 from gpusonde.collector.storage.samples import TicksEntry
 from gpusonde.epoch_detect import detect
@@ -40,7 +40,7 @@ CHAOS_KILLS = int(os.environ.get("GPUSONDE_FAULT_KILLS", "3"))
 
 def sequences_and_ticks(directory, agent_id="agent-1", gpu_uuid="GPU-a"):
     """Open the store of a stopped collector: the record and the number of every tick, in order of arrival."""
-    store = LocalStore(directory, StoreOptions(reserve_bytes=0))
+    store = LocalStore(directory, StoreConfig(reserve_bytes=0))
     store.open()
     try:
         pieces = [

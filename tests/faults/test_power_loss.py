@@ -12,7 +12,7 @@ from support.wire_agent import START_NS, TICK_NS, batch, block, inventory
 
 from gpusonde.agent.spool import Spool
 from gpusonde.collector import LocalStore
-from gpusonde.collector.storage.local.samples import StoreOptions
+from gpusonde.collector.config import StoreConfig
 from gpusonde.collector.storage.model import AgentRow, Position
 from gpusonde.collector.storage.samples import TicksEntry
 
@@ -82,7 +82,7 @@ class CollectorSide:
         self.start()
 
     def start(self):
-        self.store = LocalStore(self.directory, StoreOptions(reserve_bytes=0), files=self.files)
+        self.store = LocalStore(self.directory, StoreConfig(reserve_bytes=0), files=self.files)
         self.store.open()
 
     def restart(self):

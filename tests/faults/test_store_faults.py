@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from support.busy_store import OPTIONS
+from support.busy_store import COMPACTION, CONFIG
 from support.store_records import EVER
 from support.wire_agent import START_NS, TICK_NS
 
@@ -44,7 +44,7 @@ def test_a_store_killed_at_random_moments_of_compaction_loses_and_repeats_nothin
         acknowledged = max(acknowledged, *(int(line) for line in lines if line[:1].isdigit() and line.endswith(b"\n")))
         leftovers = [finding.kind.value for finding in check_store(directory).findings]
         assert set(leftovers) <= {"orphan", "log_tail"}
-        store = LocalStore(directory, OPTIONS)
+        store = LocalStore(directory, CONFIG, compaction=COMPACTION)
         store.open()
         samples = store.samples.read("GPU-a", *EVER)
         arrived = [

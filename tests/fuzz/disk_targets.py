@@ -12,8 +12,8 @@ from support.wire_agent import batch, inventory, source_ended
 from gpusonde.agent.metrics import SelfCounters
 from gpusonde.agent.spool import Spool
 from gpusonde.agent.spool.segment import encode_header, encode_record
+from gpusonde.collector.config import StoreConfig
 from gpusonde.collector.storage.local.log import PartEnd, encode_entry, read_part
-from gpusonde.collector.storage.local.samples import StoreOptions
 from gpusonde.collector.storage.local.states import StateFiles
 from gpusonde.collector.storage.local.store import LocalStore
 from gpusonde.collector.storage.model import EntryKind, LogEntry
@@ -65,7 +65,7 @@ def _recover_store(log: bytes) -> None:
     folder = clean("store")
     (folder / "log").mkdir()
     (folder / "log" / "00000001.log").write_bytes(log)
-    store = LocalStore(folder, StoreOptions(reserve_bytes=0))
+    store = LocalStore(folder, StoreConfig(reserve_bytes=0))
     try:
         store.open()
     finally:

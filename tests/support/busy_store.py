@@ -18,25 +18,20 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from support.store_records import Feed
 
 from gpusonde.collector import LocalStore
-from gpusonde.collector.storage.local.compaction import CompactionOptions
-from gpusonde.collector.storage.local.retention import MaintenanceOptions, RetentionOptions, TierLimits
-from gpusonde.collector.storage.local.samples import StoreOptions
+from gpusonde.collector.config import StoreConfig
+from gpusonde.collector.storage.local.compaction import CompactionSizes
 from gpusonde.collector.storage.model import AgentRow
 
-OPTIONS = StoreOptions(
-    reserve_bytes=0,
-    maintenance=MaintenanceOptions(
-        share=1.0,
-        compaction=CompactionOptions(file_bytes=20_000, group_rows=200),
-        # Averages go, ticks stay: what is read must be all of them.
-        retention=RetentionOptions(TierLimits(), TierLimits(size_bytes=20_000)),
-    ),
+# Averages go, ticks stay: what is read must be all of them.
+CONFIG = StoreConfig(
+    reserve_bytes=0, compact_share=1.0, raw_retention_s=0.0, second_retention_s=0.0, second_max_bytes=20_000
 )
+COMPACTION = CompactionSizes(file_bytes=20_000, group_rows=200)
 
 
 def main() -> None:
     """Work until killed."""
-    store = LocalStore(Path(sys.argv[1]), OPTIONS)
+    store = LocalStore(Path(sys.argv[1]), CONFIG, compaction=COMPACTION)
     store.open()
     next_sequence = 1 + store.samples.register_agent(AgentRow("agent-1", "spool-1", "instance", 1, "host", "1", b""))
     threading.Thread(target=keep_compacting, args=(store,), daemon=True).start()

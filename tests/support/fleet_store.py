@@ -8,7 +8,7 @@ import numpy as np
 from support.synthetic_runs import synthetic_runs
 from support.trace_records import incoming, trace_records
 
-from gpusonde.collector.storage.local.samples import StoreOptions
+from gpusonde.collector.config import StoreConfig
 from gpusonde.collector.storage.local.store import LocalStore
 from gpusonde.collector.storage.model import RunRow, RunUpdate
 from gpusonde.telemetry import Trace
@@ -21,7 +21,7 @@ _PRODUCTS = {"p100": "Tesla P100-PCIE-16GB", "p3": "Tesla V100-SXM2-16GB", "g4dn
 
 def write_fleet(directory, jobs=5, gpus=("p100", "g4dn", "g5"), *, age_days=1.0, seed=3, first_job=0, batches=2):
     """Store runs of ``jobs * batches`` jobs, each on the given instances one after the other; returns the run ids."""
-    store = LocalStore(directory, StoreOptions(reserve_bytes=0))
+    store = LocalStore(directory, StoreConfig(reserve_bytes=0))
     store.open()
     results = store.results
     found = []

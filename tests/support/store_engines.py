@@ -19,11 +19,11 @@ from pathlib import Path
 from support.faulty_files import FaultyFiles
 
 from gpusonde.collector import LocalStore
+from gpusonde.collector.config import StoreConfig
 from gpusonde.collector.storage.clickhouse.facts import Ownership
 from gpusonde.collector.storage.clickhouse.samples import ClickHouseOptions
 from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql, Connection
 from gpusonde.collector.storage.clickhouse.store import ClickHouseStore
-from gpusonde.collector.storage.local.samples import StoreOptions
 from gpusonde.collector.storage.store import ResultStore, StateStore
 from gpusonde.errors import StoreError
 
@@ -50,7 +50,7 @@ class LocalEngine:
     def open(self) -> LocalStore:
         """A new store on the same data; the one before is closed."""
         self.close()
-        self.store = LocalStore(self._directory, StoreOptions(reserve_bytes=0), files=self._files)
+        self.store = LocalStore(self._directory, StoreConfig(reserve_bytes=0), files=self._files)
         self.store.open()
         return self.store
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gpusonde.collector import LocalStore
+from gpusonde.collector.config import StoreConfig
 from gpusonde.collector.storage.local.results import LocalResults
-from gpusonde.collector.storage.local.samples import StoreOptions
 from gpusonde.collector.tracking.follower import GpuFollower
 from gpusonde.collector.tracking.pipeline import EpochPipeline, PipelineOptions
 from gpusonde.collector.tracking.runs import RunPolicy
@@ -45,7 +45,7 @@ class TrackedStore:
         if self._engine:
             self.store = self._engine.open()
         else:
-            self.store = LocalStore(self._directory, StoreOptions(reserve_bytes=0))
+            self.store = LocalStore(self._directory, StoreConfig(reserve_bytes=0))
             self.store.open()
             self.store.results = self._make_results(self.store.database)
         self.results = self.store.results

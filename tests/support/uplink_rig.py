@@ -14,7 +14,7 @@ from gpusonde.agent.metrics import SelfCounters
 from gpusonde.agent.spool import Spool
 from gpusonde.agent.uplink import AgentFacts, Backoff, StreamLimits, Uplink
 from gpusonde.collector import LocalStore
-from gpusonde.collector.storage.local.samples import StoreOptions
+from gpusonde.collector.config import StoreConfig
 from gpusonde.common.v1 import gpu_pb2
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.service.tls import ClientSecurity
@@ -122,7 +122,7 @@ class SteadyRig(Rig):
 
 def stored_ticks(directory):
     """Open the store of a stopped collector and return the numbers of the ticks in it, by time."""
-    store = LocalStore(directory, StoreOptions(reserve_bytes=0))
+    store = LocalStore(directory, StoreConfig(reserve_bytes=0))
     store.open()
     try:
         samples = store.samples.read("GPU-a", *EVER)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from gpusonde.collector import LocalStore
-from gpusonde.collector.storage.local.samples import StoreOptions
+from gpusonde.collector.config import StoreConfig
 from gpusonde.collector.storage.model import Position
 from gpusonde.collector.storage.samples import TicksEntry
 from gpusonde.service.wire import GpuEvent
@@ -119,7 +119,7 @@ def stored(directory: Path, gpu_uuid: str = "GPU-a", agent_id: str = "victim", m
 
 def stored_of(directory: Path, gpu_uuids, agent_id: str = "victim", metric: str = "power_watts") -> list[Stored]:
     """The same for several GPUs of one agent."""
-    store = LocalStore(directory, StoreOptions(reserve_bytes=0))
+    store = LocalStore(directory, StoreConfig(reserve_bytes=0))
     store.open()
     try:
         return [_stored(store, gpu_uuid, agent_id, metric) for gpu_uuid in gpu_uuids]

@@ -22,7 +22,7 @@ from gpusonde.agent.config import JobsConfig
 from gpusonde.agent.jobs import JobParts, make_watcher
 from gpusonde.agent.sources.base import GpuDescription
 from gpusonde.collector import LocalStore
-from gpusonde.collector.storage.local.samples import StoreOptions
+from gpusonde.collector.config import StoreConfig
 from gpusonde.epoch_detect import EpochTracker
 from gpusonde.predictor.workload.embedding.training.result import read_checkpoint
 from gpusonde.simulator.allreduce import model_from_json, model_to_json
@@ -68,7 +68,7 @@ def store_check(folder: Path) -> Any:
 
 def store_content(folder: Path) -> Any:
     """Everything that a ``LocalStore`` gives after it has replayed the log of the killed collector."""
-    store = LocalStore(folder / "collector", StoreOptions(reserve_bytes=0))
+    store = LocalStore(folder / "collector", StoreConfig(reserve_bytes=0))
     store.open()
     try:
         gpus = {gpu.gpu_uuid: gpu for gpu in store.facts.gpus()}
@@ -381,7 +381,7 @@ def observed(name: str, folder: Path) -> Any:
 
 def _newest_ticks(directory: Path) -> dict[str, int]:
     # In another copy: who asks for it recovers the directory himself.
-    store = LocalStore(shutil.copytree(directory, directory.with_name("another")), StoreOptions(reserve_bytes=0))
+    store = LocalStore(shutil.copytree(directory, directory.with_name("another")), StoreConfig(reserve_bytes=0))
     store.open()
     try:
         return {

@@ -39,9 +39,6 @@ from gpusonde.collector.storage.clickhouse.samples import ClickHouseOptions
 from gpusonde.collector.storage.clickhouse.schema import TableLifetimes
 from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql, Connection
 from gpusonde.collector.storage.clickhouse.store import ClickHouseStore
-from gpusonde.collector.storage.local.compaction import CompactionOptions
-from gpusonde.collector.storage.local.retention import MaintenanceOptions, RetentionOptions, TierLimits
-from gpusonde.collector.storage.local.samples import StoreOptions
 from gpusonde.collector.storage.local.store import LocalStore
 from gpusonde.collector.storage.store import Store
 from gpusonde.collector.tracking.epochs import TrackerFactory, TrackerRestorer
@@ -122,9 +119,7 @@ class CollectorParts:
                 await asyncio.get_running_loop().run_in_executor(self.executors["query"], model)
             self.predictor.model = model
         ingest, pace = config.ingest, pace_options(config)
-        if isinstance(self.store, LocalStore):
-            # All of ClickHouse is fixed by its connection and its schema.
-            self.store.configure(_local_options(config))
+        self.store.configure(config.store)
         self.admission.configure(ingest.probe_interval_s)
         self.agents.configure(ingest.identity_hold_s, pace)
         self.committer.configure(config.commit_interval_s)
@@ -240,7 +235,7 @@ def make_store(config: CollectorConfig, files: FileLayer | None = None) -> Store
         StoreError: The database cannot be reached, its client is not installed, or the password cannot be read.
     """
     if config.store.engine != "clickhouse":
-        return LocalStore(config.directory, _local_options(config), files=files)
+        return LocalStore(config.directory, config.store, hold_untracked=config.runs.track, files=files)
     options = config.clickhouse
     try:
         # Only for the file with the address, and for models.
@@ -276,26 +271,4 @@ def _connection(config: CollectorConfig) -> Connection:
         ca_file=options.tls_ca,
         certificate_file=options.tls_certificate,
         key_file=options.tls_key,
-    )
-
-
-def _local_options(config: CollectorConfig) -> StoreOptions:
-    store = config.store
-    return StoreOptions(
-        segment_interval_s=store.segment_interval_s,
-        segment_bytes=store.segment_bytes,
-        memory_bytes=store.memory_bytes,
-        reserve_bytes=store.reserve_bytes,
-        cache_bytes=store.cache_bytes,
-        maintenance=MaintenanceOptions(
-            enabled=store.compact,
-            share=store.compact_share,
-            compaction=CompactionOptions(delay_s=store.compact_after_s),
-            retention=RetentionOptions(
-                raw=TierLimits(store.raw_retention_s, store.raw_max_bytes),
-                second=TierLimits(store.second_retention_s, store.second_max_bytes),
-                free_bytes=store.keep_free_bytes,
-                hold_untracked=config.runs.track,
-            ),
-        ),
     )

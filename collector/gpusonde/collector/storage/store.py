@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Se
 from concurrent.futures import Executor
 from typing import Any, Protocol
 
+from gpusonde.collector.config import StoreConfig
 from gpusonde.collector.storage.model import (
     AgentRow,
     EpochRow,
@@ -339,6 +340,9 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Let go; everything appended is durable already."""
+
+    def configure(self, config: StoreConfig) -> None:
+        """Take over what can change while the collector runs; nothing is read or written."""
 
     def flush(self) -> None:
         """Do what makes the next start quick.

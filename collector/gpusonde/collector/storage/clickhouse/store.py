@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
+from gpusonde.collector.config import StoreConfig
 from gpusonde.collector.storage.clickhouse.facts import ClickHouseFacts, Ownership
 from gpusonde.collector.storage.clickhouse.results import ClickHouseResults
 from gpusonde.collector.storage.clickhouse.samples import ClickHouseOptions, ClickHouseSamples
@@ -82,6 +83,9 @@ class ClickHouseStore:
     def close(self) -> None:
         """Disconnect; everything appended is durable already."""
         self.samples.close()
+
+    def configure(self, config: StoreConfig) -> None:
+        """Do nothing: all of it is fixed by the connection and the schema."""
 
     def flush(self) -> None:
         """Do nothing: everything is in its place."""

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
         export_samples,
     )
     from gpusonde.collector.storage.local.fsck import CheckReport, check_store
-    from gpusonde.collector.storage.local.samples import StoreOptions
     from gpusonde.collector.storage.local.segments import SegmentKind
     from gpusonde.collector.storage.local.sql import SqlAnswer, query_store
     from gpusonde.collector.storage.local.store import LocalStore
@@ -29,7 +28,6 @@ _HOMES = {
     "export_samples": "export",
     "CheckReport": "fsck",
     "check_store": "fsck",
-    "StoreOptions": "samples",
     "SegmentKind": "segments",
     "SqlAnswer": "sql",
     "query_store": "sql",
@@ -42,7 +40,6 @@ __all__ = [
     "LocalStore",
     "SegmentKind",
     "SqlAnswer",
-    "StoreOptions",
     "StoreSnapshot",
     "check_store",
     "compact_store",

@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from gpusonde.collector.config import StoreConfig
 from gpusonde.collector.storage.local.catalog import NewSegment, PartRow, SegmentCatalog, SegmentFile
 from gpusonde.collector.storage.local.segments import (
     KEY_COLUMNS,
@@ -282,11 +283,10 @@ _PROBED_GPUS = 3
 
 
 @dataclass(frozen=True)
-class CompactionOptions:
-    """How compaction works.
+class CompactionSizes:
+    """How much compaction does at once.
 
     Attributes:
-        delay_s: Time after the end of an hour before its segments are compacted.
         file_bytes: Size at which a file is full.
         batch_gpus: GPUs whose rows are in memory together; row groups of flushed segments hold about eight.
         batch_rows: Rows beyond which there are fewer of them.
@@ -294,7 +294,6 @@ class CompactionOptions:
         group_rows: Rows of a row group; an hour at 10 Hz fits.
     """
 
-    delay_s: float = 300.0
     file_bytes: int = 128 << 20
     batch_gpus: int = 8
     batch_rows: int = 320_000
@@ -309,10 +308,11 @@ class Compactor:
         segments: The catalogue of segments.
         layout: Where they lie.
         files: The file layer.
-        options: Sizes and delay.
+        config: How long after an hour.
         check_space: Raises ``StoreFullError`` when the disk has no room beyond its reserve.
         counters: Counts files and failures.
         wall_clock_ns: Unix time in nanoseconds.
+        sizes: How much at once.
     """
 
     def __init__(
@@ -320,23 +320,25 @@ class Compactor:
         segments: SegmentCatalog,
         layout: StoreLayout,
         files: FileLayer,
-        options: CompactionOptions,
+        config: StoreConfig,
         check_space: Callable[[], None],
         counters: StoreCounters,
         wall_clock_ns: Callable[[], int],
+        sizes: CompactionSizes | None = None,
     ) -> None:
         self._segments = segments
         self._layout = layout
         self._files = files
-        self._options = options
+        self._config = config
+        self._sizes = sizes or CompactionSizes()
         self._check_space = check_space
         self._counters = counters
         self._wall_clock_ns = wall_clock_ns
         self._unreadable: set[int] = set()
 
-    def configure(self, options: CompactionOptions) -> None:
-        """Use other sizes and delays from the next file on; callable from any thread."""
-        self._options = options
+    def configure(self, config: StoreConfig) -> None:
+        """Wait as long as a new configuration says from the next file on; callable from any thread."""
+        self._config = config
 
     def step(self, pace: CpuShare, *, everything: bool = False) -> bool:
         """Write one file if anything is due.
@@ -384,7 +386,7 @@ class Compactor:
         if not waiting:
             return []
         hour = waiting[0].created_unix_nano // _HOUR_NS
-        due = (hour + 1) * _HOUR_NS + round(self._options.delay_s * 1e9)
+        due = (hour + 1) * _HOUR_NS + round(self._config.compact_after_s * 1e9)
         if not everything and self._wall_clock_ns() < due:
             return []
         return [segment for segment in waiting if segment.created_unix_nano // _HOUR_NS == hour][:_MOST_INPUTS]
@@ -398,7 +400,7 @@ class Compactor:
             _LOG.error("nothing is known of the rows of %s and others; they are not compacted", inputs[0].file_name)
             return
         metrics = list_metrics(self._layout.path(segment.kind, segment.file_name) for segment in inputs)
-        output = _Output(self._layout, self._files, self._new_stem(inputs), metrics, self._options.group_rows)
+        output = _Output(self._layout, self._files, self._new_stem(inputs), metrics, self._sizes.group_rows)
         taken: list[PartRow] = []
         pace.begin()
         try:
@@ -411,7 +413,7 @@ class Compactor:
                     pace.rest()
                     self._check_space()
                 taken += batch
-                if output.size_bytes >= self._options.file_bytes:
+                if output.size_bytes >= self._sizes.file_bytes:
                     break
             ticks, seconds = output.finish(
                 min(segment.created_unix_nano for segment in inputs), max(s.created_unix_nano for s in inputs)
@@ -436,7 +438,7 @@ class Compactor:
         """Return the rows of a few GPUs from all over the file to be, to choose encodings by."""
         step = max(1, len(gpus) // _PROBED_GPUS)
         chosen = gpus[step // 2 :: step][:_PROBED_GPUS]
-        most = self._options.group_rows
+        most = self._sizes.group_rows
         rows = [row for gpu in chosen for row in _limited(self._segments.parts_in(segments, gpu), most)]
         return gather(self._layout, rows)
 
@@ -444,9 +446,9 @@ class Compactor:
         batch: list[PartRow] = []
         for i, gpu_uuid in enumerate(gpus):
             # The rest of a backlog waits for the next step.
-            batch += _limited(self._segments.parts_in(segments, gpu_uuid), self._options.step_rows)
-            is_full = sum(row.part.row_count for row in batch) >= self._options.batch_rows
-            if is_full or (i + 1) % self._options.batch_gpus == 0:
+            batch += _limited(self._segments.parts_in(segments, gpu_uuid), self._sizes.step_rows)
+            is_full = sum(row.part.row_count for row in batch) >= self._sizes.batch_rows
+            if is_full or (i + 1) % self._sizes.batch_gpus == 0:
                 yield batch
                 batch = []
         if batch:

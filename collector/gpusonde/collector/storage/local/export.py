@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpusonde.collector.config import StoreConfig
 from gpusonde.collector.storage.local.catalog import Database, SegmentCatalog
 from gpusonde.collector.storage.local.facts import LocalFacts
 from gpusonde.collector.storage.local.reader import LocalReader
 from gpusonde.collector.storage.local.results import LocalResults
-from gpusonde.collector.storage.local.samples import StoreOptions
 from gpusonde.collector.storage.local.segments import SegmentFiles, SegmentKind, StoreLayout
 from gpusonde.collector.storage.local.store import LocalStore
 from gpusonde.collector.storage.memtable import Memtables
@@ -92,7 +92,7 @@ def compact_store(directory: Path) -> CompactReport:
     """
     with StoreSnapshot(directory):
         pass  # says what is wrong with a directory that is none, before a store would make one of it
-    store = LocalStore(directory, StoreOptions(reserve_bytes=0))
+    store = LocalStore(directory, StoreConfig(reserve_bytes=0))
     store.open()
     try:
         store.flush()
@@ -218,7 +218,7 @@ def _opened(directory: Path) -> Iterator[tuple[LocalStore | StoreSnapshot, bool]
     """Open a data directory with its log, or beside the collector that has it."""
     with StoreSnapshot(directory) as snapshot:
         # Says what is wrong with a directory that is none, before a store would make one of it.
-        store = LocalStore(StoreLayout(directory).directory, StoreOptions(reserve_bytes=0))
+        store = LocalStore(StoreLayout(directory).directory, StoreConfig(reserve_bytes=0))
         try:
             store.open()
         except DirectoryLockedError:

@@ -12,10 +12,10 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
 
-from gpusonde.collector.storage.local.catalog import Database, Deletion, Deletions, SegmentCatalog, SegmentFile
-from gpusonde.collector.storage.local.compaction import CompactionOptions, Compactor, CpuShare, StoppedError, step_back
+from gpusonde.collector.config import StoreConfig
+from gpusonde.collector.storage.local.catalog import Deletion, Deletions, SegmentCatalog, SegmentFile
+from gpusonde.collector.storage.local.compaction import Compactor, CpuShare, StoppedError, step_back
 from gpusonde.collector.storage.local.segments import SegmentKind, StoreLayout, store_errors
 from gpusonde.collector.storage.store import StoreCounters
 from gpusonde.errors import StoreError
@@ -28,36 +28,6 @@ _PAUSE_S = 20.0
 TIERS = {"raw": (SegmentKind.MINUTE, SegmentKind.HOUR), "second": (SegmentKind.SECOND,)}
 
 
-@dataclass(frozen=True)
-class TierLimits:
-    """How much of one tier is kept.
-
-    Attributes:
-        age_s: Time since arrival; 0 keeps for ever.
-        size_bytes: Size of all files; 0 means any.
-    """
-
-    age_s: float = 0.0
-    size_bytes: int = 0
-
-
-@dataclass(frozen=True)
-class RetentionOptions:
-    """How much is kept.
-
-    Attributes:
-        raw: Of ticks.
-        second: Of averages over seconds.
-        free_bytes: Space on the disk for which the oldest ticks make room; 0 never.
-        hold_untracked: Whether ticks that tracking would have to read again are kept for twice the time.
-    """
-
-    raw: TierLimits = TierLimits(age_s=14 * 86_400.0)
-    second: TierLimits = TierLimits(age_s=90 * 86_400.0)
-    free_bytes: int = 0
-    hold_untracked: bool = True
-
-
 class Retention:
     """Deletes what is over the limits. One thread, the one that compacts.
 
@@ -66,9 +36,10 @@ class Retention:
         deletions: Records what is deleted.
         layout: Where the segments lie.
         files: The file layer.
-        options: How much is kept.
+        config: How much is kept.
         counters: Counts deleted bytes.
         wall_clock_ns: Unix time in nanoseconds.
+        hold_untracked: Whether ticks that tracking would have to read again are kept for twice the time.
     """
 
     def __init__(
@@ -77,21 +48,24 @@ class Retention:
         deletions: Deletions,
         layout: StoreLayout,
         files: FileLayer,
-        options: RetentionOptions,
+        config: StoreConfig,
         counters: StoreCounters,
         wall_clock_ns: Callable[[], int],
+        *,
+        hold_untracked: bool = True,
     ) -> None:
         self._segments = segments
         self._deletions = deletions
         self._layout = layout
         self._files = files
-        self._options = options
+        self._config = config
+        self._hold_untracked = hold_untracked
         self._counters = counters
         self._wall_clock_ns = wall_clock_ns
 
-    def configure(self, options: RetentionOptions) -> None:
+    def configure(self, config: StoreConfig) -> None:
         """Keep more or less from the next time on; callable from any thread."""
-        self._options = options
+        self._config = config
 
     def apply(self) -> int:
         """Delete what is over the limits and return how many files that were.
@@ -99,9 +73,10 @@ class Retention:
         Raises:
             StoreError: A file cannot be deleted, or the catalogue cannot be written.
         """
-        count = 0
-        for tier, limits in (("raw", self._options.raw), ("second", self._options.second)):
-            count += self._delete_old(tier, limits.age_s) + self._delete_beyond(tier, limits.size_bytes)
+        config = self._config
+        count = self._delete_old("raw", config.raw_retention_s) + self._delete_beyond("raw", config.raw_max_bytes)
+        count += self._delete_old("second", config.second_retention_s)
+        count += self._delete_beyond("second", config.second_max_bytes)
         return count + self._make_room()
 
     def _delete_old(self, tier: str, age_s: float) -> int:
@@ -129,10 +104,10 @@ class Retention:
 
     def _make_room(self) -> int:
         count = 0
-        while self._options.free_bytes:
+        while self._config.keep_free_bytes:
             with store_errors(self._layout.directory):
                 free = self._files.free_bytes(self._layout.directory)
-            if free >= self._options.free_bytes:
+            if free >= self._config.keep_free_bytes:
                 break
             # Ticks first; averages are small and go only when there are no ticks left.
             oldest = [
@@ -145,7 +120,7 @@ class Retention:
         return count
 
     def _is_held(self, segment: SegmentFile) -> bool:
-        if segment.kind is SegmentKind.SECOND or not self._options.hold_untracked:
+        if segment.kind is SegmentKind.SECOND or not self._hold_untracked:
             return False
         return self._deletions.untracked_gpus(segment.segment) > 0
 
@@ -168,58 +143,25 @@ class Retention:
             )
 
 
-@dataclass(frozen=True)
-class MaintenanceOptions:
-    """How segments are looked after.
-
-    Attributes:
-        enabled: Whether segments are compacted at all; retention goes on either way.
-        share: Share of a core that compaction takes while it works.
-        compaction: Sizes and delay.
-        retention: How much is kept.
-    """
-
-    enabled: bool = True
-    share: float = 0.25
-    compaction: CompactionOptions = field(default_factory=CompactionOptions)
-    retention: RetentionOptions = field(default_factory=RetentionOptions)
-
-
 class Maintenance:
     """Compacts what is due and deletes what is over the limits. Called by one thread at a time.
 
     Args:
-        database: The catalogue.
-        layout: Where everything lies.
-        files: The file layer.
-        options: What is to be done.
-        check_space: Raises ``StoreFullError`` when the disk has no room beyond its reserve.
-        counters: Counts both.
-        wall_clock_ns: Unix time in nanoseconds.
+        compactor: Compacts.
+        retention: Deletes.
+        config: Whether segments are compacted at all, and the share of a core that it takes.
     """
 
-    def __init__(
-        self,
-        database: Database,
-        layout: StoreLayout,
-        files: FileLayer,
-        options: MaintenanceOptions,
-        check_space: Callable[[], None],
-        counters: StoreCounters,
-        wall_clock_ns: Callable[[], int],
-    ) -> None:
-        segments = SegmentCatalog(database)
-        self._options = options
-        self._compactor = Compactor(segments, layout, files, options.compaction, check_space, counters, wall_clock_ns)
-        self._retention = Retention(
-            segments, Deletions(database), layout, files, options.retention, counters, wall_clock_ns
-        )
+    def __init__(self, compactor: Compactor, retention: Retention, config: StoreConfig) -> None:
+        self._compactor = compactor
+        self._retention = retention
+        self._config = config
 
-    def configure(self, options: MaintenanceOptions) -> None:
+    def configure(self, config: StoreConfig) -> None:
         """Do it otherwise from the next file on; callable from any thread."""
-        self._options = options
-        self._compactor.configure(options.compaction)
-        self._retention.configure(options.retention)
+        self._config = config
+        self._compactor.configure(config)
+        self._retention.configure(config)
 
     def run(self, stop: threading.Event | None = None) -> None:
         """Do all that is due, gently.
@@ -232,11 +174,11 @@ class Maintenance:
             StoreError: Any other failure.
         """
         step_back()
-        pace = CpuShare(self._options.share, stop)
+        pace = CpuShare(self._config.compact_share, stop)
         # First what is deleted anyway: it need not be compacted, and makes room.
         self._retention.apply()
         try:
-            while self._options.enabled and self._compactor.step(pace):
+            while self._config.compact and self._compactor.step(pace):
                 self._retention.apply()
         except StoppedError:
             return

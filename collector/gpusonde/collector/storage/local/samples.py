@@ -5,16 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
+from gpusonde.collector.config import StoreConfig
 from gpusonde.collector.storage.local.catalog import NewSegment, SegmentCatalog
 from gpusonde.collector.storage.local.facts import LocalFacts
 from gpusonde.collector.storage.local.log import Log
 from gpusonde.collector.storage.local.reader import LocalReader
 from gpusonde.collector.storage.local.recovery import recover
-from gpusonde.collector.storage.local.retention import MaintenanceOptions
 from gpusonde.collector.storage.local.segments import (
-    CacheOptions,
     SegmentFiles,
     SegmentKind,
     StoreLayout,
@@ -28,30 +26,8 @@ from gpusonde.errors import StoreFullError
 from gpusonde.service.durable_files import FileLayer, write_durably
 from gpusonde.service.wire import BatchRecord
 
-_MEBIBYTE = 1 << 20
 # More than the records of one commit of a busy collector.
 _PROBE_BYTES = 1 << 20
-
-
-@dataclass(frozen=True)
-class StoreOptions:
-    """How the local store spends disk and memory.
-
-    Attributes:
-        segment_interval_s: Age at which what is in memory becomes a segment.
-        segment_bytes: Size at which it does so earlier.
-        memory_bytes: Beyond this much in memory nothing is taken any more: segments cannot be written.
-        reserve_bytes: Free space that is left on the disk, for the catalogue and for segments.
-        cache_bytes: Memory for columns that were read last.
-        maintenance: How segments are compacted and how long they are kept.
-    """
-
-    segment_interval_s: float = 60.0
-    segment_bytes: int = 128 * _MEBIBYTE
-    memory_bytes: int = 512 * _MEBIBYTE
-    reserve_bytes: int = 64 * _MEBIBYTE
-    cache_bytes: int = 64 * _MEBIBYTE
-    maintenance: MaintenanceOptions = field(default_factory=MaintenanceOptions)
 
 
 class LocalSamples(LocalReader):
@@ -62,7 +38,7 @@ class LocalSamples(LocalReader):
         files: The file layer.
         facts: Where what records say besides samples goes.
         segments: The catalogue of segments.
-        options: Sizes and intervals.
+        config: Sizes and intervals.
         counters: Told what is done.
         wall_clock_ns: Unix time in nanoseconds.
         monotonic_clock: Seconds, for the age of what is in memory.
@@ -74,16 +50,16 @@ class LocalSamples(LocalReader):
         files: FileLayer,
         facts: LocalFacts,
         segments: SegmentCatalog,
-        options: StoreOptions,
+        config: StoreConfig,
         counters: StoreCounters,
         *,
         wall_clock_ns: Callable[[], int] = time.time_ns,
         monotonic_clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        cache = SegmentFiles(CacheOptions(column_bytes=options.cache_bytes))
+        cache = SegmentFiles(config.cache_bytes)
         super().__init__(Memtables(), facts, segments, layout, cache)
         self._files = files
-        self._options = options
+        self._config = config
         self._counters = counters
         self._wall_clock_ns = wall_clock_ns
         self._monotonic_clock = monotonic_clock
@@ -113,9 +89,9 @@ class LocalSamples(LocalReader):
             self._log.rotate()
             release()
 
-    def configure(self, options: StoreOptions) -> None:
-        """Take over other options; the size of the cache stays."""
-        self._options = options
+    def configure(self, config: StoreConfig) -> None:
+        """Take over other sizes and intervals; the size of the cache stays."""
+        self._config = config
 
     # Writing -----------------------------------------------------------------------------------------------------
 
@@ -191,7 +167,7 @@ class LocalSamples(LocalReader):
 
     def _check_room(self) -> None:
         in_memory = sum(memtable.nbytes for memtable in self._memory.memtables())
-        if in_memory > self._options.memory_bytes:
+        if in_memory > self._config.memory_bytes:
             directory = self._layout.folder(SegmentKind.MINUTE)
             raise StoreFullError(
                 f"{in_memory} bytes wait in memory because no segment can be written to {directory};"
@@ -208,10 +184,9 @@ class LocalSamples(LocalReader):
         directory = self._layout.directory
         with store_errors(directory):
             free = self._files.free_bytes(directory)
-        if free < self._options.reserve_bytes:
+        if free < self._config.reserve_bytes:
             raise StoreFullError(
-                f"{directory} has {free:,} bytes left and {self._options.reserve_bytes:,} are kept in reserve;"
-                " free some"
+                f"{directory} has {free:,} bytes left and {self._config.reserve_bytes:,} are kept in reserve; free some"
             )
 
     def check_writable(self) -> None:
@@ -251,7 +226,7 @@ class LocalSamples(LocalReader):
 
     def memory_share(self) -> float:
         """Share of the memory for samples that is in use; at 1 nothing is taken any more."""
-        return sum(memtable.nbytes for memtable in self._memory.memtables()) / self._options.memory_bytes
+        return sum(memtable.nbytes for memtable in self._memory.memtables()) / self._config.memory_bytes
 
     # Flushing ----------------------------------------------------------------------------------------------------
 
@@ -259,7 +234,7 @@ class LocalSamples(LocalReader):
         """Flush when what is in memory is old or large enough; return whether it was."""
         memory = self._memory
         age = self._monotonic_clock() - self._flushed_at
-        if age < self._options.segment_interval_s and memory.active.nbytes < self._options.segment_bytes:
+        if age < self._config.segment_interval_s and memory.active.nbytes < self._config.segment_bytes:
             return False
         self.flush()
         return True

@@ -29,6 +29,8 @@ from gpusonde.collector.storage.samples import Samples, StoredBlock, column_type
 from gpusonde.errors import StoreCorruptError, StoreError, StoreFullError
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+# For the footers of segments, and as much for columns where nothing else is said.
+_CACHE_BYTES = 64 << 20
 _V = TypeVar("_V")
 
 
@@ -330,19 +332,6 @@ class SegmentGoneError(StoreCorruptError):
 
 
 @dataclass(frozen=True)
-class CacheOptions:
-    """How much memory reading may keep.
-
-    Attributes:
-        footer_bytes: For the footers of segments.
-        column_bytes: For columns that were read last.
-    """
-
-    footer_bytes: int = 64 * _MEBIBYTE
-    column_bytes: int = 64 * _MEBIBYTE
-
-
-@dataclass(frozen=True)
 class _Footer:
     metadata: pq.FileMetaData
     names: frozenset[str]
@@ -352,13 +341,12 @@ class SegmentFiles:
     """Reads parts of segments. Files never change, so what was read stays right; may be used from any thread.
 
     Args:
-        options: Memory for what was read last.
+        column_bytes: Memory for columns that were read last.
     """
 
-    def __init__(self, options: CacheOptions | None = None) -> None:
-        options = options or CacheOptions()
-        self._footers: ByteCache[_Footer] = ByteCache(options.footer_bytes)
-        self._columns: ByteCache[Array] = ByteCache(options.column_bytes)
+    def __init__(self, column_bytes: int = _CACHE_BYTES) -> None:
+        self._footers: ByteCache[_Footer] = ByteCache(_CACHE_BYTES)
+        self._columns: ByteCache[Array] = ByteCache(column_bytes)
 
     def read(
         self, path: Path, segment: int, part: SegmentPart, columns: Sequence[str], *, keep: bool = False

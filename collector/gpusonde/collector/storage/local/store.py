@@ -11,11 +11,13 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
-from gpusonde.collector.storage.local.catalog import Database, SegmentCatalog
+from gpusonde.collector.config import StoreConfig
+from gpusonde.collector.storage.local.catalog import Database, Deletions, SegmentCatalog
+from gpusonde.collector.storage.local.compaction import CompactionSizes, Compactor
 from gpusonde.collector.storage.local.facts import LocalFacts
 from gpusonde.collector.storage.local.results import LocalResults
-from gpusonde.collector.storage.local.retention import Maintenance, maintain
-from gpusonde.collector.storage.local.samples import LocalSamples, StoreOptions
+from gpusonde.collector.storage.local.retention import Maintenance, Retention, maintain
+from gpusonde.collector.storage.local.samples import LocalSamples
 from gpusonde.collector.storage.local.segments import SegmentKind, StoreLayout, store_errors
 from gpusonde.collector.storage.local.states import StateFiles
 from gpusonde.collector.storage.model import StoreUsage
@@ -32,7 +34,9 @@ class LocalStore:
 
     Args:
         directory: The data directory; made if it is not there.
-        options: Sizes and intervals.
+        config: Sizes and intervals, how segments are compacted and how long they are kept.
+        hold_untracked: Whether ticks that tracking would have to read again are kept for twice the time.
+        compaction: How much is compacted at once.
         files: The file layer.
         wall_clock_ns: Unix time in nanoseconds.
         monotonic_clock: Seconds, for the age of what is in memory.
@@ -41,13 +45,15 @@ class LocalStore:
     def __init__(
         self,
         directory: Path,
-        options: StoreOptions | None = None,
+        config: StoreConfig | None = None,
         *,
+        hold_untracked: bool = True,
+        compaction: CompactionSizes | None = None,
         files: FileLayer | None = None,
         wall_clock_ns: Callable[[], int] = time.time_ns,
         monotonic_clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        options, files = options or StoreOptions(), files or OsFiles()
+        config, files = config or StoreConfig(), files or OsFiles()
         self.layout = StoreLayout(directory)
         self.place = str(directory)
         self.counters = StoreCounters()
@@ -55,7 +61,7 @@ class LocalStore:
         self.facts = LocalFacts(self.database)
         self.results = LocalResults(self.database)
         self._files = files
-        self._options = options
+        self._config = config
         self._segments = SegmentCatalog(self.database)
         self._directory_lock = DirectoryLock(directory, "collector")
         self.samples = LocalSamples(
@@ -63,21 +69,33 @@ class LocalStore:
             files,
             self.facts,
             self._segments,
-            options,
+            config,
             self.counters,
             wall_clock_ns=wall_clock_ns,
             monotonic_clock=monotonic_clock,
         )
         self.states = StateFiles(directory / "tracking", files, self.samples.check_space)
-        self.maintenance = Maintenance(
-            self.database,
+        compactor = Compactor(
+            self._segments,
             self.layout,
             files,
-            options.maintenance,
+            config,
             self.samples.check_space,
             self.counters,
             wall_clock_ns,
+            compaction,
         )
+        retention = Retention(
+            self._segments,
+            Deletions(self.database),
+            self.layout,
+            files,
+            config,
+            self.counters,
+            wall_clock_ns,
+            hold_untracked=hold_untracked,
+        )
+        self.maintenance = Maintenance(compactor, retention, config)
 
     def open(self) -> None:
         """Take the directory, replay the log, remove what a crash left half-made.
@@ -107,11 +125,11 @@ class LocalStore:
         self.database.close()
         self._directory_lock.release()
 
-    def configure(self, options: StoreOptions) -> None:
-        """Take over other options; the size of the cache stays. What is under way goes on as it began."""
-        self._options = options
-        self.samples.configure(options)
-        self.maintenance.configure(options.maintenance)
+    def configure(self, config: StoreConfig) -> None:
+        """Take over another configuration; the size of the cache stays. What is under way goes on as it began."""
+        self._config = config
+        self.samples.configure(config)
+        self.maintenance.configure(config)
 
     def flush(self) -> None:
         """Turn what is in memory into segments; the next start would have to read it from the log.
@@ -151,7 +169,7 @@ class LocalStore:
 
     async def _flush_for_ever(self, executor: Executor) -> None:
         while True:
-            await asyncio.sleep(min(self._options.segment_interval_s / 4, _MOST_FLUSH_CHECK_S))
+            await asyncio.sleep(min(self._config.segment_interval_s / 4, _MOST_FLUSH_CHECK_S))
             try:
                 await asyncio.shield(asyncio.get_running_loop().run_in_executor(executor, self.samples.flush_if_due))
             except StoreError as error:
