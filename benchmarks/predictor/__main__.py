@@ -42,7 +42,7 @@ from gpusonde.predictor.crossgpu.evaluation import (
     paper_predictor,
     prior_predictor,
 )
-from gpusonde.predictor.crossgpu.intervals.novelty import Situation
+from gpusonde.predictor.crossgpu.neighbourhood import Regime
 from gpusonde.predictor.crossgpu.paper import FeatureGroups
 from gpusonde.predictor.crossgpu.prior import MetricLevel
 
@@ -268,7 +268,7 @@ def section_combined(runs: RunsTable) -> str:
     """Every CNN left out in turn; its runs predicted from each other run of the configuration and from all together."""
     source, target = runs.pairs()
     workload = np.array([run.configuration.model for run in runs.runs])
-    settings = ModelSettings(situations=(Situation.SEEN_GPUS, Situation.PRIOR_ONLY))
+    settings = ModelSettings(regimes=(Regime.SEEN_GPUS, Regime.PRIOR_ONLY))
     single, combined, inside = [], [], []
     for name in np.unique(workload):
         training = workload[source] != name

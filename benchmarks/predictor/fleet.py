@@ -28,7 +28,7 @@ def fleet_section(runs: RunsTable) -> str:
             known = {run.configuration for run in fleet}
             rest = RunsTable(tuple(r for r in runs.runs if r.gpu.name != gpu and r.configuration not in known))
             # Intervals have no part in the comparison.
-            current = LatencyModel(ModelSettings(situations=())).fit(rest)
+            current = LatencyModel(ModelSettings(regimes=())).fit(rest)
             now = time.time()
             stayed = RunsTable(tuple(replace(run, end_unix_s=now) for run in fleet))
             lesson = learn(current, stayed, now_unix_s=now, half_life_s=180 * 86_400.0)

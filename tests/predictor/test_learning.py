@@ -19,7 +19,7 @@ NOW_S = 1_800_000_000.0
 
 @pytest.fixture(scope="module")
 def current(runs, small_settings):
-    return LatencyModel(dataclasses.replace(small_settings, situations=())).fit(runs)
+    return LatencyModel(dataclasses.replace(small_settings, regimes=())).fit(runs)
 
 
 def fleet_of(tmp_path_factory, slower=None, models=4, seed=11, age_days=1.0):
@@ -107,7 +107,7 @@ def test_an_empty_fleet_teaches_nothing(current):
 def test_old_jobs_count_less(runs, tmp_path_factory, small_settings):
     fleet = fleet_of(tmp_path_factory, slower="A10G", age_days=360)
     both = Pairs.join([Pairs.of(runs), Pairs.of(fleet)])
-    quick = dataclasses.replace(small_settings, situations=())
+    quick = dataclasses.replace(small_settings, regimes=())
     a10g = next(run.gpu for run in runs.runs if run.gpu.name == "A10G")
     sources = [run.measurement() for run in fleet.runs if run.gpu.name != "A10G"]
 

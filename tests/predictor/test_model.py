@@ -17,7 +17,7 @@ from gpusonde.predictor.crossgpu import (
     read_runs,
 )
 from gpusonde.predictor.crossgpu.evaluation import Scores, predict_pairs
-from gpusonde.predictor.crossgpu.intervals.novelty import KnownGpu, Situation, rate_uncertainty
+from gpusonde.predictor.crossgpu.neighbourhood import Regime, TrainedGpu, rate_uncertainty
 from gpusonde.predictor.crossgpu.regression import GaussianProcess, ObliviousTrees
 from gpusonde.predictor.crossgpu.runs_table import RunsTable
 
@@ -146,11 +146,11 @@ def test_a_target_with_unknown_rates_does_not_hurt_the_others(model, runs, gpus)
 
 
 def test_a_situation_that_was_not_calibrated_gets_the_priors_interval(runs, gpus, small_settings):
-    quick = LatencyModel(dataclasses.replace(small_settings, situations=())).fit(runs)
+    quick = LatencyModel(dataclasses.replace(small_settings, regimes=())).fit(runs)
     source, target = runs.run(0).measurement(), gpus.get("A100-SXM4-40GB")
     (prediction,) = quick.predict(source, [target])
-    scale = rate_uncertainty(KnownGpu.of(source.gpu), KnownGpu.of(target))
-    prior = quick.state.calibrations[Situation.PRIOR_ONLY].quantile * scale
+    scale = rate_uncertainty(TrainedGpu.from_spec(source.gpu), TrainedGpu.from_spec(target))
+    prior = quick.state.calibrations[Regime.PRIOR_ONLY].quantile * scale
     assert math.log(prediction.epoch_latency_high_s / prediction.epoch_latency_s) >= prior * 0.999
 
 
@@ -180,7 +180,7 @@ def test_an_unseen_cnn_of_the_measured_runs_is_predicted_within_the_aim(shared_r
     runs = read_runs(shared_runs_path)
     source, target = runs.pairs()
     held_out = np.array([runs.runs[index].configuration.model == "VGG19" for index in source])
-    model = LatencyModel(ModelSettings(situations=())).fit(runs, pairs=(source[~held_out], target[~held_out]))
+    model = LatencyModel(ModelSettings(regimes=())).fit(runs, pairs=(source[~held_out], target[~held_out]))
     errors = predict_pairs(model, runs, source[held_out], target[held_out])
     assert Scores.of(errors).mape < 0.09
 

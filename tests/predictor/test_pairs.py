@@ -36,7 +36,7 @@ def test_parts_joined_again_mean_what_they_meant(pairs):
 
 
 def test_a_model_does_not_mind_where_its_pairs_come_from(pairs, runs, small_settings):
-    quick = replace(small_settings, situations=())
+    quick = replace(small_settings, regimes=())
     half = pairs.configuration % 2 == 0
     whole = LatencyModel(quick).fit(runs)
     joined = LatencyModel(quick).fit_pairs(Pairs.join([pairs.where(half), pairs.where(~half)]))
@@ -49,7 +49,7 @@ def test_a_model_does_not_mind_where_its_pairs_come_from(pairs, runs, small_sett
 def test_a_gpu_that_few_configurations_ran_on_still_counts_as_new(pairs, runs, small_settings, gpus):
     t4 = pairs.gpu_names.index("T4")
     few = pairs.where(~pairs.touches(t4) | (pairs.configuration < 3))
-    model = LatencyModel(replace(small_settings, situations=())).fit_pairs(few)
+    model = LatencyModel(replace(small_settings, regimes=())).fit_pairs(few)
     (prediction,) = model.predict(runs.run(0).measurement(), [gpus.get("T4")])
     assert prediction.status == "extrapolated"
     assert "T4" in prediction.reason

@@ -120,7 +120,7 @@ def learn(
         pairs = Pairs.join([carried, own.where(rows)])
         return model.fit_pairs(pairs, decayed_weights(pairs.time_unix_s, now_unix_s, half_life_s))
 
-    quick = replace(current.settings, situations=())
+    quick = replace(current.settings, regimes=())
     positions = np.flatnonzero(new)
     folds = list(grouped_folds(own.configuration[new], _FOLDS, current.settings.residual.seed))
     of_current, of_candidate = np.zeros(len(own)), np.zeros(len(own))

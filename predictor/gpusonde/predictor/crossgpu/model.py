@@ -1,6 +1,6 @@
-"""``LatencyModel``: the default predictor, log ratio = prior + residual, with intervals for the situation at hand.
+"""``LatencyModel``: the default predictor, log ratio = prior + residual, with intervals for the regime at hand.
 
-``Query`` answers one question: the level that its metrics allow, the situation of each target, number and interval.
+``Query`` answers one question: the level that its metrics allow, the regime of each target, number and interval.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import numpy.typing as npt
 
 from gpusonde.catalog import GpuSpec
 from gpusonde.errors import MeasurementError, NotFittedError, TooFewRunsError
+from gpusonde.predictor.crossgpu.calibrator import Calibrator
 from gpusonde.predictor.crossgpu.features import REQUIRED_METRICS, SOURCE_FEATURE_COUNT, feature_matrix, has_figures
-from gpusonde.predictor.crossgpu.intervals.calibrator import Calibrator
-from gpusonde.predictor.crossgpu.intervals.novelty import (
+from gpusonde.predictor.crossgpu.measurement import LatencyPrediction, Precision, SourceMeasurement
+from gpusonde.predictor.crossgpu.neighbourhood import (
     GpuNeighbourhood,
-    KnownGpu,
+    Regime,
     RunNeighbourhood,
-    Situation,
+    TrainedGpu,
     rate_uncertainty,
 )
-from gpusonde.predictor.crossgpu.measurement import LatencyPrediction, Precision, SourceMeasurement
 from gpusonde.predictor.crossgpu.pairs import Pairs
 from gpusonde.predictor.crossgpu.persistence import LARGEST_MODEL_BYTES, read_model, write_model
 from gpusonde.predictor.crossgpu.prior import (
@@ -49,8 +49,8 @@ FloatArray = npt.NDArray[np.float64]
 
 _MINIMUM_EPOCHS = 2
 # Beyond this many usual distances the learned part has nothing to say about a run.
-_NOVELTY_LIMIT = 2.0
-_MAXIMUM_NOVELTY_WIDENING = 3.0
+_DISTANCE_LIMIT = 2.0
+_MOST_INFLATION = 3.0
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Query:
         return predictions
 
     def _is_same_chip(self, target: GpuSpec) -> bool:
-        return KnownGpu.of(self._source.gpu).is_chip_of(target)
+        return TrainedGpu.from_spec(self._source.gpu).is_same_chip(target)
 
     def _same_chip(self, target: GpuSpec) -> _Answer:
         """The GPU that was measured, or a variant of it with, say, more memory: no model has anything to add."""
@@ -111,32 +111,32 @@ class Query:
         except MeasurementError:
             return {}  # a figure of the source is unknown: the prior needs fewer, or says what is missing
         residuals, deviations = state.residual.predict(features)
-        novelty = state.runs.novelty(features[0, :SOURCE_FEATURE_COUNT])
+        distance = state.runs.relative_distance(features[0, :SOURCE_FEATURE_COUNT])
         line = roofline(source, MetricLevel.NVIDIA_SMI)
         answers = {}
         for (index, target, unseen), residual, deviation in zip(
             usable, residuals.tolist(), deviations.tolist(), strict=True
         ):
-            answers[index] = self._learned(target, line, unseen, residual, deviation, novelty)
+            answers[index] = self._learned(target, line, unseen, residual, deviation, distance)
         return answers
 
     def _learned(
-        self, target: GpuSpec, line: Roofline, unseen: int, residual: float, deviation: float, novelty: float
+        self, target: GpuSpec, line: Roofline, unseen: int, residual: float, deviation: float, distance: float
     ) -> _Answer:
         source = self._source
         weight = self._settings.one_unseen_weight if unseen else 1.0
         reasons = []
         if unseen:
-            half_width = self._half_width(Situation.ONE_UNSEEN_GPU, target) * self._widening(target)
+            half_width = self._half_width(Regime.ONE_UNSEEN_GPU, target) * self._inflation(target)
             reasons.append(self._unseen_reason(target))
         else:
             half_width = self._seen_half_width(target, deviation)
-        if novelty > 1.0:
-            weight *= max(0.0, (_NOVELTY_LIMIT - novelty) / (_NOVELTY_LIMIT - 1.0))
-            half_width = max(half_width, self._half_width(Situation.PRIOR_ONLY, target))
-            half_width *= min(novelty, _MAXIMUM_NOVELTY_WIDENING)
+        if distance > 1.0:
+            weight *= max(0.0, (_DISTANCE_LIMIT - distance) / (_DISTANCE_LIMIT - 1.0))
+            half_width = max(half_width, self._half_width(Regime.PRIOR_ONLY, target))
+            half_width *= min(distance, _MOST_INFLATION)
             reasons.append(
-                f"the run's metrics are {novelty:.1f} times as far from the fitted runs as a new workload usually is"
+                f"the run's metrics are {distance:.1f} times as far from the fitted runs as a new workload usually is"
             )
         log_ratio = log_latency_ratio(source, target, line) + weight * residual
         method = "prior + residual" if weight > 0 else "prior only"
@@ -157,12 +157,12 @@ class Query:
             log_ratio = log_static_ratio(source, target)
         else:
             log_ratio = log_latency_ratio(source, target, roofline(source, level))
-        situation = Situation.STATIC_ONLY if static else Situation.PRIOR_ONLY
-        half_width = self._half_width(situation, target)
+        regime = Regime.STATIC_ONLY if static else Regime.PRIOR_ONLY
+        half_width = self._half_width(regime, target)
         reasons = []
         seen = state.gpus.seen(source.gpu) and state.gpus.seen(target)
         if not seen:
-            half_width *= self._widening(target)
+            half_width *= self._inflation(target)
             reasons.append(self._unseen_reason(target))
         missing = [name for name in REQUIRED_METRICS if name not in source.metrics]
         if missing:
@@ -172,32 +172,30 @@ class Query:
             reasons.append(f"the model was fitted on FP32 training, this is {source.precision.value}")
         if level is MetricLevel.DCGM:
             # No measurement tells how good this level is: as wide as if nothing dynamic were known.
-            half_width = max(half_width, self._half_width(Situation.STATIC_ONLY, target))
+            half_width = max(half_width, self._half_width(Regime.STATIC_ONLY, target))
             reasons.append("weights from DCGM activity metrics are unvalidated")
         method = f"prior only, {level.value}" if level is not MetricLevel.NVIDIA_SMI else "prior only"
         extrapolated = not seen or other_precision or level is MetricLevel.DCGM
         return _Answer(log_ratio, half_width, method, extrapolated, tuple(reasons))
 
-    def _half_width(self, situation: Situation, target: GpuSpec) -> float:
-        """Half width where GPUs are known by their data sheets only; the prior's where the situation has none."""
+    def _half_width(self, regime: Regime, target: GpuSpec) -> float:
+        """Half width where GPUs are known by their data sheets only; the prior's where the regime has none."""
         state = self._state
-        calibrated = situation in state.calibrations
-        learned = situation is Situation.ONE_UNSEEN_GPU and calibrated
+        calibrated = regime in state.calibrations
+        learned = regime is Regime.ONE_UNSEEN_GPU and calibrated
         gpus = self._unseen(target) if learned else [self._source.gpu, target]
-        calibration = state.calibrations[situation if calibrated else Situation.PRIOR_ONLY]
-        return calibration.quantile * rate_uncertainty(*map(KnownGpu.of, gpus))
+        calibration = state.calibrations[regime if calibrated else Regime.PRIOR_ONLY]
+        return calibration.quantile * rate_uncertainty(*map(TrainedGpu.from_spec, gpus))
 
     def _seen_half_width(self, target: GpuSpec, deviation: float) -> float:
-        calibration = self._state.calibrations.get(Situation.SEEN_GPUS)
-        return (
-            self._half_width(Situation.PRIOR_ONLY, target) if calibration is None else calibration.quantile * deviation
-        )
+        calibration = self._state.calibrations.get(Regime.SEEN_GPUS)
+        return self._half_width(Regime.PRIOR_ONLY, target) if calibration is None else calibration.quantile * deviation
 
     def _unseen(self, target: GpuSpec) -> list[GpuSpec]:
         return [gpu for gpu in (self._source.gpu, target) if not self._state.gpus.seen(gpu)]
 
-    def _widening(self, target: GpuSpec) -> float:
-        return max(self._state.gpus.widening(gpu) for gpu in self._unseen(target))
+    def _inflation(self, target: GpuSpec) -> float:
+        return max(self._state.gpus.interval_inflation(gpu) for gpu in self._unseen(target))
 
     def _unseen_reason(self, target: GpuSpec) -> str:
         return f"the model was not fitted on {' and '.join(gpu.name for gpu in self._unseen(target))}"
@@ -317,7 +315,7 @@ class LatencyModel:
         )  # fmt: skip
         self._state = FittedState(
             residual=residual,
-            calibrations=calibrator.calibrate(settings.situations),
+            calibrations=calibrator.calibrate(settings.regimes),
             runs=RunNeighbourhood.fit(sources, pairs.workload[positions].tolist()),
             gpus=GpuNeighbourhood(pairs.well_known_gpus(_MINIMUM_CONFIGURATIONS)),
             pairs=pairs,

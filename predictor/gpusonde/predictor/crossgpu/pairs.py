@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusonde.predictor.crossgpu.features import REQUIRED_METRICS, SOURCE_FEATURE_COUNT, feature_matrix
-from gpusonde.predictor.crossgpu.intervals.novelty import KnownGpu
+from gpusonde.predictor.crossgpu.neighbourhood import TrainedGpu
 from gpusonde.predictor.crossgpu.prior import log_latency_ratio, log_static_ratio, metric_level, roofline
 from gpusonde.predictor.crossgpu.runs_table import IndexArray, RunsTable
 
@@ -55,7 +55,7 @@ class Pairs:
     time_unix_s: FloatArray
     configurations: tuple[str, ...]
     workloads: tuple[str, ...]
-    gpus: tuple[KnownGpu, ...]
+    gpus: tuple[TrainedGpu, ...]
 
     def __len__(self) -> int:
         return int(self.prior.size)
@@ -88,7 +88,7 @@ class Pairs:
         workloads, workload = _numbered([run.configuration.model for run in runs])
         ends = np.array([run.end_unix_s for run in runs])
         names, gpu = _numbered([run.gpu.name for run in runs])
-        known = {run.gpu.name: KnownGpu.of(run.gpu) for run in runs}
+        known = {run.gpu.name: TrainedGpu.from_spec(run.gpu) for run in runs}
         return cls(
             features=np.concatenate(features) if features else np.zeros((0, 0)),
             prior=np.array(prior),
@@ -164,7 +164,7 @@ class Pairs:
         positions: IndexArray = np.sort(first)
         return own[positions], positions
 
-    def well_known_gpus(self, configurations: int) -> tuple[KnownGpu, ...]:
+    def well_known_gpus(self, configurations: int) -> tuple[TrainedGpu, ...]:
         """GPUs that at least so many configurations ran on."""
 
         def count(gpu: int) -> int:

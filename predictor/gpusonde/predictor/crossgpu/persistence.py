@@ -13,12 +13,12 @@ import numpy.typing as npt
 
 from gpusonde.errors import ModelError, ModelFileError
 from gpusonde.predictor.crossgpu.features import FEATURES, SOURCE_FEATURE_COUNT
-from gpusonde.predictor.crossgpu.intervals.novelty import (
+from gpusonde.predictor.crossgpu.neighbourhood import (
     Calibration,
     GpuNeighbourhood,
-    KnownGpu,
+    Regime,
     RunNeighbourhood,
-    Situation,
+    TrainedGpu,
 )
 from gpusonde.predictor.crossgpu.pairs import Pairs
 from gpusonde.predictor.crossgpu.regression import GaussianProcess, ObliviousTrees, ResidualModel, ResidualSettings
@@ -58,11 +58,11 @@ def encode_model(settings: ModelSettings, state: FittedState) -> tuple[bytes, st
             "residual": asdict(settings.residual),
             "coverage": settings.coverage,
             "one_unseen_weight": settings.one_unseen_weight,
-            "situations": [situation.name for situation in settings.situations],
+            "situations": [regime.name for regime in settings.regimes],
         },
         "process": {name: getattr(state.residual.process, name) for name in ("length", "amplitude", "noise")},
         "trees": {"bias": state.residual.trees.bias},
-        "calibrations": {situation.name: asdict(value) for situation, value in state.calibrations.items()},
+        "calibrations": {regime.name: asdict(value) for regime, value in state.calibrations.items()},
         "runs": {"usual_distance": state.runs.usual_distance},
         "gpus": [gpu.name for gpu in state.gpus.gpus],
         "pairs": {
@@ -170,7 +170,7 @@ def _settings(document: Mapping[str, Any]) -> ModelSettings:
         residual=ResidualSettings(**stored["residual"]),
         coverage=float(stored["coverage"]),
         one_unseen_weight=float(stored["one_unseen_weight"]),
-        situations=tuple(Situation[name] for name in stored["situations"]),
+        regimes=tuple(Regime[name] for name in stored["situations"]),
     )
 
 
@@ -208,7 +208,7 @@ def _state(document: Mapping[str, Any], arrays: Arrays, path: str) -> FittedStat
             ObliviousTrees(feature, border, leaves, float(document["trees"]["bias"])),
             float(document["settings"]["residual"]["process_weight"]),
         ),
-        calibrations={Situation[name]: Calibration(**value) for name, value in document["calibrations"].items()},
+        calibrations={Regime[name]: Calibration(**value) for name, value in document["calibrations"].items()},
         runs=RunNeighbourhood(
             center=arrays["runs_center"], spread=arrays["runs_spread"],
             points=arrays["runs_points"].astype(np.float64), usual_distance=float(document["runs"]["usual_distance"]),
@@ -220,7 +220,7 @@ def _state(document: Mapping[str, Any], arrays: Arrays, path: str) -> FittedStat
 
 def _pairs(document: Mapping[str, Any], arrays: Arrays, process: GaussianProcess, path: str) -> Pairs:
     configurations, workloads = tuple(map(str, document["configurations"])), tuple(map(str, document["workloads"]))
-    gpus = tuple(KnownGpu(**gpu) for gpu in document["gpus"])
+    gpus = tuple(TrainedGpu(**gpu) for gpu in document["gpus"])
     for name, labels in (
         ("configuration", configurations), ("workload", workloads), ("source_gpu", gpus), ("target_gpu", gpus)
     ):  # fmt: skip

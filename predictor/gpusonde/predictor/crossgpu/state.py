@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gpusonde.predictor.crossgpu.intervals.novelty import Calibration, GpuNeighbourhood, RunNeighbourhood, Situation
+from gpusonde.predictor.crossgpu.neighbourhood import Calibration, GpuNeighbourhood, Regime, RunNeighbourhood
 from gpusonde.predictor.crossgpu.pairs import Pairs
 from gpusonde.predictor.crossgpu.regression import ResidualModel, ResidualSettings
 
@@ -19,14 +19,14 @@ class ModelSettings:
         coverage: Nominal coverage of the intervals.
         one_unseen_weight: Weight of the learned residual when the model was not fitted on one of the two GPUs. It is 1
             when both are known, and 0 when neither is: there the prior alone is more exact.
-        situations: Situations to calibrate intervals for besides that of the prior; an evaluation that needs one of
+        regimes: Regimes to calibrate intervals for besides that of the prior; an evaluation that needs one of
             them saves the others' fits.
     """
 
     residual: ResidualSettings = field(default_factory=ResidualSettings)
     coverage: float = 0.9
     one_unseen_weight: float = 0.8
-    situations: tuple[Situation, ...] = tuple(Situation)
+    regimes: tuple[Regime, ...] = tuple(Regime)
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,14 @@ class FittedState:
 
     Attributes:
         residual: The learned part.
-        calibrations: Situation -> interval; that of the prior is always there.
+        calibrations: Regime -> interval; that of the prior is always there.
         runs: Neighbourhood of the runs' source features.
         gpus: The GPUs that were seen.
         pairs: What all this was fitted on.
     """
 
     residual: ResidualModel
-    calibrations: Mapping[Situation, Calibration]
+    calibrations: Mapping[Regime, Calibration]
     runs: RunNeighbourhood
     gpus: GpuNeighbourhood
     pairs: Pairs

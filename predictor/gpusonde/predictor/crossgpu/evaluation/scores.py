@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusonde.errors import TooFewRunsError
-from gpusonde.predictor.crossgpu.intervals.novelty import Situation
 from gpusonde.predictor.crossgpu.model import LatencyModel
+from gpusonde.predictor.crossgpu.neighbourhood import Regime
 from gpusonde.predictor.crossgpu.paper import PaperStack
 from gpusonde.predictor.crossgpu.prior import MetricLevel, log_latency_ratio, log_peak_ratio, log_static_ratio, roofline
 from gpusonde.predictor.crossgpu.runs_table import IndexArray, Run, RunsTable
@@ -270,14 +270,14 @@ Predictor = Callable[[Task], PairErrors]
 def default_predictor(settings: ModelSettings, protocol: Protocol) -> Predictor:
     """The default model; only the intervals that the protocol's queries need are calibrated."""
     needed = {
-        Protocol.TARGET: Situation.ONE_UNSEEN_GPU,
-        Protocol.BOTH: Situation.PRIOR_ONLY,
-        Protocol.STATIC: Situation.STATIC_ONLY,
+        Protocol.TARGET: Regime.ONE_UNSEEN_GPU,
+        Protocol.BOTH: Regime.PRIOR_ONLY,
+        Protocol.STATIC: Regime.STATIC_ONLY,
     }
-    situations = (needed.get(protocol, Situation.SEEN_GPUS),)
+    regimes = (needed.get(protocol, Regime.SEEN_GPUS),)
 
     def run(task: Task) -> PairErrors:
-        seeded = replace(settings, situations=situations, residual=replace(settings.residual, seed=task.seed))
+        seeded = replace(settings, regimes=regimes, residual=replace(settings.residual, seed=task.seed))
         return predict_pairs(LatencyModel(seeded).fit(task.training, pairs=task.fit_on), task.test, *task.predict)
 
     return run

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusonde.catalog import GpuSpec
-from gpusonde.predictor.crossgpu.intervals.novelty import Calibration, GpuNeighbourhood, KnownGpu
+from gpusonde.predictor.crossgpu.neighbourhood import Calibration, GpuNeighbourhood, TrainedGpu
 from gpusonde.predictor.workload.engine.calibration import CalibratedRoofline
 from gpusonde.predictor.workload.engine.encoders import EncoderReference
 from gpusonde.predictor.workload.engine.features import (
@@ -413,9 +413,9 @@ def _new_quantiles(
 
     families = np.array([each.family for each in measurements], dtype=np.str_)
 
-    def device_widening(name: str) -> float:
-        others = GpuNeighbourhood(tuple(KnownGpu.of(gpu) for gpu in gpus if gpu.name != name))
-        return others.widening(next(gpu for gpu in gpus if gpu.name == name))
+    def device_inflation(name: str) -> float:
+        others = GpuNeighbourhood(tuple(TrainedGpu.from_spec(gpu) for gpu in gpus if gpu.name != name))
+        return others.interval_inflation(next(gpu for gpu in gpus if gpu.name == name))
 
     groups = {Newness.FAMILY: families, Newness.PLACE: table.environment, Newness.DEVICE: table.device}
-    return left_out_quantiles(errors_without, groups, coverage, device_widening)
+    return left_out_quantiles(errors_without, groups, coverage, device_inflation)

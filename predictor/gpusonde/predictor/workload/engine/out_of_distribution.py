@@ -19,12 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusonde.catalog import GpuSpec
-from gpusonde.predictor.crossgpu.intervals.novelty import (
+from gpusonde.predictor.crossgpu.neighbourhood import (
     Calibration,
     GpuNeighbourhood,
-    KnownGpu,
     LeftOut,
     RunNeighbourhood,
+    TrainedGpu,
     calibrate,
     calibrate_worst,
     root_mean_square_distances,
@@ -111,7 +111,7 @@ class Assessment:
         unlike_network: How the network is unlike those that were measured.
         unlike_cluster: What of the cluster or the batch was never measured, its device and place aside.
         unknown_device: Its device was never measured.
-        device_widening: Factor, at least 1, by which errors on left-out devices are too small for this one.
+        device_inflation: Factor, at least 1, by which errors on left-out devices are too small for this one.
         unknown_place: It is to run at no place of measurement that the model knows, or on a device or in a precision
             that was not measured there.
         new_at_place: What of it was not measured at its place, though elsewhere.
@@ -121,7 +121,7 @@ class Assessment:
     unlike_network: tuple[str, ...]
     unlike_cluster: tuple[str, ...]
     unknown_device: bool
-    device_widening: float
+    device_inflation: float
     unknown_place: bool
     new_at_place: str
     nearest: tuple[tuple[str, float], ...]
@@ -193,7 +193,7 @@ class Familiarity:
             batches=(float(sizes[:, _BATCH].min()), float(sizes[:, _BATCH].max())),
             devices=float(sizes[:, _DEVICES].max()),
             nodes=float(sizes[:, _NODES].max()),
-            gpus=GpuNeighbourhood(tuple(KnownGpu.of(gpu) for gpu in gpus)),
+            gpus=GpuNeighbourhood(tuple(TrainedGpu.from_spec(gpu) for gpu in gpus)),
             precisions=tuple(np.unique(table.precision).tolist()),
             parallelisms=tuple(np.unique(table.parallelism).tolist()),
             places={
@@ -223,14 +223,14 @@ class Familiarity:
                 known[key] = self._network(table.network[row])
             if gpu.name not in seen:
                 unknown = not self.gpus.seen(gpu)
-                seen[gpu.name] = (unknown, self.gpus.widening(gpu) if unknown else 1.0)
+                seen[gpu.name] = (unknown, self.gpus.interval_inflation(gpu) if unknown else 1.0)
             unlike, nearest = known[key]
             found.append(
                 Assessment(
                     unlike_network=unlike,
                     unlike_cluster=tuple(self._cluster(table, row)),
                     unknown_device=seen[gpu.name][0],
-                    device_widening=seen[gpu.name][1],
+                    device_inflation=seen[gpu.name][1],
                     unknown_place=place not in self.places or settings[row] not in self.settings,
                     new_at_place=self._new_at_place(table, row, settings[row]),
                     nearest=nearest,
@@ -343,7 +343,7 @@ class Intervals:
             widths.append(max(self._quantile(each) for each in (Newness.PLACE, Newness.DEVICE)))
         # A device that is left out takes its place with it: its errors hold those of a new place.
         if assessment.unknown_device:
-            widths.append(assessment.device_widening * self._quantile(Newness.DEVICE))
+            widths.append(assessment.device_inflation * self._quantile(Newness.DEVICE))
         elif assessment.unknown_place:
             widths.append(self._quantile(Newness.PLACE))
         return max(architecture.quantile, math.hypot(*widths))
@@ -377,7 +377,7 @@ def left_out_quantiles(
     errors_without: Callable[[Mask], FloatArray],
     groups: Mapping[Newness, Groups],
     coverage: float,
-    device_widening: Callable[[str], float],
+    device_inflation: Callable[[str], float],
 ) -> Mapping[Newness, Calibration]:
     """Leave out every family, place and device in turn.
 
@@ -385,12 +385,12 @@ def left_out_quantiles(
         errors_without: Errors of the logarithm, on the rows of a mask, of a model fitted to all others.
         groups: Of each newness, which group each row belongs to; "" if to none.
         coverage: Share of intervals that should hold the truth.
-        device_widening: How much further than usual a device lies from all others; its errors count as so much less.
+        device_inflation: How much further than usual a device lies from all others; its errors count as so much less.
     """
     found = {}
     for newness, labels in groups.items():
         parts = [
-            LeftOut(errors, np.full(len(errors), device_widening(name) if newness is Newness.DEVICE else 1.0))
+            LeftOut(errors, np.full(len(errors), device_inflation(name) if newness is Newness.DEVICE else 1.0))
             for name, errors in _left_out(errors_without, labels)
         ]
         if len(parts) >= _FEWEST_GROUPS[newness.name]:

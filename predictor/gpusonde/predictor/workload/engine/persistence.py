@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusonde.errors import ModelError
-from gpusonde.predictor.crossgpu.intervals.novelty import Calibration, GpuNeighbourhood, KnownGpu, RunNeighbourhood
+from gpusonde.predictor.crossgpu.neighbourhood import Calibration, GpuNeighbourhood, RunNeighbourhood, TrainedGpu
 from gpusonde.predictor.model_file import Arrays, decode, encode
 from gpusonde.predictor.workload.embedding.weights import check_dataset_type
 from gpusonde.predictor.workload.engine.calibration import LEVELS, CalibratedRoofline
@@ -221,7 +221,7 @@ def _familiarity(stored: Mapping[str, Any], arrays: Arrays) -> Familiarity:
     _sound(points.shape == (len(architectures), width) and len(points) > 0 and usual > 0, "its networks")
     _sound(totals.shape == (2, 4), "its networks' totals")
     least, most = map(float, stored["batches"])
-    gpus = tuple(KnownGpu(**gpu) for gpu in stored["gpus"])
+    gpus = tuple(TrainedGpu(**gpu) for gpu in stored["gpus"])
     _sound(len(gpus) > 0, "its devices")
     return Familiarity(
         networks=RunNeighbourhood(center, spread, points, usual),

@@ -1,6 +1,6 @@
-"""How unlike the runs a model was fitted on a run is, and how unlike its GPUs a GPU is.
+"""How far a run and a GPU lie from those that a model was fitted on, and how wide intervals are for it.
 
-Split conformal intervals: quantiles of the errors made on runs that the model had not seen, per situation.
+Intervals are split conformal: quantiles of the errors made on runs that the model had not seen, per regime.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gpusonde.catalog import GpuSpec
 FloatArray = npt.NDArray[np.float64]
 
 
-class Situation(Enum):
+class Regime(Enum):
     """How well a query is covered by what the model was fitted on; each has intervals of its own."""
 
     SEEN_GPUS = "seen GPUs, unseen workload"
@@ -63,7 +63,7 @@ class LeftOut:
 
 
 def calibrate(errors: LeftOut, coverage: float) -> Calibration:
-    """Conformal quantile of normalised absolute errors.
+    """Take the conformal quantile of normalised absolute errors.
 
     Args:
         errors: At least one.
@@ -79,7 +79,7 @@ def calibrate(errors: LeftOut, coverage: float) -> Calibration:
 
 
 def calibrate_worst(parts: Sequence[LeftOut], coverage: float) -> Calibration:
-    """The widest of several calibrations.
+    """Take the widest of several calibrations.
 
     For what comes in few kinds: four GPUs left out in turn are four observations of "an unseen GPU", however many pairs
     each gives, so the next unseen GPU is given the quantile of the worst of them, not that of all pairs pooled.
@@ -89,7 +89,7 @@ def calibrate_worst(parts: Sequence[LeftOut], coverage: float) -> Calibration:
 
 # The same chip under another name: V100 SXM2 with 32 GB behaves as the one with 16 GB.
 _SAME_CHIP = 0.03
-# Widening where a single fitted GPU shows nothing about others, and the most that is ever applied: beyond it an
+# Inflation where a single fitted GPU shows nothing about others, and the most that is ever applied: beyond it an
 # interval says no more than that nothing is known.
 _SINGLE_GPU = 2.0
 # Of the T4, the widest among the measured GPUs.
@@ -134,8 +134,8 @@ class RunNeighbourhood:
         usual = float(np.quantile(finite, 0.99)) if finite.size else 1.0
         return cls(center, spread, points, usual)
 
-    def novelty(self, source_features: FloatArray) -> float:
-        """Distance to the nearest run, 1 being as far as a new workload usually is.
+    def relative_distance(self, source_features: FloatArray) -> float:
+        """Return the distance to the nearest run, 1 being as far as a new workload usually is.
 
         Args:
             source_features: Shape (features,).
@@ -145,7 +145,7 @@ class RunNeighbourhood:
 
 
 @dataclass(frozen=True)
-class KnownGpu:
+class TrainedGpu:
     """A GPU a model was fitted on, as far as telling other GPUs from it needs.
 
     Attributes:
@@ -167,7 +167,7 @@ class KnownGpu:
     clock_range: float
 
     @classmethod
-    def of(cls, gpu: GpuSpec) -> KnownGpu:
+    def from_spec(cls, gpu: GpuSpec) -> TrainedGpu:
         """Take the figures from a data sheet."""
         return cls(
             name=gpu.name,
@@ -181,15 +181,15 @@ class KnownGpu:
             else _UNKNOWN_CLOCK_RANGE,
         )
 
-    def distance(self, gpu: GpuSpec | KnownGpu) -> float:
-        """Euclidean distance of the logarithms of FP32 rate and memory bandwidth."""
+    def distance(self, gpu: GpuSpec | TrainedGpu) -> float:
+        """Return the Euclidean distance of the logarithms of FP32 rate and memory bandwidth."""
         return math.hypot(
             math.log(self.fp32_tflops / gpu.fp32_tflops),
             math.log(self.memory_bandwidth_bytes_per_second / gpu.memory_bandwidth_bytes_per_second),
         )
 
-    def is_chip_of(self, gpu: GpuSpec) -> bool:
-        """Whether ``gpu`` is the same chip at practically the same rates."""
+    def is_same_chip(self, gpu: GpuSpec) -> bool:
+        """Say whether ``gpu`` is the same chip at practically the same rates."""
         rates = (
             (self.fp32_tflops, gpu.fp32_tflops),
             (self.memory_bandwidth_bytes_per_second, gpu.memory_bandwidth_bytes_per_second),
@@ -198,8 +198,8 @@ class KnownGpu:
         return gpu.sm_count == self.sm_count and all(abs(own - other) <= _SAME_CHIP * own for own, other in rates)
 
 
-def rate_uncertainty(*unseen: KnownGpu) -> float:
-    """Scale of the log error of a prediction that knows these GPUs by their data sheets only.
+def rate_uncertainty(*unseen: TrainedGpu) -> float:
+    """Return the scale of the log error of a prediction that knows these GPUs by their data sheets only.
 
     A sustained clock lies anywhere between base and boost, and half of the work follows it, the rest the memory: a
     uniform logarithm of that range, halved, beside what workloads differ by on any GPU.
@@ -212,18 +212,18 @@ def rate_uncertainty(*unseen: KnownGpu) -> float:
 class GpuNeighbourhood:
     """The GPUs a model was fitted on."""
 
-    gpus: tuple[KnownGpu, ...]
+    gpus: tuple[TrainedGpu, ...]
 
     def seen(self, gpu: GpuSpec) -> bool:
-        """Whether the model was fitted on this chip."""
-        return any(known.is_chip_of(gpu) for known in self.gpus)
+        """Say whether the model was fitted on this chip."""
+        return any(known.is_same_chip(gpu) for known in self.gpus)
 
-    def widening(self, gpu: GpuSpec) -> float:
-        """Factor, at least 1, by which intervals calibrated on left-out GPUs are too narrow for this one.
+    def interval_inflation(self, gpu: GpuSpec) -> float:
+        """Return the factor, at least 1, by which intervals calibrated on left-out GPUs are too narrow for this one.
 
         Leaving one GPU out shows errors at the distances, in peak rates and in architecture generations, between the
-        fitted ones. A GPU further from all of them than any is from its nearest gets its interval widened in proportion
-        to each.
+        fitted ones. A GPU further from all of them than any is from its nearest gets its interval inflated in
+        proportion to each.
         """
         if len(self.gpus) < 2:
             return _SINGLE_GPU
@@ -235,7 +235,7 @@ class GpuNeighbourhood:
 
     @cached_property
     def _usual(self) -> tuple[float, int]:
-        """The largest distance, in rates and in generations, of a fitted GPU from the others."""
+        """Return the largest distance, in rates and in generations, of a fitted GPU from the others."""
         rest = [(known, [other for other in self.gpus if other is not known]) for known in self.gpus]
         return (
             max(min(known.distance(other) for other in others) for known, others in rest),
@@ -243,15 +243,15 @@ class GpuNeighbourhood:
         )
 
 
-def _generations(gpu: GpuSpec | KnownGpu, others: Sequence[KnownGpu]) -> int:
-    """By how many major compute capabilities the GPU lies outside of the others' range."""
+def _generations(gpu: GpuSpec | TrainedGpu, others: Sequence[TrainedGpu]) -> int:
+    """Return by how many major compute capabilities the GPU lies outside of the others' range."""
     generations = [int(other.compute_capability) for other in others]
     own = int(gpu.compute_capability)
     return max(min(generations) - own, own - max(generations), 0)
 
 
 def root_mean_square_distances(a: FloatArray, b: FloatArray) -> FloatArray:
-    """Of each point of ``a`` to each of ``b``: root mean square difference per feature, shape (len(a), len(b))."""
+    """Return root mean square differences per feature of all points, shape (len(a), len(b))."""
     squares = np.einsum("ij,ij->i", a, a)[:, None] + np.einsum("ij,ij->i", b, b)[None, :] - 2.0 * (a @ b.T)
     distances: FloatArray = np.sqrt(np.maximum(squares, 0.0) / a.shape[1])
     return distances

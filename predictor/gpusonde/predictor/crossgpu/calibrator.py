@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from gpusonde.predictor.crossgpu.intervals.novelty import (
+from gpusonde.predictor.crossgpu.neighbourhood import (
     Calibration,
     LeftOut,
-    Situation,
+    Regime,
     calibrate_worst,
     rate_uncertainty,
 )
@@ -42,22 +42,22 @@ class Calibrator:
         self._weight, self._coverage = one_unseen_weight, coverage
         self._residual = pairs.log_ratio - pairs.prior
 
-    def calibrate(self, situations: Collection[Situation]) -> Mapping[Situation, Calibration]:
-        """Calibrate the prior and the given situations; those with too few left-out pairs are left out."""
+    def calibrate(self, regimes: Collection[Regime]) -> Mapping[Regime, Calibration]:
+        """Calibrate the prior and the given regimes; those with too few left-out pairs are left out."""
         prior = calibrate_worst(self._by_gpu(self._prior_only()), self._coverage)
-        found = {Situation.PRIOR_ONLY: prior}
-        if Situation.STATIC_ONLY in situations:
-            found[Situation.STATIC_ONLY] = calibrate_worst(self._by_gpu(self._static_only()), self._coverage)
-        if Situation.SEEN_GPUS in situations:
-            self._add(found, Situation.SEEN_GPUS, self._seen_gpus())
-        if Situation.ONE_UNSEEN_GPU in situations:
-            self._add(found, Situation.ONE_UNSEEN_GPU, self._one_unseen_gpu())
+        found = {Regime.PRIOR_ONLY: prior}
+        if Regime.STATIC_ONLY in regimes:
+            found[Regime.STATIC_ONLY] = calibrate_worst(self._by_gpu(self._static_only()), self._coverage)
+        if Regime.SEEN_GPUS in regimes:
+            self._add(found, Regime.SEEN_GPUS, self._seen_gpus())
+        if Regime.ONE_UNSEEN_GPU in regimes:
+            self._add(found, Regime.ONE_UNSEEN_GPU, self._one_unseen_gpu())
         return found
 
-    def _add(self, found: dict[Situation, Calibration], situation: Situation, parts: Sequence[LeftOut]) -> None:
+    def _add(self, found: dict[Regime, Calibration], regime: Regime, parts: Sequence[LeftOut]) -> None:
         enough = [part for part in parts if len(part.log_errors) >= _MINIMUM_ERRORS]
         if enough:
-            found[situation] = calibrate_worst(enough, self._coverage)
+            found[regime] = calibrate_worst(enough, self._coverage)
 
     def _fit(self, rows: BoolArray) -> ResidualModel:
         return ResidualModel.fit(
