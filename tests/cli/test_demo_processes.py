@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpusonde.cli.demo.processes import Child
+from gpusonde.cli.demo.processes import DemoProcess
 
 
 def test_an_interrupt_while_a_child_starts_waits_until_it_can_be_stopped(
@@ -24,7 +24,8 @@ def test_an_interrupt_while_a_child_starts_waits_until_it_can_be_stopped(
         return process
 
     monkeypatch.setattr(subprocess, "Popen", interrupted)
-    child = Child("collector", ["collector", "--listen", "127.0.0.1:0", "--store", str(tmp_path / "store")], tmp_path)
+    arguments = ["collector", "--listen", "127.0.0.1:0", "--store", str(tmp_path / "store")]
+    child = DemoProcess("collector", arguments, tmp_path)
     with pytest.raises(KeyboardInterrupt):
         child.start()
     assert child.exit_code is None
@@ -34,7 +35,7 @@ def test_an_interrupt_while_a_child_starts_waits_until_it_can_be_stopped(
 
 def test_starting_a_child_leaves_the_signal_handlers_as_they_were(tmp_path: Path) -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
-    child = Child("agent", ["--version"], tmp_path)
+    child = DemoProcess("agent", ["--version"], tmp_path)
     child.start()
     child.stop()
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == before

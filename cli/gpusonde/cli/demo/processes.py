@@ -1,12 +1,15 @@
 """Child processes that never outlive the demo.
 
 A child gets its own session, so that Ctrl-C reaches the demo alone, which then stops its children in order. Should the
-demo be killed outright, the kernel ends the children (``child.py``).
+demo be killed outright, the kernel ends the children: ``python -m gpusonde.cli.demo.processes PARENT ARGUMENT ...``
+asks it to. That is done after the exec and not in a ``preexec_fn`` of the demo, which would fork a process in which
+gRPC's threads run, and gRPC may abort the child.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import os
 import signal
@@ -20,12 +23,13 @@ from types import FrameType
 from gpusonde.errors import CommandError
 
 _STOP_GRACE_S = 15.0
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _POLL_S = 0.05
 
 _log = logging.getLogger(__name__)
 
 
-class Child:
+class DemoProcess:
     """One ``gpusonde`` subcommand in a process of its own.
 
     Args:
@@ -46,7 +50,7 @@ class Child:
         # A Ctrl-C between the fork and the assignment would leave a process that nobody knows.
         with self._log_path.open("wb") as log, self._out_path.open("wb") as out, _uninterrupted():
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "gpusonde.cli.demo.child", str(os.getpid()), *self._arguments],
+                [sys.executable, "-m", "gpusonde.cli.demo.processes", str(os.getpid()), *self._arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=log,
@@ -161,3 +165,18 @@ def _environment() -> dict[str, str]:
     """The environment without settings of this host's real agent and collector: the demo is its own."""
     settings = ("GPUSONDE_AGENT_", "GPUSONDE_COLLECTOR_")
     return {name: value for name, value in os.environ.items() if not name.startswith(settings)}
+
+
+def _end_with_parent(parent: int) -> None:
+    """Have the kernel send SIGTERM to this process when its parent ends (Linux; elsewhere nothing happens)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        sys.exit("the demo has already ended")
+
+
+if __name__ == "__main__":
+    _end_with_parent(int(sys.argv[1]))
+    from gpusonde.cli.main import main
+
+    sys.exit(main(sys.argv[2:]))

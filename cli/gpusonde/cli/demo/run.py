@@ -22,7 +22,7 @@ import numpy as np
 
 from gpusonde.catalog import GpuCatalog, UnknownGpuError, load_gpus, load_offers
 from gpusonde.cli import formatting
-from gpusonde.cli.demo.processes import Child, stopped_by_signals
+from gpusonde.cli.demo.processes import DemoProcess, stopped_by_signals
 from gpusonde.cli.demo.report import DemoReport, Observation, rank, render_run
 from gpusonde.cli.measuring import from_answer
 from gpusonde.cli.output import Output, Screen
@@ -127,7 +127,7 @@ class _Demo:
     def start_collector(self) -> None:
         """Start the collector on a free port and connect to it."""
         store = self._directory / "store"
-        collector = Child(
+        collector = DemoProcess(
             "collector", ["collector", "--listen", "127.0.0.1:0", "--store", str(store), *_UNSEEN], self._directory
         )
         self._stack.callback(collector.stop)
@@ -226,9 +226,9 @@ class _Demo:
         observation = self._observation("live", runs, report)
         return (observation, "") if observation.run.verdict == "epochs" else (None, observation.epochs.reason)
 
-    def _start_agent(self, name: str, arguments: Sequence[str]) -> Child:
+    def _start_agent(self, name: str, arguments: Sequence[str]) -> DemoProcess:
         spool = str(self._directory / f"{name}-spool")
-        agent = Child(
+        agent = DemoProcess(
             name,
             ["agent", "--json", "--collector", self._address, "--spool", spool, "--id", name, *_UNSEEN, *arguments],
             self._directory,
@@ -238,7 +238,7 @@ class _Demo:
         agent.start()
         return agent
 
-    def _has_ended(self, agent: Child, show: Callable[[float], None]) -> bool:
+    def _has_ended(self, agent: DemoProcess, show: Callable[[float], None]) -> bool:
         show(sum(run.tick_count for run in self._client.list_runs()))
         return agent.exit_code == 0
 
