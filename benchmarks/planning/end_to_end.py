@@ -217,16 +217,21 @@ METHODS: dict[str, Callable[[Curve, list], Predict]] = {
 }
 
 
+def _join(errors: Errors, axis: int, name: str) -> np.ndarray:
+    """Return the errors of one network (axis 0) or cluster (axis 1)."""
+    return np.concatenate([found for key, found in errors.by_key.items() if key[axis] == name])
+
+
 def _shown(what: str, errors: dict[str, Errors], beside: dict[str, Errors]) -> list[str]:
     rows = [("**all**", errors["default"].all.size, *(percent(np.abs(errors[name].all).mean(), 2) for name in METHODS))]
-    for axis, names in ((0, None), (1, sia.CLUSTERS)):
-        for each in sorted({key[axis] for key in errors["default"].by_key}):
-            part = {
-                name: np.concatenate([found for key, found in errors[name].by_key.items() if key[axis] == each])
-                for name in METHODS
-            }
-            label = each if names is None else names[each]
-            rows.append((label, part["default"].size, *(percent(np.abs(part[name]).mean()) for name in METHODS)))
+    for network in sorted({key[0] for key in errors["default"].by_key}):
+        part = {name: _join(errors[name], 0, network) for name in METHODS}
+        rows.append((network, part["default"].size, *(percent(np.abs(part[name]).mean()) for name in METHODS)))
+    clusters = sorted({key[1] for key in errors["default"].by_key})
+    by_gpu = ", ".join(
+        f"{sia.CLUSTERS[cluster]} {percent(np.abs(_join(errors['default'], 1, cluster)).mean())}"
+        for cluster in clusters
+    )
     default = errors["default"]
     inside = np.abs(default.deviations) <= _NORMAL_90
     networks = np.array([key[0] for key, found in default.by_key.items() for _ in found])
@@ -235,7 +240,7 @@ def _shown(what: str, errors: dict[str, Errors], beside: dict[str, Errors]) -> l
         f"{what.capitalize()}: {default.all.size} rows, median error of the default "
         f"{percent(np.median(np.abs(default.all)))}, {percent(np.mean(default.all < 0), 0)} underestimated; "
         f"{percent(inside.mean() if inside.size else 0.0, 0)} lie within the range that should hold 90 % ({covered}). "
-        "Beside it: "
+        f"By GPU: {by_gpu}. Beside it: "
         + "; ".join(f"{name} {percent(np.abs(each.all).mean(), 2)}" for name, each in beside.items())
         + "."
     )

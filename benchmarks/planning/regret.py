@@ -155,7 +155,7 @@ def section(args: argparse.Namespace) -> list[str]:
         "",
         asked,
         "",
-        *table(("chooser", "objective", "mean", "p90", "within 5 %"), list(_rows(scores))),
+        *table(("chooser", "time: mean", "p90", "within 5 %", "cost: mean", "p90", "within 5 %"), list(_rows(scores))),
         choosers,
         "",
         *_other_sets(rows, candidates),
@@ -175,8 +175,7 @@ def _bars(args: argparse.Namespace, objective: str, scores: dict[str, np.ndarray
 
 def _rows(scores: dict[str, dict[str, np.ndarray]]) -> Iterator[tuple[str, ...]]:
     for who in CHOOSERS:
-        for objective, by_chooser in scores.items():
-            yield (who, objective, *_summary(by_chooser[who]))
+        yield (who, *(cell for by_chooser in scores.values() for cell in _summary(by_chooser[who])))
 
 
 def _summary(regrets: np.ndarray) -> tuple[str, ...]:

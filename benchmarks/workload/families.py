@@ -26,7 +26,8 @@ def section(args: argparse.Namespace) -> list[str]:
         beside = accuracy.asked(args, name, rows, Protocol.ARCHITECTURE)
         silent, asked = silent + int(quiet.sum()), asked + len(quiet)
         raised, known = raised + int(beside.flagged.sum()), known + len(beside.flagged)
-        lines += [_line(f"{name}: {family}", answers, some) for family, some in answers.by_fold().items()]
+        worst, some = max(answers.by_fold().items(), key=lambda fold: float(answers.errors[fold[1]].mean()))
+        lines.append(_line(f"{name}: {worst}, the worst of {len(answers.by_fold())}", answers, some))
         lines.append(_line(f"**{name}, all**", answers, np.ones(len(quiet), dtype=bool)))
         beside_lines.append(
             f"{name}: {percent(float(beside.flagged.mean()))} flagged (error {_error(beside, beside.flagged)}, of the "

@@ -28,9 +28,9 @@ def section(args: argparse.Namespace) -> list[str]:
             asked = accuracy.asked(args, name, rows, Protocol.ARCHITECTURE, fit)
             chosen = dict(zip(asked.folds, (each.features for each in asked.predictions), strict=True)).values()
             taken = sum("embedding" in each for each in chosen)
-            errors = [percent(float(each)) for each in (asked.errors.mean(), np.median(asked.errors))]
-            found.append((name, said, *errors, f"{taken} of {len(chosen)}"))
-    columns = ("rows", "embedding offered", "leave one architecture out", "median", "chosen in folds")
+            errors = f"{percent(float(asked.errors.mean()))} (median {percent(float(np.median(asked.errors)))})"
+            found.append((name, said, errors, f"{taken} of {len(chosen)}"))
+    columns = ("rows", "embedding offered", "leave one architecture out", "chosen in folds")
     return [
         "## GHN features",
         "",
