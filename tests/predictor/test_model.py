@@ -6,12 +6,12 @@ import math
 import numpy as np
 import pytest
 
+from gpusonde.catalog import Precision
 from gpusonde.predictor.crossgpu import (
     LatencyModel,
     MetricDistribution,
     ModelSettings,
     NotFittedError,
-    Precision,
     SourceMeasurement,
     TooFewRunsError,
     read_runs,

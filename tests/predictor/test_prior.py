@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from gpusonde.predictor.crossgpu import MetricDistribution, Precision, SourceMeasurement, read_runs
+from gpusonde.catalog import Precision
+from gpusonde.predictor.crossgpu import MetricDistribution, SourceMeasurement, read_runs
 from gpusonde.predictor.crossgpu.features import DEFAULT_TENSOR_WEIGHT, REQUIRED_METRICS, log_compute_rate
 from gpusonde.predictor.crossgpu.prior import (
     MetricLevel,

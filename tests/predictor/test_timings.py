@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from gpusonde.catalog import Precision
 from gpusonde.errors import TableError
-from gpusonde.predictor.crossgpu import LatencyModel, Precision
+from gpusonde.predictor.crossgpu import LatencyModel
 from gpusonde.predictor.crossgpu.evaluation import evaluate_timings, is_timings_table, read_timings
 
 HEADING = "uid,pair_key,dataset,gpu,precision,t_rel,main\n"

@@ -1,7 +1,4 @@
-"""``GpuCatalog``: GPUs by any of their names.
-
-Spelling of GPU names: one key for every way in which drivers, frameworks and clouds write the same name.
-"""
+"""``GpuCatalog``: GPUs by any of their names, however drivers, frameworks and clouds spell them."""
 
 from __future__ import annotations
 

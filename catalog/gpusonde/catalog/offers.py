@@ -1,7 +1,4 @@
-"""``OfferCatalog``: instance types, their GPUs and prices, read from ``offers.csv``.
-
-Offers ranked by what an epoch costs on them.
-"""
+"""``OfferCatalog``: instance types, their GPUs and prices; ``rank_offers`` by what an epoch costs on them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""``GpuSpec``: the data sheet of one GPU, with the source of every figure; ``Precision``: what jobs compute in.
-
-Where a figure of the catalogue comes from, and how its data files are read.
-"""
+"""``GpuSpec``: the data sheet of one GPU with the ``Source`` of every figure; ``Precision``: what jobs compute in."""
 
 from __future__ import annotations
 

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import numpy as np
 
+from gpusonde.catalog import Precision
 from gpusonde.cli import formatting
 from gpusonde.cli.output import JsonKey, Screen
 from gpusonde.errors import CommandError
-from gpusonde.predictor.crossgpu import LatencyPrediction, Precision, SourceMeasurement, run_distributions
+from gpusonde.predictor.crossgpu import LatencyPrediction, SourceMeasurement, run_distributions
 from gpusonde.telemetry import Unit, metric
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from gpusonde.catalog import GpuCatalog, GpuSpec, Resolution, UnknownGpuError
+from gpusonde.catalog import GpuCatalog, GpuSpec, Precision, Resolution, UnknownGpuError
 from gpusonde.collector.metrics import CollectorCounters
 from gpusonde.collector.query.runs import duration, find_run, gpu_message, nanoseconds
 from gpusonde.collector.storage.model import RunRow
@@ -18,7 +18,6 @@ from gpusonde.predictor.crossgpu import (
     LatencyPrediction,
     MeasurementError,
     MetricDistribution,
-    Precision,
     SourceMeasurement,
     run_distributions,
 )

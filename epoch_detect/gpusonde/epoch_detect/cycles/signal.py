@@ -1,6 +1,6 @@
 """From ticks to a uniform, scaled signal at several resolutions.
 
-Order statistics; NumPy's own spend ten times as long on bookkeeping, thousands of times a trace.
+``median`` and ``quantile`` are its own: NumPy's spend ten times as long on bookkeeping, thousands of times a trace.
 """
 
 from __future__ import annotations

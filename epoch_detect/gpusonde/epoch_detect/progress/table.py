@@ -1,10 +1,7 @@
-"""What happened in each epoch: mean metrics and energy.
+"""What the epochs of a run tell.
 
-How the duration of the epochs changes: gradually, and at once.
-
-When the job will be done, from the number of epochs it is to run for.
-
-Which share of a run the GPU idled, and which share was lost in stalls.
+``epoch_table`` has mean metrics and energy of each, ``duration_trend`` how their duration changes, gradually and at
+once, ``estimate_end`` when the job will be done, and ``time_shares`` which share of the run was idle or lost in stalls.
 """
 
 from __future__ import annotations

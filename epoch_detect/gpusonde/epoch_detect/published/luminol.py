@@ -13,7 +13,7 @@ Quirks that are kept because the published epoch detector rests on them:
   gives up and the default detector runs instead, without telling the caller;
 * scores under 0.1 % of the maximum become 0.
 
-The optional engine ``luminol``: the original package, kept usable for comparison with our port.
+``original_luminol_scores`` runs the original package, where it is installed, for comparison with our port.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Epoch latency on another GPU from one run's hardware metrics.
 
 The default model predicts log(latency on the target / latency on the source) as a physical prior plus a learned
-residual, with conformal intervals for the situation at hand; :class:`PaperStack` is the published stacking regressor.
+residual, with conformal intervals for the regime at hand; :class:`PaperStack` is the published stacking regressor.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from gpusonde.predictor.crossgpu.features import FEATURES, REQUIRED_METRICS
 from gpusonde.predictor.crossgpu.measurement import (
     LatencyPrediction,
     MetricDistribution,
-    Precision,
     SourceMeasurement,
     run_distributions,
 )
@@ -35,7 +34,6 @@ __all__ = [
     "ModelSettings",
     "NotFittedError",
     "PaperStack",
-    "Precision",
     "Run",
     "RunsTable",
     "SourceMeasurement",

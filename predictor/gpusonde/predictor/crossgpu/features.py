@@ -4,11 +4,9 @@ No feature names the workload, the machine or the clock on the wall. Left out be
 (docs/latency_prediction.md): throttle sample counts, absolute memory use (a framework takes all memory at once, so its
 mean encodes the run's length), identifiers, time stamps. ``tests/predictor`` pins the list.
 
-How fast a GPU computes: which of its peak rates a training step can come near to.
-
-Training mixes matrix products, which use tensor cores where the GPU has them for the precision at hand, with
-everything else, which the ordinary cores do; where nothing tells how much is which, both count the same, as a geometric
-mean. Nothing here is fitted.
+``log_compute_rate`` says which of a GPU's peak rates a training step can come near to. Training mixes matrix products,
+which use tensor cores where the GPU has them for the precision at hand, with everything else, which the ordinary cores
+do; where nothing tells how much is which, both count the same, as a geometric mean. Nothing in it is fitted.
 """
 
 from __future__ import annotations
@@ -19,9 +17,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from gpusonde.catalog import GpuSpec
+from gpusonde.catalog import GpuSpec, Precision
 from gpusonde.errors import MeasurementError
-from gpusonde.predictor.crossgpu.measurement import Precision, SourceMeasurement
+from gpusonde.predictor.crossgpu.measurement import SourceMeasurement
 
 DEFAULT_TENSOR_WEIGHT = 0.5
 
@@ -50,7 +48,7 @@ def log_compute_rate(gpu: GpuSpec, precision: Precision, tensor_weight: float) -
     cores = gpu.fp32_tflops * _issued_share(gpu)
     if precision is Precision.FP64:
         return math.log(gpu.fp64_tflops or cores)
-    if precision is Precision.MIXED:
+    if precision in (Precision.FP16, Precision.MIXED):
         matrix = gpu.tensor_fp16_tflops or max(gpu.fp16_tflops or 0.0, gpu.fp32_tflops)
     else:
         # Frameworks let FP32 matrix products use TF32 where there is such a thing.

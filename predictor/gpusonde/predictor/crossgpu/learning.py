@@ -1,10 +1,9 @@
-"""``ModelVersions``: a folder of models, one of them in service, the ones before it kept for a while.
+"""``learn``: fit a candidate to what a fleet has seen, and compare it with the model in service on runs new to both.
 
-The folder holds one file per model and ``versions.json``, which lists those that have been in service, the present one
-last. A model is written before it is listed and the list is replaced as a whole, so that a crash at any moment leaves
-either the old or the new model in service. Behind the oldest of the list stands the model that is shipped.
-
-``learn``: fit a candidate to what a fleet has seen, and compare it with the model in service on runs new to both.
+``ModelVersions`` is a folder of models, one of them in service, the ones before it kept for a while. It holds one file
+per model and ``versions.json``, which lists those that have been in service, the present one last. A model is written
+before it is listed and the list is replaced as a whole, so that a crash at any moment leaves either the old or the new
+model in service. Behind the oldest of the list stands the model that is shipped.
 """
 
 from __future__ import annotations

@@ -6,13 +6,12 @@ import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from enum import Enum
 from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
 
-from gpusonde.catalog import GpuSpec
+from gpusonde.catalog import GpuSpec, Precision
 from gpusonde.errors import MeasurementError
 from gpusonde.telemetry import METRIC_BY_NAME, Trace, metric
 
@@ -20,14 +19,6 @@ from gpusonde.telemetry import METRIC_BY_NAME, Trace, metric
 _ROUNDING = 1e-4
 # A slice of a GPU may have an eighth of its parts; what differs by more is in another unit.
 _LARGEST_DIFFERENCE = 10.0
-
-
-class Precision(Enum):
-    """What a job's matrix products are computed in."""
-
-    FP32 = "fp32"  # where frameworks may use TF32 for it, that too
-    MIXED = "mixed"  # FP16 or BF16, with or without FP32 master weights
-    FP64 = "fp64"
 
 
 @dataclass(frozen=True)
@@ -149,6 +140,9 @@ class SourceMeasurement:
                     f"static_attributes[{name!r}] is {value:g} where {self.gpu.name} has {known:g}: "
                     "another unit, or another GPU?"
                 )
+        # Matrix products of half precision take as long with FP32 master weights as without.
+        if self.precision is Precision.FP16:
+            object.__setattr__(self, "precision", Precision.MIXED)
         object.__setattr__(self, "metrics", MappingProxyType(dict(self.metrics)))
         object.__setattr__(self, "static_attributes", MappingProxyType(dict(self.static_attributes)))
 

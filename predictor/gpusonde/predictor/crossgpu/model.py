@@ -15,11 +15,11 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
-from gpusonde.catalog import GpuSpec
+from gpusonde.catalog import GpuSpec, Precision
 from gpusonde.errors import MeasurementError, NotFittedError, TooFewRunsError
 from gpusonde.predictor.crossgpu.calibrator import Calibrator
 from gpusonde.predictor.crossgpu.features import REQUIRED_METRICS, SOURCE_FEATURE_COUNT, feature_matrix, has_figures
-from gpusonde.predictor.crossgpu.measurement import LatencyPrediction, Precision, SourceMeasurement
+from gpusonde.predictor.crossgpu.measurement import LatencyPrediction, SourceMeasurement
 from gpusonde.predictor.crossgpu.neighbourhood import (
     GpuNeighbourhood,
     Regime,

@@ -1,16 +1,13 @@
-"""Gaussian process regression with a Matern 3/2 kernel: fitted by marginal likelihood, predicted in plain numpy.
+"""``ResidualModel``: what the prior leaves over, as the mean of a Gaussian process and CatBoost, in plain numpy.
 
-Rasmussen and Williams, "Gaussian Processes for Machine Learning" (2006), equations 2.25 (mean), 4.17 (kernel) and 5.9
-(gradient of the marginal likelihood). Runs that are off by a factor of two for no visible reason are part of every
-table; Student-t noise, as the scale mixture of normals that it is, keeps them from bending the rest (Lange, Little and
-Taylor, "Robust Statistical Modeling Using the t Distribution", 1989: reweighting by (nu + 1) / (nu + r^2)).
+The process has a Matern 3/2 kernel and is fitted by marginal likelihood: Rasmussen and Williams, "Gaussian Processes
+for Machine Learning" (2006), equations 2.25 (mean), 4.17 (kernel) and 5.9 (gradient of the marginal likelihood). Runs
+that are off by a factor of two for no visible reason are part of every table; Student-t noise, as the scale mixture of
+normals that it is, keeps them from bending the rest (Lange, Little and Taylor, "Robust Statistical Modeling Using the
+t Distribution", 1989: reweighting by (nu + 1) / (nu + r^2)).
 
-Oblivious decision trees in plain numpy: what CatBoost fits, taken out of it.
-
-Predicting needs neither CatBoost (whose import takes a second) nor its binary format: the trees are small arrays that
-store without pickle and that a corrupted file can only make wrong, not execute.
-
-The learned part: what the prior leaves over, as the mean of a Gaussian process and CatBoost.
+CatBoost's oblivious trees are taken out of it: predicting needs neither its import, which takes a second, nor its
+binary format. The trees are small arrays that a corrupted file can only make wrong, not execute.
 """
 
 from __future__ import annotations

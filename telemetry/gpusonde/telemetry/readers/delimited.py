@@ -1,10 +1,7 @@
-"""Rows of separated values with their line numbers: what our own CSV and nvidia-smi's logs have in common.
+"""Text files of separated values, read in blocks of lines: decoding, line numbers, caps that keep memory bounded.
 
-Reading text files in blocks of lines: decoding, line numbers and the caps that keep memory bounded.
-
-Time stamps of trace files: ISO 8601, nvidia-smi's local time, Unix seconds to nanoseconds.
-
-Everything becomes whole nanoseconds since 1970 first, so that differences are exact.
+``TimestampParser`` reads ISO 8601, nvidia-smi's local time and Unix seconds to nanoseconds; everything becomes whole
+nanoseconds since 1970 first, so that differences are exact.
 """
 
 from __future__ import annotations

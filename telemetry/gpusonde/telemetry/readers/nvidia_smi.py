@@ -1,12 +1,10 @@
 """Reader of ``nvidia-smi --query-gpu=timestamp,... --format=csv -lms N`` logs.
 
-Telling apart the GPUs of an nvidia-smi log that names none of them.
-
-``nvidia-smi --query-gpu=... -lms N`` prints one row per GPU, always in the same order, then sleeps N milliseconds. So
-the rows come in bursts of as many rows as there are GPUs: within a burst they are some milliseconds apart (each row
-carries the time at which its own GPU was asked), between bursts at least N milliseconds. Values are of no help: idle
-GPUs look alike. What disturbs the picture: a GPU that answers late, in the middle of a burst (0.86 s was seen at
-N = 100), pauses of the whole log (8.7 s), and rows that were lost.
+``deinterleave`` tells apart the GPUs of a log that names none of them. nvidia-smi prints one row per GPU, always in the
+same order, then sleeps N milliseconds. So the rows come in bursts of as many rows as there are GPUs: within a burst
+they are some milliseconds apart (each row carries the time at which its own GPU was asked), between bursts at least N
+milliseconds. Values are of no help: idle GPUs look alike. What disturbs the picture: a GPU that answers late, in the
+middle of a burst (0.86 s was seen at N = 100), pauses of the whole log (8.7 s), and rows that were lost.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""``read_trace`` and ``read_traces``: every trace file that gpusonde understands.
-
-Which kind of trace file is this? Told by content.
-"""
+"""``read_trace`` and ``read_traces``: every trace file that gpusonde understands, its kind told by content."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """From rows in the order of a file to one checked ``Trace`` per GPU.
 
-Which columns of our own CSV and Parquet files mean what.
-
-Numbers of trace files: units, missing values, sentinels and impossible values.
+``Layout`` says which columns of our own CSV and Parquet files mean what, ``Column`` reads their numbers: units, missing
+values, sentinels and impossible values.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""Predictions beside measurements, and the errors by which they are judged.
+"""Evaluation of predictors: fit, predict and score by a protocol that says what is held out.
 
-Protocols: what is held out, so that a query is as new to the model as it will be to a user's.
-
-What can be evaluated: the default model, the paper's stack and the prior, asked through one interface.
-
-``evaluate``: fit, predict and score by a protocol.
+A query is then as new to the model as it will be to a user's. ``default_predictor``, ``paper_predictor`` and
+``prior_predictor`` are asked through one interface; ``PairErrors`` are predictions beside measurements.
 """
 
 from __future__ import annotations

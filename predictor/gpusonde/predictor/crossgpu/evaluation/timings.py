@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from gpusonde.catalog import GpuCatalog, GpuSpec, load_gpus
+from gpusonde.catalog import GpuCatalog, GpuSpec, Precision, load_gpus
 from gpusonde.errors import TableError, TooFewRunsError, UnknownGpuError
 from gpusonde.predictor.crossgpu.evaluation.scores import Evaluation, PairErrors
-from gpusonde.predictor.crossgpu.measurement import Precision, SourceMeasurement
+from gpusonde.predictor.crossgpu.measurement import SourceMeasurement
 from gpusonde.predictor.crossgpu.model import LatencyModel
 from gpusonde.predictor.tables import Row, read_table
 

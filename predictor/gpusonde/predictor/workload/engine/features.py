@@ -21,7 +21,6 @@ import numpy.typing as npt
 
 from gpusonde.catalog import GpuCatalog, GpuSpec, Precision, UnknownGpuError
 from gpusonde.predictor.crossgpu.features import log_compute_rate
-from gpusonde.predictor.crossgpu.measurement import Precision as MatrixPrecision
 from gpusonde.predictor.workload.engine.feature_counts import MATRIX_CLASSES, CountsCache, GraphCounts, OperationClass
 from gpusonde.predictor.workload.engine.request import Cluster, Parallelism, RequestError, WorkloadRequest
 from gpusonde.predictor.workload.graph import WorkloadGraph
@@ -62,11 +61,6 @@ _UPDATE_PASSES = 3
 _NOTHING = 1e-9
 
 _BYTES = {Precision.FP16: 2, Precision.FP32: 4, Precision.FP64: 8}
-_MATRIX_PRECISION = {
-    Precision.FP16: MatrixPrecision.MIXED,
-    Precision.FP32: MatrixPrecision.FP32,
-    Precision.FP64: MatrixPrecision.FP64,
-}
 
 
 @dataclass(frozen=True)
@@ -90,15 +84,14 @@ class DeviceRates:
     @classmethod
     def of(cls, gpu: GpuSpec, precision: Precision) -> DeviceRates:
         """Take the figures from a data sheet."""
-        kind = _MATRIX_PRECISION[precision]
         lane = _LANE_BYTES_PER_SECOND.get(gpu.pcie_generation or 0)
         host = lane * gpu.pcie_lanes if lane and gpu.pcie_lanes else _UNKNOWN_LINK_BYTES_PER_SECOND
         # Sockets wire all devices of a host; cards have at best a bridge to one neighbour.
         socket = "SXM" in gpu.name or gpu.name.startswith(("B200", "GH200"))
         nvlink = (gpu.nvlink_bytes_per_second or 0.0) / 2
-        vector = log_compute_rate(gpu, MatrixPrecision.FP64 if precision is Precision.FP64 else MatrixPrecision.FP32, 0)
+        vector = log_compute_rate(gpu, Precision.FP64 if precision is Precision.FP64 else Precision.FP32, 0)
         return cls(
-            matrix_flops=1e12 * math.exp(log_compute_rate(gpu, kind, 1.0)),
+            matrix_flops=1e12 * math.exp(log_compute_rate(gpu, precision, 1.0)),
             vector_flops=1e12 * math.exp(vector),
             memory_bytes=gpu.memory_bandwidth_bytes_per_second,
             link_bytes=max(host, nvlink) if socket else host,
