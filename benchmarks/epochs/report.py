@@ -13,7 +13,7 @@ from peers import PEERS
 
 from gpusonde.epoch_detect.evaluation import TraceScore, reliability, summarise
 
-_COLUMNS = ("detector", "MAPE", "median APE", "within 10 %", "declared", "MAPE of declared", "false positives",
+_COLUMNS = ("set", "detector", "MAPE", "median APE", "within 10 %", "declared", "MAPE of declared", "false positives",
             "boundary error", "boundary recall", "CPU per trace-hour")  # fmt: skip
 
 _EXPLANATION = """\
@@ -48,13 +48,20 @@ def write_report(
     lines = ["# Epoch detection: results", "", printed, "", _EXPLANATION, ""]
     if origin.missing:
         lines += [f"Not installed when this was printed, hence left out: {', '.join(origin.missing)}.", ""]
+    lines += [
+        f"* **{name}** ({by_detector[OWN].summary.traces} traces). {described[name]}"
+        for name, by_detector in results.items()
+    ]
+    rows = [
+        (name, *_row(detector, result))
+        for name, by_detector in results.items()
+        for detector, result in by_detector.items()
+        if detector not in PEERS
+    ]
+    lines += ["", *table(_COLUMNS, rows)]
     for name, by_detector in results.items():
-        traces = by_detector[OWN].summary.traces
-        lines += [f"## {name}", "", f"{traces} traces. {described[name]}", ""]
-        own = {detector: result for detector, result in by_detector.items() if detector not in PEERS}
-        lines += table(_COLUMNS, [_row(detector, result) for detector, result in own.items()])
         if name.endswith("families"):
-            lines += _by_family(by_detector[OWN].scores)
+            lines += [f"Default detector, {name}:", "", *_by_family(by_detector[OWN].scores)]
     lines += _peers(results)
     lines += _reliability([s for by_detector in results.values() for s in by_detector[OWN].scores])
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -108,7 +115,7 @@ def _by_family(scores: list[TraceScore]) -> list[str]:
     columns = (
         "family", "traces", "within 10 %", "declared", "MAPE of declared", "false positives", "boundary recall",
     )  # fmt: skip
-    return ["Default detector, family by family:", "", *table(columns, rows)]
+    return table(columns, rows)
 
 
 def _reliability(scores: list[TraceScore]) -> list[str]:
