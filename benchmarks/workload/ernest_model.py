@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import nnls
 
-from gpusonde.predictor.workload.engine.request import TooFewMeasurementsError, WorkloadMeasurement, WorkloadRequest
+from gpusonde.errors import TooFewRunsError
+from gpusonde.predictor.workload.engine.request import WorkloadMeasurement, WorkloadRequest
 
 
 @dataclass(frozen=True)
@@ -55,11 +56,11 @@ def fit_curve(sizes: ArrayLike, machines: ArrayLike, seconds: ArrayLike, *, rela
         relative: Weigh each run by what it took, so that shares of it count instead of seconds. Ernest does not.
 
     Raises:
-        TooFewMeasurementsError: There is no run.
+        TooFewRunsError: There is no run.
     """
     took = np.asarray(seconds, dtype=float)
     if not took.size:
-        raise TooFewMeasurementsError("Ernest needs a run at least")
+        raise TooFewRunsError("Ernest needs a run at least")
     terms = _terms(sizes, machines)
     if relative:
         terms, took = terms / took[:, None], np.ones_like(took)
@@ -84,7 +85,7 @@ class PooledErnest:
         """Fit on the runs of all networks.
 
         Raises:
-            TooFewMeasurementsError: There are none.
+            TooFewRunsError: There are none.
         """
         self.curve_ = _fit(measurements, relative=self.relative)
         return self

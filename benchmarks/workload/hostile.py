@@ -19,7 +19,7 @@ sys.path.append(str(ROOT / "tests"))
 
 from support.hostile_graphs import HOSTILE, MARKER, with_pickle  # noqa: E402
 
-from gpusonde.predictor.workload.graph import GraphError, MalformedGraphError  # noqa: E402
+from gpusonde.errors import GraphError, MalformedGraphError  # noqa: E402
 from gpusonde.predictor.workload.graph.reading import read_graph  # noqa: E402
 
 _BAR_S = 1.0

@@ -16,13 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from gpusonde.predictor.workload.graph import (
-    Operation,
-    Parameter,
-    Primitive,
-    UnsupportedGraphError,
-    WorkloadGraph,
-)
+from gpusonde.errors import UnsupportedGraphError
+from gpusonde.predictor.workload.graph import Operation, Parameter, Primitive, WorkloadGraph
 
 __all__ = ["build", "family", "keras_parameter_count", "names"]
 Extent = int | tuple[int, int]

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 
 import keras_networks
 
-from gpusonde.predictor.workload.graph import Operation, UnsupportedGraphError, WorkloadGraph
+from gpusonde.errors import UnsupportedGraphError
+from gpusonde.predictor.workload.graph import Operation, WorkloadGraph
 from gpusonde.predictor.workload.graph.cost import graph_cost
 from gpusonde.predictor.workload.graph.graph_json import dump_graph
 

@@ -13,8 +13,9 @@ from graphs import same
 from page import NotRunError, bar, table
 
 from gpusonde.catalog import Precision
+from gpusonde.errors import GraphError
 from gpusonde.predictor.workload.engine import Cluster, WorkloadModel, WorkloadPrediction, WorkloadRequest
-from gpusonde.predictor.workload.graph import GraphError, WorkloadGraph
+from gpusonde.predictor.workload.graph import WorkloadGraph
 from gpusonde.predictor.workload.graph.cost import graph_cost
 from gpusonde.predictor.workload.graph.graph_json import dump_graph, load_graph
 

@@ -46,12 +46,14 @@ search out of time) stay private to their modules.
     ├── MeasurementError            what was measured of a run
     ├── ModelError                  fitted models
     │   ├── ModelFileError
+    │   │   └── MissingEncoderError its encoder is not at hand
     │   ├── NotFittedError
     │   └── TooFewRunsError
     ├── GraphError                  graphs of networks
     │   ├── MalformedGraphError
     │   ├── GraphLimitError
     │   └── UnsupportedGraphError
+    │       └── DataDependentGraphError
     ├── EncoderError                encoders of graphs, their training
     │   ├── UnknownEncoderError
     │   └── QueueFullError          as many trainings wait as may
@@ -334,6 +336,10 @@ class ModelFileError(ModelError):
         super().__init__(f"{path}: {problem}")
 
 
+class MissingEncoderError(ModelFileError):
+    """A model whose columns come from an encoder that is not at hand."""
+
+
 class NotFittedError(ModelError):
     """A model that is asked before it was fitted or loaded."""
 
@@ -369,8 +375,32 @@ class ConfigError(GpusondeError, ValueError):
         super().__init__(f"{origin}: {problem}" if str(origin) else problem)
 
 
+class GraphError(GpusondeError, ValueError):
+    """A network's graph that cannot be had, or used."""
+
+
+class MalformedGraphError(GraphError):
+    """The input is not what its format says, or describes no directed acyclic graph of operations."""
+
+
+class GraphLimitError(GraphError):
+    """The input is larger than what is accepted."""
+
+
+class UnsupportedGraphError(GraphError):
+    """The input is sound, but its operations cannot be turned into a graph."""
+
+
+class DataDependentGraphError(UnsupportedGraphError):
+    """Which operations run depends on the values of the data: there is no single graph."""
+
+
 class EncoderError(GpusondeError, ValueError):
     """An encoder of graphs that cannot be had, read, trained or queued to be trained."""
+
+
+class UnknownEncoderError(EncoderError):
+    """No encoder for a type of data, or none with a digest."""
 
 
 class QueueFullError(EncoderError):

@@ -19,14 +19,13 @@ from fuzz.folders import file, folder
 from fuzz.target import Target
 
 from gpusonde.epoch_detect import EpochTracker
-from gpusonde.errors import ModelError
-from gpusonde.predictor.crossgpu import LatencyModel, ModelFileError
+from gpusonde.errors import EncoderError, ModelError, ModelFileError
+from gpusonde.predictor.crossgpu import LatencyModel
 from gpusonde.predictor.crossgpu.learning import LIST, ModelVersions
 from gpusonde.predictor.model_file import decode, encode
-from gpusonde.predictor.workload.embedding import EncoderDescription, EncoderWeights, EncoderWeightsError
-from gpusonde.predictor.workload.embedding.registry import Registry, RegistryError
-from gpusonde.predictor.workload.embedding.training.result import CheckpointError, read_checkpoint, write_checkpoint
-from gpusonde.predictor.workload.engine import ModelFileError as WorkloadModelFileError
+from gpusonde.predictor.workload.embedding import EncoderDescription, EncoderWeights
+from gpusonde.predictor.workload.embedding.registry import Registry
+from gpusonde.predictor.workload.embedding.training.result import read_checkpoint, write_checkpoint
 from gpusonde.predictor.workload.engine import WorkloadModel
 
 _PREDICTOR = Path(__file__).parents[2] / "predictor/gpusonde/predictor"
@@ -137,7 +136,7 @@ MODEL_TARGETS = {
         _load_latency_model, lambda: _document(_LATENCY_MODEL), (ModelFileError,), is_slow=True
     ),
     "workload_model": Target(
-        _load_workload_model, lambda: _document(_WORKLOAD_MODEL), (WorkloadModelFileError,), is_slow=True
+        _load_workload_model, lambda: _document(_WORKLOAD_MODEL), (ModelFileError,), is_slow=True
     ),
     "arrays_file": Target(_read_model_file, _model_files, (ModelError,)),
     "model_list": Target(
@@ -147,12 +146,12 @@ MODEL_TARGETS = {
         ],
         (ModelFileError,),
     ),
-    "encoder_description": Target(_read_encoder, _encoder_documents, (EncoderWeightsError,), is_slow=True),
-    "encoder_card": Target(_read_card, _cards, (RegistryError,), is_slow=True),
-    "checkpoint": Target(lambda data: read_checkpoint(file("c.safetensors", data)), _checkpoints, (CheckpointError,)),
+    "encoder_description": Target(_read_encoder, _encoder_documents, (EncoderError,), is_slow=True),
+    "encoder_card": Target(_read_card, _cards, (EncoderError,), is_slow=True),
+    "checkpoint": Target(lambda data: read_checkpoint(file("c.safetensors", data)), _checkpoints, (EncoderError,)),
     "checkpoint_document": Target(
         _read_checkpoint_document, lambda: [b'{"format": "gpusonde.training_checkpoint/1", "step": 7}'],
-        (CheckpointError,),
+        (EncoderError,),
     ),
     "former_model_array": Target(_read_former_array, lambda: [_npy(b"123456")], (ModelError,)),
     "tracker_array": Target(_restore_tracker, lambda: [_npy(b"123456")], (ValueError,)),

@@ -54,7 +54,7 @@ from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.optimizer.documents.watching import read_reports
 from gpusonde.planning.v1 import planning_pb2
 from gpusonde.predictor.crossgpu import LatencyModel, ModelFileError, read_runs
-from gpusonde.predictor.workload.embedding import EncoderDescription, EncoderWeights, EncoderWeightsError
+from gpusonde.predictor.workload.embedding import EncoderDescription, EncoderWeights
 from gpusonde.predictor.workload.embedding.training.architectures import ArchitectureSpec, sample
 from gpusonde.service.durable_files import OsFiles
 from gpusonde.service.tls import expiry_unix_s
@@ -266,7 +266,7 @@ TARGETS = {
         lambda data: read_training(data, clean("trainings")), trainings,
         (EncoderError,), is_slow=True,
     ),
-    "encoder_weights": Target(EncoderWeights.from_bytes, _encoders, (EncoderWeightsError,)),
+    "encoder_weights": Target(EncoderWeights.from_bytes, _encoders, (EncoderError,)),
     "architecture": Target(_read_architecture, _architectures, (ValueError,)),
     "job_bindings": Target(_read_job_state, lambda: [_BINDINGS]),
     "job_mapping": Target(_read_mapping_file, lambda: [b"17\n18\n"]),

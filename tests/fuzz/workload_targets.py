@@ -9,7 +9,8 @@ from pathlib import Path
 from fuzz.target import Target
 from support.hostile_graphs import archive, json_graph, program, pt2, small_onnx
 
-from gpusonde.predictor.workload.graph import GraphError, load_graph
+from gpusonde.errors import GraphError
+from gpusonde.predictor.workload.graph import load_graph
 from gpusonde.predictor.workload.graph.limits import GraphLimits
 from gpusonde.predictor.workload.graph.onnx import from_onnx
 from gpusonde.predictor.workload.graph.onnx.model import read_model

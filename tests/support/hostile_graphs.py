@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpusonde.predictor.workload.graph import (
-    DataDependentControlFlowError,
+from gpusonde.errors import (
+    DataDependentGraphError,
     GraphError,
     GraphLimitError,
     MalformedGraphError,
@@ -280,7 +280,7 @@ HOSTILE: dict[str, HostileInput] = {
     "a huge extent, ONNX": HostileInput(
         lambda: onnx_file(onnx_node("Relu", ["x"], ["y"]), onnx_value(11, "x", [1, 1 << 60])), GraphLimitError, "onnx"
     ),
-    "a loop, ONNX": HostileInput(_onnx_loop, DataDependentControlFlowError, "onnx"),
+    "a loop, ONNX": HostileInput(_onnx_loop, DataDependentGraphError, "onnx"),
     "a file that is cut off, ONNX": HostileInput(lambda: small_onnx()[:-20], MalformedGraphError, "onnx"),
     "a pickle that calls os.system, .pt2": HostileInput(
         lambda: with_pickle(pt2(), MARKER), MalformedGraphError, "pt2"
@@ -301,7 +301,7 @@ HOSTILE: dict[str, HostileInput] = {
         lambda: pt2(program(h=_tensor(1, float("nan")))), MalformedGraphError, "pt2"
     ),
     "a negative extent, .pt2": HostileInput(lambda: pt2(program(h=_tensor(1, -4))), MalformedGraphError, "pt2"),
-    "a branch, .pt2": HostileInput(lambda: pt2(_branching_program()), DataDependentControlFlowError, "pt2"),
+    "a branch, .pt2": HostileInput(lambda: pt2(_branching_program()), DataDependentGraphError, "pt2"),
     "a ZIP bomb, .pt2": HostileInput(_bomb, GraphLimitError, "pt2"),
     "a false size, .pt2": HostileInput(_false_size, MalformedGraphError, "pt2"),
     "85,000 files, .pt2": HostileInput(_many_files, GraphLimitError, "pt2"),

@@ -11,8 +11,9 @@ import time
 
 from gpusonde.collector.workload import answering
 from gpusonde.collector.workload.answering import Parts
+from gpusonde.errors import ModelError
 from gpusonde.predictor.workload.embedding.registry import Registry
-from gpusonde.predictor.workload.engine import EngineError, WorkloadPrediction
+from gpusonde.predictor.workload.engine import WorkloadPrediction
 from gpusonde.predictor.workload.graph.graph_json import load_graph
 
 
@@ -29,7 +30,7 @@ class CountingModel:
 
     def _one(self, request, regressor):
         if request.graph.name == "unpredictable":
-            raise EngineError("this network cannot be predicted")
+            raise ModelError("this network cannot be predicted")
         if request.graph.name == "infinite":
             return WorkloadPrediction(float("inf"), 0.0, 1.0, 0.9, regressor, "layers")
         seconds = 1e-3 * request.graph.layer_count

@@ -11,19 +11,14 @@ from support.running_collector import ThreadCollector
 from support.wire_agent import WireStream, batch, hello, inventory
 
 from gpusonde.collector.client import CollectorError, WorkloadClient
-from gpusonde.predictor.workload.graph import (
-    DataDependentControlFlowError,
-    GraphLimitError,
-    MalformedGraphError,
-    UnsupportedGraphError,
-)
+from gpusonde.errors import DataDependentGraphError, GraphLimitError, MalformedGraphError, UnsupportedGraphError
 from gpusonde.workload.v1 import workload_pb2, workload_pb2_grpc
 
 KINDS = {
     GraphLimitError: "graph_too_large",
     MalformedGraphError: "malformed_graph",
     UnsupportedGraphError: "unsupported_graph",
-    DataDependentControlFlowError: "data_dependent_graph",
+    DataDependentGraphError: "data_dependent_graph",
 }
 CLUSTER = {"device": "T4"}
 # The bar is one second. Other work on the host (tests run beside each other) must not make it fail, and to move 100 MB

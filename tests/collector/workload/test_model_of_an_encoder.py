@@ -15,9 +15,9 @@ from support.wire_agent import wait_until
 from support.wired_networks import SLOWER, turned, write_embedding_model
 
 from gpusonde.collector.client import WorkloadClient
+from gpusonde.errors import MissingEncoderError, ModelFileError
 from gpusonde.predictor.workload.embedding import EncoderWeights
 from gpusonde.predictor.workload.embedding.registry import Registry, checkpoint_name
-from gpusonde.predictor.workload.engine import MissingEncoderError, ModelFileError
 from gpusonde.predictor.workload.graph import dump_graph
 
 PLACE = {"device": "T4", "environment": "here/T4"}

@@ -12,10 +12,9 @@ import textwrap
 
 import pytest
 
-from gpusonde.collector.workload.training import CannotTrainError, drain
+from gpusonde.collector.workload.training import drain
 from gpusonde.collector.workload.training_queue import TrainingQueue
 from gpusonde.errors import EncoderError, QueueFullError
-from gpusonde.predictor.workload.embedding.weights import DatasetTypeNameError
 
 
 class Clock:
@@ -91,7 +90,7 @@ def test_a_training_that_fails_says_why_and_the_next_one_follows(queue):
 
     def train(name, _):
         if name == "lost":
-            raise CannotTrainError("no folder of images is called 'lost'")
+            raise EncoderError("no folder of images is called 'lost'")
         if name == "broken":
             raise ZeroDivisionError("by nothing")
         return "00"
@@ -166,7 +165,7 @@ def test_ended_trainings_make_room_for_new_ones_oldest_first(queue):
 @pytest.mark.parametrize("name", ["", "..", "a/b", "A", "-a", "a" * 65, "a\0", "../../etc/passwd"])
 def test_names_that_lead_elsewhere_are_none(queue, name, tmp_path):
     for ask in (queue.get, queue.enqueue_if_absent, queue.enqueue):
-        with pytest.raises(DatasetTypeNameError):
+        with pytest.raises(EncoderError):
             ask(name)
     assert not list(tmp_path.glob("**/*.lock"))
 

@@ -142,7 +142,8 @@ def _row(output: Output, table: MeasurementTable, protocol: str, mode: str) -> G
     """Scores of one mode by one protocol; a table that is too small for it gives nulls and a reason."""
     import numpy as np
 
-    from gpusonde.predictor.workload.engine import EngineError, WorkloadModel
+    from gpusonde.errors import ModelError
+    from gpusonde.predictor.workload.engine import WorkloadModel
     from gpusonde.predictor.workload.engine.evaluation import Protocol, evaluate, folds_of
 
     try:
@@ -152,7 +153,7 @@ def _row(output: Output, table: MeasurementTable, protocol: str, mode: str) -> G
             found = evaluate(
                 table.measurements, folds, lambda known: WorkloadModel().fit(known, kind=mode), done=done.one
             )
-    except EngineError as error:
+    except ModelError as error:
         none = cast(GraphScoresPayload, dict.fromkeys(GraphScoresPayload.__annotations__))
         return {"protocol": protocol, "mode": mode, "reason": str(error), **none, "by_fold": []}
     return {

@@ -124,7 +124,8 @@ def run_fit(args: argparse.Namespace) -> int:
 
 def _keep_encoder(folder: Path, weights: EncoderWeights) -> str | None:
     """Write the encoder that a model needs beside it, where it is looked for; None where it is a shipped one."""
-    from gpusonde.predictor.workload.embedding.registry import Registry, UnknownEncoderError, checkpoint_name
+    from gpusonde.errors import UnknownEncoderError
+    from gpusonde.predictor.workload.embedding.registry import Registry, checkpoint_name
     from gpusonde.service.durable_files import write_durably
 
     dataset_type = weights.description.dataset_type
@@ -140,11 +141,11 @@ def _keep_encoder(folder: Path, weights: EncoderWeights) -> str | None:
 @contextmanager
 def _name_left_out(table: MeasurementTable) -> Iterator[None]:
     """Where too few rows are left, add why others cannot be used: a name that nobody knows may be all that is wrong."""
-    from gpusonde.predictor.workload.engine.request import TooFewMeasurementsError
+    from gpusonde.errors import TooFewRunsError
 
     try:
         yield
-    except TooFewMeasurementsError as error:
+    except TooFewRunsError as error:
         error.args = (f"{error}{describe_left_out(table)}",)
         raise
 

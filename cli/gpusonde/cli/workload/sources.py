@@ -183,7 +183,7 @@ def _trace(source: str, options: GraphOptions) -> WorkloadGraph:
 @contextlib.contextmanager
 def _name_default_input(options: GraphOptions) -> Iterator[None]:
     """Say in an error that the input was a guess: a network that takes no images fails for no reason of the user's."""
-    from gpusonde.predictor.workload.graph import UnsupportedGraphError
+    from gpusonde.errors import UnsupportedGraphError
 
     try:
         yield

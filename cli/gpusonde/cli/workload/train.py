@@ -143,10 +143,10 @@ def _train_one(args: argparse.Namespace, sources: dict[str, Path | None]) -> lis
 
 def _drain(args: argparse.Namespace, sources: dict[str, Path | None]) -> list[TrainingPayload]:
     """Train whatever waits of these dataset types."""
-    from gpusonde.collector.workload.training import CannotTrainError, drain
+    from gpusonde.collector.workload.training import drain
     from gpusonde.collector.workload.training_queue import TrainingQueue
-    from gpusonde.predictor.workload.embedding.training.datasets import DatasetError
-    from gpusonde.predictor.workload.embedding.training.result import TrainingError, TrainingStoppedError
+    from gpusonde.errors import EncoderError
+    from gpusonde.predictor.workload.embedding.training.result import TrainingStoppedError
 
     if not args.queue.is_dir():
         raise CommandError(f"{args.queue} is no folder; name the collector's queue of trainings")
@@ -159,8 +159,8 @@ def _drain(args: argparse.Namespace, sources: dict[str, Path | None]) -> list[Tr
             # The training is queued again, and the others are not begun.
             _print_stop(stopped)
             raise KeyboardInterrupt from stopped
-        except (CommandError, DirectoryLockedError, TrainingError, DatasetError, OSError) as error:
-            raise CannotTrainError(str(error)) from error
+        except (DirectoryLockedError, OSError) as error:
+            raise EncoderError(str(error)) from error
         return str(found[dataset_type]["encoder_sha256"])
 
     def ended(training: Training) -> None:
@@ -181,7 +181,6 @@ def _train(
     from gpusonde.predictor.workload.embedding.registry import Registry
     from gpusonde.predictor.workload.embedding.training.options import TrainingOptions
     from gpusonde.predictor.workload.embedding.training.progress import Phase, shown_on
-    from gpusonde.predictor.workload.embedding.training.result import TrainingMismatchError
     from gpusonde.predictor.workload.embedding.training.trainer import train
 
     more = {}
@@ -199,10 +198,7 @@ def _train(
             if report.phase is Phase.TRAINING and is_news:
                 tell(report.done, report.total)
 
-        try:
-            result = train(dataset, options, directory, progress)
-        except TrainingMismatchError as error:
-            raise CommandError(f"{error}, {directory}") from error
+        result = train(dataset, options, directory, progress)
     return train_payload(Registry(args.out).add(result.encoder, figures=result.figures()), result)
 
 

@@ -32,30 +32,32 @@ from gpusonde.collector.workload.errors import (
     UNSUPPORTED_GRAPH,
     WorkloadError,
 )
+from gpusonde.errors import (
+    DataDependentGraphError,
+    EncoderError,
+    GraphError,
+    GraphLimitError,
+    MalformedGraphError,
+    MissingEncoderError,
+    ModelError,
+    ModelFileError,
+    UnknownEncoderError,
+    UnsupportedGraphError,
+)
 from gpusonde.predictor.workload import zoo
-from gpusonde.predictor.workload.embedding import EmbeddingError, Encoder
+from gpusonde.predictor.workload.embedding import Encoder
 from gpusonde.predictor.workload.embedding.nearest import nearest
-from gpusonde.predictor.workload.embedding.registry import Registry, UnknownDatasetTypeError
+from gpusonde.predictor.workload.embedding.registry import Registry
 from gpusonde.predictor.workload.engine import (
     Cluster,
     EncoderReference,
-    EngineError,
     HostResources,
-    MissingEncoderError,
-    ModelFileError,
     Parallelism,
     WorkloadPrediction,
     WorkloadRequest,
 )
 from gpusonde.predictor.workload.engine.model import WorkloadModel
-from gpusonde.predictor.workload.graph import (
-    DataDependentControlFlowError,
-    GraphError,
-    GraphLimitError,
-    MalformedGraphError,
-    UnsupportedGraphError,
-    WorkloadGraph,
-)
+from gpusonde.predictor.workload.graph import WorkloadGraph
 from gpusonde.predictor.workload.graph.cost import graph_cost
 from gpusonde.predictor.workload.graph.limits import GraphLimits
 from gpusonde.predictor.workload.graph.reading import read_graph
@@ -63,12 +65,12 @@ from gpusonde.service import child
 
 _KINDS = {
     GraphLimitError: GRAPH_TOO_LARGE,
-    DataDependentControlFlowError: DATA_DEPENDENT_GRAPH,
+    DataDependentGraphError: DATA_DEPENDENT_GRAPH,
     UnsupportedGraphError: UNSUPPORTED_GRAPH,
     MalformedGraphError: MALFORMED_GRAPH,
     GraphError: MALFORMED_GRAPH,
-    EngineError: INVALID_REQUEST,
-    EmbeddingError: INTERNAL,
+    ModelError: INVALID_REQUEST,
+    EncoderError: INTERNAL,
     RecursionError: MALFORMED_GRAPH,
     MemoryError: OUT_OF_MEMORY,
 }
@@ -131,7 +133,7 @@ class Answers:
             return {"answers": self._predict(question, graphs)}
         try:
             registered = self._parts.registry(question["embeddings"]).get(question["dataset_type"])
-        except UnknownDatasetTypeError as error:
+        except UnknownEncoderError as error:
             refusal = WorkloadError(NO_EMBEDDING, str(error), "dataset_type")
             return {"answers": [{"error": refusal.document()} for _ in question["rows"]], "encoder_sha256": ""}
         found = self._embed(Encoder(registered.weights), graphs, question["nearest_count"])
@@ -202,7 +204,7 @@ class Answers:
     def _use(self, folder: str, dataset_type: str) -> dict[str, Any]:
         try:
             registered = self._parts.registry(folder).get(dataset_type)
-        except UnknownDatasetTypeError:
+        except UnknownEncoderError:
             return {"dataset_type": dataset_type, "available": False}
         return {"dataset_type": dataset_type, "available": True, "encoder_sha256": registered.sha256}
 

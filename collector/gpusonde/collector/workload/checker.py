@@ -17,8 +17,8 @@ from gpusonde.collector.workload.errors import (
     WorkloadError,
 )
 from gpusonde.collector.workload.hosts import HostView, least_resources, resource_document
-from gpusonde.errors import RequestError
-from gpusonde.predictor.workload.embedding.weights import DatasetTypeNameError, check_dataset_type
+from gpusonde.errors import EncoderError, RequestError
+from gpusonde.predictor.workload.embedding.weights import check_dataset_type
 from gpusonde.predictor.workload.graph.limits import GraphLimits
 from gpusonde.workload.v1 import workload_pb2
 
@@ -230,7 +230,7 @@ def dataset_type(name: str) -> str:
     """
     try:
         return check_dataset_type(name)
-    except DatasetTypeNameError as error:
+    except EncoderError as error:
         raise WorkloadError(INVALID_REQUEST, str(error), "dataset_type") from None
 
 

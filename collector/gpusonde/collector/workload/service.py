@@ -31,7 +31,6 @@ from gpusonde.collector.workload.processes import PURPOSE, WorkloadProcesses
 from gpusonde.collector.workload.training import Trainings, has_torch, trainer_command, training_document
 from gpusonde.collector.workload.training_queue import TrainingQueue
 from gpusonde.errors import ChildBusyError, EncoderError, QueueFullError, RequestError, StoreError
-from gpusonde.predictor.workload.embedding import EmbeddingError
 from gpusonde.predictor.workload.embedding.registry import Registry
 from gpusonde.service.child import PoolOptions, Purpose
 from gpusonde.workload.v1 import workload_pb2, workload_pb2_grpc
@@ -260,7 +259,7 @@ class WorkloadService(workload_pb2_grpc.WorkloadServiceServicer):
         elif isinstance(error, QueueFullError):
             self._counters.refused["workload_queue"] += 1
             code = grpc.StatusCode.RESOURCE_EXHAUSTED
-        elif isinstance(error, (EncoderError, EmbeddingError, StoreError, OSError)):
+        elif isinstance(error, (EncoderError, StoreError, OSError)):
             _LOG.error("a question about workloads failed: %s", error)
             code = grpc.StatusCode.UNAVAILABLE
         else:

@@ -51,10 +51,6 @@ Progress = Callable[[int, int], None]
 Train = Callable[[str, Progress], str]
 
 
-class CannotTrainError(Exception):
-    """A training that cannot be, for example because there are no data of its type; the text is its reason."""
-
-
 def drain(
     queue: TrainingQueue,
     train: Train,
@@ -83,7 +79,7 @@ def drain(
         with lease:
             try:
                 lease.done(train(lease.training.dataset_type, lease.progress))
-            except CannotTrainError as error:
+            except EncoderError as error:
                 lease.failed(str(error))
             except Exception as error:  # its reason is for whoever asks; the others wait
                 lease.failed(f"{type(error).__name__}: {error}")
@@ -168,7 +164,7 @@ class Trainings:
         """Queue what an answer had to do without; return what to say of it. Blocks.
 
         Raises:
-            DatasetTypeNameError: It is no name of a dataset type.
+            EncoderError: It is no name of a dataset type.
             EncoderError: The queue cannot be used.
         """
         training = self.queue.enqueue_if_absent(dataset_type)

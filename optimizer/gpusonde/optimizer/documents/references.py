@@ -26,14 +26,14 @@ from gpusonde.catalog import (
     load_offers,
 )
 from gpusonde.documents import ListOf, Number, Text, check_format, parse, read_document, to_plain
-from gpusonde.errors import DocumentError, ProblemError, TableError
+from gpusonde.errors import DocumentError, GraphError, ModelError, ProblemError, TableError
 from gpusonde.optimizer.documents.job import device_name
 from gpusonde.optimizer.documents.problem import PROBLEM, QueryKeys
 from gpusonde.optimizer.offers import BatchLimits, Quota, Terms
 from gpusonde.optimizer.problem import BatchSize, PreemptionRate
 from gpusonde.optimizer.spot_offers import read_spot_rows, spot_offers
-from gpusonde.predictor.workload.engine import EngineError, WorkloadPrediction
-from gpusonde.predictor.workload.graph import GraphError, WorkloadGraph
+from gpusonde.predictor.workload.engine import WorkloadPrediction
+from gpusonde.predictor.workload.graph import WorkloadGraph
 from gpusonde.predictor.workload.graph.reading import read_graph
 from gpusonde.simulator.compute import EpochLatency
 from gpusonde.simulator.compute.fitting import LARGEST_BATCH
@@ -160,7 +160,7 @@ def shipped_or_read(path: Path | None) -> WorkloadPredictor:
     """Return the model of training times in a file; of None, the shipped one.
 
     Raises:
-        gpusonde.predictor.workload.engine.EngineError: The file holds none.
+        gpusonde.predictor.workload.engine.ModelError: The file holds none.
     """
     # It brings scikit-learn, which few problems need.
     from gpusonde.predictor.workload.engine.model import WorkloadModel  # noqa: PLC0415
@@ -297,7 +297,7 @@ def _add_graph(
         curves += _estimated_curves(
             keys, graph, {name: limit for name, limit in limits.items() if limit}, model, folder
         )
-    except EngineError as error:
+    except ModelError as error:
         raise DocumentError("job.graph", str(error)) from None
     if not curves:
         raise DocumentError("job.graph", "the parameters alone need more memory than any of these GPUs has")

@@ -302,7 +302,7 @@ class GraphEstimator:
         """Return the latency of a step on a device of the catalogue.
 
         Raises:
-            gpusonde.predictor.workload.engine.EngineError: The model cannot say anything of it.
+            gpusonde.predictor.workload.engine.ModelError: The model cannot say anything of it.
         """
         return latency_estimate(batch_size, self.predictions([device], [batch_size])[device][0])
 
@@ -310,7 +310,7 @@ class GraphEstimator:
         """Return, for each device, one prediction per batch size; the model is asked once for all of them.
 
         Raises:
-            gpusonde.predictor.workload.engine.EngineError: The model cannot say anything of one of them.
+            gpusonde.predictor.workload.engine.ModelError: The model cannot say anything of one of them.
         """
         answers = iter(self.model.predict([self._request(each, batch) for each in devices for batch in batch_sizes]))
         return {device: [next(answers) for _ in batch_sizes] for device in devices}

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.embedding_graphs import any_graph, chain, graph_of
 
+from gpusonde.errors import GraphLimitError
 from gpusonde.predictor.workload.embedding import (
     EmbeddingLimits,
     Encoder,
@@ -14,7 +15,7 @@ from gpusonde.predictor.workload.embedding import (
     VirtualEdgeRule,
 )
 from gpusonde.predictor.workload.embedding.structure import GraphBatch, GraphStructure, shape_features, virtual_edges
-from gpusonde.predictor.workload.graph import GraphLimitError, Primitive
+from gpusonde.predictor.workload.graph import Primitive
 
 RESIDUAL = graph_of([(0, 1), (1, 2), (2, 3), (0, 3), (3, 4)])
 

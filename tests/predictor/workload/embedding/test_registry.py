@@ -12,17 +12,10 @@ import threading
 import numpy as np
 import pytest
 
+from gpusonde.errors import EncoderError, UnknownEncoderError
 from gpusonde.predictor.workload.embedding import registry as module
-from gpusonde.predictor.workload.embedding.registry import (
-    DamagedEncoderError,
-    EncoderDigestError,
-    Registry,
-    RegistryError,
-    UnknownDatasetTypeError,
-    UnknownEncoderError,
-    checkpoint_name,
-)
-from gpusonde.predictor.workload.embedding.weights import DatasetTypeNameError, EncoderDescription, EncoderWeights
+from gpusonde.predictor.workload.embedding.registry import Registry, checkpoint_name
+from gpusonde.predictor.workload.embedding.weights import EncoderDescription, EncoderWeights
 
 
 def weights(seed=0, dataset_type="flowers", steps=5):
@@ -49,15 +42,13 @@ def test_what_is_added_is_found_by_everybody(registry):
 
 def test_an_unknown_dataset_type_is_told_with_those_that_are_known(registry):
     registry.add(weights())
-    with pytest.raises(UnknownDatasetTypeError, match=r"'birds'.*flowers") as caught:
+    with pytest.raises(UnknownEncoderError, match=r"'birds'.*flowers"):
         registry.get("birds")
-    assert caught.value.dataset_type == "birds"
-    assert "flowers" in caught.value.known
 
 
 def test_a_registry_without_a_folder_has_the_shipped_encoders_alone(tmp_path):
     registry = Registry()
-    with pytest.raises(RegistryError, match="name a folder"):
+    with pytest.raises(EncoderError, match="name a folder"):
         registry.add(weights())
     assert registry.dataset_types() == Registry(tmp_path / "nothing").dataset_types()
     assert not (tmp_path / "nothing").exists()
@@ -108,31 +99,31 @@ def test_a_checkpoint_that_holds_other_weights_than_its_name_says_is_not_taken(r
     wanted = weights(seed=1).sha256
     path = registry.folder / checkpoint_name("flowers", wanted)
     path.write_bytes(weights().to_bytes())
-    with pytest.raises(EncoderDigestError, match="other weights than its name says"):
+    with pytest.raises(EncoderError, match="other weights than its name says"):
         registry.exact("flowers", wanted)
     path.write_bytes(b"damaged")
-    with pytest.raises(DamagedEncoderError, match="restore it"):
+    with pytest.raises(EncoderError, match="restore it"):
         registry.exact("flowers", wanted)
 
 
 @pytest.mark.parametrize("name", ["../flowers", "a/b", "", "Flowers", "x" * 65, "flowers\n", "flowers\0"])
 def test_names_that_could_lead_elsewhere_are_refused(registry, name):
-    with pytest.raises(DatasetTypeNameError):
+    with pytest.raises(EncoderError):
         registry.get(name)
-    with pytest.raises(DatasetTypeNameError):
+    with pytest.raises(EncoderError):
         registry.add(weights(dataset_type=name))
     assert not registry.folder.exists()
 
 
 def test_an_untrained_encoder_is_not_registered(registry):
-    with pytest.raises(RegistryError, match="untrained"):
+    with pytest.raises(EncoderError, match="untrained"):
         registry.add(weights(steps=0))
 
 
 @pytest.mark.parametrize("figures", [{"x": object()}, {"x": float("nan")}, {"x": "y" * (256 << 10)}])
 def test_figures_that_no_card_can_hold_are_refused(registry, figures):
     registry.add(weights())
-    with pytest.raises(RegistryError, match="figures"):
+    with pytest.raises(EncoderError, match="figures"):
         registry.add(weights(seed=1), figures=figures)
     assert registry.get("flowers").sha256 == weights().sha256
 
@@ -152,10 +143,10 @@ def test_a_damaged_checkpoint_is_told_and_not_replaced_by_another(registry, cont
     registry.add(weights())
     _, checkpoint = files_of(registry)
     checkpoint.write_bytes(content)
-    with pytest.raises(DamagedEncoderError, match=checkpoint.name):
+    with pytest.raises(EncoderError, match=checkpoint.name):
         Registry(registry.folder).get("flowers")
     checkpoint.unlink()
-    with pytest.raises(DamagedEncoderError, match="missing"):
+    with pytest.raises(EncoderError, match="missing"):
         Registry(registry.folder).get("flowers")
 
 
@@ -164,7 +155,7 @@ def test_other_weights_than_the_card_says_are_told(registry):
     _, checkpoint = files_of(registry)
     for other in (weights(seed=1), weights(dataset_type="birds"), weights(steps=6)):
         checkpoint.write_bytes(other.to_bytes())
-        with pytest.raises(EncoderDigestError, match=weights().sha256):
+        with pytest.raises(EncoderError, match=weights().sha256):
             Registry(registry.folder).get("flowers")
 
 
@@ -181,7 +172,7 @@ def test_damaged_cards_are_told(registry):
         *(json.dumps({**sound, **change}) for change in changes),
     ):
         card.write_text(content)
-        with pytest.raises(DamagedEncoderError, match=r"flowers\.json"):
+        with pytest.raises(EncoderError, match=r"flowers\.json"):
             Registry(registry.folder).get("flowers")
 
 

@@ -5,13 +5,9 @@ import pickle
 import numpy as np
 import pytest
 
+from gpusonde.errors import EncoderError
 from gpusonde.predictor.model_file import decode, encode
-from gpusonde.predictor.workload.embedding import (
-    EncoderDescription,
-    EncoderWeights,
-    EncoderWeightsError,
-    VirtualEdgeRule,
-)
+from gpusonde.predictor.workload.embedding import EncoderDescription, EncoderWeights, VirtualEdgeRule
 
 DESCRIPTION = EncoderDescription(
     dataset_type="digits", hidden_size=8, maximum_steps=20, virtual_edges=VirtualEdgeRule.PUBLISHED_CODE
@@ -65,12 +61,12 @@ def with_array(name, array):
     ],
 )
 def test_arrays_that_are_not_those_described_are_refused(array, problem):
-    with pytest.raises(EncoderWeightsError, match=problem):
+    with pytest.raises(EncoderError, match=problem):
         with_array("norm.bias", array)
 
 
 def test_unknown_or_missing_arrays_are_refused():
-    with pytest.raises(EncoderWeightsError, match="extra"):
+    with pytest.raises(EncoderError, match="extra"):
         with_array("extra", np.zeros(8, np.float32))
 
 
@@ -105,7 +101,7 @@ def test_unknown_or_missing_arrays_are_refused():
 )
 def test_a_description_that_is_not_sound_is_refused(changes):
     file = decode(trained().to_bytes(), most_bytes=1 << 20)
-    with pytest.raises(EncoderWeightsError):
+    with pytest.raises(EncoderError):
         EncoderWeights.from_bytes(encode({**file.document, **changes}, file.arrays)[0])
 
 
@@ -128,13 +124,13 @@ class Bomb:
 def test_other_arrays_than_those_described_are_refused_in_a_file(name, new):
     file = decode(trained().to_bytes(), most_bytes=1 << 20)
     arrays = {key: array for key, array in {**file.arrays, name: new}.items() if array is not None}
-    with pytest.raises(EncoderWeightsError):
+    with pytest.raises(EncoderError):
         EncoderWeights.from_bytes(encode(file.document, arrays)[0])
 
 
 @pytest.mark.parametrize("content", [b"", b"PK", b"\0" * 1000, pickle.dumps(Bomb())])
 def test_what_is_no_archive_is_refused(content):
-    with pytest.raises(EncoderWeightsError):
+    with pytest.raises(EncoderError):
         EncoderWeights.from_bytes(content)
 
 
@@ -142,7 +138,7 @@ def test_a_file_larger_than_any_encoder_is_refused(tmp_path):
     path = tmp_path / "large.safetensors"
     with path.open("wb") as file:
         file.truncate(17 << 20)
-    with pytest.raises(EncoderWeightsError, match="16 MiB"):
+    with pytest.raises(EncoderError, match="16 MiB"):
         EncoderWeights.load(path)
 
 
@@ -150,10 +146,10 @@ def test_a_file_cut_anywhere_or_with_a_changed_byte_is_refused_or_sound():
     content = trained().to_bytes()
     generator = np.random.default_rng(0)
     for cut in generator.integers(0, len(content), 60):
-        with pytest.raises(EncoderWeightsError):
+        with pytest.raises(EncoderError):
             EncoderWeights.from_bytes(content[:cut])
     for position in generator.integers(0, len(content), 200):
         damaged = bytearray(content)
         damaged[position] ^= 0xFF
-        with contextlib.suppress(EncoderWeightsError):
+        with contextlib.suppress(EncoderError):
             assert EncoderWeights.from_bytes(bytes(damaged)).sha256 == trained().sha256

@@ -11,18 +11,11 @@ from support.measured_workloads import chain
 from support.trained_encoders import encoder_weights
 from support.wired_networks import SLOWER, measured_pairs, turned
 
+from gpusonde.errors import MissingEncoderError, ModelError, ModelFileError
 from gpusonde.predictor.model_file import decode, encode
 from gpusonde.predictor.workload.embedding import EncoderWeights
 from gpusonde.predictor.workload.embedding.registry import Registry, checkpoint_name
-from gpusonde.predictor.workload.engine import (
-    Cluster,
-    EncoderEmbedder,
-    EngineError,
-    MissingEncoderError,
-    ModelFileError,
-    WorkloadModel,
-    WorkloadRequest,
-)
+from gpusonde.predictor.workload.engine import Cluster, EncoderEmbedder, WorkloadModel, WorkloadRequest
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +107,7 @@ def test_without_its_encoder_a_model_is_refused_and_the_reader_told_what_to_do(f
         ):
             assert words in str(refused.value)
     # The one that is registered now stands in for no other.
-    with pytest.raises(EngineError, match="was fitted with the encoder of tiny"):
+    with pytest.raises(ModelError, match="was fitted with the encoder of tiny"):
         WorkloadModel(state=fitted.state, embed=EncoderEmbedder(other))
 
 

@@ -6,14 +6,9 @@ import numpy as np
 import pytest
 from ernest_model import ErnestCurve, PerWorkloadErnest, PooledErnest, fit_curve
 
+from gpusonde.errors import TooFewRunsError
 from gpusonde.predictor.workload import zoo
-from gpusonde.predictor.workload.engine import (
-    Cluster,
-    Parallelism,
-    TooFewMeasurementsError,
-    WorkloadMeasurement,
-    WorkloadRequest,
-)
+from gpusonde.predictor.workload.engine import Cluster, Parallelism, WorkloadMeasurement, WorkloadRequest
 
 LENET, VGG = zoo.load_keras("LeNet5", 32), zoo.load_keras("VGG11", 32)
 
@@ -61,7 +56,7 @@ def test_relative_weights_let_small_runs_count():
 
 
 def test_without_a_run_there_is_no_curve():
-    with pytest.raises(TooFewMeasurementsError):
+    with pytest.raises(TooFewRunsError):
         fit_curve([], [], [])
 
 

@@ -2,14 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from gpusonde.errors import TooFewRunsError
 from gpusonde.predictor.workload import zoo
-from gpusonde.predictor.workload.engine import (
-    Cluster,
-    TooFewMeasurementsError,
-    WorkloadMeasurement,
-    WorkloadPrediction,
-    WorkloadRequest,
-)
+from gpusonde.predictor.workload.engine import Cluster, WorkloadMeasurement, WorkloadPrediction, WorkloadRequest
 from gpusonde.predictor.workload.engine.evaluation import Evaluation, Protocol, evaluate, folds_of
 
 NETWORKS = {name: zoo.load_keras(name, 32) for name in ("LeNet5", "VGG11", "VGG13", "ResNet18")}
@@ -52,12 +47,12 @@ def test_random_splits_ask_for_a_fifth_and_are_the_same_every_time(measurements)
 
 
 def test_one_family_cannot_be_held_back(measurements):
-    with pytest.raises(TooFewMeasurementsError, match="family"):
+    with pytest.raises(TooFewRunsError, match="family"):
         list(folds_of([each for each in measurements if each.family == "vgg"], Protocol.FAMILY))
 
 
 def test_two_rows_cannot_be_split(measurements):
-    with pytest.raises(TooFewMeasurementsError, match="2 measurements"):
+    with pytest.raises(TooFewRunsError, match="2 measurements"):
         list(folds_of(measurements[:2], Protocol.RANDOM))
 
 

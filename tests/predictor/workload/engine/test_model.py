@@ -11,17 +11,8 @@ from support.measured_workloads import PLACES, chain, measured, true_seconds
 from support.wired_networks import measured_pairs
 
 from gpusonde.catalog import Precision
-from gpusonde.predictor.workload.engine import (
-    Cluster,
-    EngineError,
-    HostResources,
-    NotFittedError,
-    Parallelism,
-    RequestError,
-    TooFewMeasurementsError,
-    WorkloadModel,
-    WorkloadRequest,
-)
+from gpusonde.errors import ModelError, NotFittedError, TooFewRunsError
+from gpusonde.predictor.workload.engine import Cluster, HostResources, Parallelism, WorkloadModel, WorkloadRequest
 from gpusonde.predictor.workload.graph import Operation, Primitive, WorkloadGraph
 
 HERE = Cluster("T4", environment="here/T4")
@@ -215,7 +206,7 @@ def test_the_regressor_that_is_asked_for_answers(model, measurements, catalog, r
     assert error([answer], [request], catalog)[0] < 0.25
     alone = WorkloadModel(catalog).fit(measurements, regressor=regressor)
     assert alone.predict([request])[0].regressor == regressor
-    with pytest.raises(EngineError, match="it has"):
+    with pytest.raises(ModelError, match="it has"):
         alone.predict([request], regressor="linear" if regressor != "linear" else "svr")
 
 
@@ -232,7 +223,7 @@ def test_the_papers_kind_predicts_seconds_and_has_its_four_regressors(catalog, m
     answer = model.predict([request])[0]
     assert answer.regressor == "polynomial"
     assert 0 < answer.seconds < 1
-    with pytest.raises(EngineError, match="boosted_residual"):
+    with pytest.raises(ModelError, match="boosted_residual"):
         WorkloadModel(catalog).fit(measurements, kind="paper", regressor="boosted_residual")
 
 
@@ -243,24 +234,24 @@ def test_columns_of_an_embedding_are_used_where_there_is_an_encoder(catalog, mea
     model = WorkloadModel(catalog, embed=embed).fit(measurements, kind="paper", regressor="linear")
     request = WorkloadRequest(chain(48, 10), 16, HERE)
     assert model.predict([request])[0].features == "embedding"
-    with pytest.raises(EngineError, match="embedding"):
+    with pytest.raises(ModelError, match="embedding"):
         WorkloadModel(catalog, state=model.state).predict([request])
     other = WorkloadModel(catalog, state=model.state, embed=lambda graphs: embed(graphs)[:, :1])
-    with pytest.raises(EngineError, match="an embedding of 1 numbers; this model was fitted with one of 2"):
+    with pytest.raises(ModelError, match="an embedding of 1 numbers; this model was fitted with one of 2"):
         other.predict([request])
 
 
 def test_refuses_what_it_cannot_be_fitted_on(catalog, measurements):
     few = [each for each in measurements if each.architecture in ("chain16x4", "chain16x8")]
-    with pytest.raises(TooFewMeasurementsError, match="2 architectures"):
+    with pytest.raises(TooFewRunsError, match="2 architectures"):
         WorkloadModel(catalog).fit(few)
-    with pytest.raises(TooFewMeasurementsError):
+    with pytest.raises(TooFewRunsError):
         WorkloadModel(catalog).fit(measurements[:5])
-    with pytest.raises(EngineError, match="kind"):
+    with pytest.raises(ModelError, match="kind"):
         WorkloadModel(catalog).fit(measurements, kind="best")
-    with pytest.raises(EngineError, match="regressor"):
+    with pytest.raises(ModelError, match="regressor"):
         WorkloadModel(catalog).fit(measurements, regressor="forest")
-    with pytest.raises(EngineError, match="coverage"):
+    with pytest.raises(ModelError, match="coverage"):
         WorkloadModel(catalog, coverage=1.0)
 
 
@@ -268,7 +259,7 @@ def test_refuses_what_it_cannot_be_fitted_on(catalog, measurements):
 def test_refuses_shapes_that_no_device_could_hold(model, extent):
     shape = (1, *[extent] * 12)
     operations = (Operation(Primitive.INPUT, "x", shape), Operation(Primitive.ACTIVATION, "relu", shape, (shape,)))
-    with pytest.raises(RequestError, match="too large"):
+    with pytest.raises(ModelError, match="too large"):
         model.predict([WorkloadRequest(WorkloadGraph("vast", operations, ((0, 1),), 1), 8, HERE)])
 
 
@@ -280,7 +271,7 @@ def test_a_graph_without_work_costs_what_every_step_does(model):
 
 
 def test_refuses_devices_that_the_catalogue_lacks_and_predicting_unfitted(model, catalog):
-    with pytest.raises(RequestError, match="no such thing"):
+    with pytest.raises(ModelError, match="no such thing"):
         model.predict([WorkloadRequest(chain(16, 4), 8, Cluster("no such thing"))])
     with pytest.raises(NotFittedError):
         WorkloadModel(catalog).predict([WorkloadRequest(chain(16, 4), 8, HERE)])

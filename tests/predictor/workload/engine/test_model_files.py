@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from support.measured_workloads import chain
 
+from gpusonde.errors import ModelFileError
 from gpusonde.predictor.model_file import decode, encode
-from gpusonde.predictor.workload.engine import Cluster, ModelFileError, WorkloadModel, WorkloadRequest
+from gpusonde.predictor.workload.engine import Cluster, WorkloadModel, WorkloadRequest
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from sklearn.neural_network import MLPRegressor
 from sklearn.preprocessing import PolynomialFeatures
 from sklearn.svm import SVR
 
-from gpusonde.predictor.workload.engine import EngineError
+from gpusonde.errors import ModelError
 from gpusonde.predictor.workload.engine.fitting import (
     Choice,
     default_candidates,
@@ -80,7 +80,7 @@ def test_a_column_that_never_changed_says_nothing():
 
 
 def test_an_unknown_regressor_is_refused():
-    with pytest.raises(EngineError, match="forest"):
+    with pytest.raises(ModelError, match="forest"):
         fit_regressor("forest", {}, X, Y)
 
 

@@ -1,6 +1,7 @@
 import pytest
 
-from gpusonde.predictor.workload.graph import MalformedGraphError, Parameter, Primitive
+from gpusonde.errors import MalformedGraphError
+from gpusonde.predictor.workload.graph import Parameter, Primitive
 from gpusonde.predictor.workload.graph.assembly import GraphAssembly
 from gpusonde.predictor.workload.graph.cost import graph_cost
 from gpusonde.predictor.workload.graph.vocabulary import onnx_role, torch_role

@@ -12,17 +12,14 @@ from typing import Any
 import pytest
 from support.hostile_graphs import onnx_file, onnx_integer, onnx_node, onnx_text, onnx_value, onnx_weight, small_onnx
 
-from gpusonde.predictor.workload.graph import (
-    DataDependentControlFlowError,
+from gpusonde.errors import (
+    DataDependentGraphError,
     GraphError,
     GraphLimitError,
-    GraphLimits,
     MalformedGraphError,
-    Primitive,
     UnsupportedGraphError,
-    WorkloadGraph,
-    load_graph,
 )
+from gpusonde.predictor.workload.graph import GraphLimits, Primitive, WorkloadGraph, load_graph
 from gpusonde.predictor.workload.graph.cost import graph_cost
 from gpusonde.predictor.workload.graph.onnx import from_onnx
 from gpusonde.predictor.workload.graph.onnx import shapes as shapes_module
@@ -296,9 +293,9 @@ def test_without_onnx_a_missing_shape_is_said_to_be_missing(monkeypatch: pytest.
         ([onnx_weight("w", [2]), onnx_weight("w", [2])], MalformedGraphError, "two initialisers"),
         ([onnx_weight("w", [-2])], MalformedGraphError, "at least 1"),
         ([encoded_bytes(15, b"")], UnsupportedGraphError, "sparse"),
-        ([onnx_node("If", ["x"], ["y"])], DataDependentControlFlowError, "If"),
-        ([onnx_node("Scan", ["x"], ["y"])], DataDependentControlFlowError, "Scan"),
-        ([onnx_node("Other", ["x"], ["y"], encoded_bytes(11, b""))], DataDependentControlFlowError, "Other"),
+        ([onnx_node("If", ["x"], ["y"])], DataDependentGraphError, "If"),
+        ([onnx_node("Scan", ["x"], ["y"])], DataDependentGraphError, "Scan"),
+        ([onnx_node("Other", ["x"], ["y"], encoded_bytes(11, b""))], DataDependentGraphError, "Other"),
         ([onnx_node("Relu", ["x\x1b[2J"], ["y"])], MalformedGraphError, "cannot be printed"),
         ([onnx_node("Relu", ["x" * 1000], ["y"])], GraphLimitError, "characters"),
         ([encoded_bytes(1, encoded_bytes(1, b"\xff"))], MalformedGraphError, "UTF-8"),

@@ -17,15 +17,8 @@ from typing import Any
 import pytest
 from support.hostile_graphs import archive, program, program_node, pt2
 
-from gpusonde.predictor.workload.graph import (
-    GraphError,
-    GraphLimitError,
-    GraphLimits,
-    MalformedGraphError,
-    UnsupportedGraphError,
-    WorkloadGraph,
-    load_graph,
-)
+from gpusonde.errors import GraphError, GraphLimitError, MalformedGraphError, UnsupportedGraphError
+from gpusonde.predictor.workload.graph import GraphLimits, WorkloadGraph, load_graph
 from gpusonde.predictor.workload.graph.pt2 import from_pt2
 
 FILES = Path(__file__).parents[3] / "data" / "graph_files"

@@ -10,11 +10,9 @@ from typing import Any
 
 import pytest
 
+from gpusonde.errors import GraphError, GraphLimitError, MalformedGraphError
 from gpusonde.predictor.workload.graph import (
-    GraphError,
-    GraphLimitError,
     GraphLimits,
-    MalformedGraphError,
     Operation,
     Parameter,
     Primitive,
@@ -218,7 +216,8 @@ def test_a_flood_is_refused_within_a_second(make: Callable[[], bytes | str]) -> 
 
 def test_a_flood_costs_little_memory() -> None:
     code = (
-        "import resource; from gpusonde.predictor.workload.graph import load_graph, GraphError\n"
+        "import resource; from gpusonde.predictor.workload.graph import load_graph\n"
+        "from gpusonde.errors import GraphError\n"
         "data = '{\"operations\":[' + '{\"a\":0},' * 490_000 + '0]}'\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "try: load_graph(data)\n"

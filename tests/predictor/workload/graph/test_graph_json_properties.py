@@ -10,15 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.hostile_graphs import HOSTILE, json_graph, program, pt2
 
-from gpusonde.predictor.workload.graph import (
-    GraphError,
-    Operation,
-    Parameter,
-    Primitive,
-    WorkloadGraph,
-    dump_graph,
-    load_graph,
-)
+from gpusonde.errors import GraphError
+from gpusonde.predictor.workload.graph import Operation, Parameter, Primitive, WorkloadGraph, dump_graph, load_graph
 from gpusonde.predictor.workload.graph.cost import graph_cost
 from gpusonde.predictor.workload.graph.reading import read_graph
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.hostile_graphs import HOSTILE, MARKER, json_graph, pt2, small_onnx, with_pickle
 
-from gpusonde.predictor.workload.graph import GraphError, MalformedGraphError
+from gpusonde.errors import GraphError, MalformedGraphError
 from gpusonde.predictor.workload.graph.reading import read_graph
 
 _MOST_MEMORY_KIB = 600 << 10

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from support.hostile_graphs import json_graph, pt2, small_onnx
 
-from gpusonde.predictor.workload.graph import GraphLimitError, GraphLimits, MalformedGraphError
+from gpusonde.errors import GraphLimitError, MalformedGraphError
+from gpusonde.predictor.workload.graph import GraphLimits
 from gpusonde.predictor.workload.graph.reading import GraphFormat, read_graph, recognise
 
 CONTENTS = {GraphFormat.JSON: json_graph(), GraphFormat.ONNX: small_onnx(), GraphFormat.PT2: pt2()}

@@ -9,8 +9,9 @@ import keras_networks
 import pytest
 from make_zoo import keras_graphs
 
+from gpusonde.errors import UnsupportedGraphError
 from gpusonde.predictor.workload import zoo
-from gpusonde.predictor.workload.graph import Primitive, UnsupportedGraphError
+from gpusonde.predictor.workload.graph import Primitive
 from gpusonde.predictor.workload.graph.graph_json import dump_graph
 
 # As the pages of Keras and its examples print them.

@@ -2,20 +2,12 @@
 
 from gpusonde.predictor.workload.embedding.encoder import Encoder
 from gpusonde.predictor.workload.embedding.structure import EmbeddingLimits
-from gpusonde.predictor.workload.embedding.weights import (
-    EmbeddingError,
-    EncoderDescription,
-    EncoderWeights,
-    EncoderWeightsError,
-    VirtualEdgeRule,
-)
+from gpusonde.predictor.workload.embedding.weights import EncoderDescription, EncoderWeights, VirtualEdgeRule
 
 __all__ = [
-    "EmbeddingError",
     "EmbeddingLimits",
     "Encoder",
     "EncoderDescription",
     "EncoderWeights",
-    "EncoderWeightsError",
     "VirtualEdgeRule",
 ]

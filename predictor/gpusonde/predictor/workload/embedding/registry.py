@@ -19,15 +19,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from gpusonde.errors import EncoderError, UnknownEncoderError
 from gpusonde.predictor.former_model_files import FORMER_ENCODER
 from gpusonde.predictor.model_file import SUFFIX
-from gpusonde.predictor.workload.embedding.weights import (
-    DatasetTypeNameError,
-    EmbeddingError,
-    EncoderWeights,
-    EncoderWeightsError,
-    check_dataset_type,
-)
+from gpusonde.predictor.workload.embedding.weights import EncoderWeights, check_dataset_type
 from gpusonde.service.durable_files import write_durably
 
 FORMAT = "gpusonde.encoder_card/1"
@@ -38,34 +33,6 @@ _MAXIMUM_DATASET_TYPES = 1000
 _KEPT_CHECKPOINTS = 8
 _SHIPPED = "checkpoints"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-
-
-class RegistryError(EmbeddingError):
-    """An encoder that cannot be had or registered; the message says why and what to do."""
-
-
-class UnknownDatasetTypeError(RegistryError):
-    """No encoder is registered for the dataset type."""
-
-    def __init__(self, dataset_type: str, known: tuple[str, ...]) -> None:
-        """Keep the dataset type and those that are known."""
-        self.dataset_type, self.known = dataset_type, known
-        super().__init__(
-            f"no encoder for dataset type {dataset_type!r}; there are {', '.join(known) or 'none'}; "
-            "train one with 'gpusonde workload train'"
-        )
-
-
-class UnknownEncoderError(RegistryError):
-    """No encoder of the dataset type has this digest."""
-
-
-class DamagedEncoderError(RegistryError):
-    """A card or a checkpoint cannot be read."""
-
-
-class EncoderDigestError(DamagedEncoderError):
-    """A checkpoint holds other weights than its card says."""
 
 
 @dataclass(frozen=True)
@@ -109,24 +76,24 @@ class Registry:
         """Dataset types that have an encoder, in alphabetical order.
 
         Raises:
-            RegistryError: The folder holds more than a registry ever does.
+            EncoderError: The folder holds more than a registry ever does.
             OSError: The folder cannot be read.
         """
         found: set[str] = set()
         for folder in self._folders():
             found.update(_named(folder))
             if len(found) > _MAXIMUM_DATASET_TYPES:
-                raise RegistryError(f"{folder} holds more than {_MAXIMUM_DATASET_TYPES} encoders: no registry's folder")
+                raise EncoderError(f"{folder} holds more than {_MAXIMUM_DATASET_TYPES} encoders: no registry's folder")
         return tuple(sorted(found))
 
     def get(self, dataset_type: str) -> RegisteredEncoder:
         """The encoder of a dataset type; the operator's, if there is one, else the shipped one.
 
         Raises:
-            DatasetTypeNameError: It is no name of a dataset type.
-            UnknownDatasetTypeError: There is none.
-            DamagedEncoderError: Its card or its checkpoint cannot be read.
-            EncoderDigestError: The checkpoint holds other weights than the card says.
+            EncoderError: It is no name of a dataset type.
+            UnknownEncoderError: There is none.
+            EncoderError: Its card or its checkpoint cannot be read.
+            EncoderError: The checkpoint holds other weights than the card says.
             OSError: A file cannot be read.
         """
         check_dataset_type(dataset_type)
@@ -134,15 +101,18 @@ class Registry:
             card = folder / f"{dataset_type}.json"
             if card.is_file():
                 return self._read_once(dataset_type, card)
-        raise UnknownDatasetTypeError(dataset_type, self.dataset_types())
+        known = ", ".join(self.dataset_types()) or "none"
+        raise UnknownEncoderError(
+            f"no encoder for dataset type {dataset_type!r}; there are {known}; train one with 'gpusonde workload train'"
+        )
 
     def exact(self, dataset_type: str, sha256: str) -> EncoderWeights:
         """The encoder with a digest, also where its dataset type has a newer one by now.
 
         Raises:
-            DatasetTypeNameError: It is no name of a dataset type.
+            EncoderError: It is no name of a dataset type.
             UnknownEncoderError: It is not there.
-            DamagedEncoderError: Its checkpoint cannot be read, or holds other weights.
+            EncoderError: Its checkpoint cannot be read, or holds other weights.
             OSError: A file cannot be read.
         """
         name = checkpoint_name(check_dataset_type(dataset_type), sha256)
@@ -153,7 +123,7 @@ class Registry:
             except FileNotFoundError:
                 continue
             if (weights.description.dataset_type, weights.sha256) != (dataset_type, sha256):
-                raise EncoderDigestError(f"{path} holds other weights than its name says; restore it")
+                raise EncoderError(f"{path} holds other weights than its name says; restore it")
             return weights
         where = "among the shipped encoders" if self.folder is None else f"in {self.folder} or among the shipped ones"
         raise UnknownEncoderError(f"it is not {where}")
@@ -168,15 +138,15 @@ class Registry:
             figures: What its training measured; anything that JSON can hold, 256 KiB at most.
 
         Raises:
-            DatasetTypeNameError: Its description names no dataset type.
-            RegistryError: The registry has no folder, the encoder is untrained, or the figures are too long.
+            EncoderError: Its description names no dataset type.
+            EncoderError: The registry has no folder, the encoder is untrained, or the figures are too long.
             OSError: The folder cannot be written; what was registered stays.
         """
         if self.folder is None:
-            raise RegistryError("shipped encoders cannot be replaced: name a folder for the registry")
+            raise EncoderError("shipped encoders cannot be replaced: name a folder for the registry")
         dataset_type = check_dataset_type(weights.description.dataset_type)
         if weights.description.training_steps < 1:
-            raise RegistryError(f"the encoder for {dataset_type!r} is untrained; train it first")
+            raise EncoderError(f"the encoder for {dataset_type!r} is untrained; train it first")
         card = {
             "format": FORMAT,
             "dataset_type": dataset_type,
@@ -187,9 +157,9 @@ class Registry:
         try:
             content = (json.dumps(card, indent=1, allow_nan=False) + "\n").encode()
         except (TypeError, ValueError) as error:
-            raise RegistryError(f"the figures of the encoder for {dataset_type!r} are no JSON: {error}") from error
+            raise EncoderError(f"the figures of the encoder for {dataset_type!r} are no JSON: {error}") from error
         if len(content) > _MAXIMUM_CARD_BYTES:
-            raise RegistryError(
+            raise EncoderError(
                 f"the figures of the encoder for {dataset_type!r} exceed {_MAXIMUM_CARD_BYTES >> 10} KiB"
             )
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -231,14 +201,14 @@ class Registry:
             with self._lock:
                 self._kept[card] = state, encoder
             return encoder
-        raise DamagedEncoderError(f"{card}: its checkpoint is missing; train the encoder again or remove the card")
+        raise EncoderError(f"{card}: its checkpoint is missing; train the encoder again or remove the card")
 
     def _read(self, dataset_type: str, path: Path) -> RegisteredEncoder:
         card = _read_card(path, dataset_type)
         checkpoint = path.parent / checkpoint_name(dataset_type, card["sha256"])
         weights = _read_checkpoint(checkpoint)
         if weights.sha256 != card["sha256"] or weights.description.dataset_type != dataset_type:
-            raise EncoderDigestError(
+            raise EncoderError(
                 f"{checkpoint} holds other weights than {path.name} says (sha256 {weights.sha256}, not "
                 f"{card['sha256']}); restore it or train the encoder again"
             )
@@ -268,8 +238,8 @@ def _read_checkpoint(path: Path) -> EncoderWeights:
         content = file.read(_MAXIMUM_CHECKPOINT_BYTES + 1)
     try:
         return EncoderWeights.from_bytes(content)
-    except EncoderWeightsError as error:
-        raise DamagedEncoderError(f"{path}: {error}; restore it or train the encoder again") from error
+    except EncoderError as error:
+        raise EncoderError(f"{path}: {error}; restore it or train the encoder again") from error
 
 
 def _named(folder: Path) -> Iterator[str]:
@@ -278,7 +248,7 @@ def _named(folder: Path) -> Iterator[str]:
     for path in folder.glob("*.json"):
         try:
             yield check_dataset_type(path.stem)
-        except DatasetTypeNameError:
+        except EncoderError:
             continue
 
 
@@ -290,7 +260,7 @@ def _read_card(path: Path, dataset_type: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         card = None
     if not isinstance(card, dict) or card.get("format") != FORMAT:
-        raise DamagedEncoderError(f"{path}: damaged, or no card of an encoder; restore it or remove it")
+        raise EncoderError(f"{path}: damaged, or no card of an encoder; restore it or remove it")
     sha256, figures = card.get("sha256"), card.get("figures")
     if (
         card.get("dataset_type") != dataset_type
@@ -298,5 +268,5 @@ def _read_card(path: Path, dataset_type: str) -> dict[str, Any]:
         or not _SHA256.fullmatch(sha256)
         or not isinstance(figures, dict)
     ):
-        raise DamagedEncoderError(f"{path}: damaged, or the card of another encoder; restore it or remove it")
+        raise EncoderError(f"{path}: damaged, or the card of another encoder; restore it or remove it")
     return card

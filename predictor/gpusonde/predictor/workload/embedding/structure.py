@@ -15,7 +15,8 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from gpusonde.predictor.workload.graph.ir import GraphLimitError, Primitive, Shape, WorkloadGraph
+from gpusonde.errors import GraphLimitError
+from gpusonde.predictor.workload.graph.ir import Primitive, Shape, WorkloadGraph
 
 Floats = npt.NDArray[np.float64]
 Positions = npt.NDArray[np.int64]

@@ -16,20 +16,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpusonde.errors import ModelError
+from gpusonde.errors import EncoderError, ModelError
 from gpusonde.predictor.model_file import decode, encode
 from gpusonde.predictor.workload.embedding.structure import MAXIMUM_REACH, SHAPE_FEATURE_COUNT
 from gpusonde.predictor.workload.graph.ir import Primitive
 from gpusonde.service.durable_files import write_durably
-
-
-class EmbeddingError(ValueError):
-    """No embedding."""
-
-
-class EncoderWeightsError(EmbeddingError):
-    """The weights of an encoder are damaged, or are not what their own description says."""
-
 
 #: Characters of the longest name.
 LONGEST = 64
@@ -37,19 +28,15 @@ LONGEST = 64
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 
 
-class DatasetTypeNameError(ValueError):
-    """A text that names no dataset type."""
-
-
 def check_dataset_type(name: str) -> str:
     """The name, if it is one.
 
     Raises:
-        DatasetTypeNameError: It is not.
+        EncoderError: It is not.
     """
     if not is_dataset_type(name):
         shown = name if len(name) <= LONGEST else f"{name[:LONGEST]}..."
-        raise DatasetTypeNameError(
+        raise EncoderError(
             f"{shown!r} names no dataset type: use 1 to {LONGEST} small letters, digits, '.', '_' and '-', "
             "the first one a letter or a digit"
         )
@@ -107,7 +94,7 @@ class EncoderDescription:
     def __post_init__(self) -> None:
         def check(sound: bool, problem: str) -> None:
             if not sound:
-                raise EncoderWeightsError(f"an encoder's description is not sound: {problem}")
+                raise EncoderError(f"an encoder's description is not sound: {problem}")
 
         check(isinstance(self.dataset_type, str) and len(self.dataset_type) <= 100, "its dataset type")
         for name, most in (
@@ -160,7 +147,7 @@ class EncoderWeights:
         arrays: They themselves, by name; names and shapes are those of ``description.shapes()``.
 
     Raises:
-        EncoderWeightsError: The arrays are not those, or not all numbers are finite.
+        EncoderError: The arrays are not those, or not all numbers are finite.
     """
 
     description: EncoderDescription
@@ -170,13 +157,13 @@ class EncoderWeights:
         shapes = self.description.shapes()
         if set(self.arrays) != set(shapes):
             different = sorted(set(self.arrays) ^ set(shapes))
-            raise EncoderWeightsError(f"an encoder's arrays are not those of its description: {different[:5]}")
+            raise EncoderError(f"an encoder's arrays are not those of its description: {different[:5]}")
         for name, shape in shapes.items():
             array = self.arrays[name]
             if array.dtype != np.float32 or array.shape != shape:
-                raise EncoderWeightsError(f"{name}: {array.dtype} {array.shape}; it must be float32 {shape}")
+                raise EncoderError(f"{name}: {array.dtype} {array.shape}; it must be float32 {shape}")
             if not np.isfinite(array).all():
-                raise EncoderWeightsError(f"{name}: not all numbers are finite")
+                raise EncoderError(f"{name}: not all numbers are finite")
 
     @staticmethod
     def random(seed: int, description: EncoderDescription | None = None) -> EncoderWeights:
@@ -229,7 +216,7 @@ class EncoderWeights:
         """Read a file of them.
 
         Raises:
-            EncoderWeightsError: It is no such file, or is damaged.
+            EncoderError: It is no such file, or is damaged.
             OSError: It cannot be read.
         """
         with Path(path).open("rb") as file:
@@ -240,12 +227,12 @@ class EncoderWeights:
         """Read the content of a file of them. It may come from anybody: nothing in it is executed.
 
         Raises:
-            EncoderWeightsError: It is not that, is damaged, or is larger than any encoder's.
+            EncoderError: It is not that, is damaged, or is larger than any encoder's.
         """
         try:
             file = decode(content, most_bytes=_MAXIMUM_FILE_BYTES)
         except ModelError as error:
-            raise EncoderWeightsError(f"not a file of an encoder's weights: {error}") from error
+            raise EncoderError(f"not a file of an encoder's weights: {error}") from error
         return EncoderWeights(_description(file.document), file.arrays)
 
 
@@ -269,13 +256,13 @@ def _encode(description: EncoderDescription) -> bytes:
 
 def _description(document: dict[str, Any]) -> EncoderDescription:
     if document.pop("format", None) != FORMAT:
-        raise EncoderWeightsError(f"not an encoder's weights of format {FORMAT}")
+        raise EncoderError(f"not an encoder's weights of format {FORMAT}")
     try:
         primitives, rule = document.pop("primitives"), VirtualEdgeRule(document.pop("virtual_edges"))
         # Anything but a list is refused by the description's own checks.
         names = tuple(primitives) if isinstance(primitives, list) else primitives
         return EncoderDescription(primitives=names, virtual_edges=rule, **document)
-    except EncoderWeightsError:
+    except EncoderError:
         raise
     except (KeyError, TypeError, ValueError) as error:
-        raise EncoderWeightsError(f"an encoder's description is damaged: {_short(error)}") from error
+        raise EncoderError(f"an encoder's description is damaged: {_short(error)}") from error

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from gpusonde.predictor.workload.embedding import EmbeddingError, Encoder, EncoderWeights
+from gpusonde.errors import EncoderError, MissingEncoderError
+from gpusonde.predictor.workload.embedding import Encoder, EncoderWeights
 from gpusonde.predictor.workload.embedding.registry import Registry, checkpoint_name
-from gpusonde.predictor.workload.engine.request import MissingEncoderError
 from gpusonde.predictor.workload.graph import WorkloadGraph
 
 
@@ -65,7 +65,7 @@ def embedder_of(model: Path, reference: EncoderReference, registry: Registry) ->
     """
     try:
         return EncoderEmbedder(registry.exact(reference.dataset_type, reference.sha256))
-    except EmbeddingError as error:
+    except EncoderError as error:
         advice = (
             f"put its file {checkpoint_name(reference.dataset_type, reference.sha256)} into that folder, name the"
             " registry that has it, or fit the model again with an encoder that is there"

@@ -12,12 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.model_selection import ShuffleSplit
 
-from gpusonde.predictor.workload.engine.request import (
-    TooFewMeasurementsError,
-    WorkloadMeasurement,
-    WorkloadPrediction,
-    WorkloadRequest,
-)
+from gpusonde.errors import TooFewRunsError
+from gpusonde.predictor.workload.engine.request import WorkloadMeasurement, WorkloadPrediction, WorkloadRequest
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -120,11 +116,11 @@ def folds_of(measurements: Measurements, protocol: Protocol) -> Iterator[Fold]:
     """Cut measurements as a protocol says.
 
     Raises:
-        TooFewMeasurementsError: There are fewer than two groups to hold back, or fewer than five rows.
+        TooFewRunsError: There are fewer than two groups to hold back, or fewer than five rows.
     """
     if protocol is Protocol.RANDOM:
         if len(measurements) < _RANDOM_SPLITS:
-            raise TooFewMeasurementsError(f"{len(measurements)} measurements: at least {_RANDOM_SPLITS} are needed")
+            raise TooFewRunsError(f"{len(measurements)} measurements: at least {_RANDOM_SPLITS} are needed")
         splits = ShuffleSplit(_RANDOM_SPLITS, test_size=0.2, random_state=0)
         for number, (known, unknown) in enumerate(splits.split(np.zeros(len(measurements)))):
             yield Fold(f"split {number}", known, unknown)
@@ -132,7 +128,7 @@ def folds_of(measurements: Measurements, protocol: Protocol) -> Iterator[Fold]:
     held = np.array([each.architecture if protocol is Protocol.ARCHITECTURE else each.family for each in measurements])
     names = sorted(set(held.tolist()))
     if len(names) < 2:
-        raise TooFewMeasurementsError(f"networks of one {protocol.value} only: nothing is left when it is held back")
+        raise TooFewRunsError(f"networks of one {protocol.value} only: nothing is left when it is held back")
     for name in names:
         yield Fold(str(name), np.flatnonzero(held != name), np.flatnonzero(held == name))
 

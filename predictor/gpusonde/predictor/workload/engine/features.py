@@ -20,9 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusonde.catalog import GpuCatalog, GpuSpec, Precision, UnknownGpuError
+from gpusonde.errors import ModelError
 from gpusonde.predictor.crossgpu.features import log_compute_rate
 from gpusonde.predictor.workload.engine.feature_counts import MATRIX_CLASSES, CountsCache, GraphCounts, OperationClass
-from gpusonde.predictor.workload.engine.request import Cluster, Parallelism, RequestError, WorkloadRequest
+from gpusonde.predictor.workload.engine.request import Cluster, Parallelism, WorkloadRequest
 from gpusonde.predictor.workload.graph import WorkloadGraph
 
 FloatArray = npt.NDArray[np.float64]
@@ -213,12 +214,12 @@ class FeatureBuilder:
         """Data sheet of a device.
 
         Raises:
-            RequestError: The catalogue does not hold it.
+            ModelError: The catalogue does not hold it.
         """
         try:
             return self._catalog.get(name)
         except UnknownGpuError as error:
-            raise RequestError(str(error)) from error
+            raise ModelError(str(error)) from error
 
     def table(self, requests: Sequence[WorkloadRequest], embedding: FloatArray | None = None) -> FeatureTable:
         """The requests' features.
@@ -228,7 +229,7 @@ class FeatureBuilder:
             embedding: Of their graphs, shape (n, size).
 
         Raises:
-            RequestError: A device is not in the catalogue, or a graph's shapes cannot be those of a network.
+            ModelError: A device is not in the catalogue, or a graph's shapes cannot be those of a network.
         """
         rates: dict[tuple[str, str], DeviceRates] = {}
         known: dict[tuple[int, int], tuple[FloatArray, FloatArray]] = {}
@@ -241,7 +242,7 @@ class FeatureBuilder:
             counts = self._counts(request.graph)
             parts.append(roofline_parts(counts, request.batch_size, cluster, rates[key]))
             if not parts[-1].max() < _LONGEST_STEP_SECONDS:
-                raise RequestError(f"{request.graph.name}: its operations are too large for any device")
+                raise ModelError(f"{request.graph.name}: its operations are too large for any device")
             own = (id(request.graph), request.batch_size)
             if own not in known:
                 known[own] = (_analytic(counts, request.batch_size), _analytic(counts, 1))
@@ -265,7 +266,7 @@ class FeatureBuilder:
         try:
             return self._cache.get(graph)
         except OverflowError:
-            raise RequestError(f"{graph.name}: its operations are too large to be counted") from None
+            raise ModelError(f"{graph.name}: its operations are too large to be counted") from None
 
 
 def _analytic(counts: GraphCounts, batch_size: int) -> FloatArray:

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusonde.catalog import GpuSpec
+from gpusonde.errors import ModelError, TooFewRunsError
 from gpusonde.predictor.crossgpu.neighbourhood import Calibration, GpuNeighbourhood, TrainedGpu
 from gpusonde.predictor.workload.engine.calibration import CalibratedRoofline
 from gpusonde.predictor.workload.engine.encoders import EncoderReference
@@ -39,7 +40,7 @@ from gpusonde.predictor.workload.engine.out_of_distribution import (
     quantile_of,
 )
 from gpusonde.predictor.workload.engine.regressors import REGRESSORS
-from gpusonde.predictor.workload.engine.request import EngineError, TooFewMeasurementsError, WorkloadMeasurement
+from gpusonde.predictor.workload.engine.request import WorkloadMeasurement
 
 FloatArray = npt.NDArray[np.float64]
 Fold = tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]
@@ -316,8 +317,8 @@ def fit_state(
         encoder: What the embedding in the table was made with, where that has a name.
 
     Raises:
-        EngineError: No such kind or regressor.
-        TooFewMeasurementsError: Fewer than 10 measurements, or of fewer than 3 architectures.
+        ModelError: No such kind or regressor.
+        TooFewRunsError: Fewer than 10 measurements, or of fewer than 3 architectures.
     """
     architectures = np.array([each.architecture for each in measurements], dtype=np.str_)
     _check(kind, regressor, architectures)
@@ -354,13 +355,13 @@ def fit_state(
 
 def _check(kind: str, regressor: str | None, architectures: npt.NDArray[np.str_]) -> None:
     if kind not in KINDS:
-        raise EngineError(f"no kind of model {kind!r}; known: {', '.join(KINDS)}")
+        raise ModelError(f"no kind of model {kind!r}; known: {', '.join(KINDS)}")
     known = REGRESSORS if kind == "default" else REGRESSORS[:4]
     if regressor is not None and regressor not in known:
-        raise EngineError(f"no regressor {regressor!r} of kind {kind!r}; known: {', '.join(known)}")
+        raise ModelError(f"no regressor {regressor!r} of kind {kind!r}; known: {', '.join(known)}")
     count = len(np.unique(architectures))
     if len(architectures) < _FEWEST_ROWS or count < _FEWEST_ARCHITECTURES:
-        raise TooFewMeasurementsError(
+        raise TooFewRunsError(
             f"{len(architectures)} measurements of {count} architectures: a model needs {_FEWEST_ROWS} of"
             f" {_FEWEST_ARCHITECTURES} at least"
         )

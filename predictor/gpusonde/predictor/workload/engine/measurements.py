@@ -22,18 +22,17 @@ from pathlib import Path
 from typing import TypeVar
 
 from gpusonde.catalog import GpuCatalog, Precision
-from gpusonde.errors import UnknownGpuError
+from gpusonde.errors import GraphError, ModelError, UnknownGpuError
 from gpusonde.predictor.tables import Row, TableLimits, read_table
 from gpusonde.predictor.workload import zoo
 from gpusonde.predictor.workload.engine.request import (
     Cluster,
     HostResources,
     Parallelism,
-    RequestError,
     WorkloadMeasurement,
     WorkloadRequest,
 )
-from gpusonde.predictor.workload.graph import GraphError, WorkloadGraph
+from gpusonde.predictor.workload.graph import WorkloadGraph
 from gpusonde.predictor.workload.graph.reading import read_graph
 
 _KERAS = "keras/"
@@ -57,10 +56,6 @@ class Network:
     family: str
 
 
-class UnknownNetworkError(LookupError):
-    """No graph is known for a network's name, or not at its image size; the message says which."""
-
-
 class KnownNetworks:
     """Finds graphs by the names in tables of measurements: torchvision's, ``keras/...``, graph files, the user's own.
 
@@ -72,7 +67,7 @@ class KnownNetworks:
     def __init__(self, own: Mapping[str, Network] | None = None, folder: Path | None = None) -> None:
         self._own = dict(own or {})
         self._folder = folder
-        self._found: dict[tuple[str, int | None, str], Network | UnknownNetworkError] = {}
+        self._found: dict[tuple[str, int | None, str], Network | GraphError] = {}
 
     def find(self, name: str, image_size: int | None, description: str = "") -> Network:
         """The network of a row.
@@ -83,16 +78,16 @@ class KnownNetworks:
             description: What the table says of the input, such as "3x64x64, 100 classes".
 
         Raises:
-            UnknownNetworkError: Its graph is not known.
+            GraphError: Its graph is not known.
         """
         key = (name, None, "") if self._is_file(name) else (name, image_size, description)
         if key not in self._found:
             try:
                 self._found[key] = self._find(*key)
-            except UnknownNetworkError as error:
+            except GraphError as error:
                 self._found[key] = error
         found = self._found[key]
-        if isinstance(found, UnknownNetworkError):
+        if isinstance(found, GraphError):
             raise found
         return found
 
@@ -114,7 +109,7 @@ def _read_file(folder: Path, name: str) -> Network:
     try:
         graph = read_graph(folder / name)
     except (GraphError, OSError) as error:
-        raise UnknownNetworkError(f"{name}: {getattr(error, 'strerror', None) or error}") from error
+        raise GraphError(f"{name}: {getattr(error, 'strerror', None) or error}") from error
     # Networks of one name in several files are one architecture at several sizes.
     return Network(graph, graph.name, graph.name)
 
@@ -123,19 +118,17 @@ def _find_keras(name: str, image_size: int | None, description: str) -> Network:
     plain = name.removeprefix(_KERAS)
     sizes = zoo.keras_sizes().get(plain)
     if sizes is None:
-        raise UnknownNetworkError(f"{name}: no graph of this network")
+        raise GraphError(f"{name}: no graph of this network")
     if image_size is None:
-        raise UnknownNetworkError(f"{name}: no graph of this network without an image size")
+        raise GraphError(f"{name}: no graph of this network without an image size")
     if image_size not in sizes:
-        raise UnknownNetworkError(f"{name}: its graph is for images of {_listed(sizes)} pixels, not {image_size}")
+        raise GraphError(f"{name}: its graph is for images of {_listed(sizes)} pixels, not {image_size}")
     graph = zoo.load_keras(plain, image_size)
     channels, classes = graph.operations[0].output[1], graph.operations[-1].output[-1]
     for what, pattern, count in (("channels", _INPUT, channels), ("classes", _CLASSES, classes)):
         told = pattern.search(description)
         if told and int(told.group(1)) != count:
-            raise UnknownNetworkError(
-                f"{name}: its graph for {image_size} pixels has {count} {what}, not {told.group(1)}"
-            )
+            raise GraphError(f"{name}: its graph for {image_size} pixels has {count} {what}, not {told.group(1)}")
     return Network(graph, plain.lower(), zoo.keras_family(plain))
 
 
@@ -147,14 +140,14 @@ def _find_torchvision(name: str, image_size: int | None, _description: str) -> N
     # A network that is not the same at two image sizes stands in the zoo under two names.
     known = [each for each in (name, f"{name}_{image_size}") if each in zoo.names()]
     if not known:
-        raise UnknownNetworkError(f"{name}: no graph of this network")
+        raise GraphError(f"{name}: no graph of this network")
     sizes = []
     for each in known:
         graph = zoo.load(each)
         sizes.append(graph.operations[0].output[-1])
         if image_size in (None, sizes[-1]):
             return Network(graph, name.lower(), zoo.family(each))
-    raise UnknownNetworkError(f"{name}: its graph is for images of {sizes[0]} pixels, not {image_size}")
+    raise GraphError(f"{name}: its graph is for images of {sizes[0]} pixels, not {image_size}")
 
 
 REQUIRED = ("model", "gpu", "batch_per_gpu", "sec_per_iter")
@@ -229,7 +222,7 @@ def read_measurements(
             measurements.append(_measurement(row, catalog, networks, licences))
         except _LeftOutError as reason:
             left_out[str(reason)] += 1
-        except RequestError as error:
+        except ModelError as error:
             raise row.error(str(error)) from error
     return MeasurementTable(tuple(measurements), dict(left_out))
 
@@ -239,7 +232,7 @@ def _measurement(
 ) -> WorkloadMeasurement:
     name = row.text("model")
     if not name:
-        raise RequestError("no name of a network")
+        raise ModelError("no name of a network")
     seconds = row.number("sec_per_iter", above=0, below=_LARGEST)
     batch_size = row.count("batch_per_gpu")
     device_count = row.count("n_gpus", 1)
@@ -250,7 +243,7 @@ def _measurement(
     try:
         network = networks.find(name, image_size, row.text("input_desc"))
         device = catalog.resolve(row.text("gpu")).spec.name
-    except (UnknownNetworkError, UnknownGpuError) as error:
+    except (GraphError, UnknownGpuError) as error:
         raise _LeftOutError(str(error)) from error
     cluster = Cluster(
         device=device,
@@ -279,7 +272,7 @@ def _parallelism(text: str, device_count: int) -> Parallelism:
     if device_count == 1:
         return Parallelism.NONE
     if text.lower() in ("", "none"):
-        raise RequestError(f"{device_count} GPUs, but not how they share the job (parallelism)")
+        raise ModelError(f"{device_count} GPUs, but not how they share the job (parallelism)")
     return _named(_PARALLELISMS, "parallelism", text)
 
 

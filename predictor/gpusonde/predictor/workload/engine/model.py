@@ -12,19 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusonde.catalog import GpuCatalog, GpuSpec, Precision, load_gpus
+from gpusonde.errors import MissingEncoderError, ModelError, NotFittedError
 from gpusonde.predictor.workload.embedding.registry import Registry
 from gpusonde.predictor.workload.engine.encoders import EncoderEmbedder, EncoderReference, embedder_of
 from gpusonde.predictor.workload.engine.features import ROOFLINE, WITH_EMBEDDING, FeatureBuilder, FeatureTable
 from gpusonde.predictor.workload.engine.fitting import FittedState, fit_state
 from gpusonde.predictor.workload.engine.out_of_distribution import Assessment
 from gpusonde.predictor.workload.engine.persistence import read_model, write_model
-from gpusonde.predictor.workload.engine.request import (
-    EngineError,
-    MissingEncoderError,
-    WorkloadMeasurement,
-    WorkloadPrediction,
-    WorkloadRequest,
-)
+from gpusonde.predictor.workload.engine.request import WorkloadMeasurement, WorkloadPrediction, WorkloadRequest
 from gpusonde.predictor.workload.graph import WorkloadGraph
 
 FloatArray = npt.NDArray[np.float64]
@@ -38,10 +33,6 @@ _PACKAGE = "gpusonde.predictor.workload.engine"
 _WIDEST = math.log(1000.0)
 # Half precision against single, above which an answer says why.
 _NOTABLY_SLOWER = 1.01
-
-
-class NotFittedError(EngineError):
-    """A model that predicts before it was fitted or loaded."""
 
 
 class WorkloadModel:
@@ -66,11 +57,11 @@ class WorkloadModel:
         version: str = "unsaved",
     ) -> None:
         if not 0 < coverage < 1:
-            raise EngineError(f"coverage {coverage}: it must lie between 0 and 1")
+            raise ModelError(f"coverage {coverage}: it must lie between 0 and 1")
         given = embed.reference if isinstance(embed, EncoderEmbedder) else None
         fitted = None if state is None else state.encoder
         if None not in (given, fitted) and given != fitted:
-            raise EngineError(f"the model was fitted with {fitted}, not with {given}")
+            raise ModelError(f"the model was fitted with {fitted}, not with {given}")
         self._features = FeatureBuilder(load_gpus() if catalog is None else catalog)
         self._embed, self._coverage = embed, coverage
         self._state, self._version = state, version
@@ -122,7 +113,7 @@ class WorkloadModel:
             The model itself.
 
         Raises:
-            EngineError: No such kind or regressor, or too few measurements.
+            ModelError: No such kind or regressor, or too few measurements.
             RequestError: A device is not in the catalogue.
         """
         requests = [each.request for each in measurements]
@@ -148,13 +139,13 @@ class WorkloadModel:
 
         Raises:
             NotFittedError: The model is not fitted.
-            EngineError: The model has no such regressor, or needs an embedding and has none, or one of another length.
+            ModelError: The model has no such regressor, or needs an embedding and has none, or one of another length.
             RequestError: A device is not in the catalogue, or a graph's shapes cannot be those of a network.
         """
         state = self.state
         name = state.chosen if regressor is None else regressor
         if name not in state.estimators:
-            raise EngineError(f"this model has no regressor {name!r}; it has {', '.join(state.estimators)}")
+            raise ModelError(f"this model has no regressor {name!r}; it has {', '.join(state.estimators)}")
         found = self._predict(requests, name)
         halves = [row for row, each in enumerate(requests) if each.cluster.precision is Precision.FP16]
         singles = self._predict([_in_single_precision(requests[row]) for row in halves], name)
@@ -219,7 +210,7 @@ class WorkloadModel:
 
     def _embedding(self, requests: Sequence[WorkloadRequest]) -> FloatArray:
         if self._embed is None:
-            raise EngineError("this model has columns of an embedding; give the encoder that it was fitted with")
+            raise ModelError("this model has columns of an embedding; give the encoder that it was fitted with")
         graphs = {id(each.graph): each.graph for each in requests}
         position = {key: number for number, key in enumerate(graphs)}
         embedded = np.asarray(self._embed(list(graphs.values())), dtype=np.float64)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpusonde.errors import ModelError
+from gpusonde.errors import ModelError, ModelFileError
 from gpusonde.predictor.crossgpu.neighbourhood import Calibration, GpuNeighbourhood, RunNeighbourhood, TrainedGpu
 from gpusonde.predictor.model_file import Arrays, decode, encode
 from gpusonde.predictor.workload.embedding.weights import check_dataset_type
@@ -34,7 +34,6 @@ from gpusonde.predictor.workload.engine.fitting import KINDS, FittedEstimator, F
 from gpusonde.predictor.workload.engine.learning.estimator import Candidate, Estimator
 from gpusonde.predictor.workload.engine.out_of_distribution import Familiarity, HostRange, Intervals, Newness
 from gpusonde.predictor.workload.engine.regressors import REGRESSORS, FittedRegressor, Standardisation, check_arrays
-from gpusonde.predictor.workload.engine.request import ModelFileError
 from gpusonde.service.durable_files import write_durably
 
 FORMAT = "gpusonde workload model"

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpusonde.predictor.workload.engine.request import EngineError
+from gpusonde.errors import ModelError
 
 FloatArray = npt.NDArray[np.float64]
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -83,10 +83,10 @@ def fit_regressor(name: str, options: Mapping[str, Any], x: FloatArray, y: Float
         y: Target, shape (n,).
 
     Raises:
-        EngineError: There is no such regressor.
+        ModelError: There is no such regressor.
     """
     if name not in REGRESSORS:
-        raise EngineError(f"no regressor {name!r}; known: {', '.join(REGRESSORS)}")
+        raise ModelError(f"no regressor {name!r}; known: {', '.join(REGRESSORS)}")
     scale = Standardisation.fit(x, y)
     target = (y - scale.target_center) / scale.target_spread
     with warnings.catch_warnings():

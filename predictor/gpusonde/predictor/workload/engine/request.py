@@ -10,32 +10,8 @@ from dataclasses import dataclass, fields
 from enum import Enum
 
 from gpusonde.catalog import Precision
+from gpusonde.errors import ModelError
 from gpusonde.predictor.workload.graph.ir import WorkloadGraph
-
-
-class EngineError(ValueError):
-    """Something that the inference engine cannot work with."""
-
-
-class RequestError(EngineError):
-    """A request or measurement that cannot be: impossible counts, unknown device."""
-
-
-class TooFewMeasurementsError(EngineError):
-    """Too few measurements, or of too few architectures, to fit a model on."""
-
-
-class ModelFileError(EngineError):
-    """A file that is no model, is damaged, or was written by another version."""
-
-    def __init__(self, path: str, problem: str) -> None:
-        """Keep the path; ``problem`` says what is wrong and what to do."""
-        self.path = path
-        super().__init__(f"{path}: {problem}")
-
-
-class MissingEncoderError(ModelFileError):
-    """A model whose columns come from an encoder that is not at hand."""
 
 
 class Parallelism(str, Enum):
@@ -69,7 +45,7 @@ class HostResources:
         for item in fields(self):
             value = getattr(self, item.name)
             if value is not None and not (math.isfinite(value) and value >= 0):
-                raise RequestError(f"host resources: {item.name} is {value}; it must be a number of at least 0")
+                raise ModelError(f"host resources: {item.name} is {value}; it must be a number of at least 0")
 
 
 @dataclass(frozen=True)
@@ -87,7 +63,7 @@ class Cluster:
         host: What the hosts have free, where it is known.
 
     Raises:
-        RequestError: The counts cannot be.
+        ModelError: The counts cannot be.
     """
 
     device: str
@@ -100,13 +76,13 @@ class Cluster:
 
     def __post_init__(self) -> None:
         if not self.device:
-            raise RequestError("a cluster needs the name of its device")
+            raise ModelError("a cluster needs the name of its device")
         if self.precision is Precision.MIXED:
             object.__setattr__(self, "precision", Precision.FP16)
         if not 1 <= self.node_count <= self.device_count:
-            raise RequestError(f"{self.device_count} devices on {self.node_count} hosts: each host has one at least")
+            raise ModelError(f"{self.device_count} devices on {self.node_count} hosts: each host has one at least")
         if self.device_count > 1 and self.parallelism is Parallelism.NONE:
-            raise RequestError(f"{self.device_count} devices: say how they share the job (parallelism)")
+            raise ModelError(f"{self.device_count} devices: say how they share the job (parallelism)")
 
 
 @dataclass(frozen=True)
@@ -119,7 +95,7 @@ class WorkloadRequest:
         cluster: What it is to run on.
 
     Raises:
-        RequestError: The batch size is below 1.
+        ModelError: The batch size is below 1.
     """
 
     graph: WorkloadGraph
@@ -128,7 +104,7 @@ class WorkloadRequest:
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
-            raise RequestError(f"batch size {self.batch_size}: it must be at least 1")
+            raise ModelError(f"batch size {self.batch_size}: it must be at least 1")
 
     @property
     def global_batch_size(self) -> int:
@@ -142,10 +118,10 @@ class WorkloadRequest:
             samples: Samples in the epoch.
 
         Raises:
-            RequestError: There is none.
+            ModelError: There is none.
         """
         if samples < 1:
-            raise RequestError(f"{samples} samples in an epoch: there must be at least 1")
+            raise ModelError(f"{samples} samples in an epoch: there must be at least 1")
         return -(-samples // self.global_batch_size)
 
 
@@ -161,7 +137,7 @@ class WorkloadMeasurement:
         source: Who measured it.
 
     Raises:
-        RequestError: The duration is no positive number, or there is no name of an architecture.
+        ModelError: The duration is no positive number, or there is no name of an architecture.
     """
 
     request: WorkloadRequest
@@ -172,9 +148,9 @@ class WorkloadMeasurement:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.seconds) and self.seconds > 0):
-            raise RequestError(f"{self.architecture}: {self.seconds} seconds per iteration, not a positive number")
+            raise ModelError(f"{self.architecture}: {self.seconds} seconds per iteration, not a positive number")
         if not self.architecture:
-            raise RequestError("a measurement needs the name of its architecture")
+            raise ModelError("a measurement needs the name of its architecture")
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,8 @@ import math
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from gpusonde.predictor.workload.graph.ir import (
-    MalformedGraphError,
-    Operation,
-    Parameter,
-    Primitive,
-    Shape,
-    WorkloadGraph,
-)
+from gpusonde.errors import MalformedGraphError
+from gpusonde.predictor.workload.graph.ir import Operation, Parameter, Primitive, Shape, WorkloadGraph
 from gpusonde.predictor.workload.graph.vocabulary import Passive, Role
 
 

@@ -12,15 +12,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gpusonde.predictor.workload.graph.ir import (
-    GraphLimitError,
-    MalformedGraphError,
-    Operation,
-    Parameter,
-    Primitive,
-    Shape,
-    WorkloadGraph,
-)
+from gpusonde.errors import GraphLimitError, MalformedGraphError
+from gpusonde.predictor.workload.graph.ir import Operation, Parameter, Primitive, Shape, WorkloadGraph
 from gpusonde.predictor.workload.graph.limits import GraphLimits
 
 FORMAT = "gpusonde.workload_graph/1"

@@ -16,26 +16,9 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 
-
-class GraphError(ValueError):
-    """A graph that cannot be used."""
-
-
-class MalformedGraphError(GraphError):
-    """The input is not what its format says, or describes no directed acyclic graph of operations."""
-
-
-class GraphLimitError(GraphError):
-    """The input is larger than what is accepted."""
-
-
-class UnsupportedGraphError(GraphError):
-    """The input is sound, but its operations cannot be turned into a graph."""
-
-
-class DataDependentControlFlowError(UnsupportedGraphError):
-    """Which operations run depends on the values of the data: there is no single graph."""
-
+from gpusonde.errors import (
+    MalformedGraphError,
+)
 
 Shape = tuple[int, ...]
 

@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpusonde.predictor.workload.graph.ir import GraphLimitError, MalformedGraphError, Shape, WorkloadGraph
+from gpusonde.errors import GraphLimitError, MalformedGraphError
+from gpusonde.predictor.workload.graph.ir import Shape, WorkloadGraph
 
 _MIB = 1 << 20
 

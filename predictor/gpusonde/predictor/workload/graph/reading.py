@@ -13,8 +13,9 @@ from enum import Enum
 from pathlib import Path
 from typing import BinaryIO
 
+from gpusonde.errors import MalformedGraphError
 from gpusonde.predictor.workload.graph.graph_json import load_graph
-from gpusonde.predictor.workload.graph.ir import MalformedGraphError, WorkloadGraph
+from gpusonde.predictor.workload.graph.ir import WorkloadGraph
 from gpusonde.predictor.workload.graph.limits import GraphLimits
 from gpusonde.predictor.workload.graph.onnx import from_onnx
 from gpusonde.predictor.workload.graph.pt2 import from_pt2
@@ -84,7 +85,7 @@ def read_graph(
         MalformedGraphError: Not such a file.
         GraphLimitError: Larger than the limits.
         UnsupportedGraphError: Sound, but no graph can be had from it; the text says what to do.
-        DataDependentControlFlowError: Which operations run depends on the values of the data.
+        DataDependentGraphError: Which operations run depends on the values of the data.
         OSError: The path cannot be read.
     """
     limits = limits or GraphLimits()

@@ -7,8 +7,9 @@ import pickle
 import numpy as np
 import pytest
 
+from gpusonde.errors import EncoderError
 from gpusonde.predictor.model_file import encode
-from gpusonde.predictor.workload.embedding.training.result import CheckpointError, read_checkpoint, write_checkpoint
+from gpusonde.predictor.workload.embedding.training.result import read_checkpoint, write_checkpoint
 
 
 class Exploit:
@@ -37,7 +38,7 @@ def test_objects_are_not_written(tmp_path):
 def test_a_pickle_is_refused_and_not_executed(tmp_path):
     path = tmp_path / "checkpoint.safetensors"
     path.write_bytes(pickle.dumps(Exploit()))
-    with pytest.raises(CheckpointError, match="no checkpoint of a training"):
+    with pytest.raises(EncoderError, match="no checkpoint of a training"):
         read_checkpoint(path)
 
 
@@ -49,5 +50,5 @@ def test_what_is_no_checkpoint_is_told(tmp_path):
     sound = path.read_bytes()
     for content in (b"", b"PK", sound[:-30], encode({"format": "other"}, {})[0]):
         path.write_bytes(content)
-        with pytest.raises(CheckpointError, match=r"checkpoint\.safetensors"):
+        with pytest.raises(EncoderError, match=r"checkpoint\.safetensors"):
             read_checkpoint(path)

@@ -9,15 +9,14 @@ import zlib
 import numpy as np
 import pytest
 
+from gpusonde.errors import EncoderError
 from gpusonde.predictor.workload.embedding.training.datasets import (
-    DatasetError,
     FolderLimits,
     ImageDataset,
     digits,
     read_cifar10,
     read_folder,
 )
-from gpusonde.predictor.workload.embedding.weights import DatasetTypeNameError
 
 
 def test_digits_are_split_the_same_way_every_time():
@@ -73,7 +72,7 @@ def test_a_folder_may_be_read_in_grey(image_folder):
     ],
 )
 def test_limits_of_a_folder_are_kept(image_folder, limits, problem):
-    with pytest.raises(DatasetError, match=problem):
+    with pytest.raises(EncoderError, match=problem):
         read_folder(image_folder, "flowers", image_size=16, limits=limits)
 
 
@@ -84,30 +83,30 @@ def test_a_header_that_claims_a_huge_image_is_refused_before_it_is_decoded(image
     header = struct.pack(">IIBBBBB", 100_000, 100_000, 8, 2, 0, 0, 0)
     bomb = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 1000))
     (image_folder / "rose" / "0.png").write_bytes(bomb + chunk(b"IEND", b""))
-    with pytest.raises(DatasetError, match=r"0\.png"):
+    with pytest.raises(EncoderError, match=r"0\.png"):
         read_folder(image_folder, "flowers")
 
 
 @pytest.mark.parametrize("content", [b"", b"no image", pickle.dumps([1]), b"\x89PNG\r\n\x1a\n"])
 def test_a_file_that_is_no_image_is_named(image_folder, content):
     (image_folder / "tulip" / "4.png").write_bytes(content)
-    with pytest.raises(DatasetError, match=r"tulip.4\.png cannot be read as an image"):
+    with pytest.raises(EncoderError, match=r"tulip.4\.png cannot be read as an image"):
         read_folder(image_folder, "flowers")
 
 
 def test_folders_that_hold_no_classes_are_refused(tmp_path, image_folder):
-    with pytest.raises(DatasetError, match="no folder"):
+    with pytest.raises(EncoderError, match="no folder"):
         read_folder(tmp_path / "missing", "flowers")
-    with pytest.raises(DatasetError, match="0 sub-folders"):
+    with pytest.raises(EncoderError, match="0 sub-folders"):
         read_folder(image_folder / "rose", "flowers")
     (image_folder / "empty").mkdir()
-    with pytest.raises(DatasetError, match="empty has 0 images"):
+    with pytest.raises(EncoderError, match="empty has 0 images"):
         read_folder(image_folder, "flowers")
 
 
 @pytest.mark.parametrize("name", ["", "Flowers", "../flowers", "a/b", "a" * 65, ".hidden", "a\n"])
 def test_dataset_types_have_names_that_can_be_files(image_folder, name):
-    with pytest.raises(DatasetTypeNameError, match="names no dataset type"):
+    with pytest.raises(EncoderError, match="names no dataset type"):
         read_folder(image_folder, name)
 
 
@@ -149,22 +148,22 @@ def test_cifar10s_pickled_version_is_never_read(tmp_path):
     for name in ("data_batch_1", "test_batch", "batches.meta"):
         (pickled / name).write_bytes(pickle.dumps(Exploit()))
     for path in (tmp_path, pickled):
-        with pytest.raises(DatasetError, match="pickled and never read here; unpack the binary version"):
+        with pytest.raises(EncoderError, match="pickled and never read here; unpack the binary version"):
             read_cifar10(path)
 
 
 def test_damaged_files_of_cifar10_are_named(tmp_path):
-    with pytest.raises(DatasetError, match="has no CIFAR-10"):
+    with pytest.raises(EncoderError, match="has no CIFAR-10"):
         read_cifar10(tmp_path)
     write_cifar10(tmp_path)
     (tmp_path / "data_batch_3.bin").write_bytes(b"\0" * 3073)
-    with pytest.raises(DatasetError, match=r"data_batch_3\.bin: not 30730000 bytes"):
+    with pytest.raises(EncoderError, match=r"data_batch_3\.bin: not 30730000 bytes"):
         read_cifar10(tmp_path)
     (tmp_path / "data_batch_3.bin").write_bytes(b"\x0a" * 30_730_000)
-    with pytest.raises(DatasetError, match="label is above 9"):
+    with pytest.raises(EncoderError, match="label is above 9"):
         read_cifar10(tmp_path)
     (tmp_path / "data_batch_3.bin").unlink()
-    with pytest.raises(DatasetError, match=r"data_batch_3\.bin is missing"):
+    with pytest.raises(EncoderError, match=r"data_batch_3\.bin is missing"):
         read_cifar10(tmp_path)
 
 
@@ -189,7 +188,7 @@ def dataset(**changes):
     ],
 )
 def test_images_that_nothing_can_be_learnt_from_are_refused(changes, problem):
-    with pytest.raises(DatasetError, match=problem):
+    with pytest.raises(EncoderError, match=problem):
         dataset(**changes)
 
 

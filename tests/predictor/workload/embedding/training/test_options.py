@@ -9,7 +9,8 @@ import threading
 
 import pytest
 
-from gpusonde.predictor.workload.embedding.training.options import TrainingOptions, TrainingOptionsError
+from gpusonde.errors import EncoderError
+from gpusonde.predictor.workload.embedding.training.options import TrainingOptions
 from gpusonde.predictor.workload.embedding.training.progress import deferred_interrupts
 
 
@@ -30,7 +31,7 @@ from gpusonde.predictor.workload.embedding.training.progress import deferred_int
 )
 def test_options_that_nothing_can_be_trained_with_are_refused(changes):
     (name,) = changes
-    with pytest.raises(TrainingOptionsError, match="architectures per step" if name == "architectures" else name):
+    with pytest.raises(EncoderError, match="architectures per step" if name == "architectures" else name):
         TrainingOptions(**changes)
 
 

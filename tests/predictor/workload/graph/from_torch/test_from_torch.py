@@ -8,11 +8,8 @@ from support import torch_networks as networks  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
-from gpusonde.predictor.workload.graph import (  # noqa: E402
-    DataDependentControlFlowError,
-    Primitive,
-    UnsupportedGraphError,
-)
+from gpusonde.errors import DataDependentGraphError, UnsupportedGraphError  # noqa: E402
+from gpusonde.predictor.workload.graph import Primitive  # noqa: E402
 from gpusonde.predictor.workload.graph.cost import graph_cost  # noqa: E402
 from gpusonde.predictor.workload.graph.torch import export, from_torch, fx  # noqa: E402
 from gpusonde.predictor.workload.graph.torch.fx import read_mode  # noqa: E402
@@ -168,7 +165,7 @@ def test_a_graph_within_the_graph_is_looked_into():
     ids=lambda each: each.__name__,
 )
 def test_what_depends_on_the_values_of_the_data_has_no_single_graph(build, capfd):
-    with pytest.raises(DataDependentControlFlowError, match="there is no single graph"):
+    with pytest.raises(DataDependentGraphError, match="there is no single graph"):
         from_torch(build(), torch.zeros(2, 4))
     assert capfd.readouterr() == ("", "")
 

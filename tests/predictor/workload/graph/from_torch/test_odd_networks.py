@@ -8,7 +8,8 @@ from support import odd_torch_networks as networks  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
-from gpusonde.predictor.workload.graph import Primitive, UnsupportedGraphError  # noqa: E402
+from gpusonde.errors import UnsupportedGraphError  # noqa: E402
+from gpusonde.predictor.workload.graph import Primitive  # noqa: E402
 from gpusonde.predictor.workload.graph.cost import graph_cost  # noqa: E402
 from gpusonde.predictor.workload.graph.graph_json import dump_graph, load_graph  # noqa: E402
 from gpusonde.predictor.workload.graph.torch import export, from_torch, fx  # noqa: E402

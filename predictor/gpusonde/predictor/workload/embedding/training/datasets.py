@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gpusonde.errors import EncoderError
 from gpusonde.predictor.workload.embedding.weights import check_dataset_type
 
 Images = npt.NDArray[np.float32]
@@ -26,10 +27,6 @@ Labels = npt.NDArray[np.int64]
 
 #: Most classes that the weights of a classifier are predicted for.
 MAXIMUM_CLASSES = 1000
-
-
-class DatasetError(ValueError):
-    """Images that cannot be trained on; the message says why and what to do."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +42,7 @@ class ImageDataset:
         classes: Names of the classes.
 
     Raises:
-        DatasetError: Shapes or labels do not agree, or there is nothing to learn.
+        EncoderError: Shapes or labels do not agree, or there is nothing to learn.
     """
 
     name: str
@@ -57,19 +54,19 @@ class ImageDataset:
 
     def __post_init__(self) -> None:
         if not 2 <= len(self.classes) <= MAXIMUM_CLASSES:
-            raise DatasetError(f"{self.name}: {len(self.classes)} classes; there must be 2 to {MAXIMUM_CLASSES}")
+            raise EncoderError(f"{self.name}: {len(self.classes)} classes; there must be 2 to {MAXIMUM_CLASSES}")
         for part, images, labels in (
             ("training", self.train_images, self.train_labels),
             ("test", self.test_images, self.test_labels),
         ):
             if images.ndim != 4 or not len(images) or images.shape[2] != images.shape[3]:
-                raise DatasetError(f"{self.name}: no square {part} images of shape (channels, height, width)")
+                raise EncoderError(f"{self.name}: no square {part} images of shape (channels, height, width)")
             if images.shape[1:] != self.train_images.shape[1:] or labels.shape != images.shape[:1]:
-                raise DatasetError(f"{self.name}: {part} images and labels do not agree in shape")
+                raise EncoderError(f"{self.name}: {part} images and labels do not agree in shape")
             if labels.min() < 0 or labels.max() >= len(self.classes):
-                raise DatasetError(f"{self.name}: a {part} label is outside of its {len(self.classes)} classes")
+                raise EncoderError(f"{self.name}: a {part} label is outside of its {len(self.classes)} classes")
             if not np.isfinite(images).all():
-                raise DatasetError(f"{self.name}: a {part} image has values that are not finite")
+                raise EncoderError(f"{self.name}: a {part} image has values that are not finite")
 
     @property
     def channels(self) -> int:
@@ -110,14 +107,14 @@ def read_cifar10(path: str | Path) -> ImageDataset:
         path: The folder ``cifar-10-batches-bin``, or the one that it is in.
 
     Raises:
-        DatasetError: There is no binary version of CIFAR-10, or a file of it is damaged.
+        EncoderError: There is no binary version of CIFAR-10, or a file of it is damaged.
         OSError: A file cannot be read.
     """
     folder = Path(path)
     if (folder / _FOLDER).is_dir():
         folder = folder / _FOLDER
     if not (folder / _TEST_FILE).is_file():
-        raise DatasetError(_what_is_missing(folder))
+        raise EncoderError(_what_is_missing(folder))
     # Filled in place: two copies of it would be more than a gigabyte.
     train_images = np.empty((len(_TRAIN_FILES) * _IMAGES_PER_FILE, *_SHAPE), np.float32)
     train_labels = np.empty(len(train_images), np.int64)
@@ -139,16 +136,16 @@ def _what_is_missing(folder: Path) -> str:
 
 def _read(path: Path) -> tuple[Images, Labels]:
     if not path.is_file():
-        raise DatasetError(f"{path} is missing; unpack the binary version of CIFAR-10 again")
+        raise EncoderError(f"{path} is missing; unpack the binary version of CIFAR-10 again")
     expected = _IMAGES_PER_FILE * _ROW_BYTES
     with path.open("rb") as file:
         content = file.read(expected + 1)
     if len(content) != expected:
-        raise DatasetError(f"{path}: not {expected} bytes; unpack the binary version of CIFAR-10 again")
+        raise EncoderError(f"{path}: not {expected} bytes; unpack the binary version of CIFAR-10 again")
     rows = np.frombuffer(content, np.uint8).reshape(_IMAGES_PER_FILE, _ROW_BYTES)
     labels = rows[:, 0].astype(np.int64)
     if labels.max() >= len(_CLASSES):
-        raise DatasetError(f"{path}: a label is above 9; unpack the binary version of CIFAR-10 again")
+        raise EncoderError(f"{path}: a label is above 9; unpack the binary version of CIFAR-10 again")
     return (rows[:, 1:].astype(np.float32) / 127.5 - 1).reshape(-1, *_SHAPE), labels
 
 
@@ -162,12 +159,12 @@ def digits() -> ImageDataset:
     """The digits, always with the same 1,400 images to train on and the other 397 to test with.
 
     Raises:
-        DatasetError: Scikit-learn is not installed.
+        EncoderError: Scikit-learn is not installed.
     """
     try:
         from sklearn.datasets import load_digits  # noqa: PLC0415 - an extra
     except ModuleNotFoundError as error:
-        raise DatasetError("digits: needs scikit-learn; install gpusonde[training]") from error
+        raise EncoderError("digits: needs scikit-learn; install gpusonde[training]") from error
     flat, labels = load_digits(return_X_y=True)
     images = (2 * flat / _LARGEST_VALUE - 1).astype(np.float32).reshape(-1, 1, 8, 8)
     labels = labels.astype(np.int64)
@@ -224,25 +221,25 @@ def read_folder(
         limits: What the folder may ask for.
 
     Raises:
-        DatasetError: It is no such folder, a file is no image, a limit is exceeded, or Pillow is not installed.
-        DatasetTypeNameError: ``dataset_type`` is no such name.
+        EncoderError: It is no such folder, a file is no image, a limit is exceeded, or Pillow is not installed.
+        EncoderError: ``dataset_type`` is no such name.
         OSError: The folder or a file cannot be read.
     """
     limits = limits or FolderLimits()
     check_dataset_type(dataset_type)
     if not 4 <= image_size <= 512:
-        raise DatasetError(f"images of {image_size} pixels: use 4 to 512")
+        raise EncoderError(f"images of {image_size} pixels: use 4 to 512")
     if channels not in _MODES:
-        raise DatasetError(f"{channels} channels: use 1 (grey) or 3 (colour)")
+        raise EncoderError(f"{channels} channels: use 1 (grey) or 3 (colour)")
     if not 0 < test_share < 1:
-        raise DatasetError(f"a test share of {test_share}: it must lie between 0 and 1")
+        raise EncoderError(f"a test share of {test_share}: it must lie between 0 and 1")
     folder = Path(path)
     if not folder.is_dir():
-        raise DatasetError(f"{folder} is no folder; name one with a sub-folder of images per class")
+        raise EncoderError(f"{folder} is no folder; name one with a sub-folder of images per class")
     files = _files(folder, limits)
     count = sum(map(len, files.values()))
     if count * channels * image_size**2 * np.dtype(np.float32).itemsize > limits.memory_bytes:
-        raise DatasetError(
+        raise EncoderError(
             f"{folder}: {count} images of {image_size} x {image_size} need more than {limits.memory_bytes >> 20} MiB; "
             "use smaller or fewer images"
         )
@@ -266,7 +263,7 @@ def _joined(parts: list[tuple[Images, Labels]]) -> tuple[Images, Labels]:
 def _files(folder: Path, limits: FolderLimits) -> dict[str, list[Path]]:
     classes = sorted(each for each in folder.iterdir() if each.is_dir() and not each.name.startswith("."))
     if not 2 <= len(classes) <= MAXIMUM_CLASSES:
-        raise DatasetError(
+        raise EncoderError(
             f"{folder} has {len(classes)} sub-folders; there must be one per class, 2 to {MAXIMUM_CLASSES}"
         )
     files: dict[str, list[Path]] = {}
@@ -274,10 +271,10 @@ def _files(folder: Path, limits: FolderLimits) -> dict[str, list[Path]]:
     for each in classes:
         found = sorted(path for path in each.iterdir() if path.suffix.lower() in _SUFFIXES and path.is_file())
         if len(found) < _FEWEST_PER_CLASS:
-            raise DatasetError(f"{each} has {len(found)} images ({', '.join(_SUFFIXES)}); two are the least")
+            raise EncoderError(f"{each} has {len(found)} images ({', '.join(_SUFFIXES)}); two are the least")
         count += len(found)
         if count > limits.images:
-            raise DatasetError(f"{folder} has more than {limits.images} images; use fewer")
+            raise EncoderError(f"{folder} has more than {limits.images} images; use fewer")
         files[each.name] = found
     return files
 
@@ -291,18 +288,18 @@ class _Reader:
         try:
             self._pillow = importlib.import_module("PIL.Image")
         except ModuleNotFoundError as error:
-            raise DatasetError("a folder of images needs Pillow; install gpusonde[training]") from error
+            raise EncoderError("a folder of images needs Pillow; install gpusonde[training]") from error
 
     def read(self, path: Path) -> Images:
         """An image as (channels, height, width), -1..1."""
         if path.stat().st_size > self._limits.file_bytes:
-            raise DatasetError(f"{path} is larger than {self._limits.file_bytes >> 20} MiB")
+            raise EncoderError(f"{path} is larger than {self._limits.file_bytes >> 20} MiB")
         try:
             scaled = self._scaled(path)
-        except DatasetError:
+        except EncoderError:
             raise
         except (OSError, ValueError, SyntaxError, EOFError, self._pillow.DecompressionBombError) as error:
-            raise DatasetError(f"{path} cannot be read as an image ({error}); remove it") from error
+            raise EncoderError(f"{path} cannot be read as an image ({error}); remove it") from error
         pixels = np.asarray(scaled, np.float32) / 127.5 - 1
         return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
@@ -310,5 +307,5 @@ class _Reader:
         with self._pillow.open(path, formats=_FORMATS) as image:
             # The header tells the size before anything is decoded.
             if image.width * image.height > self._limits.pixels:
-                raise DatasetError(f"{path} has {image.width} x {image.height} pixels; remove it or make it smaller")
+                raise EncoderError(f"{path} has {image.width} x {image.height} pixels; remove it or make it smaller")
             return image.convert(self._mode).resize(self._size, self._pillow.Resampling.BILINEAR)

@@ -101,7 +101,7 @@ class TorchEncoder(nn.Module):
             training_steps: Steps of training.
 
         Raises:
-            EncoderWeightsError: They are not finite.
+            EncoderError: They are not finite.
         """
         arrays = {
             name: self.arrays[_key(name)].detach().cpu().numpy().astype(np.float32, copy=True)
@@ -419,6 +419,6 @@ class GraphHyperNetwork(nn.Module):
         """What it has learned about graphs, for inference without torch.
 
         Raises:
-            EncoderWeightsError: Training diverged: not all weights are finite.
+            EncoderError: Training diverged: not all weights are finite.
         """
         return self.encoder.export(dataset_type, training_steps)

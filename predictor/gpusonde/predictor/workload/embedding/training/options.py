@@ -7,9 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-
-class TrainingOptionsError(ValueError):
-    """Options that nothing can be trained with."""
+from gpusonde.errors import EncoderError
 
 
 @dataclass(frozen=True)
@@ -58,20 +56,20 @@ class TrainingOptions:
         for name, most in _MOST.items():
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-                raise TrainingOptionsError(f"{name} must be 1 to {most}, not {value!r}")
+                raise EncoderError(f"{name} must be 1 to {most}, not {value!r}")
         if not isinstance(self.seed, int) or not 0 <= self.seed < 1 << 32:
-            raise TrainingOptionsError(f"seed must be 0 to {(1 << 32) - 1}, not {self.seed!r}")
+            raise EncoderError(f"seed must be 0 to {(1 << 32) - 1}, not {self.seed!r}")
         if self.architectures_per_step > self.architectures:
-            raise TrainingOptionsError(
+            raise EncoderError(
                 f"{self.architectures_per_step} architectures per step, but only {self.architectures} to train on"
             )
         for name in ("learning_rate", "learning_rate_factor", "architecture_gradient_norm", "gradient_norm"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
-                raise TrainingOptionsError(f"{name} must be above 0, not {getattr(self, name)!r}")
+                raise EncoderError(f"{name} must be above 0, not {getattr(self, name)!r}")
         if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
-            raise TrainingOptionsError(f"weight_decay must be 0 or more, not {self.weight_decay!r}")
+            raise EncoderError(f"weight_decay must be 0 or more, not {self.weight_decay!r}")
         if not all(0 < share < 1 for share in self.learning_rate_drops):
-            raise TrainingOptionsError(f"learning_rate_drops are shares of the steps, not {self.learning_rate_drops}")
+            raise EncoderError(f"learning_rate_drops are shares of the steps, not {self.learning_rate_drops}")
 
     def learning_rate_at(self, step: int) -> float:
         """Learning rate of a step, counted from 0."""

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch.func import functional_call
 
+from gpusonde.errors import EncoderError
 from gpusonde.predictor.workload.embedding.training.architectures import ArchitectureSpace, ArchitectureSpec, sample
 from gpusonde.predictor.workload.embedding.training.datasets import ImageDataset
 from gpusonde.predictor.workload.embedding.training.hypernetwork import GraphHyperNetwork, PreparedGraph
 from gpusonde.predictor.workload.embedding.training.networks import GeneratedNetwork
 from gpusonde.predictor.workload.embedding.training.options import TrainingOptions
-from gpusonde.predictor.workload.embedding.training.result import CheckpointError
 from gpusonde.predictor.workload.graph.ir import WorkloadGraph
 from gpusonde.predictor.workload.graph.torch import from_torch
 
@@ -88,7 +88,7 @@ class Pool:
             tell: Told how many are made, of how many.
 
         Raises:
-            CheckpointError: ``document`` holds no architectures, or other ones than its digest says.
+            EncoderError: ``document`` holds no architectures, or other ones than its digest says.
         """
         space = ArchitectureSpace.for_images(dataset.side)
         wanted = options.architectures, options.held_out_architectures
@@ -107,7 +107,7 @@ class Pool:
                 content = content_digest(graph)
                 if content in seen:
                     if parts:
-                        raise CheckpointError("the checkpoint holds an architecture twice; remove it to train anew")
+                        raise EncoderError("the checkpoint holds an architecture twice; remove it to train anew")
                     continue
                 seen.add(content)
                 part.append(Architecture(spec, network, graph, hypernetwork.prepare(graph)))
@@ -131,9 +131,7 @@ def _read_specs(document: Mapping[str, Any], wanted: tuple[int, int]) -> list[li
     try:
         parts = [[ArchitectureSpec.from_json(text) for text in document[name]] for name in ("trained", "held_out")]
     except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(
-            f"the checkpoint's architectures are damaged ({error}); remove it to train anew"
-        ) from error
+        raise EncoderError(f"the checkpoint's architectures are damaged ({error}); remove it to train anew") from error
     if tuple(map(len, parts)) != wanted:
-        raise CheckpointError("the checkpoint holds other numbers of architectures; remove it to train anew")
+        raise EncoderError("the checkpoint holds other numbers of architectures; remove it to train anew")
     return parts

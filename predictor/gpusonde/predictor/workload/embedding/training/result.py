@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from gpusonde.errors import ModelError
+from gpusonde.errors import EncoderError, ModelError
 from gpusonde.predictor.model_file import Arrays, decode, encode
 from gpusonde.predictor.workload.embedding.training.options import TrainingOptions
 from gpusonde.predictor.workload.embedding.weights import EncoderWeights
@@ -19,10 +19,6 @@ from gpusonde.service.durable_files import write_durably
 FORMAT = "gpusonde.training_checkpoint/1"
 
 _MAXIMUM_BYTES = 1 << 30
-
-
-class CheckpointError(ValueError):
-    """A checkpoint that training cannot go on from; the message says why and what to do."""
 
 
 def write_checkpoint(path: Path, document: Mapping[str, Any], arrays: Arrays) -> None:
@@ -47,7 +43,7 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, npt.NDArray[A
         Document and arrays.
 
     Raises:
-        CheckpointError: It is no checkpoint, or is damaged.
+        EncoderError: It is no checkpoint, or is damaged.
         FileNotFoundError: There is none.
         OSError: It cannot be read.
     """
@@ -56,9 +52,9 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, npt.NDArray[A
     try:
         checkpoint = decode(content, most_bytes=_MAXIMUM_BYTES)
     except ModelError as error:
-        raise CheckpointError(f"{path}: no checkpoint of a training: {error}; remove it") from error
+        raise EncoderError(f"{path}: no checkpoint of a training: {error}; remove it") from error
     if checkpoint.document.get("format") != FORMAT:
-        raise CheckpointError(f"{path}: no checkpoint of a training, or of another version; remove it")
+        raise EncoderError(f"{path}: no checkpoint of a training, or of another version; remove it")
     return checkpoint.document, checkpoint.arrays
 
 
@@ -68,25 +64,13 @@ AVERAGED_STEPS = 50
 MOST_LOSS_OVER_CHANCE = 2.0
 
 
-class TrainingError(RuntimeError):
-    """A training that came to no end; the message says why and what to do."""
-
-
-class TrainingStoppedError(TrainingError):
+class TrainingStoppedError(Exception):
     """The training was stopped. What was trained is saved; the same call goes on from there."""
 
     def __init__(self, step: int, steps: int) -> None:
         """Keep how far it came."""
         self.step, self.steps = step, steps
         super().__init__(f"training stopped after {step} of {steps} steps and saved; start it again to go on")
-
-
-class TrainingDivergedError(TrainingError):
-    """Losses are not finite any more."""
-
-
-class TrainingMismatchError(TrainingError):
-    """The directory holds a training of something else."""
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from gpusonde.errors import EncoderError
 from gpusonde.predictor.former_model_files import FORMER_ENCODER
 from gpusonde.predictor.model_file import SUFFIX
 from gpusonde.predictor.workload.embedding.training.datasets import ImageDataset
@@ -40,9 +41,6 @@ from gpusonde.predictor.workload.embedding.training.result import (
     AVERAGED_STEPS,
     MOST_LOSS_OVER_CHANCE,
     Accuracy,
-    CheckpointError,
-    TrainingDivergedError,
-    TrainingMismatchError,
     TrainingResult,
     TrainingStoppedError,
     mean_loss,
@@ -87,10 +85,10 @@ def train(
 
     Raises:
         TrainingStoppedError: It was stopped; the same call goes on.
-        TrainingDivergedError: Too many losses in a row were not finite.
-        TrainingMismatchError: The directory holds a training with other options or images.
+        EncoderError: Too many losses in a row were not finite.
+        EncoderError: The directory holds a training with other options or images.
         DirectoryLockedError: Somebody else trains in the directory.
-        CheckpointError: The checkpoint there is damaged.
+        EncoderError: The checkpoint there is damaged.
         OSError: The directory cannot be read or written.
     """
     check_dataset_type(dataset.name)
@@ -157,7 +155,7 @@ class _Training:
                 losses = [math.nan if loss is None else float(loss) for loss in document["losses"]]
                 skipped, seconds = int(document["skipped_networks"]), float(document["seconds"])
             except (KeyError, TypeError, ValueError, RuntimeError) as error:
-                raise CheckpointError(f"{checkpoint}: damaged ({error}); remove it to train anew") from error
+                raise EncoderError(f"{checkpoint}: damaged ({error}); remove it to train anew") from error
         return _Training(dataset, options, checkpoint, progress, pool, network, optimizer, losses, skipped, seconds)
 
     def make_steps(self, should_stop: Callable[[], bool]) -> None:
@@ -175,7 +173,7 @@ class _Training:
             self.seconds += time.perf_counter() - started
             recent = self.losses[-_MOST_SKIPPED_IN_A_ROW:]
             if len(recent) == _MOST_SKIPPED_IN_A_ROW and math.isnan(mean_loss(recent)):
-                raise TrainingDivergedError(
+                raise EncoderError(
                     f"the loss was not finite in {len(recent)} steps in a row; remove {self.checkpoint} and try "
                     "another seed or a lower learning rate"
                 )
@@ -318,7 +316,7 @@ def _check_same(document: Mapping[str, Any], dataset: ImageDataset, options: Tra
     if document.get("dataset_type") != dataset.name or document.get("dataset_sha256") != dataset.fingerprint:
         differences.append("the images")
     if differences:
-        raise TrainingMismatchError(
+        raise EncoderError(
             f"{path.parent} holds a training that differs in {', '.join(differences)}; use another directory, or "
             f"remove {path.name} to train anew"
         )

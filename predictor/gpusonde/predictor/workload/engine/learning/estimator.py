@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gpusonde.errors import ModelError
 from gpusonde.predictor.workload.engine.features import CLUSTER_COLUMNS, HOST_COLUMNS, Encoding, FeatureTable
 from gpusonde.predictor.workload.engine.regressors import FittedRegressor, fit_regressor
-from gpusonde.predictor.workload.engine.request import EngineError
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -91,13 +91,13 @@ class Estimator:
             roofline: The same by the calibrated roofline.
 
         Raises:
-            EngineError: The embedding is not as long as the one that it was fitted with.
+            ModelError: The embedding is not as long as the one that it was fitted with.
         """
         columns = self.encoding.columns(table)
         surplus = columns.shape[1] - len(self.fitted.standardisation.center)
         if surplus:
             size = table.embedding.shape[1]
-            raise EngineError(f"an embedding of {size} numbers; this model was fitted with one of {size - surplus}")
+            raise ModelError(f"an embedding of {size} numbers; this model was fitted with one of {size - surplus}")
         target = np.clip(self.fitted.predict(columns), *self.bounds)
         result: FloatArray = roofline + target if self.logarithmic else np.log(target)
         return result

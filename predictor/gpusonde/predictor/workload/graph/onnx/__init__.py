@@ -29,7 +29,7 @@ def from_onnx(
         MalformedGraphError: No ONNX file, or its nodes are in no order in which they can run.
         GraphLimitError: Larger than the limits.
         UnsupportedGraphError: Weights in other files, functions of its own, shapes that nobody can tell.
-        DataDependentControlFlowError: It branches or loops.
+        DataDependentGraphError: It branches or loops.
     """
     limits = limits or GraphLimits()
     limits.check_batch_size(batch_size)

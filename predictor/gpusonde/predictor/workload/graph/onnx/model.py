@@ -12,13 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from mmap import mmap
 
-from gpusonde.predictor.workload.graph.ir import (
-    DataDependentControlFlowError,
-    GraphLimitError,
-    MalformedGraphError,
-    Shape,
-    UnsupportedGraphError,
-)
+from gpusonde.errors import DataDependentGraphError, GraphLimitError, MalformedGraphError, UnsupportedGraphError
+from gpusonde.predictor.workload.graph.ir import Shape
 from gpusonde.predictor.workload.graph.limits import GraphLimits
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
@@ -246,7 +241,7 @@ def read_model(data: Bytes, limits: GraphLimits) -> OnnxModel:
         MalformedGraphError: No ONNX file.
         GraphLimitError: Too large.
         UnsupportedGraphError: It needs another file, or defines what is not read here.
-        DataDependentControlFlowError: It branches or loops.
+        DataDependentGraphError: It branches or loops.
     """
     limits.check_size("the ONNX file", len(data), limits.onnx_bytes)
     return _Reading(data, limits).model()
@@ -428,7 +423,7 @@ class _Reading:
         return self._limits.check_text("a name in the ONNX file", self._wire.text(begin, end))
 
 
-def _control_flow(operator: str) -> DataDependentControlFlowError:
-    return DataDependentControlFlowError(
+def _control_flow(operator: str) -> DataDependentGraphError:
+    return DataDependentGraphError(
         f"{operator}: which operations run depends on the data, there is no single graph of them"
     )

@@ -10,14 +10,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
+from gpusonde.errors import MalformedGraphError, UnsupportedGraphError
 from gpusonde.predictor.workload.graph.assembly import GraphAssembly
-from gpusonde.predictor.workload.graph.ir import (
-    MalformedGraphError,
-    Primitive,
-    Shape,
-    UnsupportedGraphError,
-    WorkloadGraph,
-)
+from gpusonde.predictor.workload.graph.ir import Primitive, Shape, WorkloadGraph
 from gpusonde.predictor.workload.graph.limits import GraphLimits
 from gpusonde.predictor.workload.graph.onnx.model import DEFAULT_DOMAINS, OnnxModel, OnnxNode, OnnxTensor
 from gpusonde.predictor.workload.graph.onnx.shapes import Shapes

@@ -9,8 +9,8 @@ import importlib.util
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from gpusonde.errors import ChildError
-from gpusonde.predictor.workload.graph.ir import MalformedGraphError, Shape, UnsupportedGraphError
+from gpusonde.errors import ChildError, MalformedGraphError, UnsupportedGraphError
+from gpusonde.predictor.workload.graph.ir import Shape
 from gpusonde.predictor.workload.graph.limits import GraphLimits
 from gpusonde.predictor.workload.graph.onnx.model import (
     BYTES,

@@ -31,7 +31,7 @@ def from_pt2(file: BinaryIO, *, name: str | None = None, limits: GraphLimits | N
         MalformedGraphError: No such archive.
         GraphLimitError: Larger than the limits.
         UnsupportedGraphError: Several programs, or sizes that nobody can tell.
-        DataDependentControlFlowError: It holds branches or loops that depend on the values of the data.
+        DataDependentGraphError: It holds branches or loops that depend on the values of the data.
     """
     limits = limits or GraphLimits()
     text = read_program(file, limits)

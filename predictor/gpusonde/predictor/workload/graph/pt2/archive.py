@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import BinaryIO, cast
 
-from gpusonde.predictor.workload.graph.ir import GraphError, GraphLimitError, MalformedGraphError, UnsupportedGraphError
+from gpusonde.errors import GraphError, GraphLimitError, MalformedGraphError, UnsupportedGraphError
 from gpusonde.predictor.workload.graph.limits import GraphLimits
 
 _MOST_BYTES = 64 << 10

@@ -6,16 +6,9 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+from gpusonde.errors import DataDependentGraphError, GraphLimitError, MalformedGraphError, UnsupportedGraphError
 from gpusonde.predictor.workload.graph.assembly import GraphAssembly, Key
-from gpusonde.predictor.workload.graph.ir import (
-    DataDependentControlFlowError,
-    GraphLimitError,
-    MalformedGraphError,
-    Primitive,
-    Shape,
-    UnsupportedGraphError,
-    WorkloadGraph,
-)
+from gpusonde.predictor.workload.graph.ir import Primitive, Shape, WorkloadGraph
 from gpusonde.predictor.workload.graph.limits import GraphLimits
 from gpusonde.predictor.workload.graph.vocabulary import PRODUCTS_WITH_A_SUM, is_in_place, torch_name, torch_role
 
@@ -54,7 +47,7 @@ class ProgramReader:
         Raises:
             MalformedGraphError: Not such a program.
             GraphLimitError: It is too large.
-            DataDependentControlFlowError: It holds branches or loops that depend on the values of the data.
+            DataDependentGraphError: It holds branches or loops that depend on the values of the data.
             UnsupportedGraphError: Sizes that nobody can tell, or no tensor among its inputs.
         """
         graph = _get(self._module, "graph", dict)
@@ -104,7 +97,7 @@ class ProgramReader:
         outputs = [name for name in _tensors_in(_get(node, "outputs", list)) if name in shapes]
         name = _operator_name(target)
         if name.rpartition("::")[2] in _CHOICES:
-            raise DataDependentControlFlowError(
+            raise DataDependentGraphError(
                 f"the network chooses what to run while it runs ({name}): there is no single graph. Export one branch."
             )
         inner = next((each["as_graph"] for each in values if "as_graph" in each), None)

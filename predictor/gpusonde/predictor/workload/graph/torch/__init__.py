@@ -14,7 +14,8 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from gpusonde.predictor.workload.graph.ir import GraphError, UnsupportedGraphError, WorkloadGraph
+from gpusonde.errors import GraphError, UnsupportedGraphError
+from gpusonde.predictor.workload.graph.ir import WorkloadGraph
 from gpusonde.predictor.workload.graph.torch import export, fx
 from gpusonde.predictor.workload.graph.torch.fx import on_device_of, parameter_counts, read_mode, tensors_in, unwrapped
 
@@ -45,7 +46,7 @@ def from_torch(
         keywords: Arguments given by name.
 
     Raises:
-        DataDependentControlFlowError: Which operations run depends on the values of the data.
+        DataDependentGraphError: Which operations run depends on the values of the data.
         UnsupportedGraphError: No graph can be had for another reason; the text says what to do.
     """
     if not isinstance(module, nn.Module):

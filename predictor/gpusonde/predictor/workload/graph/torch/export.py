@@ -17,14 +17,9 @@ from torch import fx, nn
 from torch.export.graph_signature import InputKind, TensorArgument
 from torch.nn.parameter import UninitializedTensorMixin
 
+from gpusonde.errors import DataDependentGraphError, UnsupportedGraphError
 from gpusonde.predictor.workload.graph.assembly import GraphAssembly, Key, tensordot_equation
-from gpusonde.predictor.workload.graph.ir import (
-    DataDependentControlFlowError,
-    Primitive,
-    Shape,
-    UnsupportedGraphError,
-    WorkloadGraph,
-)
+from gpusonde.predictor.workload.graph.ir import Primitive, Shape, WorkloadGraph
 from gpusonde.predictor.workload.graph.torch.fx import kept_as_is, parameter_names, shape_of, tensors_in
 from gpusonde.predictor.workload.graph.vocabulary import (
     PRODUCTS_WITH_A_SUM,
@@ -121,7 +116,7 @@ def export(
         batch_size: Samples in the example.
 
     Raises:
-        DataDependentControlFlowError: What it runs depends on the values of the data.
+        DataDependentGraphError: What it runs depends on the values of the data.
         UnsupportedGraphError: It cannot be exported for another reason.
     """
     try:
@@ -170,7 +165,7 @@ def read_program(
         batch_size: Samples in the example that it was exported with.
 
     Raises:
-        DataDependentControlFlowError: It holds branches or loops that depend on the values of the data.
+        DataDependentGraphError: It holds branches or loops that depend on the values of the data.
     """
     assembly = GraphAssembly(name, "export")
     outputs = _Reader(assembly, program, parameter_names(module)).read()
@@ -240,7 +235,7 @@ class _Reader:
     def _read_operator(self, graph_module: fx.GraphModule, node: fx.Node, shape: Shape | None) -> None:
         name = _operator_name(node.target)
         if name in _CHOICES:
-            raise DataDependentControlFlowError(
+            raise DataDependentGraphError(
                 f"the network chooses what to run while it runs ({name}): there is no single graph. Hand in one branch."
             )
         inner = _inner_graph(graph_module, node)
@@ -332,7 +327,7 @@ def _explained(error: BaseException) -> UnsupportedGraphError:
     cause: BaseException | None = error
     while cause is not None:
         if type(cause).__name__ in _DATA_DEPENDENT or "data-dependent" in str(cause).lower():
-            return DataDependentControlFlowError(
+            return DataDependentGraphError(
                 "what the network runs depends on the values of its data (an if, a loop or a size): there is no single"
                 " graph. Hand in the part without it, or replace the choice by torch.where or by a constant."
                 f" torch says: {_first_line(cause)}"

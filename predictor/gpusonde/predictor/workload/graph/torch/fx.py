@@ -17,14 +17,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.nn.modules import transformer
 
+from gpusonde.errors import DataDependentGraphError, UnsupportedGraphError
 from gpusonde.predictor.workload.graph.assembly import GraphAssembly, Key
-from gpusonde.predictor.workload.graph.ir import (
-    DataDependentControlFlowError,
-    Primitive,
-    Shape,
-    UnsupportedGraphError,
-    WorkloadGraph,
-)
+from gpusonde.predictor.workload.graph.ir import Primitive, Shape, WorkloadGraph
 from gpusonde.predictor.workload.graph.vocabulary import (
     PRODUCTS_WITH_A_SUM,
     TORCH_MODULES,
@@ -135,7 +130,7 @@ def shape_of(value: Any) -> Shape | None:
         value: What an operator returned when it was run on tensors without storage.
 
     Raises:
-        DataDependentControlFlowError: An extent depends on the values of the data.
+        DataDependentGraphError: An extent depends on the values of the data.
     """
     if isinstance(value, tuple | list):
         return next((shape for shape in map(shape_of, value) if shape is not None), None)
@@ -144,7 +139,7 @@ def shape_of(value: Any) -> Shape | None:
     try:
         return tuple(map(_extent, value.shape))
     except _SymbolicExtentError as error:
-        raise DataDependentControlFlowError(
+        raise DataDependentGraphError(
             f"a tensor has shape {tuple(value.shape)}, which depends on the values of the data: there is no single"
             " graph. Replace operations such as nonzero, unique or boolean indexing, or hand in the part of the"
             " network without them."
