@@ -9,7 +9,7 @@ import pytest
 from baseline_apm import ApmSteps, cheapest_first, explore, fastest_first, oracle_bayes
 
 from gpusonde.errors import ProblemError
-from gpusonde.optimizer.paper import plans
+from gpusonde.optimizer.paper import list_plans
 from gpusonde.optimizer.problem import Group, Offer, Plan, Problem
 from gpusonde.simulator.compute import ComputeProbe
 
@@ -115,7 +115,7 @@ def test_apm_takes_the_straight_line_the_rated_network_and_full_overlap():
 def test_the_bound_of_apm_is_its_estimate():
     steps = ApmSteps(RATED, PROBES, 100e6)
     assert steps.exact
-    for plan in plans(Problem(128, 1, RATED)):
+    for plan in list_plans(Problem(128, 1, RATED)):
         offers = {offer.name: offer for offer in RATED}
         latency_s = max(steps.latency_s(offers[group.offer], group.batch_size) for group in plan.groups)
         slowest = min(steps.network(offers[group.offer]) for group in plan.groups)

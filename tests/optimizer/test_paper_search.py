@@ -10,7 +10,7 @@ import pytest
 
 from gpusonde.errors import ProblemError
 from gpusonde.optimizer.paper import count_plans, paper_search
-from gpusonde.optimizer.paper.space import anchored_plan, anchors
+from gpusonde.optimizer.paper.space import anchored_plan, find_anchors
 from gpusonde.optimizer.problem import Objective, Offer, Problem
 from gpusonde.optimizer.solution import Status
 from gpusonde.optimizer.step_times import StepEstimate, TableSteps
@@ -51,7 +51,7 @@ def test_a_small_problem_is_searched_exhaustively_and_a_large_one_is_not():
     assert paper_search(small, counting).explored == counting.asked == count_plans(small)
     counting = Counting(table())
     solution = paper_search(large, counting)
-    assert counting.asked == solution.explored <= len(anchors(large, table()))
+    assert counting.asked == solution.explored <= len(find_anchors(large, table()))
     assert solution.status is Status.FEASIBLE
 
 

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from gpusonde.optimizer.paper.space import count_plans, plans, saturating_batch
+from gpusonde.optimizer.paper.space import count_plans, list_plans, saturating_batch
 from gpusonde.optimizer.problem import Offer, Problem
 
 
@@ -15,7 +15,7 @@ def test_the_search_space_of_figure_3_has_18_configurations():
     offer = Offer("g4dn.2xl", "T4", 1, 60, 0.225, largest_batch=512)
     divisors = tuple(size for size in range(1, 481) if 480 % size == 0)
     problem = Problem(480, 1, (offer,), batch_sizes=divisors)
-    found = list(plans(problem))
+    found = list(list_plans(problem))
     assert len(found) == count_plans(problem) == 18
     assert {plan.machines for plan in found} == {count for count in divisors if count <= 60}
 
@@ -48,7 +48,7 @@ def test_all_plans_of_powers_of_two_are_given_once(global_batch: int):
         Offer("c", "V100", 4, 2, 1.0),
     )
     problem = Problem(global_batch, 1, offers)
-    found = [str(plan) for plan in plans(problem)]
+    found = [str(plan) for plan in list_plans(problem)]
     assert len(found) == len(set(found)) == count_plans(problem)
     assert set(found) == brute_force(problem)
 
@@ -60,7 +60,7 @@ def test_a_sold_out_offer_and_one_the_model_does_not_fit_into_are_in_no_plan():
         Offer("there", "V100", 1, 8, 1.0),
     )
     problem = Problem(64, 1, offers)
-    assert {group.offer for plan in plans(problem) for group in plan.groups} == {"there"}
+    assert {group.offer for plan in list_plans(problem) for group in plan.groups} == {"there"}
 
 
 def test_plans_are_counted_without_being_made():

@@ -10,18 +10,18 @@ from collections.abc import Callable, Iterator
 
 from gpusonde.optimizer.problem import Objective, Plan, Problem, default_batch_sizes
 from gpusonde.optimizer.search.exact import ExactSearch, SearchResult
-from gpusonde.optimizer.search.objectives import LeastViolation, ProblemObjective, kept_times
+from gpusonde.optimizer.search.objectives import LeastViolation, ProblemObjective, find_time_factor
 from gpusonde.optimizer.search.space import make_space
 from gpusonde.optimizer.solution import SLACK, Nearest, PlanEstimate, Proof, Relaxation, objective_value, violation
 from gpusonde.optimizer.step_times import StepTimes
 
 
-def seconds(value: float) -> str:
+def format_seconds(value: float) -> str:
     """Return a time in words."""
     return f"{value:.0f} s" if value >= 1000 else f"{value:.3g} s"
 
 
-def usd(value: float) -> str:
+def format_usd(value: float) -> str:
     """Return an amount in words."""
     return f"{value:.2f} USD" if value >= 1 else f"{value:.3g} USD"
 
@@ -47,7 +47,7 @@ def find_nearest(problem: Problem, steps: StepTimes, out_of_time: Callable[[], b
         if space is None:
             continue
         limited = asked.deadline_s is not None or asked.budget_usd is not None
-        objective = (LeastViolation if limited else ProblemObjective)(asked, kept_times(asked, steps))
+        objective = (LeastViolation if limited else ProblemObjective)(asked, find_time_factor(asked, steps))
         found = ExactSearch(asked, space, steps, objective, out_of_time=out_of_time).run()
         if found.plan is not None and found.estimate is not None:
             return Nearest(found.plan, found.estimate, batch, _words(problem, found.estimate, batch))
@@ -113,12 +113,12 @@ def _words(problem: Problem, estimate: PlanEstimate, batch: int) -> str:
         if problem.deadline_s is not None and estimate.time_at_confidence_s > problem.deadline_s * (1 + SLACK):
             over_s = estimate.time_at_confidence_s - problem.deadline_s
             said.append(
-                f"it ends {seconds(over_s)} after the deadline ({over_s / problem.deadline_s:.1%}), "
+                f"it ends {format_seconds(over_s)} after the deadline ({over_s / problem.deadline_s:.1%}), "
                 f"with a confidence of {problem.confidence:.0%}"
             )
         if problem.budget_usd is not None and estimate.cost_usd > problem.budget_usd * (1 + SLACK):
             over_usd = estimate.cost_usd - problem.budget_usd
-            said.append(f"it costs {usd(over_usd)} more than the budget ({over_usd / problem.budget_usd:.1%})")
+            said.append(f"it costs {format_usd(over_usd)} more than the budget ({over_usd / problem.budget_usd:.1%})")
     return "; ".join(said) or "it keeps all limits"
 
 
@@ -150,7 +150,7 @@ def describe_proof(problem: Problem, found: SearchResult, tolerance: float) -> P
     return Proof("exact", found.complete, found.bound, gap, words)
 
 
-def optimal_words(problem: Problem, found: SearchResult, tolerance: float) -> str:
+def describe_optimum(problem: Problem, found: SearchResult, tolerance: float) -> str:
     """Return why a plan was chosen."""
     plan, estimate = found.plan, found.estimate
     if plan is None or estimate is None:
@@ -170,14 +170,14 @@ def optimal_words(problem: Problem, found: SearchResult, tolerance: float) -> st
     else:
         proven = f"no plan{kept} is {what}"
     kept_s = estimate.time_at_confidence_s
-    scatter = f" ({seconds(kept_s)} with {problem.confidence:.0%})" if kept_s > estimate.time_s else ""
+    scatter = f" ({format_seconds(kept_s)} with {problem.confidence:.0%})" if kept_s > estimate.time_s else ""
     return (
-        f"{plan}: {devices} GPU{'s' if devices > 1 else ''}, {seconds(estimate.time_s)}{scatter}, "
-        f"{usd(estimate.cost_usd)}; {proven}."
+        f"{plan}: {devices} GPU{'s' if devices > 1 else ''}, {format_seconds(estimate.time_s)}{scatter}, "
+        f"{format_usd(estimate.cost_usd)}; {proven}."
     )
 
 
-def infeasible_words(problem: Problem, nearest: Nearest | None, *, proven: bool) -> str:
+def describe_infeasible(problem: Problem, nearest: Nearest | None, *, proven: bool) -> str:
     """Return why there is no plan."""
     if not proven:
         why = "The time limit ended the search before it found a plan or that there is none."
@@ -221,7 +221,7 @@ def _no_offer_words(problem: Problem) -> str | None:
     return f"No offer can take part: {'; '.join(words)}."
 
 
-def reached_limits(problem: Problem, plan: Plan) -> tuple[str, ...]:
+def find_reached_limits(problem: Problem, plan: Plan) -> tuple[str, ...]:
     """Return the quotas and the limits of batches that a plan has reached."""
     reached = []
     for group in plan.groups:
@@ -270,7 +270,7 @@ def find_relaxations(
             if limit not in binding:
                 binding.append(limit)
             relaxations.append(_relaxation(problem, limit, change, before, found.plan, found.estimate))
-    reached = [limit for limit in reached_limits(problem, plan) if not limit.startswith("quota")]
+    reached = [limit for limit in find_reached_limits(problem, plan) if not limit.startswith("quota")]
     return (*binding, *reached), tuple(relaxations)
 
 
@@ -282,7 +282,7 @@ def _changes(problem: Problem, plan: Plan) -> Iterator[tuple[str, list[tuple[str
     if problem.budget_usd is not None:
         more = replace(problem, budget_usd=1.1 * problem.budget_usd)
         yield "budget_usd", [("no limit", replace(problem, budget_usd=None)), ("+10 %", more)]
-    quotas = [limit for limit in reached_limits(problem, plan) if limit.startswith("quota of ")]
+    quotas = [limit for limit in find_reached_limits(problem, plan) if limit.startswith("quota of ")]
     for limit in quotas[:_MOST_QUOTAS]:
         name = limit.removeprefix("quota of ")
         offers = tuple(
@@ -296,5 +296,6 @@ def _relaxation(
 ) -> Relaxation:
     gain = 1.0 - objective_value(problem, estimate) / before
     what = "faster" if problem.objective is Objective.TIME else "cheaper"
-    words = f"{limit} {change}: {gain:.1%} {what} with {plan}, {seconds(estimate.time_s)} and {usd(estimate.cost_usd)}"
+    price = f"{format_seconds(estimate.time_s)} and {format_usd(estimate.cost_usd)}"
+    words = f"{limit} {change}: {gain:.1%} {what} with {plan}, {price}"
     return Relaxation(limit, change, plan, estimate.time_s, estimate.cost_usd, words)

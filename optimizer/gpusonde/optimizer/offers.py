@@ -255,7 +255,7 @@ def apply_terms(candidate: PricedMachine, terms: Terms) -> Offer | ExcludedOffer
     )
 
 
-def collect(candidates: list[PricedMachine], terms: Terms, left_out: list[ExcludedOffer]) -> OfferSelection:
+def select_offers(candidates: list[PricedMachine], terms: Terms, left_out: list[ExcludedOffer]) -> OfferSelection:
     """Return the selection of candidates; of two with one name the cheaper is taken."""
     offers: dict[str, Offer] = {}
     described: dict[str, str] = {}
@@ -347,4 +347,4 @@ def listed_offers(catalog: OfferCatalog, terms: Terms, chosen: OfferFilter | Non
             left_out.append(ExcludedOffer(candidate.name, f"its price is older than {wanted.priced_since.isoformat()}"))
         else:
             candidates.append(candidate)
-    return collect(candidates, terms, left_out)
+    return select_offers(candidates, terms, left_out)

@@ -13,17 +13,17 @@ import numpy.typing as npt
 
 from gpusonde.errors import ProblemError
 from gpusonde.optimizer.explain import (
+    describe_infeasible,
+    describe_optimum,
     describe_proof,
     find_nearest,
+    find_reached_limits,
     find_relaxations,
-    infeasible_words,
-    optimal_words,
-    reached_limits,
 )
 from gpusonde.optimizer.paper.search import paper_search
 from gpusonde.optimizer.problem import Plan, Problem
 from gpusonde.optimizer.search.exact import ExactSearch, SearchResult
-from gpusonde.optimizer.search.objectives import SAME, ProblemObjective, kept_times
+from gpusonde.optimizer.search.objectives import SAME, ProblemObjective, find_time_factor
 from gpusonde.optimizer.search.space import brute_force, make_space
 from gpusonde.optimizer.solution import SLACK, PlanEstimate, Proof, Relaxation, Solution, Status, check_plan, satisfies
 from gpusonde.optimizer.step_times import StepTimes
@@ -90,7 +90,7 @@ def pareto(
     space = make_space(problem, steps)
     if space is None:
         return ParetoFront((), True, resolution)
-    front = _Front(problem, kept_times(problem, steps), resolution)
+    front = _Front(problem, find_time_factor(problem, steps), resolution)
     ends_s = clock() + time_limit_s
     found = ExactSearch(problem, space, steps, front, out_of_time=lambda: clock() >= ends_s).run()
     return ParetoFront(_apart(front.points, resolution), found.complete, resolution)
@@ -201,7 +201,7 @@ def solve(
         space = make_space(asked, steps)
         if space is None:
             return SearchResult(complete=True)
-        objective = ProblemObjective(asked, kept_times(asked, steps))
+        objective = ProblemObjective(asked, find_time_factor(asked, steps))
         search = ExactSearch(asked, space, steps, objective, out_of_time=lambda: clock() >= ends_s, tolerance=tolerance)
         return search.run(known)
 
@@ -211,7 +211,7 @@ def solve(
     proof = describe_proof(problem, found, tolerance)
     if found.plan is None or found.estimate is None:
         return _without_plan(problem, steps, found, proof, lambda: clock() >= explain_ends_s)
-    binding = reached_limits(problem, found.plan)
+    binding = find_reached_limits(problem, found.plan)
     relaxations: tuple[Relaxation, ...] = ()
     if explain:
         binding, relaxations = find_relaxations(
@@ -222,7 +222,7 @@ def solve(
         plan=found.plan,
         estimate=found.estimate,
         proof=proof,
-        why=optimal_words(problem, found, tolerance),
+        why=describe_optimum(problem, found, tolerance),
         binding=binding,
         relaxations=relaxations,
         explored=found.estimated,
@@ -238,7 +238,7 @@ def _without_plan(
         plan=None,
         estimate=None,
         proof=proof,
-        why=infeasible_words(problem, nearest, proven=found.complete),
+        why=describe_infeasible(problem, nearest, proven=found.complete),
         nearest=nearest,
         explored=found.estimated,
     )

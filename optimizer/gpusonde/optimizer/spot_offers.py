@@ -12,7 +12,7 @@ from pathlib import Path
 from gpusonde.catalog import Offer as CatalogOffer
 from gpusonde.catalog import OfferCatalog
 from gpusonde.errors import TableError
-from gpusonde.optimizer.offers import ExcludedOffer, OfferFilter, OfferSelection, PricedMachine, Terms, collect
+from gpusonde.optimizer.offers import ExcludedOffer, OfferFilter, OfferSelection, PricedMachine, Terms, select_offers
 
 _NEEDED = ("provider", "region", "instance_type", "time", "usd_per_hour")
 _OPTIONAL = ("zone", "available_machines", "preemptions_per_hour")
@@ -138,7 +138,7 @@ def spot_offers(
                     priced=f"spot price of {row.time:%Y-%m-%d %H:%M %Z}",
                 )
             )
-    return collect(candidates, terms, left_out)
+    return select_offers(candidates, terms, left_out)
 
 
 def _machines(catalog: OfferCatalog) -> dict[tuple[str, str], CatalogOffer]:

@@ -70,7 +70,7 @@ class CommunicationTimeline:
         return float(self.finish_s.max(initial=0.0))
 
 
-def rates(wanted: FloatArray, sharing: BandwidthSharing) -> FloatArray:
+def share_bandwidth(wanted: FloatArray, sharing: BandwidthSharing) -> FloatArray:
     """Return what each of the transfers in flight gets, bytes per second on the bus.
 
     Args:
@@ -112,7 +112,7 @@ def simulate_communication(
     Raises:
         ValueError: Arrays of different lengths, negative or not finite figures, a bandwidth that is not above zero.
     """
-    ready, traffic, wanted = checked(ready_s, traffic_bytes, bus_bytes_per_second, dimensions=1)
+    ready, traffic, wanted = check_transfers(ready_s, traffic_bytes, bus_bytes_per_second, dimensions=1)
     sharing = sharing or BandwidthSharing()
     limit = sharing.max_in_flight or ready.size
     queue: list[tuple[float, int, int, int]] = [(time_s, _READY, index, 0) for index, time_s in enumerate(ready)]
@@ -142,7 +142,7 @@ def simulate_communication(
             start[begun] = now_s
             running.append(begun)
         if running:
-            rate[running] = rates(wanted[running], sharing)
+            rate[running] = share_bandwidth(wanted[running], sharing)
             generation += 1
             for each in running:
                 due_s = now_s + max(0.0, left[each]) / rate[each]
@@ -150,7 +150,7 @@ def simulate_communication(
     return CommunicationTimeline(start, finish)
 
 
-def checked(
+def check_transfers(
     ready_s: npt.ArrayLike, traffic_bytes: npt.ArrayLike, bus_bytes_per_second: npt.ArrayLike, *, dimensions: int
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """Return the three arrays, of one shape.
@@ -202,7 +202,7 @@ def simulate_communications(
     Raises:
         ValueError: As ``simulate_communication``.
     """
-    ready, traffic, wanted = checked(ready_s, traffic_bytes, bus_bytes_per_second, dimensions=2)
+    ready, traffic, wanted = check_transfers(ready_s, traffic_bytes, bus_bytes_per_second, dimensions=2)
     cases, count = ready.shape
     if count == 0:
         return np.zeros((cases, 0))

@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 from gpusonde.collector.messages import enum_text, fill
 from gpusonde.collector.planning.processes import PlanningProcesses
 from gpusonde.collector.planning.watch import WatchOptions, WatchStream
-from gpusonde.collector.planning.wire import abort, checked, pack_question, refusal_reason
+from gpusonde.collector.planning.wire import abort, pack_question, raise_errors, refusal_reason
 from gpusonde.collector.query.runs import find_run
 from gpusonde.collector.security.guard import Guard
 from gpusonde.collector.security.identity import CallerIdentity
@@ -155,7 +155,7 @@ class PlanningService(planning_pb2_grpc.PlanningServiceServicer):
         """Have a question answered and turn what goes wrong into statuses."""
         await self._check(context, request)
         try:
-            return checked(await self._processes.ask(pack_question(question, messages)))
+            return raise_errors(await self._processes.ask(pack_question(question, messages)))
         except Exception as error:  # the client must get a status whatever happened
             await self._abort(context, error)
 

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from google.protobuf.message import DecodeError
 
-from gpusonde.collector.planning.wire import checked, pack_question
+from gpusonde.collector.planning.wire import pack_question, raise_errors
 from gpusonde.errors import RequestError
 from gpusonde.planning.v1 import planning_pb2
 
@@ -91,7 +91,7 @@ class WatchStream:
         Raises:
             RequestError: A request that cannot be, or no such run.
         """
-        checked(await self._ask(pack_question({"kind": "start_watch"}, {"start": self._start})))
+        raise_errors(await self._ask(pack_question({"kind": "start_watch"}, {"start": self._start})))
         reading = asyncio.ensure_future(self._read(requests))
         try:
             await self._follow(send, may_go_on)
@@ -144,7 +144,7 @@ class WatchStream:
             latest = ends[-_MOST_EPOCHS:]
             epochs = [{"epoch_ends_s": latest, "older_epochs": len(ends) - len(latest)}]
         question = pack_question({"kind": "watch", "reports": epochs, "now_s": now_s}, reports=reports)
-        answer = checked(await self._ask(question))
+        answer = raise_errors(await self._ask(question))
         found: dict[str, Any] = answer["recommendation"]
         return found
 

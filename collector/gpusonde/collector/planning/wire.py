@@ -22,7 +22,7 @@ from gpusonde.service.child import pack, unpack
 _LOG = logging.getLogger(__name__)
 
 
-def checked(answer: dict[str, Any]) -> dict[str, Any]:
+def raise_errors(answer: dict[str, Any]) -> dict[str, Any]:
     """Return an answer that is none of an error.
 
     Raises:

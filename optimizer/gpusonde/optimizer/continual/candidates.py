@@ -186,7 +186,7 @@ class CandidateFinder:
             for offers in self._group_offers(at, on_demand_only, ready_only)
             if (candidate := self._find_among(offers, at, deadline, objective)) is not None
         ]
-        return min(found, key=lambda candidate: worth(candidate, objective), default=None)
+        return min(found, key=lambda candidate: score(candidate, objective), default=None)
 
     def expected_restarts(self, candidate: PlanCandidate, at: JobState) -> float:
         """Return how many preemptions to reckon with if the work were done on spot machines: mean + 2 deviations."""
@@ -270,6 +270,6 @@ class CandidateFinder:
         return self._rates.per_hour(name, offer.preemptions_per_hour) if offer.billing is Billing.SPOT else 0.0
 
 
-def worth(candidate: PlanCandidate, objective: Objective) -> float:
+def score(candidate: PlanCandidate, objective: Objective) -> float:
     """Return what is to be small: mean end or mean cost."""
     return candidate.end_s if objective is Objective.TIME else candidate.usd

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from gpusonde.optimizer.continual.candidates import CandidateFinder, JobState, PlanCandidate, worth
+from gpusonde.optimizer.continual.candidates import CandidateFinder, JobState, PlanCandidate, score
 from gpusonde.optimizer.continual.options import ContinualOptions
 from gpusonde.optimizer.continual.progress import Throughput
 from gpusonde.optimizer.problem import Billing, Objective, Problem
@@ -108,7 +108,7 @@ class Policy:
             self._finder.best(at, on_demand_only=True) if self._has_spot else None,
         ]
         safe = [candidate for candidate in found if candidate is not None and self._safe(candidate, at, fallback)]
-        best = min(safe, key=lambda candidate: worth(candidate, objective), default=None)
+        best = min(safe, key=lambda candidate: score(candidate, objective), default=None)
         if (best is None or not best.spot) and objective is Objective.COST and math.isfinite(expiry_s):
             until_s = self._waits_until(at, best, idle_since_s)
             if until_s > at.now_s:

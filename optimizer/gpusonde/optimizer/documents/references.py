@@ -156,7 +156,7 @@ class FileReferences:
     graph: GraphKeys | None = None
 
 
-def shipped_or_read(path: Path | None) -> WorkloadPredictor:
+def load_workload_model(path: Path | None) -> WorkloadPredictor:
     """Return the model of training times in a file; of None, the shipped one.
 
     Raises:
@@ -171,7 +171,7 @@ def shipped_or_read(path: Path | None) -> WorkloadPredictor:
 def read_problem(
     path: Path,
     clock: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
-    workload_model: ModelSource = shipped_or_read,
+    workload_model: ModelSource = load_workload_model,
 ) -> dict[str, Any]:
     """Read a problem file and put in what its ``job`` and ``spot`` refer to; names of files are relative to it.
 

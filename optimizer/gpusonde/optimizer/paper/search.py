@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Literal
 
-from gpusonde.optimizer.paper.space import banchor_plans, count_plans, paper_batches, plans
+from gpusonde.optimizer.paper.space import banchor_plans, count_plans, list_plans, paper_batches
 from gpusonde.optimizer.problem import Objective, Plan, Problem
 from gpusonde.optimizer.solution import (
     SLACK,
@@ -49,7 +49,7 @@ def paper_search(
         ProblemError: ``exhaustive``, and there are too many plans to begin.
     """
     exhaustive = strategy == "exhaustive" or (strategy == "hybrid" and count_plans(problem) < most_simulations)
-    candidates: Iterable[Plan | None] = plans(problem) if exhaustive else banchor_plans(problem, steps)
+    candidates: Iterable[Plan | None] = list_plans(problem) if exhaustive else banchor_plans(problem, steps)
     found = _best(problem, steps, candidates, out_of_time)
     # The rule of powers of two may have excluded plans of the problem.
     whole = all(paper_batches(problem, offer) == problem.candidates(offer) for offer in problem.offers)

@@ -60,7 +60,7 @@ def paper_batches(problem: Problem, offer: Offer) -> tuple[int, ...]:
 
 
 def count_plans(problem: Problem) -> float:
-    """Return how many plans ``plans`` gives, exactly up to 2 ** 53, without making them.
+    """Return how many plans ``list_plans`` gives, exactly up to 2 ** 53, without making them.
 
     Infinite where even the count would take too long.
     """
@@ -80,7 +80,7 @@ def count_plans(problem: Problem) -> float:
     return float(ways[total])
 
 
-def plans(problem: Problem) -> Iterator[Plan]:
+def list_plans(problem: Problem) -> Iterator[Plan]:
     """Return an iterator over all plans whose batches sum to the global batch, within quotas and batch limits.
 
     Raises:
@@ -159,7 +159,7 @@ def _complete(
 _MOST_SECONDS = 5.0  # of one integer programme; they take milliseconds
 
 
-def anchors(problem: Problem, steps: StepTimes) -> list[float]:
+def find_anchors(problem: Problem, steps: StepTimes) -> list[float]:
     """Return the latencies to anchor at, seconds, increasing."""
     latencies = {steps.latency_s(offer, batch) for offer in problem.offers for batch in paper_batches(problem, offer)}
     return sorted(latency for latency in latencies if math.isfinite(latency))
@@ -167,7 +167,7 @@ def anchors(problem: Problem, steps: StepTimes) -> list[float]:
 
 def banchor_plans(problem: Problem, steps: StepTimes) -> Iterator[Plan | None]:
     """Give the plan of each anchor, fastest anchor first; None for one that has none."""
-    for anchor_s in anchors(problem, steps):
+    for anchor_s in find_anchors(problem, steps):
         yield anchored_plan(problem, steps, anchor_s)
 
 

@@ -22,7 +22,7 @@ FloatArray = npt.NDArray[np.float64]
 SAME = 1e-12
 
 
-def kept_times(problem: Problem, steps: StepTimes) -> float:
+def find_time_factor(problem: Problem, steps: StepTimes) -> float:
     """Return how many times its mean the time of a run is, at least, with which a deadline is compared."""
     return quantile_s(1.0, getattr(steps, "least_spread", 0.0), problem.confidence)
 

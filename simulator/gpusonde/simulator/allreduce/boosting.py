@@ -201,7 +201,7 @@ class Residual:
         return share * self.strength * np.clip(self.trees.predict(features), -_MOST, _MOST)
 
 
-def learn(links: Mapping[Link, LinkCurves]) -> Residual | None:
+def learn_residual(links: Mapping[Link, LinkCurves]) -> Residual | None:
     """Return the residual of these links, or None where there is too little data, no XGBoost, or no gain.
 
     The labels come from leaving measured sizes and world sizes out and interpolating them; whether trees help is tried

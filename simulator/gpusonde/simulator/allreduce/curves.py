@@ -1,8 +1,8 @@
 """``LinkCurves``: bus bandwidth of one link over size, world size and concurrent transfers, by interpolation.
 
 A ``SizeCurve`` is the duration of an allreduce over its size, all else alike; curves whose measurements scatter more
-than an interpolation through all of them can follow are ``smoothed``. ``LocatedCurves`` complete few measurements at
-one location by what the same fabric shows elsewhere.
+than an interpolation through all of them can follow are smoothed. ``LocatedCurves`` complete few measurements at one
+location by what the same fabric shows elsewhere.
 """
 
 from __future__ import annotations
@@ -425,7 +425,7 @@ _LEAST_KNOTS, _MOST_KNOTS = 6, 128
 _MOST_TRIED = 48
 
 
-def smoothed(curves: Mapping[_Key, SizeCurve]) -> dict[_Key, SizeCurve]:
+def smooth_curves(curves: Mapping[_Key, SizeCurve]) -> dict[_Key, SizeCurve]:
     """Return the curves of one link, all of them smoothed if that predicts left-out sizes better than interpolation."""
     able = {key: curve for key, curve in curves.items() if _LEAST_KNOTS <= curve.log_bytes.size <= _MOST_KNOTS}
     if len(able) < _LEAST_CURVES:

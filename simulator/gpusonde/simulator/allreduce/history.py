@@ -59,7 +59,7 @@ class Decay:
         return trust * self.freshness(measurements)
 
 
-def kept(measurements: Iterable[AllreduceMeasurement], decay: Decay) -> tuple[AllreduceMeasurement, ...]:
+def select_newest(measurements: Iterable[AllreduceMeasurement], decay: Decay) -> tuple[AllreduceMeasurement, ...]:
     """Return what stays: the newest of every configuration, and of all of them no more than the limit."""
     groups: dict[tuple[object, ...], list[AllreduceMeasurement]] = defaultdict(list)
     for one in measurements:
@@ -78,7 +78,7 @@ def _age_key(one: AllreduceMeasurement) -> float:
     return np.inf if one.measured_at_s is None else one.measured_at_s
 
 
-def size_curve(measurements: Sequence[AllreduceMeasurement], decay: Decay) -> SizeCurve:
+def make_size_curve(measurements: Sequence[AllreduceMeasurement], decay: Decay) -> SizeCurve:
     """Return the curve of measurements of one link, world size and number of concurrent transfers.
 
     The knots are weighted medians of the durations of each size. Where a network changed, fresh knots pull the stale

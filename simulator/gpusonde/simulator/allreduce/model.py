@@ -11,16 +11,16 @@ from enum import Enum
 import numpy as np
 
 from gpusonde.errors import ProblemError
-from gpusonde.simulator.allreduce.boosting import PaperModel, Residual, learn
+from gpusonde.simulator.allreduce.boosting import PaperModel, Residual, learn_residual
 from gpusonde.simulator.allreduce.curves import (
     MOST_OTHERS,
     FloatArray,
     LinkCurves,
     LocatedCurves,
     LogBandwidth,
-    smoothed,
+    smooth_curves,
 )
-from gpusonde.simulator.allreduce.history import Decay, kept, size_curve
+from gpusonde.simulator.allreduce.history import Decay, make_size_curve, select_newest
 from gpusonde.simulator.allreduce.measurements import KNOWN_TOPOLOGIES, AllreduceMeasurement, Link, LinkTopology
 from gpusonde.simulator.iteration import BusBandwidth, NetworkModel
 
@@ -99,7 +99,7 @@ class AllreduceModel:
             CommandError: The paper's kind without XGBoost.
         """
         decay = Decay(half_life_s, now_s)
-        found = kept(measurements, decay)
+        found = select_newest(measurements, decay)
         if not found:
             raise ValueError("an allreduce model needs measurements: take some with gpusonde probe allreduce")
         told = dict(topologies or {})
@@ -112,7 +112,7 @@ class AllreduceModel:
             topologies=told,
             residual_use=use,
             links=links,
-            residual=learn(links) if is_default and use is ResidualUse.AUTO else None,
+            residual=learn_residual(links) if is_default and use is ResidualUse.AUTO else None,
             paper=None if is_default else PaperModel(found, decay),
         )
 
@@ -304,7 +304,7 @@ def _fit_curves(
     of_worlds: dict[tuple[int, int], list[AllreduceMeasurement]] = defaultdict(list)
     for one in measurements:
         of_worlds[one.world_size, one.concurrent].append(one)
-    curves = smoothed({key: size_curve(found, decay) for key, found in sorted(of_worlds.items())})
+    curves = smooth_curves({key: make_size_curve(found, decay) for key, found in sorted(of_worlds.items())})
     devices = max(one.devices_per_machine for one in measurements)
     if topology is not None:
         return LinkCurves(curves, topology, devices or topology.devices)
