@@ -338,7 +338,7 @@ def section_single_models(runs: RunsTable) -> str:
             return parts["stack"][-1]
 
         evaluate(runs, predictor, protocol, seeds=SEEDS[:2])
-        mape = {name: Scores.of(PairErrors.join(errors)).mape for name, errors in parts.items()}
+        mape = {name: Scores.from_errors(PairErrors.join(errors)).mape for name, errors in parts.items()}
         rows += [
             (
                 HELD_OUT[protocol],

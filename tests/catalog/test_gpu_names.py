@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpusonde.catalog import GpuCatalog, Resolution, UnknownGpuError, load_gpus
-from gpusonde.catalog.gpus import key_of
+from gpusonde.catalog.gpus import normalise_name
 
 GPUS = load_gpus()
 
@@ -209,5 +209,5 @@ def test_a_name_of_megabytes_is_unknown_at_once_and_in_few_words():
         with pytest.raises(UnknownGpuError) as error:
             gpus.resolve(name)
         assert len(str(error.value)) < 1000
-        assert key_of(name).startswith(("tesla", "a100", "1"))
-    assert key_of("NVIDIA Tesla " * 1000 + "T4") == "t4"
+        assert normalise_name(name).startswith(("tesla", "a100", "1"))
+    assert normalise_name("NVIDIA Tesla " * 1000 + "T4") == "t4"

@@ -118,7 +118,7 @@ def test_scores_are_ratios_and_seconds():
         high_s=np.array([1.2, 3.0, 3.9, 9.0]),
         extrapolated=np.array([True, False, False, False]),
     )
-    scores = Scores.of(errors)
+    scores = Scores.from_errors(errors)
     assert scores.mape == pytest.approx(0.075)
     assert scores.median_ape == pytest.approx(0.1)
     assert scores.coverage == 0.75

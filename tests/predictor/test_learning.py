@@ -106,7 +106,7 @@ def test_an_empty_fleet_teaches_nothing(current):
 
 def test_old_jobs_count_less(runs, tmp_path_factory, small_settings):
     fleet = fleet_of(tmp_path_factory, slower="A10G", age_days=360)
-    both = Pairs.join([Pairs.of(runs), Pairs.of(fleet)])
+    both = Pairs.join([Pairs.from_runs(runs), Pairs.from_runs(fleet)])
     quick = dataclasses.replace(small_settings, regimes=())
     a10g = next(run.gpu for run in runs.runs if run.gpu.name == "A10G")
     sources = [run.measurement() for run in fleet.runs if run.gpu.name != "A10G"]

@@ -182,7 +182,7 @@ def test_an_unseen_cnn_of_the_measured_runs_is_predicted_within_the_aim(shared_r
     held_out = np.array([runs.runs[index].configuration.model == "VGG19" for index in source])
     model = LatencyModel(ModelSettings(regimes=())).fit(runs, pairs=(source[~held_out], target[~held_out]))
     errors = predict_pairs(model, runs, source[held_out], target[held_out])
-    assert Scores.of(errors).mape < 0.09
+    assert Scores.from_errors(errors).mape < 0.09
 
 
 def test_several_targets_at_once_give_the_same_as_one_by_one(model, runs, gpus):

@@ -16,7 +16,7 @@ DAY_S = 86_400.0
 
 @pytest.fixture(scope="module")
 def pairs(runs):
-    return Pairs.of(runs)
+    return Pairs.from_runs(runs)
 
 
 def test_parts_joined_again_mean_what_they_meant(pairs):

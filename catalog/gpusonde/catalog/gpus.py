@@ -28,7 +28,7 @@ _SLICES = (
 )
 
 
-def key_of(name: str) -> str:
+def normalise_name(name: str) -> str:
     """Spelling-insensitive key: lower case letters and digits, without vendor and brand prefixes.
 
     Brands that tell products apart (Quadro, TITAN, RTX, GTX) stay.
@@ -46,19 +46,19 @@ def key_of(name: str) -> str:
     return key[begin:]
 
 
-def without_count(name: str) -> tuple[str, int]:
+def split_count(name: str) -> tuple[str, int]:
     """Split "8x H100" into the name and the count; the count is 1 where none is written."""
     match = _COUNT.match(name)
     return (name[match.end() :], int(match.group(1))) if match else (name, 1)
 
 
-def bracketed(name: str) -> str | None:
+def find_bracketed(name: str) -> str | None:
     """The product inside the brackets of an lspci line ("TU104GL [Tesla T4]"), or None."""
     match = _LSPCI.search(name)
     return match.group(1) if match else None
 
 
-def slice_kind(name: str) -> str | None:
+def find_slice_kind(name: str) -> str | None:
     """What part of a GPU the name stands for ("a MIG slice"), or None for a whole one."""
     return next((kind for pattern, kind in _SLICES if pattern.search(name)), None)
 
@@ -170,14 +170,16 @@ class GpuCatalog:
             if len([other for other in self.specs if other.name == spec.name]) > 1:
                 raise CatalogError(f"gpu {spec.name!r} is defined twice; give each variant its own name")
             for alias in (spec.name, *spec.aliases):
-                key = key_of(alias)
+                key = normalise_name(alias)
                 if not key:
                     raise CatalogError(f"gpu {spec.name!r}: alias {alias!r} holds no plain letters or digits")
                 if owners.setdefault(key, spec.name) != spec.name:
                     raise CatalogError(f"{alias!r} names both {owners[key]!r} and {spec.name!r}")
         for entry in self.ambiguous:
-            if owners.setdefault(key_of(entry.name), "[ambiguous]") != "[ambiguous]":
-                raise CatalogError(f"{entry.name!r} is ambiguous and an alias of {owners[key_of(entry.name)]!r}")
+            if owners.setdefault(normalise_name(entry.name), "[ambiguous]") != "[ambiguous]":
+                raise CatalogError(
+                    f"{entry.name!r} is ambiguous and an alias of {owners[normalise_name(entry.name)]!r}"
+                )
             for name in entry.candidates:
                 self._require(name, f"ambiguous name {entry.name!r}")
         for family, name in self._families.items():
@@ -193,11 +195,11 @@ class GpuCatalog:
 
     @cached_property
     def _by_key(self) -> dict[str, GpuSpec]:
-        return {key_of(alias): spec for spec in self.specs for alias in (spec.name, *spec.aliases)}
+        return {normalise_name(alias): spec for spec in self.specs for alias in (spec.name, *spec.aliases)}
 
     @cached_property
     def _ambiguous_by_key(self) -> dict[str, AmbiguousName]:
-        return {key_of(entry.name): entry for entry in self.ambiguous}
+        return {normalise_name(entry.name): entry for entry in self.ambiguous}
 
     @cached_property
     def _family_pattern(self) -> re.Pattern[str]:
@@ -235,10 +237,10 @@ class GpuCatalog:
         """
         if len(name) > _LONGEST_LINE:
             raise UnknownGpuError(name)
-        if (kind := slice_kind(name)) is not None:
+        if (kind := find_slice_kind(name)) is not None:
             raise UnknownGpuError(name, self.nearest(name), kind)
-        plain, count = without_count(name.strip())
-        spellings = [plain] if (product := bracketed(plain)) is None else [plain, product]
+        plain, count = split_count(name.strip())
+        spellings = [plain] if (product := find_bracketed(plain)) is None else [plain, product]
         for spelling in spellings:
             resolution = self._resolve_spelling(name, spelling, memory_bytes)
             if resolution is not None:
@@ -250,7 +252,7 @@ class GpuCatalog:
         raise UnknownGpuError(name, self.nearest(name))
 
     def _resolve_spelling(self, requested: str, spelling: str, memory_bytes: float | None) -> Resolution | None:
-        key = key_of(spelling)
+        key = normalise_name(spelling)
         if (entry := self._ambiguous_by_key.get(key)) is not None:
             return self._choose(requested, entry, memory_bytes)
         spec = self._by_key.get(key)
@@ -293,7 +295,7 @@ class GpuCatalog:
 
     def nearest(self, name: str, count: int = 3) -> tuple[str, ...]:
         """Canonical names spelled most like ``name``, best first; fewer than ``count`` when little is alike."""
-        key = key_of(without_count(name)[0][:_LONGEST_NAME])
+        key = normalise_name(split_count(name)[0][:_LONGEST_NAME])
         if not key:
             return ()
         # "3090" is close to anything with digits; names with letters tell more.

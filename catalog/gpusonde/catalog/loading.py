@@ -66,7 +66,7 @@ _FP32_TOLERANCE = 0.03
 
 
 def parse_gpu(table: object, capabilities: Mapping[str, Any], sources: Mapping[str, Source], file: Path) -> GpuSpec:
-    """One ``[[gpu]]`` table.
+    """Read one ``[[gpu]]`` table.
 
     Args:
         table: The parsed table.
@@ -87,22 +87,8 @@ def parse_gpu(table: object, capabilities: Mapping[str, Any], sources: Mapping[s
     unknown = [key for key in table if key not in _NUMBERS and key not in _TEXTS and key not in _OTHER_KEYS]
     if unknown:
         raise CatalogError(f"{where}: unknown key {unknown[0]!r}; known: {', '.join([*_NUMBERS, *_TEXTS])}")
-
-    merged = dict(table)
-    source_ids = {key: table.get("source") for key in table if key in _NUMBERS or key in _TEXTS}
-    capability = capabilities.get(_capability_key(table.get("compute_capability")), {})
-    for key in _PER_CAPABILITY:
-        if key not in merged and key in capability:
-            merged[key] = capability[key]
-            source_ids[key] = capability.get("source")
-    overrides = table.get("source_of", {})
-    if not isinstance(overrides, Mapping):
-        raise CatalogError(f"{where}: source_of must be a table of figure = source")
-    for key, identifier in overrides.items():
-        if key not in source_ids:
-            raise CatalogError(f"{where}: source_of names {key!r}, which the table does not hold")
-        source_ids[key] = identifier
-    missing = [key for key in (*_NUMBERS, *_TEXTS) if key not in merged and key not in _OPTIONAL]
+    figures, source_ids = _with_shared_figures(table, capabilities, where)
+    missing = [key for key in (*_NUMBERS, *_TEXTS) if key not in figures and key not in _OPTIONAL]
     if missing:
         raise CatalogError(f"{where}: lacks {', '.join(missing)}")
 
@@ -110,10 +96,10 @@ def parse_gpu(table: object, capabilities: Mapping[str, Any], sources: Mapping[s
     origins: dict[str, Source] = {}
     for key in (*_NUMBERS, *_TEXTS):
         attribute = _NUMBERS[key][0] if key in _NUMBERS else key
-        if key not in merged:
+        if key not in figures:
             values[attribute] = "" if key == "note" else None
             continue
-        values[attribute] = _value(key, merged[key], where)
+        values[attribute] = _value(key, figures[key], where)
         if key != "note":
             origins[attribute] = _source(source_ids[key], sources, f"{where}: {key}")
     values["cores_per_sm"], rest = divmod(values["cuda_cores"], values["sm_count"])
@@ -125,6 +111,27 @@ def parse_gpu(table: object, capabilities: Mapping[str, Any], sources: Mapping[s
     spec = GpuSpec(**values, sources=origins)
     _check_consistent(spec, where)
     return spec
+
+
+def _with_shared_figures(
+    table: Mapping[str, Any], capabilities: Mapping[str, Any], where: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Add the figures that all GPUs of its compute capability share; return figures, and key -> id of the source."""
+    figures = dict(table)
+    source_ids = {key: table.get("source") for key in table if key in _NUMBERS or key in _TEXTS}
+    capability = capabilities.get(_capability_key(table.get("compute_capability")), {})
+    for key in _PER_CAPABILITY:
+        if key not in figures and key in capability:
+            figures[key] = capability[key]
+            source_ids[key] = capability.get("source")
+    overrides = table.get("source_of", {})
+    if not isinstance(overrides, Mapping):
+        raise CatalogError(f"{where}: source_of must be a table of figure = source")
+    for key, identifier in overrides.items():
+        if key not in source_ids:
+            raise CatalogError(f"{where}: source_of names {key!r}, which the table does not hold")
+        source_ids[key] = identifier
+    return figures, source_ids
 
 
 def _capability_key(value: object) -> str:

@@ -286,7 +286,7 @@ class EpochEvaluation:
     by_shape: Mapping[str, Summary]
 
     @classmethod
-    def of(cls, scores: Iterable[TraceScore]) -> EpochEvaluation:
+    def from_scores(cls, scores: Iterable[TraceScore]) -> EpochEvaluation:
         """Sum up the scores of a set."""
         every = tuple(scores)
         shapes = sorted({s.shape for s in every})
@@ -333,7 +333,7 @@ def evaluate(
         if trace_id not in truth:
             raise DocumentError(trace_id, "no truth for this trace; add it, or leave the trace out")
         scores.append(score(trace_id, detector(trace), truth[trace_id]))
-    return EpochEvaluation.of(scores)
+    return EpochEvaluation.from_scores(scores)
 
 
 def summarise(scores: Iterable[TraceScore]) -> Summary:

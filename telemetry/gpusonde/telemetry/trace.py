@@ -141,7 +141,7 @@ class TraceMetadata:
     metrics: tuple[str, ...] | None = None
 
     @classmethod
-    def of(cls, trace: Trace) -> TraceMetadata:
+    def from_trace(cls, trace: Trace) -> TraceMetadata:
         """Return the metadata of a trace."""
         return cls(trace.gpu_uuid, trace.gpu_model, trace.origin_unix_s, dict(trace.attributes), trace.metrics)
 

@@ -62,7 +62,7 @@ def write_trace(traces: Trace | Iterable[Trace], path: str | os.PathLike[str]) -
 
 
 def _metadata(trace: Trace, columns: Sequence[str]) -> TraceMetadata:
-    known = TraceMetadata.of(trace)
+    known = TraceMetadata.from_trace(trace)
     # Only where the file has columns of other traces: a column that someone adds later belongs to all.
     return replace(known, metrics=None) if list(trace.metrics) == list(columns) else known
 

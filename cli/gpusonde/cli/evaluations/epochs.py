@@ -307,7 +307,7 @@ def run_epochs(args: argparse.Namespace) -> int:
             plot = None if pictures is None else str(pictures.draw(name, trace, found, truth))
             rows.append({**dataclasses.asdict(scores[-1]), "reason": found.reason, "cpu_s": spent, "plot": plot})
             show(len(scores))
-    result = EpochEvaluation.of(scores)
+    result = EpochEvaluation.from_scores(scores)
     payload = _payload(args, traces, result, rows, duration_s, cpu_s)
     output.result(payload, lambda screen: _render(screen, args, result, payload))
     return 0

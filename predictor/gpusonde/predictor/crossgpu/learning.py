@@ -100,12 +100,12 @@ def learn(
         TooFewRunsError: Together there are fewer than 30 pairs.
     """
     source, target = _newest_pairs(fleet, now_unix_s, half_life_s)
-    own = Pairs.of(fleet, (source, target))
+    own = Pairs.from_runs(fleet, (source, target))
     known = current.state.pairs
     # What the fleet still has is taken from there; what it no longer has is remembered by the model.
     gone = ~np.isin(known.configurations, own.configurations)
     young = decayed_weights(known.time_unix_s, now_unix_s, half_life_s) >= _LEAST_WEIGHT
-    carried = known.where(gone[known.configuration] & young) if table is None else Pairs.of(table)
+    carried = known.where(gone[known.configuration] & young) if table is None else Pairs.from_runs(table)
     new = ~np.isin(own.configurations, known.configurations)[own.configuration]
     count = len(np.unique(own.configuration[new]))
     if count < _MINIMUM_NEW_CONFIGURATIONS:

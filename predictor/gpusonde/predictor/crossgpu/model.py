@@ -285,7 +285,7 @@ class LatencyModel:
         Raises:
             TooFewRunsError: Fewer than 30 pairs of runs share a configuration.
         """
-        return self.fit_pairs(Pairs.of(runs, pairs))
+        return self.fit_pairs(Pairs.from_runs(runs, pairs))
 
     def fit_pairs(self, pairs: Pairs, weights: FloatArray | None = None) -> LatencyModel:
         """Fit to pairs of runs, whichever tables they come from.

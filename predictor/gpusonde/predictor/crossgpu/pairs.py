@@ -61,7 +61,7 @@ class Pairs:
         return int(self.prior.size)
 
     @classmethod
-    def of(cls, table: RunsTable, indices: tuple[IndexArray, IndexArray] | None = None) -> Pairs:
+    def from_runs(cls, table: RunsTable, indices: tuple[IndexArray, IndexArray] | None = None) -> Pairs:
         """Build the pairs of a table, or some of them.
 
         Args:

@@ -30,7 +30,7 @@ from gpusonde.telemetry.readers.delimited import (
     blocks,
     seconds_from,
 )
-from gpusonde.telemetry.readers.table import CellError, Column, GpuLabels, IntArray, Rows, left_out, split_by_gpu
+from gpusonde.telemetry.readers.table import CellError, Column, GpuLabels, IntArray, Rows, split_by_gpu, warn_of_columns
 from gpusonde.telemetry.trace import FloatArray, Trace, TraceMetadata
 
 # "dcgmi dmon --help": -d, default 1000 ms.
@@ -144,7 +144,7 @@ def _columns(log: _Log) -> list[tuple[int, Column]]:
             line=log.header_line,
         )
     if unknown:
-        log.warnings.append(left_out(unknown))
+        log.warnings.append(warn_of_columns(unknown))
     return list(columns.values())
 
 

@@ -35,8 +35,8 @@ from gpusonde.telemetry.readers.table import (
     IntArray,
     Rows,
     conversion,
-    left_out,
     split_by_gpu,
+    warn_of_columns,
 )
 from gpusonde.telemetry.trace import FloatArray, Trace, TraceMetadata
 
@@ -382,7 +382,7 @@ def _layout(file: DelimitedFile) -> _Layout:
         positions[_INDEX][0] if _INDEX in positions else None,
         positions[model][0] if model else None,
         sorted(chosen.values(), key=lambda item: item[0]),
-        [left_out(unknown)] if unknown else [],
+        [warn_of_columns(unknown)] if unknown else [],
     )
 
 

@@ -29,7 +29,7 @@ from gpusonde.telemetry.readers.table import (
     IntArray,
     Layout,
     Rows,
-    gpus_of,
+    join_metadata,
     layout,
     split_by_gpu,
 )
@@ -85,7 +85,7 @@ def read_own_csv(path: str | os.PathLike[str], *, max_bytes: int = DEFAULT_MAX_B
             time_s,
             np.concatenate(lines),
             np.concatenate(codes),
-            gpus_of(list(labels.codes) or [()], columns, described, origin_unix_s, attributes),
+            join_metadata(list(labels.codes) or [()], columns, described, origin_unix_s, attributes),
             metrics,
             columns.time_field,
             warnings=(*columns.warnings, *file.warnings),

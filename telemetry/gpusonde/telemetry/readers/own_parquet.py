@@ -24,7 +24,7 @@ from gpusonde.telemetry.readers.table import (
     IntArray,
     Numbers,
     Rows,
-    gpus_of,
+    join_metadata,
     layout,
     split_by_gpu,
 )
@@ -106,7 +106,7 @@ def _read(path: str | os.PathLike[str], parquet: Any, max_bytes: int) -> list[Tr
             time_s,
             np.arange(1, row, dtype=np.int64),
             np.concatenate(codes),
-            gpus_of(list(labels.codes) or [()], columns, _metadata(path, schema), origin_unix_s, attributes),
+            join_metadata(list(labels.codes) or [()], columns, _metadata(path, schema), origin_unix_s, attributes),
             metrics,
             columns.time_field,
             place=_ROW,

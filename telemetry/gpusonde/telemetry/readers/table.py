@@ -82,7 +82,7 @@ def layout(path: str | os.PathLike[str], header: Sequence[str], line: int | None
         )
     warnings = []
     if unknown:
-        warnings.append(left_out(unknown))
+        warnings.append(warn_of_columns(unknown))
     if time_field == TIME_S and TIMESTAMP in positions:
         warnings.append("the column timestamp was left out: time_s gives the times")
     return Layout(
@@ -95,7 +95,7 @@ def layout(path: str | os.PathLike[str], header: Sequence[str], line: int | None
     )
 
 
-def gpus_of(
+def join_metadata(
     keys: Sequence[tuple[str, ...]],
     columns: Layout,
     described: Mapping[str | None, TraceMetadata],
@@ -126,7 +126,7 @@ def gpus_of(
     return gpus
 
 
-def left_out(names: Sequence[str]) -> str:
+def warn_of_columns(names: Sequence[str]) -> str:
     """Return the warning that names unknown columns and, for each, a metric it may be meant to be."""
     described = []
     for name in names[:_SHOWN_COLUMNS]:

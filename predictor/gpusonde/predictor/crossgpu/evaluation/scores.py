@@ -111,7 +111,7 @@ class Scores:
     extrapolated: float
 
     @classmethod
-    def of(cls, errors: PairErrors) -> Scores:
+    def from_errors(cls, errors: PairErrors) -> Scores:
         """Score predictions."""
         measured, predicted = errors.measured_s, errors.predicted_s
         relative = np.abs(predicted / measured - 1)
@@ -145,17 +145,17 @@ class Evaluation:
     errors: PairErrors
 
     @classmethod
-    def of(cls, parts: Sequence[tuple[int, PairErrors]]) -> Evaluation:
+    def from_parts(cls, parts: Sequence[tuple[int, PairErrors]]) -> Evaluation:
         """Score the predictions of several splits, each given with its seed."""
         errors = PairErrors.join([part for _, part in parts])
         seeds = sorted({seed for seed, _ in parts})
 
         def by(labels: npt.NDArray[np.str_]) -> dict[str, Scores]:
-            return {str(name): Scores.of(errors.where(labels == name)) for name in np.unique(labels)}
+            return {str(name): Scores.from_errors(errors.where(labels == name)) for name in np.unique(labels)}
 
         return cls(
-            overall=Scores.of(errors),
-            by_seed=tuple(Scores.of(PairErrors.join([p for s, p in parts if s == seed])) for seed in seeds),
+            overall=Scores.from_errors(errors),
+            by_seed=tuple(Scores.from_errors(PairErrors.join([p for s, p in parts if s == seed])) for seed in seeds),
             by_source=by(errors.source_gpu),
             by_target=by(errors.target_gpu),
             by_workload=by(errors.workload),
@@ -389,7 +389,7 @@ def evaluate(
         parts.append((split.seed, predictor(Task(training, fit_on, asked, predict, split.seed))))
         if progress is not None:
             progress(done, len(usable))
-    return Evaluation.of(parts)
+    return Evaluation.from_parts(parts)
 
 
 def without_metrics(runs: RunsTable) -> RunsTable:

@@ -129,7 +129,7 @@ def evaluate_timings(timings: Sequence[Timing], model: LatencyModel, *, only_mai
             parts.append(_errors(model, source, [other for other in ran if other is not source]))
     if not parts:
         raise TooFewRunsError("no job of the table ran on two GPUs, so nothing can be predicted")
-    return Evaluation.of([(0, PairErrors.join(parts))])
+    return Evaluation.from_parts([(0, PairErrors.join(parts))])
 
 
 def _median(repeats: Sequence[Timing]) -> Timing:
