@@ -10,9 +10,9 @@ import pytest
 from support.trace_records import incoming, trace_records
 from support.wire_agent import wait_until
 
+from gpusonde.collector.config import RunsConfig
 from gpusonde.collector.storage.local.results import LocalResults
 from gpusonde.collector.tracking.follower import GpuFollower
-from gpusonde.collector.tracking.pipeline import PipelineOptions
 from gpusonde.collector.tracking.runs import RunPolicy
 from gpusonde.epoch_detect import EpochTracker, detect
 from gpusonde.errors import StoreFullError
@@ -242,7 +242,7 @@ def test_the_running_pipeline_follows_what_becomes_durable_and_stops_cleanly(set
     subject = setup()
     with ThreadPoolExecutor(1) as executor:
         subject.pipeline._executor = executor
-        subject.pipeline._options = PipelineOptions(interval_s=0.01)
+        subject.pipeline.configure(RunsConfig(track_interval_s=0.01))
 
         async def scene():
             task = asyncio.ensure_future(subject.pipeline.run())

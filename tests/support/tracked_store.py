@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from gpusonde.collector import LocalStore
-from gpusonde.collector.config import StoreConfig
+from gpusonde.collector.config import RunsConfig, StoreConfig
 from gpusonde.collector.storage.local.results import LocalResults
 from gpusonde.collector.tracking.follower import GpuFollower
-from gpusonde.collector.tracking.pipeline import EpochPipeline, PipelineOptions
+from gpusonde.collector.tracking.pipeline import EpochPipeline
 from gpusonde.collector.tracking.runs import RunPolicy
 from gpusonde.collector.tracking.state_keeper import StateKeeper, StateOptions
 from gpusonde.collector.tracking.summaries import EpochSummaries
@@ -57,7 +57,7 @@ class TrackedStore:
             self.summaries,
             self.states,
             None,
-            PipelineOptions(silence_end_s=self._silence_end_s),
+            RunsConfig(silence_end_s=self._silence_end_s),
             lambda: self.now,
         )
         self.store.samples.subscribe(self.pipeline.notify)

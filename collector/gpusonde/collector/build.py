@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpusonde.catalog import load_gpus
 from gpusonde.collector.config import CollectorConfig
-from gpusonde.collector.ingest.admission import AdmissionControl, Backpressure
+from gpusonde.collector.ingest.admission import AdmissionControl, Backpressure, PaceOptions
 from gpusonde.collector.ingest.agents import Agents
 from gpusonde.collector.ingest.committer import Committer, Quarantine
 from gpusonde.collector.ingest.intake import Intake
-from gpusonde.collector.ingest.service import IngestService
+from gpusonde.collector.ingest.service import IngestService, StreamOptions
 from gpusonde.collector.metrics import CollectorCounters
-from gpusonde.collector.options import (
-    model_source,
-    pace_options,
-    pipeline_options,
-    planning_options,
-    record_limits,
-    run_policy,
-    stream_options,
-    watch_options,
-)
 from gpusonde.collector.planning.processes import PlanningProcesses
 from gpusonde.collector.planning.service import PlanningService
 from gpusonde.collector.query.prediction import LatencyPredictor
@@ -45,11 +36,15 @@ from gpusonde.collector.tracking.epochs import TrackerFactory, TrackerRestorer
 from gpusonde.collector.tracking.follower import GpuFollower
 from gpusonde.collector.tracking.pipeline import EpochPipeline
 from gpusonde.collector.tracking.run_state import FollowerState, Resume
+from gpusonde.collector.tracking.runs import RunPolicy
 from gpusonde.collector.tracking.state_keeper import StateKeeper, StateOptions
 from gpusonde.collector.tracking.summaries import EpochSummaries
 from gpusonde.collector.workload.service import Controller
 from gpusonde.errors import StoreError
+from gpusonde.predictor.crossgpu import LatencyModel
+from gpusonde.predictor.crossgpu.learning import MODELS, ModelInService, ModelVersions
 from gpusonde.service.durable_files import FileLayer
+from gpusonde.service.wire import Limits
 
 # One thread each: a kind of work is done in order and does not wait for the others.
 THREADS = ("commit", "flush", "track", "query", "control", "maintain")
@@ -114,21 +109,21 @@ class CollectorParts:
         # Also when its name has not changed: it may be another file by now.
         await self.workload.check_model(config)
         if "prediction.model" in changed:
-            model = model_source(config)
+            model = _model_source(config)
             if config.prediction.model:
                 await asyncio.get_running_loop().run_in_executor(self.executors["query"], model)
             self.predictor.model = model
-        ingest, pace = config.ingest, pace_options(config)
+        ingest, pace = config.ingest, _pace_options(config)
         self.store.configure(config.store)
         self.admission.configure(ingest.probe_interval_s)
         self.agents.configure(ingest.identity_hold_s, pace)
         self.committer.configure(config.commit_interval_s)
         self.quarantine.configure(ingest.poison_attempts)
         self.backpressure.configure(pace)
-        self.ingest.configure(record_limits(config), stream_options(config))
+        self.ingest.configure(_record_limits(config), _stream_options(config))
         self.access.configure(config)
-        self.pipeline.configure(pipeline_options(config))
-        self.planning.configure(planning_options(config))
+        self.pipeline.configure(config.runs)
+        self.planning.configure(config.planning)
         self.workload.configure(config)
         self.config = config
 
@@ -150,7 +145,7 @@ def build_parts(
         restore_tracker: Makes them of their states.
     """
     counters, health = CollectorCounters(), Health()
-    ingest, control, pace = config.ingest, executors["control"], pace_options(config)
+    ingest, control, pace = config.ingest, executors["control"], _pace_options(config)
     access = AccessControl(config, counters.refused)
     admission = AdmissionControl(store.samples, control, ingest.probe_interval_s, health.note_ingest)
     agents = Agents(store.samples, control, ingest.max_agents, ingest.identity_hold_s, time.monotonic, pace)
@@ -163,9 +158,9 @@ def build_parts(
     )
     quarantine = Quarantine(store.samples, control, ingest.poison_attempts)
     backpressure = Backpressure(pace, lambda: committer.lag_s, lambda: committer.waiting_bytes, store.memory_share)
-    intake = Intake(store.facts, control, committer, quarantine, record_limits(config), counters=counters)
-    predictor = LatencyPredictor(store, load_gpus(), model_source(config), counters)
-    planning = PlanningProcesses(planning_options(config))
+    intake = Intake(store.facts, control, committer, quarantine, _record_limits(config), counters=counters)
+    predictor = LatencyPredictor(store, load_gpus(), _model_source(config), counters)
+    planning = PlanningProcesses(config.planning)
     parts = CollectorParts(
         config=config,
         store=store,
@@ -179,7 +174,7 @@ def build_parts(
         quarantine=quarantine,
         backpressure=backpressure,
         ingest=IngestService(
-            agents, intake, admission, backpressure, access.guard, stream_options(config), counters=counters
+            agents, intake, admission, backpressure, access.guard, _stream_options(config), counters=counters
         ),
         pipeline=_build_pipeline(config, store, executors["track"], counters, make_tracker, restore_tracker),
         predictor=predictor,
@@ -190,7 +185,7 @@ def build_parts(
             store.results,
             executors["query"],
             access.guard,
-            lambda: watch_options(parts.config),
+            lambda: parts.config.planning,
             counters.refused,
         ),
         workload=Controller(config, store, agents, executors["query"], counters),
@@ -206,7 +201,7 @@ def _build_pipeline(
     make_tracker: TrackerFactory,
     restore_tracker: TrackerRestorer,
 ) -> EpochPipeline:
-    policy = run_policy(config)
+    policy = _run_policy(config)
 
     def follow(agent_id: str, gpu_uuid: str, resume: Resume, state: FollowerState | None) -> GpuFollower:
         return GpuFollower(agent_id, gpu_uuid, store, policy, make_tracker, resume, state, restore_tracker)
@@ -218,7 +213,7 @@ def _build_pipeline(
         EpochSummaries(store),
         StateKeeper(store, options, time.monotonic),
         executor,
-        pipeline_options(config),
+        config.runs,
         time.monotonic,
         counters,
     )
@@ -272,3 +267,55 @@ def _connection(config: CollectorConfig) -> Connection:
         certificate_file=options.tls_certificate,
         key_file=options.tls_key,
     )
+
+
+def _record_limits(config: CollectorConfig) -> Limits:
+    """Return the caps on records."""
+    ingest = config.ingest
+    return Limits(
+        record_bytes=ingest.max_record_bytes,
+        agents=ingest.max_agents,
+        gpus=ingest.max_gpus,
+        metrics=ingest.max_metrics,
+    )
+
+
+def _stream_options(config: CollectorConfig) -> StreamOptions:
+    """Return what agents are told."""
+    return StreamOptions(
+        collector_id=config.server.id or socket.gethostname(),
+        pace=_pace_options(config),
+        drain_grace_ms=round(config.server.drain_grace_s * 1e3),
+        host_load_interval_ms=round(config.workload.host_load_interval_s * 1e3),
+    )
+
+
+def _pace_options(config: CollectorConfig) -> PaceOptions:
+    """Return how fast agents may send."""
+    ingest = config.ingest
+    return PaceOptions(
+        records_per_s=ingest.max_records_per_second,
+        bytes_per_s=ingest.max_bytes_per_second,
+        max_unacked_records=ingest.max_unacked_records,
+        waiting_bytes=ingest.max_waiting_bytes,
+        lag_s=max(2.0, 4.0 * config.commit_interval_s),
+    )
+
+
+def _run_policy(config: CollectorConfig) -> RunPolicy:
+    """Return when a run begins and ends."""
+    runs = config.runs
+    return RunPolicy(
+        activity_threshold=runs.activity_threshold,
+        min_active_s=runs.min_active_s,
+        idle_end_s=runs.idle_end_s,
+        held_end_s=runs.held_end_s,
+        gap_end_s=runs.gap_end_s,
+    )
+
+
+def _model_source(config: CollectorConfig) -> Callable[[], LatencyModel]:
+    """Return what gives the model: the configured file, or whatever is in service when a question comes."""
+    if not config.prediction.model:
+        return ModelInService(ModelVersions(config.directory / MODELS)).model
+    return functools.cache(lambda: LatencyModel.load(config.prediction.model))

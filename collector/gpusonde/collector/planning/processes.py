@@ -9,10 +9,10 @@ import contextlib
 import functools
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from gpusonde.catalog import load_gpus, load_offers
+from gpusonde.collector.config import PlanningConfig
 from gpusonde.collector.planning.wire import unpack_question
 from gpusonde.errors import ChildBusyError, DocumentError, ProblemError
 from gpusonde.optimizer.documents.problem import ProblemDocument, parse_plan, parse_problem
@@ -102,38 +102,22 @@ _PURPOSE = Purpose(
 )
 
 
-@dataclass(frozen=True)
-class ProcessOptions(PoolOptions):
-    """Bounds of the processes.
-
-    Attributes:
-        watches: Jobs watched at the same time.
-    """
-
-    watches: int = 8
-
-
 class PlanningProcesses:
     """Answers questions as documents; to be used within one event loop.
 
     Args:
-        options: Their bounds.
+        config: Their bounds.
     """
 
-    def __init__(self, options: ProcessOptions) -> None:
-        self._options = options
-        self._processes = ChildPool(_PURPOSE, options)
+    def __init__(self, config: PlanningConfig) -> None:
+        self._most_watches = config.max_watches
+        self._processes = ChildPool(_PURPOSE, _pool_options(config))
         self._watches = 0
 
-    @property
-    def options(self) -> ProcessOptions:
-        """The bounds in force."""
-        return self._options
-
-    def configure(self, options: ProcessOptions) -> None:
+    def configure(self, config: PlanningConfig) -> None:
         """Set other bounds, from the next question on; processes keep their memory limit until they end."""
-        self._options = options
-        self._processes.configure(options)
+        self._most_watches = config.max_watches
+        self._processes.configure(_pool_options(config))
 
     async def ask(self, question: bytes) -> dict[str, Any]:
         """Return the answer to a question, which ``wire.pack_question`` packs.
@@ -150,7 +134,7 @@ class PlanningProcesses:
         Raises:
             ChildBusyError: Too many jobs are watched already.
         """
-        if self._watches >= self._options.watches:
+        if self._watches >= self._most_watches:
             raise ChildBusyError(
                 f"{self._watches} jobs are watched (planning.max_watches); end one of the watches first"
             )
@@ -168,6 +152,10 @@ class PlanningProcesses:
     async def close(self) -> None:
         """End all processes."""
         await self._processes.close()
+
+
+def _pool_options(config: PlanningConfig) -> PoolOptions:
+    return PoolOptions(config.processes, config.max_waiting, config.time_limit_s, config.memory_bytes)
 
 
 def _document(data: bytes) -> dict[str, Any]:

@@ -12,9 +12,10 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
+from gpusonde.collector.config import PlanningConfig
 from gpusonde.collector.messages import enum_text, fill
 from gpusonde.collector.planning.processes import PlanningProcesses
-from gpusonde.collector.planning.watch import WatchOptions, WatchStream
+from gpusonde.collector.planning.watch import WatchStream
 from gpusonde.collector.planning.wire import abort, pack_question, raise_errors, refusal_reason
 from gpusonde.collector.query.runs import find_run
 from gpusonde.collector.security.guard import Guard
@@ -36,7 +37,7 @@ class PlanningService(planning_pb2_grpc.PlanningServiceServicer):
         results: Where runs and epochs are.
         executor: Runs blocking reads of them.
         guard: Knows callers, whose proof may be withdrawn during a watch.
-        options: How to watch and how much to take, at the time of the question.
+        config: How to watch and how much to take, at the time of the question.
         refused: Where refusals are counted, by reason.
     """
 
@@ -46,14 +47,14 @@ class PlanningService(planning_pb2_grpc.PlanningServiceServicer):
         results: ResultStore,
         executor: Executor,
         guard: Guard,
-        options: Callable[[], WatchOptions],
+        config: Callable[[], PlanningConfig],
         refused: Counter[str],
     ) -> None:
         self._processes = processes
         self._results = results
         self._executor = executor
         self._guard = guard
-        self._options = options
+        self._config = config
         self._refused = refused
         self._draining = asyncio.Event()
 
@@ -112,7 +113,7 @@ class PlanningService(planning_pb2_grpc.PlanningServiceServicer):
                 await context.write(response)
 
             async with self._processes.watch() as ask:
-                watch = WatchStream(start, ask, self._epoch_ends, self._options)
+                watch = WatchStream(start, ask, self._epoch_ends, self._config)
                 await self._unless_draining(watch.run(requests, send, may_go_on))
         except Exception as error:  # the client must get a status whatever happened
             await self._abort(context, error)
@@ -165,8 +166,8 @@ class PlanningService(planning_pb2_grpc.PlanningServiceServicer):
         await abort(context, error)
 
     async def _check(self, context: Context, request: Any) -> None:
-        most = self._options().max_request_bytes
-        if self._processes.options.processes < 1:
+        most = self._config().max_request_bytes
+        if self._config().processes < 1:
             await context.abort(
                 grpc.StatusCode.FAILED_PRECONDITION, "this collector does not plan (planning.processes = 0)"
             )

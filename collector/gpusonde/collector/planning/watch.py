@@ -6,11 +6,11 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from google.protobuf.message import DecodeError
 
+from gpusonde.collector.config import PlanningConfig
 from gpusonde.collector.planning.wire import pack_question, raise_errors
 from gpusonde.errors import RequestError
 from gpusonde.planning.v1 import planning_pb2
@@ -35,19 +35,6 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 _Item: TypeAlias = "planning_pb2.WatchJobRequest | RequestError | None"
 
 
-@dataclass(frozen=True)
-class WatchOptions:
-    """How a job is watched.
-
-    Attributes:
-        interval_s: Time between two looks, at least.
-        max_request_bytes: Largest request.
-    """
-
-    interval_s: float
-    max_request_bytes: int
-
-
 class WatchStream:
     """Follows one job.
 
@@ -55,7 +42,7 @@ class WatchStream:
         start: The first request.
         ask: Asks the process that holds the job's controller.
         epoch_ends: Looks epochs up.
-        options: How to watch, at the time of each look.
+        config: How to watch, at the time of each look.
         clock: Monotonic seconds.
         wall_clock: Unix time in seconds.
     """
@@ -65,7 +52,7 @@ class WatchStream:
         start: planning_pb2.WatchStart,
         ask: Ask,
         epoch_ends: EpochEnds,
-        options: Callable[[], WatchOptions],
+        config: Callable[[], PlanningConfig],
         *,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
@@ -73,7 +60,7 @@ class WatchStream:
         self._start = start
         self._ask = ask
         self._epoch_ends = epoch_ends
-        self._options = options
+        self._config = config
         self._clock = clock
         # What the job's clock showed, and when that was.
         self._known = start.elapsed_s, clock()
@@ -122,14 +109,14 @@ class WatchStream:
                     self._known = max(self._now_s(), elapsed_s), self._clock()
                     # Reports may come faster than time passes, from a record of it.
                     is_due |= item.HasField("machines")
-                    is_due |= elapsed_s >= looked_s + self._options().interval_s
+                    is_due |= elapsed_s >= looked_s + self._config().watch_interval_s
             is_over = has_ended and not self._start.run_id
             if not (is_due or is_over):
                 continue
             may_go_on()
             now_s = self._now_s()
             recommendation = await self._look(pending, now_s)
-            pending, looked_s, due_s = [], now_s, self._clock() + self._options().interval_s
+            pending, looked_s, due_s = [], now_s, self._clock() + self._config().watch_interval_s
             await send(recommendation)
             if is_over or recommendation["kind"] == "done":
                 if coming is not None:

@@ -8,8 +8,8 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass
 
+from gpusonde.collector.config import RunsConfig
 from gpusonde.collector.metrics import CollectorCounters
 from gpusonde.collector.storage.model import RunUpdate
 from gpusonde.collector.storage.store import ResultStore, UnusableStateError
@@ -26,27 +26,11 @@ _Key = tuple[str, str]
 _SUMMARY_SHARE = 0.25
 # How long answers of other processes wait at most while a long round goes on.
 _DRAIN_S = 2.0
-
-
-@dataclass(frozen=True)
-class PipelineOptions:
-    """How often the pipeline works.
-
-    Attributes:
-        interval_s: Pause between rounds.
-        save_interval_s: How old the stored state of an unchanged run may become.
-        silence_end_s: Wall-clock time without records after which a run is over all the same.
-        behind_s: Length of a round after which the next one looks at each run once at most, however many moments
-            to do so it has missed, and later when it is young. What is found at the end of a run is the same.
-        summary_time_s: Time of each round for mean metrics and energy of epochs, or a quarter of what tracking took
-            where that is more; at most one piece goes beyond.
-    """
-
-    interval_s: float = 0.5
-    save_interval_s: float = 5.0
-    silence_end_s: float = 86_400.0
-    summary_time_s: float = 0.2
-    behind_s: float = 5.0
+# How old the stored state of an unchanged run may become.
+_SAVE_INTERVAL_S = 5.0
+# Length of a round after which the next one looks at each run once at most, however many moments to do so it has
+# missed, and later when it is young. What is found at the end of a run is the same.
+_BEHIND_S = 5.0
 
 
 class EpochPipeline:
@@ -61,7 +45,8 @@ class EpochPipeline:
         summaries: Works out mean metrics and energy.
         states: Stores what the followers know, for the next start.
         executor: Runs the rounds; they compute and block.
-        options: How often.
+        config: How often, when a silent run ends, and how long epochs are summarised in each round; at most one piece
+            goes beyond.
         clock: Monotonic seconds.
         counters: Filled with the time of rounds and the number of epochs.
     """
@@ -73,7 +58,7 @@ class EpochPipeline:
         summaries: EpochSummaries,
         states: StateKeeper,
         executor: Executor,
-        options: PipelineOptions,
+        config: RunsConfig,
         clock: Callable[[], float],
         counters: CollectorCounters | None = None,
     ) -> None:
@@ -84,7 +69,7 @@ class EpochPipeline:
         self._summaries = summaries
         self._states = states
         self._executor = executor
-        self._options = options
+        self._config = config
         self._clock = clock
         self._resumes: dict[_Key, Resume] = {}
         self._followers: dict[_Key, GpuFollower] = {}
@@ -102,9 +87,9 @@ class EpochPipeline:
         self._lock = threading.Lock()
         self._wake: Callable[[], None] | None = None
 
-    def configure(self, options: PipelineOptions) -> None:
+    def configure(self, config: RunsConfig) -> None:
         """Work more or less often from the next round on; callable from any thread."""
-        self._options = options
+        self._config = config
 
     def restore(self, known: list[_Key]) -> None:
         """Begin where the stored state says, with every GPU that the store knows."""
@@ -142,9 +127,9 @@ class EpochPipeline:
             while True:
                 await asyncio.shield(loop.run_in_executor(self._executor, self.round))
                 if not self._notified and not self._may_summarise():
-                    await _wait(woken, self._options.save_interval_s)
+                    await _wait(woken, _SAVE_INTERVAL_S)
                 woken.clear()
-                await asyncio.sleep(self._options.interval_s)
+                await asyncio.sleep(self._config.track_interval_s)
         finally:
             self._wake = None
 
@@ -161,11 +146,11 @@ class EpochPipeline:
             self._heard_at[key] = self._clock()
             self._follow(key)
             self._drain()
-            if self._clock() - self._saved_at >= self._options.save_interval_s:
+            if self._clock() - self._saved_at >= _SAVE_INTERVAL_S:
                 self._save()
         self._note_round(self._clock() - began_at)
         self._end_silent_runs()
-        if self._pending or self._clock() - self._saved_at >= self._options.save_interval_s:
+        if self._pending or self._clock() - self._saved_at >= _SAVE_INTERVAL_S:
             self._save()
         self._counters.tracking_round_s = self._clock() - began_at
         self._summarise(self._counters.tracking_round_s)
@@ -211,7 +196,7 @@ class EpochPipeline:
 
     def _note_round(self, took_s: float) -> None:
         """Decide how thorough the next round may be."""
-        behind = took_s > self._options.behind_s
+        behind = took_s > _BEHIND_S
         if behind and not self._is_behind:
             _LOG.info("tracking takes %.0f s for a round: runs are looked at less often until it takes less", took_s)
         self._is_behind = behind
@@ -293,12 +278,12 @@ class EpochPipeline:
     def _end_silent_runs(self) -> None:
         now = self._clock()
         for key, heard_at in list(self._heard_at.items()):
-            if now - heard_at < self._options.silence_end_s:
+            if now - heard_at < self._config.silence_end_s:
                 continue
             del self._heard_at[key]
             if follower := self._followers.get(key):
                 try:
-                    self._pending += follower.end(f"no records for {self._options.silence_end_s:.0f} s")
+                    self._pending += follower.end(f"no records for {self._config.silence_end_s:.0f} s")
                     self._unsaved[key] = None
                 except UnusableStateError as error:
                     self._begin_again(key, error)
@@ -310,11 +295,11 @@ class EpochPipeline:
         """Work out mean metrics and energy, for so long that no GPU waits noticeably."""
         if not self._may_summarise():
             return
-        until = self._clock() + max(self._options.summary_time_s, tracked_s * _SUMMARY_SHARE)
+        until = self._clock() + max(self._config.summary_time_s, tracked_s * _SUMMARY_SHARE)
         try:
             self._summaries.work(lambda: self._clock() >= until or self._is_late())
         except StoreError as error:
-            self._summarise_from = self._clock() + self._options.save_interval_s
+            self._summarise_from = self._clock() + _SAVE_INTERVAL_S
             _LOG.error("mean metrics and energy of epochs cannot be stored now: %s", error)
 
     def _look_up_epochs(self, updates: list[RunUpdate]) -> None:
