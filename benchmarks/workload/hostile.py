@@ -6,7 +6,9 @@ import argparse
 import contextlib
 import gc
 import importlib.util
+import json
 import logging
+import subprocess
 import sys
 import tempfile
 import time
@@ -17,9 +19,18 @@ from page import bar, table
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "tests"))
 
-from support.hostile_graphs import HOSTILE, MARKER, with_pickle  # noqa: E402
+from support.hostile_graphs import (  # noqa: E402
+    HOSTILE,
+    MARKER,
+    onnx_file,
+    onnx_node,
+    onnx_weight,
+    small_onnx,
+    with_pickle,
+)
 
 from gpusonde.errors import GraphError, MalformedGraphError  # noqa: E402
+from gpusonde.predictor.workload.graph.onnx.model import encoded_bytes  # noqa: E402
 from gpusonde.predictor.workload.graph.reading import read_graph  # noqa: E402
 
 _BAR_S = 1.0
@@ -58,7 +69,7 @@ def section(args: argparse.Namespace) -> list[str]:
         "shapes that are no numbers), handed to `read_graph` as bytes: wall time and growth of the process until the "
         "error."
     )
-    return ["## Hostile input", "", said, "", *table(columns, rows), _by_torch()]
+    return ["## Hostile input", "", said, "", *table(columns, rows), _by_torch(), "", *_by_onnx(args.quick)]
 
 
 def _refused(data: bytes) -> tuple[float, float, str]:
@@ -103,6 +114,54 @@ def _by_torch() -> str:
             f"`os.system`: `read_graph` {'runs' if ours else 'does not run'} it, `torch.export.load` "
             f"{'runs' if marker.exists() else 'does not run'} it."
         )
+
+
+_READERS = {
+    "ours": "from gpusonde.predictor.workload.graph.reading import read_graph as read",
+    "onnx": "import onnx, functools; read = functools.partial(onnx.load_model, load_external_data=False)",
+}
+_CHILD = """
+import json, sys, time
+def memory(field):
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
+{imports}
+before = memory("VmRSS")
+open("/proc/self/clear_refs", "w").write("5")
+began = time.perf_counter()
+try:
+    read(sys.argv[1])
+    said = "read"
+except Exception as error:
+    said = type(error).__name__
+print(json.dumps([time.perf_counter() - began, max(0.0, memory("VmHWM") - before), said]))
+"""
+
+
+def _by_onnx(quick: bool) -> list[str]:
+    """What the parser of the onnx package makes of the same files, and of large ones, in a process of its own."""
+    files = {name: hostile.make for name, hostile in HOSTILE.items() if hostile.format == "onnx"}
+    empty = encoded_bytes(1, b"")
+    if not quick:
+        files["64 MiB of empty nodes"] = lambda: onnx_file(empty * ((64 << 20) // len(empty)))
+        files["1 GiB of weights, sound"] = lambda: small_onnx(
+            onnx_weight("big", [1 << 28], encoded_bytes(9, bytes(1 << 30))), onnx_node("Relu", ["y"], ["z"])
+        )
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "network.onnx"
+        for name, make in files.items():
+            path.write_bytes(make())
+            cells = []
+            for imports in _READERS.values():
+                command = [sys.executable, "-c", _CHILD.format(imports=imports), str(path)]
+                answer = subprocess.run(command, capture_output=True, check=True).stdout
+                seconds, mebibytes, said = json.loads(answer)
+                cells += [f"{1e3 * seconds:.0f} ms", f"{mebibytes:.0f} MiB", said]
+            rows.append((name, _size(path.stat().st_size), *cells))
+    said = "ONNX files handed to our reader and to the onnx package's parser, each in a fresh process:"
+    columns = ("file", "size", "ours: time", "memory", "outcome", "onnx: time", "memory", "outcome")
+    return [said, "", *table(columns, rows)]
 
 
 def _size(count: int) -> str:
