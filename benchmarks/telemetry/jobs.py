@@ -21,10 +21,10 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 from support.fake_kubelet import FakeKubelet
 
-from gpusonde.agent.config import JobsConfig
 from gpusonde.agent.jobs.kubelet import KubeletPods
 from gpusonde.agent.jobs.processes import ProcessOwners, ProcFolder
 from gpusonde.agent.jobs.sources import DeviceNames, JobSource, MappingFiles
+from gpusonde.agent.jobs.watcher import POLL_INTERVAL_S
 from gpusonde.agent.sources.base import GpuDescription
 
 GPUS, PODS, PROCESSES, LOOKS = 8, 100, 64, 200
@@ -68,8 +68,7 @@ def main() -> None:
             for child in children:
                 child.kill()
                 child.wait()
-    interval_s = JobsConfig().poll_interval_s
-    share = sum(cpu_ms for _, cpu_ms, _ in rows) / 1e3 / interval_s
+    share = sum(cpu_ms for _, cpu_ms, _ in rows) / 1e3 / POLL_INTERVAL_S
     lines = [
         "# The cost of looking for jobs",
         "",
@@ -79,7 +78,7 @@ def main() -> None:
         "|---|---|---|",
         *(f"| {what} | {cpu_ms:.2f} | {wall_ms:.2f} |" for what, cpu_ms, wall_ms in rows),
         "",
-        f"All three every {interval_s:g} s: {share:.2%} of a core, in a thread of its own.",
+        f"All three every {POLL_INTERVAL_S:g} s: {share:.2%} of a core, in a thread of its own.",
         "",
     ]
     text = "\n".join(lines)

@@ -30,7 +30,7 @@ def collector(tmp_path_factory):
         claim.failed("no folder of it")
     add_encoder(folder / "embeddings", "tiny")
     # Neighbours are looked for among all networks of the zoo.
-    with ThreadCollector(folder, workload__time_limit="300s") as running:
+    with ThreadCollector(folder, workers__time_limit="300s") as running:
         greeting = hello(agent_id="agent-1")
         greeting.host.CopyFrom(gpu_pb2.Host(host_name="node-1", cpu_count=8, memory_bytes=1 << 34))
         with WireStream(running.target, greeting) as stream:

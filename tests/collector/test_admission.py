@@ -50,7 +50,7 @@ def test_a_full_disk_is_said_once_and_its_end_once(request):
                 opened.set()
 
         with ThreadPoolExecutor(1) as executor:
-            admission = AdmissionControl(FullStore(probes=200), executor, 0.0001, on_change)
+            admission = AdmissionControl(FullStore(probes=200), executor, on_change, 0.0001)
             admission.store_failed(StoreFullError("no space left for data; free some"))
             running = asyncio.ensure_future(admission.run())
             await asyncio.wait_for(opened.wait(), 30)

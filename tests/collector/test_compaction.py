@@ -329,7 +329,7 @@ def test_power_loss_at_any_moment_of_compaction_loses_and_repeats_nothing(tmp_pa
         except PowerLost:
             store.close()
             files.lose_power()
-    store = LocalStore(tmp_path / "data", small, wall_clock_ns=clock)
+    store = LocalStore(tmp_path / "data", CONFIG, compaction=small, wall_clock_ns=clock)
     store.open()
     store.samples.append(Feed().batches(1, sent + 1))
     store.flush()

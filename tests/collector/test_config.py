@@ -64,13 +64,8 @@ def test_what_is_printed_reads_back_to_the_same(tmp_path):
             '[store]\nengine = "clickhouse"\n[clickhouse]\nurl = "http://h:1"\ndatabase = "a; DROP"\n',
             "'a; DROP' is no name",
         ),
-        (
-            '[store]\nengine = "clickhouse"\n[clickhouse]\nurl = "http://h:1"\n[server]\nshare_port = true\n',
-            "give each a server.id",
-        ),
         ('[clickhouse]\ntls_key = "x"\n', "come together"),
         ('[clickhouse]\ninsert_interval = "1m"\n', "10ms to 10s"),
-        ("[store]\ncompact_share = 0\n", "0.01 to 1"),
     ],
 )
 def test_a_mistake_is_an_error_that_says_where_and_what(tmp_path, text, words):

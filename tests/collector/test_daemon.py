@@ -96,13 +96,9 @@ def test_a_collector_that_was_stopped_goes_on_with_its_open_runs(tmp_path, caplo
     assert starts == pytest.approx(detect(trace).epoch_starts_s.tolist(), abs=1e-6)
 
 
-def test_several_collectors_share_an_address_only_when_told_to(tmp_path):
-    with ThreadCollector(tmp_path / "one", server__share_port="true") as one:
-        with pytest.raises(AddressInUseError):
-            ThreadCollector(tmp_path / "two", server__listen=one.target).__enter__()
-        second = ProcessCollector(tmp_path / "three", server__listen=one.target, server__share_port="true")
-        with second:
-            assert second.target == one.target
+def test_several_collectors_do_not_share_an_address(tmp_path):
+    with ThreadCollector(tmp_path / "one") as one, pytest.raises(AddressInUseError):
+        ThreadCollector(tmp_path / "two", server__listen=one.target).__enter__()
 
 
 def test_without_tracking_samples_are_kept_and_no_runs_are_found(tmp_path):

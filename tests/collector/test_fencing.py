@@ -15,7 +15,7 @@ from gpusonde.collector.ingest.admission import AgentPace, PaceOptions
 from gpusonde.collector.ingest.agents import Agents
 from gpusonde.collector.ingest.committer import Committer
 from gpusonde.collector.ingest.session import AgentSession
-from gpusonde.errors import StoreFullError
+from gpusonde.errors import RequestError, StoreFullError
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ async def spin(times=50):
 
 def test_a_new_stream_is_admitted_only_when_nothing_of_the_older_one_is_under_way(store, executor):
     async def scene():
-        agents = Agents(store.samples, executor, 10, 60.0, lambda: 0.0)
+        agents = Agents(store.samples, executor, 10, lambda: 0.0)
         old = await agents.admit(hello())
         store.samples.append(Feed().batches(1, 3))
         for sequence in (1, 2, 3):
@@ -59,7 +59,7 @@ def test_a_new_stream_is_admitted_only_when_nothing_of_the_older_one_is_under_wa
 
 def test_the_end_of_an_older_stream_does_not_free_the_agent_from_its_pending_records(store, executor):
     async def scene():
-        agents = Agents(store.samples, executor, 10, 60.0, lambda: 0.0)
+        agents = Agents(store.samples, executor, 10, lambda: 0.0)
         old = await agents.admit(hello())
         old.note_taken(1)
         agents.close(old)
@@ -68,6 +68,22 @@ def test_the_end_of_an_older_stream_does_not_free_the_agent_from_its_pending_rec
         assert not entering.done()
         old.failed(StoreFullError("full"))
         assert (await entering).durable_sequence == 0
+
+    asyncio.run(scene())
+
+
+def test_a_gone_agents_id_opens_after_the_hold_time_for_a_host_whose_clock_was_set_back(store, executor):
+    now_s = [0.0]
+
+    async def scene():
+        agents = Agents(store.samples, executor, 10, lambda: now_s[0])
+        agents.close(await agents.admit(hello(start=2_000)))
+        earlier = hello(start=1_000, instance="instance-2")
+        now_s[0] = 59.0
+        with pytest.raises(RequestError, match="started later"):
+            await agents.admit(earlier)
+        now_s[0] = 60.0
+        await agents.admit(earlier)
 
     asyncio.run(scene())
 

@@ -149,15 +149,6 @@ def test_the_id_of_a_gone_agent_stays_closed_to_an_older_process_even_over_a_res
             newer.greet()
 
 
-def test_a_gone_agents_id_opens_after_the_hold_time_for_a_host_whose_clock_was_set_back(tmp_path):
-    with ThreadCollector(tmp_path / "data", ingest__identity_hold="0s") as collector:
-        with WireStream(collector.target, hello(start=2_000)) as stream:
-            stream.greet()
-            stream.finish().end()
-        with WireStream(collector.target, hello(start=1_000, instance="instance-2")) as older:
-            older.greet()
-
-
 def test_a_new_spool_of_the_same_process_starts_from_one(collector):
     with WireStream(collector.target, hello()) as stream:
         stream.greet()
@@ -275,7 +266,7 @@ def test_a_message_over_what_grpc_takes_is_resource_exhausted_too(tmp_path):
 def test_a_record_refused_again_and_again_goes_into_quarantine_and_the_agent_goes_on(tmp_path):
     poison = batch(3)
     poison.batch.blocks[0].gpu = 7
-    with ThreadCollector(tmp_path / "data", ingest__poison_attempts="3") as collector:
+    with ThreadCollector(tmp_path / "data") as collector:
         with WireStream(collector.target, hello()) as stream:
             stream.greet()
             assert stream.send(inventory(), batch(2), poison).end()[0] == "INVALID_ARGUMENT"

@@ -197,11 +197,11 @@ def large_problem():
 
 def test_an_answer_that_takes_too_long_is_given_up_and_the_next_question_is_answered(tmp_path):
     with (
-        ThreadCollector(tmp_path / "data", planning__time_limit="1s") as running,
+        ThreadCollector(tmp_path / "data", workers__time_limit="1s") as running,
         PlanningClient(running.target) as client,
     ):
         code, text = refusal(lambda: client.solve(large_problem()))
-        assert (code, "planning.time_limit" in text) == ("DEADLINE_EXCEEDED", True)
+        assert (code, "workers.time_limit" in text) == ("DEADLINE_EXCEEDED", True)
         assert client.estimate(small_problem(), PLAN)["plan"] == PLAN
 
 
@@ -215,7 +215,7 @@ def succeeds(ask):
 
 def test_more_questions_than_may_wait_are_refused_at_once(tmp_path):
     with (
-        ThreadCollector(tmp_path / "data", planning__max_waiting="1") as running,
+        ThreadCollector(tmp_path / "data", workers__max_waiting="1") as running,
         grpc.insecure_channel(running.target) as channel,
     ):
         stub = planning_pb2_grpc.PlanningServiceStub(channel)
@@ -263,13 +263,13 @@ def test_nobody_computes_for_a_collector_that_was_killed(tmp_path):
 
 def test_requests_beyond_their_size_and_planning_that_is_off_are_refused(tmp_path):
     with (
-        ThreadCollector(tmp_path / "a", planning__max_request_bytes="4KiB") as running,
+        ThreadCollector(tmp_path / "a") as running,
         PlanningClient(running.target) as client,
     ):
         document = small_problem()
-        document["offers"] = [{**document["offers"][0], "name": f"t4-{i}"} for i in range(200)]
+        document["offers"] = [{**document["offers"][0], "name": f"t4-{i}" + "x" * 25_000} for i in range(200)]
         code, text = refusal(lambda: client.solve(document))
-        assert (code, "planning.max_request_bytes" in text) == ("RESOURCE_EXHAUSTED", True)
+        assert (code, "4194304 are taken" in text) == ("RESOURCE_EXHAUSTED", True)
         client.solve(small_problem())
     with ThreadCollector(tmp_path / "b", planning__processes="0") as running, PlanningClient(running.target) as client:
         code, text = refusal(lambda: client.solve(small_problem()))

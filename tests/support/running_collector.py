@@ -17,7 +17,6 @@ QUICK = {
     "server.listen": "127.0.0.1:0",
     "server.drain_grace": "2s",
     "ingest.commit_interval": "10ms",
-    "ingest.probe_interval": "50ms",
     "store.reserve_bytes": "1MiB",
     "runs.track_interval": "20ms",
     # Tests run beside each other, and beside a collector of this host.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping
@@ -17,13 +18,14 @@ from support.collector_process import ask, wait_for_summaries
 from support.running_collector import ThreadCollector
 from support.wire_agent import WireStream, hello, source_ended, wait_until
 
-from gpusonde.agent import SelfCounters, SourceInventory, Spool
+from gpusonde.agent import AgentConfig, SelfCounters, SourceInventory, Spool
 from gpusonde.agent.config import JobsConfig
 from gpusonde.agent.jobs import JobParts, make_watcher
 from gpusonde.agent.sources.base import GpuDescription
-from gpusonde.collector import LocalStore
+from gpusonde.collector import CollectorConfig, LocalStore
 from gpusonde.collector.config import StoreConfig
 from gpusonde.epoch_detect import EpochTracker
+from gpusonde.errors import ConfigError
 from gpusonde.predictor.workload.embedding.training.result import read_checkpoint
 from gpusonde.simulator.allreduce import model_from_json, model_to_json
 from gpusonde.telemetry import Trace, read_trace, read_traces
@@ -346,12 +348,25 @@ def traces(folder: Path) -> Any:
 
 
 def configurations(folder: Path) -> Any:
-    """What daemons make of the files that ``--print-config`` wrote; new options may come to it."""
-    found = {}
-    for daemon in ("agent", "collector"):
+    """What daemons make of the files that ``--print-config`` wrote, and which keys they no longer know."""
+    found: dict[str, Any] = {"refused": {}}
+    for daemon, kind in (("agent", AgentConfig), ("collector", CollectorConfig)):
         path = folder / "configuration" / f"{daemon}.toml"
+        refused = found["refused"][daemon] = []
+        while (key := _refused_key(kind, path)) is not None:
+            refused.append(key)
+            section, _, name = key.partition(".")
+            path.write_text(re.sub(rf"(?ms)(^\[{section}\]\n.*?)^{name} = .*?\n", r"\1", path.read_text(), count=1))
         found[daemon] = tomllib.loads(ask(daemon, "--config", str(path), "--print-config")["config_toml"])
     return found
+
+
+def _refused_key(kind: type[AgentConfig | CollectorConfig], path: Path) -> str | None:
+    try:
+        kind.load(path)
+    except ConfigError as error:
+        return error.field if "unknown key" in str(error) else None
+    return None
 
 
 def tokens(folder: Path) -> Any:

@@ -141,7 +141,6 @@ class JobsConfig:
     cgroups: bool = option(
         "switch", True, "look at the processes on the GPUs: their cgroup, start and user, nothing else"
     )
-    poll_interval_s: float = option("duration", "5s", "time between two looks at jobs", least="1s", most="30s")
 
 
 @dataclass(frozen=True)

@@ -113,17 +113,15 @@ class CollectorParts:
             if config.prediction.model:
                 await asyncio.get_running_loop().run_in_executor(self.executors["query"], model)
             self.predictor.model = model
-        ingest, pace = config.ingest, _pace_options(config)
+        pace = _pace_options(config)
         self.store.configure(config.store)
-        self.admission.configure(ingest.probe_interval_s)
-        self.agents.configure(ingest.identity_hold_s, pace)
+        self.agents.configure(pace)
         self.committer.configure(config.commit_interval_s)
-        self.quarantine.configure(ingest.poison_attempts)
         self.backpressure.configure(pace)
         self.ingest.configure(_record_limits(config), _stream_options(config))
         self.access.configure(config)
         self.pipeline.configure(config.runs)
-        self.planning.configure(config.planning)
+        self.planning.configure(config.planning, config.workers)
         self.workload.configure(config)
         self.config = config
 
@@ -147,8 +145,8 @@ def build_parts(
     counters, health = CollectorCounters(), Health()
     ingest, control, pace = config.ingest, executors["control"], _pace_options(config)
     access = AccessControl(config, counters.refused)
-    admission = AdmissionControl(store.samples, control, ingest.probe_interval_s, health.note_ingest)
-    agents = Agents(store.samples, control, ingest.max_agents, ingest.identity_hold_s, time.monotonic, pace)
+    admission = AdmissionControl(store.samples, control, health.note_ingest)
+    agents = Agents(store.samples, control, ingest.max_agents, time.monotonic, pace)
     committer = Committer(
         store.samples,
         executors["commit"],
@@ -156,11 +154,11 @@ def build_parts(
         admission.store_failed,
         latency=counters.ack_latency,
     )
-    quarantine = Quarantine(store.samples, control, ingest.poison_attempts)
+    quarantine = Quarantine(store.samples, control)
     backpressure = Backpressure(pace, lambda: committer.lag_s, lambda: committer.waiting_bytes, store.memory_share)
     intake = Intake(store.facts, control, committer, quarantine, _record_limits(config), counters=counters)
     predictor = LatencyPredictor(store, load_gpus(), _model_source(config), counters)
-    planning = PlanningProcesses(config.planning)
+    planning = PlanningProcesses(config.planning, config.workers)
     parts = CollectorParts(
         config=config,
         store=store,
@@ -244,7 +242,6 @@ def make_store(config: CollectorConfig, files: FileLayer | None = None) -> Store
             database=options.database,
             create_schema=options.create_schema,
             retention=TableLifetimes(round(config.store.raw_retention_s), round(config.store.second_retention_s)),
-            tail_bytes=options.tail_bytes,
         ),
         place=f"{options.url}, database {options.database}",
     )
@@ -261,8 +258,6 @@ def _connection(config: CollectorConfig) -> Connection:
         options.database,
         options.user,
         password,
-        connect_timeout_s=options.connect_timeout_s,
-        timeout_s=options.timeout_s,
         ca_file=options.tls_ca,
         certificate_file=options.tls_certificate,
         key_file=options.tls_key,
@@ -275,8 +270,6 @@ def _record_limits(config: CollectorConfig) -> Limits:
     return Limits(
         record_bytes=ingest.max_record_bytes,
         agents=ingest.max_agents,
-        gpus=ingest.max_gpus,
-        metrics=ingest.max_metrics,
     )
 
 
@@ -297,7 +290,6 @@ def _pace_options(config: CollectorConfig) -> PaceOptions:
         records_per_s=ingest.max_records_per_second,
         bytes_per_s=ingest.max_bytes_per_second,
         max_unacked_records=ingest.max_unacked_records,
-        waiting_bytes=ingest.max_waiting_bytes,
         lag_s=max(2.0, 4.0 * config.commit_interval_s),
     )
 

@@ -192,10 +192,9 @@ class _Collector:
                 max_record_bytes=self._config.ingest.max_record_bytes,
                 max_question_bytes=self._config.workload.max_request_bytes,
                 most_connections=self._most_connections(),
-                share_port=self._config.server.share_port,
                 with_reflection=reflect == "on" or (reflect == "loopback" and is_loopback(listen)),
             )
-            address = bind(server, listen, parts.access.open(), share_port=self._config.server.share_port)
+            address = bind(server, listen, parts.access.open())
             parts.access.warn_of_openness(address)
             committing = asyncio.ensure_future(parts.committer.run())
             others = [

@@ -75,14 +75,13 @@ def build_server(
     max_question_bytes: int,
     most_connections: int,
     with_reflection: bool,
-    share_port: bool = False,
 ) -> grpc.aio.Server:
     """Return a server with all services and no address yet."""
     server = grpc.aio.server(
         interceptors=interceptors,
         options=[
             # gRPC shares ports by default: a second collector on this one would silently take half of the streams.
-            ("grpc.so_reuseport", int(share_port)),
+            ("grpc.so_reuseport", 0),
             # Sockets may not take the file descriptors that the store needs.
             ("grpc.max_allowed_incoming_connections", most_connections),
             # Records somewhat above the limit are read, so that they can be named, counted and put aside.
@@ -112,9 +111,7 @@ def build_server(
     return server
 
 
-def bind(
-    server: grpc.aio.Server, listen: str, credentials: grpc.ServerCredentials | None = None, *, share_port: bool = False
-) -> str:
+def bind(server: grpc.aio.Server, listen: str, credentials: grpc.ServerCredentials | None = None) -> str:
     """Make a server listen, with TLS where there are credentials, and return its address with the port it got.
 
     Raises:
@@ -122,8 +119,7 @@ def bind(
     """
     try:
         # gRPC would say no more than "failed to bind", and write lines of its own to stderr before.
-        if not share_port:
-            check_free(listen)
+        check_free(listen)
     except OSError as error:
         reason = _REASONS.get(error.errno or 0, error.strerror or str(error))
         raise AddressInUseError(

@@ -376,9 +376,14 @@ def _sections(config: type[Any]) -> dict[str, type[Any]]:
 
 
 def _name_options(section_name: str, section: type[Any]) -> list[Option]:
-    """Return the keys of a section with their names: in files the unit of a duration stands in the value."""
+    """Return the keys of a section with their names: in files the unit of a duration stands in the value.
+
+    A field that is not declared with :func:`option` is a constant that only tests choose otherwise.
+    """
     named = []
     for entry in fields(section):
+        if "option" not in entry.metadata:
+            continue
         declared: Option = entry.metadata["option"]
         name = entry.name.removesuffix("_s") if declared.kind == "duration" else entry.name
         named.append(dataclasses.replace(declared, section=section_name, name=name, field=entry.name))

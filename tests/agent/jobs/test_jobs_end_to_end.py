@@ -44,7 +44,6 @@ def sample(folder, collector, source=None, **settings):
         "uplink.collector": collector.target,
         "jobs.slurm_mapping_dir": str(folder / "jobs"),
         "jobs.kubelet_socket": "",
-        "jobs.poll_interval": "1s",
     }
     config = AgentConfig.load(overrides=overrides | {k.replace("__", "."): v for k, v in settings.items()})
     report = run_agent(config, source=source or LiveSource("GPU-a"), exit_when_acked=True)

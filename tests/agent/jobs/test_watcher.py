@@ -6,6 +6,7 @@ import pytest
 
 from gpusonde.agent.jobs.sources import DeviceNames, Owner, Scheduler
 from gpusonde.agent.jobs.watcher import JobWatcher, StateFile
+from gpusonde.agent.metrics import SelfCounters
 from gpusonde.agent.sources.base import GpuDescription
 from gpusonde.common.v1 import job_pb2
 from gpusonde.errors import JobSourceError
@@ -41,8 +42,7 @@ class Rig:
         self.kubelet = Source("kubernetes", Scheduler.KUBERNETES)
         self.processes = Source("processes", Scheduler.USER)
         self.records = []
-        self.failures = []
-        self.losses = 0
+        self.counters = SelfCounters()
         self.now = T
         self.folder = folder
         self.watcher = self.make()
@@ -53,9 +53,7 @@ class Rig:
             DeviceNames(GPUS, {}),
             StateFile(self.folder / "state.json", OsFiles()),
             self.records.append,
-            poll_interval_s=5,
-            on_failure=self.failures.append,
-            losses=lambda: self.losses,
+            self.counters,
             wall_ns=lambda: self.now,
             **more,
         )
@@ -129,7 +127,7 @@ def test_what_a_failing_source_said_stays_in_force_and_it_is_asked_less_often(ri
     asked = rig.kubelet.asked
     assert [rig.poll() for _ in range(200)] == [[]] * 200
     assert rig.kubelet.asked - asked == 8
-    assert rig.failures == ["kubernetes"] * 8
+    assert rig.counters.job_source_failures == {"kubernetes": 8}
     assert caplog.text.count("the kubelet is away") == 1
     rig.kubelet.error = None
     rig.kubelet.jobs = {}
@@ -160,7 +158,7 @@ def test_what_holds_is_told_again_after_an_inventory_and_ends_are_after_a_loss(r
     assert rig.poll() == [("GPU-a", "1", True), ("GPU-b", "2", True)]
     rig.slurm.jobs = {"GPU-b": ["2"]}
     rig.poll()
-    rig.losses += 3
+    rig.counters.count_dropped("spool_full", 3, 0)
     assert rig.poll() == [("GPU-a", "1", False), ("GPU-b", "2", True)]
     assert rig.poll() == []
 

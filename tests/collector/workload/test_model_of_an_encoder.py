@@ -37,7 +37,7 @@ def test_it_predicts_with_the_encoder_of_its_own_registry_also_after_a_later_one
     first = registry.add(encoder_weights()).sha256
     registry.add(EncoderWeights(encoder_weights().description, EncoderWeights.random(7).arrays))
     with (
-        ThreadCollector(tmp_path / "data", workload__model=str(model), workload__time_limit="120s") as running,
+        ThreadCollector(tmp_path / "data", workload__model=str(model), workers__time_limit="120s") as running,
         WorkloadClient(running.target) as client,
     ):
         graphs = (chain(48, 6), turned(chain(48, 6)))
@@ -79,7 +79,7 @@ def test_an_encoder_that_is_lost_while_it_runs_is_an_error_of_each_question_and_
     registry = Registry(tmp_path / "data" / "embeddings")
     registry.add(encoder_weights())
     with (
-        ThreadCollector(tmp_path / "data", workload__model=str(model), workload__time_limit="120s") as running,
+        ThreadCollector(tmp_path / "data", workload__model=str(model), workers__time_limit="120s") as running,
         WorkloadClient(running.target) as client,
     ):
         for path in registry.folder.iterdir():

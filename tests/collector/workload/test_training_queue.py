@@ -150,7 +150,7 @@ def test_questions_fill_one_half_and_an_admin_the_rest(queue):
     assert queue.enqueue_if_absent("a").state == "queued"
     assert queue.enqueue("c")
     assert queue.enqueue("d")
-    with pytest.raises(QueueFullError, match=r"workload\.max_trainings"):
+    with pytest.raises(QueueFullError, match="4 trainings wait or run"):
         queue.enqueue("e")
 
 

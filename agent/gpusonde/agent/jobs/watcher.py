@@ -103,6 +103,8 @@ _SCHEDULERS = {
 # Well under what a collector takes in one record.
 _MOST_BINDINGS = 1024
 _MOST_POLLS_SKIPPED = 60
+# A collector gives a run to a job that is bound within a minute of its first activity.
+POLL_INTERVAL_S = 5.0
 
 
 class _Asked:
@@ -152,10 +154,8 @@ class JobWatcher:
         devices: The GPUs that may have an owner.
         state: Where open bindings are kept over restarts.
         emit: Takes each record.
-        poll_interval_s: Seconds between questions.
-        on_failure: Told the name of a source at each question that it does not answer.
+        counters: Filled with bindings and failures; after lost records, which they tell, all is recorded again.
         on_end: Called in the watcher's thread when it ends, to give back what the sources hold.
-        losses: Returns a number that changes whenever records were lost before a collector had them.
         wall_ns: Unix time in nanoseconds.
         wait: Sleeps for the given seconds or until the watcher is stopped, and returns whether it was.
     """
@@ -166,21 +166,18 @@ class JobWatcher:
         devices: DeviceNames,
         state: StateFile,
         emit: Callable[[ingest_pb2.Record], None],
+        counters: SelfCounters,
         *,
-        poll_interval_s: float,
-        on_failure: Callable[[str], None] = lambda source: None,
         on_end: Callable[[], None] = lambda: None,
-        losses: Callable[[], int] = lambda: 0,
         wall_ns: Callable[[], int] = time.time_ns,
         wait: Callable[[float], bool] | None = None,
     ) -> None:
-        self._asked = [_Asked(source, on_failure) for source in sources]
+        self._asked = [_Asked(source, counters.count_job_source_failure) for source in sources]
         self._devices = devices
         self._state = state
         self._emit = emit
-        self._poll_interval_s = poll_interval_s
+        self._counters = counters
         self._on_end = on_end
-        self._losses = losses
         self._wall_ns = wall_ns
         self._stopping = threading.Event()
         self._wait = wait or self._stopping.wait
@@ -207,7 +204,7 @@ class JobWatcher:
                 except Exception:  # samples are worth having without their jobs
                     log.exception("jobs could not be recorded; telling them again at the next poll")
                     self._losses_told = -1
-                if self._wait(self._poll_interval_s):
+                if self._wait(POLL_INTERVAL_S):
                     return
         finally:
             self._on_end()
@@ -215,7 +212,7 @@ class JobWatcher:
     def begin(self) -> None:
         """Take up what a former process left."""
         self._ledger = Ledger(self._state.load())
-        self._losses_told = self._losses()
+        self._losses_told = self._lost_records()
 
     def poll(self) -> None:
         """Ask the sources once and record what changed."""
@@ -227,7 +224,7 @@ class JobWatcher:
             self._state.save(self._ledger.open)
             _log_changes(changed)
         restate, self._restate = self._restate, False
-        losses = self._losses()
+        losses = self._lost_records()
         if losses != self._losses_told:
             self._losses_told = losses
             self._record([*self._ledger.ended, *self._ledger.open])
@@ -252,7 +249,11 @@ class JobWatcher:
                     found[gpu] = owners
         return found
 
+    def _lost_records(self) -> int:
+        return sum(self._counters.dropped_records.values())
+
     def _record(self, bindings: Sequence[Binding]) -> None:
+        self._counters.job_bindings += len(bindings)
         for begin in range(0, len(bindings), _MOST_BINDINGS):
             self._emit(bindings_record(bindings[begin : begin + _MOST_BINDINGS]))
 
@@ -331,19 +332,11 @@ def make_watcher(config: JobsConfig, parts: JobParts) -> JobWatcher | None:
     sources = make_sources(config, devices, parts.processes, parts.proc)
     if not sources or all(gpu.replayed for gpu in parts.inventory.gpus):
         return None
-    counters = parts.counters
-
-    def emit(record: ingest_pb2.Record) -> None:
-        counters.job_bindings += len(record.job_bindings.bindings)
-        parts.emit(record)
-
     return JobWatcher(
         sources,
         devices,
         StateFile(parts.spool_directory / FILE_NAME, parts.files or OsFiles()),
-        emit,
-        poll_interval_s=config.poll_interval_s,
-        on_failure=counters.count_job_source_failure,
-        losses=lambda: sum(counters.dropped_records.values()),
+        parts.emit,
+        parts.counters,
         on_end=parts.processes.close if parts.processes is not None else lambda: None,
     )

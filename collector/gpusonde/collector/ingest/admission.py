@@ -162,12 +162,12 @@ class AdmissionControl:
     Args:
         store: Probed until it can be written again.
         executor: Runs the store's blocking calls.
-        probe_interval_s: Time between probes.
         on_change: Called with True when records are taken again and False when they no longer are.
+        probe_interval_s: Time between attempts to write to a disk that was full; one is a small file.
     """
 
     def __init__(
-        self, store: SampleStore, executor: Executor, probe_interval_s: float, on_change: Callable[[bool], None]
+        self, store: SampleStore, executor: Executor, on_change: Callable[[bool], None], probe_interval_s: float = 1.0
     ) -> None:
         self._store = store
         self._executor = executor
@@ -181,10 +181,6 @@ class AdmissionControl:
     def rejection(self) -> Stop | None:
         """Why new streams are refused, or None when they are welcome."""
         return self._stop
-
-    def configure(self, probe_interval_s: float) -> None:
-        """Change the time between probes."""
-        self._probe_interval_s = probe_interval_s
 
     def store_failed(self, error: StoreError) -> None:
         """Reject until the store can be written again."""

@@ -49,10 +49,11 @@ class Agents:
         store: Keeps identities over restarts of the collector.
         executor: Runs the store's blocking calls.
         largest_count: Streams open at the same time.
-        hold_s: For how long after its last stream a process keeps its agent id against one with an older start time. A
-            host whose clock was set back gets its agent back after that.
         clock: Monotonic seconds.
         pace: How fast one agent may send.
+        hold_s: For how long after its last stream a process keeps its agent id against one with an older start time:
+            longer than a stream needs to be taken for dead, and a host whose clock was set back gets its agent back
+            after that.
     """
 
     def __init__(
@@ -60,9 +61,9 @@ class Agents:
         store: SampleStore,
         executor: Executor,
         largest_count: int,
-        hold_s: float,
         clock: Callable[[], float],
         pace: PaceOptions | None = None,
+        hold_s: float = 60.0,
     ) -> None:
         self._pace = pace or PaceOptions()
         self._store = store
@@ -72,12 +73,12 @@ class Agents:
         self._clock = clock
         self._agents: dict[str, _Agent] = {}
 
-    def configure(self, hold_s: float, pace: PaceOptions) -> None:
-        """Change for how long identities are held, and how fast every agent may send; what they owe is forgiven."""
+    def configure(self, pace: PaceOptions) -> None:
+        """Change how fast every agent may send; what they owe is forgiven."""
         if pace != self._pace:
             for agent in self._agents.values():
                 agent.pace.configure(pace)
-        self._hold_s, self._pace = hold_s, pace
+        self._pace = pace
 
     def restore(self, rows: Iterable[AgentRow]) -> None:
         """Remember the agents of an earlier collector process."""

@@ -36,7 +36,7 @@ class Quarantine:
     """
 
     def __init__(
-        self, store: SampleStore, executor: Executor, attempts: int, wall_clock_ns: Callable[[], int] = time.time_ns
+        self, store: SampleStore, executor: Executor, attempts: int = 3, wall_clock_ns: Callable[[], int] = time.time_ns
     ) -> None:
         self._store = store
         self._executor = executor
@@ -44,10 +44,6 @@ class Quarantine:
         self._wall_clock_ns = wall_clock_ns
         # One entry per agent: it cannot come with another record before this one is settled.
         self._refused: dict[str, tuple[str, int, int]] = {}
-
-    def configure(self, attempts: int) -> None:
-        """Change the refusal at which a record is put aside."""
-        self._attempts = attempts
 
     def is_due(self, agent_id: str, spool_id: str, sequence: int) -> bool:
         """Count one more refusal of a record and say whether it was one too many."""

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 from gpusonde.catalog import load_gpus, load_offers
-from gpusonde.collector.config import PlanningConfig
+from gpusonde.collector.config import PlanningConfig, WorkersConfig
 from gpusonde.collector.planning.wire import unpack_question
 from gpusonde.errors import ChildBusyError, DocumentError, ProblemError
 from gpusonde.optimizer.documents.problem import ProblemDocument, parse_plan, parse_problem
@@ -26,7 +26,7 @@ from gpusonde.optimizer.documents.watching import (
     take_report,
 )
 from gpusonde.service import child
-from gpusonde.service.child import ChildPool, PoolOptions, Purpose
+from gpusonde.service.child import ChildPool, Purpose
 
 _SEARCH_SHARE = 0.4
 _gpus = functools.cache(load_gpus)
@@ -97,7 +97,7 @@ def make_answer() -> child.Answer:
 _PURPOSE = Purpose(
     answers="gpusonde.collector.planning.processes:make_answer",
     subject="plans",
-    section="planning",
+    section="workers",
     advice="ask with fewer offers, smaller quotas or fewer batch sizes",
 )
 
@@ -106,18 +106,19 @@ class PlanningProcesses:
     """Answers questions as documents; to be used within one event loop.
 
     Args:
-        config: Their bounds.
+        config: How many.
+        workers: Their bounds.
     """
 
-    def __init__(self, config: PlanningConfig) -> None:
+    def __init__(self, config: PlanningConfig, workers: WorkersConfig) -> None:
         self._most_watches = config.max_watches
-        self._processes = ChildPool(_PURPOSE, _pool_options(config))
+        self._processes = ChildPool(_PURPOSE, workers.pool(config.processes))
         self._watches = 0
 
-    def configure(self, config: PlanningConfig) -> None:
+    def configure(self, config: PlanningConfig, workers: WorkersConfig) -> None:
         """Set other bounds, from the next question on; processes keep their memory limit until they end."""
         self._most_watches = config.max_watches
-        self._processes.configure(_pool_options(config))
+        self._processes.configure(workers.pool(config.processes))
 
     async def ask(self, question: bytes) -> dict[str, Any]:
         """Return the answer to a question, which ``wire.pack_question`` packs.
@@ -152,10 +153,6 @@ class PlanningProcesses:
     async def close(self) -> None:
         """End all processes."""
         await self._processes.close()
-
-
-def _pool_options(config: PlanningConfig) -> PoolOptions:
-    return PoolOptions(config.processes, config.max_waiting, config.time_limit_s, config.memory_bytes)
 
 
 def _document(data: bytes) -> dict[str, Any]:

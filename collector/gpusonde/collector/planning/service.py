@@ -27,6 +27,8 @@ from gpusonde.planning.v1 import planning_pb2, planning_pb2_grpc
 _START_WAIT_S = 30.0
 
 Context = grpc.aio.ServicerContext[Any, Any]
+# As much as gRPC takes where nothing else is said.
+MAX_REQUEST_BYTES = 4 << 20
 
 
 class PlanningService(planning_pb2_grpc.PlanningServiceServicer):
@@ -166,14 +168,13 @@ class PlanningService(planning_pb2_grpc.PlanningServiceServicer):
         await abort(context, error)
 
     async def _check(self, context: Context, request: Any) -> None:
-        most = self._config().max_request_bytes
         if self._config().processes < 1:
             await context.abort(
                 grpc.StatusCode.FAILED_PRECONDITION, "this collector does not plan (planning.processes = 0)"
             )
-        if (size := request.ByteSize()) > most:
+        if (size := request.ByteSize()) > MAX_REQUEST_BYTES:
             self._refused["planning_size"] += 1
             await context.abort(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"the request has {size} bytes, {most} are taken (planning.max_request_bytes)",
+                f"the request has {size} bytes, {MAX_REQUEST_BYTES} are taken",
             )

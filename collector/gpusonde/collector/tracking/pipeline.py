@@ -28,6 +28,8 @@ _SUMMARY_SHARE = 0.25
 _DRAIN_S = 2.0
 # How old the stored state of an unchanged run may become.
 _SAVE_INTERVAL_S = 5.0
+# Of each round for mean metrics and energy of epochs, or a quarter of what tracking took where that is more.
+_SUMMARY_TIME_S = 0.2
 # Length of a round after which the next one looks at each run once at most, however many moments to do so it has
 # missed, and later when it is young. What is found at the end of a run is the same.
 _BEHIND_S = 5.0
@@ -295,7 +297,7 @@ class EpochPipeline:
         """Work out mean metrics and energy, for so long that no GPU waits noticeably."""
         if not self._may_summarise():
             return
-        until = self._clock() + max(self._config.summary_time_s, tracked_s * _SUMMARY_SHARE)
+        until = self._clock() + max(_SUMMARY_TIME_S, tracked_s * _SUMMARY_SHARE)
         try:
             self._summaries.work(lambda: self._clock() >= until or self._is_late())
         except StoreError as error:

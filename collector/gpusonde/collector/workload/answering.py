@@ -339,9 +339,7 @@ def _time_limit(seconds: float) -> Iterator[None]:
     """Interrupt what takes more seconds of processor time."""
 
     def interrupt(*_: object) -> None:
-        raise WorkloadError(
-            OUT_OF_TIME, f"reading it took more than {seconds:g} s (workload.graph_time_limit)", "graph"
-        )
+        raise WorkloadError(OUT_OF_TIME, f"reading it took more than {seconds:g} s", "graph")
 
     before = signal.signal(signal.SIGPROF, interrupt)
     signal.setitimer(signal.ITIMER_PROF, seconds)

@@ -17,7 +17,7 @@ _LOG = logging.getLogger(__name__)
 PURPOSE = Purpose(
     answers="gpusonde.collector.workload.answering:make_answer",
     subject="workloads",
-    section="workload",
+    section="workers",
     advice="ask about fewer or smaller graphs at a time",
 )
 

@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -32,36 +31,21 @@ from gpusonde.collector.workload.training import Trainings, has_torch, trainer_c
 from gpusonde.collector.workload.training_queue import TrainingQueue
 from gpusonde.errors import ChildBusyError, EncoderError, QueueFullError, RequestError, StoreError
 from gpusonde.predictor.workload.embedding.registry import Registry
-from gpusonde.service.child import PoolOptions, Purpose
+from gpusonde.service.child import Purpose
 from gpusonde.workload.v1 import workload_pb2, workload_pb2_grpc
 
 _LOG = logging.getLogger(__name__)
 _MOST_NEIGHBOURS = 50
+# 500 about one graph take up to two seconds.
+_MAX_QUESTIONS = 1000
+# The largest network of the zoo has 1,019.
+_MAX_OPERATIONS = 20_000
+# Of processor time for reading one graph: the 82 networks of the zoo take 4 s together.
+_GRAPH_TIME_LIMIT_S = 5.0
 
 Context = grpc.aio.ServicerContext[Any, Any]
 _Response = TypeVar("_Response")
 _Value = TypeVar("_Value")
-
-
-@dataclass(frozen=True)
-class WorkloadOptions:
-    """What is taken, and where things lie.
-
-    Attributes:
-        max_request_bytes: Largest request.
-        max_questions: Workloads or graphs of one request.
-        max_operations: Operations of one graph.
-        graph_time_limit_s: Processor time for reading one graph.
-        model: File of the model; empty for the shipped one.
-        embeddings: Folder of the encoders.
-    """
-
-    max_request_bytes: int
-    max_questions: int
-    max_operations: int
-    graph_time_limit_s: float
-    model: str
-    embeddings: Path
 
 
 class WorkloadService(workload_pb2_grpc.WorkloadServiceServicer):
@@ -75,7 +59,7 @@ class WorkloadService(workload_pb2_grpc.WorkloadServiceServicer):
         trainings: What is trained.
         registry: The encoders there are.
         executor: Runs what blocks.
-        options: In force at the time of the question.
+        config: In force at the time of the question.
         counters: Where answers and refusals are counted.
     """
 
@@ -88,7 +72,7 @@ class WorkloadService(workload_pb2_grpc.WorkloadServiceServicer):
         trainings: Trainings,
         registry: Callable[[], Registry],
         executor: Executor,
-        options: Callable[[], WorkloadOptions],
+        config: Callable[[], CollectorConfig],
         counters: CollectorCounters,
     ) -> None:
         self._processes = processes
@@ -98,7 +82,7 @@ class WorkloadService(workload_pb2_grpc.WorkloadServiceServicer):
         self._trainings = trainings
         self._registry = registry
         self._executor = executor
-        self._options = options
+        self._config = config
         self._counters = counters
 
     async def Predict(  # noqa: N802 - gRPC's name, as below
@@ -165,14 +149,14 @@ class WorkloadService(workload_pb2_grpc.WorkloadServiceServicer):
         return _filled(workload_pb2.DescribeClusterResponse(), page)
 
     async def _ask(self, kind: str, questions: Questions, more: dict[str, Any] | None = None) -> dict[str, Any]:
-        options = self._options()
+        config = self._config()
         began_s = time.monotonic()
         head = {
             **(more or {}),
-            "model": options.model,
-            "embeddings": str(options.embeddings),
-            "max_operations": options.max_operations,
-            "graph_time_limit_s": options.graph_time_limit_s,
+            "model": config.model_file,
+            "embeddings": str(config.embeddings),
+            "max_operations": _MAX_OPERATIONS,
+            "graph_time_limit_s": _GRAPH_TIME_LIMIT_S,
         }
         found = await self._processes.ask(kind, questions, head)
         self._counters.workload.observe(time.monotonic() - began_s)
@@ -229,21 +213,20 @@ class WorkloadService(workload_pb2_grpc.WorkloadServiceServicer):
                 grpc.StatusCode.FAILED_PRECONDITION,
                 "this collector answers no questions about workloads (workload.processes = 0)",
             )
-        options = self._options()
-        if len(sources) > options.max_questions:
+        max_request_bytes = self._config().workload.max_request_bytes
+        if len(sources) > _MAX_QUESTIONS:
             self._counters.refused["workload_size"] += 1
             await context.abort(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"{len(sources)} questions in one request, {options.max_questions} are taken (workload.max_questions)",
+                f"{len(sources)} questions in one request, {_MAX_QUESTIONS} are taken",
             )
         # Not ByteSize(), which writes the whole message to measure it.
         size = sum(len(source.graph.content) for source in sources)
-        if size > options.max_request_bytes:
+        if size > max_request_bytes:
             self._counters.refused["workload_size"] += 1
             await context.abort(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"the request's graphs have {size} bytes, {options.max_request_bytes} are taken"
-                " (workload.max_request_bytes)",
+                f"the request's graphs have {size} bytes, {max_request_bytes} are taken (workload.max_request_bytes)",
             )
 
     async def _abort(self, context: Context, error: Exception) -> NoReturn:
@@ -321,8 +304,8 @@ class Controller:
         self._executor = executor
         gpus = load_gpus()
         resources = ResourceCollector(store.facts, agents.sessions, gpus)
-        self._processes = WorkloadProcesses(pool_options(config), purpose)
-        queue = TrainingQueue(config.trainings, config.workload.max_trainings)
+        self._processes = WorkloadProcesses(config.workers.pool(config.workload.processes), purpose)
+        queue = TrainingQueue(config.trainings)
         self._trainings = Trainings(queue, self._trainer_command, counters.trainings)
         self.service = WorkloadService(
             self._processes,
@@ -332,7 +315,7 @@ class Controller:
             self._trainings,
             functools.cache(lambda: Registry(config.embeddings)),
             executor,
-            lambda: workload_options(self._config),
+            lambda: self._config,
             counters,
         )
         counters.workload_waiting = lambda: self._processes.waiting
@@ -345,14 +328,13 @@ class Controller:
             ModelFileError: It cannot be used.
             OSError: It cannot be read.
         """
-        options = workload_options(config)
-        if options.model:
-            await asyncio.get_running_loop().run_in_executor(self._executor, _check, options)
+        if config.workload.model:
+            await asyncio.get_running_loop().run_in_executor(self._executor, _check, config)
 
     def configure(self, config: CollectorConfig) -> None:
         """Set other bounds, from the next question on."""
         self._config = config
-        self._processes.configure(pool_options(config))
+        self._processes.configure(config.workers.pool(config.workload.processes))
         self._trainings.wake()
 
     async def run(self) -> None:
@@ -372,32 +354,8 @@ class Controller:
         return trainer_command(dataset_type, config.trainings, config.embeddings, folder)
 
 
-def _check(options: WorkloadOptions) -> None:
+def _check(config: CollectorConfig) -> None:
     # It brings what computes models, which this process does not need otherwise.
     from gpusonde.collector.workload.answering import load_model  # noqa: PLC0415
 
-    load_model(options.model, options.embeddings)
-
-
-def pool_options(config: CollectorConfig) -> PoolOptions:
-    """Bounds of the processes."""
-    workload = config.workload
-    return PoolOptions(
-        processes=workload.processes,
-        waiting=workload.max_waiting,
-        time_limit_s=workload.time_limit_s,
-        memory_bytes=workload.memory_bytes,
-    )
-
-
-def workload_options(config: CollectorConfig) -> WorkloadOptions:
-    """What is taken, and where things lie."""
-    workload = config.workload
-    return WorkloadOptions(
-        max_request_bytes=workload.max_request_bytes,
-        max_questions=workload.max_questions,
-        max_operations=workload.max_operations,
-        graph_time_limit_s=workload.graph_time_limit_s,
-        model=str(Path(workload.model).expanduser()) if workload.model else "",
-        embeddings=config.embeddings,
-    )
+    load_model(config.model_file, config.embeddings)

@@ -166,9 +166,7 @@ class TrainingQueue:
             if known is not None and (known.is_open or not again):
                 return known
             if known is None and sum(training.is_open for training in self._all(table)) >= self._largest:
-                raise QueueFullError(
-                    f"{self._largest} trainings wait or run (workload.max_trainings); let them end first"
-                )
+                raise QueueFullError(f"{self._largest} trainings wait or run; let them end first")
             return self._enqueue(table, dataset_type)
 
     def claim(self, dataset_types: Collection[str] | None = None) -> Lease | None:
