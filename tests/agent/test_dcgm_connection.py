@@ -19,7 +19,7 @@ def test_the_engine_keeps_little(dcgm_host):
 
 
 def test_a_remote_engine_is_preferred_to_an_embedded_one(dcgm_host):
-    source = dcgm_host.source(address="10.0.0.7:5555")
+    source = dcgm_host.source(dcgm_address="10.0.0.7:5555")
     dcgm_host.open(source)
     assert source.engine_address == "10.0.0.7:5555"
     source.close()
@@ -38,7 +38,7 @@ def test_without_any_engine_the_error_says_what_each_one_answered(dcgm_host):
     assert "systemctl start nvidia-dcgm" in str(caught.value)
     assert "embedded" in str(caught.value)
     with pytest.raises(SourceUnavailableError) as caught:
-        dcgm_host.source(embedded=False).open()
+        dcgm_host.source(dcgm_embedded=False).open()
     assert "embedded" not in str(caught.value)
 
 

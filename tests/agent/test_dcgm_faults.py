@@ -164,7 +164,7 @@ def test_xid_errors_are_events_and_a_counter(dcgm_host):
 
 def test_the_counters_are_left_to_a_profiler_while_the_file_exists(dcgm_host, tmp_path):
     pause = tmp_path / "profiling"
-    source = dcgm_host.source(pause_file=str(pause))
+    source = dcgm_host.source(profiler_pause_file=str(pause))
     dcgm_host.open(source)
     dcgm_host.run(source, 1.0)
     pause.touch()
@@ -184,7 +184,7 @@ def test_the_counters_are_left_to_a_profiler_while_the_file_exists(dcgm_host, tm
 def test_an_agent_that_ends_does_not_resume_over_a_profiler(dcgm_host, tmp_path, caplog):
     pause = tmp_path / "profiling"
     pause.touch()
-    source = dcgm_host.source(pause_file=str(pause))
+    source = dcgm_host.source(profiler_pause_file=str(pause))
     dcgm_host.open(source)
     dcgm_host.run(source, 1.0)
     source.close()

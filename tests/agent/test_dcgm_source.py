@@ -9,8 +9,9 @@ from support.dcgm_agent_host import BINDINGS, forget_bindings, no_nvml
 from support.fake_dcgm.engine import TURING, LiveEngine, install
 
 from gpusonde.agent import record
+from gpusonde.agent.config import SourceConfig
 from gpusonde.agent.sources.base import StaticOrigin
-from gpusonde.agent.sources.dcgm.source import DcgmSource
+from gpusonde.agent.sources.dcgm.source import DcgmSource, HostProbes
 from gpusonde.telemetry import METRICS, MissingReason, read_traces
 
 
@@ -188,7 +189,9 @@ def test_a_recording_holds_the_waveform(tmp_path):
     """The source behind the real sampler, on the real clock."""
     engine = LiveEngine(period_s=1.0)
     install(engine)
-    source = DcgmSource(bindings_folder=str(BINDINGS), load_nvml=no_nvml, cuda_attributes=dict)
+    source = DcgmSource(
+        SourceConfig(dcgm_bindings=str(BINDINGS)), probes=HostProbes(load_nvml=no_nvml, cuda_attributes=dict)
+    )
     try:
         report = record(source, tmp_path / "trace.csv", duration_s=2.5)
     finally:

@@ -123,7 +123,7 @@ def test_a_pause_for_a_profiler_is_told(dcgm_host, tmp_path):
     pause = tmp_path / "profiling"
     pause.touch()
     config = SourceConfig(profiler_pause_file=str(pause))
-    diagnosis = diagnose(dcgm_host, dcgm_host.source(pause_file=str(pause)), config=config)
+    diagnosis = diagnose(dcgm_host, dcgm_host.source(profiler_pause_file=str(pause)), config=config)
     assert any(f"{pause} exists" in advice for advice in diagnosis.advice)
 
 

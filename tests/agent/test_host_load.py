@@ -6,7 +6,7 @@ import pytest
 from support.uplink_rig import Rig
 
 from gpusonde.agent.host import HostLoadReader, describe_host
-from gpusonde.agent.uplink.session import Session, StreamLimits
+from gpusonde.agent.uplink.session import GreetedStream, Session, StreamLimits
 from gpusonde.common.v1 import gpu_pb2
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.service.process import end
@@ -149,8 +149,9 @@ def sent_kinds(rig, interval_ms, read_load):
 
     async def main():
         session = Session(
-            call, rig.spool, rig.counters, asyncio.Event(), ingest_pb2.HelloAck(host_load_interval_ms=interval_ms),
-            next_sequence=1, limits=StreamLimits(), on_batch_interval=lambda _: None, read_load=read_load,
+            GreetedStream(call, ingest_pb2.HelloAck(host_load_interval_ms=interval_ms), 1),
+            rig.spool, rig.counters, asyncio.Event(),
+            limits=StreamLimits(), on_batch_interval=lambda _: None, read_load=read_load,
         )  # fmt: skip
         running = asyncio.ensure_future(session.run())
         while rig.counters.acked_sequence < 3:

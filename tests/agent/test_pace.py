@@ -10,7 +10,7 @@ import pytest
 from gpusonde.agent.config import SourceConfig
 from gpusonde.agent.metrics import SelfCounters
 from gpusonde.agent.pace import AdaptivePace
-from gpusonde.agent.sampler import Sampler
+from gpusonde.agent.sampler import Sampler, SamplerClocks
 from gpusonde.agent.sources.base import (
     GpuDescription,
     GpuTicks,
@@ -50,10 +50,8 @@ class Host:
         self.pace = AdaptivePace(settings, METRICS, 2, self.counters)
 
     def run(self):
-        Sampler(
-            self, self.inventory, self.pace, self, self.counters, monotonic=lambda: self.now_s,
-            wall_ns=lambda: round(self.now_s * 1e9), processor=lambda: self.processor_now_s, wait=self.wait,
-        ).run()  # fmt: skip
+        clocks = SamplerClocks(lambda: self.now_s, lambda: round(self.now_s * 1e9), lambda: self.processor_now_s)
+        Sampler(self, self.inventory, self.pace, self, self.counters, clocks=clocks, wait=self.wait).run()
         return self
 
     def wait(self, seconds):

@@ -17,7 +17,7 @@ from support.uplink_rig import Rig, batch, uplink_config
 
 from gpusonde.agent.spool.segment import scan
 from gpusonde.agent.uplink import AgentFacts, Backoff, StreamLimits, Uplink
-from gpusonde.agent.uplink.session import Drained, Session
+from gpusonde.agent.uplink.session import Drained, GreetedStream, Session
 from gpusonde.common.v1 import gpu_pb2
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.service.durable_files import OsFiles
@@ -448,8 +448,8 @@ def test_an_ack_that_overtakes_the_end_of_its_write_counts(rig, caplog):
 
     async def main():
         session = Session(
-            EagerCall(), rig.spool, rig.counters, asyncio.Event(), ingest_pb2.HelloAck(),
-            next_sequence=1, limits=StreamLimits(ack_timeout_s=60), on_batch_interval=lambda _: None,
+            GreetedStream(EagerCall(), ingest_pb2.HelloAck(), 1), rig.spool, rig.counters, asyncio.Event(),
+            limits=StreamLimits(ack_timeout_s=60), on_batch_interval=lambda _: None,
         )  # fmt: skip
         running = asyncio.ensure_future(session.run())
         while rig.counters.acked_sequence < 5:
@@ -486,8 +486,8 @@ class ClosedUnderAWrite(EagerCall):
 def test_a_stream_that_closes_under_a_write_is_left_for_where_the_collector_wanted(rig):
     rig.fill(5)
     session = Session(
-        ClosedUnderAWrite(), rig.spool, rig.counters, asyncio.Event(), ingest_pb2.HelloAck(),
-        next_sequence=1, limits=StreamLimits(ack_timeout_s=60), on_batch_interval=lambda _: None,
+        GreetedStream(ClosedUnderAWrite(), ingest_pb2.HelloAck(), 1), rig.spool, rig.counters, asyncio.Event(),
+        limits=StreamLimits(ack_timeout_s=60), on_batch_interval=lambda _: None,
     )  # fmt: skip
     with pytest.raises(Drained) as left:
         asyncio.run(asyncio.wait_for(session.run(), 60))
@@ -515,8 +515,8 @@ def test_a_grace_of_weeks_does_not_keep_an_agent_from_sending(rig, monkeypatch):
     monkeypatch.setattr("gpusonde.agent.uplink.session._LONGEST_GRACE_S", 0.1)
     rig.fill(5)
     session = Session(
-        DrainedForWeeks(), rig.spool, rig.counters, asyncio.Event(), ingest_pb2.HelloAck(),
-        next_sequence=1, limits=StreamLimits(ack_timeout_s=600), on_batch_interval=lambda _: None,
+        GreetedStream(DrainedForWeeks(), ingest_pb2.HelloAck(), 1), rig.spool, rig.counters, asyncio.Event(),
+        limits=StreamLimits(ack_timeout_s=600), on_batch_interval=lambda _: None,
     )  # fmt: skip
     with pytest.raises(Drained):
         asyncio.run(asyncio.wait_for(session.run(), 60))

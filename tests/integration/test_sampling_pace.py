@@ -15,7 +15,7 @@ from gpusonde.agent import AgentConfig, ReplaySource, run_agent
 from gpusonde.agent.config import SourceConfig
 from gpusonde.agent.metrics import SelfCounters
 from gpusonde.agent.pace import AdaptivePace
-from gpusonde.agent.sampler import Sampler
+from gpusonde.agent.sampler import Sampler, SamplerClocks
 from gpusonde.agent.sources.base import (
     GpuDescription,
     GpuTicks,
@@ -45,10 +45,8 @@ class TracedGpu:
     def sampled(self, settings):
         counters = SelfCounters()
         pace = AdaptivePace(settings, self.metrics, 1, counters)
-        Sampler(
-            self, self.inventory, pace, self, counters, monotonic=lambda: self.now_s,
-            wall_ns=lambda: round(self.now_s * 1e9), processor=lambda: 0.0, wait=self.wait,
-        ).run()  # fmt: skip
+        clocks = SamplerClocks(lambda: self.now_s, lambda: round(self.now_s * 1e9), lambda: 0.0)
+        Sampler(self, self.inventory, pace, self, counters, clocks=clocks, wait=self.wait).run()
         values = dict(zip(self.trace.metrics, np.array(self.columns).T, strict=True))
         return Trace(np.array(self.times), values, gpu_uuid="GPU-a"), counters
 

@@ -9,9 +9,10 @@ from pathlib import Path
 from support.fake_dcgm import engine as fake
 from support.fake_dcgm.engine import FakeEngine
 
+from gpusonde.agent.config import SourceConfig
 from gpusonde.agent.sources.base import GpuEvent, SourceInventory
 from gpusonde.agent.sources.dcgm.bindings import load_bindings
-from gpusonde.agent.sources.dcgm.source import DcgmSource
+from gpusonde.agent.sources.dcgm.source import DcgmSource, HostProbes, SourceClock
 from gpusonde.errors import SourceUnavailableError
 from gpusonde.telemetry import MissingReason
 
@@ -48,19 +49,19 @@ class DcgmHost:
         self.engine.advance(seconds)
 
     def source(self, **options) -> DcgmSource:
-        options = {
-            "bindings_folder": str(BINDINGS),
-            "load": load_bindings,
-            "load_nvml": no_nvml,
-            "cuda_attributes": dict,
-            **options,
-        }
-        return DcgmSource(
+        """A source of this host; options are fields of ``[source]``, of ``HostProbes`` and of the source itself."""
+        section = {"dcgm_bindings": str(BINDINGS)}
+        found = {"load_bindings": load_bindings, "load_nvml": no_nvml, "cuda_attributes": dict}
+        own = {}
+        for name, value in options.items():
+            part = found if name in found else own if name in ("patience_s", "call_limit_s") else section
+            part[name] = value
+        clock = SourceClock(
             wall_ns=lambda: round(self.engine.time_s * 1e9),
             monotonic=lambda: self.monotonic_s,
             sleep=self.advance,
-            **options,
         )
+        return DcgmSource(SourceConfig(**section), probes=HostProbes(**found), clock=clock, **own)
 
     def open(self, source: DcgmSource) -> SourceInventory:
         self._take(source.open())

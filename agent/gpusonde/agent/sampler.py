@@ -55,6 +55,21 @@ class SampleSink(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class SamplerClocks:
+    """The clocks that a sampler looks at.
+
+    Attributes:
+        monotonic: Seconds, never set back.
+        wall_ns: Unix time in nanoseconds.
+        processor: Seconds of processor time of the calling thread.
+    """
+
+    monotonic: Callable[[], float] = time.monotonic
+    wall_ns: Callable[[], int] = time.time_ns
+    processor: Callable[[], float] = time.thread_time
+
+
 class Sampler:
     """Reads one open source until it ends or is told to stop.
 
@@ -65,9 +80,7 @@ class Sampler:
             the start: its ticks are not taken now.
         sink: Where readings go.
         counters: Filled with ticks, misses and lateness.
-        monotonic: Seconds, never set back.
-        wall_ns: Unix time in nanoseconds.
-        processor: Seconds of processor time of the calling thread.
+        clocks: What time it is.
         wait: Sleeps for the given seconds or until the sampler is stopped, and returns whether it was.
         heartbeat: Beaten before every wait; not while the source is read.
     """
@@ -80,9 +93,7 @@ class Sampler:
         sink: SampleSink,
         counters: SelfCounters,
         *,
-        monotonic: Callable[[], float] = time.monotonic,
-        wall_ns: Callable[[], int] = time.time_ns,
-        processor: Callable[[], float] = time.thread_time,
+        clocks: SamplerClocks | None = None,
         wait: Callable[[float], bool] | None = None,
         heartbeat: Heartbeat | None = None,
     ) -> None:
@@ -91,9 +102,7 @@ class Sampler:
         self._pace: Pace = FixedPace(pace) if isinstance(pace, (int, float)) else pace
         self._sink = sink
         self._counters = counters
-        self._monotonic = monotonic
-        self._wall_ns = wall_ns
-        self._processor = processor
+        self._clocks = clocks or SamplerClocks()
         self._stopping = threading.Event()
         self._wait = wait or self._pause
         self._heartbeat = heartbeat or Heartbeat("the sampler")
@@ -110,11 +119,11 @@ class Sampler:
         Raises:
             SourceError: The source is gone as a whole.
         """
-        start_s, interval_s = self._monotonic(), self._pace.interval_s
+        start_s, interval_s = self._clocks.monotonic(), self._pace.interval_s
         tick = 0
         while not self._stopping.is_set():
             deadline_s = start_s + tick * interval_s
-            delay_s = deadline_s - self._monotonic()
+            delay_s = deadline_s - self._clocks.monotonic()
             self._heartbeat.beat(max(0.0, delay_s))
             if delay_s > 0 and self._wait(delay_s):
                 break
@@ -139,9 +148,9 @@ class Sampler:
                     self._heartbeat.beat(_ROOM_POLL_S)
                     if self._wait(_ROOM_POLL_S):
                         return False
-            begin_s, spent_s = self._monotonic(), self._processor_spent()
+            begin_s, spent_s = self._clocks.monotonic(), self._processor_spent()
             reading = self._source.read(deadline_s)
-            end_s = self._monotonic()
+            end_s = self._clocks.monotonic()
             processor_s += self._processor_spent() - spent_s
             elapsed_s += end_s - begin_s
             self._counters.count_reading(begin_s - deadline_s, end_s - begin_s)
@@ -161,7 +170,7 @@ class Sampler:
         return self._stopping.is_set()
 
     def _processor_spent(self) -> float:
-        return self._processor() + self._source.statistics.helper_processor_s
+        return self._clocks.processor() + self._source.statistics.helper_processor_s
 
     def _deliver(self, reading: Reading) -> None:
         if reading.inventory is not None:
@@ -179,7 +188,7 @@ class Sampler:
 
     def _next_tick(self, tick: int, start_s: float, interval_s: float) -> int:
         following = tick + 1
-        behind_s = self._monotonic() - (start_s + following * interval_s)
+        behind_s = self._clocks.monotonic() - (start_s + following * interval_s)
         if behind_s <= interval_s * _TOLERATED_LATENESS:
             return following
         skipped = math.ceil(behind_s / interval_s - _TOLERATED_LATENESS)
@@ -191,9 +200,9 @@ class Sampler:
     def _clock_step(self) -> tuple[GpuEvent, ...]:
         if self._inventory.can_wait:
             return ()
-        before_ns = round(self._monotonic() * 1e9)
-        now_ns = self._wall_ns()
-        if round(self._monotonic() * 1e9) - before_ns > _CLOCK_READ_NS:
+        before_ns = round(self._clocks.monotonic() * 1e9)
+        now_ns = self._clocks.wall_ns()
+        if round(self._clocks.monotonic() * 1e9) - before_ns > _CLOCK_READ_NS:
             return ()
         difference_ns = now_ns - before_ns
         previous_ns, self._wall_minus_monotonic_ns = self._wall_minus_monotonic_ns, difference_ns

@@ -139,15 +139,7 @@ def make_dcgm(config: SourceConfig, patience_s: float = math.inf) -> DcgmSource:
         config: How to reach the engine.
         patience_s: Seconds without an engine after which the source fails.
     """
-    return DcgmSource(
-        address=config.dcgm_address,
-        embedded=config.dcgm_embedded,
-        bindings_folder=config.dcgm_bindings,
-        pause_file=config.profiler_pause_file,
-        slow_interval_s=config.slow_interval_s,
-        interval_s=config.interval_s,
-        patience_s=patience_s,
-    )
+    return DcgmSource(config, patience_s=patience_s)
 
 
 def make_nvml(config: SourceConfig) -> NvmlSource:

@@ -129,16 +129,29 @@ class StreamLimits:
     renewal_check_s: float = 10.0
 
 
+@dataclass(frozen=True)
+class GreetedStream:
+    """A stream past Hello and HelloAck.
+
+    Attributes:
+        call: The stream.
+        ack: The collector's answer to Hello.
+        next_sequence: First sequence to send.
+    """
+
+    call: SampleCall
+    ack: ingest_pb2.HelloAck
+    next_sequence: int
+
+
 class Session:
-    """Sends from ``next_sequence`` on and frees the spool as acks arrive.
+    """Sends the records of a spool over one stream and frees the spool as acks arrive.
 
     Args:
-        call: The stream, past Hello and HelloAck.
+        stream: Where to, and from which record on.
         spool: Where records come from.
         counters: Filled with what is sent.
         wake: Set whenever there may be something to send.
-        ack: The collector's answer to Hello.
-        next_sequence: First sequence to send.
         limits: Our own bounds.
         on_batch_interval: Told when the collector asks for batches less often.
         read_load: Says what the machine is doing, where the collector asks for it.
@@ -146,25 +159,24 @@ class Session:
 
     def __init__(
         self,
-        call: SampleCall,
+        stream: GreetedStream,
         spool: Spool,
         counters: SelfCounters,
         wake: asyncio.Event,
-        ack: ingest_pb2.HelloAck,
         *,
-        next_sequence: int,
         limits: StreamLimits,
         on_batch_interval: Callable[[float | None], None],
         read_load: Callable[[], gpu_pb2.HostLoad] | None = None,
     ) -> None:
-        self._call = call
+        ack = stream.ack
+        self._call = stream.call
         self._spool = spool
         self._counters = counters
         self._wake = wake
         self._plain_only = ack.encoding == ingest_pb2.ENCODING_FLOAT32_LE
         self._max_record_bytes = ack.max_record_bytes
-        self._next = next_sequence
-        self._acked = next_sequence - 1
+        self._next = stream.next_sequence
+        self._acked = stream.next_sequence - 1
         self._greeted_window = min(limits.max_unacked_records, ack.max_unacked_records or limits.max_unacked_records)
         self._window = self._greeted_window
         self._ack_timeout_s = limits.ack_timeout_s

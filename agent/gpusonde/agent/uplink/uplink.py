@@ -25,6 +25,7 @@ from gpusonde.agent.spool import Spool
 from gpusonde.agent.uplink.session import (
     AgentFacts,
     Drained,
+    GreetedStream,
     Renewed,
     ResendNeeded,
     SampleCall,
@@ -287,12 +288,10 @@ class Uplink:
             ack = await self._answer_to_hello(call, first_available)
             self._resume(ack, first_available, target)
             session = Session(
-                call,
+                GreetedStream(call, ack, max(ack.durable_sequence + 1, first_available)),
                 self._spool,
                 self._counters,
                 self._wake,
-                ack,
-                next_sequence=max(ack.durable_sequence + 1, first_available),
                 limits=self._limits,
                 on_batch_interval=self._on_batch_interval,
                 read_load=self._facts.read_load,

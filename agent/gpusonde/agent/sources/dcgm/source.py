@@ -14,7 +14,9 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
+from gpusonde.agent.config import SourceConfig
 from gpusonde.agent.inventory import CudaAttributes, read_cuda_attributes
 from gpusonde.agent.sources.base import (
     LASTING_REASONS,
@@ -139,12 +141,41 @@ class StuckWatch:
         return True
 
 
-DEFAULT_ADDRESS = "127.0.0.1:5555"
 # Far longer than any answer takes, and shorter than what the engine keeps: nothing is lost with an engine that is slow.
 _CALL_LIMIT_S = 4.0
 _SLOW_READ_INTERVAL_S = 1.0
 _CLOCK_SET_BACK_US = 1_000_000
 _LOST = status_reason(GPU_IS_LOST)
+
+
+@dataclass(frozen=True)
+class HostProbes:
+    """What is found on a host beside the engine.
+
+    Attributes:
+        load_bindings: Finds DCGM's bindings, in the given folder or for an empty one wherever they are.
+        load_nvml: Makes NVML, which knows more of a board than DCGM.
+        cuda_attributes: Asks the CUDA driver for attributes.
+    """
+
+    load_bindings: Callable[[str], Bindings] = load_bindings
+    load_nvml: Callable[[], Nvml] = Nvml.load
+    cuda_attributes: Callable[[], CudaAttributes] = read_cuda_attributes
+
+
+@dataclass(frozen=True)
+class SourceClock:
+    """The time as a source sees it.
+
+    Attributes:
+        wall_ns: Unix time in nanoseconds.
+        monotonic: Seconds, never set back.
+        sleep: Waits for seconds.
+    """
+
+    wall_ns: Callable[[], int] = time.time_ns
+    monotonic: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
 
 
 class DcgmSource:
@@ -155,58 +186,39 @@ class DcgmSource:
     not answer is given up in time, so that the sampler goes on. GPUs and instances that come later join the inventory.
 
     Args:
-        address: The host engine: ``HOST:PORT`` or ``unix:///PATH``; ``embedded`` for none.
-        embedded: Start an engine in this process when none answers there.
-        bindings_folder: Where the bindings are; empty to look for them.
-        pause_file: While this file exists, the profiling counters are left to another profiler; empty for never.
-        slow_interval_s: Seconds between measurements of the slow metrics, and between looks for new GPUs.
-        interval_s: Seconds between ticks.
+        config: How to reach the engine, what is left to other profilers, and how often is measured.
         patience_s: Seconds without an engine after which the source fails.
         call_limit_s: Seconds after which a request for values is given up; other calls may take three times as long.
-        load: Finds the bindings.
-        load_nvml: Makes NVML, which knows more of a board than DCGM.
-        cuda_attributes: Asks the CUDA driver for attributes.
-        wall_ns: Unix time in nanoseconds.
-        monotonic: Seconds, never set back.
-        sleep: Waits for seconds.
+        probes: What is found on this host beside the engine.
+        clock: The time, and waiting.
     """
 
     name = "dcgm"
 
     def __init__(
         self,
+        config: SourceConfig,
         *,
-        address: str = DEFAULT_ADDRESS,
-        embedded: bool = True,
-        bindings_folder: str = "",
-        pause_file: str = "",
-        slow_interval_s: float = 10.0,
-        interval_s: float = 0.1,
         patience_s: float = math.inf,
         call_limit_s: float = _CALL_LIMIT_S,
-        load: Callable[[str], Bindings] = load_bindings,
-        load_nvml: Callable[[], Nvml] = Nvml.load,
-        cuda_attributes: Callable[[], CudaAttributes] = read_cuda_attributes,
-        wall_ns: Callable[[], int] = time.time_ns,
-        monotonic: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
+        probes: HostProbes | None = None,
+        clock: SourceClock | None = None,
     ) -> None:
+        probes, clock = probes or HostProbes(), clock or SourceClock()
+        address = config.dcgm_address
         self.statistics = SourceStatistics()
         self._link = EngineLink(
-            (address, *([EMBEDDED] if embedded and address != EMBEDDED else [])),
-            lambda: load(bindings_folder),
+            (address, *([EMBEDDED] if config.dcgm_embedded and address != EMBEDDED else [])),
+            lambda: probes.load_bindings(config.dcgm_bindings),
             patience_s,
             call_limit_s,
             self.statistics,
         )
-        self._slow_interval_s = slow_interval_s
-        self._interval_s = interval_s
-        self._load_nvml = load_nvml
-        self._cuda_attributes = cuda_attributes
-        self._wall_ns = wall_ns
-        self._monotonic = monotonic
-        self._sleep = sleep
-        self._pause = ProfilingPause(pause_file)
+        self._slow_interval_s = config.slow_interval_s
+        self._interval_s = config.interval_s
+        self._probes = probes
+        self._clock = clock
+        self._pause = ProfilingPause(config.profiler_pause_file)
         self._watches = Watches()
         self._stuck: dict[Watch, StuckWatch] = {}
         self._cuda: CudaAttributes = {}
@@ -262,7 +274,7 @@ class DcgmSource:
             SourceError: There was no engine for ``patience_s``, or it hangs again and again.
         """
         events: list[GpuEvent] = []
-        now_us = self._wall_ns() // 1000
+        now_us = self._clock.wall_ns() // 1000
         if now_us < self._last_us - _CLOCK_SET_BACK_US:
             for gpu in self._gpus:
                 gpu.restart()
@@ -299,13 +311,13 @@ class DcgmSource:
         self._link.close()
 
     def _open(self, engine: Engine) -> SourceInventory:
-        found = find(engine, self._load_nvml)
+        found = find(engine, self._probes.load_nvml)
         watches = self._watch(engine, found.devices)
-        first = watches.first_values(min(self._interval_s, 0.1), self._sleep)
+        first = watches.first_values(min(self._interval_s, 0.1), self._clock.sleep)
         for _, value in first:
             _note_missing(value, watches.missing)
-        self._cuda = self._cuda_attributes()
-        now_s = self._monotonic()
+        self._cuda = self._probes.cuda_attributes()
+        now_s = self._clock.monotonic()
         inventory = self._make_inventory(found, now_s, [])
         for watch, value in first:
             for gpu in self._gpus_of.get(value.entity, ()):
@@ -314,8 +326,8 @@ class DcgmSource:
         return inventory
 
     def _watch(self, engine: Engine, devices: Sequence[DcgmDevice]) -> Watches:
-        self._watches = Planner(engine, devices, self._interval_s, self._slow_interval_s, self._wall_ns).open()
-        now_s = self._monotonic()
+        self._watches = Planner(engine, devices, self._interval_s, self._slow_interval_s, self._clock.wall_ns).open()
+        now_s = self._clock.monotonic()
         self._stuck = {watch: StuckWatch(self._interval_s, now_s) for watch in self._watches.fast}
         self._slow_due_s = -math.inf
         self._look_due_s = now_s + self._slow_interval_s
@@ -333,7 +345,7 @@ class DcgmSource:
         given = {m.name for m in self._columns}
         given |= {m.name for m in METRICS if any(m.name not in missing[d.entity] for d in found.devices)}
         self._columns = tuple(m for m in METRICS if m.name in given)
-        described = describe_devices(found, missing, self._load_nvml, self._cuda)
+        described = describe_devices(found, missing, self._probes.load_nvml, self._cuda)
         self._described = {**self._described, **described}
         self._gpus, self._gpus_of = [], {}
         for index, key in enumerate(dict.fromkeys((*known, *devices))):
@@ -397,7 +409,7 @@ class DcgmSource:
                     events.append(GpuEvent(gpu.index, value.time_us * 1000, GpuEventKind.XID, xid))
         newest_us = max((value.time_us for value in values), default=0)
         if newest_us and watch in self._stuck:
-            self.statistics.lag_s = max(0.0, self._wall_ns() / 1e9 - newest_us / 1e6)
+            self.statistics.lag_s = max(0.0, self._clock.wall_ns() / 1e9 - newest_us / 1e6)
         return newest_us > 0
 
     def _follow_loss(self, gpu: DcgmGpu, value: EngineValue, events: list[GpuEvent]) -> None:
@@ -406,14 +418,14 @@ class DcgmSource:
         elif gpu.lost and value.time_us and not isinstance(value.number, MissingReason):
             gpu.lost = False
             gpu.restart()
-            events.append(GpuEvent(gpu.index, self._wall_ns(), GpuEventKind.RECOVERED))
+            events.append(GpuEvent(gpu.index, self._clock.wall_ns(), GpuEventKind.RECOVERED))
             log.warning("GPU %s answers again", gpu.key)
 
     def _lose(self, gpu: DcgmGpu, why: str, events: list[GpuEvent]) -> None:
         if gpu.lost:
             return
         gpu.lost = True
-        events.append(GpuEvent(gpu.index, self._wall_ns(), GpuEventKind.LOST))
+        events.append(GpuEvent(gpu.index, self._clock.wall_ns(), GpuEventKind.LOST))
         log.error("GPU %s is lost (%s); going on with the others", gpu.key, why)
 
     def _renew(self, watch: Watch, why: str) -> None:
@@ -445,7 +457,7 @@ class DcgmSource:
 
     def _meet_again(self, engine: Engine) -> None:
         """Watch what a new connection shows. The engine's numbers may have changed, and there may be new GPUs."""
-        found = find(engine, self._load_nvml)
+        found = find(engine, self._probes.load_nvml)
         keys = {device.key for device in found.devices}
         if not keys & {gpu.key for gpu in self._gpus}:
             raise SourceUnavailableError("it shows none of the GPUs that were sampled")
@@ -462,7 +474,7 @@ class DcgmSource:
         """See whether GPUs or MIG instances have come or gone; the inventory follows at the next reading."""
         self._look_due_s = now_s + self._slow_interval_s
         try:
-            found = find(engine, self._load_nvml)
+            found = find(engine, self._probes.load_nvml)
         except EngineLostError:
             raise
         except (DriverCallError, SourceUnavailableError) as error:
