@@ -1,7 +1,7 @@
 """Errors as the user of the command sees them: one clear line each, and one JSON object under ``--json``.
 
-Every exception class of gpusonde's own packages says what happened and what to do next: it is printed as it is. So are
-the operating system's and gRPC's, translated into words. Anything else is a fault of ours and says so.
+Every error of ``gpusonde.errors`` says what happened and what to do next: it is printed as it is. So are the operating
+system's and gRPC's, translated into words. Anything else is a fault of ours and says so.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 from gpusonde.cli.output import JsonKey
-from gpusonde.errors import CommandError, MissingExtraError
+from gpusonde.errors import CommandError, GpusondeError, MissingExtraError
 
 # Distributions that only the "collector" extra brings; a bare agent host has none of them.
 _COLLECTOR_EXTRA = frozenset(
@@ -81,14 +81,13 @@ def describe(error: BaseException, command: str) -> ErrorReport:
         extra = _EXTRAS.get(root)
         if extra is not None:
             return ErrorReport("MissingExtraError", str(MissingExtraError(root, command, extra)))
-    if _is_ours(error):
-        file, line, field = (getattr(error, key, None) for key in ("path", "line", "field"))
+    if isinstance(error, GpusondeError):
         return ErrorReport(
             name,
             one_line(str(error)),
-            file=None if file is None else str(file),
-            line=line if isinstance(line, int) and line > 0 else None,
-            field=field if isinstance(field, str) and field else None,
+            file=None if error.path is None else str(error.path),
+            line=error.line if error.line is not None and error.line > 0 else None,
+            field=error.field or None,
         )
     if isinstance(error, OSError):
         return ErrorReport(
@@ -108,8 +107,8 @@ def error_context(path: Path) -> Iterator[None]:
     try:
         yield
     except (CommandError, ValueError) as error:
-        if _is_ours(error) and getattr(error, "path", None) is None:
-            vars(error)["path"] = str(path)
+        if isinstance(error, GpusondeError) and error.path is None:
+            error.path = str(path)
             if str(path) not in str(error):
                 error.args = (f"{path}: {error}",)
         raise
@@ -133,10 +132,6 @@ def check_writable(path: Path) -> None:
 def one_line(text: str) -> str:
     """Fold a message into one line."""
     return " ".join(text.split())
-
-
-def _is_ours(error: BaseException) -> bool:
-    return any(base.__module__.startswith("gpusonde.") for base in type(error).__mro__)
 
 
 def _describe_os_error(error: OSError) -> str:
