@@ -13,7 +13,7 @@ from support.trace_records import trace_records
 from support.wire_agent import WireStream, hello, wait_until
 
 from gpusonde.catalog import load_gpus
-from gpusonde.collector.client import Client, CollectorError, Distribution, Measurement
+from gpusonde.collector.client import Client, CollectorError, MeasuredMetric, Measurement
 from gpusonde.epoch_detect import detect
 from gpusonde.epoch_detect.progress import duration_trend, epoch_table, estimate_end, time_shares
 from gpusonde.predictor.crossgpu import LatencyModel, SourceMeasurement, run_distributions
@@ -222,7 +222,7 @@ def test_without_targets_every_gpu_of_the_catalogue_is_predicted(client, run):
 
 
 def distribution(mean):
-    return Distribution(mean, mean / 10, mean / 2, mean * 0.9, mean, mean * 1.1, mean * 1.5)
+    return MeasuredMetric(mean, mean / 10, mean / 2, mean * 0.9, mean, mean * 1.1, mean * 1.5)
 
 
 def test_the_precision_of_a_measurement_counts(client):

@@ -56,7 +56,7 @@ def trackers(config: CollectorConfig, make_tracker: TrackerFactory) -> Iterator[
 
 @contextlib.contextmanager
 def address_file(directory: Path) -> Iterator[Path]:
-    """The file that holds the collector's address while it serves; ``announce`` writes it."""
+    """Yield the path of the file with the collector's address, and remove it in the end; ``announce`` writes it."""
     path = directory / _ADDRESS_FILE
     path.unlink(missing_ok=True)
     try:

@@ -128,7 +128,7 @@ def _stay(
     by_gpu: Mapping[tuple[str, str], gpu_pb2.Gpu],
     left_out: Counter[str],
 ) -> _Stay | None:
-    """A run as a stay, or None and the reason counted."""
+    """Return a run as a stay, or None and count the reason."""
     described = by_gpu.get((run.gpu_uuid, run.agent_id), gpu_pb2.Gpu())
     if not run.ended:
         reason = "still running"
@@ -152,7 +152,7 @@ def _stay(
 
 
 def _overlapping(stays: Sequence[_Stay]) -> Iterator[list[_Stay]]:
-    """Runs of a job that overlap in time, directly or through others."""
+    """Yield runs of a job that overlap in time, directly or through others."""
     together: list[_Stay] = []
     end = 0
     for stay in sorted(stays, key=lambda stay: stay.run.start_unix_nano):

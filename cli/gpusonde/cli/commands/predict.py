@@ -175,13 +175,13 @@ def _ask_collector(args: argparse.Namespace) -> Predictions:
 
 def to_wire(measurement: SourceMeasurement) -> Measurement:
     """A measurement as a collector takes it."""
-    from gpusonde.collector.client import Distribution, Measurement
+    from gpusonde.collector.client import MeasuredMetric, Measurement
 
     return Measurement(
         gpu_model=measurement.gpu.name,
         epoch_latency_s=measurement.epoch_latency_s,
         metrics={
-            name: Distribution(
+            name: MeasuredMetric(
                 distribution.mean,
                 distribution.standard_deviation,
                 distribution.minimum,

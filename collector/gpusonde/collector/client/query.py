@@ -15,11 +15,11 @@ from gpusonde.collector.client.connection import ServiceClient
 from gpusonde.collector.client.results import (
     DurationChange,
     DurationTrend,
-    EndEstimate,
     EpochInfo,
     Measurement,
     Prediction,
     PredictionSet,
+    RunEndEstimate,
     RunEpochs,
     RunInfo,
 )
@@ -249,8 +249,8 @@ def _trend(trend: query_pb2.DurationTrend) -> DurationTrend:
     )
 
 
-def _estimate(estimate: query_pb2.EndEstimate) -> EndEstimate:
-    return EndEstimate(
+def _estimate(estimate: query_pb2.EndEstimate) -> RunEndEstimate:
+    return RunEndEstimate(
         estimate.epochs_done,
         estimate.epochs_left,
         estimate.end_time.ToNanoseconds(),

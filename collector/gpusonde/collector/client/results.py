@@ -125,7 +125,7 @@ class DurationTrend:
 
 
 @dataclass(frozen=True)
-class EndEstimate:
+class RunEndEstimate:
     """When the last epoch ends if the run goes on as it did.
 
     Attributes:
@@ -167,7 +167,7 @@ class RunEpochs:
     trend: DurationTrend | None = None
     idle_share: float = math.nan
     stalled_share: float = math.nan
-    estimate: EndEstimate | None = None
+    estimate: RunEndEstimate | None = None
     estimate_reason: str = ""
     pending_summaries: int = 0
 
@@ -217,7 +217,7 @@ class PredictionSet:
 
 
 @dataclass(frozen=True)
-class Distribution:
+class MeasuredMetric:
     """Distribution of one metric over a run, in the metric catalogue's unit."""
 
     mean: float
@@ -245,7 +245,7 @@ class Measurement:
 
     gpu_model: str
     epoch_latency_s: float
-    metrics: Mapping[str, Distribution] = field(default_factory=dict)
+    metrics: Mapping[str, MeasuredMetric] = field(default_factory=dict)
     framebuffer_bytes: int = 0
     epoch_latency_relative_error: float = 0.0
     static_attributes: Mapping[str, float] = field(default_factory=dict)

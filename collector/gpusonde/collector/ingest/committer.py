@@ -84,10 +84,10 @@ class Submitter(Protocol):
     """Who hands records over and wants to know what became of them."""
 
     def committed(self, sequence: int) -> None:
-        """The record is durable, and so are all before it."""
+        """Note that a record is durable, and so are all before it."""
 
     def failed(self, error: StoreError) -> None:
-        """The record is not stored."""
+        """Note that a record is not stored."""
 
 
 class Committer:

@@ -43,7 +43,7 @@ def from_token(token: str, kinds: tuple[type, ...]) -> list[int | str] | None:
 
 
 def _is_value(value: object, kind: type) -> bool:
-    """Whether a database takes it: JSON knows larger numbers, and halves of characters."""
+    """Return whether a database takes it: JSON knows larger numbers, and halves of characters."""
     if isinstance(value, bool) or not isinstance(value, kind):
         return False
     if isinstance(value, int):

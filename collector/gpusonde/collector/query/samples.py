@@ -98,7 +98,7 @@ class _StreamBuffer:
         return len(data)
 
     def flush(self) -> None:
-        """Nothing to do: the bytes are taken by hand."""
+        """Do nothing: the bytes are taken by hand."""
 
     def close(self) -> None:
         self.closed = True

@@ -25,7 +25,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}")
 
 
 def has_certificate(auth_context: Mapping[str, Sequence[bytes]]) -> bool:
-    """Whether the caller came with a certificate; gRPC has turned away those it could not verify."""
+    """Return whether the caller came with a certificate; gRPC has turned away those it could not verify."""
     return bool(auth_context.get("x509_pem_cert"))
 
 

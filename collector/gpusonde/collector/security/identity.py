@@ -42,11 +42,11 @@ class CallerIdentity:
     token_digest: str = ""
 
     def may(self, role: Role) -> bool:
-        """Whether it may do what the role is for."""
+        """Return whether it may do what the role is for."""
         return role in self.roles
 
     def may_stream_as(self, agent_id: str) -> bool:
-        """Whether it may be the agent of that id."""
+        """Return whether it may be the agent of that id."""
         return self.may(Role.AGENT) and bool(self.agent_ids) and fnmatch.fnmatchcase(agent_id, self.agent_ids)
 
     @property
@@ -56,7 +56,7 @@ class CallerIdentity:
 
 
 def granted(role: Role) -> frozenset[Role]:
-    """Everything that a role allows."""
+    """Return everything that a role allows."""
     return _GRANTED[role]
 
 

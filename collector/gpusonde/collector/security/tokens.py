@@ -144,7 +144,7 @@ class TokenFile:
         return self._found.get(self._keyed(digest_token(token)))
 
     def still_holds(self, identity: CallerIdentity) -> bool:
-        """Whether the token of an identity is there yet, with the same rights."""
+        """Return whether the token of an identity is there yet, with the same rights."""
         self._look()
         return self._identities.get(identity.token_digest) == identity
 

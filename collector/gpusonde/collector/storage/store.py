@@ -76,7 +76,7 @@ class StoreCounters:
 
 
 def _ignore(_seconds: float) -> None:
-    """Nobody observes."""
+    """Do nothing: nobody observes."""
 
 
 # Called with (agent_id, gpu_uuid) pairs that have something new.

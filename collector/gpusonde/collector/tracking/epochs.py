@@ -44,7 +44,7 @@ class Tracker(Protocol):
         """Idle and stalled share of the time."""
 
     def state(self) -> bytes:
-        """Everything that another tracker needs to go on here."""
+        """Return everything that another tracker needs to go on here."""
 
 
 TrackerFactory = Callable[[Sequence[str]], Tracker]

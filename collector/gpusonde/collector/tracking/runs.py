@@ -28,7 +28,7 @@ _ACTIVITY = tuple(
 
 
 def has_activity(metrics: Sequence[str]) -> bool:
-    """Whether any of the metrics tells that a GPU is working."""
+    """Return whether any of the metrics tells that a GPU is working."""
     return any(name in _ACTIVITY for name in metrics)
 
 
@@ -382,7 +382,7 @@ def _beginning_with(samples: Samples) -> Resume:
 
 
 def _is_shared(binding: Binding) -> bool:
-    """Whether another job held the GPU before, and still does."""
+    """Return whether another job held the GPU before, and still does."""
     return binding.labels.get("shared") == "true"
 
 

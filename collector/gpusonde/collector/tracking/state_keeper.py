@@ -27,7 +27,7 @@ class Stateful(Protocol):
         """Whether a run is open."""
 
     def state(self) -> FollowerState | None:
-        """What another follower needs to go on here."""
+        """Return what another follower needs to go on here."""
 
 
 @dataclass(frozen=True)

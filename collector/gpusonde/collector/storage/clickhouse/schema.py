@@ -97,7 +97,7 @@ def _raw_columns(metric: Metric) -> list[tuple[str, str]]:
 
 
 def _second_columns(metric: Metric) -> list[tuple[str, str]]:
-    """The columns that averages over seconds have in every engine."""
+    """Return the columns that rollups have in every engine."""
     value, count = f"{_type(metric)} DEFAULT nan CODEC(ZSTD(1))", "UInt32 CODEC(ZSTD(1))"
     return [(name, count if name == count_column(metric.name) else value) for name in rollup_columns(metric.name)]
 
@@ -278,7 +278,7 @@ _SECONDS_VIEW = "samples_1s_of_samples"
 
 
 def _seconds_query() -> str:
-    """One row per GPU, second and record: the same record inserted again gives the same rows."""
+    """Return the query of one row per GPU, second and record: a record inserted again gives the same rows."""
     columns = [
         "gpu_uuid",
         f"intDiv(samples.time_unix_nano, {SECOND_NS}) * {SECOND_NS} AS time_unix_nano",

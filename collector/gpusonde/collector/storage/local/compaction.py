@@ -262,7 +262,7 @@ class _SegmentSink:
         return len(data)
 
     def flush(self) -> None:
-        """Nothing to do: nothing is buffered."""
+        """Do nothing: nothing is buffered."""
 
     def close(self) -> None:
         """Arrow's word that it has written all; the file is still to be synced."""

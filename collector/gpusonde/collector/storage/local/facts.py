@@ -238,7 +238,7 @@ def _save_record(
 
 
 def _is_empty(record: StoredRecord) -> bool:
-    """Whether no row would say that the record was there."""
+    """Return whether no row would say that the record was there."""
     if isinstance(record, BindingsRecord):
         return not record.bindings
     if isinstance(record, EventsRecord):
