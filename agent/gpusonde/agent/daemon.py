@@ -235,7 +235,10 @@ class Agent:
         )
 
     def error(self) -> str | None:
-        """Return why the agent should be restarted although all of its parts move, or None."""
+        """Return why the agent should be restarted although all of its parts move, or None.
+
+        A full disk ends the agent with SIGTERM (see the unit), so that it can still send what it has.
+        """
         return None if self._spool.accepts_writes else f"the spool {self._spool.directory} cannot be written"
 
     def unready(self) -> str | None:

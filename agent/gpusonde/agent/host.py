@@ -1,7 +1,4 @@
-"""Facts of the machine that the agent runs on.
-
-``HostLoadReader``: what the machine is doing, from the kernel's counters.
-"""
+"""The machine that the agent runs on: its facts, and what it is doing (``HostLoadReader``, the kernel's counters)."""
 
 from __future__ import annotations
 

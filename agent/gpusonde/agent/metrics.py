@@ -1,8 +1,7 @@
-"""``AgentMetrics``: the agent's counters as Prometheus metrics, read when they are asked for.
+"""What the agent says about itself: every tick taken or missed, every record kept or lost, as Prometheus metrics.
 
-Names, meanings and what to do about them: ``docs/agent.md``. No label holds a job, a user or a GPU's UUID.
-
-What the agent says about itself: every tick taken or missed, every record kept or lost.
+Parts count in plain objects (``SelfCounters``, ``RecordAges``); ``AgentMetrics`` turns them into metrics when they are
+asked for. Names, meanings and what to do about them: ``docs/agent.md``. No label holds a job, a user or a GPU's UUID.
 """
 
 from __future__ import annotations

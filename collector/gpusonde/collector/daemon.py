@@ -156,7 +156,7 @@ class _Collector:
         )
 
     def error(self) -> str | None:
-        """Return None: a full disk is no reason to restart the collector."""
+        """Return None: with a full disk the collector still answers, and it takes records again by itself."""
         return None
 
     def unready(self) -> str | None:

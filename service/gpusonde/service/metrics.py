@@ -1,7 +1,4 @@
-"""Metric families as their collectors write them: one line each.
-
-``Distribution``: how long something takes, as a Prometheus histogram, at a cost that a hot path can pay.
-"""
+"""Metric families as their collectors write them, one line each, and ``Distribution`` for hot paths."""
 
 from __future__ import annotations
 

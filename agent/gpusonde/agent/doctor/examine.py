@@ -1,6 +1,6 @@
-"""``examine``: opens every source as the agent would, samples it briefly, and keeps what it said.
+"""Try what an agent would use on this host: ``examine`` its sources of readings, ``examine_jobs`` its sources of jobs.
 
-``examine_jobs``: asks every source of jobs once, and keeps what it said.
+Every source is opened as the agent would, sampled briefly, and asked what it says; nothing is sent anywhere.
 """
 
 from __future__ import annotations

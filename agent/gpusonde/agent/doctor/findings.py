@@ -1,7 +1,4 @@
-"""What the examination of a host found.
-
-From findings to what to do next.
-"""
+"""What the examination of a host found, and what to do next about it."""
 
 from __future__ import annotations
 

@@ -3,9 +3,7 @@
 Of a process only three things are read, all open to every user: its cgroup, its start and its owner. Environment and
 command line are not.
 
-What a process belongs to, from the text of ``/proc/PID/cgroup``.
-
-Layouts, in cgroup version 1 (one line per controller) and version 2 (one line, ``0::PATH``):
+Layouts of ``/proc/PID/cgroup``, in cgroup version 1 (one line per controller) and version 2 (one line, ``0::PATH``):
 
 * Slurm: ``.../slurm/uid_1000/job_123/step_0/...``, ``/system.slice/slurmstepd.scope/job_123/step_0/user/task_0``;
 * kubelet with the cgroupfs driver: ``/kubepods/burstable/podUID/CONTAINER``;

@@ -1,20 +1,15 @@
-"""``Owner``: one job as one source sees it, and the words that every source of jobs shares.
+"""What sources of jobs share (``Owner``, ``DeviceNames``), and the simplest of them: Slurm's mapping files.
 
-``DeviceNames``: the names that schedulers give to GPUs -> the key under which we sample them.
-
-One GPU has an index in three orders, which differ on some hosts:
+``DeviceNames`` turns the names that schedulers give to GPUs into the key under which they are sampled. One GPU has an
+index in three orders, which differ on some hosts; a UUID is the same everywhere:
 
 * NVML's (nvidia-smi, DCGM, ``CUDA_DEVICE_ORDER=PCI_BUS_ID``): by PCI bus address;
 * the device file's: N of ``/dev/nvidiaN``, what Slurm's ``SLURM_JOB_GPUS`` counts;
-* CUDA's own default: fastest first. No scheduler counts so, and we never do.
+* CUDA's own default: fastest first. No scheduler counts so, and the agent never does.
 
-A UUID is the same everywhere.
-
-Slurm's jobs from mapping files: one file per GPU, holding the ids of the jobs on it, one per line.
-
-A prolog writes them and an epilog removes them (``deploy/slurm``). The format is that of dcgm-exporter's
-``--hpc-job-mapping-dir``, so one folder serves both. A file's name is a UUID of a GPU or MIG instance, the index of a
-GPU, or ``INDEX.INSTANCE`` for a GPU instance of MIG.
+Mapping files are one per GPU with the ids of the jobs on it, one per line. A prolog writes them and an epilog removes
+them (``deploy/slurm``). The format is that of dcgm-exporter's ``--hpc-job-mapping-dir``, so one folder serves both. A
+file's name is a UUID of a GPU or MIG instance, the index of a GPU, or ``INDEX.INSTANCE`` for a GPU instance of MIG.
 """
 
 from __future__ import annotations

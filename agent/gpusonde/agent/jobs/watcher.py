@@ -1,8 +1,6 @@
-"""``JobWatcher``: asks every source of jobs at a slow pace, and records what changed.
+"""``JobWatcher``: asks every configured source of jobs at a slow pace, and records what changed.
 
-The open bindings on disk, so that a job that ends while the agent is away is ended when it comes back.
-
-From ``[jobs]`` to a :class:`JobWatcher`.
+What is open is kept on disk, so that a job that ends while the agent is away is ended when it comes back.
 """
 
 from __future__ import annotations

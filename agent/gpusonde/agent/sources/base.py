@@ -1,9 +1,8 @@
-"""What every source of readings looks like to the sampler.
+"""What every source of readings looks like to the sampler, and what a measured value cannot be.
 
 A source hides one vendor library (or one recorded trace) behind three calls. It decides once, in
-:meth:`GpuSource.open`, which GPUs and which columns it will give, and gives exactly those afterwards.
-
-What a measured value cannot be: sentinels, impossible figures, and zeros while the GPU works.
+:meth:`GpuSource.open`, which GPUs and which columns it will give, and gives exactly those afterwards. Sentinels,
+impossible figures, and zeros while the GPU works become missing values with a reason.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""From the configuration to a source.
-
-``AutoSource``: the best source that this host has.
-"""
+"""From the configuration to a source; ``AutoSource`` is the best one that this host has."""
 
 from __future__ import annotations
 

@@ -10,11 +10,7 @@ Layout, all little-endian::
 The context makes every segment readable by itself: when older segments are dropped or were acknowledged by another
 collector, the inventory can still be sent ahead of the batches that refer to it.
 
-What can be wrong with a spool.
-
-What is known of a segment file without reading it.
-
-LossReports: how records that were given up are told to the collector.
+LossReports tell the collector of records that were given up; they take their place.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
-"""Certificates and keys on disk: read together, and only when they fit together.
+"""Certificates and keys on disk: read together, only when they fit together, with a word in time before they expire.
 
-Saying in time that a certificate runs out.
-
-When a certificate expires.
-
-Only this one field is needed, and the library that reads the rest adds 10 MB to an agent that has 60 MB to live in. So
-the two dates are found by walking the DER of RFC 5280: Certificate > TBSCertificate > validity. No trust is decided
-here: gRPC has verified, or will verify, the certificate.
+When a certificate expires is found by walking the DER of RFC 5280 to its two dates: Certificate > TBSCertificate >
+validity. Only this one field is needed, and the library that reads the rest adds 10 MB to an agent that has 60 MB to
+live in. No trust is decided here: gRPC has verified, or will verify, the certificate.
 """
 
 from __future__ import annotations

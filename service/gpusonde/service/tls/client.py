@@ -1,7 +1,4 @@
-"""How a client proves who it is and knows who answers.
-
-Which addresses are reachable from this host only.
-"""
+"""How a client proves who it is and knows who answers, and which addresses only this host can reach."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Finds NVIDIA's Python bindings of DCGM where its packages put them.
+"""Finds NVIDIA's Python bindings of DCGM where its packages put them, and names what an engine measures.
 
 The bindings (``pydcgm``, ``dcgm_agent``, ``dcgm_structs`` ...) are flat modules in a folder of the DCGM package. They
-are on no package index, and they are not vendored here because they must match the installed ``libdcgm``.
-
-What a DCGM engine measures: GPUs, and the MIG instances of those that are split.
+are on no package index, and they are not vendored here because they must match the installed ``libdcgm``. An engine
+measures GPUs, and the MIG instances of those that are split.
 """
 
 from __future__ import annotations

@@ -1,14 +1,9 @@
-"""``Engine``: one connection to a DCGM host engine, or an engine inside this process.
+"""``Engine``: one connection to a DCGM host engine, or an engine inside this process; ``EngineLink`` renews it.
 
-DCGM's return codes as our exceptions and reasons.
-
-Calls into DCGM's library that may never return, made so that the sampler goes on.
-
-A host engine that hangs holds its client inside the library (seen with profiling fields, NVIDIA/DCGM issue 144), and no
-thread can be stopped there. So the calls of a connection are made by a thread of its own; one that does not return in
-time is left behind with its connection. It is a daemon thread, so the process can still end.
-
-``EngineLink``: the connection to an engine over the life of a source, lost and made again.
+DCGM's return codes become the errors of ``gpusonde.errors`` and reasons of missing values here. A host engine that
+hangs holds its client inside the library (seen with profiling fields, NVIDIA/DCGM issue 144), and no thread can be
+stopped there. So the calls of a connection are made by a thread of its own; one that does not return in time is left
+behind with its connection, and the sampler goes on. It is a daemon thread, so the process can still end.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """One GPU as DCGM shows it: values in, ticks out, and whether it is still there.
 
-``TickGrid``: values with times of their own -> ticks with all columns.
-
-The engine stamps every value when it was measured and delivers late. The grid has the agent's interval and the engine's
-phase, which it follows as the engine's clock drifts, so that each measurement falls into the middle of its own tick.
-Profiling values can come from another thread of the engine than the rest: each watch has a phase of its own.
-
-One value of the engine: a number in the catalogue's unit, or the reason why there is none.
+The engine stamps every value when it was measured and delivers late. ``TickGrid`` makes ticks with all columns of such
+values: it has the agent's interval and the engine's phase, which it follows as the engine's clock drifts, so that each
+measurement falls into the middle of its own tick. Profiling values can come from another thread of the engine than the
+rest: each watch has a phase of its own.
 """
 
 from __future__ import annotations

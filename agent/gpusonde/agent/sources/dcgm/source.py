@@ -1,10 +1,8 @@
 """``DcgmSource``: all GPUs and MIG instances of this host through a DCGM host engine.
 
-Gives the profiling counters to another profiler for as long as a file exists.
-
-Before Hopper the counters belong to one profiler per host: Nsight and CUPTI fail while DCGM reads them.
-
-When a watch has to be renewed: profiling fields of DCGM stop after hours or after an XID.
+``ProfilingPause`` gives the profiling counters to another profiler for as long as a file exists: before Hopper they
+belong to one profiler per host, and Nsight and CUPTI fail while DCGM reads them. ``StuckWatch`` says when a watch has
+to be renewed: profiling fields of DCGM stop after hours or after an XID.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""``Watch``: one set of fields that the engine records for some GPUs, and what it recorded since the last look.
+"""``Watch``: fields that the engine records for some GPUs, and what it recorded since the last look.
 
-Finds the GPUs and MIG instances behind an engine, and the names by which the fleet knows them.
-
-What DCGM, and NVML where it is there, tell of a GPU beside its metrics.
+Also finds the GPUs and MIG instances behind an engine, the names by which the fleet knows them, and what DCGM, and NVML
+where it is there, tell of a GPU beside its metrics.
 """
 
 from __future__ import annotations

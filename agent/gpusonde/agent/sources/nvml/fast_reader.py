@@ -1,12 +1,9 @@
 """What is read every tick: structures made once, values written into the tick's row, nothing allocated in between.
 
-Left out on purpose: ``nvmlDeviceGetPcieThroughput`` blocks 20 ms for each direction, so eight GPUs would need 320 ms
-of a 100 ms tick.
-
-C layouts of ``nvml.h`` that are read every tick.
-
-pynvml has them too, but its structures convert on every attribute access in Python, which costs more than the call. The
-large request of GPM is pynvml's own (its length is the library's); only a view on it is made here.
+pynvml has the C layouts of ``nvml.h`` too, but its structures convert on every attribute access in Python, which costs
+more than the call. The large request of GPM is pynvml's own (its length is the library's); only a view on it is made
+here. Left out on purpose: ``nvmlDeviceGetPcieThroughput`` blocks 20 ms for each direction, so eight GPUs would need
+320 ms of a 100 ms tick.
 """
 
 from __future__ import annotations

@@ -1,11 +1,4 @@
-"""One GPU, or one MIG instance, read through NVML.
-
-MIG: the instances that a GPU is split into, as NVML shows them.
-
-What NVML shows of a host: whole GPUs, and the instances of those that are split.
-
-A GPU or MIG instance as it stands in the inventory.
-"""
+"""What NVML shows of a host, GPUs and the MIG instances of those that are split: how each is read and described."""
 
 from __future__ import annotations
 

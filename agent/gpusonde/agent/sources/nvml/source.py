@@ -1,7 +1,4 @@
-"""``NvmlSource``: all GPUs and MIG instances of this host through NVML.
-
-XID errors: the driver's own reports that something went wrong with a GPU.
-"""
+"""``NvmlSource``: all GPUs and MIG instances of this host through NVML, with XID errors as the driver reports them."""
 
 from __future__ import annotations
 
