@@ -45,9 +45,8 @@ An hour at 10 Hz, records of 8 GPUs and a second each, times that jitter by 0.3 
 3. the same without idle stretches, which is the worst case.
 
 A sample is one value of one metric; its bytes include times, sequences and footers. The bars are 1.6 bytes per sample
-after compaction, and 5 ms for an hour of one GPU and one metric, warm. Appends run beside compaction at
-`store.compact_share` 0.25. An hour in the log means that no segment could be written for so long; a restart normally
-finds a minute of it.
+after compaction, and 5 ms for an hour of one GPU and one metric, warm. Appends run beside compaction with a quarter of
+a core. An hour in the log means that no segment could be written for so long; a restart normally finds a minute of it.
 
 """
 
