@@ -151,7 +151,7 @@ def _predict_here(args: argparse.Namespace) -> StepsPayload:
 
     requests, notes = _make_requests(args)
     model = WorkloadModel.shipped() if args.model is None else WorkloadModel.load(args.model)
-    known = model.state.familiarity.environments
+    known = model.state.ood_detector.environments
     if args.environment not in (None, *known):
         notes.append(f"environments that the model knows: {', '.join(known) or 'none'}")
     found = model.predict(requests, regressor=args.regressor)

@@ -100,7 +100,7 @@ def test_what_hosts_had_free_survives_the_file(catalog, measurements, tmp_path):
     fitted = WorkloadModel(catalog).fit(told, regressor="linear")
     fitted.save(tmp_path / "model.zip")
     loaded = WorkloadModel.load(tmp_path / "model.zip", catalog=catalog)
-    assert loaded.state.familiarity.hosts == fitted.state.familiarity.hosts
+    assert loaded.state.ood_detector.hosts == fitted.state.ood_detector.hosts
     asked = WorkloadRequest(chain(48, 8), 16, HERE)
     alone, other = loaded.predict([asked, at_hosts(asked, cores=800.0)])
     # All hosts were the same: it counts for nothing, but is known to be another one.

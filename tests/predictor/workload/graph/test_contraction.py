@@ -1,6 +1,6 @@
 import pytest
 
-from gpusonde.predictor.workload.graph.assembly import contraction_shapes, first_contraction, tensordot_equation
+from gpusonde.predictor.workload.graph.builder import contraction_shapes, first_contraction, tensordot_equation
 
 
 @pytest.mark.parametrize(

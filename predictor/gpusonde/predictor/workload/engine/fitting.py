@@ -32,9 +32,9 @@ from gpusonde.predictor.workload.engine.features import (
 )
 from gpusonde.predictor.workload.engine.learning.estimator import Candidate, Estimator
 from gpusonde.predictor.workload.engine.out_of_distribution import (
-    Familiarity,
     Intervals,
     Newness,
+    OutOfDistributionDetector,
     left_out_quantiles,
     place_quantiles,
     quantile_of,
@@ -276,7 +276,7 @@ class FittedState:
     estimators: Mapping[str, FittedEstimator]
     roofline: CalibratedRoofline
     roofline_errors: Calibration
-    familiarity: Familiarity
+    ood_detector: OutOfDistributionDetector
     intervals: Intervals
     rows: int
     encoder: EncoderReference | None = None
@@ -345,7 +345,7 @@ def fit_state(
         estimators=estimators,
         roofline=roofline,
         roofline_errors=quantile_of(roofline_errors, coverage),
-        familiarity=Familiarity.fit(table, architectures.tolist(), gpus),
+        ood_detector=OutOfDistributionDetector.fit(table, architectures.tolist(), gpus),
         intervals=Intervals(coverage, _new_quantiles(table, log_seconds, measurements, roofline, gpus, coverage)),
         rows=len(measurements),
         encoder=encoder if trial is not None and trial.kept else None,

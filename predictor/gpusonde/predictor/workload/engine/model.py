@@ -17,7 +17,7 @@ from gpusonde.predictor.workload.embedding.registry import Registry
 from gpusonde.predictor.workload.engine.encoders import EncoderEmbedder, EncoderReference, embedder_of
 from gpusonde.predictor.workload.engine.features import ROOFLINE, WITH_EMBEDDING, FeatureBuilder, FeatureTable
 from gpusonde.predictor.workload.engine.fitting import FittedState, fit_state
-from gpusonde.predictor.workload.engine.out_of_distribution import Assessment
+from gpusonde.predictor.workload.engine.out_of_distribution import OodScore
 from gpusonde.predictor.workload.engine.persistence import read_model, write_model
 from gpusonde.predictor.workload.engine.request import WorkloadMeasurement, WorkloadPrediction, WorkloadRequest
 from gpusonde.predictor.workload.graph import WorkloadGraph
@@ -162,15 +162,15 @@ class WorkloadModel:
         embedding = self._embedding(requests) if features in WITH_EMBEDDING else None
         table = self._features.table(requests, embedding)
         gpus = [self._features.spec(each.cluster.device) for each in requests]
-        assessments = state.familiarity.assess(table, gpus)
+        ood_scores = state.ood_detector.score(table, gpus)
         roofline = state.roofline.log_seconds(table)
         estimated = chosen.estimator.log_seconds(table, roofline)
         found = []
-        for row, (assessment, gpu) in enumerate(zip(assessments, gpus, strict=True)):
-            falls_back = assessment.out_of_distribution and state.kind == "default"
+        for row, (ood_score, gpu) in enumerate(zip(ood_scores, gpus, strict=True)):
+            falls_back = ood_score.out_of_distribution and state.kind == "default"
             centre = float(roofline[row] if falls_back else estimated[row])
-            known = chosen.widest if assessment.new_at_place else chosen.calibration(str(table.environment[row]))
-            width = state.intervals.half_width(assessment, state.roofline_errors if falls_back else known)
+            known = chosen.widest if ood_score.new_at_place else chosen.calibration(str(table.environment[row]))
+            width = state.intervals.half_width(ood_score, state.roofline_errors if falls_back else known)
             width = min(width, _WIDEST)
             found.append(
                 WorkloadPrediction(
@@ -180,29 +180,29 @@ class WorkloadModel:
                     coverage=state.intervals.coverage,
                     regressor=FALLBACK if falls_back else name,
                     features=ROOFLINE if falls_back else features,
-                    out_of_distribution=assessment.out_of_distribution,
+                    out_of_distribution=ood_score.out_of_distribution,
                     reasons=(
-                        *self._reasons(assessment, gpu, table, row, falls_back=falls_back),
+                        *self._reasons(ood_score, gpu, table, row, falls_back=falls_back),
                         *_of_hosts(requests[row], counted=chosen.estimator.counts_hosts and not falls_back),
                     ),
-                    nearest=assessment.nearest,
+                    nearest=ood_score.nearest,
                 )
             )
         return found
 
     def _reasons(
-        self, assessment: Assessment, gpu: GpuSpec, table: FeatureTable, row: int, *, falls_back: bool
+        self, ood_score: OodScore, gpu: GpuSpec, table: FeatureTable, row: int, *, falls_back: bool
     ) -> list[str]:
-        known = self.state.familiarity
-        reasons = [*assessment.unlike_network, *assessment.unlike_cluster]
-        if assessment.unknown_device:
+        known = self.state.ood_detector
+        reasons = [*ood_score.unlike_network, *ood_score.unlike_cluster]
+        if ood_score.unknown_device:
             names = ", ".join(each.name for each in known.gpus.gpus)
             reasons.append(f"nothing was measured on {gpu.name}: extrapolated by its data sheet from {names}")
         if falls_back:
             reasons.append("answered by the calibrated roofline, which has few features and extrapolates best")
-        if assessment.new_at_place:
-            reasons.append(assessment.new_at_place)
-        elif assessment.unknown_place:
+        if ood_score.new_at_place:
+            reasons.append(ood_score.new_at_place)
+        elif ood_score.unknown_place:
             place = str(table.environment[row])
             where = f"the environment {place!r} is none that was measured" if place else "no known environment is named"
             reasons.append(f"{where}: frameworks and hosts differ, so the interval is that of a new one")

@@ -1,4 +1,4 @@
-"""``Familiarity``: whether a request is like what a model was fitted on, and what it is most like.
+"""``OutOfDistributionDetector``: whether a request is like what a model was fitted on, and what it is most like.
 
 ``HostRange``: what the hosts of measurements had free, against what those of a question have.
 
@@ -104,7 +104,7 @@ _DEVICES, _NODES, _BATCH = (CLUSTER_COLUMNS.index(name) for name in ("log_device
 
 
 @dataclass(frozen=True)
-class Assessment:
+class OodScore:
     """How a request relates to what was measured.
 
     Attributes:
@@ -133,7 +133,7 @@ class Assessment:
 
 
 @dataclass(frozen=True)
-class Familiarity:
+class OutOfDistributionDetector:
     """What was measured.
 
     Attributes:
@@ -170,7 +170,9 @@ class Familiarity:
         return tuple(self.places)
 
     @classmethod
-    def fit(cls, table: FeatureTable, architectures: Sequence[str], gpus: Sequence[GpuSpec]) -> Familiarity:
+    def fit(
+        cls, table: FeatureTable, architectures: Sequence[str], gpus: Sequence[GpuSpec]
+    ) -> OutOfDistributionDetector:
         """Note what was measured.
 
         Args:
@@ -205,7 +207,7 @@ class Familiarity:
             hosts=measured_hosts(table.cluster),
         )
 
-    def assess(self, table: FeatureTable, gpus: Sequence[GpuSpec]) -> list[Assessment]:
+    def score(self, table: FeatureTable, gpus: Sequence[GpuSpec]) -> list[OodScore]:
         """Compare requests with what was measured.
 
         Args:
@@ -226,7 +228,7 @@ class Familiarity:
                 seen[gpu.name] = (unknown, self.gpus.interval_inflation(gpu) if unknown else 1.0)
             unlike, nearest = known[key]
             found.append(
-                Assessment(
+                OodScore(
                     unlike_network=unlike,
                     unlike_cluster=tuple(self._cluster(table, row)),
                     unknown_device=seen[gpu.name][0],
@@ -328,23 +330,23 @@ class Intervals:
     coverage: float
     quantiles: Mapping[Newness, Calibration]
 
-    def half_width(self, assessment: Assessment, architecture: Calibration) -> float:
+    def half_width(self, ood_score: OodScore, architecture: Calibration) -> float:
         """Half width of a request's interval.
 
         Args:
-            assessment: Of the request.
+            ood_score: Of the request.
             architecture: Of the regressor that answers, where nothing but the architecture is new.
         """
         widths = []
-        if assessment.unlike_network or assessment.unlike_cluster:
+        if ood_score.unlike_network or ood_score.unlike_cluster:
             widths.append(self._quantile(Newness.FAMILY))
-        if assessment.unlike_cluster:
+        if ood_score.unlike_cluster:
             # What no measurement tells of is as uncertain as the most uncertain of what they do.
             widths.append(max(self._quantile(each) for each in (Newness.PLACE, Newness.DEVICE)))
         # A device that is left out takes its place with it: its errors hold those of a new place.
-        if assessment.unknown_device:
-            widths.append(assessment.device_inflation * self._quantile(Newness.DEVICE))
-        elif assessment.unknown_place:
+        if ood_score.unknown_device:
+            widths.append(ood_score.device_inflation * self._quantile(Newness.DEVICE))
+        elif ood_score.unknown_place:
             widths.append(self._quantile(Newness.PLACE))
         return max(architecture.quantile, math.hypot(*widths))
 

@@ -32,7 +32,12 @@ from gpusonde.predictor.workload.engine.features import (
 )
 from gpusonde.predictor.workload.engine.fitting import KINDS, FittedEstimator, FittedState
 from gpusonde.predictor.workload.engine.learning.estimator import Candidate, Estimator
-from gpusonde.predictor.workload.engine.out_of_distribution import Familiarity, HostRange, Intervals, Newness
+from gpusonde.predictor.workload.engine.out_of_distribution import (
+    HostRange,
+    Intervals,
+    Newness,
+    OutOfDistributionDetector,
+)
 from gpusonde.predictor.workload.engine.regressors import REGRESSORS, FittedRegressor, Standardisation, check_arrays
 from gpusonde.service.durable_files import write_durably
 
@@ -90,7 +95,7 @@ def read_model(path: Path) -> tuple[FittedState, str]:
 
 
 def _document(state: FittedState) -> dict[str, Any]:
-    familiarity = state.familiarity
+    ood_detector = state.ood_detector
     # Models without an embedding are what they were before there was a name for its encoder.
     encoder = {} if state.encoder is None else {"encoder": asdict(state.encoder)}
     return {
@@ -107,24 +112,24 @@ def _document(state: FittedState) -> dict[str, Any]:
         "roofline_errors": asdict(state.roofline_errors),
         "estimators": {name: _described(each) for name, each in state.estimators.items()},
         "familiarity": {
-            "usual_distance": familiarity.networks.usual_distance,
-            "architectures": list(familiarity.architectures),
-            "batches": list(familiarity.batches),
-            "devices": familiarity.devices,
-            "nodes": familiarity.nodes,
-            "gpus": [asdict(gpu) for gpu in familiarity.gpus.gpus],
-            "precisions": list(familiarity.precisions),
-            "parallelisms": list(familiarity.parallelisms),
-            "places": {place: list(batches) for place, batches in familiarity.places.items()},
-            "settings": sorted(familiarity.settings),
-            **_hosts(familiarity),
+            "usual_distance": ood_detector.networks.usual_distance,
+            "architectures": list(ood_detector.architectures),
+            "batches": list(ood_detector.batches),
+            "devices": ood_detector.devices,
+            "nodes": ood_detector.nodes,
+            "gpus": [asdict(gpu) for gpu in ood_detector.gpus.gpus],
+            "precisions": list(ood_detector.precisions),
+            "parallelisms": list(ood_detector.parallelisms),
+            "places": {place: list(batches) for place, batches in ood_detector.places.items()},
+            "settings": sorted(ood_detector.settings),
+            **_hosts(ood_detector),
         },
     }
 
 
-def _hosts(familiarity: Familiarity) -> dict[str, Any]:
+def _hosts(ood_detector: OutOfDistributionDetector) -> dict[str, Any]:
     # As with the encoder.
-    hosts = {name: asdict(known) for name, known in familiarity.hosts.items()}
+    hosts = {name: asdict(known) for name, known in ood_detector.hosts.items()}
     return {"hosts": hosts} if hosts else {}
 
 
@@ -146,13 +151,13 @@ def _described(fitted: FittedEstimator) -> dict[str, Any]:
 
 
 def _arrays(state: FittedState) -> dict[str, npt.NDArray[Any]]:
-    networks = state.familiarity.networks
+    networks = state.ood_detector.networks
     arrays: dict[str, npt.NDArray[Any]] = {
         "roofline.common": state.roofline.common,
         "familiarity.center": networks.center,
         "familiarity.spread": networks.spread,
         "familiarity.points": networks.points,
-        "familiarity.totals": state.familiarity.totals,
+        "familiarity.totals": state.ood_detector.totals,
     }
     for level, deviations in enumerate(state.roofline.deviations):
         arrays[f"roofline.{level}"] = deviations
@@ -178,7 +183,7 @@ def _state(document: Mapping[str, Any], arrays: Arrays) -> FittedState:
         estimators=estimators,
         roofline=_roofline(document["roofline"], arrays),
         roofline_errors=_calibration(document["roofline_errors"]),
-        familiarity=_familiarity(document["familiarity"], arrays),
+        ood_detector=_familiarity(document["familiarity"], arrays),
         intervals=Intervals(coverage, quantiles),
         rows=int(document["rows"]),
         encoder=_encoder(document["encoder"]) if "encoder" in document else None,
@@ -209,7 +214,7 @@ def _roofline(stored: Mapping[str, Any], arrays: Arrays) -> CalibratedRoofline:
     return CalibratedRoofline(common, names, deviations)
 
 
-def _familiarity(stored: Mapping[str, Any], arrays: Arrays) -> Familiarity:
+def _familiarity(stored: Mapping[str, Any], arrays: Arrays) -> OutOfDistributionDetector:
     center, spread, points, totals = (
         arrays[f"familiarity.{name}"] for name in ("center", "spread", "points", "totals")
     )
@@ -222,7 +227,7 @@ def _familiarity(stored: Mapping[str, Any], arrays: Arrays) -> Familiarity:
     least, most = map(float, stored["batches"])
     gpus = tuple(TrainedGpu(**gpu) for gpu in stored["gpus"])
     _sound(len(gpus) > 0, "its devices")
-    return Familiarity(
+    return OutOfDistributionDetector(
         networks=RunNeighbourhood(center, spread, points, usual),
         architectures=architectures,
         totals=totals,

@@ -1,4 +1,4 @@
-"""Hands the nodes of an ONNX file to a graph's assembly.
+"""Hands the nodes of an ONNX file to a graph's builder.
 
 Activations and attention that ONNX writes as several nodes, put together again: they are one operation elsewhere.
 """
@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from gpusonde.errors import MalformedGraphError, UnsupportedGraphError
-from gpusonde.predictor.workload.graph.assembly import GraphAssembly
+from gpusonde.predictor.workload.graph.builder import GraphBuilder
 from gpusonde.predictor.workload.graph.ir import Primitive, Shape, WorkloadGraph
 from gpusonde.predictor.workload.graph.limits import GraphLimits
 from gpusonde.predictor.workload.graph.onnx.model import DEFAULT_DOMAINS, OnnxModel, OnnxNode, OnnxTensor
 from gpusonde.predictor.workload.graph.onnx.shapes import Shapes
-from gpusonde.predictor.workload.graph.vocabulary import CONSTANT, VIEW, Role, onnx_role
+from gpusonde.predictor.workload.graph.op_registry import CONSTANT, VIEW, OpType, onnx_op_type
 
 _GATES = {"Sigmoid": "SiLU", "HardSigmoid": "HardSwish"}
 _SCALED = frozenset({"Div", "Mul"})
@@ -202,7 +202,7 @@ class NodeReader:
         for node, key in zip(model.nodes, self._keys, strict=True):
             if node.constant is not None and not node.inputs:
                 self._tensors[key] = OnnxTensor(key, node.constant.shape, node.constant.is_float)
-        self._roles = [_role(node, model, self._tensors) for node in model.nodes]
+        self._roles = [_op_type(node, model, self._tensors) for node in model.nodes]
         self._trained = self._find_trained()
         self._constants = self._find_constants()
         self._recurrent = self._find_recurrent()
@@ -212,8 +212,8 @@ class NodeReader:
     def wanted(self) -> Iterator[str]:
         """Yield the tensors whose shapes the graph needs."""
         unwanted = {*self._constants, *self._tensors, *self._fusions.inner}
-        for key, role in zip(self._keys, self._roles, strict=True):
-            if role is not CONSTANT and key not in unwanted:
+        for key, op_type in zip(self._keys, self._roles, strict=True):
+            if op_type is not CONSTANT and key not in unwanted:
                 yield key
 
     def assemble(self, name: str, shapes: Shapes, limits: GraphLimits) -> WorkloadGraph:
@@ -229,91 +229,91 @@ class NodeReader:
             GraphLimitError: It has too many edges.
             UnsupportedGraphError: A shape is missing, or the file defines operators of its own.
         """
-        assembly = GraphAssembly(name, "onnx")
+        builder = GraphBuilder(name, "onnx")
         for tensor in self._model.tensors.values():
-            self._add_tensor(assembly, tensor)
+            self._add_tensor(builder, tensor)
         for key, shape in shapes.inputs.items():
-            assembly.add_input(key, shape)
+            builder.add_input(key, shape)
         written = {*self._model.tensors, *shapes.inputs}
-        for node, key, role in zip(self._model.nodes, self._keys, self._roles, strict=True):
+        for node, key, op_type in zip(self._model.nodes, self._keys, self._roles, strict=True):
             for output in filter(None, node.outputs):
                 if output in written:
                     raise MalformedGraphError(f"tensor {output!r} is written twice")
                 written.add(output)
-            self._add(assembly, node, key, role, shapes.known, limits)
+            self._add(builder, node, key, op_type, shapes.known, limits)
         for note in self._notes():
-            assembly.add_note(note)
+            builder.add_note(note)
         if shapes.was_symbolic:
-            assembly.add_note(f"the file leaves the batch open: shapes are those of a batch of {shapes.batch_size}")
-        return assembly.build(self._model.outputs, shapes.batch_size)
+            builder.add_note(f"the file leaves the batch open: shapes are those of a batch of {shapes.batch_size}")
+        return builder.build(self._model.outputs, shapes.batch_size)
 
     def _add(
         self,
-        assembly: GraphAssembly,
+        builder: GraphBuilder,
         node: OnnxNode,
         key: str,
-        role: Role | None,
+        op_type: OpType | None,
         shapes: Mapping[str, Shape],
         limits: GraphLimits,
     ) -> None:
         if key in self._tensors:
-            self._add_tensor(assembly, self._tensors[key])
+            self._add_tensor(builder, self._tensors[key])
             return
         if key in self._fusions.inner:
             return
-        if key not in shapes and role is not CONSTANT and key not in self._constants:
+        if key not in shapes and op_type is not CONSTANT and key not in self._constants:
             raise UnsupportedGraphError(f"the shape of tensor {key!r}, which {node.operator} writes, is not known")
         shape = shapes.get(key, ())
         if key in self._sums:
-            assembly.add_view(key, self._sums[key], shape)
+            builder.add_view(key, self._sums[key], shape)
             return
         if key in self._fusions.activations:
             source, read = self._fusions.activations[key]
-            assembly.add_operator(key, Primitive.ACTIVATION, [read], shape, source=source)
+            builder.add_operator(key, Primitive.ACTIVATION, [read], shape, source=source)
             return
         if key in self._fusions.attentions:
             queries, keys, *others = self._fusions.attentions[key]
-            turned = assembly.shape(keys)
-            assembly.add_view(f"{key} keys", keys, (*turned[:-2], *reversed(turned[-2:])))
+            turned = builder.shape(keys)
+            builder.add_view(f"{key} keys", keys, (*turned[:-2], *reversed(turned[-2:])))
             operands = [queries, f"{key} keys", *others]
-            assembly.add_operator(key, Primitive.ATTENTION, operands, shape, source="Attention")
+            builder.add_operator(key, Primitive.ATTENTION, operands, shape, source="Attention")
             return
         arguments = [each or None for each in node.inputs]
         if key in self._biases:
             arguments.append(self._biases[key])
-        assembly.add_operator(
-            key, role, arguments, shape, source=node.operator, groups=node.integer("group", 1),
+        builder.add_operator(
+            key, op_type, arguments, shape, source=node.operator, groups=node.integer("group", 1),
             equation=node.texts.get("equation", "") if node.operator == "Einsum" else "",
         )  # fmt: skip
-        limits.check_count("edges", assembly.edge_count, limits.edges)
+        limits.check_count("edges", builder.edge_count, limits.edges)
         for other in filter(None, node.outputs):
             if other != key:
-                assembly.add_view(other, key, shapes.get(other, shape))
+                builder.add_view(other, key, shapes.get(other, shape))
 
-    def _add_tensor(self, assembly: GraphAssembly, tensor: OnnxTensor) -> None:
+    def _add_tensor(self, builder: GraphBuilder, tensor: OnnxTensor) -> None:
         if tensor.name not in self._trained:
-            assembly.add_constant(tensor.name, tensor.shape)
+            builder.add_constant(tensor.name, tensor.shape)
             return
         shape = tensor.shape
         if tensor.name in self._recurrent and len(shape) > 1:
             # Both directions of a recurrent layer lie in one tensor, as its first extent.
             shape = (shape[0] * shape[1], *shape[2:])
-        assembly.add_parameter(tensor.name, tensor.name, shape)
+        builder.add_parameter(tensor.name, tensor.name, shape)
 
     def _find_recurrent(self) -> frozenset[str]:
         """Arguments of recurrent layers."""
         nodes = zip(self._model.nodes, self._roles, strict=True)
-        return frozenset(each for node, role in nodes if role is Primitive.RECURRENT for each in node.inputs)
+        return frozenset(each for node, op_type in nodes if op_type is Primitive.RECURRENT for each in node.inputs)
 
     def _find_trained(self) -> frozenset[str]:
         """Tensors that are weights: what a file trains it does not say."""
         used: set[str] = set()
         # From the end, so that a tensor whose view is a weight is one, too.
-        for node, key, role in reversed(list(zip(self._model.nodes, self._keys, self._roles, strict=True))):
-            if role is VIEW:
+        for node, key, op_type in reversed(list(zip(self._model.nodes, self._keys, self._roles, strict=True))):
+            if op_type is VIEW:
                 used.update(node.inputs[:1] if key in used else ())
-            elif role in _WITH_WEIGHTS or node.operator == "PRelu":
-                settings = _settings(node, role)
+            elif op_type in _WITH_WEIGHTS or node.operator == "PRelu":
+                settings = _settings(node, op_type)
                 used.update(each for position, each in enumerate(node.inputs) if position not in settings)
         return frozenset(
             name
@@ -324,10 +324,10 @@ class NodeReader:
     def _find_constants(self) -> frozenset[str]:
         """Tensors that depend on no input and no weight."""
         found = {name for name in self._tensors if name not in self._trained}
-        for node, key, role in zip(self._model.nodes, self._keys, self._roles, strict=True):
+        for node, key, op_type in zip(self._model.nodes, self._keys, self._roles, strict=True):
             if key in self._tensors:
                 continue
-            if role is CONSTANT or all(not each or each in found for each in node.inputs):
+            if op_type is CONSTANT or all(not each or each in found for each in node.inputs):
                 found.update(filter(None, node.outputs))
         return frozenset(found)
 
@@ -378,16 +378,16 @@ def _key(node: OnnxNode) -> str:
     return key
 
 
-def _settings(node: OnnxNode, role: Role | None) -> tuple[int, ...]:
+def _settings(node: OnnxNode, op_type: OpType | None) -> tuple[int, ...]:
     """Positions of the arguments that are no weights."""
     if node.operator == _BATCH_NORM:
         return (3, 4)  # mean and variance
-    if role is Primitive.RECURRENT:
+    if op_type is Primitive.RECURRENT:
         return (4, 5, 6)  # lengths and states to begin from
-    return (1,) if role is Primitive.LOOKUP else ()
+    return (1,) if op_type is Primitive.LOOKUP else ()
 
 
-def _role(node: OnnxNode, model: OnnxModel, tensors: Mapping[str, OnnxTensor]) -> Role | None:
+def _op_type(node: OnnxNode, model: OnnxModel, tensors: Mapping[str, OnnxTensor]) -> OpType | None:
     if (node.domain, node.operator) in model.functions:
         raise UnsupportedGraphError(
             f"the file itself defines the operator {node.operator}: inline its functions first "
@@ -395,11 +395,11 @@ def _role(node: OnnxNode, model: OnnxModel, tensors: Mapping[str, OnnxTensor]) -
         )
     if node.domain not in _DOMAINS:
         return None
-    role = onnx_role(node.operator)
+    op_type = onnx_op_type(node.operator)
     if node.operator == "Gemm" and not node.integer("transB", 0):
         # Its weight lies as MatMul's does.
         return Primitive.MATRIX_PRODUCT
-    if role is Primitive.LOOKUP and not (node.inputs and node.inputs[0] in tensors):
+    if op_type is Primitive.LOOKUP and not (node.inputs and node.inputs[0] in tensors):
         # A part of an activation, or of a shape.
         return VIEW
-    return role
+    return op_type

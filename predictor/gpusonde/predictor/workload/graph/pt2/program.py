@@ -1,4 +1,4 @@
-"""Hands the nodes of an exported program, as ``torch.export.save`` writes it down, to a graph's assembly."""
+"""Hands the nodes of an exported program, as ``torch.export.save`` writes it down, to a graph's builder."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from gpusonde.errors import DataDependentGraphError, GraphLimitError, MalformedGraphError, UnsupportedGraphError
-from gpusonde.predictor.workload.graph.assembly import GraphAssembly, Key
+from gpusonde.predictor.workload.graph.builder import GraphBuilder, Key
 from gpusonde.predictor.workload.graph.ir import Primitive, Shape, WorkloadGraph
 from gpusonde.predictor.workload.graph.limits import GraphLimits
-from gpusonde.predictor.workload.graph.vocabulary import PRODUCTS_WITH_A_SUM, is_in_place, torch_name, torch_role
+from gpusonde.predictor.workload.graph.op_registry import PRODUCTS_WITH_A_SUM, is_in_place, torch_name, torch_op_type
 
 _CHOICES = frozenset({"cond", "while_loop", "switch"})
 _MOST_NESTED = 8
@@ -34,7 +34,7 @@ class ProgramReader:
 
     def __init__(self, document: object, name: str, weights: object, limits: GraphLimits) -> None:
         self._module = _get(_of_type(document, dict, "the program"), "graph_module", dict)
-        self._assembly = GraphAssembly(name, "pt2")
+        self._builder = GraphBuilder(name, "pt2")
         self._limits = limits
         self._same = _same_tensors(weights)
         self._nodes = self._arguments = self._scopes = 0
@@ -60,8 +60,8 @@ class ProgramReader:
         if self._batch_size is None:
             raise UnsupportedGraphError("no input of the program is a tensor whose first extent is the batch")
         if self._is_open:
-            self._assembly.add_note("the program leaves sizes open: shapes are those of the example")
-        return self._assembly.build(outputs, self._batch_size)
+            self._builder.add_note("the program leaves sizes open: shapes are those of the example")
+        return self._builder.build(outputs, self._batch_size)
 
     def _read_input(self, specification: Mapping[str, Any], shapes: Mapping[str, Shape]) -> None:
         for kind, value in specification.items():
@@ -72,13 +72,13 @@ class ProgramReader:
             shape = shapes[name]
             if kind == "parameter":
                 called = _get(value, "parameter_name", str)
-                self._assembly.add_parameter(_key(0, name), self._same.get(called, called), shape)
+                self._builder.add_parameter(_key(0, name), self._same.get(called, called), shape)
             elif kind == "user_input":
-                self._assembly.add_input(_key(0, name), shape, name)
+                self._builder.add_input(_key(0, name), shape, name)
                 if self._batch_size is None and shape:
                     self._batch_size = shape[0]
             else:
-                self._assembly.add_constant(_key(0, name), shape)
+                self._builder.add_constant(_key(0, name), shape)
 
     def _read_graph(self, graph: Mapping[str, Any], shapes: Mapping[str, Shape], scope: int) -> list[Key]:
         """Add the nodes of a graph; names in graphs within graphs are told apart by the number of the scope."""
@@ -116,28 +116,28 @@ class ProgramReader:
         arguments: list[Key | None] = [_key(scope, each) for each in _tensors_in(values) if each in shapes]
         self._arguments += len(arguments)
         self._limits.check_count("arguments", self._arguments, self._limits.inputs)
-        role = torch_role(name)
+        op_type = torch_op_type(name)
         if torch_name(name) in PRODUCTS_WITH_A_SUM:
             arguments = [*arguments[1:], *arguments[:1]]
         elif settings.get("transposed", {}).get("as_bool") is True:
-            role = Primitive.TRANSPOSED_CONVOLUTION
+            op_type = Primitive.TRANSPOSED_CONVOLUTION
         groups = settings.get("groups", {}).get("as_int", 1)
         equation = settings.get("equation", {}).get("as_string", "")
         key = _key(scope, outputs[0])
-        self._assembly.add_operator(
+        self._builder.add_operator(
             key,
-            role,
+            op_type,
             arguments,
             shapes[outputs[0]],
-            source=target.removeprefix(_PREFIX).removesuffix(".default") if role is not None else name,
+            source=target.removeprefix(_PREFIX).removesuffix(".default") if op_type is not None else name,
             name=title,
             groups=_of_type(groups, int, "groups"),
             equation=_of_type(equation, str, "equation"),
             overwrites=is_in_place(name),
         )
-        self._limits.check_count("edges", self._assembly.edge_count, self._limits.edges)
+        self._limits.check_count("edges", self._builder.edge_count, self._limits.edges)
         for other in outputs[1:]:
-            self._assembly.add_view(_key(scope, other), key, shapes[other])
+            self._builder.add_view(_key(scope, other), key, shapes[other])
 
     def _read_inner(
         self, graph: Mapping[str, Any], values: Sequence[Mapping[str, Any]], outputs: Sequence[str], scope: int
@@ -151,9 +151,9 @@ class ProgramReader:
         given = [each for value in values if "as_graph" not in value for each in _named_in(value)]
         for name, source in zip(_named_in(_get(graph, "inputs", list)), given, strict=False):
             if name in shapes:
-                self._assembly.add_view(_key(inner_scope, name), _key(scope, source), shapes[name])
+                self._builder.add_view(_key(inner_scope, name), _key(scope, source), shapes[name])
         for name, key in zip(outputs, self._read_graph(graph, shapes, inner_scope), strict=False):
-            self._assembly.add_view(_key(scope, name), key, self._assembly.shape(key))
+            self._builder.add_view(_key(scope, name), key, self._builder.shape(key))
 
     def _shapes(self, graph: Mapping[str, Any]) -> dict[str, Shape]:
         values = _get(graph, "tensor_values", dict)

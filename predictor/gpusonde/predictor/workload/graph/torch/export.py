@@ -18,15 +18,15 @@ from torch.export.graph_signature import InputKind, TensorArgument
 from torch.nn.parameter import UninitializedTensorMixin
 
 from gpusonde.errors import DataDependentGraphError, UnsupportedGraphError
-from gpusonde.predictor.workload.graph.assembly import GraphAssembly, Key, tensordot_equation
+from gpusonde.predictor.workload.graph.builder import GraphBuilder, Key, tensordot_equation
 from gpusonde.predictor.workload.graph.ir import Primitive, Shape, WorkloadGraph
-from gpusonde.predictor.workload.graph.torch.fx import kept_as_is, parameter_names, shape_of, tensors_in
-from gpusonde.predictor.workload.graph.vocabulary import (
+from gpusonde.predictor.workload.graph.op_registry import (
     PRODUCTS_WITH_A_SUM,
     is_in_place,
     torch_name,
-    torch_role,
+    torch_op_type,
 )
+from gpusonde.predictor.workload.graph.torch.fx import kept_as_is, parameter_names, shape_of, tensors_in
 
 
 def build(factory: Callable[[], object]) -> nn.Module:
@@ -167,9 +167,9 @@ def read_program(
     Raises:
         DataDependentGraphError: It holds branches or loops that depend on the values of the data.
     """
-    assembly = GraphAssembly(name, "export")
-    outputs = _Reader(assembly, program, parameter_names(module)).read()
-    return assembly.build(outputs, batch_size)
+    builder = GraphBuilder(name, "export")
+    outputs = _Reader(builder, program, parameter_names(module)).read()
+    return builder.build(outputs, batch_size)
 
 
 @contextlib.contextmanager
@@ -187,12 +187,12 @@ def _quiet() -> Iterator[None]:
 
 
 class _Reader:
-    """Hands the nodes of an exported program to an assembly."""
+    """Hands the nodes of an exported program to a ``GraphBuilder``."""
 
     def __init__(
-        self, assembly: GraphAssembly, program: torch.export.ExportedProgram, parameter_names: Mapping[str, str]
+        self, builder: GraphBuilder, program: torch.export.ExportedProgram, parameter_names: Mapping[str, str]
     ) -> None:
-        self._assembly = assembly
+        self._builder = builder
         self._program = program
         self._names = parameter_names
         self._parts: dict[tuple[fx.Node, int], Key] = {}
@@ -213,7 +213,7 @@ class _Reader:
                 placeholder(node, shape)
             elif node.op == "get_attr":
                 if shape is not None:
-                    self._assembly.add_constant(node, shape)
+                    self._builder.add_constant(node, shape)
             else:
                 self._read_operator(graph_module, node, shape)
         return []
@@ -226,11 +226,11 @@ class _Reader:
         if specification is not None and kind is InputKind.PARAMETER:
             target = str(specification.target)
             target = target if target in self._names else target.removeprefix(_INNER)
-            self._assembly.add_parameter(node, self._names.get(target, target), shape)
+            self._builder.add_parameter(node, self._names.get(target, target), shape)
         elif kind is InputKind.USER_INPUT:
-            self._assembly.add_input(node, shape, node.name)
+            self._builder.add_input(node, shape, node.name)
         else:
-            self._assembly.add_constant(node, shape)
+            self._builder.add_constant(node, shape)
 
     def _read_operator(self, graph_module: fx.GraphModule, node: fx.Node, shape: Shape | None) -> None:
         name = _operator_name(node.target)
@@ -251,33 +251,33 @@ class _Reader:
         def placeholder(each: fx.Node, shape: Shape | None) -> None:
             source = next(given, None)
             if shape is not None and source is not None:
-                self._assembly.add_view(each, source, shape)
+                self._builder.add_view(each, source, shape)
 
         for number, output in enumerate(self._read_graph(inner, placeholder)):
             self._parts[node, number] = output
 
     def _add(self, node: fx.Node, name: str, shape: Shape) -> None:
         if name == "getitem" and node.args in self._parts:
-            self._assembly.add_view(node, self._parts[node.args], shape)
+            self._builder.add_view(node, self._parts[node.args], shape)
             return
         arguments: list[Key | None] = list(_tensors_in((node.args, node.kwargs)))
-        role = torch_role(name)
+        op_type = torch_op_type(name)
         settings = _settings(node)
         bare = torch_name(name)
         equation = settings.get("equation", "")
         if bare == "tensordot":
-            ranks = [len(self._assembly.shape(each)) for each in arguments[:2]]
+            ranks = [len(self._builder.shape(each)) for each in arguments[:2]]
             equation = tensordot_equation((settings["dims_self"], settings["dims_other"]), ranks)
         if bare in PRODUCTS_WITH_A_SUM:
             arguments = [*arguments[1:], *arguments[:1]]
         elif settings.get("transposed") is True:
-            role = Primitive.TRANSPOSED_CONVOLUTION
-        self._assembly.add_operator(
+            op_type = Primitive.TRANSPOSED_CONVOLUTION
+        self._builder.add_operator(
             node,
-            role,
+            op_type,
             arguments,
             shape,
-            source=str(node.target).removesuffix(".default") if role is not None else name,
+            source=str(node.target).removesuffix(".default") if op_type is not None else name,
             name=node.name,
             groups=settings.get("groups", 1),
             equation=equation,

@@ -18,15 +18,15 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.nn.modules import transformer
 
 from gpusonde.errors import DataDependentGraphError, UnsupportedGraphError
-from gpusonde.predictor.workload.graph.assembly import GraphAssembly, Key
+from gpusonde.predictor.workload.graph.builder import GraphBuilder, Key
 from gpusonde.predictor.workload.graph.ir import Primitive, Shape, WorkloadGraph
-from gpusonde.predictor.workload.graph.vocabulary import (
+from gpusonde.predictor.workload.graph.op_registry import (
     PRODUCTS_WITH_A_SUM,
     TORCH_MODULES,
-    Role,
+    OpType,
     is_in_place,
     torch_name,
-    torch_role,
+    torch_op_type,
 )
 
 
@@ -226,12 +226,12 @@ def trace(
         UnsupportedGraphError: Tracing fails, or would miss an operation or a trainable tensor.
     """
     graph_module = _traced(module, arguments, keywords)
-    assembly = GraphAssembly(name, "fx")
-    reader = _Reader(assembly, module, graph_module)
+    builder = GraphBuilder(name, "fx")
+    reader = _Reader(builder, module, graph_module)
     outputs = reader.read()
-    if assembly.unknown:
-        raise UnsupportedGraphError(f"fx does not look into {', '.join(assembly.unknown)}")
-    graph = assembly.build(outputs, batch_size)
+    if builder.unknown:
+        raise UnsupportedGraphError(f"fx does not look into {', '.join(builder.unknown)}")
+    graph = builder.build(outputs, batch_size)
     expected = sum(parameter_counts(module).values())
     if graph.parameter_count != expected:
         raise UnsupportedGraphError(f"fx sees {graph.parameter_count} of {expected} trainable numbers")
@@ -261,10 +261,10 @@ def _traced(module: nn.Module, arguments: tuple[Any, ...], keywords: Mapping[str
 
 
 class _Reader:
-    """Hands the nodes of a traced module to an assembly."""
+    """Hands the nodes of a traced module to a ``GraphBuilder``."""
 
-    def __init__(self, assembly: GraphAssembly, module: nn.Module, graph_module: fx.GraphModule) -> None:
-        self._assembly = assembly
+    def __init__(self, builder: GraphBuilder, module: nn.Module, graph_module: fx.GraphModule) -> None:
+        self._builder = builder
         self._graph_module = graph_module
         self._names = parameter_names(module)
         self._buffers: dict[Any, Key] = {}
@@ -283,15 +283,15 @@ class _Reader:
         if shape is None:  # a size, a number, a check
             return
         if node.op == "placeholder":
-            self._assembly.add_input(node, shape, node.name)
+            self._builder.add_input(node, shape, node.name)
         elif node.op == "get_attr":
             if node.target in self._names:
-                self._assembly.add_parameter(node, self._names[node.target], shape)
+                self._builder.add_parameter(node, self._names[node.target], shape)
             elif node.target in self._buffers:
                 # It may have been written since.
-                self._assembly.add_view(node, self._buffers[node.target], shape)
+                self._builder.add_view(node, self._buffers[node.target], shape)
             else:
-                self._assembly.add_constant(node, shape)
+                self._builder.add_constant(node, shape)
                 self._buffers[node.target] = node
         elif node.op == "call_module":
             self._read_module(node, shape)
@@ -308,11 +308,11 @@ class _Reader:
         arguments: list[Key] = list(self._tensors_in((node.args, node.kwargs)))
         for name, parameter in module.named_parameters(recurse=False):
             key = ("parameter", f"{node.target}.{name}")
-            self._assembly.add_parameter(key, self._names[key[1]], tuple(parameter.shape))
+            self._builder.add_parameter(key, self._names[key[1]], tuple(parameter.shape))
             arguments.append(key)
-        self._assembly.add_operator(
+        self._builder.add_operator(
             node,
-            torch_role(operator_name),
+            torch_op_type(operator_name),
             arguments,
             shape,
             source=f"torch.nn.{type(module).__name__}",
@@ -322,12 +322,12 @@ class _Reader:
         )
 
     def _read_function(self, node: fx.Node, shape: Shape) -> None:
-        source, role = _named(node)
+        source, op_type = _named(node)
         bare = torch_name(source)
         if bare in _COMPOSITE:
             raise UnsupportedGraphError(f"fx does not look into {bare}")
         if bare == "getitem" and _is_collection(node.args[0]):
-            self._assembly.add_view(node, node.args[0], shape)
+            self._builder.add_view(node, node.args[0], shape)
             return
         arguments: list[Key] = list(self._tensors_in(node.args))
         keywords = sorted(node.kwargs, key=_keyword_rank)
@@ -337,15 +337,15 @@ class _Reader:
         elif bare in PRODUCTS_WITH_A_SUM:
             arguments = [*arguments[1:], *arguments[:1]]
         elif bare == "getitem" and (len(arguments) > 1 or _chooses(node.args[1])):
-            role = Primitive.LOOKUP
+            op_type = Primitive.LOOKUP
         position = _GROUPS_POSITION.get(bare)
         groups = node.kwargs.get("groups", node.args[position] if position and len(node.args) > position else 1)
         equation = next((each for each in (*node.args, *node.kwargs.values()) if isinstance(each, str)), "")
         if bare == "einsum" and not equation:
             raise UnsupportedGraphError("fx does not look into an einsum of lists")
-        self._assembly.add_operator(
+        self._builder.add_operator(
             node,
-            role,
+            op_type,
             arguments,
             shape,
             source=source,
@@ -377,7 +377,7 @@ class _Reader:
                 yield from self._parts(node, each, *place, number)
         elif (shape := shape_of(value)) is not None:
             key = (node, *place)
-            self._assembly.add_view(key, node, shape)
+            self._builder.add_view(key, node, shape)
             yield key
 
 
@@ -392,16 +392,16 @@ def _chooses(index: Any) -> bool:
     return any(isinstance(each, list | torch.Tensor) for each in given)
 
 
-def _named(node: fx.Node) -> tuple[str, Role | None]:
+def _named(node: fx.Node) -> tuple[str, OpType | None]:
     """What the user would call the operator, and what it is."""
     if node.op == "call_method":
-        return str(node.target), torch_role(str(node.target))
+        return str(node.target), torch_op_type(str(node.target))
     function: Callable[..., Any] = node.target
     package = getattr(function, "__module__", None) or "torch"
     name = _FUNCTIONS.get(f"{package}.{function.__name__}", function.__name__)
     source = f"{package}.{name}"
     known = package.partition(".")[0] in _KNOWN_PACKAGES or package == _STOCHASTIC_DEPTH
-    return (name if known else source), (torch_role(name) if known else None)
+    return (name if known else source), (torch_op_type(name) if known else None)
 
 
 def _keyword_rank(keyword: str) -> int:

@@ -14,20 +14,20 @@ from typing import Final
 from gpusonde.predictor.workload.graph.ir import Primitive
 
 
-class Passive(Enum):
+class NoOp(Enum):
     """Operators that are no operation of a graph."""
 
     VIEW = "view"
     CONSTANT = "constant"
 
 
-VIEW: Final = Passive.VIEW
-CONSTANT: Final = Passive.CONSTANT
-Role = Primitive | Passive
+VIEW: Final = NoOp.VIEW
+CONSTANT: Final = NoOp.CONSTANT
+OpType = Primitive | NoOp
 
 
-def _table(groups: Mapping[Role, str]) -> dict[str, Role]:
-    return {name: role for role, names in groups.items() for name in names.split()}
+def _table(groups: Mapping[OpType, str]) -> dict[str, OpType]:
+    return {name: op_type for op_type, names in groups.items() for name in names.split()}
 
 
 # Without the trailing "_" of the variants that work in place.
@@ -259,7 +259,7 @@ _ONNX: Final = _table(
 )
 
 
-def torch_role(operator: str) -> Role | None:
+def torch_op_type(operator: str) -> OpType | None:
     """What an operator of PyTorch is.
 
     Args:
@@ -303,7 +303,7 @@ def is_in_place(operator: str) -> bool:
     return name.endswith("_") and not name.endswith("__")
 
 
-def onnx_role(operator: str) -> Role | None:
+def onnx_op_type(operator: str) -> OpType | None:
     """What an operator of ONNX's default domain is.
 
     Args:
@@ -315,11 +315,11 @@ def onnx_role(operator: str) -> Role | None:
     return _ONNX.get(operator)
 
 
-def operators(roles: Iterable[Role]) -> frozenset[str]:
+def operators(op_types: Iterable[OpType]) -> frozenset[str]:
     """Names of PyTorch's operators that are one of these, without the trailing "_".
 
     Args:
-        roles: Primitives, ``VIEW`` or ``CONSTANT``.
+        op_types: Primitives, ``VIEW`` or ``CONSTANT``.
     """
-    wanted = set(roles)
-    return frozenset(name for name, role in _TORCH.items() if role in wanted)
+    wanted = set(op_types)
+    return frozenset(name for name, op_type in _TORCH.items() if op_type in wanted)

@@ -1,4 +1,4 @@
-"""``GraphAssembly``: what every front end hands its operators to, so that all make the same graph of the same network.
+"""``GraphBuilder``: what every front end hands its operators to, so that all make the same graph of the same network.
 
 It contracts views and constants, decides which primitive an operator is where its name alone does not say (depthwise or
 grouped convolution, product with a weight or of two activations), and gives each trainable tensor to the operation that
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from gpusonde.errors import MalformedGraphError
 from gpusonde.predictor.workload.graph.ir import Operation, Parameter, Primitive, Shape, WorkloadGraph
-from gpusonde.predictor.workload.graph.vocabulary import Passive, Role
+from gpusonde.predictor.workload.graph.op_registry import NoOp, OpType
 
 
 def contraction_shapes(equation: str, left: Shape, right: Shape) -> tuple[Shape, Shape] | None:
@@ -135,7 +135,7 @@ class _Value:
         return not self.writers and self.parameter is None
 
 
-class GraphAssembly:
+class GraphBuilder:
     """Builds one graph, operator by operator in an order in which they can run.
 
     Args:
@@ -201,7 +201,7 @@ class GraphAssembly:
     def add_operator(
         self,
         key: Key,
-        role: Role | None,
+        op_type: OpType | None,
         arguments: Sequence[Key | None],
         output: Shape,
         *,
@@ -215,7 +215,7 @@ class GraphAssembly:
 
         Args:
             key: What later operators call its (first) output.
-            role: As its vocabulary says; None for an unknown one, which the graph's notes then name. A product of
+            op_type: As the registry says; None for an unknown one, which the graph's notes then name. A product of
                 matrices has the two matrices first among its arguments and what is added to it after them.
             arguments: Keys of the tensors that it reads, in the operator's own order; None for one left out.
             output: Shape of its first output.
@@ -230,21 +230,21 @@ class GraphAssembly:
         """
         operands = [None if each is None else self._value(each) for each in arguments]
         if equation:
-            role, operands = self._contracted(equation, operands, source)
+            op_type, operands = self._contracted(equation, operands, source)
         present = [each for each in operands if each is not None]
-        if role is Passive.CONSTANT:
+        if op_type is NoOp.CONSTANT:
             self._values[key] = present[0] if overwrites and present else _Value(output)
         elif 0 in output or all(each.is_constant for each in present):
             self._values[key] = _Value(output)
-        elif role is Passive.VIEW:
+        elif op_type is NoOp.VIEW:
             self._values[key] = self._viewed(present, output)
             if overwrites:
                 _overwrite(present[0], self._values[key].writers)
         else:
-            if role is None:
+            if op_type is None:
                 self._unknown[source] = self._unknown.get(source, 0) + 1
-            primitive = role if isinstance(role, Primitive) else Primitive.OTHER
-            position = self._operate(primitive, operands, output, name or str(key), source, groups)
+            primitive = op_type if isinstance(op_type, Primitive) else Primitive.OTHER
+            position = self._add_op(primitive, operands, output, name or str(key), source, groups)
             self._values[key] = _Value(output, (position,))
             if overwrites and present:
                 _overwrite(present[0], (position,))
@@ -270,7 +270,7 @@ class GraphAssembly:
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """Operators so far that no vocabulary holds."""
+        """Operators so far that are not in the registry."""
         return tuple(self._unknown)
 
     @property
@@ -319,7 +319,7 @@ class GraphAssembly:
 
     def _contracted(
         self, equation: str, operands: list[_Value | None], source: str
-    ) -> tuple[Role | None, list[_Value | None]]:
+    ) -> tuple[OpType | None, list[_Value | None]]:
         """An Einstein sum as a product of matrices; of one tensor or without a sum: as what it costs."""
         tensors = [each for each in operands if each is not None]
         while len(tensors) > 2 and (step := first_contraction(equation, [each.shape for each in tensors[:2]])):
@@ -354,7 +354,7 @@ class GraphAssembly:
             writers = (self._append(joined, writers),)
         return _Value(output, writers, None, first)
 
-    def _operate(
+    def _add_op(
         self, primitive: Primitive, operands: list[_Value | None], output: Shape, name: str, source: str, groups: int
     ) -> int:
         if primitive in _WEIGHTLESS:

@@ -1,19 +1,19 @@
 import pytest
 
 from gpusonde.predictor.workload.graph import Primitive
-from gpusonde.predictor.workload.graph.vocabulary import (
+from gpusonde.predictor.workload.graph.op_registry import (
     CONSTANT,
     TORCH_MODULES,
     VIEW,
     is_in_place,
-    onnx_role,
+    onnx_op_type,
     torch_name,
-    torch_role,
+    torch_op_type,
 )
 
 
 @pytest.mark.parametrize(
-    ("operator", "role"),
+    ("operator", "op_type"),
     [
         ("torch.ops.aten.conv2d.default", Primitive.CONVOLUTION),
         ("aten::relu_", Primitive.ACTIVATION),
@@ -27,12 +27,12 @@ from gpusonde.predictor.workload.graph.vocabulary import (
         ("torch.ops.mine.conv2d.default", None),
     ],
 )
-def test_names_of_torch_are_recognised_in_every_spelling(operator, role):
-    assert torch_role(operator) == role
+def test_names_of_torch_are_recognised_in_every_spelling(operator, op_type):
+    assert torch_op_type(operator) == op_type
 
 
 def test_every_module_is_an_operator():
-    assert [name for name, operator in TORCH_MODULES.items() if torch_role(operator) is None] == []
+    assert [name for name, operator in TORCH_MODULES.items() if torch_op_type(operator) is None] == []
 
 
 @pytest.mark.parametrize(("operator", "expected"), [("aten.add_.Tensor", True), ("add", False), ("__add__", False)])
@@ -42,12 +42,12 @@ def test_operators_that_overwrite_are_told_by_their_name(operator, expected):
 
 
 @pytest.mark.parametrize(
-    ("operator", "role"), [("Conv", Primitive.CONVOLUTION), ("Transpose", VIEW), ("Shape", CONSTANT), ("conv", None)]
+    ("operator", "op_type"), [("Conv", Primitive.CONVOLUTION), ("Transpose", VIEW), ("Shape", CONSTANT), ("conv", None)]
 )
-def test_names_of_onnx_are_recognised(operator, role):
-    assert onnx_role(operator) == role
+def test_names_of_onnx_are_recognised(operator, op_type):
+    assert onnx_op_type(operator) == op_type
 
 
 def test_the_same_work_by_another_librarys_name_is_known():
-    assert torch_role("transformers::grouped_mm_fallback") is Primitive.MATRIX_PRODUCT
-    assert torch_role("transformers::relu") is None
+    assert torch_op_type("transformers::grouped_mm_fallback") is Primitive.MATRIX_PRODUCT
+    assert torch_op_type("transformers::relu") is None
