@@ -11,8 +11,7 @@ from support.scripted_collector import ScriptedCollector
 from support.wire_agent import wait_until
 
 from gpusonde.agent import AgentConfig, ReplaySource, run_agent
-from gpusonde.agent.metrics import AgentFigures, AgentMetrics, SelfCounters
-from gpusonde.agent.records.record_ages import RecordAges
+from gpusonde.agent.metrics import AgentFigures, AgentMetrics, RecordAges, SelfCounters
 from gpusonde.agent.sources.base import SourceStatistics
 from gpusonde.service.metrics import Distribution
 from gpusonde.service.reload import ReloadCounters

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.metrics_core import Metric
 
-from gpusonde.agent.metrics import AgentFigures, AgentMetrics, SelfCounters
-from gpusonde.agent.records.record_ages import RecordAges
+from gpusonde.agent.metrics import AgentFigures, AgentMetrics, RecordAges, SelfCounters
 from gpusonde.agent.sources.base import SourceStatistics
 from gpusonde.collector.metrics import CollectorCounters, CollectorFigures, CollectorMetrics, StoreFigures
 from gpusonde.collector.storage.store import StoreCounters

@@ -17,9 +17,8 @@ from gpusonde.agent.batch import inventory_record
 from gpusonde.agent.config import AgentConfig
 from gpusonde.agent.host import HostLoadReader, describe_host
 from gpusonde.agent.jobs import JobParts, JobWatcher, make_watcher
-from gpusonde.agent.metrics import AgentFigures, AgentMetrics, SelfCounters
+from gpusonde.agent.metrics import AgentFigures, AgentMetrics, RecordAges, SelfCounters
 from gpusonde.agent.pace import AdaptivePace
-from gpusonde.agent.records.record_ages import RecordAges
 from gpusonde.agent.sampler import Sampler
 from gpusonde.agent.sources.base import GpuSource, SourceInventory
 from gpusonde.agent.sources.select import make_process_reader, make_source

@@ -1,1 +1,0 @@
-"""From readings to the records of the spool."""
