@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -15,6 +15,8 @@ from gpusonde.errors import TableError
 _T = TypeVar("_T")
 _LONGEST_TEXT = 40
 _LARGEST_COUNT = 1e12
+_LINE_BREAK = re.compile(r"\r\n|\r|\n")
+_TOO_MANY = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")
 
 
 @dataclass(frozen=True)
@@ -132,24 +134,57 @@ def read_table(path: str | Path, *, required: Collection[str] = (), limits: Tabl
         OSError: It cannot be read.
     """
     path, limits = Path(path), limits or TableLimits()
-    reader = csv.reader(_lines(path, limits), strict=True)
+    every = _parsed(path, _text(path, limits), limits)
+    heading = tuple(cell.strip() for cell in every[0]) if every else ()
+    _check_heading(path, heading, required)
     rows: list[Row] = []
-    try:
-        heading = tuple(cell.strip() for cell in next(reader, ()))
-        _check_heading(path, heading, required)
-        for cells in reader:
-            if not cells:
-                continue
-            if len(rows) == limits.rows:
-                raise TableError(f"more than {limits.rows} rows; split it", path=path, line=reader.line_num)
-            if len(cells) != len(heading):
-                problem = f"{len(cells)} fields where the heading has {len(heading)}: a truncated line?"
-                raise TableError(problem, path=path, line=reader.line_num)
-            named = {name: cell.strip() for name, cell in zip(heading, cells, strict=True)}
-            rows.append(Row(path, reader.line_num, named))
-    except csv.Error as error:
-        raise TableError(f"not a CSV text file ({error})", path=path, line=reader.line_num) from error
+    line = 1 + _line_breaks(every[0] if every else ())
+    for cells in every[1:]:
+        line += 1 + _line_breaks(cells)
+        if not cells:
+            continue
+        if len(rows) == limits.rows:
+            raise TableError(f"more than {limits.rows} rows; split it", path=path, line=line)
+        if len(cells) != len(heading):
+            raise TableError(_wrong_width(len(cells), len(heading)), path=path, line=line)
+        named = {name: cell.strip() for name, cell in zip(heading, cells, strict=True)}
+        rows.append(Row(path, line, named))
     return Table(path, heading, tuple(rows))
+
+
+def _parsed(path: Path, text: str, limits: TableLimits) -> list[list[str]]:
+    """Return the cells of every line, the heading's first; an empty line has none."""
+    # A quarter of a second, which only who reads a table pays.
+    import pandas as pd  # noqa: PLC0415
+
+    try:
+        frame = pd.read_csv(
+            io.StringIO(text, newline=""),
+            header=None,
+            dtype=str,
+            # Cells stay as they are written; only those that a line lacks are NaN, which the C engine does not tell.
+            na_filter=False,
+            engine="python",
+            skip_blank_lines=False,
+            nrows=limits.rows + 2,
+        )
+    except pd.errors.EmptyDataError:
+        return []
+    except pd.errors.ParserError as error:
+        found = _TOO_MANY.search(str(error))
+        if found:
+            wanted, line, width = (int(number) for number in found.groups())
+            raise TableError(_wrong_width(width, wanted), path=path, line=line) from error
+        raise TableError(f"not a CSV text file ({error})", path=path, line=len(text.splitlines())) from error
+    return [[cell for cell in row if isinstance(cell, str)] for row in frame.to_numpy()]
+
+
+def _wrong_width(width: int, wanted: int) -> str:
+    return f"{width} fields where the heading has {wanted}: a truncated line?"
+
+
+def _line_breaks(cells: Sequence[str]) -> int:
+    return sum(len(_LINE_BREAK.findall(cell)) for cell in cells)
 
 
 def _check_heading(path: Path, heading: Sequence[str], required: Collection[str]) -> None:
@@ -165,7 +200,7 @@ def _check_heading(path: Path, heading: Sequence[str], required: Collection[str]
             raise TableError("the column is missing; every row needs it", path=path, line=1, field=name)
 
 
-def _lines(path: Path, limits: TableLimits) -> Iterator[str]:
+def _text(path: Path, limits: TableLimits) -> str:
     with path.open("rb") as file:
         data = file.read(limits.file_bytes + 1)
     if len(data) > limits.file_bytes:
@@ -181,4 +216,4 @@ def _lines(path: Path, limits: TableLimits) -> Iterator[str]:
             raise TableError(problem, path=path, line=number)
         if "\0" in line_text:
             raise TableError("holds a NUL character: not a CSV text file", path=path, line=number)
-        yield line_text
+    return text
