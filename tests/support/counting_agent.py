@@ -18,7 +18,6 @@ import logging
 import mmap
 import sys
 import time
-import types
 from pathlib import Path
 
 import numpy as np
@@ -93,7 +92,13 @@ def main() -> None:
 
     config = AgentConfig.load(overrides=dict(a.split("=", 1) for a in sys.argv[2:]))
     interval_s = settings.get("interval_s", 0.1)
-    # A plain object: the configuration itself refuses such intervals.
+
+    class UncheckedConfig(AgentConfig):
+        """The configuration itself refuses such intervals."""
+
+        def __post_init__(self):
+            pass
+
     parts = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     parts["source"] = dataclasses.replace(
         config.source, interval_s=interval_s, idle_interval_s=interval_s, read_budget=1.0
@@ -108,7 +113,7 @@ def main() -> None:
         SourceStatistics(),
     )
     finite = bool(settings.get("ticks"))
-    report = run_agent(types.SimpleNamespace(**parts), source=source, exit_when_acked=finite, ack_timeout_s=120.0)
+    report = run_agent(UncheckedConfig(**parts), source=source, exit_when_acked=finite, ack_timeout_s=120.0)
     print(json.dumps(report.as_json()))
 
 

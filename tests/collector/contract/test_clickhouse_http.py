@@ -81,7 +81,6 @@ def test_a_collector_whose_database_goes_away_sends_agents_off_and_takes_them_ag
         "clickhouse__user": "gpusonde",
         "clickhouse__password_file": str(password),
         "clickhouse__insert_interval": "20ms",
-        "clickhouse__timeout": "5s",
         "runs__track": "false",
     }
     with ThreadCollector(tmp_path / "data", **settings) as collector:
