@@ -19,7 +19,18 @@ from gpusonde.errors import CommandError, GpusondeError, MissingExtraError
 
 # Distributions that only the "collector" extra brings; a bare agent host has none of them.
 _COLLECTOR_EXTRA = frozenset(
-    {"scipy", "safetensors", "sklearn", "catboost", "pyarrow", "matplotlib", "rich", "grpc_health", "grpc_reflection"}
+    {
+        "scipy",
+        "pandas",
+        "safetensors",
+        "sklearn",
+        "catboost",
+        "pyarrow",
+        "matplotlib",
+        "rich",
+        "grpc_health",
+        "grpc_reflection",
+    }
 )
 _EXTRAS = {**dict.fromkeys(_COLLECTOR_EXTRA, "collector"), "torch": "torch"}
 
