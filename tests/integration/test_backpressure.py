@@ -54,7 +54,7 @@ def test_an_administrator_moves_an_agent_to_another_collector_and_nothing_is_los
 
         rig.run(
             home.target, until=lambda: moved and rig.counters.acked_sequence > moved[0] + 20, during=drive,
-            allowed_targets=(refuge.target,),
+            allowed_targets=refuge.target,
         )  # fmt: skip
         assert home.terminate() == 0
         assert refuge.terminate() == 0
