@@ -13,10 +13,8 @@ from joblib import Parallel, delayed
 from page import percent
 from rows import Floats, Rows, folds
 
-from gpusonde.predictor.workload.embedding import Encoder, EncoderWeights
-from gpusonde.predictor.workload.embedding.registry import Registry
-from gpusonde.predictor.workload.engine import WorkloadModel, WorkloadPrediction
-from gpusonde.predictor.workload.engine.evaluation import Evaluation, Fold, Protocol, evaluate
+from gpusonde.predictor.workload.embedding import Encoder, EncoderWeights, Registry
+from gpusonde.predictor.workload.engine import Evaluation, Fold, Protocol, WorkloadModel, WorkloadPrediction, evaluate
 from gpusonde.predictor.workload.graph import WorkloadGraph
 
 Fit = Callable[[Rows], WorkloadModel]

@@ -13,7 +13,7 @@ from ernest_model import PerWorkloadErnest
 from page import NotRunError, bar, table
 
 from gpusonde.predictor.workload.engine import WorkloadMeasurement, WorkloadRequest
-from gpusonde.predictor.workload.graph.graph_json import dump_graph, load_graph
+from gpusonde.predictor.workload.graph import dump_graph, load_graph
 
 _SIZES = (2, 4, 6, 8)
 _ITERATIONS = 50  # What the source repeated for each of the rows that Ernest would have to measure.

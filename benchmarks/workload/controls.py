@@ -18,9 +18,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import PolynomialFeatures, StandardScaler
 from sklearn.svm import SVR
 
-from gpusonde.predictor.workload.embedding import EncoderWeights
-from gpusonde.predictor.workload.embedding.registry import Registry
-from gpusonde.predictor.workload.engine.evaluation import Fold, Protocol
+from gpusonde.predictor.workload.embedding import EncoderWeights, Registry
+from gpusonde.predictor.workload.engine import Fold, Protocol
 
 _UNTRAINED_SEEDS = (0, 1, 2)
 _COST = 100.0

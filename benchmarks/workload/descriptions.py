@@ -10,8 +10,7 @@ from rows import Floats, Rows
 
 from gpusonde.catalog import GpuCatalog, load_gpus
 from gpusonde.predictor.workload.embedding import Encoder, EncoderWeights
-from gpusonde.predictor.workload.graph import Primitive, WorkloadGraph
-from gpusonde.predictor.workload.graph.cost import graph_cost
+from gpusonde.predictor.workload.graph import Primitive, WorkloadGraph, graph_cost
 
 Describe = Callable[[Sequence[WorkloadGraph]], Floats]
 

@@ -13,7 +13,7 @@ import torchvision_rows
 from ernest_model import PerWorkloadErnest, PooledErnest, workload_of
 from page import bar, percent, table
 
-from gpusonde.predictor.workload.engine.evaluation import Fold, Protocol
+from gpusonde.predictor.workload.engine import Fold, Protocol
 
 
 def section(args: argparse.Namespace) -> list[str]:

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import nnls
 
 from gpusonde.errors import TooFewRunsError
-from gpusonde.predictor.workload.engine.request import WorkloadMeasurement, WorkloadRequest
+from gpusonde.predictor.workload.engine import WorkloadMeasurement, WorkloadRequest
 
 
 @dataclass(frozen=True)

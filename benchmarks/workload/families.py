@@ -11,7 +11,7 @@ import rows as cut
 import torchvision_rows
 from page import bar, percent, table
 
-from gpusonde.predictor.workload.engine.evaluation import Evaluation, Protocol
+from gpusonde.predictor.workload.engine import Evaluation, Protocol
 
 _COLUMNS = ("family left out", "rows", "error", "off by 3x", "flagged", "off by 3x and not flagged")
 

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from gpusonde.catalog import load_gpus
 from gpusonde.predictor.workload import engine
-from gpusonde.predictor.workload.engine import WorkloadModel
-from gpusonde.predictor.workload.engine.measurements import read_measurements
+from gpusonde.predictor.workload.engine import WorkloadModel, read_measurements
 
 
 def main() -> None:

@@ -14,9 +14,8 @@ from typing import Any
 from page import NotRunError, bar, percent, table
 
 from gpusonde.predictor.workload import zoo
-from gpusonde.predictor.workload.embedding import Encoder, EncoderWeights
+from gpusonde.predictor.workload.embedding import Encoder, EncoderWeights, Registry
 from gpusonde.predictor.workload.embedding.nearest import ArchitectureIndex
-from gpusonde.predictor.workload.embedding.registry import Registry
 from gpusonde.predictor.workload.embedding.structure import Floats
 
 # Trainings are kept, and gone on with, from one call to the next.
@@ -54,9 +53,7 @@ def section(args: argparse.Namespace) -> list[str]:
 
 def _trained(args: argparse.Namespace) -> dict[int, tuple[EncoderWeights, dict[str, Any]]]:
     """Encoders and what is known of them, by seed; those that were trained before are read."""
-    from gpusonde.predictor.workload.embedding.training.datasets import digits
-    from gpusonde.predictor.workload.embedding.training.options import TrainingOptions
-    from gpusonde.predictor.workload.embedding.training.progress import shown_on
+    from gpusonde.predictor.workload.training import TrainingOptions, digits, shown_on
 
     options = TrainingOptions()
     if args.quick:
@@ -67,7 +64,7 @@ def _trained(args: argparse.Namespace) -> dict[int, tuple[EncoderWeights, dict[s
         chosen = dataclasses.replace(options, seed=seed)
         if not (folder / "result.json").is_file():
             try:
-                from gpusonde.predictor.workload.embedding.training.trainer import train
+                from gpusonde.predictor.workload.training import train
             except ModuleNotFoundError as error:
                 if error.name != "torch":
                     raise

@@ -11,7 +11,7 @@ import rows as cut
 import torchvision_rows
 from page import percent, table
 
-from gpusonde.predictor.workload.engine.evaluation import Protocol
+from gpusonde.predictor.workload.engine import Protocol
 
 
 def section(args: argparse.Namespace) -> list[str]:

@@ -13,8 +13,7 @@ from page import NotRunError, bar, table
 
 from gpusonde.errors import GraphError
 from gpusonde.predictor.workload import zoo
-from gpusonde.predictor.workload.graph import WorkloadGraph
-from gpusonde.predictor.workload.graph.cost import graph_cost
+from gpusonde.predictor.workload.graph import WorkloadGraph, graph_cost
 
 _WHAT = "parameters and FLOPs of the torchvision networks in the file"
 _SAID = (

@@ -30,8 +30,8 @@ from support.hostile_graphs import (  # noqa: E402
 )
 
 from gpusonde.errors import GraphError, MalformedGraphError  # noqa: E402
+from gpusonde.predictor.workload.graph import read_graph  # noqa: E402
 from gpusonde.predictor.workload.graph.onnx.model import encoded_bytes  # noqa: E402
-from gpusonde.predictor.workload.graph.reading import read_graph  # noqa: E402
 
 _BAR_S = 1.0
 

@@ -20,9 +20,7 @@ from typing import TYPE_CHECKING
 import keras_networks
 
 from gpusonde.errors import UnsupportedGraphError
-from gpusonde.predictor.workload.graph import Operation, WorkloadGraph
-from gpusonde.predictor.workload.graph.cost import graph_cost
-from gpusonde.predictor.workload.graph.graph_json import dump_graph
+from gpusonde.predictor.workload.graph import Operation, WorkloadGraph, dump_graph, graph_cost
 
 if TYPE_CHECKING:
     import torch

@@ -72,7 +72,7 @@ def _torch(graphs: Sequence[WorkloadGraph], weights: EncoderWeights, expected: n
         return "torch is not installed"
     import torch
 
-    from gpusonde.predictor.workload.embedding.training.hypernetwork import TorchEncoder
+    from gpusonde.predictor.workload.training.hypernetwork import TorchEncoder
 
     twin = TorchEncoder(weights)
     worst = 0.0

@@ -9,7 +9,7 @@ import numpy as np
 import rows as cut
 from page import bar, percent, table
 
-from gpusonde.predictor.workload.engine.evaluation import Protocol
+from gpusonde.predictor.workload.engine import Protocol
 
 NAME = "PROFET"
 

@@ -11,9 +11,14 @@ from numpy.typing import NDArray
 from page import NotRunError
 
 from gpusonde.catalog import Precision, load_gpus
-from gpusonde.predictor.workload.engine import WorkloadMeasurement
-from gpusonde.predictor.workload.engine.evaluation import Fold, Protocol, folds_of
-from gpusonde.predictor.workload.engine.measurements import MeasurementTable, read_measurements
+from gpusonde.predictor.workload.engine import (
+    Fold,
+    MeasurementTable,
+    Protocol,
+    WorkloadMeasurement,
+    folds_of,
+    read_measurements,
+)
 
 Rows = Sequence[WorkloadMeasurement]
 Floats = NDArray[np.float64]

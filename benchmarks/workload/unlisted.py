@@ -15,9 +15,7 @@ from page import NotRunError, bar, table
 from gpusonde.catalog import Precision
 from gpusonde.errors import GraphError
 from gpusonde.predictor.workload.engine import Cluster, WorkloadModel, WorkloadPrediction, WorkloadRequest
-from gpusonde.predictor.workload.graph import WorkloadGraph
-from gpusonde.predictor.workload.graph.cost import graph_cost
-from gpusonde.predictor.workload.graph.graph_json import dump_graph, load_graph
+from gpusonde.predictor.workload.graph import WorkloadGraph, dump_graph, graph_cost, load_graph
 
 _WHAT = "networks that nobody listed: one of every family of timm"
 _SAID = (

@@ -25,8 +25,8 @@ from gpusonde.predictor.crossgpu.learning import LIST, ModelVersions
 from gpusonde.predictor.model_file import decode, encode
 from gpusonde.predictor.workload.embedding import EncoderDescription, EncoderWeights
 from gpusonde.predictor.workload.embedding.registry import Registry
-from gpusonde.predictor.workload.embedding.training.result import read_checkpoint, write_checkpoint
 from gpusonde.predictor.workload.engine import WorkloadModel
+from gpusonde.predictor.workload.training.result import read_checkpoint, write_checkpoint
 
 _PREDICTOR = Path(__file__).parents[2] / "predictor/gpusonde/predictor"
 _LATENCY_MODEL = _PREDICTOR / "crossgpu/shipped/latency_model.safetensors"

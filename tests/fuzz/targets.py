@@ -55,7 +55,7 @@ from gpusonde.optimizer.documents.watching import read_reports
 from gpusonde.planning.v1 import planning_pb2
 from gpusonde.predictor.crossgpu import LatencyModel, ModelFileError, read_runs
 from gpusonde.predictor.workload.embedding import EncoderDescription, EncoderWeights
-from gpusonde.predictor.workload.embedding.training.architectures import ArchitectureSpec, sample
+from gpusonde.predictor.workload.training.architectures import ArchitectureSpec, sample
 from gpusonde.service.durable_files import OsFiles
 from gpusonde.service.tls import expiry_unix_s
 from gpusonde.service.tls.client import read_token

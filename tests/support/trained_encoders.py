@@ -6,9 +6,9 @@ import dataclasses
 from pathlib import Path
 
 from gpusonde.predictor.workload.embedding.registry import RegisteredEncoder, Registry
-from gpusonde.predictor.workload.embedding.training.options import TrainingOptions
-from gpusonde.predictor.workload.embedding.training.result import Accuracy, TrainingResult
 from gpusonde.predictor.workload.embedding.weights import EncoderWeights
+from gpusonde.predictor.workload.training.options import TrainingOptions
+from gpusonde.predictor.workload.training.result import Accuracy, TrainingResult
 
 
 def encoder_weights(dataset_type: str = "tiny") -> EncoderWeights:

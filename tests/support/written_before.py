@@ -26,7 +26,7 @@ from gpusonde.collector import CollectorConfig, LocalStore
 from gpusonde.collector.config import StoreConfig
 from gpusonde.epoch_detect import EpochTracker
 from gpusonde.errors import ConfigError
-from gpusonde.predictor.workload.embedding.training.result import read_checkpoint
+from gpusonde.predictor.workload.training.result import read_checkpoint
 from gpusonde.simulator.allreduce import model_from_json, model_to_json
 from gpusonde.telemetry import Trace, read_trace, read_traces
 

@@ -42,8 +42,8 @@ from gpusonde.epoch_detect import EpochTracker
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.predictor.workload.embedding import EncoderDescription, EncoderWeights
 from gpusonde.predictor.workload.embedding.registry import Registry
-from gpusonde.predictor.workload.embedding.training.checkpoint import write_checkpoint
-from gpusonde.predictor.workload.embedding.training.options import TrainingOptions
+from gpusonde.predictor.workload.training.checkpoint import write_checkpoint
+from gpusonde.predictor.workload.training.options import TrainingOptions
 from gpusonde.simulator.allreduce import (
     AllreduceMeasurement,
     AllreduceModel,

@@ -15,8 +15,7 @@ from gpusonde.errors import CommandError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gpusonde.predictor.workload.engine.evaluation import Evaluation, Flags
-    from gpusonde.predictor.workload.engine.measurements import MeasurementTable
+    from gpusonde.predictor.workload.engine import Evaluation, Flags, MeasurementTable
 
 _PROTOCOLS = {
     "random": "a fifth of the rows",
@@ -113,7 +112,7 @@ def run_workload(args: argparse.Namespace) -> int:
                 raise UsageError(f"--{option} {name!r} is unknown; use {', '.join(known)}")
     from gpusonde.catalog import load_gpus
     from gpusonde.cli.workload.fit import describe_left_out
-    from gpusonde.predictor.workload.engine.measurements import KnownNetworks, read_measurements
+    from gpusonde.predictor.workload.engine import KnownNetworks, read_measurements
 
     output = Output(as_json=args.json)
     table = read_measurements(args.measurements, load_gpus(), KnownNetworks(folder=args.measurements.parent))
@@ -143,8 +142,7 @@ def _row(output: Output, table: MeasurementTable, protocol: str, mode: str) -> G
     import numpy as np
 
     from gpusonde.errors import ModelError
-    from gpusonde.predictor.workload.engine import WorkloadModel
-    from gpusonde.predictor.workload.engine.evaluation import Protocol, evaluate, folds_of
+    from gpusonde.predictor.workload.engine import Protocol, WorkloadModel, evaluate, folds_of
 
     try:
         folds = list(folds_of(table.measurements, Protocol(protocol)))

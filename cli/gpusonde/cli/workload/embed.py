@@ -56,8 +56,7 @@ def load_encoder(name: str) -> EncoderWeights:
         gpusonde.errors.EncoderError: None of this name is shipped, or its file is damaged.
         OSError: The file cannot be read.
     """
-    from gpusonde.predictor.workload.embedding import EncoderWeights
-    from gpusonde.predictor.workload.embedding.registry import Registry
+    from gpusonde.predictor.workload.embedding import EncoderWeights, Registry
 
     folder, slash, dataset_type = name.rpartition("/")
     if name.endswith(_SUFFIXES):
@@ -119,14 +118,13 @@ def run_embed(args: argparse.Namespace) -> int:
 
 
 def _embed_here(args: argparse.Namespace, graphs: Sequence[WorkloadGraph], output: Output) -> EmbedPayload:
-    from gpusonde.predictor.workload.embedding.encoder import Encoder
-    from gpusonde.predictor.workload.embedding.nearest import nearest
+    from gpusonde.predictor.workload.embedding import Encoder, find_nearest
 
     weights = load_encoder(args.encoder)
     encoder = Encoder(weights)
     with output.progress(f"embedding {formatting.count(len(graphs), 'network')}"):
         vectors = encoder.embed(graphs)
-        alike = [nearest(graph, encoder, args.nearest) if args.nearest else [] for graph in graphs]
+        alike = [find_nearest(graph, encoder, args.nearest) if args.nearest else [] for graph in graphs]
     return {
         "dataset_type": weights.description.dataset_type,
         "encoder_sha256": weights.sha256,

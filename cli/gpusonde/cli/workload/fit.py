@@ -18,9 +18,7 @@ from gpusonde.cli.workload.predict import REGRESSORS
 
 if TYPE_CHECKING:
     from gpusonde.predictor.workload.embedding import EncoderWeights
-    from gpusonde.predictor.workload.engine import EncoderEmbedder
-    from gpusonde.predictor.workload.engine.measurements import MeasurementTable
-    from gpusonde.predictor.workload.engine.model import WorkloadModel
+    from gpusonde.predictor.workload.engine import EncoderEmbedder, MeasurementTable, WorkloadModel
 
 _MOST_REASONS = 3
 
@@ -99,9 +97,7 @@ def add_fit_options(parser: Parser) -> None:
 def run_fit(args: argparse.Namespace) -> int:
     """Read, fit, write and print."""
     from gpusonde.catalog import load_gpus
-    from gpusonde.predictor.workload.engine import EncoderEmbedder
-    from gpusonde.predictor.workload.engine.measurements import KnownNetworks, read_measurements
-    from gpusonde.predictor.workload.engine.model import WorkloadModel
+    from gpusonde.predictor.workload.engine import EncoderEmbedder, KnownNetworks, WorkloadModel, read_measurements
 
     output = Output(as_json=args.json)
     check_writable(args.out)
@@ -125,7 +121,7 @@ def run_fit(args: argparse.Namespace) -> int:
 def _keep_encoder(folder: Path, weights: EncoderWeights) -> str | None:
     """Write the encoder that a model needs beside it, where it is looked for; None where it is a shipped one."""
     from gpusonde.errors import UnknownEncoderError
-    from gpusonde.predictor.workload.embedding.registry import Registry, checkpoint_name
+    from gpusonde.predictor.workload.embedding import Registry, checkpoint_name
     from gpusonde.service.durable_files import write_durably
 
     dataset_type = weights.description.dataset_type

@@ -90,7 +90,7 @@ def _name(text: str) -> str:
 
 def run_graph(args: argparse.Namespace) -> int:
     """Take the graph, write it and say what is in it."""
-    from gpusonde.predictor.workload.graph.graph_json import dump_graph
+    from gpusonde.predictor.workload.graph import dump_graph
     from gpusonde.service.durable_files import write_durably
 
     output = Output(as_json=args.json)
@@ -106,7 +106,7 @@ def run_graph(args: argparse.Namespace) -> int:
 
 def payload(graph: WorkloadGraph, source: str, path: Path) -> GraphPayload:
     """What is printed of a graph."""
-    from gpusonde.predictor.workload.graph.cost import BYTES_PER_NUMBER, graph_cost, operation_cost
+    from gpusonde.predictor.workload.graph import BYTES_PER_NUMBER, graph_cost, operation_cost
 
     cost = graph_cost(graph).per_sample
     kinds: dict[str, KindPayload] = {}

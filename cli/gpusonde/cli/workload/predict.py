@@ -147,7 +147,7 @@ def _check_place(args: argparse.Namespace) -> None:
 
 
 def _predict_here(args: argparse.Namespace) -> StepsPayload:
-    from gpusonde.predictor.workload.engine.model import WorkloadModel
+    from gpusonde.predictor.workload.engine import WorkloadModel
 
     requests, notes = _make_requests(args)
     model = WorkloadModel.shipped() if args.model is None else WorkloadModel.load(args.model)

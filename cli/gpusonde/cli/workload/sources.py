@@ -117,7 +117,7 @@ def _read_data(source: str, batch_size: int | None = None) -> WorkloadGraph | No
     path = Path(source)
     if ":" in source and not path.exists():
         return None
-    from gpusonde.predictor.workload.graph.reading import read_graph
+    from gpusonde.predictor.workload.graph import read_graph
 
     if path.suffix == ".py":
         raise UsageError(f"{source} is source code: name the function in it that makes the network, {source}:FACTORY")
@@ -167,8 +167,7 @@ def _trace(source: str, options: GraphOptions) -> WorkloadGraph:
         from gpusonde.simulator.instrument.entry_point import load_function
 
         factory = load_function(source)
-    from gpusonde.predictor.workload.graph.torch import from_torch
-    from gpusonde.predictor.workload.graph.torch.export import build, example
+    from gpusonde.predictor.workload.graph.torch import build, example, from_torch
 
     inputs = [(shape.extents, shape.dtype) for shape in options.inputs] or [_IMAGE]
     batch_size = options.batch_size or 1

@@ -16,10 +16,8 @@ from gpusonde.errors import CommandError, DirectoryLockedError, MissingExtraErro
 
 if TYPE_CHECKING:
     from gpusonde.collector.workload.training_queue import Training
-    from gpusonde.predictor.workload.embedding.registry import RegisteredEncoder
-    from gpusonde.predictor.workload.embedding.training.datasets import ImageDataset
-    from gpusonde.predictor.workload.embedding.training.progress import ProgressReport
-    from gpusonde.predictor.workload.embedding.training.result import TrainingResult
+    from gpusonde.predictor.workload.embedding import RegisteredEncoder
+    from gpusonde.predictor.workload.training import ImageDataset, ProgressReport, TrainingResult
 
 _DIGITS, _CIFAR = "digits", "cifar10"
 _MOST_HELD_OUT = 60
@@ -120,7 +118,7 @@ def run_train(args: argparse.Namespace) -> int:
 
 def _check_datasets(args: argparse.Namespace) -> dict[str, Path | None]:
     """Return what is read for each dataset type."""
-    from gpusonde.predictor.workload.embedding.weights import check_dataset_type
+    from gpusonde.predictor.workload.embedding import check_dataset_type
 
     sources = {check_dataset_type(name): path for name, path in args.dataset}
     if len(sources) < len(args.dataset):
@@ -131,7 +129,7 @@ def _check_datasets(args: argparse.Namespace) -> dict[str, Path | None]:
 
 
 def _train_one(args: argparse.Namespace, sources: dict[str, Path | None]) -> list[TrainingPayload]:
-    from gpusonde.predictor.workload.embedding.training.result import TrainingStoppedError
+    from gpusonde.predictor.workload.training import TrainingStoppedError
 
     ((dataset_type, path),) = sources.items()
     try:
@@ -146,7 +144,7 @@ def _drain(args: argparse.Namespace, sources: dict[str, Path | None]) -> list[Tr
     from gpusonde.collector.workload.training import drain
     from gpusonde.collector.workload.training_queue import TrainingQueue
     from gpusonde.errors import EncoderError
-    from gpusonde.predictor.workload.embedding.training.result import TrainingStoppedError
+    from gpusonde.predictor.workload.training import TrainingStoppedError
 
     if not args.queue.is_dir():
         raise CommandError(f"{args.queue} is no folder; name the collector's queue of trainings")
@@ -178,10 +176,8 @@ def _print_stop(stopped: Exception) -> None:
 def _train(
     args: argparse.Namespace, dataset_type: str, path: Path | None, tell: Callable[[int, int], None]
 ) -> TrainingPayload:
-    from gpusonde.predictor.workload.embedding.registry import Registry
-    from gpusonde.predictor.workload.embedding.training.options import TrainingOptions
-    from gpusonde.predictor.workload.embedding.training.progress import Phase, shown_on
-    from gpusonde.predictor.workload.embedding.training.trainer import train
+    from gpusonde.predictor.workload.embedding import Registry
+    from gpusonde.predictor.workload.training import Phase, TrainingOptions, shown_on, train
 
     more = {}
     if args.architectures is not None:
@@ -203,7 +199,7 @@ def _train(
 
 
 def _read_images(dataset_type: str, path: Path | None) -> ImageDataset:
-    from gpusonde.predictor.workload.embedding.training.datasets import digits, read_cifar10, read_folder
+    from gpusonde.predictor.workload.training import digits, read_cifar10, read_folder
 
     if path is None:
         return digits()

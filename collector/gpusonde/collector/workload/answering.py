@@ -45,22 +45,17 @@ from gpusonde.errors import (
     UnsupportedGraphError,
 )
 from gpusonde.predictor.workload import zoo
-from gpusonde.predictor.workload.embedding import Encoder
-from gpusonde.predictor.workload.embedding.nearest import nearest
-from gpusonde.predictor.workload.embedding.registry import Registry
+from gpusonde.predictor.workload.embedding import Encoder, Registry, find_nearest
 from gpusonde.predictor.workload.engine import (
     Cluster,
     EncoderReference,
     HostResources,
     Parallelism,
+    WorkloadModel,
     WorkloadPrediction,
     WorkloadRequest,
 )
-from gpusonde.predictor.workload.engine.model import WorkloadModel
-from gpusonde.predictor.workload.graph import WorkloadGraph
-from gpusonde.predictor.workload.graph.cost import graph_cost
-from gpusonde.predictor.workload.graph.limits import GraphLimits
-from gpusonde.predictor.workload.graph.reading import read_graph
+from gpusonde.predictor.workload.graph import GraphLimits, WorkloadGraph, graph_cost, read_graph
 from gpusonde.service import child
 
 _KINDS = {
@@ -358,7 +353,7 @@ def make_parts() -> Parts:
         _read,
         lambda path, folder: models(path, folder, _identity(path)),
         functools.lru_cache(maxsize=4)(Registry),
-        nearest,
+        find_nearest,
         lambda name: families.get(name, ""),
     )
 

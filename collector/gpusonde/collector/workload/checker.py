@@ -18,8 +18,8 @@ from gpusonde.collector.workload.errors import (
 )
 from gpusonde.collector.workload.hosts import HostView, least_resources, resource_document
 from gpusonde.errors import EncoderError, RequestError
-from gpusonde.predictor.workload.embedding.weights import check_dataset_type
-from gpusonde.predictor.workload.graph.limits import GraphLimits
+from gpusonde.predictor.workload.embedding import check_dataset_type
+from gpusonde.predictor.workload.graph import GraphLimits
 from gpusonde.workload.v1 import workload_pb2
 
 _MOST_DEVICES = 100_000

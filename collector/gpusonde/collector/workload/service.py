@@ -30,7 +30,7 @@ from gpusonde.collector.workload.processes import PURPOSE, WorkloadProcesses
 from gpusonde.collector.workload.training import Trainings, has_torch, trainer_command, training_document
 from gpusonde.collector.workload.training_queue import TrainingQueue
 from gpusonde.errors import ChildBusyError, EncoderError, QueueFullError, RequestError, StoreError
-from gpusonde.predictor.workload.embedding.registry import Registry
+from gpusonde.predictor.workload.embedding import Registry
 from gpusonde.service.child import Purpose
 from gpusonde.workload.v1 import workload_pb2, workload_pb2_grpc
 

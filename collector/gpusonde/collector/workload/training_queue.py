@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from gpusonde.errors import EncoderError, QueueFullError
-from gpusonde.predictor.workload.embedding.weights import check_dataset_type, is_dataset_type
+from gpusonde.predictor.workload.embedding import check_dataset_type, is_dataset_type
 
 QUEUED, RUNNING, DONE, FAILED = "queued", "running", "done", "failed"
 

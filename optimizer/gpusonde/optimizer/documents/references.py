@@ -33,8 +33,7 @@ from gpusonde.optimizer.offers import BatchLimits, Quota, Terms
 from gpusonde.optimizer.problem import BatchSize, PreemptionRate
 from gpusonde.optimizer.spot_offers import read_spot_rows, spot_offers
 from gpusonde.predictor.workload.engine import WorkloadPrediction
-from gpusonde.predictor.workload.graph import WorkloadGraph
-from gpusonde.predictor.workload.graph.reading import read_graph
+from gpusonde.predictor.workload.graph import WorkloadGraph, read_graph
 from gpusonde.simulator.compute import EpochLatency
 from gpusonde.simulator.compute.fitting import LARGEST_BATCH
 from gpusonde.simulator.compute.sources import (
@@ -163,7 +162,7 @@ def load_workload_model(path: Path | None) -> WorkloadPredictor:
         gpusonde.predictor.workload.engine.ModelError: The file holds none.
     """
     # It brings scikit-learn, which few problems need.
-    from gpusonde.predictor.workload.engine.model import WorkloadModel  # noqa: PLC0415
+    from gpusonde.predictor.workload.engine import WorkloadModel  # noqa: PLC0415
 
     return WorkloadModel.shipped() if path is None else WorkloadModel.load(path)
 

@@ -23,8 +23,7 @@ from gpusonde.catalog import Precision
 from gpusonde.documents import Number
 from gpusonde.errors import ProblemError
 from gpusonde.predictor.workload.engine import Cluster, WorkloadPrediction, WorkloadRequest
-from gpusonde.predictor.workload.graph.cost import BYTES_PER_NUMBER, graph_cost
-from gpusonde.predictor.workload.graph.ir import WorkloadGraph
+from gpusonde.predictor.workload.graph import BYTES_PER_NUMBER, WorkloadGraph, graph_cost
 from gpusonde.simulator.compute.fitting import (
     BatchSize,
     ComputeCurve,

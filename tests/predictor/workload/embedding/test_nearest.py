@@ -13,7 +13,7 @@ from gpusonde.predictor.workload.embedding.nearest import (
     ArchitectureIndex,
     KnownArchitecture,
     NearestArchitectures,
-    nearest,
+    find_nearest,
 )
 from gpusonde.predictor.workload.graph import Operation, Primitive, WorkloadGraph
 
@@ -109,7 +109,7 @@ def test_threads_wait_for_one_embedding_of_all():
 
 
 def test_the_zoo_is_what_networks_are_compared_with():
-    found = nearest(zoo.load("resnet18"), Encoder(EncoderWeights.random(0)), 2)
+    found = find_nearest(zoo.load("resnet18"), Encoder(EncoderWeights.random(0)), 2)
     assert found[0][:2] == ("resnet18", zoo.family("resnet18"))
     assert found[0][2] == pytest.approx(1)
     assert found[1][0] in zoo.names()

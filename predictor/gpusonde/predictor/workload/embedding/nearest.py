@@ -137,11 +137,11 @@ class NearestArchitectures:
         return self.index(encoder).nearest(encoder.embed([graph])[0], count)
 
 
-def nearest(graph: WorkloadGraph, encoder: Encoder, count: int = DEFAULT_COUNT) -> list[tuple[str, str, float]]:
-    """The networks of the zoo most similar to a network; see :meth:`NearestArchitectures.nearest`."""
-    return _of_the_zoo().nearest(graph, encoder, count)
+def find_nearest(graph: WorkloadGraph, encoder: Encoder, count: int = DEFAULT_COUNT) -> list[tuple[str, str, float]]:
+    """Return the networks of the zoo most similar to a network; see :meth:`NearestArchitectures.nearest`."""
+    return _search_in_zoo().nearest(graph, encoder, count)
 
 
 @functools.cache
-def _of_the_zoo() -> NearestArchitectures:
+def _search_in_zoo() -> NearestArchitectures:
     return NearestArchitectures()

@@ -1,24 +1,71 @@
-"""The inference engine: seconds per training iteration from a network's graph and the cluster it is to run on."""
+"""The inference engine: seconds per training iteration from a network's graph and the cluster it is to run on.
 
-from gpusonde.predictor.workload.engine.encoders import EncoderEmbedder, EncoderReference
-from gpusonde.predictor.workload.engine.model import WorkloadModel
-from gpusonde.predictor.workload.engine.request import (
-    Cluster,
-    HostResources,
-    Parallelism,
-    WorkloadMeasurement,
-    WorkloadPrediction,
-    WorkloadRequest,
-)
+What other rooms use can be imported from here, each part when it is asked for.
+"""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gpusonde.predictor.workload.engine.encoders import EncoderEmbedder, EncoderReference
+    from gpusonde.predictor.workload.engine.evaluation import Evaluation, Flags, Fold, Protocol, evaluate, folds_of
+    from gpusonde.predictor.workload.engine.measurements import KnownNetworks, MeasurementTable, read_measurements
+    from gpusonde.predictor.workload.engine.model import WorkloadModel
+    from gpusonde.predictor.workload.engine.request import (
+        Cluster,
+        HostResources,
+        Parallelism,
+        WorkloadMeasurement,
+        WorkloadPrediction,
+        WorkloadRequest,
+    )
+
+_HOMES = {
+    "EncoderEmbedder": "encoders",
+    "EncoderReference": "encoders",
+    "Evaluation": "evaluation",
+    "Flags": "evaluation",
+    "Fold": "evaluation",
+    "Protocol": "evaluation",
+    "evaluate": "evaluation",
+    "folds_of": "evaluation",
+    "KnownNetworks": "measurements",
+    "MeasurementTable": "measurements",
+    "read_measurements": "measurements",
+    "WorkloadModel": "model",
+    "Cluster": "request",
+    "HostResources": "request",
+    "Parallelism": "request",
+    "WorkloadMeasurement": "request",
+    "WorkloadPrediction": "request",
+    "WorkloadRequest": "request",
+}
 __all__ = [
     "Cluster",
     "EncoderEmbedder",
     "EncoderReference",
+    "Evaluation",
+    "Flags",
+    "Fold",
     "HostResources",
+    "KnownNetworks",
+    "MeasurementTable",
     "Parallelism",
+    "Protocol",
     "WorkloadMeasurement",
     "WorkloadModel",
     "WorkloadPrediction",
     "WorkloadRequest",
+    "evaluate",
+    "folds_of",
+    "read_measurements",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module  # noqa: PLC0415 - see above
+
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -17,9 +17,11 @@ from torch.nn.parameter import is_lazy
 from gpusonde.errors import GraphError, UnsupportedGraphError
 from gpusonde.predictor.workload.graph.ir import WorkloadGraph
 from gpusonde.predictor.workload.graph.torch import export, fx
+from gpusonde.predictor.workload.graph.torch.export import build, example
 from gpusonde.predictor.workload.graph.torch.fx import on_device_of, parameter_counts, read_mode, tensors_in, unwrapped
 
-__all__ = ["from_torch"]
+__all__ = ["build", "example", "from_torch"]
+
 _MOST_NAMED = 5
 
 

@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from gpusonde.errors import EncoderError, ModelError
 from gpusonde.predictor.model_file import Arrays, decode, encode
-from gpusonde.predictor.workload.embedding.training.options import TrainingOptions
 from gpusonde.predictor.workload.embedding.weights import EncoderWeights
+from gpusonde.predictor.workload.training.options import TrainingOptions
 from gpusonde.service.durable_files import write_durably
 
 FORMAT = "gpusonde.training_checkpoint/1"

@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from gpusonde.predictor.workload.embedding.training.progress import Phase, PlainLines, ProgressReport, shown_on
+from gpusonde.predictor.workload.training.progress import Phase, PlainLines, ProgressReport, shown_on
 
 
 def test_plain_lines_come_at_the_ends_of_a_phase_and_every_ten_seconds():

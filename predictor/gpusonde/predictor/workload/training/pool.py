@@ -15,13 +15,13 @@ import torch
 from torch.func import functional_call
 
 from gpusonde.errors import EncoderError
-from gpusonde.predictor.workload.embedding.training.architectures import ArchitectureSpace, ArchitectureSpec, sample
-from gpusonde.predictor.workload.embedding.training.datasets import ImageDataset
-from gpusonde.predictor.workload.embedding.training.hypernetwork import GraphHyperNetwork, PreparedGraph
-from gpusonde.predictor.workload.embedding.training.networks import GeneratedNetwork
-from gpusonde.predictor.workload.embedding.training.options import TrainingOptions
 from gpusonde.predictor.workload.graph.ir import WorkloadGraph
 from gpusonde.predictor.workload.graph.torch import from_torch
+from gpusonde.predictor.workload.training.architectures import ArchitectureSpace, ArchitectureSpec, sample
+from gpusonde.predictor.workload.training.datasets import ImageDataset
+from gpusonde.predictor.workload.training.hypernetwork import GraphHyperNetwork, PreparedGraph
+from gpusonde.predictor.workload.training.networks import GeneratedNetwork
+from gpusonde.predictor.workload.training.options import TrainingOptions
 
 # Numbers of the random streams of a seed.
 _TRAINED_STREAM, _HELD_OUT_STREAM = "trained", "held out"

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from gpusonde.predictor.workload.embedding.training.architectures import (
+from gpusonde.predictor.workload.training.architectures import (
     Activation,
     ArchitectureSpace,
     ArchitectureSpec,
@@ -119,7 +119,7 @@ def test_images_too_small_for_a_network_are_refused():
 def test_describing_architectures_and_embedding_needs_no_torch():
     code = (
         "import sys; import gpusonde.predictor.workload.embedding; "
-        "import gpusonde.predictor.workload.embedding.training.architectures; "
+        "import gpusonde.predictor.workload.training.architectures; "
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

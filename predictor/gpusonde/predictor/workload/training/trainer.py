@@ -26,18 +26,19 @@ from torch.nn import functional
 from gpusonde.errors import EncoderError
 from gpusonde.predictor.former_model_files import FORMER_ENCODER
 from gpusonde.predictor.model_file import SUFFIX
-from gpusonde.predictor.workload.embedding.training.datasets import ImageDataset
-from gpusonde.predictor.workload.embedding.training.hypernetwork import GraphHyperNetwork
-from gpusonde.predictor.workload.embedding.training.options import TrainingOptions
-from gpusonde.predictor.workload.embedding.training.pool import Architecture, Pool
-from gpusonde.predictor.workload.embedding.training.progress import (
+from gpusonde.predictor.workload.embedding.weights import EncoderDescription, EncoderWeights, check_dataset_type
+from gpusonde.predictor.workload.training.datasets import ImageDataset
+from gpusonde.predictor.workload.training.hypernetwork import GraphHyperNetwork
+from gpusonde.predictor.workload.training.options import TrainingOptions
+from gpusonde.predictor.workload.training.pool import Architecture, Pool
+from gpusonde.predictor.workload.training.progress import (
     Phase,
     Progress,
     ProgressReport,
     deferred_interrupts,
     no_progress,
 )
-from gpusonde.predictor.workload.embedding.training.result import (
+from gpusonde.predictor.workload.training.result import (
     AVERAGED_STEPS,
     MOST_LOSS_OVER_CHANCE,
     Accuracy,
@@ -47,7 +48,6 @@ from gpusonde.predictor.workload.embedding.training.result import (
     read_checkpoint,
     write_checkpoint,
 )
-from gpusonde.predictor.workload.embedding.weights import EncoderDescription, EncoderWeights, check_dataset_type
 from gpusonde.service.durable_files import DirectoryLock, write_durably
 
 CHECKPOINT = f"checkpoint{SUFFIX}"

@@ -5,7 +5,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from gpusonde.predictor.workload.embedding import EncoderWeights  # noqa: E402
-from gpusonde.predictor.workload.embedding.training.architectures import (  # noqa: E402
+from gpusonde.predictor.workload.graph import Primitive  # noqa: E402
+from gpusonde.predictor.workload.graph.cost import graph_cost  # noqa: E402
+from gpusonde.predictor.workload.graph.torch import from_torch  # noqa: E402
+from gpusonde.predictor.workload.training.architectures import (  # noqa: E402
     Activation,
     ArchitectureSpace,
     ArchitectureSpec,
@@ -17,11 +20,8 @@ from gpusonde.predictor.workload.embedding.training.architectures import (  # no
     Wire,
     sample,
 )
-from gpusonde.predictor.workload.embedding.training.hypernetwork import GraphHyperNetwork  # noqa: E402
-from gpusonde.predictor.workload.embedding.training.networks import GeneratedNetwork  # noqa: E402
-from gpusonde.predictor.workload.graph import Primitive  # noqa: E402
-from gpusonde.predictor.workload.graph.cost import graph_cost  # noqa: E402
-from gpusonde.predictor.workload.graph.torch import from_torch  # noqa: E402
+from gpusonde.predictor.workload.training.hypernetwork import GraphHyperNetwork  # noqa: E402
+from gpusonde.predictor.workload.training.networks import GeneratedNetwork  # noqa: E402
 
 CLASSES = 7
 

@@ -9,7 +9,7 @@ import pytest
 
 from gpusonde.errors import EncoderError
 from gpusonde.predictor.model_file import encode
-from gpusonde.predictor.workload.embedding.training.result import read_checkpoint, write_checkpoint
+from gpusonde.predictor.workload.training.result import read_checkpoint, write_checkpoint
 
 
 class Exploit:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from gpusonde.predictor.workload.embedding.training.architectures import (
+from gpusonde.predictor.workload.training.architectures import (
     Activation,
     ArchitectureSpec,
     Block,

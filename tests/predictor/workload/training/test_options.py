@@ -10,8 +10,8 @@ import threading
 import pytest
 
 from gpusonde.errors import EncoderError
-from gpusonde.predictor.workload.embedding.training.options import TrainingOptions
-from gpusonde.predictor.workload.embedding.training.progress import deferred_interrupts
+from gpusonde.predictor.workload.training.options import TrainingOptions
+from gpusonde.predictor.workload.training.progress import deferred_interrupts
 
 
 @pytest.mark.parametrize(

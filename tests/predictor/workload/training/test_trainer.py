@@ -15,13 +15,13 @@ torch = pytest.importorskip("torch", reason="needs torch (extra training)")
 from gpusonde.errors import DirectoryLockedError, EncoderError  # noqa: E402
 from gpusonde.predictor.workload.embedding import Encoder, EncoderWeights  # noqa: E402
 from gpusonde.predictor.workload.embedding.registry import Registry  # noqa: E402
-from gpusonde.predictor.workload.embedding.training import trainer  # noqa: E402
-from gpusonde.predictor.workload.embedding.training.datasets import digits  # noqa: E402
-from gpusonde.predictor.workload.embedding.training.options import TrainingOptions  # noqa: E402
-from gpusonde.predictor.workload.embedding.training.pool import Pool, content_digest  # noqa: E402
-from gpusonde.predictor.workload.embedding.training.progress import Phase  # noqa: E402
-from gpusonde.predictor.workload.embedding.training.result import TrainingStoppedError  # noqa: E402
-from gpusonde.predictor.workload.embedding.training.trainer import CHECKPOINT, ENCODER, RESULT, train  # noqa: E402
+from gpusonde.predictor.workload.training import trainer  # noqa: E402
+from gpusonde.predictor.workload.training.datasets import digits  # noqa: E402
+from gpusonde.predictor.workload.training.options import TrainingOptions  # noqa: E402
+from gpusonde.predictor.workload.training.pool import Pool, content_digest  # noqa: E402
+from gpusonde.predictor.workload.training.progress import Phase  # noqa: E402
+from gpusonde.predictor.workload.training.result import TrainingStoppedError  # noqa: E402
+from gpusonde.predictor.workload.training.trainer import CHECKPOINT, ENCODER, RESULT, train  # noqa: E402
 
 OPTIONS = TrainingOptions(
     steps=6,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gpusonde.errors import EncoderError
-from gpusonde.predictor.workload.embedding.training.datasets import (
+from gpusonde.predictor.workload.training.datasets import (
     FolderLimits,
     ImageDataset,
     digits,

@@ -11,7 +11,7 @@ from gpusonde.predictor.workload.graph import Operation, Parameter, Primitive, W
 
 torch = pytest.importorskip("torch")
 
-from gpusonde.predictor.workload.embedding.training.hypernetwork import (  # noqa: E402
+from gpusonde.predictor.workload.training.hypernetwork import (  # noqa: E402
     DecoderSettings,
     GraphHyperNetwork,
     PlannedTensor,
