@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from page import bar, table
+from sequential_encoder import embed_in_sequence
 
 from gpusonde.predictor.workload import zoo
 from gpusonde.predictor.workload.embedding import Encoder, EncoderDescription, EncoderWeights, VirtualEdgeRule
@@ -60,7 +61,7 @@ def _compared(
         encoder.embed([graph])
     single_s = time.process_time() - started
     started = time.process_time()
-    sequential = np.array([encoder.embed_in_sequence(graph) for graph in graphs])
+    sequential = np.array([embed_in_sequence(encoder, graph) for graph in graphs])
     sequential_s = time.process_time() - started
     difference = float(np.abs(batched - sequential).max())
     times = [f"{1e3 * seconds / len(graphs):.1f} ms" for seconds in (sequential_s, batched_s, single_s)]

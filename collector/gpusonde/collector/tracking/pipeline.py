@@ -18,6 +18,7 @@ from gpusonde.collector.tracking.run_state import Resume
 from gpusonde.collector.tracking.state_keeper import StateKeeper
 from gpusonde.collector.tracking.summaries import EpochSummaries
 from gpusonde.errors import StoreError
+from gpusonde.service.process import within
 
 _LOG = logging.getLogger(__name__)
 
@@ -352,10 +353,8 @@ class EpochPipeline:
 
 
 async def _wait(event: asyncio.Event, timeout_s: float) -> None:
-    try:
-        await asyncio.wait_for(event.wait(), timeout_s)
-    except asyncio.TimeoutError:
-        return
+    with contextlib.suppress(asyncio.TimeoutError):
+        await within(event.wait(), timeout_s)
 
 
 def _latest(updates: list[RunUpdate]) -> list[RunUpdate]:

@@ -1,8 +1,7 @@
-"""``Trainings``: the queue, and the process that works on it where this collector is to train.
+"""Training of embeddings that answers had to do without: both ends of the queue.
 
-``TrainingCounters``: what trainings came to.
-
-``drain``: trains what waits in a queue; for the process that has torch.
+In the collector, ``Trainings`` queues them, says how far they are, and runs the process that trains, where this
+collector is to. In that process, which alone has torch, ``drain`` takes one after the other from the queue.
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ from gpusonde.collector.workload.training_queue import (
     TrainingQueue,
 )
 from gpusonde.errors import EncoderError
+from gpusonde.service.process import within
 
 
 @dataclass
@@ -203,12 +203,9 @@ class Trainings:
             await self._end()
 
     async def _rest(self) -> None:
-        """Wait for the next look. Not by ``wait_for``, which swallows a cancellation that comes with the waking."""
-        woken = asyncio.ensure_future(self._woken.wait())
-        try:
-            await asyncio.wait({woken}, timeout=self._interval_s)
-        finally:
-            woken.cancel()
+        """Wait for the next look."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            await within(self._woken.wait(), self._interval_s)
 
     def _look(self) -> tuple[Training, tuple[str, ...]] | None:
         """Count the trainings, and return the next one with its command, if it can begin."""
@@ -278,7 +275,7 @@ class Trainings:
             # As Ctrl-C: the training waits again, and goes on from its last checkpoint.
             process.send_signal(signal.SIGINT)
         try:
-            await asyncio.wait_for(process.wait(), _END_GRACE_S)
+            await within(process.wait(), _END_GRACE_S)
         except asyncio.TimeoutError:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()

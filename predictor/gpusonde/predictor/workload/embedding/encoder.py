@@ -70,38 +70,6 @@ class Encoder:
         parts = [self._means(batch, self.node_states(batch)) for batch in self._batches(graphs)]
         return np.concatenate(parts) if parts else np.empty((0, self.size))
 
-    def embed_in_sequence(self, graph: WorkloadGraph) -> Floats:
-        """Embed one graph as the equations are written, node by node: what ``embed`` is checked against.
-
-        Args:
-            graph: The graph.
-
-        Returns:
-            Its embedding.
-
-        Raises:
-            GraphLimitError: It is larger than the limits.
-        """
-        structure = self.structure(graph)
-        states = self.first_states(structure.primitives, structure.shapes)
-        far = structure.virtual
-        before, after = _by_node(far.readers, len(states)), _by_node(far.writers, len(states))
-        for _ in range(self.weights.description.passes):
-            for order, near, others, far_nodes in (
-                (range(len(states)), graph.predecessors, far.writers, before),
-                (range(len(states) - 1, -1, -1), graph.successors, far.readers, after),
-            ):
-                for node in order:
-                    message = np.zeros(self.size)
-                    if near[node]:
-                        message += self._perceptron("message", states[list(near[node])]).sum(axis=0)
-                    if len(virtual := far_nodes[node]):
-                        heard = self._perceptron("virtual", states[others[virtual]])
-                        message += (heard / far.steps[virtual][:, None]).sum(axis=0)
-                    states[node] = self._gru(message, states[node])
-        mean: Floats = self._layer_norm(states).mean(axis=0)
-        return mean
-
     def structure(self, graph: WorkloadGraph) -> GraphStructure:
         """Prepare a graph for this encoder.
 
@@ -182,12 +150,6 @@ class Encoder:
         scale = np.sqrt((centred**2).mean(axis=-1, keepdims=True) + LAYER_NORM_EPSILON)
         normal: Floats = centred / scale * self._arrays["norm.weight"] + self._arrays["norm.bias"]
         return normal
-
-
-def _by_node(nodes: Positions, count: int) -> list[Positions]:
-    """Of each node, the positions of the virtual edges that it hears along."""
-    order = np.argsort(nodes, kind="stable")
-    return np.split(order, np.searchsorted(nodes[order], np.arange(1, count)))
 
 
 def _hear(message: Floats, said: Floats, messages: Messages) -> None:
