@@ -59,3 +59,12 @@ def test_what_a_gpu_host_imports_needs_no_scientific_stack():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_files_import_in_no_circle_and_packages_through_their_faces(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import house
+
+    crossing, bypassing, circle = house.import_figures(house.modules())
+    assert circle == "none"
+    assert bypassing / crossing < 0.1
