@@ -31,7 +31,7 @@ def main() -> None:
         fitted = model.state.estimators[name]
         print(f"  {name}: {score:.4f}, interval {fitted.architecture.quantile:.3f}, {fitted.estimator.candidate}")
     for newness, calibration in model.state.intervals.quantiles.items():
-        print(f"  {newness.value}: interval {calibration.quantile:.3f} of {calibration.count} errors")
+        print(f"  {newness.name.lower()}: interval {calibration.quantile:.3f} of {calibration.count} errors")
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ def predict_there(args: argparse.Namespace, requests: Sequence[WorkloadRequest],
         row(request, _prediction(answer["prediction"]), args.samples_per_epoch, _error(answer))
         for request, answer in zip(requests, answers, strict=True)
     ]
-    return _payload([*notes, *_of_embeddings(answers)], rows)
+    return _payload([*notes, *_note_embeddings(answers)], rows)
 
 
 def predict_for_hosts(args: argparse.Namespace) -> StepsPayload:
@@ -65,7 +65,7 @@ def predict_for_hosts(args: argparse.Namespace) -> StepsPayload:
         {
             "graph": sent[id(graph)],
             "batch_size": size,
-            "cluster": _cluster_of_hosts(args, device, count),
+            "cluster": _make_cluster(args, device, count),
             **_question_options(args),
         }
         for graph, size, device, count in asked
@@ -79,12 +79,10 @@ def predict_for_hosts(args: argparse.Namespace) -> StepsPayload:
     devices = {cluster["device"] for cluster in found}
     notes = [f"{graph.name}: {note}" for graph in graphs for note in graph.notes]
     notes += [note for cluster in found for note in cluster["notes"]]
-    notes += _of_free(found, hosts) + _of_busy_gpus(hosts, devices)
+    notes += _note_free_resources(found, hosts) + _note_busy_gpus(hosts, devices)
     notes += warn_of_memory(graphs, [gpus.get(name) for name in sorted(devices)], max(args.batch_size))
-    rows = [
-        _row_of_hosts(args, graph, size, answer) for (graph, size, _, _), answer in zip(asked, answers, strict=True)
-    ]
-    return _payload([*notes, *_of_embeddings(answers)], rows)
+    rows = [_make_row(args, graph, size, answer) for (graph, size, _, _), answer in zip(asked, answers, strict=True)]
+    return _payload([*notes, *_note_embeddings(answers)], rows)
 
 
 def embed_there(args: argparse.Namespace, graphs: Sequence[WorkloadGraph], nearest: int) -> EmbedPayload:
@@ -151,7 +149,7 @@ def _cluster(request: WorkloadRequest) -> dict[str, Any]:
     }
 
 
-def _cluster_of_hosts(args: argparse.Namespace, device: str, count: int) -> dict[str, Any]:
+def _make_cluster(args: argparse.Namespace, device: str, count: int) -> dict[str, Any]:
     wishes = {
         "device": device,
         "device_count": count,
@@ -165,7 +163,7 @@ def _cluster_of_hosts(args: argparse.Namespace, device: str, count: int) -> dict
     }
 
 
-def _row_of_hosts(
+def _make_row(
     args: argparse.Namespace, graph: WorkloadGraph, batch_size: int, answer: Mapping[str, Any]
 ) -> StepPayload:
     from gpusonde.catalog import Precision
@@ -186,7 +184,7 @@ def _row_of_hosts(
     return row(request, _prediction(answer["prediction"]), args.samples_per_epoch, agent_ids=found["agent_ids"])
 
 
-def _of_free(clusters: Sequence[Mapping[str, Any]], hosts: Sequence[Mapping[str, Any]]) -> list[str]:
+def _note_free_resources(clusters: Sequence[Mapping[str, Any]], hosts: Sequence[Mapping[str, Any]]) -> list[str]:
     """What the prediction reckons with."""
     names = {host["agent_id"]: host["host"]["host_name"] for host in hosts}
     return [
@@ -199,7 +197,7 @@ def _of_free(clusters: Sequence[Mapping[str, Any]], hosts: Sequence[Mapping[str,
     ]
 
 
-def _of_busy_gpus(hosts: Sequence[Mapping[str, Any]], devices: set[str]) -> list[str]:
+def _note_busy_gpus(hosts: Sequence[Mapping[str, Any]], devices: set[str]) -> list[str]:
     notes = []
     for host in hosts:
         ratios = [each["busy_ratio"] or 0.0 for each in host["devices"] if each["device"] in devices]
@@ -212,7 +210,7 @@ def _of_busy_gpus(hosts: Sequence[Mapping[str, Any]], devices: set[str]) -> list
     return notes
 
 
-def _of_embeddings(answers: Sequence[Mapping[str, Any]]) -> list[str]:
+def _note_embeddings(answers: Sequence[Mapping[str, Any]]) -> list[str]:
     uses = [answer["prediction"]["embedding"] for answer in answers if answer["prediction"] is not None]
     return [use["note"] for use in uses if use is not None and use["note"]]
 

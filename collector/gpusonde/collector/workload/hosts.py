@@ -1,9 +1,7 @@
-"""``ResourceCollector``: what the hosts of agents have, and what of it is free.
+"""Hosts of agents: what they have, what of it is free (``ResourceCollector``), and lists of it (``ClusterDescriber``).
 
 Under load a host offers what its free cores have (PredictDDL, Eq. 1 and 2): memory, disk throughput and FLOPS per core,
 summed over the free cores. Where the agent measured that less is free of one of them, that counts.
-
-``ClusterDescriber``: hosts with their devices and what is free of them, page by page.
 """
 
 from __future__ import annotations
@@ -87,7 +85,7 @@ def available_resources(host: gpu_pb2.Host, load: gpu_pb2.HostLoad) -> HostResou
         return HostResources(memory_bytes=_known(load, "available_memory_bytes"))
     free_cores = cores * (1.0 - _ratio(load.cpu_busy_ratio))
 
-    def of_free_cores(total: float | None, measured: float | None = None) -> float | None:
+    def scale_to_free_cores(total: float | None, measured: float | None = None) -> float | None:
         if not total:
             return measured
         share = total / cores * free_cores
@@ -96,11 +94,11 @@ def available_resources(host: gpu_pb2.Host, load: gpu_pb2.HostLoad) -> HostResou
     disk = _disk_bytes_per_second(load)
     return HostResources(
         cores=free_cores,
-        memory_bytes=of_free_cores(float(host.memory_bytes), _known(load, "available_memory_bytes")),
-        disk_bytes_per_second=of_free_cores(
+        memory_bytes=scale_to_free_cores(float(host.memory_bytes), _known(load, "available_memory_bytes")),
+        disk_bytes_per_second=scale_to_free_cores(
             disk, None if disk is None else disk * (1.0 - _ratio(load.disk_busy_ratio))
         ),
-        flops=of_free_cores(host.cpu_flops if math.isfinite(host.cpu_flops) and host.cpu_flops > 0 else None),
+        flops=scale_to_free_cores(host.cpu_flops if math.isfinite(host.cpu_flops) and host.cpu_flops > 0 else None),
     )
 
 
@@ -256,7 +254,7 @@ class ClusterDescriber:
 
     def _device(self, device: Device) -> dict[str, Any]:
         described, spec = device.described, device.spec
-        busy, free_memory = self._of_late(device)
+        busy, free_memory = self._read_recent(device)
         flops = None if spec is None or described.mig_uuid else spec.fp32_tflops * 1e12
         return {
             "gpu_uuid": device.key,
@@ -270,7 +268,7 @@ class ClusterDescriber:
             "replayed": described.replayed,
         }
 
-    def _of_late(self, device: Device) -> tuple[float | None, float | None]:
+    def _read_recent(self, device: Device) -> tuple[float | None, float | None]:
         offered = set(self._store.facts.metrics(device.key))
         busy = next((name for name in _BUSY if name in offered), None)
         wanted = [name for name in (busy, _FREE_MEMORY, _USED_MEMORY) if name in offered]

@@ -1,6 +1,6 @@
-"""``WorkloadService``: the listener; asks the checker, the hosts, the processes and the queue of trainings.
+"""Questions about workloads over gRPC: ``WorkloadService`` asks the checker, the hosts, the processes and the queue.
 
-``Controller``: the parts that answer questions about workloads, put together from the configuration.
+``Controller`` puts these parts together from the configuration, and owns them.
 """
 
 from __future__ import annotations
@@ -277,7 +277,7 @@ def _filled(response: _Response, document: dict[str, Any]) -> _Response:
 
 
 class Controller:
-    """Owns those parts.
+    """Owns the parts that answer questions about workloads.
 
     Args:
         config: The configuration at the start.

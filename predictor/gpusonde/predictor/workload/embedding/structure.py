@@ -297,7 +297,7 @@ def _steps(levels: Positions, direct: _Edges, virtual: _Edges) -> tuple[Step, ..
     rank[order] = np.arange(len(order))
     heard = np.bincount(virtual[1], minlength=len(levels))[order]
     bounds = _bounds(levels[order], heard)
-    parts = [_by_receiver(edges, rank, bounds) for edges in (direct, virtual)]
+    parts = [_group_by_receiver(edges, rank, bounds) for edges in (direct, virtual)]
     return tuple(
         Step(order[first:end], near, far)
         for first, end, near, far in zip(bounds[:-1], bounds[1:], parts[0], parts[1], strict=True)
@@ -315,7 +315,7 @@ def _bounds(levels: Positions, heard: Positions) -> list[int]:
     return [*bounds, len(levels)]
 
 
-def _by_receiver(edges: _Edges, rank: Positions, bounds: Sequence[int]) -> list[Messages]:
+def _group_by_receiver(edges: _Edges, rank: Positions, bounds: Sequence[int]) -> list[Messages]:
     senders, receivers, factors = edges
     places = rank[receivers]
     order = np.argsort(places, kind="stable")

@@ -7,12 +7,12 @@ A step takes::
 
 as the host runs ahead of the device, and the slower of the two decides. Each part is its roofline time times a factor::
 
-    log factor = common + precision + device + place + (place, device, precision) + (..., number of devices)
+    log factor = common + precision + device + environment + (environment, device, precision) + (..., number of devices)
 
 Every term has a normal prior around nothing, the common one around what the field knows, so that a factor moves as far
-as measurements show: what no measurement tells of (a device, a place, a part that no measured network has) keeps the
-factor of what is next to it. All are found together, as the mode of the posterior, by Gauss-Newton steps; errors are
-those of the logarithm, with Student's t distribution, as single measurements are off by factors.
+as measurements show: what no measurement tells of (a device, an environment, a part that no measured network has) keeps
+the factor of what is next to it. All are found together, as the mode of the posterior, by Gauss-Newton steps; errors
+are those of the logarithm, with Student's t distribution, as single measurements are off by factors.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ _LARGEST_STEP = 1.0
 
 def level_keys(table: FeatureTable) -> tuple[npt.NDArray[np.str_], ...]:
     """What each row is at each level; "" where it is nothing that could be known again."""
-    place, device, precision = table.environment, table.device, table.precision
-    setting = _joined(_joined(place, device), precision)
+    environment, device, precision = table.environment, table.device, table.precision
+    setting = _joined(_joined(environment, device), precision)
     counted = _joined(
         setting, _joined(table.parallelism, np.round(np.exp(table.cluster[:, 0])).astype(int).astype(str))
     )
-    known = place != ""
-    return precision, device, place, np.where(known, setting, ""), np.where(known, counted, "")
+    known = environment != ""
+    return precision, device, environment, np.where(known, setting, ""), np.where(known, counted, "")
 
 
 def _joined(one: npt.NDArray[np.str_], other: npt.NDArray[np.str_]) -> npt.NDArray[np.str_]:

@@ -1,12 +1,10 @@
-"""``FeatureTable``: requests as arrays, one row each.
+"""Requests as arrays: the table of their features, roofline times, and the columns that a regressor gets.
 
-Roofline times: what the parts of a training step would take at the peak rates of a device's data sheet.
-
-Each operation takes the longer of its arithmetic and its memory traffic. Beside the device's own work stand what the
-host does for it, as it launches the kernels, and what crosses links: inputs, and weights or gradients between devices.
-All figures come from the catalogue; ``regression/calibration.py`` learns what share of the peaks is reached.
-
-``Encoding``: which columns of a feature table a regressor gets, and in which order.
+A ``FeatureTable`` has a row per request. Its roofline times are what the parts of a training step would take at the
+peak rates of a device's data sheet: each operation takes the longer of its arithmetic and its memory traffic; beside
+the device's own work stand what the host does for it, as it launches the kernels, and what crosses links: inputs, and
+weights or gradients between devices. All figures come from the catalogue; ``calibration`` learns what share of the
+peaks is reached. An ``Encoding`` says which columns of a table a regressor gets, and in which order.
 """
 
 from __future__ import annotations
@@ -174,7 +172,7 @@ class FeatureTable:
         network: The same per sample: what the network is, whatever its batch and device, same shape.
         cluster: Shape (n, ``CLUSTER_COLUMNS``).
         device: Canonical name of each row's device.
-        environment: Its place of measurement; "" is none that is known.
+        environment: Its environment of measurement; "" is none that is known.
         precision: Value of its precision.
         parallelism: Value of its parallelism.
         embedding: Of its graph, shape (n, size); size 0 where no encoder is used.
@@ -317,7 +315,7 @@ class Encoding:
     Attributes:
         features: Which sets of columns, one of ``FEATURE_SETS``.
         categories: Of environment, device, precision and parallelism, the values that have a column. All columns of a
-            value that has none are 0: an unknown place is like no place.
+            value that has none are 0: an unknown environment is like none.
     """
 
     features: str

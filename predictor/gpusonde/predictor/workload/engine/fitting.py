@@ -1,11 +1,8 @@
-"""Fitting a model: calibration, choice of regressors, intervals, in this order.
+"""Fitting a model: calibration, choice of regressors, intervals, in this order; ``FittedState`` is what comes of it.
 
-Which regressor, with which options and columns: by validation on architectures that were left out.
-
-Rows of one architecture are all in the training part or all in the validation part: a split of rows lets whatever
-memorises architectures win. ``kind="paper"`` splits rows, as the PredictDDL paper does.
-
-``FittedState``: everything that predicting needs.
+Regressors, their options and their columns are chosen by validation on architectures that were left out. Rows of one
+architecture are all in the training part or all in the validation part: a split of rows lets whatever memorises
+architectures win. ``kind="paper"`` splits rows, as the PredictDDL paper does.
 """
 
 from __future__ import annotations
@@ -35,9 +32,9 @@ from gpusonde.predictor.workload.engine.out_of_distribution import (
     Intervals,
     Newness,
     OutOfDistributionDetector,
-    left_out_quantiles,
-    place_quantiles,
-    quantile_of,
+    calibrate_environments,
+    calibrate_errors,
+    calibrate_left_out,
 )
 from gpusonde.predictor.workload.engine.regressors import REGRESSORS
 from gpusonde.predictor.workload.engine.request import WorkloadMeasurement
@@ -187,8 +184,8 @@ def first_of_the_best(choices: Sequence[Choice], groups: npt.NDArray[np.str_]) -
     return best
 
 
-def by_regressor(choices: Sequence[Choice]) -> dict[str, list[Choice]]:
-    """The choices of every regressor, in the order in which they were tried."""
+def group_by_regressor(choices: Sequence[Choice]) -> dict[str, list[Choice]]:
+    """Return the choices of every regressor, in the order in which they were tried."""
     found: dict[str, list[Choice]] = {}
     for choice in choices:
         found.setdefault(choice.candidate.regressor, []).append(choice)
@@ -221,22 +218,22 @@ class FittedEstimator:
         estimator: It.
         score: Of the validation.
         architecture: Of its errors on architectures left out.
-        places: The same for places with many measurements.
+        by_environment: The same for environments with many measurements.
     """
 
     estimator: Estimator
     score: float
     architecture: Calibration
-    places: Mapping[str, Calibration]
+    by_environment: Mapping[str, Calibration]
 
-    def calibration(self, place: str) -> Calibration:
-        """Of its errors on architectures left out at a place."""
-        return self.places.get(place, self.architecture)
+    def calibration(self, environment: str) -> Calibration:
+        """Return that of its errors on architectures left out in an environment."""
+        return self.by_environment.get(environment, self.architecture)
 
     @property
     def widest(self) -> Calibration:
-        """The same at the place where errors are largest."""
-        return max((self.architecture, *self.places.values()), key=lambda each: each.quantile)
+        """The same in the environment where errors are largest."""
+        return max((self.architecture, *self.by_environment.values()), key=lambda each: each.quantile)
 
 
 @dataclass(frozen=True)
@@ -336,15 +333,15 @@ def fit_state(
     groups = architectures if kind == "default" else None
     trial = None
     if embedding:
-        choices, trial = _with_embedding_or_without(choices, groups)
-    best = {name: _best(each, groups) for name, each in by_regressor(choices).items()}
+        choices, trial = _choose_embedding(choices, groups)
+    best = {name: _best(each, groups) for name, each in group_by_regressor(choices).items()}
     estimators = {name: _fitted(choice, table, log_seconds, own, coverage) for name, choice in best.items()}
     return FittedState(
         kind=kind,
         chosen=_best(list(best.values()), groups).candidate.regressor,
         estimators=estimators,
         roofline=roofline,
-        roofline_errors=quantile_of(roofline_errors, coverage),
+        roofline_errors=calibrate_errors(roofline_errors, coverage),
         ood_detector=OutOfDistributionDetector.fit(table, architectures.tolist(), gpus),
         intervals=Intervals(coverage, _new_quantiles(table, log_seconds, measurements, roofline, gpus, coverage)),
         rows=len(measurements),
@@ -374,10 +371,10 @@ def _best(choices: Sequence[Choice], groups: npt.NDArray[np.str_] | None) -> Cho
 
 def _answering(choices: Sequence[Choice], groups: npt.NDArray[np.str_] | None) -> Choice:
     """The one that answers: the best of the best of every regressor."""
-    return _best([_best(each, groups) for each in by_regressor(choices).values()], groups)
+    return _best([_best(each, groups) for each in group_by_regressor(choices).values()], groups)
 
 
-def _with_embedding_or_without(
+def _choose_embedding(
     choices: list[Choice], groups: npt.NDArray[np.str_] | None
 ) -> tuple[list[Choice], EmbeddingTrial]:
     """Keep columns of an embedding where the one that answers has them; for the others alone they are not worth it."""
@@ -393,8 +390,8 @@ def _fitted(
 ) -> FittedEstimator:
     estimator = Estimator.fit(choice.candidate, table, log_seconds, roofline)
     # Of the paper's kind, only some of the rows have errors.
-    places = {} if roofline is None else place_quantiles(choice.errors, table.environment, coverage)
-    return FittedEstimator(estimator, choice.score, quantile_of(choice.errors, coverage), places)
+    by_environment = {} if roofline is None else calibrate_environments(choice.errors, table.environment, coverage)
+    return FittedEstimator(estimator, choice.score, calibrate_errors(choice.errors, coverage), by_environment)
 
 
 def _new_quantiles(
@@ -418,5 +415,5 @@ def _new_quantiles(
         others = GpuNeighbourhood(tuple(TrainedGpu.from_spec(gpu) for gpu in gpus if gpu.name != name))
         return others.interval_inflation(next(gpu for gpu in gpus if gpu.name == name))
 
-    groups = {Newness.FAMILY: families, Newness.PLACE: table.environment, Newness.DEVICE: table.device}
-    return left_out_quantiles(errors_without, groups, coverage, device_inflation)
+    groups = {Newness.FAMILY: families, Newness.ENVIRONMENT: table.environment, Newness.DEVICE: table.device}
+    return calibrate_left_out(errors_without, groups, coverage, device_inflation)

@@ -4,12 +4,12 @@ A row says which network ran on which GPUs and how long an iteration took::
 
     model,batch_per_gpu,image_size,precision,gpu,n_gpus,n_nodes,parallelism,sec_per_iter,framework,source,file,licence
 
-``model``, ``gpu``, ``batch_per_gpu`` and ``sec_per_iter`` must be there. The place of measurement is the column
+``model``, ``gpu``, ``batch_per_gpu`` and ``sec_per_iter`` must be there. The environment is the column
 ``environment``, or framework and host as ``source`` and ``file`` tell them: the same GPU in two hosts, or with two
 versions of a framework, does not take the same time. What each host had free stands in ``host_cores``,
 ``host_memory_bytes``, ``host_disk_bytes_per_second`` and ``host_flops``, where it is known.
 
-``KnownNetworks``: the graphs of networks that a table of measurements only names.
+A row names its network only: ``KnownNetworks`` finds the graph, among those that are shipped or in a folder of files.
 """
 
 from __future__ import annotations
@@ -288,10 +288,10 @@ def _environment(row: Row) -> str | None:
     if given := row.text("environment"):
         return given
     source = row.text("source").split("@")[0].strip()
-    place = source.rsplit("/", 1)[-1]
+    host = source.rsplit("/", 1)[-1]
     if found := _HOST.search(row.text("file")):
-        place, file = found.groups()
+        host, file = found.groups()
         # Later files name the number of GPUs; earlier ones were another run, with other versions.
         if "_gpus_" not in file and (run := _RUN.search(file)):
-            place += f" earlier{run.group(1) or ''}"
-    return "/".join(part for part in (row.text("framework"), place) if part) or None
+            host += f" earlier{run.group(1) or ''}"
+    return "/".join(part for part in (row.text("framework"), host) if part) or None

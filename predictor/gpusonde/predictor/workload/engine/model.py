@@ -148,7 +148,7 @@ class WorkloadModel:
             raise ModelError(f"this model has no regressor {name!r}; it has {', '.join(state.estimators)}")
         found = self._predict(requests, name)
         halves = [row for row, each in enumerate(requests) if each.cluster.precision is Precision.FP16]
-        singles = self._predict([_in_single_precision(requests[row]) for row in halves], name)
+        singles = self._predict([_ask_in_single_precision(requests[row]) for row in halves], name)
         for row, single in zip(halves, singles, strict=True):
             found[row] = _explained(found[row], single)
         return found
@@ -169,7 +169,7 @@ class WorkloadModel:
         for row, (ood_score, gpu) in enumerate(zip(ood_scores, gpus, strict=True)):
             falls_back = ood_score.out_of_distribution and state.kind == "default"
             centre = float(roofline[row] if falls_back else estimated[row])
-            known = chosen.widest if ood_score.new_at_place else chosen.calibration(str(table.environment[row]))
+            known = chosen.widest if ood_score.new_in_environment else chosen.calibration(str(table.environment[row]))
             width = state.intervals.half_width(ood_score, state.roofline_errors if falls_back else known)
             width = min(width, _WIDEST)
             found.append(
@@ -183,7 +183,7 @@ class WorkloadModel:
                     out_of_distribution=ood_score.out_of_distribution,
                     reasons=(
                         *self._reasons(ood_score, gpu, table, row, falls_back=falls_back),
-                        *_of_hosts(requests[row], counted=chosen.estimator.counts_hosts and not falls_back),
+                        *_note_hosts(requests[row], counted=chosen.estimator.counts_hosts and not falls_back),
                     ),
                     nearest=ood_score.nearest,
                 )
@@ -200,11 +200,15 @@ class WorkloadModel:
             reasons.append(f"nothing was measured on {gpu.name}: extrapolated by its data sheet from {names}")
         if falls_back:
             reasons.append("answered by the calibrated roofline, which has few features and extrapolates best")
-        if ood_score.new_at_place:
-            reasons.append(ood_score.new_at_place)
-        elif ood_score.unknown_place:
-            place = str(table.environment[row])
-            where = f"the environment {place!r} is none that was measured" if place else "no known environment is named"
+        if ood_score.new_in_environment:
+            reasons.append(ood_score.new_in_environment)
+        elif ood_score.unknown_environment:
+            environment = str(table.environment[row])
+            where = (
+                f"the environment {environment!r} is none that was measured"
+                if environment
+                else "no known environment is named"
+            )
             reasons.append(f"{where}: frameworks and hosts differ, so the interval is that of a new one")
         return reasons
 
@@ -265,7 +269,7 @@ class WorkloadModel:
         return cls.load(Path(str(files(_PACKAGE).joinpath(_SHIPPED))), catalog=catalog)
 
 
-def _in_single_precision(request: WorkloadRequest) -> WorkloadRequest:
+def _ask_in_single_precision(request: WorkloadRequest) -> WorkloadRequest:
     return replace(request, cluster=replace(request.cluster, precision=Precision.FP32))
 
 
@@ -281,7 +285,7 @@ def _explained(half: WorkloadPrediction, single: WorkloadPrediction) -> Workload
     return replace(half, reasons=(*half.reasons, reason))
 
 
-def _of_hosts(request: WorkloadRequest, *, counted: bool) -> list[str]:
+def _note_hosts(request: WorkloadRequest, *, counted: bool) -> list[str]:
     if request.cluster.host is None or counted:
         return []
     return [

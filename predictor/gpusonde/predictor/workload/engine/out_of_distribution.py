@@ -1,11 +1,9 @@
-"""``OutOfDistributionDetector``: whether a request is like what a model was fitted on, and what it is most like.
+"""Whether a request is like what a model was fitted on, and how far off its answer may be where it is not.
 
-``HostRange``: what the hosts of measurements had free, against what those of a question have.
-
-Intervals: quantiles of the errors made on what was left out, for each way in which a request can be new.
-
-Conformal: of errors on groups left out, the quantile that covers the wanted share of them (``crossgpu.intervals``).
-What comes in few kinds, places and devices, is given the quantile of the worst of them.
+``OutOfDistributionDetector`` tells what of a request (network, cluster, device, environment, resources of its hosts)
+was never measured, and which measured networks are most like it. ``Intervals`` has, for each way in which a request can
+be new, the quantile of the errors made on groups left out that covers the wanted share of them (conformal, as in
+``crossgpu.intervals``). Of environments and devices there are few, so the worst of them counts.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ FloatArray = npt.NDArray[np.float64]
 # A host may have twice as much free as any that was measured, or half.
 _BEYOND = 2.0
 _WORDS = {"cores": "cores", "memory_bytes": "memory", "disk_bytes_per_second": "disk throughput", "flops": "FLOPS"}
-_PLACES = {name: CLUSTER_COLUMNS.index(name) for name in HOST_COLUMNS}
+_COLUMNS = {name: CLUSTER_COLUMNS.index(name) for name in HOST_COLUMNS}
 
 
 @dataclass(frozen=True)
@@ -77,8 +75,8 @@ def measured_hosts(cluster: FloatArray) -> dict[str, HostRange]:
         cluster: ``FeatureTable.cluster``, shape (n, columns).
     """
     found = {}
-    for name, place in _PLACES.items():
-        values = cluster[:, place]
+    for name, column in _COLUMNS.items():
+        values = cluster[:, column]
         known = values[values > 0.0]
         if known.size:
             found[name] = HostRange(float(known.min()), float(known.max()), known.size == values.size)
@@ -92,7 +90,7 @@ def unlike_hosts(ranges: Mapping[str, HostRange], row: FloatArray) -> list[str]:
         ranges: By column.
         row: Of ``FeatureTable.cluster``.
     """
-    reasons = (known.unlike(name, float(row[_PLACES[name]])) for name, known in ranges.items())
+    reasons = (known.unlike(name, float(row[_COLUMNS[name]])) for name, known in ranges.items())
     return [reason for reason in reasons if reason]
 
 
@@ -109,12 +107,12 @@ class OodScore:
 
     Attributes:
         unlike_network: How the network is unlike those that were measured.
-        unlike_cluster: What of the cluster or the batch was never measured, its device and place aside.
+        unlike_cluster: What of the cluster or the batch was never measured, its device and environment aside.
         unknown_device: Its device was never measured.
         device_inflation: Factor, at least 1, by which errors on left-out devices are too small for this one.
-        unknown_place: It is to run at no place of measurement that the model knows, or on a device or in a precision
-            that was not measured there.
-        new_at_place: What of it was not measured at its place, though elsewhere.
+        unknown_environment: It is to run in no environment that the model knows, or on a device or in a precision that
+            was not measured there.
+        new_in_environment: What of it was not measured in its environment, though elsewhere.
         nearest: Measured architectures most like it, and how alike, at most 1.
     """
 
@@ -122,13 +120,13 @@ class OodScore:
     unlike_cluster: tuple[str, ...]
     unknown_device: bool
     device_inflation: float
-    unknown_place: bool
-    new_at_place: str
+    unknown_environment: bool
+    new_in_environment: str
     nearest: tuple[tuple[str, float], ...]
 
     @property
     def out_of_distribution(self) -> bool:
-        """Whether regressors of many features cannot be trusted with it."""
+        """Whether regressors of many features would extrapolate."""
         return bool(self.unlike_network or self.unlike_cluster or self.unknown_device)
 
 
@@ -146,8 +144,8 @@ class OutOfDistributionDetector:
         gpus: The devices.
         precisions: That were used.
         parallelisms: That were used.
-        places: The known places, and the least and largest batch size per device at each.
-        settings: Place, device and precision that were measured together.
+        batches_by_environment: The known environments, and the least and largest batch size per device in each.
+        settings: Environment, device and precision that were measured together.
         hosts: What the hosts had free, by column, where measurements told of it.
     """
 
@@ -160,14 +158,14 @@ class OutOfDistributionDetector:
     gpus: GpuNeighbourhood
     precisions: tuple[str, ...]
     parallelisms: tuple[str, ...]
-    places: Mapping[str, tuple[float, float]]
+    batches_by_environment: Mapping[str, tuple[float, float]]
     settings: frozenset[str]
     hosts: Mapping[str, HostRange] = field(default_factory=dict)
 
     @property
     def environments(self) -> tuple[str, ...]:
-        """The known places."""
-        return tuple(self.places)
+        """The known environments."""
+        return tuple(self.batches_by_environment)
 
     @classmethod
     def fit(
@@ -198,10 +196,10 @@ class OutOfDistributionDetector:
             gpus=GpuNeighbourhood(tuple(TrainedGpu.from_spec(gpu) for gpu in gpus)),
             precisions=tuple(np.unique(table.precision).tolist()),
             parallelisms=tuple(np.unique(table.parallelism).tolist()),
-            places={
-                place: (float(of_place.min()), float(of_place.max()))
-                for place in np.unique(table.environment).tolist()
-                if place and len(of_place := sizes[table.environment == place, _BATCH])
+            batches_by_environment={
+                environment: (float(of_environment.min()), float(of_environment.max()))
+                for environment in np.unique(table.environment).tolist()
+                if environment and len(of_environment := sizes[table.environment == environment, _BATCH])
             },
             settings=frozenset(_settings(table)),
             hosts=measured_hosts(table.cluster),
@@ -219,7 +217,7 @@ class OutOfDistributionDetector:
         found = []
         settings = _settings(table)
         for row, gpu in enumerate(gpus):
-            place = str(table.environment[row])
+            environment = str(table.environment[row])
             key = table.network[row].tobytes()
             if key not in known:
                 known[key] = self._network(table.network[row])
@@ -233,8 +231,9 @@ class OutOfDistributionDetector:
                     unlike_cluster=tuple(self._cluster(table, row)),
                     unknown_device=seen[gpu.name][0],
                     device_inflation=seen[gpu.name][1],
-                    unknown_place=place not in self.places or settings[row] not in self.settings,
-                    new_at_place=self._new_at_place(table, row, settings[row]),
+                    unknown_environment=environment not in self.batches_by_environment
+                    or settings[row] not in self.settings,
+                    new_in_environment=self._new_in_environment(table, row, settings[row]),
                     nearest=nearest,
                 )
             )
@@ -242,8 +241,8 @@ class OutOfDistributionDetector:
 
     def _network(self, network: FloatArray) -> tuple[tuple[str, ...], tuple[tuple[str, float], ...]]:
         points = self.networks
-        place = (network - points.center) / points.spread
-        distances = root_mean_square_distances(place[None, :], points.points)[0] / points.usual_distance
+        point = (network - points.center) / points.spread
+        distances = root_mean_square_distances(point[None, :], points.points)[0] / points.usual_distance
         nearest: dict[str, float] = {}
         for position in np.argsort(distances, kind="stable").tolist():
             nearest.setdefault(self.architectures[position], math.exp(-float(distances[position])))
@@ -265,17 +264,17 @@ class OutOfDistributionDetector:
                 reasons.append(f"the network has {share:.2g} % of the {name} of the smallest measured")
         return tuple(reasons), tuple(nearest.items())
 
-    def _new_at_place(self, table: FeatureTable, row: int, setting: str) -> str:
-        place = str(table.environment[row])
-        if place not in self.places:
+    def _new_in_environment(self, table: FeatureTable, row: int, setting: str) -> str:
+        environment = str(table.environment[row])
+        if environment not in self.batches_by_environment:
             return ""
         if setting not in self.settings:
-            return f"nothing was measured on {table.device[row]} in {table.precision[row]} at {place}"
-        least, most = self.places[place]
+            return f"nothing was measured on {table.device[row]} in {table.precision[row]} at {environment}"
+        least, most = self.batches_by_environment[environment]
         batch = round(math.exp(table.cluster[row, _BATCH]))
         if least / _BEYOND <= batch <= most * _BEYOND:
             return ""
-        return f"batches of {batch} samples per device, but {least:.0f} to {most:.0f} were measured at {place}"
+        return f"batches of {batch} samples per device, but {least:.0f} to {most:.0f} were measured at {environment}"
 
     def _cluster(self, table: FeatureTable, row: int) -> list[str]:
         reasons = []
@@ -303,19 +302,19 @@ def _settings(table: FeatureTable) -> list[str]:
 Mask = npt.NDArray[np.bool_]
 Groups = npt.NDArray[np.str_]
 
-_FEWEST_GROUPS = {"FAMILY": 3, "PLACE": 2, "DEVICE": 2}
+_FEWEST_GROUPS = {"FAMILY": 3, "ENVIRONMENT": 2, "DEVICE": 2}
 _FEWEST_ERRORS = 10
-_FEWEST_OF_A_PLACE = 30
-# Where nothing could be left out to learn it from: a factor of 2 for a new kind of network, place or device.
+_FEWEST_IN_ENVIRONMENT = 30
+# Where nothing could be left out to learn it from: a factor of 2 for a new kind of network, environment or device.
 _UNKNOWN = math.log(2.0)
 
 
 class Newness(Enum):
-    """What can be new in a request beside its architecture; each has errors of its own."""
+    """What can be new in a request beside its architecture; values are the keys of its errors in model files."""
 
-    FAMILY = "a network of another kind"
-    PLACE = "an unknown place"
-    DEVICE = "an unknown device"
+    FAMILY = "FAMILY"
+    ENVIRONMENT = "PLACE"
+    DEVICE = "DEVICE"
 
 
 @dataclass(frozen=True)
@@ -342,12 +341,12 @@ class Intervals:
             widths.append(self._quantile(Newness.FAMILY))
         if ood_score.unlike_cluster:
             # What no measurement tells of is as uncertain as the most uncertain of what they do.
-            widths.append(max(self._quantile(each) for each in (Newness.PLACE, Newness.DEVICE)))
-        # A device that is left out takes its place with it: its errors hold those of a new place.
+            widths.append(max(self._quantile(each) for each in (Newness.ENVIRONMENT, Newness.DEVICE)))
+        # A device that is left out takes its environment with it: its errors hold those of a new one.
         if ood_score.unknown_device:
             widths.append(ood_score.device_inflation * self._quantile(Newness.DEVICE))
-        elif ood_score.unknown_place:
-            widths.append(self._quantile(Newness.PLACE))
+        elif ood_score.unknown_environment:
+            widths.append(self._quantile(Newness.ENVIRONMENT))
         return max(architecture.quantile, math.hypot(*widths))
 
     def _quantile(self, newness: Newness) -> float:
@@ -355,33 +354,35 @@ class Intervals:
         return _UNKNOWN if found is None else found.quantile
 
 
-def quantile_of(errors: FloatArray, coverage: float) -> Calibration:
-    """Of errors of the logarithm on architectures that were left out, shape (n,)."""
+def calibrate_errors(errors: FloatArray, coverage: float) -> Calibration:
+    """Return the quantile of errors of the logarithm on architectures that were left out, shape (n,)."""
     return calibrate(LeftOut(errors, np.ones(len(errors))), coverage)
 
 
-def place_quantiles(errors: FloatArray, places: Groups, coverage: float) -> Mapping[str, Calibration]:
-    """The same for every known place with enough errors: some are measured with more noise, or need more extrapolation.
+def calibrate_environments(errors: FloatArray, environments: Groups, coverage: float) -> Mapping[str, Calibration]:
+    """Return the quantile for every known environment with enough errors.
+
+    Some are measured with more noise, or need more extrapolation.
 
     Args:
-        errors: As above.
-        places: Of each; "" is none that is known.
+        errors: As ``calibrate_errors`` takes them.
+        environments: Of each; "" is none that is known.
         coverage: Share of intervals that should hold the truth.
     """
     return {
-        place: quantile_of(errors[places == place], coverage)
-        for place in np.unique(places).tolist()
-        if place and (places == place).sum() >= _FEWEST_OF_A_PLACE
+        environment: calibrate_errors(errors[environments == environment], coverage)
+        for environment in np.unique(environments).tolist()
+        if environment and (environments == environment).sum() >= _FEWEST_IN_ENVIRONMENT
     }
 
 
-def left_out_quantiles(
+def calibrate_left_out(
     errors_without: Callable[[Mask], FloatArray],
     groups: Mapping[Newness, Groups],
     coverage: float,
     device_inflation: Callable[[str], float],
 ) -> Mapping[Newness, Calibration]:
-    """Leave out every family, place and device in turn.
+    """Return the quantiles of errors on every family, environment and device left out in turn.
 
     Args:
         errors_without: Errors of the logarithm, on the rows of a mask, of a model fitted to all others.

@@ -107,7 +107,7 @@ def _document(state: FittedState) -> dict[str, Any]:
         "chosen": state.chosen,
         "rows": state.rows,
         "coverage": state.intervals.coverage,
-        "quantiles": {newness.name: asdict(value) for newness, value in state.intervals.quantiles.items()},
+        "quantiles": {newness.value: asdict(value) for newness, value in state.intervals.quantiles.items()},
         "roofline": {"names": [list(names) for names in state.roofline.names]},
         "roofline_errors": asdict(state.roofline_errors),
         "estimators": {name: _described(each) for name, each in state.estimators.items()},
@@ -120,7 +120,7 @@ def _document(state: FittedState) -> dict[str, Any]:
             "gpus": [asdict(gpu) for gpu in ood_detector.gpus.gpus],
             "precisions": list(ood_detector.precisions),
             "parallelisms": list(ood_detector.parallelisms),
-            "places": {place: list(batches) for place, batches in ood_detector.places.items()},
+            "places": {name: list(batches) for name, batches in ood_detector.batches_by_environment.items()},
             "settings": sorted(ood_detector.settings),
             **_hosts(ood_detector),
         },
@@ -146,7 +146,7 @@ def _described(fitted: FittedEstimator) -> dict[str, Any]:
         "bounds": list(estimator.bounds),
         "score": fitted.score,
         "architecture": asdict(fitted.architecture),
-        "places": {place: asdict(value) for place, value in fitted.places.items()},
+        "places": {name: asdict(value) for name, value in fitted.by_environment.items()},
     }
 
 
@@ -176,14 +176,14 @@ def _state(document: Mapping[str, Any], arrays: Arrays) -> FittedState:
         str(name): _estimator(str(name), described, arrays) for name, described in document["estimators"].items()
     }
     _sound(document["kind"] in KINDS and document["chosen"] in estimators and 0 < coverage < 1, "its settings")
-    quantiles = {Newness[name]: _calibration(value) for name, value in document["quantiles"].items()}
+    quantiles = {Newness(name): _calibration(value) for name, value in document["quantiles"].items()}
     state = FittedState(
         kind=document["kind"],
         chosen=document["chosen"],
         estimators=estimators,
         roofline=_roofline(document["roofline"], arrays),
         roofline_errors=_calibration(document["roofline_errors"]),
-        ood_detector=_familiarity(document["familiarity"], arrays),
+        ood_detector=_read_detector(document["familiarity"], arrays),
         intervals=Intervals(coverage, quantiles),
         rows=int(document["rows"]),
         encoder=_encoder(document["encoder"]) if "encoder" in document else None,
@@ -214,7 +214,7 @@ def _roofline(stored: Mapping[str, Any], arrays: Arrays) -> CalibratedRoofline:
     return CalibratedRoofline(common, names, deviations)
 
 
-def _familiarity(stored: Mapping[str, Any], arrays: Arrays) -> OutOfDistributionDetector:
+def _read_detector(stored: Mapping[str, Any], arrays: Arrays) -> OutOfDistributionDetector:
     center, spread, points, totals = (
         arrays[f"familiarity.{name}"] for name in ("center", "spread", "points", "totals")
     )
@@ -237,7 +237,7 @@ def _familiarity(stored: Mapping[str, Any], arrays: Arrays) -> OutOfDistribution
         gpus=GpuNeighbourhood(gpus),
         precisions=_texts(stored["precisions"]),
         parallelisms=_texts(stored["parallelisms"]),
-        places={str(place): (float(low), float(high)) for place, (low, high) in stored["places"].items()},
+        batches_by_environment={str(name): (float(low), float(high)) for name, (low, high) in stored["places"].items()},
         settings=frozenset(_texts(stored["settings"])),
         hosts={name: _host_range(name, known) for name, known in stored.get("hosts", {}).items()},
     )
@@ -276,8 +276,8 @@ def _estimator(name: str, stored: Mapping[str, Any], arrays: Arrays) -> FittedEs
         logarithmic,
         (least, largest),
     )
-    places = {str(place): _calibration(value) for place, value in stored["places"].items()}
-    return FittedEstimator(estimator, float(stored["score"]), _calibration(stored["architecture"]), places)
+    by_environment = {str(name): _calibration(value) for name, value in stored["places"].items()}
+    return FittedEstimator(estimator, float(stored["score"]), _calibration(stored["architecture"]), by_environment)
 
 
 def _texts(values: Any) -> tuple[str, ...]:

@@ -1,7 +1,4 @@
-"""What is asked of the engine, what it learns from, and what it answers.
-
-Why a training time cannot be predicted, or a model cannot be fitted or read: one exception per cause.
-"""
+"""What is asked of the engine, what it learns from, and what it answers."""
 
 from __future__ import annotations
 
@@ -58,8 +55,8 @@ class Cluster:
         node_count: Hosts that they are spread over.
         precision: Of the matrix products; MIXED becomes FP16, since nothing measured tells the two apart.
         parallelism: How the devices share the job; NONE with one device only.
-        environment: A place of measurement that the model knows (framework and host), such as "keras-tf2.5/aws"; None
-            is any other place.
+        environment: Framework and host of measurements that the model knows, such as "keras-tf2.5/aws"; None
+            is any other.
         host: What the hosts have free, where it is known.
 
     Raises:

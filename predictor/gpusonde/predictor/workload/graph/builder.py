@@ -1,10 +1,8 @@
 """``GraphBuilder``: what every front end hands its operators to, so that all make the same graph of the same network.
 
 It contracts views and constants, decides which primitive an operator is where its name alone does not say (depthwise or
-grouped convolution, product with a weight or of two activations), and gives each trainable tensor to the operation that
-reads it first.
-
-Einstein sums of two tensors as products of matrices.
+grouped convolution, product with a weight or of two activations, Einstein sums of two tensors as products of matrices),
+and gives each trainable tensor to the operation that reads it first.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 A directed acyclic graph of primitive operations with the shapes that they work on. Views (reshape, transpose, slices)
 and operations that cost next to nothing (dropout) are contracted: an edge leads from the operation that wrote a tensor
 to the one that reads it. There are no weights, no code, and no derived figures in it: ``cost`` counts those.
-
-Why a workload's graph cannot be had: one exception per cause.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""A folder of images, one sub-folder per class.
+"""``ImageDataset``: labelled images in memory, split into those to train on and those to test with, and its sources.
 
-``ImageDataset``: labelled images in memory, split into those to train on and those to test with.
-
-CIFAR-10 from its binary version. Its Python version is pickled, and reading a pickle runs what is in it.
-
-Scikit-learn's handwritten digits: 1,797 grey images of 8 x 8, bundled with it, so that nothing is downloaded.
+``read_folder`` reads a folder of images with one sub-folder per class, ``read_cifar10`` the binary version of CIFAR-10
+(its Python version is pickled, and reading a pickle runs what is in it), and ``digits`` returns scikit-learn's 1,797
+handwritten digits, grey images of 8 x 8 that come with it, so that nothing is downloaded.
 """
 
 from __future__ import annotations

@@ -1,19 +1,16 @@
-"""From states of nodes to weights of the network that the graph describes.
+"""The graph hypernetwork: predicts all weights of networks that it never saw from their graphs.
 
-The decoder exists to train the encoder: predicting takes the states alone. It makes one tile of weights per tensor,
-repeats and cuts that to the tensor's shape, and scales it by what the operation is (GHN-2's operation-dependent
+Its encoder has the same equations as ``embedding.encoder``, in torch and with gradients: a trained one's is what graphs
+are embedded with. To train it, run the networks with the weights that it predicts and let the gradient of their loss
+flow through those weights into the hypernetwork.
+
+Its decoder exists to train the encoder: predicting takes the states of nodes alone. It makes one tile of weights per
+tensor, repeats and cuts that to the tensor's shape, and scales it by what the operation is (GHN-2's operation-dependent
 normalisation), so that a network of any depth starts with activations of the order of one:
 
     convolutions, linear layers   sqrt(beta / fan-in), beta = 2 where a ReLU (or what replaces it) follows, else 1
     weights of norms              2 sigmoid(p / 2)
     biases                        tanh(p / 5)
-
-The encoder in torch: the same equations as ``embedding.encoder``, with gradients.
-
-The graph hypernetwork: predicts all weights of networks that it never saw from their graphs.
-
-A trained one's encoder is what ``embedding.encoder`` embeds graphs with. To train it, run the networks with the
-weights that it predicts and let the gradient of their loss flow through those weights into the hypernetwork.
 """
 
 from __future__ import annotations

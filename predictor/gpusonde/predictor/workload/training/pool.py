@@ -1,7 +1,4 @@
-"""Random architectures to train on, and others, held out, to test with.
-
-How far a training is: a report per step, shown as a bar on a terminal and as plain lines elsewhere.
-"""
+"""Random architectures to train on, and others, held out, to test with."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""How far a training is: a report per step, shown as a bar on a terminal and as plain lines elsewhere.
+"""What whoever trains sees and says meanwhile.
 
-Ctrl-C while training: the step under way is finished and saved; a second Ctrl-C ends at once.
+A report per step is shown as a bar on a terminal and as plain lines elsewhere. On Ctrl-C the step under way is finished
+and saved; a second Ctrl-C ends at once.
 """
 
 from __future__ import annotations

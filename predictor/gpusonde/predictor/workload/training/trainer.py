@@ -2,8 +2,6 @@
 
 Every random choice of a step comes from the seed and the step's number, so that there is no state of a generator to
 lose: a training that goes on from a checkpoint makes the steps that it would have made without the interruption.
-
-Ctrl-C while training: the step under way is finished and saved; a second Ctrl-C ends at once.
 """
 
 from __future__ import annotations

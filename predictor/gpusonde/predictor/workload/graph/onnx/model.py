@@ -1,9 +1,8 @@
 """What a graph needs of an ONNX file: nodes, names and shapes. Weights are stepped over.
 
-Reads the wire format of protocol buffers field by field, so that nothing is built that was not counted first.
-
-A generated parser builds every message of a file at once: an ONNX file of 64 MiB that consists of empty nodes becomes
-gigabytes. It is native code, too. Here a message is a slice of the file, and its fields are visited in plain Python.
+Reads the wire format of protocol buffers field by field, so that nothing is built that was not counted first: a message
+is a slice of the file, and its fields are visited in plain Python. A generated parser is native code and builds every
+message of a file at once: an ONNX file of 64 MiB that consists of empty nodes becomes gigabytes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Hands the nodes of an ONNX file to a graph's builder.
 
-Activations and attention that ONNX writes as several nodes, put together again: they are one operation elsewhere.
+Activations and attention that ONNX writes as several nodes are put together again: they are one operation elsewhere.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Extents of every tensor of an ONNX file: as the file says them, or inferred by onnx in a process of its own.
 
-Writes an ONNX file again without its weights and with fixed inputs: what shapes are inferred from.
+For that the file is written again, without its weights and with fixed inputs.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
-"""Takes the program's JSON text out of a .pt2 archive: nothing else in the archive is ever read.
+"""Takes the program's JSON text out of a .pt2 archive, and looks for attacks in its pickles without unpickling any.
 
 ``torch.export.load`` unpickles what it finds beside the program, and unpickling runs any code. Here only the ZIP
-directory and one text are looked at, so that weights, constants and sample inputs stay what they are: bytes.
-
-Looks for attacks in the pickles of a .pt2 archive, without unpickling any.
-
-Nothing of the safety here rests on it: no pickle is loaded, whatever is in it. But an archive with a program of its own
-in its sample inputs is meant to run on somebody's machine, and whoever handed it in wants to know.
+directory and one text are read, so that weights, constants and sample inputs stay what they are: bytes. Nothing of the
+safety here rests on the search for attacks, since no pickle is loaded, whatever is in it. But an archive with a program
+of its own in its sample inputs is meant to run on somebody's machine, and whoever handed it in wants to know.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class ProgramReader:
     """
 
     def __init__(self, document: object, name: str, weights: object, limits: GraphLimits) -> None:
-        self._module = _get(_of_type(document, dict, "the program"), "graph_module", dict)
+        self._module = _get(_check_type(document, dict, "the program"), "graph_module", dict)
         self._builder = GraphBuilder(name, "pt2")
         self._limits = limits
         self._same = _same_tensors(weights)
@@ -55,7 +55,7 @@ class ProgramReader:
         specifications = _get(_get(self._module, "signature", dict), "input_specs", list)
         self._limits.check_count("inputs", len(specifications), self._limits.tensors)
         for specification in specifications:
-            self._read_input(_of_type(specification, dict, "an input"), shapes)
+            self._read_input(_check_type(specification, dict, "an input"), shapes)
         outputs = self._read_graph(graph, shapes, 0)
         if self._batch_size is None:
             raise UnsupportedGraphError("no input of the program is a tensor whose first extent is the batch")
@@ -65,7 +65,7 @@ class ProgramReader:
 
     def _read_input(self, specification: Mapping[str, Any], shapes: Mapping[str, Shape]) -> None:
         for kind, value in specification.items():
-            argument = _get(_of_type(value, dict, "an input"), "arg", dict, default={})
+            argument = _get(_check_type(value, dict, "an input"), "arg", dict, default={})
             name = _name(argument) if "name" in argument else next(_tensors_in(argument), None)
             if name is None or name not in shapes:
                 continue
@@ -86,12 +86,12 @@ class ProgramReader:
         self._nodes += len(nodes)
         self._limits.check_count("nodes", self._nodes, self._limits.operations)
         for node in nodes:
-            self._read_node(_of_type(node, dict, "a node"), shapes, scope)
+            self._read_node(_check_type(node, dict, "a node"), shapes, scope)
         return [_key(scope, name) for name in _tensors_in(_get(graph, "outputs", list)) if name in shapes]
 
     def _read_node(self, node: Mapping[str, Any], shapes: Mapping[str, Shape], scope: int) -> None:
         target = _get(node, "target", str)
-        inputs = [_of_type(each, dict, "an argument") for each in _get(node, "inputs", list)]
+        inputs = [_check_type(each, dict, "an argument") for each in _get(node, "inputs", list)]
         settings = {_get(each, "name", str): _get(each, "arg", dict) for each in inputs}
         values = [_get(each, "arg", dict) for each in inputs]
         outputs = [name for name in _tensors_in(_get(node, "outputs", list)) if name in shapes]
@@ -102,7 +102,7 @@ class ProgramReader:
             )
         inner = next((each["as_graph"] for each in values if "as_graph" in each), None)
         if inner is not None:
-            self._read_inner(_get(_of_type(inner, dict, "a graph"), "graph", dict), values, outputs, scope)
+            self._read_inner(_get(_check_type(inner, dict, "a graph"), "graph", dict), values, outputs, scope)
         elif outputs:
             title = node.get("name")
             self._add(
@@ -131,8 +131,8 @@ class ProgramReader:
             shapes[outputs[0]],
             source=target.removeprefix(_PREFIX).removesuffix(".default") if op_type is not None else name,
             name=title,
-            groups=_of_type(groups, int, "groups"),
-            equation=_of_type(equation, str, "equation"),
+            groups=_check_type(groups, int, "groups"),
+            equation=_check_type(equation, str, "equation"),
             overwrites=is_in_place(name),
         )
         self._limits.check_count("edges", self._builder.edge_count, self._limits.edges)
@@ -158,11 +158,11 @@ class ProgramReader:
     def _shapes(self, graph: Mapping[str, Any]) -> dict[str, Shape]:
         values = _get(graph, "tensor_values", dict)
         self._limits.check_count("tensors", len(values), self._limits.tensors)
-        return {name: self._shape(name, _of_type(value, dict, "a tensor")) for name, value in values.items()}
+        return {name: self._shape(name, _check_type(value, dict, "a tensor")) for name, value in values.items()}
 
     def _shape(self, name: str, value: Mapping[str, Any]) -> Shape:
         place = f"tensor_values.{name[:100]}"
-        extents = [self._extent(place, _of_type(each, dict, place)) for each in _get(value, "sizes", list)]
+        extents = [self._extent(place, _check_type(each, dict, place)) for each in _get(value, "sizes", list)]
         # Tensors without elements occur as arguments; they are read as one of one element.
         return self._limits.check_shape(place, [1 if each == 0 and type(each) is int else each for each in extents])
 
@@ -226,14 +226,14 @@ def _names(argument: object, depth: int, kind: str = "") -> Iterator[tuple[str, 
             elif key in _SIZES:
                 yield from _names(value, depth + 1, "as_sym_int")
             elif kind and key in {"name", "as_name"}:
-                yield kind, _of_type(value, str, "a name")
+                yield kind, _check_type(value, str, "a name")
 
 
 def _name(argument: Mapping[str, Any]) -> str:
     return _get(argument, "name", str)
 
 
-def _of_type(value: object, kind: type[_Type], place: str) -> _Type:
+def _check_type(value: object, kind: type[_Type], place: str) -> _Type:
     # A bool is an int to isinstance.
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise MalformedGraphError(f"no exported program: {place} must be of type {kind.__name__}")
@@ -243,4 +243,4 @@ def _of_type(value: object, kind: type[_Type], place: str) -> _Type:
 def _get(given: Mapping[str, Any], key: str, kind: type[_Type], default: _Type | None = None) -> _Type:
     if key not in given and default is not None:
         return default
-    return _of_type(given.get(key), kind, key)
+    return _check_type(given.get(key), kind, key)

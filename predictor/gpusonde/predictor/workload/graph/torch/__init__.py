@@ -18,7 +18,13 @@ from gpusonde.errors import GraphError, UnsupportedGraphError
 from gpusonde.predictor.workload.graph.ir import WorkloadGraph
 from gpusonde.predictor.workload.graph.torch import export, fx
 from gpusonde.predictor.workload.graph.torch.export import build, example
-from gpusonde.predictor.workload.graph.torch.fx import on_device_of, parameter_counts, read_mode, tensors_in, unwrapped
+from gpusonde.predictor.workload.graph.torch.fx import (
+    move_to_device_of,
+    parameter_counts,
+    read_mode,
+    tensors_in,
+    unwrapped,
+)
 
 __all__ = ["build", "example", "from_torch"]
 
@@ -57,7 +63,7 @@ def from_torch(
     if any(map(is_lazy, module.parameters())):
         raise UnsupportedGraphError("lazy layers have no shapes yet: call the network once, then read its graph")
     arguments = example if isinstance(example, tuple) else (example,)
-    arguments, keywords = on_device_of(module, arguments), on_device_of(module, keywords or {})
+    arguments, keywords = move_to_device_of(module, arguments), move_to_device_of(module, keywords or {})
     given = list(tensors_in((arguments, keywords)))
     if given and not any(each.numel() for each in given):
         raise UnsupportedGraphError("the tensors of the example are empty: give it at least one sample")

@@ -1,6 +1,6 @@
 """A module's graph by ``torch.export``: looks into everything, follows Python's control flow on shapes.
 
-Networks from a user's factory, built without their weights, and inputs for them.
+``build`` and ``example`` make a network of a user's factory, without its weights, and inputs for it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A module's graph by symbolic tracing (``torch.fx``): fast, and refused where it would miss anything.
 
-What both front ends ask of a module: its trainable tensors, the mode that it is read in, the shapes of values.
+Also what both front ends ask of a module: its trainable tensors, the mode that it is read in, the shapes of values.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
             yield from tensors_in(each)
 
 
-def on_device_of(module: nn.Module, example: Any) -> Any:
+def move_to_device_of(module: nn.Module, example: Any) -> Any:
     """The example's tensors, moved to the meta device if the module is there.
 
     Args:
@@ -171,7 +171,7 @@ def on_device_of(module: nn.Module, example: Any) -> Any:
     tensors = [*module.parameters(), *module.buffers()]
     if not any(each.is_meta for each in tensors):
         return example
-    return _to_meta(example)
+    return _move_to_meta(example)
 
 
 def _collections_in(attributes: Mapping[str, Any]) -> list[tuple[Any, Any]]:
@@ -189,13 +189,13 @@ def _extent(extent: Any) -> int:
     raise _SymbolicExtentError(str(extent))
 
 
-def _to_meta(example: Any) -> Any:
+def _move_to_meta(example: Any) -> Any:
     if isinstance(example, torch.Tensor):
         return example.to("meta")
     if isinstance(example, tuple | list):
-        return type(example)(map(_to_meta, example))
+        return type(example)(map(_move_to_meta, example))
     if isinstance(example, Mapping):
-        return {name: _to_meta(each) for name, each in example.items()}
+        return {name: _move_to_meta(each) for name, each in example.items()}
     return example
 
 
