@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-# A script's background job is started with SIGINT ignored, and its children inherit that: tests that interrupt them
-# would wait in vain.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A script's background job is started with SIGINT ignored, under nohup SIGHUP too, and its children inherit that: tests
+# that interrupt them would wait in vain.
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
 
 @pytest.fixture(autouse=True)

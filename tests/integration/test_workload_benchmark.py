@@ -51,6 +51,6 @@ def test_the_page_begins_with_how_everything_is_measured_and_keeps_other_section
 
     text = page.read_text()
     assert text.startswith("# Training times from graphs: results\n")
-    assert "Leave one architecture out" in text
+    assert "Random 80/20" in text
     assert "\n## Ernest\n" in text
     assert text.endswith("measured long ago\n")
