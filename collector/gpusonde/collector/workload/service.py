@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -48,16 +49,32 @@ _Response = TypeVar("_Response")
 _Value = TypeVar("_Value")
 
 
-class WorkloadService(workload_pb2_grpc.WorkloadServiceServicer):
-    """Implements ``gpusonde.workload.v1.WorkloadService``.
+@dataclass(frozen=True)
+class WorkloadParts:
+    """What answers questions about workloads.
 
-    Args:
+    Attributes:
         processes: Read graphs and compute.
         checker: Checks questions.
         resources: Knows hosts.
         describer: Describes them.
         trainings: What is trained.
         registry: The encoders there are.
+    """
+
+    processes: WorkloadProcesses
+    checker: TaskChecker
+    resources: ResourceCollector
+    describer: ClusterDescriber
+    trainings: Trainings
+    registry: Callable[[], Registry]
+
+
+class WorkloadService(workload_pb2_grpc.WorkloadServiceServicer):
+    """Implements ``gpusonde.workload.v1.WorkloadService``.
+
+    Args:
+        parts: What answers.
         executor: Runs what blocks.
         config: In force at the time of the question.
         counters: Where answers and refusals are counted.
@@ -65,22 +82,12 @@ class WorkloadService(workload_pb2_grpc.WorkloadServiceServicer):
 
     def __init__(
         self,
-        processes: WorkloadProcesses,
-        checker: TaskChecker,
-        resources: ResourceCollector,
-        describer: ClusterDescriber,
-        trainings: Trainings,
-        registry: Callable[[], Registry],
+        parts: WorkloadParts,
         executor: Executor,
         config: Callable[[], CollectorConfig],
         counters: CollectorCounters,
     ) -> None:
-        self._processes = processes
-        self._checker = checker
-        self._resources = resources
-        self._describer = describer
-        self._trainings = trainings
-        self._registry = registry
+        self._parts = parts
         self._executor = executor
         self._config = config
         self._counters = counters
@@ -92,7 +99,7 @@ class WorkloadService(workload_pb2_grpc.WorkloadServiceServicer):
         await self._check(context, [workload.graph for workload in request.workloads])
         try:
             hosts = await self._hosts(request.workloads)
-            questions = self._checker.check_workloads(request.workloads, hosts)
+            questions = self._parts.checker.check_workloads(request.workloads, hosts)
             answers = await self._ask("predict", questions)
             await self._queue_trainings(answers["answers"])
         except Exception as error:  # the client must get a status whatever happened
@@ -109,7 +116,7 @@ class WorkloadService(workload_pb2_grpc.WorkloadServiceServicer):
                 "dataset_type": _required_dataset_type(request.dataset_type),
                 "nearest_count": _nearest_count(request.nearest_count),
             }
-            answers = await self._ask("embed", self._checker.check_graphs(request.graphs), more)
+            answers = await self._ask("embed", self._parts.checker.check_graphs(request.graphs), more)
         except Exception as error:  # as above
             await self._abort(context, error)
         return _filled(workload_pb2.EmbedResponse(), answers)
@@ -120,8 +127,8 @@ class WorkloadService(workload_pb2_grpc.WorkloadServiceServicer):
         """Queue the training of an embedding; the interceptor has seen that the caller is an admin."""
         try:
             name = _required_dataset_type(request.dataset_type)
-            training = await self._blocking(lambda: self._trainings.queue.enqueue(name, again=request.again))
-            self._trainings.wake()
+            training = await self._blocking(lambda: self._parts.trainings.queue.enqueue(name, again=request.again))
+            self._parts.trainings.wake()
         except Exception as error:  # as above
             await self._abort(context, error)
         return _filled(workload_pb2.QueueTrainingResponse(), {"training": training_document(training)})
@@ -141,9 +148,9 @@ class WorkloadService(workload_pb2_grpc.WorkloadServiceServicer):
         self, request: workload_pb2.DescribeClusterRequest, context: Context
     ) -> workload_pb2.DescribeClusterResponse:
         """Return hosts, and what they have free."""
-        loads = self._resources.loads()
+        loads = self._parts.resources.loads()
         try:
-            page = await self._blocking(lambda: self._describer.page(request, loads))
+            page = await self._blocking(lambda: self._parts.describer.page(request, loads))
         except Exception as error:  # as above
             await self._abort(context, error)
         return _filled(workload_pb2.DescribeClusterResponse(), page)
@@ -158,7 +165,7 @@ class WorkloadService(workload_pb2_grpc.WorkloadServiceServicer):
             "max_operations": _MAX_OPERATIONS,
             "graph_time_limit_s": _GRAPH_TIME_LIMIT_S,
         }
-        found = await self._processes.ask(kind, questions, head)
+        found = await self._parts.processes.ask(kind, questions, head)
         self._counters.workload.observe(time.monotonic() - began_s)
         for answer in found["answers"]:
             self._counters.workload_answers[_status(answer)] += 1
@@ -169,8 +176,8 @@ class WorkloadService(workload_pb2_grpc.WorkloadServiceServicer):
         names = {name for workload in workloads for name in workload.cluster.host_names}
         if not ids and not names:
             return []
-        loads = self._resources.loads()
-        return await self._blocking(lambda: self._resources.hosts(loads, ids, names))
+        loads = self._parts.resources.loads()
+        return await self._blocking(lambda: self._parts.resources.hosts(loads, ids, names))
 
     async def _queue_trainings(self, answers: Sequence[dict[str, Any]]) -> None:
         """Have embeddings trained that answers had to do without, and say so in them."""
@@ -180,16 +187,16 @@ class WorkloadService(workload_pb2_grpc.WorkloadServiceServicer):
             if (use := (answer.get("prediction") or {}).get("embedding")) is not None and not use["available"]
         ]
         for name in {use["dataset_type"] for use in missing}:
-            known = await self._blocking(functools.partial(self._trainings.enqueue_if_absent, name))
+            known = await self._blocking(functools.partial(self._parts.trainings.enqueue_if_absent, name))
             for use in missing:
                 if use["dataset_type"] == name:
                     use.update(known, note=f"{use['note']}; {known['note']}")
         if missing:
-            self._trainings.wake()
+            self._parts.trainings.wake()
 
     def _list_trainings(self, names: Collection[str]) -> dict[str, Any]:
-        registry = self._registry()
-        trainings = self._trainings.queue.trainings()
+        registry = self._parts.registry()
+        trainings = self._parts.trainings.queue.trainings()
         encoders = [registry.get(name) for name in registry.dataset_types() if not names or name in names]
         return {
             "trainings": [training_document(each) for each in trainings if not names or each.dataset_type in names],
@@ -208,7 +215,7 @@ class WorkloadService(workload_pb2_grpc.WorkloadServiceServicer):
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
     async def _check(self, context: Context, sources: Sequence[workload_pb2.GraphSource]) -> None:
-        if self._processes.options.processes < 1:
+        if self._parts.processes.options.processes < 1:
             await context.abort(
                 grpc.StatusCode.FAILED_PRECONDITION,
                 "this collector answers no questions about workloads (workload.processes = 0)",
@@ -307,17 +314,15 @@ class Controller:
         self._processes = WorkloadProcesses(config.workers.pool(config.workload.processes), purpose)
         queue = TrainingQueue(config.trainings)
         self._trainings = Trainings(queue, self._trainer_command, counters.trainings)
-        self.service = WorkloadService(
-            self._processes,
-            TaskChecker(gpus),
-            resources,
-            ClusterDescriber(resources, store),
-            self._trainings,
-            functools.cache(lambda: Registry(config.embeddings)),
-            executor,
-            lambda: self._config,
-            counters,
+        parts = WorkloadParts(
+            processes=self._processes,
+            checker=TaskChecker(gpus),
+            resources=resources,
+            describer=ClusterDescriber(resources, store),
+            trainings=self._trainings,
+            registry=functools.cache(lambda: Registry(config.embeddings)),
         )
+        self.service = WorkloadService(parts, executor, lambda: self._config, counters)
         counters.workload_waiting = lambda: self._processes.waiting
 
     async def check_model(self, config: CollectorConfig) -> None:
