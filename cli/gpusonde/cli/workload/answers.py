@@ -127,7 +127,7 @@ def row(
 
 
 def unanswered(graph: str, batch_size: int, precision: str, error: str | None) -> StepPayload:
-    """The same where not even the cluster is known, as the hosts that were named are not."""
+    """Return the same where not even the cluster is known, as the hosts that were named are not."""
     nothing: dict[str, Any] = {
         "graph": graph,
         **dict.fromkeys(_PLACE),
@@ -143,7 +143,7 @@ def unanswered(graph: str, batch_size: int, precision: str, error: str | None) -
 
 
 def warn_of_memory(graphs: Sequence[WorkloadGraph], gpus: Sequence[GpuSpec], batch_size: int) -> list[str]:
-    """Which batches of that size probably do not fit."""
+    """Return which batches of that size probably do not fit."""
     from gpusonde.simulator.compute.sources import largest_batch_estimate
 
     return [

@@ -147,7 +147,7 @@ def _name_left_out(table: MeasurementTable) -> Iterator[None]:
 
 
 def describe_left_out(table: MeasurementTable) -> str:
-    """What to add to an error about too few rows; nothing where all rows can be used."""
+    """Return what to add to an error about too few rows; nothing where all rows can be used."""
     reasons = [f"{formatting.count(count, 'row')}: {reason}" for reason, count in table.left_out.items()]
     if not reasons:
         return ""
@@ -158,7 +158,7 @@ def describe_left_out(table: MeasurementTable) -> str:
 def fit_payload(
     model: WorkloadModel, table: MeasurementTable, args: argparse.Namespace, embedder: EncoderEmbedder | None = None
 ) -> FitPayload:
-    """What is printed of a model and what it was fitted on."""
+    """Return what is printed of a model and what it was fitted on."""
     found, trial = table.measurements, model.state.trial
     offered = None
     if embedder is not None and trial is not None:

@@ -105,7 +105,7 @@ def run_graph(args: argparse.Namespace) -> int:
 
 
 def payload(graph: WorkloadGraph, source: str, path: Path) -> GraphPayload:
-    """What is printed of a graph."""
+    """Return what is printed of a graph."""
     from gpusonde.predictor.workload.graph import BYTES_PER_NUMBER, graph_cost, operation_cost
 
     cost = graph_cost(graph).per_sample

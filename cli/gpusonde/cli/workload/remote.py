@@ -185,7 +185,7 @@ def _make_row(
 
 
 def _note_free_resources(clusters: Sequence[Mapping[str, Any]], hosts: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What the prediction reckons with."""
+    """Return what the prediction reckons with."""
     names = {host["agent_id"]: host["host"]["host_name"] for host in hosts}
     return [
         f"{', '.join(names.get(each, each) for each in cluster['agent_ids'])}: reckoned with"

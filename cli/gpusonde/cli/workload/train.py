@@ -207,7 +207,7 @@ def _read_images(dataset_type: str, path: Path | None) -> ImageDataset:
 
 
 def train_payload(registered: RegisteredEncoder, result: TrainingResult) -> TrainingPayload:
-    """What is printed of a training."""
+    """Return what is printed of a training."""
     figures = result.figures()
     return {
         "dataset_type": registered.dataset_type,

@@ -191,7 +191,7 @@ def _ratio(value: float) -> float:
 
 
 def _disk_bytes_per_second(load: gpu_pb2.HostLoad) -> float | None:
-    """What the disks could do: what they did, over the share of time that it took."""
+    """Return what the disks could do: what they did, over the share of time that it took."""
     if not load.HasField("disk_bytes_per_second") or load.disk_busy_ratio < _LEAST_DISK_BUSY_RATIO:
         return None
     return load.disk_bytes_per_second / _ratio(load.disk_busy_ratio)

@@ -132,7 +132,7 @@ def trainer_command(dataset_type: str, queue: Path, embeddings: Path, datasets: 
 
 
 def has_torch() -> bool:
-    """Whether a process of this Python could import torch; looked up, not imported."""
+    """Tell whether a process of this Python could import torch; looked up, not imported."""
     return importlib.util.find_spec("torch") is not None
 
 
@@ -283,7 +283,7 @@ class Trainings:
 
 
 def _last_line(path: Path) -> str:
-    """The last line of a file that is not empty, as far as it can be printed."""
+    """Return the last line of a file that is not empty, as far as it can be printed."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - _LOG_END_BYTES))

@@ -371,7 +371,7 @@ def _read_old(path: Path) -> Training:
 
 
 def _is_sound(training: Training) -> bool:
-    """Whether it can be sorted, counted and sent."""
+    """Tell whether it can be sorted, counted and sent."""
     times = [training.queued_s, *(time for time in (training.started_s, training.ended_s) if time is not None)]
     counts = training.completed_steps, training.total_steps, training.attempts
     return (

@@ -85,13 +85,13 @@ class Encoder:
         )
 
     def first_states(self, primitives: Positions, shapes: Floats) -> Floats:
-        """The states before any message (H_1): the primitive's embedding and that of the weight's shape."""
+        """Return the states before any message (H_1): the primitive's embedding and that of the weight's shape."""
         hidden = np.maximum(self._linear("shape.hidden", shapes), 0)
         states: Floats = self._arrays["primitive"][self._rows[primitives]] + self._linear("shape.output", hidden)
         return states
 
     def node_states(self, batch: GraphBatch) -> Floats:
-        """The states of all nodes after message passing and layer normalisation."""
+        """Return the states of all nodes after message passing and layer normalisation."""
         states = self.first_states(batch.primitives, batch.shapes)
         near, far = np.empty_like(states), np.empty_like(states)
         for _ in range(self.weights.description.passes):

@@ -33,7 +33,7 @@ class KnownArchitecture:
 
 
 def architectures_of_the_zoo() -> tuple[KnownArchitecture, ...]:
-    """The networks that are shipped as graphs."""
+    """Return the networks that are shipped as graphs."""
     return tuple(KnownArchitecture(name, zoo.family(name), zoo.load(name)) for name in zoo.names())
 
 
@@ -67,7 +67,7 @@ class ArchitectureIndex:
     def nearest(
         self, embedding: Floats, count: int = DEFAULT_COUNT, *, without: Collection[str] = ()
     ) -> list[tuple[str, str, float]]:
-        """The architectures most similar to an embedding, the most similar first.
+        """Return the architectures most similar to an embedding, the most similar first.
 
         Args:
             embedding: An embedding by the same encoder.
@@ -106,7 +106,7 @@ class NearestArchitectures:
         self._lock = threading.Lock()
 
     def index(self, encoder: Encoder) -> ArchitectureIndex:
-        """The known architectures as an encoder sees them."""
+        """Return the known architectures as an encoder sees them."""
         sha256 = encoder.weights.sha256
         # Whoever asks meanwhile waits: embedding them all takes seconds, and twice at once is no faster.
         with self._lock:
@@ -121,7 +121,7 @@ class NearestArchitectures:
     def nearest(
         self, graph: WorkloadGraph, encoder: Encoder, count: int = DEFAULT_COUNT
     ) -> list[tuple[str, str, float]]:
-        """The known architectures most similar to a network, the most similar first.
+        """Return the known architectures most similar to a network, the most similar first.
 
         Args:
             graph: The network.

@@ -87,7 +87,7 @@ class Registry:
         return tuple(sorted(found))
 
     def get(self, dataset_type: str) -> RegisteredEncoder:
-        """The encoder of a dataset type; the operator's, if there is one, else the shipped one.
+        """Return the encoder of a dataset type; the operator's, if there is one, else the shipped one.
 
         Raises:
             EncoderError: It is no name of a dataset type.
@@ -107,7 +107,7 @@ class Registry:
         )
 
     def exact(self, dataset_type: str, sha256: str) -> EncoderWeights:
-        """The encoder with a digest, also where its dataset type has a newer one by now.
+        """Return the encoder with a digest, also where its dataset type has a newer one by now.
 
         Raises:
             EncoderError: It is no name of a dataset type.

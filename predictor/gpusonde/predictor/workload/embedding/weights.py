@@ -29,7 +29,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 
 
 def check_dataset_type(name: str) -> str:
-    """The name, if it is one.
+    """Return the name, if it is one.
 
     Raises:
         EncoderError: It is not.
@@ -44,7 +44,7 @@ def check_dataset_type(name: str) -> str:
 
 
 def is_dataset_type(name: str) -> bool:
-    """Whether a text names a dataset type."""
+    """Tell whether a text names a dataset type."""
     return len(name) <= LONGEST and _NAME.fullmatch(name) is not None
 
 
@@ -119,7 +119,7 @@ class EncoderDescription:
         check(Primitive.OTHER.value in names, f"primitives lack {Primitive.OTHER.value!r}")
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of the arrays of such an encoder, in the order of the digest."""
+        """Return the names and shapes of the arrays of such an encoder, in the order of the digest."""
         size, half = self.hidden_size, self.hidden_size // 2
         layers = {
             "shape.hidden": (size, SHAPE_FEATURE_COUNT),

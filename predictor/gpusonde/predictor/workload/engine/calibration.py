@@ -60,7 +60,7 @@ _LARGEST_STEP = 1.0
 
 
 def level_keys(table: FeatureTable) -> tuple[npt.NDArray[np.str_], ...]:
-    """What each row is at each level; "" where it is nothing that could be known again."""
+    """Return what each row is at each level; "" where it is nothing that could be known again."""
     environment, device, precision = table.environment, table.device, table.precision
     setting = _joined(_joined(environment, device), precision)
     counted = _joined(

@@ -27,7 +27,7 @@ class Predictor(Interface):
     """What can be evaluated."""
 
     def predict(self, requests: Sequence[WorkloadRequest]) -> Sequence[WorkloadPrediction]:
-        """An answer for each request."""
+        """Return an answer for each request."""
 
 
 class Protocol(str, Enum):

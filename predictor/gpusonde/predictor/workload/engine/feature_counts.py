@@ -149,7 +149,7 @@ class GraphCounts:
 
 
 def _has_dense_kernel(operation: Operation) -> bool:
-    """Whether a convolution is of stride 1 with a 3 x 3 kernel."""
+    """Tell whether a convolution is of stride 1 with a 3 x 3 kernel."""
     if operation.primitive is not Primitive.CONVOLUTION or operation.weight[2:] != (3, 3) or not operation.inputs:
         return False
     return 2 * math.prod(operation.output[2:]) > math.prod(operation.inputs[0][2:])
@@ -168,7 +168,7 @@ class CountsCache:
         self._lock = threading.Lock()
 
     def get(self, graph: WorkloadGraph) -> GraphCounts:
-        """The graph's counts."""
+        """Return the graph's counts."""
         with self._lock:
             found = self._known.get(id(graph))
             # An id is given again once its object is gone.

@@ -220,7 +220,7 @@ class FeatureBuilder:
             raise ModelError(str(error)) from error
 
     def table(self, requests: Sequence[WorkloadRequest], embedding: FloatArray | None = None) -> FeatureTable:
-        """The requests' features.
+        """Return the requests' features.
 
         Args:
             requests: Any number of them.
@@ -284,7 +284,7 @@ def _cluster(request: WorkloadRequest) -> list[float]:
 
 
 def network_totals(network: FloatArray) -> FloatArray:
-    """What networks add up to per sample, as logarithms: operations on numbers, traffic, weights, operations.
+    """Return what networks add up to per sample, as logarithms: operations on numbers, traffic, weights, operations.
 
     Args:
         network: ``FeatureTable.network``, shape (n, columns).
@@ -330,7 +330,7 @@ class Encoding:
         )
 
     def columns(self, table: FeatureTable) -> FloatArray:
-        """The columns, shape (n, columns)."""
+        """Return the columns, shape (n, columns)."""
         blocks = [table.cluster]
         if self.features != EMBEDDING:
             blocks.append(np.log(table.parts))

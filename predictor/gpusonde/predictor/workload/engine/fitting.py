@@ -95,7 +95,7 @@ def default_candidates(*, embedding: bool) -> list[Candidate]:
 
 
 def paper_candidates(*, embedding: bool) -> list[Candidate]:
-    """What ``kind="paper"`` tries: the four regressors of the paper with the options that it names.
+    """Return what ``kind="paper"`` tries: the four regressors of the paper with the options that it names.
 
     Args:
         embedding: Whether there are columns of an embedding: then they describe the network, else counts do.
@@ -165,7 +165,7 @@ def validate_paper(
 
 
 def first_of_the_best(choices: Sequence[Choice], groups: npt.NDArray[np.str_]) -> Choice:
-    """The first choice that the best one does not beat clearly.
+    """Return the first choice that the best one does not beat clearly.
 
     Clearly is by more than three standard errors of the difference, over the groups that were left out: what a few
     architectures happen to favour is no reason to leave the preferred one.
@@ -193,7 +193,7 @@ def group_by_regressor(choices: Sequence[Choice]) -> dict[str, list[Choice]]:
 
 
 def grouped_folds(groups: npt.NDArray[np.str_], count: int = _FOLDS) -> list[Fold]:
-    """Splits that keep groups whole: large groups first, each into the fold with the fewest rows.
+    """Return splits that keep groups whole: large groups first, each into the fold with the fewest rows.
 
     Args:
         groups: Of each row.
@@ -370,7 +370,7 @@ def _best(choices: Sequence[Choice], groups: npt.NDArray[np.str_] | None) -> Cho
 
 
 def _answering(choices: Sequence[Choice], groups: npt.NDArray[np.str_] | None) -> Choice:
-    """The one that answers: the best of the best of every regressor."""
+    """Return the one that answers: the best of the best of every regressor."""
     return _best([_best(each, groups) for each in group_by_regressor(choices).values()], groups)
 
 

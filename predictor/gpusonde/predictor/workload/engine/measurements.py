@@ -70,7 +70,7 @@ class KnownNetworks:
         self._found: dict[tuple[str, int | None, str], Network | GraphError] = {}
 
     def find(self, name: str, image_size: int | None, description: str = "") -> Network:
-        """The network of a row.
+        """Return the network of a row.
 
         Args:
             name: As in the table: "resnet50", "keras/VGG16".

@@ -265,7 +265,7 @@ class WorkloadModel:
 
     @classmethod
     def shipped(cls, *, catalog: GpuCatalog | None = None) -> WorkloadModel:
-        """The model that comes with the package; its card stands beside it."""
+        """Return the model that comes with the package; its card stands beside it."""
         return cls.load(Path(str(files(_PACKAGE).joinpath(_SHIPPED))), catalog=catalog)
 
 

@@ -256,7 +256,7 @@ class GraphBuilder:
         self._notes.append(note)
 
     def shape(self, key: Key) -> Shape:
-        """Extents of a tensor.
+        """Return the extents of a tensor.
 
         Args:
             key: As it was added.
@@ -318,7 +318,7 @@ class GraphBuilder:
     def _contracted(
         self, equation: str, operands: list[_Value | None], source: str
     ) -> tuple[OpType | None, list[_Value | None]]:
-        """An Einstein sum as a product of matrices; of one tensor or without a sum: as what it costs."""
+        """Return an Einstein sum as a product of matrices; of one tensor or without a sum: as what it costs."""
         tensors = [each for each in operands if each is not None]
         while len(tensors) > 2 and (step := first_contraction(equation, [each.shape for each in tensors[:2]])):
             # PyTorch takes them from the left, two at a time.

@@ -260,7 +260,7 @@ _ONNX: Final = _table(
 
 
 def torch_op_type(operator: str) -> OpType | None:
-    """What an operator of PyTorch is.
+    """Return what an operator of PyTorch is.
 
     Args:
         operator: Name of an aten operator, a function or a method, such as "aten.conv2d.default", "aten::relu_",
@@ -294,7 +294,7 @@ def torch_name(operator: str) -> str:
 
 
 def is_in_place(operator: str) -> bool:
-    """Whether an operator of PyTorch overwrites its first argument: its name ends with "_".
+    """Tell whether an operator of PyTorch overwrites its first argument: its name ends with "_".
 
     Args:
         operator: As for ``torch_role``.
@@ -304,7 +304,7 @@ def is_in_place(operator: str) -> bool:
 
 
 def onnx_op_type(operator: str) -> OpType | None:
-    """What an operator of ONNX's default domain is.
+    """Return what an operator of ONNX's default domain is.
 
     Args:
         operator: Its type, such as "Conv".
@@ -316,7 +316,7 @@ def onnx_op_type(operator: str) -> OpType | None:
 
 
 def operators(op_types: Iterable[OpType]) -> frozenset[str]:
-    """Names of PyTorch's operators that are one of these, without the trailing "_".
+    """Return the names of PyTorch's operators that are one of these, without the trailing "_".
 
     Args:
         op_types: Primitives, ``VIEW`` or ``CONSTANT``.

@@ -191,7 +191,7 @@ class ArchitectureSpec:
         return work, operations
 
     def to_json(self) -> str:
-        """The description as text; ``from_json`` reads it."""
+        """Return the description as text; ``from_json`` reads it."""
         return json.dumps(asdict(self), separators=(",", ":"))
 
     @staticmethod
@@ -305,7 +305,7 @@ def _cell(generator: random.Random, style: Style, norm: Norm, stride: int) -> Ce
 
 
 def _read_by_the_last(nodes: tuple[tuple[Wire, ...], ...]) -> tuple[tuple[Wire, ...], ...]:
-    """The nodes that the last one reads, directly or through others; what nobody reads would never learn."""
+    """Return the nodes that the last one reads, directly or through others; what nobody reads would never learn."""
     kept = {len(nodes)}
     for state in range(len(nodes), 0, -1):
         if state in kept:

@@ -154,7 +154,7 @@ _LARGEST_VALUE = 16.0
 
 
 def digits() -> ImageDataset:
-    """The digits, always with the same 1,400 images to train on and the other 397 to test with.
+    """Return the digits, always with the same 1,400 images to train on and the other 397 to test with.
 
     Raises:
         EncoderError: Scikit-learn is not installed.
@@ -289,7 +289,7 @@ class _Reader:
             raise EncoderError("a folder of images needs Pillow; install gpusonde[training]") from error
 
     def read(self, path: Path) -> Images:
-        """An image as (channels, height, width), -1..1."""
+        """Return an image as (channels, height, width), -1..1."""
         if path.stat().st_size > self._limits.file_bytes:
             raise EncoderError(f"{path} is larger than {self._limits.file_bytes >> 20} MiB")
         try:

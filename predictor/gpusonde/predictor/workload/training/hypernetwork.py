@@ -91,7 +91,7 @@ class TorchEncoder(nn.Module):
         return functional.layer_norm(states, states.shape[-1:], weight, bias, LAYER_NORM_EPSILON)
 
     def export(self, dataset_type: str, training_steps: int) -> EncoderWeights:
-        """The weights as they are now, for the encoder that needs no torch.
+        """Return the weights as they are now, for the encoder that needs no torch.
 
         Args:
             dataset_type: Kind of data that they were trained on.
@@ -195,7 +195,7 @@ class PlannedTensor:
 
 
 def plan_tensors(graph: WorkloadGraph, classes: int) -> tuple[PlannedTensor, ...]:
-    """Which tensors the network of a graph has, and how each is made.
+    """Return which tensors the network of a graph has, and how each is made.
 
     Args:
         graph: The graph.
@@ -233,7 +233,7 @@ _NORMS = frozenset({Primitive.BATCH_NORM, Primitive.LAYER_NORM, Primitive.OTHER_
 
 
 def _activated(graph: WorkloadGraph, position: int) -> bool:
-    """Whether what an operation writes goes through a non-linearity that halves its power, maybe after a norm."""
+    """Tell whether what an operation writes goes through a non-linearity that halves its power, maybe after a norm."""
     readers = [
         further
         for reader in graph.successors[position]
@@ -413,7 +413,7 @@ class GraphHyperNetwork(nn.Module):
         return [{each.name: next(tensors) for each in graph.tensors} for graph in graphs]
 
     def encoder_weights(self, dataset_type: str, training_steps: int) -> EncoderWeights:
-        """What it has learned about graphs, for inference without torch.
+        """Return what it has learned about graphs, for inference without torch.
 
         Raises:
             EncoderError: Training diverged: not all weights are finite.

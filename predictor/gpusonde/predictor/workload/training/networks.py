@@ -28,7 +28,7 @@ class _Style:
     def convolution(
         self, inputs: int, outputs: int, extent: int, *, groups: int = 1, dilation: int = 1, stride: int = 1
     ) -> list[nn.Module]:
-        """A convolution and its norm."""
+        """Return a convolution and its norm."""
         padding = dilation * (extent // 2)
         bias = self.norm is Norm.NONE
         return [
@@ -50,7 +50,7 @@ class _Style:
     def layers(
         self, inputs: int, outputs: int, extent: int, *, groups: int = 1, dilation: int = 1, stride: int = 1
     ) -> list[nn.Module]:
-        """A convolution, its norm and the non-linearity."""
+        """Return a convolution, its norm and the non-linearity."""
         return [
             *self.convolution(inputs, outputs, extent, groups=groups, dilation=dilation, stride=stride),
             self.activated(),

@@ -77,11 +77,11 @@ class TrainingOptions:
         return float(self.learning_rate * self.learning_rate_factor**drops)
 
     def as_document(self) -> dict[str, Any]:
-        """The options as JSON holds them."""
+        """Return the options as JSON holds them."""
         return {**asdict(self), "learning_rate_drops": list(self.learning_rate_drops)}
 
     def differences(self, document: Mapping[str, Any]) -> list[str]:
-        """What differs from options that were written with :meth:`as_document`, for messages."""
+        """Return what differs from options that were written with :meth:`as_document`, for messages."""
         own = self.as_document()
         return [
             f"{each.name} ({document.get(each.name)} there, {own[each.name]} here)"

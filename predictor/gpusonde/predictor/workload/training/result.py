@@ -144,7 +144,7 @@ class TrainingResult:
         return mean_loss(self.losses[-AVERAGED_STEPS:])
 
     def figures(self) -> dict[str, Any]:
-        """What to write on the encoder's card, for JSON."""
+        """Return what to write on the encoder's card, for JSON."""
         curve = [self.losses[start : start + AVERAGED_STEPS] for start in range(0, len(self.losses), AVERAGED_STEPS)]
         return {
             "options": self.options.as_document(),

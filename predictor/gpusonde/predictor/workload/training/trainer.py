@@ -103,7 +103,7 @@ def train(
 
 
 def new_hypernetwork(dataset: ImageDataset, options: TrainingOptions) -> GraphHyperNetwork:
-    """The hypernetwork as it is drawn: the same for the same seed."""
+    """Return the hypernetwork as it is drawn: the same for the same seed."""
     weights = EncoderWeights.random(options.seed, EncoderDescription(hidden_size=options.hidden_size))
     # Whatever else draws from torch's own generator goes on as if this had not.
     with torch.random.fork_rng(devices=[]):
@@ -128,7 +128,7 @@ class _Training:
 
     @staticmethod
     def begun(dataset: ImageDataset, options: TrainingOptions, checkpoint: Path, progress: Progress) -> _Training:
-        """A new training, or the one of a checkpoint."""
+        """Return a new training, or the one of a checkpoint."""
         former = checkpoint.with_suffix(FORMER_ENCODER)
         try:
             document, arrays = read_checkpoint(checkpoint if checkpoint.exists() or not former.exists() else former)

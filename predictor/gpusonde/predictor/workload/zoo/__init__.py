@@ -29,7 +29,7 @@ def names() -> tuple[str, ...]:
 
 
 def families() -> dict[str, str]:
-    """Family of every network but those of Keras, by its name.
+    """Return the family of every network but those of Keras, by its name.
 
     A family is one design in several sizes and variants. ResNeXt and Wide ResNet count as ResNets: they are its blocks
     with other groups and widths. GoogLeNet counts as an Inception, MobileNet and EfficientNet are one family each over
@@ -39,7 +39,7 @@ def families() -> dict[str, str]:
 
 
 def family(name: str) -> str:
-    """Family of a network.
+    """Return the family of a network.
 
     Args:
         name: One of ``names()``.
@@ -51,7 +51,7 @@ def family(name: str) -> str:
 
 
 def load(name: str) -> WorkloadGraph:
-    """Graph of a network.
+    """Return the graph of a network.
 
     Args:
         name: One of ``names()``.
@@ -63,7 +63,7 @@ def load(name: str) -> WorkloadGraph:
 
 
 def keras_sizes() -> dict[str, tuple[int, ...]]:
-    """Image sizes in pixels at which the graph of each Keras network is there, ascending, by its name."""
+    """Return the image sizes in pixels at which the graph of each Keras network is there, ascending, by its name."""
     sizes: dict[str, list[int]] = {}
     for each in _families(_KERAS):
         name, _, size = each.rpartition("@")
@@ -72,7 +72,7 @@ def keras_sizes() -> dict[str, tuple[int, ...]]:
 
 
 def keras_family(name: str) -> str:
-    """Family of a Keras network.
+    """Return the family of a Keras network.
 
     Raises:
         KeyError: There is no such network.
@@ -81,7 +81,7 @@ def keras_family(name: str) -> str:
 
 
 def load_keras(name: str, image_size: int) -> WorkloadGraph:
-    """Graph of a Keras network.
+    """Return the graph of a Keras network.
 
     Args:
         name: One of ``keras_sizes()``.

@@ -149,7 +149,7 @@ def _is_complete(kind: Any) -> bool:
 
 
 def _is_small(kind: Any) -> bool:
-    """Whether it is sure that computing it allocates next to nothing."""
+    """Tell whether it is sure that computing it allocates next to nothing."""
     return (
         kind is not None
         and _is_complete(kind)

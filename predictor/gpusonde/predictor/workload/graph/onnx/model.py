@@ -119,7 +119,7 @@ class WireReader:
 
 
 def signed(value: int) -> int:
-    """A varint as int64."""
+    """Return a varint as int64."""
     return value - (_SIGN << 1) if value & _SIGN else value
 
 

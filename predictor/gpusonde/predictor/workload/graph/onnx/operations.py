@@ -90,7 +90,7 @@ class _Search:
         return node if is_it and len(node.inputs) == 2 and len(node.outputs) == 1 else None
 
     def gelu(self, erf: OnnxNode) -> list[str] | None:
-        """What GELU reads, and what its nodes write, the last one at the end: 0.5 x (1 + erf(x / sqrt(2)))."""
+        """Return what GELU reads, and what its nodes write, the last one at the end: 0.5 x (1 + erf(x / sqrt(2)))."""
         scaled = self._writers.get(erf.inputs[0])
         if scaled is None or scaled.operator not in _SCALED or self.only_reader_of(erf.inputs[0]) is not erf:
             return None
@@ -118,7 +118,7 @@ class _Search:
         return chain
 
     def attention(self, softmax: OnnxNode) -> tuple[str, tuple[str, ...], list[str]] | None:
-        """What the product with the values writes, what attention reads, and what its other nodes write.
+        """Return what the product with the values writes, what attention reads, and what its other nodes write.
 
         Only as PyTorch's exporters write its scaled_dot_product_attention, where queries and keys both are scaled: one
         that a network spells out stays spelled out, as it does elsewhere.
@@ -149,7 +149,7 @@ class _Search:
         return last.outputs[0], (queries, keys, last.inputs[1], *mask), [*inner, *node.inputs]
 
     def _scaled(self, name: str, reader: OnnxNode) -> str | None:
-        """What is scaled by a constant for this reader alone."""
+        """Return what is scaled by a constant for this reader alone."""
         node = self._writers.get(name)
         if node is None or node.operator not in _SCALED or not self._is_only(name, reader):
             return None
@@ -159,7 +159,7 @@ class _Search:
         return self.only_reader_of(name) is reader
 
     def only_reader_of(self, name: str) -> OnnxNode | None:
-        """The node that reads a tensor, if there is one only."""
+        """Return the node that reads a tensor, if there is one only."""
         readers = self._readers[name]
         return readers[0] if len(readers) == 1 and name not in self._outputs else None
 
@@ -171,7 +171,7 @@ class _Search:
         return self._changing(node) == source
 
     def _changing(self, node: OnnxNode) -> str | None:
-        """The input of a node that is no constant, if the other one is one."""
+        """Return the input of a node that is no constant, if the other one is one."""
         changing = [each for each in node.inputs if each not in self._constants]
         return changing[0] if len(node.inputs) == 2 and len(changing) == 1 else None
 

@@ -105,7 +105,7 @@ def _known(value: OnnxValue, names: Mapping[str, int]) -> Shape | None:
 
 
 def number_of(extent: Extent, names: Mapping[str, int]) -> int | None:
-    """An extent as a number; None if it is not known."""
+    """Return an extent as a number; None if it is not known."""
     return names.get(extent) if isinstance(extent, str) else extent
 
 

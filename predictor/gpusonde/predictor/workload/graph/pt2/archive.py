@@ -87,13 +87,13 @@ def _inner_pickles(content: bytes) -> Iterator[bytes]:
 
 
 def _is_small(entry: zipfile.ZipInfo) -> bool:
-    """Whether it is looked into."""
+    """Tell whether it is looked into."""
     is_open = entry.compress_type in _PICKLE_METHODS and not entry.flag_bits & _ENCRYPTED
     return is_open and 0 < entry.file_size <= _MOST_BYTES
 
 
 def _dangerous_import(pickled: bytes) -> str | None:
-    """What a pickle would import that it has no business with."""
+    """Return what a pickle would import that it has no business with."""
     pushed: list[object] = [None, None]
     remembered: dict[object, object] = {}
     try:

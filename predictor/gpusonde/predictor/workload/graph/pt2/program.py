@@ -178,7 +178,7 @@ class ProgramReader:
 
 
 def _same_tensors(weights: object) -> dict[str, str]:
-    """The first name of each weight that has several."""
+    """Return the first name of each weight that has several."""
     configuration = weights.get("config") if isinstance(weights, dict) else None
     if not isinstance(configuration, dict):
         return {}
@@ -190,7 +190,7 @@ def _same_tensors(weights: object) -> dict[str, str]:
 
 
 def _key(scope: int, name: str) -> Key:
-    """What a tensor is called among those of all scopes."""
+    """Return what a tensor is called among those of all scopes."""
     return f"{scope}:{name}" if scope else name
 
 
@@ -201,14 +201,14 @@ def _operator_name(target: str) -> str:
 
 
 def _tensors_in(argument: object) -> Iterator[str]:
-    """Names of the tensors in an argument, in order and as often as they occur."""
+    """Return the names of the tensors in an argument, in order and as often as they occur."""
     for kind, name in _names(argument, 0):
         if kind != "as_sym_int":
             yield name
 
 
 def _named_in(argument: object) -> Iterator[str]:
-    """Names of tensors and of sizes."""
+    """Return the names of tensors and of sizes."""
     for _, name in _names(argument, 0):
         yield name
 

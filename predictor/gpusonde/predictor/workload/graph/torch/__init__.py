@@ -103,7 +103,7 @@ def _read(
 
 
 def _unread(graph: WorkloadGraph, counts: Mapping[str, int]) -> list[str]:
-    """Trainable tensors that no operation has."""
+    """Return the trainable tensors that no operation has."""
     read = {parameter.name for operation in graph.operations for parameter in operation.parameters}
     return [name for name, count in counts.items() if count and name not in read]
 

@@ -305,7 +305,7 @@ def _operator_name(target: Any) -> str:
 
 
 def _settings(node: fx.Node) -> dict[str, Any]:
-    """The operator's arguments by the names of its schema."""
+    """Return the operator's arguments by the names of its schema."""
     schema = getattr(node.target, "_schema", None)
     if schema is None:
         return {}
@@ -323,7 +323,7 @@ def _inner_graph(graph_module: fx.GraphModule, node: fx.Node) -> fx.GraphModule 
 
 
 def _explained(error: BaseException) -> UnsupportedGraphError:
-    """What to tell the user of an export that failed."""
+    """Return what to tell the user of an export that failed."""
     cause: BaseException | None = error
     while cause is not None:
         if type(cause).__name__ in _DATA_DEPENDENT or "data-dependent" in str(cause).lower():

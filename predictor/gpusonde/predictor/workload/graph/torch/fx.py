@@ -31,7 +31,7 @@ from gpusonde.predictor.workload.graph.op_registry import (
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """The network inside of what runs it in parallel or compiles it.
+    """Return the network inside of what runs it in parallel or compiles it.
 
     Args:
         module: The network, possibly wrapped.
@@ -46,7 +46,7 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 
 def parameter_names(module: nn.Module) -> dict[str, str]:
-    """The first name of every trainable tensor, by each of its names.
+    """Return the first name of every trainable tensor, by each of its names.
 
     Args:
         module: The network; a tensor that it uses in several places has several names.
@@ -124,7 +124,7 @@ def kept_as_is(module: nn.Module) -> Iterator[None]:
 
 
 def shape_of(value: Any) -> Shape | None:
-    """Extents of a tensor, or of the first of several; None of anything else.
+    """Return the extents of a tensor, or of the first of several; None of anything else.
 
     Args:
         value: What an operator returned when it was run on tensors without storage.
@@ -175,7 +175,7 @@ def move_to_device_of(module: nn.Module, example: Any) -> Any:
 
 
 def _collections_in(attributes: Mapping[str, Any]) -> list[tuple[Any, Any]]:
-    """What can be put back into lists, sets and mappings that a module holds."""
+    """Return what can be put back into lists, sets and mappings that a module holds."""
     return [(each, each.copy()) for each in attributes.values() if type(each) in {dict, OrderedDict, list, set}]
 
 
@@ -371,7 +371,7 @@ class _Reader:
             yield from self._tensors_in([argument.start, argument.stop, argument.step])
 
     def _parts(self, node: fx.Node, value: Any, *place: int) -> Iterator[Key]:
-        """The tensors that an operator returned, as an LSTM its states, where they are handed on as one."""
+        """Return the tensors that an operator returned, as an LSTM its states, where they are handed on as one."""
         if isinstance(value, tuple | list):
             for number, each in enumerate(value):
                 yield from self._parts(node, each, *place, number)
@@ -382,18 +382,18 @@ class _Reader:
 
 
 def _is_collection(argument: Any) -> bool:
-    """Whether it is an operator that returned several tensors."""
+    """Tell whether it is an operator that returned several tensors."""
     return isinstance(argument, fx.Node) and isinstance(argument.meta.get("val"), tuple | list)
 
 
 def _chooses(index: Any) -> bool:
-    """Whether it picks elements by their numbers, which copies them; a slice does not."""
+    """Tell whether it picks elements by their numbers, which copies them; a slice does not."""
     given = index if isinstance(index, tuple) else (index,)
     return any(isinstance(each, list | torch.Tensor) for each in given)
 
 
 def _named(node: fx.Node) -> tuple[str, OpType | None]:
-    """What the user would call the operator, and what it is."""
+    """Return what the user would call the operator, and what it is."""
     if node.op == "call_method":
         return str(node.target), torch_op_type(str(node.target))
     function: Callable[..., Any] = node.target
