@@ -112,7 +112,7 @@ def _ask_collector(args: argparse.Namespace) -> StepsPayload:
 
 
 def _check(args: argparse.Namespace) -> None:
-    _check_place(args)
+    _check_cluster(args)
     if args.model is not None and args.collector is not None:
         raise UsageError("--model and --collector exclude each other: a collector has its own")
     if args.dataset_type is not None and args.collector is None:
@@ -131,7 +131,7 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError(f"{asked:,} combinations; {_MOST_QUESTIONS:,} are answered at once")
 
 
-def _check_place(args: argparse.Namespace) -> None:
+def _check_cluster(args: argparse.Namespace) -> None:
     fewest, most = min(args.gpus or [1]), max(args.gpus or [1])
     if args.hosts:
         if args.collector is None:

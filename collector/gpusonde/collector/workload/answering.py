@@ -166,16 +166,16 @@ class Answers:
         if isinstance(model, WorkloadError):
             return [{"error": model.document()} for _ in rows]
         for regressor in {row["regressor"] for row in rows}:
-            places = [place for place, row in enumerate(rows) if row["regressor"] == regressor]
+            positions = [position for position, row in enumerate(rows) if row["regressor"] == regressor]
             predict = functools.partial(model.predict, regressor=regressor or None)
-            found.update(zip(places, _each([requests[place] for place in places], predict), strict=True))
+            found.update(zip(positions, _each([requests[position] for position in positions], predict), strict=True))
         return [
             _document(
                 _caught(
                     functools.partial(
                         self._prediction,
-                        requests[place],
-                        found[place],
+                        requests[position],
+                        found[position],
                         summaries[row["graph"]],
                         row,
                         uses.get(row["dataset_type"]),
@@ -183,7 +183,7 @@ class Answers:
                     )
                 )
             )
-            for place, row in enumerate(rows)
+            for position, row in enumerate(rows)
         ]
 
     def _model(self, question: Mapping[str, Any]) -> Model:

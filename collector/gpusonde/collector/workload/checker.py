@@ -65,14 +65,14 @@ class TaskChecker:
         """
         graphs = _Graphs()
         for workload in workloads:
-            graphs.add(workload.graph, lambda place, w=workload: self._workload(w, place, hosts))
+            graphs.add(workload.graph, lambda index, w=workload: self._workload(w, index, hosts))
         return graphs.questions
 
     def check_graphs(self, sources: Iterable[workload_pb2.GraphSource]) -> Questions:
         """Check graphs about which nothing else is asked."""
         graphs = _Graphs()
         for source in sources:
-            graphs.add(source, lambda place: {"graph": place})
+            graphs.add(source, lambda index: {"graph": index})
         return graphs.questions
 
     def _workload(self, workload: workload_pb2.Workload, graph: int, hosts: Sequence[HostView]) -> dict[str, Any]:
@@ -175,37 +175,37 @@ class _Graphs:
     """The graphs of a request, those that are the same once, and its questions."""
 
     def __init__(self) -> None:
-        self._places: dict[tuple[bytes, str, str], int] = {}
-        self._of_rows: list[int | WorkloadError] = []
+        self._known: dict[tuple[bytes, str, str], int] = {}
+        self._indexes: list[int | WorkloadError] = []
         self.questions = Questions()
 
     def add(self, source: workload_pb2.GraphSource, ask: Any) -> None:
-        """Add a question; ``ask`` makes it, given the place of its graph."""
-        place: int | WorkloadError
+        """Add a question; ``ask`` makes it, given the index of its graph."""
+        index: int | WorkloadError
         try:
-            place = self._place(source)
+            index = self._find_or_add(source)
         except WorkloadError as error:
-            place = error
-        self._of_rows.append(place)
+            index = error
+        self._indexes.append(index)
         row: dict[str, Any] | WorkloadError
         try:
-            row = place if isinstance(place, WorkloadError) else ask(place)
+            row = index if isinstance(index, WorkloadError) else ask(index)
         except WorkloadError as error:
             row = error
         self.questions.rows.append(row)
 
-    def _place(self, source: workload_pb2.GraphSource) -> int:
+    def _find_or_add(self, source: workload_pb2.GraphSource) -> int:
         kind = source.WhichOneof("source")
         if kind is None:
             raise WorkloadError(INVALID_REQUEST, "give a graph", "graph")
         if kind == "same_as":
-            if source.same_as >= len(self._of_rows):
+            if source.same_as >= len(self._indexes):
                 text = f"{source.same_as} is no earlier element of the request"
                 raise WorkloadError(INVALID_REQUEST, text, "graph.same_as")
-            place = self._of_rows[source.same_as]
-            if isinstance(place, WorkloadError):
-                raise WorkloadError(place.kind, str(place), place.field)
-            return place
+            index = self._indexes[source.same_as]
+            if isinstance(index, WorkloadError):
+                raise WorkloadError(index.kind, str(index), index.field)
+            return index
         graph = source.graph
         if not graph.content:
             raise WorkloadError(INVALID_REQUEST, "is empty", "graph.content")
@@ -214,12 +214,12 @@ class _Graphs:
             text = f"{len(graph.content)} bytes of JSON: at most {_LARGEST_JSON_BYTES} are accepted"
             raise WorkloadError(GRAPH_TOO_LARGE, text, "graph.content")
         key = graph.content, _choice(graph, "format", ""), _text(graph.name, "graph.name")
-        place = self._places.get(key, -1)
-        if place < 0:
-            place = self._places[key] = len(self.questions.contents)
+        index = self._known.get(key, -1)
+        if index < 0:
+            index = self._known[key] = len(self.questions.contents)
             self.questions.contents.append(graph.content)
             self.questions.graphs.append({"format": key[1], "name": key[2]})
-        return place
+        return index
 
 
 def dataset_type(name: str) -> str:

@@ -78,23 +78,23 @@ class WorkloadProcesses:
         try:
             return await self._once(head, questions, rows)
         except (ChildTimeoutError, ChildLostError) as error:
-            places = list(dict.fromkeys(row["graph"] for row in rows))
-            if len(places) == 1:
+            indexes = list(dict.fromkeys(row["graph"] for row in rows))
+            if len(indexes) == 1:
                 return {"answers": [_refusal(error)] * len(rows)}
         # One graph has done it. Each is asked about alone, all of them within the limit once more.
         left_s = self.options.time_limit_s
         by_graph: dict[int, Answers] = {}
-        for number, place in enumerate(places):
-            alone = [row for row in rows if row["graph"] == place]
-            limit_s = left_s / (len(places) - number)
+        for number, index in enumerate(indexes):
+            alone = [row for row in rows if row["graph"] == index]
+            limit_s = left_s / (len(indexes) - number)
             began_s = asyncio.get_running_loop().time()
             try:
-                by_graph[place] = await self._once(head, questions, alone, limit_s)
+                by_graph[index] = await self._once(head, questions, alone, limit_s)
             except (ChildTimeoutError, ChildLostError, ChildBusyError) as error:
-                by_graph[place] = {"answers": [_refusal(error)] * len(alone)}
+                by_graph[index] = {"answers": [_refusal(error)] * len(alone)}
             # Starting the next process does not count.
             left_s -= min(limit_s, asyncio.get_running_loop().time() - began_s)
-        taken = {place: iter(found["answers"]) for place, found in by_graph.items()}
+        taken = {index: iter(found["answers"]) for index, found in by_graph.items()}
         rest = {key: value for found in by_graph.values() for key, value in found.items() if key != "answers"}
         return {**rest, "answers": [next(taken[row["graph"]]) for row in rows]}
 
@@ -105,13 +105,13 @@ class WorkloadProcesses:
         rows: Sequence[dict[str, Any]],
         limit_s: float | None = None,
     ) -> Answers:
-        places = {place: number for number, place in enumerate(dict.fromkeys(row["graph"] for row in rows))}
+        positions = {index: number for number, index in enumerate(dict.fromkeys(row["graph"] for row in rows))}
         document = {
             **head,
-            "graphs": [questions.graphs[place] for place in places],
-            "rows": [{**row, "graph": places[row["graph"]]} for row in rows],
+            "graphs": [questions.graphs[index] for index in positions],
+            "rows": [{**row, "graph": positions[row["graph"]]} for row in rows],
         }
-        data = pack(document, [questions.contents[place] for place in places])
+        data = pack(document, [questions.contents[index] for index in positions])
         try:
             found: Answers = json.loads(await self._processes.ask(data, limit_s))
         except ChildFaultError as error:

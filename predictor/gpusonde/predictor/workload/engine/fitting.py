@@ -261,7 +261,7 @@ class FittedState:
         estimators: By regressor.
         roofline: The regressor of few features.
         roofline_errors: Its errors on architectures left out.
-        familiarity: What was measured.
+        ood_detector: What was measured.
         intervals: Of what is new.
         rows: Measurements that it was fitted on.
         encoder: The one whose embedding estimators have columns of; None where none has, or where it has no name.
