@@ -9,12 +9,6 @@ from pathlib import Path
 
 import pytest
 
-# A script's background job is started with SIGINT ignored, under nohup SIGHUP too, and its children inherit that: tests
-# that interrupt them would wait in vain.
-for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
-    if signal.getsignal(number) is signal.SIG_IGN:
-        signal.signal(number, handler)
-
 
 @pytest.fixture(autouse=True)
 def _logs_as_a_process_begins() -> Iterator[None]:
@@ -25,6 +19,18 @@ def _logs_as_a_process_begins() -> Iterator[None]:
     _reset_logs()
     yield
     _reset_logs()
+
+
+@pytest.fixture(autouse=True)
+def _signals_as_a_process_begins() -> None:
+    """Ignore no signal that a child would then ignore too, in which case tests that interrupt it would wait in vain.
+
+    A script's background job is started with SIGINT ignored, under nohup with SIGHUP too, and a daemon's command that
+    was run in process leaves SIGHUP so.
+    """
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 def _reset_logs() -> None:
