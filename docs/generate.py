@@ -226,7 +226,7 @@ def configuration_file(daemon: str) -> str:
 
 
 def document_keys(name: str) -> str:
-    """Draw the tables of a document's keys, one per kind of object in it."""
+    """List a document's keys, one list per kind of object in it."""
     from gpusonde.optimizer.documents import problem, references, watching
 
     documents: Mapping[str, Mapping[str, list[type]]] = {
@@ -237,43 +237,68 @@ def document_keys(name: str) -> str:
         },
         "report": {"": [watching.ReportKeys]},
     }
-    drawn: dict[type, str] = {}
+    drawn: dict[type, dict[str, str]] = {}
+    heads: dict[type, str] = {}
     for path, kinds in documents[name].items():
-        _draw_keys(path, kinds, set(documents[name]), drawn)
-    return "\n\n".join(drawn.values())
+        _gather_keys(path, kinds, set(documents[name]), drawn, heads)
+    return "\n\n".join(_list_keys(heads, drawn, kind) for kind in drawn)
 
 
-def _draw_keys(path: str, kinds: list[type], apart: set[str], drawn: dict[type, str]) -> None:
-    """Draw the keys of an object and of those in it; ``apart`` are paths that are drawn by themselves."""
+def _gather_keys(
+    path: str, kinds: list[type], apart: set[str], drawn: dict[type, dict[str, str]], heads: dict[type, str]
+) -> None:
+    """Gather the keys of an object and of those in it; ``apart`` are paths that are listed by themselves."""
     from gpusonde.documents import describe, keys_of
 
     if kinds[0] in drawn:
         return
-    rows = [
-        (f"`{key}`", _short(words), f"`{default}`" if default not in ("", "required") else default, _meaning(meaning))
+    heads[kinds[0]] = path
+    drawn[kinds[0]] = {
+        f"`{key}`": f"{_meaning(meaning)} ({_holds(words)}{_default(default)})"
         for kind in kinds
         for key, words, default, meaning in describe(kind)
-    ]
-    head = f"**`{path}`**\n\n" if path else ""
-    drawn[kinds[0]] = head + table(("key", "holds", "default", "meaning"), rows)
+    }
     for kind in kinds:
         for key in keys_of(kind):
             below = f"{path}.{key.name}" if path else key.name
             if key.kind is not None and below not in apart:
-                _draw_keys(below, [key.kind], apart, drawn)
+                _gather_keys(below, [key.kind], apart, drawn, heads)
 
 
-def _short(words: str) -> str:
-    """Shorten what a key holds for a cell: articles and usual lengths of texts go."""
+def _list_keys(heads: Mapping[type, str], drawn: Mapping[type, Mapping[str, str]], kind: type) -> str:
+    """List an object's keys; those that an object before it has alike are only named."""
+    rows = dict(drawn[kind])
+    lines = [f"**`{heads[kind]}`**\n"] if heads[kind] else []
+    for other in list(drawn)[: list(drawn).index(kind)]:
+        alike = [name for name, text in rows.items() if drawn[other].get(name) == text]
+        if len(alike) > 2:
+            lines.append(f"* as in `{heads[other]}`: {', '.join(alike)}")
+            rows = {name: text for name, text in rows.items() if name not in alike}
+    return "\n".join([*lines, *(listing([row]) for row in rows.items())])
+
+
+def _default(words: str) -> str:
+    """Return what stands in a list of keys for a default."""
+    return f", {words}" if words == "required" else f", default `{words}`" if words else ""
+
+
+def _holds(words: str) -> str:
+    """Shorten what a key holds: articles, usual lengths of texts and words for ranges go."""
     words = re.sub(r"an object \(in TOML a table\)", "table", words)
     words = re.sub(r"a text of 1 to [\d,]+ characters", "text", words)
-    words = re.sub(r"a list, each (a |an )?", "list of: ", words)
     words = words.replace(f" to {1 << 53:,}", "")  # what no counter holds
-    return re.sub(r"^a ", "", words)
+    words = re.sub(r"whole number from ([\d,]+) to ([\d,]+)", r"integer \1–\2", words)
+    words = re.sub(r"whole number from ([\d,]+)", r"integer ≥ \1", words)
+    words = re.sub(r"number above ([\de+.-]+) and at most ([\de+.-]+)", r"number in (\1, \2]", words)
+    words = re.sub(r"number at least ([\de+.-]+) and at most ([\de+.-]+)", r"number in [\1, \2]", words)
+    words = re.sub(r"number above ([\de+.-]+)", r"number > \1", words)
+    words = re.sub(r"number at least ([\de+.-]+)", r"number ≥ \1", words)
+    words = re.sub(r"a list, each (a |an )?", "list: ", words)
+    return re.sub(r"^an? ", "", words).replace("e+", "e")
 
 
 def _meaning(text: str) -> str:
-    """Return what a docstring says of a field as a cell says it of a key."""
+    """Return what a docstring says of a field as a list says it of a key."""
     return re.sub(r"\bNone\b", "left out", text).replace("``", "`").rstrip(".")
 
 
