@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from gpusonde.agent.sources.base import GpuSource, SourceExhausted, SourceInventory
+from gpusonde.agent.sources.base import GpuSource, SourceInventory
 from gpusonde.catalog import GpuSpec
 from gpusonde.telemetry import FloatArray
 
@@ -71,9 +71,7 @@ class Watch:
         while not self._stop.is_set():
             next_s += self._interval_s
             time.sleep(max(0.0, next_s - time.monotonic()))
-            try:
-                reading = self._source.read(next_s)
-            except SourceExhausted:
+            if (reading := self._source.read(next_s)) is None:
                 return
             for ticks in reading.ticks:
                 if ticks.gpu == 0:

@@ -195,7 +195,9 @@ def read_back(name: str, directory: Path) -> dict[int, bytes] | None:
             spool.open()
             for sequence in range(spool.first_available_sequence, spool.last_sequence + 1):
                 record = spool.read(sequence)
-                found[sequence] = b"" if record.HasField("loss_report") else record.SerializeToString()
+                found[sequence] = (
+                    b"" if record is None or record.HasField("loss_report") else record.SerializeToString()
+                )
             spool.close()
             return found
         connection = sqlite3.connect(directory / "spool.db")

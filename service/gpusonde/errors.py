@@ -25,8 +25,7 @@ search out of time) stay private to their modules.
     │       └── EngineLostError
     ├── JobSourceError              Slurm's files, the kubelet, processes
     ├── SpoolError                  what an agent keeps
-    │   ├── SpoolCorruptError
-    │   └── SpoolGapError
+    │   └── SpoolCorruptError
     ├── StoreError                  what a collector keeps
     │   ├── StoreFullError
     │   └── StoreCorruptError
@@ -508,7 +507,3 @@ class SpoolError(GpusondeError):
 
 class SpoolCorruptError(SpoolError):
     """The files are not a spool, or damaged beyond what losses can describe."""
-
-
-class SpoolGapError(SpoolError):
-    """A sequence was asked for that the spool no longer holds."""

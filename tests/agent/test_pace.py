@@ -15,7 +15,6 @@ from gpusonde.agent.sources.base import (
     GpuDescription,
     GpuTicks,
     Reading,
-    SourceExhausted,
     SourceInventory,
     SourceStatistics,
 )
@@ -60,7 +59,7 @@ class Host:
 
     def read(self, deadline_s):
         if self.now_s >= self.end_s:
-            raise SourceExhausted
+            return None
         second = self.now_s
         self.read_at.append(second)
         self.now_s += self.elapsed_s(second)

@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 
-from gpusonde.agent.sources.base import SourceExhausted
 from gpusonde.agent.sources.replay import ReplaySource
 from gpusonde.errors import SourceUnavailableError
 from gpusonde.telemetry import MissingReason, Trace
@@ -29,9 +28,8 @@ def play(traces, speed, step_s=0.1, **options):
     values = {gpu: [] for gpu in range(len(traces))}
     late = []
     while True:
-        try:
-            reading = source.read(clock["s"])
-        except SourceExhausted:
+        reading = source.read(clock["s"])
+        if reading is None:
             break
         for ticks in reading.ticks:
             stamps[ticks.gpu] += ticks.time_unix_nano.tolist()

@@ -17,7 +17,7 @@ from support.uplink_rig import Rig, batch, uplink_config
 
 from gpusonde.agent.spool.segment import scan
 from gpusonde.agent.uplink import AgentFacts, Backoff, StreamLimits, Uplink
-from gpusonde.agent.uplink.session import Drained, GreetedStream, Session
+from gpusonde.agent.uplink.session import GreetedStream, Session, SessionEnd
 from gpusonde.common.v1 import gpu_pb2
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.service.durable_files import OsFiles
@@ -489,7 +489,7 @@ def test_a_stream_that_closes_under_a_write_is_left_for_where_the_collector_want
         GreetedStream(ClosedUnderAWrite(), ingest_pb2.HelloAck(), 1), rig.spool, rig.counters, asyncio.Event(),
         limits=StreamLimits(ack_timeout_s=60), on_batch_interval=lambda _: None,
     )  # fmt: skip
-    with pytest.raises(Drained) as left:
+    with pytest.raises(SessionEnd) as left:
         asyncio.run(asyncio.wait_for(session.run(), 60))
     assert left.value.preferred_target == "refuge:1"
 
@@ -518,7 +518,7 @@ def test_a_grace_of_weeks_does_not_keep_an_agent_from_sending(rig, monkeypatch):
         GreetedStream(DrainedForWeeks(), ingest_pb2.HelloAck(), 1), rig.spool, rig.counters, asyncio.Event(),
         limits=StreamLimits(ack_timeout_s=600), on_batch_interval=lambda _: None,
     )  # fmt: skip
-    with pytest.raises(Drained):
+    with pytest.raises(SessionEnd, match="drained"):
         asyncio.run(asyncio.wait_for(session.run(), 60))
 
 

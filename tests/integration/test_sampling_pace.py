@@ -20,7 +20,6 @@ from gpusonde.agent.sources.base import (
     GpuDescription,
     GpuTicks,
     Reading,
-    SourceExhausted,
     SourceInventory,
     SourceStatistics,
 )
@@ -57,7 +56,7 @@ class TracedGpu:
     def read(self, deadline_s):
         at = int(np.searchsorted(self.trace.time_s, self.now_s))
         if at == len(self.trace):
-            raise SourceExhausted
+            return None
         self.times.append(self.now_s)
         self.columns.append([self.trace.values[name][at] for name in self.trace.metrics])
         return Reading((GpuTicks(0, np.array([round(self.now_s * 1e9)]), np.array([self.columns[-1]]).T),))
@@ -107,7 +106,7 @@ AGENT = """
 import json, sys, time
 import numpy as np
 from gpusonde.agent import AgentConfig, SourceInventory, run_agent
-from gpusonde.agent.sources.base import GpuDescription, GpuTicks, Reading, SourceExhausted, SourceStatistics
+from gpusonde.agent.sources.base import GpuDescription, GpuTicks, Reading, SourceStatistics
 from gpusonde.telemetry import metric
 
 class Working:
@@ -119,7 +118,7 @@ class Working:
     def read(self, deadline_s):
         since_s = time.monotonic() - self.begin_s
         if since_s > 10.0:
-            raise SourceExhausted
+            return None
         works = since_s < 2.5 or since_s >= 7.5
         stamp = time.time_ns() // 1000 * 1000
         return Reading((GpuTicks(0, np.array([stamp]), np.array([[0.9 if works else 0.0]])),))

@@ -64,10 +64,10 @@ class Counting:
         return SourceInventory("counting", gpus, (metric("power_watts"),), self._interval_s)
 
     def read(self, deadline_s):
-        from gpusonde.agent.sources.base import GpuTicks, Reading, SourceExhausted
+        from gpusonde.agent.sources.base import GpuTicks, Reading
 
         if self._ticks and self._tick >= self._ticks:
-            raise SourceExhausted
+            return None
         number, self._tick = self._tick, self._tick + 1
         if self._reached is not None:
             self._reached[:] = (number + 1).to_bytes(8, "little")

@@ -22,7 +22,7 @@ from typing import Protocol
 
 from gpusonde.agent.metrics import SelfCounters
 from gpusonde.agent.pace import FixedPace, Pace
-from gpusonde.agent.sources.base import GpuEvent, GpuEventKind, GpuSource, Reading, SourceExhausted, SourceInventory
+from gpusonde.agent.sources.base import GpuEvent, GpuEventKind, GpuSource, Reading, SourceInventory
 from gpusonde.service.health import Heartbeat
 
 # Slewing moves the clock by at most 0.5 ms per second; anything this large between two ticks is a step.
@@ -107,6 +107,7 @@ class Sampler:
         self._wait = wait or self._pause
         self._heartbeat = heartbeat or Heartbeat("the sampler")
         self._missed = 0
+        self._source_ended = False
         self._wall_minus_monotonic_ns: int | None = None
 
     def stop(self) -> None:
@@ -114,7 +115,7 @@ class Sampler:
         self._stopping.set()
 
     def run(self) -> bool:
-        """Sample until the source is exhausted (returns True) or :meth:`stop` is called (returns False).
+        """Sample until the source has ended (returns True) or :meth:`stop` is called (returns False).
 
         Raises:
             SourceError: The source is gone as a whole.
@@ -127,18 +128,15 @@ class Sampler:
             self._heartbeat.beat(max(0.0, delay_s))
             if delay_s > 0 and self._wait(delay_s):
                 break
-            try:
-                if not self._read_due(deadline_s):
-                    break
-            except SourceExhausted:
-                return True
+            if not self._read_due(deadline_s):
+                break
             if self._pace.interval_s != interval_s:
                 start_s, tick, interval_s = deadline_s, 0, self._pace.interval_s
             tick = self._next_tick(tick, start_s, interval_s)
-        return False
+        return self._source_ended
 
     def _read_due(self, deadline_s: float) -> bool:
-        """Read once, and again while the source has more that is due; False when stopped meanwhile."""
+        """Read once, and again while the source has more that is due; False when stopped meanwhile or at its end."""
         processor_s = elapsed_s = 0.0
         while True:
             # A replay at full speed may stay in here for hours.
@@ -150,6 +148,9 @@ class Sampler:
                         return False
             begin_s, spent_s = self._clocks.monotonic(), self._processor_spent()
             reading = self._source.read(deadline_s)
+            if reading is None:
+                self._source_ended = True
+                return False
             end_s = self._clocks.monotonic()
             processor_s += self._processor_spent() - spent_s
             elapsed_s += end_s - begin_s

@@ -149,7 +149,7 @@ class GrowingSource(LiveSource):
     def read(self, deadline_s):
         reading = super().read(deadline_s)
         self._readings += 1
-        if self._readings != 15:
+        if self._readings != 15 or reading is None:
             return reading
         (gpu,) = self._inventory.gpus
         return replace(reading, inventory=replace(self._inventory, gpus=(gpu, replace(gpu, gpu_uuid="GPU-b"))))

@@ -20,7 +20,7 @@ from gpusonde.agent.doctor.system import SystemFacts, read_system
 from gpusonde.agent.jobs.kubelet import KubeletPods
 from gpusonde.agent.jobs.processes import ProcessOwners, ProcFolder
 from gpusonde.agent.jobs.sources import DRIVER_FOLDER, DeviceNames, JobSource, MappingFiles, read_minors
-from gpusonde.agent.sources.base import GpuDescription, GpuSource, ProcessReader, SourceExhausted, SourceInventory
+from gpusonde.agent.sources.base import GpuDescription, GpuSource, ProcessReader, SourceInventory
 from gpusonde.agent.sources.dcgm.fields import AVERAGE_POWER_FIELD, INSTANT_POWER_FIELD
 from gpusonde.agent.sources.dcgm.source import DcgmSource
 from gpusonde.agent.sources.select import make_dcgm, make_nvml, make_process_reader, make_source, profiles
@@ -256,9 +256,7 @@ def _sample(
         if (wait_s := deadline_s - monotonic()) > 0:
             sleep(wait_s)
         begin_s = time.perf_counter()
-        try:
-            reading = source.read(deadline_s)
-        except SourceExhausted:
+        if (reading := source.read(deadline_s)) is None:
             break
         reading_s, readings = reading_s + time.perf_counter() - begin_s, readings + 1
         for part in reading.ticks:

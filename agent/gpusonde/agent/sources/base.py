@@ -74,10 +74,6 @@ class ZeroGuard:
 TimeArray = npt.NDArray[np.int64]
 
 
-class SourceExhausted(Exception):  # noqa: N818 - like StopIteration, an end and not an error
-    """A finite source has no more ticks."""
-
-
 class StaticOrigin(Enum):
     """Who told a static attribute."""
 
@@ -258,11 +254,10 @@ class GpuSource(Protocol):
         """
         ...
 
-    def read(self, deadline_s: float) -> Reading:
-        """Return what is due at ``deadline_s`` (the sampler's monotonic clock).
+    def read(self, deadline_s: float) -> Reading | None:
+        """Return what is due at ``deadline_s`` (the sampler's monotonic clock); None at a trace's end.
 
         Raises:
-            SourceExhausted: A finite source has no more ticks.
             SourceError: The source is gone as a whole. One GPU's failure is not: it becomes an event.
         """
         ...

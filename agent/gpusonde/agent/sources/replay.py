@@ -14,7 +14,6 @@ from gpusonde.agent.sources.base import (
     GpuDescription,
     GpuTicks,
     Reading,
-    SourceExhausted,
     SourceInventory,
     SourceStatistics,
     StaticAttribute,
@@ -110,14 +109,10 @@ class ReplaySource:
             can_wait=True,
         )
 
-    def read(self, deadline_s: float) -> Reading:
-        """Return the ticks due at ``deadline_s``, at most 500 per GPU.
-
-        Raises:
-            SourceExhausted: Every trace was played to its end.
-        """
+    def read(self, deadline_s: float) -> Reading | None:
+        """Return the ticks due at ``deadline_s``, at most 500 per GPU; None once every trace was played to its end."""
         if all(track.position == track.due_s.size for track in self._tracks):
-            raise SourceExhausted
+            return None
         elapsed_s = deadline_s - self._start_s
         ticks: list[GpuTicks] = []
         more = False

@@ -63,7 +63,7 @@ class AutoSource:
             self.close()
             raise
 
-    def read(self, deadline_s: float) -> Reading:
+    def read(self, deadline_s: float) -> Reading | None:
         """Read the chosen source; see :meth:`~gpusonde.agent.sources.base.GpuSource.read`."""
         if self._chosen is None:
             raise SourceError("the source is not open: call open() first")

@@ -30,7 +30,7 @@ from gpusonde.agent.spool.segment import (
     segment_path,
 )
 from gpusonde.agent.spool.segments import Recovery, recover
-from gpusonde.errors import SpoolError, SpoolGapError
+from gpusonde.errors import SpoolError
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.service.durable_files import DirectoryLock, File, FileLayer, OsFiles
 
@@ -346,18 +346,11 @@ class Spool:
             self._uncommitted.clear()
         return True
 
-    def read(self, sequence: int) -> ingest_pb2.Record:
-        """Return a committed record.
-
-        Raises:
-            SpoolGapError: The sequence was dropped, acknowledged and removed, or is not committed yet.
-        """
+    def read(self, sequence: int) -> ingest_pb2.Record | None:
+        """Return a committed record; None if it was dropped, acknowledged and removed, or is not committed yet."""
         with self._lock:
             if not self.first_available_sequence <= sequence <= self._committed:
-                raise SpoolGapError(
-                    f"record {sequence} is not in the spool, which holds "
-                    f"{self.first_available_sequence} to {self._committed}"
-                )
+                return None
             oldest = self._segments[0]
             if sequence < oldest.first_sequence:
                 record = ingest_pb2.Record.FromString(oldest.context)

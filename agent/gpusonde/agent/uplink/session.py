@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import grpc
 import grpc.aio
@@ -20,32 +20,24 @@ from gpusonde.service.process import end, within
 from gpusonde.service.wire import expand_batch
 
 
-class SessionEnd(Exception):  # noqa: N818 - most ends are ordinary
-    """A session ended; the subclass says how to go on."""
-
-
-class ResendNeeded(SessionEnd):
-    """Say Hello again at once: the spool no longer starts where this session was told."""
-
-
-class Renewed(SessionEnd):
-    """Certificate, key, authority, token or the settings have changed: connect with the new ones."""
-
-
-class Drained(SessionEnd):
-    """The collector asked us to go elsewhere.
+class SessionEnd(Exception):  # noqa: N818 - an ordinary end, after which another session begins
+    """A session ended in good order.
 
     Attributes:
-        preferred_target: Where to; empty for the same address.
+        reason: ``resend``: say Hello again at once, the spool no longer starts where this session was told;
+            ``renewed``: certificate, key, authority, token or the settings have changed, connect with the new ones;
+            ``drained``: the collector asked us to go elsewhere.
+        preferred_target: Where to go from a collector that drains; empty for the same address.
     """
 
-    def __init__(self, preferred_target: str) -> None:
-        """Keep the address."""
-        super().__init__(preferred_target)
+    def __init__(self, reason: Literal["resend", "renewed", "drained"], preferred_target: str = "") -> None:
+        """Keep the reason and the address."""
+        super().__init__(reason)
+        self.reason = reason
         self.preferred_target = preferred_target
 
 
-class SessionFailed(SessionEnd):
+class SessionFailed(Exception):  # noqa: N818 - the uplink tries again
     """The stream broke or was refused.
 
     Attributes:
@@ -196,8 +188,8 @@ class Session:
         """Run until the session ends.
 
         Raises:
-            SessionEnd: Always, and which one says how to go on.
-            gpusonde.agent.spool.SpoolGapError: The spool dropped what was to be sent next.
+            SessionEnd: It ended in good order, and this says how to go on.
+            SessionFailed: It did not.
             grpc.aio.AioRpcError: The stream broke.
         """
         receiving = asyncio.ensure_future(self._receive())
@@ -236,7 +228,7 @@ class Session:
                 self._take_throttle(response.throttle)
             elif kind == "drain":
                 grace_s = min(response.drain.grace_ms / 1e3, _LONGEST_GRACE_S)
-                self.leave(Drained(response.drain.preferred_target), grace_s)
+                self.leave(SessionEnd("drained", response.drain.preferred_target), grace_s)
             else:
                 log.warning("ignoring an unexpected %s from the collector", kind)
 
@@ -246,8 +238,6 @@ class Session:
             if (load := self._load()) is not None:
                 await self._call.write(ingest_pb2.StreamSamplesRequest(host_load=load))
             if self._next <= self._spool.committed_sequence and self._next - self._acked <= self._window:
-                if self._next < self._spool.first_available_sequence:
-                    raise ResendNeeded
                 request = ingest_pb2.StreamSamplesRequest(record=self._prepare(self._next))
                 # Counted before the write: the ack can arrive before the write returns.
                 self._next += 1
@@ -277,6 +267,8 @@ class Session:
 
     def _prepare(self, sequence: int) -> ingest_pb2.Record:
         record = self._spool.read(sequence)
+        if record is None:
+            raise SessionEnd("resend")
         if self._plain_only and record.HasField("batch"):
             record.batch.CopyFrom(expand_batch(record.batch))
         size = record.ByteSize() + _MESSAGE_OVERHEAD_BYTES

@@ -24,17 +24,14 @@ from gpusonde.agent.metrics import SelfCounters
 from gpusonde.agent.spool import Spool
 from gpusonde.agent.uplink.session import (
     AgentFacts,
-    Drained,
     GreetedStream,
-    Renewed,
-    ResendNeeded,
     SampleCall,
     Session,
     SessionEnd,
     SessionFailed,
     StreamLimits,
 )
-from gpusonde.errors import SpoolGapError, TlsError
+from gpusonde.errors import TlsError
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.service.process import end, within
 from gpusonde.service.tls import Access, ExpiryWarning, hangs_up_on_strangers, is_loopback
@@ -182,7 +179,7 @@ class Uplink:
         self._target = config.collector
         self._changed.set()
         if self._open_session is not None:
-            self._open_session.leave(Renewed(), _RENEWAL_GRACE_S)
+            self._open_session.leave(SessionEnd("renewed"), _RENEWAL_GRACE_S)
 
     def notify(self) -> None:
         """Tell the uplink that records were committed; callable from any thread, before and after :meth:`run` too."""
@@ -248,18 +245,8 @@ class Uplink:
                 if self._counters.acked_sequence > acked_before or loop.time() - began_s > _LASTING_SESSION_S:
                     self._backoff.reset()
                     self._retried_at_once = False
-        except ResendNeeded:
-            return self._at_once()
-        except Renewed:
-            self._say(f"renewed {self._target}", logging.INFO, f"access has changed; connecting to {self._target} anew")
-            return self._at_once()
-        except Drained as drained:
-            successor = self._allowed(drained.preferred_target, target)
-            self._say(
-                f"draining {successor}", logging.INFO, f"collector {target} asks to go to {successor or 'it later'}"
-            )
-            self._target = successor or self._config.collector
-            return self._at_once() if successor else self._backoff.next_s()
+        except SessionEnd as left:
+            return self._go_on(left, target)
         except SessionFailed as failure:
             self._counters.count_failure(failure.code)
             return self._report_failure(target, failure)
@@ -297,7 +284,7 @@ class Uplink:
                 read_load=self._facts.read_load,
             )
             if self._changed.is_set():
-                raise Renewed
+                raise SessionEnd("renewed")
             self._open_session = session
             watching = asyncio.ensure_future(self._watch_files(session, target, access))
             try:
@@ -305,10 +292,6 @@ class Uplink:
             finally:
                 self._open_session = None
                 await end(watching)
-        except SessionEnd:
-            raise
-        except SpoolGapError as gap:
-            raise ResendNeeded from gap
         except (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError) as error:
             # A write after the end of the call raises InvalidStateError and hides the status.
             raise SessionFailed(*await call_status(call, error)) from error
@@ -335,7 +318,7 @@ class Uplink:
                 self._say("stale", logging.ERROR, f"the connection goes on with what it began with: {error}")
                 continue
             if fresh.fingerprint != access.fingerprint:
-                session.leave(Renewed(), _RENEWAL_GRACE_S)
+                session.leave(SessionEnd("renewed"), _RENEWAL_GRACE_S)
                 return
 
     async def _answer_to_hello(self, call: SampleCall, first_available: int) -> ingest_pb2.HelloAck:
@@ -348,7 +331,7 @@ class Uplink:
             if greeting.done():
                 return greeting.result()
             if changed.done():
-                raise Renewed
+                raise SessionEnd("renewed")
             raise SessionFailed(grpc.StatusCode.DEADLINE_EXCEEDED.name, f"no answer to Hello within {limit_s:g} s")
         finally:
             await end(greeting, changed)
@@ -389,7 +372,7 @@ class Uplink:
                 target, ack.durable_sequence, known,
             )  # fmt: skip
             self._spool.renew()
-            raise ResendNeeded
+            raise SessionEnd("resend")
         self._spool.acknowledge(ack.durable_sequence)
         waiting = self._spool.committed_sequence - ack.durable_sequence
         self._say(
@@ -401,6 +384,19 @@ class Uplink:
                 "records %d to %d never reached collector %s and are no longer in the spool",
                 ack.durable_sequence + 1, first_available - 1, target,
             )  # fmt: skip
+
+    def _go_on(self, left: SessionEnd, target: str) -> float:
+        """Say where the next session goes after one that ended in good order; return the seconds to wait before it."""
+        if left.reason == "drained":
+            successor = self._allowed(left.preferred_target, target)
+            self._say(
+                f"draining {successor}", logging.INFO, f"collector {target} asks to go to {successor or 'it later'}"
+            )
+            self._target = successor or self._config.collector
+            return self._at_once() if successor else self._backoff.next_s()
+        if left.reason == "renewed":
+            self._say(f"renewed {self._target}", logging.INFO, f"access has changed; connecting to {self._target} anew")
+        return self._at_once()
 
     def _allowed(self, preferred: str, target: str) -> str:
         """Return the address that a collector sends the agent to, if the configuration allows it; else empty."""

@@ -147,7 +147,7 @@ def load_bindings(folder: str = "", installed: Sequence[Path] = INSTALLED_FOLDER
     for candidate in candidates:
         try:
             return _import(candidate)
-        except _UnusableError as error:
+        except SourceUnavailableError as error:
             refusals.append(f"{candidate or 'Python path'}: {error}")
     raise SourceUnavailableError(
         f"the Python bindings of DCGM were not found ({'; '.join(refusals)}): install DCGM's package "
@@ -156,22 +156,18 @@ def load_bindings(folder: str = "", installed: Sequence[Path] = INSTALLED_FOLDER
     )
 
 
-class _UnusableError(Exception):
-    """One place has no bindings, or unusable ones."""
-
-
 def _import(folder: Path | None) -> Bindings:
     added = False
     if folder is not None:
         if not (folder / "pydcgm.py").is_file():
-            raise _UnusableError("no pydcgm.py")
+            raise SourceUnavailableError("no pydcgm.py")
         if str(folder) not in sys.path:
             # At the end: developers' copies hold modules called "utils" and "logger".
             sys.path.append(str(folder))
             added = True
     try:
         return _import_modules(folder)
-    except _UnusableError:
+    except SourceUnavailableError:
         if added:
             sys.path.remove(str(folder))
             _forget_modules(str(folder))
@@ -182,23 +178,23 @@ def _import_modules(folder: Path | None) -> Bindings:
     try:
         structs = importlib.import_module("dcgm_structs")
     except ImportError as error:
-        raise _UnusableError("no module dcgm_structs" if folder is None else str(error)) from error
+        raise SourceUnavailableError("no module dcgm_structs" if folder is None else str(error)) from error
     try:
         # Before pydcgm: it loads the library, and an import of the rest cannot tell that there is none.
         structs._dcgmInit()
         pydcgm = importlib.import_module("pydcgm")
         agent = importlib.import_module("dcgm_agent")
     except ImportError as error:
-        raise _UnusableError(str(error)) from error
+        raise SourceUnavailableError(str(error)) from error
     except structs.DCGMError as error:
         if error.value == _LIBRARY_NOT_FOUND:
-            raise _UnusableError("the libdcgm of the same major version is not installed") from error
-        raise _UnusableError(f"libdcgm cannot be used: {error}") from error
+            raise SourceUnavailableError("the libdcgm of the same major version is not installed") from error
+        raise SourceUnavailableError(f"libdcgm cannot be used: {error}") from error
     if not all(hasattr(agent, name) for name in _NEEDED):
-        raise _UnusableError("bindings older than DCGM 3")
+        raise SourceUnavailableError("bindings older than DCGM 3")
     found = os.path.dirname(getattr(structs, "__file__", "") or "")
     if folder is not None and Path(found) != folder:
-        raise _UnusableError(f"bindings of {found} are loaded already")
+        raise SourceUnavailableError(f"bindings of {found} are loaded already")
     return Bindings(pydcgm, agent, structs, found)
 
 

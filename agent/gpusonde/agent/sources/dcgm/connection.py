@@ -120,10 +120,6 @@ def translated(structs: Any, what: str) -> Iterator[None]:
         raise kind(describe_failure(what, code, str(error)), code) from error
 
 
-class HungCallError(Exception):
-    """A call did not return in time; the connection that it used must not be used again."""
-
-
 @dataclass
 class _Call:
     function: Callable[..., Any]
@@ -164,7 +160,7 @@ class CallGuard:
             patience: How many times the limit it may take.
 
         Raises:
-            HungCallError: It did not return in time.
+            TimeoutError: It did not return in time; the connection that it used must not be used again.
         """
         if self._calls is None:
             self._calls = queue.SimpleQueue()
@@ -177,7 +173,7 @@ class CallGuard:
             self.close()
             if self._thread is not None:
                 self._left_behind.append(self._thread)
-            raise HungCallError
+            raise TimeoutError
         self._on_cost(call.processor_s)
         if call.error is not None:
             raise call.error
@@ -387,7 +383,7 @@ def _guarded(
     try:
         with translated(structs, what):
             return guard.call(function, *arguments, patience=patience)
-    except HungCallError:
+    except TimeoutError:
         raise _hang_error(what) from None
 
 
