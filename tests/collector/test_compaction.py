@@ -2,6 +2,7 @@
 
 import random
 import threading
+from concurrent.futures import CancelledError
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +14,7 @@ from support.wire_agent import START_NS, TICK_NS, batch, block, inventory, sourc
 
 from gpusonde.collector import LocalStore
 from gpusonde.collector.config import StoreConfig
-from gpusonde.collector.storage.local.compaction import CompactionSizes, CpuShare, StoppedError
+from gpusonde.collector.storage.local.compaction import CompactionSizes, CpuShare
 from gpusonde.collector.storage.local.segments import quantised_by_size
 from gpusonde.collector.storage.model import Position
 from gpusonde.collector.storage.samples import TicksEntry
@@ -254,7 +255,7 @@ def test_the_pace_rests_in_proportion_to_the_work():
         now[0] += worked
         pace.rest()
     assert waited == pytest.approx([4.0, 2.0])
-    with pytest.raises(StoppedError):
+    with pytest.raises(CancelledError):
         pace.rest()
 
 

@@ -12,8 +12,9 @@ from support.trace_records import incoming, trace_records
 from support.tracked_store import TrackedStore
 from support.wire_agent import WireStream, hello, wait_until
 
-from gpusonde.collector.tracking.remote import TrackerFailedError, TrackerLostError, TrackerProcesses
+from gpusonde.collector.tracking.remote import TrackerProcesses
 from gpusonde.epoch_detect import EpochTracker
+from gpusonde.errors import ChildFaultError, ChildLostError
 from gpusonde.telemetry import read_trace
 
 DEMO_TRACE = Path(__file__).parents[1] / "data" / "demo_trace.parquet"
@@ -79,7 +80,7 @@ def test_the_state_of_a_remote_tracker_is_that_of_a_local_one(processes, trace):
 def test_bytes_that_are_no_state_are_refused_and_harm_no_other_tracker(processes, trace):
     other = processes.make(trace.metrics)
     for _ in range(2):
-        with pytest.raises(TrackerFailedError, match="not a stored tracker state"):
+        with pytest.raises(ChildFaultError, match="not a stored tracker state"):
             processes.restore(b"nothing")
     assert other.finish() == []
 
@@ -87,7 +88,7 @@ def test_bytes_that_are_no_state_are_refused_and_harm_no_other_tracker(processes
 def test_the_end_of_a_process_is_told_and_the_next_tracker_starts_another(processes, trace):
     trackers = [processes.make(trace.metrics) for _ in range(2)]
     os.kill(process_of(trackers[0]), signal.SIGKILL)
-    with pytest.raises(TrackerLostError):
+    with pytest.raises(ChildLostError):
         trackers[0].finish()
     assert trackers[1].finish() == []
     later = [processes.make(trace.metrics) for _ in range(2)]

@@ -14,10 +14,10 @@ import numpy.typing as npt
 from gpusonde.collector.storage.model import EpochRow, RunRow, RunUpdate
 from gpusonde.collector.storage.samples import Samples
 from gpusonde.collector.storage.store import UnusableStateError
-from gpusonde.collector.tracking.remote import TrackerLostError
 from gpusonde.collector.tracking.run_state import EpochsState, number, text, whole
 from gpusonde.epoch_detect import EpochDetection, EpochEvent, TrackedEpoch
 from gpusonde.epoch_detect.progress import Shares
+from gpusonde.errors import ChildLostError
 
 _LOG = logging.getLogger(__name__)
 _WITHDRAWN = "withdrawn"
@@ -81,14 +81,14 @@ class RunEpochTracker:
 
         Raises:
             UnusableStateError: The tracker cannot be rebuilt.
-            TrackerLostError: The process that was to hold it is gone.
+            ChildLostError: The process that was to hold it is gone.
         """
         epochs = cls(run_id, state.metrics, make_tracker)
         epochs._origin = state.origin_unix_nano
         try:
             epochs._tracker = restore_tracker(state.tracker)
             epochs._check()
-        except TrackerLostError:
+        except ChildLostError:
             raise
         except Exception as error:  # whatever the bytes are, the samples are still there
             raise UnusableStateError(str(error) or repr(error)) from error
@@ -211,7 +211,7 @@ class RunEpochTracker:
             news = bool(events) or self._tracker.detection is not before
             if news:
                 self._shares = self._tracker.shares()
-        except TrackerLostError:
+        except ChildLostError:
             raise
         except Exception as error:  # whatever it is, the other runs go on
             if self._restored:

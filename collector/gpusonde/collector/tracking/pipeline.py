@@ -17,7 +17,7 @@ from gpusonde.collector.tracking.follower import FollowerFactory, GpuFollower
 from gpusonde.collector.tracking.run_state import Resume
 from gpusonde.collector.tracking.state_keeper import StateKeeper
 from gpusonde.collector.tracking.summaries import EpochSummaries
-from gpusonde.errors import StoreError
+from gpusonde.errors import ChildLostError, StoreError
 from gpusonde.service.process import within
 
 _LOG = logging.getLogger(__name__)
@@ -244,7 +244,7 @@ class EpochPipeline:
             work(key)
         except UnusableStateError as error:
             self._begin_again(key, error)
-        except StoreError as error:
+        except (StoreError, ChildLostError) as error:
             # The next record of this GPU, or the next start, tries again from where the catalogue stands.
             _LOG.error("GPU %s of agent %s cannot be tracked now: %s", key[1], key[0], error)
             self._drop(key)
@@ -284,12 +284,16 @@ class EpochPipeline:
             if now - heard_at < self._config.silence_end_s:
                 continue
             del self._heard_at[key]
-            if follower := self._followers.get(key):
-                try:
-                    self._pending += follower.end(f"no records for {self._config.silence_end_s:.0f} s")
-                    self._unsaved[key] = None
-                except UnusableStateError as error:
-                    self._begin_again(key, error)
+            if key not in self._followers:
+                continue
+            self._attempt(key, self._end_silent)
+            if key not in self._followers:
+                # No record will bring it back.
+                self.notify(frozenset([key]))
+
+    def _end_silent(self, key: _Key) -> None:
+        self._pending += self._followers[key].end(f"no records for {self._config.silence_end_s:.0f} s")
+        self._unsaved[key] = None
 
     def _may_summarise(self) -> bool:
         return self._summaries.waiting and self._clock() >= self._summarise_from

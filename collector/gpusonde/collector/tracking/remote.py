@@ -4,7 +4,7 @@ A ``RemoteTracker`` is used like an ``EpochTracker``, from one thread. It keeps 
 them (or ten seconds), sends them, and takes the answer at a later call: nobody waits for an analysis, but for the one
 at the end of a run. What was found is the same, since a tracker does not care how its ticks are cut.
 
-A process that dies takes its trackers with it. Every call of theirs then raises ``TrackerLostError``, the followers are
+A process that dies takes its trackers with it. Every call of theirs then raises ``ChildLostError``, the followers are
 dropped and made anew of what is stored, and the next tracker starts the process again. A process holds trackers
 (``Trackers``) and nothing else: everything that must outlive it is in the collector's store.
 """
@@ -26,7 +26,6 @@ import numpy.typing as npt
 
 from gpusonde.epoch_detect import EpochDetection, EpochEvent, EpochTracker, TrackedEpoch
 from gpusonde.epoch_detect.progress import Shares
-from gpusonde.errors import ChildFaultError, ChildLostError, StoreError
 from gpusonde.service import child
 from gpusonde.service.child import Child, Purpose
 
@@ -160,14 +159,6 @@ _LONGEST_WAIT_S = 10.0
 _END_S = 5.0
 
 
-class TrackerLostError(StoreError):
-    """The process of a tracker is gone; what is stored of the run is not."""
-
-
-class TrackerFailedError(RuntimeError):
-    """A tracker raised; the text is its exception."""
-
-
 class TrackerProcesses:
     """Makes trackers, in turn in each of a number of processes.
 
@@ -188,8 +179,8 @@ class TrackerProcesses:
         """Return a tracker made of a state.
 
         Raises:
-            TrackerFailedError: The bytes are no state.
-            TrackerLostError: The process has died.
+            ChildFaultError: The bytes are no state.
+            ChildLostError: The process has died.
         """
         number, process = self._next()
         tracker = RemoteTracker(process, number, Restore(number, state))
@@ -243,8 +234,8 @@ class RemoteTracker:
         """Take ticks, or none; return what earlier ones have led to meanwhile.
 
         Raises:
-            TrackerFailedError: The tracker raised.
-            TrackerLostError: Its process has died.
+            ChildFaultError: The tracker raised.
+            ChildLostError: Its process has died.
         """
         events = self._take_answers(wait=False)
         times = np.asarray(time_s, dtype=np.float64)
@@ -260,8 +251,8 @@ class RemoteTracker:
         """Have all ticks analysed once more, and wait for it.
 
         Raises:
-            TrackerFailedError: The tracker raised.
-            TrackerLostError: Its process has died.
+            ChildFaultError: The tracker raised.
+            ChildLostError: Its process has died.
         """
         self._send_held()
         self._under_way.append(self._ask(Finish(self._number)))
@@ -275,8 +266,8 @@ class RemoteTracker:
         """Everything that another tracker needs to go on here.
 
         Raises:
-            TrackerFailedError: The tracker raised.
-            TrackerLostError: Its process has died.
+            ChildFaultError: The tracker raised.
+            ChildLostError: Its process has died.
         """
         self._send_held()
         return self._standing(self._ask(GiveState(self._number))).state
@@ -285,8 +276,8 @@ class RemoteTracker:
         """Wait for every answer.
 
         Raises:
-            TrackerFailedError: The tracker raised.
-            TrackerLostError: Its process has died.
+            ChildFaultError: The tracker raised.
+            ChildLostError: Its process has died.
         """
         self._take_answers(wait=True)
 
@@ -313,9 +304,4 @@ class RemoteTracker:
         return self._process.ask(pickle.dumps(request))
 
     def _standing(self, answer: Future[bytes]) -> Standing:
-        try:
-            return cast(Standing, pickle.loads(answer.result()))  # noqa: S301 - of our own process
-        except ChildFaultError as error:
-            raise TrackerFailedError(str(error)) from None
-        except ChildLostError:
-            raise TrackerLostError(f"process {self._process.pid}, which looked for its epochs, is gone") from None
+        return cast(Standing, pickle.loads(answer.result()))  # noqa: S301 - of our own process

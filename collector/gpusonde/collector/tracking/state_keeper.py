@@ -10,7 +10,7 @@ from typing import Protocol
 
 from gpusonde.collector.storage.store import Store, UnusableStateError
 from gpusonde.collector.tracking.run_state import FollowerState, Resume
-from gpusonde.errors import StoreError
+from gpusonde.errors import ChildLostError, StoreError
 
 _LOG = logging.getLogger(__name__)
 # Of the content; another number makes the states of other releases count as missing.
@@ -170,7 +170,7 @@ class StateKeeper:
                 if state is None:
                     continue
                 self._states.write(key, _VERSION, state.encode())
-            except StoreError as error:
+            except (StoreError, ChildLostError) as error:
                 self._paused_until = self._clock() + self._options.interval_s / 5
                 self._changed.add(key)
                 _LOG.error("states of tracking cannot be stored now: %s", error)

@@ -14,6 +14,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -26,7 +27,6 @@ from gpusonde.collector.config import StoreConfig
 from gpusonde.collector.storage.local.catalog import NewSegment, PartRow, SegmentCatalog, SegmentFile
 from gpusonde.collector.storage.local.segments import (
     KEY_COLUMNS,
-    SegmentGoneError,
     SegmentKind,
     SegmentPart,
     StoreLayout,
@@ -169,7 +169,7 @@ def _naming(path: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise SegmentGoneError(path, "is not there") from error
+        raise StoreCorruptError(path, "is not there") from error
     except (OSError, IndexError, pa.ArrowException) as error:
         raise StoreCorruptError(path, f"cannot be read ({error})") from error
 
@@ -353,7 +353,7 @@ class Compactor:
         Raises:
             StoreFullError: No room; nothing has changed.
             StoreError: Any other failure, likewise.
-            StoppedError: The pace says so; nothing has changed.
+            CancelledError: The pace says so; nothing has changed.
         """
         inputs = self._due(everything)
         if not inputs:
@@ -368,7 +368,7 @@ class Compactor:
                 raise
             self._unreadable.update(segment.segment for segment in bad)
             _LOG.error("this segment is not compacted, the others are: %s", error)
-        except StoppedError:
+        except CancelledError:
             raise
         except Exception:
             self._counters.compaction_failed()
@@ -546,10 +546,6 @@ class _Output:
             output.abandon()
 
 
-class StoppedError(Exception):
-    """The work is to end here; what is half done is thrown away."""
-
-
 class CpuShare:
     """Rests so long after each piece of work that the work keeps to its share.
 
@@ -578,11 +574,11 @@ class CpuShare:
         """Rest for what was done since the last rest.
 
         Raises:
-            StoppedError: The work is to end.
+            CancelledError: The work is to end; what is half done is thrown away.
         """
         worked_s = max(0.0, self._clock() - self._worked_from)
         if self._stop.wait(worked_s * (1.0 / self._share - 1.0)):
-            raise StoppedError
+            raise CancelledError
         self._worked_from = self._clock()
 
 

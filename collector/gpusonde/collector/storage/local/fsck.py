@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -150,71 +151,48 @@ class CheckReport:
 
 
 _RESTORE = "restore the file from a backup"
-
-
-class _SegmentFinding(Exception):  # noqa: N818 - it is a finding, not a failure
-    """What is wrong with a segment.
-
-    Attributes:
-        kind: What kind of thing.
-        problem: In words.
-    """
-
-    def __init__(self, kind: StoreFindingKind, problem: str) -> None:
-        """Keep both."""
-        self.kind = kind
-        self.problem = problem
-        super().__init__(problem)
+_Problem: TypeAlias = tuple[StoreFindingKind, str]
 
 
 def check_segment(
     path: Path, segment: SegmentFile, parts: Sequence[PartRow], held: dict[int, SequenceRanges] | None
-) -> int:
-    """Read a segment to its end.
+) -> _Problem | None:
+    """Read a segment to its end and return what is wrong with it, or None.
 
     Args:
         path: The file.
         segment: What the catalogue says of it.
         parts: The parts that are read from it.
         held: Spool -> sequences in the store, which those of the segment are added to.
-
-    Returns:
-        Its rows.
-
-    Raises:
-        _SegmentFinding: It is not what it should be.
     """
+    problem: _Problem | None
     try:
-        _check_size(path, segment)
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            return _check_open(file, segment, parts, held)
+        size = path.stat().st_size
+        if size != segment.size_bytes:
+            problem = StoreFindingKind.DAMAGED, f"has {size} bytes instead of {segment.size_bytes}; {_RESTORE}"
+        else:
+            with pq.ParquetFile(path, page_checksum_verification=True) as file:
+                problem = _check_open(file, segment, parts, held)
     except FileNotFoundError:
-        _count_as_held(parts, held)
-        raise _SegmentFinding(StoreFindingKind.MISSING, f"is in the catalogue and not there; {_RESTORE}") from None
+        problem = StoreFindingKind.MISSING, f"is in the catalogue and not there; {_RESTORE}"
     except (OSError, pa.ArrowException) as error:
-        _count_as_held(parts, held)
-        raise _SegmentFinding(StoreFindingKind.DAMAGED, f"cannot be read ({error}); {_RESTORE}") from None
-    except _SegmentFinding:
-        _count_as_held(parts, held)
-        raise
-
-
-def _check_size(path: Path, segment: SegmentFile) -> None:
-    size = path.stat().st_size
-    if size != segment.size_bytes:
-        raise _SegmentFinding(StoreFindingKind.DAMAGED, f"has {size} bytes instead of {segment.size_bytes}; {_RESTORE}")
+        problem = StoreFindingKind.DAMAGED, f"cannot be read ({error}); {_RESTORE}"
+    if problem and held is not None:
+        # The catalogue's word for what a damaged file holds: it is found once, not again as a hole.
+        for row in parts:
+            held.setdefault(row.part.spool, SequenceRanges()).add(row.part.first_sequence, row.part.last_sequence)
+    return problem
 
 
 def _check_open(
     file: pq.ParquetFile, segment: SegmentFile, parts: Sequence[PartRow], held: dict[int, SequenceRanges] | None
-) -> int:
+) -> _Problem | None:
     metadata: Mapping[bytes, bytes] = file.schema_arrow.metadata or {}
     if metadata.get(VERSION_KEY) != str(SCHEMA_VERSION).encode():
-        raise _SegmentFinding(StoreFindingKind.MISMATCH, "is not of this version of the schema; was it replaced?")
+        return StoreFindingKind.MISMATCH, "is not of this version of the schema; was it replaced?"
     if file.metadata.num_rows != segment.row_count:
-        raise _SegmentFinding(
-            StoreFindingKind.MISMATCH, f"has {file.metadata.num_rows} rows instead of {segment.row_count}; {_RESTORE}"
-        )
+        problem = f"has {file.metadata.num_rows} rows instead of {segment.row_count}; {_RESTORE}"
+        return StoreFindingKind.MISMATCH, problem
     by_group: dict[int, list[PartRow]] = {}
     for row in parts:
         by_group.setdefault(row.part.row_group, []).append(row)
@@ -222,39 +200,28 @@ def _check_open(
         # All columns: the checksum of a page is looked at when it is read.
         table = file.read_row_group(group, use_threads=False)
         for row in by_group.pop(group, []):
-            _check_part(table.slice(row.part.first_row, row.part.row_count), row, held)
+            if problem := _check_part(table.slice(row.part.first_row, row.part.row_count), row, held):
+                return StoreFindingKind.MISMATCH, f"row group {group}{problem}; {_RESTORE}"
     if by_group:
-        raise _SegmentFinding(StoreFindingKind.MISMATCH, f"has no row group {min(by_group)}; {_RESTORE}")
-    return segment.row_count
+        return StoreFindingKind.MISMATCH, f"has no row group {min(by_group)}; {_RESTORE}"
+    return None
 
 
-def _check_part(table: pa.Table, row: PartRow, held: dict[int, SequenceRanges] | None) -> None:
+def _check_part(table: pa.Table, row: PartRow, held: dict[int, SequenceRanges] | None) -> str:
+    """Return what is wrong with a part, as what follows the number of its row group; empty where it is sound."""
     part = row.part
     if table.num_rows != part.row_count:
-        raise _SegmentFinding(StoreFindingKind.MISMATCH, f"row group {part.row_group} has too few rows; {_RESTORE}")
+        return " has too few rows"
     time, spool, sequence = (table.column(name).to_numpy() for name in ("time_unix_nano", "spool", "sequence"))
     described = (part.first_sequence, part.last_sequence, part.start_unix_nano, part.end_unix_nano)
     found = (int(sequence.min()), int(sequence.max()), int(time.min()), int(time.max()))
     if table.column("gpu_uuid").unique().to_pylist() != [part.gpu_uuid] or not np.all(spool == part.spool):
-        raise _SegmentFinding(
-            StoreFindingKind.MISMATCH,
-            f"row group {part.row_group} holds rows of others than {part.gpu_uuid}; {_RESTORE}",
-        )
+        return f" holds rows of others than {part.gpu_uuid}"
     if described != found:
-        raise _SegmentFinding(
-            StoreFindingKind.MISMATCH,
-            f"row group {part.row_group}: sequences and times of {part.gpu_uuid} are not those of the catalogue;"
-            f" {_RESTORE}",
-        )
+        return f": sequences and times of {part.gpu_uuid} are not those of the catalogue"
     if held is not None:
         held.setdefault(part.spool, SequenceRanges()).add_all(sequence)
-
-
-def _count_as_held(parts: Sequence[PartRow], held: dict[int, SequenceRanges] | None) -> None:
-    """Take the catalogue's word for what a damaged file holds: it is found once, not again as a hole."""
-    if held is not None:
-        for row in parts:
-            held.setdefault(row.part.spool, SequenceRanges()).add(row.part.first_sequence, row.part.last_sequence)
+    return ""
 
 
 # Records without samples are rows here, keyed by their sequence.
@@ -391,14 +358,15 @@ class _Check:
         for i, segment in enumerate(registered):
             path = self._layout.path(segment.kind, segment.file_name)
             ticks = None if segment.kind is SegmentKind.SECOND else self._held
-            try:
-                self._report.rows += check_segment(path, segment, self._segments.parts_in([segment.segment]), ticks)
+            found = check_segment(path, segment, self._segments.parts_in([segment.segment]), ticks)
+            if found is None:
+                self._report.rows += segment.row_count
                 self._report.segments += 1
                 self._report.size_bytes += segment.size_bytes
-            except _SegmentFinding as found:
-                # A collector at work replaces segments.
-                if not self._report.live or self._segments.is_registered(segment.file_name):
-                    self._report.add(found.kind, self._name(path), found.problem)
+            # A collector at work replaces segments.
+            elif not self._report.live or self._segments.is_registered(segment.file_name):
+                kind, problem = found
+                self._report.add(kind, self._name(path), problem)
             on_progress((i + 1) / len(registered))
         for name, problem in overlaps(self._database):
             self._report.add(StoreFindingKind.OVERLAP, name, problem)

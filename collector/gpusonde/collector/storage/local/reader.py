@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from gpusonde.collector.storage.local.catalog import PartRow, SegmentCatalog
 from gpusonde.collector.storage.local.facts import LocalFacts
-from gpusonde.collector.storage.local.segments import SegmentFiles, SegmentGoneError, SegmentKind, StoreLayout
+from gpusonde.collector.storage.local.segments import SegmentFiles, SegmentKind, StoreLayout
 from gpusonde.collector.storage.memtable import Memtables
 from gpusonde.collector.storage.model import Position
 from gpusonde.collector.storage.samples import (
@@ -56,8 +56,7 @@ def read_ticks(
         keep: Whether the same columns are likely to be read again soon.
 
     Raises:
-        SegmentGoneError: The file is not there.
-        StoreCorruptError: It does not hold what was written.
+        StoreCorruptError: The file is not there, or does not hold what was written.
     """
     path = layout.path(row.kind, row.file_name)
     found = files.read(path, row.segment, row.part, [*_KEYS, *metrics], keep=keep)
@@ -68,8 +67,7 @@ def read_rollups(files: SegmentFiles, layout: StoreLayout, rows: Sequence[PartRo
     """Read averages over seconds of one GPU, each second once.
 
     Raises:
-        SegmentGoneError: A file is not there.
-        StoreCorruptError: One does not hold what was written.
+        StoreCorruptError: A file is not there, or does not hold what was written.
     """
     gauges = [name for name in metrics if METRIC_BY_NAME[name].kind is MetricKind.GAUGE]
     pieces: list[Samples] = []
@@ -149,7 +147,7 @@ class LocalReader:
                     self._read_part(row, wanted, keep=True) for row in rows if row.kind is not SegmentKind.SECOND
                 ]
                 break
-            except SegmentGoneError as error:
+            except StoreCorruptError as error:
                 if self._segments.is_registered(error.path.name):
                     raise
         blocks = [stored for stored in blocks if spools is None or stored.position.spool in spools]
@@ -195,7 +193,7 @@ class LocalReader:
                 blocks = [s.block for s in self._blocks_between(gpu_uuid, start_unix_nano, _END_OF_TIME)]
             try:
                 return self._earliest(rows, blocks, start_unix_nano)
-            except SegmentGoneError as error:
+            except StoreCorruptError as error:
                 if self._segments.is_registered(error.path.name):
                     raise
 
@@ -241,15 +239,12 @@ class LocalReader:
             for row in rows:
                 try:
                     piece = self._read_part(row, metrics).after(after)
-                except SegmentGoneError as error:
+                except StoreCorruptError as error:
                     if self._segments.is_registered(row.file_name):
                         _LOG.error("samples of %s are left out of tracking: %s", gpu_uuid, error)
                         continue
                     left = self._segments.parts_after(gpu_uuid, list(stored), after)
                     break
-                except StoreCorruptError as error:
-                    _LOG.error("samples of %s are left out of tracking: %s", gpu_uuid, error)
-                    continue
                 # What was flushed since then is among the caller's blocks.
                 if row.part.last_sequence > stored[row.part.spool]:
                     piece = piece.take(piece.sequence <= stored[row.part.spool])

@@ -11,11 +11,11 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable
-from concurrent.futures import Executor
+from concurrent.futures import CancelledError, Executor
 
 from gpusonde.collector.config import StoreConfig
 from gpusonde.collector.storage.local.catalog import Deletion, Deletions, SegmentCatalog, SegmentFile
-from gpusonde.collector.storage.local.compaction import Compactor, CpuShare, StoppedError, step_back
+from gpusonde.collector.storage.local.compaction import Compactor, CpuShare, step_back
 from gpusonde.collector.storage.local.segments import SegmentKind, StoreLayout, store_errors
 from gpusonde.collector.storage.store import StoreCounters
 from gpusonde.errors import StoreError
@@ -180,7 +180,7 @@ class Maintenance:
         try:
             while self._config.compact and self._compactor.step(pace):
                 self._retention.apply()
-        except StoppedError:
+        except CancelledError:
             return
 
     def delete_old(self) -> int:

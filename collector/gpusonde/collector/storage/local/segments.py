@@ -327,10 +327,6 @@ def store_errors(path: Path) -> Iterator[None]:
         raise StoreError(f"{path}: {error}") from error
 
 
-class SegmentGoneError(StoreCorruptError):
-    """A segment is not there: compaction or retention has just removed it, or somebody else has."""
-
-
 @dataclass(frozen=True)
 class _Footer:
     metadata: pq.FileMetaData
@@ -361,8 +357,7 @@ class SegmentFiles:
             keep: Whether the same columns are likely to be read again soon.
 
         Raises:
-            SegmentGoneError: The file is not there.
-            StoreCorruptError: It is no Parquet file, or a page fails its checksum.
+            StoreCorruptError: The file is not there, is no Parquet file, or a page fails its checksum.
         """
         key = (segment, part.row_group, part.first_row)
         found = {name: kept for name in columns if (kept := self._columns.get((*key, name))) is not None}
@@ -385,7 +380,7 @@ class SegmentFiles:
                 table = file.read_row_group(part.row_group, present or ["time_unix_nano"], use_threads=False)
             table = table.slice(part.first_row, part.row_count)
         except FileNotFoundError as error:
-            raise SegmentGoneError(path, "is not there") from error
+            raise StoreCorruptError(path, "is not there") from error
         except (OSError, IndexError, pa.ArrowException) as error:
             raise StoreCorruptError(path, f"cannot be read ({error})") from error
         if table.num_rows != part.row_count:
