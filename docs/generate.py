@@ -18,7 +18,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints, is_typeddict
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints, is_typeddict
 
 if TYPE_CHECKING:
     from gpusonde.service.config import Configuration
@@ -105,27 +105,26 @@ def _options(group: argparse._ArgumentGroup) -> Iterator[tuple[str, str]]:
             continue
         value = action.metavar or ("|".join(map(str, action.choices)) if action.choices else "")
         name = " ".join([", ".join(action.option_strings), str(value) if action.nargs != 0 else ""]).strip()
-        yield f"`{name}`", (action.help or "").replace("%%", "%")
+        yield name, (action.help or "").replace("%%", "%")
 
 
-def options(*words: str) -> str:
-    """List the arguments and options of a command; those that several commands take are named by a link."""
-    rows: list[tuple[str, str]] = []
-    also: list[str] = []
-    for group in _parser(words)._action_groups:
-        if group.title in SHARED_GROUPS:
-            also.append(f"[{group.title}](#{SHARED_GROUPS[group.title]})" if group.title != "output" else "")
-        else:
-            rows.extend(_options(group))
-    drawn = listing(rows)
-    links = [link for link in also if link]
-    return drawn + (f"\n\nAlso: {', '.join(links)}." if links else "")
+def command(*words: str) -> str:
+    """Name what a command takes, which ``--help`` explains; list the keys of the object that it prints, if named."""
+    payload = words[-1] if "." in words[-1] else ""
+    named: list[str] = []
+    for group in _parser(words[:-1] if payload else words)._action_groups:
+        if group.title not in SHARED_GROUPS:
+            named.extend(f"`{name.split()[0].rstrip(',')}`" for name, _ in _options(group))
+        elif group.title != "output":
+            named.append(f"[{group.title}](#{SHARED_GROUPS[group.title]})")
+    takes = f"Takes {', '.join(named)}." if named else ""
+    return "\n\n".join(part for part in (takes, keys(payload) if payload else "") if part)
 
 
 def shared_options(command: str, *title: str) -> str:
     """List a group of options that several commands take, as the given command takes it."""
     (group,) = (group for group in _parser([command])._action_groups if group.title == " ".join(title))
-    return listing(_options(group))
+    return listing((f"`{name}`", meaning) for name, meaning in _options(group))
 
 
 # Objects that several commands print have a list of their own, to which those of the commands refer.
@@ -147,31 +146,52 @@ def _link(payload: str) -> str:
     return f"[{_title(payload).lower()}](#{_title(payload).lower().replace(' ', '-')})"
 
 
-def _rows(
-    keys: Mapping[str, Any], objects: Mapping[str, Mapping[str, Any]], prefix: str = ""
-) -> Iterator[tuple[str, str]]:
-    for known, own in objects.items():
+def _bullets(keys: Mapping[str, Any], objects: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Draw the keys of an object as lines of a list, those in it indented; what needs no words stands together."""
+    lines: list[str] = []
+    for known, own in sorted(objects.items(), key=lambda item: -len(item[1])):
         # An object that is this one and more: a link instead of its keys.
-        if set(own.items()) < set(keys.items()):
-            yield f"`{prefix}*`", f"the keys of {_link(known)}"
+        if own.items() <= keys.items():
+            lines.append(f"* the keys of {_link(known)}")
             keys = {name: value for name, value in keys.items() if name not in own}
+    plain: list[str] = []
+    told: list[tuple[str, str, list[str]]] = []
     for name, annotated in keys.items():
-        kind, key, path = annotated.__origin__, annotated.__metadata__[0], f"{prefix}{name}"
+        kind, key, path = annotated, None, name
+        if get_origin(annotated) is Annotated:
+            kind, key = annotated.__origin__, annotated.__metadata__[0]
         while choices := [choice for choice in get_args(kind) if choice is not type(None)]:
             path += "[]" * (get_origin(kind) is list)
             kind = choices[0]
+        path = f"`{path}`"
         inner = get_type_hints(kind, include_extras=True) if is_typeddict(kind) else {}
         known = next((each for each, own in objects.items() if own == inner), "")
-        yield f"`{path}`", key.meaning + (f" ({key.unit})" if key.unit else "") + (f": {_link(known)}" if known else "")
-        if not known:
-            yield from _rows(inner, objects, f"{path}.")
+        meaning = key.meaning if key else ""
+        if key and key.unit:
+            meaning, path = (f"{meaning} ({key.unit})", path) if meaning else ("", f"{path} ({key.unit})")
+        below = [] if known else _bullets(inner, objects)
+        if known:
+            path += f" ({_link(known)})"
+        elif len(below) == 1:
+            path, below = f"{path} ({below[0].removeprefix('* ')})", []
+        if not meaning and not below:
+            plain.append(path)
+        elif told and told[-1][1:] == (meaning, below):
+            told[-1] = (f"{told[-1][0]}, {path}", meaning, below)
+        else:
+            told.append((path, meaning, below))
+    lines += [f"* {', '.join(plain)}"] if plain else []
+    for path, meaning, below in told:
+        lines.append(f"* {path}: {meaning}".removesuffix(": "))
+        lines.extend(f"  {line}" for line in below)
+    return lines
 
 
 def keys(payload: str) -> str:
-    """List the keys that a command prints under ``--json``."""
+    """List the keys of an object that a command prints under ``--json``."""
     named = [words[1] for words in parts(CLI_PAGE.read_text(encoding="utf-8")) if words[0] == "object"]
     objects = {name: keys_of(name) for name in named if name != payload}
-    return listing(_rows(keys_of(payload), objects))
+    return "\n".join(_bullets(keys_of(payload), objects))
 
 
 def draw_object(payload: str) -> str:
@@ -227,12 +247,12 @@ def configuration_file(daemon: str) -> str:
 
 def document_keys(name: str) -> str:
     """List a document's keys, one list per kind of object in it."""
-    from gpusonde.optimizer.documents import problem, references, watching
+    from gpusonde.optimizer.documents import job, problem, references, watching
 
     documents: Mapping[str, Mapping[str, list[type]]] = {
         "problem": {
             "": [problem.ProblemKeys],
-            "job": [problem.JobKeys, references.FileReferences],
+            "job": [job.JobKeys, references.FileReferences],
             "spot": [references.SpotKeys],
         },
         "report": {"": [watching.ReportKeys]},
@@ -334,7 +354,7 @@ GENERATORS: Mapping[str, Callable[..., str]] = {
     "gpus-from-memory": gpus_from_memory,
     "document-keys": document_keys,
     "configuration": lambda daemon: draw_configuration(_configuration(daemon)),
-    "options": options,
+    "command": command,
     "shared-options": shared_options,
     "keys": keys,
     "object": draw_object,

@@ -38,17 +38,17 @@ _EXTRAS = {**dict.fromkeys(_COLLECTOR_EXTRA, "collector"), "torch": "torch"}
 class ReportedErrorPayload(TypedDict):
     """One error."""
 
-    type: Annotated[str, JsonKey("class of the error")]
+    type: Annotated[str, JsonKey("class")]
     message: Annotated[str, JsonKey("what happened and what to do next; one line")]
-    file: Annotated[str | None, JsonKey("the file at fault")]
-    line: Annotated[int | None, JsonKey("its line, from 1")]
-    field: Annotated[str | None, JsonKey("the column, key or field at fault")]
+    file: Annotated[str | None, JsonKey("at fault: file, line from 1, and column, key or field")]
+    line: Annotated[int | None, JsonKey("at fault: file, line from 1, and column, key or field")]
+    field: Annotated[str | None, JsonKey("at fault: file, line from 1, and column, key or field")]
 
 
 class ErrorPayload(TypedDict):
     """What a command that fails prints instead of its own object."""
 
-    error: Annotated[ReportedErrorPayload, JsonKey("the error")]
+    error: ReportedErrorPayload
 
 
 @dataclass(frozen=True)

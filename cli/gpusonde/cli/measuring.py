@@ -32,29 +32,27 @@ if TYPE_CHECKING:
 class PredictionPayload(TypedDict):
     """The epoch latency on one GPU."""
 
-    gpu_model: Annotated[str, JsonKey("target GPU")]
-    epoch_latency_s: Annotated[float, JsonKey("predicted epoch latency; null when it cannot be predicted")]
-    epoch_latency_low_s: Annotated[float, JsonKey("lower end of the interval")]
-    epoch_latency_high_s: Annotated[float, JsonKey("upper end of the interval")]
-    interval_coverage: Annotated[float, JsonKey("share of such intervals that should hold the true latency", "ratio")]
+    gpu_model: str
+    epoch_latency_s: Annotated[float, JsonKey("null when it cannot be predicted")]
+    epoch_latency_low_s: Annotated[float, JsonKey("interval")]
+    epoch_latency_high_s: Annotated[float, JsonKey("interval")]
+    interval_coverage: Annotated[float, JsonKey("share of such intervals that should hold the truth", "ratio")]
     status: Annotated[str, JsonKey("`ok`, `extrapolated`, `insufficient_epochs` or `unsupported_gpu`")]
-    extrapolated: Annotated[bool, JsonKey("whether the target or the run lies outside of what the model was fitted on")]
+    extrapolated: Annotated[bool, JsonKey("target or run lie outside of what the model was fitted on")]
     method: Annotated[str, JsonKey("how the number came about")]
     reason: Annotated[str | None, JsonKey("why the status is not `ok`")]
-    measured_epoch_latency_s: Annotated[
-        float | None, JsonKey("what the runs table holds for the same workload on that GPU")
-    ]
+    measured_epoch_latency_s: Annotated[float | None, JsonKey("in the runs table, for the same workload")]
     relative_error: Annotated[float | None, JsonKey("predicted / measured - 1", "ratio")]
 
 
 class PredictPayload(TypedDict):
     """What ``gpusonde predict`` prints."""
 
-    source_gpu_model: Annotated[str, JsonKey("GPU the run was measured on")]
-    source_epoch_latency_s: Annotated[float, JsonKey("its epoch latency there")]
-    model_version: Annotated[str, JsonKey("version of the model that answered")]
-    notes: Annotated[list[str], JsonKey("what ambiguous names were taken for; models that could not be used")]
-    predictions: Annotated[list[PredictionPayload], JsonKey("one for each target")]
+    source_gpu_model: str
+    source_epoch_latency_s: float
+    model_version: str
+    notes: Annotated[list[str], JsonKey("also models that could not be used")]
+    predictions: list[PredictionPayload]
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,10 @@ class JsonKey(NamedTuple):
     """What ``docs/cli.md`` says of a key of a JSON object, which is declared once, where the object is made.
 
     Such an object is a ``TypedDict`` whose keys are ``Annotated`` with this, so that types are checked and the page is
-    written (``make docs``) from one place.
+    written (``make docs``) from one place. Keys whose name says all are not.
 
     Attributes:
-        meaning: What it is; Markdown.
+        meaning: What the name does not say; Markdown.
         unit: Its unit where the key's name does not tell it and it is no count: ``ratio``, ``days``.
     """
 

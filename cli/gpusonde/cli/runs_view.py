@@ -57,9 +57,9 @@ class EpochFigures:
 class ChangePayload(TypedDict):
     """A lasting change of the duration of epochs."""
 
-    epoch: Annotated[int, JsonKey("first epoch of a lasting change, counted from 1 without withdrawn ones")]
-    before_s: Annotated[float, JsonKey("median duration before")]
-    after_s: Annotated[float, JsonKey("median duration after")]
+    epoch: Annotated[int, JsonKey("its first epoch, from 1, withdrawn ones not counted")]
+    before_s: Annotated[float, JsonKey("median duration")]
+    after_s: Annotated[float, JsonKey("median duration")]
     change: Annotated[float, JsonKey("0.25 for a quarter longer", "ratio")]
 
 
@@ -70,68 +70,63 @@ class TrendPayload(TypedDict):
     change_per_epoch: Annotated[
         float, JsonKey("how much longer each epoch since then takes than the one before", "ratio")
     ]
-    change_per_epoch_low: Annotated[float, JsonKey("lower end of its 95 % interval", "ratio")]
-    change_per_epoch_high: Annotated[float, JsonKey("upper end of it", "ratio")]
+    change_per_epoch_low: Annotated[float, JsonKey("its 95 % interval", "ratio")]
+    change_per_epoch_high: Annotated[float, JsonKey("its 95 % interval", "ratio")]
     change_points: Annotated[list[ChangePayload], JsonKey("lasting changes")]
 
 
 class EstimatePayload(TypedDict):
     """When a job ends."""
 
-    epochs_done: Annotated[int, JsonKey("epochs that are over")]
-    epochs_left: Annotated[int, JsonKey("epochs still to come, the one under way included")]
-    end_s: Annotated[
-        float, JsonKey("when the last epoch ends: on the trace's own time axis, or from the start of the run")
-    ]
-    end_low_s: Annotated[float, JsonKey("lower end of its 90 % interval")]
-    end_high_s: Annotated[float, JsonKey("upper end of it")]
+    epochs_done: int
+    epochs_left: Annotated[int, JsonKey("the one under way included")]
+    end_s: Annotated[float, JsonKey("of the last epoch: on the trace's own time axis, or from the start of the run")]
+    end_low_s: Annotated[float, JsonKey("its 90 % interval")]
+    end_high_s: Annotated[float, JsonKey("its 90 % interval")]
 
 
 class TotalsPayload(TypedDict):
     """What epochs tell together."""
 
-    trend: Annotated[TrendPayload | None, JsonKey("how their duration develops; null for under two epochs")]
-    idle_share: Annotated[
-        float, JsonKey("share of the time from first to last activity in which the GPU did not work", "ratio")
-    ]
+    trend: Annotated[TrendPayload | None, JsonKey("of the durations; null for under two epochs")]
+    idle_share: Annotated[float, JsonKey("share of the time from first to last activity without work", "ratio")]
     stalled_share: Annotated[
-        float,
-        JsonKey("share of it lost to idle that an epoch of this run does not usually have, or between epochs", "ratio"),
+        float, JsonKey("share lost to idle that an epoch of this run does not usually have, or between epochs", "ratio")
     ]
 
 
 class MeanPayload(TypedDict):
     """The mean of a metric over an epoch."""
 
-    metric: Annotated[str, JsonKey("a metric that had a value")]
-    mean: Annotated[float, JsonKey("its mean over the epoch, in the metric's unit (`gpusonde metrics`)")]
+    metric: str
+    mean: Annotated[float, JsonKey("in the metric's unit")]
 
 
 class FiguresPayload(TypedDict):
     """What one epoch used; null at a collector until the epoch is confirmed and gone through."""
 
-    seen_share: Annotated[float, JsonKey("share of it that ticks speak for; the rest lies in holes", "ratio")]
-    energy_joules: Annotated[float, JsonKey("energy used in it; null where neither counter nor power tells")]
-    metrics: Annotated[list[MeanPayload], JsonKey("mean metrics")]
+    seen_share: Annotated[float, JsonKey("share that ticks speak for; the rest lies in holes", "ratio")]
+    energy_joules: Annotated[float, JsonKey("null where neither counter nor power tells")]
+    metrics: list[MeanPayload]
 
 
 class TraceEpochPayload(FiguresPayload):
     """One epoch of a trace."""
 
-    start_s: Annotated[float, JsonKey("its start, on the trace's own time axis")]
-    end_s: Annotated[float, JsonKey("its end")]
-    duration_s: Annotated[float, JsonKey("from start to end")]
+    start_s: Annotated[float, JsonKey("on the trace's own time axis")]
+    end_s: Annotated[float, JsonKey("on the trace's own time axis")]
+    duration_s: float
 
 
 class EpochPayload(TypedDict):
     """One epoch of a run."""
 
-    index: Annotated[int, JsonKey("identifies the epoch within its run")]
-    start_time: Annotated[str, JsonKey("start")]
-    end_time: Annotated[str, JsonKey("end")]
-    start_s: Annotated[float, JsonKey("start, from the start of the run")]
-    end_s: Annotated[float, JsonKey("end, from the start of the run")]
-    duration_s: Annotated[float, JsonKey("from start to end")]
+    index: Annotated[int, JsonKey("identifies it within its run")]
+    start_time: str
+    end_time: str
+    start_s: Annotated[float, JsonKey("from the start of the run")]
+    end_s: Annotated[float, JsonKey("from the start of the run")]
+    duration_s: float
     confidence: Annotated[float, JsonKey("how sure the tracker is of it", "ratio")]
     status: Annotated[str, JsonKey("`provisional`, `confirmed` or `withdrawn`")]
     revision: Annotated[int, JsonKey("grows whenever the tracker changes its mind about the run")]
@@ -140,26 +135,26 @@ class EpochPayload(TypedDict):
 class RunPayload(TypedDict):
     """One run: one job's stay on one GPU."""
 
-    run_id: Annotated[str, JsonKey("name of the run")]
-    agent_id: Annotated[str, JsonKey("agent that sampled it")]
-    host_name: Annotated[str | None, JsonKey("host of the agent")]
-    gpu_uuid: Annotated[str, JsonKey("its GPU")]
-    gpu_model: Annotated[str | None, JsonKey("product name of the GPU")]
-    framebuffer_bytes: Annotated[int | None, JsonKey("memory of the GPU")]
-    job_id: Annotated[str | None, JsonKey("job of the scheduler")]
+    run_id: str
+    agent_id: str
+    host_name: str | None
+    gpu_uuid: str
+    gpu_model: str | None
+    framebuffer_bytes: int | None
+    job_id: str | None
     scheduler: Annotated[str | None, JsonKey("`slurm`, `kubernetes`, `static`, `container`, `systemd` or `user`")]
-    active: Annotated[bool, JsonKey("whether it still goes on")]
-    replayed: Annotated[bool, JsonKey("true when the samples come from a replayed trace")]
+    active: bool
+    replayed: Annotated[bool, JsonKey("from a replayed trace")]
     start_time: Annotated[str, JsonKey("first activity")]
     end_time: Annotated[str, JsonKey("last activity; the latest tick while it is active")]
-    duration_s: Annotated[float, JsonKey("from start to end")]
-    ticks: Annotated[int, JsonKey("ticks from start to end")]
-    missed_ticks: Annotated[int, JsonKey("ticks that the sampler skipped meanwhile")]
+    duration_s: float
+    ticks: int
+    missed_ticks: int
     verdict: Annotated[str | None, JsonKey("`epochs`, `short_cycle`, `none`; null before the first analysis")]
-    epochs: Annotated[int, JsonKey("epochs found")]
-    period_s: Annotated[float, JsonKey("duration of an epoch")]
-    period_low_s: Annotated[float, JsonKey("lower end of its 95 % interval")]
-    period_high_s: Annotated[float, JsonKey("upper end of its 95 % interval")]
+    epochs: int
+    period_s: Annotated[float, JsonKey("of an epoch")]
+    period_low_s: Annotated[float, JsonKey("its 95 % interval")]
+    period_high_s: Annotated[float, JsonKey("its 95 % interval")]
     confidence: Annotated[float, JsonKey("probability that `period_s` is within 10 % of the truth", "ratio")]
 
 

@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 class MetricPayload(TypedDict):
     """One metric of the catalogue."""
 
-    name: Annotated[str, JsonKey("name, with its unit unless it is a ratio")]
+    name: str
     unit: Annotated[str, JsonKey("`ratio`, `bytes`, `watts` ...")]
     kind: Annotated[str, JsonKey("`gauge` or `counter`")]
     sampling_class: Annotated[str, JsonKey("`fast` (every tick), `slow` or `static`")]
-    description: Annotated[str, JsonKey("what it is")]
-    dcgm_field_id: Annotated[int | None, JsonKey("DCGM field id")]
-    gpm_metric_id: Annotated[int | None, JsonKey("NVML GPM metric id")]
-    codes: Annotated[list[str], JsonKey("short codes of `dcgmi dmon` and of the paper")]
+    description: str
+    dcgm_field_id: int | None
+    gpm_metric_id: int | None
+    codes: Annotated[list[str], JsonKey("in `dcgmi dmon` and in the paper")]
 
 
 class MetricsPayload(TypedDict):
     """What ``gpusonde metrics`` prints."""
 
-    metrics: Annotated[list[MetricPayload], JsonKey("the catalogue")]
+    metrics: list[MetricPayload]
 
 
 def add_metrics_options(parser: Parser) -> None:
@@ -85,22 +85,22 @@ def run_metrics(args: argparse.Namespace) -> int:
 class OfferPayload(TypedDict):
     """One offer: a machine that can be rented."""
 
-    provider: Annotated[str, JsonKey("who rents it out")]
-    region: Annotated[str, JsonKey("where")]
-    instance_type: Annotated[str, JsonKey("the provider's name of the machine")]
-    gpu_model: Annotated[str, JsonKey("canonical name of its GPU")]
-    gpu_count: Annotated[int, JsonKey("GPUs in the machine")]
-    whole_gpu: Annotated[bool, JsonKey("false when the machine has a part of a GPU")]
-    vcpu_count: Annotated[float | None, JsonKey("virtual CPUs")]
-    memory_bytes: Annotated[int | None, JsonKey("main memory")]
-    network_bits_per_second: Annotated[float | None, JsonKey("network")]
-    usd_per_hour: Annotated[float, JsonKey("price of the whole machine")]
+    provider: str
+    region: str
+    instance_type: Annotated[str, JsonKey("as the provider calls it")]
+    gpu_model: str
+    gpu_count: int
+    whole_gpu: Annotated[bool, JsonKey("false for a part of a GPU")]
+    vcpu_count: float | None
+    memory_bytes: int | None
+    network_bits_per_second: float | None
+    usd_per_hour: Annotated[float, JsonKey("of the whole machine")]
     billing: Annotated[str, JsonKey("`on_demand` or `spot`")]
-    usd_per_gpu_hour: Annotated[float, JsonKey("the same divided by its GPUs")]
-    price_date: Annotated[str | None, JsonKey("when the price held: a year, a month or a day", "date")]
-    source: Annotated[str, JsonKey("where the price was read")]
-    url: Annotated[str | None, JsonKey("address of the source")]
-    note: Annotated[str | None, JsonKey("what to know before relying on the offer")]
+    usd_per_gpu_hour: float
+    price_date: Annotated[str | None, JsonKey("a year, a month or a day")]
+    source: str
+    url: str | None
+    note: Annotated[str | None, JsonKey("what to know before relying on it")]
 
 
 class OffersPayload(TypedDict):
@@ -108,7 +108,7 @@ class OffersPayload(TypedDict):
 
     gpus: Annotated[list[str], JsonKey("what `--gpu` was taken for")]
     billing: Annotated[str, JsonKey("`on_demand` or `spot`")]
-    notes: Annotated[list[str], JsonKey("what ambiguous names were taken for; that no offer names the region")]
+    notes: Annotated[list[str], JsonKey("also that no offer names the region")]
     offers: Annotated[list[OfferPayload], JsonKey("the cheapest first for each GPU")]
 
 
@@ -213,32 +213,32 @@ def _render(screen: Screen, offers: list[Offer], notes: list[str], billing: str)
 class FigurePayload(TypedDict):
     """A figure of a GPU, with its source."""
 
-    name: Annotated[str, JsonKey("name of the figure, with its unit")]
-    value: Annotated[float, JsonKey("its value", "the figure's")]
-    source: Annotated[str, JsonKey("where it was read")]
-    url: Annotated[str | None, JsonKey("address of the source")]
-    retrieved: Annotated[str, JsonKey("when it was read", "date")]
-    from_memory: Annotated[bool, JsonKey("true when nobody looked it up: to be checked")]
+    name: str
+    value: Annotated[float, JsonKey("", "the figure's")]
+    source: str
+    url: str | None
+    retrieved: Annotated[str, JsonKey("", "date")]
+    from_memory: Annotated[bool, JsonKey("nobody looked it up: to be checked")]
 
 
 class GpuPayload(TypedDict):
     """One GPU of the catalogue."""
 
-    name: Annotated[str, JsonKey("canonical name")]
-    aliases: Annotated[list[str], JsonKey("other spellings")]
-    architecture: Annotated[str, JsonKey("NVIDIA's name of the architecture")]
-    memory_type: Annotated[str, JsonKey("for example `HBM2`")]
-    released: Annotated[str | None, JsonKey("day of release")]
+    name: str
+    aliases: list[str]
+    architecture: str
+    memory_type: str
+    released: str | None
     note: Annotated[str | None, JsonKey("what to know before trusting a figure")]
-    figures: Annotated[list[FigurePayload], JsonKey("its figures")]
+    figures: list[FigurePayload]
 
 
 class GpusPayload(TypedDict):
     """What ``gpusonde gpus`` prints."""
 
-    requested: Annotated[str | None, JsonKey("the name asked for")]
+    requested: str | None
     note: Annotated[str | None, JsonKey("what an ambiguous name was taken for")]
-    gpus: Annotated[list[GpuPayload], JsonKey("all GPUs, or that one")]
+    gpus: Annotated[list[GpuPayload], JsonKey("all, or the one asked for")]
 
 
 def add_gpus_options(parser: Parser) -> None:

@@ -29,82 +29,77 @@ if TYPE_CHECKING:
 class DeviceNodePayload(TypedDict):
     """A device file of the driver."""
 
-    path: Annotated[str, JsonKey("the file")]
+    path: str
     accessible: Annotated[bool, JsonKey("this user may read and write it")]
 
 
 class SourcePayload(TypedDict):
     """Something that may be sampled."""
 
-    name: Annotated[str, JsonKey("what was tried: `dcgm`, `nvml`, `replay`")]
+    name: Annotated[str, JsonKey("`dcgm`, `nvml`, `replay`")]
     usable: Annotated[bool, JsonKey("it opened and gave ticks")]
-    reason: Annotated[str | None, JsonKey("why not, and what to do; null when usable")]
+    reason: Annotated[str | None, JsonKey("why it is not usable, and what to do")]
     profiles: Annotated[bool, JsonKey("it gives profiling metrics")]
-    bindings_folder: Annotated[str | None, JsonKey("where DCGM's Python bindings were found")]
-    library_version: Annotated[str | None, JsonKey("of DCGM's library")]
+    bindings_folder: Annotated[str | None, JsonKey("of DCGM's Python bindings")]
+    library_version: Annotated[str | None, JsonKey("of DCGM")]
     engine_address: Annotated[str | None, JsonKey("the DCGM engine that answered")]
     refusals: Annotated[list[str], JsonKey("what the DCGM engine refused, and what to do")]
-    read_s: Annotated[float | None, JsonKey("mean time of one reading of all GPUs; null when not usable")]
-    lag_s: Annotated[
-        float | None,
-        JsonKey("from a measurement to its arrival; 0 for NVML, which measures itself; null when not usable"),
-    ]
+    read_s: Annotated[float | None, JsonKey("mean time of one reading of all GPUs")]
+    lag_s: Annotated[float | None, JsonKey("from a measurement to its arrival; 0 for NVML")]
 
 
 class SampledMetricPayload(TypedDict):
     """One metric of one GPU."""
 
-    name: Annotated[str, JsonKey("a metric of the catalogue")]
-    origin: Annotated[str, JsonKey("what it is read from: `dcgm 1002`, `gpm 2`, `nvml` ...")]
-    interval_s: Annotated[float, JsonKey("time between measurements")]
+    name: str
+    origin: Annotated[str, JsonKey("`dcgm 1002`, `gpm 2`, `nvml` ...")]
+    interval_s: float
     multiplexed: Annotated[bool, JsonKey("measured only part of the time")]
-    has_value: Annotated[bool, JsonKey("there was a number while the command looked")]
-    missing_reason: Annotated[str | None, JsonKey("why the GPU cannot give it; null when it can")]
+    has_value: Annotated[bool, JsonKey("there was a number during the two seconds")]
+    missing_reason: Annotated[str | None, JsonKey("why the GPU cannot give it")]
 
 
 class SampledGpuPayload(TypedDict):
     """A GPU of the chosen source."""
 
-    gpu_uuid: Annotated[str, JsonKey("the GPU; for a MIG instance its GPU")]
-    mig_uuid: Annotated[str | None, JsonKey("the MIG instance; null for a whole GPU")]
-    gpu_index: Annotated[int, JsonKey("its index on the host")]
-    product_name: Annotated[str, JsonKey("its model")]
-    tick_rate_hz: Annotated[float, JsonKey("ticks per second while the command looked")]
-    processes: Annotated[int | None, JsonKey("processes that compute on it; null when the driver does not say")]
-    metrics: Annotated[list[SampledMetricPayload], JsonKey("its metrics")]
+    gpu_uuid: Annotated[str, JsonKey("of a MIG instance: of its GPU")]
+    mig_uuid: Annotated[str | None, JsonKey("null for a whole GPU")]
+    gpu_index: int
+    product_name: str
+    tick_rate_hz: float
+    processes: Annotated[int | None, JsonKey("that compute on it; null when the driver does not say")]
+    metrics: list[SampledMetricPayload]
 
 
 class GpuOwnerPayload(TypedDict):
     """The job that a GPU belongs to."""
 
-    gpu_uuid: Annotated[str, JsonKey("the GPU")]
+    gpu_uuid: str
     scheduler: Annotated[str, JsonKey("as `scheduler` of a run")]
-    job_id: Annotated[str, JsonKey("the job")]
+    job_id: str
 
 
 class JobSourcePayload(TypedDict):
     """Where jobs are looked for."""
 
     name: Annotated[str, JsonKey("`slurm`, `kubernetes`, `processes`; empty for a replay")]
-    usable: Annotated[bool, JsonKey("it answers")]
-    reason: Annotated[str | None, JsonKey("why not, and what to do; null when usable")]
-    owners: Annotated[list[GpuOwnerPayload], JsonKey("the GPUs that it knows an owner of")]
+    usable: bool
+    reason: Annotated[str | None, JsonKey("why not, and what to do")]
+    owners: Annotated[list[GpuOwnerPayload], JsonKey("GPUs that it knows an owner of")]
 
 
 class DoctorPayload(TypedDict):
     """What ``gpusonde agent doctor`` prints."""
 
-    can_sample: Annotated[bool, JsonKey("something can be sampled")]
+    can_sample: bool
     source_kind: Annotated[str, JsonKey("`source.kind` of the configuration")]
-    source: Annotated[str | None, JsonKey("what the agent would use; null for nothing")]
-    driver_version: Annotated[str | None, JsonKey("of the NVIDIA driver; null without one")]
-    is_root: Annotated[bool, JsonKey("the command runs as root")]
-    profiling_admin_only: Annotated[
-        bool | None, JsonKey("the driver reserves profiling for root; null when it does not say")
-    ]
-    device_nodes: Annotated[list[DeviceNodePayload], JsonKey("device files of the driver")]
+    source: Annotated[str | None, JsonKey("what the agent would use")]
+    driver_version: str | None
+    is_root: bool
+    profiling_admin_only: Annotated[bool | None, JsonKey("the driver reserves profiling for root")]
+    device_nodes: Annotated[list[DeviceNodePayload], JsonKey("of the driver")]
     sources: Annotated[list[SourcePayload], JsonKey("what was tried")]
-    gpus: Annotated[list[SampledGpuPayload], JsonKey("the GPUs of the chosen source")]
+    gpus: Annotated[list[SampledGpuPayload], JsonKey("of the chosen source")]
     job_sources: Annotated[list[JobSourcePayload], JsonKey("where jobs are looked for")]
     advice: Annotated[list[str], JsonKey("what to do, the most important first")]
 
@@ -255,67 +250,65 @@ def _gpu(gpu: GpuFinding) -> SampledGpuPayload:
 class TallyPayload(TypedDict):
     """How many, by reason."""
 
-    reason: Annotated[str, JsonKey("what for")]
-    count: Annotated[int, JsonKey("how many")]
+    reason: str
+    count: int
 
 
 class CountPayload(TypedDict):
     """Something that was counted."""
 
-    name: Annotated[str, JsonKey("what: records, repetitions, refusals, gaps, quarantined")]
-    count: Annotated[int, JsonKey("how many")]
+    name: Annotated[str, JsonKey("records, repetitions, refusals, gaps, quarantined")]
+    count: int
 
 
 class CollectorPayload(TypedDict):
     """What ``gpusonde collector`` prints at its end."""
 
-    address: Annotated[str, JsonKey("where it listened")]
-    store: Annotated[str, JsonKey("data directory")]
-    counts: Annotated[list[CountPayload], JsonKey("what came in")]
+    address: str
+    store: str
+    counts: list[CountPayload]
 
 
 class ConfigPayload(TypedDict):
     """What ``--check-config`` and ``--print-config`` print."""
 
-    config_file: Annotated[str | None, JsonKey("the file that was read")]
+    config_file: str | None
     config_toml: Annotated[str, JsonKey("the configuration in effect")]
 
 
 class AgentPayload(TypedDict):
     """What ``gpusonde agent`` prints at its end."""
 
-    agent_id: Annotated[str, JsonKey("name at the collector")]
-    spool_id: Annotated[str, JsonKey("the run of sequence numbers")]
+    agent_id: str
+    spool_id: str
     source: Annotated[str, JsonKey("`dcgm`, `gpm`, `nvml`, `replay`")]
-    gpu_uuids: Annotated[list[str], JsonKey("the sampled GPUs")]
+    gpu_uuids: list[str]
     source_ended: Annotated[bool, JsonKey("a replay was played to its end")]
-    drained: Annotated[bool, JsonKey("the collector acknowledged every record")]
-    ticks: Annotated[int, JsonKey("ticks sampled, of one GPU each")]
+    drained: Annotated[bool, JsonKey("the collector has every record")]
+    ticks: int
     missed_ticks: Annotated[int, JsonKey("deadlines without a reading")]
     blank_values: Annotated[list[TallyPayload], JsonKey("absent values")]
-    events: Annotated[int, JsonKey("GPU events recorded")]
-    batches: Annotated[int, JsonKey("sample batches spooled")]
-    records: Annotated[int, JsonKey("records spooled")]
-    dropped_records: Annotated[list[TallyPayload], JsonKey("records that were given up")]
+    events: Annotated[int, JsonKey("spooled")]
+    batches: Annotated[int, JsonKey("spooled")]
+    records: Annotated[int, JsonKey("spooled")]
+    dropped_records: Annotated[list[TallyPayload], JsonKey("given up")]
     lost_ticks: Annotated[int, JsonKey("ticks that never reached disk or collector")]
     reconnects: Annotated[int, JsonKey("sessions after the first")]
     connection_failures: Annotated[list[TallyPayload], JsonKey("failed attempts, by gRPC status")]
-    sent_records: Annotated[int, JsonKey("records sent, resends included")]
+    sent_records: Annotated[int, JsonKey("resends included")]
     acked_sequence: Annotated[int, JsonKey("last record that is durable at the collector")]
-    last_sequence: Annotated[int, JsonKey("last record on the agent's disk")]
-    unacked_records: Annotated[int, JsonKey("records the collector does not have yet")]
-    spool_bytes: Annotated[int, JsonKey("size of the spool")]
-    lateness_mean_s: Annotated[float, JsonKey("mean time from deadline to reading")]
-    lateness_max_s: Annotated[float, JsonKey("worst of them")]
-    read_mean_s: Annotated[float, JsonKey("mean time of a reading")]
-    read_max_s: Annotated[float, JsonKey("longest reading")]
-    sampling_interval_s: Annotated[float, JsonKey("time between ticks at the end")]
-    slowdowns: Annotated[list[TallyPayload], JsonKey("times that ticks were taken less often: `idle`, `read_budget`")]
-    job_bindings: Annotated[int, JsonKey("job bindings recorded, repetitions included")]
-    job_source_failures: Annotated[
-        list[TallyPayload], JsonKey("questions not answered, by source of jobs: `slurm`, `kubernetes`, `processes`")
-    ]
-    source_progress: Annotated[float | None, JsonKey("share of the trace that was played", "ratio")]
+    last_sequence: Annotated[int, JsonKey("on the agent's disk")]
+    unacked_records: int
+    spool_bytes: int
+    lateness_mean_s: Annotated[float, JsonKey("from deadline to reading")]
+    lateness_max_s: Annotated[float, JsonKey("from deadline to reading")]
+    read_mean_s: Annotated[float, JsonKey("a reading")]
+    read_max_s: Annotated[float, JsonKey("a reading")]
+    sampling_interval_s: float
+    slowdowns: Annotated[list[TallyPayload], JsonKey("`idle`, `read_budget`")]
+    job_bindings: Annotated[int, JsonKey("spooled")]
+    job_source_failures: Annotated[list[TallyPayload], JsonKey("questions not answered, by source of jobs")]
+    source_progress: Annotated[float | None, JsonKey("played share of the trace", "ratio")]
 
 
 def add_collector_options(parser: Parser) -> None:

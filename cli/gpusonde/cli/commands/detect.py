@@ -66,37 +66,37 @@ def read_chosen_trace(args: argparse.Namespace, path: Path) -> Trace:
 class HypothesisPayload(TypedDict):
     """A period that was considered."""
 
-    period_s: Annotated[float, JsonKey("the period")]
-    cycles: Annotated[int, JsonKey("cycles of that length seen")]
-    score: Annotated[float, JsonKey("how well those cycles agree", "ratio")]
+    period_s: float
+    cycles: int
+    score: Annotated[float, JsonKey("how alike the cycles are", "ratio")]
 
 
 class DetectPayload(TotalsPayload):
     """What ``gpusonde detect`` prints."""
 
-    trace: Annotated[str, JsonKey("the file")]
-    gpu_uuid: Annotated[str | None, JsonKey("GPU of the trace, where the file tells")]
-    gpu_model: Annotated[str | None, JsonKey("its product name, where the file tells")]
-    generated: Annotated[str | None, JsonKey("how the trace was generated; null for a recorded one")]
-    ticks: Annotated[int, JsonKey("ticks read")]
+    trace: str
+    gpu_uuid: str | None
+    gpu_model: str | None
+    generated: Annotated[str | None, JsonKey("how; null for a recorded trace")]
+    ticks: int
     duration_s: Annotated[float, JsonKey("first tick to last")]
-    interval_s: Annotated[float, JsonKey("median distance of two ticks")]
-    mode: Annotated[str, JsonKey("detector that answered")]
-    metrics: Annotated[list[str], JsonKey("metrics it used")]
+    interval_s: Annotated[float, JsonKey("median")]
+    mode: str
+    metrics: list[str]
     verdict: Annotated[str, JsonKey("`epochs`, `short_cycle` (too short to tell an epoch from an iteration) or `none`")]
-    reason: Annotated[str, JsonKey("why")]
-    period_s: Annotated[float, JsonKey("duration of an epoch")]
-    period_low_s: Annotated[float, JsonKey("lower end of its 95 % interval")]
-    period_high_s: Annotated[float, JsonKey("upper end of its 95 % interval")]
+    reason: str
+    period_s: Annotated[float, JsonKey("of an epoch")]
+    period_low_s: Annotated[float, JsonKey("its 95 % interval")]
+    period_high_s: Annotated[float, JsonKey("its 95 % interval")]
     confidence: Annotated[float, JsonKey("probability that `period_s` is within 10 % of the truth", "ratio")]
-    epochs: Annotated[int, JsonKey("epochs found")]
-    epoch_starts_s: Annotated[list[float], JsonKey("start of each epoch, on the trace's own time axis")]
+    epochs: int
+    epoch_starts_s: Annotated[list[float], JsonKey("on the trace's own time axis")]
     end_s: Annotated[float, JsonKey("end of the last epoch")]
-    hypotheses: Annotated[list[HypothesisPayload], JsonKey("periods that were considered, the chosen one first")]
-    warnings: Annotated[list[str], JsonKey("what the reader or the detector left out or repaired")]
-    plot: Annotated[str | None, JsonKey("the picture, if one was asked for")]
-    epoch_table: Annotated[list[TraceEpochPayload], JsonKey("the epochs, with what each used")]
-    estimate: Annotated[EstimatePayload | None, JsonKey("when the job ends; null without `--total-epochs`")]
+    hypotheses: Annotated[list[HypothesisPayload], JsonKey("periods considered, the chosen one first")]
+    warnings: list[str]
+    plot: str | None
+    epoch_table: Annotated[list[TraceEpochPayload], JsonKey("the epochs")]
+    estimate: Annotated[EstimatePayload | None, JsonKey("null without `--total-epochs`")]
 
 
 def add_detect_options(parser: Parser) -> None:

@@ -71,23 +71,20 @@ class UsedEpochPayload(EpochPayload, FiguresPayload):
 class RunEstimatePayload(EstimatePayload):
     """When a job that a collector watches ends."""
 
-    end_time: Annotated[str, JsonKey("when the last epoch ends")]
-    end_low_time: Annotated[str, JsonKey("lower end of its interval")]
-    end_high_time: Annotated[str, JsonKey("upper end of it")]
+    end_time: Annotated[str, JsonKey("of the last epoch, with its 90 % interval")]
+    end_low_time: Annotated[str, JsonKey("of the last epoch, with its 90 % interval")]
+    end_high_time: Annotated[str, JsonKey("of the last epoch, with its 90 % interval")]
 
 
 class EpochsPayload(TotalsPayload):
     """What ``gpusonde epochs`` prints."""
 
-    run: Annotated[RunPayload, JsonKey("the run")]
-    reason: Annotated[str, JsonKey("why the verdict is what it is")]
-    epochs: Annotated[list[UsedEpochPayload], JsonKey("its epochs")]
-    estimate: Annotated[
-        RunEstimatePayload | None,
-        JsonKey("when the job ends; null without `--total-epochs` and for under three epochs"),
-    ]
-    estimate_reason: Annotated[str | None, JsonKey("why there is no estimate yet although `--total-epochs` was given")]
-    pending_summaries: Annotated[int, JsonKey("confirmed epochs whose metrics and energy are still being worked out")]
+    run: RunPayload
+    reason: str
+    epochs: list[UsedEpochPayload]
+    estimate: Annotated[RunEstimatePayload | None, JsonKey("null without `--total-epochs` and for under three epochs")]
+    estimate_reason: Annotated[str | None, JsonKey("why there is no estimate yet")]
+    pending_summaries: Annotated[int, JsonKey("confirmed epochs still without metrics and energy")]
 
 
 def add_epochs_options(parser: Parser) -> None:

@@ -25,36 +25,36 @@ _LABEL = re.compile(r"[A-Za-z0-9 ._:@/-]{1,64}")
 class TokenPayload(TypedDict):
     """What ``gpusonde token new`` prints."""
 
-    token: Annotated[str, JsonKey("the token; it is stored nowhere")]
-    digest: Annotated[str, JsonKey("its SHA-256 in hexadecimal digits")]
-    role: Annotated[str, JsonKey("what it is for")]
-    entry_toml: Annotated[str, JsonKey("the lines for the collector's file")]
+    token: Annotated[str, JsonKey("stored nowhere")]
+    digest: Annotated[str, JsonKey("SHA-256, hexadecimal")]
+    role: str
+    entry_toml: Annotated[str, JsonKey("lines for the collector's file")]
 
 
 class FleetAgentPayload(TypedDict):
     """An agent that streams to a collector."""
 
-    agent_id: Annotated[str, JsonKey("name of the agent")]
-    host_name: Annotated[str, JsonKey("its host")]
-    identity: Annotated[str, JsonKey("who it has proved to be")]
-    peer: Annotated[str, JsonKey("address that it connects from")]
-    spool_id: Annotated[str, JsonKey("the spool whose records it sends")]
-    durable_sequence: Annotated[int, JsonKey("highest record of the spool that is durable")]
-    throttled: Annotated[bool, JsonKey("whether it was asked for less")]
+    agent_id: str
+    host_name: str
+    identity: Annotated[str, JsonKey("proved by certificate or token")]
+    peer: Annotated[str, JsonKey("its address")]
+    spool_id: str
+    durable_sequence: Annotated[int, JsonKey("highest durable record of the spool")]
+    throttled: bool
 
 
 class FleetListPayload(TypedDict):
     """What ``gpusonde fleet list`` prints."""
 
-    agents: Annotated[list[FleetAgentPayload], JsonKey("the agents that stream to it")]
+    agents: list[FleetAgentPayload]
 
 
 class FleetDrainPayload(TypedDict):
     """What ``gpusonde fleet drain`` prints."""
 
-    drained: Annotated[list[str], JsonKey("ids of the agents that were asked")]
-    absent: Annotated[list[str], JsonKey("those of `--agents` without an open stream")]
-    target: Annotated[str | None, JsonKey("where they should go; null for back")]
+    drained: Annotated[list[str], JsonKey("agents that were asked")]
+    absent: Annotated[list[str], JsonKey("agents of `--agents` without an open stream")]
+    target: Annotated[str | None, JsonKey("null for back")]
 
 
 def add_token_options(parser: Parser) -> None:

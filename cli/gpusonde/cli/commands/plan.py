@@ -28,34 +28,34 @@ _EXIT_NO_PLAN = 1
 class GroupPayload(TypedDict):
     """Machines of one offer."""
 
-    offer: Annotated[str, JsonKey("the offer")]
-    machines: Annotated[int, JsonKey("machines of it")]
+    offer: str
+    machines: int
     batch_size: Annotated[int, JsonKey("samples per GPU and iteration")]
 
 
 class PlanPayload(TypedDict):
     """What to rent."""
 
-    groups: Annotated[list[GroupPayload], JsonKey("machines by offer")]
+    groups: list[GroupPayload]
 
 
 class IterationPayload(TypedDict):
     """How long an iteration takes."""
 
-    mean_s: Annotated[float, JsonKey("mean")]
-    sd_s: Annotated[float, JsonKey("standard deviation of single iterations")]
-    p95_s: Annotated[float, JsonKey("95th percentile of single iterations")]
-    shared_sd_s: Annotated[float, JsonKey("the part of `sd_s` that all iterations of a run have in common")]
+    mean_s: float
+    sd_s: Annotated[float, JsonKey("of single iterations")]
+    p95_s: Annotated[float, JsonKey("of single iterations")]
+    shared_sd_s: Annotated[float, JsonKey("the part of `sd_s` that all iterations of a run share")]
 
 
 class PlanEstimatePayload(TypedDict):
     """What a plan takes and costs."""
 
-    time_s: Annotated[float, JsonKey("mean time until the job is done, overhead included")]
-    time_at_confidence_s: Annotated[float, JsonKey("time that is kept with the problem's confidence")]
-    cost_usd: Annotated[float, JsonKey("mean cost")]
-    cost_at_confidence_usd: Annotated[float, JsonKey("cost when it takes `time_at_confidence_s`")]
-    usd_per_hour: Annotated[float, JsonKey("price of all machines")]
+    time_s: Annotated[float, JsonKey("mean, overhead included")]
+    time_at_confidence_s: Annotated[float, JsonKey("kept with the problem's confidence")]
+    cost_usd: Annotated[float, JsonKey("mean")]
+    cost_at_confidence_usd: Annotated[float, JsonKey("at `time_at_confidence_s`")]
+    usd_per_hour: Annotated[float, JsonKey("of all machines")]
     step: Annotated[IterationPayload, JsonKey("an iteration")]
 
 
@@ -63,31 +63,31 @@ class ProofPayload(TypedDict):
     """How sure it is that a plan is the best."""
 
     method: Annotated[str, JsonKey("`exact`, `paper`, or `given` for `estimate`")]
-    complete: Annotated[bool, JsonKey("whether every plan was looked at or excluded by a bound")]
+    complete: Annotated[bool, JsonKey("every plan was looked at or excluded by a bound")]
     bound: Annotated[
         float | None, JsonKey("no plan that keeps every limit has a lower objective", "seconds or US dollars")
     ]
-    gap: Annotated[float | None, JsonKey("how far the plan may be from the optimum", "ratio")]
-    words: Annotated[str, JsonKey("the same for people")]
+    gap: Annotated[float | None, JsonKey("to the optimum, at most", "ratio")]
+    words: Annotated[str, JsonKey("for people")]
 
 
 class RelaxationPayload(TypedDict):
     """What would change if a limit gave way."""
 
-    limit: Annotated[str, JsonKey("a limit")]
-    change: Annotated[str, JsonKey("how far it gives way")]
-    plan: Annotated[PlanPayload, JsonKey("the best plan then")]
-    time_s: Annotated[float, JsonKey("its mean time")]
-    cost_usd: Annotated[float, JsonKey("its mean cost")]
-    words: Annotated[str, JsonKey("the same for people")]
+    limit: str
+    change: Annotated[str, JsonKey("how far the limit gives way")]
+    plan: Annotated[PlanPayload, JsonKey("the best then")]
+    time_s: float
+    cost_usd: float
+    words: Annotated[str, JsonKey("for people")]
 
 
 class NearestPlanPayload(TypedDict):
     """The plan that violates least."""
 
-    plan: Annotated[PlanPayload, JsonKey("the plan")]
-    estimate: Annotated[PlanEstimatePayload, JsonKey("what it takes and costs")]
-    global_batch: Annotated[int, JsonKey("its samples per iteration")]
+    plan: PlanPayload
+    estimate: PlanEstimatePayload
+    global_batch: Annotated[int, JsonKey("samples per iteration")]
     words: Annotated[str, JsonKey("what it violates, and by how much")]
 
 
@@ -102,32 +102,32 @@ class SolutionPayload(TypedDict):
             "`unknown`: the search ended at its limit"
         ),
     ]
-    plan: Annotated[PlanPayload | None, JsonKey("the plan; null when there is none")]
-    estimate: Annotated[PlanEstimatePayload | None, JsonKey("what it takes and costs")]
-    proof: Annotated[ProofPayload, JsonKey("how sure it is that it is the best")]
+    plan: Annotated[PlanPayload | None, JsonKey("null when there is none")]
+    estimate: PlanEstimatePayload | None
+    proof: ProofPayload
     why: Annotated[str, JsonKey("why this plan, or why none")]
     binding: Annotated[list[str], JsonKey("limits that keep the objective from being lower")]
     relaxations: Annotated[list[RelaxationPayload], JsonKey("what would change if a limit gave way")]
     nearest: Annotated[NearestPlanPayload | None, JsonKey("when there is no plan: the one that violates least")]
-    explored: Annotated[int, JsonKey("plans or states that were looked at")]
-    notes: Annotated[list[str], JsonKey("what was assumed or left out")]
+    explored: Annotated[int, JsonKey("plans or states")]
+    notes: list[str]
 
 
 class PointPayload(TypedDict):
     """A plan that no other one beats."""
 
-    plan: Annotated[PlanPayload, JsonKey("the plan")]
-    estimate: Annotated[PlanEstimatePayload, JsonKey("what it takes and costs")]
+    plan: PlanPayload
+    estimate: PlanEstimatePayload
 
 
 class FrontPayload(TypedDict):
     """What ``gpusonde plan pareto`` prints."""
 
     format: Annotated[str, JsonKey("`gpusonde.pareto/1`")]
-    points: Annotated[list[PointPayload], JsonKey("plans, the fastest first")]
-    complete: Annotated[bool, JsonKey("false when time ran out: then plans may be missing")]
-    resolution: Annotated[float, JsonKey("a slower plan is listed only when it is cheaper by more than this", "ratio")]
-    notes: Annotated[list[str], JsonKey("what was assumed or left out")]
+    points: Annotated[list[PointPayload], JsonKey("the fastest first")]
+    complete: Annotated[bool, JsonKey("false: time ran out, plans may be missing")]
+    resolution: Annotated[float, JsonKey("a slower plan is cheaper by more than this", "ratio")]
+    notes: list[str]
 
 
 def add_plan_options(parser: Parser) -> None:
@@ -289,26 +289,26 @@ _MOST_KEPT = 10_000
 class MachinesPayload(TypedDict):
     """Machines to launch or to end."""
 
-    offer: Annotated[str, JsonKey("their offer")]
-    machines: Annotated[int, JsonKey("how many")]
+    offer: str
+    machines: int
 
 
 class ProjectionPayload(TypedDict):
     """When the job will end."""
 
-    end_s: Annotated[float | None, JsonKey("when, since its start; null where it stands still")]
-    low_s: Annotated[float | None, JsonKey("lower end of the interval")]
-    high_s: Annotated[float | None, JsonKey("upper end")]
+    end_s: Annotated[float | None, JsonKey("null where the job stands still")]
+    low_s: Annotated[float | None, JsonKey("interval")]
+    high_s: Annotated[float | None, JsonKey("interval")]
 
 
 class ThroughputPayload(TypedDict):
     """How fast the job is."""
 
     mean: Annotated[float, JsonKey("of the last five minutes", "iterations per second")]
-    low: Annotated[float, JsonKey("lower end of its 95 % interval", "iterations per second")]
-    high: Annotated[float, JsonKey("upper end", "iterations per second")]
-    span_s: Annotated[float, JsonKey("time that was looked at")]
-    intervals: Annotated[int, JsonKey("between how many reports or epochs")]
+    low: Annotated[float, JsonKey("its 95 % interval", "iterations per second")]
+    high: Annotated[float, JsonKey("its 95 % interval", "iterations per second")]
+    span_s: Annotated[float, JsonKey("time and reports or epochs that it is of")]
+    intervals: Annotated[int, JsonKey("time and reports or epochs that it is of")]
 
 
 class RecommendationPayload(TypedDict):
@@ -321,25 +321,21 @@ class RecommendationPayload(TypedDict):
             "are cheaper machines, `no_plan` that can be had, `done`"
         ),
     ]
-    at_s: Annotated[float, JsonKey("when, since the job's start")]
+    at_s: Annotated[float, JsonKey("since the job's start")]
     plan: Annotated[PlanPayload | None, JsonKey("what should run, or runs")]
-    launch: Annotated[list[MachinesPayload], JsonKey("machines to launch")]
-    end: Annotated[list[MachinesPayload], JsonKey("machines to end")]
-    projection: Annotated[ProjectionPayload | None, JsonKey("when the job will end on the plan")]
-    completed_iterations: Annotated[float, JsonKey("iterations done")]
-    remaining_iterations: Annotated[float, JsonKey("iterations left")]
-    throughput: Annotated[ThroughputPayload | None, JsonKey("how fast it is; null while unknown")]
-    spent_usd: Annotated[float, JsonKey("spent so far")]
-    expected_usd: Annotated[float | None, JsonKey("spent when the job ends")]
-    checkpoint_interval_s: Annotated[
-        float | None, JsonKey("of work between two checkpoints; null when none are needed")
-    ]
-    at_risk: Annotated[bool, JsonKey("whether deadline or budget cannot be kept with confidence")]
-    fallback: Annotated[
-        PlanPayload | None, JsonKey("the plan on demand that keeps the deadline if all spot machines go")
-    ]
+    launch: list[MachinesPayload]
+    end: list[MachinesPayload]
+    projection: Annotated[ProjectionPayload | None, JsonKey("the job's end on the plan, since its start")]
+    completed_iterations: float
+    remaining_iterations: float
+    throughput: ThroughputPayload | None
+    spent_usd: float
+    expected_usd: Annotated[float | None, JsonKey("when the job ends")]
+    checkpoint_interval_s: Annotated[float | None, JsonKey("null when none are needed")]
+    at_risk: Annotated[bool, JsonKey("deadline or budget cannot be kept with confidence")]
+    fallback: Annotated[PlanPayload | None, JsonKey("on demand, keeps the deadline if all spot machines go")]
     fallback_before_s: Annotated[float | None, JsonKey("latest time to turn to it")]
-    why: Annotated[str, JsonKey("the reasons")]
+    why: str
 
 
 class MonitorPayload(TypedDict):

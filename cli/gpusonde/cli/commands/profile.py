@@ -36,18 +36,18 @@ class ReachedPayload(TypedDict):
     """What a network reached among so many processes."""
 
     world_size: Annotated[int, JsonKey("processes")]
-    transfer_bytes: Annotated[float, JsonKey("the largest transfer that was measured alone")]
-    seconds: Annotated[float, JsonKey("how long it took", "seconds")]
-    bus_bits_per_second: Annotated[float, JsonKey("bus bandwidth that it reached")]
+    transfer_bytes: Annotated[float, JsonKey("the largest measured alone")]
+    seconds: Annotated[float, JsonKey("", "seconds")]
+    bus_bits_per_second: float
 
 
 class ProbePayload(TypedDict):
     """What ``gpusonde probe allreduce`` prints."""
 
-    fabric: Annotated[str, JsonKey("its name")]
-    written: Annotated[str | None, JsonKey("the file; null on the other ranks")]
-    measurements: Annotated[int, JsonKey("measurements in it")]
-    largest: Annotated[list[ReachedPayload], JsonKey("what each number of processes reached at best")]
+    fabric: str
+    written: Annotated[str | None, JsonKey("null on the other ranks")]
+    measurements: int
+    largest: Annotated[list[ReachedPayload], JsonKey("the best of each number of processes")]
 
 
 def add_probe_options(parser: Parser) -> None:
@@ -188,22 +188,22 @@ _MEBIBYTE = 1 << 20
 class StepProbePayload(TypedDict):
     """The steps of one batch size."""
 
-    batch_size: Annotated[float, JsonKey("samples per step")]
-    total_s: Annotated[float, JsonKey("forward and backward pass, median")]
-    forward_s: Annotated[float | None, JsonKey("the forward pass")]
-    spread: Annotated[float | None, JsonKey("relative standard deviation of the steps", "ratio")]
+    batch_size: float
+    total_s: Annotated[float, JsonKey("forward and backward, median")]
+    forward_s: float | None
+    spread: Annotated[float | None, JsonKey("relative standard deviation", "ratio")]
 
 
 class ProfilePayload(TypedDict):
     """What ``gpusonde profile`` prints."""
 
-    profile: Annotated[str, JsonKey("the file written")]
+    profile: str
     device: Annotated[str, JsonKey("where the model lies")]
-    probes: Annotated[list[StepProbePayload], JsonKey("one for each batch size")]
-    gradient_buckets: Annotated[int, JsonKey("buckets of gradients")]
-    gradient_bytes: Annotated[float, JsonKey("all gradients")]
-    optimizer_s: Annotated[float, JsonKey("the optimizer's step")]
-    largest_batch: Annotated[float | None, JsonKey("largest batch that fits; null when nobody looked")]
+    probes: list[StepProbePayload]
+    gradient_buckets: int
+    gradient_bytes: float
+    optimizer_s: float
+    largest_batch: Annotated[float | None, JsonKey("that fits; null when nobody looked")]
 
 
 def add_profile_options(parser: Parser) -> None:

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 class RecordPayload(TypedDict):
     """What ``gpusonde record`` prints."""
 
-    out: Annotated[str, JsonKey("the file")]
-    gpu_uuids: Annotated[list[str], JsonKey("the recorded GPUs")]
-    metrics: Annotated[list[str], JsonKey("the columns")]
+    out: str
+    gpu_uuids: list[str]
+    metrics: Annotated[list[str], JsonKey("columns")]
     duration_s: Annotated[float, JsonKey("first tick to last")]
-    ticks: Annotated[int, JsonKey("ticks written, of one GPU each")]
+    ticks: int
     missed_ticks: Annotated[int, JsonKey("deadlines without a reading")]
     dropped_ticks: Annotated[int, JsonKey("ticks whose time did not increase")]
-    lateness_max_s: Annotated[float, JsonKey("worst time from deadline to reading")]
+    lateness_max_s: Annotated[float, JsonKey("from deadline to reading")]
 
 
 def add_record_options(parser: Parser) -> None:

@@ -17,47 +17,43 @@ if TYPE_CHECKING:
 class SpoolPayload(TypedDict):
     """What both actions print."""
 
-    directory: Annotated[str, JsonKey("the spool")]
-    agent_id: Annotated[str | None, JsonKey("its agent; null when that is not stored yet, or damaged")]
-    spool_id: Annotated[str | None, JsonKey("the run of sequence numbers")]
-    held_by: Annotated[str | None, JsonKey("process that has the spool; null for none")]
+    directory: str
+    agent_id: str | None
+    spool_id: str | None
+    held_by: Annotated[str | None, JsonKey("process")]
     acked_sequence: Annotated[
-        int,
-        JsonKey(
-            "all records up to here are acknowledged, or reported as dropped; a collector may have acknowledged more, "
-            "because segments leave the disk as a whole"
-        ),
+        int, JsonKey("acknowledged up to here, or reported as dropped; a collector may have more")
     ]
-    last_sequence: Annotated[int, JsonKey("last record on the disk")]
-    records: Annotated[int, JsonKey("records on the disk")]
-    ticks: Annotated[int, JsonKey("ticks inside them, of one GPU each")]
-    size_bytes: Annotated[int, JsonKey("size of all segments")]
+    last_sequence: int
+    records: int
+    ticks: int
+    size_bytes: int
 
 
 class SpoolSegmentPayload(TypedDict):
     """A segment of a spool."""
 
-    file: Annotated[str, JsonKey("the file")]
-    first_sequence: Annotated[int, JsonKey("its first record; the next one to come while it has none")]
-    last_sequence: Annotated[int, JsonKey("its last record")]
-    records: Annotated[int, JsonKey("its records")]
-    ticks: Annotated[int, JsonKey("ticks inside them")]
-    loss_reports: Annotated[int, JsonKey("records that report a loss")]
-    size_bytes: Annotated[int, JsonKey("its size")]
-    first_tick_time: Annotated[str | None, JsonKey("its first tick; null without any, and where it is damaged")]
-    last_tick_time: Annotated[str | None, JsonKey("its last tick; null likewise")]
+    file: str
+    first_sequence: int
+    last_sequence: int
+    records: int
+    ticks: int
+    loss_reports: int
+    size_bytes: int
+    first_tick_time: str | None
+    last_tick_time: str | None
 
 
 class SpoolListPayload(SpoolPayload):
     """What ``gpusonde spool ls`` prints."""
 
-    segments: Annotated[list[SpoolSegmentPayload], JsonKey("segments, the oldest first")]
+    segments: Annotated[list[SpoolSegmentPayload], JsonKey("the oldest first")]
 
 
 class SpoolFindingPayload(TypedDict):
     """Something that is wrong with a spool."""
 
-    file: Annotated[str, JsonKey("the file")]
+    file: str
     kind: Annotated[
         str,
         JsonKey(
@@ -66,19 +62,17 @@ class SpoolFindingPayload(TypedDict):
         ),
     ]
     detail: Annotated[str, JsonKey("what, and what to do")]
-    lost_records: Annotated[int, JsonKey("records that are gone")]
-    torn_bytes: Annotated[int, JsonKey("bytes to cut")]
+    lost_records: int
+    torn_bytes: int
 
 
 class SpoolCheckPayload(SpoolPayload):
     """What ``gpusonde spool fsck`` prints."""
 
-    repaired: Annotated[bool, JsonKey("the findings were repaired")]
-    lost_records: Annotated[int, JsonKey("records that are gone")]
-    torn_bytes: Annotated[
-        int, JsonKey("bytes of records that were being written when the agent ended; nothing sent is among them")
-    ]
-    findings: Annotated[list[SpoolFindingPayload], JsonKey("what is wrong")]
+    repaired: bool
+    lost_records: int
+    torn_bytes: Annotated[int, JsonKey("of records being written when the agent ended; none was sent")]
+    findings: list[SpoolFindingPayload]
 
 
 def add_ls_options(parser: Parser) -> None:

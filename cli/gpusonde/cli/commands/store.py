@@ -24,71 +24,68 @@ class StoreFindingPayload(TypedDict):
     kind: Annotated[
         str, JsonKey("`catalog`, `log_tail`, `missing`, `damaged`, `mismatch`, `overlap`, `hole` or `orphan`")
     ]
-    file: Annotated[str, JsonKey("the file, relative to the directory")]
-    problem: Annotated[str, JsonKey("what is wrong with it, and what to do")]
-    repaired: Annotated[bool, JsonKey("whether it was put right")]
+    file: str
+    problem: Annotated[str, JsonKey("and what to do")]
+    repaired: bool
 
 
 class StoreCheckPayload(TypedDict):
     """What ``gpusonde store fsck`` prints."""
 
-    directory: Annotated[str, JsonKey("the data directory")]
-    live: Annotated[bool, JsonKey("whether a collector was using it")]
-    segments: Annotated[int, JsonKey("segment files that could be read to the end")]
-    rows: Annotated[int, JsonKey("their rows")]
-    size_bytes: Annotated[int, JsonKey("their size")]
-    log_entries: Annotated[int, JsonKey("records in the log")]
-    recorded_gaps: Annotated[int, JsonKey("gaps and losses on record: samples that are known to be lost")]
-    deleted_files: Annotated[int, JsonKey("files that retention has deleted")]
-    findings: Annotated[list[StoreFindingPayload], JsonKey("what is wrong")]
+    directory: str
+    live: Annotated[bool, JsonKey("a collector was using it")]
+    segments: Annotated[int, JsonKey("files that could be read to the end")]
+    rows: int
+    size_bytes: int
+    log_entries: int
+    recorded_gaps: Annotated[int, JsonKey("gaps and losses on record")]
+    deleted_files: Annotated[int, JsonKey("by retention")]
+    findings: list[StoreFindingPayload]
 
 
 class StoreCompactPayload(TypedDict):
     """What ``gpusonde store compact`` prints."""
 
-    directory: Annotated[str, JsonKey("the data directory")]
-    files_written: Annotated[int, JsonKey("new files of ticks")]
-    segments_left: Annotated[
-        int, JsonKey("segments that could not be read and stay as they are; exit code 1 if there are any")
-    ]
-    size_before_bytes: Annotated[int, JsonKey("all ticks, before")]
-    size_after_bytes: Annotated[int, JsonKey("all ticks, now")]
-    averages_bytes: Annotated[int, JsonKey("averages over seconds, now")]
+    directory: str
+    files_written: int
+    segments_left: Annotated[int, JsonKey("unreadable, left as they are; exit code 1 if there are any")]
+    size_before_bytes: Annotated[int, JsonKey("all ticks")]
+    size_after_bytes: Annotated[int, JsonKey("all ticks")]
+    averages_bytes: int
 
 
 class ExportedGpuPayload(TypedDict):
     """A GPU in an exported file."""
 
-    gpu_uuid: Annotated[str, JsonKey("the GPU")]
-    gpu_model: Annotated[str | None, JsonKey("its product name; null when unknown")]
-    ticks: Annotated[int, JsonKey("its rows")]
+    gpu_uuid: str
+    gpu_model: str | None
+    ticks: int
     resolution_s: Annotated[
-        float | None,
-        JsonKey("1 when older ticks are kept as averages over a second only; null when all are as sampled"),
+        float | None, JsonKey("1 when older ticks are averages over a second; null when all are as sampled")
     ]
 
 
 class StoreExportPayload(TypedDict):
     """What ``gpusonde store export`` prints."""
 
-    out: Annotated[str, JsonKey("the file")]
-    live: Annotated[bool, JsonKey("whether a collector was using the directory")]
-    gpus: Annotated[list[ExportedGpuPayload], JsonKey("the GPUs in it")]
+    out: str
+    live: Annotated[bool, JsonKey("a collector was using the directory")]
+    gpus: list[ExportedGpuPayload]
 
 
 class SqlColumnPayload(TypedDict):
     """A column of an answer."""
 
-    name: Annotated[str, JsonKey("its name")]
-    type: Annotated[str, JsonKey("its type in DuckDB")]
+    name: str
+    type: Annotated[str, JsonKey("in DuckDB")]
 
 
 class StoreSqlPayload(TypedDict):
     """What ``gpusonde store sql`` prints."""
 
-    columns: Annotated[list[SqlColumnPayload], JsonKey("the columns of the answer")]
-    rows: Annotated[list[list[Any]], JsonKey("the cells, row by row")]
-    truncated: Annotated[bool, JsonKey("whether there are more rows than `--limit`")]
+    columns: list[SqlColumnPayload]
+    rows: list[list[Any]]
+    truncated: Annotated[bool, JsonKey("there are more rows than `--limit`")]
 
 
 def time_unix_nano(text: str) -> int:

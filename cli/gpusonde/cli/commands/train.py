@@ -27,67 +27,70 @@ _DAY_S = 86_400.0
 class TrainPayload(TypedDict):
     """What ``gpusonde train RUNS.csv`` prints."""
 
-    runs_file: Annotated[str, JsonKey("the table")]
-    runs: Annotated[int, JsonKey("runs in it")]
+    runs_file: str
+    runs: int
     pairs: Annotated[int, JsonKey("pairs of runs of one workload on two GPUs")]
-    gpus: Annotated[list[str], JsonKey("GPUs the runs were measured on")]
-    model: Annotated[str, JsonKey("the file written")]
-    model_version: Annotated[str, JsonKey("version of the model; every prediction repeats it")]
-    model_bytes: Annotated[int, JsonKey("size of the file")]
+    gpus: list[str]
+    model: str
+    model_version: str
+    model_bytes: int
 
 
 class LeftOutRunsPayload(TypedDict):
     """Runs that nothing is learnt from."""
 
-    reason: Annotated[str, JsonKey("why they are not used")]
-    runs: Annotated[int, JsonKey("how many")]
+    reason: str
+    runs: int
 
 
 class _FleetPayload(TypedDict):
-    jobs: Annotated[int, JsonKey("jobs that ran on several GPU models")]
-    runs: Annotated[int, JsonKey("their runs")]
-    replayed_runs: Annotated[int, JsonKey("those among them that come from a replayed or generated trace")]
-    gpus: Annotated[list[str], JsonKey("GPUs they ran on")]
+    jobs: Annotated[int, JsonKey("that ran on several GPU models")]
+    runs: int
+    replayed_runs: Annotated[int, JsonKey("from a replayed or generated trace")]
+    gpus: list[str]
     left_out: Annotated[list[LeftOutRunsPayload], JsonKey("other runs of jobs")]
 
 
 class _LessonPayload(TypedDict):
-    pairs: Annotated[int, JsonKey("pairs of the runs")]
-    carried_pairs: Annotated[int, JsonKey("pairs besides: those of the model in service, or of `RUNS.csv`")]
-    held_out_jobs: Annotated[int, JsonKey("jobs that the models were compared on")]
-    held_out_pairs: Annotated[int, JsonKey("their pairs")]
+    pairs: Annotated[int, JsonKey("of the runs")]
+    carried_pairs: Annotated[int, JsonKey("of the model in service, or of `RUNS.csv`")]
+    held_out_jobs: Annotated[int, JsonKey("that the models were compared on")]
+    held_out_pairs: Annotated[int, JsonKey("that the models were compared on")]
     current_mape: Annotated[
         float,
         JsonKey(
-            "mean absolute relative error of the model in service on them; null where nothing was compared", "ratio"
+            "error of the model in service, and of the candidate, on these; null where nothing was compared", "ratio"
         ),
     ]
-    candidate_mape: Annotated[float, JsonKey("the same of the candidate, each job held out from it", "ratio")]
-    replaced: Annotated[bool, JsonKey("whether the candidate is in service now")]
-    reason: Annotated[str, JsonKey("why, or why not")]
+    candidate_mape: Annotated[
+        float,
+        JsonKey(
+            "error of the model in service, and of the candidate, on these; null where nothing was compared", "ratio"
+        ),
+    ]
+    replaced: Annotated[bool, JsonKey("the candidate is in service now")]
+    reason: str
 
 
 class LearnPayload(_FleetPayload, _LessonPayload):
     """What ``gpusonde train --from-store STORE`` prints."""
 
-    store: Annotated[str, JsonKey("the data directory")]
-    half_life_days: Annotated[float, JsonKey("as used", "days")]
-    former_version: Annotated[str, JsonKey("model in service before")]
-    model_version: Annotated[str, JsonKey("model in service now")]
-    model: Annotated[str | None, JsonKey("its file; null for the shipped one")]
-    versions: Annotated[
-        list[str], JsonKey("versions in the store, the one in service last; empty while the shipped one is")
-    ]
-    notes: Annotated[list[str], JsonKey("models that could not be used and were passed over")]
+    store: str
+    half_life_days: float
+    former_version: str
+    model_version: str
+    model: Annotated[str | None, JsonKey("null for the shipped one")]
+    versions: Annotated[list[str], JsonKey("in the store, the one in service last; empty while the shipped one is")]
+    notes: Annotated[list[str], JsonKey("models that could not be used")]
 
 
 class RollbackPayload(TypedDict):
     """What ``gpusonde train --rollback STORE`` prints."""
 
-    store: Annotated[str, JsonKey("the data directory")]
-    former_version: Annotated[str, JsonKey("model that was in service")]
-    model_version: Annotated[str, JsonKey("model that now is; `shipped` for the shipped one")]
-    versions: Annotated[list[str], JsonKey("versions in the store, the one in service last")]
+    store: str
+    former_version: str
+    model_version: Annotated[str, JsonKey("`shipped` for the shipped one")]
+    versions: Annotated[list[str], JsonKey("in the store, the one in service last")]
 
 
 def add_train_options(parser: Parser) -> None:

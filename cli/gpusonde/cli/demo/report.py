@@ -20,32 +20,32 @@ from gpusonde.predictor.crossgpu import LatencyPrediction
 class CostedOfferPayload(OfferPayload):
     """An offer, and what an epoch takes and costs on it."""
 
-    epoch_latency_s: Annotated[float, JsonKey("predicted epoch latency on it")]
-    usd_per_epoch: Annotated[float, JsonKey("price of the machine for the time of one epoch")]
-    usd_per_epoch_low: Annotated[float, JsonKey("lower end of its interval, from that of the latency")]
-    usd_per_epoch_high: Annotated[float, JsonKey("upper end of its interval")]
-    extrapolated: Annotated[bool, JsonKey("as for the prediction")]
+    epoch_latency_s: float
+    usd_per_epoch: float
+    usd_per_epoch_low: Annotated[float, JsonKey("from the interval of the latency")]
+    usd_per_epoch_high: Annotated[float, JsonKey("from the interval of the latency")]
+    extrapolated: bool
 
 
 class DemoPayload(PredictPayload):
     """What ``gpusonde demo`` prints."""
 
     mode: Annotated[str, JsonKey("`live` or `replay`")]
-    live_note: Annotated[str | None, JsonKey("why no live GPU is shown; null if one is, or none was looked for")]
-    trace: Annotated[str | None, JsonKey("the replayed file")]
-    generated: Annotated[str | None, JsonKey("how that file was generated; null for a recording")]
-    speed: Annotated[float | None, JsonKey("replay speed; 25 is 25 times faster than recorded", "ratio")]
-    ticks_sampled: Annotated[int, JsonKey("ticks that the agent took")]
-    ticks_stored: Annotated[int, JsonKey("ticks that came back out of the collector's store")]
-    missed_ticks: Annotated[int, JsonKey("deadlines without a reading")]
-    run: Annotated[RunPayload, JsonKey("the run")]
-    reason: Annotated[str, JsonKey("why the verdict is what it is")]
-    epochs: Annotated[list[EpochPayload], JsonKey("its epochs")]
+    live_note: Annotated[str | None, JsonKey("why no live GPU is shown")]
+    trace: str | None
+    generated: Annotated[str | None, JsonKey("how; null for a recording")]
+    speed: Annotated[float | None, JsonKey("25 is 25 times faster than recorded", "ratio")]
+    ticks_sampled: int
+    ticks_stored: Annotated[int, JsonKey("that came back out of the store")]
+    missed_ticks: int
+    run: RunPayload
+    reason: str
+    epochs: list[EpochPayload]
     offers: Annotated[list[CostedOfferPayload], JsonKey("one epoch on every offer with one GPU, the cheapest first")]
-    cheapest: Annotated[CostedOfferPayload | None, JsonKey("the cheapest offer")]
-    fastest: Annotated[CostedOfferPayload | None, JsonKey("the fastest one")]
-    picture: Annotated[str, JsonKey("the picture: the stored trace with its epochs marked")]
-    elapsed_s: Annotated[float, JsonKey("how long the demo took")]
+    cheapest: CostedOfferPayload | None
+    fastest: CostedOfferPayload | None
+    picture: Annotated[str, JsonKey("of the stored trace with its epochs")]
+    elapsed_s: float
 
 
 @dataclass(frozen=True)

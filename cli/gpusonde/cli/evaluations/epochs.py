@@ -170,98 +170,83 @@ _OPTIONAL = ("within 5 %", "median APE", "MAPE of declared")
 class DetectorScoresPayload(TypedDict):
     """Scores of the detector on some traces; null where no trace speaks to one."""
 
-    traces: Annotated[int, JsonKey("traces scored")]
-    positives: Annotated[int, JsonKey("of them with epochs")]
-    negatives: Annotated[int, JsonKey("of them without epochs")]
-    declared: Annotated[float | None, JsonKey("positives that got an answer (`epochs` or `short_cycle`)", "ratio")]
+    traces: int
+    positives: Annotated[int, JsonKey("with and without epochs")]
+    negatives: Annotated[int, JsonKey("with and without epochs")]
+    declared: Annotated[float | None, JsonKey("positives with an answer (`epochs` or `short_cycle`)", "ratio")]
     mape: Annotated[
-        float | None, JsonKey("mean absolute error of the period; a positive without an answer counts 1", "ratio")
+        float | None, JsonKey("absolute error of the period; a positive without an answer counts 1", "ratio")
     ]
-    median_ape: Annotated[float | None, JsonKey("median of it", "ratio")]
-    within_5pct: Annotated[float | None, JsonKey("positives with an error of at most 0.05", "ratio")]
-    within_10pct: Annotated[float | None, JsonKey("positives with an error of at most 0.1", "ratio")]
-    mape_declared: Annotated[float | None, JsonKey("mean absolute error of the positives with an answer", "ratio")]
+    median_ape: Annotated[
+        float | None, JsonKey("absolute error of the period; a positive without an answer counts 1", "ratio")
+    ]
+    within_5pct: Annotated[float | None, JsonKey("positives with at most such an error", "ratio")]
+    within_10pct: Annotated[float | None, JsonKey("positives with at most such an error", "ratio")]
+    mape_declared: Annotated[float | None, JsonKey("of the positives with an answer", "ratio")]
     false_positive_rate: Annotated[float | None, JsonKey("negatives with the verdict `epochs`", "ratio")]
     boundary_error_median_s: Annotated[
-        float | None,
-        JsonKey("median distance of a true epoch start from the nearest found, where the period is right"),
+        float | None, JsonKey("from a true epoch start to the nearest found, where the period is right")
     ]
     boundary_recall: Annotated[
         float | None,
-        JsonKey(
-            "true epoch starts found to within 0.3 s or a twentieth of the period, mean over the traces whose period "
-            "is right",
-            "ratio",
-        ),
+        JsonKey("true starts found to within 0.3 s or a twentieth of the period, where the period is right", "ratio"),
     ]
 
 
 class ShapeScoresPayload(DetectorScoresPayload):
     """The same for traces of one kind."""
 
-    shape: Annotated[str, JsonKey("kind of trace")]
+    shape: str
 
 
 class TraceScorePayload(TypedDict):
     """How one trace was answered."""
 
-    trace_id: Annotated[str, JsonKey("the trace")]
-    shape: Annotated[str, JsonKey("its kind")]
+    trace_id: str
+    shape: str
     verdict: Annotated[str, JsonKey("`epochs`, `short_cycle` or `none`")]
-    reason: Annotated[str, JsonKey("why")]
-    period_s: Annotated[float | None, JsonKey("the detector's period; null without one")]
-    true_period_s: Annotated[float | None, JsonKey("the nearest right period; null for a negative")]
-    ape: Annotated[
-        float | None, JsonKey("absolute error of the period, 1 without an answer; null for a negative", "ratio")
-    ]
-    confidence: Annotated[float, JsonKey("the detector's confidence", "ratio")]
-    boundary_errors_s: Annotated[
-        list[float],
-        JsonKey("distance of each true epoch start from the nearest found; empty where the period is wrong"),
-    ]
-    boundaries_found: Annotated[
-        float | None, JsonKey("true epoch starts found; null where the period is wrong", "ratio")
-    ]
-    cpu_s: Annotated[float, JsonKey("CPU time of the detector")]
-    plot: Annotated[str | None, JsonKey("its picture; null without `--plot-dir`")]
+    reason: str
+    period_s: float | None
+    true_period_s: Annotated[float | None, JsonKey("the nearest right one; null for a negative")]
+    ape: Annotated[float | None, JsonKey("1 without an answer; null for a negative", "ratio")]
+    confidence: Annotated[float, JsonKey("the detector's", "ratio")]
+    boundary_errors_s: Annotated[list[float], JsonKey("of each true epoch start; empty where the period is wrong")]
+    boundaries_found: Annotated[float | None, JsonKey("share; null where the period is wrong", "ratio")]
+    cpu_s: float
+    plot: Annotated[str | None, JsonKey("null without `--plot-dir`")]
 
 
 class ReliabilityPayload(TypedDict):
     """The answers of one range of confidence."""
 
-    low: Annotated[float, JsonKey("range of confidence, from", "ratio")]
-    high: Annotated[float, JsonKey("to", "ratio")]
-    answers: Annotated[int, JsonKey("answers in it; a detector that states no confidence has none")]
-    mean_confidence: Annotated[float, JsonKey("their mean confidence", "ratio")]
-    right: Annotated[
-        float,
-        JsonKey("share of them with an error of at most 0.1; an answer `epochs` to a negative is wrong", "ratio"),
-    ]
+    low: Annotated[float, JsonKey("range of confidence", "ratio")]
+    high: Annotated[float, JsonKey("range of confidence", "ratio")]
+    answers: Annotated[int, JsonKey("none from a detector without confidence")]
+    mean_confidence: Annotated[float, JsonKey("of them", "ratio")]
+    right: Annotated[float, JsonKey("share with an error of at most 0.1; `epochs` for a negative is wrong", "ratio")]
 
 
 class UnscoredTracePayload(TypedDict):
     """An entry of the manifest that is not scored."""
 
-    trace_id: Annotated[str, JsonKey("the trace")]
-    reason: Annotated[str, JsonKey("why: its truth is not trusted, or its period is not known")]
+    trace_id: str
+    reason: Annotated[str, JsonKey("truth not trusted, or period not known")]
 
 
 class EvaluateEpochsPayload(DetectorScoresPayload):
     """What ``gpusonde evaluate epochs`` prints."""
 
-    traces_file: Annotated[str, JsonKey("the traces")]
-    truth_file: Annotated[str, JsonKey("the truth")]
-    mode: Annotated[str, JsonKey("detector")]
-    metrics: Annotated[list[str], JsonKey("metrics asked for; empty for those that tell most")]
-    only: Annotated[list[str], JsonKey("patterns asked for; empty for all traces")]
-    duration_s: Annotated[float, JsonKey("length of all traces together")]
-    cpu_seconds_per_trace_hour: Annotated[
-        float | None, JsonKey("CPU time of the detector per hour of trace", "seconds")
-    ]
+    traces_file: str
+    truth_file: str
+    mode: str
+    metrics: Annotated[list[str], JsonKey("as asked; empty for the default and for all")]
+    only: Annotated[list[str], JsonKey("as asked; empty for the default and for all")]
+    duration_s: Annotated[float, JsonKey("of all traces together")]
+    cpu_seconds_per_trace_hour: Annotated[float | None, JsonKey("", "seconds")]
     reliability: Annotated[list[ReliabilityPayload], JsonKey("how often answers of a confidence are right")]
-    per_shape: Annotated[list[ShapeScoresPayload], JsonKey("the scores by kind of trace")]
-    per_trace: Annotated[list[TraceScorePayload], JsonKey("every trace")]
-    left_out: Annotated[list[UnscoredTracePayload], JsonKey("traces that are not scored")]
+    per_shape: list[ShapeScoresPayload]
+    per_trace: list[TraceScorePayload]
+    left_out: list[UnscoredTracePayload]
 
 
 def add_epochs_options(parser: Parser) -> None:

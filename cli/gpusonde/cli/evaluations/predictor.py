@@ -49,62 +49,64 @@ _COLUMNS = (
 class PredictorScoresPayload(TypedDict):
     """Scores of predictions; null where the table is too small for the protocol."""
 
-    predictions: Annotated[int | None, JsonKey("pairs of runs predicted")]
-    mape: Annotated[float | None, JsonKey("mean absolute error relative to the measured latency", "ratio")]
-    median_ape: Annotated[float | None, JsonKey("median of the errors", "ratio")]
-    p90_ape: Annotated[float | None, JsonKey("90 % quantile of the errors", "ratio")]
-    r2: Annotated[float | None, JsonKey("coefficient of determination of the seconds", "ratio")]
-    rmse_s: Annotated[float | None, JsonKey("root mean square error")]
+    predictions: Annotated[int | None, JsonKey("pairs of runs")]
+    mape: Annotated[
+        float | None, JsonKey("absolute error relative to the measured latency: mean, median, 90 % quantile", "ratio")
+    ]
+    median_ape: Annotated[
+        float | None, JsonKey("absolute error relative to the measured latency: mean, median, 90 % quantile", "ratio")
+    ]
+    p90_ape: Annotated[
+        float | None, JsonKey("absolute error relative to the measured latency: mean, median, 90 % quantile", "ratio")
+    ]
+    r2: Annotated[float | None, JsonKey("of the seconds", "ratio")]
+    rmse_s: float | None
     coverage: Annotated[
         float | None, JsonKey("90 % intervals that hold the measured latency; null without intervals", "ratio")
     ]
-    interval_width: Annotated[
-        float | None, JsonKey("mean full width of the intervals relative to the prediction", "ratio")
-    ]
-    extrapolated: Annotated[float | None, JsonKey("predictions flagged as extrapolated", "ratio")]
+    interval_width: Annotated[float | None, JsonKey("mean, relative to the prediction", "ratio")]
+    extrapolated: Annotated[float | None, JsonKey("share flagged so", "ratio")]
 
 
 class GpuScoresPayload(PredictorScoresPayload):
     """The scores of one GPU."""
 
-    gpu_model: Annotated[str, JsonKey("the GPU")]
+    gpu_model: str
 
 
 class WorkloadScoresPayload(PredictorScoresPayload):
     """The scores of one workload."""
 
-    workload: Annotated[str, JsonKey("the workload")]
+    workload: str
 
 
 class RepeatedScoresPayload(PredictorScoresPayload):
     """Scores over all seeds."""
 
-    mape_deviation: Annotated[
-        float | None, JsonKey("standard deviation of `mape` over the seeds; null for one", "ratio")
-    ]
+    mape_deviation: Annotated[float | None, JsonKey("standard deviation over the seeds; null for one", "ratio")]
 
 
 class ProtocolScoresPayload(RepeatedScoresPayload):
     """The scores of one mode by one protocol."""
 
-    protocol: Annotated[str, JsonKey("what was held out")]
-    mode: Annotated[str, JsonKey("what predicted")]
-    rows: Annotated[str, JsonKey("rows scored: `main` (those that the makers of a table of timings trust) or `all`")]
+    protocol: str
+    mode: str
+    rows: Annotated[str, JsonKey("of a table of timings: `main` (those that its makers trust) or `all`")]
     reason: Annotated[str | None, JsonKey("why there are no scores: the table is too small for the protocol")]
-    by_source: Annotated[list[GpuScoresPayload], JsonKey("by source GPU")]
-    by_target: Annotated[list[GpuScoresPayload], JsonKey("by target GPU")]
-    by_workload: Annotated[list[WorkloadScoresPayload], JsonKey("by workload")]
+    by_source: list[GpuScoresPayload]
+    by_target: list[GpuScoresPayload]
+    by_workload: list[WorkloadScoresPayload]
 
 
 class EvaluatePredictorPayload(TypedDict):
     """What ``gpusonde evaluate predictor`` prints."""
 
-    runs_file: Annotated[str, JsonKey("the runs fitted on")]
-    test_file: Annotated[str | None, JsonKey("the runs scored on; null: the same")]
-    runs: Annotated[int, JsonKey("runs in the table scored on")]
-    gpus: Annotated[list[str], JsonKey("GPUs in it")]
-    noise: Annotated[float, JsonKey("mean error put on the sources' latency", "ratio")]
-    seeds: Annotated[int, JsonKey("repetitions")]
+    runs_file: str
+    test_file: Annotated[str | None, JsonKey("null: the same")]
+    runs: Annotated[int, JsonKey("scored on")]
+    gpus: list[str]
+    noise: Annotated[float, JsonKey("of the sources' latency, mean", "ratio")]
+    seeds: int
     results: Annotated[list[ProtocolScoresPayload], JsonKey("one for each protocol and mode")]
 
 

@@ -40,46 +40,52 @@ _COLUMNS = (
 class GraphScoresPayload(TypedDict):
     """Scores of training times; null where the table is too small for the protocol."""
 
-    predictions: Annotated[int | None, JsonKey("measurements asked for")]
-    mape: Annotated[float | None, JsonKey("mean absolute error relative to the measured seconds", "ratio")]
-    median_ape: Annotated[float | None, JsonKey("median of the errors", "ratio")]
-    p90_ape: Annotated[float | None, JsonKey("90 % quantile of the errors", "ratio")]
+    predictions: int | None
+    mape: Annotated[
+        float | None, JsonKey("absolute error relative to the measured seconds: mean, median, 90 % quantile", "ratio")
+    ]
+    median_ape: Annotated[
+        float | None, JsonKey("absolute error relative to the measured seconds: mean, median, 90 % quantile", "ratio")
+    ]
+    p90_ape: Annotated[
+        float | None, JsonKey("absolute error relative to the measured seconds: mean, median, 90 % quantile", "ratio")
+    ]
     coverage: Annotated[float | None, JsonKey("90 % intervals that hold the measured seconds", "ratio")]
-    out_of_distribution: Annotated[float | None, JsonKey("answers flagged as out of distribution", "ratio")]
-    off_by_3x: Annotated[int | None, JsonKey("answers of more than three times the measurement, or less than a third")]
+    out_of_distribution: Annotated[float | None, JsonKey("share flagged so", "ratio")]
+    off_by_3x: Annotated[int | None, JsonKey("answers over three times the measurement or under a third")]
     off_by_3x_unflagged: Annotated[int | None, JsonKey("of them without the flag")]
 
 
 class FoldScoresPayload(GraphScoresPayload):
     """The scores of what was held out at a time."""
 
-    held_out: Annotated[str, JsonKey("what was held out")]
+    held_out: str
 
 
 class GraphProtocolPayload(GraphScoresPayload):
     """The scores of one mode by one protocol."""
 
-    protocol: Annotated[str, JsonKey("what was held out")]
-    mode: Annotated[str, JsonKey("what predicted")]
+    protocol: str
+    mode: str
     reason: Annotated[str | None, JsonKey("why there are no scores: the table is too small for the protocol")]
-    by_fold: Annotated[list[FoldScoresPayload], JsonKey("by what was held out")]
+    by_fold: list[FoldScoresPayload]
 
 
 class LeftOutMeasurementsPayload(TypedDict):
     """Measurements that cannot be used."""
 
-    reason: Annotated[str, JsonKey("why: no graph of the network, an unknown GPU")]
-    measurements: Annotated[int, JsonKey("such rows")]
+    reason: Annotated[str, JsonKey("no graph of the network, an unknown GPU")]
+    measurements: int
 
 
 class EvaluateWorkloadPayload(TypedDict):
     """What ``gpusonde evaluate workload`` prints."""
 
-    measurements_file: Annotated[str, JsonKey("the table")]
-    measurements: Annotated[int, JsonKey("measurements that can be used")]
-    left_out: Annotated[list[LeftOutMeasurementsPayload], JsonKey("those that cannot")]
-    networks: Annotated[int, JsonKey("networks measured")]
-    gpus: Annotated[list[str], JsonKey("GPUs that they were measured on")]
+    measurements_file: str
+    measurements: Annotated[int, JsonKey("usable ones")]
+    left_out: list[LeftOutMeasurementsPayload]
+    networks: int
+    gpus: list[str]
     results: Annotated[list[GraphProtocolPayload], JsonKey("one for each protocol and mode")]
 
 

@@ -25,65 +25,57 @@ _ANSWER = (
 class AlikePayload(TypedDict):
     """A known network that is like another one."""
 
-    architecture: Annotated[str, JsonKey("its name")]
-    similarity: Annotated[float, JsonKey("how alike, at most 1", "ratio")]
+    architecture: str
+    similarity: Annotated[float, JsonKey("at most 1", "ratio")]
 
 
 class StepPayload(TypedDict):
     """The predicted training step of one network in one place."""
 
-    graph: Annotated[str, JsonKey("name of the network")]
-    gpu_model: Annotated[
-        str | None,
-        JsonKey("GPU; null, as all that follows from it, where hosts that were named have no answer"),
-    ]
-    gpu_count: Annotated[int | None, JsonKey("how many in all")]
-    node_count: Annotated[int | None, JsonKey("hosts that they are in")]
-    agent_ids: Annotated[list[str], JsonKey("agents of the hosts that were named")]
+    graph: str
+    gpu_model: Annotated[str | None, JsonKey("null, as all that follows from it, where named hosts have no answer")]
+    gpu_count: int | None
+    node_count: Annotated[int | None, JsonKey("hosts")]
+    agent_ids: Annotated[list[str], JsonKey("of named hosts")]
     free_cores: Annotated[
-        float | None,
-        JsonKey("what each of these hosts has free, the weakest counting; null without hosts, or where nobody knows"),
+        float | None, JsonKey("of these hosts, the weakest counting; null without hosts, or where nobody knows")
     ]
-    free_memory_bytes: Annotated[float | None, JsonKey("memory, likewise")]
-    free_disk_throughput: Annotated[float | None, JsonKey("of its disks, likewise", "bytes per second")]
-    free_cpu_flops: Annotated[float | None, JsonKey("of its processors, likewise", "per second")]
+    free_memory_bytes: Annotated[float | None, JsonKey("likewise")]
+    free_disk_throughput: Annotated[float | None, JsonKey("likewise", "bytes per second")]
+    free_cpu_flops: Annotated[float | None, JsonKey("likewise", "per second")]
     parallelism: Annotated[str | None, JsonKey("`none`, `data_parallel` or `distributed`")]
-    precision: Annotated[str, JsonKey("of matrix products")]
+    precision: str
     batch_size: Annotated[int, JsonKey("samples per GPU and step")]
-    global_batch_size: Annotated[int | None, JsonKey("samples per step on all GPUs")]
-    step_s: Annotated[float | None, JsonKey("a step: forward and backward pass, exchange and update")]
-    step_low_s: Annotated[float | None, JsonKey("lower end of its interval")]
-    step_high_s: Annotated[float | None, JsonKey("upper end")]
+    global_batch_size: Annotated[int | None, JsonKey("on all GPUs")]
+    step_s: Annotated[float | None, JsonKey("forward and backward pass, exchange and update")]
+    step_low_s: Annotated[float | None, JsonKey("its interval")]
+    step_high_s: Annotated[float | None, JsonKey("its interval")]
     interval_coverage: Annotated[
-        float | None,
-        JsonKey(
-            "share of such intervals that should hold the truth, for networks that the model has not seen", "ratio"
-        ),
+        float | None, JsonKey("share of such intervals that should hold the truth, for unseen networks", "ratio")
     ]
-    steps_per_epoch: Annotated[int | None, JsonKey("steps of an epoch; null without `--samples-per-epoch`")]
-    epoch_s: Annotated[float | None, JsonKey("steps times `step_s`")]
-    epoch_low_s: Annotated[float | None, JsonKey("lower end")]
-    epoch_high_s: Annotated[float | None, JsonKey("upper end")]
-    regressor: Annotated[str | None, JsonKey("what computed it")]
-    features: Annotated[str | None, JsonKey("from which features")]
+    steps_per_epoch: Annotated[int | None, JsonKey("null without `--samples-per-epoch`")]
+    epoch_s: Annotated[float | None, JsonKey("null without `--samples-per-epoch`")]
+    epoch_low_s: Annotated[float | None, JsonKey("null without `--samples-per-epoch`")]
+    epoch_high_s: Annotated[float | None, JsonKey("null without `--samples-per-epoch`")]
+    regressor: str | None
+    features: str | None
     out_of_distribution: Annotated[
         bool | None,
         JsonKey(
-            "whether the question is unlike all that the model was fitted on "
-            "([what follows](workload.md#what-the-interval-and-the-flag-mean))"
+            "unlike all that the model was fitted on ([what follows](workload.md#what-the-interval-and-the-flag-mean))"
         ),
     ]
     reasons: Annotated[list[str], JsonKey("what is unlike, and what else to know")]
-    nearest: Annotated[list[AlikePayload], JsonKey("known networks most like this one, the most alike first")]
-    error: Annotated[str | None, JsonKey("why there is no answer; null where there is one")]
+    nearest: Annotated[list[AlikePayload], JsonKey("known networks, the most alike first")]
+    error: Annotated[str | None, JsonKey("why there is no answer")]
 
 
 class StepsPayload(TypedDict):
     """What ``gpusonde workload predict`` prints."""
 
-    model_version: Annotated[str | None, JsonKey("version of the model that answered")]
+    model_version: str | None
     notes: Annotated[list[str], JsonKey("what to know of names and graphs")]
-    predictions: Annotated[list[StepPayload], JsonKey("one for each combination")]
+    predictions: list[StepPayload]
 
 
 def row(

@@ -25,26 +25,26 @@ _SUFFIXES = (".safetensors", ".npz")
 class EmbeddedNearestPayload(TypedDict):
     """A known network near another one."""
 
-    architecture: Annotated[str, JsonKey("its name")]
-    family: Annotated[str, JsonKey("what family it is of")]
+    architecture: str
+    family: str
     similarity: Annotated[float, JsonKey("cosine after centring, at most 1", "ratio")]
 
 
 class EmbeddedGraphPayload(TypedDict):
     """One network as a vector."""
 
-    graph: Annotated[str, JsonKey("name of the network")]
-    embedding: Annotated[list[float], JsonKey("its vector")]
+    graph: str
+    embedding: list[float]
     nearest: Annotated[list[EmbeddedNearestPayload], JsonKey("known networks, the most alike first")]
 
 
 class EmbedPayload(TypedDict):
     """What ``gpusonde workload embed`` prints."""
 
-    dataset_type: Annotated[str, JsonKey("type of data that the encoder was trained for")]
-    encoder_sha256: Annotated[str, JsonKey("of its weights; embeddings of different encoders cannot be compared")]
-    trained_steps: Annotated[int | None, JsonKey("steps that it was trained for")]
-    graphs: Annotated[list[EmbeddedGraphPayload], JsonKey("the networks")]
+    dataset_type: str
+    encoder_sha256: Annotated[str, JsonKey("embeddings of different encoders cannot be compared")]
+    trained_steps: int | None
+    graphs: list[EmbeddedGraphPayload]
 
 
 def load_encoder(name: str) -> EncoderWeights:

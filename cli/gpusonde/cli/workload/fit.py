@@ -26,48 +26,43 @@ _MOST_REASONS = 3
 class LeftOutPayload(TypedDict):
     """Measurements that a model was not fitted on."""
 
-    reason: Annotated[str, JsonKey("why")]
-    measurements: Annotated[int, JsonKey("how many")]
+    reason: str
+    measurements: int
 
 
 class OfferedEncoderPayload(TypedDict):
     """An encoder whose columns were offered."""
 
-    dataset_type: Annotated[str, JsonKey("type of data of the encoder")]
-    sha256: Annotated[str, JsonKey("of its weights; a model that it stays in needs it to predict")]
-    kept: Annotated[bool, JsonKey("whether its columns stayed")]
-    error: Annotated[float, JsonKey("error in validation of the best regressor with them", "ratio")]
-    error_without: Annotated[
-        float | None, JsonKey("of the best one without; null for `paper`, which has no other columns", "ratio")
-    ]
+    dataset_type: str
+    sha256: Annotated[str, JsonKey("a model that it stays in needs it to predict")]
+    kept: Annotated[bool, JsonKey("its columns stayed")]
+    error: Annotated[float, JsonKey("of the best regressor with them, in validation", "ratio")]
+    error_without: Annotated[float | None, JsonKey("of the best one without; null for `paper`", "ratio")]
 
 
 class FittedRegressorPayload(TypedDict):
     """A regressor that was fitted."""
 
-    regressor: Annotated[str, JsonKey("its name")]
-    features: Annotated[str, JsonKey("its columns")]
-    error: Annotated[float, JsonKey("its error in validation: on networks, of `paper` on rows left out", "ratio")]
+    regressor: str
+    features: str
+    error: Annotated[float, JsonKey("in validation: on networks, of `paper` on rows left out", "ratio")]
 
 
 class FitPayload(TypedDict):
     """What ``gpusonde workload fit`` prints."""
 
-    measurements_file: Annotated[str, JsonKey("the table")]
+    measurements_file: str
     mode: Annotated[str, JsonKey("`default` or `paper`")]
-    measurements: Annotated[int, JsonKey("rows that were used")]
-    left_out: Annotated[list[LeftOutPayload], JsonKey("others")]
-    networks: Annotated[list[str], JsonKey("networks that were measured")]
-    gpus: Annotated[list[str], JsonKey("GPUs that they were measured on")]
-    model: Annotated[str, JsonKey("the file written")]
-    model_bytes: Annotated[int, JsonKey("its size")]
-    model_version: Annotated[str, JsonKey("version of the model; every prediction repeats it")]
-    encoder: Annotated[OfferedEncoderPayload | None, JsonKey("the encoder that was offered; null without `--encoder`")]
-    encoder_file: Annotated[
-        str | None,
-        JsonKey("file beside the model with the encoder that it needs; null for a shipped one, or none"),
-    ]
-    regressors: Annotated[list[FittedRegressorPayload], JsonKey("what was fitted, the one that answers first")]
+    measurements: Annotated[int, JsonKey("used rows")]
+    left_out: list[LeftOutPayload]
+    networks: list[str]
+    gpus: list[str]
+    model: str
+    model_bytes: int
+    model_version: str
+    encoder: Annotated[OfferedEncoderPayload | None, JsonKey("null without `--encoder`")]
+    encoder_file: Annotated[str | None, JsonKey("beside the model, where it needs one that is not shipped")]
+    regressors: Annotated[list[FittedRegressorPayload], JsonKey("the one that answers first")]
 
 
 def add_fit_options(parser: Parser) -> None:

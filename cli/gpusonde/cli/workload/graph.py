@@ -24,36 +24,34 @@ _ENDS = ("input", "output")
 class KindPayload(TypedDict):
     """The operations of one kind."""
 
-    kind: Annotated[str, JsonKey("kind of operation")]
-    operations: Annotated[int, JsonKey("how many")]
-    parameters: Annotated[int, JsonKey("their trainable numbers")]
-    forward_flops_per_sample: Annotated[float, JsonKey("their floating-point operations")]
+    kind: str
+    operations: int
+    parameters: int
+    forward_flops_per_sample: float
 
 
 class GraphPayload(TypedDict):
     """What ``gpusonde workload graph`` prints."""
 
-    source: Annotated[str, JsonKey("as given")]
-    graph_file: Annotated[str, JsonKey("the file written")]
-    graph_file_bytes: Annotated[int, JsonKey("its size")]
-    name: Annotated[str, JsonKey("of the network")]
-    front_end: Annotated[str, JsonKey("what read it: `fx`, `export`, `onnx`, `pt2` or `keras`")]
-    batch_size: Annotated[int, JsonKey("samples that the shapes were taken with")]
-    inputs: Annotated[list[list[int]], JsonKey("extents of each input, batch included")]
-    operations: Annotated[int, JsonKey("operations in the graph")]
+    source: str
+    graph_file: str
+    graph_file_bytes: int
+    name: str
+    front_end: Annotated[str, JsonKey("`fx`, `export`, `onnx`, `pt2` or `keras`")]
+    batch_size: int
+    inputs: Annotated[list[list[int]], JsonKey("extents, batch included")]
+    operations: int
     edges: Annotated[int, JsonKey("pairs of operations of which one reads what the other wrote")]
     layers: Annotated[int, JsonKey("convolutions and linear layers")]
-    parameters: Annotated[int, JsonKey("trainable numbers")]
-    parameter_bytes: Annotated[int, JsonKey("the same in single precision")]
-    forward_flops_per_sample: Annotated[
-        float, JsonKey("floating-point operations of the forward pass; a multiply-add is two")
-    ]
+    parameters: int
+    parameter_bytes: Annotated[int, JsonKey("in single precision")]
+    forward_flops_per_sample: Annotated[float, JsonKey("a multiply-add is two")]
     forward_matrix_flops_per_sample: Annotated[
-        float, JsonKey("those of convolutions, linear layers and products of matrices among them")
+        float, JsonKey("of convolutions, linear layers and products of matrices")
     ]
-    activation_bytes_per_sample: Annotated[float, JsonKey("what all operations write, in single precision")]
-    kinds: Annotated[list[KindPayload], JsonKey("kinds of operations, the most expensive first")]
-    notes: Annotated[list[str], JsonKey("what to know of the graph, such as that batch normalisation was folded away")]
+    activation_bytes_per_sample: Annotated[float, JsonKey("in single precision")]
+    kinds: Annotated[list[KindPayload], JsonKey("of operations, the most expensive first")]
+    notes: Annotated[list[str], JsonKey("such as that batch normalisation was folded away")]
 
 
 def add_graph_options(parser: Parser) -> None:

@@ -14,58 +14,56 @@ from gpusonde.cli.output import JsonKey, Output, Screen
 class HostGpuPayload(TypedDict):
     """A GPU of a host."""
 
-    gpu_uuid: Annotated[str, JsonKey("the GPU")]
-    product_name: Annotated[str, JsonKey("as the driver calls it")]
-    gpu_model: Annotated[str | None, JsonKey("as the catalogue does")]
-    memory_bytes: Annotated[int | None, JsonKey("its memory")]
-    busy: Annotated[float | None, JsonKey("share of the last minute in which it worked", "ratio")]
+    gpu_uuid: str
+    product_name: Annotated[str, JsonKey("the driver's name")]
+    gpu_model: str | None
+    memory_bytes: int | None
+    busy: Annotated[float | None, JsonKey("share of the last minute", "ratio")]
     free_memory_bytes: Annotated[float | None, JsonKey("mean over the last minute")]
-    flops: Annotated[float | None, JsonKey("its peak, single precision", "per second")]
-    free_flops: Annotated[float | None, JsonKey("what is not busy of it", "per second")]
+    flops: Annotated[float | None, JsonKey("peak, single precision", "per second")]
+    free_flops: Annotated[float | None, JsonKey("not busy", "per second")]
 
 
 class HostPayload(TypedDict):
     """A host of an agent, and what is free of it; null where nobody knows."""
 
-    agent_id: Annotated[str, JsonKey("the agent")]
-    host_name: Annotated[str, JsonKey("its host")]
-    connected: Annotated[bool, JsonKey("whether the agent streams to this collector now")]
-    cpu_model: Annotated[str, JsonKey("its processor")]
-    cores: Annotated[int, JsonKey("cores")]
-    memory_bytes: Annotated[int, JsonKey("memory")]
-    disk_bytes: Annotated[int, JsonKey("size of the disk that the agent keeps its files on")]
+    agent_id: str
+    host_name: str
+    connected: bool
+    cpu_model: str
+    cores: int
+    memory_bytes: int
+    disk_bytes: Annotated[int, JsonKey("of the disk with the agent's files")]
     cpu_flops: Annotated[float | None, JsonKey("peak of all cores, single precision", "per second")]
-    load_time: Annotated[str | None, JsonKey("when the agent last told what the host does")]
-    cpu_busy: Annotated[float | None, JsonKey("share of the processors' time in use", "ratio")]
-    free_disk_bytes: Annotated[int | None, JsonKey("free space of that disk")]
-    free_cores: Annotated[float | None, JsonKey("cores that are not in use")]
-    free_memory_bytes: Annotated[float | None, JsonKey("free memory")]
-    free_disk_throughput: Annotated[
-        float | None, JsonKey("free throughput of the disks, once they had to do", "bytes per second")
-    ]
-    free_cpu_flops: Annotated[float | None, JsonKey("FLOPS of the free cores", "per second")]
-    gpus: Annotated[list[HostGpuPayload], JsonKey("its GPUs")]
+    load_time: Annotated[str | None, JsonKey("of the agent's latest report")]
+    cpu_busy: Annotated[float | None, JsonKey("share of the processors' time", "ratio")]
+    free_disk_bytes: Annotated[int | None, JsonKey("of the disk with the agent's files")]
+    free_cores: float | None
+    free_memory_bytes: float | None
+    free_disk_throughput: Annotated[float | None, JsonKey("once the disks had to do", "bytes per second")]
+    free_cpu_flops: Annotated[float | None, JsonKey("of the free cores", "per second")]
+    gpus: list[HostGpuPayload]
 
 
 class HostsPayload(TypedDict):
     """What ``gpusonde fleet hosts`` prints."""
 
-    hosts: Annotated[list[HostPayload], JsonKey("the hosts")]
+    hosts: list[HostPayload]
 
 
 class QueuedTrainingPayload(TypedDict):
     """A training that a collector has queued."""
 
-    dataset_type: Annotated[str, JsonKey("type of data")]
+    dataset_type: str
     state: Annotated[str, JsonKey("`queued`, `running`, `done` or `failed`")]
-    reason: Annotated[str | None, JsonKey("why it failed")]
-    queued_time: Annotated[str | None, JsonKey("when it was asked for")]
-    started_time: Annotated[str | None, JsonKey("when it was begun last")]
-    ended_time: Annotated[str | None, JsonKey("when it was done or failed")]
-    completed_steps: Annotated[int, JsonKey("steps done")]
-    total_steps: Annotated[int | None, JsonKey("all of them; null while nobody knows")]
-    attempts: Annotated[int, JsonKey("times that it was begun, or was to be: the third that dies is the last")]
-    encoder_sha256: Annotated[str | None, JsonKey("of the encoder's weights")]
+    reason: Annotated[str | None, JsonKey("of a failure")]
+    queued_time: str | None
+    started_time: Annotated[str | None, JsonKey("the latest time")]
+    ended_time: str | None
+    completed_steps: int
+    total_steps: int | None
+    attempts: Annotated[int, JsonKey("the third that dies is the last")]
+    encoder_sha256: str | None
 
 
 class TrainingsPayload(TypedDict):

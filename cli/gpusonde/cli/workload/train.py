@@ -32,34 +32,29 @@ _TRAININGS = "trainings"
 class TrainingPayload(TypedDict):
     """A training that has ended; figures are null where it failed."""
 
-    dataset_type: Annotated[str, JsonKey("type of data; without `--queue` there is one training")]
+    dataset_type: str
     state: Annotated[str, JsonKey("`done` or `failed`")]
-    reason: Annotated[str | None, JsonKey("why it failed")]
-    encoder_sha256: Annotated[str | None, JsonKey("of the encoder's weights")]
-    trained_steps: Annotated[int | None, JsonKey("steps")]
-    skipped_steps: Annotated[int | None, JsonKey("those whose loss was not finite")]
-    step_s: Annotated[float | None, JsonKey("mean time of a step")]
-    first_loss: Annotated[float | None, JsonKey("mean loss of the first 50 steps")]
-    last_loss: Annotated[float | None, JsonKey("mean loss of the last 50 steps")]
+    reason: Annotated[str | None, JsonKey("of a failure")]
+    encoder_sha256: str | None
+    trained_steps: int | None
+    skipped_steps: Annotated[int | None, JsonKey("whose loss was not finite")]
+    step_s: Annotated[float | None, JsonKey("mean")]
+    first_loss: Annotated[float | None, JsonKey("mean of 50 steps")]
+    last_loss: Annotated[float | None, JsonKey("mean of 50 steps")]
     accuracy: Annotated[
-        float | None,
-        JsonKey(
-            "test images that networks with predicted weights classify rightly: mean over networks that it was not "
-            "trained on",
-            "ratio",
-        ),
+        float | None, JsonKey("test images classified rightly: mean over networks that it was not trained on", "ratio")
     ]
-    best_accuracy: Annotated[float | None, JsonKey("the best of them", "ratio")]
-    untrained_accuracy: Annotated[float | None, JsonKey("the mean before training", "ratio")]
-    chance_accuracy: Annotated[float | None, JsonKey("what guessing the commonest class gives", "ratio")]
-    tested_architectures: Annotated[int | None, JsonKey("networks that it was tested with")]
+    best_accuracy: Annotated[float | None, JsonKey("of these networks", "ratio")]
+    untrained_accuracy: Annotated[float | None, JsonKey("mean before training", "ratio")]
+    chance_accuracy: Annotated[float | None, JsonKey("from guessing the commonest class", "ratio")]
+    tested_architectures: int | None
 
 
 class EncoderTrainingPayload(TypedDict):
     """What ``gpusonde workload train`` prints."""
 
-    registry: Annotated[str, JsonKey("folder of trained encoders")]
-    trainings: Annotated[list[TrainingPayload], JsonKey("the trainings")]
+    registry: Annotated[str, JsonKey("folder of encoders")]
+    trainings: list[TrainingPayload]
 
 
 def add_train_options(parser: Parser) -> None:
