@@ -39,7 +39,7 @@ def fleet_section(runs: RunsTable) -> str:
             )  # fmt: skip
             print(*rows[-1], flush=True)
     return (
-        "## Learning from a fleet\n\nA model fitted without one of the four GPUs meets jobs that ran on all four. The "
-        "errors are those that decide on the replacement: pairs of the jobs, each job held out from the candidate.\n\n"
+        "## Learning from a fleet\n\nA model fitted without one of the four GPUs meets jobs that ran on all four. "
+        "Errors are of the jobs' pairs, each job held out from the candidate; they decide on the replacement.\n\n"
         + table(("GPU that is new", "jobs", "pairs", "model in service", "candidate", "replaced"), rows)
     )

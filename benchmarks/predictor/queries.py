@@ -63,9 +63,8 @@ def queries_section(runs: RunsTable) -> str:
         for name, p50, p99, worst, count in measure_queries(runs)
     ]
     return (
-        "## Time of one query\n\nFrom a run's measurement to predictions, features included, warm. Over gRPC the "
-        "collector is a process of its own and the client's part is included. Aims for one target: p50 < 1 ms and "
-        "p99 < 5 ms in process, p99 < 10 ms over gRPC.\n\n"
+        "## Time of one query\n\nFrom a run's measurement to predictions, warm, over gRPC with the client's part. Aims "
+        "for one target: p50 < 1 ms and p99 < 5 ms in process, p99 < 10 ms over gRPC.\n\n"
         + table(("asked", "queries", "median", "99 % quantile", "longest"), rows)
     )
 

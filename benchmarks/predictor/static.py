@@ -34,9 +34,8 @@ def static_section(path: Path) -> str:
         f"## Without metrics: static figures alone\n\n`{path.name}` (lambdal/deeplearning-benchmark without a "
         "licence, for evaluation only; ryujaehun/pytorch-gpu-benchmark, ddps-lab/profet, stanford-futuredata/gavel, "
         f"MIT; ml-energy/zeus, Apache-2.0): {len(timings)} timings of jobs on {len({t.gpu.name for t in timings})} "
-        "GPUs, each predicted from every other GPU the job ran on. Nothing is fitted to this table; the only number "
-        "(0.13) comes from the runs above. Which peak rates count was chosen with this table in view. Rows that are "
-        "not `main` were set aside by its makers, some of them by their residuals.\n\n"
+        "GPUs, each predicted from every other GPU the job ran on. Nothing is fitted to it, but which peak rates count "
+        "was chosen with it in view. Rows that are not `main` were set aside by its makers.\n\n"
         + table(
             (
                 "rows",

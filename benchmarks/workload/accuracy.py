@@ -83,8 +83,8 @@ def table_rows(args: argparse.Namespace, key: str, rows: Rows) -> list[tuple[str
     lines = []
     for said, fit in (
         ("**default engine**", default),
-        ("mode `paper` (PR2), GHN trained on digits", paper),
-        ("mode `paper` (PR2), untrained GHN", paper_untrained),
+        ("mode `paper`, trained GHN", paper),
+        ("mode `paper`, untrained GHN", paper_untrained),
     ):
         if fit is paper and not has_trained_encoder():
             continue

@@ -64,8 +64,8 @@ def section(args: argparse.Namespace) -> list[str]:
         f"{shares[last]:.1f}x with our fit counted", met=last == _SIZES[-1] and shares[last] >= 10)  # fmt: skip
     setting = (
         f"On the machine `{machine}`, the one on which Ernest's runs are shortest; {len(names)} networks. Our fit on "
-        f"{len(known)} rows of all other networks: {fit:.1f} s, once. Reading the graphs is counted. Our seconds and "
-        "those of Ernest's arithmetic are the processor's; its runs are as they were measured."
+        f"{len(known)} rows of all other networks: {fit:.1f} s, once. Seconds are the processor's; reading "
+        "graphs counts."
     )
     return [
         "## Batches",

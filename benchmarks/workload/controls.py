@@ -26,7 +26,7 @@ _COST = 100.0
 _GAMMAS = (0.01, 0.03, 0.1)
 _EPSILON = 0.05
 _THREADS = 2
-_COLUMNS = ("seed's PR2 on time, random 80/20", "SVR, random 80/20", "SVR, leave one architecture out")
+_COLUMNS = ("PR2, 80/20", "SVR, 80/20", "SVR, one out")
 
 
 def section(args: argparse.Namespace) -> list[str]:
@@ -34,11 +34,15 @@ def section(args: argparse.Namespace) -> list[str]:
     torchvision, profet = cut.torchvision(args), cut.profet(args)
     tables = {"torchvision": [torchvision], "PROFET": [profet]}
     if machines := list(cut.machines(torchvision).values()):
-        tables[f"one machine, fp32 (mean of {len(machines)})"] = machines
+        tables["one machine"] = machines
     found = {heading: _figures(args, heading, rows) for heading, rows in tables.items()}
-    columns = ("description of the network", *(f"{heading}: {each}" for heading in found for each in _COLUMNS))
+    columns = ("description", *(f"{heading}: {each}" for heading in found for each in _COLUMNS))
     rows = [(said, *(percent(each) for some in found.values() for each in some[said])) for said in found["PROFET"]]
-    return ["## Controls", "", *table(columns, rows)]
+    said = (
+        "*One out*: leave one architecture out. *One machine*: the mean over those of fp32. *Counts*: FLOPs, bytes, "
+        f"parameters, operations. *Untrained GHN*: random weights, mean of {len(_UNTRAINED_SEEDS)} seeds."
+    )
+    return ["## Controls", "", said, "", *table(columns, rows)]
 
 
 def layers_and_parameters_errors(rows: Rows, *, quick: bool) -> Floats:
@@ -87,15 +91,15 @@ def _descriptions(rows: Rows, quick: bool) -> Iterator[tuple[str, list[Floats]]]
     yield "bag of operations", [described(rows, descriptions.bag_of_operations)]
     yield "bag of operations + parameters", [described(rows, descriptions.bag_and_parameters)]
     counts = described(rows, descriptions.counts)
-    yield "FLOPs, bytes, parameters, operations", [counts]
+    yield "counts", [counts]
     seeds = _UNTRAINED_SEEDS[:1] if quick else _UNTRAINED_SEEDS
     random = [described(rows, descriptions.embedding(EncoderWeights.random(seed))) for seed in seeds]
-    yield f"untrained GHN (mean of {len(seeds)})", random
-    yield "untrained GHN, and the four counts", [np.hstack([each, counts]) for each in random]
+    yield "untrained GHN", random
+    yield "untrained GHN + counts", [np.hstack([each, counts]) for each in random]
     if has_trained_encoder():
         trained = described(rows, descriptions.embedding(Registry().get(TRAINED_ON).weights))
-        yield f"GHN trained on {TRAINED_ON}", [trained]
-        yield f"GHN trained on {TRAINED_ON}, and the four counts", [np.hstack([trained, counts])]
+        yield "trained GHN", [trained]
+        yield "trained GHN + counts", [np.hstack([trained, counts])]
 
 
 def svr_errors(columns: Floats, rows: Rows, folds: Sequence[Fold]) -> Floats:

@@ -45,9 +45,8 @@ def section(args: argparse.Namespace) -> list[str]:
     measured = ", ".join(f"{percent(ours)} against {percent(theirs)}" for ours, theirs in torchvision)
     bar(args, "Ernest per workload (interpolation, extrapolation to 4 GPUs)", "beaten", measured, met=met)
     said = (
-        "Means, medians in brackets. Ernest per workload knows three runs or more of the very network on the very "
-        "machine. *Unseen*: ours has never seen the network (leave one architecture out). *Same runs*: ours was fitted "
-        "on the same runs of all networks as Ernest."
+        "Means, medians in brackets. *Unseen*: ours has never seen the network (leave one architecture out). *Same "
+        "runs*: ours was fitted on the same runs of all networks as Ernest."
     )
     columns = ("rows", "asked for", "pooled", "pooled, relative", "per workload", "ours, unseen", "ours, same runs")
     return [

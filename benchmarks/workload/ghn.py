@@ -23,13 +23,12 @@ _TRAININGS = Path(__file__).resolve().parents[2] / "build" / "workload" / "ghn"
 _SEEDS = (0,)
 _UNTRAINED_SEEDS = (0, 1, 2)
 _HISTORY = (
-    "Two runs of seed 0 came before (stopped after 300 steps; 600 steps with a ratio of 0.54 and 46.5 % on unseen "
-    "architectures); rate, drops and generator were then changed, by loss and by accuracy on random held-out "
-    "architectures, never by nearest architectures."
+    "Two runs of seed 0 came before (one stopped, one with a ratio of 0.54 and 46.5 % on unseen architectures); "
+    "options were then changed by loss and by accuracy on held-out architectures, never by nearest architectures."
 )
 _READING = (
-    "Training is not what makes this work: kinds of operations, shapes of weights and their order are in the graph, "
-    "and message passing with random weights keeps them apart too."
+    "Training is not what makes this work: message passing with random weights keeps kinds of operations, shapes of "
+    "weights and their order apart too."
 )
 _MOST_LOSS_RATIO, _LEAST_ACCURACY, _MOST_UNTRAINED, _LEAST_SAME_FAMILY = 0.6, 0.5, 0.15, 0.8
 # What the source of the torchvision rows benchmarks: of seven modules of torchvision all networks of that time.
@@ -142,7 +141,7 @@ def _nearest_lines(args: argparse.Namespace, encoders: dict[str, EncoderWeights]
     bar(args, "nearest architecture of the same family, 32 networks", ">= 80 %", said, met=met)
     counts = ", ".join(f"{which} {len(chosen)} networks" for which, chosen in sets.items())
     return [
-        f"Nearest architecture of the same family ({counts}; networks without a relative in it are not asked for):",
+        f"Nearest architecture of the same family ({counts}; those without a relative are not asked for):",
         "",
         *table(("encoder", *sets), rows),
         _READING,

@@ -17,12 +17,10 @@ from gpusonde.predictor.workload.graph import WorkloadGraph, graph_cost
 
 _WHAT = "parameters and FLOPs of the torchvision networks in the file"
 _SAID = (
-    "Every classification network of torchvision, built on the meta device (no weights) and read by torch.fx and by "
-    "torch.export, one image, in evaluation. *Parameters*: networks whose graph has exactly as many trainable "
-    "numbers as the module. *FLOPs*: whose matrix operations are exactly what `torch.utils.flop_counter` counts. "
-    "*Both alike*: fx and export make the same graph, of those that fx reads; it is refused where it would miss "
-    "anything, and export's graph is taken. *Zoo*: the graph shipped with the package has the same operations. "
-    "Seconds per network."
+    "Every classification network of torchvision, built without weights and read by torch.fx and by torch.export. "
+    "*Parameters*: networks whose graph has exactly as many trainable numbers as the module. *FLOPs*: whose matrix "
+    "operations are exactly what `torch.utils.flop_counter` counts. *Both alike*: fx and export make the same graph, "
+    "of those that fx reads. *Zoo*: the graph shipped with the package has the same operations. Seconds per network."
 )
 
 

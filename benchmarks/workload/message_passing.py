@@ -41,9 +41,8 @@ def section(args: argparse.Namespace) -> list[str]:
                "batched", "one at a time")  # fmt: skip
     said = (
         "Embeddings of untrained encoders (32 numbers, s_max = 50) by the batched traversal and by the equations as "
-        "written, node by node; largest differences of all components. *torch* is the encoder that training uses. CPU "
-        f"time per graph; the zoo's networks have {min(nodes)} to {max(nodes)} operations, {np.mean(nodes):.0f} on "
-        "average."
+        "written, node by node: largest differences, CPU time per graph. *torch* is the encoder that training uses. "
+        f"The zoo's networks have {min(nodes)} to {max(nodes)} operations, {np.mean(nodes):.0f} on average."
     )
     return ["## Message passing", "", *textwrap.wrap(said, 118), "", *table(columns, rows)]
 
