@@ -204,7 +204,8 @@ def draw_object(payload: str) -> str:
 _CONFIGURATION_HEAD = """# Configuration of the gpusonde {daemon}. Every option is shown with its default.
 #
 # Precedence: flags, then environment ({prefix}<SECTION>_<OPTION>), then this file, then the defaults.
-# Unknown keys are errors; durations and sizes carry their unit. Check a change with
+# Unknown keys are errors; durations and sizes carry their unit. In brackets: what is allowed; live, if a reload
+# (SIGHUP) takes a change over, else it needs a restart. Check a change with
 #   gpusonde {daemon} --config FILE --check-config
 
 """
@@ -218,22 +219,12 @@ def _configuration(daemon: str) -> type[Configuration]:
 
 
 def draw_configuration(config: type[Configuration]) -> str:
-    """Draw the tables of a configuration's keys, one per section."""
-    drawn = []
-    for section, about in config.sections().items():
-        rows = [
-            (
-                f"`{entry.key}`",
-                f"`{entry.to_toml(entry.default)}`",
-                entry.allowed,
-                "yes" if entry.live else "",
-                entry.help,
-            )
-            for entry in config.options().values()
-            if entry.section == section
-        ]
-        drawn.append(f"**`[{section}]`** {about}\n\n{table(('key', 'default', 'allowed', 'live', 'meaning'), rows)}")
-    return "\n\n".join(drawn)
+    """Name a configuration's keys by section; the file that ships with the daemon explains them."""
+    named: dict[str, list[str]] = {section: [] for section in config.sections()}
+    for entry in config.options().values():
+        named[entry.section].append(f"`{entry.key.partition('.')[2]}`")
+    rows = config.sections().items()
+    return listing((f"`[{section}]` {about.rstrip('.')}", ", ".join(named[section])) for section, about in rows)
 
 
 def configuration_file(daemon: str) -> str:

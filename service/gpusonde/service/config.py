@@ -259,7 +259,10 @@ class Configuration:
             lines += [f"# {_describe(section)}", f"[{name}]"]
             for entry in _name_options(name, section):
                 value = getattr(getattr(self, name), entry.field)
-                lines += [f"# {entry.help}", f"{entry.name} = {entry.to_toml(value)}"]
+                # Of choices the help tells already.
+                bounds = ["" if entry.choices else entry.allowed, "live" if entry.live else ""]
+                told = ", ".join(filter(None, bounds))
+                lines += [f"# {entry.help}{f' [{told}]' if told else ''}", f"{entry.name} = {entry.to_toml(value)}"]
             lines.append("")
         return "\n".join(lines)
 
