@@ -17,7 +17,7 @@ from baseline_oracle import oracle_bayes
 from simulator_baselines import ApmGroup, apm_iteration_s
 
 from gpusonde.errors import ProblemError
-from gpusonde.optimizer.problem import Offer, Plan
+from gpusonde.optimizer.problem import MachineOffer, Plan
 from gpusonde.optimizer.step_times import FloatArray, StepEstimate
 from gpusonde.simulator.compute import ComputeProbe, fit_compute_curve
 
@@ -38,7 +38,7 @@ class ApmSteps:
     """
 
     def __init__(
-        self, offers: Sequence[Offer], probes: Mapping[str, Sequence[ComputeProbe]], parameter_bytes: float
+        self, offers: Sequence[MachineOffer], probes: Mapping[str, Sequence[ComputeProbe]], parameter_bytes: float
     ) -> None:
         for offer in offers:
             if offer.name not in probes:
@@ -57,11 +57,11 @@ class ApmSteps:
         """True when the forward pass has the same share of the computation everywhere."""
         return len({line.forward_share for line in self._lines.values()}) == 1
 
-    def latency_s(self, offer: Offer, batch_size: int, machines: int = 1) -> float:
+    def latency_s(self, offer: MachineOffer, batch_size: int, machines: int = 1) -> float:
         """Return the computation on the straight line."""
         return float(self._lines[offer.name].predict(batch_size).total_s[0])
 
-    def network(self, offer: Offer) -> float:
+    def network(self, offer: MachineOffer) -> float:
         """Return the rated bandwidth."""
         return self._rated(self._offers[offer.name])
 
@@ -83,6 +83,6 @@ class ApmSteps:
         return StepEstimate(mean_s, 0.0, mean_s)
 
     @staticmethod
-    def _rated(offer: Offer) -> float:
+    def _rated(offer: MachineOffer) -> float:
         # Checked by the constructor.
         return float(offer.network_bytes_per_second or 0.0)

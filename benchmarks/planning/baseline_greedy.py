@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpusonde.optimizer.problem import Group, Offer, Plan, Problem
+from gpusonde.optimizer.problem import Group, MachineOffer, Plan, Problem
 
 MAGIC_BATCH = 64
 
@@ -42,7 +42,7 @@ def fastest_first(problem: Problem, speed_order: Sequence[str], magic_batch: int
     return _fill(problem, offers, magic_batch) or _fill(problem, offers)
 
 
-def _fill(problem: Problem, offers: Sequence[Offer], magic_batch: int | None = None) -> Plan | None:
+def _fill(problem: Problem, offers: Sequence[MachineOffer], magic_batch: int | None = None) -> Plan | None:
     """Take machines in the order of the offers until the global batch is placed."""
     left, groups = problem.global_batch, []
     for offer in offers:

@@ -13,7 +13,7 @@ from instances import SMALL, Size, instance
 from page import bar, table
 
 from gpusonde.errors import ProblemError
-from gpusonde.optimizer import Objective, Offer, Problem, SimulatedSteps, Solution, Status, StepTimes
+from gpusonde.optimizer import MachineOffer, Objective, Problem, SimulatedSteps, Solution, Status, StepTimes
 from gpusonde.optimizer.search.space import brute_force
 from gpusonde.optimizer.solution import objective_value, satisfies
 from gpusonde.optimizer.solve import pareto, solve
@@ -197,7 +197,7 @@ def scattering_problem(seed: int) -> tuple[Problem, StepTimes]:
     offers, curves = [], {}
     for place in range(6):
         devices, speed = int(random.choice([1, 2, 4, 8])), float(random.lognormal(0.0, 0.8))
-        offer = Offer(
+        offer = MachineOffer(
             name=f"offer{place}",
             device="any",
             devices=devices,

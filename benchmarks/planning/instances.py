@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gpusonde.optimizer.problem import Group, Objective, Offer, Plan, Problem
+from gpusonde.optimizer.problem import Group, MachineOffer, Objective, Plan, Problem
 from gpusonde.optimizer.solution import estimate_plan
 from gpusonde.optimizer.step_times import TableSteps
 
@@ -42,7 +42,7 @@ def instance(seed: int, size: Size) -> tuple[Problem, TableSteps]:
     offers, networks = [], {}
     for place in range(random.integers(size.offers[0], size.offers[1] + 1)):
         devices = int(random.choice([1, 2, 4, 8], p=[0.4, 0.2, 0.3, 0.1]))
-        offer = Offer(
+        offer = MachineOffer(
             name=f"offer{place}",
             device="any",
             devices=devices,

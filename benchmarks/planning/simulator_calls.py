@@ -7,7 +7,7 @@ import time
 import numpy as np
 from page import table
 
-from gpusonde.optimizer import Offer, Problem, SimulatedSteps, solve
+from gpusonde.optimizer import MachineOffer, Problem, SimulatedSteps, solve
 from gpusonde.optimizer.paper import count_plans
 from gpusonde.simulator.compute import ComputeProbe, fit_compute_curve
 from gpusonde.simulator.gradients import assumed_trace
@@ -59,7 +59,7 @@ def call_lines(global_batches: tuple[int, ...]) -> list[str]:
 
 def _problem(global_batch: int) -> tuple[Problem, SimulatedSteps]:
     offers = tuple(
-        Offer(name, name, devices, quota, usd, fabric=name, largest_batch=128)
+        MachineOffer(name, name, devices, quota, usd, fabric=name, largest_batch=128)
         for name, devices, quota, usd, _, _ in _OFFERS
     )
     curves = {

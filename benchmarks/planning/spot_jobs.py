@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from spot_replay import CapacityTrace, Truth, read_capacity
 
-from gpusonde.optimizer import Billing, Objective, Offer, Problem, TableSteps
+from gpusonde.optimizer import Billing, MachineOffer, Objective, Problem, TableSteps
 
 SEED = 20261121
 # 10 Gbit/s at most for a p3.2xlarge (Srifty, table 1), of which an allreduce gets 0.9 GB/s here; half of it is hidden.
@@ -157,5 +157,5 @@ def _job(campaign: SpotSet, prices: Mapping[str, float], random: Random, number:
     return SpotJob(network, hours, deadline, start_s, problem, TableSteps(offers, latencies, with_exchange), truth)
 
 
-def _offer(name: str, zone: str, quota: int, price: float, billing: Billing) -> Offer:
-    return Offer(name, "V100", 1, quota, price, billing, largest_batch=256, region=zone[:-1], zone=zone)
+def _offer(name: str, zone: str, quota: int, price: float, billing: Billing) -> MachineOffer:
+    return MachineOffer(name, "V100", 1, quota, price, billing, largest_batch=256, region=zone[:-1], zone=zone)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gpusonde.optimizer.problem import Billing, Group, Objective, Offer, Plan, Problem
+from gpusonde.optimizer.problem import Billing, Group, MachineOffer, Objective, Plan, Problem
 from gpusonde.optimizer.step_times import StepEstimate
 
 # USD per machine and hour, spot (Srifty, table 3), and the GPUs of a machine.
@@ -89,7 +89,7 @@ class PublishedSteps:
     def __init__(self, step_s: Mapping[Plan, float]) -> None:
         self._step_s = dict(step_s)
 
-    def latency_s(self, offer: Offer, batch_size: int, machines: int = 1) -> float:
+    def latency_s(self, offer: MachineOffer, batch_size: int, machines: int = 1) -> float:
         """Return the shortest iteration of a plan in which the offer has this batch; infinite when there is none."""
         return min(
             (
@@ -101,7 +101,7 @@ class PublishedSteps:
             default=math.inf,
         )
 
-    def network(self, offer: Offer) -> float:
+    def network(self, offer: MachineOffer) -> float:
         """Return one class for all offers: what a network does is in the iterations already."""
         return 0.0
 
@@ -182,7 +182,7 @@ def _case(
 ) -> Case:
     """Make a case; ``limits`` gives quota and largest batch of each offer."""
     offers = tuple(
-        Offer(
+        MachineOffer(
             name=name,
             device=_DEVICES[name],
             devices=1,

@@ -15,14 +15,14 @@ from gpusonde.optimizer.continual.candidates import Solver
 from gpusonde.optimizer.continual.controller import Controller, Decision, DecisionKind
 from gpusonde.optimizer.continual.options import ContinualOptions
 from gpusonde.optimizer.continual.runtime import Runtime
-from gpusonde.optimizer.problem import Billing, Objective, Offer, Plan, Problem
+from gpusonde.optimizer.problem import Billing, MachineOffer, Objective, Plan, Problem
 from gpusonde.optimizer.step_times import TableSteps
 
 # Machines with 4, 2 and 1 GPU; the seed's "512 on a p3.8xl" is 128 on each of its GPUs. Prices and quotas are its own.
 OFFERS = (
-    Offer("p3.8xl", "V100", 4, 2, 3.68, Billing.SPOT, largest_batch=128),
-    Offer("g3.8xl", "M60", 2, 8, 0.69, Billing.SPOT, largest_batch=32),
-    Offer("g4dn.8xl", "T4", 1, 8, 0.72, Billing.SPOT, largest_batch=128),
+    MachineOffer("p3.8xl", "V100", 4, 2, 3.68, Billing.SPOT, largest_batch=128),
+    MachineOffer("g3.8xl", "M60", 2, 8, 0.69, Billing.SPOT, largest_batch=32),
+    MachineOffer("g4dn.8xl", "T4", 1, 8, 0.72, Billing.SPOT, largest_batch=128),
 )
 # Iterations as projected: 152 s / 400 on two p3, 101 s / 200 with g3, and those of the T4 in case study 1.
 PROJECTED_S = {

@@ -42,7 +42,7 @@ search out of time) stay private to their modules.
     │   ├── ChildLostError
     │   └── ChildFaultError
     ├── TableError                  tables of runs, timings, measurements: file, line, column
-    ├── MeasurementError            what was measured of a run
+    ├── MeasurementError            what cannot be measured, or was measured and cannot be: of a run, a job, a network
     ├── ModelError                  fitted models
     │   ├── ModelFileError
     │   │   └── MissingEncoderError its encoder is not at hand
@@ -58,8 +58,6 @@ search out of time) stay private to their modules.
     │   └── QueueFullError          as many trainings wait as may
     ├── DocumentError               problem, job, plan files: the key at fault
     ├── ProblemError                figures for planning that mean nothing: offers, plans, timed steps, allreduces
-    │   └── NothingFitsError        no batch fits into a device's memory
-    ├── ProfileError                a job or a network that cannot be measured
     └── CloudError                  a cloud that does not do what it was told
 """
 
@@ -348,7 +346,11 @@ class TooFewRunsError(ModelError):
 
 
 class MeasurementError(GpusondeError, ValueError):
-    """A run's figures that no prediction can be made from: impossible latency or distribution, unknown metric."""
+    """A job or a network that cannot be measured, or a run's figures that no prediction can be made from.
+
+    A function of the user's that is not there, nothing to train, a batch that does not fit, too few processes; an
+    impossible latency or distribution, an unknown metric.
+    """
 
 
 _LONGEST_PROBLEM = 2000
@@ -441,14 +443,6 @@ class DocumentError(GpusondeError, ValueError):
 
 class ProblemError(GpusondeError, ValueError):
     """Figures for planning that mean nothing: of a problem, a plan, a step, an allreduce; the message says which."""
-
-
-class NothingFitsError(ProblemError):
-    """Not even the smallest batch fits into a device's memory."""
-
-
-class ProfileError(GpusondeError, ValueError):
-    """A job or a network that cannot be measured: no such function, nothing to train, too few processes."""
 
 
 class CloudError(GpusondeError):

@@ -10,14 +10,14 @@ from baseline_apm import ApmSteps, cheapest_first, explore, fastest_first, oracl
 
 from gpusonde.errors import ProblemError
 from gpusonde.optimizer.paper import list_plans
-from gpusonde.optimizer.problem import Group, Offer, Plan, Problem
+from gpusonde.optimizer.problem import Group, MachineOffer, Plan, Problem
 from gpusonde.simulator.compute import ComputeProbe
 
-SLOW = Offer("slow", "T4", 1, 8, 0.72, largest_batch=128)
-FAST = Offer("fast", "V100", 4, 2, 3.68, largest_batch=128)
+SLOW = MachineOffer("slow", "T4", 1, 8, 0.72, largest_batch=128)
+FAST = MachineOffer("fast", "V100", 4, 2, 3.68, largest_batch=128)
 
 
-def problem(global_batch: int, *offers: Offer) -> Problem:
+def problem(global_batch: int, *offers: MachineOffer) -> Problem:
     return Problem(global_batch, 1, offers or (SLOW, FAST))
 
 
@@ -27,7 +27,7 @@ def test_the_cheapest_gpu_gets_its_largest_batch_and_the_next_one_the_rest():
 
 
 def test_the_price_of_a_gpu_counts_and_not_that_of_its_machine():
-    large = Offer("large", "T4", 8, 8, 2.4, largest_batch=128)
+    large = MachineOffer("large", "T4", 8, 8, 2.4, largest_batch=128)
     assert cheapest_first(problem(1024, SLOW, large)) == Plan((Group("large", 1, 128),))
 
 
@@ -40,7 +40,7 @@ def test_gpus_are_packed_fully_where_the_fixed_batch_needs_more_than_there_are()
 
 
 def test_a_sold_out_offer_is_passed_over_and_too_few_machines_give_no_plan():
-    gone = Offer("gone", "T4", 1, 0, 0.1, largest_batch=128)
+    gone = MachineOffer("gone", "T4", 1, 0, 0.1, largest_batch=128)
     assert cheapest_first(problem(1024, gone, SLOW)) == Plan((Group("slow", 8, 128),))
     assert cheapest_first(problem(4096)) is None
     assert fastest_first(problem(4096), ("fast", "slow")) is None
@@ -77,7 +77,7 @@ def test_oracle_bo_measures_a_third_of_the_plans_on_machines_of_one_kind():
         measured.append(plan)
         return 1.0 / plan.machines
 
-    offers = (Offer("one", "T4", 1, 64, 0.72), Offer("other", "M60", 1, 64, 0.69))
+    offers = (MachineOffer("one", "T4", 1, 64, 0.72), MachineOffer("other", "M60", 1, 64, 0.69))
     asked = Problem(64, 1, offers)
     best = oracle_bayes(asked, measure)
     assert len(measured) == 4  # of 7 each, a third of 14 rounded per offer
@@ -96,8 +96,8 @@ def line(fixed_s: float, sample_s: float) -> list[ComputeProbe]:
 
 
 RATED = (
-    Offer("t4", "T4", 1, 8, 0.72, network_bytes_per_second=1.25e9),
-    Offer("v100", "V100", 4, 4, 3.68, network_bytes_per_second=3e9),
+    MachineOffer("t4", "T4", 1, 8, 0.72, network_bytes_per_second=1.25e9),
+    MachineOffer("v100", "V100", 4, 4, 3.68, network_bytes_per_second=3e9),
 )
 PROBES = {"t4": line(0.02, 0.004), "v100": line(0.02, 0.001)}
 

@@ -10,7 +10,18 @@ import pytest
 from support.planning_problems import simulated_problem, table_problem
 
 from gpusonde.errors import ProblemError
-from gpusonde.optimizer import Group, Objective, Offer, Plan, Problem, Status, StepTimes, TableSteps, pareto, solve
+from gpusonde.optimizer import (
+    Group,
+    MachineOffer,
+    Objective,
+    Plan,
+    Problem,
+    Status,
+    StepTimes,
+    TableSteps,
+    pareto,
+    solve,
+)
 from gpusonde.optimizer.search.space import brute_force, every_plan
 from gpusonde.optimizer.solution import check_plan, estimate_plan, objective_value, satisfies
 
@@ -70,7 +81,7 @@ def six_offers(global_batch: int, objective: Objective) -> tuple[Problem, TableS
         ("one newer", 1, 0.85, 256, 0.022, 0.0021, 4e8), ("eight fast", 8, 12.3, 1024, 0.014, 0.00045, 6e9),
     ]  # fmt: skip
     offers = tuple(
-        Offer(name, name, devices, 64, usd, smallest_batch=8, largest_batch=largest)
+        MachineOffer(name, name, devices, 64, usd, smallest_batch=8, largest_batch=largest)
         for name, devices, usd, largest, _, _, _ in kinds
     )
     problem = Problem(global_batch, 1000, offers, objective)
@@ -98,7 +109,7 @@ def test_64_machines_of_six_offers_are_searched_by_looking_at_few_plans(global_b
 
 
 def test_machines_of_different_kinds_are_mixed_where_no_kind_suffices():
-    offers = (Offer("a", "x", 1, 3, 1.0), Offer("b", "y", 1, 8, 3.0))
+    offers = (MachineOffer("a", "x", 1, 3, 1.0), MachineOffer("b", "y", 1, 8, 3.0))
     latencies = {(name, size): seconds * size for name, seconds in (("a", 0.02), ("b", 0.01)) for size in (1, 2, 4, 8)}
     problem = Problem(28, 10, offers, batch_sizes=(1, 2, 4, 8))
     solution = solve(problem, TableSteps(offers, latencies))
@@ -106,14 +117,14 @@ def test_machines_of_different_kinds_are_mixed_where_no_kind_suffices():
 
 
 def test_equally_fast_plans_go_by_price():
-    offers = (Offer("cheap", "x", 1, 4, 1.0), Offer("dear", "x", 1, 4, 2.0))
+    offers = (MachineOffer("cheap", "x", 1, 4, 1.0), MachineOffer("dear", "x", 1, 4, 2.0))
     latencies = {(offer.name, size): 0.1 for offer in offers for size in (4, 8, 16)}
     solution = solve(Problem(16, 10, offers, batch_sizes=(4, 8, 16)), TableSteps(offers, latencies))
     assert solution.plan == Plan((Group("cheap", 1, 16),))
 
 
 def test_the_deadline_is_kept_with_the_confidence_and_not_only_on_average():
-    offers = (Offer("slow", "x", 1, 1, 1.0), Offer("fast", "y", 1, 1, 10.0))
+    offers = (MachineOffer("slow", "x", 1, 1, 1.0), MachineOffer("fast", "y", 1, 1, 10.0))
     steps = TableSteps(offers, {("slow", 8): 1.0, ("fast", 8): 0.5}, spread=0.1)
     problem = Problem(8, 100, offers, Objective.COST, deadline_s=110.0, batch_sizes=(8,))
     solution = solve(problem, steps)

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from gpusonde.optimizer import Objective, Offer, Problem, Status, TableSteps
+from gpusonde.optimizer import MachineOffer, Objective, Problem, Status, TableSteps
 from gpusonde.optimizer.solve import solve
 
 _LIMIT_BYTES = 3 << 30
@@ -15,7 +15,7 @@ _LIMIT_BYTES = 3 << 30
 def offers(count, **more):
     """Machines with 1 to 8 GPUs, each kind with a speed and a price of its own."""
     return tuple(
-        Offer(
+        MachineOffer(
             **{
                 "name": f"o{i}",
                 "device": f"d{i}",

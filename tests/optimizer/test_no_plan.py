@@ -10,17 +10,17 @@ import pytest
 from support.planning_problems import table_problem
 
 from gpusonde.errors import ProblemError
-from gpusonde.optimizer import Group, Objective, Offer, Plan, Problem, Status, TableSteps, solve
+from gpusonde.optimizer import Group, MachineOffer, Objective, Plan, Problem, Status, TableSteps, solve
 from gpusonde.optimizer.search.space import every_plan
 from gpusonde.optimizer.solution import estimate_plan, violation
 
-OFFERS = (Offer("a", "x", 1, 4, 1.0), Offer("b", "y", 2, 4, 3.0))
+OFFERS = (MachineOffer("a", "x", 1, 4, 1.0), MachineOffer("b", "y", 2, 4, 3.0))
 
 
 class LineSteps(TableSteps):
     """A latency for every batch, so that other global batches can be asked about too."""
 
-    def latency_s(self, offer: Offer, batch_size: int, machines: int = 1) -> float:
+    def latency_s(self, offer: MachineOffer, batch_size: int, machines: int = 1) -> float:
         return (0.01 + 0.001 * batch_size) / (1.0 if offer.name == "a" else 2.0)
 
 

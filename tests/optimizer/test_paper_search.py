@@ -11,19 +11,19 @@ import pytest
 from gpusonde.errors import ProblemError
 from gpusonde.optimizer.paper import count_plans, paper_search
 from gpusonde.optimizer.paper.space import anchored_plan, find_anchors
-from gpusonde.optimizer.problem import Objective, Offer, Problem
+from gpusonde.optimizer.problem import MachineOffer, Objective, Problem
 from gpusonde.optimizer.solution import Status
 from gpusonde.optimizer.step_times import StepEstimate, TableSteps
 
 OFFERS = (
-    Offer("t4", "T4", 1, 64, 0.72, largest_batch=128),
-    Offer("m60", "M60", 2, 64, 0.69, largest_batch=64),
-    Offer("v100", "V100", 4, 64, 3.68, largest_batch=512),
+    MachineOffer("t4", "T4", 1, 64, 0.72, largest_batch=128),
+    MachineOffer("m60", "M60", 2, 64, 0.69, largest_batch=64),
+    MachineOffer("v100", "V100", 4, 64, 3.68, largest_batch=512),
 )
 _PER_SAMPLE_S = {"t4": 0.004, "m60": 0.008, "v100": 0.001}
 
 
-def table(offers: tuple[Offer, ...] = OFFERS) -> TableSteps:
+def table(offers: tuple[MachineOffer, ...] = OFFERS) -> TableSteps:
     """Latency of 20 ms and some per sample; an exchange that grows with the number of GPUs."""
     latencies = {
         (offer.name, 2**power): 0.02 + _PER_SAMPLE_S[offer.name] * 2**power for offer in offers for power in range(11)
@@ -112,8 +112,8 @@ def test_what_cannot_be_met_has_no_plan_and_a_nearest_one():
 def test_the_proxy_may_miss_a_plan_that_exists():
     # Both are as fast. Four large machines are the fewest, and at the anchor's latency the budget allows them; with the
     # exchange they exceed it, and plans with small ones were never looked at.
-    small = Offer("t4", "T4", 1, 64, 0.2, largest_batch=16)
-    large = Offer("v100", "V100", 2, 64, 0.5, largest_batch=16)
+    small = MachineOffer("t4", "T4", 1, 64, 0.2, largest_batch=16)
+    large = MachineOffer("v100", "V100", 2, 64, 0.5, largest_batch=16)
     steps = TableSteps((small, large), {("t4", 16): 1.0, ("v100", 16): 1.0}, lambda latency_s, worlds, _: (
         latency_s + 0.01 * np.asarray(worlds)
     ))  # fmt: skip
@@ -151,6 +151,6 @@ def test_a_huge_problem_goes_to_the_anchored_search_at_once():
 
 
 def test_batches_that_share_no_sum_with_the_global_batch_give_no_plan_at_once():
-    offers = (Offer("m60", "M60", 2, 64, 0.69), Offer("v100", "V100", 4, 64, 3.68))
+    offers = (MachineOffer("m60", "M60", 2, 64, 0.69), MachineOffer("v100", "V100", 4, 64, 3.68))
     assert count_plans(Problem(2**20 + 1, 1, offers)) == 0
     assert paper_search(Problem(2**20 + 1, 1, offers), table(offers)).plan is None

@@ -7,12 +7,12 @@ import itertools
 import pytest
 
 from gpusonde.optimizer.paper.space import count_plans, list_plans, saturating_batch
-from gpusonde.optimizer.problem import Offer, Problem
+from gpusonde.optimizer.problem import MachineOffer, Problem
 
 
 def test_the_search_space_of_figure_3_has_18_configurations():
     # ResNet18, 480 samples, up to 60 g4dn.2xlarge machines: the 18 divisors of 480 that are 60 or less.
-    offer = Offer("g4dn.2xl", "T4", 1, 60, 0.225, largest_batch=512)
+    offer = MachineOffer("g4dn.2xl", "T4", 1, 60, 0.225, largest_batch=512)
     divisors = tuple(size for size in range(1, 481) if 480 % size == 0)
     problem = Problem(480, 1, (offer,), batch_sizes=divisors)
     found = list(list_plans(problem))
@@ -43,9 +43,9 @@ def brute_force(problem: Problem) -> set[str]:
 @pytest.mark.parametrize("global_batch", [64, 96, 100, 7])
 def test_all_plans_of_powers_of_two_are_given_once(global_batch: int):
     offers = (
-        Offer("a", "T4", 1, 5, 1.0, largest_batch=32),
-        Offer("b", "M60", 2, 3, 1.0, smallest_batch=2, largest_batch=16),
-        Offer("c", "V100", 4, 2, 1.0),
+        MachineOffer("a", "T4", 1, 5, 1.0, largest_batch=32),
+        MachineOffer("b", "M60", 2, 3, 1.0, smallest_batch=2, largest_batch=16),
+        MachineOffer("c", "V100", 4, 2, 1.0),
     )
     problem = Problem(global_batch, 1, offers)
     found = [str(plan) for plan in list_plans(problem)]
@@ -55,16 +55,16 @@ def test_all_plans_of_powers_of_two_are_given_once(global_batch: int):
 
 def test_a_sold_out_offer_and_one_the_model_does_not_fit_into_are_in_no_plan():
     offers = (
-        Offer("gone", "T4", 1, 0, 1.0),
-        Offer("small", "M60", 1, 8, 1.0, largest_batch=0),
-        Offer("there", "V100", 1, 8, 1.0),
+        MachineOffer("gone", "T4", 1, 0, 1.0),
+        MachineOffer("small", "M60", 1, 8, 1.0, largest_batch=0),
+        MachineOffer("there", "V100", 1, 8, 1.0),
     )
     problem = Problem(64, 1, offers)
     assert {group.offer for plan in list_plans(problem) for group in plan.groups} == {"there"}
 
 
 def test_plans_are_counted_without_being_made():
-    offers = tuple(Offer(f"offer{place}", "T4", 1, 64, 1.0) for place in range(6))
+    offers = tuple(MachineOffer(f"offer{place}", "T4", 1, 64, 1.0) for place in range(6))
     assert count_plans(Problem(4096, 1, offers)) > 1e9
 
 

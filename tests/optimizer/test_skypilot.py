@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpusonde.errors import ProblemError
-from gpusonde.optimizer.problem import Billing, Offer, Problem
+from gpusonde.optimizer.problem import Billing, MachineOffer, Problem
 from gpusonde.optimizer.skypilot import SkyTimeEstimator, set_time_estimator
 from gpusonde.optimizer.step_times import TableSteps
 
@@ -43,7 +43,7 @@ class Task:
 
 
 def offer(name, device, devices=1, **more):
-    return Offer(name=name, device=device, devices=devices, quota=8, usd_per_hour=1.0, **more)
+    return MachineOffer(name=name, device=device, devices=devices, quota=8, usd_per_hour=1.0, **more)
 
 
 def problem(*offers, **more):

@@ -10,7 +10,7 @@ import pytest
 from support.planning_problems import EvenNetwork, simulated_problem
 
 from gpusonde.errors import ProblemError
-from gpusonde.optimizer import Group, Offer, Plan, SimulatedSteps, StepEstimate, TableSteps
+from gpusonde.optimizer import Group, MachineOffer, Plan, SimulatedSteps, StepEstimate, TableSteps
 from gpusonde.optimizer.search.space import every_plan
 from gpusonde.optimizer.solution import quantile_s
 from gpusonde.simulator.compute import ComputeCurve
@@ -19,8 +19,8 @@ from gpusonde.simulator.gradients import assumed_trace
 
 CURVE = ComputeCurve(np.array([1.0, 64.0]), np.array([0.01, 0.2]), np.full(2, 0.05), 0.3, CurveOrigin.PROBES, 1.0, 64.0)
 OFFERS = (
-    Offer("near", "x", 4, 8, 4.0, fabric="ethernet", machine_fabric="nvlink"),
-    Offer("far", "x", 1, 8, 1.0, fabric="ethernet"),
+    MachineOffer("near", "x", 4, 8, 4.0, fabric="ethernet", machine_fabric="nvlink"),
+    MachineOffer("far", "x", 1, 8, 1.0, fabric="ethernet"),
 )
 NETWORKS = {"ethernet": EvenNetwork(1e9, 0.1), "nvlink": EvenNetwork(1e11, 0.0)}
 

@@ -5,7 +5,7 @@ import pytest
 from support.ring_network import grid
 
 from gpusonde.errors import ProblemError
-from gpusonde.optimizer import Group, Offer, Plan, SimulatedSteps
+from gpusonde.optimizer import Group, MachineOffer, Plan, SimulatedSteps
 from gpusonde.simulator.allreduce import AllreduceModel
 from gpusonde.simulator.compute import ComputeProbe, fit_compute_curve
 from gpusonde.simulator.gradients import GradientTrace
@@ -15,7 +15,7 @@ from gpusonde.simulator.gradients import GradientTrace
 def steps():
     model = AllreduceModel.fit(grid(worlds=(2, 4), devices_per_machine=4))
     curve = fit_compute_curve([ComputeProbe(batch, 0.01 + 0.001 * batch) for batch in (8, 16, 32, 64)])
-    offer = Offer("node", "A100", 4, 8, 10.0, fabric="ring")
+    offer = MachineOffer("node", "A100", 4, 8, 10.0, fabric="ring")
     trace = GradientTrace(np.linspace(0, 1, 4), np.full(4, 25e6))
     return SimulatedSteps((offer,), {"node": curve}, {"ring": model.network("ring")}, trace)
 
@@ -30,4 +30,4 @@ def test_a_plan_of_several_machines_says_what_to_measure(steps):
 
 
 def test_the_fabric_still_has_its_place_among_others(steps):
-    assert steps.network(Offer("node", "A100", 4, 8, 10.0, fabric="ring")) > 0
+    assert steps.network(MachineOffer("node", "A100", 4, 8, 10.0, fabric="ring")) > 0

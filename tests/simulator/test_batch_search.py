@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from gpusonde.errors import NothingFitsError
+from gpusonde.errors import MeasurementError
 from gpusonde.simulator.compute import batches_to_probe, largest_batch
 
 
@@ -82,7 +82,7 @@ def test_a_tolerance_saves_tries():
 
 
 def test_a_model_larger_than_the_device_is_said():
-    with pytest.raises(NothingFitsError, match=r"a batch of 1 does not fit .* smaller model"):
+    with pytest.raises(MeasurementError, match=r"a batch of 1 does not fit .* smaller model"):
         largest_batch(Device(0, MemoryError()).step)
 
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from gpusonde.optimizer import Objective, Offer, Plan, Problem, SimulatedSteps, StepTimes, TableSteps
+from gpusonde.optimizer import MachineOffer, Objective, Plan, Problem, SimulatedSteps, StepTimes, TableSteps
 from gpusonde.optimizer.search.space import every_plan
 from gpusonde.optimizer.solution import estimate_plan
 from gpusonde.simulator.communication import BandwidthSharing
@@ -22,7 +22,7 @@ def table_problem(seed: int) -> tuple[Problem, TableSteps]:
     offers, line_s, networks = [], {}, {}
     for place in range(random.integers(2, 5)):
         devices, speed = int(random.choice([1, 2, 4, 8])), random.lognormal(0.0, 0.8)
-        offer = Offer(
+        offer = MachineOffer(
             name=f"offer{place}",
             device="any",
             devices=devices,
@@ -68,7 +68,7 @@ def simulated_problem(seed: int) -> tuple[Problem, SimulatedSteps]:
     offers, curves = [], {}
     for place in range(random.integers(1, 4)):
         devices, speed = int(random.choice([1, 2, 4])), random.lognormal(0.0, 0.8)
-        offer = Offer(
+        offer = MachineOffer(
             name=f"offer{place}",
             device="any",
             devices=devices,

@@ -12,7 +12,7 @@ import sky
 from sky import clouds
 from sky.skylet import constants
 
-from gpusonde.optimizer.problem import Offer, Problem
+from gpusonde.optimizer.problem import MachineOffer, Problem
 from gpusonde.optimizer.skypilot import set_time_estimator
 from gpusonde.optimizer.step_times import TableSteps
 
@@ -22,7 +22,9 @@ _GPU = (
 _MACHINES = {"V100": ("gpu_1x_v100", 1.0), "A100": ("gpu_1x_a100", 2.0)}
 
 OFFERS = tuple(
-    Offer(name=f"lambda/us-east-1/{kind}", device=device, devices=1, quota=4, usd_per_hour=price, largest_batch=512)
+    MachineOffer(
+        name=f"lambda/us-east-1/{kind}", device=device, devices=1, quota=4, usd_per_hour=price, largest_batch=512
+    )
     for device, (kind, price) in (("V100-SXM2-16GB", _MACHINES["V100"]), ("A100-SXM4-40GB", _MACHINES["A100"]))
 )
 

@@ -1,7 +1,7 @@
 """Which machines to rent for a training job, under a deadline and a budget, and what to change while it runs."""
 
 from gpusonde.errors import ProblemError
-from gpusonde.optimizer.problem import Billing, Group, Objective, Offer, Plan, Problem
+from gpusonde.optimizer.problem import Billing, Group, MachineOffer, Objective, Plan, Problem
 from gpusonde.optimizer.solution import Nearest, PlanEstimate, Proof, Relaxation, Solution, Status
 from gpusonde.optimizer.solve import ParetoFront, ParetoPoint, pareto, solve
 from gpusonde.optimizer.step_times import SimulatedSteps, StepEstimate, StepTimes, TableSteps
@@ -9,9 +9,9 @@ from gpusonde.optimizer.step_times import SimulatedSteps, StepEstimate, StepTime
 __all__ = [
     "Billing",
     "Group",
+    "MachineOffer",
     "Nearest",
     "Objective",
-    "Offer",
     "ParetoFront",
     "ParetoPoint",
     "Plan",

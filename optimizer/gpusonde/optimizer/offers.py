@@ -12,11 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 
-from gpusonde.catalog import Offer as CatalogOffer
-from gpusonde.catalog import OfferCatalog
+from gpusonde.catalog import Offer, OfferCatalog
 from gpusonde.catalog.offers import latest_day
 from gpusonde.errors import ProblemError
-from gpusonde.optimizer.problem import Billing, Offer
+from gpusonde.optimizer.problem import Billing, MachineOffer
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class Quota:
         if self.billing not in ("", "on_demand", "spot"):
             raise ProblemError(f"a quota's billing is on_demand or spot, not {self.billing!r}")
 
-    def most_machines(self, offer: CatalogOffer, region: str, billing: str) -> int | None:
+    def most_machines(self, offer: Offer, region: str, billing: str) -> int | None:
         """Return how many machines it allows; None where the rule does not fit the offer."""
         wanted = (self.provider, self.instance_type, self.gpu, self.billing)
         has = (offer.provider, offer.instance_type, offer.gpu_model, billing)
@@ -121,19 +120,19 @@ class Terms:
             if not (math.isfinite(rate) and rate >= 0):
                 raise ProblemError(f"preemptions_per_hour of {machine} must be finite and not negative, not {rate}")
 
-    def quota(self, offer: CatalogOffer, region: str, billing: str) -> int | None:
+    def quota(self, offer: Offer, region: str, billing: str) -> int | None:
         """Return the most machines of an offer that may be rented; None where no rule fits it."""
         limits = [rule.most_machines(offer, region, billing) for rule in self.quotas]
         return min((limit for limit in limits if limit is not None), default=None)
 
-    def network(self, offer: CatalogOffer) -> float | None:
+    def network(self, offer: Offer) -> float | None:
         """Return the rate of one machine's network, bytes per second; None where nobody knows it."""
         given = self.network_bytes_per_second.get(offer.instance_type)
         if given is not None or offer.network_bits_per_second is None:
             return given
         return offer.network_bits_per_second / 8
 
-    def fabric(self, offer: CatalogOffer) -> str:
+    def fabric(self, offer: Offer) -> str:
         """Return the name of the fabric that connects machines of an offer."""
         return self.fabrics.get(offer.instance_type, f"{offer.provider}/{offer.instance_type}")
 
@@ -165,7 +164,7 @@ class OfferSelection:
         left_out: Those that were not taken.
     """
 
-    offers: tuple[Offer, ...]
+    offers: tuple[MachineOffer, ...]
     described: dict[str, str]
     left_out: tuple[ExcludedOffer, ...]
 
@@ -195,7 +194,7 @@ class PricedMachine:
         priced: When the price held, for the reader.
     """
 
-    machine: CatalogOffer
+    machine: Offer
     region: str
     zone: str
     billing: str
@@ -211,7 +210,7 @@ class PricedMachine:
         return f"{where}/spot" if self.billing == "spot" else where
 
 
-def apply_terms(candidate: PricedMachine, terms: Terms) -> Offer | ExcludedOffer:
+def apply_terms(candidate: PricedMachine, terms: Terms) -> MachineOffer | ExcludedOffer:
     """Return the offer that a candidate is under the user's terms, or why it is none."""
     machine = candidate.machine
     quota = terms.quota(machine, candidate.region, candidate.billing)
@@ -237,7 +236,7 @@ def apply_terms(candidate: PricedMachine, terms: Terms) -> Offer | ExcludedOffer
         )
     if spot and preemptions is None:
         return ExcludedOffer(candidate.name, "preemption rate unknown; give preemptions_per_hour, or of '*' for all")
-    return Offer(
+    return MachineOffer(
         name=candidate.name,
         device=machine.gpu_model,
         devices=machine.gpu_count,
@@ -257,7 +256,7 @@ def apply_terms(candidate: PricedMachine, terms: Terms) -> Offer | ExcludedOffer
 
 def select_offers(candidates: list[PricedMachine], terms: Terms, left_out: list[ExcludedOffer]) -> OfferSelection:
     """Return the selection of candidates; of two with one name the cheaper is taken."""
-    offers: dict[str, Offer] = {}
+    offers: dict[str, MachineOffer] = {}
     described: dict[str, str] = {}
     for candidate in sorted(candidates, key=lambda each: each.usd_per_hour):
         found = apply_terms(candidate, terms)
@@ -296,7 +295,7 @@ class OfferFilter:
     billing: str | None = "on_demand"
     priced_since: date | None = None
 
-    def choose(self, catalog: OfferCatalog) -> tuple[CatalogOffer, ...]:
+    def choose(self, catalog: OfferCatalog) -> tuple[Offer, ...]:
         """Return the catalogue's whole-GPU offers that pass, whatever their price's date, in its order.
 
         Raises:

@@ -1,7 +1,7 @@
 """``Problem``: a training job, what may be rented for it, and what its owner wants; and ``Plan``, an answer.
 
-A plan says how many machines of which offers, and which batch each of their GPUs gets. ``Offer`` and ``Plan`` are also
-the schema of their documents: field names are keys, annotations ranges.
+A plan says how many machines of which offers, and which batch each of their GPUs gets. ``MachineOffer`` and ``Plan``
+are also the schema of their documents: field names are keys, annotations ranges.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Objective(Enum):
 
 
 @dataclass(frozen=True)
-class Offer:
+class MachineOffer:
     """One kind of machine that can be rented.
 
     Attributes:
@@ -121,7 +121,7 @@ class Problem:
 
     global_batch: int
     iterations: int
-    offers: tuple[Offer, ...]
+    offers: tuple[MachineOffer, ...]
     objective: Objective = Objective.TIME
     deadline_s: float | None = None
     budget_usd: float | None = None
@@ -169,7 +169,7 @@ class Problem:
                 _whole(batch, "batch_sizes", 1, _LARGEST_BATCH, "samples per GPU")
             object.__setattr__(self, "batch_sizes", tuple(sorted(set(self.batch_sizes))))
 
-    def offer(self, name: str) -> Offer:
+    def offer(self, name: str) -> MachineOffer:
         """Return the offer of that name.
 
         Raises:
@@ -180,7 +180,7 @@ class Problem:
                 return offer
         raise KeyError(name)
 
-    def candidates(self, offer: Offer) -> tuple[int, ...]:
+    def candidates(self, offer: MachineOffer) -> tuple[int, ...]:
         """Return the batches per GPU that an offer may run, ascending; empty when none fits."""
         most = self.global_batch // offer.devices
         if offer.largest_batch is not None:
@@ -269,17 +269,17 @@ class Plan:
         """Machines of all offers."""
         return sum(group.machines for group in self.groups)
 
-    def devices(self, offers: Iterable[Offer]) -> int:
+    def devices(self, offers: Iterable[MachineOffer]) -> int:
         """Return the number of GPUs: the world size."""
         by_name = {offer.name: offer for offer in offers}
         return sum(group.machines * by_name[group.offer].devices for group in self.groups)
 
-    def global_batch(self, offers: Iterable[Offer]) -> int:
+    def global_batch(self, offers: Iterable[MachineOffer]) -> int:
         """Return the samples of an iteration."""
         by_name = {offer.name: offer for offer in offers}
         return sum(group.machines * by_name[group.offer].devices * group.batch_size for group in self.groups)
 
-    def usd_per_hour(self, offers: Iterable[Offer]) -> float:
+    def usd_per_hour(self, offers: Iterable[MachineOffer]) -> float:
         """Return the price of all machines per hour."""
         by_name = {offer.name: offer for offer in offers}
         return sum(group.machines * by_name[group.offer].usd_per_hour for group in self.groups)

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from gpusonde.catalog import GpuCatalog, UnknownGpuError, load_gpus
 from gpusonde.errors import ProblemError
-from gpusonde.optimizer.problem import Billing, Group, Offer, Plan, Problem
+from gpusonde.optimizer.problem import Billing, Group, MachineOffer, Plan, Problem
 from gpusonde.optimizer.step_times import StepTimes
 
 
@@ -76,7 +76,8 @@ class SkyTimeEstimator:
         problem: Global batch, iterations and offers; its limits are not looked at, SkyPilot has none.
         steps: How long an iteration takes.
         machines: ``num_nodes`` of the task.
-        devices: SkyPilot's name of an accelerator -> ``Offer.device``, where the catalogue does not match the two.
+        devices: SkyPilot's name of an accelerator -> ``MachineOffer.device``, where the catalogue does not
+            match the two.
         gpus: Knows other spellings of GPUs; the shipped catalogue by default.
 
     Raises:
@@ -109,7 +110,7 @@ class SkyTimeEstimator:
         seconds = max(self._seconds(offer) for offer in self._offers(resources))
         return seconds if math.isinf(seconds) else math.ceil(seconds)
 
-    def _seconds(self, offer: Offer) -> float:
+    def _seconds(self, offer: MachineOffer) -> float:
         devices = self._machines * offer.devices
         batch_size, rest = divmod(self._problem.global_batch, devices)
         too_large = offer.largest_batch is not None and batch_size > offer.largest_batch
@@ -118,7 +119,7 @@ class SkyTimeEstimator:
         step = self._steps.estimate(Plan((Group(offer.name, self._machines, batch_size),)))
         return self._problem.overhead_s + self._problem.iterations * step.mean_s
 
-    def _offers(self, resources: SkyResources) -> list[Offer]:
+    def _offers(self, resources: SkyResources) -> list[MachineOffer]:
         accelerators = dict(resources.accelerators or {})
         if len(accelerators) != 1:
             raise ProblemError(f"resources {resources} name no GPU: give the task's resources accelerators")
@@ -145,7 +146,7 @@ class SkyTimeEstimator:
             found = [offer for offer in found if fits(offer)] or found
         return found
 
-    def _names(self, accelerator: str, offers: Iterable[Offer]) -> set[str]:
+    def _names(self, accelerator: str, offers: Iterable[MachineOffer]) -> set[str]:
         """Devices of offers that an accelerator's name means: exactly, else every variant of it."""
         devices = {offer.device for offer in offers}
         meant = self._devices.get(accelerator, accelerator)

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
-from gpusonde.catalog import Offer as CatalogOffer
-from gpusonde.catalog import OfferCatalog
+from gpusonde.catalog import Offer, OfferCatalog
 from gpusonde.errors import TableError
 from gpusonde.optimizer.offers import ExcludedOffer, OfferFilter, OfferSelection, PricedMachine, Terms, select_offers
 
@@ -141,9 +140,9 @@ def spot_offers(
     return select_offers(candidates, terms, left_out)
 
 
-def _machines(catalog: OfferCatalog) -> dict[tuple[str, str], CatalogOffer]:
+def _machines(catalog: OfferCatalog) -> dict[tuple[str, str], Offer]:
     """Instance types with whole GPUs; of several entries the one whose network rate is known."""
-    found: dict[tuple[str, str], CatalogOffer] = {}
+    found: dict[tuple[str, str], Offer] = {}
     for offer in catalog.all:
         key = (offer.provider, offer.instance_type)
         if offer.whole_gpu and (key not in found or found[key].network_bits_per_second is None):

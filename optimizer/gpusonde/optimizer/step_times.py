@@ -19,7 +19,7 @@ import numpy.typing as npt
 from scipy.special import ndtri
 
 from gpusonde.errors import ProblemError
-from gpusonde.optimizer.problem import Offer, Plan
+from gpusonde.optimizer.problem import MachineOffer, Plan
 from gpusonde.simulator.communication import BandwidthSharing, simulate_communications
 from gpusonde.simulator.compute import ComputeCurve
 from gpusonde.simulator.gradients import GradientTrace, ring_traffic_bytes
@@ -67,14 +67,14 @@ class StepTimes(Protocol):
         """True when ``bound_s`` is the mean of every plan on several machines, and runs scatter by ``least_spread``."""
         ...
 
-    def latency_s(self, offer: Offer, batch_size: int, machines: int = 1) -> float:
+    def latency_s(self, offer: MachineOffer, batch_size: int, machines: int = 1) -> float:
         """Return the mean computation of the slowest GPU among ``machines`` of an offer, or a lower bound of it.
 
         It never decreases with ``batch_size`` or ``machines``; when ``exact`` it is the same for all ``machines``.
         """
         ...
 
-    def network(self, offer: Offer) -> float:
+    def network(self, offer: MachineOffer) -> float:
         """Return the class of an offer's network: larger is faster. The slowest of a plan decides."""
         ...
 
@@ -117,7 +117,7 @@ class TableSteps:
 
     def __init__(
         self,
-        offers: Sequence[Offer],
+        offers: Sequence[MachineOffer],
         latencies_s: Mapping[tuple[str, int], float],
         step_s: StepFunction | None = None,
         networks: Mapping[str, float] | None = None,
@@ -142,11 +142,11 @@ class TableSteps:
         """Relative standard deviation of every run."""
         return self._spread
 
-    def latency_s(self, offer: Offer, batch_size: int, machines: int = 1) -> float:
+    def latency_s(self, offer: MachineOffer, batch_size: int, machines: int = 1) -> float:
         """Return the entry of the table; infinite when there is none, which keeps the batch out of every plan."""
         return self._latencies_s.get((offer.name, batch_size), math.inf)
 
-    def network(self, offer: Offer) -> float:
+    def network(self, offer: MachineOffer) -> float:
         """Return the class of an offer's network."""
         return 0.0 if self._networks is None else self._networks[offer.name]
 
@@ -185,7 +185,7 @@ class SimulatedSteps:
     Args:
         offers: The offers.
         curves: Compute curve of a GPU, by name of the offer.
-        networks: What allreduces reach, by name of the fabric (``Offer.fabric``, ``Offer.machine_fabric``). A plan on
+        networks: What allreduces reach, by name of the fabric (an offer's ``fabric`` or ``machine_fabric``). A plan on
             machines with different fabrics gets the slower of them for every transfer.
         trace: The job's gradients.
         sharing: How concurrent transfers share a link; None for one at a time, as with NCCL.
@@ -200,7 +200,7 @@ class SimulatedSteps:
 
     def __init__(
         self,
-        offers: Sequence[Offer],
+        offers: Sequence[MachineOffer],
         curves: Mapping[str, ComputeCurve],
         networks: Mapping[str, NetworkModel],
         trace: GradientTrace,
@@ -241,7 +241,7 @@ class SimulatedSteps:
         """The simulator's own error."""
         return self._model_spread
 
-    def latency_s(self, offer: Offer, batch_size: int, machines: int = 1) -> float:
+    def latency_s(self, offer: MachineOffer, batch_size: int, machines: int = 1) -> float:
         """Return the mean computation of the slowest GPU among ``machines`` of an offer."""
         key = offer.name, batch_size, machines
         if key not in self._latencies_s:
@@ -250,7 +250,7 @@ class SimulatedSteps:
             self._latencies_s[key] = float((forward + backward).mean())
         return self._latencies_s[key]
 
-    def network(self, offer: Offer) -> float:
+    def network(self, offer: MachineOffer) -> float:
         """Return the class of an offer's network: what it reaches among some GPUs, one number per fabric."""
         if not self._classes:
             size = np.array([self._trace.total_bytes])
@@ -379,5 +379,5 @@ def _effective(bandwidth: BusBandwidth, samples: int) -> FloatArray:
     return np.asarray(bandwidth.bytes_per_second / np.exp(-draws[:, None] * bandwidth.log_spread).mean(axis=0))
 
 
-def _machine_fabric(offer: Offer) -> str:
+def _machine_fabric(offer: MachineOffer) -> str:
     return offer.machine_fabric or offer.fabric

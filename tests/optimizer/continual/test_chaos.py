@@ -9,13 +9,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from gpusonde.optimizer import Billing, Objective, Offer, Problem, TableSteps
+from gpusonde.optimizer import Billing, MachineOffer, Objective, Problem, TableSteps
 from gpusonde.optimizer.continual import Controller, DecisionKind, Machine, Notice, NoticeKind
 
 OFFERS = (
-    Offer("a", "A", 1, 3, 1.0, Billing.SPOT, largest_batch=64, region="x"),
-    Offer("b", "A", 1, 2, 1.1, Billing.SPOT, largest_batch=64, region="y"),
-    Offer("sure", "A", 1, 2, 3.0, largest_batch=64, region="x"),
+    MachineOffer("a", "A", 1, 3, 1.0, Billing.SPOT, largest_batch=64, region="x"),
+    MachineOffer("b", "A", 1, 2, 1.1, Billing.SPOT, largest_batch=64, region="y"),
+    MachineOffer("sure", "A", 1, 2, 3.0, largest_batch=64, region="x"),
 )
 STEPS = TableSteps(OFFERS, {(o.name, b): s for o in OFFERS for b, s in ((64, 1.0), (32, 0.55))})
 

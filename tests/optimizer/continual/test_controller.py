@@ -10,7 +10,7 @@ import pytest
 from simulated_cloud import SimulatedCloud, SimulatedJob, SimulatedWorld, StepCapacity
 
 from gpusonde.errors import CloudError, ProblemError
-from gpusonde.optimizer import Billing, Group, Objective, Offer, Plan, Problem, TableSteps
+from gpusonde.optimizer import Billing, Group, MachineOffer, Objective, Plan, Problem, TableSteps
 from gpusonde.optimizer.continual import (
     ContinualOptions,
     Controller,
@@ -24,9 +24,9 @@ from gpusonde.optimizer.continual import (
     Runtime,
 )
 
-SPOT = Offer("spot", "A", 1, 4, 1.0, Billing.SPOT, largest_batch=64)
-OTHER = Offer("other", "A", 1, 4, 1.2, Billing.SPOT, largest_batch=64)
-SURE = Offer("sure", "A", 1, 4, 3.0, Billing.ON_DEMAND, largest_batch=64)
+SPOT = MachineOffer("spot", "A", 1, 4, 1.0, Billing.SPOT, largest_batch=64)
+OTHER = MachineOffer("other", "A", 1, 4, 1.2, Billing.SPOT, largest_batch=64)
+SURE = MachineOffer("sure", "A", 1, 4, 3.0, Billing.ON_DEMAND, largest_batch=64)
 OFFERS = (SPOT, OTHER, SURE)
 # One second per iteration on one GPU, a little more than the half on two, and so on.
 LATENCIES = {(o.name, b): s for o in OFFERS for b, s in ((64, 1.0), (32, 0.55), (16, 0.3))}

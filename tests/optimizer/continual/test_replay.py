@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from simulated_cloud import StepCapacity
 from spot_replay import CapacityTrace, TraceError, Truth, only, read_capacity, replay
 
-from gpusonde.optimizer import Billing, Objective, Offer, Problem, TableSteps
+from gpusonde.optimizer import Billing, MachineOffer, Objective, Problem, TableSteps
 from gpusonde.optimizer.continual import ContinualOptions
 
 HOUR = 3600.0
 TRACES = Path(__file__).resolve().parents[4] / "shared" / "data" / "distributed" / "spot_traces"
 OFFERS = (
-    Offer("spot a", "A", 1, 2, 1.0, Billing.SPOT, largest_batch=64, region="r"),
-    Offer("spot b", "A", 1, 2, 1.1, Billing.SPOT, largest_batch=64, region="r"),
-    Offer("sure", "A", 1, 4, 3.0, Billing.ON_DEMAND, largest_batch=64, region="r"),
+    MachineOffer("spot a", "A", 1, 2, 1.0, Billing.SPOT, largest_batch=64, region="r"),
+    MachineOffer("spot b", "A", 1, 2, 1.1, Billing.SPOT, largest_batch=64, region="r"),
+    MachineOffer("sure", "A", 1, 4, 3.0, Billing.ON_DEMAND, largest_batch=64, region="r"),
 )
 LATENCIES = {(o.name, b): s for o in OFFERS for b, s in ((64, 2.0), (32, 1.1), (16, 0.6))}
 STEPS = TableSteps(OFFERS, LATENCIES)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpusonde.errors import ProfileError
+from gpusonde.errors import MeasurementError
 from gpusonde.simulator.allreduce import AllreduceModel, measurements_from_json, measurements_to_json
 from gpusonde.simulator.instrument import allreduce_probe
 from gpusonde.simulator.instrument.allreduce_probe import ProbeGrid, Rendezvous, probe_allreduce
@@ -30,7 +30,7 @@ def run_rank(rank, world_size, port, grid, answers):
         found = probe_allreduce(
             "loopback", grid, rendezvous=rendezvous, backend="gloo", timeout_s=60, clock=lambda: 1234.0
         )
-    except ProfileError as error:
+    except MeasurementError as error:
         found = str(error)
     answers.put((rank, found))
 
@@ -108,20 +108,20 @@ def test_torchrun_starts_it(tmp_path):
 def test_without_a_group_it_says_how_to_start_one(monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(ProfileError, match="torchrun"):
+    with pytest.raises(MeasurementError, match="torchrun"):
         probe_allreduce("loopback", GRID)
 
 
 @needs_torch
 def test_processes_that_do_not_come_are_an_error():
     rendezvous = Rendezvous(0, 2, f"127.0.0.1:{free_port()}")
-    with pytest.raises(ProfileError, match="do not find each other"):
+    with pytest.raises(MeasurementError, match="do not find each other"):
         probe_allreduce("loopback", GRID, rendezvous=rendezvous, backend="gloo", timeout_s=1)
 
 
 def test_without_torch_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(ProfileError, match=r"gpusonde\[torch\]"):
+    with pytest.raises(MeasurementError, match=r"gpusonde\[torch\]"):
         probe_allreduce("loopback", GRID)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support.torch_ranks import run_ranks
 
-from gpusonde.errors import ProfileError
+from gpusonde.errors import MeasurementError
 from gpusonde.simulator.job_profile import JobProfile
 
 torch = pytest.importorskip("torch", reason="needs torch (extra torch)")
@@ -147,7 +147,7 @@ def test_buckets_are_those_of_torch():
 
 
 def refused(model, loss=lambda model, batch: model(batch).sum(), **options):
-    with pytest.raises(ProfileError) as error:
+    with pytest.raises(MeasurementError) as error:
         profile(model, lambda size: torch.ones(size, 3), loss, **({"batch_sizes": [1, 2]} | options))
     return str(error.value)
 
@@ -252,9 +252,9 @@ def test_entry_points_without_a_job_are_refused(script):
         ("absent.py:job", "no file absent.py"), (f"{script}:absent", "no function absent"),
         (f"{script}:nothing", "returned NoneType"), ("no_such_module:job", "no module no_such_module"),
     ]:  # fmt: skip
-        with pytest.raises(ProfileError, match=words):
+        with pytest.raises(MeasurementError, match=words):
             load_job(entry_point)
     other = script.parent / "json.py"
     other.write_text("job = None")
-    with pytest.raises(ProfileError, match="name of another module"):
+    with pytest.raises(MeasurementError, match="name of another module"):
         load_job(f"{other}:job")

@@ -242,11 +242,12 @@ def _row(
     result: dict[str, Any]
     try:
         with output.progress(label, 1.0) as show:
-            said = _Steps(label, as_json=args.json)
 
             def progress(done: int, total: int) -> None:
                 show(done / total)
-                said(done, total)
+                # A line for every split where no bar is drawn: minutes without a sign of life look like a hang.
+                if args.json or not sys.stderr.isatty():
+                    print(f"{label}: {done} of {total}", file=sys.stderr, flush=True)
 
             found = evaluate(
                 table, _predictor(mode, Protocol(protocol)), Protocol(protocol),
@@ -272,17 +273,6 @@ def _result(found: Evaluation) -> dict[str, Any]:
             ("by_workload", "workload", found.by_workload),
         )
     }
-
-
-class _Steps:
-    """A line on stderr for every split, where no bar is drawn: minutes without a sign of life look like a hang."""
-
-    def __init__(self, label: str, *, as_json: bool) -> None:
-        self._label, self._quiet = label, sys.stderr.isatty() and not as_json
-
-    def __call__(self, done: int, total: int) -> None:
-        if not self._quiet:
-            print(f"{self._label}: {done} of {total}", file=sys.stderr, flush=True)
 
 
 def _predictor(mode: str, protocol: Protocol) -> Predictor:

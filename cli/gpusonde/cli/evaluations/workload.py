@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypedDict, cast
 
@@ -13,8 +14,6 @@ from gpusonde.cli.parsing import Parser, names
 from gpusonde.errors import CommandError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from gpusonde.predictor.workload.engine import Evaluation, Flags, MeasurementTable
 
 _PROTOCOLS = {
@@ -153,9 +152,12 @@ def _row(output: Output, table: MeasurementTable, protocol: str, mode: str) -> G
     try:
         folds = list(folds_of(table.measurements, Protocol(protocol)))
         with output.progress(f"{_PROTOCOLS[protocol]}, {mode}", 1.0) as show:
-            done = _Count(len(folds), show)
+            done = itertools.count(1)
             found = evaluate(
-                table.measurements, folds, lambda known: WorkloadModel().fit(known, kind=mode), done=done.one
+                table.measurements,
+                folds,
+                lambda known: WorkloadModel().fit(known, kind=mode),
+                done=lambda _name: show(next(done) / len(folds)),
             )
     except ModelError as error:
         none = cast(GraphScoresPayload, dict.fromkeys(GraphScoresPayload.__annotations__))
@@ -167,17 +169,6 @@ def _row(output: Output, table: MeasurementTable, protocol: str, mode: str) -> G
         **_scores(found, np.ones(len(found.errors), dtype=bool)),
         "by_fold": [{"held_out": name, **_scores(found, some)} for name, some in found.by_fold().items()],
     }
-
-
-class _Count:
-    """Turns names of finished folds into a share."""
-
-    def __init__(self, total: int, show: Callable[[float], None]) -> None:
-        self._total, self._show, self._done = total, show, 0
-
-    def one(self, _name: str) -> None:
-        self._done += 1
-        self._show(self._done / self._total)
 
 
 def _scores(found: Evaluation, some: Flags) -> GraphScoresPayload:

@@ -10,7 +10,7 @@ from scipy.special import ndtri
 
 from gpusonde.errors import ProblemError
 from gpusonde.optimizer.continual.options import ContinualOptions, ExpectedRun, PreemptionRates, expected_run
-from gpusonde.optimizer.problem import Billing, Objective, Offer, Plan, Problem
+from gpusonde.optimizer.problem import Billing, MachineOffer, Objective, Plan, Problem
 from gpusonde.optimizer.solution import Solution
 from gpusonde.optimizer.solve import solve
 from gpusonde.optimizer.step_times import StepTimes
@@ -109,7 +109,7 @@ class CandidateFinder:
         self._rates = rates
         self._solver = solver
         self._offers = {offer.name: offer for offer in problem.offers}
-        self._known: dict[tuple[tuple[Offer, ...], Objective], Plan | None] = {}
+        self._known: dict[tuple[tuple[MachineOffer, ...], Objective], Plan | None] = {}
         self._deviations = float(ndtri(options.confidence))
 
     def replace_problem(self, problem: Problem) -> None:
@@ -197,9 +197,9 @@ class CandidateFinder:
         mean = rates[len(rates) // 2] * candidate.plan.machines * at.remaining * candidate.step_s / _HOUR_S
         return mean + 2 * math.sqrt(mean)
 
-    def _group_offers(self, at: JobState, on_demand_only: bool, ready_only: bool) -> Iterable[list[Offer]]:
+    def _group_offers(self, at: JobState, on_demand_only: bool, ready_only: bool) -> Iterable[list[MachineOffer]]:
         """Yield sets of offers whose machines may work together, with what can be had of each."""
-        regions: dict[str, list[Offer]] = {}
+        regions: dict[str, list[MachineOffer]] = {}
         for offer in self._problem.offers:
             if on_demand_only and offer.billing is Billing.SPOT:
                 continue
@@ -218,7 +218,7 @@ class CandidateFinder:
         return regions.values()
 
     def _find_among(
-        self, offers: list[Offer], at: JobState, deadline: bool, objective: Objective
+        self, offers: list[MachineOffer], at: JobState, deadline: bool, objective: Objective
     ) -> PlanCandidate | None:
         problem, options = self._problem, self._options
         deadline_s = budget_usd = None

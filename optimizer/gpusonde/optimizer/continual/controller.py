@@ -20,7 +20,7 @@ from gpusonde.optimizer.continual.fleet import Cloud, Fleet, Losses
 from gpusonde.optimizer.continual.options import ContinualOptions, PreemptionRates
 from gpusonde.optimizer.continual.policy import Policy, PolicyDecision
 from gpusonde.optimizer.continual.progress import EpochProgress, ProgressWindow, Projection, Throughput, project
-from gpusonde.optimizer.problem import Billing, Offer, Plan, Problem
+from gpusonde.optimizer.problem import Billing, MachineOffer, Plan, Problem
 from gpusonde.optimizer.step_times import StepTimes
 
 
@@ -254,7 +254,7 @@ class Controller:
         """Take note that the machines of a ``LAUNCH`` were ordered."""
         self.fleet.ordered(offer, machines, now_s)
 
-    def replace_offers(self, offers: Sequence[Offer]) -> None:
+    def replace_offers(self, offers: Sequence[MachineOffer]) -> None:
         """Go on with other prices, quotas or preemption rates of the offers; the next step looks for better plans.
 
         Raises:

@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Protocol
 
 from gpusonde.optimizer.continual.options import PreemptionRates
-from gpusonde.optimizer.problem import Billing, Offer, Plan
+from gpusonde.optimizer.problem import Billing, MachineOffer, Plan
 
 
 class NoticeKind(str, Enum):
@@ -161,10 +161,10 @@ class Fleet:
         rates: Learns from what happens.
     """
 
-    def __init__(self, cloud: Cloud, offers: Sequence[Offer], rates: PreemptionRates) -> None:
+    def __init__(self, cloud: Cloud, offers: Sequence[MachineOffer], rates: PreemptionRates) -> None:
         self.spent_usd = 0.0
         self._cloud = cloud
-        self._offers: Mapping[str, Offer] = {offer.name: offer for offer in offers}
+        self._offers: Mapping[str, MachineOffer] = {offer.name: offer for offer in offers}
         self._rates = rates
         self._machines: dict[str, Machine] = {}
         self._ordered: dict[str, tuple[str, float]] = {}
@@ -176,7 +176,7 @@ class Fleet:
         """The machines, by identifier, that which are to end left out."""
         return self._machines
 
-    def replace_offers(self, offers: Sequence[Offer]) -> None:
+    def replace_offers(self, offers: Sequence[MachineOffer]) -> None:
         """Reckon with the prices of now from the next step on."""
         self._offers = {offer.name: offer for offer in offers}
 

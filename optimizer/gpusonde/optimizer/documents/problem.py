@@ -22,8 +22,8 @@ from gpusonde.optimizer.problem import (
     BatchSize,
     Billing,
     LargestBatch,
+    MachineOffer,
     Objective,
-    Offer,
     Plan,
     PreemptionRate,
     Problem,
@@ -135,7 +135,7 @@ class ProblemKeys:
     overhead_s: Annotated[float, Number(least=0.0)] = 0.0
     batch_sizes: Annotated[tuple[BatchSize, ...], ListOf(_MOST_BATCH_SIZES)] = ()
     job: JobKeys
-    offers: Annotated[tuple[Offer, ...], ListOf(MOST_OFFERS)] = ()
+    offers: Annotated[tuple[MachineOffer, ...], ListOf(MOST_OFFERS)] = ()
     catalog: Annotated[tuple[CatalogKeys, ...], ListOf(_MOST_QUERIES)] = ()
 
 
@@ -272,7 +272,7 @@ def _check_size(problem: Problem) -> None:
         )
 
 
-def _add_memory_limit(offer: Offer, job: Job) -> Offer:
+def _add_memory_limit(offer: MachineOffer, job: Job) -> MachineOffer:
     """Return an offer with what is known of its device where it has no largest batch."""
     curve = job.curves.get(offer.device)
     if curve is None:
@@ -283,7 +283,7 @@ def _add_memory_limit(offer: Offer, job: Job) -> Offer:
     return replace(offer, largest_batch=curve.largest_batch) if offer.largest_batch is None else offer
 
 
-def _add_fabrics(offers: list[Offer], job: Job, notes: list[str]) -> tuple[list[Offer], dict[str, float]]:
+def _add_fabrics(offers: list[MachineOffer], job: Job, notes: list[str]) -> tuple[list[MachineOffer], dict[str, float]]:
     """Return offers of which those whose network nobody measured share fabrics by its rating."""
     measured = {measurement.fabric for measurement in job.allreduce}
     rated: dict[str, float] = {}
@@ -334,7 +334,7 @@ def _count_iterations(keys: ProblemKeys) -> tuple[int, float | None]:
 
 def _list_offers(
     query: CatalogKeys, path: str, catalog: OfferCatalog, curves: Mapping[str, ComputeCurve], notes: list[str]
-) -> list[Offer]:
+) -> list[MachineOffer]:
     """Return the catalogue's offers that a query asks for."""
     try:
         terms = Terms(

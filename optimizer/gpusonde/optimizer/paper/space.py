@@ -23,7 +23,7 @@ import numpy.typing as npt
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from gpusonde.errors import ProblemError
-from gpusonde.optimizer.problem import Group, Offer, Plan, Problem
+from gpusonde.optimizer.problem import Group, MachineOffer, Plan, Problem
 from gpusonde.optimizer.step_times import StepTimes
 
 # Configurations of one offer: (samples per iteration, machines, batch per device).
@@ -53,7 +53,7 @@ def saturating_batch(batch_sizes: Sequence[int], latencies_s: Sequence[float], s
     return int(batch_sizes[int(np.argmax(rates >= share * rates.max()))])
 
 
-def paper_batches(problem: Problem, offer: Offer) -> tuple[int, ...]:
+def paper_batches(problem: Problem, offer: MachineOffer) -> tuple[int, ...]:
     """Return the batches per device that the seed would consider, ascending."""
     sizes = problem.candidates(offer)
     return sizes if problem.batch_sizes is not None else tuple(size for size in sizes if size & (size - 1) == 0)
@@ -179,7 +179,7 @@ def anchored_plan(problem: Problem, steps: StepTimes, anchor_s: float) -> Plan |
     """
     if problem.deadline_s is not None and problem.iterations * anchor_s + problem.overhead_s > problem.deadline_s:
         return None
-    chosen: list[tuple[Offer, int]] = []
+    chosen: list[tuple[MachineOffer, int]] = []
     for offer in problem.offers:
         fitting = [batch for batch in paper_batches(problem, offer) if steps.latency_s(offer, batch) <= anchor_s]
         if fitting:

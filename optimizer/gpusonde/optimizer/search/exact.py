@@ -28,7 +28,6 @@ from gpusonde.optimizer.search.space import Space
 from gpusonde.optimizer.search.subproblem import (
     Anchor,
     OfferOptions,
-    OutOfTimeError,
     Subproblem,
     TooManyPlansError,
     make_anchors,
@@ -77,7 +76,7 @@ def list_plans(subproblem: Subproblem, ceiling: float, check_time: Callable[[], 
 
     Raises:
         TooManyPlansError: A round holds more plans than can be listed.
-        OutOfTimeError: From ``check_time``, which is called now and then.
+        TimeoutError: From ``check_time``, which is called now and then.
     """
     before, bound = -np.inf, subproblem.bound
     for limit, choices in subproblem.rounds(ceiling, _GROWTH):
@@ -229,7 +228,7 @@ class ExactSearch:
                     self._search_cell(anchor)
                 heapq.heappop(heap)
                 self._push(heap, number, anchor)
-        except OutOfTimeError:
+        except TimeoutError:
             found.bound = min(found.bound, self._left_out)
             return found
         aim = self._aim()
@@ -244,7 +243,7 @@ class ExactSearch:
 
     def _check_time(self) -> None:
         if self._out_of_time():
-            raise OutOfTimeError
+            raise TimeoutError
 
     def _take(self, plan: Plan) -> None:
         found = self._found

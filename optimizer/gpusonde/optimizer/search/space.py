@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusonde.errors import ProblemError
-from gpusonde.optimizer.problem import Group, Offer, Plan, Problem
+from gpusonde.optimizer.problem import Group, MachineOffer, Plan, Problem
 from gpusonde.optimizer.solution import Proof, Solution, Status, estimate_plan, rank, satisfies
 from gpusonde.optimizer.step_times import StepTimes
 
@@ -92,7 +92,7 @@ class Options:
         latency_s: Shape (n,), of the slowest GPU, ascending.
     """
 
-    offer: Offer
+    offer: MachineOffer
     network: float
     machines: IntArray
     batch_sizes: IntArray
@@ -153,7 +153,9 @@ def make_space(problem: Problem, steps: StepTimes) -> Space | None:
     return Space(found, unit, problem.global_batch // unit, tuple(single))
 
 
-def _options(problem: Problem, offer: Offer, counted: list[tuple[int, int]], unit: int, steps: StepTimes) -> Options:
+def _options(
+    problem: Problem, offer: MachineOffer, counted: list[tuple[int, int]], unit: int, steps: StepTimes
+) -> Options:
     machines = np.concatenate([np.arange(1, most + 1) for _, most in counted])
     batches = np.repeat([batch for batch, _ in counted], [most for _, most in counted])
     if steps.exact:

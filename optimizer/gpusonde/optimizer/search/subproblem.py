@@ -46,10 +46,6 @@ _MOST_AT_A_TIME = 2_000_000
 _MOST_PARTIAL = 20_000_000
 
 
-class OutOfTimeError(Exception):
-    """The search has used up its time."""
-
-
 class TooManyPlansError(Exception):
     """A subproblem holds more plans than can be looked at.
 
@@ -116,7 +112,7 @@ class Subproblem:
 
         Raises:
             TooManyPlansError: There are too many partial plans.
-            OutOfTimeError: From ``check_time``.
+            TimeoutError: From ``check_time``.
         """
         for number, (limit, choices) in enumerate(self.rounds(ceiling)):
             if number == _ROUNDS_BEFORE_DOUBT and not may_exist():

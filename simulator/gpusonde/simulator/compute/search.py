@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpusonde.errors import NothingFitsError
+from gpusonde.errors import MeasurementError
 
 _OUT_OF_MEMORY_NAMES = ("OutOfMemoryError", "ResourceExhaustedError")
 _OUT_OF_MEMORY_TEXTS = ("out of memory", "alloc_failed", "resource_exhausted")
@@ -62,7 +62,7 @@ def largest_batch(
         is_out_of_memory: Tells errors of memory from others.
 
     Raises:
-        NothingFitsError: Not even ``at_least`` fits.
+        MeasurementError: Not even ``at_least`` fits.
         ValueError: Limits in the wrong order, below one, or a negative tolerance.
     """
     if not 1 <= at_least <= at_most:
@@ -82,7 +82,7 @@ def largest_batch(
         return fitted
 
     if not fits(at_least):
-        raise NothingFitsError(
+        raise MeasurementError(
             f"a batch of {at_least} does not fit into the device's memory: take a device with more of it, a smaller "
             "model, gradient checkpointing or lower precision"
         )

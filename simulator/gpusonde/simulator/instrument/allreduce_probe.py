@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from gpusonde.errors import ProfileError
+from gpusonde.errors import MeasurementError
 from gpusonde.simulator.allreduce.measurements import AllreduceMeasurement
 
 _LOG = logging.getLogger(__name__)
@@ -131,7 +131,7 @@ def probe_allreduce(
         The measurements on rank 0, nothing on the others.
 
     Raises:
-        ProfileError: No torch, fewer than two processes, a backend that is missing, or a group that fails.
+        MeasurementError: No torch, fewer than two processes, a backend that is missing, or a group that fails.
         ValueError: A name that a measurement cannot have.
     """
     # A name that cannot be stored is refused before minutes of measuring.
@@ -144,9 +144,11 @@ def probe_allreduce(
         world_size = torch.distributed.get_world_size()
         worlds = sorted(set(chosen.world_sizes)) or [world_size]
         if world_size < 2:
-            raise ProfileError("one process takes part; an allreduce needs two or more")
+            raise MeasurementError("one process takes part; an allreduce needs two or more")
         if worlds[-1] > world_size:
-            raise ProfileError(f"{world_size} processes take part; world size {worlds[-1]} needs {worlds[-1]} of them")
+            raise MeasurementError(
+                f"{world_size} processes take part; world size {worlds[-1]} needs {worlds[-1]} of them"
+            )
         named = device or _device_name(torch, target)
         machine = devices_per_machine or _devices_per_machine(torch, target)
         found: list[AllreduceMeasurement] = []
@@ -170,7 +172,7 @@ def probe_allreduce(
                         )
                     )
         except RuntimeError as error:
-            raise ProfileError(f"an allreduce failed: {error}") from error
+            raise MeasurementError(f"an allreduce failed: {error}") from error
         return tuple(found) if torch.distributed.get_rank() == 0 else ()
 
 
@@ -179,7 +181,7 @@ def _meet(torch: Any) -> None:
     try:
         torch.distributed.barrier()
     except RuntimeError as error:
-        raise ProfileError(f"the processes do not hear of each other: {error}") from error
+        raise MeasurementError(f"the processes do not hear of each other: {error}") from error
 
 
 def _probe_world(torch: Any, grid: ProbeGrid, target: Any, world: int) -> Iterator[tuple[int, int, list[float]]]:
@@ -240,9 +242,9 @@ def _torch() -> Any:
         import torch  # noqa: PLC0415
         import torch.distributed  # noqa: PLC0415
     except ImportError as error:
-        raise ProfileError("probing needs PyTorch: install gpusonde[torch]") from error
+        raise MeasurementError("probing needs PyTorch: install gpusonde[torch]") from error
     if not torch.distributed.is_available():
-        raise ProfileError("this build of PyTorch has no torch.distributed")
+        raise MeasurementError("this build of PyTorch has no torch.distributed")
     return torch
 
 
@@ -255,7 +257,7 @@ def _group(torch: Any, backend: str, rendezvous: Rendezvous | None, timeout_s: f
         return
     used = backend or ("nccl" if torch.cuda.is_available() and distributed.is_nccl_available() else "gloo")
     if rendezvous is None and not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
-        raise ProfileError(
+        raise MeasurementError(
             "no process group: start this with torchrun on every machine, or give each process its --rank, "
             "--world-size and --master"
         )
@@ -269,7 +271,7 @@ def _group(torch: Any, backend: str, rendezvous: Rendezvous | None, timeout_s: f
     try:
         distributed.init_process_group(used, timeout=datetime.timedelta(seconds=timeout_s), **where)
     except (RuntimeError, ValueError) as error:
-        raise ProfileError(f"the processes do not find each other over {used}: {error}") from error
+        raise MeasurementError(f"the processes do not find each other over {used}: {error}") from error
     try:
         yield used
     finally:
@@ -281,7 +283,7 @@ def _device(torch: Any, backend: str) -> Any:
     if "nccl" not in backend:
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise ProfileError("nccl needs GPUs, and PyTorch sees none: use --backend gloo")
+        raise MeasurementError("nccl needs GPUs, and PyTorch sees none: use --backend gloo")
     rank = torch.distributed.get_rank()
     chosen = torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank % torch.cuda.device_count())))
     torch.cuda.set_device(chosen)

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import cast
 
-from gpusonde.errors import ProfileError
+from gpusonde.errors import MeasurementError
 from gpusonde.simulator.instrument.profile import TrainingJob
 
 
@@ -21,13 +21,13 @@ def load_job(entry_point: str) -> TrainingJob:
             ``TrainingJob``. The folder of a file can be imported from, as when Python runs it.
 
     Raises:
-        ProfileError: There is no such file, module or function, or it returns something else. What the user's code
+        MeasurementError: There is no such file, module or function, or it returns something else. What the user's code
             raises itself is not caught.
     """
     function = load_function(entry_point)
     job = function()
     if not isinstance(job, TrainingJob):
-        raise ProfileError(
+        raise MeasurementError(
             f"{entry_point} returned {type(job).__name__}; it must return a gpusonde.simulator.instrument.profile."
             "TrainingJob"
         )
@@ -38,28 +38,28 @@ def load_function(entry_point: str) -> Callable[[], object]:
     """Return the function of an entry point, ``FILE.py:FUNCTION`` or ``MODULE:FUNCTION``.
 
     Raises:
-        ProfileError: There is no such file, module or function.
+        MeasurementError: There is no such file, module or function.
     """
     place, _, name = entry_point.rpartition(":")
     if not place or not name:
-        raise ProfileError(f"{entry_point!r} must be FILE.py:FUNCTION or MODULE:FUNCTION")
+        raise MeasurementError(f"{entry_point!r} must be FILE.py:FUNCTION or MODULE:FUNCTION")
     module = _from_file(Path(place)) if place.endswith(".py") else _from_module(place)
     function = getattr(module, name, None)
     if not callable(function):
-        raise ProfileError(f"{place} has no function {name}")
+        raise MeasurementError(f"{place} has no function {name}")
     return cast("Callable[[], object]", function)
 
 
 def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise ProfileError(f"there is no file {path}")
+        raise MeasurementError(f"there is no file {path}")
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
     # Under its own name, so that loader processes find the classes of its data sets.
     module = importlib.import_module(path.stem)
     if module.__file__ is None or Path(module.__file__).resolve() != path.resolve():
-        raise ProfileError(f"{path} has the name of another module, {module.__name__}; rename it")
+        raise MeasurementError(f"{path} has the name of another module, {module.__name__}; rename it")
     return module
 
 
@@ -71,4 +71,4 @@ def _from_module(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or not (name == error.name or name.startswith(error.name + ".")):
             raise
-        raise ProfileError(f"there is no module {name}; run from its folder, or install it") from error
+        raise MeasurementError(f"there is no module {name}; run from its folder, or install it") from error

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from gpusonde.errors import NothingFitsError, ProblemError, ProfileError
+from gpusonde.errors import MeasurementError, ProblemError
 from gpusonde.simulator.compute import ComputeProbe, search
 from gpusonde.simulator.gradients import DEFAULT_BUCKET_BYTES, DEFAULT_FIRST_BUCKET_BYTES, FloatArray, GradientTrace
 from gpusonde.simulator.job_profile import JobProfile
@@ -223,10 +223,10 @@ def profile(
         first_bucket_bytes: Size at which torch closes the first bucket when ``bucket_cap_mb`` is left to it.
 
     Raises:
-        ProfileError: A job that cannot be profiled, or a batch that does not fit.
+        MeasurementError: A job that cannot be profiled, or a batch that does not fit.
     """
     if steps < _LEAST_STEPS or warm_up < 1:
-        raise ProfileError(f"steps must be {_LEAST_STEPS} or more and warm_up 1 or more")
+        raise MeasurementError(f"steps must be {_LEAST_STEPS} or more and warm_up 1 or more")
     session = _Session(TrainingJob(model, make_batch, loss, optimizer), warm_up)
     if find_largest or (find_largest is None and session.is_gpu and batch_sizes is None and largest_batch is None):
         largest_batch = session.largest_batch()
@@ -258,17 +258,17 @@ def profile(
 def _batch_sizes(batch_sizes: Sequence[int] | None, largest_batch: int | None) -> list[int]:
     if batch_sizes is None:
         if largest_batch is None:
-            raise ProfileError(
+            raise MeasurementError(
                 "say which batch sizes to time (--batch-sizes), or the largest batch that fits (--largest-batch)"
             )
         if largest_batch <= _SMALLEST_BATCH:
-            raise ProfileError(f"a curve needs two batch sizes, and no more than {largest_batch} samples fit")
+            raise MeasurementError(f"a curve needs two batch sizes, and no more than {largest_batch} samples fit")
         batch_sizes = search.batches_to_probe(largest_batch, max(_SMALLEST_BATCH, largest_batch // _PROBED_RANGE))
     chosen = sorted(set(batch_sizes))
     if len(chosen) < 2 or chosen[0] < 1:
-        raise ProfileError(f"a curve needs two batch sizes or more, 1 or larger, not {chosen}")
+        raise MeasurementError(f"a curve needs two batch sizes or more, 1 or larger, not {chosen}")
     if largest_batch is not None and chosen[-1] > largest_batch:
-        raise ProfileError(f"batch size {chosen[-1]} is larger than the largest that fits, {largest_batch}")
+        raise MeasurementError(f"batch size {chosen[-1]} is larger than the largest that fits, {largest_batch}")
     return chosen
 
 
@@ -293,14 +293,14 @@ class _Session:
     """Runs steps of one job.
 
     Raises:
-        ProfileError: A model without trainable parameters, spread over devices, or on a device that we cannot time.
+        MeasurementError: A model without trainable parameters, spread over devices, or on a device that we cannot time.
     """
 
     def __init__(self, job: TrainingJob, warm_up: int) -> None:
         parameters = [each for each in job.model.parameters() if each.requires_grad]
         devices = {each.device for each in parameters}
         if len(devices) != 1:
-            raise ProfileError(
+            raise MeasurementError(
                 f"the model's trainable parameters lie on {len(devices)} devices, but a profile is of one: data "
                 "parallelism puts a whole model on each"
             )
@@ -312,7 +312,7 @@ class _Session:
         try:
             self._stopwatch = Stopwatch(self._device)
         except ValueError as error:
-            raise ProfileError(str(error)) from error
+            raise MeasurementError(str(error)) from error
 
     @property
     def device_name(self) -> str:
@@ -330,16 +330,13 @@ class _Session:
         """Find the largest batch by running steps.
 
         Raises:
-            ProfileError: Nothing fits.
+            MeasurementError: Nothing fits.
         """
-        try:
-            # The buckets that gradients are exchanged in; the job has them when it trains on several devices.
-            reserved = [torch.empty_like(each) for each in self._parameters]
-            found = search.largest_batch(
-                self._try, at_least=_SMALLEST_BATCH, tolerance=_SEARCH_TOLERANCE, release=self._forget
-            )
-        except NothingFitsError as error:
-            raise ProfileError(str(error)) from error
+        # The buckets that gradients are exchanged in; the job has them when it trains on several devices.
+        reserved = [torch.empty_like(each) for each in self._parameters]
+        found = search.largest_batch(
+            self._try, at_least=_SMALLEST_BATCH, tolerance=_SEARCH_TOLERANCE, release=self._forget
+        )
         del reserved
         self._forget()
         return found.batch_size
@@ -348,7 +345,7 @@ class _Session:
         """Time steps at one batch size.
 
         Raises:
-            ProfileError: The batch does not fit.
+            MeasurementError: The batch does not fit.
         """
         return self._within_memory(batch_size, lambda: self._time_steps(batch_size, steps, seconds))
 
@@ -356,7 +353,7 @@ class _Session:
         """Record when gradients are ready, in steps of their own: the hooks take time in every one.
 
         Raises:
-            ProfileError: A job whose gradients have no one trace.
+            MeasurementError: A job whose gradients have no one trace.
         """
         recorder = GradientRecorder(self._job.model, self._stopwatch)
 
@@ -371,7 +368,7 @@ class _Session:
         try:
             return recorder.trace(bucket_bytes, first_bucket_bytes)
         except (ValueError, ProblemError) as error:
-            raise ProfileError(str(error)) from error
+            raise MeasurementError(str(error)) from error
 
     def _time_steps(self, batch_size: int, steps: int, seconds: float) -> _TimedSteps:
         for _ in range(self._warm_up):
@@ -405,7 +402,7 @@ class _Session:
     def _loss(self, batch: Any) -> torch.Tensor:
         loss = self._job.loss(self._job.model, batch)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
-            raise ProfileError("loss(model, batch) must return a tensor of one number that depends on the model")
+            raise MeasurementError("loss(model, batch) must return a tensor of one number that depends on the model")
         return loss
 
     def _finish_step(self) -> None:
@@ -420,7 +417,7 @@ class _Session:
                 raise
         # Behind the error: its traceback held the step's tensors.
         self._forget()
-        raise ProfileError(f"batch size {batch_size} does not fit into the memory of {self.device_name}")
+        raise MeasurementError(f"batch size {batch_size} does not fit into the memory of {self.device_name}")
 
     def _forget(self) -> None:
         """Free what a step left behind that ran out of memory."""
