@@ -1,13 +1,19 @@
-"""What all tests share: logs that one does not leave to the next, and the one ClickHouse that a process can hold."""
+"""What all tests share: one thread of arithmetic, logs that one does not leave to the next, and the one ClickHouse."""
 
 from __future__ import annotations
 
 import logging
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+# Before numpy is loaded, and for the processes that tests start: several tests run at once, and libraries that each
+# take all cores for small matrices then spend most of their time waiting for each other's threads.
+for _threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(_threads, "1")
 
 
 @pytest.fixture(autouse=True)

@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import threadpoolctl
 from support.synthetic_runs import synthetic_runs, write_runs
 
 from gpusonde.catalog import GpuCatalog, load_gpus
@@ -12,12 +10,6 @@ from gpusonde.predictor.crossgpu import LatencyModel, ModelSettings, RunsTable, 
 from gpusonde.predictor.crossgpu.regression import ResidualSettings
 
 SMALL = ModelSettings(residual=ResidualSettings(trees=40, learning_rate=0.2, depth=4, threads=1))
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_thread_for_small_matrices() -> Iterator[None]:
-    with threadpoolctl.threadpool_limits(1, user_api="blas"):
-        yield
 
 
 @pytest.fixture(scope="session")
