@@ -16,7 +16,6 @@ search out of time) stay private to their modules.
     ├── UnknownMetricError          names that the metric catalogue lacks
     ├── TotalEpochsError            how many epochs a job is said to have
     ├── TraceError                  traces and trace files
-    │   ├── MissingMetricError
     │   └── TraceFormatError
     ├── SourceError                 where an agent samples
     │   ├── SourceUnavailableError
@@ -30,10 +29,7 @@ search out of time) stay private to their modules.
     │   ├── StoreFullError
     │   └── StoreCorruptError
     ├── DirectoryLockedError        another process has it
-    ├── AddressInUseError           another process listens there
-    ├── WireError                   a record that cannot be taken: its field
-    │   ├── RecordTooLargeError
-    │   └── MissingInventoryError
+    ├── WireError                   a record that cannot be taken: its field, its gRPC status
     ├── CollectorError              what a collector answers, as its clients see it
     ├── RequestError                a question that a service refuses, with its gRPC status
     ├── ChildError                  a process of ours that answers questions
@@ -152,18 +148,10 @@ class UnknownGpuError(CatalogError, LookupError):
 class TraceError(GpusondeError, ValueError):
     """Ticks that are no trace, or a choice of metrics or GPUs that a trace file does not have."""
 
-
-class MissingMetricError(TraceError):
-    """A metric was asked for that the trace does not hold.
-
-    Attributes:
-        field: Its name.
-    """
-
-    def __init__(self, name: str, available: tuple[str, ...]) -> None:
-        """Say which metrics there are."""
-        self.field = name
-        super().__init__(f"the trace has no metric {name!r}; it has {', '.join(available) or 'none'}")
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        """Keep the metric at fault, where it is one."""
+        self.field = field
+        super().__init__(message)
 
 
 class TraceFormatError(TraceError):
@@ -187,10 +175,9 @@ class TraceFormatError(TraceError):
         """Keep the place; ``place`` is the word before the number, such as ``"row "`` (nothing for a line)."""
         self.path = str(path)
         self.line = line
-        self.field = field
         position = "" if line is None else f":{place}{line}"
         column = "" if field is None else f"field {shown(field)}: "
-        super().__init__(f"{self.path}{position}: {column}{what}")
+        super().__init__(f"{self.path}{position}: {column}{what}", field=field)
 
 
 class TotalEpochsError(GpusondeError, ValueError):
@@ -226,23 +213,18 @@ class WireError(GpusondeError, ValueError):
     Attributes:
         field: Path of the field at fault, for example ``batch.blocks[2].values``.
         problem: What is wrong with it.
+        status: Name of the gRPC status that it is refused with: ``RESOURCE_EXHAUSTED`` above the announced size,
+            ``FAILED_PRECONDITION`` for GPUs without an inventory.
     """
 
     field: str
 
-    def __init__(self, field: str, problem: str) -> None:
-        """Keep the field and what is wrong with it."""
+    def __init__(self, field: str, problem: str, *, status: str = "INVALID_ARGUMENT") -> None:
+        """Keep the field, what is wrong with it, and the status."""
         self.field = field
         self.problem = problem
+        self.status = status
         super().__init__(f"field '{field}': {problem}")
-
-
-class RecordTooLargeError(WireError):
-    """A record above the size that HelloAck announced."""
-
-
-class MissingInventoryError(WireError):
-    """A record that refers to GPUs before its spool sent an Inventory."""
 
 
 class ChildError(GpusondeError):
@@ -284,10 +266,6 @@ class StoreCorruptError(StoreError):
         super().__init__(
             f"{path}: {problem}; restore the file from a backup, or remove it and accept its samples' loss"
         )
-
-
-class AddressInUseError(GpusondeError, RuntimeError):
-    """The address to listen on is taken, or is not ours."""
 
 
 class CollectorError(GpusondeError, RuntimeError):

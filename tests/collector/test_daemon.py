@@ -17,7 +17,7 @@ from support.wire_agent import START_NS, WireStream, hello, wait_until
 
 from gpusonde.collector.client import Client
 from gpusonde.epoch_detect import detect
-from gpusonde.errors import AddressInUseError
+from gpusonde.errors import GpusondeError
 from gpusonde.predictor.crossgpu import ModelFileError
 from gpusonde.service.tls import is_loopback
 from gpusonde.telemetry import read_trace
@@ -58,7 +58,7 @@ def test_a_model_that_cannot_be_used_keeps_the_collector_from_starting(tmp_path)
 
 
 def test_an_address_that_is_not_ours_keeps_the_collector_from_starting(tmp_path):
-    with pytest.raises(AddressInUseError, match="no address of this host"):
+    with pytest.raises(GpusondeError, match="no address of this host"):
         ThreadCollector(tmp_path / "data", server__listen="192.0.2.1:7433", **OPEN_TO_ALL).__enter__()
 
 
@@ -97,7 +97,7 @@ def test_a_collector_that_was_stopped_goes_on_with_its_open_runs(tmp_path, caplo
 
 
 def test_several_collectors_do_not_share_an_address(tmp_path):
-    with ThreadCollector(tmp_path / "one") as one, pytest.raises(AddressInUseError):
+    with ThreadCollector(tmp_path / "one") as one, pytest.raises(GpusondeError, match="listen"):
         ThreadCollector(tmp_path / "two", server__listen=one.target).__enter__()
 
 

@@ -7,7 +7,7 @@ from support.wire_agent import WireStream, batch, block, hello, inventory
 
 from gpusonde.collector import LocalStore
 from gpusonde.collector.client import Client
-from gpusonde.errors import AddressInUseError, DirectoryLockedError
+from gpusonde.errors import DirectoryLockedError, GpusondeError
 from gpusonde.ingest.v1 import ingest_pb2
 
 
@@ -303,7 +303,7 @@ def test_drain_tells_agents_to_go_and_acknowledges_what_arrived(tmp_path):
 
 
 def test_a_second_collector_on_the_port_fails_loudly(collector, tmp_path):
-    with pytest.raises(AddressInUseError, match="another process"):
+    with pytest.raises(GpusondeError, match="another process"):
         ThreadCollector(tmp_path / "other", server__listen=collector.target).__enter__()
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.wire_agent import START_NS, batch, block, gpu, inventory, source_ended
 
 from gpusonde.common.v1 import gpu_pb2, job_pb2, metric_pb2
-from gpusonde.errors import MissingInventoryError, RecordTooLargeError, WireError
+from gpusonde.errors import WireError
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.service.wire import Limits, decode_record
 
@@ -140,14 +140,16 @@ def test_caps_hold_for_gpus_metrics_and_blocks():
     assert refusal(batch(2, block(metrics=("sm_active",), ticks=6)), known, small).field == "batch.blocks[0].tick_count"
 
 
-def test_a_record_over_the_size_limit_is_its_own_error():
-    with pytest.raises(RecordTooLargeError, match="at most 100 are taken"):
+def test_a_record_over_the_size_limit_is_refused_with_a_status_of_its_own():
+    with pytest.raises(WireError, match="at most 100 are taken") as refused:
         decode_record(batch(2), decoded_inventory(), Limits(record_bytes=100))
+    assert refused.value.status == "RESOURCE_EXHAUSTED"
 
 
-def test_a_batch_without_inventory_is_its_own_error():
-    with pytest.raises(MissingInventoryError, match="send one first"):
+def test_a_batch_without_inventory_is_refused_with_a_status_of_its_own():
+    with pytest.raises(WireError, match="send one first") as refused:
         decode_record(batch(1), None, LIMITS)
+    assert refused.value.status == "FAILED_PRECONDITION"
 
 
 def test_counters_are_differences_to_a_float64_base():

@@ -113,7 +113,7 @@ def run_collector(
     Raises:
         DirectoryLockedError: Another collector uses the data directory.
         StoreError: The data directory cannot be used.
-        AddressInUseError: The address is taken.
+        GpusondeError: The address is taken.
         TlsError: Certificate, key, authority or tokens cannot be used.
         ModelFileError: A configured model cannot be used, or lacks its encoder.
     """

@@ -17,7 +17,7 @@ from gpusonde.collector.ingest.service import IngestService
 from gpusonde.collector.planning.service import PlanningService
 from gpusonde.collector.query.service import QueryService
 from gpusonde.collector.workload.service import WorkloadService
-from gpusonde.errors import AddressInUseError
+from gpusonde.errors import GpusondeError
 from gpusonde.ingest.v1 import ingest_pb2, ingest_pb2_grpc
 from gpusonde.planning.v1 import planning_pb2, planning_pb2_grpc
 from gpusonde.query.v1 import query_pb2, query_pb2_grpc
@@ -115,20 +115,18 @@ def bind(server: grpc.aio.Server, listen: str, credentials: grpc.ServerCredentia
     """Make a server listen, with TLS where there are credentials, and return its address with the port it got.
 
     Raises:
-        AddressInUseError: The address is taken or cannot be used.
+        GpusondeError: The address is taken or cannot be used.
     """
     try:
         # gRPC would say no more than "failed to bind", and write lines of its own to stderr before.
         check_free(listen)
     except OSError as error:
         reason = _REASONS.get(error.errno or 0, error.strerror or str(error))
-        raise AddressInUseError(
-            f"cannot listen on {listen}: {reason}; choose another one with server.listen"
-        ) from error
+        raise GpusondeError(f"cannot listen on {listen}: {reason}; choose another one with server.listen") from error
     try:
         port = server.add_insecure_port(listen) if credentials is None else server.add_secure_port(listen, credentials)
     except RuntimeError as error:
-        raise AddressInUseError(
+        raise GpusondeError(
             f"cannot listen on {listen}: another process (another collector?) uses it, or it is no address of this"
             " host; choose another one with server.listen"
         ) from error

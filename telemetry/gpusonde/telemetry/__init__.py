@@ -1,6 +1,6 @@
 """Metric catalogue, traces and readers of trace files."""
 
-from gpusonde.errors import MissingMetricError, TraceError, TraceFormatError, UnknownMetricError
+from gpusonde.errors import TraceError, TraceFormatError, UnknownMetricError
 from gpusonde.telemetry.metrics import (
     METRIC_BY_CODE,
     METRIC_BY_DCGM_FIELD_ID,
@@ -26,7 +26,6 @@ __all__ = [
     "FloatArray",
     "Metric",
     "MetricKind",
-    "MissingMetricError",
     "MissingReason",
     "SamplingClass",
     "Trace",

@@ -12,7 +12,7 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
-from gpusonde.errors import MissingMetricError, TraceError, TraceFormatError
+from gpusonde.errors import TraceError, TraceFormatError
 from gpusonde.telemetry.metrics import METRIC_BY_NAME, metric
 
 FloatArray = npt.NDArray[np.float64]
@@ -87,13 +87,14 @@ class Trace:
         """Return the trace with only the named metrics, in that order.
 
         Raises:
-            MissingMetricError: The trace does not hold one of them.
+            TraceError: The trace does not hold one of them; its ``field`` is that metric.
         """
         chosen = list(names)
         for name in chosen:
             metric(name)
             if name not in self.values:
-                raise MissingMetricError(name, tuple(self.values))
+                held = ", ".join(self.values) or "none"
+                raise TraceError(f"the trace has no metric {name!r}; it has {held}", field=name)
         return replace(self, values={name: self.values[name] for name in chosen})
 
     def window(self, start_s: float, end_s: float) -> Trace:

@@ -17,7 +17,7 @@ from gpusonde.collector.ingest.session import AgentSession, take_load
 from gpusonde.collector.metrics import CollectorCounters, loss_reason
 from gpusonde.collector.storage.model import EntryKind, LogEntry, PendingRecord
 from gpusonde.collector.storage.store import FactStore
-from gpusonde.errors import MissingInventoryError, RecordTooLargeError, StoreError, WireError
+from gpusonde.errors import StoreError, WireError
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.service.wire import BatchRecord, InventoryRecord, Limits, LossRecord, decode_record
 
@@ -180,12 +180,6 @@ class Intake:
                 return None
             self._counts["quarantined"] += 1
             return incoming
-        if isinstance(error, RecordTooLargeError):
-            code = grpc.StatusCode.RESOURCE_EXHAUSTED
-        elif isinstance(error, MissingInventoryError):
-            code = grpc.StatusCode.FAILED_PRECONDITION
-        else:
-            code = grpc.StatusCode.INVALID_ARGUMENT
         _LOG.warning("agent %s: record %d is refused: %s", session.agent_id, record.sequence, error)
-        session.end(Stop(code, f"record {record.sequence} is refused: {error}"))
+        session.end(Stop(grpc.StatusCode[error.status], f"record {record.sequence} is refused: {error}"))
         return None

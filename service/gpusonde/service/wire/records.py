@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpusonde.common.v1 import gpu_pb2, job_pb2
-from gpusonde.errors import MissingInventoryError, RecordTooLargeError, WireError
+from gpusonde.errors import WireError
 from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.service.wire.blocks import decode_batch
 from gpusonde.service.wire.fields import (
@@ -117,11 +117,12 @@ def check_hello(hello: ingest_pb2.Hello, limits: Limits) -> None:
     """Check the first message of a stream.
 
     Raises:
-        RecordTooLargeError: It is larger than anybody's.
-        WireError: A field is out of its bounds.
+        WireError: It is larger than anybody's, or a field is out of its bounds.
     """
     if (size := hello.ByteSize()) > _LARGEST_HELLO_BYTES:
-        raise RecordTooLargeError("hello", f"has {size} bytes, at most {_LARGEST_HELLO_BYTES} are taken")
+        raise WireError(
+            "hello", f"has {size} bytes, at most {_LARGEST_HELLO_BYTES} are taken", status="RESOURCE_EXHAUSTED"
+        )
     check_identity(hello.agent_id, "hello.agent_id")
     check_identity(hello.spool_id, "hello.spool_id")
     check_identity(hello.instance_id, "hello.instance_id")
@@ -144,14 +145,15 @@ def decode_record(record: ingest_pb2.Record, inventory: InventoryRecord | None, 
         limits: Caps.
 
     Raises:
-        RecordTooLargeError: It is larger than ``limits.record_bytes``.
-        MissingInventoryError: It refers to GPUs and there is no inventory.
-        WireError: Any other fault, with the field that has it.
+        WireError: It is larger than ``limits.record_bytes``, refers to GPUs and there is no inventory, or a field is
+            out of its bounds.
     """
     size = record.ByteSize()
     if size > limits.record_bytes:
-        raise RecordTooLargeError(
-            "record", f"has {size} bytes, at most {limits.record_bytes} are taken (HelloAck.max_record_bytes)"
+        raise WireError(
+            "record",
+            f"has {size} bytes, at most {limits.record_bytes} are taken (HelloAck.max_record_bytes)",
+            status="RESOURCE_EXHAUSTED",
         )
     payload = record.WhichOneof("payload")
     if payload == "inventory":
@@ -163,7 +165,11 @@ def decode_record(record: ingest_pb2.Record, inventory: InventoryRecord | None, 
     if payload is None:
         raise WireError("record.payload", "is empty or newer than this collector; update the collector")
     if inventory is None:
-        raise MissingInventoryError(f"record.{payload}", "comes before any Inventory of this spool; send one first")
+        raise WireError(
+            f"record.{payload}",
+            "comes before any Inventory of this spool; send one first",
+            status="FAILED_PRECONDITION",
+        )
     if payload == "batch":
         return decode_batch(record.batch, inventory, limits)
     if payload == "gpu_events":

@@ -24,13 +24,10 @@ from gpusonde.errors import TraceFormatError, shown
 from gpusonde.telemetry.metrics import METRIC_BY_CODE
 from gpusonde.telemetry.readers.delimited import (
     DEFAULT_MAX_BYTES,
-    NANOSECONDS,
-    TIME_ZONE_NOTE,
     TimestampParser,
     blocks,
-    seconds_from,
 )
-from gpusonde.telemetry.readers.table import CellError, Column, GpuLabels, IntArray, Rows, split_by_gpu, warn_of_columns
+from gpusonde.telemetry.readers.table import Column, GpuLabels, IntArray, Rows, split_by_gpu, warn_of_columns
 from gpusonde.telemetry.trace import FloatArray, Trace, TraceMetadata
 
 # "dcgmi dmon --help": -d, default 1000 ms.
@@ -93,10 +90,7 @@ def read_dcgmi(
         ticks.add(block)
         cells = list(zip(*(row.values for row in block), strict=True))
         for index, column in columns:
-            try:
-                column.take(column.parse(cells[index]), numbers)
-            except CellError as error:
-                raise TraceFormatError(path, str(error), line=numbers[error.index], field=error.header) from None
+            column.take(column.parse(cells[index], path, numbers), numbers)
         lines.append(np.array(numbers, dtype=np.int64))
         codes.append(labels.add([row.entity for row in block], numbers))
     if not lines:
@@ -261,9 +255,7 @@ class _Ticks:
         if self._stamped:
             if self._interval_s is not None:
                 self.warnings.append("interval_s was not used: the log has time stamps")
-            origin = int(times.min())
-            attributes = {} if self._parser.zoned else {"time_zone": TIME_ZONE_NOTE}
-            return seconds_from(times, origin), origin / NANOSECONDS, attributes
+            return self._parser.seconds(times)
         interval_s = DEFAULT_INTERVAL_S if self._interval_s is None else self._interval_s
         if self._interval_s is None:
             self.warnings.append(

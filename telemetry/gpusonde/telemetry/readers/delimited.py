@@ -28,7 +28,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Block:
+class LineBlock:
     """Some consecutive lines of a file, without their line ends.
 
     Attributes:
@@ -68,7 +68,7 @@ def open_regular(path: str | os.PathLike[str], max_bytes: int) -> tuple[BinaryIO
     return os.fdopen(descriptor, "rb"), status.st_size
 
 
-def blocks(path: str | os.PathLike[str], *, max_bytes: int = DEFAULT_MAX_BYTES) -> Iterator[Block]:
+def blocks(path: str | os.PathLike[str], *, max_bytes: int = DEFAULT_MAX_BYTES) -> Iterator[LineBlock]:
     """Yield the lines of a UTF-8 or (by its byte order mark) UTF-16 text file, about a megabyte at a time.
 
     Reads up to the size that the file has when it is opened, so a log that still grows ends somewhere.
@@ -108,7 +108,7 @@ def blocks(path: str | os.PathLike[str], *, max_bytes: int = DEFAULT_MAX_BYTES) 
             if "\r" in text:
                 lines = [item.rstrip("\r") for item in lines]
             if lines or not left:
-                yield Block(line, lines, ends_file=not left, terminated=terminated)
+                yield LineBlock(line, lines, ends_file=not left, terminated=terminated)
             line += len(lines)
 
 
@@ -177,6 +177,13 @@ class TimestampParser:
                 seconds += -offset if zone[0] == "+" else offset
         return _in_range(seconds * NANOSECONDS + (int(fraction.ljust(9, "0")) if fraction else 0), text)
 
+    def seconds(self, times: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.float64], float, dict[str, str]]:
+        """Return seconds after the first of all times, its Unix time, and what a trace is to say of its time zone."""
+        origin = int(times.min())
+        attributes = {} if self.zoned else {"time_zone": TIME_ZONE_NOTE}
+        # Rounded once.
+        return np.asarray((times - origin) / NANOSECONDS, dtype=np.float64), origin / NANOSECONDS, attributes
+
     def _unix(self, text: str) -> int:
         if _NUMBER.fullmatch(text) is None:
             raise ValueError(
@@ -198,11 +205,6 @@ def _in_range(nanoseconds: int, text: str) -> int:
 def unix_scale(value: int) -> int:
     """Return how many nanoseconds one unit of a Unix time of this size stands for (s, ms, us or ns)."""
     return next((scale for limit, scale in _UNIX_UNITS if value < limit), 1)
-
-
-def seconds_from(nanoseconds: npt.NDArray[np.int64], origin: int) -> npt.NDArray[np.float64]:
-    """Return seconds after ``origin`` (nanoseconds since 1970), rounded once."""
-    return np.asarray((nanoseconds - origin) / NANOSECONDS, dtype=np.float64)
 
 
 @dataclass(frozen=True)
@@ -250,7 +252,7 @@ class DelimitedFile:
         self._is_message = is_message
         self._messages: list[int] = []
         self._blocks = blocks(path, max_bytes=max_bytes)
-        self._pending: Block | None = None
+        self._pending: LineBlock | None = None
 
     def read_header(self) -> None:
         """Read up to and including the header line.
@@ -266,7 +268,7 @@ class DelimitedFile:
                     self.comments.append((number, line))
                 elif line.strip() and not self._is_message(line):
                     self._take_header(line, number)
-                    self._pending = Block(
+                    self._pending = LineBlock(
                         number + 1, block.lines[index + 1 :], ends_file=block.ends_file, terminated=block.terminated
                     )
                     return
@@ -328,12 +330,12 @@ class DelimitedFile:
                 line=self.header_line,
             )
 
-    def _all_blocks(self) -> Iterator[Block]:
+    def _all_blocks(self) -> Iterator[LineBlock]:
         if self._pending is not None:
             yield self._pending
         yield from self._blocks
 
-    def _data_lines(self, block: Block) -> Iterator[tuple[int, str]]:
+    def _data_lines(self, block: LineBlock) -> Iterator[tuple[int, str]]:
         for number, line in enumerate(block.lines, start=block.first_line):
             if not line or line.isspace() or line.startswith("#"):
                 continue

@@ -22,14 +22,11 @@ from gpusonde.errors import TraceFormatError, shown
 from gpusonde.telemetry.metrics import METRIC_BY_NAME
 from gpusonde.telemetry.readers.delimited import (
     DEFAULT_MAX_BYTES,
-    NANOSECONDS,
     TIME_ZONE_NOTE,
     DelimitedFile,
     TimestampParser,
-    seconds_from,
 )
 from gpusonde.telemetry.readers.table import (
-    CellError,
     Column,
     GpuLabels,
     IntArray,
@@ -237,7 +234,7 @@ def is_header(cells: Sequence[str]) -> bool:
 
 
 @dataclass(frozen=True)
-class _Layout:
+class _LogColumns:
     timestamp: int
     identity: int | None
     index: int | None
@@ -265,7 +262,7 @@ def read_nvidia_smi(
     """
     file = DelimitedFile(path, max_bytes=max_bytes, is_message=lambda line: _MESSAGE.match(line) is not None)
     file.read_header()
-    layout = _layout(file)
+    columns = _find_columns(file)
     parser = TimestampParser()
     labels = GpuLabels(path)
     times: list[IntArray] = []
@@ -279,40 +276,36 @@ def read_nvidia_smi(
                 f"line {block.lines[0]}: the last row has no line end and was left out; the file was cut there"
             )
             continue
-        try:
-            times.append(_times(block.columns[layout.timestamp], parser))
-            numbers = [column.parse(block.columns[index]) for index, column in layout.columns]
-        except CellError as error:
-            raise TraceFormatError(path, str(error), line=block.lines[error.index], field=error.header) from None
-        for (_, column), parsed in zip(layout.columns, numbers, strict=True):
+        times.append(_times(path, block.columns[columns.timestamp], block.lines, parser))
+        numbers = [column.parse(block.columns[index], path, block.lines) for index, column in columns.columns]
+        for (_, column), parsed in zip(columns.columns, numbers, strict=True):
             column.take(parsed, block.lines)
         lines.append(np.array(block.lines, dtype=np.int64))
-        if layout.identity is not None:
-            keys = [(cell,) for cell in block.columns[layout.identity]]
+        if columns.identity is not None:
+            keys = [(cell,) for cell in block.columns[columns.identity]]
             codes.append(labels.add(keys, block.lines))
-            indices = block.columns[layout.index] if layout.index is not None else [""] * len(keys)
-            models = block.columns[layout.name] if layout.name is not None else [""] * len(keys)
+            indices = block.columns[columns.index] if columns.index is not None else [""] * len(keys)
+            models = block.columns[columns.name] if columns.name is not None else [""] * len(keys)
             names.update(dict(zip(keys, zip(indices, models, strict=True), strict=True)))
-        elif layout.name is not None:
-            all_names.extend(block.columns[layout.name])
+        elif columns.name is not None:
+            all_names.extend(block.columns[columns.name])
     if not lines:
         raise TraceFormatError(path, "only a header, no complete row below it", line=file.header_line)
     time = np.concatenate(times)
-    origin = int(time.min())
-    time_s = seconds_from(time, origin)
+    time_s, origin_unix_s, _ = parser.seconds(time)
     line = np.concatenate(lines)
     common = {"time_zone": TIME_ZONE_NOTE, "source": "nvidia-smi"}
-    if layout.identity is not None:
+    if columns.identity is not None:
         code = np.concatenate(codes)
         if gpus is not None:
             file.warnings.append(
-                f"gpus was not used: the column {file.header[layout.identity]} names the GPU of each row"
+                f"gpus was not used: the column {file.header[columns.identity]} names the GPU of each row"
             )
         described = [
             TraceMetadata(
-                _uuid(file.header[layout.identity], key[0]),
+                _uuid(file.header[columns.identity], key[0]),
                 names[key][1],
-                origin / NANOSECONDS,
+                origin_unix_s,
                 {**common, **({"gpu_index": names[key][0]} if names[key][0] else {})},
             )
             for key in labels.codes
@@ -320,7 +313,7 @@ def read_nvidia_smi(
     else:
         code, count = _take_turns(file, time_s, line, gpus)
         described = [
-            TraceMetadata(f"GPU-{i}", _model(all_names, code, i), origin / NANOSECONDS, {**common, "gpu_index": str(i)})
+            TraceMetadata(f"GPU-{i}", _model(all_names, code, i), origin_unix_s, {**common, "gpu_index": str(i)})
             for i in range(count)
         ]
     return split_by_gpu(
@@ -330,14 +323,14 @@ def read_nvidia_smi(
             line,
             code,
             described,
-            [column for _, column in layout.columns],
+            [column for _, column in columns.columns],
             _TIMESTAMP,
-            warnings=(*layout.warnings, *file.warnings),
+            warnings=(*columns.warnings, *file.warnings),
         )
     )
 
 
-def _layout(file: DelimitedFile) -> _Layout:
+def _find_columns(file: DelimitedFile) -> _LogColumns:
     """Find the columns; the best of several fields for one metric is taken."""
     positions: dict[str, tuple[int, str]] = {}
     unknown = []
@@ -376,7 +369,7 @@ def _layout(file: DelimitedFile) -> _Layout:
         )
     identity = next((name for name in _IDENTITY if name in positions), None)
     model = next((name for name in _NAMES if name in positions), None)
-    return _Layout(
+    return _LogColumns(
         positions[_TIMESTAMP][0],
         positions[identity][0] if identity else None,
         positions[_INDEX][0] if _INDEX in positions else None,
@@ -386,13 +379,15 @@ def _layout(file: DelimitedFile) -> _Layout:
     )
 
 
-def _times(cells: Sequence[str], parser: TimestampParser) -> IntArray:
+def _times(
+    path: str | os.PathLike[str], cells: Sequence[str], lines: Sequence[int], parser: TimestampParser
+) -> IntArray:
     times = np.empty(len(cells), dtype=np.int64)
     for index, cell in enumerate(cells):
         try:
             times[index] = parser.nanoseconds(cell)
         except ValueError as error:
-            raise CellError(index, _TIMESTAMP, str(error)) from None
+            raise TraceFormatError(path, str(error), line=lines[index], field=_TIMESTAMP) from None
     return times
 
 

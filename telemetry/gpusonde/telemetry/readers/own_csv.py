@@ -14,23 +14,19 @@ import numpy.typing as npt
 from gpusonde.errors import TraceFormatError, shown
 from gpusonde.telemetry.readers.delimited import (
     DEFAULT_MAX_BYTES,
-    NANOSECONDS,
-    TIME_ZONE_NOTE,
     DelimitedFile,
     RowBlock,
     TimestampParser,
-    seconds_from,
 )
 from gpusonde.telemetry.readers.table import (
     TIME_S,
-    CellError,
     Column,
     GpuLabels,
     IntArray,
-    Layout,
     Rows,
+    TraceColumns,
+    find_columns,
     join_metadata,
-    layout,
     split_by_gpu,
 )
 from gpusonde.telemetry.trace import CSV_KEY, FloatArray, Trace, TraceMetadata, finite, from_json, parse_json
@@ -46,8 +42,8 @@ def read_own_csv(path: str | os.PathLike[str], *, max_bytes: int = DEFAULT_MAX_B
     """
     file = DelimitedFile(path, max_bytes=max_bytes)
     file.read_header()
-    columns = layout(path, file.header, file.header_line)
-    times = _Times(columns, decimal_comma=file.delimiter == ";")
+    columns = find_columns(path, file.header, file.header_line)
+    times = _CsvTimes(path, columns, decimal_comma=file.delimiter == ";")
     labels = GpuLabels(path)
     metrics = [Column(name, name, decimal_comma=file.delimiter == ";") for name in columns.metrics]
     lines: list[IntArray] = []
@@ -55,12 +51,14 @@ def read_own_csv(path: str | os.PathLike[str], *, max_bytes: int = DEFAULT_MAX_B
     for block in file.rows():
         try:
             time = times.parse(block)
-            numbers = [column.parse(block.columns[columns.metrics[column.metric]]) for column in metrics]
-        except CellError as error:
+            numbers = [
+                column.parse(block.columns[columns.metrics[column.metric]], path, block.lines) for column in metrics
+            ]
+        except TraceFormatError:
             if block.doubtful:
                 file.warnings.append(f"line {block.lines[0]}: the last row is incomplete and was left out")
                 continue
-            raise TraceFormatError(path, str(error), line=block.lines[error.index], field=error.header) from None
+            raise
         if block.doubtful:
             file.warnings.append(
                 f"line {block.lines[0]}: the last line has no line end; if the file was cut, its last value is wrong"
@@ -94,28 +92,28 @@ def read_own_csv(path: str | os.PathLike[str], *, max_bytes: int = DEFAULT_MAX_B
 
 
 @dataclass
-class _Times:
+class _CsvTimes:
     """Collects the time column, as seconds or as nanoseconds since 1970."""
 
-    columns: Layout
+    path: str | os.PathLike[str]
+    columns: TraceColumns
     decimal_comma: bool
     parts: list[npt.NDArray[Any]] = field(default_factory=list)
     parser: TimestampParser = field(default_factory=TimestampParser)
 
     def parse(self, block: RowBlock) -> npt.NDArray[Any]:
         cells = block.columns[self.columns.time]
-        name = self.columns.time_field
-        if name == TIME_S:
-            return self._seconds(cells)
+        if self.columns.time_field == TIME_S:
+            return self._seconds(cells, block.lines)
         times = np.empty(len(cells), dtype=np.int64)
         for index, cell in enumerate(cells):
             try:
                 times[index] = self.parser.nanoseconds(cell)
             except ValueError as error:
-                raise CellError(index, name, str(error)) from None
+                raise self._error(block.lines[index], str(error)) from None
         return times
 
-    def _seconds(self, cells: Sequence[str]) -> FloatArray:
+    def _seconds(self, cells: Sequence[str], lines: Sequence[int]) -> FloatArray:
         if self.decimal_comma:
             cells = [cell.replace(",", ".") for cell in cells]
         times = np.empty(len(cells))
@@ -123,22 +121,21 @@ class _Times:
             try:
                 times[index] = float(cell)
             except ValueError:
-                raise CellError(
-                    index, TIME_S, f"{shown(cell)} is not a time in seconds; complete or delete the row"
+                raise self._error(
+                    lines[index], f"{shown(cell)} is not a time in seconds; complete or delete the row"
                 ) from None
         if not np.isfinite(times).all():
             index = int(np.argmin(np.isfinite(times)))
-            raise CellError(index, TIME_S, f"{shown(cells[index])} is not a finite time; complete or delete the row")
+            raise self._error(lines[index], f"{shown(cells[index])} is not a finite time; complete or delete the row")
         return times
+
+    def _error(self, line: int, what: str) -> TraceFormatError:
+        return TraceFormatError(self.path, what, line=line, field=self.columns.time_field)
 
     def finish(self) -> tuple[FloatArray, float | None, dict[str, str]]:
         """Return seconds, the Unix time of their origin, and what to say of them."""
         times = np.concatenate(self.parts)
-        if self.columns.time_field == TIME_S:
-            return times, None, {}
-        origin = int(times.min())
-        attributes = {} if self.parser.zoned else {"time_zone": TIME_ZONE_NOTE}
-        return seconds_from(times, origin), origin / NANOSECONDS, attributes
+        return (times, None, {}) if self.columns.time_field == TIME_S else self.parser.seconds(times)
 
 
 def _metadata(path: str | os.PathLike[str], comments: Sequence[tuple[int, str]]) -> dict[str | None, TraceMetadata]:

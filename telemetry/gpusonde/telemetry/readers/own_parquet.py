@@ -10,11 +10,8 @@ import numpy as np
 from gpusonde.errors import TraceError, TraceFormatError, shown
 from gpusonde.telemetry.readers.delimited import (
     DEFAULT_MAX_BYTES,
-    NANOSECONDS,
-    TIME_ZONE_NOTE,
     TimestampParser,
     open_regular,
-    seconds_from,
     unix_scale,
 )
 from gpusonde.telemetry.readers.table import (
@@ -24,8 +21,8 @@ from gpusonde.telemetry.readers.table import (
     IntArray,
     Numbers,
     Rows,
+    find_columns,
     join_metadata,
-    layout,
     split_by_gpu,
 )
 from gpusonde.telemetry.trace import (
@@ -76,7 +73,7 @@ def read_own_parquet(path: str | os.PathLike[str], *, max_bytes: int = DEFAULT_M
 def _read(path: str | os.PathLike[str], parquet: Any, max_bytes: int) -> list[Trace]:
     schema = parquet.schema_arrow
     header = [name for name in schema.names if not name.startswith(_PANDAS_INDEX)]
-    columns = layout(path, header, None)
+    columns = find_columns(path, header, None)
     chosen = [header[index] for index in (columns.time, *columns.keys, *columns.metrics.values())]
     unpacked = parquet.metadata.num_rows * len(chosen) * np.dtype(np.float64).itemsize
     if unpacked > max_bytes:
@@ -84,7 +81,7 @@ def _read(path: str | os.PathLike[str], parquet: Any, max_bytes: int) -> list[Tr
     metrics = [Column(name, name) for name in columns.metrics]
     for column in metrics:
         _check_numeric(path, schema.field(column.header).type, column.header)
-    times = _Times(path, columns.time_field, schema.field(columns.time_field).type)
+    times = _ParquetTimes(path, columns.time_field, schema.field(columns.time_field).type)
     labels = GpuLabels(path)
     codes: list[IntArray] = []
     row = 1
@@ -157,7 +154,7 @@ def _metadata(path: str | os.PathLike[str], schema: Any) -> dict[str | None, Tra
     return {one.gpu_uuid: one for one in found}
 
 
-class _Times:
+class _ParquetTimes:
     """Collects the time column, as seconds or as nanoseconds since 1970."""
 
     def __init__(self, path: str | os.PathLike[str], name: str, kind: Any) -> None:
@@ -227,11 +224,7 @@ class _Times:
     def finish(self) -> tuple[FloatArray, float | None, dict[str, str]]:
         """Return seconds, the Unix time of their origin, and what to say of them."""
         times = np.concatenate(self._parts)
-        if self._name == TIME_S:
-            return times, None, {}
-        origin = int(times.min())
-        attributes = {} if self._parser.zoned else {"time_zone": TIME_ZONE_NOTE}
-        return seconds_from(times, origin), origin / NANOSECONDS, attributes
+        return (times, None, {}) if self._name == TIME_S else self._parser.seconds(times)
 
 
 def _timestamp_ns(kind: Any) -> Any:

@@ -1,7 +1,7 @@
 """From rows in the order of a file to one checked ``Trace`` per GPU.
 
-``Layout`` says which columns of our own CSV and Parquet files mean what, ``Column`` reads their numbers: units, missing
-values, sentinels and impossible values.
+``TraceColumns`` says which columns of our own CSV and Parquet files mean what, ``Column`` reads their numbers: units,
+missing values, sentinels and impossible values.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SHOWN_COLUMNS = 8
 
 
 @dataclass(frozen=True)
-class Layout:
+class TraceColumns:
     """Positions of the columns that matter.
 
     Attributes:
@@ -49,7 +49,7 @@ class Layout:
     warnings: tuple[str, ...]
 
 
-def layout(path: str | os.PathLike[str], header: Sequence[str], line: int | None) -> Layout:
+def find_columns(path: str | os.PathLike[str], header: Sequence[str], line: int | None) -> TraceColumns:
     """Find the columns of a trace in a header.
 
     Raises:
@@ -85,7 +85,7 @@ def layout(path: str | os.PathLike[str], header: Sequence[str], line: int | None
         warnings.append(warn_of_columns(unknown))
     if time_field == TIME_S and TIMESTAMP in positions:
         warnings.append("the column timestamp was left out: time_s gives the times")
-    return Layout(
+    return TraceColumns(
         positions[time_field],
         time_field,
         tuple(positions[name] for name in (TRACE_ID, GPU_UUID) if name in positions),
@@ -97,7 +97,7 @@ def layout(path: str | os.PathLike[str], header: Sequence[str], line: int | None
 
 def join_metadata(
     keys: Sequence[tuple[str, ...]],
-    columns: Layout,
+    columns: TraceColumns,
     described: Mapping[str | None, TraceMetadata],
     origin_unix_s: float | None,
     attributes: Mapping[str, str],
@@ -172,21 +172,6 @@ _CONVERSIONS: dict[Unit, dict[str, tuple[float, float]]] = {
 }  # fmt: skip
 
 
-class CellError(ValueError):
-    """A cell that is no number of its column.
-
-    Attributes:
-        index: Index of the cell in the block.
-        header: Name of the column in the file.
-    """
-
-    def __init__(self, index: int, header: str, what: str) -> None:
-        """Keep the place."""
-        self.index = index
-        self.header = header
-        super().__init__(what)
-
-
 @dataclass(frozen=True)
 class Numbers:
     """Numbers of one block as they stand in the file, shape (n,), with the conversion to the catalogue's unit."""
@@ -228,11 +213,11 @@ class Column:
     first_impossible: int = 0
     parts: list[FloatArray] = field(default_factory=list)
 
-    def parse(self, cells: Sequence[str]) -> Numbers:
-        """Read the cells of one block; an empty cell is NaN.
+    def parse(self, cells: Sequence[str], path: str | os.PathLike[str], lines: Sequence[int]) -> Numbers:
+        """Read the cells of one block, whose file and lines are given; an empty cell is NaN.
 
         Raises:
-            CellError: A cell is neither a number in a known unit nor blank.
+            TraceFormatError: A cell is neither a number in a known unit nor blank.
         """
         if self.decimal_comma:
             cells = [cell.replace(",", ".") for cell in cells]
@@ -247,9 +232,9 @@ class Column:
             numbers = _plain_numbers([cell[: -len(suffix)] for cell in cells])
             if numbers is not None:
                 return Numbers(numbers, *known)
-        return self._parse_each(cells)
+        return self._parse_each(cells, path, lines)
 
-    def _parse_each(self, cells: Sequence[str]) -> Numbers:
+    def _parse_each(self, cells: Sequence[str], path: str | os.PathLike[str], lines: Sequence[int]) -> Numbers:
         unit = METRIC_BY_NAME[self.metric].unit
         raw = np.full(len(cells), np.nan)
         factor = np.full(len(cells), self.factor)
@@ -267,7 +252,7 @@ class Column:
                     continue
             if text and text.lower() not in MISSING_TEXTS:
                 what = f"{shown(cell)} is not a number that can be read as {unit.value}; correct it, or leave it empty"
-                raise CellError(index, self.header, what)
+                raise TraceFormatError(path, what, line=lines[index], field=self.header)
             missing += bool(text)
         return Numbers(raw, factor, divisor, missing)
 
