@@ -32,9 +32,9 @@ from text import log, percent, table, with_spread
 
 from gpusonde.predictor.crossgpu import LatencyModel, ModelSettings, PaperStack, RunsTable, read_runs
 from gpusonde.predictor.crossgpu.evaluation import (
-    Evaluation,
+    LatencyEvaluation,
+    LatencyProtocol,
     PairErrors,
-    Protocol,
     Scores,
     Task,
     default_predictor,
@@ -51,20 +51,20 @@ NOISE = 0.096
 ROOT = Path(__file__).resolve().parents[2]
 
 BARS = {
-    Protocol.RANDOM: "<= 5 %",
-    Protocol.CONFIG: "<= 5.5 %",
-    Protocol.CNN: "<= 7 %",
-    Protocol.TARGET: "<= 12.5 %, below the prior",
-    Protocol.BOTH: "<= 14 %, below the prior",
-    Protocol.STATIC: "",
+    LatencyProtocol.RANDOM: "<= 5 %",
+    LatencyProtocol.CONFIG: "<= 5.5 %",
+    LatencyProtocol.CNN: "<= 7 %",
+    LatencyProtocol.TARGET: "<= 12.5 %, below the prior",
+    LatencyProtocol.BOTH: "<= 14 %, below the prior",
+    LatencyProtocol.STATIC: "",
 }
 HELD_OUT = {
-    Protocol.RANDOM: "pairs",
-    Protocol.CONFIG: "configurations",
-    Protocol.CNN: "CNN",
-    Protocol.TARGET: "target GPU",
-    Protocol.BOTH: "both GPUs",
-    Protocol.STATIC: "target GPU, metrics",
+    LatencyProtocol.RANDOM: "pairs",
+    LatencyProtocol.CONFIG: "configurations",
+    LatencyProtocol.CNN: "CNN",
+    LatencyProtocol.TARGET: "target GPU",
+    LatencyProtocol.BOTH: "both GPUs",
+    LatencyProtocol.STATIC: "target GPU, metrics",
 }
 
 BY_PROTOCOL = "Mean absolute relative error by protocol"
@@ -78,12 +78,12 @@ def main() -> None:
     parser.add_argument("--timings", type=Path, help="default: cross_gpu_long.csv beside the runs")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results" / "predictor.md")
     parser.add_argument("--only", choices=("default",), help="keep what --out says of the paper's stack")
-    parser.add_argument("--protocols", nargs="+", default=[protocol.value for protocol in Protocol])
+    parser.add_argument("--protocols", nargs="+", default=[protocol.value for protocol in LatencyProtocol])
     arguments = parser.parse_args()
     # Now, not after an hour: the pictures go there too.
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     runs = read_runs(arguments.runs)
-    protocols = [Protocol(name) for name in arguments.protocols]
+    protocols = [LatencyProtocol(name) for name in arguments.protocols]
     started = time.monotonic()
     default = {
         p: log(f"default {p.value}", evaluate(runs, default_predictor(ModelSettings(), p), p, seeds=SEEDS))
@@ -96,10 +96,10 @@ def main() -> None:
         published_sections = [text for title, text in kept.items() if title.startswith(PUBLISHED)]
     else:
         # Without metrics the published stack has no features.
-        published = {p: paper(runs, p) for p in protocols if p is not Protocol.STATIC}
+        published = {p: paper(runs, p) for p in protocols if p is not LatencyProtocol.STATIC}
         by_protocol = {(HELD_OUT[p],): with_spread(result) for p, result in published.items()}
-        noisy = paper(runs, Protocol.CONFIG, NOISE)
-        with_noise = {(HELD_OUT[Protocol.CONFIG], NOISE_IN[True]): with_spread(noisy)}
+        noisy = paper(runs, LatencyProtocol.CONFIG, NOISE)
+        with_noise = {(HELD_OUT[LatencyProtocol.CONFIG], NOISE_IN[True]): with_spread(noisy)}
         published_sections = [section_table_iv(published), section_ablation(runs), section_single_models(runs)]
     sections = [
         heading(arguments.runs, runs, shorter=arguments.only is not None),
@@ -140,15 +140,17 @@ def heading(path: Path, runs: RunsTable, *, shorter: bool) -> str:
     )
 
 
-def paper(runs: RunsTable, protocol: Protocol, noise: float = 0.0, seeds: Sequence[int] = SEEDS) -> Evaluation:
+def paper(
+    runs: RunsTable, protocol: LatencyProtocol, noise: float = 0.0, seeds: Sequence[int] = SEEDS
+) -> LatencyEvaluation:
     result = evaluate(runs, paper_predictor(lambda seed: PaperStack(seed=seed)), protocol, seeds=seeds, noise=noise)
     return log(f"paper {protocol.value} noise {noise}", result)
 
 
 def section_protocols(
-    protocols: Sequence[Protocol],
-    default: dict[Protocol, Evaluation],
-    prior: dict[Protocol, Evaluation],
+    protocols: Sequence[LatencyProtocol],
+    default: dict[LatencyProtocol, LatencyEvaluation],
+    prior: dict[LatencyProtocol, LatencyEvaluation],
     published: Mapping[tuple[str, ...], str],
     folder: Path,
 ) -> str:
@@ -184,12 +186,14 @@ def section_protocols(
     )
 
 
-def section_noise(runs: RunsTable, protocols: Sequence[Protocol], published: Mapping[tuple[str, ...], str]) -> str:
+def section_noise(
+    runs: RunsTable, protocols: Sequence[LatencyProtocol], published: Mapping[tuple[str, ...], str]
+) -> str:
     rows = []
     for protocol in protocols:
-        if protocol not in (Protocol.CONFIG, Protocol.CNN, Protocol.TARGET):
+        if protocol not in (LatencyProtocol.CONFIG, LatencyProtocol.CNN, LatencyProtocol.TARGET):
             continue
-        seeds = SEEDS if protocol is Protocol.CONFIG else SEEDS[:1]
+        seeds = SEEDS if protocol is LatencyProtocol.CONFIG else SEEDS[:1]
         for in_training in (True, False):
             predictor = default_predictor(ModelSettings(), protocol)
             result = evaluate(runs, predictor, protocol, seeds=seeds, noise=NOISE, noise_in_training=in_training)
@@ -212,7 +216,7 @@ def section_noise(runs: RunsTable, protocols: Sequence[Protocol], published: Map
     )
 
 
-def section_table_iv(published: dict[Protocol, Evaluation]) -> str:
+def section_table_iv(published: dict[LatencyProtocol, LatencyEvaluation]) -> str:
     gpus = sorted({gpu for result in published.values() for gpu in result.by_source})
     rows = [
         (HELD_OUT[protocol], *(f"{percent(s.mape)}, {s.r2:.2f}" for s in map(result.by_source.__getitem__, gpus)))
@@ -224,7 +228,7 @@ def section_table_iv(published: dict[Protocol, Evaluation]) -> str:
     )
 
 
-def section_by_gpu(default: dict[Protocol, Evaluation]) -> str:
+def section_by_gpu(default: dict[LatencyProtocol, LatencyEvaluation]) -> str:
     gpus = sorted({gpu for result in default.values() for gpu in result.by_target})
     rows = [
         (
@@ -251,7 +255,7 @@ def section_prior(runs: RunsTable) -> str:
         MetricLevel.STATIC: "nothing dynamic",
     }
     for level, name in levels.items():
-        scores = evaluate(runs, prior_predictor(level), Protocol.CNN).overall
+        scores = evaluate(runs, prior_predictor(level), LatencyProtocol.CNN).overall
         rows.append((name, percent(scores.mape), percent(scores.median_ape), percent(scores.p90_ape)))
     return (
         "## The prior alone, by what it knows of the source\n\nNothing is fitted, but the slope of the memory "
@@ -306,7 +310,7 @@ def section_ablation(runs: RunsTable) -> str:
     for name, group in groups.items():
         make: Callable[[int], PaperStack] = lambda seed, group=group: PaperStack(seed=seed, groups=group)  # noqa: E731
         cells = []
-        for protocol in (Protocol.RANDOM, Protocol.CONFIG):
+        for protocol in (LatencyProtocol.RANDOM, LatencyProtocol.CONFIG):
             result = evaluate(runs, paper_predictor(make), protocol, seeds=SEEDS[:1])
             cells.append(with_spread(log(f"ablation {name} {protocol.value}", result)))
         rows.append((name, *cells))
@@ -319,7 +323,7 @@ def section_ablation(runs: RunsTable) -> str:
 
 def section_single_models(runs: RunsTable) -> str:
     rows, columns = [], []
-    for protocol in (Protocol.RANDOM, Protocol.CONFIG):
+    for protocol in (LatencyProtocol.RANDOM, LatencyProtocol.CONFIG):
         parts: dict[str, list[PairErrors]] = {}
 
         def predictor(task: Task, parts: dict[str, list[PairErrors]] = parts) -> PairErrors:
@@ -347,7 +351,7 @@ def section_single_models(runs: RunsTable) -> str:
     )
 
 
-def section_picture(default: dict[Protocol, Evaluation], folder: Path) -> str:
+def section_picture(default: dict[LatencyProtocol, LatencyEvaluation], folder: Path) -> str:
     draw_scatter(default, folder / "predictor_scatter.png")
     return "## Predicted against measured\n\n![predicted against measured epoch latency](predictor_scatter.png)\n"
 

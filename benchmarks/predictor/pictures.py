@@ -8,24 +8,24 @@ from statistics import NormalDist
 import matplotlib as mpl
 import numpy as np
 
-from gpusonde.predictor.crossgpu.evaluation import Evaluation, Protocol
+from gpusonde.predictor.crossgpu.evaluation import LatencyEvaluation, LatencyProtocol
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
 
 _TITLES = {
-    Protocol.RANDOM: "random pairs",
-    Protocol.CONFIG: "unseen configuration",
-    Protocol.CNN: "unseen CNN",
-    Protocol.TARGET: "unseen target GPU",
-    Protocol.BOTH: "both GPUs unseen",
-    Protocol.STATIC: "GPU unseen, no metrics",
+    LatencyProtocol.RANDOM: "random pairs",
+    LatencyProtocol.CONFIG: "unseen configuration",
+    LatencyProtocol.CNN: "unseen CNN",
+    LatencyProtocol.TARGET: "unseen target GPU",
+    LatencyProtocol.BOTH: "both GPUs unseen",
+    LatencyProtocol.STATIC: "GPU unseen, no metrics",
 }
 
 
-def draw_scatter(results: dict[Protocol, Evaluation], path: Path) -> None:
+def draw_scatter(results: dict[LatencyProtocol, LatencyEvaluation], path: Path) -> None:
     """Predicted against measured seconds, one panel per protocol, coloured by target GPU."""
-    shown = [protocol for protocol in results if protocol is not Protocol.RANDOM]
+    shown = [protocol for protocol in results if protocol is not LatencyProtocol.RANDOM]
     figure, axes = plt.subplots(1, len(shown), figsize=(3.6 * len(shown), 3.8), squeeze=False, sharey=True)
     for axis, protocol in zip(axes[0], shown, strict=True):
         errors = results[protocol].errors
@@ -43,7 +43,7 @@ def draw_scatter(results: dict[Protocol, Evaluation], path: Path) -> None:
     plt.close(figure)
 
 
-def draw_reliability(results: dict[Protocol, Evaluation], path: Path) -> None:
+def draw_reliability(results: dict[LatencyProtocol, LatencyEvaluation], path: Path) -> None:
     """Share of measurements inside intervals scaled to other nominal coverages than the 90 % they are made for."""
     nominal = np.linspace(0.1, 0.98, 45)
     figure, axis = plt.subplots(figsize=(4.4, 4.0))

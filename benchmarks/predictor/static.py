@@ -10,7 +10,7 @@ from text import percent, table
 
 from gpusonde.catalog import load_gpus
 from gpusonde.predictor.crossgpu import LatencyModel
-from gpusonde.predictor.crossgpu.evaluation import Evaluation, evaluate_timings, read_timings
+from gpusonde.predictor.crossgpu.evaluation import LatencyEvaluation, evaluate_timings, read_timings
 
 
 def static_section(path: Path) -> str:
@@ -56,7 +56,7 @@ def static_section(path: Path) -> str:
     )
 
 
-def _cells(found: Evaluation) -> tuple[object, ...]:
+def _cells(found: LatencyEvaluation) -> tuple[object, ...]:
     s = found.overall
     return (
         s.pairs, percent(s.mape), percent(s.median_ape), percent(s.p90_ape), percent(s.coverage), percent(s.width, 0),
@@ -64,7 +64,7 @@ def _cells(found: Evaluation) -> tuple[object, ...]:
     )  # fmt: skip
 
 
-def _peak_rates(found: Evaluation) -> float:
+def _peak_rates(found: LatencyEvaluation) -> float:
     """Mean error of sqrt(FP32 ratio * bandwidth ratio), from the same measurements.
 
     The sources' times are not among the errors; by the prediction they follow from the ratio that it used.

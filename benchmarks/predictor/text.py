@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from gpusonde.predictor.crossgpu.evaluation import Evaluation
+from gpusonde.predictor.crossgpu.evaluation import LatencyEvaluation
 
 
-def log(name: str, result: Evaluation) -> Evaluation:
+def log(name: str, result: LatencyEvaluation) -> LatencyEvaluation:
     print(f"{time.strftime('%H:%M:%S')} {name}: {percent(result.overall.mape)}", flush=True)
     return result
 
@@ -19,7 +19,7 @@ def percent(value: float, digits: int = 1) -> str:
     return "" if np.isnan(value) else f"{100 * value:.{digits}f} %"
 
 
-def with_spread(result: Evaluation) -> str:
+def with_spread(result: LatencyEvaluation) -> str:
     """MAPE over all predictions, with the standard deviation over seeds where there are several."""
     seeds = [scores.mape for scores in result.by_seed]
     text = f"{100 * result.overall.mape:.1f}"

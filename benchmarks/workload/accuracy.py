@@ -14,7 +14,14 @@ from page import percent
 from rows import Floats, Rows, folds
 
 from gpusonde.predictor.workload.embedding import Encoder, EncoderWeights, Registry
-from gpusonde.predictor.workload.engine import Evaluation, Fold, Protocol, WorkloadModel, WorkloadPrediction, evaluate
+from gpusonde.predictor.workload.engine import (
+    Fold,
+    WorkloadEvaluation,
+    WorkloadModel,
+    WorkloadPrediction,
+    WorkloadProtocol,
+    evaluate,
+)
 from gpusonde.predictor.workload.graph import WorkloadGraph
 
 Fit = Callable[[Rows], WorkloadModel]
@@ -52,21 +59,23 @@ def svr_with_untrained_ghn(known: Rows) -> WorkloadModel:
     return WorkloadModel(embed=_untrained()).fit(known, regressor="svr")
 
 
-def asked(args: argparse.Namespace, key: str, rows: Rows, protocol: Protocol, fit: Fit = default) -> Evaluation:
+def asked(
+    args: argparse.Namespace, key: str, rows: Rows, protocol: WorkloadProtocol, fit: Fit = default
+) -> WorkloadEvaluation:
     """The answers of a model, computed by whichever section asks first."""
     kept = vars(args).setdefault("answers", {})
     name = f"{key}, {protocol.value}, {fit.__name__}"
     if name not in kept:
         kept[name] = computed(rows, folds(rows, protocol, args.quick), fit, jobs=args.jobs)
         print(f"{name}: {percent(float(kept[name].errors.mean()))}", file=sys.stderr, flush=True)
-    found: Evaluation = kept[name]
+    found: WorkloadEvaluation = kept[name]
     return found
 
 
-def computed(rows: Rows, cut: Sequence[Fold], fit: Fit = default, *, jobs: int = 1) -> Evaluation:
+def computed(rows: Rows, cut: Sequence[Fold], fit: Fit = default, *, jobs: int = 1) -> WorkloadEvaluation:
     """The answers of a model for folds of one's own, several folds at once."""
     parts = Parallel(n_jobs=jobs)(delayed(_predictions)(rows, fold, fit) for fold in cut)
-    return Evaluation(
+    return WorkloadEvaluation(
         [rows[position] for fold in cut for position in fold.unknown],
         [each for part in parts for each in part],
         [fold.name for fold in cut for _ in fold.unknown],
@@ -88,12 +97,15 @@ def table_rows(args: argparse.Namespace, key: str, rows: Rows) -> list[tuple[str
     ):
         if fit is paper and not has_trained_encoder():
             continue
-        found = [asked(args, key, rows, each, fit).errors for each in (Protocol.RANDOM, Protocol.ARCHITECTURE)]
+        found = [
+            asked(args, key, rows, each, fit).errors
+            for each in (WorkloadProtocol.RANDOM, WorkloadProtocol.ARCHITECTURE)
+        ]
         lines.append((said, *(percent(float(of(each))) for each in found for of in (np.mean, np.median))))
     return lines
 
 
-def said_of(found: Evaluation) -> list[str]:
+def said_of(found: WorkloadEvaluation) -> list[str]:
     """Lines on the default engine's answers: what was chosen, what its intervals held, where it was furthest off."""
     by_fold = dict(zip(found.folds, found.predictions, strict=True))
     counted = Counter(f"{each.regressor} on {each.features}" for each in by_fold.values())

@@ -19,7 +19,7 @@ from sklearn.preprocessing import PolynomialFeatures, StandardScaler
 from sklearn.svm import SVR
 
 from gpusonde.predictor.workload.embedding import EncoderWeights, Registry
-from gpusonde.predictor.workload.engine import Fold, Protocol
+from gpusonde.predictor.workload.engine import Fold, WorkloadProtocol
 
 _UNTRAINED_SEEDS = (0, 1, 2)
 _COST = 100.0
@@ -48,7 +48,7 @@ def section(args: argparse.Namespace) -> list[str]:
 def layers_and_parameters_errors(rows: Rows, *, quick: bool) -> Floats:
     """Relative errors of layers + parameters, by architecture."""
     columns = descriptions.described(rows, descriptions.layers_and_parameters)
-    folds = cut.folds(rows, Protocol.ARCHITECTURE, quick)
+    folds = cut.folds(rows, WorkloadProtocol.ARCHITECTURE, quick)
     return svr_errors(np.hstack([columns, descriptions.cluster(rows)]), rows, folds)
 
 
@@ -57,7 +57,9 @@ def _figures(args: argparse.Namespace, heading: str, tables: Sequence[Rows]) -> 
     # Description -> errors of each table (and of each draw), one number for each column.
     found: dict[str, list[tuple[float, ...]]] = {}
     for rows in tables:
-        random, unseen = (cut.folds(rows, each, args.quick) for each in (Protocol.RANDOM, Protocol.ARCHITECTURE))
+        random, unseen = (
+            cut.folds(rows, each, args.quick) for each in (WorkloadProtocol.RANDOM, WorkloadProtocol.ARCHITECTURE)
+        )
         beside = descriptions.cluster(rows)
         for said, draws in _descriptions(rows, args.quick):
             for each in draws:

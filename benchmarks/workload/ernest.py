@@ -13,7 +13,7 @@ import torchvision_rows
 from ernest_model import PerWorkloadErnest, PooledErnest, workload_of
 from page import bar, percent, table
 
-from gpusonde.predictor.workload.engine import Fold, Protocol
+from gpusonde.predictor.workload.engine import Fold, WorkloadProtocol
 
 
 def section(args: argparse.Namespace) -> list[str]:
@@ -61,7 +61,7 @@ def section(args: argparse.Namespace) -> list[str]:
 
 def _random(args: argparse.Namespace, rows: cut.Rows) -> list[str]:
     """The seed's own comparison."""
-    folds = cut.folds(rows, Protocol.RANDOM, args.quick)
+    folds = cut.folds(rows, WorkloadProtocol.RANDOM, args.quick)
     pooled = _errors(rows, folds, PooledErnest)
     relative = _errors(rows, folds, lambda: PooledErnest(relative=True))
     said = (
@@ -74,7 +74,7 @@ def _random(args: argparse.Namespace, rows: cut.Rows) -> list[str]:
 
 def _ours(args: argparse.Namespace, name: str, rows: cut.Rows) -> cut.Floats:
     """Errors of leave one architecture out, in the order of the rows; NaN where a quick run did not ask."""
-    answers = accuracy.asked(args, name, rows, Protocol.ARCHITECTURE)
+    answers = accuracy.asked(args, name, rows, WorkloadProtocol.ARCHITECTURE)
     by_row = {id(row): error for row, error in zip(answers.measurements, answers.errors, strict=True)}
     return np.array([by_row.get(id(row), math.nan) for row in rows])
 

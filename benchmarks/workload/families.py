@@ -11,7 +11,7 @@ import rows as cut
 import torchvision_rows
 from page import bar, percent, table
 
-from gpusonde.predictor.workload.engine import Evaluation, Protocol
+from gpusonde.predictor.workload.engine import WorkloadEvaluation, WorkloadProtocol
 
 _COLUMNS = ("family left out", "rows", "error", "off by 3x", "flagged", "off by 3x and not flagged")
 
@@ -21,9 +21,9 @@ def section(args: argparse.Namespace) -> list[str]:
     lines, beside_lines = [], []
     silent, asked, raised, known = 0, 0, 0, 0
     for name, rows in ((torchvision_rows.NAME, cut.torchvision(args)), (profet_rows.NAME, cut.profet(args))):
-        answers = accuracy.asked(args, name, rows, Protocol.FAMILY)
+        answers = accuracy.asked(args, name, rows, WorkloadProtocol.FAMILY)
         quiet = answers.far_off & ~answers.flagged
-        beside = accuracy.asked(args, name, rows, Protocol.ARCHITECTURE)
+        beside = accuracy.asked(args, name, rows, WorkloadProtocol.ARCHITECTURE)
         silent, asked = silent + int(quiet.sum()), asked + len(quiet)
         raised, known = raised + int(beside.flagged.sum()), known + len(beside.flagged)
         worst, some = max(answers.by_fold().items(), key=lambda fold: float(answers.errors[fold[1]].mean()))
@@ -42,7 +42,7 @@ def section(args: argparse.Namespace) -> list[str]:
     return ["## Families", "", *table(_COLUMNS, lines), said, ""]
 
 
-def _line(name: str, answers: Evaluation, some: np.ndarray) -> tuple[object, ...]:
+def _line(name: str, answers: WorkloadEvaluation, some: np.ndarray) -> tuple[object, ...]:
     far_off, flagged = answers.far_off[some], answers.flagged[some]
     found = answers.errors[some]
     return (
@@ -55,5 +55,5 @@ def _line(name: str, answers: Evaluation, some: np.ndarray) -> tuple[object, ...
     )
 
 
-def _error(answers: Evaluation, some: np.ndarray) -> str:
+def _error(answers: WorkloadEvaluation, some: np.ndarray) -> str:
     return percent(float(answers.errors[some].mean())) if some.any() else "none"

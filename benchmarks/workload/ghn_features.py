@@ -11,7 +11,7 @@ import rows as cut
 import torchvision_rows
 from page import percent, table
 
-from gpusonde.predictor.workload.engine import Protocol
+from gpusonde.predictor.workload.engine import WorkloadProtocol
 
 
 def section(args: argparse.Namespace) -> list[str]:
@@ -30,7 +30,7 @@ def section(args: argparse.Namespace) -> list[str]:
         ):
             if fit is accuracy.svr_with_ghn and not accuracy.has_trained_encoder():
                 continue
-            asked = accuracy.asked(args, name, rows, Protocol.ARCHITECTURE, fit)
+            asked = accuracy.asked(args, name, rows, WorkloadProtocol.ARCHITECTURE, fit)
             chosen = dict(zip(asked.folds, (each.features for each in asked.predictions), strict=True)).values()
             taken = sum("embedding" in each for each in chosen)
             errors = f"{percent(float(asked.errors.mean()))} (median {percent(float(np.median(asked.errors)))})"

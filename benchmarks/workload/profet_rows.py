@@ -9,7 +9,7 @@ import numpy as np
 import rows as cut
 from page import bar, percent, table
 
-from gpusonde.predictor.workload.engine import Protocol
+from gpusonde.predictor.workload.engine import WorkloadProtocol
 
 NAME = "PROFET"
 
@@ -17,7 +17,9 @@ NAME = "PROFET"
 def section(args: argparse.Namespace) -> list[str]:
     """Lines of the section, bars noted in ``args``."""
     rows = cut.profet(args)
-    random, unseen = (accuracy.asked(args, NAME, rows, each) for each in (Protocol.RANDOM, Protocol.ARCHITECTURE))
+    random, unseen = (
+        accuracy.asked(args, NAME, rows, each) for each in (WorkloadProtocol.RANDOM, WorkloadProtocol.ARCHITECTURE)
+    )
     random_error, median = float(random.errors.mean()), float(np.median(unseen.errors))
     bar(args, "PROFET rows, random 80/20", "<= 3.5 %", percent(random_error), met=random_error <= 0.035)
     bar(args, "PROFET rows, leave one architecture out, median", "<= 9 %", percent(median), met=median <= 0.09)

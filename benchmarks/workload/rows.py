@@ -14,8 +14,8 @@ from gpusonde.catalog import Precision, load_gpus
 from gpusonde.predictor.workload.engine import (
     Fold,
     MeasurementTable,
-    Protocol,
     WorkloadMeasurement,
+    WorkloadProtocol,
     folds_of,
     read_measurements,
 )
@@ -61,7 +61,7 @@ def machines(rows: Rows) -> dict[str, Rows]:
     }
 
 
-def folds(rows: Rows, protocol: Protocol, quick: bool) -> list[Fold]:
+def folds(rows: Rows, protocol: WorkloadProtocol, quick: bool) -> list[Fold]:
     """How the rows are cut; two folds of a quick run."""
     return list(folds_of(rows, protocol))[: 2 if quick else None]
 

@@ -10,7 +10,7 @@ import numpy as np
 import rows as cut
 from page import bar, percent, table
 
-from gpusonde.predictor.workload.engine import Protocol
+from gpusonde.predictor.workload.engine import WorkloadProtocol
 
 NAME = "torchvision"
 
@@ -18,7 +18,9 @@ NAME = "torchvision"
 def section(args: argparse.Namespace) -> list[str]:
     """Lines of the section, bars noted in ``args``."""
     rows = cut.torchvision(args)
-    random, unseen = (accuracy.asked(args, NAME, rows, each) for each in (Protocol.RANDOM, Protocol.ARCHITECTURE))
+    random, unseen = (
+        accuracy.asked(args, NAME, rows, each) for each in (WorkloadProtocol.RANDOM, WorkloadProtocol.ARCHITECTURE)
+    )
     random_error, error = float(random.errors.mean()), float(unseen.errors.mean())
     bar(args, "torchvision rows, random 80/20", "<= 5.5 %", percent(random_error), met=random_error <= 0.055)
     bar(args, "torchvision rows, leave one architecture out", "<= 6.5 %", percent(error), met=error <= 0.065)
@@ -41,7 +43,7 @@ def section(args: argparse.Namespace) -> list[str]:
 def _machines(args: argparse.Namespace, rows: cut.Rows) -> list[str]:
     lines, ours, theirs = [], [], []
     for machine, found in sorted(cut.machines(rows).items()):
-        answers = accuracy.asked(args, machine, found, Protocol.ARCHITECTURE)
+        answers = accuracy.asked(args, machine, found, WorkloadProtocol.ARCHITECTURE)
         beside = controls.layers_and_parameters_errors(found, quick=args.quick)
         ours.append(float(answers.errors.mean()))
         theirs.append(float(beside.mean()))

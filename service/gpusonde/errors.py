@@ -42,7 +42,6 @@ search out of time) stay private to their modules.
     ├── ModelError                  fitted models
     │   ├── ModelFileError
     │   │   └── MissingEncoderError its encoder is not at hand
-    │   ├── NotFittedError
     │   └── TooFewRunsError
     ├── GraphError                  graphs of networks
     │   ├── MalformedGraphError
@@ -50,8 +49,7 @@ search out of time) stay private to their modules.
     │   └── UnsupportedGraphError
     │       └── DataDependentGraphError
     ├── EncoderError                encoders of graphs, their training
-    │   ├── UnknownEncoderError
-    │   └── QueueFullError          as many trainings wait as may
+    │   └── UnknownEncoderError
     ├── DocumentError               problem, job, plan files: the key at fault
     ├── ProblemError                figures for planning that mean nothing: offers, plans, timed steps, allreduces
     └── CloudError                  a cloud that does not do what it was told
@@ -299,7 +297,7 @@ class RequestError(GpusondeError):
 
 
 class ModelError(GpusondeError, ValueError):
-    """A fitted model that cannot be used, or figures that none can be fitted to."""
+    """A model that cannot be used or is not fitted yet, or figures that none can be fitted to."""
 
 
 class ModelFileError(ModelError):
@@ -313,10 +311,6 @@ class ModelFileError(ModelError):
 
 class MissingEncoderError(ModelFileError):
     """A model whose columns come from an encoder that is not at hand."""
-
-
-class NotFittedError(ModelError):
-    """A model that is asked before it was fitted or loaded."""
 
 
 class TooFewRunsError(ModelError):
@@ -380,10 +374,6 @@ class EncoderError(GpusondeError, ValueError):
 
 class UnknownEncoderError(EncoderError):
     """No encoder for a type of data, or none with a digest."""
-
-
-class QueueFullError(EncoderError):
-    """As many trainings of encoders as may be are queued or running."""
 
 
 class TableError(GpusondeError, ValueError):

@@ -7,8 +7,8 @@ import pytest
 
 from gpusonde.predictor.crossgpu import PaperStack
 from gpusonde.predictor.crossgpu.evaluation import (
+    LatencyProtocol,
     PairErrors,
-    Protocol,
     Scores,
     default_predictor,
     evaluate,
@@ -38,8 +38,8 @@ def names_of(table, indices, what):
 @pytest.mark.parametrize(
     ("protocol", "what"),
     [
-        (Protocol.CONFIG, lambda run: run.configuration),
-        (Protocol.CNN, lambda run: run.configuration.model),
+        (LatencyProtocol.CONFIG, lambda run: run.configuration),
+        (LatencyProtocol.CNN, lambda run: run.configuration.model),
     ],
 )
 def test_what_is_held_out_is_in_no_pair_fitted_on(runs, protocol, what):
@@ -51,7 +51,7 @@ def test_what_is_held_out_is_in_no_pair_fitted_on(runs, protocol, what):
 
 
 def test_a_held_out_target_gpu_is_in_no_pair_fitted_on_not_even_as_a_source(runs):
-    splits = recorded(runs, Protocol.TARGET)
+    splits = recorded(runs, LatencyProtocol.TARGET)
     assert len(splits) == 4
     for (source, target), (_, test_target) in splits:
         (held_out,) = names_of(runs, test_target, lambda run: run.gpu.name)
@@ -59,7 +59,7 @@ def test_a_held_out_target_gpu_is_in_no_pair_fitted_on_not_even_as_a_source(runs
 
 
 def test_both_gpus_held_out_leaves_the_other_two(runs):
-    splits = recorded(runs, Protocol.BOTH)
+    splits = recorded(runs, LatencyProtocol.BOTH)
     assert len(splits) == 12
     for (source, target), (test_source, test_target) in splits:
         tested = names_of(runs, [*test_source, *test_target], lambda run: run.gpu.name)
@@ -68,7 +68,7 @@ def test_both_gpus_held_out_leaves_the_other_two(runs):
 
 
 def test_a_random_split_leaks_configurations_as_the_papers_does(runs):
-    ((source, _), (test_source, _)) = recorded(runs, Protocol.RANDOM)[0]
+    ((source, _), (test_source, _)) = recorded(runs, LatencyProtocol.RANDOM)[0]
     shared = names_of(runs, source, lambda run: run.configuration) & names_of(
         runs, test_source, lambda run: run.configuration
     )
@@ -78,7 +78,7 @@ def test_a_random_split_leaks_configurations_as_the_papers_does(runs):
 def test_with_a_test_table_its_workloads_are_not_fitted_on(runs):
     own = RunsTable(runs.runs[:48])
     other = RunsTable(runs.runs[32:80])
-    ((source, target), (test_source, test_target)) = recorded(own, Protocol.CNN, test=other)[0]
+    ((source, target), (test_source, test_target)) = recorded(own, LatencyProtocol.CNN, test=other)[0]
     assert max([*source, *target]) < 48 <= min([*test_source, *test_target])
     joined = own.runs + other.runs
     fitted = {joined[index].configuration.model for index in [*source, *target]}
@@ -100,7 +100,7 @@ def test_noise_of_queries_alone_is_declared_and_not_fitted_on(runs):
         tasks.append(task)
         return prior_predictor()(task)
 
-    evaluate(runs, predictor, Protocol.CONFIG, noise=0.096, noise_in_training=False)
+    evaluate(runs, predictor, LatencyProtocol.CONFIG, noise=0.096, noise_in_training=False)
     (task,) = tasks
     assert all(run.detected_epoch_latency_s == run.epoch_latency_s for run in task.training.runs)
     assert all(run.epoch_latency_relative_error == pytest.approx(0.12, rel=0.01) for run in task.test.runs)
@@ -127,15 +127,17 @@ def test_scores_are_ratios_and_seconds():
 
 
 def test_the_default_model_beats_the_prior_on_unseen_configurations(runs, small_settings):
-    default = evaluate(runs, default_predictor(small_settings, Protocol.CONFIG), Protocol.CONFIG, seeds=(1,))
-    prior = evaluate(runs, prior_predictor(), Protocol.CONFIG, seeds=(1,))
+    default = evaluate(
+        runs, default_predictor(small_settings, LatencyProtocol.CONFIG), LatencyProtocol.CONFIG, seeds=(1,)
+    )
+    prior = evaluate(runs, prior_predictor(), LatencyProtocol.CONFIG, seeds=(1,))
     assert default.overall.mape < prior.overall.mape
     assert default.overall.coverage > 0.7
     assert set(default.by_target) == set(runs.gpu_names)
 
 
 def test_an_unseen_gpu_is_flagged_in_every_prediction(runs, small_settings):
-    result = evaluate(runs, default_predictor(small_settings, Protocol.TARGET), Protocol.TARGET)
+    result = evaluate(runs, default_predictor(small_settings, LatencyProtocol.TARGET), LatencyProtocol.TARGET)
     assert result.overall.extrapolated == 1.0
     assert result.overall.coverage > 0.8
 
@@ -144,7 +146,7 @@ def test_the_papers_stack_can_be_evaluated(runs):
     result = evaluate(
         runs,
         paper_predictor(lambda seed: PaperStack(seed=seed, forest_trees=10, catboost_trees=30, threads=1)),
-        Protocol.RANDOM,
+        LatencyProtocol.RANDOM,
     )
     assert 0 < result.overall.mape < 1
     assert math.isnan(result.overall.coverage)
@@ -152,4 +154,4 @@ def test_the_papers_stack_can_be_evaluated(runs):
 
 def test_a_table_with_nothing_to_hold_out_is_an_error(runs):
     with pytest.raises(ValueError, match="no pairs"):
-        evaluate(RunsTable(runs.runs[:1]), prior_predictor(), Protocol.CNN)
+        evaluate(RunsTable(runs.runs[:1]), prior_predictor(), LatencyProtocol.CNN)

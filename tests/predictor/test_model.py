@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from gpusonde.catalog import Precision
+from gpusonde.errors import ModelError
 from gpusonde.predictor.crossgpu import (
     LatencyModel,
     MetricDistribution,
     ModelSettings,
-    NotFittedError,
     SourceMeasurement,
     TooFewRunsError,
     read_runs,
@@ -195,7 +195,7 @@ def test_several_targets_at_once_give_the_same_as_one_by_one(model, runs, gpus):
 
 
 def test_an_unfitted_model_says_so(runs, gpus):
-    with pytest.raises(NotFittedError, match="fit"):
+    with pytest.raises(ModelError, match="fit"):
         LatencyModel().predict(runs.run(0).measurement(), [gpus.get("T4")])
 
 

@@ -5,7 +5,8 @@ import pickle
 import numpy as np
 import pytest
 
-from gpusonde.predictor.crossgpu import LatencyModel, ModelFileError, NotFittedError
+from gpusonde.errors import ModelError
+from gpusonde.predictor.crossgpu import LatencyModel, ModelFileError
 from gpusonde.predictor.model_file import decode, encode
 
 
@@ -144,6 +145,6 @@ def test_a_file_larger_than_any_model_is_refused(tmp_path):
 
 
 def test_an_unfitted_model_cannot_be_saved(tmp_path):
-    with pytest.raises(NotFittedError):
+    with pytest.raises(ModelError, match="not fitted"):
         LatencyModel().save(tmp_path / "model.safetensors")
     assert not list(tmp_path.iterdir())

@@ -13,7 +13,7 @@ from gpusonde.collector.storage.local.export import StoreSnapshot
 from gpusonde.collector.storage.model import RunRow
 from gpusonde.common.v1 import gpu_pb2, job_pb2
 from gpusonde.errors import RequestError, StoreCorruptError
-from gpusonde.predictor.crossgpu import REQUIRED_METRICS, Configuration, MeasurementError, Run, RunsTable
+from gpusonde.predictor.crossgpu import REQUIRED_METRICS, MeasurementError, Run, RunConfiguration, RunsTable
 
 _PAGE = 1000
 # Newest first: reading them takes seconds each when they are long.
@@ -72,7 +72,7 @@ def fleet_runs(
         StoreError: The catalogue cannot be read.
     """
     left_out: Counter[str] = Counter()
-    by_configuration: dict[Configuration, dict[str, list[_Stay]]] = defaultdict(lambda: defaultdict(list))
+    by_configuration: dict[RunConfiguration, dict[str, list[_Stay]]] = defaultdict(lambda: defaultdict(list))
     described = {(gpu.gpu_uuid, gpu.agent_id): gpu_message(gpu) for gpu in store.facts.gpus()}
     for job, rows in _runs_by_job(store).items():
         stays = [stay for row in rows if (stay := _stay(store, gpus, row, described, left_out)) is not None]
@@ -83,7 +83,7 @@ def fleet_runs(
                 continue
             devices = len({stay.run.gpu_uuid for stay in together})
             middle = sorted(together, key=lambda stay: stay.run.period_s)[len(together) // 2]
-            by_configuration[Configuration(job, f"{devices} GPUs", "", "")][names.pop()].append(middle)
+            by_configuration[RunConfiguration(job, f"{devices} GPUs", "", "")][names.pop()].append(middle)
     chosen = [
         (configuration, stay)
         for configuration, by_gpu in by_configuration.items()
@@ -166,7 +166,7 @@ def _overlapping(stays: Sequence[_Stay]) -> Iterator[list[_Stay]]:
 
 
 def _measured(
-    measurer: RunMeasurer, configuration: Configuration, stay: _Stay, row: int, left_out: Counter[str]
+    measurer: RunMeasurer, configuration: RunConfiguration, stay: _Stay, row: int, left_out: Counter[str]
 ) -> Run | None:
     try:
         measurement = measurer.measure(stay.run)

@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gpusonde.errors import ModelError
+
 #: How the names of models, and of encoders and checkpoints, ended.
 FORMER_MODEL, FORMER_ENCODER = ".zip", ".npz"
 
@@ -46,10 +48,6 @@ _DAMAGED = (
 Content = tuple[dict[str, Any], dict[str, npt.NDArray[Any]], str]
 
 
-class FormerFileError(ValueError):
-    """Bytes that no former release wrote."""
-
-
 def decode_zip(content: bytes, *, most_bytes: int) -> Content:
     """Read document, arrays and digest (empty for an ``.npz``).
 
@@ -58,28 +56,28 @@ def decode_zip(content: bytes, *, most_bytes: int) -> Content:
         most_bytes: Most that it may unpack to.
 
     Raises:
-        FormerFileError: It is no such file, is damaged, or unpacks to more.
+        ModelError: It is no such file, is damaged, or unpacks to more.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             members = dict(_members(archive, most_bytes))
         return _decode_model(members) if _MANIFEST in members else _decode_npz(members)
-    except FormerFileError:
+    except ModelError:
         raise
     except _DAMAGED as error:
-        raise FormerFileError(f"not a model file, or damaged ({str(error)[:200]})") from error
+        raise ModelError(f"not a model file, or damaged ({str(error)[:200]})") from error
 
 
 def _members(archive: zipfile.ZipFile, most_bytes: int) -> Iterator[tuple[str, bytes]]:
     left = most_bytes
     for info in archive.infolist()[:_MOST_MEMBERS]:
         if info.compress_type not in _PACKINGS:
-            raise FormerFileError(f"{info.filename[:40]} is packed in another way than its writer packed")
+            raise ModelError(f"{info.filename[:40]} is packed in another way than its writer packed")
         with archive.open(info) as member:
             content = member.read(left + 1)
         left -= len(content)
         if left < 0:
-            raise FormerFileError(f"it unpacks to more than {most_bytes >> 20} MiB")
+            raise ModelError(f"it unpacks to more than {most_bytes >> 20} MiB")
         yield info.filename, content
 
 
@@ -88,7 +86,7 @@ def _decode_model(members: dict[str, bytes]) -> Content:
     digest = document.pop("sha256")
     written = hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
     if digest != written or document.pop("arrays_sha256") != hashlib.sha256(stored).hexdigest():
-        raise FormerFileError("damaged: it does not match its checksum")
+        raise ModelError("damaged: it does not match its checksum")
     if "array_shapes" in document:
         shapes = document.pop("array_shapes")
         listed = [(name, kind, shapes[name]) for name, kind in _LATENCY_MODEL.items()]
@@ -97,12 +95,12 @@ def _decode_model(members: dict[str, bytes]) -> Content:
     arrays, offset = {}, 0
     for name, kind, shape in listed:
         if kind not in _TYPES or not all(type(extent) is int and extent >= 0 for extent in shape):
-            raise FormerFileError(f"damaged: array {str(name)[:40]} cannot be")
+            raise ModelError(f"damaged: array {str(name)[:40]} cannot be")
         array = np.frombuffer(stored, dtype=kind, count=math.prod(shape), offset=offset).reshape(shape)
         offset += array.nbytes
         arrays[str(name)] = array
     if offset != len(stored):
-        raise FormerFileError("damaged: there are bytes behind the last array")
+        raise ModelError("damaged: there are bytes behind the last array")
     return document, arrays, str(digest)
 
 
@@ -111,18 +109,18 @@ def _decode_npz(members: dict[str, bytes]) -> Content:
     name = next((name for name in _DOCUMENTS if name in arrays), None)
     document = None if name is None else json.loads(arrays.pop(name).tobytes())
     if not isinstance(document, dict):
-        raise FormerFileError("damaged: it holds no document")
+        raise ModelError("damaged: it holds no document")
     return document, {name.removesuffix(".npy"): array for name, array in arrays.items()}, ""
 
 
 def _decode_npy(content: bytes) -> npt.NDArray[Any]:
     file = io.BytesIO(content)
     if np.lib.format.read_magic(file) != (1, 0):
-        raise FormerFileError("damaged: an array of another version")
+        raise ModelError("damaged: an array of another version")
     shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(file)
     data = content[file.tell() :]
     # Before NumPy is asked for an array: its size is what there is, whatever the header says.
     if dtype.str not in _TYPES or min(shape, default=0) < 0 or len(data) != dtype.itemsize * math.prod(shape):
-        raise FormerFileError("damaged: an array is not what its header says")
+        raise ModelError("damaged: an array is not what its header says")
     array = np.frombuffer(data, dtype=dtype)
     return array.reshape(shape[::-1]).T if fortran_order else array.reshape(shape)

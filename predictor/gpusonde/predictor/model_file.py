@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from gpusonde.errors import ModelError
-from gpusonde.predictor.former_model_files import FormerFileError, decode_zip
+from gpusonde.predictor.former_model_files import decode_zip
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -98,10 +98,7 @@ def decode(content: bytes, *, most_bytes: int) -> ModelFile:
     if len(content) > most_bytes:
         raise ModelError(f"larger than {most_bytes >> 20} MiB")
     if content.startswith(b"PK"):
-        try:
-            return ModelFile(*decode_zip(content, most_bytes=most_bytes), is_former=True)
-        except FormerFileError as error:
-            raise ModelError(str(error)) from error
+        return ModelFile(*decode_zip(content, most_bytes=most_bytes), is_former=True)
     header_bytes = int.from_bytes(content[:8], "little")
     if header_bytes > _MOST_HEADER_BYTES:
         raise ModelError("not a model file, or damaged (its header is too long)")

@@ -14,7 +14,7 @@ import pytest
 
 from gpusonde.collector.workload.training import drain
 from gpusonde.collector.workload.training_queue import TrainingQueue
-from gpusonde.errors import EncoderError, QueueFullError
+from gpusonde.errors import EncoderError, RequestError
 
 
 class Clock:
@@ -150,7 +150,7 @@ def test_questions_fill_one_half_and_an_admin_the_rest(queue):
     assert queue.enqueue_if_absent("a").state == "queued"
     assert queue.enqueue("c")
     assert queue.enqueue("d")
-    with pytest.raises(QueueFullError, match="4 trainings wait or run"):
+    with pytest.raises(RequestError, match="4 trainings wait or run"):
         queue.enqueue("e")
 
 

@@ -18,7 +18,7 @@ from gpusonde.cli.parsing import Parser, names, positive_integer, ratio
 from gpusonde.errors import CommandError, UsageError
 
 if TYPE_CHECKING:
-    from gpusonde.predictor.crossgpu.evaluation import Evaluation, Predictor, Protocol, Scores
+    from gpusonde.predictor.crossgpu.evaluation import LatencyEvaluation, LatencyProtocol, Predictor, Scores
     from gpusonde.predictor.crossgpu.runs_table import RunsTable
 
 _PROTOCOLS = {
@@ -234,7 +234,7 @@ def _row(
 ) -> ProtocolScoresPayload:
     """Scores of one mode by one protocol; a table that is too small for it gives nulls and a reason."""
     from gpusonde.predictor.crossgpu import TooFewRunsError
-    from gpusonde.predictor.crossgpu.evaluation import Protocol, evaluate
+    from gpusonde.predictor.crossgpu.evaluation import LatencyProtocol, evaluate
 
     seeds = range(args.seeds)
     label = f"{_PROTOCOLS[protocol]}, {mode}"
@@ -250,7 +250,7 @@ def _row(
                     print(f"{label}: {done} of {total}", file=sys.stderr, flush=True)
 
             found = evaluate(
-                table, _predictor(mode, Protocol(protocol)), Protocol(protocol),
+                table, _predictor(mode, LatencyProtocol(protocol)), LatencyProtocol(protocol),
                 seeds=seeds, noise=args.noise, test=test, progress=progress,
             )  # fmt: skip
     except TooFewRunsError as error:
@@ -264,7 +264,7 @@ def _row(
     )
 
 
-def _result(found: Evaluation) -> dict[str, Any]:
+def _result(found: LatencyEvaluation) -> dict[str, Any]:
     return {**_scores(found.overall), "mape_deviation": _spread(found)} | {
         name: [{label: key, **_scores(scores)} for key, scores in groups.items()]
         for name, label, groups in (
@@ -275,7 +275,7 @@ def _result(found: Evaluation) -> dict[str, Any]:
     }
 
 
-def _predictor(mode: str, protocol: Protocol) -> Predictor:
+def _predictor(mode: str, protocol: LatencyProtocol) -> Predictor:
     from gpusonde.predictor.crossgpu import ModelSettings, PaperStack
     from gpusonde.predictor.crossgpu.evaluation import default_predictor, paper_predictor, prior_predictor
 
@@ -284,7 +284,7 @@ def _predictor(mode: str, protocol: Protocol) -> Predictor:
     return prior_predictor() if mode == "prior" else default_predictor(ModelSettings(), protocol)
 
 
-def _spread(found: Evaluation) -> float:
+def _spread(found: LatencyEvaluation) -> float:
     """Standard deviation of the mean error over seeds."""
     errors = [scores.mape for scores in found.by_seed]
     return statistics.stdev(errors) if len(errors) > 1 else math.nan

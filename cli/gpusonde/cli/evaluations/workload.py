@@ -14,7 +14,7 @@ from gpusonde.cli.parsing import Parser, names
 from gpusonde.errors import CommandError, UsageError
 
 if TYPE_CHECKING:
-    from gpusonde.predictor.workload.engine import Evaluation, Flags, MeasurementTable
+    from gpusonde.predictor.workload.engine import Flags, MeasurementTable, WorkloadEvaluation
 
 _PROTOCOLS = {
     "random": "a fifth of the rows",
@@ -147,10 +147,10 @@ def _row(output: Output, table: MeasurementTable, protocol: str, mode: str) -> G
     import numpy as np
 
     from gpusonde.errors import ModelError
-    from gpusonde.predictor.workload.engine import Protocol, WorkloadModel, evaluate, folds_of
+    from gpusonde.predictor.workload.engine import WorkloadModel, WorkloadProtocol, evaluate, folds_of
 
     try:
-        folds = list(folds_of(table.measurements, Protocol(protocol)))
+        folds = list(folds_of(table.measurements, WorkloadProtocol(protocol)))
         with output.progress(f"{_PROTOCOLS[protocol]}, {mode}", 1.0) as show:
             done = itertools.count(1)
             found = evaluate(
@@ -171,7 +171,7 @@ def _row(output: Output, table: MeasurementTable, protocol: str, mode: str) -> G
     }
 
 
-def _scores(found: Evaluation, some: Flags) -> GraphScoresPayload:
+def _scores(found: WorkloadEvaluation, some: Flags) -> GraphScoresPayload:
     import numpy as np
 
     errors, flagged, far_off = found.errors[some], found.flagged[some], found.far_off[some]

@@ -30,7 +30,7 @@ from gpusonde.collector.workload.hosts import ClusterDescriber, HostView, Resour
 from gpusonde.collector.workload.processes import PURPOSE, WorkloadProcesses
 from gpusonde.collector.workload.training import Trainings, has_torch, trainer_command, training_document
 from gpusonde.collector.workload.training_queue import TrainingQueue
-from gpusonde.errors import ChildBusyError, EncoderError, QueueFullError, RequestError, StoreError
+from gpusonde.errors import ChildBusyError, EncoderError, RequestError, StoreError
 from gpusonde.predictor.workload.embedding import Registry
 from gpusonde.service.child import Purpose
 from gpusonde.workload.v1 import workload_pb2, workload_pb2_grpc
@@ -240,14 +240,13 @@ class WorkloadService(workload_pb2_grpc.WorkloadServiceServicer):
         text = str(error)
         if isinstance(error, RequestError):
             code = grpc.StatusCode[error.status]
+            if error.reason:
+                self._counters.refused[error.reason] += 1
         elif isinstance(error, WorkloadError):
             code = grpc.StatusCode.INVALID_ARGUMENT
             text = f"field {error.field!r}: {text}" if error.field else text
         elif isinstance(error, ChildBusyError):
             self._counters.refused["workload_busy"] += 1
-            code = grpc.StatusCode.RESOURCE_EXHAUSTED
-        elif isinstance(error, QueueFullError):
-            self._counters.refused["workload_queue"] += 1
             code = grpc.StatusCode.RESOURCE_EXHAUSTED
         elif isinstance(error, (EncoderError, StoreError, OSError)):
             _LOG.error("a question about workloads failed: %s", error)

@@ -18,7 +18,7 @@ from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from gpusonde.errors import EncoderError, QueueFullError
+from gpusonde.errors import EncoderError, RequestError
 from gpusonde.predictor.workload.embedding import check_dataset_type, is_dataset_type
 
 QUEUED, RUNNING, DONE, FAILED = "queued", "running", "done", "failed"
@@ -157,7 +157,7 @@ class TrainingQueue:
             again: Train anew what has failed or is done.
 
         Raises:
-            QueueFullError: Too many wait.
+            RequestError: Too many wait.
             EncoderError: It is no name of a dataset type, or the queue cannot be written.
         """
         check_dataset_type(dataset_type)
@@ -166,7 +166,8 @@ class TrainingQueue:
             if known is not None and (known.is_open or not again):
                 return known
             if known is None and sum(training.is_open for training in self._all(table)) >= self._largest:
-                raise QueueFullError(f"{self._largest} trainings wait or run; let them end first")
+                text = f"{self._largest} trainings wait or run; let them end first"
+                raise RequestError("RESOURCE_EXHAUSTED", text, reason="workload_queue")
             return self._enqueue(table, dataset_type)
 
     def claim(self, dataset_types: Collection[str] | None = None) -> Lease | None:

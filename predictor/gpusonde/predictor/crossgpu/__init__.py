@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpusonde.catalog import GpuSpec
-from gpusonde.errors import MeasurementError, ModelFileError, NotFittedError, TooFewRunsError
+from gpusonde.errors import MeasurementError, ModelFileError, TooFewRunsError
 from gpusonde.predictor.crossgpu.features import FEATURES, REQUIRED_METRICS
 from gpusonde.predictor.crossgpu.measurement import (
     LatencyPrediction,
@@ -19,22 +19,21 @@ from gpusonde.predictor.crossgpu.measurement import (
 )
 from gpusonde.predictor.crossgpu.model import LatencyModel
 from gpusonde.predictor.crossgpu.paper import PaperStack
-from gpusonde.predictor.crossgpu.runs_table import Configuration, Run, RunsTable, read_runs
+from gpusonde.predictor.crossgpu.runs_table import Run, RunConfiguration, RunsTable, read_runs
 from gpusonde.predictor.crossgpu.state import ModelSettings
 
 __all__ = [
     "FEATURES",
     "REQUIRED_METRICS",
-    "Configuration",
     "LatencyModel",
     "LatencyPrediction",
     "MeasurementError",
     "MetricDistribution",
     "ModelFileError",
     "ModelSettings",
-    "NotFittedError",
     "PaperStack",
     "Run",
+    "RunConfiguration",
     "RunsTable",
     "SourceMeasurement",
     "TooFewRunsError",

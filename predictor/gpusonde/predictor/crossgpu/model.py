@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusonde.catalog import GpuSpec, Precision
-from gpusonde.errors import MeasurementError, NotFittedError, TooFewRunsError
+from gpusonde.errors import MeasurementError, ModelError, TooFewRunsError
 from gpusonde.predictor.crossgpu.calibrator import Calibrator
 from gpusonde.predictor.crossgpu.features import REQUIRED_METRICS, SOURCE_FEATURE_COUNT, feature_matrix, has_figures
 from gpusonde.predictor.crossgpu.measurement import LatencyPrediction, SourceMeasurement
@@ -40,7 +40,7 @@ from gpusonde.predictor.crossgpu.prior import (
 )
 from gpusonde.predictor.crossgpu.regression import ResidualModel
 from gpusonde.predictor.crossgpu.runs_table import IndexArray, RunsTable
-from gpusonde.predictor.crossgpu.state import FittedState, ModelSettings
+from gpusonde.predictor.crossgpu.state import LatencyModelState, ModelSettings
 
 _MEASURED = "measured"
 
@@ -54,7 +54,7 @@ _MOST_INFLATION = 3.0
 
 
 @dataclass(frozen=True)
-class _Answer:
+class _RatioEstimate:
     """Log ratio to the source's latency, with what is to be said about it."""
 
     log_ratio: float
@@ -67,7 +67,9 @@ class _Answer:
 class Query:
     """One measurement put to one fitted model."""
 
-    def __init__(self, settings: ModelSettings, state: FittedState, version: str, source: SourceMeasurement) -> None:
+    def __init__(
+        self, settings: ModelSettings, state: LatencyModelState, version: str, source: SourceMeasurement
+    ) -> None:
         """Keep the question."""
         self._settings, self._state, self._version, self._source = settings, state, version, source
 
@@ -91,15 +93,15 @@ class Query:
     def _is_same_chip(self, target: GpuSpec) -> bool:
         return TrainedGpu.from_spec(self._source.gpu).is_same_chip(target)
 
-    def _same_chip(self, target: GpuSpec) -> _Answer:
+    def _same_chip(self, target: GpuSpec) -> _RatioEstimate:
         """The GPU that was measured, or a variant of it with, say, more memory: no model has anything to add."""
         if target.name == self._source.gpu.name:
-            return _Answer(0.0, 0.0, _MEASURED, False, ())
+            return _RatioEstimate(0.0, 0.0, _MEASURED, False, ())
         # What runs of one workload on one GPU differ by is all that remains.
         spread = self._seen_half_width(target, self._state.residual.process.noise)
-        return _Answer(0.0, spread, "same chip", False, ())
+        return _RatioEstimate(0.0, spread, "same chip", False, ())
 
-    def _with_residual(self, targets: Sequence[tuple[int, GpuSpec]]) -> dict[int, _Answer]:
+    def _with_residual(self, targets: Sequence[tuple[int, GpuSpec]]) -> dict[int, _RatioEstimate]:
         """Answers for the targets that the learned part can say something about, by their index."""
         state, source = self._state, self._source
         usable = [(index, target, len(self._unseen(target))) for index, target in targets if has_figures(target)]
@@ -122,7 +124,7 @@ class Query:
 
     def _learned(
         self, target: GpuSpec, line: Roofline, unseen: int, residual: float, deviation: float, distance: float
-    ) -> _Answer:
+    ) -> _RatioEstimate:
         source = self._source
         weight = self._settings.one_unseen_weight if unseen else 1.0
         reasons = []
@@ -140,9 +142,9 @@ class Query:
             )
         log_ratio = log_latency_ratio(source, target, line) + weight * residual
         method = "prior + residual" if weight > 0 else "prior only"
-        return _Answer(log_ratio, half_width, method, bool(reasons), tuple(reasons))
+        return _RatioEstimate(log_ratio, half_width, method, bool(reasons), tuple(reasons))
 
-    def _prior_only(self, target: GpuSpec, level: MetricLevel) -> _Answer:
+    def _prior_only(self, target: GpuSpec, level: MetricLevel) -> _RatioEstimate:
         """The prior alone: neither GPU was seen, or the metrics do not suffice for more.
 
         Raises:
@@ -176,7 +178,7 @@ class Query:
             reasons.append("weights from DCGM activity metrics are unvalidated")
         method = f"prior only, {level.value}" if level is not MetricLevel.NVIDIA_SMI else "prior only"
         extrapolated = not seen or other_precision or level is MetricLevel.DCGM
-        return _Answer(log_ratio, half_width, method, extrapolated, tuple(reasons))
+        return _RatioEstimate(log_ratio, half_width, method, extrapolated, tuple(reasons))
 
     def _half_width(self, regime: Regime, target: GpuSpec) -> float:
         """Half width where GPUs are known by their data sheets only; the prior's where the regime has none."""
@@ -200,7 +202,7 @@ class Query:
     def _unseen_reason(self, target: GpuSpec) -> str:
         return f"the model was not fitted on {' and '.join(gpu.name for gpu in self._unseen(target))}"
 
-    def _prediction(self, target: GpuSpec, answer: _Answer) -> LatencyPrediction:
+    def _prediction(self, target: GpuSpec, answer: _RatioEstimate) -> LatencyPrediction:
         source, settings = self._source, self._settings
         normal = NormalDist().inv_cdf(0.5 + settings.coverage / 2)
         # The detector's error and the model's are independent; both are about normal in log space.
@@ -249,7 +251,7 @@ class LatencyModel:
     """Predicts epoch latency on target GPUs from one run's measurement on a source GPU."""
 
     def __init__(
-        self, settings: ModelSettings | None = None, *, state: FittedState | None = None, version: str = "unsaved"
+        self, settings: ModelSettings | None = None, *, state: LatencyModelState | None = None, version: str = "unsaved"
     ) -> None:
         """Make an unfitted model, or one with a state that was fitted before."""
         self.settings = settings or ModelSettings()
@@ -262,14 +264,14 @@ class LatencyModel:
         return self._version
 
     @property
-    def state(self) -> FittedState:
+    def state(self) -> LatencyModelState:
         """The fitted state.
 
         Raises:
-            NotFittedError: There is none yet.
+            ModelError: There is none yet.
         """
         if self._state is None:
-            raise NotFittedError("the model is not fitted; call fit(), load() or shipped() first")
+            raise ModelError("the model is not fitted; call fit(), load() or shipped() first")
         return self._state
 
     def fit(self, runs: RunsTable, *, pairs: tuple[IndexArray, IndexArray] | None = None) -> LatencyModel:
@@ -313,7 +315,7 @@ class LatencyModel:
             pairs, settings.residual, residual,
             one_unseen_weight=settings.one_unseen_weight, coverage=settings.coverage, weights=weights,
         )  # fmt: skip
-        self._state = FittedState(
+        self._state = LatencyModelState(
             residual=residual,
             calibrations=calibrator.calibrate(settings.regimes),
             runs=RunNeighbourhood.fit(sources, pairs.workload[positions].tolist()),
@@ -331,7 +333,7 @@ class LatencyModel:
             NaN latencies; the others are not affected.
 
         Raises:
-            NotFittedError: The model is neither fitted nor loaded.
+            ModelError: The model is neither fitted nor loaded.
         """
         return Query(self.settings, self.state, self._version, source).predict(targets)
 
@@ -342,7 +344,7 @@ class LatencyModel:
             The version, which is also this model's from now on.
 
         Raises:
-            NotFittedError: There is nothing to save.
+            ModelError: There is nothing to save.
             OSError: The file cannot be written.
         """
         self._version = write_model(path, self.settings, self.state)

@@ -22,7 +22,7 @@ from gpusonde.predictor.crossgpu.neighbourhood import (
 )
 from gpusonde.predictor.crossgpu.pairs import Pairs
 from gpusonde.predictor.crossgpu.regression import GaussianProcess, ObliviousTrees, ResidualModel, ResidualSettings
-from gpusonde.predictor.crossgpu.state import FittedState, ModelSettings
+from gpusonde.predictor.crossgpu.state import LatencyModelState, ModelSettings
 from gpusonde.predictor.model_file import Arrays, ModelFile, decode, encode
 from gpusonde.service.durable_files import write_durably
 
@@ -34,7 +34,7 @@ _FORMER_VERSION = 2
 LARGEST_MODEL_BYTES = 256 << 20
 
 
-def write_model(path: str | Path, settings: ModelSettings, state: FittedState) -> str:
+def write_model(path: str | Path, settings: ModelSettings, state: LatencyModelState) -> str:
     """Write a model, replacing an older file only once the new one is complete and on disk.
 
     Returns:
@@ -47,7 +47,7 @@ def write_model(path: str | Path, settings: ModelSettings, state: FittedState) -
     return version
 
 
-def encode_model(settings: ModelSettings, state: FittedState) -> tuple[bytes, str]:
+def encode_model(settings: ModelSettings, state: LatencyModelState) -> tuple[bytes, str]:
     """The bytes of a model file, and the model's version."""
     arrays = {name: array.astype(_ARRAY_TYPES[name]) for name, array in _arrays(state).items()}
     document = {
@@ -75,7 +75,7 @@ def encode_model(settings: ModelSettings, state: FittedState) -> tuple[bytes, st
     return content, _version(FORMAT_VERSION, digest)
 
 
-def read_model(content: bytes, path: str) -> tuple[ModelSettings, FittedState, str]:
+def read_model(content: bytes, path: str) -> tuple[ModelSettings, LatencyModelState, str]:
     """Read a model.
 
     Args:
@@ -129,7 +129,7 @@ _ARRAY_TYPES = {
 _PAIR_ARRAYS = tuple(name for name in _ARRAY_TYPES if name.startswith("pairs_"))
 
 
-def _arrays(state: FittedState) -> dict[str, npt.NDArray[Any]]:
+def _arrays(state: LatencyModelState) -> dict[str, npt.NDArray[Any]]:
     process, trees, runs = state.residual.process, state.residual.trees, state.runs
     return {
         "process_center": process.center,
@@ -174,7 +174,7 @@ def _settings(document: Mapping[str, Any]) -> ModelSettings:
     )
 
 
-def _state(document: Mapping[str, Any], arrays: Arrays, path: str) -> FittedState:
+def _state(document: Mapping[str, Any], arrays: Arrays, path: str) -> LatencyModelState:
     features, own = len(FEATURES), SOURCE_FEATURE_COUNT
     points, feature, border, leaves = (
         arrays[name] for name in ("process_points", "trees_feature", "trees_border", "trees_leaves")
@@ -202,7 +202,7 @@ def _state(document: Mapping[str, Any], arrays: Arrays, path: str) -> FittedStat
     )  # fmt: skip
     pairs = _pairs(document["pairs"], arrays, process, path)
     known = {gpu.name: gpu for gpu in pairs.gpus}
-    return FittedState(
+    return LatencyModelState(
         residual=ResidualModel(
             process,
             ObliviousTrees(feature, border, leaves, float(document["trees"]["bias"])),

@@ -175,7 +175,7 @@ def _advice(name: str, stem: str, statistic: str) -> str:
 IndexArray = npt.NDArray[np.intp]
 
 
-class Configuration(NamedTuple):
+class RunConfiguration(NamedTuple):
     """Identity of a workload: runs with the same one differ only in where they ran. Never a feature of a model."""
 
     model: str
@@ -206,7 +206,7 @@ class Run:
     line: int
     instance: str
     gpu: GpuSpec
-    configuration: Configuration
+    configuration: RunConfiguration
     epoch_latency_s: float
     metrics: Mapping[str, MetricDistribution]
     static_attributes: Mapping[str, float]
@@ -262,7 +262,7 @@ class RunsTable:
         Returns:
             Indices of the source runs and of the target runs, each of shape (pairs,).
         """
-        groups: dict[Configuration, list[int]] = defaultdict(list)
+        groups: dict[RunConfiguration, list[int]] = defaultdict(list)
         for index, run in enumerate(self.runs):
             groups[run.configuration].append(index)
         pairs = [
@@ -293,7 +293,7 @@ def read_runs(path: str | Path, *, gpus: GpuCatalog | None = None) -> RunsTable:
         OSError: The file cannot be read.
     """
     table = read_table(path)
-    reader = _Reader(classify_columns(table.path, table.heading), gpus or load_gpus())
+    reader = _RunReader(classify_columns(table.path, table.heading), gpus or load_gpus())
     runs = tuple(reader.read(number, row) for number, row in enumerate(table.rows))
     if not runs:
         raise TableError("the table has a heading but no runs", path=table.path)
@@ -305,7 +305,7 @@ def read_runs(path: str | Path, *, gpus: GpuCatalog | None = None) -> RunsTable:
     return RunsTable(runs)
 
 
-class _Reader:
+class _RunReader:
     """Reads the rows of one table whose heading is known."""
 
     def __init__(self, columns: Columns, gpus: GpuCatalog) -> None:
@@ -321,7 +321,7 @@ class _Reader:
             line=row.line,
             instance=row.text("Instances"),
             gpu=self._gpu(row, static.get("memory_bytes", 0.0)),
-            configuration=Configuration(*(row.text(name) for name in CONFIGURATION_COLUMNS)),
+            configuration=RunConfiguration(*(row.text(name) for name in CONFIGURATION_COLUMNS)),
             epoch_latency_s=latency,
             metrics=MappingProxyType(self._metrics(row)),
             static_attributes=MappingProxyType(static),

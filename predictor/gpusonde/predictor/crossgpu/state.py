@@ -30,7 +30,7 @@ class ModelSettings:
 
 
 @dataclass(frozen=True)
-class FittedState:
+class LatencyModelState:
     """What fitting finds.
 
     Attributes:

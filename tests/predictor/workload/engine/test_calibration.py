@@ -8,7 +8,7 @@ from support.measured_workloads import PLACES, chain, true_seconds
 
 from gpusonde.predictor.workload.engine import Cluster, WorkloadRequest
 from gpusonde.predictor.workload.engine.calibration import CalibratedRoofline
-from gpusonde.predictor.workload.engine.features import FeatureBuilder, Part
+from gpusonde.predictor.workload.engine.features import FeatureBuilder, StepPart
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,9 @@ def test_networks_ten_times_as_large_stay_within_a_factor(rows, catalog):
 
 def test_what_no_measurement_tells_of_keeps_what_the_field_knows(rows):
     fitted = CalibratedRoofline.fit(*rows)
-    assert fitted.common[Part.GROUPED] == pytest.approx(np.log(5.0), abs=0.05)  # no grouped convolution was measured
+    assert fitted.common[StepPart.GROUPED] == pytest.approx(
+        np.log(5.0), abs=0.05
+    )  # no grouped convolution was measured
 
 
 def test_an_unknown_place_lies_between_the_known_ones(rows, catalog):

@@ -5,7 +5,7 @@ import pytest
 from gpusonde.errors import TooFewRunsError
 from gpusonde.predictor.workload import zoo
 from gpusonde.predictor.workload.engine import Cluster, WorkloadMeasurement, WorkloadPrediction, WorkloadRequest
-from gpusonde.predictor.workload.engine.evaluation import Evaluation, Protocol, evaluate, folds_of
+from gpusonde.predictor.workload.engine.evaluation import WorkloadEvaluation, WorkloadProtocol, evaluate, folds_of
 
 NETWORKS = {name: zoo.load_keras(name, 32) for name in ("LeNet5", "VGG11", "VGG13", "ResNet18")}
 
@@ -25,7 +25,7 @@ def answer(seconds, *, flagged=False):
     return WorkloadPrediction(seconds, seconds / 2, 2 * seconds, 0.9, "svr", "roofline", flagged)
 
 
-@pytest.mark.parametrize(("protocol", "count"), [(Protocol.ARCHITECTURE, 4), (Protocol.FAMILY, 3)])
+@pytest.mark.parametrize(("protocol", "count"), [(WorkloadProtocol.ARCHITECTURE, 4), (WorkloadProtocol.FAMILY, 3)])
 def test_what_is_held_back_is_in_no_row_that_is_known(measurements, protocol, count):
     folds = list(folds_of(measurements, protocol))
 
@@ -38,7 +38,7 @@ def test_what_is_held_back_is_in_no_row_that_is_known(measurements, protocol, co
 
 
 def test_random_splits_ask_for_a_fifth_and_are_the_same_every_time(measurements):
-    folds, again = (list(folds_of(measurements, Protocol.RANDOM)) for _ in range(2))
+    folds, again = (list(folds_of(measurements, WorkloadProtocol.RANDOM)) for _ in range(2))
 
     assert len(folds) == 5
     assert all(len(fold.unknown) == 3 and not set(fold.known) & set(fold.unknown) for fold in folds)
@@ -48,12 +48,12 @@ def test_random_splits_ask_for_a_fifth_and_are_the_same_every_time(measurements)
 
 def test_one_family_cannot_be_held_back(measurements):
     with pytest.raises(TooFewRunsError, match="family"):
-        list(folds_of([each for each in measurements if each.family == "vgg"], Protocol.FAMILY))
+        list(folds_of([each for each in measurements if each.family == "vgg"], WorkloadProtocol.FAMILY))
 
 
 def test_two_rows_cannot_be_split(measurements):
     with pytest.raises(TooFewRunsError, match="2 measurements"):
-        list(folds_of(measurements[:2], Protocol.RANDOM))
+        list(folds_of(measurements[:2], WorkloadProtocol.RANDOM))
 
 
 def test_the_model_is_fitted_on_nothing_that_is_asked_for(measurements):
@@ -66,7 +66,9 @@ def test_the_model_is_fitted_on_nothing_that_is_asked_for(measurements):
             return [answer(1.0) for _ in requests]
 
     done = []
-    found = evaluate(measurements, list(folds_of(measurements, Protocol.ARCHITECTURE)), Watched, done=done.append)
+    found = evaluate(
+        measurements, list(folds_of(measurements, WorkloadProtocol.ARCHITECTURE)), Watched, done=done.append
+    )
 
     assert set(map(id, found.measurements)) == set(map(id, measurements))
     assert done == ["lenet5", "resnet18", "vgg11", "vgg13"]
@@ -78,7 +80,7 @@ def test_off_by_3x_is_to_both_sides_and_coverage_counts_what_intervals_hold(meas
     factors = (3.1, 1 / 3.1, 2.9, 1.5)
     said = [answer(factor * each.seconds) for factor, each in zip(factors, asked, strict=True)]
 
-    found = Evaluation(asked, said, ["one", "one", "other", "other"])
+    found = WorkloadEvaluation(asked, said, ["one", "one", "other", "other"])
 
     assert list(found.far_off) == [True, True, False, False]
     assert found.errors == pytest.approx([2.1, 1 - 1 / 3.1, 1.9, 0.5])
@@ -86,6 +88,6 @@ def test_off_by_3x_is_to_both_sides_and_coverage_counts_what_intervals_hold(meas
 
 
 def test_flags_are_the_models(measurements):
-    found = Evaluation(measurements[:2], [answer(1.0, flagged=True), answer(1.0)], ["one", "one"])
+    found = WorkloadEvaluation(measurements[:2], [answer(1.0, flagged=True), answer(1.0)], ["one", "one"])
 
     assert list(found.flagged) == [True, False]

@@ -11,7 +11,7 @@ from support.measured_workloads import PLACES, chain, measured, true_seconds
 from support.wired_networks import measured_pairs
 
 from gpusonde.catalog import Precision
-from gpusonde.errors import ModelError, NotFittedError, TooFewRunsError
+from gpusonde.errors import ModelError, TooFewRunsError
 from gpusonde.predictor.workload.engine import Cluster, HostResources, Parallelism, WorkloadModel, WorkloadRequest
 from gpusonde.predictor.workload.graph import Operation, Primitive, WorkloadGraph
 
@@ -273,5 +273,5 @@ def test_a_graph_without_work_costs_what_every_step_does(model):
 def test_refuses_devices_that_the_catalogue_lacks_and_predicting_unfitted(model, catalog):
     with pytest.raises(ModelError, match="no such thing"):
         model.predict([WorkloadRequest(chain(16, 4), 8, Cluster("no such thing"))])
-    with pytest.raises(NotFittedError):
+    with pytest.raises(ModelError, match="not fitted"):
         WorkloadModel(catalog).predict([WorkloadRequest(chain(16, 4), 8, HERE)])

@@ -12,7 +12,7 @@ from sklearn.svm import SVR
 
 from gpusonde.errors import ModelError
 from gpusonde.predictor.workload.engine.fitting import (
-    Choice,
+    ValidatedCandidate,
     default_candidates,
     first_of_the_best,
     grouped_folds,
@@ -97,14 +97,16 @@ def test_folds_keep_groups_whole_and_are_of_like_size():
 def test_the_preferred_choice_stays_unless_another_is_clearly_better():
     groups = np.repeat([f"g{number}" for number in range(8)], 5)
     noise = np.abs(DRAWN.normal(0.10, 0.03, size=40))
-    first = Choice(Candidate("svr", "roofline"), float(noise.mean()), noise)
+    first = ValidatedCandidate(Candidate("svr", "roofline"), float(noise.mean()), noise)
     slightly = noise - 0.02 * np.repeat([1, 1, 1, 1, -0.5, -0.5, -0.5, -0.5], 5)
     clearly = noise * 0.5
     assert (
-        first_of_the_best([first, Choice(Candidate("mlp", "roofline"), float(slightly.mean()), slightly)], groups)
+        first_of_the_best(
+            [first, ValidatedCandidate(Candidate("mlp", "roofline"), float(slightly.mean()), slightly)], groups
+        )
         is first
     )
-    better = Choice(Candidate("mlp", "roofline"), float(clearly.mean()), clearly)
+    better = ValidatedCandidate(Candidate("mlp", "roofline"), float(clearly.mean()), clearly)
     assert first_of_the_best([first, better], groups) is better
 
 

@@ -16,7 +16,7 @@ from gpusonde.predictor.workload.engine.feature_counts import CountsCache, Graph
 from gpusonde.predictor.workload.engine.features import (
     DeviceRates,
     FeatureBuilder,
-    Part,
+    StepPart,
     network_totals,
     roofline_parts,
 )
@@ -103,18 +103,18 @@ def test_parts_follow_the_batch_the_precision_and_the_devices(catalog):
     one = parts(graph, 16, alone, catalog)
     assert (one > 0).all()
     twice = parts(graph, 32, alone, catalog)
-    assert twice[Part.MEMORY] == pytest.approx(2 * one[Part.MEMORY])
-    assert twice[Part.LAUNCH] == one[Part.LAUNCH]
-    assert twice[Part.UPDATE] == one[Part.UPDATE]
+    assert twice[StepPart.MEMORY] == pytest.approx(2 * one[StepPart.MEMORY])
+    assert twice[StepPart.LAUNCH] == one[StepPart.LAUNCH]
+    assert twice[StepPart.UPDATE] == one[StepPart.UPDATE]
     half = parts(graph, 16, Cluster("T4", precision=Precision.FP16), catalog)
-    assert half[Part.MEMORY] == pytest.approx(one[Part.MEMORY] / 2)
+    assert half[StepPart.MEMORY] == pytest.approx(one[StepPart.MEMORY] / 2)
     several = parts(graph, 16, Cluster("T4", 4, parallelism=Parallelism.DATA_PARALLEL), catalog)
-    assert several[Part.REPLICAS] == pytest.approx(3 * one[Part.LAUNCH])
-    assert several[Part.INPUT] == pytest.approx(4 * one[Part.INPUT])
-    assert several[Part.EXCHANGE] > 1000 * one[Part.EXCHANGE]
+    assert several[StepPart.REPLICAS] == pytest.approx(3 * one[StepPart.LAUNCH])
+    assert several[StepPart.INPUT] == pytest.approx(4 * one[StepPart.INPUT])
+    assert several[StepPart.EXCHANGE] > 1000 * one[StepPart.EXCHANGE]
     spread = parts(graph, 16, Cluster("T4", 4, 2, parallelism=Parallelism.DISTRIBUTED), catalog)
-    assert spread[Part.EXCHANGE] > several[Part.EXCHANGE]
-    assert spread[Part.REPLICAS] == one[Part.REPLICAS]
+    assert spread[StepPart.EXCHANGE] > several[StepPart.EXCHANGE]
+    assert spread[StepPart.REPLICAS] == one[StepPart.REPLICAS]
 
 
 def test_a_graph_is_counted_once_while_it_lives():

@@ -10,7 +10,7 @@ from gpusonde.predictor.workload.training.architectures import (
     Activation,
     ArchitectureSpace,
     ArchitectureSpec,
-    Block,
+    BlockKind,
     Cell,
     Head,
     Norm,
@@ -28,7 +28,9 @@ SPEC = ArchitectureSpec(
     activation=Activation.RELU,
     head=Head.POOL,
     normalized_head=True,
-    cells=(Cell(((Wire(Block.CONVOLUTION_3, 0),), (Wire(Block.SKIP, 0), Wire(Block.ATTENTION, 1))), stride=2),),
+    cells=(
+        Cell(((Wire(BlockKind.CONVOLUTION_3, 0),), (Wire(BlockKind.SKIP, 0), Wire(BlockKind.ATTENTION, 1))), stride=2),
+    ),
 )
 
 
@@ -82,7 +84,7 @@ def test_draws_hold_everything_that_there_is_within_the_space():
     generator, space = random.Random(0), ArchitectureSpace()
     specs = [sample(generator, space) for _ in range(400)]
     blocks = Counter(wire.block for spec in specs for cell in spec.cells for node in cell.nodes for wire in node)
-    assert set(blocks) == set(Block)
+    assert set(blocks) == set(BlockKind)
     for kind, values in (
         (Style, [spec.style for spec in specs]),
         (Norm, [spec.norm for spec in specs]),

@@ -12,7 +12,7 @@ from gpusonde.predictor.workload.training.architectures import (  # noqa: E402
     Activation,
     ArchitectureSpace,
     ArchitectureSpec,
-    Block,
+    BlockKind,
     Cell,
     Head,
     Norm,
@@ -35,7 +35,10 @@ def built(spec, channels=3, side=8):
 
 def of_block(block, head=Head.POOL, norm=Norm.BATCH):
     node = (Wire(block, 0),)
-    cells = (Cell((node,)), Cell((node, (Wire(block, 1), Wire(Block.SKIP, 0))), 2, concatenated=True, residual=True))
+    cells = (
+        Cell((node,)),
+        Cell((node, (Wire(block, 1), Wire(BlockKind.SKIP, 0))), 2, concatenated=True, residual=True),
+    )
     return ArchitectureSpec(Style.MIXED, 16, 32, 1, norm, Activation.RELU, head, head is Head.POOL, cells)
 
 
@@ -57,7 +60,7 @@ def check(spec, channels=3, side=8):
     return graph
 
 
-@pytest.mark.parametrize("block", Block)
+@pytest.mark.parametrize("block", BlockKind)
 def test_every_block_becomes_a_graph_and_runs_with_predicted_weights(block):
     check(of_block(block))
 
@@ -65,7 +68,7 @@ def test_every_block_becomes_a_graph_and_runs_with_predicted_weights(block):
 @pytest.mark.parametrize("head", Head)
 @pytest.mark.parametrize("norm", Norm)
 def test_every_head_and_norm_does(head, norm):
-    check(of_block(Block.CONVOLUTION_3, head, norm))
+    check(of_block(BlockKind.CONVOLUTION_3, head, norm))
 
 
 @pytest.mark.parametrize(("channels", "side"), [(1, 4), (1, 8), (3, 32), (3, 70)])

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from gpusonde.predictor.crossgpu.evaluation.scores import (
-    Evaluation,
+    LatencyEvaluation,
+    LatencyProtocol,
     PairErrors,
     Predictor,
-    Protocol,
     Scores,
     Split,
     Task,
@@ -20,10 +20,10 @@ from gpusonde.predictor.crossgpu.evaluation.scores import (
 from gpusonde.predictor.crossgpu.evaluation.timings import Timing, evaluate_timings, is_timings_table, read_timings
 
 __all__ = [
-    "Evaluation",
+    "LatencyEvaluation",
+    "LatencyProtocol",
     "PairErrors",
     "Predictor",
-    "Protocol",
     "Scores",
     "Split",
     "Task",

@@ -134,7 +134,7 @@ class Scores:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class LatencyEvaluation:
     """Result of :func:`evaluate`: the scores of all predictions, by GPU, and the predictions themselves."""
 
     overall: Scores
@@ -145,7 +145,7 @@ class Evaluation:
     errors: PairErrors
 
     @classmethod
-    def from_parts(cls, parts: Sequence[tuple[int, PairErrors]]) -> Evaluation:
+    def from_parts(cls, parts: Sequence[tuple[int, PairErrors]]) -> LatencyEvaluation:
         """Score the predictions of several splits, each given with its seed."""
         errors = PairErrors.join([part for _, part in parts])
         seeds = sorted({seed for seed, _ in parts})
@@ -166,7 +166,7 @@ class Evaluation:
 _TEST_SHARE = 0.2
 
 
-class Protocol(Enum):
+class LatencyProtocol(Enum):
     """What the pairs tested on have that the pairs fitted on have not."""
 
     RANDOM = "random"  # nothing: the paper's split, which leaks; for parity only
@@ -193,7 +193,7 @@ class Split:
 
 
 def splits(
-    table: RunsTable, source: IndexArray, target: IndexArray, protocol: Protocol, seed: int, own: int | None
+    table: RunsTable, source: IndexArray, target: IndexArray, protocol: LatencyProtocol, seed: int, own: int | None
 ) -> Iterator[Split]:
     """Divide the pairs of a table by a protocol.
 
@@ -210,11 +210,11 @@ def splits(
     from_gpu, to_gpu = gpus[source], gpus[target]
     fittable = np.ones(len(source), dtype=bool) if own is None else (source < own) & (target < own)
     testable = np.ones(len(source), dtype=bool) if own is None else (source >= own) & (target >= own)
-    if protocol in (Protocol.TARGET, Protocol.BOTH, Protocol.STATIC):
+    if protocol in (LatencyProtocol.TARGET, LatencyProtocol.BOTH, LatencyProtocol.STATIC):
         for held_out in sorted(set(to_gpu[testable])):
             test = testable & (to_gpu == held_out)
             training = fittable & (from_gpu != held_out) & (to_gpu != held_out)
-            if protocol is not Protocol.BOTH:
+            if protocol is not LatencyProtocol.BOTH:
                 yield Split(training, test, seed)
                 continue
             for other in sorted(set(from_gpu[test])):
@@ -222,18 +222,18 @@ def splits(
                 yield Split(without, test & (from_gpu == other), seed)
         return
     labels = {
-        Protocol.RANDOM: [str(number) for number in range(len(source))],
-        Protocol.CONFIG: ["|".join(runs[index].configuration) for index in source],
-        Protocol.CNN: [runs[index].configuration.model for index in source],
+        LatencyProtocol.RANDOM: [str(number) for number in range(len(source))],
+        LatencyProtocol.CONFIG: ["|".join(runs[index].configuration) for index in source],
+        LatencyProtocol.CNN: [runs[index].configuration.model for index in source],
     }[protocol]
     groups = np.array(labels)
     if own is not None:
         # One fit serves the whole test table: nothing that it shares by the protocol is fitted on.
-        shared = np.zeros_like(fittable) if protocol is Protocol.RANDOM else np.isin(groups, groups[testable])
+        shared = np.zeros_like(fittable) if protocol is LatencyProtocol.RANDOM else np.isin(groups, groups[testable])
         yield Split(fittable & ~shared, testable, seed)
         return
     names = np.unique(groups)
-    if protocol is Protocol.CNN:
+    if protocol is LatencyProtocol.CNN:
         for name in names:
             yield Split(groups != name, groups == name, seed)
         return
@@ -264,12 +264,12 @@ class Task:
 Predictor = Callable[[Task], PairErrors]
 
 
-def default_predictor(settings: ModelSettings, protocol: Protocol) -> Predictor:
+def default_predictor(settings: ModelSettings, protocol: LatencyProtocol) -> Predictor:
     """The default model; only the intervals that the protocol's queries need are calibrated."""
     needed = {
-        Protocol.TARGET: Regime.ONE_UNSEEN_GPU,
-        Protocol.BOTH: Regime.PRIOR_ONLY,
-        Protocol.STATIC: Regime.STATIC_ONLY,
+        LatencyProtocol.TARGET: Regime.ONE_UNSEEN_GPU,
+        LatencyProtocol.BOTH: Regime.PRIOR_ONLY,
+        LatencyProtocol.STATIC: Regime.STATIC_ONLY,
     }
     regimes = (needed.get(protocol, Regime.SEEN_GPUS),)
 
@@ -337,14 +337,14 @@ def predict_pairs(model: LatencyModel, table: RunsTable, source: IndexArray, tar
 def evaluate(
     runs: RunsTable,
     predictor: Predictor,
-    protocol: Protocol,
+    protocol: LatencyProtocol,
     *,
     seeds: Sequence[int] = (0,),
     noise: float = 0.0,
     noise_in_training: bool = True,
     test: RunsTable | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> Evaluation:
+) -> LatencyEvaluation:
     """Evaluate a predictor by a protocol.
 
     Args:
@@ -362,7 +362,7 @@ def evaluate(
     Raises:
         TooFewRunsError: The table holds too little for the protocol.
     """
-    if noise == 0 and protocol not in (Protocol.RANDOM, Protocol.CONFIG):
+    if noise == 0 and protocol not in (LatencyProtocol.RANDOM, LatencyProtocol.CONFIG):
         seeds = seeds[:1]
     own = len(runs)
     table = runs if test is None else RunsTable(runs.runs + test.runs)
@@ -382,14 +382,14 @@ def evaluate(
     parts = []
     for done, split in enumerate(usable, start=1):
         noisy = with_noise(table, noise, split.seed, declared=not noise_in_training)
-        asked = without_metrics(noisy) if protocol is Protocol.STATIC else noisy
+        asked = without_metrics(noisy) if protocol is LatencyProtocol.STATIC else noisy
         fit_on = source[split.training], target[split.training]
         predict = source[split.test], target[split.test]
         training = noisy if noise_in_training else table
         parts.append((split.seed, predictor(Task(training, fit_on, asked, predict, split.seed))))
         if progress is not None:
             progress(done, len(usable))
-    return Evaluation.from_parts(parts)
+    return LatencyEvaluation.from_parts(parts)
 
 
 def without_metrics(runs: RunsTable) -> RunsTable:

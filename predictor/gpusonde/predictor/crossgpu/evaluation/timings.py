@@ -12,7 +12,7 @@ import numpy as np
 
 from gpusonde.catalog import GpuCatalog, GpuSpec, Precision, load_gpus
 from gpusonde.errors import TableError, TooFewRunsError, UnknownGpuError
-from gpusonde.predictor.crossgpu.evaluation.scores import Evaluation, PairErrors
+from gpusonde.predictor.crossgpu.evaluation.scores import LatencyEvaluation, PairErrors
 from gpusonde.predictor.crossgpu.measurement import SourceMeasurement
 from gpusonde.predictor.crossgpu.model import LatencyModel
 from gpusonde.predictor.tables import Row, read_table
@@ -101,7 +101,7 @@ def _timing(row: Row, gpus: GpuCatalog, known: dict[str, GpuSpec]) -> Timing:
     )
 
 
-def evaluate_timings(timings: Sequence[Timing], model: LatencyModel, *, only_main: bool) -> Evaluation:
+def evaluate_timings(timings: Sequence[Timing], model: LatencyModel, *, only_main: bool) -> LatencyEvaluation:
     """Score a model's static level: every job's time on every GPU, predicted from its time on every other.
 
     Nothing is fitted to the timings, so every GPU is one left out. Repeated timings of a job on a GPU count as their
@@ -129,7 +129,7 @@ def evaluate_timings(timings: Sequence[Timing], model: LatencyModel, *, only_mai
             parts.append(_errors(model, source, [other for other in ran if other is not source]))
     if not parts:
         raise TooFewRunsError("no job of the table ran on two GPUs, so nothing can be predicted")
-    return Evaluation.from_parts([(0, PairErrors.join(parts))])
+    return LatencyEvaluation.from_parts([(0, PairErrors.join(parts))])
 
 
 def _median(repeats: Sequence[Timing]) -> Timing:

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gpusonde.predictor.workload.engine.encoders import EncoderEmbedder, EncoderReference
-    from gpusonde.predictor.workload.engine.evaluation import Evaluation, Flags, Fold, Protocol, evaluate, folds_of
+    from gpusonde.predictor.workload.engine.evaluation import (
+        Flags,
+        Fold,
+        WorkloadEvaluation,
+        WorkloadProtocol,
+        evaluate,
+        folds_of,
+    )
     from gpusonde.predictor.workload.engine.measurements import KnownNetworks, MeasurementTable, read_measurements
     from gpusonde.predictor.workload.engine.model import WorkloadModel
     from gpusonde.predictor.workload.engine.request import (
@@ -24,10 +31,10 @@ if TYPE_CHECKING:
 _HOMES = {
     "EncoderEmbedder": "encoders",
     "EncoderReference": "encoders",
-    "Evaluation": "evaluation",
+    "WorkloadEvaluation": "evaluation",
     "Flags": "evaluation",
     "Fold": "evaluation",
-    "Protocol": "evaluation",
+    "WorkloadProtocol": "evaluation",
     "evaluate": "evaluation",
     "folds_of": "evaluation",
     "KnownNetworks": "measurements",
@@ -45,17 +52,17 @@ __all__ = [
     "Cluster",
     "EncoderEmbedder",
     "EncoderReference",
-    "Evaluation",
     "Flags",
     "Fold",
     "HostResources",
     "KnownNetworks",
     "MeasurementTable",
     "Parallelism",
-    "Protocol",
+    "WorkloadEvaluation",
     "WorkloadMeasurement",
     "WorkloadModel",
     "WorkloadPrediction",
+    "WorkloadProtocol",
     "WorkloadRequest",
     "evaluate",
     "folds_of",

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gpusonde.predictor.workload.engine.features import DEVICE_PARTS, HOST_PARTS, OTHER_PARTS, FeatureTable, Part
+from gpusonde.predictor.workload.engine.features import DEVICE_PARTS, HOST_PARTS, OTHER_PARTS, FeatureTable, StepPart
 
 FloatArray = npt.NDArray[np.float64]
 IndexArray = npt.NDArray[np.intp]
@@ -34,18 +34,18 @@ LEVELS = ("precision", "device", "environment", "setting", "setting and count")
 # with algorithms that save half of the operations where there are such, a fifth of it in grouped ones, two thirds of
 # the memory's; weights of convolutions are read and reordered several times.
 _USUAL_FACTORS = {
-    Part.DENSE: 1.0,
-    Part.MATRIX: 2.0,
-    Part.GROUPED: 5.0,
-    Part.NORMALISATION: 1.5,
-    Part.MEMORY: 1.5,
-    Part.KERNELS: 5.0,
-    Part.UPDATE: 1.0,
-    Part.LAUNCH: 1.0,
-    Part.REPLICAS: 0.5,
-    Part.EXCHANGE: 2.0,
-    Part.INPUT: 1.0,
-    Part.FIXED: 1.0,
+    StepPart.DENSE: 1.0,
+    StepPart.MATRIX: 2.0,
+    StepPart.GROUPED: 5.0,
+    StepPart.NORMALISATION: 1.5,
+    StepPart.MEMORY: 1.5,
+    StepPart.KERNELS: 5.0,
+    StepPart.UPDATE: 1.0,
+    StepPart.LAUNCH: 1.0,
+    StepPart.REPLICAS: 0.5,
+    StepPart.EXCHANGE: 2.0,
+    StepPart.INPUT: 1.0,
+    StepPart.FIXED: 1.0,
 }
 _COMMON_DEVIATION = 1.0
 # Of the levels, in their order: the more special one is, the less it may explain.
@@ -93,7 +93,7 @@ class CalibratedRoofline:
         factors = np.tile(self.common, (len(table), 1))
         for names, deviations, keys in zip(self.names, self.deviations, level_keys(table), strict=True):
             # The last row is that of what has no deviation.
-            padded = np.vstack([deviations, np.zeros(len(Part))])
+            padded = np.vstack([deviations, np.zeros(len(StepPart))])
             factors += padded[_positions(names, keys)]
         return _combine(np.log(table.parts) + factors)[0]
 
@@ -110,8 +110,8 @@ class CalibratedRoofline:
         """
         keys = level_keys(table)
         names = tuple(tuple(sorted({key for key in each.tolist() if key})) for each in keys)
-        layout = _Layout.of(names, keys)
-        prior = np.log([_USUAL_FACTORS[part] for part in Part])
+        layout = _TermIndex.of(names, keys)
+        prior = np.log([_USUAL_FACTORS[part] for part in StepPart])
         state = layout.start(prior, near)
         log_parts = np.log(table.parts)
         weights = np.ones(len(table))
@@ -124,13 +124,13 @@ class CalibratedRoofline:
             state = state + np.clip(move, -_LARGEST_STEP, _LARGEST_STEP)
             if np.abs(move).max() < _SETTLED:
                 break
-        parts = len(Part)
+        parts = len(StepPart)
         blocks = np.split(state.reshape(-1, parts)[1:], np.cumsum([len(each) for each in names])[:-1])
         return cls(prior + state[:parts], names, tuple(blocks))
 
 
 @dataclass(frozen=True)
-class _Layout:
+class _TermIndex:
     """Where in the vector of unknowns each row finds its terms: the common one, then level by level."""
 
     names: tuple[tuple[str, ...], ...]
@@ -139,7 +139,7 @@ class _Layout:
     precisions: FloatArray  # of the prior, (count * parts,)
 
     @classmethod
-    def of(cls, names: tuple[tuple[str, ...], ...], keys: Sequence[npt.NDArray[np.str_]]) -> _Layout:
+    def of(cls, names: tuple[tuple[str, ...], ...], keys: Sequence[npt.NDArray[np.str_]]) -> _TermIndex:
         sizes = [len(each) for each in names]
         count = 1 + sum(sizes)
         columns = [np.zeros(len(keys[0]), dtype=np.intp)]
@@ -151,10 +151,10 @@ class _Layout:
         deviations = [_COMMON_DEVIATION]
         for size, deviation in zip(sizes, _LEVEL_DEVIATIONS, strict=True):
             deviations += [deviation] * size
-        return cls(names, np.stack(columns, axis=1), count, np.repeat(np.array(deviations) ** -2.0, len(Part)))
+        return cls(names, np.stack(columns, axis=1), count, np.repeat(np.array(deviations) ** -2.0, len(StepPart)))
 
     def start(self, prior: FloatArray, near: CalibratedRoofline | None) -> FloatArray:
-        state = np.zeros((self.count, len(Part)))
+        state = np.zeros((self.count, len(StepPart)))
         if near is not None:
             state[0] = near.common - prior
             first = 1

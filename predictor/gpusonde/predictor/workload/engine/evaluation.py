@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
-from typing import Protocol as Interface
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,14 +23,14 @@ OFF_BY = 3.0
 _RANDOM_SPLITS = 5
 
 
-class Predictor(Interface):
+class Predictor(Protocol):
     """What can be evaluated."""
 
     def predict(self, requests: Sequence[WorkloadRequest]) -> Sequence[WorkloadPrediction]:
         """Return an answer for each request."""
 
 
-class Protocol(str, Enum):
+class WorkloadProtocol(str, Enum):
     """What is held back."""
 
     RANDOM = "random"  # a fifth of the rows, five times: every network is known, as in the seed
@@ -54,7 +54,7 @@ class Fold:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class WorkloadEvaluation:
     """What was answered.
 
     Attributes:
@@ -112,20 +112,22 @@ class Evaluation:
         return {str(name): names == name for name in sorted(set(self.folds))}
 
 
-def folds_of(measurements: Measurements, protocol: Protocol) -> Iterator[Fold]:
+def folds_of(measurements: Measurements, protocol: WorkloadProtocol) -> Iterator[Fold]:
     """Cut measurements as a protocol says.
 
     Raises:
         TooFewRunsError: There are fewer than two groups to hold back, or fewer than five rows.
     """
-    if protocol is Protocol.RANDOM:
+    if protocol is WorkloadProtocol.RANDOM:
         if len(measurements) < _RANDOM_SPLITS:
             raise TooFewRunsError(f"{len(measurements)} measurements: at least {_RANDOM_SPLITS} are needed")
         splits = ShuffleSplit(_RANDOM_SPLITS, test_size=0.2, random_state=0)
         for number, (known, unknown) in enumerate(splits.split(np.zeros(len(measurements)))):
             yield Fold(f"split {number}", known, unknown)
         return
-    held = np.array([each.architecture if protocol is Protocol.ARCHITECTURE else each.family for each in measurements])
+    held = np.array(
+        [each.architecture if protocol is WorkloadProtocol.ARCHITECTURE else each.family for each in measurements]
+    )
     names = sorted(set(held.tolist()))
     if len(names) < 2:
         raise TooFewRunsError(f"networks of one {protocol.value} only: nothing is left when it is held back")
@@ -139,7 +141,7 @@ def evaluate(
     fit: Callable[[Measurements], Predictor],
     *,
     done: Callable[[str], None] | None = None,
-) -> Evaluation:
+) -> WorkloadEvaluation:
     """Fit on what is known in each fold and ask for the rest.
 
     Args:
@@ -159,4 +161,4 @@ def evaluate(
         names += [fold.name] * len(unknown)
         if done:
             done(fold.name)
-    return Evaluation(asked, predictions, names)
+    return WorkloadEvaluation(asked, predictions, names)

@@ -27,7 +27,7 @@ from gpusonde.predictor.workload.graph import WorkloadGraph
 FloatArray = npt.NDArray[np.float64]
 
 
-class Part(IntEnum):
+class StepPart(IntEnum):
     """Parts of a training step."""
 
     DENSE = 0  # convolutions of stride 1 with 3 x 3 kernels
@@ -44,9 +44,17 @@ class Part(IntEnum):
     FIXED = 11  # what each step takes, whatever the network
 
 
-DEVICE_PARTS = (Part.DENSE, Part.MATRIX, Part.GROUPED, Part.NORMALISATION, Part.MEMORY, Part.KERNELS, Part.UPDATE)
-HOST_PARTS = (Part.LAUNCH, Part.REPLICAS)
-OTHER_PARTS = (Part.EXCHANGE, Part.INPUT, Part.FIXED)
+DEVICE_PARTS = (
+    StepPart.DENSE,
+    StepPart.MATRIX,
+    StepPart.GROUPED,
+    StepPart.NORMALISATION,
+    StepPart.MEMORY,
+    StepPart.KERNELS,
+    StepPart.UPDATE,
+)
+HOST_PARTS = (StepPart.LAUNCH, StepPart.REPLICAS)
+OTHER_PARTS = (StepPart.EXCHANGE, StepPart.INPUT, StepPart.FIXED)
 
 # Before measurements correct them: a framework starts a kernel in 10 microseconds, a step has a millisecond to itself,
 # and hosts are linked by 10 Gbit/s.
@@ -117,29 +125,29 @@ def roofline_parts(counts: GraphCounts, batch_size: int, cluster: Cluster, rates
     arithmetic = flops / np.where(matrix, rates.matrix_flops, rates.vector_flops)
     seconds = np.maximum(arithmetic, moved / rates.memory_bytes)
     grouped = depthwise | (counts.classes == OperationClass.GROUPED)
-    parts = np.zeros(len(Part))
-    parts[Part.DENSE] = seconds[counts.dense_kernel].sum()
-    parts[Part.MATRIX] = seconds[matrix & ~grouped & ~counts.dense_kernel].sum()
-    parts[Part.GROUPED] = seconds[grouped].sum()
+    parts = np.zeros(len(StepPart))
+    parts[StepPart.DENSE] = seconds[counts.dense_kernel].sum()
+    parts[StepPart.MATRIX] = seconds[matrix & ~grouped & ~counts.dense_kernel].sum()
+    parts[StepPart.GROUPED] = seconds[grouped].sum()
     normalisation = counts.classes == OperationClass.NORMALISATION
-    parts[Part.NORMALISATION] = seconds[normalisation].sum()
-    parts[Part.MEMORY] = seconds[~matrix & ~grouped & ~normalisation].sum()
+    parts[StepPart.NORMALISATION] = seconds[normalisation].sum()
+    parts[StepPart.MEMORY] = seconds[~matrix & ~grouped & ~normalisation].sum()
     convolution = counts.classes == OperationClass.CONVOLUTION
-    parts[Part.KERNELS] = width * counts.fixed_bytes[convolution].sum() / rates.memory_bytes
+    parts[StepPart.KERNELS] = width * counts.fixed_bytes[convolution].sum() / rates.memory_bytes
     weights = width * counts.weight_bytes
     devices, nodes = cluster.device_count, cluster.node_count
-    parts[Part.UPDATE] = _UPDATE_PASSES * weights / rates.memory_bytes
-    parts[Part.LAUNCH] = counts.launches * _LAUNCH_SECONDS
+    parts[StepPart.UPDATE] = _UPDATE_PASSES * weights / rates.memory_bytes
+    parts[StepPart.LAUNCH] = counts.launches * _LAUNCH_SECONDS
     if cluster.parallelism is Parallelism.DATA_PARALLEL:
-        parts[Part.REPLICAS] = (devices - 1) * counts.launches * _LAUNCH_SECONDS
+        parts[StepPart.REPLICAS] = (devices - 1) * counts.launches * _LAUNCH_SECONDS
     if devices > 1:
         # Weights out and gradients back, or a ring's two passes: nearly the same traffic on the busiest link.
         link = min(rates.link_bytes, _NETWORK_BYTES_PER_SECOND) if nodes > 1 else rates.link_bytes
-        parts[Part.EXCHANGE] = 2 * (devices - 1) / devices * weights / link
+        parts[StepPart.EXCHANGE] = 2 * (devices - 1) / devices * weights / link
     # One process feeds all devices over its own links, one after the other.
     feeding = devices if cluster.parallelism is Parallelism.DATA_PARALLEL else 1
-    parts[Part.INPUT] = feeding * batch_size * width * counts.input_bytes / rates.host_bytes
-    parts[Part.FIXED] = _FIXED_SECONDS
+    parts[StepPart.INPUT] = feeding * batch_size * width * counts.input_bytes / rates.host_bytes
+    parts[StepPart.FIXED] = _FIXED_SECONDS
     return np.maximum(parts, _NOTHING)
 
 
@@ -155,7 +163,7 @@ ANALYTIC_COLUMNS = (
     "log_layers",
     "log_weight_bytes",
 )
-ROOFLINE_COLUMNS = tuple(f"log_seconds_{part.name.lower()}" for part in Part)
+ROOFLINE_COLUMNS = tuple(f"log_seconds_{part.name.lower()}" for part in StepPart)
 # What hosts have free, and the unit of each; what nobody knows is 0, and so is a column that no measurement fills.
 _HOST_UNITS = {"cores": 1.0, "memory_bytes": 1e9, "disk_bytes_per_second": 1e6, "flops": 1e9}
 HOST_COLUMNS = tuple(f"log_host_{name}" for name in _HOST_UNITS)
@@ -249,7 +257,7 @@ class FeatureBuilder:
         clusters = [request.cluster for request in requests]
         count = len(requests)
         return FeatureTable(
-            parts=np.array(parts).reshape(count, len(Part)),
+            parts=np.array(parts).reshape(count, len(StepPart)),
             analytic=np.array(analytic).reshape(count, len(ANALYTIC_COLUMNS)),
             network=np.array(network).reshape(count, len(ANALYTIC_COLUMNS)),
             cluster=np.array([_cluster(each) for each in requests]).reshape(count, len(CLUSTER_COLUMNS)),

@@ -1,4 +1,4 @@
-"""Fitting a model: calibration, choice of regressors, intervals, in this order; ``FittedState`` is what comes of it.
+"""Fitting a model: calibration, choice of regressors, intervals; ``WorkloadModelState`` is what comes of it.
 
 Regressors, their options and their columns are chosen by validation on architectures that were left out. Rows of one
 architecture are all in the training part or all in the validation part: a split of rows lets whatever memorises
@@ -60,7 +60,7 @@ _SVR_STEPS = 200_000
 
 
 @dataclass(frozen=True)
-class Choice:
+class ValidatedCandidate:
     """A candidate that was validated.
 
     Attributes:
@@ -116,7 +116,7 @@ def validate_grouped(
     log_seconds: FloatArray,
     architectures: npt.NDArray[np.str_],
     whole: CalibratedRoofline,
-) -> tuple[list[Choice], FloatArray]:
+) -> tuple[list[ValidatedCandidate], FloatArray]:
     """Validate candidates of ``kind="default"`` on architectures left out.
 
     Args:
@@ -140,13 +140,14 @@ def validate_grouped(
             estimator = Estimator.fit(candidate, part, log_seconds[training], known)
             errors[number, held_out] = estimator.log_seconds(rest, asked) - log_seconds[held_out]
     return [
-        Choice(candidate, float(np.abs(each).mean()), each) for candidate, each in zip(candidates, errors, strict=True)
+        ValidatedCandidate(candidate, float(np.abs(each).mean()), each)
+        for candidate, each in zip(candidates, errors, strict=True)
     ], own
 
 
 def validate_paper(
     candidates: Sequence[Candidate], table: FeatureTable, log_seconds: FloatArray
-) -> tuple[list[Choice], npt.NDArray[np.bool_]]:
+) -> tuple[list[ValidatedCandidate], npt.NDArray[np.bool_]]:
     """Validate candidates of ``kind="paper"`` on a random fifth of the rows.
 
     Returns:
@@ -160,11 +161,11 @@ def validate_paper(
     for candidate in candidates:
         estimator = Estimator.fit(candidate, part, log_seconds[training], None)
         errors = estimator.log_seconds(rest, np.zeros(len(rest))) - log_seconds[~training]
-        choices.append(Choice(candidate, float(np.abs(np.expm1(errors)).mean()), errors))
+        choices.append(ValidatedCandidate(candidate, float(np.abs(np.expm1(errors)).mean()), errors))
     return choices, ~training
 
 
-def first_of_the_best(choices: Sequence[Choice], groups: npt.NDArray[np.str_]) -> Choice:
+def first_of_the_best(choices: Sequence[ValidatedCandidate], groups: npt.NDArray[np.str_]) -> ValidatedCandidate:
     """Return the first choice that the best one does not beat clearly.
 
     Clearly is by more than three standard errors of the difference, over the groups that were left out: what a few
@@ -184,9 +185,9 @@ def first_of_the_best(choices: Sequence[Choice], groups: npt.NDArray[np.str_]) -
     return best
 
 
-def group_by_regressor(choices: Sequence[Choice]) -> dict[str, list[Choice]]:
+def group_by_regressor(choices: Sequence[ValidatedCandidate]) -> dict[str, list[ValidatedCandidate]]:
     """Return the choices of every regressor, in the order in which they were tried."""
-    found: dict[str, list[Choice]] = {}
+    found: dict[str, list[ValidatedCandidate]] = {}
     for choice in choices:
         found.setdefault(choice.candidate.regressor, []).append(choice)
     return found
@@ -252,7 +253,7 @@ class EmbeddingTrial:
 
 
 @dataclass(frozen=True)
-class FittedState:
+class WorkloadModelState:
     """A fitted model.
 
     Attributes:
@@ -301,7 +302,7 @@ def fit_state(
     regressor: str | None,
     coverage: float,
     encoder: EncoderReference | None = None,
-) -> FittedState:
+) -> WorkloadModelState:
     """Fit to measurements.
 
     Args:
@@ -336,7 +337,7 @@ def fit_state(
         choices, trial = _choose_embedding(choices, groups)
     best = {name: _best(each, groups) for name, each in group_by_regressor(choices).items()}
     estimators = {name: _fitted(choice, table, log_seconds, own, coverage) for name, choice in best.items()}
-    return FittedState(
+    return WorkloadModelState(
         kind=kind,
         chosen=_best(list(best.values()), groups).candidate.regressor,
         estimators=estimators,
@@ -364,19 +365,19 @@ def _check(kind: str, regressor: str | None, architectures: npt.NDArray[np.str_]
         )
 
 
-def _best(choices: Sequence[Choice], groups: npt.NDArray[np.str_] | None) -> Choice:
+def _best(choices: Sequence[ValidatedCandidate], groups: npt.NDArray[np.str_] | None) -> ValidatedCandidate:
     """With groups, the preferred one of the best; without, the one with the least error, as the paper has it."""
     return min(choices, key=lambda choice: choice.score) if groups is None else first_of_the_best(choices, groups)
 
 
-def _answering(choices: Sequence[Choice], groups: npt.NDArray[np.str_] | None) -> Choice:
+def _answering(choices: Sequence[ValidatedCandidate], groups: npt.NDArray[np.str_] | None) -> ValidatedCandidate:
     """Return the one that answers: the best of the best of every regressor."""
     return _best([_best(each, groups) for each in group_by_regressor(choices).values()], groups)
 
 
 def _choose_embedding(
-    choices: list[Choice], groups: npt.NDArray[np.str_] | None
-) -> tuple[list[Choice], EmbeddingTrial]:
+    choices: list[ValidatedCandidate], groups: npt.NDArray[np.str_] | None
+) -> tuple[list[ValidatedCandidate], EmbeddingTrial]:
     """Keep columns of an embedding where the one that answers has them; for the others alone they are not worth it."""
     having = [each for each in choices if each.candidate.features in WITH_EMBEDDING]
     lacking = [each for each in choices if each.candidate.features not in WITH_EMBEDDING]
@@ -386,7 +387,11 @@ def _choose_embedding(
 
 
 def _fitted(
-    choice: Choice, table: FeatureTable, log_seconds: FloatArray, roofline: FloatArray | None, coverage: float
+    choice: ValidatedCandidate,
+    table: FeatureTable,
+    log_seconds: FloatArray,
+    roofline: FloatArray | None,
+    coverage: float,
 ) -> FittedEstimator:
     estimator = Estimator.fit(choice.candidate, table, log_seconds, roofline)
     # Of the paper's kind, only some of the rows have errors.

@@ -19,7 +19,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TypeVar
 
 from gpusonde.catalog import GpuCatalog, Precision
 from gpusonde.errors import GraphError, ModelError, UnknownGpuError
@@ -151,7 +150,6 @@ def _find_torchvision(name: str, image_size: int | None, _description: str) -> N
 
 
 REQUIRED = ("model", "gpu", "batch_per_gpu", "sec_per_iter")
-_Named = TypeVar("_Named", Precision, Parallelism)
 _PRECISIONS = {
     **dict.fromkeys(("", "fp32", "float", "float32", "single", "tf32"), Precision.FP32),
     **dict.fromkeys(("fp16", "half", "float16", "amp", "mixed", "bf16", "bfloat16"), Precision.FP16),
@@ -189,10 +187,6 @@ class MeasurementTable:
         return len(self.measurements) + sum(self.left_out.values())
 
 
-class _LeftOutError(Exception):
-    """A sound row that nothing can be learned from."""
-
-
 def read_measurements(
     path: Path | str,
     catalog: GpuCatalog,
@@ -219,17 +213,20 @@ def read_measurements(
     left_out: Counter[str] = Counter()
     for row in read_table(path, required=REQUIRED, limits=limits or _LIMITS).rows:
         try:
-            measurements.append(_measurement(row, catalog, networks, licences))
-        except _LeftOutError as reason:
-            left_out[str(reason)] += 1
+            measurement = _read_row(row, catalog, networks, licences)
         except ModelError as error:
             raise row.error(str(error)) from error
+        if isinstance(measurement, str):
+            left_out[measurement] += 1
+        else:
+            measurements.append(measurement)
     return MeasurementTable(tuple(measurements), dict(left_out))
 
 
-def _measurement(
+def _read_row(
     row: Row, catalog: GpuCatalog, networks: KnownNetworks, licences: Collection[str] | None
-) -> WorkloadMeasurement:
+) -> WorkloadMeasurement | str:
+    """Read a measurement; the text of a sound row that nothing can be learned from says why."""
     name = row.text("model")
     if not name:
         raise ModelError("no name of a network")
@@ -239,26 +236,32 @@ def _measurement(
     node_count = row.count("n_nodes", 1)
     image_size = row.count("image_size") if row.text("image_size") else None
     if licences is not None and row.text("licence") not in licences:
-        raise _LeftOutError(f"licence {row.text('licence') or 'not named'}")
+        return f"licence {row.text('licence') or 'not named'}"
     try:
         network = networks.find(name, image_size, row.text("input_desc"))
         device = catalog.resolve(row.text("gpu")).spec.name
     except (GraphError, UnknownGpuError) as error:
-        raise _LeftOutError(str(error)) from error
+        return str(error)
+    precision = _PRECISIONS.get(row.text("precision").lower())
+    if precision is None:
+        return f"precision {row.text('precision')!r}"
+    parallelism = _read_parallelism(row.text("parallelism"), device_count)
+    if parallelism is None:
+        return f"parallelism {row.text('parallelism')!r}"
     cluster = Cluster(
         device=device,
         device_count=device_count,
         node_count=node_count,
-        precision=_named(_PRECISIONS, "precision", row.text("precision")),
-        parallelism=_parallelism(row.text("parallelism"), device_count),
-        environment=_environment(row),
-        host=_host(row),
+        precision=precision,
+        parallelism=parallelism,
+        environment=_read_environment(row),
+        host=_read_host(row),
     )
     request = WorkloadRequest(network.graph, batch_size, cluster)
     return WorkloadMeasurement(request, seconds, network.architecture, network.family, row.text("source"))
 
 
-def _host(row: Row) -> HostResources | None:
+def _read_host(row: Row) -> HostResources | None:
     columns = {each.name: f"host_{each.name}" for each in fields(HostResources)}
     known = {
         name: row.number(column, above=0, below=_LARGEST_OF_HOSTS)
@@ -268,23 +271,17 @@ def _host(row: Row) -> HostResources | None:
     return HostResources(**known) if known else None
 
 
-def _parallelism(text: str, device_count: int) -> Parallelism:
+def _read_parallelism(text: str, device_count: int) -> Parallelism | None:
+    """Return how devices share the job, None where the text is not understood."""
     if device_count == 1:
         return Parallelism.NONE
     if text.lower() in ("", "none"):
         raise ModelError(f"{device_count} GPUs, but not how they share the job (parallelism)")
-    return _named(_PARALLELISMS, "parallelism", text)
+    return _PARALLELISMS.get(text.lower())
 
 
-def _named(known: Mapping[str, _Named], what: str, text: str) -> _Named:
-    try:
-        return known[text.lower()]
-    except KeyError:
-        raise _LeftOutError(f"{what} {text!r}") from None
-
-
-def _environment(row: Row) -> str | None:
-    """Framework and host, and the run where one host was measured several times."""
+def _read_environment(row: Row) -> str | None:
+    """Return framework and host, and the run where one host was measured several times."""
     if given := row.text("environment"):
         return given
     source = row.text("source").split("@")[0].strip()

@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from gpusonde.catalog import GpuCatalog, GpuSpec, Precision, load_gpus
-from gpusonde.errors import MissingEncoderError, ModelError, NotFittedError
+from gpusonde.errors import MissingEncoderError, ModelError
 from gpusonde.predictor.workload.embedding.registry import Registry
 from gpusonde.predictor.workload.engine.encoders import EncoderEmbedder, EncoderReference, embedder_of
 from gpusonde.predictor.workload.engine.features import ROOFLINE, WITH_EMBEDDING, FeatureBuilder, FeatureTable
-from gpusonde.predictor.workload.engine.fitting import FittedState, fit_state
+from gpusonde.predictor.workload.engine.fitting import WorkloadModelState, fit_state
 from gpusonde.predictor.workload.engine.out_of_distribution import OodScore
 from gpusonde.predictor.workload.engine.persistence import read_model, write_model
 from gpusonde.predictor.workload.engine.request import WorkloadMeasurement, WorkloadPrediction, WorkloadRequest
@@ -53,7 +53,7 @@ class WorkloadModel:
         *,
         embed: Embedder | None = None,
         coverage: float = DEFAULT_COVERAGE,
-        state: FittedState | None = None,
+        state: WorkloadModelState | None = None,
         version: str = "unsaved",
     ) -> None:
         if not 0 < coverage < 1:
@@ -72,14 +72,14 @@ class WorkloadModel:
         return self._version
 
     @property
-    def state(self) -> FittedState:
+    def state(self) -> WorkloadModelState:
         """The fitted state.
 
         Raises:
-            NotFittedError: There is none yet.
+            ModelError: There is none yet.
         """
         if self._state is None:
-            raise NotFittedError("the model is not fitted; call fit(), load() or shipped() first")
+            raise ModelError("the model is not fitted; call fit(), load() or shipped() first")
         return self._state
 
     @property
@@ -138,7 +138,7 @@ class WorkloadModel:
             One prediction per request, in their order.
 
         Raises:
-            NotFittedError: The model is not fitted.
+            ModelError: The model is not fitted.
             ModelError: The model has no such regressor, or needs an embedding and has none, or one of another length.
             RequestError: A device is not in the catalogue, or a graph's shapes cannot be those of a network.
         """

@@ -30,7 +30,7 @@ from gpusonde.predictor.workload.engine.features import (
     WITH_EMBEDDING,
     Encoding,
 )
-from gpusonde.predictor.workload.engine.fitting import KINDS, FittedEstimator, FittedState
+from gpusonde.predictor.workload.engine.fitting import KINDS, FittedEstimator, WorkloadModelState
 from gpusonde.predictor.workload.engine.learning.estimator import Candidate, Estimator
 from gpusonde.predictor.workload.engine.out_of_distribution import (
     HostRange,
@@ -52,7 +52,7 @@ _LONGEST_EMBEDDING = 512
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-def write_model(path: Path, state: FittedState) -> str:
+def write_model(path: Path, state: WorkloadModelState) -> str:
     """Write a model, replacing an older file only once the new one is complete and on disk.
 
     Returns:
@@ -64,7 +64,7 @@ def write_model(path: Path, state: FittedState) -> str:
     return _version(FORMAT_VERSION, digest)
 
 
-def read_model(path: Path) -> tuple[FittedState, str]:
+def read_model(path: Path) -> tuple[WorkloadModelState, str]:
     """Read a model.
 
     Returns:
@@ -94,7 +94,7 @@ def read_model(path: Path) -> tuple[FittedState, str]:
         raise ModelFileError(where, f"damaged: {type(error).__name__} {error}; restore or fit it again") from error
 
 
-def _document(state: FittedState) -> dict[str, Any]:
+def _document(state: WorkloadModelState) -> dict[str, Any]:
     ood_detector = state.ood_detector
     # Models without an embedding are what they were before there was a name for its encoder.
     encoder = {} if state.encoder is None else {"encoder": asdict(state.encoder)}
@@ -150,7 +150,7 @@ def _described(fitted: FittedEstimator) -> dict[str, Any]:
     }
 
 
-def _arrays(state: FittedState) -> dict[str, npt.NDArray[Any]]:
+def _arrays(state: WorkloadModelState) -> dict[str, npt.NDArray[Any]]:
     networks = state.ood_detector.networks
     arrays: dict[str, npt.NDArray[Any]] = {
         "roofline.common": state.roofline.common,
@@ -170,14 +170,14 @@ def _arrays(state: FittedState) -> dict[str, npt.NDArray[Any]]:
     return arrays
 
 
-def _state(document: Mapping[str, Any], arrays: Arrays) -> FittedState:
+def _state(document: Mapping[str, Any], arrays: Arrays) -> WorkloadModelState:
     coverage = float(document["coverage"])
     estimators = {
         str(name): _estimator(str(name), described, arrays) for name, described in document["estimators"].items()
     }
     _sound(document["kind"] in KINDS and document["chosen"] in estimators and 0 < coverage < 1, "its settings")
     quantiles = {Newness(name): _calibration(value) for name, value in document["quantiles"].items()}
-    state = FittedState(
+    state = WorkloadModelState(
         kind=document["kind"],
         chosen=document["chosen"],
         estimators=estimators,

@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Any
 
 
-class Block(str, Enum):
+class BlockKind(str, Enum):
     """What an edge of a cell may be."""
 
     CONVOLUTION_1 = "convolution_1"
@@ -79,16 +79,22 @@ class Style(str, Enum):
 
 
 _BLOCKS = {
-    Style.MIXED: tuple(Block),
-    Style.PLAIN: (Block.CONVOLUTION_1, Block.CONVOLUTION_3, Block.CONVOLUTION_3, Block.CONVOLUTION_5, Block.MAX_POOL),
-    Style.RESIDUAL: (Block.CONVOLUTION_3, Block.CONVOLUTION_3, Block.CONVOLUTION_1, Block.DILATED_3),
-    Style.BOTTLENECK: (Block.BOTTLENECK, Block.BOTTLENECK, Block.SQUEEZE_EXCITE),
-    Style.SEPARABLE: (Block.SEPARABLE_3, Block.SEPARABLE_5, Block.SQUEEZE_EXCITE, Block.SKIP),
-    Style.INVERTED: (Block.INVERTED_BOTTLENECK, Block.INVERTED_BOTTLENECK, Block.SQUEEZE_EXCITE),
-    Style.GROUPED: (Block.GROUPED_3, Block.CONVOLUTION_1),
-    Style.DENSE: (Block.CONVOLUTION_3, Block.CONVOLUTION_1, Block.CONVOLUTION_3, Block.AVERAGE_POOL),
-    Style.ATTENTION: (Block.ATTENTION, Block.CONVOLUTION_1, Block.CONVOLUTION_3, Block.SKIP),
-    Style.TRANSFORMER: (Block.TRANSFORMER,),
+    Style.MIXED: tuple(BlockKind),
+    Style.PLAIN: (
+        BlockKind.CONVOLUTION_1,
+        BlockKind.CONVOLUTION_3,
+        BlockKind.CONVOLUTION_3,
+        BlockKind.CONVOLUTION_5,
+        BlockKind.MAX_POOL,
+    ),
+    Style.RESIDUAL: (BlockKind.CONVOLUTION_3, BlockKind.CONVOLUTION_3, BlockKind.CONVOLUTION_1, BlockKind.DILATED_3),
+    Style.BOTTLENECK: (BlockKind.BOTTLENECK, BlockKind.BOTTLENECK, BlockKind.SQUEEZE_EXCITE),
+    Style.SEPARABLE: (BlockKind.SEPARABLE_3, BlockKind.SEPARABLE_5, BlockKind.SQUEEZE_EXCITE, BlockKind.SKIP),
+    Style.INVERTED: (BlockKind.INVERTED_BOTTLENECK, BlockKind.INVERTED_BOTTLENECK, BlockKind.SQUEEZE_EXCITE),
+    Style.GROUPED: (BlockKind.GROUPED_3, BlockKind.CONVOLUTION_1),
+    Style.DENSE: (BlockKind.CONVOLUTION_3, BlockKind.CONVOLUTION_1, BlockKind.CONVOLUTION_3, BlockKind.AVERAGE_POOL),
+    Style.ATTENTION: (BlockKind.ATTENTION, BlockKind.CONVOLUTION_1, BlockKind.CONVOLUTION_3, BlockKind.SKIP),
+    Style.TRANSFORMER: (BlockKind.TRANSFORMER,),
 }
 _STYLES = (Style.MIXED, Style.MIXED, *Style)
 # Shortcuts around cells, or around every block. With both, or with sums of two such blocks, signals would double again
@@ -108,7 +114,7 @@ class Wire:
         source: The state that it reads: 0 is the cell's input, n the n-th node.
     """
 
-    block: Block
+    block: BlockKind
     source: int
 
 
@@ -316,27 +322,27 @@ def _read_by_the_last(nodes: tuple[tuple[Wire, ...], ...]) -> tuple[tuple[Wire, 
     )
 
 
-def _block_size(block: Block, width: int, positions: int) -> tuple[int, int]:
+def _block_size(block: BlockKind, width: int, positions: int) -> tuple[int, int]:
     """Multiply-adds and operations of a block."""
     square, tokens = width * width, positions * positions * width
     per_position, operations = {
-        Block.CONVOLUTION_1: (square, 3),
-        Block.CONVOLUTION_3: (9 * square, 3),
-        Block.CONVOLUTION_5: (25 * square, 3),
-        Block.SEPARABLE_3: (9 * width + square, 5),
-        Block.SEPARABLE_5: (25 * width + square, 5),
-        Block.DILATED_3: (9 * square, 3),
-        Block.GROUPED_3: (9 * square // 4, 3),
-        Block.BOTTLENECK: (square + 9 * square // 4, 10),
-        Block.INVERTED_BOTTLENECK: (6 * square + 27 * width, 9),
-        Block.MAX_POOL: (0, 1),
-        Block.AVERAGE_POOL: (0, 1),
-        Block.SKIP: (0, 0),
-        Block.SQUEEZE_EXCITE: (0, 6),
-        Block.ATTENTION: (4 * square, 5),
-        Block.TRANSFORMER: (8 * square, 10),
+        BlockKind.CONVOLUTION_1: (square, 3),
+        BlockKind.CONVOLUTION_3: (9 * square, 3),
+        BlockKind.CONVOLUTION_5: (25 * square, 3),
+        BlockKind.SEPARABLE_3: (9 * width + square, 5),
+        BlockKind.SEPARABLE_5: (25 * width + square, 5),
+        BlockKind.DILATED_3: (9 * square, 3),
+        BlockKind.GROUPED_3: (9 * square // 4, 3),
+        BlockKind.BOTTLENECK: (square + 9 * square // 4, 10),
+        BlockKind.INVERTED_BOTTLENECK: (6 * square + 27 * width, 9),
+        BlockKind.MAX_POOL: (0, 1),
+        BlockKind.AVERAGE_POOL: (0, 1),
+        BlockKind.SKIP: (0, 0),
+        BlockKind.SQUEEZE_EXCITE: (0, 6),
+        BlockKind.ATTENTION: (4 * square, 5),
+        BlockKind.TRANSFORMER: (8 * square, 10),
     }[block]
-    attends = block in {Block.ATTENTION, Block.TRANSFORMER}
+    attends = block in {BlockKind.ATTENTION, BlockKind.TRANSFORMER}
     return per_position * positions + (2 * tokens if attends else 0), operations
 
 
@@ -349,7 +355,8 @@ def _from_document(document: Any) -> ArchitectureSpec:
     cells = tuple(
         Cell(
             nodes=tuple(
-                tuple(Wire(Block(wire["block"]), count(wire["source"], 0)) for wire in node) for node in cell["nodes"]
+                tuple(Wire(BlockKind(wire["block"]), count(wire["source"], 0)) for wire in node)
+                for node in cell["nodes"]
             ),
             stride=count(cell["stride"], 1),
             concatenated=bool(cell["concatenated"]),

@@ -241,7 +241,7 @@ def read_folder(
             f"{folder}: {count} images of {image_size} x {image_size} need more than {limits.memory_bytes >> 20} MiB; "
             "use smaller or fewer images"
         )
-    reader = _Reader(image_size, _MODES[channels], limits)
+    reader = _ImageReader(image_size, _MODES[channels], limits)
     train: list[tuple[Images, Labels]] = []
     test: list[tuple[Images, Labels]] = []
     for label, paths in enumerate(files.values()):
@@ -277,7 +277,7 @@ def _files(folder: Path, limits: FolderLimits) -> dict[str, list[Path]]:
     return files
 
 
-class _Reader:
+class _ImageReader:
     """Scales images to one size."""
 
     def __init__(self, image_size: int, mode: str, limits: FolderLimits) -> None:

@@ -11,7 +11,7 @@ from torch.nn import functional
 from gpusonde.predictor.workload.training.architectures import (
     Activation,
     ArchitectureSpec,
-    Block,
+    BlockKind,
     Cell,
     Head,
     Norm,
@@ -111,43 +111,43 @@ class _Attention(nn.Module):
         return tokens.transpose(1, 2).unflatten(2, (self.side, self.side))
 
 
-def _block(block: Block, channels: int, side: int, style: _Style) -> nn.Module:
+def _block(block: BlockKind, channels: int, side: int, style: _Style) -> nn.Module:
     # A multiple of the groups of a group norm.
     half = max(_GROUPS, channels // 2 // _GROUPS * _GROUPS)
-    if block is Block.MAX_POOL:
+    if block is BlockKind.MAX_POOL:
         return nn.MaxPool2d(3, 1, 1)
-    if block is Block.AVERAGE_POOL:
+    if block is BlockKind.AVERAGE_POOL:
         return nn.AvgPool2d(3, 1, 1)
-    if block is Block.SKIP:
+    if block is BlockKind.SKIP:
         return nn.Identity()
-    if block is Block.SQUEEZE_EXCITE:
+    if block is BlockKind.SQUEEZE_EXCITE:
         return _SqueezeExcite(channels)
-    if block in {Block.ATTENTION, Block.TRANSFORMER}:
-        return _Attention(channels, side, perceptron=block is Block.TRANSFORMER)
-    if block is Block.BOTTLENECK:
+    if block in {BlockKind.ATTENTION, BlockKind.TRANSFORMER}:
+        return _Attention(channels, side, perceptron=block is BlockKind.TRANSFORMER)
+    if block is BlockKind.BOTTLENECK:
         layers = [
             *style.layers(channels, half, 1),
             *style.layers(half, half, 3),
             *style.convolution(half, channels, 1),
         ]
         return nn.Sequential(_Residual(layers), style.activated())
-    if block is Block.INVERTED_BOTTLENECK:
+    if block is BlockKind.INVERTED_BOTTLENECK:
         layers = [
             *style.layers(channels, 3 * channels, 1),
             *style.layers(3 * channels, 3 * channels, 3, groups=3 * channels),
             *style.convolution(3 * channels, channels, 1),
         ]
         return _Residual(layers)
-    if block in {Block.SEPARABLE_3, Block.SEPARABLE_5}:
-        extent = 3 if block is Block.SEPARABLE_3 else 5
+    if block in {BlockKind.SEPARABLE_3, BlockKind.SEPARABLE_5}:
+        extent = 3 if block is BlockKind.SEPARABLE_3 else 5
         return nn.Sequential(
             *style.convolution(channels, channels, extent, groups=channels), *style.layers(channels, channels, 1)
         )
-    if block is Block.DILATED_3:
+    if block is BlockKind.DILATED_3:
         return nn.Sequential(*style.layers(channels, channels, 3, dilation=2))
-    if block is Block.GROUPED_3:
+    if block is BlockKind.GROUPED_3:
         return nn.Sequential(*style.layers(channels, channels, 3, groups=_GROUPS))
-    extent = {Block.CONVOLUTION_1: 1, Block.CONVOLUTION_3: 3, Block.CONVOLUTION_5: 5}[block]
+    extent = {BlockKind.CONVOLUTION_1: 1, BlockKind.CONVOLUTION_3: 3, BlockKind.CONVOLUTION_5: 5}[block]
     return nn.Sequential(*style.layers(channels, channels, extent))
 
 

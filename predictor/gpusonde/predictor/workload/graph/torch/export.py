@@ -168,7 +168,7 @@ def read_program(
         DataDependentGraphError: It holds branches or loops that depend on the values of the data.
     """
     builder = GraphBuilder(name, "export")
-    outputs = _Reader(builder, program, parameter_names(module)).read()
+    outputs = _ProgramReader(builder, program, parameter_names(module)).read()
     return builder.build(outputs, batch_size)
 
 
@@ -186,7 +186,7 @@ def _quiet() -> Iterator[None]:
         logger.disabled = disabled
 
 
-class _Reader:
+class _ProgramReader:
     """Hands the nodes of an exported program to a ``GraphBuilder``."""
 
     def __init__(

@@ -136,14 +136,13 @@ def shape_of(value: Any) -> Shape | None:
         return next((shape for shape in map(shape_of, value) if shape is not None), None)
     if not isinstance(value, torch.Tensor):
         return None
-    try:
-        return tuple(map(_extent, value.shape))
-    except _SymbolicExtentError as error:
+    if not all(isinstance(extent, int) for extent in value.shape):  # the others are symbols
         raise DataDependentGraphError(
             f"a tensor has shape {tuple(value.shape)}, which depends on the values of the data: there is no single"
             " graph. Replace operations such as nonzero, unique or boolean indexing, or hand in the part of the"
             " network without them."
-        ) from error
+        )
+    return tuple(value.shape)
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
@@ -177,16 +176,6 @@ def move_to_device_of(module: nn.Module, example: Any) -> Any:
 def _collections_in(attributes: Mapping[str, Any]) -> list[tuple[Any, Any]]:
     """Return what can be put back into lists, sets and mappings that a module holds."""
     return [(each, each.copy()) for each in attributes.values() if type(each) in {dict, OrderedDict, list, set}]
-
-
-class _SymbolicExtentError(ValueError):
-    pass
-
-
-def _extent(extent: Any) -> int:
-    if isinstance(extent, int):
-        return extent
-    raise _SymbolicExtentError(str(extent))
 
 
 def _move_to_meta(example: Any) -> Any:
@@ -227,7 +216,7 @@ def trace(
     """
     graph_module = _traced(module, arguments, keywords)
     builder = GraphBuilder(name, "fx")
-    reader = _Reader(builder, module, graph_module)
+    reader = _TraceReader(builder, module, graph_module)
     outputs = reader.read()
     if builder.unknown:
         raise UnsupportedGraphError(f"fx does not look into {', '.join(builder.unknown)}")
@@ -260,7 +249,7 @@ def _traced(module: nn.Module, arguments: tuple[Any, ...], keywords: Mapping[str
     return graph_module
 
 
-class _Reader:
+class _TraceReader:
     """Hands the nodes of a traced module to a ``GraphBuilder``."""
 
     def __init__(self, builder: GraphBuilder, module: nn.Module, graph_module: fx.GraphModule) -> None:
