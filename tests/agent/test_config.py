@@ -44,7 +44,6 @@ def test_flags_win_over_environment_over_file_over_defaults(tmp_path):
         ('[spool]\nmax_bytes = "10KiB"', "spool.max_bytes", "1MiB or more"),
         ('[spool]\ncommit_interval = "1m"', "spool.commit_interval", "10ms to 10s"),
         ('[jobs]\nslurm_index = "cuda"', "jobs.slurm_index", "use nvml or device"),
-        ('[uplink]\ncompression = "rar"', "uplink.compression", "use zstd or none"),
         ('[uplink]\nbatch_interval = "1ms"', "uplink.batch_interval", "100ms to 1m"),
         ('[uplink]\ncollector = ""', "uplink.collector", "host:port"),
         ('[metrics]\nlisten = "here"', "metrics.listen", "write host:port"),

@@ -216,10 +216,9 @@ def test_a_disk_that_is_really_full_costs_ticks_that_are_reported_later(tmp_path
         pytest.skip("this machine does not let root mount a tmpfs")
     try:
         with ScriptedCollector() as collector:
-            small = {"uplink.compression": "none", "spool.max_bytes": "1MiB"}
             (disk / "ballast").write_bytes(b"\0" * (1800 << 10))
             with (tmp_path / "agent.log").open("w") as log:
-                agent = start(disk / "spool", collector.target, 1000, log, **small)
+                agent = start(disk / "spool", collector.target, 1000, log, **{"spool.max_bytes": "1MiB"})
             wait_for(agent, lambda: collector.payloads("inventory"))
             with (disk / "more").open("wb", buffering=0) as file:
                 try:

@@ -13,7 +13,6 @@ from gpusonde.agent.sampler import SampledReading
 from gpusonde.agent.sources.base import GpuDescription, GpuEvent, GpuEventKind, GpuTicks, Reading, SourceInventory
 from gpusonde.agent.spool import Spool
 from gpusonde.agent.writer import SpoolWriter
-from gpusonde.ingest.v1 import ingest_pb2
 from gpusonde.telemetry import MissingReason, metric
 
 INVENTORY = SourceInventory("test", (GpuDescription("a"), GpuDescription("b")), (metric("sm_active"),), 0.1)
@@ -130,14 +129,6 @@ def test_a_collector_may_ask_for_longer_batches_but_not_for_shorter_ones(tmp_pat
     assert writer.batch_interval_s == 2.0
     writer.request_batch_interval(None)
     assert writer.batch_interval_s == 2.0
-
-
-def test_another_compression_holds_from_the_next_batch_on(rig):
-    rig.writer.configure(rig.spool_config, UplinkConfig(batch_interval_s=60.0, compression="none"))
-    rig.writer.put(SampledReading(reading(1)))
-    rig.writer.finish()
-    rig.writer.run()
-    assert rig.records()[-1].batch.encoding == ingest_pb2.ENCODING_FLOAT32_LE
 
 
 def test_a_disk_that_stalls_for_a_minute_costs_ticks_but_no_event(rig):

@@ -114,7 +114,6 @@ commit_interval = "{10 + turn % 5}ms"
 [uplink]
 collector = "{target}"
 batch_interval = "{100 + turn % 3 * 100}ms"
-compression = "{("zstd", "none")[turn % 2]}"
 # Every change of this one connects anew.
 allowed_targets = "collector-{turn // 8}:7433"
 [metrics]

@@ -125,16 +125,16 @@ class Batcher:
 
     A GPU gets a second block in the same batch when its times span more than an int32 of microseconds, and when they do
     not increase (the wall clock was set back). A collector refuses a batch of the latter kind: ask ``continues`` first.
+    Values are zstd frames: batches are encoded when they are spooled, before a collector is there to negotiate with.
+    The uplink unpacks them for one that wants plain float32.
 
     Args:
         metrics: Columns of the ticks.
-        compress: Store the values as zstd frames. Batches are encoded when they are spooled, before a collector is
-            there to negotiate with; the uplink unpacks them for a collector that wants plain float32.
     """
 
-    def __init__(self, metrics: Sequence[Metric], *, compress: bool = True) -> None:
+    def __init__(self, metrics: Sequence[Metric]) -> None:
         self.change_columns(metrics)
-        self.set_compression(compress)
+        self._compressor = make_compressor()
         self._open: dict[int, _OpenBlock] = {}
         self._closed: list[tuple[int, _OpenBlock]] = []
         self._missed: dict[int, int] = {}
@@ -145,10 +145,6 @@ class Batcher:
         """Take ticks of other columns from now on; call it after :meth:`flush`."""
         self._counter_columns = [i for i, m in enumerate(metrics) if m.kind is MetricKind.COUNTER]
         self._metric_count = len(metrics)
-
-    def set_compression(self, compress: bool) -> None:
-        """Store the values of the following batches as zstd frames, or plainly."""
-        self._compressor = make_compressor() if compress else None
 
     @property
     def pending_ticks(self) -> int:
@@ -194,9 +190,7 @@ class Batcher:
             return None
         batch = ingest_pb2.SampleBatch(
             blocks=[self._encode(gpu, block) for gpu, block in blocks],
-            encoding=(
-                ingest_pb2.ENCODING_FLOAT32_LE if self._compressor is None else ingest_pb2.ENCODING_FLOAT32_LE_ZSTD
-            ),
+            encoding=ingest_pb2.ENCODING_FLOAT32_LE_ZSTD,
         )
         self._open, self._closed, self._ticks = {}, [], 0
         return batch

@@ -181,7 +181,6 @@ class UplinkConfig:
     batch_interval_s: float = option(
         "duration", "1s", "time covered by one record", least="100ms", most="1m", live=True
     )
-    compression: str = option("text", "zstd", "zstd or none", choices=("zstd", "none"), live=True)
     drain_timeout_s: float = option(
         "duration", "10s", "time to empty the spool to the collector when stopped", live=True
     )

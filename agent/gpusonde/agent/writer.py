@@ -37,7 +37,7 @@ class SpoolWriter:
         inventory: Columns and GPUs of the readings.
         counters: Filled with batches, blanks and events.
         spool_config: Says how often records are committed.
-        uplink_config: Says how long batches are and how values are stored.
+        uplink_config: Says how long batches are.
         on_commit: Told after each commit of something.
         monotonic: Seconds, never set back.
         heartbeat: Beaten before every wait; not while the disk is written to.
@@ -64,8 +64,7 @@ class SpoolWriter:
         self._on_commit = on_commit
         self._monotonic = monotonic
         self._heartbeat = heartbeat or Heartbeat("the spool's writer")
-        self._batch_compress = self._compress
-        self._batcher = Batcher(inventory.metrics, compress=self._compress)
+        self._batcher = Batcher(inventory.metrics)
         # A reading of a live source waits for the batch: waking up for each would cost more than to take it in.
         self._queue: collections.deque[SampledReading | ingest_pb2.Record | None] = collections.deque()
         self._wake = threading.Event()
@@ -107,7 +106,6 @@ class SpoolWriter:
         """Keep to other sections from the next commit and batch on; callable from any thread."""
         self._commit_interval_s = spool_config.commit_interval_s
         self._configured_s = uplink_config.batch_interval_s
-        self._compress = uplink_config.compression == "zstd"
 
     def request_batch_interval(self, interval_s: float | None) -> None:
         """Make batches at least so long, or (None) as configured, from the next on; callable from any thread."""
@@ -195,9 +193,6 @@ class SpoolWriter:
 
     def _flush(self) -> None:
         self._uncommitted = True
-        if self._compress is not self._batch_compress:
-            self._batch_compress = self._compress
-            self._batcher.set_compression(self._compress)
         batch = self._batcher.flush()
         if batch is None:
             return

@@ -9,9 +9,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypedDict, cast
+from typing import TYPE_CHECKING, Annotated, TypedDict, TypeVar, cast
 
 from gpusonde.cli import formatting
 from gpusonde.cli.output import JsonKey, Output, Screen
@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from gpusonde.agent import AgentReport, SelfCounters
     from gpusonde.agent.doctor import Diagnosis, GpuFinding, JobSourceFinding, SourceFinding
     from gpusonde.collector import CollectorReport
-    from gpusonde.service.config import LogConfig
+    from gpusonde.service.config import DaemonConfiguration, LogConfig
+    from gpusonde.service.reload import ConfigSource
+
+_C = TypeVar("_C", bound="DaemonConfiguration")
 
 
 class DeviceNodePayload(TypedDict):
@@ -331,23 +334,12 @@ def run_collector(args: argparse.Namespace) -> int:
     from gpusonde.collector import CollectorConfig
 
     flags = {"server.listen": args.listen, "store.directory": args.store}
-    overrides = _overrides(args, flags)
-
-    def load() -> CollectorConfig:
-        return CollectorConfig.load(args.config, environment=os.environ, overrides=overrides)
-
-    with _config_errors_as_usage():
-        config = load()
-    if args.check_config or args.print_config:
-        return _show_config(args, config.to_toml())
+    if (prepared := _prepare(args, CollectorConfig, flags)) is None:
+        return 0
     from gpusonde.collector import run_collector
-    from gpusonde.service import process
-    from gpusonde.service.reload import ConfigSource
 
-    process.ignore_hangups()
-    apply_log = _log_applier(args)
-    apply_log(config.log)
-    report = run_collector(config, config_source=ConfigSource(load, apply_log))
+    config, config_source = prepared
+    report = run_collector(config, config_source=config_source)
     payload: CollectorPayload = {
         "address": report.address,
         "store": str(config.directory),
@@ -392,8 +384,6 @@ def run_agent(args: argparse.Namespace) -> int:
     if args.action == "doctor":
         return run_doctor(args)
     from gpusonde.agent import AgentConfig, run_agent
-    from gpusonde.service import process
-    from gpusonde.service.reload import ConfigSource
 
     flags = {
         "uplink.collector": args.collector,
@@ -403,18 +393,9 @@ def run_agent(args: argparse.Namespace) -> int:
         "source.kind": None if args.replay is None else "replay",
         "source.speed": None if args.speed is None else repr(args.speed),
     }
-    overrides = _overrides(args, flags)
-
-    def load() -> AgentConfig:
-        return AgentConfig.load(args.config, environment=os.environ, overrides=overrides)
-
-    with _config_errors_as_usage():
-        config = load()
-    if args.check_config or args.print_config:
-        return _show_config(args, config.to_toml())
-    process.ignore_hangups()
-    apply_log = _log_applier(args)
-    apply_log(config.log)
+    if (prepared := _prepare(args, AgentConfig, flags)) is None:
+        return 0
+    config, config_source = prepared
     output = Output(as_json=args.json)
     is_replay = config.source.kind == "replay"
     with output.progress("replaying", total=1.0) if is_replay else output.progress("sampling") as show:
@@ -428,7 +409,7 @@ def run_agent(args: argparse.Namespace) -> int:
             exit_when_acked=is_replay,
             # A live source has no end to progress to, and a daemon nothing to wake up for.
             on_progress=on_progress if is_replay else None,
-            config_source=ConfigSource(load, apply_log),
+            config_source=config_source,
         )
     output.result(report_payload(report), lambda screen: _render_agent(screen, report))
     return 0 if report.drained or not is_replay else 1
@@ -509,21 +490,32 @@ def _config_errors_as_usage() -> Iterator[None]:
         raise
 
 
-def _log_applier(args: argparse.Namespace) -> Callable[[LogConfig], None]:
-    """Return what makes the log lines as a configuration says; ``--verbose`` wins over its level."""
+def _prepare(
+    args: argparse.Namespace, kind: type[_C], flags: Mapping[str, str | None]
+) -> tuple[_C, ConfigSource[_C]] | None:
+    """Load a daemon's configuration and keep its log as that says; None when it was only to be checked or printed."""
+    from gpusonde.service.reload import ConfigSource
 
-    def apply(config: LogConfig) -> None:
+    overrides = _overrides(args, flags)
+
+    def load() -> _C:
+        return kind.load(args.config, environment=os.environ, overrides=overrides)
+
+    def apply_log(log: LogConfig) -> None:
+        # --verbose wins over the level of the configuration.
         if not args.verbose:
-            process.set_level(config.level)
-        process.set_format(config.format)
+            process.set_level(log.level)
+        process.set_format(log.format)
 
-    return apply
-
-
-def _show_config(args: argparse.Namespace, toml: str) -> int:
-    """Print a configuration that was found to be good, or just that it is."""
-    payload: ConfigPayload = {"config_file": None if args.config is None else str(args.config), "config_toml": toml}
-    Output(as_json=args.json).result(
-        payload, lambda screen: screen.line(toml.rstrip() if args.print_config else "the configuration is good")
-    )
-    return 0
+    with _config_errors_as_usage():
+        config = load()
+    if args.check_config or args.print_config:
+        toml = config.to_toml()
+        payload: ConfigPayload = {"config_file": None if args.config is None else str(args.config), "config_toml": toml}
+        Output(as_json=args.json).result(
+            payload, lambda screen: screen.line(toml.rstrip() if args.print_config else "the configuration is good")
+        )
+        return None
+    process.ignore_hangups()
+    apply_log(config.log)
+    return config, ConfigSource(load, apply_log)

@@ -53,7 +53,7 @@ def encode_block(
     time_unix_nano: Int64Array,
     values: Float64Array,
     counter_columns: Sequence[int],
-    compressor: zstandard.ZstdCompressor | None,
+    compressor: zstandard.ZstdCompressor,
 ) -> ingest_pb2.GpuBlock:
     """Encode ticks of one GPU.
 
@@ -62,7 +62,7 @@ def encode_block(
         time_unix_nano: Shape (n,), increasing, over at most ``LONGEST_BLOCK_NS``.
         values: Shape (metrics, n); those of counters are replaced by differences to their base.
         counter_columns: Rows that are counters.
-        compressor: What ``make_compressor`` returns, or None for plain values.
+        compressor: What ``make_compressor`` returns.
     """
     bases = []
     for column in counter_columns:
@@ -70,13 +70,12 @@ def encode_block(
         base = float(present[0]) if present.size else 0.0
         bases.append(base)
         values[column] -= base
-    raw = values.astype("<f4").tobytes()
     return ingest_pb2.GpuBlock(
         gpu=gpu,
         tick_count=int(time_unix_nano.size),
         start_time_unix_nano=int(time_unix_nano[0]),
         tick_offsets_us=((time_unix_nano - time_unix_nano[0]) // 1000).astype("<i4").tobytes(),
-        values=raw if compressor is None else compressor.compress(raw),
+        values=compressor.compress(values.astype("<f4").tobytes()),
         counter_bases=bases,
     )
 
