@@ -8,10 +8,9 @@ from srifty_cases import SPEED_ORDER, Case, cases
 from gpusonde.optimizer.solve import solve
 
 _TEXT = (
-    "Case studies 1-7 of the seed (`srifty_cases`): its prices, quotas and limits, and the seconds that it measured "
-    "as step times. `paper`, `exact` and brute force agree in all of them. Its own slips are no targets: case 4's "
-    "Oracle-BO sums to 256 samples instead of 1,024, case 6's CGF to 2,560 instead of 2,176, and case 6's FGF costs "
-    "half of what it says."
+    "Case studies 1-7 of the seed (`srifty_cases`), its measured seconds as step times. `paper`, `exact` and brute "
+    "force agree in all of them. Its own slips are no targets: case 4's Oracle-BO sums to 256 samples instead of "
+    "1,024, case 6's CGF to 2,560 instead of 2,176, and case 6's FGF costs half of what it says."
 )
 
 

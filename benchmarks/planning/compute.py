@@ -50,8 +50,7 @@ def section(args: argparse.Namespace) -> list[str]:
         "## Compute curve",
         "",
         f"{len(curves)} curves, {unseen} unseen batch sizes; below, all together and the curves on which the default "
-        "is behind the straight line, by little of an error that both share. With probes at random places (smallest, "
-        "largest and two at random, eight draws) the errors are "
+        "is behind the straight line. With the two inner probes at random places (eight draws) the errors are "
         + ", ".join(f"{percent(float(other[kind]))} ({name})" for kind, name in KINDS.items())
         + f". {percent(_inside(curves), 0)} of the unseen batch sizes lie within the range that should hold 90 %.",
         "",

@@ -42,17 +42,16 @@ _RANK = Path(__file__).with_name("ddp_rank.py")
 _PATIENCE_S = 900.0
 # Printed with every figure, and older than them.
 _PROTOCOL = """
-*Real*: autograd, torch's reducer with buckets of 1 MiB, gloo, TCP between network namespaces on one bridge (what each
-machine sends shaped to 50 or 100 Mbit/s), SGD with momentum over 4.7 MB of parameters. *Emulated*: computation, by
-layers that sleep (forward 20 ms + 1 ms per sample, backward twice that). *Known beforehand*: the profile of each kind
-of device (`gpusonde profile`) at batch sizes 8, 24, 80 and 240, and medians of five or more allreduces (`gpusonde
-probe allreduce`) of 4 to 2,048 KiB in the same world, alone and two at a time. *Asked*: batch sizes 16, 48, 120 and
-200 per device. *Measured*: the median of 6 iterations after 3 (of 12 with scattering steps), on the slowest rank;
-taken again, up to three times, where they scatter by 10 % or more, then left out and counted. *Default*: the iteration
-simulator with max-min sharing, gloo's two transfers in flight, and as capacity what two transfers of the largest
-probed size reach together. *APM*: straight line through the same profile, rated bandwidth, full overlap. *The seed's
-rules*: its piecewise linear curve and sharing with any number in flight, no optimizer step. *No overlap*: straight
-line, then the exchange at rated bandwidth.
+*Real*: autograd, torch's reducer with buckets of 1 MiB, gloo, TCP between network namespaces (what each machine sends
+shaped to 50 or 100 Mbit/s), SGD with momentum over 4.7 MB of parameters. *Emulated*: computation, by layers that sleep
+(forward 20 ms + 1 ms per sample, backward twice that). *Known beforehand*: the profile of each kind of device
+(`gpusonde profile`) at batch sizes 8, 24, 80 and 240, and medians of five or more allreduces (`gpusonde probe
+allreduce`) of 4 to 2,048 KiB in the same world, alone and two at a time. *Asked*: batch sizes 16, 48, 120 and 200 per
+device. *Measured*: the median of 6 iterations after 3 (of 12 with scattering steps), on the slowest rank; taken again,
+up to three times, where they scatter by 10 % or more, then left out. *Default*: the iteration simulator with max-min
+sharing of what two transfers of the largest probed size reach together. *APM*: straight line through the same profile,
+rated bandwidth, full overlap. *The seed's rules*: its piecewise linear curve and sharing, no optimizer step. *No
+overlap*: straight line, then the exchange at rated bandwidth.
 """.strip().splitlines()
 
 
@@ -129,13 +128,19 @@ def section(args: argparse.Namespace) -> list[str]:
     ours, apm = (means[method] for method in methods[:2])
     bar(args, "real DDP over shaped links, 2 and 4 ranks", "<= 5 %, below APM",
         f"{percent(ours)}, APM {percent(apm)}", met=ours <= 0.05 and ours < apm)  # fmt: skip
-    rows = [("**all**", "", *(f"**{percent(means[method])}**" for method in methods[:2]))]
-    for key in dict.fromkeys((run.world_size, run.megabits, run.configuration) for run in kept):
-        group = [run for run in kept if (run.world_size, run.megabits, run.configuration) == key]
-        seconds = [run.measured_s for run in group]
-        errors = (percent(float(np.mean([run.error(method) for run in group]))) for method in methods[:2])
-        name = f"{key[0]} ranks, {key[1]:.0f} Mbit/s, {key[2]}"
-        rows.append((name, f"{min(seconds):.2f} to {max(seconds):.2f} s", *errors))
+    names = list(dict.fromkeys(run.configuration for run in kept))
+    rows = []
+    for key in dict.fromkeys((run.world_size, run.megabits) for run in kept):
+        beside = [run for run in kept if (run.world_size, run.megabits) == key]
+        seconds = [run.measured_s for run in beside]
+        groups = [[run for run in beside if run.configuration == name] for name in names]
+        rows.append(
+            (
+                f"{key[0]} ranks, {key[1]:.0f} Mbit/s",
+                f"{min(seconds):.2f} to {max(seconds):.2f} s",
+                *(" / ".join(_mean_error(group, method) for method in methods[:2]) for group in groups),
+            )
+        )
     below = np.mean([run.said_s[methods[0]] < run.measured_s for run in kept])
     worst = max(run.error(methods[0]) for run in kept)
     text = (
@@ -143,11 +148,15 @@ def section(args: argparse.Namespace) -> list[str]:
         f"average was {load_before:.1f} before and {os.getloadavg()[0]:.1f} after, on {os.cpu_count()} cores. The "
         f"default's worst error is {percent(worst)}; {percent(float(below), 0)} of its estimates are below the "
         f"measurement. Others: {'; '.join(f'{method} {percent(means[method])}' for method in methods[2:])}. Behind one "
-        "shaped link any sharing that keeps it busy takes equally long: this data does not tell the default's rules "
-        "from the seed's."
+        "shaped link any sharing that keeps it busy takes equally long, so this does not tell the default's rules from "
+        f"the seed's. By devices, {' / '.join(methods[:2])}:"
     )
-    columns = ("configuration", "iterations", *methods[:2])
+    columns = ("links", "iterations", *names)
     return ["## Real training over a shaped network", "", *_PROTOCOL, "", text, "", *table(columns, rows)]
+
+
+def _mean_error(runs: Sequence[Run], method: str) -> str:
+    return percent(float(np.mean([run.error(method) for run in runs]))) if runs else "-"
 
 
 def profile_of(device: Device, steps: int | None = None, batch_sizes: Sequence[int] = PROFILED_BATCHES) -> JobProfile:

@@ -23,12 +23,11 @@ _NORMAL_90 = 1.645
 _RANDOM_HALVES = range(10)
 
 _METHODS_TEXT = (
-    "`exchange_calibration.py`. Default: curve and exchange times over placements by Gaussian processes; two, "
-    "four and eight buckets averaged. `paper`: the piecewise linear curve, eight buckets, each placement's exchange as "
-    "measured, least squares for placements that were not. APM: straight line and full overlap. No overlap: straight "
-    "line plus exchange. Four constants of the calibration were chosen on these rows, on other splits (random known "
-    "placements, seeds 10 to 29); they depend little on any one network. The splits below and those of the regret were "
-    "run twice: before and after the third of these constants."
+    "Default (`exchange_calibration.py`): curve and exchange times over placements by Gaussian processes; two, four "
+    "and eight buckets averaged. `paper`: the piecewise linear curve, eight buckets, each placement's exchange as "
+    "measured, least squares for others. APM: straight line and full overlap. No overlap: straight line plus exchange. "
+    "Four constants of the calibration were chosen on these rows, on other splits; the splits below and those of the "
+    "regret were run twice, before and after the third of them."
 )
 
 Predict = Callable[[tuple[int, ...], np.ndarray], np.ndarray]
@@ -88,7 +87,7 @@ def _random_halves(curves: list[Curve]) -> str:
         for name in ("default", "paper")
     }
     return (
-        f"Known placements drawn at random instead of every second one, {len(_RANDOM_HALVES)} times: "
+        f"Known placements drawn at random, {len(_RANDOM_HALVES)} times: "
         + "; ".join(
             f"{name} {np.mean(each):.2f} % ({min(each):.2f} to {max(each):.2f} %)" for name, each in drawn.items()
         )
@@ -237,10 +236,9 @@ def _shown(what: str, errors: dict[str, Errors], beside: dict[str, Errors]) -> l
     networks = np.array([key[0] for key, found in default.by_key.items() for _ in found])
     covered = ", ".join(f"{each} {percent(inside[networks == each].mean(), 0)}" for each in np.unique(networks))
     text = (
-        f"{what.capitalize()}: {default.all.size} rows, median error of the default "
-        f"{percent(np.median(np.abs(default.all)))}, {percent(np.mean(default.all < 0), 0)} underestimated; "
-        f"{percent(inside.mean() if inside.size else 0.0, 0)} lie within the range that should hold 90 % ({covered}). "
-        f"By GPU: {by_gpu}. Beside it: "
+        f"Median error of the default {percent(np.median(np.abs(default.all)))}, "
+        f"{percent(np.mean(default.all < 0), 0)} underestimated; {percent(inside.mean() if inside.size else 0.0, 0)} "
+        f"lie within the range that should hold 90 % ({covered}). By GPU: {by_gpu}. Beside it: "
         + "; ".join(f"{name} {percent(np.abs(each.all).mean(), 2)}" for name, each in beside.items())
         + "."
     )

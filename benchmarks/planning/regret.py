@@ -141,14 +141,13 @@ def section(args: argparse.Namespace) -> list[str]:
     given = np.mean([each.given for choice in found for each in choice.candidates])
     asked = (
         f"{len(found)} problems, {count:.0f} candidates each on average, of which the models had been given "
-        f"{percent(given, 0)} (single-GPU probes and the smallest batch size of every second placement). 1 is the "
-        "best candidate that was measured."
+        f"{percent(given, 0)}. 1 is the best candidate that was measured."
     )
     choosers = (
-        f"`{OURS}` and `{SEED}` (its piecewise linear curve, eight even buckets, a linear model of placements) get "
-        "the same measurements. APM gets the same probes and rated networks. Oracle-BO measures a third of the "
-        f"candidates for real and takes the best of them (mean of {_EXPLORERS} seeds). FGF takes the fastest GPU and "
-        f"the batch nearest to {_MAGIC_BATCH}, CGF the cheapest GPU and as few of them as possible."
+        f"`{OURS}` and `{SEED}` (piecewise linear curve, eight even buckets, a linear model of placements) get the "
+        "same measurements, APM the same probes and rated networks. Oracle-BO measures a third of the candidates and "
+        f"takes the best (mean of {_EXPLORERS} seeds). FGF takes the fastest GPU and the batch nearest to "
+        f"{_MAGIC_BATCH}, CGF the cheapest GPU and as few of them as possible."
     )
     lines = [
         "## Regret",
@@ -211,15 +210,10 @@ def _other_sets(rows: Sequence[sia.StepTime], candidates: Sequence[Estimates]) -
         lines.append((what, pooled[0].size, *map(_mean_and_p90, pooled), "-", "-"))
         ours = [regrets.mean() for regrets in by_draw[OURS]]
         means.append(f"{min(ours):.3f} to {max(ours):.3f} for {objective}")
-    other = {
-        who: np.mean([CHOOSERS[who](choice) for choice in sets[_OTHER_HALF] if choice.objective == "time"])
-        for who in (OURS, "Oracle-BO")
-    }
     text = (
         "Other problems from the same rows, defined after the first ones: mean / 90th percentile. Which half of the "
-        f"placements is known matters most: with the other half {OURS} has {other[OURS]:.3f} for time and Oracle-BO "
-        f"{other['Oracle-BO']:.3f}; over {len(drawn)} random halves the mean is {' and '.join(means)}. Oracle-BO is "
-        "scored on the very measurements that it took."
+        f"placements is known matters most: over {len(drawn)} random halves the mean is {' and '.join(means)}. "
+        "Oracle-BO is scored on the very measurements that it took."
     )
     columns = ("otherwise", "problems", *whos)
     return [text, "", *table(columns, lines)]
@@ -233,7 +227,7 @@ def _floor(rows: Sequence[sia.StepTime]) -> list[str]:
         regrets = np.array([CHOOSERS[OURS](choice) for choice in found if choice.objective == objective])
         parts.append(f"{regrets.mean():.3f} for {objective} (p90 {np.quantile(regrets, 0.9):.3f})")
     text = (
-        "Given all single-GPU batch sizes and all batch sizes of all placements, the same model still has a regret of "
-        f"{' and '.join(parts)}: about that much is scatter of single measurements, which no smooth model can know."
+        "Given all single-GPU batch sizes and all batch sizes of all placements, the model still has a regret of "
+        f"{' and '.join(parts)}: about that much is scatter of single measurements."
     )
     return [text, ""]

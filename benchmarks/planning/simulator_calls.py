@@ -50,8 +50,8 @@ def call_lines(global_batches: tuple[int, ...]) -> list[str]:
                 f"{solution.explored:,}", f"{cpu_s:.2f}",
             ))  # fmt: skip
     text = (
-        "With the iteration simulator behind it (three offers, quotas 32, 32 and 8, no limits): below 10,000 plans the "
-        "seed simulates each, the exact search only those that a bound does not dismiss."
+        "With the iteration simulator behind it (three offers, quotas 32, 32 and 8, no limits) the seed simulates each "
+        "of fewer than 10,000 plans, the exact search those that a bound does not dismiss."
     )
     columns = ("global batch", "plans", "search", "plan", "simulator calls", "CPU s")
     return ["### Simulator calls", "", text, "", *table(columns, rows)]
