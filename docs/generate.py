@@ -77,9 +77,9 @@ def listing(rows: Iterable[tuple[str, str]]) -> str:
 
 # --- the command: docs/cli.md ---
 
-# Groups of options that several commands take; the page lists each once.
+# Groups of options that several commands take, with the heading under which the page lists them.
 SHARED_GROUPS = {
-    "output": "every-command",
+    "output": "",
     "configuration": "configuration-of-the-daemons",
     "the collector": "asking-a-collector",
 }
@@ -115,8 +115,8 @@ def command(*words: str) -> str:
     for group in _parser(words[:-1] if payload else words)._action_groups:
         if group.title not in SHARED_GROUPS:
             named.extend(f"`{name.split()[0].rstrip(',')}`" for name, _ in _options(group))
-        elif group.title != "output":
-            named.append(f"[{group.title}](#{SHARED_GROUPS[group.title]})")
+        elif heading := SHARED_GROUPS[group.title]:
+            named.append(f"[{group.title}](#{heading})")
     takes = f"Takes {', '.join(named)}." if named else ""
     return "\n\n".join(part for part in (takes, keys(payload) if payload else "") if part)
 
@@ -166,9 +166,7 @@ def _bullets(keys: Mapping[str, Any], objects: Mapping[str, Mapping[str, Any]]) 
         path = f"`{path}`"
         inner = get_type_hints(kind, include_extras=True) if is_typeddict(kind) else {}
         known = next((each for each, own in objects.items() if own == inner), "")
-        meaning = key.meaning if key else ""
-        if key and key.unit:
-            meaning, path = (f"{meaning} ({key.unit})", path) if meaning else ("", f"{path} ({key.unit})")
+        meaning = (f"{key.meaning} ({key.unit})" if key.unit else key.meaning) if key else ""
         below = [] if known else _bullets(inner, objects)
         if known:
             path += f" ({_link(known)})"

@@ -36,13 +36,13 @@ class PredictionPayload(TypedDict):
     epoch_latency_s: Annotated[float, JsonKey("null when it cannot be predicted")]
     epoch_latency_low_s: Annotated[float, JsonKey("interval")]
     epoch_latency_high_s: Annotated[float, JsonKey("interval")]
-    interval_coverage: Annotated[float, JsonKey("share of such intervals that should hold the truth", "ratio")]
+    interval_coverage: Annotated[float, JsonKey("share of such intervals that should hold the truth")]
     status: Annotated[str, JsonKey("`ok`, `extrapolated`, `insufficient_epochs` or `unsupported_gpu`")]
     extrapolated: Annotated[bool, JsonKey("target or run lie outside of what the model was fitted on")]
     method: Annotated[str, JsonKey("how the number came about")]
     reason: Annotated[str | None, JsonKey("why the status is not `ok`")]
     measured_epoch_latency_s: Annotated[float | None, JsonKey("in the runs table, for the same workload")]
-    relative_error: Annotated[float | None, JsonKey("predicted / measured - 1", "ratio")]
+    relative_error: Annotated[float | None, JsonKey("predicted / measured - 1")]
 
 
 class PredictPayload(TypedDict):

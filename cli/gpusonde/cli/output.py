@@ -28,7 +28,7 @@ class JsonKey(NamedTuple):
 
     Attributes:
         meaning: What the name does not say; Markdown.
-        unit: Its unit where the key's name does not tell it and it is no count: ``ratio``, ``days``.
+        unit: Its unit where the key's name does not tell it and it is no count or ratio: ``per second``.
     """
 
     meaning: str

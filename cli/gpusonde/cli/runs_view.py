@@ -60,18 +60,16 @@ class ChangePayload(TypedDict):
     epoch: Annotated[int, JsonKey("its first epoch, from 1, withdrawn ones not counted")]
     before_s: Annotated[float, JsonKey("median duration")]
     after_s: Annotated[float, JsonKey("median duration")]
-    change: Annotated[float, JsonKey("0.25 for a quarter longer", "ratio")]
+    change: Annotated[float, JsonKey("0.25 for a quarter longer")]
 
 
 class TrendPayload(TypedDict):
     """How the duration of epochs develops."""
 
     recent_s: Annotated[float, JsonKey("median duration since the last change, without the first epoch")]
-    change_per_epoch: Annotated[
-        float, JsonKey("how much longer each epoch since then takes than the one before", "ratio")
-    ]
-    change_per_epoch_low: Annotated[float, JsonKey("its 95 % interval", "ratio")]
-    change_per_epoch_high: Annotated[float, JsonKey("its 95 % interval", "ratio")]
+    change_per_epoch: Annotated[float, JsonKey("how much longer each epoch since then takes than the one before")]
+    change_per_epoch_low: Annotated[float, JsonKey("its 95 % interval")]
+    change_per_epoch_high: Annotated[float, JsonKey("its 95 % interval")]
     change_points: Annotated[list[ChangePayload], JsonKey("lasting changes")]
 
 
@@ -89,9 +87,9 @@ class TotalsPayload(TypedDict):
     """What epochs tell together."""
 
     trend: Annotated[TrendPayload | None, JsonKey("of the durations; null for under two epochs")]
-    idle_share: Annotated[float, JsonKey("share of the time from first to last activity without work", "ratio")]
+    idle_share: Annotated[float, JsonKey("share of the time from first to last activity without work")]
     stalled_share: Annotated[
-        float, JsonKey("share lost to idle that an epoch of this run does not usually have, or between epochs", "ratio")
+        float, JsonKey("share lost to idle that an epoch of this run does not usually have, or between epochs")
     ]
 
 
@@ -105,7 +103,7 @@ class MeanPayload(TypedDict):
 class FiguresPayload(TypedDict):
     """What one epoch used; null at a collector until the epoch is confirmed and gone through."""
 
-    seen_share: Annotated[float, JsonKey("share that ticks speak for; the rest lies in holes", "ratio")]
+    seen_share: Annotated[float, JsonKey("share that ticks speak for; the rest lies in holes")]
     energy_joules: Annotated[float, JsonKey("null where neither counter nor power tells")]
     metrics: list[MeanPayload]
 
@@ -127,7 +125,7 @@ class EpochPayload(TypedDict):
     start_s: Annotated[float, JsonKey("from the start of the run")]
     end_s: Annotated[float, JsonKey("from the start of the run")]
     duration_s: float
-    confidence: Annotated[float, JsonKey("how sure the tracker is of it", "ratio")]
+    confidence: Annotated[float, JsonKey("how sure the tracker is of it")]
     status: Annotated[str, JsonKey("`provisional`, `confirmed` or `withdrawn`")]
     revision: Annotated[int, JsonKey("grows whenever the tracker changes its mind about the run")]
 
@@ -155,7 +153,7 @@ class RunPayload(TypedDict):
     period_s: Annotated[float, JsonKey("of an epoch")]
     period_low_s: Annotated[float, JsonKey("its 95 % interval")]
     period_high_s: Annotated[float, JsonKey("its 95 % interval")]
-    confidence: Annotated[float, JsonKey("probability that `period_s` is within 10 % of the truth", "ratio")]
+    confidence: Annotated[float, JsonKey("probability that `period_s` is within 10 % of the truth")]
 
 
 @dataclass(frozen=True)

@@ -213,11 +213,11 @@ def _render(screen: Screen, offers: list[Offer], notes: list[str], billing: str)
 class FigurePayload(TypedDict):
     """A figure of a GPU, with its source."""
 
-    name: str
-    value: Annotated[float, JsonKey("", "the figure's")]
+    name: Annotated[str, JsonKey("with its unit")]
+    value: float
     source: str
     url: str | None
-    retrieved: Annotated[str, JsonKey("", "date")]
+    retrieved: Annotated[str, JsonKey("date")]
     from_memory: Annotated[bool, JsonKey("nobody looked it up: to be checked")]
 
 

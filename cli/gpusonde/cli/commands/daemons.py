@@ -311,7 +311,7 @@ class AgentPayload(TypedDict):
     slowdowns: Annotated[list[TallyPayload], JsonKey("`idle`, `read_budget`")]
     job_bindings: Annotated[int, JsonKey("spooled")]
     job_source_failures: Annotated[list[TallyPayload], JsonKey("questions not answered, by source of jobs")]
-    source_progress: Annotated[float | None, JsonKey("played share of the trace", "ratio")]
+    source_progress: Annotated[float | None, JsonKey("played share of the trace")]
 
 
 def add_collector_options(parser: Parser) -> None:

@@ -68,7 +68,7 @@ class HypothesisPayload(TypedDict):
 
     period_s: float
     cycles: int
-    score: Annotated[float, JsonKey("how alike the cycles are", "ratio")]
+    score: Annotated[float, JsonKey("how alike the cycles are")]
 
 
 class DetectPayload(TotalsPayload):
@@ -88,7 +88,7 @@ class DetectPayload(TotalsPayload):
     period_s: Annotated[float, JsonKey("of an epoch")]
     period_low_s: Annotated[float, JsonKey("its 95 % interval")]
     period_high_s: Annotated[float, JsonKey("its 95 % interval")]
-    confidence: Annotated[float, JsonKey("probability that `period_s` is within 10 % of the truth", "ratio")]
+    confidence: Annotated[float, JsonKey("probability that `period_s` is within 10 % of the truth")]
     epochs: int
     epoch_starts_s: Annotated[list[float], JsonKey("on the trace's own time axis")]
     end_s: Annotated[float, JsonKey("end of the last epoch")]

@@ -67,7 +67,7 @@ class ProofPayload(TypedDict):
     bound: Annotated[
         float | None, JsonKey("no plan that keeps every limit has a lower objective", "seconds or US dollars")
     ]
-    gap: Annotated[float | None, JsonKey("to the optimum, at most", "ratio")]
+    gap: Annotated[float | None, JsonKey("to the optimum, at most")]
     words: Annotated[str, JsonKey("for people")]
 
 
@@ -126,7 +126,7 @@ class FrontPayload(TypedDict):
     format: Annotated[str, JsonKey("`gpusonde.pareto/1`")]
     points: Annotated[list[PointPayload], JsonKey("the fastest first")]
     complete: Annotated[bool, JsonKey("false: time ran out, plans may be missing")]
-    resolution: Annotated[float, JsonKey("a slower plan is cheaper by more than this", "ratio")]
+    resolution: Annotated[float, JsonKey("a slower plan is cheaper by more than this")]
     notes: list[str]
 
 

@@ -37,7 +37,7 @@ class ReachedPayload(TypedDict):
 
     world_size: Annotated[int, JsonKey("processes")]
     transfer_bytes: Annotated[float, JsonKey("the largest measured alone")]
-    seconds: Annotated[float, JsonKey("", "seconds")]
+    seconds: float
     bus_bits_per_second: float
 
 
@@ -191,7 +191,7 @@ class StepProbePayload(TypedDict):
     batch_size: float
     total_s: Annotated[float, JsonKey("forward and backward, median")]
     forward_s: float | None
-    spread: Annotated[float | None, JsonKey("relative standard deviation", "ratio")]
+    spread: Annotated[float | None, JsonKey("relative standard deviation")]
 
 
 class ProfilePayload(TypedDict):

@@ -58,15 +58,11 @@ class _LessonPayload(TypedDict):
     held_out_pairs: Annotated[int, JsonKey("that the models were compared on")]
     current_mape: Annotated[
         float,
-        JsonKey(
-            "error of the model in service, and of the candidate, on these; null where nothing was compared", "ratio"
-        ),
+        JsonKey("error of the model in service, and of the candidate, on these; null where nothing was compared"),
     ]
     candidate_mape: Annotated[
         float,
-        JsonKey(
-            "error of the model in service, and of the candidate, on these; null where nothing was compared", "ratio"
-        ),
+        JsonKey("error of the model in service, and of the candidate, on these; null where nothing was compared"),
     ]
     replaced: Annotated[bool, JsonKey("the candidate is in service now")]
     reason: str

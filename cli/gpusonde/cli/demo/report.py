@@ -34,7 +34,7 @@ class DemoPayload(PredictPayload):
     live_note: Annotated[str | None, JsonKey("why no live GPU is shown")]
     trace: str | None
     generated: Annotated[str | None, JsonKey("how; null for a recording")]
-    speed: Annotated[float | None, JsonKey("25 is 25 times faster than recorded", "ratio")]
+    speed: Annotated[float | None, JsonKey("25 is 25 times faster than recorded")]
     ticks_sampled: int
     ticks_stored: Annotated[int, JsonKey("that came back out of the store")]
     missed_ticks: int

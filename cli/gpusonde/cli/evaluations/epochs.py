@@ -173,23 +173,19 @@ class DetectorScoresPayload(TypedDict):
     traces: int
     positives: Annotated[int, JsonKey("with and without epochs")]
     negatives: Annotated[int, JsonKey("with and without epochs")]
-    declared: Annotated[float | None, JsonKey("positives with an answer (`epochs` or `short_cycle`)", "ratio")]
-    mape: Annotated[
-        float | None, JsonKey("absolute error of the period; a positive without an answer counts 1", "ratio")
-    ]
-    median_ape: Annotated[
-        float | None, JsonKey("absolute error of the period; a positive without an answer counts 1", "ratio")
-    ]
-    within_5pct: Annotated[float | None, JsonKey("positives with at most such an error", "ratio")]
-    within_10pct: Annotated[float | None, JsonKey("positives with at most such an error", "ratio")]
-    mape_declared: Annotated[float | None, JsonKey("of the positives with an answer", "ratio")]
-    false_positive_rate: Annotated[float | None, JsonKey("negatives with the verdict `epochs`", "ratio")]
+    declared: Annotated[float | None, JsonKey("positives with an answer (`epochs` or `short_cycle`)")]
+    mape: Annotated[float | None, JsonKey("absolute error of the period; a positive without an answer counts 1")]
+    median_ape: Annotated[float | None, JsonKey("absolute error of the period; a positive without an answer counts 1")]
+    within_5pct: Annotated[float | None, JsonKey("positives with at most such an error")]
+    within_10pct: Annotated[float | None, JsonKey("positives with at most such an error")]
+    mape_declared: Annotated[float | None, JsonKey("of the positives with an answer")]
+    false_positive_rate: Annotated[float | None, JsonKey("negatives with the verdict `epochs`")]
     boundary_error_median_s: Annotated[
         float | None, JsonKey("from a true epoch start to the nearest found, where the period is right")
     ]
     boundary_recall: Annotated[
         float | None,
-        JsonKey("true starts found to within 0.3 s or a twentieth of the period, where the period is right", "ratio"),
+        JsonKey("true starts found to within 0.3 s or a twentieth of the period, where the period is right"),
     ]
 
 
@@ -208,10 +204,10 @@ class TraceScorePayload(TypedDict):
     reason: str
     period_s: float | None
     true_period_s: Annotated[float | None, JsonKey("the nearest right one; null for a negative")]
-    ape: Annotated[float | None, JsonKey("1 without an answer; null for a negative", "ratio")]
-    confidence: Annotated[float, JsonKey("the detector's", "ratio")]
+    ape: Annotated[float | None, JsonKey("1 without an answer; null for a negative")]
+    confidence: Annotated[float, JsonKey("the detector's")]
     boundary_errors_s: Annotated[list[float], JsonKey("of each true epoch start; empty where the period is wrong")]
-    boundaries_found: Annotated[float | None, JsonKey("share; null where the period is wrong", "ratio")]
+    boundaries_found: Annotated[float | None, JsonKey("share; null where the period is wrong")]
     cpu_s: float
     plot: Annotated[str | None, JsonKey("null without `--plot-dir`")]
 
@@ -219,11 +215,11 @@ class TraceScorePayload(TypedDict):
 class ReliabilityPayload(TypedDict):
     """The answers of one range of confidence."""
 
-    low: Annotated[float, JsonKey("range of confidence", "ratio")]
-    high: Annotated[float, JsonKey("range of confidence", "ratio")]
+    low: Annotated[float, JsonKey("range of confidence")]
+    high: Annotated[float, JsonKey("range of confidence")]
     answers: Annotated[int, JsonKey("none from a detector without confidence")]
-    mean_confidence: Annotated[float, JsonKey("of them", "ratio")]
-    right: Annotated[float, JsonKey("share with an error of at most 0.1; `epochs` for a negative is wrong", "ratio")]
+    mean_confidence: Annotated[float, JsonKey("of them")]
+    right: Annotated[float, JsonKey("share with an error of at most 0.1; `epochs` for a negative is wrong")]
 
 
 class UnscoredTracePayload(TypedDict):
@@ -242,7 +238,7 @@ class EvaluateEpochsPayload(DetectorScoresPayload):
     metrics: Annotated[list[str], JsonKey("as asked; empty for the default and for all")]
     only: Annotated[list[str], JsonKey("as asked; empty for the default and for all")]
     duration_s: Annotated[float, JsonKey("of all traces together")]
-    cpu_seconds_per_trace_hour: Annotated[float | None, JsonKey("", "seconds")]
+    cpu_seconds_per_trace_hour: float | None
     reliability: Annotated[list[ReliabilityPayload], JsonKey("how often answers of a confidence are right")]
     per_shape: list[ShapeScoresPayload]
     per_trace: list[TraceScorePayload]

@@ -51,21 +51,19 @@ class PredictorScoresPayload(TypedDict):
 
     predictions: Annotated[int | None, JsonKey("pairs of runs")]
     mape: Annotated[
-        float | None, JsonKey("absolute error relative to the measured latency: mean, median, 90 % quantile", "ratio")
+        float | None, JsonKey("absolute error relative to the measured latency: mean, median, 90 % quantile")
     ]
     median_ape: Annotated[
-        float | None, JsonKey("absolute error relative to the measured latency: mean, median, 90 % quantile", "ratio")
+        float | None, JsonKey("absolute error relative to the measured latency: mean, median, 90 % quantile")
     ]
     p90_ape: Annotated[
-        float | None, JsonKey("absolute error relative to the measured latency: mean, median, 90 % quantile", "ratio")
+        float | None, JsonKey("absolute error relative to the measured latency: mean, median, 90 % quantile")
     ]
-    r2: Annotated[float | None, JsonKey("of the seconds", "ratio")]
+    r2: Annotated[float | None, JsonKey("of the seconds")]
     rmse_s: float | None
-    coverage: Annotated[
-        float | None, JsonKey("90 % intervals that hold the measured latency; null without intervals", "ratio")
-    ]
-    interval_width: Annotated[float | None, JsonKey("mean, relative to the prediction", "ratio")]
-    extrapolated: Annotated[float | None, JsonKey("share flagged so", "ratio")]
+    coverage: Annotated[float | None, JsonKey("90 % intervals that hold the measured latency; null without intervals")]
+    interval_width: Annotated[float | None, JsonKey("mean, relative to the prediction")]
+    extrapolated: Annotated[float | None, JsonKey("share flagged so")]
 
 
 class GpuScoresPayload(PredictorScoresPayload):
@@ -83,7 +81,7 @@ class WorkloadScoresPayload(PredictorScoresPayload):
 class RepeatedScoresPayload(PredictorScoresPayload):
     """Scores over all seeds."""
 
-    mape_deviation: Annotated[float | None, JsonKey("standard deviation over the seeds; null for one", "ratio")]
+    mape_deviation: Annotated[float | None, JsonKey("standard deviation over the seeds; null for one")]
 
 
 class ProtocolScoresPayload(RepeatedScoresPayload):
@@ -105,7 +103,7 @@ class EvaluatePredictorPayload(TypedDict):
     test_file: Annotated[str | None, JsonKey("null: the same")]
     runs: Annotated[int, JsonKey("scored on")]
     gpus: list[str]
-    noise: Annotated[float, JsonKey("of the sources' latency, mean", "ratio")]
+    noise: Annotated[float, JsonKey("of the sources' latency, mean")]
     seeds: int
     results: Annotated[list[ProtocolScoresPayload], JsonKey("one for each protocol and mode")]
 

@@ -41,16 +41,16 @@ class GraphScoresPayload(TypedDict):
 
     predictions: int | None
     mape: Annotated[
-        float | None, JsonKey("absolute error relative to the measured seconds: mean, median, 90 % quantile", "ratio")
+        float | None, JsonKey("absolute error relative to the measured seconds: mean, median, 90 % quantile")
     ]
     median_ape: Annotated[
-        float | None, JsonKey("absolute error relative to the measured seconds: mean, median, 90 % quantile", "ratio")
+        float | None, JsonKey("absolute error relative to the measured seconds: mean, median, 90 % quantile")
     ]
     p90_ape: Annotated[
-        float | None, JsonKey("absolute error relative to the measured seconds: mean, median, 90 % quantile", "ratio")
+        float | None, JsonKey("absolute error relative to the measured seconds: mean, median, 90 % quantile")
     ]
-    coverage: Annotated[float | None, JsonKey("90 % intervals that hold the measured seconds", "ratio")]
-    out_of_distribution: Annotated[float | None, JsonKey("share flagged so", "ratio")]
+    coverage: Annotated[float | None, JsonKey("90 % intervals that hold the measured seconds")]
+    out_of_distribution: Annotated[float | None, JsonKey("share flagged so")]
     off_by_3x: Annotated[int | None, JsonKey("answers over three times the measurement or under a third")]
     off_by_3x_unflagged: Annotated[int | None, JsonKey("of them without the flag")]
 

@@ -26,7 +26,7 @@ class AlikePayload(TypedDict):
     """A known network that is like another one."""
 
     architecture: str
-    similarity: Annotated[float, JsonKey("at most 1", "ratio")]
+    similarity: Annotated[float, JsonKey("at most 1")]
 
 
 class StepPayload(TypedDict):
@@ -51,7 +51,7 @@ class StepPayload(TypedDict):
     step_low_s: Annotated[float | None, JsonKey("its interval")]
     step_high_s: Annotated[float | None, JsonKey("its interval")]
     interval_coverage: Annotated[
-        float | None, JsonKey("share of such intervals that should hold the truth, for unseen networks", "ratio")
+        float | None, JsonKey("share of such intervals that should hold the truth, for unseen networks")
     ]
     steps_per_epoch: Annotated[int | None, JsonKey("null without `--samples-per-epoch`")]
     epoch_s: Annotated[float | None, JsonKey("null without `--samples-per-epoch`")]

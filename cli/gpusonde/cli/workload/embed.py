@@ -27,7 +27,7 @@ class EmbeddedNearestPayload(TypedDict):
 
     architecture: str
     family: str
-    similarity: Annotated[float, JsonKey("cosine after centring, at most 1", "ratio")]
+    similarity: Annotated[float, JsonKey("cosine after centring, at most 1")]
 
 
 class EmbeddedGraphPayload(TypedDict):

@@ -36,8 +36,8 @@ class OfferedEncoderPayload(TypedDict):
     dataset_type: str
     sha256: Annotated[str, JsonKey("a model that it stays in needs it to predict")]
     kept: Annotated[bool, JsonKey("its columns stayed")]
-    error: Annotated[float, JsonKey("of the best regressor with them, in validation", "ratio")]
-    error_without: Annotated[float | None, JsonKey("of the best one without; null for `paper`", "ratio")]
+    error: Annotated[float, JsonKey("of the best regressor with them, in validation")]
+    error_without: Annotated[float | None, JsonKey("of the best one without; null for `paper`")]
 
 
 class FittedRegressorPayload(TypedDict):
@@ -45,7 +45,7 @@ class FittedRegressorPayload(TypedDict):
 
     regressor: str
     features: str
-    error: Annotated[float, JsonKey("in validation: on networks, of `paper` on rows left out", "ratio")]
+    error: Annotated[float, JsonKey("in validation: on networks, of `paper` on rows left out")]
 
 
 class FitPayload(TypedDict):

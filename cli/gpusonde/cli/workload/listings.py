@@ -18,7 +18,7 @@ class HostGpuPayload(TypedDict):
     product_name: Annotated[str, JsonKey("the driver's name")]
     gpu_model: str | None
     memory_bytes: int | None
-    busy: Annotated[float | None, JsonKey("share of the last minute", "ratio")]
+    busy: Annotated[float | None, JsonKey("share of the last minute")]
     free_memory_bytes: Annotated[float | None, JsonKey("mean over the last minute")]
     flops: Annotated[float | None, JsonKey("peak, single precision", "per second")]
     free_flops: Annotated[float | None, JsonKey("not busy", "per second")]
@@ -36,7 +36,7 @@ class HostPayload(TypedDict):
     disk_bytes: Annotated[int, JsonKey("of the disk with the agent's files")]
     cpu_flops: Annotated[float | None, JsonKey("peak of all cores, single precision", "per second")]
     load_time: Annotated[str | None, JsonKey("of the agent's latest report")]
-    cpu_busy: Annotated[float | None, JsonKey("share of the processors' time", "ratio")]
+    cpu_busy: Annotated[float | None, JsonKey("share of the processors' time")]
     free_disk_bytes: Annotated[int | None, JsonKey("of the disk with the agent's files")]
     free_cores: float | None
     free_memory_bytes: float | None

@@ -42,11 +42,11 @@ class TrainingPayload(TypedDict):
     first_loss: Annotated[float | None, JsonKey("mean of 50 steps")]
     last_loss: Annotated[float | None, JsonKey("mean of 50 steps")]
     accuracy: Annotated[
-        float | None, JsonKey("test images classified rightly: mean over networks that it was not trained on", "ratio")
+        float | None, JsonKey("test images classified rightly: mean over networks that it was not trained on")
     ]
-    best_accuracy: Annotated[float | None, JsonKey("of these networks", "ratio")]
-    untrained_accuracy: Annotated[float | None, JsonKey("mean before training", "ratio")]
-    chance_accuracy: Annotated[float | None, JsonKey("from guessing the commonest class", "ratio")]
+    best_accuracy: Annotated[float | None, JsonKey("of these networks")]
+    untrained_accuracy: Annotated[float | None, JsonKey("mean before training")]
+    chance_accuracy: Annotated[float | None, JsonKey("from guessing the commonest class")]
     tested_architectures: int | None
 
 
