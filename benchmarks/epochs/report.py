@@ -11,9 +11,9 @@ from pathlib import Path
 from compare import OWN, Result
 from peers import PEERS
 
-from gpusonde.epoch_detect.evaluation import TraceScore, reliability, summarise
+from gpusonde.epoch_detect.evaluation import Summary, TraceScore, reliability, summarise
 
-_COLUMNS = ("set", "detector", "MAPE", "median APE", "within 10 %", "declared", "MAPE of declared", "false positives",
+_COLUMNS = ("set", "MAPE", "median APE", "within 10 %", "declared", "MAPE of declared", "false positives",
             "boundary error", "boundary recall", "CPU per trace-hour")  # fmt: skip
 
 _EXPLANATION = """\
@@ -52,13 +52,9 @@ def write_report(
         f"* **{name}** ({by_detector[OWN].summary.traces} traces). {described[name]}"
         for name, by_detector in results.items()
     ]
-    rows = [
-        (name, *_row(detector, result))
-        for name, by_detector in results.items()
-        for detector, result in by_detector.items()
-        if detector not in PEERS
-    ]
-    lines += ["", *table(_COLUMNS, rows)]
+    lines += ["", "The default detector:", ""]
+    lines += table(_COLUMNS, [(name, *_row(by_detector[OWN])) for name, by_detector in results.items()])
+    lines += _published(results)
     for name, by_detector in results.items():
         if name.endswith("families"):
             lines += [f"Default detector, {name}:", "", *_by_family(by_detector[OWN].scores)]
@@ -79,14 +75,31 @@ def percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.1f} %"
 
 
-def _row(detector: str, result: Result) -> tuple[str, ...]:
+def _row(result: Result) -> tuple[str, ...]:
     s = result.summary
     return (
-        detector, percent(s.mape), percent(s.median_ape), percent(s.within_10pct), percent(s.declared),
+        percent(s.mape), percent(s.median_ape), percent(s.within_10pct), percent(s.declared),
         percent(s.mape_declared), percent(s.false_positive_rate),
         "-" if s.boundary_error_median_s is None else f"{s.boundary_error_median_s:.2f} s",
         percent(s.boundary_recall), f"{result.cpu_s_per_trace_hour:.2f} s",
     )  # fmt: skip
+
+
+def _published(results: Mapping[str, Mapping[str, Result]]) -> list[str]:
+    """Return one table of the published modes."""
+    modes = [name for name in next(iter(results.values())) if name not in (OWN, *PEERS)]
+    rows = []
+    for name, by_detector in results.items():
+        summaries = [by_detector[mode].summary for mode in modes]
+        figures = (percent(each) for s in summaries for each in (s.mape, s.within_10pct))
+        rows.append((name, *figures, _false_positives(summaries)))
+    columns = [f"{mode}: {what}" for mode in modes for what in ("MAPE", "within 10 %")]
+    return ["The published modes:", "", *table(("set", *columns, "false positives"), rows)]
+
+
+def _false_positives(summaries: list[Summary | None]) -> str:
+    shares = [s and s.false_positive_rate for s in summaries]
+    return "-" if all(share is None for share in shares) else " / ".join(map(percent, shares))
 
 
 def _peers(results: Mapping[str, Mapping[str, Result]]) -> list[str]:
@@ -95,27 +108,23 @@ def _peers(results: Mapping[str, Mapping[str, Result]]) -> list[str]:
     rows = []
     for name, by_detector in results.items():
         summaries = [by_detector[detector].summary if detector in by_detector else None for detector in named]
-        rows.append((name, *(percent(s and s.within_10pct) for s in summaries),
-                     " / ".join(percent(s and s.false_positive_rate) for s in summaries)))  # fmt: skip
+        rows.append((name, *(percent(s and s.within_10pct) for s in summaries), _false_positives(summaries)))
     explanation = "Share within 10 % by detector; last, the false positives in the same order."
     return ["## Peers", "", explanation, "", *table(("set", *named, "false positives"), rows)]
 
 
 def _by_family(scores: list[TraceScore]) -> list[str]:
-    rows = []
+    """Return a table of the families with epochs, and a line on those without."""
+    rows, without = [], []
     for family in dict.fromkeys(s.shape for s in scores):
-        s = summarise(x for x in scores if x.shape == family)
-        name = family.replace("_", " ") + ("" if s.positives else " (negative)")
-        rows.append(
-            (
-                name, str(s.traces), percent(s.within_10pct), percent(s.declared), percent(s.mape_declared),
-                percent(s.false_positive_rate), percent(s.boundary_recall),
-            )
-        )  # fmt: skip
-    columns = (
-        "family", "traces", "within 10 %", "declared", "MAPE of declared", "false positives", "boundary recall",
-    )  # fmt: skip
-    return table(columns, rows)
+        s, name = summarise(x for x in scores if x.shape == family), family.replace("_", " ")
+        figures = map(percent, (s.within_10pct, s.declared, s.mape_declared, s.boundary_recall))
+        if s.positives:
+            rows.append((name, *figures))
+        else:
+            without.append(f"{name} {percent(s.false_positive_rate)}")
+    columns = ("family", "within 10 %", "declared", "MAPE of declared", "boundary recall")
+    return [*table(columns, rows), f"False positives of families without epochs: {', '.join(without)}.", ""]
 
 
 def _reliability(scores: list[TraceScore]) -> list[str]:
