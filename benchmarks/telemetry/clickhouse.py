@@ -19,8 +19,8 @@ from pathlib import Path
 
 from storage_records import GPUS_PER_HOST, START_NS, TICKS_PER_SECOND, Agents, Workload, full_set, recorded_h100
 
+from gpusonde.collector.config import ClickHouseConfig, StoreConfig
 from gpusonde.collector.storage.clickhouse.facts import Ownership
-from gpusonde.collector.storage.clickhouse.samples import ClickHouseOptions
 from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql, Connection
 from gpusonde.collector.storage.clickhouse.store import ClickHouseStore
 from gpusonde.collector.storage.model import AgentRow, PendingRecord, Position
@@ -62,7 +62,7 @@ def measure(workload: Workload, gpus: int, seconds: int, interval_s: int, direct
     agents = PresentAgents(workload, gpus, seconds * TICKS_PER_SECOND)
     samples = gpus * seconds * TICKS_PER_SECOND * len(workload.metrics)
     sql = ClickHouseSql(Connection(f"chdb://{directory}", database))
-    store = ClickHouseStore(sql, Ownership("benchmark"), ClickHouseOptions(database))
+    store = ClickHouseStore(sql, Ownership("benchmark"), ClickHouseConfig(database=database), StoreConfig())
     store.open()
     for host in range(0, gpus, GPUS_PER_HOST):
         store.samples.register_agent(AgentRow(f"agent-{host:06d}", "spool", "instance", START_NS, "host", "1.0", b""))

@@ -10,8 +10,8 @@ from support.store_records import Feed
 from support.wire_agent import hello
 
 from gpusonde.collector import LocalStore
-from gpusonde.collector.config import StoreConfig
-from gpusonde.collector.ingest.admission import AgentPace, PaceOptions
+from gpusonde.collector.config import IngestConfig, StoreConfig
+from gpusonde.collector.ingest.admission import AgentPace
 from gpusonde.collector.ingest.agents import Agents
 from gpusonde.collector.ingest.committer import Committer
 from gpusonde.collector.ingest.session import AgentSession
@@ -39,7 +39,7 @@ async def spin(times=50):
 
 def test_a_new_stream_is_admitted_only_when_nothing_of_the_older_one_is_under_way(store, executor):
     async def scene():
-        agents = Agents(store.samples, executor, 10, lambda: 0.0)
+        agents = Agents(store.samples, executor, IngestConfig(max_agents=10), lambda: 0.0)
         old = await agents.admit(hello())
         store.samples.append(Feed().batches(1, 3))
         for sequence in (1, 2, 3):
@@ -59,7 +59,7 @@ def test_a_new_stream_is_admitted_only_when_nothing_of_the_older_one_is_under_wa
 
 def test_the_end_of_an_older_stream_does_not_free_the_agent_from_its_pending_records(store, executor):
     async def scene():
-        agents = Agents(store.samples, executor, 10, lambda: 0.0)
+        agents = Agents(store.samples, executor, IngestConfig(max_agents=10), lambda: 0.0)
         old = await agents.admit(hello())
         old.note_taken(1)
         agents.close(old)
@@ -76,7 +76,7 @@ def test_a_gone_agents_id_opens_after_the_hold_time_for_a_host_whose_clock_was_s
     now_s = [0.0]
 
     async def scene():
-        agents = Agents(store.samples, executor, 10, lambda: now_s[0])
+        agents = Agents(store.samples, executor, IngestConfig(max_agents=10), lambda: now_s[0])
         agents.close(await agents.admit(hello(start=2_000)))
         earlier = hello(start=1_000, instance="instance-2")
         now_s[0] = 59.0
@@ -111,7 +111,7 @@ def test_a_failed_commit_fails_what_was_queued_behind_it_too(executor):
         store.error = StoreFullError("full")
         committer = Committer(store, executor, 0.0, failures.append)
         running = asyncio.ensure_future(committer.run())
-        session = AgentSession("agent-1", "spool-1", 0, 1, AgentPace(PaceOptions()))
+        session = AgentSession("agent-1", "spool-1", 0, 1, AgentPace(IngestConfig()))
         records = Feed().batches(1, 4)
         for incoming in records[:2]:
             session.note_taken(incoming.entry.sequence)
@@ -138,7 +138,7 @@ def test_records_that_arrive_together_share_a_commit_and_closing_waits_for_the_r
         store.go.set()
         committer = Committer(store, executor, 0.05, lambda error: None)
         running = asyncio.ensure_future(committer.run())
-        session = AgentSession("agent-1", "spool-1", 0, 1, AgentPace(PaceOptions()))
+        session = AgentSession("agent-1", "spool-1", 0, 1, AgentPace(IngestConfig()))
         for incoming in Feed().batches(1, 5):
             session.note_taken(incoming.entry.sequence)
             committer.submit(session, incoming)

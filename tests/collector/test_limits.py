@@ -9,7 +9,8 @@ from support.running_collector import ThreadCollector
 from support.wire_agent import StreamEnded, WireStream, batch, block, hello, inventory
 
 from gpusonde.collector.client import Client, CollectorError
-from gpusonde.collector.ingest.admission import AgentPace, Backpressure, PaceOptions
+from gpusonde.collector.config import IngestConfig
+from gpusonde.collector.ingest.admission import AgentPace, Backpressure
 from gpusonde.collector.ingest.session import AgentSession
 from gpusonde.collector.security.rates import CallerBook, CallerLimits, RateBucket
 from gpusonde.errors import RequestError
@@ -84,8 +85,8 @@ def test_the_book_of_callers_does_not_grow_with_their_number():
 
 def test_pressure_begins_at_its_limits_and_ends_when_it_was_calm_for_a_while():
     clock, lag, waiting, memory = Clock(), [0.0], [0], [0.0]
-    options = PaceOptions(lag_s=2.0, waiting_bytes=100, memory_share=0.8, calm_s=5.0)
-    pressure = Backpressure(options, lambda: lag[0], lambda: waiting[0], lambda: memory[0], clock)
+    config = IngestConfig(max_waiting_bytes=100)
+    pressure = Backpressure(config, 0.1, lambda: lag[0], lambda: waiting[0], lambda: memory[0], clock)
     assert pressure.evaluate() == ""
     lag[0] = 2.0
     assert pressure.evaluate() == "records wait too long for the disk"
@@ -106,7 +107,7 @@ def test_pressure_begins_at_its_limits_and_ends_when_it_was_calm_for_a_while():
 
 
 def session_of(durable=0, first=1):
-    return AgentSession("a", "s", durable, first, AgentPace(PaceOptions()))
+    return AgentSession("a", "s", durable, first, AgentPace(IngestConfig()))
 
 
 def test_the_strictest_wish_counts_and_the_last_one_lifted_lifts_all():

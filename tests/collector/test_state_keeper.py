@@ -10,7 +10,7 @@ from gpusonde.collector import LocalStore
 from gpusonde.collector.config import StoreConfig
 from gpusonde.collector.storage.local.states import StateFiles
 from gpusonde.collector.storage.store import UnusableStateError
-from gpusonde.collector.tracking.state_keeper import StateKeeper, StateOptions
+from gpusonde.collector.tracking.state_keeper import StateKeeper
 from gpusonde.errors import StoreError, StoreFullError
 from gpusonde.service.durable_files import OsFiles
 
@@ -132,7 +132,7 @@ def clock():
 
 def keeper_of(store, clock, files=None, **options):
     store.states = StateFiles(store.layout.directory / "tracking", files or OsFiles(), store.samples.check_space)
-    return StateKeeper(store, StateOptions(**options), clock)
+    return StateKeeper(store, clock, **options)
 
 
 def files_of(store):

@@ -6,8 +6,8 @@
 import json
 import sys
 
+from gpusonde.collector.config import ClickHouseConfig, StoreConfig
 from gpusonde.collector.storage.clickhouse.facts import Ownership
-from gpusonde.collector.storage.clickhouse.samples import ClickHouseOptions
 from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql, Connection
 from gpusonde.collector.storage.clickhouse.store import ClickHouseStore
 from gpusonde.collector.storage.model import Position
@@ -15,7 +15,10 @@ from gpusonde.collector.storage.samples import TicksEntry
 
 directory, database, agent_id, gpu_uuid = sys.argv[1:]
 store = ClickHouseStore(
-    ClickHouseSql(Connection(f"chdb://{directory}", database)), Ownership("reader"), ClickHouseOptions(database)
+    ClickHouseSql(Connection(f"chdb://{directory}", database)),
+    Ownership("reader"),
+    ClickHouseConfig(database=database),
+    StoreConfig(),
 )
 store.open()
 arrivals = store.samples.read_feed(agent_id, gpu_uuid, Position(0, 0))

@@ -19,9 +19,8 @@ from pathlib import Path
 from support.faulty_files import FaultyFiles
 
 from gpusonde.collector import LocalStore
-from gpusonde.collector.config import StoreConfig
+from gpusonde.collector.config import ClickHouseConfig, StoreConfig
 from gpusonde.collector.storage.clickhouse.facts import Ownership
-from gpusonde.collector.storage.clickhouse.samples import ClickHouseOptions
 from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql, Connection
 from gpusonde.collector.storage.clickhouse.store import ClickHouseStore
 from gpusonde.collector.storage.store import ResultStore, StateStore
@@ -111,7 +110,11 @@ class ClickHouseEngine:
         self.sql = BreakingSql(self.connection)
         self.ownership = Ownership(self.collector, self.clock_ns)
         self.store = ClickHouseStore(
-            self.sql, self.ownership, ClickHouseOptions(self.connection.database), wall_clock_ns=self.clock_ns
+            self.sql,
+            self.ownership,
+            ClickHouseConfig(database=self.connection.database),
+            StoreConfig(),
+            wall_clock_ns=self.clock_ns,
         )
         self.store.open()
         return self.store

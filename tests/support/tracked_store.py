@@ -8,7 +8,7 @@ from gpusonde.collector.storage.local.results import LocalResults
 from gpusonde.collector.tracking.follower import GpuFollower
 from gpusonde.collector.tracking.pipeline import EpochPipeline
 from gpusonde.collector.tracking.runs import RunPolicy
-from gpusonde.collector.tracking.state_keeper import StateKeeper, StateOptions
+from gpusonde.collector.tracking.state_keeper import StateKeeper
 from gpusonde.collector.tracking.summaries import EpochSummaries
 from gpusonde.epoch_detect import EpochTracker
 
@@ -33,7 +33,7 @@ class TrackedStore:
         self._make_tracker = make_tracker
         self._make_results = results
         self._silence_end_s = silence_end_s
-        self._state_options = StateOptions(interval_s=state_interval_s)
+        self._state_interval_s = state_interval_s
         self.restore_tracker = EpochTracker.restore
         self.now = 0.0
         self.store = None
@@ -49,7 +49,7 @@ class TrackedStore:
             self.store.open()
             self.store.results = self._make_results(self.store.database)
         self.results = self.store.results
-        self.states = StateKeeper(self.store, self._state_options, lambda: self.now)
+        self.states = StateKeeper(self.store, lambda: self.now, interval_s=self._state_interval_s)
         self.summaries = EpochSummaries(self.store)
         self.pipeline = EpochPipeline(
             self.results,

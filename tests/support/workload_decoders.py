@@ -12,7 +12,7 @@ from support.workload_parts import make_parts
 from gpusonde.catalog import GpuCatalog, load_gpus
 from gpusonde.collector.messages import fill
 from gpusonde.collector.workload.answering import Answers
-from gpusonde.collector.workload.checker import TaskChecker
+from gpusonde.collector.workload.checker import check_workloads
 from gpusonde.collector.workload.errors import WorkloadError
 from gpusonde.collector.workload.training_queue import TrainingQueue
 from gpusonde.workload.v1 import workload_pb2
@@ -29,7 +29,7 @@ _OLD_QUEUE = Path(__file__).parents[1] / "data" / "before_house" / "collector" /
 def ask_about_workloads(data: bytes) -> None:
     """Take a request through check, reading and answer, as the collector and its process do."""
     request = workload_pb2.PredictRequest.FromString(data)
-    questions = TaskChecker(_gpus()).check_workloads(request.workloads, [])
+    questions = check_workloads(request.workloads, [], _gpus())
     rows = [row for row in questions.rows if not isinstance(row, WorkloadError)]
     question = {
         "kind": "predict", "graphs": questions.graphs, "rows": rows, "model": "", "embeddings": "/nowhere",

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from gpusonde.errors import ConfigError
 from gpusonde.service.config import DaemonConfiguration, LogConfig, option
-from gpusonde.service.metrics_endpoint import split_address
+from gpusonde.service.metrics_endpoint import listen_option
 from gpusonde.service.tls import ClientSecurity
 
 __all__ = ["AgentConfig", "ConfigError", "JobsConfig", "SourceConfig", "UplinkConfig"]
@@ -39,11 +39,6 @@ def _check_engine_address(text: str) -> None:
 def _check_collector(text: str) -> None:
     if not text:
         raise ValueError("it is empty; give the collector's host:port")
-
-
-def _check_listen(text: str) -> None:
-    if text:
-        split_address(text)
 
 
 @dataclass(frozen=True)
@@ -219,16 +214,10 @@ class UplinkConfig:
 
 
 @dataclass(frozen=True)
-class MetricsConfig:
+class AgentMetricsConfig:
     """``[metrics]``: what the agent says about itself."""
 
-    listen: str = option(
-        "text",
-        "127.0.0.1:9435",
-        "host:port of /metrics, /-/healthy and /-/ready over HTTP; empty: not served",
-        check=_check_listen,
-        live=True,
-    )
+    listen: str = listen_option("127.0.0.1:9435")
 
 
 @dataclass(frozen=True)
@@ -242,7 +231,7 @@ class AgentConfig(DaemonConfiguration):
     jobs: JobsConfig = field(default_factory=JobsConfig)
     spool: SpoolConfig = field(default_factory=SpoolConfig)
     uplink: UplinkConfig = field(default_factory=UplinkConfig)
-    metrics: MetricsConfig = field(default_factory=MetricsConfig)
+    metrics: AgentMetricsConfig = field(default_factory=AgentMetricsConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
     def check(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import socket
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
@@ -13,11 +12,11 @@ from pathlib import Path
 
 from gpusonde.catalog import load_gpus
 from gpusonde.collector.config import CollectorConfig
-from gpusonde.collector.ingest.admission import AdmissionControl, Backpressure, PaceOptions
+from gpusonde.collector.ingest.admission import AdmissionControl, Backpressure
 from gpusonde.collector.ingest.agents import Agents
 from gpusonde.collector.ingest.committer import Committer, Quarantine
 from gpusonde.collector.ingest.intake import Intake
-from gpusonde.collector.ingest.service import IngestService, StreamOptions
+from gpusonde.collector.ingest.service import IngestService
 from gpusonde.collector.metrics import CollectorCounters
 from gpusonde.collector.planning.processes import PlanningProcesses
 from gpusonde.collector.planning.service import PlanningService
@@ -26,8 +25,6 @@ from gpusonde.collector.query.service import QueryService
 from gpusonde.collector.security.authentication import AccessControl
 from gpusonde.collector.server import Health
 from gpusonde.collector.storage.clickhouse.facts import Ownership
-from gpusonde.collector.storage.clickhouse.samples import ClickHouseOptions
-from gpusonde.collector.storage.clickhouse.schema import TableLifetimes
 from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql, Connection
 from gpusonde.collector.storage.clickhouse.store import ClickHouseStore
 from gpusonde.collector.storage.local.store import LocalStore
@@ -37,14 +34,13 @@ from gpusonde.collector.tracking.follower import GpuFollower
 from gpusonde.collector.tracking.pipeline import EpochPipeline
 from gpusonde.collector.tracking.run_state import FollowerState, Resume
 from gpusonde.collector.tracking.runs import RunPolicy
-from gpusonde.collector.tracking.state_keeper import StateKeeper, StateOptions
+from gpusonde.collector.tracking.state_keeper import StateKeeper
 from gpusonde.collector.tracking.summaries import EpochSummaries
-from gpusonde.collector.workload.service import Controller
+from gpusonde.collector.workload.service import WorkloadService
 from gpusonde.errors import StoreError
 from gpusonde.predictor.crossgpu import LatencyModel
 from gpusonde.predictor.crossgpu.learning import MODELS, ModelInService, ModelVersions
 from gpusonde.service.durable_files import FileLayer
-from gpusonde.service.wire import Limits
 
 # One thread each: a kind of work is done in order and does not wait for the others.
 THREADS = ("commit", "flush", "track", "query", "control", "maintain")
@@ -92,7 +88,7 @@ class CollectorParts:
     query: QueryService
     planning: PlanningProcesses
     planning_service: PlanningService
-    workload: Controller
+    workload: WorkloadService
 
     async def check_models(self) -> None:
         """Read the configured models.
@@ -113,12 +109,11 @@ class CollectorParts:
             if config.prediction.model:
                 await asyncio.get_running_loop().run_in_executor(self.executors["query"], model)
             self.predictor.model = model
-        pace = _pace_options(config)
         self.store.configure(config.store)
-        self.agents.configure(pace)
+        self.agents.configure(config.ingest)
         self.committer.configure(config.commit_interval_s)
-        self.backpressure.configure(pace)
-        self.ingest.configure(_record_limits(config), _stream_options(config))
+        self.backpressure.configure(config.ingest, config.commit_interval_s)
+        self.ingest.configure(config)
         self.access.configure(config)
         self.pipeline.configure(config.runs)
         self.planning.configure(config.planning, config.workers)
@@ -143,10 +138,10 @@ def build_parts(
         restore_tracker: Makes them of their states.
     """
     counters, health = CollectorCounters(), Health()
-    ingest, control, pace = config.ingest, executors["control"], _pace_options(config)
+    control = executors["control"]
     access = AccessControl(config, counters.refused)
     admission = AdmissionControl(store.samples, control, health.note_ingest)
-    agents = Agents(store.samples, control, ingest.max_agents, time.monotonic, pace)
+    agents = Agents(store.samples, control, config.ingest, time.monotonic)
     committer = Committer(
         store.samples,
         executors["commit"],
@@ -155,8 +150,14 @@ def build_parts(
         latency=counters.ack_latency,
     )
     quarantine = Quarantine(store.samples, control)
-    backpressure = Backpressure(pace, lambda: committer.lag_s, lambda: committer.waiting_bytes, store.memory_share)
-    intake = Intake(store.facts, control, committer, quarantine, _record_limits(config), counters=counters)
+    backpressure = Backpressure(
+        config.ingest,
+        config.commit_interval_s,
+        lambda: committer.lag_s,
+        lambda: committer.waiting_bytes,
+        store.memory_share,
+    )
+    intake = Intake(store.facts, control, committer, quarantine, config.ingest, counters=counters)
     predictor = LatencyPredictor(store, load_gpus(), _model_source(config), counters)
     planning = PlanningProcesses(config.planning, config.workers)
     parts = CollectorParts(
@@ -171,9 +172,7 @@ def build_parts(
         committer=committer,
         quarantine=quarantine,
         backpressure=backpressure,
-        ingest=IngestService(
-            agents, intake, admission, backpressure, access.guard, _stream_options(config), counters=counters
-        ),
+        ingest=IngestService(agents, intake, admission, backpressure, access.guard, config, counters=counters),
         pipeline=_build_pipeline(config, store, executors["track"], counters, make_tracker, restore_tracker),
         predictor=predictor,
         query=QueryService(store, predictor, executors["query"]),
@@ -186,7 +185,7 @@ def build_parts(
             lambda: parts.config.planning,
             counters.refused,
         ),
-        workload=Controller(config, store, agents, executors["query"], counters),
+        workload=WorkloadService(config, store, agents, executors["query"], counters),
     )
     return parts
 
@@ -204,12 +203,14 @@ def _build_pipeline(
     def follow(agent_id: str, gpu_uuid: str, resume: Resume, state: FollowerState | None) -> GpuFollower:
         return GpuFollower(agent_id, gpu_uuid, store, policy, make_tracker, resume, state, restore_tracker)
 
-    options = StateOptions(interval_s=config.runs.state_interval_s, shutdown_s=config.server.drain_grace_s)
+    states = StateKeeper(
+        store, time.monotonic, interval_s=config.runs.state_interval_s, shutdown_s=config.server.drain_grace_s
+    )
     return EpochPipeline(
         store.results,
         follow,
         EpochSummaries(store),
-        StateKeeper(store, options, time.monotonic),
+        states,
         executor,
         config.runs,
         time.monotonic,
@@ -237,12 +238,9 @@ def make_store(config: CollectorConfig, files: FileLayer | None = None) -> Store
         raise StoreError(f"{config.directory}: {error.strerror or error}") from error
     return ClickHouseStore(
         ClickHouseSql(_connection(config), create_database=options.create_schema),
-        Ownership(config.server.id or socket.gethostname()),
-        ClickHouseOptions(
-            database=options.database,
-            create_schema=options.create_schema,
-            retention=TableLifetimes(round(config.store.raw_retention_s), round(config.store.second_retention_s)),
-        ),
+        Ownership(config.collector_id),
+        options,
+        config.store,
         place=f"{options.url}, database {options.database}",
     )
 
@@ -261,36 +259,6 @@ def _connection(config: CollectorConfig) -> Connection:
         ca_file=options.tls_ca,
         certificate_file=options.tls_certificate,
         key_file=options.tls_key,
-    )
-
-
-def _record_limits(config: CollectorConfig) -> Limits:
-    """Return the caps on records."""
-    ingest = config.ingest
-    return Limits(
-        record_bytes=ingest.max_record_bytes,
-        agents=ingest.max_agents,
-    )
-
-
-def _stream_options(config: CollectorConfig) -> StreamOptions:
-    """Return what agents are told."""
-    return StreamOptions(
-        collector_id=config.server.id or socket.gethostname(),
-        pace=_pace_options(config),
-        drain_grace_ms=round(config.server.drain_grace_s * 1e3),
-        host_load_interval_ms=round(config.workload.host_load_interval_s * 1e3),
-    )
-
-
-def _pace_options(config: CollectorConfig) -> PaceOptions:
-    """Return how fast agents may send."""
-    ingest = config.ingest
-    return PaceOptions(
-        records_per_s=ingest.max_records_per_second,
-        bytes_per_s=ingest.max_bytes_per_second,
-        max_unacked_records=ingest.max_unacked_records,
-        lag_s=max(2.0, 4.0 * config.commit_interval_s),
     )
 
 

@@ -5,6 +5,7 @@ A key is declared once, here: everything else about it follows from its field.
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -13,17 +14,13 @@ from gpusonde.collector.storage.clickhouse import DATABASE_NAME
 from gpusonde.errors import ConfigError
 from gpusonde.service.child import PoolOptions
 from gpusonde.service.config import DaemonConfiguration, LogConfig, option
-from gpusonde.service.metrics_endpoint import split_address
+from gpusonde.service.metrics_endpoint import listen_option, split_address
 from gpusonde.service.tls import is_loopback
+from gpusonde.service.wire import Limits
 
 __all__ = ["CollectorConfig", "ConfigError", "PlanningConfig", "RunsConfig"]
 
 DEFAULT_LISTEN = "127.0.0.1:7433"
-
-
-def _check_listen(text: str) -> None:
-    if text:
-        split_address(text)
 
 
 @dataclass(frozen=True)
@@ -107,6 +104,17 @@ class IngestConfig:
         "size", "16MiB", "bytes of one agent's records, likewise", least="64KiB", most="1TiB", live=True
     )
     max_agents: int = option("count", 2000, "streams open at the same time", least=1, most=1_000_000)
+    # No keys: nobody has had to change them, and tests take others.
+    hello_timeout_s: float = 30.0  # for which a new stream may stay silent
+    max_waiting_bytes: int = 256 << 20  # of all agents' records until they are durable; beyond it no stream is read
+    max_lag_s: float = 2.0  # age of the oldest of them at which all agents are asked for less
+    max_memory_share: float = 0.8  # of the store's memory, likewise
+    calm_s: float = 5.0  # for which things have to be well before that is lifted
+
+    @property
+    def record_limits(self) -> Limits:
+        """The caps on records."""
+        return Limits(record_bytes=self.max_record_bytes, agents=self.max_agents)
 
 
 @dataclass(frozen=True)
@@ -160,6 +168,8 @@ class StoreConfig:
     cache_bytes: int = 64 << 20  # for columns of segments that were read last: 50 GPUs' hour of one metric
     compact_after_s: float = 300.0  # after the end of an hour, when late records are in
     compact_share: float = 0.25  # of a core, for compaction while it works
+    tail_s: float = 60.0  # for which records stay in memory for tracking, with ClickHouse
+    tail_bytes: int = 256 << 20  # size of what stays there at most
 
 
 @dataclass(frozen=True)
@@ -301,16 +311,10 @@ class WorkloadConfig:
 
 
 @dataclass(frozen=True)
-class MetricsConfig:
+class CollectorMetricsConfig:
     """``[metrics]``: what the collector says about itself."""
 
-    listen: str = option(
-        "text",
-        "127.0.0.1:9434",
-        "host:port of /metrics, /-/healthy and /-/ready over HTTP; empty: not served",
-        check=_check_listen,
-        live=True,
-    )
+    listen: str = listen_option("127.0.0.1:9434")
 
 
 @dataclass(frozen=True)
@@ -329,7 +333,7 @@ class CollectorConfig(DaemonConfiguration):
     workers: WorkersConfig = field(default_factory=WorkersConfig)
     planning: PlanningConfig = field(default_factory=PlanningConfig)
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)
-    metrics: MetricsConfig = field(default_factory=MetricsConfig)
+    metrics: CollectorMetricsConfig = field(default_factory=CollectorMetricsConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
     def check(self) -> None:
@@ -421,6 +425,11 @@ class CollectorConfig(DaemonConfiguration):
     def commit_interval_s(self) -> float:
         """Time between two commits of the engine in use."""
         return self.clickhouse.insert_interval_s if self.store.engine == "clickhouse" else self.ingest.commit_interval_s
+
+    @property
+    def collector_id(self) -> str:
+        """Name of this collector for its agents and, where collectors share a store, for the others."""
+        return self.server.id or socket.gethostname()
 
     @property
     def directory(self) -> Path:

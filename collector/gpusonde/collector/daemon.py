@@ -186,7 +186,7 @@ class _Collector:
                 parts.query,
                 AdminService(parts.agents),
                 parts.planning_service,
-                parts.workload.service,
+                parts.workload,
                 parts.health,
                 [parts.access.interceptor],
                 max_record_bytes=self._config.ingest.max_record_bytes,

@@ -85,7 +85,7 @@ class EpochEvent:
 
 
 @dataclass
-class _Entry:
+class _Tracked:
     epoch: TrackedEpoch
     seen: int = 1
     missed: int = 0
@@ -119,7 +119,7 @@ class EpochTracker:
         self._patient = False
         self._follow_us: int | None = None
         self._cached: CachedMatch | None = None
-        self._entries: list[_Entry] = []
+        self._entries: list[_Tracked] = []
         self._withdrawn: list[TrackedEpoch] = []
         self._next_index = 0
         self._revision = 0
@@ -265,7 +265,7 @@ class EpochTracker:
             tracker._follow_us = meta["follow_us"]
             tracker._cached = None if meta["hold"] is None else _cached_from(meta["hold"])
             tracker._revision = int(meta["revision"])
-            tracker._entries = [_Entry(TrackedEpoch(*row[:6]), *row[6:]) for row in meta["entries"]]
+            tracker._entries = [_Tracked(TrackedEpoch(*row[:6]), *row[6:]) for row in meta["entries"]]
             tracker._withdrawn = [TrackedEpoch(*row) for row in meta["withdrawn"]]
             tracker._detection = None if meta["detection"] is None else _detection_from(meta["detection"])
         except (LookupError, TypeError, AttributeError, OverflowError, RecursionError, json.JSONDecodeError) as error:
@@ -320,7 +320,7 @@ class EpochTracker:
         period = found.period_s if spans else 0.0
         matches, fresh = _match([e.epoch for e in self._entries], spans, _SAME_EPOCH * period)
         changed = self._revision + 1
-        kept: list[_Entry] = []
+        kept: list[_Tracked] = []
         for entry, span in zip(self._entries, matches, strict=True):
             epoch = entry.epoch
             if span is None:
@@ -351,7 +351,7 @@ class EpochTracker:
         for start, end in fresh:
             epoch = TrackedEpoch(self._next_index, start, end, found.confidence, status, self._revision)
             self._next_index += 1
-            kept.append(_Entry(epoch))
+            kept.append(_Tracked(epoch))
             events.append(EpochEvent(EventKind.REPORTED, epoch))
         self._entries = kept
         return events

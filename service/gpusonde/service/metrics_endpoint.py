@@ -17,9 +17,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
+from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 
+from gpusonde.service.config import option
 from gpusonde.service.durable_files import write_durably
 from gpusonde.service.tls.client import is_loopback
 
@@ -39,6 +41,22 @@ def split_address(address: str) -> tuple[str, int]:
     if not host.strip("[]") or (":" in host and not bracketed):
         raise ValueError(f"{address!r} is no address; write host:port, an IPv6 host in brackets: [::1]:9000")
     return host.strip("[]"), int(port)
+
+
+def listen_option(default: str) -> Any:
+    """Declare the key ``metrics.listen`` of a daemon; see ``gpusonde.service.config.option``."""
+    return option(
+        "text",
+        default,
+        "host:port of /metrics, /-/healthy and /-/ready over HTTP; empty: not served",
+        check=_check_listen,
+        live=True,
+    )
+
+
+def _check_listen(text: str) -> None:
+    if text:
+        split_address(text)
 
 
 def check_free(address: str) -> None:

@@ -9,9 +9,9 @@ from support.store_engines import BreakingSql
 from support.store_records import EVER, Feed
 from support.wire_agent import START_NS, TICK_NS, batch, block
 
+from gpusonde.collector.config import ClickHouseConfig, StoreConfig
 from gpusonde.collector.storage.clickhouse import schema
 from gpusonde.collector.storage.clickhouse.facts import Ownership
-from gpusonde.collector.storage.clickhouse.samples import ClickHouseOptions
 from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql, Connection
 from gpusonde.collector.storage.clickhouse.store import ClickHouseStore
 from gpusonde.collector.storage.model import Position
@@ -26,12 +26,12 @@ def open_with(clickhouse):
     """Opens stores with options of their own on one database."""
     opened = []
 
-    def open_one(**options):
+    def open_one(create_schema=True, **options):
         sql = BreakingSql(clickhouse.connection)
         opened.append(sql)
         more = {"wall_clock_ns": options.pop("wall_clock_ns")} if "wall_clock_ns" in options else {}
-        database = clickhouse.connection.database
-        store = ClickHouseStore(sql, Ownership("collector-1"), ClickHouseOptions(database, **options), **more)
+        database = ClickHouseConfig(database=clickhouse.connection.database, create_schema=create_schema)
+        store = ClickHouseStore(sql, Ownership("collector-1"), database, StoreConfig(**options), **more)
         store.open()
         return sql, store
 
@@ -67,7 +67,7 @@ def test_averages_over_seconds_count_every_tick_once_however_often_it_was_sent(c
 
 def test_where_ticks_are_gone_averages_are_read_and_a_second_in_two_records_is_one(open_with):
     now = [time.time_ns()]
-    sql, store = open_with(retention=schema.TableLifetimes(DAY_S, 0), wall_clock_ns=lambda: now[0])
+    sql, store = open_with(raw_retention_s=DAY_S, second_retention_s=0, wall_clock_ns=lambda: now[0])
     feed = Feed()
     early = [batch(2, block(0, 8)), batch(3, block(8, 7)), batch(4, block(15, 5))]
     store.samples.append([feed.incoming(feed.first), *map(feed.incoming, early)])
@@ -90,7 +90,7 @@ def test_where_ticks_are_gone_averages_are_read_and_a_second_in_two_records_is_o
 
 
 def test_what_was_received_too_long_ago_goes(open_with):
-    sql, store = open_with(retention=schema.TableLifetimes(DAY_S, 3 * DAY_S))
+    sql, store = open_with(raw_retention_s=DAY_S, second_retention_s=3 * DAY_S)
     feed = Feed()
     feed.received_unix_nano = time.time_ns() - 2 * DAY_S * 1_000_000_000
     store.samples.append([feed.incoming(feed.first), feed.incoming(batch(2))])
@@ -113,11 +113,11 @@ def lifetimes(sql, database):
 
 def test_another_retention_is_applied_at_the_next_start(open_with, clickhouse):
     database = clickhouse.connection.database
-    sql, _ = open_with(retention=schema.TableLifetimes(5, 6))
+    sql, _ = open_with(raw_retention_s=5, second_retention_s=6)
     assert lifetimes(sql, database) == {"samples": "5", "samples_1s": "6"}
-    open_with(retention=schema.TableLifetimes(7, 0))
+    open_with(raw_retention_s=7, second_retention_s=0)
     assert lifetimes(sql, database) == {"samples": "7", "samples_1s": ""}
-    open_with(retention=schema.TableLifetimes(0, 9))
+    open_with(raw_retention_s=0, second_retention_s=9)
     assert lifetimes(sql, database) == {"samples": "", "samples_1s": "9"}
 
 
@@ -178,7 +178,7 @@ def test_a_schema_that_is_not_ours_to_make_has_to_be_there(open_with, clickhouse
 
 
 def test_the_shipped_schema_is_that_of_the_code():
-    assert SCHEMA_FILE.read_text() == schema.script(schema.TableLifetimes())
+    assert SCHEMA_FILE.read_text() == schema.script(StoreConfig())
 
 
 def test_a_server_that_is_not_there_is_named():

@@ -6,9 +6,9 @@ import pytest
 
 from gpusonde.catalog import load_gpus
 from gpusonde.collector.ingest.session import KnownLoad
-from gpusonde.collector.workload.checker import TaskChecker
+from gpusonde.collector.workload.checker import check_workloads
 from gpusonde.collector.workload.errors import WorkloadError
-from gpusonde.collector.workload.hosts import Device, HostView
+from gpusonde.collector.workload.hosts import HostDevice, HostView
 from gpusonde.common.v1 import gpu_pb2
 from gpusonde.workload.v1 import workload_pb2 as pb
 
@@ -28,7 +28,7 @@ def workload(source=None, batch_size=8, **cluster):
 
 def host(agent_id, *names, busy=0.0, connected=True, host_name="node"):
     devices = tuple(
-        Device(gpu_pb2.Gpu(gpu_uuid=f"{agent_id}-{i}"), GPUS.resolve(name).spec if name else None)
+        HostDevice(gpu_pb2.Gpu(gpu_uuid=f"{agent_id}-{i}"), GPUS.resolve(name).spec if name else None)
         for i, name in enumerate(names)
     )
     described = gpu_pb2.Host(host_name=host_name, cpu_count=8, memory_bytes=1 << 33)
@@ -37,7 +37,7 @@ def host(agent_id, *names, busy=0.0, connected=True, host_name="node"):
 
 
 def check(*workloads, hosts=()):
-    return TaskChecker(GPUS).check_workloads(workloads, hosts)
+    return check_workloads(workloads, hosts, GPUS)
 
 
 def refusal(message, hosts=()):

@@ -8,7 +8,7 @@ import pytest
 from support.layered_graphs import graph_json
 
 from gpusonde.catalog import load_gpus
-from gpusonde.collector.workload.checker import TaskChecker
+from gpusonde.collector.workload.checker import check_workloads
 from gpusonde.collector.workload.processes import WorkloadProcesses
 from gpusonde.errors import ChildBusyError
 from gpusonde.service.child import PoolOptions, Purpose
@@ -33,7 +33,7 @@ def questions(*contents):
         )
         for content in contents
     ]
-    return TaskChecker(GPUS).check_workloads(workloads, [])
+    return check_workloads(workloads, [], GPUS)
 
 
 def run(work, **options):
@@ -80,7 +80,7 @@ def test_a_fault_of_ours_is_in_the_collector_s_log_and_not_in_the_answer(caplog)
 
 
 def test_questions_that_are_refused_before_reach_no_process():
-    refused = TaskChecker(GPUS).check_workloads([workload_pb2.Workload(batch_size=1)], [])
+    refused = check_workloads([workload_pb2.Workload(batch_size=1)], [], GPUS)
     found = run(lambda processes: processes.ask("predict", refused, HEAD), processes=0)
     assert kinds(found) == ["invalid_request"]
 

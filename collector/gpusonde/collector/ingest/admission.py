@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import grpc
 
+from gpusonde.collector.config import IngestConfig
 from gpusonde.collector.security.rates import RateBucket
 from gpusonde.collector.storage.store import SampleStore
 from gpusonde.errors import StoreError, StoreFullError
@@ -43,52 +44,29 @@ class Stop:
     preferred_target: str = ""
 
 
-@dataclass(frozen=True)
-class PaceOptions:
-    """Limits of one agent and of all.
-
-    Attributes:
-        records_per_s: Records of one agent, over ten seconds. Beyond it acknowledgements come late.
-        bytes_per_s: Their bytes.
-        max_unacked_records: Records in flight without a throttle.
-        waiting_bytes: Bytes of all agents' records that wait to be made durable; beyond it no stream is read.
-        lag_s: Age of the oldest of them at which all agents are asked for less.
-        memory_share: Share of the store's memory in use at which they are.
-        calm_s: For how long things have to be well before that is lifted.
-    """
-
-    records_per_s: float = 1000.0
-    bytes_per_s: float = 16 << 20
-    max_unacked_records: int = 64
-    waiting_bytes: int = 256 << 20
-    lag_s: float = 2.0
-    memory_share: float = 0.8
-    calm_s: float = 5.0
-
-    @property
-    def throttle(self) -> ingest_pb2.Throttle:
-        """What is asked of an agent that sends too much, and of all when the collector falls behind."""
-        return ingest_pb2.Throttle(
-            max_unacked_records=max(1, self.max_unacked_records // _NARROW), batch_interval_ms=5000
-        )
+def make_throttle(config: IngestConfig) -> ingest_pb2.Throttle:
+    """Return what is asked of an agent that sends too much, and of all when the collector falls behind."""
+    return ingest_pb2.Throttle(
+        max_unacked_records=max(1, config.max_unacked_records // _NARROW), batch_interval_ms=5000
+    )
 
 
 class AgentPace:
     """The rate of one agent.
 
     Args:
-        options: Its limits.
+        config: Its limits.
         clock: Monotonic seconds.
     """
 
-    def __init__(self, options: PaceOptions, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, config: IngestConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self.configure(options)
+        self.configure(config)
 
-    def configure(self, options: PaceOptions) -> None:
+    def configure(self, config: IngestConfig) -> None:
         """Set other limits, with room for a burst."""
-        self._records = RateBucket(options.records_per_s, options.records_per_s * _BURST_S, self._clock)
-        self._bytes = RateBucket(options.bytes_per_s, options.bytes_per_s * _BURST_S, self._clock)
+        self._records = RateBucket(config.max_records_per_second, config.max_records_per_second * _BURST_S, self._clock)
+        self._bytes = RateBucket(config.max_bytes_per_second, config.max_bytes_per_second * _BURST_S, self._clock)
 
     def take(self, size_bytes: int) -> float:
         """Count one record and return the seconds that the agent is ahead of its rate."""
@@ -109,7 +87,8 @@ class Backpressure:
     """Tells whether the collector falls behind as a whole; with hysteresis, so that agents are not told twice a second.
 
     Args:
-        options: When it does.
+        config: When it does.
+        commit_interval_s: Time between two commits, of which a few may pass before a record is late.
         lag_s: Age in seconds of the oldest record that is not durable yet.
         waiting_bytes: Bytes of such records.
         memory_share: Share of the store's memory in use.
@@ -118,13 +97,14 @@ class Backpressure:
 
     def __init__(
         self,
-        options: PaceOptions,
+        config: IngestConfig,
+        commit_interval_s: float,
         lag_s: Callable[[], float],
         waiting_bytes: Callable[[], int],
         memory_share: Callable[[], float],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._options = options
+        self.configure(config, commit_interval_s)
         self._lag_s = lag_s
         self._waiting_bytes = waiting_bytes
         self._memory_share = memory_share
@@ -132,16 +112,17 @@ class Backpressure:
         self._calm_since_s: float | None = None
         self.reason = ""
 
-    def configure(self, options: PaceOptions) -> None:
+    def configure(self, config: IngestConfig, commit_interval_s: float) -> None:
         """Change when the collector counts as falling behind."""
-        self._options = options
+        self._config = config
+        self._max_lag_s = max(config.max_lag_s, 4.0 * commit_interval_s)
 
     def evaluate(self) -> str:
         """Return what the collector falls behind with; empty when it does not."""
         level = max(
-            (self._lag_s() / self._options.lag_s, "records wait too long for the disk"),
-            (2.0 * self._waiting_bytes() / self._options.waiting_bytes, "too many bytes wait for the disk"),
-            (self._memory_share() / self._options.memory_share, "segments are not written fast enough"),
+            (self._lag_s() / self._max_lag_s, "records wait too long for the disk"),
+            (2.0 * self._waiting_bytes() / self._config.max_waiting_bytes, "too many bytes wait for the disk"),
+            (self._memory_share() / self._config.max_memory_share, "segments are not written fast enough"),
         )
         now = self._clock()
         if level[0] >= 1.0:
@@ -149,7 +130,7 @@ class Backpressure:
             self.reason = level[1]
         elif self.reason and level[0] < 0.75:
             self._calm_since_s = now if self._calm_since_s is None else self._calm_since_s
-            if now - self._calm_since_s >= self._options.calm_s:
+            if now - self._calm_since_s >= self._config.calm_s:
                 self.reason, self._calm_since_s = "", None
         else:
             self._calm_since_s = None

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from gpusonde.collector.ingest.admission import AgentPace, PaceOptions, Stop
+from gpusonde.collector.config import IngestConfig
+from gpusonde.collector.ingest.admission import AgentPace, Stop
 from gpusonde.collector.ingest.session import AgentSession
 from gpusonde.collector.storage.model import AgentRow
 from gpusonde.collector.storage.store import SampleStore
@@ -48,9 +49,8 @@ class Agents:
     Args:
         store: Keeps identities over restarts of the collector.
         executor: Runs the store's blocking calls.
-        largest_count: Streams open at the same time.
+        config: How many may stream, and how fast.
         clock: Monotonic seconds.
-        pace: How fast one agent may send.
         hold_s: For how long after its last stream a process keeps its agent id against one with an older start time:
             longer than a stream needs to be taken for dead, and a host whose clock was set back gets its agent back
             after that.
@@ -60,32 +60,31 @@ class Agents:
         self,
         store: SampleStore,
         executor: Executor,
-        largest_count: int,
+        config: IngestConfig,
         clock: Callable[[], float],
-        pace: PaceOptions | None = None,
         hold_s: float = 60.0,
     ) -> None:
-        self._pace = pace or PaceOptions()
         self._store = store
         self._executor = executor
-        self._largest_count = largest_count
+        self._config = config
+        self._largest_count = config.max_agents
         self._hold_s = hold_s
         self._clock = clock
         self._agents: dict[str, _Agent] = {}
 
-    def configure(self, pace: PaceOptions) -> None:
+    def configure(self, config: IngestConfig) -> None:
         """Change how fast every agent may send; what they owe is forgiven."""
-        if pace != self._pace:
+        if config != self._config:
             for agent in self._agents.values():
-                agent.pace.configure(pace)
-        self._pace = pace
+                agent.pace.configure(config)
+        self._config = config
 
     def restore(self, rows: Iterable[AgentRow]) -> None:
         """Remember the agents of an earlier collector process."""
         now = self._clock()
         for row in rows:
             self._agents[row.agent_id] = _Agent(
-                row.instance_id, row.spool_id, row.start_unix_nano, now, AgentPace(self._pace, self._clock)
+                row.instance_id, row.spool_id, row.start_unix_nano, now, AgentPace(self._config, self._clock)
             )
 
     def sessions(self) -> list[AgentSession]:
@@ -106,7 +105,7 @@ class Agents:
                 hello.spool_id,
                 hello.agent_start_time_unix_nano,
                 self._clock(),
-                AgentPace(self._pace, self._clock),
+                AgentPace(self._config, self._clock),
             )
             self._agents[hello.agent_id] = agent
         async with agent.lock:

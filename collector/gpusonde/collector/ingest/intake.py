@@ -11,7 +11,8 @@ from concurrent.futures import Executor
 import grpc
 from google.protobuf.message import DecodeError
 
-from gpusonde.collector.ingest.admission import PaceOptions, Stop
+from gpusonde.collector.config import IngestConfig
+from gpusonde.collector.ingest.admission import Stop, make_throttle
 from gpusonde.collector.ingest.committer import Committer, Quarantine
 from gpusonde.collector.ingest.session import AgentSession, take_load
 from gpusonde.collector.metrics import CollectorCounters, loss_reason
@@ -19,7 +20,7 @@ from gpusonde.collector.storage.model import EntryKind, LogEntry, PendingRecord
 from gpusonde.collector.storage.store import FactStore
 from gpusonde.errors import StoreError, WireError
 from gpusonde.ingest.v1 import ingest_pb2
-from gpusonde.service.wire import BatchRecord, InventoryRecord, Limits, LossRecord, decode_record
+from gpusonde.service.wire import BatchRecord, InventoryRecord, LossRecord, decode_record
 
 _LOG = logging.getLogger(__name__)
 
@@ -39,12 +40,9 @@ class Intake:
         executor: Runs the store's blocking reads.
         committer: Makes records durable.
         quarantine: Takes records that can never be stored.
-        limits: Caps on records.
+        config: Caps on records, how many may be in flight and how many bytes may wait.
         counters: What happened, for whoever wants to show it.
         wall_clock_ns: Unix time in nanoseconds.
-
-    Attributes:
-        limits: Caps on the records that come from now on.
     """
 
     def __init__(
@@ -53,7 +51,7 @@ class Intake:
         executor: Executor,
         committer: Committer,
         quarantine: Quarantine,
-        limits: Limits,
+        config: IngestConfig,
         *,
         counters: CollectorCounters,
         wall_clock_ns: Callable[[], int] = time.time_ns,
@@ -62,26 +60,31 @@ class Intake:
         self._executor = executor
         self._committer = committer
         self._quarantine = quarantine
-        self.limits = limits
+        self.configure(config)
         self._counters = counters
         self._counts = counters.ingest
         self._refused = counters.refused
         self._wall_clock_ns = wall_clock_ns
 
-    async def take_records(self, requests: Requests, session: AgentSession, pace: PaceOptions) -> None:
+    def configure(self, config: IngestConfig) -> None:
+        """Set other limits, for new streams and the records that come from now on."""
+        self._config = config
+        self.limits = config.record_limits
+
+    async def take_records(self, requests: Requests, session: AgentSession) -> None:
         """Hand the records of a stream to the committer until the agent half-closes it or one is refused.
 
         Args:
             requests: The messages behind Hello.
             session: The stream.
-            pace: How many records may be in flight and how many bytes may wait.
         """
+        config = self._config
         inventory = await asyncio.get_running_loop().run_in_executor(
             self._executor, self._facts.inventory, session.agent_id, session.spool_id
         )
         while True:
             # While nothing is read here, HTTP/2 keeps the agent from sending more.
-            await self._committer.room(pace.waiting_bytes)
+            await self._committer.room(config.max_waiting_bytes)
             try:
                 request = await requests.__anext__()
             except StopAsyncIteration:
@@ -108,10 +111,10 @@ class Intake:
                 self._count(session, incoming)
                 session.note_taken(incoming.entry.sequence)
                 self._committer.submit(session, incoming)
-                await session.settled(2 * pace.max_unacked_records - 1)
+                await session.settled(2 * config.max_unacked_records - 1)
             size = request.record.ByteSize() if incoming is None else len(incoming.entry.payload)
             if (owed_s := session.pace.take(size)) > 0:
-                session.request_throttle("rate", pace.throttle)
+                session.request_throttle("rate", make_throttle(config))
                 # Acknowledgements are what an agent waits for. Reading more slowly would hide whether it does.
                 session.delay_ack(request.record.sequence, min(owed_s, _LONGEST_ACK_DELAY_S))
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from gpusonde.collector.ingest.admission import AdmissionControl, Backpressure, PaceOptions, Stop
+from gpusonde.collector.config import CollectorConfig
+from gpusonde.collector.ingest.admission import AdmissionControl, Backpressure, Stop, make_throttle
 from gpusonde.collector.ingest.agents import Agents
 from gpusonde.collector.ingest.intake import UNREADABLE, Intake, Requests
 from gpusonde.collector.ingest.session import AgentSession
@@ -21,7 +21,7 @@ from gpusonde.collector.security.guard import Guard
 from gpusonde.collector.security.identity import CallerIdentity
 from gpusonde.errors import RequestError, StoreError, WireError
 from gpusonde.ingest.v1 import ingest_pb2, ingest_pb2_grpc
-from gpusonde.service.wire import Limits, check_hello
+from gpusonde.service.wire import check_hello
 
 _LOG = logging.getLogger(__name__)
 
@@ -29,25 +29,6 @@ _LOG = logging.getLogger(__name__)
 _LONGEST_DEBT_S = 30.0
 
 Context = grpc.aio.ServicerContext[Any, Any]
-
-
-@dataclass(frozen=True)
-class StreamOptions:
-    """What HelloAck and Drain tell the agent.
-
-    Attributes:
-        collector_id: Name of this collector.
-        pace: Records in flight (twice as many are taken before the stream is no longer read), and what throttles ask.
-        drain_grace_ms: For how long the collector goes on after Drain.
-        hello_timeout_s: How long a new stream may stay silent.
-        host_load_interval_ms: How often the agent may say what its host is doing; 0 for never.
-    """
-
-    collector_id: str
-    pace: PaceOptions
-    drain_grace_ms: int = 5000
-    hello_timeout_s: float = 30.0
-    host_load_interval_ms: int = 0
 
 
 class IngestService(ingest_pb2_grpc.IngestServiceServicer):
@@ -59,7 +40,7 @@ class IngestService(ingest_pb2_grpc.IngestServiceServicer):
         admission: Says whether records are taken at all.
         backpressure: Knows whether the collector falls behind.
         guard: Knows callers.
-        options: What agents are told.
+        config: What agents are told.
         counters: What happened, for whoever wants to show it.
     """
 
@@ -70,7 +51,7 @@ class IngestService(ingest_pb2_grpc.IngestServiceServicer):
         admission: AdmissionControl,
         backpressure: Backpressure,
         guard: Guard,
-        options: StreamOptions,
+        config: CollectorConfig,
         *,
         counters: CollectorCounters,
     ) -> None:
@@ -79,14 +60,15 @@ class IngestService(ingest_pb2_grpc.IngestServiceServicer):
         self._admission = admission
         self._backpressure = backpressure
         self._guard = guard
-        self._options = options
+        self._config = config
         self._told_reason = ""
         self._counts = counters.ingest
         self._refused = counters.refused
 
-    def configure(self, limits: Limits, options: StreamOptions) -> None:
+    def configure(self, config: CollectorConfig) -> None:
         """Set other limits; streams that are open learn of another window with their next Throttle or Hello."""
-        self._intake.limits, self._options = limits, options
+        self._intake.configure(config.ingest)
+        self._config = config
 
     def drain(self) -> None:
         """Ask every agent to reconnect elsewhere and end its stream."""
@@ -120,7 +102,7 @@ class IngestService(ingest_pb2_grpc.IngestServiceServicer):
                 _LOG.warning("all agents are asked for less: %s", reason)
             else:
                 _LOG.info("agents may send as usual again")
-        throttle = self._options.pace.throttle if reason else None
+        throttle = make_throttle(self._config.ingest) if reason else None
         for session in self._agents.sessions():
             session.request_throttle("pressure", throttle)
             if session.pace.is_calm:
@@ -181,7 +163,7 @@ class IngestService(ingest_pb2_grpc.IngestServiceServicer):
 
     async def _hello(self, requests: Requests, context: Context) -> ingest_pb2.Hello:
         try:
-            request = await asyncio.wait_for(requests.__anext__(), self._options.hello_timeout_s)
+            request = await asyncio.wait_for(requests.__anext__(), self._config.ingest.hello_timeout_s)
         except (asyncio.TimeoutError, StopAsyncIteration):
             self._refused["no_hello"] += 1
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message of a stream carries Hello")
@@ -201,7 +183,7 @@ class IngestService(ingest_pb2_grpc.IngestServiceServicer):
     ) -> Stop | None:
         """Read records and write acknowledgements until either side has had enough; return why, if it was this one."""
         await context.write(ingest_pb2.StreamSamplesResponse(hello_ack=self._hello_ack(hello, session)))
-        reader = asyncio.ensure_future(self._intake.take_records(requests, session, self._options.pace))
+        reader = asyncio.ensure_future(self._intake.take_records(requests, session))
         try:
             acknowledged = session.durable_sequence
             while True:
@@ -221,7 +203,7 @@ class IngestService(ingest_pb2_grpc.IngestServiceServicer):
                     )
                 if ending:
                     break
-                if throttle := session.next_throttle(self._options.pace.max_unacked_records):
+                if throttle := session.next_throttle(self._config.ingest.max_unacked_records):
                     self._counts["throttles"] += session.is_throttled
                     await context.write(ingest_pb2.StreamSamplesResponse(throttle=throttle))
         finally:
@@ -230,9 +212,8 @@ class IngestService(ingest_pb2_grpc.IngestServiceServicer):
             await reader  # for the exception, if it ended with one
             return None
         if session.stop.code is grpc.StatusCode.OK:
-            drain = ingest_pb2.Drain(
-                grace_ms=self._options.drain_grace_ms, preferred_target=session.stop.preferred_target
-            )
+            grace_ms = round(self._config.server.drain_grace_s * 1e3)
+            drain = ingest_pb2.Drain(grace_ms=grace_ms, preferred_target=session.stop.preferred_target)
             await context.write(ingest_pb2.StreamSamplesResponse(drain=drain))
         return session.stop
 
@@ -242,7 +223,7 @@ class IngestService(ingest_pb2_grpc.IngestServiceServicer):
             durable_sequence=session.durable_sequence,
             encoding=ingest_pb2.ENCODING_FLOAT32_LE_ZSTD if packed else ingest_pb2.ENCODING_FLOAT32_LE,
             max_record_bytes=self._intake.limits.record_bytes,
-            max_unacked_records=self._options.pace.max_unacked_records,
-            collector_id=self._options.collector_id,
-            host_load_interval_ms=self._options.host_load_interval_ms,
+            max_unacked_records=self._config.ingest.max_unacked_records,
+            collector_id=self._config.collector_id,
+            host_load_interval_ms=round(self._config.workload.host_load_interval_s * 1e3),
         )

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -29,55 +29,9 @@ from gpusonde.epoch_detect.progress import Shares
 from gpusonde.service import child
 from gpusonde.service.child import Child, Purpose
 
-
-@dataclass(frozen=True)
-class Make:
-    """A new tracker of these metrics."""
-
-    tracker: int
-    metrics: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Restore:
-    """A tracker made of a state."""
-
-    tracker: int
-    state: bytes
-
-
-@dataclass(frozen=True)
-class Update:
-    """Ticks: times, shape (n,), and values, shape (metrics, n); see ``EpochTracker.update``."""
-
-    tracker: int
-    time_s: npt.NDArray[np.float64]
-    values: npt.NDArray[np.float64]
-    exhaustive: bool
-
-
-@dataclass(frozen=True)
-class Finish:
-    """The run is over."""
-
-    tracker: int
-
-
-@dataclass(frozen=True)
-class GiveState:
-    """The tracker's state is wanted."""
-
-    tracker: int
-
-
-@dataclass(frozen=True)
-class Drop:
-    """Nobody needs the tracker any more."""
-
-    tracker: int
-
-
-Request = Make | Restore | Update | Finish | GiveState | Drop
+_Array: TypeAlias = npt.NDArray[np.float64]
+# Name of a method of ``Trackers``, number of the tracker, what else the method takes.
+Request: TypeAlias = tuple[str, int, tuple[Any, ...]]
 
 
 @dataclass(frozen=True)
@@ -102,7 +56,7 @@ class Standing:
 
 
 class Trackers:
-    """Carries requests out, in the child."""
+    """Carries requests out, in the child; the methods are those of ``EpochTracker``, for a tracker by its number."""
 
     def __init__(self) -> None:
         self._trackers: dict[int, EpochTracker] = {}
@@ -110,41 +64,51 @@ class Trackers:
 
     def handle(self, request: Request) -> Standing | None:
         """Carry one request out; a tracker that raises is gone, the others are not touched."""
-        if isinstance(request, Drop):
-            self._forget(request.tracker)
-            return None
+        name, number, given = request
         try:
-            return self._standing(request)
+            standing: Standing | None = getattr(self, name)(number, *given)
         except Exception:
-            self._forget(request.tracker)
+            self.drop(number)
             raise
+        return standing
 
-    def _standing(self, request: Make | Restore | Update | Finish | GiveState) -> Standing:
-        number = request.tracker
-        if isinstance(request, Make):
-            self._trackers[number], self._told[number] = EpochTracker(request.metrics), None
-        elif isinstance(request, Restore):
-            tracker = self._trackers[number] = EpochTracker.restore(request.state)
-            self._told[number] = tracker.detection
-            shares = tracker.shares() if tracker.epochs else None
-            return Standing([], tracker.next_analysis_s, tracker.epochs, tracker.detection, shares)
+    def make(self, number: int, metrics: Sequence[str]) -> Standing:
+        """Make a tracker of these metrics."""
+        self._trackers[number], self._told[number] = EpochTracker(metrics), None
+        return self._standing(number, [])
+
+    def restore(self, number: int, state: bytes) -> Standing:
+        """Make a tracker of a state."""
+        tracker = self._trackers[number] = EpochTracker.restore(state)
+        self._told[number] = tracker.detection
+        shares = tracker.shares() if tracker.epochs else None
+        return Standing([], tracker.next_analysis_s, tracker.epochs, tracker.detection, shares)
+
+    def update(self, number: int, time_s: _Array, values: _Array, exhaustive: bool) -> Standing:
+        """Take ticks."""
+        return self._standing(number, self._trackers[number].update(time_s, values, exhaustive=exhaustive))
+
+    def finish(self, number: int) -> Standing:
+        """Take the end of the run."""
+        return self._standing(number, self._trackers[number].finish())
+
+    def state(self, number: int) -> Standing:
+        """Serialise a tracker's state."""
         tracker = self._trackers[number]
-        if isinstance(request, GiveState):
-            return Standing([], tracker.next_analysis_s, state=tracker.state())
-        events = []
-        if isinstance(request, Update):
-            events = tracker.update(request.time_s, request.values, exhaustive=request.exhaustive)
-        elif isinstance(request, Finish):
-            events = tracker.finish()
+        return Standing([], tracker.next_analysis_s, state=tracker.state())
+
+    def drop(self, number: int) -> None:
+        """Forget a tracker that nobody needs any more."""
+        self._trackers.pop(number, None)
+        self._told.pop(number, None)
+
+    def _standing(self, number: int, events: list[EpochEvent]) -> Standing:
+        tracker = self._trackers[number]
         found = tracker.detection
         if not events and found is self._told[number]:
             return Standing(events, tracker.next_analysis_s)
         self._told[number] = found
         return Standing(events, tracker.next_analysis_s, tracker.epochs, found, tracker.shares())
-
-    def _forget(self, number: int) -> None:
-        self._trackers.pop(number, None)
-        self._told.pop(number, None)
 
 
 def make_answer() -> child.Answer:
@@ -173,7 +137,7 @@ class TrackerProcesses:
     def make(self, metrics: Sequence[str]) -> RemoteTracker:
         """Return a new tracker."""
         number, process = self._next()
-        return RemoteTracker(process, number, Make(number, tuple(metrics)))
+        return RemoteTracker(process, number, "make", tuple(metrics))
 
     def restore(self, state: bytes) -> RemoteTracker:
         """Return a tracker made of a state.
@@ -183,7 +147,7 @@ class TrackerProcesses:
             ChildLostError: The process has died.
         """
         number, process = self._next()
-        tracker = RemoteTracker(process, number, Restore(number, state))
+        tracker = RemoteTracker(process, number, "restore", state)
         tracker.settle()
         return tracker
 
@@ -209,16 +173,16 @@ class TrackerProcesses:
 class RemoteTracker:
     """Stands for a tracker in another process; see ``collector.tracking.epochs.Tracker``."""
 
-    def __init__(self, process: Child, number: int, first: Make | Restore) -> None:
+    def __init__(self, process: Child, number: int, first: str, given: object) -> None:
         self._process = process
         self._number = number
-        self._under_way: deque[Future[bytes]] = deque([self._ask(first)])
-        self._held: list[tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]] = []
+        self._under_way: deque[Future[bytes]] = deque([self._ask(first, given)])
+        self._held: list[tuple[_Array, _Array]] = []
         self._next_analysis_s = -math.inf
         self._epochs: tuple[TrackedEpoch, ...] = ()
         self._detection: EpochDetection | None = None
         self._shares = Shares(math.nan, math.nan)
-        weakref.finalize(self, process.tell, pickle.dumps(Drop(number))).atexit = False
+        weakref.finalize(self, process.tell, pickle.dumps(("drop", number, ()))).atexit = False
 
     @property
     def epochs(self) -> tuple[TrackedEpoch, ...]:
@@ -255,7 +219,7 @@ class RemoteTracker:
             ChildLostError: Its process has died.
         """
         self._send_held()
-        self._under_way.append(self._ask(Finish(self._number)))
+        self._under_way.append(self._ask("finish"))
         return self._take_answers(wait=True)
 
     def shares(self) -> Shares:
@@ -270,7 +234,7 @@ class RemoteTracker:
             ChildLostError: Its process has died.
         """
         self._send_held()
-        return self._standing(self._ask(GiveState(self._number))).state
+        return self._standing(self._ask("state")).state
 
     def settle(self) -> None:
         """Wait for every answer.
@@ -286,7 +250,7 @@ class RemoteTracker:
         if held:
             times = np.concatenate([times for times, _ in held])
             values = np.concatenate([values for _, values in held], axis=1)
-            self._under_way.append(self._ask(Update(self._number, times, values, exhaustive)))
+            self._under_way.append(self._ask("update", times, values, exhaustive))
 
     def _take_answers(self, *, wait: bool) -> list[EpochEvent]:
         events: list[EpochEvent] = []
@@ -300,7 +264,8 @@ class RemoteTracker:
                 self._shares = standing.shares
         return events
 
-    def _ask(self, request: Request) -> Future[bytes]:
+    def _ask(self, name: str, *given: object) -> Future[bytes]:
+        request: Request = name, self._number, given
         return self._process.ask(pickle.dumps(request))
 
     def _standing(self, answer: Future[bytes]) -> Standing:

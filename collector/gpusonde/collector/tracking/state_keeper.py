@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import zlib
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
 from gpusonde.collector.storage.store import Store, UnusableStateError
@@ -30,21 +29,6 @@ class Stateful(Protocol):
         """Return what another follower needs to go on here."""
 
 
-@dataclass(frozen=True)
-class StateOptions:
-    """How often states are stored.
-
-    Attributes:
-        interval_s: Time between two states of one GPU; as much has to be read again after a crash, at most.
-        round_s: Time of each round of tracking for it, beyond which at most one state goes.
-        shutdown_s: Time for the states of all GPUs when the collector stops; the others keep an older state.
-    """
-
-    interval_s: float = 300.0
-    round_s: float = 0.1
-    shutdown_s: float = 5.0
-
-
 class StateKeeper:
     """Stores the states of GPUs with an open run, spread over the interval, and judges them at the next start.
 
@@ -52,21 +36,28 @@ class StateKeeper:
 
     Args:
         store: Keeps the states, the samples that they must not be ahead of, the runs that they must agree with.
-        options: How often.
         clock: Monotonic seconds.
+        interval_s: Time between two states of one GPU; as much has to be read again after a crash, at most.
+        round_s: Time of each round of tracking for it, beyond which at most one state goes.
+        shutdown_s: Time for the states of all GPUs when the collector stops; the others keep an older state.
     """
 
     def __init__(
         self,
         store: Store,
-        options: StateOptions,
         clock: Callable[[], float],
+        *,
+        interval_s: float = 300.0,
+        round_s: float = 0.1,
+        shutdown_s: float = 5.0,
     ) -> None:
         self._states = store.states
         self._samples = store.samples
         self._results = store.results
-        self._options = options
         self._clock = clock
+        self._interval_s = interval_s
+        self._round_s = round_s
+        self._shutdown_s = shutdown_s
         self._due: dict[Key, float] = {}
         self._changed: set[Key] = set()
         self._stored: set[Key] = set()
@@ -149,21 +140,21 @@ class StateKeeper:
             if key not in self._due:
                 # Spread evenly, in the same way after every start: all GPUs at once would be a burst.
                 share = zlib.crc32("\n".join(key).encode()) / (1 << 32)
-                self._due[key] = now + share * self._options.interval_s
+                self._due[key] = now + share * self._interval_s
         due = sorted((time, key) for key, time in self._due.items() if time <= now and key in self._changed)
-        self._write([key for _, key in due], followers, now + self._options.round_s)
+        self._write([key for _, key in due], followers, now + self._round_s)
 
     def keep_all(self, followers: Mapping[Key, Stateful]) -> None:
         """Store every state that has changed, for as long as a shutdown may take."""
         self._paused_until = 0.0
         oldest_first = sorted(self._changed, key=lambda key: self._due.get(key, 0.0))
-        self._write(oldest_first, followers, self._clock() + self._options.shutdown_s)
+        self._write(oldest_first, followers, self._clock() + self._shutdown_s)
 
     def _write(self, keys: Collection[Key], followers: Mapping[Key, Stateful], until: float) -> None:
         for key in keys:
             if self._clock() < self._paused_until or self._clock() > until:
                 return
-            self._due[key] = self._clock() + self._options.interval_s
+            self._due[key] = self._clock() + self._interval_s
             self._changed.discard(key)
             try:
                 state = followers[key].state() if key in followers else None
@@ -171,7 +162,7 @@ class StateKeeper:
                     continue
                 self._states.write(key, _VERSION, state.encode())
             except (StoreError, ChildLostError) as error:
-                self._paused_until = self._clock() + self._options.interval_s / 5
+                self._paused_until = self._clock() + self._interval_s / 5
                 self._changed.add(key)
                 _LOG.error("states of tracking cannot be stored now: %s", error)
             except Exception:  # a fault in the state of one GPU costs that GPU its quick restart, nothing else

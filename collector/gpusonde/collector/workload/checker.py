@@ -1,9 +1,9 @@
-"""``TaskChecker``: whether a question can be asked at all, before any process is bothered with it."""
+"""``check_workloads``: whether questions can be asked at all, before any process is bothered with them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from gpusonde.catalog import GpuCatalog
@@ -31,9 +31,8 @@ _MOST_NAMED = 5
 _LARGEST_JSON_BYTES = GraphLimits().json_bytes
 
 
-@dataclass
 class Questions:
-    """Graphs, each once, and what is asked about them.
+    """The graphs of a request, each once, and what is asked about them.
 
     Attributes:
         contents: Graphs as they came.
@@ -41,145 +40,14 @@ class Questions:
         rows: One per question: a document, or why there is none.
     """
 
-    contents: list[bytes] = field(default_factory=list)
-    graphs: list[dict[str, Any]] = field(default_factory=list)
-    rows: list[dict[str, Any] | WorkloadError] = field(default_factory=list)
-
-
-class TaskChecker:
-    """Turns messages into questions for the processes.
-
-    Args:
-        gpus: Resolves names of devices.
-    """
-
-    def __init__(self, gpus: GpuCatalog) -> None:
-        self._gpus = gpus
-
-    def check_workloads(self, workloads: Sequence[workload_pb2.Workload], hosts: Sequence[HostView]) -> Questions:
-        """Check workloads.
-
-        Args:
-            workloads: What is asked.
-            hosts: The hosts that they name, as far as they are known.
-        """
-        graphs = _Graphs()
-        for workload in workloads:
-            graphs.add(workload.graph, lambda index, w=workload: self._workload(w, index, hosts))
-        return graphs.questions
-
-    def check_graphs(self, sources: Iterable[workload_pb2.GraphSource]) -> Questions:
-        """Check graphs about which nothing else is asked."""
-        graphs = _Graphs()
-        for source in sources:
-            graphs.add(source, lambda index: {"graph": index})
-        return graphs.questions
-
-    def _workload(self, workload: workload_pb2.Workload, graph: int, hosts: Sequence[HostView]) -> dict[str, Any]:
-        if not 1 <= workload.batch_size <= _LARGEST_BATCH:
-            raise WorkloadError(
-                INVALID_REQUEST,
-                f"{workload.batch_size}: must be 1 to {_LARGEST_BATCH} samples per device",
-                "batch_size",
-            )
-        samples = workload.samples_per_epoch if workload.HasField("samples_per_epoch") else None
-        if samples is not None and not 1 <= samples <= _MOST_SAMPLES:
-            raise WorkloadError(INVALID_REQUEST, f"{samples}: must be at least 1, or unset", "samples_per_epoch")
-        return {
-            "graph": graph,
-            "batch_size": workload.batch_size,
-            "cluster": self._cluster(workload.cluster, hosts),
-            "dataset_type": dataset_type(workload.dataset_type) if workload.dataset_type else None,
-            "regressor": _choice(workload, "regressor", ""),
-            "samples_per_epoch": samples,
-        }
-
-    def _cluster(self, cluster: workload_pb2.Cluster, hosts: Sequence[HostView]) -> dict[str, Any]:
-        if cluster.agent_ids or cluster.host_names:
-            named = _named_hosts(cluster, hosts)
-            device, most, notes = self._device_of(named, cluster.device)
-            count = cluster.device_count or most
-            if count > most:
-                raise WorkloadError(
-                    UNKNOWN_DEVICE, f"{count} devices of {device}: the hosts have {most}", "cluster.device_count"
-                )
-            if cluster.node_count not in (0, len(named)):
-                raise WorkloadError(INVALID_REQUEST, "leave it unset with hosts", "cluster.node_count")
-            nodes = min(len(named), count)
-            host = least_resources([each.available() for each in named])
-        else:
-            named, host = [], None
-            device, notes = self._device(cluster.device)
-            count, nodes = cluster.device_count or 1, cluster.node_count or 1
-        if count > _MOST_DEVICES:
-            raise WorkloadError(INVALID_REQUEST, f"{count}: at most {_MOST_DEVICES}", "cluster.device_count")
-        if not 1 <= nodes <= min(count, _MOST_HOSTS):
-            raise WorkloadError(
-                INVALID_REQUEST, f"{nodes} hosts for {count} devices: each has one at least", "cluster.node_count"
-            )
-        parallelism = _choice(cluster, "parallelism", "none" if count == 1 else "distributed")
-        if count > 1 and parallelism == "none":
-            raise WorkloadError(INVALID_REQUEST, f"{count} devices cannot share a job by it", "cluster.parallelism")
-        return {
-            "device": device,
-            "device_count": count,
-            "node_count": nodes,
-            "precision": _choice(cluster, "precision", "fp32"),
-            "parallelism": parallelism,
-            "environment": _text(cluster.environment, "cluster.environment") or None,
-            "agent_ids": [each.agent_id for each in named],
-            "host": None if host is None else resource_document(host),
-            "notes": notes,
-        }
-
-    def _device(self, name: str) -> tuple[str, list[str]]:
-        """Return the canonical name of a device, and what was assumed about it."""
-        if not name:
-            raise WorkloadError(INVALID_REQUEST, "name a device, or hosts that have one", "cluster.device")
-        try:
-            found = resolve(self._gpus, _text(name, "cluster.device"))
-        except RequestError as error:
-            raise WorkloadError(UNKNOWN_DEVICE, str(error), "cluster.device") from None
-        return found.spec.name, [f"{name}: {found.note}"] if found.note else []
-
-    def _device_of(self, hosts: Sequence[HostView], wanted: str) -> tuple[str, int, list[str]]:
-        """Return the device model that hosts have, or that was asked for, how many there are, and what was assumed."""
-        name, notes = self._device(wanted) if wanted else ("", [])
-        counts: dict[str, int] = {}
-        for host in hosts:
-            for device in host.devices:
-                if device.spec is not None and not device.described.mig_uuid:
-                    counts[device.spec.name] = counts.get(device.spec.name, 0) + 1
-        if name:
-            counts = {name: counts[name]} if name in counts else {}
-        if not counts:
-            what = name or "device of the catalogue"
-            raise WorkloadError(UNKNOWN_DEVICE, f"the hosts have no {what}", "cluster.device")
-        if len(counts) > 1:
-            text = f"the hosts have several models: say which of {', '.join(sorted(counts))}"
-            raise WorkloadError(UNKNOWN_DEVICE, text, "cluster.device")
-        ((model, count),) = counts.items()
-        silent = [host.agent_id for host in hosts if not host.connected]
-        untold = [host.agent_id for host in hosts if host.connected and host.load is None]
-        if silent:
-            notes = [*notes, f"not streaming now, and taken for idle: {', '.join(silent[:_MOST_NAMED])}"]
-        if untold:
-            notes = [
-                *notes,
-                f"their load is not told, so that they are taken for idle: {', '.join(untold[:_MOST_NAMED])}",
-            ]
-        return model, count, notes
-
-
-class _Graphs:
-    """The graphs of a request, those that are the same once, and its questions."""
-
     def __init__(self) -> None:
+        self.contents: list[bytes] = []
+        self.graphs: list[dict[str, Any]] = []
+        self.rows: list[dict[str, Any] | WorkloadError] = []
         self._known: dict[tuple[bytes, str, str], int] = {}
         self._indexes: list[int | WorkloadError] = []
-        self.questions = Questions()
 
-    def add(self, source: workload_pb2.GraphSource, ask: Any) -> None:
+    def add(self, source: workload_pb2.GraphSource, ask: Callable[[int], dict[str, Any]]) -> None:
         """Add a question; ``ask`` makes it, given the index of its graph."""
         index: int | WorkloadError
         try:
@@ -192,7 +60,7 @@ class _Graphs:
             row = index if isinstance(index, WorkloadError) else ask(index)
         except WorkloadError as error:
             row = error
-        self.questions.rows.append(row)
+        self.rows.append(row)
 
     def _find_or_add(self, source: workload_pb2.GraphSource) -> int:
         kind = source.WhichOneof("source")
@@ -216,10 +84,135 @@ class _Graphs:
         key = graph.content, _choice(graph, "format", ""), _text(graph.name, "graph.name")
         index = self._known.get(key, -1)
         if index < 0:
-            index = self._known[key] = len(self.questions.contents)
-            self.questions.contents.append(graph.content)
-            self.questions.graphs.append({"format": key[1], "name": key[2]})
+            index = self._known[key] = len(self.contents)
+            self.contents.append(graph.content)
+            self.graphs.append({"format": key[1], "name": key[2]})
         return index
+
+
+def check_workloads(
+    workloads: Sequence[workload_pb2.Workload], hosts: Sequence[HostView], gpus: GpuCatalog
+) -> Questions:
+    """Turn workloads into questions.
+
+    Args:
+        workloads: What is asked.
+        hosts: The hosts that they name, as far as they are known.
+        gpus: Resolves names of devices.
+    """
+    questions = Questions()
+    for workload in workloads:
+        questions.add(workload.graph, functools.partial(_workload, workload, hosts=hosts, gpus=gpus))
+    return questions
+
+
+def check_graphs(sources: Iterable[workload_pb2.GraphSource]) -> Questions:
+    """Turn graphs about which nothing else is asked into questions."""
+    questions = Questions()
+    for source in sources:
+        questions.add(source, lambda index: {"graph": index})
+    return questions
+
+
+def _workload(
+    workload: workload_pb2.Workload, graph: int, hosts: Sequence[HostView], gpus: GpuCatalog
+) -> dict[str, Any]:
+    if not 1 <= workload.batch_size <= _LARGEST_BATCH:
+        raise WorkloadError(
+            INVALID_REQUEST,
+            f"{workload.batch_size}: must be 1 to {_LARGEST_BATCH} samples per device",
+            "batch_size",
+        )
+    samples = workload.samples_per_epoch if workload.HasField("samples_per_epoch") else None
+    if samples is not None and not 1 <= samples <= _MOST_SAMPLES:
+        raise WorkloadError(INVALID_REQUEST, f"{samples}: must be at least 1, or unset", "samples_per_epoch")
+    return {
+        "graph": graph,
+        "batch_size": workload.batch_size,
+        "cluster": _cluster(workload.cluster, hosts, gpus),
+        "dataset_type": dataset_type(workload.dataset_type) if workload.dataset_type else None,
+        "regressor": _choice(workload, "regressor", ""),
+        "samples_per_epoch": samples,
+    }
+
+
+def _cluster(cluster: workload_pb2.Cluster, hosts: Sequence[HostView], gpus: GpuCatalog) -> dict[str, Any]:
+    if cluster.agent_ids or cluster.host_names:
+        named = _named_hosts(cluster, hosts)
+        device, most, notes = _device_of(named, cluster.device, gpus)
+        count = cluster.device_count or most
+        if count > most:
+            raise WorkloadError(
+                UNKNOWN_DEVICE, f"{count} devices of {device}: the hosts have {most}", "cluster.device_count"
+            )
+        if cluster.node_count not in (0, len(named)):
+            raise WorkloadError(INVALID_REQUEST, "leave it unset with hosts", "cluster.node_count")
+        nodes = min(len(named), count)
+        host = least_resources([each.available() for each in named])
+    else:
+        named, host = [], None
+        device, notes = _device(cluster.device, gpus)
+        count, nodes = cluster.device_count or 1, cluster.node_count or 1
+    if count > _MOST_DEVICES:
+        raise WorkloadError(INVALID_REQUEST, f"{count}: at most {_MOST_DEVICES}", "cluster.device_count")
+    if not 1 <= nodes <= min(count, _MOST_HOSTS):
+        raise WorkloadError(
+            INVALID_REQUEST, f"{nodes} hosts for {count} devices: each has one at least", "cluster.node_count"
+        )
+    parallelism = _choice(cluster, "parallelism", "none" if count == 1 else "distributed")
+    if count > 1 and parallelism == "none":
+        raise WorkloadError(INVALID_REQUEST, f"{count} devices cannot share a job by it", "cluster.parallelism")
+    return {
+        "device": device,
+        "device_count": count,
+        "node_count": nodes,
+        "precision": _choice(cluster, "precision", "fp32"),
+        "parallelism": parallelism,
+        "environment": _text(cluster.environment, "cluster.environment") or None,
+        "agent_ids": [each.agent_id for each in named],
+        "host": None if host is None else resource_document(host),
+        "notes": notes,
+    }
+
+
+def _device(name: str, gpus: GpuCatalog) -> tuple[str, list[str]]:
+    """Return the canonical name of a device, and what was assumed about it."""
+    if not name:
+        raise WorkloadError(INVALID_REQUEST, "name a device, or hosts that have one", "cluster.device")
+    try:
+        found = resolve(gpus, _text(name, "cluster.device"))
+    except RequestError as error:
+        raise WorkloadError(UNKNOWN_DEVICE, str(error), "cluster.device") from None
+    return found.spec.name, [f"{name}: {found.note}"] if found.note else []
+
+
+def _device_of(hosts: Sequence[HostView], wanted: str, gpus: GpuCatalog) -> tuple[str, int, list[str]]:
+    """Return the device model that hosts have, or that was asked for, how many there are, and what was assumed."""
+    name, notes = _device(wanted, gpus) if wanted else ("", [])
+    counts: dict[str, int] = {}
+    for host in hosts:
+        for device in host.devices:
+            if device.spec is not None and not device.described.mig_uuid:
+                counts[device.spec.name] = counts.get(device.spec.name, 0) + 1
+    if name:
+        counts = {name: counts[name]} if name in counts else {}
+    if not counts:
+        what = name or "device of the catalogue"
+        raise WorkloadError(UNKNOWN_DEVICE, f"the hosts have no {what}", "cluster.device")
+    if len(counts) > 1:
+        text = f"the hosts have several models: say which of {', '.join(sorted(counts))}"
+        raise WorkloadError(UNKNOWN_DEVICE, text, "cluster.device")
+    ((model, count),) = counts.items()
+    silent = [host.agent_id for host in hosts if not host.connected]
+    untold = [host.agent_id for host in hosts if host.connected and host.load is None]
+    if silent:
+        notes = [*notes, f"not streaming now, and taken for idle: {', '.join(silent[:_MOST_NAMED])}"]
+    if untold:
+        notes = [
+            *notes,
+            f"their load is not told, so that they are taken for idle: {', '.join(untold[:_MOST_NAMED])}",
+        ]
+    return model, count, notes
 
 
 def dataset_type(name: str) -> str:

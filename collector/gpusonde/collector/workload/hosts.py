@@ -37,7 +37,7 @@ class LiveSession(Protocol):
 
 
 @dataclass(frozen=True)
-class Device:
+class HostDevice:
     """A GPU of a host.
 
     Attributes:
@@ -70,7 +70,7 @@ class HostView:
     host: gpu_pb2.Host
     connected: bool
     load: KnownLoad | None
-    devices: tuple[Device, ...]
+    devices: tuple[HostDevice, ...]
 
     def available(self) -> HostResources:
         """Return what is free; without a load, that is everything."""
@@ -159,11 +159,11 @@ class ResourceCollector:
             if (agent_ids is None and host_names is None) or row.agent_id in ids or row.host_name in names
         ]
         wanted = {row.agent_id for row in rows}
-        devices: dict[str, list[Device]] = {agent_id: [] for agent_id in wanted}
+        devices: dict[str, list[HostDevice]] = {agent_id: [] for agent_id in wanted}
         for gpu in self._facts.gpus() if wanted else ():
             if gpu.agent_id in wanted:
                 described = gpu_pb2.Gpu.FromString(gpu.message)
-                devices[gpu.agent_id].append(Device(described, self._spec(described)))
+                devices[gpu.agent_id].append(HostDevice(described, self._spec(described)))
         return [
             HostView(
                 row.agent_id,
@@ -252,7 +252,7 @@ class ClusterDescriber:
             "devices": [self._device(device) for device in host.devices],
         }
 
-    def _device(self, device: Device) -> dict[str, Any]:
+    def _device(self, device: HostDevice) -> dict[str, Any]:
         described, spec = device.described, device.spec
         busy, free_memory = self._read_recent(device)
         flops = None if spec is None or described.mig_uuid else spec.fp32_tflops * 1e12
@@ -268,7 +268,7 @@ class ClusterDescriber:
             "replayed": described.replayed,
         }
 
-    def _read_recent(self, device: Device) -> tuple[float | None, float | None]:
+    def _read_recent(self, device: HostDevice) -> tuple[float | None, float | None]:
         offered = set(self._store.facts.metrics(device.key))
         busy = next((name for name in _BUSY if name in offered), None)
         wanted = [name for name in (busy, _FREE_MEMORY, _USED_MEMORY) if name in offered]

@@ -1,7 +1,4 @@
-"""Questions about workloads over gRPC: ``WorkloadService`` asks the checker, the hosts, the processes and the queue.
-
-``Controller`` puts these parts together from the configuration, and owns them.
-"""
+"""``WorkloadService``: questions about workloads over gRPC, which it has checked and asks the processes about."""
 
 from __future__ import annotations
 
@@ -11,7 +8,6 @@ import logging
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -24,15 +20,14 @@ from gpusonde.collector.ingest.agents import Agents
 from gpusonde.collector.messages import fill
 from gpusonde.collector.metrics import CollectorCounters
 from gpusonde.collector.storage.store import Store
-from gpusonde.collector.workload.checker import Questions, TaskChecker, dataset_type
+from gpusonde.collector.workload.checker import Questions, check_graphs, check_workloads, dataset_type
 from gpusonde.collector.workload.errors import INVALID_REQUEST, WorkloadError
 from gpusonde.collector.workload.hosts import ClusterDescriber, HostView, ResourceCollector
-from gpusonde.collector.workload.processes import PURPOSE, WorkloadProcesses
+from gpusonde.collector.workload.processes import WorkloadProcesses
 from gpusonde.collector.workload.training import Trainings, has_torch, trainer_command, training_document
 from gpusonde.collector.workload.training_queue import TrainingQueue
 from gpusonde.errors import ChildBusyError, EncoderError, RequestError, StoreError
 from gpusonde.predictor.workload.embedding import Registry
-from gpusonde.service.child import Purpose
 from gpusonde.workload.v1 import workload_pb2, workload_pb2_grpc
 
 _LOG = logging.getLogger(__name__)
@@ -49,48 +44,62 @@ _Response = TypeVar("_Response")
 _Value = TypeVar("_Value")
 
 
-@dataclass(frozen=True)
-class WorkloadParts:
-    """What answers questions about workloads.
-
-    Attributes:
-        processes: Read graphs and compute.
-        checker: Checks questions.
-        resources: Knows hosts.
-        describer: Describes them.
-        trainings: What is trained.
-        registry: The encoders there are.
-    """
-
-    processes: WorkloadProcesses
-    checker: TaskChecker
-    resources: ResourceCollector
-    describer: ClusterDescriber
-    trainings: Trainings
-    registry: Callable[[], Registry]
-
-
 class WorkloadService(workload_pb2_grpc.WorkloadServiceServicer):
     """Implements ``gpusonde.workload.v1.WorkloadService``.
 
+    It owns what answers: the processes, the queue of trainings, and what knows hosts.
+
     Args:
-        parts: What answers.
+        config: The configuration at the start.
+        store: Where hosts, GPUs and samples are.
+        agents: The streams that say what hosts are doing.
         executor: Runs what blocks.
-        config: In force at the time of the question.
         counters: Where answers and refusals are counted.
     """
 
     def __init__(
         self,
-        parts: WorkloadParts,
+        config: CollectorConfig,
+        store: Store,
+        agents: Agents,
         executor: Executor,
-        config: Callable[[], CollectorConfig],
         counters: CollectorCounters,
     ) -> None:
-        self._parts = parts
-        self._executor = executor
         self._config = config
+        self._executor = executor
         self._counters = counters
+        self._gpus = load_gpus()
+        self._resources = ResourceCollector(store.facts, agents.sessions, self._gpus)
+        self._describer = ClusterDescriber(self._resources, store)
+        self._processes = WorkloadProcesses(config.workers.pool(config.workload.processes))
+        self._trainings = Trainings(TrainingQueue(config.trainings), self._trainer_command, counters.trainings)
+        self._registry = functools.cache(lambda: Registry(config.embeddings))
+        counters.workload_waiting = lambda: self._processes.waiting
+
+    async def check_model(self, config: CollectorConfig) -> None:
+        """Read the model that a configuration names, with the encoder that it may need.
+
+        Raises:
+            MissingEncoderError: Its encoder is not in the folder of the encoders.
+            ModelFileError: It cannot be used.
+            OSError: It cannot be read.
+        """
+        if config.workload.model:
+            await asyncio.get_running_loop().run_in_executor(self._executor, _check, config)
+
+    def configure(self, config: CollectorConfig) -> None:
+        """Set other bounds, from the next question on."""
+        self._config = config
+        self._processes.configure(config.workers.pool(config.workload.processes))
+        self._trainings.wake()
+
+    async def run(self) -> None:
+        """Look after the queue of trainings until cancelled."""
+        await self._trainings.run()
+
+    async def close(self) -> None:
+        """End the processes that answer."""
+        await self._processes.close()
 
     async def Predict(  # noqa: N802 - gRPC's name, as below
         self, request: workload_pb2.PredictRequest, context: Context
@@ -99,7 +108,7 @@ class WorkloadService(workload_pb2_grpc.WorkloadServiceServicer):
         await self._check(context, [workload.graph for workload in request.workloads])
         try:
             hosts = await self._hosts(request.workloads)
-            questions = self._parts.checker.check_workloads(request.workloads, hosts)
+            questions = check_workloads(request.workloads, hosts, self._gpus)
             answers = await self._ask("predict", questions)
             await self._queue_trainings(answers["answers"])
         except Exception as error:  # the client must get a status whatever happened
@@ -116,7 +125,7 @@ class WorkloadService(workload_pb2_grpc.WorkloadServiceServicer):
                 "dataset_type": _required_dataset_type(request.dataset_type),
                 "nearest_count": _nearest_count(request.nearest_count),
             }
-            answers = await self._ask("embed", self._parts.checker.check_graphs(request.graphs), more)
+            answers = await self._ask("embed", check_graphs(request.graphs), more)
         except Exception as error:  # as above
             await self._abort(context, error)
         return _filled(workload_pb2.EmbedResponse(), answers)
@@ -127,8 +136,8 @@ class WorkloadService(workload_pb2_grpc.WorkloadServiceServicer):
         """Queue the training of an embedding; the interceptor has seen that the caller is an admin."""
         try:
             name = _required_dataset_type(request.dataset_type)
-            training = await self._blocking(lambda: self._parts.trainings.queue.enqueue(name, again=request.again))
-            self._parts.trainings.wake()
+            training = await self._blocking(lambda: self._trainings.queue.enqueue(name, again=request.again))
+            self._trainings.wake()
         except Exception as error:  # as above
             await self._abort(context, error)
         return _filled(workload_pb2.QueueTrainingResponse(), {"training": training_document(training)})
@@ -148,15 +157,23 @@ class WorkloadService(workload_pb2_grpc.WorkloadServiceServicer):
         self, request: workload_pb2.DescribeClusterRequest, context: Context
     ) -> workload_pb2.DescribeClusterResponse:
         """Return hosts, and what they have free."""
-        loads = self._parts.resources.loads()
+        loads = self._resources.loads()
         try:
-            page = await self._blocking(lambda: self._parts.describer.page(request, loads))
+            page = await self._blocking(lambda: self._describer.page(request, loads))
         except Exception as error:  # as above
             await self._abort(context, error)
         return _filled(workload_pb2.DescribeClusterResponse(), page)
 
+    def _trainer_command(self, dataset_type: str) -> tuple[str, ...] | None:
+        config = self._config
+        if not config.workload.train or not has_torch():
+            return None
+        datasets = config.workload.datasets
+        folder = Path(datasets).expanduser() if datasets else None
+        return trainer_command(dataset_type, config.trainings, config.embeddings, folder)
+
     async def _ask(self, kind: str, questions: Questions, more: dict[str, Any] | None = None) -> dict[str, Any]:
-        config = self._config()
+        config = self._config
         began_s = time.monotonic()
         head = {
             **(more or {}),
@@ -165,7 +182,7 @@ class WorkloadService(workload_pb2_grpc.WorkloadServiceServicer):
             "max_operations": _MAX_OPERATIONS,
             "graph_time_limit_s": _GRAPH_TIME_LIMIT_S,
         }
-        found = await self._parts.processes.ask(kind, questions, head)
+        found = await self._processes.ask(kind, questions, head)
         self._counters.workload.observe(time.monotonic() - began_s)
         for answer in found["answers"]:
             self._counters.workload_answers[_status(answer)] += 1
@@ -176,8 +193,8 @@ class WorkloadService(workload_pb2_grpc.WorkloadServiceServicer):
         names = {name for workload in workloads for name in workload.cluster.host_names}
         if not ids and not names:
             return []
-        loads = self._parts.resources.loads()
-        return await self._blocking(lambda: self._parts.resources.hosts(loads, ids, names))
+        loads = self._resources.loads()
+        return await self._blocking(lambda: self._resources.hosts(loads, ids, names))
 
     async def _queue_trainings(self, answers: Sequence[dict[str, Any]]) -> None:
         """Have embeddings trained that answers had to do without, and say so in them."""
@@ -187,16 +204,16 @@ class WorkloadService(workload_pb2_grpc.WorkloadServiceServicer):
             if (use := (answer.get("prediction") or {}).get("embedding")) is not None and not use["available"]
         ]
         for name in {use["dataset_type"] for use in missing}:
-            known = await self._blocking(functools.partial(self._parts.trainings.enqueue_if_absent, name))
+            known = await self._blocking(functools.partial(self._trainings.enqueue_if_absent, name))
             for use in missing:
                 if use["dataset_type"] == name:
                     use.update(known, note=f"{use['note']}; {known['note']}")
         if missing:
-            self._parts.trainings.wake()
+            self._trainings.wake()
 
     def _list_trainings(self, names: Collection[str]) -> dict[str, Any]:
-        registry = self._parts.registry()
-        trainings = self._parts.trainings.queue.trainings()
+        registry = self._registry()
+        trainings = self._trainings.queue.trainings()
         encoders = [registry.get(name) for name in registry.dataset_types() if not names or name in names]
         return {
             "trainings": [training_document(each) for each in trainings if not names or each.dataset_type in names],
@@ -215,12 +232,12 @@ class WorkloadService(workload_pb2_grpc.WorkloadServiceServicer):
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
     async def _check(self, context: Context, sources: Sequence[workload_pb2.GraphSource]) -> None:
-        if self._parts.processes.options.processes < 1:
+        if self._processes.options.processes < 1:
             await context.abort(
                 grpc.StatusCode.FAILED_PRECONDITION,
                 "this collector answers no questions about workloads (workload.processes = 0)",
             )
-        max_request_bytes = self._config().workload.max_request_bytes
+        max_request_bytes = self._config.workload.max_request_bytes
         if len(sources) > _MAX_QUESTIONS:
             self._counters.refused["workload_size"] += 1
             await context.abort(
@@ -280,82 +297,6 @@ def _nearest_count(count: int) -> int:
 def _filled(response: _Response, document: dict[str, Any]) -> _Response:
     fill(response, document)  # type: ignore[arg-type]
     return response
-
-
-class Controller:
-    """Owns the parts that answer questions about workloads.
-
-    Args:
-        config: The configuration at the start.
-        store: Where hosts, GPUs and samples are.
-        agents: The streams that say what hosts are doing.
-        executor: Runs what blocks.
-        counters: Where answers and refusals are counted.
-        purpose: What answers in the processes.
-
-    Attributes:
-        service: Answers over gRPC.
-    """
-
-    def __init__(
-        self,
-        config: CollectorConfig,
-        store: Store,
-        agents: Agents,
-        executor: Executor,
-        counters: CollectorCounters,
-        purpose: Purpose = PURPOSE,
-    ) -> None:
-        self._config = config
-        self._executor = executor
-        gpus = load_gpus()
-        resources = ResourceCollector(store.facts, agents.sessions, gpus)
-        self._processes = WorkloadProcesses(config.workers.pool(config.workload.processes), purpose)
-        queue = TrainingQueue(config.trainings)
-        self._trainings = Trainings(queue, self._trainer_command, counters.trainings)
-        parts = WorkloadParts(
-            processes=self._processes,
-            checker=TaskChecker(gpus),
-            resources=resources,
-            describer=ClusterDescriber(resources, store),
-            trainings=self._trainings,
-            registry=functools.cache(lambda: Registry(config.embeddings)),
-        )
-        self.service = WorkloadService(parts, executor, lambda: self._config, counters)
-        counters.workload_waiting = lambda: self._processes.waiting
-
-    async def check_model(self, config: CollectorConfig) -> None:
-        """Read the model that a configuration names, with the encoder that it may need.
-
-        Raises:
-            MissingEncoderError: Its encoder is not in the folder of the encoders.
-            ModelFileError: It cannot be used.
-            OSError: It cannot be read.
-        """
-        if config.workload.model:
-            await asyncio.get_running_loop().run_in_executor(self._executor, _check, config)
-
-    def configure(self, config: CollectorConfig) -> None:
-        """Set other bounds, from the next question on."""
-        self._config = config
-        self._processes.configure(config.workers.pool(config.workload.processes))
-        self._trainings.wake()
-
-    async def run(self) -> None:
-        """Look after the queue of trainings until cancelled."""
-        await self._trainings.run()
-
-    async def close(self) -> None:
-        """End the processes that answer."""
-        await self._processes.close()
-
-    def _trainer_command(self, dataset_type: str) -> tuple[str, ...] | None:
-        config = self._config
-        if not config.workload.train or not has_torch():
-            return None
-        datasets = config.workload.datasets
-        folder = Path(datasets).expanduser() if datasets else None
-        return trainer_command(dataset_type, config.trainings, config.embeddings, folder)
 
 
 def _check(config: CollectorConfig) -> None:

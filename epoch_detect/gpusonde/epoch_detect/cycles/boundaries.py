@@ -180,7 +180,7 @@ class _Edges:
 
 
 @dataclass(frozen=True)
-class _Steps:
+class _EdgeSteps:
     """Means over some cells after and before the left edge of every cell, and the edge behind the last one.
 
     Attributes:
@@ -208,15 +208,15 @@ class _Levels:
     def __init__(self, values: FloatArray) -> None:
         self.size = values.size
         self._sums = np.concatenate([[0.0], np.cumsum(values)])
-        self._steps: dict[int, _Steps] = {}
+        self._steps: dict[int, _EdgeSteps] = {}
 
-    def steps(self, width: int) -> _Steps:
+    def steps(self, width: int) -> _EdgeSteps:
         """Return the steps between means over ``width`` cells."""
         if width not in self._steps:
             self._steps[width] = self._make(min(width, self.size))
         return self._steps[width]
 
-    def _make(self, width: int) -> _Steps:
+    def _make(self, width: int) -> _EdgeSteps:
         sums, n = self._sums, self.size
         whole = (sums[width:] - sums[:-width]) / width
         fewer = np.maximum(np.arange(width), 1)
@@ -224,7 +224,7 @@ class _Levels:
         before = np.concatenate([sums[:width] / fewer, whole])
         change = after - before
         change[[0, n]] = 0.0
-        return _Steps(after, before, change, median(np.abs(change)) + _LEAST_CHANGE, median(after))
+        return _EdgeSteps(after, before, change, median(np.abs(change)) + _LEAST_CHANGE, median(after))
 
 
 def _edges(levels: _Levels, direction: float, rough: FloatArray, period: float) -> _Edges:

@@ -6,14 +6,14 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import groupby
 
 import numpy as np
 import pyarrow as pa
 
+from gpusonde.collector.config import StoreConfig
 from gpusonde.collector.storage.clickhouse.facts import ClickHouseFacts, Ownership
-from gpusonde.collector.storage.clickhouse.schema import TableLifetimes
 from gpusonde.collector.storage.clickhouse.sql import (
     ClickHouseSql,
     RecordRows,
@@ -56,25 +56,6 @@ _PROBE = bytes(1 << 20)
 _NEVER = 1 << 63
 
 
-@dataclass(frozen=True)
-class ClickHouseOptions:
-    """How the store uses the database.
-
-    Attributes:
-        database: Its name.
-        create_schema: Whether the collector makes and changes tables.
-        retention: For how long samples are kept.
-        tail_s: For how long records stay in memory for tracking.
-        tail_bytes: Size of what stays there at most.
-    """
-
-    database: str = "gpusonde"
-    create_schema: bool = True
-    retention: TableLifetimes = field(default_factory=TableLifetimes)
-    tail_s: float = 60.0
-    tail_bytes: int = 256 << 20
-
-
 class ClickHouseSamples:
     """Implements ``SampleStore`` over the database; nothing is on this machine.
 
@@ -82,7 +63,7 @@ class ClickHouseSamples:
         sql: The database.
         facts: What is there besides samples.
         ownership: Which agents are this collector's.
-        options: How.
+        config: For how long samples are kept, and records in memory for tracking.
         counters: Told what is done.
         wall_clock_ns: Unix time in nanoseconds.
         monotonic_clock: Seconds, for the age of what is in memory and the length of inserts.
@@ -93,7 +74,7 @@ class ClickHouseSamples:
         sql: ClickHouseSql,
         facts: ClickHouseFacts,
         ownership: Ownership,
-        options: ClickHouseOptions,
+        config: StoreConfig,
         counters: StoreCounters,
         *,
         wall_clock_ns: Callable[[], int] = time.time_ns,
@@ -102,11 +83,11 @@ class ClickHouseSamples:
         self._sql = sql
         self._facts = facts
         self._ownership = ownership
-        self._options = options
+        self._config = config
         self._counters = counters
         self._wall_clock_ns = wall_clock_ns
         self._monotonic_clock = monotonic_clock
-        self._tail = Tail(options.tail_s, options.tail_bytes, monotonic_clock)
+        self._tail = Tail(config.tail_s, config.tail_bytes, monotonic_clock)
         self._append_lock = threading.Lock()
         self._lock = threading.Lock()
         # (agent, spool id) -> number and durable sequence, of the spools that this process appends to.
@@ -245,8 +226,8 @@ class ClickHouseSamples:
     # Reading -----------------------------------------------------------------------------------------------------
 
     def _raw_since_unix_nano(self) -> int:
-        raw_s = self._options.retention.raw_s
-        return self._wall_clock_ns() - raw_s * SECOND_NS if raw_s else 0
+        kept_s = round(self._config.raw_retention_s)
+        return self._wall_clock_ns() - kept_s * SECOND_NS if kept_s else 0
 
     def read(
         self,

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from gpusonde.collector.config import StoreConfig
 from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql
 from gpusonde.collector.storage.samples import (
     SECOND_NS,
@@ -35,19 +36,6 @@ _RECEIVED = "received DateTime('UTC') CODEC(Delta, ZSTD(1))"
 
 
 @dataclass(frozen=True)
-class TableLifetimes:
-    """For how long samples are kept, counted from their receipt; 0 means for ever.
-
-    Attributes:
-        raw_s: Every tick.
-        second_s: Averages over a second.
-    """
-
-    raw_s: int = 14 * 86_400
-    second_s: int = 90 * 86_400
-
-
-@dataclass(frozen=True)
 class _Table:
     """One table.
 
@@ -57,7 +45,7 @@ class _Table:
         engine: How rows with one key become one.
         order_by: The key.
         partition_by: What is dropped together; empty for tables that are kept for ever.
-        lifetime: Field of ``TableLifetimes``; empty for ever.
+        lifetime: Field of ``StoreConfig``; empty for ever.
     """
 
     name: str
@@ -67,7 +55,7 @@ class _Table:
     partition_by: str = ""
     lifetime: str = ""
 
-    def statement(self, retention: TableLifetimes) -> str:
+    def statement(self, config: StoreConfig) -> str:
         """Return the statement that makes the table if it is not there."""
         settings = _DURABLE
         parts = [f"CREATE TABLE IF NOT EXISTS {self.name} (\n    {self.columns}\n)", f"ENGINE = {self.engine}"]
@@ -76,14 +64,14 @@ class _Table:
         parts.append(f"ORDER BY ({self.order_by})")
         if self.lifetime:
             settings += ", ttl_only_drop_parts = 1"
-            if clause := self.lifetime_clause(retention):
+            if clause := self.lifetime_clause(config):
                 parts.append(clause)
         parts.append(f"SETTINGS {settings}")
         return "\n".join(parts)
 
-    def lifetime_clause(self, retention: TableLifetimes) -> str:
+    def lifetime_clause(self, config: StoreConfig) -> str:
         """Return the clause that says when rows go; empty for never."""
-        seconds = getattr(retention, self.lifetime)
+        seconds = round(getattr(config, self.lifetime))
         return f"TTL received + toIntervalSecond({seconds})" if seconds else ""
 
 
@@ -124,7 +112,7 @@ _SAMPLES = _Table(
     ),
     "gpu_uuid, time_unix_nano, spool, sequence",
     partition_by="toDate(received)",
-    lifetime="raw_s",
+    lifetime="raw_retention_s",
 )
 _SECONDS = _Table(
     "samples_1s",
@@ -140,7 +128,7 @@ _SECONDS = _Table(
     ),
     "gpu_uuid, time_unix_nano, spool, sequence",
     partition_by="toDate(received)",
-    lifetime="second_s",
+    lifetime="second_retention_s",
 )
 
 _TABLES = (
@@ -212,7 +200,7 @@ _TABLES = (
         f" {_RECEIVED}",
         "gpu_uuid, metric, reason, spool, sequence",
         partition_by="toDate(received)",
-        lifetime="raw_s",
+        lifetime="raw_retention_s",
     ),
     _Table(
         "runs",
@@ -304,26 +292,26 @@ def _seconds_query() -> str:
     return f"SELECT\n    {listed}\nFROM samples\nGROUP BY gpu_uuid, time_unix_nano, spool, sequence"
 
 
-def statements(retention: TableLifetimes) -> Iterator[str]:
+def statements(config: StoreConfig) -> Iterator[str]:
     """Yield what makes the whole schema in an empty database."""
     for table in _TABLES:
-        yield table.statement(retention)
+        yield table.statement(config)
     yield f"CREATE MATERIALIZED VIEW IF NOT EXISTS {_SECONDS_VIEW} TO samples_1s AS\n{_seconds_query()}"
     yield f"INSERT INTO schema_version (version) VALUES ({VERSION})"  # noqa: S608 - our own number
 
 
-def script(retention: TableLifetimes) -> str:
+def script(config: StoreConfig) -> str:
     """Return the whole schema as a file of statements, for those who make databases themselves."""
-    return "".join(f"{statement};\n\n" for statement in statements(retention))
+    return "".join(f"{statement};\n\n" for statement in statements(config))
 
 
-def prepare(sql: ClickHouseSql, database: str, retention: TableLifetimes, *, may_change: bool) -> None:
+def prepare(sql: ClickHouseSql, database: str, config: StoreConfig, *, may_change: bool) -> None:
     """Make the schema, or bring that of an older collector up to date.
 
     Args:
         sql: The database.
         database: Its name.
-        retention: For how long samples are kept.
+        config: For how long samples are kept.
         may_change: Whether the schema is the collector's to make; else it is only checked.
 
     Raises:
@@ -336,13 +324,13 @@ def prepare(sql: ClickHouseSql, database: str, retention: TableLifetimes, *, may
                 f"database {database} holds no schema of a collector: apply deploy/clickhouse/schema.sql, or set"
                 " clickhouse.create_schema"
             )
-        for statement in statements(retention):
+        for statement in statements(config):
             sql.run(statement)
         return
     ((version,),) = sql.rows("SELECT max(version) FROM schema_version")
     if version > VERSION:
         raise StoreError(f"database {database} has schema version {version}, this collector knows {VERSION}; update it")
-    changes = list(_changes(sql, database, known, retention))
+    changes = list(_changes(sql, database, known, config))
     if changes and not may_change:
         raise StoreError(
             f"the schema of database {database} is not that of this collector; apply these, or set"
@@ -362,11 +350,11 @@ def _columns(sql: ClickHouseSql, database: str) -> dict[str, set[str]]:
     return found
 
 
-def _changes(sql: ClickHouseSql, database: str, known: dict[str, set[str]], retention: TableLifetimes) -> Iterator[str]:
+def _changes(sql: ClickHouseSql, database: str, known: dict[str, set[str]], config: StoreConfig) -> Iterator[str]:
     """Yield what an existing schema lacks: tables, columns of metrics that a newer catalogue has, other retention."""
     for table in _TABLES:
         if table.name not in known:
-            yield table.statement(retention)
+            yield table.statement(config)
     grown = False
     for table, typed_columns in ((_SAMPLES, _raw_columns), (_SECONDS, _second_columns)):
         for metric in METRICS:
@@ -385,7 +373,7 @@ def _changes(sql: ClickHouseSql, database: str, known: dict[str, set[str]], rete
     )
     for table in _TABLES:
         if table.lifetime and table.name in engines:
-            clause = table.lifetime_clause(retention)
+            clause = table.lifetime_clause(config)
             if clause and clause not in engines[table.name]:
                 yield f"ALTER TABLE {table.name} MODIFY {clause}"
             elif not clause and " TTL " in engines[table.name]:

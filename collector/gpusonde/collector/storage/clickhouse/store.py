@@ -9,10 +9,10 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
-from gpusonde.collector.config import StoreConfig
+from gpusonde.collector.config import ClickHouseConfig, StoreConfig
 from gpusonde.collector.storage.clickhouse.facts import ClickHouseFacts, Ownership
 from gpusonde.collector.storage.clickhouse.results import ClickHouseResults
-from gpusonde.collector.storage.clickhouse.samples import ClickHouseOptions, ClickHouseSamples
+from gpusonde.collector.storage.clickhouse.samples import ClickHouseSamples
 from gpusonde.collector.storage.clickhouse.schema import prepare
 from gpusonde.collector.storage.clickhouse.sql import ClickHouseSql, binary_column, fact_table
 from gpusonde.collector.storage.model import StoreUsage
@@ -32,7 +32,8 @@ class ClickHouseStore:
     Args:
         sql: The database.
         ownership: Which agents are this collector's.
-        options: How it is used.
+        database: Its name, and whether its tables are ours to make.
+        config: For how long samples are kept.
         place: Where it is, for a human reader.
         wall_clock_ns: Unix time in nanoseconds.
         monotonic_clock: Seconds, for the age of what is in memory and the length of inserts.
@@ -42,7 +43,8 @@ class ClickHouseStore:
         self,
         sql: ClickHouseSql,
         ownership: Ownership,
-        options: ClickHouseOptions | None = None,
+        database: ClickHouseConfig,
+        config: StoreConfig,
         *,
         place: str = "",
         wall_clock_ns: Callable[[], int] = time.time_ns,
@@ -50,7 +52,8 @@ class ClickHouseStore:
     ) -> None:
         self._sql = sql
         self._ownership = ownership
-        self._options = options or ClickHouseOptions()
+        self._database = database
+        self._config = config
         self.place = place
         self.counters = StoreCounters()
         self.facts = ClickHouseFacts(sql)
@@ -58,7 +61,7 @@ class ClickHouseStore:
             sql,
             self.facts,
             ownership,
-            self._options,
+            config,
             self.counters,
             wall_clock_ns=wall_clock_ns,
             monotonic_clock=monotonic_clock,
@@ -72,9 +75,9 @@ class ClickHouseStore:
         Raises:
             StoreError: The database cannot be used, or belongs to a newer collector.
         """
-        options = self._options
+        database = self._database
         try:
-            prepare(self._sql, options.database, options.retention, may_change=options.create_schema)
+            prepare(self._sql, database.database, self._config, may_change=database.create_schema)
             self._ownership.restore(self.facts.owners())
         except StoreError:
             self._sql.close()
