@@ -267,7 +267,6 @@ def _run_policy(config: CollectorConfig) -> RunPolicy:
     runs = config.runs
     return RunPolicy(
         activity_threshold=runs.activity_threshold,
-        min_active_s=runs.min_active_s,
         idle_end_s=runs.idle_end_s,
         held_end_s=runs.held_end_s,
         gap_end_s=runs.gap_end_s,

@@ -201,7 +201,6 @@ class RunsConfig:
     activity_threshold: float = option(
         "number", 0.05, "a tick is active when any activity ratio exceeds this", least=0.0, most=0.99
     )
-    min_active_s: float = option("duration", "1s", "activity that makes a run; less is a blip")
     idle_end_s: float = option(
         "duration", "5m", "idle time that ends a run; stalls of 120s occur inside of training", least="1s", most="1d"
     )
@@ -288,7 +287,6 @@ class WorkloadConfig:
     max_request_bytes: int = option("size", "8MiB", "largest request, graphs included", least="4KiB", most="256MiB")
     model: str = option("text", "", "file of 'gpusonde workload fit'; empty: the shipped model", live=True)
     embeddings: str = option("text", "", "folder of trained encoders; empty: 'embeddings' in the data directory")
-    queue: str = option("text", "", "folder of the queue of trainings; empty: 'trainings' in the data directory")
     train: bool = option(
         "switch",
         False,
@@ -453,5 +451,4 @@ class CollectorConfig(DaemonConfiguration):
     @property
     def trainings(self) -> Path:
         """Folder of the queue of trainings."""
-        chosen = self.workload.queue
-        return Path(chosen).expanduser() if chosen else self.directory / "trainings"
+        return self.directory / "trainings"
