@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpusonde.agent.jobs.ownership import Scheduler
 from gpusonde.agent.jobs.processes import owner_of
-from gpusonde.agent.jobs.sources import Scheduler, bounded
+from gpusonde.agent.jobs.sources import bounded
 
 CONTAINER = "3f2a" * 16
 OTHER = "9b1c" * 16

@@ -8,7 +8,8 @@ import pytest
 from support.fake_kubelet import FakeKubelet
 
 from gpusonde.agent.jobs.kubelet import KubeletPods, list_pods
-from gpusonde.agent.jobs.sources import DeviceNames, Scheduler
+from gpusonde.agent.jobs.ownership import Scheduler
+from gpusonde.agent.jobs.sources import DeviceNames
 from gpusonde.agent.sources.base import GpuDescription
 from gpusonde.errors import JobSourceError
 

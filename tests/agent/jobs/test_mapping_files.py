@@ -4,7 +4,8 @@ import os
 
 import pytest
 
-from gpusonde.agent.jobs.sources import DeviceNames, MappingFiles, Scheduler
+from gpusonde.agent.jobs.ownership import Scheduler
+from gpusonde.agent.jobs.sources import DeviceNames, MappingFiles
 from gpusonde.agent.sources.base import GpuDescription, StaticAttribute, StaticOrigin
 from gpusonde.errors import JobSourceError
 

@@ -8,8 +8,8 @@ import pytest
 
 from gpusonde.agent.config import JobsConfig
 from gpusonde.agent.jobs import JobParts, make_watcher
+from gpusonde.agent.jobs.ownership import Scheduler
 from gpusonde.agent.jobs.processes import ProcessOwners, ProcFolder
-from gpusonde.agent.jobs.sources import Scheduler
 from gpusonde.agent.metrics import SelfCounters
 from gpusonde.agent.sources.base import GpuDescription, SourceInventory
 from gpusonde.agent.sources.nvml.processes import NvmlProcesses

@@ -4,7 +4,8 @@ import threading
 
 import pytest
 
-from gpusonde.agent.jobs.sources import DeviceNames, Owner, Scheduler
+from gpusonde.agent.jobs.ownership import Owner, Scheduler
+from gpusonde.agent.jobs.sources import DeviceNames
 from gpusonde.agent.jobs.watcher import JobWatcher, StateFile
 from gpusonde.agent.metrics import SelfCounters
 from gpusonde.agent.sources.base import GpuDescription

@@ -9,7 +9,8 @@ from typing import Any
 
 import grpc
 
-from gpusonde.agent.jobs.sources import DeviceNames, Owner, Owners, Scheduler, bounded
+from gpusonde.agent.jobs.ownership import Owner, Owners, Scheduler
+from gpusonde.agent.jobs.sources import DeviceNames, bounded
 from gpusonde.errors import JobSourceError
 from gpusonde.kubelet.v1 import pod_resources_pb2
 

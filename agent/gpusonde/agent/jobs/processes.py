@@ -23,7 +23,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gpusonde.agent.jobs.sources import Owner, Owners, Scheduler, bounded
+from gpusonde.agent.jobs.ownership import Owner, Owners, Scheduler
+from gpusonde.agent.jobs.sources import bounded
 from gpusonde.errors import JobSourceError
 
 _MOST_LINES = 64

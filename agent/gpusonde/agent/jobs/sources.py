@@ -1,4 +1,4 @@
-"""What sources of jobs share (``Owner``, ``DeviceNames``), and the simplest of them: Slurm's mapping files.
+"""What sources of jobs share (``JobSource``, ``DeviceNames``), and the simplest of them: Slurm's mapping files.
 
 ``DeviceNames`` turns the names that schedulers give to GPUs into the key under which they are sampled. One GPU has an
 index in three orders, which differ on some hosts; a UUID is the same everywhere:
@@ -19,11 +19,11 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from enum import Enum
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from gpusonde.agent.jobs.ownership import Owner, Owners, Scheduler
 from gpusonde.agent.sources.base import GpuDescription
 from gpusonde.errors import JobSourceError
 
@@ -128,39 +128,6 @@ def read_minors(driver: Path = DRIVER_FOLDER) -> dict[int, str]:
 # What a collector takes in one string.
 _LONGEST_TEXT = 256
 _UNPRINTABLE = re.compile(r"[^\x21-\x7e]+")
-
-
-class Scheduler(Enum):
-    """Who gave the GPU to the owner; the last three are no schedulers but what a process runs in."""
-
-    SLURM = "slurm"
-    KUBERNETES = "kubernetes"
-    CONTAINER = "container"
-    SYSTEMD = "systemd"
-    USER = "user"
-
-
-@dataclass(frozen=True)
-class Owner:
-    """A job that holds a GPU.
-
-    Attributes:
-        scheduler: Who gave it the GPU.
-        job_id: Its name there: a Slurm job id, ``namespace/pod``, a container's short id, a unit, ``uid-1000``.
-        start_unix_nano: Since when it has held the GPU; 0 when the source does not tell.
-        seen_unix_nano: When the source last saw it; 0 for now.
-        labels: What else is known; never a command line.
-    """
-
-    scheduler: Scheduler
-    job_id: str
-    start_unix_nano: int = 0
-    seen_unix_nano: int = 0
-    labels: Mapping[str, str] = field(default_factory=dict)
-
-
-# GPU key (the MIG instance's UUID where there is one) -> who holds it.
-Owners = Mapping[str, tuple[Owner, ...]]
 
 
 class JobSource(Protocol):

@@ -16,16 +16,13 @@ from typing import Any
 
 from gpusonde.agent.config import JobsConfig
 from gpusonde.agent.jobs.kubelet import KubeletPods
-from gpusonde.agent.jobs.ledger import Binding, Ledger
+from gpusonde.agent.jobs.ownership import Owner, Owners, Ownership, OwnershipHistory, Scheduler
 from gpusonde.agent.jobs.processes import ProcessOwners, ProcFolder
 from gpusonde.agent.jobs.sources import (
     DRIVER_FOLDER,
     DeviceNames,
     JobSource,
     MappingFiles,
-    Owner,
-    Owners,
-    Scheduler,
     read_minors,
 )
 from gpusonde.agent.metrics import SelfCounters
@@ -42,7 +39,7 @@ _LARGEST_FILE_BYTES = 4 << 20
 
 
 class StateFile:
-    """Stores bindings in one file.
+    """Stores open ownerships in one file.
 
     Args:
         path: The file.
@@ -53,20 +50,20 @@ class StateFile:
         self._path = path
         self._files = files
 
-    def load(self) -> tuple[Binding, ...]:
+    def load(self) -> tuple[Ownership, ...]:
         """Return what was stored; nothing, with a warning, when the file cannot be used."""
         try:
             with self._path.open("rb") as file:
                 data = file.read(_LARGEST_FILE_BYTES)
-            return tuple(_binding(fields) for fields in json.loads(data))
+            return tuple(_ownership(fields) for fields in json.loads(data))
         except FileNotFoundError:
             return ()
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             log.warning("%s cannot be read (%s); jobs that ended meanwhile stay open", self._path, error)
             return ()
 
-    def save(self, bindings: Iterable[Binding]) -> None:
-        """Store bindings; a disk that refuses is logged and costs nothing else."""
+    def save(self, ownerships: Iterable[Ownership]) -> None:
+        """Store them; a disk that refuses is logged and costs nothing else."""
         entries = [
             {
                 "gpu": b.gpu,
@@ -75,7 +72,7 @@ class StateFile:
                 "start_unix_nano": b.start_unix_nano,
                 "labels": dict(b.labels),
             }
-            for b in bindings
+            for b in ownerships
         ]
         try:
             write_durably(self._path, (json.dumps(entries) + "\n").encode(), files=self._files, mode=0o640)
@@ -83,12 +80,12 @@ class StateFile:
             log.warning("%s cannot be written: %s", self._path, error.strerror)
 
 
-def _binding(fields: dict[str, Any]) -> Binding:
+def _ownership(fields: dict[str, Any]) -> Ownership:
     start = fields["start_unix_nano"]
     if not isinstance(start, int) or not 0 < start < 1 << 62:
         raise ValueError(f"{start!r:.40} is no time")
     labels = {str(key): str(value) for key, value in fields["labels"].items()}
-    return Binding(str(fields["gpu"]), Scheduler(fields["scheduler"]), str(fields["job_id"]), start, labels=labels)
+    return Ownership(str(fields["gpu"]), Scheduler(fields["scheduler"]), str(fields["job_id"]), start, labels=labels)
 
 
 _SCHEDULERS = {
@@ -150,7 +147,7 @@ class JobWatcher:
     Args:
         sources: In order of precedence.
         devices: The GPUs that may have an owner.
-        state: Where open bindings are kept over restarts.
+        state: Where open ownerships are kept over restarts.
         emit: Takes each record.
         counters: Filled with bindings and failures; after lost records, which they tell, all is recorded again.
         on_end: Called in the watcher's thread when it ends, to give back what the sources hold.
@@ -179,7 +176,7 @@ class JobWatcher:
         self._wall_ns = wall_ns
         self._stopping = threading.Event()
         self._wait = wait or self._stopping.wait
-        self._ledger = Ledger()
+        self._history = OwnershipHistory()
         self._restate = True
         self._losses_told = 0
 
@@ -193,7 +190,7 @@ class JobWatcher:
         self._restate = True
 
     def run(self) -> None:
-        """Watch until :meth:`stop`. Bindings that are open then stay open: the jobs go on."""
+        """Watch until :meth:`stop`. Ownerships that are open then stay open: the jobs go on."""
         try:
             self.begin()
             while not self._stopping.is_set():
@@ -209,7 +206,7 @@ class JobWatcher:
 
     def begin(self) -> None:
         """Take up what a former process left."""
-        self._ledger = Ledger(self._state.load())
+        self._history = OwnershipHistory(self._state.load())
         self._losses_told = self._lost_records()
 
     def poll(self) -> None:
@@ -217,18 +214,18 @@ class JobWatcher:
         now = self._wall_ns()
         for asked in self._asked:
             asked.ask(now)
-        changed = self._ledger.observe(now, self._combined())
+        changed = self._history.observe(now, self._combined())
         if changed:
-            self._state.save(self._ledger.open)
+            self._state.save(self._history.open)
             _log_changes(changed)
         restate, self._restate = self._restate, False
         losses = self._lost_records()
         if losses != self._losses_told:
             self._losses_told = losses
-            self._record([*self._ledger.ended, *self._ledger.open])
+            self._record([*self._history.ended, *self._history.open])
         elif restate:
-            ends = [binding for binding in changed if binding.end_unix_nano]
-            self._record([*ends, *self._ledger.open])
+            ends = [owned for owned in changed if owned.end_unix_nano]
+            self._record([*ends, *self._history.open])
         else:
             self._record(changed)
 
@@ -250,26 +247,26 @@ class JobWatcher:
     def _lost_records(self) -> int:
         return sum(self._counters.dropped_records.values())
 
-    def _record(self, bindings: Sequence[Binding]) -> None:
-        self._counters.job_bindings += len(bindings)
-        for begin in range(0, len(bindings), _MOST_BINDINGS):
-            self._emit(bindings_record(bindings[begin : begin + _MOST_BINDINGS]))
+    def _record(self, ownerships: Sequence[Ownership]) -> None:
+        self._counters.job_bindings += len(ownerships)
+        for begin in range(0, len(ownerships), _MOST_BINDINGS):
+            self._emit(bindings_record(ownerships[begin : begin + _MOST_BINDINGS]))
 
 
-def bindings_record(bindings: Iterable[Binding]) -> ingest_pb2.Record:
-    """Return the record that tells bindings to a collector."""
+def bindings_record(ownerships: Iterable[Ownership]) -> ingest_pb2.Record:
+    """Return the record that tells a collector ownerships, as bindings."""
     return ingest_pb2.Record(
         job_bindings=ingest_pb2.JobBindings(
             bindings=[
                 job_pb2.JobBinding(
-                    gpu_uuid=binding.gpu,
-                    job_id=binding.job_id,
-                    scheduler=_SCHEDULERS[binding.scheduler],
-                    start_time_unix_nano=binding.start_unix_nano,
-                    end_time_unix_nano=binding.end_unix_nano,
-                    labels=_texts(binding.labels),
+                    gpu_uuid=owned.gpu,
+                    job_id=owned.job_id,
+                    scheduler=_SCHEDULERS[owned.scheduler],
+                    start_time_unix_nano=owned.start_unix_nano,
+                    end_time_unix_nano=owned.end_unix_nano,
+                    labels=_texts(owned.labels),
                 )
-                for binding in bindings
+                for owned in ownerships
             ]
         )
     )
@@ -279,10 +276,10 @@ def _texts(labels: Mapping[str, str]) -> dict[str, str]:
     return dict(sorted(labels.items()))
 
 
-def _log_changes(changed: Sequence[Binding]) -> None:
-    for binding in changed:
-        what = "left" if binding.end_unix_nano else "holds"
-        log.info("job %s (%s) %s GPU %s", binding.job_id, binding.scheduler.value, what, binding.gpu)
+def _log_changes(changed: Sequence[Ownership]) -> None:
+    for owned in changed:
+        what = "left" if owned.end_unix_nano else "holds"
+        log.info("job %s (%s) %s GPU %s", owned.job_id, owned.scheduler.value, what, owned.gpu)
 
 
 @dataclass(frozen=True)
@@ -291,7 +288,7 @@ class JobParts:
 
     Attributes:
         inventory: The sampled GPUs.
-        spool_directory: Where open bindings are kept over restarts.
+        spool_directory: Where open ownerships are kept over restarts.
         emit: Takes each JobBindings record.
         counters: Filled with records and failures.
         processes: Tells the processes on the GPUs; None where nothing does.

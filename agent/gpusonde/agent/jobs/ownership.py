@@ -1,21 +1,56 @@
-"""``Ledger``: from "who holds the GPUs now" to bindings with a beginning and an end."""
+"""Which job owns which GPU: ``Owner`` now, ``Ownership`` from when to when (on the wire a binding).
+
+``OwnershipHistory`` makes the second of the first: it is told at every poll who owns the GPUs, and says what changed.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-
-from gpusonde.agent.jobs.sources import Owner, Owners, Scheduler
+from enum import Enum
 
 SHARED_LABEL = "shared"
 # Enough to tell a collector again what a full spool has lost of some days.
 _MOST_ENDED = 256
 
 
+class Scheduler(Enum):
+    """Who gave the GPU to the owner; the last three are no schedulers but what a process runs in."""
+
+    SLURM = "slurm"
+    KUBERNETES = "kubernetes"
+    CONTAINER = "container"
+    SYSTEMD = "systemd"
+    USER = "user"
+
+
 @dataclass(frozen=True)
-class Binding:
-    """One job's hold on one GPU over ``[start, end)``.
+class Owner:
+    """A job that holds a GPU.
+
+    Attributes:
+        scheduler: Who gave it the GPU.
+        job_id: Its name there: a Slurm job id, ``namespace/pod``, a container's short id, a unit, ``uid-1000``.
+        start_unix_nano: Since when it has held the GPU; 0 when the source does not tell.
+        seen_unix_nano: When the source last saw it; 0 for now.
+        labels: What else is known; never a command line.
+    """
+
+    scheduler: Scheduler
+    job_id: str
+    start_unix_nano: int = 0
+    seen_unix_nano: int = 0
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+# GPU key (the MIG instance's UUID where there is one) -> who holds it.
+Owners = Mapping[str, tuple[Owner, ...]]
+
+
+@dataclass(frozen=True)
+class Ownership:
+    """One job's ownership of one GPU over ``[start, end)``.
 
     Attributes:
         gpu: Key of the GPU.
@@ -39,29 +74,29 @@ class Binding:
 _Key = tuple[str, Scheduler, str]
 
 
-class Ledger:
-    """Keeps the bindings that are open, and those that ended last.
+class OwnershipHistory:
+    """Keeps the ownerships that are open, and those that ended last.
 
     Args:
-        held: Bindings that a former process left open.
+        held: Ownerships that a former process left open.
     """
 
-    def __init__(self, held: Iterable[Binding] = ()) -> None:
-        self._open: dict[_Key, Binding] = {_key(b): replace(b, seen_unix_nano=0) for b in held}
-        self._ended: deque[Binding] = deque(maxlen=_MOST_ENDED)
+    def __init__(self, held: Iterable[Ownership] = ()) -> None:
+        self._open: dict[_Key, Ownership] = {_key(b): replace(b, seen_unix_nano=0) for b in held}
+        self._ended: deque[Ownership] = deque(maxlen=_MOST_ENDED)
 
     @property
-    def open(self) -> tuple[Binding, ...]:
-        """Bindings that last."""
+    def open(self) -> tuple[Ownership, ...]:
+        """Ownerships that last."""
         return tuple(self._open.values())
 
     @property
-    def ended(self) -> tuple[Binding, ...]:
-        """Bindings that are over, the oldest first."""
+    def ended(self) -> tuple[Ownership, ...]:
+        """Ownerships that are over, the oldest first."""
         return tuple(self._ended)
 
-    def observe(self, now_unix_nano: int, owners: Owners) -> tuple[Binding, ...]:
-        """Take who holds the GPUs now and return the bindings that changed: ends first, then beginnings."""
+    def observe(self, now_unix_nano: int, owners: Owners) -> tuple[Ownership, ...]:
+        """Take who holds the GPUs now and return the ownerships that changed: ends first, then beginnings."""
         present = {(gpu, owner.scheduler, owner.job_id): owner for gpu, of_gpu in owners.items() for owner in of_gpu}
         ends = [self._end(key, now_unix_nano) for key in list(self._open) if key not in present]
         begun = {key: self._begin(key, owner, now_unix_nano) for key, owner in present.items() if key not in self._open}
@@ -77,22 +112,22 @@ class Ledger:
         first = sorted((self._open[key] for key in news), key=_precedence)
         return (*ends, *first)
 
-    def _end(self, key: _Key, now_unix_nano: int) -> Binding:
+    def _end(self, key: _Key, now_unix_nano: int) -> Ownership:
         held = self._open.pop(key)
         end = max(held.seen_unix_nano or now_unix_nano, held.start_unix_nano + 1)
         ended = replace(held, end_unix_nano=end)
         self._ended.append(ended)
         return ended
 
-    def _begin(self, key: _Key, owner: Owner, now_unix_nano: int) -> Binding:
+    def _begin(self, key: _Key, owner: Owner, now_unix_nano: int) -> Ownership:
         gpu, scheduler, job_id = key
         start = owner.start_unix_nano if 0 < owner.start_unix_nano <= now_unix_nano else now_unix_nano
         again = [b.end_unix_nano for b in self._ended if _key(b) == key]
         # A job that comes back has not held the GPU in between.
-        return Binding(gpu, scheduler, job_id, max([start, *again]))
+        return Ownership(gpu, scheduler, job_id, max([start, *again]))
 
     def _labels(self, present: Mapping[_Key, Owner], begun: Collection[_Key]) -> dict[_Key, dict[str, str]]:
-        """The labels of every open binding; all but the first owner of a GPU are marked as sharing it."""
+        """The labels of every open ownership; all but the first owner of a GPU are marked as sharing it."""
         primary: dict[str, _Key] = {}
         for key in sorted(present, key=lambda key: (key in begun, *_seniority(self._open[key]))):
             primary.setdefault(key[0], key)
@@ -102,14 +137,14 @@ class Ledger:
         }
 
 
-def _key(binding: Binding) -> _Key:
-    return binding.gpu, binding.scheduler, binding.job_id
+def _key(ownership: Ownership) -> _Key:
+    return ownership.gpu, ownership.scheduler, ownership.job_id
 
 
-def _seniority(binding: Binding) -> tuple[bool, int, str]:
+def _seniority(ownership: Ownership) -> tuple[bool, int, str]:
     """Who comes first; one that was told to share the GPU stays behind one that was not."""
-    return SHARED_LABEL in binding.labels, binding.start_unix_nano, binding.job_id
+    return SHARED_LABEL in ownership.labels, ownership.start_unix_nano, ownership.job_id
 
 
-def _precedence(binding: Binding) -> tuple[str, bool, int]:
-    return binding.gpu, SHARED_LABEL in binding.labels, binding.start_unix_nano
+def _precedence(ownership: Ownership) -> tuple[str, bool, int]:
+    return ownership.gpu, SHARED_LABEL in ownership.labels, ownership.start_unix_nano
