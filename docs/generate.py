@@ -13,6 +13,7 @@ lines into the page and run ``make docs``.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib
 import re
 import sys
@@ -132,9 +133,35 @@ CLI_PAGE = ROOT / "docs" / "cli.md"
 
 
 def keys_of(payload: str) -> dict[str, Any]:
-    """Return name -> annotation of the keys of an object that a command prints, named below ``gpusonde.cli``."""
-    module, _, name = payload.rpartition(".")
-    return get_type_hints(getattr(importlib.import_module(f"gpusonde.cli.{module}"), name), include_extras=True)
+    """Return name -> annotation of the keys of an object that a command prints.
+
+    Args:
+        payload: Its class, named below ``gpusonde.cli``, or in full.
+    """
+    module, _, name = (payload if payload.startswith("gpusonde.") else f"gpusonde.cli.{payload}").rpartition(".")
+    return _keys_in(getattr(importlib.import_module(module), name))
+
+
+def _keys_in(kind: Any) -> dict[str, Any]:
+    """Return the annotated keys of a payload class or of a dataclass, of which the docstring tells; of others none."""
+    from gpusonde.cli.output import JsonKey
+    from gpusonde.documents import attributes_of
+
+    if is_typeddict(kind):
+        return get_type_hints(kind, include_extras=True)
+    if not dataclasses.is_dataclass(kind):
+        return {}
+    told, hints = attributes_of(kind), get_type_hints(kind)
+    return {
+        each.name: Annotated[hints[each.name], JsonKey(_of_key(told.get(each.name, "")))]
+        for each in dataclasses.fields(kind)
+    }
+
+
+def _of_key(text: str) -> str:
+    """Return the first sentence of what a docstring says of a field as a list says it of a key."""
+    text = re.sub(r"\bNone\b", "null", text.partition(". ")[0]).replace("``", "`").rstrip(".")
+    return text if text[:2].isupper() else text[:1].lower() + text[1:]
 
 
 def _title(payload: str) -> str:
@@ -160,11 +187,11 @@ def _bullets(keys: Mapping[str, Any], objects: Mapping[str, Mapping[str, Any]]) 
         kind, key, path = annotated, None, name
         if get_origin(annotated) is Annotated:
             kind, key = annotated.__origin__, annotated.__metadata__[0]
-        while choices := [choice for choice in get_args(kind) if choice is not type(None)]:
-            path += "[]" * (get_origin(kind) is list)
+        while get_origin(kind) is not dict and (choices := [each for each in get_args(kind) if each is not type(None)]):
+            path += "[]" * (get_origin(kind) in (list, tuple))
             kind = choices[0]
         path = f"`{path}`"
-        inner = get_type_hints(kind, include_extras=True) if is_typeddict(kind) else {}
+        inner = keys_of(key.holds) if key and key.holds else _keys_in(kind)
         known = next((each for each, own in objects.items() if own == inner), "")
         meaning = (f"{key.meaning} ({key.unit})" if key.unit else key.meaning) if key else ""
         below = [] if known else _bullets(inner, objects)

@@ -360,7 +360,7 @@ def parse(kind: type[ParsedT], values: Any, path: str = "", *, format_name: str 
 
 def describe(kind: type[Any]) -> list[tuple[str, str, str, str]]:
     """Return the keys of a document for a page: name, what it holds, default, and what the docstring says of it."""
-    meanings = _attributes(kind)
+    meanings = attributes_of(kind)
     rows = []
     for key in keys_of(kind):  # type: ignore[arg-type]
         default = "required" if key.is_required else _default_words(key.default)
@@ -481,7 +481,7 @@ def _check_of(hint: Any, name: str) -> Check:
     return plain[hint]
 
 
-def _attributes(kind: type[Any]) -> dict[str, str]:
+def attributes_of(kind: type[Any]) -> dict[str, str]:
     """Return what the docstrings of a class, and of those that it extends, say of its fields."""
     found: dict[str, str] = {}
     for each in reversed(kind.__mro__):

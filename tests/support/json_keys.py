@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import operator
+import pydoc
 from collections.abc import Iterator
+from enum import Enum
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints, is_typeddict
+
+from gpusonde.cli.output import JsonKey
 
 
 def mismatches(value: Any, kind: Any, path: str = "") -> list[str]:
@@ -14,8 +21,12 @@ def mismatches(value: Any, kind: Any, path: str = "") -> list[str]:
 
 def _mismatches(value: Any, kind: Any, path: str) -> Iterator[str]:
     if get_origin(kind) is Annotated:
-        kind = kind.__origin__
-    if is_typeddict(kind):
+        key, kind = kind.__metadata__[0], kind.__origin__
+        if isinstance(key, JsonKey) and key.holds:
+            kind = _replace_dict(kind, pydoc.locate(key.holds))
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        kind = type(next(iter(kind)).value)
+    if is_typeddict(kind) or dataclasses.is_dataclass(kind):
         hints = get_type_hints(kind, include_extras=True)
         if not isinstance(value, dict):
             yield f"{path} is {value!r}, no object"
@@ -27,7 +38,7 @@ def _mismatches(value: Any, kind: Any, path: str) -> Iterator[str]:
     elif get_origin(kind) in (Union, UnionType):
         if all(_found := [list(_mismatches(value, choice, path)) for choice in get_args(kind)]):
             yield from _found[0]
-    elif get_origin(kind) is list:
+    elif get_origin(kind) in (list, tuple):
         if not isinstance(value, list):
             yield f"{path} is {value!r}, no list"
             return
@@ -39,3 +50,13 @@ def _mismatches(value: Any, kind: Any, path: str) -> Iterator[str]:
             yield f"{path} is {value!r}, no number"
     elif kind is not Any and type(value) is not kind:
         yield f"{path} is {value!r}, no {kind}"
+
+
+def _replace_dict(kind: Any, held: Any) -> Any:
+    """Return a type with the dataclass that is written as an object in the place of the object."""
+    if get_origin(kind) is dict:
+        return held
+    if not get_args(kind):
+        return kind
+    choices = [_replace_dict(each, held) for each in get_args(kind)]
+    return list[choices[0]] if get_origin(kind) is list else functools.reduce(operator.or_, choices)

@@ -29,10 +29,13 @@ class JsonKey(NamedTuple):
     Attributes:
         meaning: What the name does not say; Markdown.
         unit: Its unit where the key's name does not tell it and it is no count or ratio: ``per second``.
+        holds: Full name of the dataclass whose fields are the keys of the object, or of each in the list, where such a
+            class is what the command got; its docstring tells of them.
     """
 
-    meaning: str
+    meaning: str = ""
     unit: str = ""
+    holds: str = ""
 
 
 class Output:

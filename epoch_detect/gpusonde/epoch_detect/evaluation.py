@@ -268,7 +268,15 @@ class Summary:
 
 @dataclass(frozen=True)
 class ReliabilityBin:
-    """Of the answers whose confidence lay in [low, high): how many there were, and the share that was right."""
+    """Of the answers whose confidence lay in [low, high): how many there were, and the share that was right.
+
+    Attributes:
+        low: Range of confidence, from.
+        high: To.
+        answers: How many; a detector that states no confidence has none.
+        mean_confidence: Of them.
+        right: Share of them with an error of at most 0.1; an answer ``epochs`` to a negative is wrong.
+    """
 
     low: float
     high: float

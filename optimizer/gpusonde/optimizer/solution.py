@@ -56,7 +56,7 @@ class Proof:
     """What was searched.
 
     Attributes:
-        method: ``exact``, ``paper`` or ``brute_force``.
+        method: ``exact``, ``paper`` or ``brute_force``; ``given`` for a plan that was only estimated.
         complete: True when every plan was looked at or excluded by a bound.
         bound: No plan that satisfies everything has a lower objective, seconds or USD; None when there is no such plan
             or the method proves nothing.
@@ -114,7 +114,8 @@ class Solution:
     """Answer to a problem.
 
     Attributes:
-        status: What the search found out.
+        status: ``optimal``: proven; ``feasible``: keeps every limit; ``infeasible``: no plan does, or the given one
+            does not; ``unknown``: the search ended at its limit.
         plan: The plan; None when there is none.
         estimate: What it takes and costs; None likewise.
         proof: What was searched.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any
 
 from gpusonde.cli import formatting
 from gpusonde.cli.errors import error_context
@@ -63,14 +64,6 @@ def read_chosen_trace(args: argparse.Namespace, path: Path) -> Trace:
         raise UsageError(str(error)) from error
 
 
-class HypothesisPayload(TypedDict):
-    """A period that was considered."""
-
-    period_s: float
-    cycles: int
-    score: Annotated[float, JsonKey("how alike the cycles are")]
-
-
 class DetectPayload(TotalsPayload):
     """What ``gpusonde detect`` prints."""
 
@@ -92,7 +85,10 @@ class DetectPayload(TotalsPayload):
     epochs: int
     epoch_starts_s: Annotated[list[float], JsonKey("on the trace's own time axis")]
     end_s: Annotated[float, JsonKey("end of the last epoch")]
-    hypotheses: Annotated[list[HypothesisPayload], JsonKey("periods considered, the chosen one first")]
+    hypotheses: Annotated[
+        list[dict[str, Any]],
+        JsonKey("periods considered, the chosen one first", holds="gpusonde.epoch_detect.result.Hypothesis"),
+    ]
     warnings: list[str]
     plot: str | None
     epoch_table: Annotated[list[TraceEpochPayload], JsonKey("the epochs")]
@@ -186,7 +182,7 @@ def _payload(args: argparse.Namespace, trace: Trace, detection: EpochDetection, 
         "epochs": len(detection.epoch_starts_s),
         "epoch_starts_s": detection.epoch_starts_s.tolist(),
         "end_s": detection.end_s,
-        "hypotheses": [{"period_s": h.period_s, "cycles": h.cycles, "score": h.score} for h in detection.hypotheses],
+        "hypotheses": [dataclasses.asdict(hypothesis) for hypothesis in detection.hypotheses],
         "warnings": [*trace.warnings, *detection.warnings],
         "plot": None if args.plot is None else str(args.plot),
         "epoch_table": table_payload(progress),

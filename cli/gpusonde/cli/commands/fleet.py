@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import re
-from typing import TYPE_CHECKING, Annotated, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 from gpusonde.cli import formatting
 from gpusonde.cli.connection import add_collector_options, client_security
@@ -31,22 +32,10 @@ class TokenPayload(TypedDict):
     entry_toml: Annotated[str, JsonKey("lines for the collector's file")]
 
 
-class FleetAgentPayload(TypedDict):
-    """An agent that streams to a collector."""
-
-    agent_id: str
-    host_name: str
-    identity: Annotated[str, JsonKey("proved by certificate or token")]
-    peer: Annotated[str, JsonKey("its address")]
-    spool_id: str
-    durable_sequence: Annotated[int, JsonKey("highest durable record of the spool")]
-    throttled: bool
-
-
 class FleetListPayload(TypedDict):
     """What ``gpusonde fleet list`` prints."""
 
-    agents: list[FleetAgentPayload]
+    agents: Annotated[list[dict[str, Any]], JsonKey(holds="gpusonde.collector.client.ConnectedAgent")]
 
 
 class FleetDrainPayload(TypedDict):
@@ -147,20 +136,7 @@ def _list(args: argparse.Namespace, client: FleetClient) -> int:
             throttled = ", throttled" if agent.throttled else ""
             screen.line(f"{agent.agent_id} on {agent.host_name or 'an unnamed host'} ({agent.identity}{throttled})")
 
-    payload: FleetListPayload = {
-        "agents": [
-            {
-                "agent_id": agent.agent_id,
-                "host_name": agent.host_name,
-                "identity": agent.identity,
-                "peer": agent.peer,
-                "spool_id": agent.spool_id,
-                "durable_sequence": agent.durable_sequence,
-                "throttled": agent.throttled,
-            }
-            for agent in agents
-        ]
-    }
+    payload: FleetListPayload = {"agents": [dataclasses.asdict(agent) for agent in agents]}
     Output(as_json=args.json).result(payload, render)
     return 0
 

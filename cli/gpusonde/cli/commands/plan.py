@@ -25,111 +25,6 @@ _GROUP = re.compile(r"(?P<offer>.+)=(?P<machines>[0-9]{1,9})@(?P<batch_size>[0-9
 _EXIT_NO_PLAN = 1
 
 
-class GroupPayload(TypedDict):
-    """Machines of one offer."""
-
-    offer: str
-    machines: int
-    batch_size: Annotated[int, JsonKey("samples per GPU and iteration")]
-
-
-class PlanPayload(TypedDict):
-    """What to rent."""
-
-    groups: list[GroupPayload]
-
-
-class IterationPayload(TypedDict):
-    """How long an iteration takes."""
-
-    mean_s: float
-    sd_s: Annotated[float, JsonKey("of single iterations")]
-    p95_s: Annotated[float, JsonKey("of single iterations")]
-    shared_sd_s: Annotated[float, JsonKey("the part of `sd_s` that all iterations of a run share")]
-
-
-class PlanEstimatePayload(TypedDict):
-    """What a plan takes and costs."""
-
-    time_s: Annotated[float, JsonKey("mean, overhead included")]
-    time_at_confidence_s: Annotated[float, JsonKey("kept with the problem's confidence")]
-    cost_usd: Annotated[float, JsonKey("mean")]
-    cost_at_confidence_usd: Annotated[float, JsonKey("at `time_at_confidence_s`")]
-    usd_per_hour: Annotated[float, JsonKey("of all machines")]
-    step: Annotated[IterationPayload, JsonKey("an iteration")]
-
-
-class ProofPayload(TypedDict):
-    """How sure it is that a plan is the best."""
-
-    method: Annotated[str, JsonKey("`exact`, `paper`, or `given` for `estimate`")]
-    complete: Annotated[bool, JsonKey("every plan was looked at or excluded by a bound")]
-    bound: Annotated[
-        float | None, JsonKey("no plan that keeps every limit has a lower objective", "seconds or US dollars")
-    ]
-    gap: Annotated[float | None, JsonKey("to the optimum, at most")]
-    words: Annotated[str, JsonKey("for people")]
-
-
-class RelaxationPayload(TypedDict):
-    """What would change if a limit gave way."""
-
-    limit: str
-    change: Annotated[str, JsonKey("how far the limit gives way")]
-    plan: Annotated[PlanPayload, JsonKey("the best then")]
-    time_s: float
-    cost_usd: float
-    words: Annotated[str, JsonKey("for people")]
-
-
-class NearestPlanPayload(TypedDict):
-    """The plan that violates least."""
-
-    plan: PlanPayload
-    estimate: PlanEstimatePayload
-    global_batch: Annotated[int, JsonKey("samples per iteration")]
-    words: Annotated[str, JsonKey("what it violates, and by how much")]
-
-
-class SolutionPayload(TypedDict):
-    """What ``gpusonde plan solve`` and ``estimate`` print."""
-
-    format: Annotated[str, JsonKey("`gpusonde.solution/1`")]
-    status: Annotated[
-        str,
-        JsonKey(
-            "`optimal`: proven; `feasible`: keeps every limit; `infeasible`: no plan does, or the given one does not; "
-            "`unknown`: the search ended at its limit"
-        ),
-    ]
-    plan: Annotated[PlanPayload | None, JsonKey("null when there is none")]
-    estimate: PlanEstimatePayload | None
-    proof: ProofPayload
-    why: Annotated[str, JsonKey("why this plan, or why none")]
-    binding: Annotated[list[str], JsonKey("limits that keep the objective from being lower")]
-    relaxations: Annotated[list[RelaxationPayload], JsonKey("what would change if a limit gave way")]
-    nearest: Annotated[NearestPlanPayload | None, JsonKey("when there is no plan: the one that violates least")]
-    explored: Annotated[int, JsonKey("plans or states")]
-    notes: list[str]
-
-
-class PointPayload(TypedDict):
-    """A plan that no other one beats."""
-
-    plan: PlanPayload
-    estimate: PlanEstimatePayload
-
-
-class FrontPayload(TypedDict):
-    """What ``gpusonde plan pareto`` prints."""
-
-    format: Annotated[str, JsonKey("`gpusonde.pareto/1`")]
-    points: Annotated[list[PointPayload], JsonKey("the fastest first")]
-    complete: Annotated[bool, JsonKey("false: time ran out, plans may be missing")]
-    resolution: Annotated[float, JsonKey("a slower plan is cheaper by more than this")]
-    notes: list[str]
-
-
 def add_plan_options(parser: Parser) -> None:
     """Declare ``gpusonde plan``."""
     parser.description = (
@@ -284,31 +179,8 @@ _STDIN = "-"
 # On the job's clock, as a collector does by default.
 _LOOK_INTERVAL_S = 10.0
 _MOST_KEPT = 10_000
-
-
-class MachinesPayload(TypedDict):
-    """Machines to launch or to end."""
-
-    offer: str
-    machines: int
-
-
-class ProjectionPayload(TypedDict):
-    """When the job will end."""
-
-    end_s: Annotated[float | None, JsonKey("null where the job stands still")]
-    low_s: Annotated[float | None, JsonKey("interval")]
-    high_s: Annotated[float | None, JsonKey("interval")]
-
-
-class ThroughputPayload(TypedDict):
-    """How fast the job is."""
-
-    mean: Annotated[float, JsonKey("of the last five minutes", "iterations per second")]
-    low: Annotated[float, JsonKey("its 95 % interval", "iterations per second")]
-    high: Annotated[float, JsonKey("its 95 % interval", "iterations per second")]
-    span_s: Annotated[float, JsonKey("time and reports or epochs that it is of")]
-    intervals: Annotated[int, JsonKey("time and reports or epochs that it is of")]
+_PLAN = "gpusonde.optimizer.problem.Plan"
+_MACHINES = "gpusonde.optimizer.documents.watching.MachineCount"
 
 
 class RecommendationPayload(TypedDict):
@@ -322,18 +194,26 @@ class RecommendationPayload(TypedDict):
         ),
     ]
     at_s: Annotated[float, JsonKey("since the job's start")]
-    plan: Annotated[PlanPayload | None, JsonKey("what should run, or runs")]
-    launch: list[MachinesPayload]
-    end: list[MachinesPayload]
-    projection: Annotated[ProjectionPayload | None, JsonKey("the job's end on the plan, since its start")]
+    plan: Annotated[dict[str, Any] | None, JsonKey("what should run, or runs", holds=_PLAN)]
+    launch: Annotated[list[dict[str, Any]], JsonKey(holds=_MACHINES)]
+    end: Annotated[list[dict[str, Any]], JsonKey(holds=_MACHINES)]
+    projection: Annotated[
+        dict[str, Any] | None,
+        JsonKey(
+            "the job's end on the plan, since its start; null where it stands still",
+            holds="gpusonde.optimizer.continual.progress.Projection",
+        ),
+    ]
     completed_iterations: float
     remaining_iterations: float
-    throughput: ThroughputPayload | None
+    throughput: Annotated[dict[str, Any] | None, JsonKey(holds="gpusonde.optimizer.continual.progress.Throughput")]
     spent_usd: float
     expected_usd: Annotated[float | None, JsonKey("when the job ends")]
     checkpoint_interval_s: Annotated[float | None, JsonKey("null when none are needed")]
     at_risk: Annotated[bool, JsonKey("deadline or budget cannot be kept with confidence")]
-    fallback: Annotated[PlanPayload | None, JsonKey("on demand, keeps the deadline if all spot machines go")]
+    fallback: Annotated[
+        dict[str, Any] | None, JsonKey("on demand, keeps the deadline if all spot machines go", holds=_PLAN)
+    ]
     fallback_before_s: Annotated[float | None, JsonKey("latest time to turn to it")]
     why: str
 

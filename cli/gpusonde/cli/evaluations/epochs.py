@@ -212,16 +212,6 @@ class TraceScorePayload(TypedDict):
     plot: Annotated[str | None, JsonKey("null without `--plot-dir`")]
 
 
-class ReliabilityPayload(TypedDict):
-    """The answers of one range of confidence."""
-
-    low: Annotated[float, JsonKey("range of confidence")]
-    high: Annotated[float, JsonKey("range of confidence")]
-    answers: Annotated[int, JsonKey("none from a detector without confidence")]
-    mean_confidence: Annotated[float, JsonKey("of them")]
-    right: Annotated[float, JsonKey("share with an error of at most 0.1; `epochs` for a negative is wrong")]
-
-
 class UnscoredTracePayload(TypedDict):
     """An entry of the manifest that is not scored."""
 
@@ -239,7 +229,10 @@ class EvaluateEpochsPayload(DetectorScoresPayload):
     only: Annotated[list[str], JsonKey("as asked; empty for the default and for all")]
     duration_s: Annotated[float, JsonKey("of all traces together")]
     cpu_seconds_per_trace_hour: float | None
-    reliability: Annotated[list[ReliabilityPayload], JsonKey("how often answers of a confidence are right")]
+    reliability: Annotated[
+        list[dict[str, Any]],
+        JsonKey("how often answers of a confidence are right", holds="gpusonde.epoch_detect.evaluation.ReliabilityBin"),
+    ]
     per_shape: list[ShapeScoresPayload]
     per_trace: list[TraceScorePayload]
     left_out: list[UnscoredTracePayload]
@@ -392,7 +385,7 @@ def _shape_row(name: str, summary: Summary) -> tuple[str, ...]:
     return (name, str(s.traces), *(_percent(share) for share in shares))
 
 
-def _bin_row(row: ReliabilityPayload) -> tuple[str, ...]:
+def _bin_row(row: Mapping[str, Any]) -> tuple[str, ...]:
     range_ = f"{row['low']:.2f} to {row['high']:.2f}"
     return (range_, str(row["answers"]), f"{row['mean_confidence']:.3f}", _percent(row["right"]))
 

@@ -11,6 +11,7 @@ from gpusonde.cli import formatting
 from gpusonde.cli.errors import error_context
 from gpusonde.cli.output import JsonKey, Output, Screen
 from gpusonde.cli.parsing import Parser, names
+from gpusonde.cli.workload.fit import LeftOutPayload, describe_left_out
 from gpusonde.errors import CommandError, UsageError
 
 if TYPE_CHECKING:
@@ -70,19 +71,12 @@ class GraphProtocolPayload(GraphScoresPayload):
     by_fold: list[FoldScoresPayload]
 
 
-class LeftOutMeasurementsPayload(TypedDict):
-    """Measurements that cannot be used."""
-
-    reason: Annotated[str, JsonKey("no graph of the network, an unknown GPU")]
-    measurements: int
-
-
 class EvaluateWorkloadPayload(TypedDict):
     """What ``gpusonde evaluate workload`` prints."""
 
     measurements_file: str
     measurements: Annotated[int, JsonKey("usable ones")]
-    left_out: list[LeftOutMeasurementsPayload]
+    left_out: list[LeftOutPayload]
     networks: int
     gpus: list[str]
     results: Annotated[list[GraphProtocolPayload], JsonKey("one for each protocol and mode")]
@@ -116,7 +110,6 @@ def run_workload(args: argparse.Namespace) -> int:
             if name not in known:
                 raise UsageError(f"--{option} {name!r} is unknown; use {', '.join(known)}")
     from gpusonde.catalog import load_gpus
-    from gpusonde.cli.workload.fit import describe_left_out
     from gpusonde.predictor.workload.engine import KnownNetworks, read_measurements
 
     output = Output(as_json=args.json)

@@ -24,9 +24,9 @@ _MOST_REASONS = 3
 
 
 class LeftOutPayload(TypedDict):
-    """Measurements that a model was not fitted on."""
+    """Measurements that cannot be used."""
 
-    reason: str
+    reason: Annotated[str, JsonKey("no graph of the network, an unknown GPU")]
     measurements: int
 
 
