@@ -9,10 +9,10 @@ import pytest
 from gpusonde.agent import ReplaySource, record
 from gpusonde.agent.sources.base import (
     GpuDescription,
-    GpuEvent,
     GpuEventKind,
     GpuTicks,
     Reading,
+    SourceEvent,
     SourceInventory,
     SourceStatistics,
     StaticAttribute,
@@ -133,7 +133,7 @@ def test_a_clock_step_does_not_bend_the_recording(tmp_path, step_s):
     def script(source):
         if source.tick == 5:
             source.shift_ns += step_s * 10**9
-            return [GpuEvent(g, 0, GpuEventKind.CLOCK_STEP, step_s * 10**6) for g in (0, 1)]
+            return [SourceEvent(g, 0, GpuEventKind.CLOCK_STEP, step_s * 10**6) for g in (0, 1)]
         if source.tick >= 10:
             stop.set()
         return None

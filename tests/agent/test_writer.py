@@ -10,7 +10,7 @@ from support.faulty_files import FaultyFiles
 from gpusonde.agent.config import SpoolConfig, UplinkConfig
 from gpusonde.agent.metrics import SelfCounters
 from gpusonde.agent.sampler import SampledReading
-from gpusonde.agent.sources.base import GpuDescription, GpuEvent, GpuEventKind, GpuTicks, Reading, SourceInventory
+from gpusonde.agent.sources.base import GpuDescription, GpuEventKind, GpuTicks, Reading, SourceEvent, SourceInventory
 from gpusonde.agent.spool import Spool
 from gpusonde.agent.writer import SpoolWriter
 from gpusonde.telemetry import MissingReason, metric
@@ -64,7 +64,7 @@ def test_everything_queued_is_written_and_committed_at_the_end(rig):
 def test_events_stand_between_the_ticks_before_and_after_them(rig):
     rig.writer.put(SampledReading(reading(1)))
     rig.writer.put(SampledReading(reading(2)))
-    step = [GpuEvent(g, 3, GpuEventKind.CLOCK_STEP, -5) for g in (0, 1)]
+    step = [SourceEvent(g, 3, GpuEventKind.CLOCK_STEP, -5) for g in (0, 1)]
     rig.writer.put(SampledReading(reading(3, step)))
     rig.writer.finish()
     rig.writer.run()
@@ -132,7 +132,7 @@ def test_a_collector_may_ask_for_longer_batches_but_not_for_shorter_ones(tmp_pat
 
 
 def test_a_disk_that_stalls_for_a_minute_costs_ticks_but_no_event(rig):
-    event = GpuEvent(0, 1, GpuEventKind.LOST)
+    event = SourceEvent(0, 1, GpuEventKind.LOST)
     taken = [rig.writer.put(SampledReading(reading(i, [event] if i == 605 else ()))) for i in range(610)]
     assert taken == [True] * 600 + [False] * 10
     assert not rig.writer.has_room()
@@ -171,7 +171,7 @@ def test_ticks_of_new_columns_come_after_the_inventory_that_names_them(rig):
     energy, active = metric("energy_joules"), metric("sm_active")
     grown = SourceInventory("test", (*INVENTORY.gpus, GpuDescription("c")), (active, energy), 0.1)
     rig.writer.put(SampledReading(reading(1)))
-    lost = GpuEvent(2, 2_000_000_000, GpuEventKind.LOST)
+    lost = SourceEvent(2, 2_000_000_000, GpuEventKind.LOST)
     ticks = GpuTicks(2, np.array([2_000_000_000], dtype=np.int64), np.array([[0.5], [1e12]]))
     rig.writer.put(SampledReading(Reading((ticks,), (lost,), inventory=grown)))
     rig.writer.finish()

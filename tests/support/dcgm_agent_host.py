@@ -10,7 +10,7 @@ from support.fake_dcgm import engine as fake
 from support.fake_dcgm.engine import FakeEngine
 
 from gpusonde.agent.config import SourceConfig
-from gpusonde.agent.sources.base import GpuEvent, SourceInventory
+from gpusonde.agent.sources.base import SourceEvent, SourceInventory
 from gpusonde.agent.sources.dcgm.bindings import load_bindings
 from gpusonde.agent.sources.dcgm.source import DcgmSource, HostProbes, SourceClock
 from gpusonde.errors import SourceUnavailableError
@@ -40,7 +40,7 @@ class DcgmHost:
         self.names: list[str] = []
         self.inventory: SourceInventory | None = None
         self.ticks: dict[int, list[tuple[float, Mapping[str, float], Mapping[str, MissingReason]]]] = {}
-        self.events: list[GpuEvent] = []
+        self.events: list[SourceEvent] = []
         self.reads = 0
         fake.install(engine)
 

@@ -13,9 +13,9 @@ import numpy as np
 
 from gpusonde.agent.sources.base import (
     GpuDescription,
-    GpuEvent,
     GpuEventKind,
     GpuTicks,
+    SourceEvent,
     SourceInventory,
     StaticOrigin,
 )
@@ -58,7 +58,7 @@ def inventory_record(inventory: SourceInventory) -> ingest_pb2.Record:
     )
 
 
-def events_record(events: Iterable[GpuEvent]) -> ingest_pb2.Record:
+def events_record(events: Iterable[SourceEvent]) -> ingest_pb2.Record:
     """Return the record of what happened to GPUs outside their metrics."""
     return ingest_pb2.Record(
         gpu_events=ingest_pb2.GpuEvents(

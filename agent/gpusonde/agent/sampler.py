@@ -22,7 +22,7 @@ from typing import Protocol
 
 from gpusonde.agent.metrics import SelfCounters
 from gpusonde.agent.pace import FixedPace, Pace
-from gpusonde.agent.sources.base import GpuEvent, GpuEventKind, GpuSource, Reading, SourceInventory
+from gpusonde.agent.sources.base import GpuEventKind, GpuSource, Reading, SourceEvent, SourceInventory
 from gpusonde.service.health import Heartbeat
 
 # Slewing moves the clock by at most 0.5 ms per second; anything this large between two ticks is a step.
@@ -198,7 +198,7 @@ class Sampler:
             self._counters.missed_ticks += skipped
         return following + skipped
 
-    def _clock_step(self) -> tuple[GpuEvent, ...]:
+    def _clock_step(self) -> tuple[SourceEvent, ...]:
         if self._inventory.can_wait:
             return ()
         before_ns = round(self._clocks.monotonic() * 1e9)
@@ -211,5 +211,5 @@ class Sampler:
             return ()
         step_us = round((difference_ns - previous_ns) / 1000)
         return tuple(
-            GpuEvent(gpu, now_ns, GpuEventKind.CLOCK_STEP, step_us) for gpu in range(len(self._inventory.gpus))
+            SourceEvent(gpu, now_ns, GpuEventKind.CLOCK_STEP, step_us) for gpu in range(len(self._inventory.gpus))
         )

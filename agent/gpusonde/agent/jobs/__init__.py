@@ -1,6 +1,6 @@
 """Which job owns which GPU: from the scheduler where it tells, else from the processes on the GPU.
 
-``ownership`` has the words (``Owner``, ``Ownership``); ``sources``, ``kubelet`` and ``processes`` are asked, and
+``ownership`` has the words (``Owner``, ``GpuOwnership``); ``sources``, ``kubelet`` and ``processes`` are asked, and
 ``watcher`` records what changed.
 """
 

@@ -1,4 +1,4 @@
-"""Which job owns which GPU: ``Owner`` now, ``Ownership`` from when to when (on the wire a binding).
+"""Which job owns which GPU: ``Owner`` now, ``GpuOwnership`` from when to when (on the wire a binding).
 
 ``OwnershipHistory`` makes the second of the first: it is told at every poll who owns the GPUs, and says what changed.
 """
@@ -49,7 +49,7 @@ Owners = Mapping[str, tuple[Owner, ...]]
 
 
 @dataclass(frozen=True)
-class Ownership:
+class GpuOwnership:
     """One job's ownership of one GPU over ``[start, end)``.
 
     Attributes:
@@ -81,21 +81,21 @@ class OwnershipHistory:
         held: Ownerships that a former process left open.
     """
 
-    def __init__(self, held: Iterable[Ownership] = ()) -> None:
-        self._open: dict[_Key, Ownership] = {_key(b): replace(b, seen_unix_nano=0) for b in held}
-        self._ended: deque[Ownership] = deque(maxlen=_MOST_ENDED)
+    def __init__(self, held: Iterable[GpuOwnership] = ()) -> None:
+        self._open: dict[_Key, GpuOwnership] = {_key(b): replace(b, seen_unix_nano=0) for b in held}
+        self._ended: deque[GpuOwnership] = deque(maxlen=_MOST_ENDED)
 
     @property
-    def open(self) -> tuple[Ownership, ...]:
+    def open(self) -> tuple[GpuOwnership, ...]:
         """Ownerships that last."""
         return tuple(self._open.values())
 
     @property
-    def ended(self) -> tuple[Ownership, ...]:
+    def ended(self) -> tuple[GpuOwnership, ...]:
         """Ownerships that are over, the oldest first."""
         return tuple(self._ended)
 
-    def observe(self, now_unix_nano: int, owners: Owners) -> tuple[Ownership, ...]:
+    def observe(self, now_unix_nano: int, owners: Owners) -> tuple[GpuOwnership, ...]:
         """Take who holds the GPUs now and return the ownerships that changed: ends first, then beginnings."""
         present = {(gpu, owner.scheduler, owner.job_id): owner for gpu, of_gpu in owners.items() for owner in of_gpu}
         ends = [self._end(key, now_unix_nano) for key in list(self._open) if key not in present]
@@ -112,19 +112,19 @@ class OwnershipHistory:
         first = sorted((self._open[key] for key in news), key=_precedence)
         return (*ends, *first)
 
-    def _end(self, key: _Key, now_unix_nano: int) -> Ownership:
+    def _end(self, key: _Key, now_unix_nano: int) -> GpuOwnership:
         held = self._open.pop(key)
         end = max(held.seen_unix_nano or now_unix_nano, held.start_unix_nano + 1)
         ended = replace(held, end_unix_nano=end)
         self._ended.append(ended)
         return ended
 
-    def _begin(self, key: _Key, owner: Owner, now_unix_nano: int) -> Ownership:
+    def _begin(self, key: _Key, owner: Owner, now_unix_nano: int) -> GpuOwnership:
         gpu, scheduler, job_id = key
         start = owner.start_unix_nano if 0 < owner.start_unix_nano <= now_unix_nano else now_unix_nano
         again = [b.end_unix_nano for b in self._ended if _key(b) == key]
         # A job that comes back has not held the GPU in between.
-        return Ownership(gpu, scheduler, job_id, max([start, *again]))
+        return GpuOwnership(gpu, scheduler, job_id, max([start, *again]))
 
     def _labels(self, present: Mapping[_Key, Owner], begun: Collection[_Key]) -> dict[_Key, dict[str, str]]:
         """The labels of every open ownership; all but the first owner of a GPU are marked as sharing it."""
@@ -137,14 +137,14 @@ class OwnershipHistory:
         }
 
 
-def _key(ownership: Ownership) -> _Key:
+def _key(ownership: GpuOwnership) -> _Key:
     return ownership.gpu, ownership.scheduler, ownership.job_id
 
 
-def _seniority(ownership: Ownership) -> tuple[bool, int, str]:
+def _seniority(ownership: GpuOwnership) -> tuple[bool, int, str]:
     """Who comes first; one that was told to share the GPU stays behind one that was not."""
     return SHARED_LABEL in ownership.labels, ownership.start_unix_nano, ownership.job_id
 
 
-def _precedence(ownership: Ownership) -> tuple[str, bool, int]:
+def _precedence(ownership: GpuOwnership) -> tuple[str, bool, int]:
     return ownership.gpu, SHARED_LABEL in ownership.labels, ownership.start_unix_nano

@@ -16,7 +16,7 @@ from typing import Any
 
 from gpusonde.agent.config import JobsConfig
 from gpusonde.agent.jobs.kubelet import KubeletPods
-from gpusonde.agent.jobs.ownership import Owner, Owners, Ownership, OwnershipHistory, Scheduler
+from gpusonde.agent.jobs.ownership import GpuOwnership, Owner, Owners, OwnershipHistory, Scheduler
 from gpusonde.agent.jobs.processes import ProcessOwners, ProcFolder
 from gpusonde.agent.jobs.sources import (
     DRIVER_FOLDER,
@@ -50,7 +50,7 @@ class StateFile:
         self._path = path
         self._files = files
 
-    def load(self) -> tuple[Ownership, ...]:
+    def load(self) -> tuple[GpuOwnership, ...]:
         """Return what was stored; nothing, with a warning, when the file cannot be used."""
         try:
             with self._path.open("rb") as file:
@@ -62,7 +62,7 @@ class StateFile:
             log.warning("%s cannot be read (%s); jobs that ended meanwhile stay open", self._path, error)
             return ()
 
-    def save(self, ownerships: Iterable[Ownership]) -> None:
+    def save(self, ownerships: Iterable[GpuOwnership]) -> None:
         """Store them; a disk that refuses is logged and costs nothing else."""
         entries = [
             {
@@ -80,12 +80,12 @@ class StateFile:
             log.warning("%s cannot be written: %s", self._path, error.strerror)
 
 
-def _ownership(fields: dict[str, Any]) -> Ownership:
+def _ownership(fields: dict[str, Any]) -> GpuOwnership:
     start = fields["start_unix_nano"]
     if not isinstance(start, int) or not 0 < start < 1 << 62:
         raise ValueError(f"{start!r:.40} is no time")
     labels = {str(key): str(value) for key, value in fields["labels"].items()}
-    return Ownership(str(fields["gpu"]), Scheduler(fields["scheduler"]), str(fields["job_id"]), start, labels=labels)
+    return GpuOwnership(str(fields["gpu"]), Scheduler(fields["scheduler"]), str(fields["job_id"]), start, labels=labels)
 
 
 _SCHEDULERS = {
@@ -247,13 +247,13 @@ class JobWatcher:
     def _lost_records(self) -> int:
         return sum(self._counters.dropped_records.values())
 
-    def _record(self, ownerships: Sequence[Ownership]) -> None:
+    def _record(self, ownerships: Sequence[GpuOwnership]) -> None:
         self._counters.job_bindings += len(ownerships)
         for begin in range(0, len(ownerships), _MOST_BINDINGS):
             self._emit(bindings_record(ownerships[begin : begin + _MOST_BINDINGS]))
 
 
-def bindings_record(ownerships: Iterable[Ownership]) -> ingest_pb2.Record:
+def bindings_record(ownerships: Iterable[GpuOwnership]) -> ingest_pb2.Record:
     """Return the record that tells a collector ownerships, as bindings."""
     return ingest_pb2.Record(
         job_bindings=ingest_pb2.JobBindings(
@@ -276,7 +276,7 @@ def _texts(labels: Mapping[str, str]) -> dict[str, str]:
     return dict(sorted(labels.items()))
 
 
-def _log_changes(changed: Sequence[Ownership]) -> None:
+def _log_changes(changed: Sequence[GpuOwnership]) -> None:
     for owned in changed:
         what = "left" if owned.end_unix_nano else "holds"
         log.info("job %s (%s) %s GPU %s", owned.job_id, owned.scheduler.value, what, owned.gpu)

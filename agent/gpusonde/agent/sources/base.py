@@ -175,7 +175,7 @@ class GpuEventKind(Enum):
 
 
 @dataclass(frozen=True)
-class GpuEvent:
+class SourceEvent:
     """An event of one GPU.
 
     Attributes:
@@ -205,7 +205,7 @@ class Reading:
     """
 
     ticks: tuple[GpuTicks, ...] = ()
-    events: tuple[GpuEvent, ...] = ()
+    events: tuple[SourceEvent, ...] = ()
     more: bool = False
     inventory: SourceInventory | None = None
 

@@ -19,9 +19,9 @@ from gpusonde.agent.inventory import CudaAttributes, read_cuda_attributes
 from gpusonde.agent.sources.base import (
     LASTING_REASONS,
     GpuDescription,
-    GpuEvent,
     GpuEventKind,
     Reading,
+    SourceEvent,
     SourceInventory,
     SourceStatistics,
 )
@@ -271,7 +271,7 @@ class DcgmSource:
         Raises:
             SourceError: There was no engine for ``patience_s``, or it hangs again and again.
         """
-        events: list[GpuEvent] = []
+        events: list[SourceEvent] = []
         now_us = self._clock.wall_ns() // 1000
         if now_us < self._last_us - _CLOCK_SET_BACK_US:
             for gpu in self._gpus:
@@ -331,7 +331,7 @@ class DcgmSource:
         self._look_due_s = now_s + self._slow_interval_s
         return self._watches
 
-    def _make_inventory(self, found: Found, now_s: float, events: list[GpuEvent]) -> SourceInventory:
+    def _make_inventory(self, found: Found, now_s: float, events: list[SourceEvent]) -> SourceInventory:
         """Say what the devices give. Those that were there keep their place and their counts; columns only grow."""
         known = {gpu.key: gpu for gpu in self._gpus}
         devices = {device.key: device for device in found.devices}
@@ -366,7 +366,7 @@ class DcgmSource:
             multiplexed=self._watches.multiplexed,
         )
 
-    def _fetch(self, engine: Engine, now_s: float, events: list[GpuEvent]) -> None:
+    def _fetch(self, engine: Engine, now_s: float, events: list[SourceEvent]) -> None:
         self._pause.check(engine, now_s)
         profiling = set(self._watches.profiling)
         for watch in self._watches.fast:
@@ -387,7 +387,7 @@ class DcgmSource:
         if now_s >= self._look_due_s:
             self._look_again(engine, now_s)
 
-    def _read_watch(self, watch: Watch, now_s: float, events: list[GpuEvent]) -> bool:
+    def _read_watch(self, watch: Watch, now_s: float, events: list[SourceEvent]) -> bool:
         """Hand a watch's new values to their GPUs; return whether there were any with a time."""
         try:
             values = watch.read()
@@ -404,26 +404,26 @@ class DcgmSource:
                 xid = gpu.take(watch.name, value, now_s)
                 if xid is not None:
                     log.error("GPU %s reports XID %d", gpu.key, xid)
-                    events.append(GpuEvent(gpu.index, value.time_us * 1000, GpuEventKind.XID, xid))
+                    events.append(SourceEvent(gpu.index, value.time_us * 1000, GpuEventKind.XID, xid))
         newest_us = max((value.time_us for value in values), default=0)
         if newest_us and watch in self._stuck:
             self.statistics.lag_s = max(0.0, self._clock.wall_ns() / 1e9 - newest_us / 1e6)
         return newest_us > 0
 
-    def _follow_loss(self, gpu: DcgmGpu, value: EngineValue, events: list[GpuEvent]) -> None:
+    def _follow_loss(self, gpu: DcgmGpu, value: EngineValue, events: list[SourceEvent]) -> None:
         if value.number is _LOST:
             self._lose(gpu, "DCGM says so", events)
         elif gpu.lost and value.time_us and not isinstance(value.number, MissingReason):
             gpu.lost = False
             gpu.restart()
-            events.append(GpuEvent(gpu.index, self._clock.wall_ns(), GpuEventKind.RECOVERED))
+            events.append(SourceEvent(gpu.index, self._clock.wall_ns(), GpuEventKind.RECOVERED))
             log.warning("GPU %s answers again", gpu.key)
 
-    def _lose(self, gpu: DcgmGpu, why: str, events: list[GpuEvent]) -> None:
+    def _lose(self, gpu: DcgmGpu, why: str, events: list[SourceEvent]) -> None:
         if gpu.lost:
             return
         gpu.lost = True
-        events.append(GpuEvent(gpu.index, self._clock.wall_ns(), GpuEventKind.LOST))
+        events.append(SourceEvent(gpu.index, self._clock.wall_ns(), GpuEventKind.LOST))
         log.error("GPU %s is lost (%s); going on with the others", gpu.key, why)
 
     def _renew(self, watch: Watch, why: str) -> None:
@@ -446,7 +446,7 @@ class DcgmSource:
             if any(due):
                 self._renew(watch, "says zero although kernels run; its values are blank until they change")
 
-    def _lose_engine(self, error: EngineLostError, now_s: float, events: list[GpuEvent]) -> None:
+    def _lose_engine(self, error: EngineLostError, now_s: float, events: list[SourceEvent]) -> None:
         self._link.lose(error, now_s)
         self._found = None
         self._pause.forget()
@@ -482,7 +482,7 @@ class DcgmSource:
         if {device.key: device.entity for device in found.devices} != watched:
             self._found = found
 
-    def _join(self, now_s: float, events: list[GpuEvent]) -> SourceInventory | None:
+    def _join(self, now_s: float, events: list[SourceEvent]) -> SourceInventory | None:
         """Take what was found into the inventory, once the ticks of the old one are delivered."""
         found, engine = self._found, self._link.engine
         if found is None or engine is None or any(gpu.has_pending for gpu in self._gpus):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from gpusonde.agent.inventory import CudaAttributes, read_cuda_attributes
-from gpusonde.agent.sources.base import GpuEvent, GpuEventKind, GpuTicks, Reading, SourceInventory, SourceStatistics
+from gpusonde.agent.sources.base import GpuEventKind, GpuTicks, Reading, SourceEvent, SourceInventory, SourceStatistics
 from gpusonde.agent.sources.nvml.fast_reader import EventData
 from gpusonde.agent.sources.nvml.gpu import Device, NvmlGpu, describe_device, find_devices
 from gpusonde.agent.sources.nvml.library import SUCCESS, Nvml
@@ -298,13 +298,13 @@ class NvmlSource:
             self._gpus[index].count_xids()
             self._xid_counts.setdefault(self._gpus[index].key, 0)
 
-    def _poll_xids_if_due(self, now_s: float) -> list[GpuEvent]:
+    def _poll_xids_if_due(self, now_s: float) -> list[SourceEvent]:
         if now_s < self._xids_due_s - _ROUNDING_S:
             return []
         self._xids_due_s = now_s + _XID_INTERVAL_S
         return self._poll_xids()
 
-    def _poll_xids(self) -> list[GpuEvent]:
+    def _poll_xids(self) -> list[SourceEvent]:
         reported = self._xids.poll() if self._xids is not None else ()
         if not reported:
             return []
@@ -314,13 +314,13 @@ class NvmlSource:
             self._xid_counts[gpu.key] = self._xid_counts.get(gpu.key, 0) + 1
             gpu.set_xids(self._xid_counts[gpu.key])
             log.error("GPU %s reports XID %d", gpu.key, code)
-        return [GpuEvent(index, now_ns, GpuEventKind.XID, code) for index, code in reported]
+        return [SourceEvent(index, now_ns, GpuEventKind.XID, code) for index, code in reported]
 
-    def _lose(self, index: int, gpu: NvmlGpu, why: str, now_ns: int, events: list[GpuEvent]) -> None:
+    def _lose(self, index: int, gpu: NvmlGpu, why: str, now_ns: int, events: list[SourceEvent]) -> None:
         # The XID that tells why is still in the event set, which is made anew without the GPU.
         events += self._poll_xids()
         gpu.lost = True
-        events.append(GpuEvent(index, now_ns, GpuEventKind.LOST))
+        events.append(SourceEvent(index, now_ns, GpuEventKind.LOST))
         log.error("GPU %s is lost (%s); going on with the others and looking for it", gpu.key, why)
         try:
             gpu.close()
@@ -328,7 +328,7 @@ class NvmlSource:
             log.debug("while closing the lost GPU: %s", failure)
         self._watch_xids()
 
-    def _look_again(self, nvml: Nvml, now_s: float, events: list[GpuEvent]) -> None:
+    def _look_again(self, nvml: Nvml, now_s: float, events: list[SourceEvent]) -> None:
         """Look for GPUs that came back, came late or were split anew; they join at the next tick."""
         self._look_due_s = now_s + self._slow_interval_s
         try:
@@ -346,7 +346,7 @@ class NvmlSource:
         # A GPM value needs a sample 100 ms before.
         self._joining_due_s = now_s + _GPM_SPACING_S
 
-    def _take_joined(self, now_s: float, events: list[GpuEvent]) -> SourceInventory | None:
+    def _take_joined(self, now_s: float, events: list[SourceEvent]) -> SourceInventory | None:
         """Let the GPUs in that were found at the last look; return the inventory when it has changed."""
         if self._nvml is None or now_s < self._joining_due_s - _ROUNDING_S:
             return None
@@ -356,7 +356,7 @@ class NvmlSource:
                 continue
             if gpu in self._gpus:
                 gpu.lost = False
-                events.append(GpuEvent(self._gpus.index(gpu), self._wall_ns(), GpuEventKind.RECOVERED))
+                events.append(SourceEvent(self._gpus.index(gpu), self._wall_ns(), GpuEventKind.RECOVERED))
                 log.warning("GPU %s answers again", gpu.key)
             else:
                 self._gpus.append(gpu)
