@@ -10,7 +10,6 @@ import numpy as np
 
 from gpusonde.epoch_detect.cycles.detector import analyse
 from gpusonde.epoch_detect.history import History
-from gpusonde.epoch_detect.published.paper import NOTEBOOK, PAPER, detect_with_luminol
 from gpusonde.epoch_detect.result import EpochDetection
 from gpusonde.epoch_detect.ticks import IntArray, select_values, warn_of_holes
 from gpusonde.telemetry import FloatArray, Trace
@@ -45,10 +44,11 @@ def detect(
     """
     if engine not in ("port", "luminol"):
         raise ValueError(f"unknown engine {engine!r}; choose port or luminol")
-    if mode == "paper":
-        found = detect_with_luminol(trace, PAPER, metrics=metrics, engine=engine)
-    elif mode == "notebook":
-        found = detect_with_luminol(trace, NOTEBOOK, metrics=metrics, engine=engine)
+    if mode in ("paper", "notebook"):
+        # Its signal processing is slow to import, and most who detect epochs never ask for it.
+        from gpusonde.epoch_detect.published.paper import NOTEBOOK, PAPER, detect_with_luminol  # noqa: PLC0415
+
+        found = detect_with_luminol(trace, PAPER if mode == "paper" else NOTEBOOK, metrics=metrics, engine=engine)
     elif mode == "default":
         found = _detect_cycles(trace, metrics)
     else:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.signal import find_peaks
 
 from gpusonde.epoch_detect.cycles.idle_gaps import PreprocessedView
 from gpusonde.epoch_detect.cycles.signal import (
@@ -103,6 +102,9 @@ def find_candidates(signal: Signal) -> list[PeriodCandidate]:
 
 
 def _peaks(correlation: FloatArray, least: int) -> list[tuple[float, float]]:
+    # Its import takes longer than all others of a collector, which should listen before that.
+    from scipy.signal import find_peaks  # noqa: PLC0415
+
     peaks, _ = find_peaks(correlation, prominence=_PROMINENCE)
     peaks = peaks[(peaks >= least) & (correlation[peaks] > 0.02)]
     if not peaks.size:

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy.ndimage import median_filter
-from scipy.stats import t as student
-from scipy.stats import theilslopes
+from scipy.special import stdtrit
 
 from gpusonde.epoch_detect.ticks import Ticks, active_range, active_ticks, choose_metrics, measure_seen_seconds
 from gpusonde.errors import TotalEpochsError
@@ -91,6 +90,9 @@ def duration_trend(durations_s: FloatArray) -> Trend:
     recent = logs[bounds[-2] :]
     slope = low = high = 0.0
     if recent.size >= 5:
+        # Slow to import; a collector starts without it.
+        from scipy.stats import theilslopes  # noqa: PLC0415
+
         slope, _, low, high = (float(x) for x in np.expm1(theilslopes(recent)))
     return Trend(points, medians[-1], slope, low, high)
 
@@ -189,7 +191,7 @@ def estimate_end(starts_s: FloatArray, ends_s: FloatArray, total_epochs: int, no
     recent = durations[points[-1].epoch if points else 0 :]
     mean, n = float(recent.mean()), recent.size
     scatter = max(float(recent.std(ddof=1)), _LEAST_SCATTER * mean)
-    half = float(student.ppf(0.5 + COVERAGE / 2, n - 1)) * scatter * float(np.sqrt(left + left**2 / n))
+    half = float(stdtrit(n - 1, 0.5 + COVERAGE / 2)) * scatter * float(np.sqrt(left + left**2 / n))
     expected = max(last + left * mean, now_s)
     return EndEstimate(
         done, left, expected, max(last + left * mean - half, now_s), max(last + left * mean + half, now_s)

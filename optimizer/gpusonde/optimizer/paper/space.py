@@ -20,7 +20,6 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import Bounds, LinearConstraint, milp
 
 from gpusonde.errors import ProblemError
 from gpusonde.optimizer.problem import Group, MachineOffer, Plan, Problem
@@ -188,6 +187,9 @@ def anchored_plan(problem: Problem, steps: StepTimes, anchor_s: float) -> Plan |
     quotas = np.array([offer.quota for offer, _ in chosen], dtype=np.float64)
     if not chosen or float(samples @ quotas) < problem.global_batch:
         return None
+    # Slow to import; a collector starts without it.
+    from scipy.optimize import Bounds, LinearConstraint, milp  # noqa: PLC0415
+
     constraints = [LinearConstraint(samples[None, :], problem.global_batch, problem.global_batch)]
     if problem.budget_usd is not None:
         hours = (problem.iterations * anchor_s + problem.overhead_s) / 3600.0

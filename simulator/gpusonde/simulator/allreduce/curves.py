@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from scipy.interpolate import PchipInterpolator
-from scipy.optimize import least_squares
 
 from gpusonde.simulator.allreduce.measurements import LinkTopology
+
+if TYPE_CHECKING:
+    from scipy.interpolate import PchipInterpolator
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -60,7 +61,7 @@ class SizeCurve:
         knots, values = self.log_bytes, self.log_seconds
         if knots.size == 0 or knots.shape != values.shape or (np.diff(knots) <= 0).any():
             raise ValueError("a curve needs one duration per size, and sizes that increase")
-        inner = PchipInterpolator(knots, values, extrapolate=False) if knots.size > 1 else None
+        inner = _interpolate(knots, values) if knots.size > 1 else None
         object.__setattr__(self, "_inner", inner)
         object.__setattr__(self, "gap_spread", _gap_spread(knots, values))
         first = (values[1] - values[0]) / (knots[1] - knots[0]) if knots.size > 1 else 1.0
@@ -448,13 +449,21 @@ def smooth_curves(curves: Mapping[_Key, SizeCurve]) -> dict[_Key, SizeCurve]:
     return {**curves, **smooth}
 
 
+def _interpolate(knots: FloatArray, values: FloatArray) -> PchipInterpolator:
+    """A monotone curve through the knots, undefined beyond them."""
+    # Slow to import; a collector starts without it.
+    from scipy.interpolate import PchipInterpolator  # noqa: PLC0415
+
+    return PchipInterpolator(knots, values, extrapolate=False)
+
+
 def _left_out(curve: SizeCurve) -> FloatArray:
     """How far interpolation misses every inner knot that is left out."""
     knots, values = curve.log_bytes, curve.log_seconds
     missed = np.empty(knots.size - 2)
     for place in range(1, knots.size - 1):
         rest = np.arange(knots.size) != place
-        missed[place - 1] = PchipInterpolator(knots[rest], values[rest])(knots[place]) - values[place]
+        missed[place - 1] = _interpolate(knots[rest], values[rest])(knots[place]) - values[place]
     return missed
 
 
@@ -465,6 +474,9 @@ def _process(curve: SizeCurve, noise: float) -> tuple[FloatArray, FloatArray]:
 
     def missed(both: FloatArray) -> FloatArray:
         return np.asarray(np.logaddexp(both[0], both[1] + knots) - values)
+
+    # Slow to import; a collector starts without it.
+    from scipy.optimize import least_squares  # noqa: PLC0415
 
     found = least_squares(missed, start, loss="soft_l1")
     middle = np.logaddexp(found.x[0], found.x[1] + knots)

@@ -19,7 +19,6 @@ from typing import Annotated, Literal
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import nnls
 
 from gpusonde.documents import NOT_A_KEY, Number
 from gpusonde.errors import ProblemError
@@ -299,6 +298,9 @@ class _Line:
     @classmethod
     def nearest(cls, batch: FloatArray, seconds: FloatArray, weight: FloatArray) -> _Line:
         """Return the line with the least weighted squared distances."""
+        # Slow to import; a collector starts without it.
+        from scipy.optimize import nnls  # noqa: PLC0415
+
         (slope, level), _ = nnls(np.column_stack([batch, np.ones_like(batch)]) * weight[:, None], seconds * weight)
         return cls(float(slope), float(level))
 
