@@ -14,7 +14,7 @@ from support.wire_agent import START_NS, TICK_NS, batch, block
 from gpusonde.collector import LocalStore
 from gpusonde.collector.client import Client
 from gpusonde.collector.config import StoreConfig
-from gpusonde.collector.query.samples import SampleStream
+from gpusonde.collector.query.samples import stream_samples
 from gpusonde.collector.storage.local.catalog import Deletions
 from gpusonde.collector.storage.local.retention import maintain
 from gpusonde.collector.storage.model import Position
@@ -284,9 +284,9 @@ def test_the_answer_to_a_question_says_where_only_averages_are_left(open_store, 
     clock.now_ns += 22 * HOUR_NS
     store.maintenance.run()
     request = query_pb2.ReadSamplesRequest(gpu_uuid="GPU-a", metrics=["sm_active"])
-    assert max(resolution_s for _, resolution_s in SampleStream(store, request).pieces()) == 1.0
+    assert max(resolution_s for _, resolution_s in stream_samples(store, request)) == 1.0
     request.start_time.FromNanoseconds(START_NS + 110 * TICK_NS)
-    assert {resolution_s for _, resolution_s in SampleStream(store, request).pieces()} == {0.0}
+    assert {resolution_s for _, resolution_s in stream_samples(store, request)} == {0.0}
 
 
 def test_a_client_tells_averages_from_ticks(tmp_path, clock, open_store):

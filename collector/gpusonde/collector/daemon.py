@@ -200,7 +200,7 @@ class _Collector:
             others = [
                 asyncio.ensure_future(parts.admission.run()),
                 *map(asyncio.ensure_future, parts.store.run_in_background(parts.executors)),
-                asyncio.ensure_future(parts.access.watch_streams(parts.ingest)),
+                asyncio.ensure_future(parts.access.watch_streams(parts.ingest.end_revoked, parts.ingest.rebalance)),
                 asyncio.ensure_future(parts.workload.run()),
             ]
             if self._config.runs.track:

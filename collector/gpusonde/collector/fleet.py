@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpusonde.catalog import GpuCatalog, GpuSpec
-from gpusonde.collector.query.prediction import RunMeasurer, resolve
+from gpusonde.collector.query.prediction import measure_run, resolve
 from gpusonde.collector.query.runs import gpu_message
 from gpusonde.collector.storage.local.export import StoreSnapshot
 from gpusonde.collector.storage.model import RunRow
@@ -95,9 +95,8 @@ def fleet_runs(
     left_out["older than the newest that are read"] += max(0, len(chosen) - _MOST_RUNS_MEASURED)
     runs: list[Run] = []
     replayed = 0
-    measurer = RunMeasurer(store.facts, store.samples, gpus)
     for number, (configuration, stay) in enumerate(chosen[:_MOST_RUNS_MEASURED]):
-        run = _measured(measurer, configuration, stay, len(runs), left_out)
+        run = _measured(store, gpus, configuration, stay, len(runs), left_out)
         if run is not None:
             runs.append(run)
             replayed += stay.replayed
@@ -166,10 +165,15 @@ def _overlapping(stays: Sequence[_Stay]) -> Iterator[list[_Stay]]:
 
 
 def _measured(
-    measurer: RunMeasurer, configuration: RunConfiguration, stay: _Stay, row: int, left_out: Counter[str]
+    store: StoreSnapshot,
+    gpus: GpuCatalog,
+    configuration: RunConfiguration,
+    stay: _Stay,
+    row: int,
+    left_out: Counter[str],
 ) -> Run | None:
     try:
-        measurement = measurer.measure(stay.run)
+        measurement = measure_run(stay.run, store.facts, store.samples, gpus)
     except (RequestError, MeasurementError, StoreCorruptError):
         left_out["samples that cannot be read or cannot be"] += 1
         return None

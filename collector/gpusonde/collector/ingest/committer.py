@@ -13,8 +13,8 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
-from typing import Protocol
 
+from gpusonde.collector.ingest.session import AgentSession
 from gpusonde.collector.storage.local.log import rejection_payload
 from gpusonde.collector.storage.model import EntryKind, LogEntry, PendingRecord, RejectedRecord
 from gpusonde.collector.storage.store import SampleStore
@@ -80,16 +80,6 @@ class Quarantine:
         return PendingRecord(entry, rejected)
 
 
-class Submitter(Protocol):
-    """Who hands records over and wants to know what became of them."""
-
-    def committed(self, sequence: int) -> None:
-        """Note that a record is durable, and so are all before it."""
-
-    def failed(self, error: StoreError) -> None:
-        """Note that a record is not stored."""
-
-
 class Committer:
     """Hands records to the store in groups, in their order.
 
@@ -126,7 +116,7 @@ class Committer:
         self._executor = executor
         self._interval_s = interval_s
         self._on_failure = on_failure
-        self._waiting: list[tuple[Submitter, PendingRecord]] = []
+        self._waiting: list[tuple[AgentSession, PendingRecord]] = []
         self._wake = asyncio.Event()
         self._closing = asyncio.Event()
         self._since_s: float | None = None
@@ -138,7 +128,7 @@ class Committer:
         """Change how long the first record of the next group waits for others."""
         self._interval_s = interval_s
 
-    def submit(self, submitter: Submitter, incoming: PendingRecord) -> None:
+    def submit(self, submitter: AgentSession, incoming: PendingRecord) -> None:
         """Queue one record."""
         if not self._waiting:
             self._since_s = self._clock()
@@ -200,7 +190,7 @@ class Committer:
                 self._latency.observe(max(0.0, (now_ns - incoming.entry.received_unix_nano) / 1e9))
                 submitter.committed(incoming.entry.sequence)
 
-    def _forget(self, group: list[tuple[Submitter, PendingRecord]]) -> None:
+    def _forget(self, group: list[tuple[AgentSession, PendingRecord]]) -> None:
         self._committing_since_s = None
         self.waiting_bytes -= sum(len(incoming.entry.payload) for _, incoming in group)
         self._shrunk.set()

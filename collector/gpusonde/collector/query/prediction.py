@@ -49,69 +49,62 @@ def resolve(gpus: GpuCatalog, name: str, memory_bytes: int = 0) -> Resolution:
         raise RequestError("NOT_FOUND", str(error)) from None
 
 
-class RunMeasurer:
-    """Measures stored runs.
+def measure_run(run: RunRow, facts: FactStore, samples: SampleReader, gpus: GpuCatalog) -> SourceMeasurement:
+    """Measure a stored run: its epoch latency, and its metrics over all of it.
 
     Args:
+        run: The run.
         facts: Where the GPUs are described.
         samples: Where the samples are.
         gpus: Resolves names.
+
+    Raises:
+        RequestError: The run has no epochs, or its agent does not name the GPU (``FAILED_PRECONDITION``).
+        RequestError: The catalogue does not hold the GPU (``NOT_FOUND``).
+        MeasurementError: What was sampled cannot be.
+        StoreCorruptError: A segment that is needed cannot be read.
     """
-
-    def __init__(self, facts: FactStore, samples: SampleReader, gpus: GpuCatalog) -> None:
-        self._facts = facts
-        self._samples = samples
-        self._gpus = gpus
-
-    def measure(self, run: RunRow) -> SourceMeasurement:
-        """Measure a run: its epoch latency, and its metrics over all of it.
-
-        Raises:
-            RequestError: The run has no epochs, or its agent does not name the GPU (``FAILED_PRECONDITION``).
-            RequestError: The catalogue does not hold the GPU (``NOT_FOUND``).
-            MeasurementError: What was sampled cannot be.
-            StoreCorruptError: A segment that is needed cannot be read.
-        """
-        if run.verdict != "epochs" or not math.isfinite(run.period_s):
-            found = run.verdict or "not analysed yet"
-            raise RequestError(
-                "FAILED_PRECONDITION",
-                f"run {run.run_id} has no epochs to predict from ({found}: {run.reason or 'too short so far'});"
-                " wait for more of it, or give a measurement",
-            )
-        gpus = {(gpu.gpu_uuid, gpu.agent_id): gpu for gpu in self._facts.gpus()}
-        described = gpu_message(gpus.get((run.gpu_uuid, run.agent_id)))
-        if not described.product_name:
-            raise RequestError(
-                "FAILED_PRECONDITION",
-                f"the agent does not know what model GPU {run.gpu_uuid} is (a replayed trace need not tell); give a"
-                " measurement with its gpu_model instead of the run",
-            )
-        resolution = resolve(self._gpus, described.product_name, described.framebuffer_bytes)
-        attributes = {a.name: a.value for a in described.static_attributes if math.isfinite(a.value) and a.value >= 0}
-        error = (run.period_high_s - run.period_low_s) / _STANDARD_ERRORS_PER_INTERVAL / run.period_s
-        return SourceMeasurement(
-            gpu=resolution.spec,
-            epoch_latency_s=run.period_s,
-            metrics=run_distributions(self._trace(run)),
-            epoch_latency_relative_error=min(max(error, 0.0), _LARGEST_RELATIVE_ERROR) if math.isfinite(error) else 0.0,
-            static_attributes=attributes,
-            epoch_count=run.epoch_count,
+    if run.verdict != "epochs" or not math.isfinite(run.period_s):
+        found = run.verdict or "not analysed yet"
+        raise RequestError(
+            "FAILED_PRECONDITION",
+            f"run {run.run_id} has no epochs to predict from ({found}: {run.reason or 'too short so far'});"
+            " wait for more of it, or give a measurement",
         )
-
-    def _trace(self, run: RunRow) -> Trace:
-        """Return the ticks of a run; of a long one, pieces spread evenly over it."""
-        start, end = run.start_unix_nano, run.end_unix_nano + 1
-        count = _PIECES if end - start > _PIECES * _PIECE_NS else 1
-        length = _PIECE_NS if count > 1 else end - start
-        starts = [start + (end - length - start) * i // max(count - 1, 1) for i in range(count)]
-        metrics = self._facts.metrics(run.gpu_uuid)
-        samples = concatenate(
-            [self._samples.read(run.gpu_uuid, s, s + length, metrics, first=run.first, last=run.last) for s in starts],
-            metrics,
+    rows = {(gpu.gpu_uuid, gpu.agent_id): gpu for gpu in facts.gpus()}
+    described = gpu_message(rows.get((run.gpu_uuid, run.agent_id)))
+    if not described.product_name:
+        raise RequestError(
+            "FAILED_PRECONDITION",
+            f"the agent does not know what model GPU {run.gpu_uuid} is (a replayed trace need not tell); give a"
+            " measurement with its gpu_model instead of the run",
         )
-        time_s = (samples.time_unix_nano - run.start_unix_nano) / 1e9
-        return Trace(time_s, {name: column.astype(float) for name, column in samples.columns.items()})
+    resolution = resolve(gpus, described.product_name, described.framebuffer_bytes)
+    attributes = {a.name: a.value for a in described.static_attributes if math.isfinite(a.value) and a.value >= 0}
+    error = (run.period_high_s - run.period_low_s) / _STANDARD_ERRORS_PER_INTERVAL / run.period_s
+    return SourceMeasurement(
+        gpu=resolution.spec,
+        epoch_latency_s=run.period_s,
+        metrics=run_distributions(_read_trace(run, facts, samples)),
+        epoch_latency_relative_error=min(max(error, 0.0), _LARGEST_RELATIVE_ERROR) if math.isfinite(error) else 0.0,
+        static_attributes=attributes,
+        epoch_count=run.epoch_count,
+    )
+
+
+def _read_trace(run: RunRow, facts: FactStore, samples: SampleReader) -> Trace:
+    """Return the ticks of a run; of a long one, pieces spread evenly over it."""
+    start, end = run.start_unix_nano, run.end_unix_nano + 1
+    count = _PIECES if end - start > _PIECES * _PIECE_NS else 1
+    length = _PIECE_NS if count > 1 else end - start
+    starts = [start + (end - length - start) * i // max(count - 1, 1) for i in range(count)]
+    metrics = facts.metrics(run.gpu_uuid)
+    ticks = concatenate(
+        [samples.read(run.gpu_uuid, s, s + length, metrics, first=run.first, last=run.last) for s in starts],
+        metrics,
+    )
+    time_s = (ticks.time_unix_nano - run.start_unix_nano) / 1e9
+    return Trace(time_s, {name: column.astype(float) for name, column in ticks.columns.items()})
 
 
 _STATUSES = {
@@ -144,8 +137,7 @@ class LatencyPredictor:
     ) -> None:
         self._counters = counters or CollectorCounters()
         self._clock = clock
-        self._measurer = RunMeasurer(store.facts, store.samples, gpus)
-        self._results = store.results
+        self._store = store
         self._gpus = gpus
         self.model = model
 
@@ -162,7 +154,9 @@ class LatencyPredictor:
         targets = self._targets(request.target_gpu_models)
         try:
             if kind == "run_id":
-                source = self._measurer.measure(find_run(self._results, request.run_id))
+                source = measure_run(
+                    find_run(self._store.results, request.run_id), self._store.facts, self._store.samples, self._gpus
+                )
             elif kind == "measurement":
                 source = self._of_request(request.measurement)
             else:

@@ -21,69 +21,54 @@ _MOST_WINDOWS = 12
 _END_OF_TIME = 1 << 62
 
 
-class SampleStream:
-    """The answer to one ``ReadSamples``.
+def stream_samples(store: Store, request: query_pb2.ReadSamplesRequest) -> Iterator[tuple[bytes, float]]:
+    """Yield the answer to ``ReadSamples`` in pieces of at most a mebibyte; memory stays bounded however long the range.
 
-    Args:
-        store: Where the samples are.
-        request: Which ones.
+    Beside each piece stands the resolution of its samples in seconds, 0 when they are as sampled.
+
+    Raises:
+        RequestError: No such GPU, or it has no such metric (``NOT_FOUND``).
+        RequestError: No such metric anywhere, or the end comes before the start (``INVALID_ARGUMENT``).
     """
+    start = nanoseconds(request.start_time, "start_time") if request.HasField("start_time") else 0
+    end = nanoseconds(request.end_time, "end_time") if request.HasField("end_time") else _END_OF_TIME
+    # Such a message holds the year 9999, and a store's 64 bits of nanoseconds do not.
+    start, end = (min(max(time, 0), _END_OF_TIME) for time in (start, end))
+    if end < start:
+        raise RequestError("INVALID_ARGUMENT", "field 'end_time': comes before start_time")
+    metrics = _choose_metrics(store, request)
+    sink = _StreamBuffer()
+    schema = pa.schema(
+        [("time_unix_nano", pa.int64()), *((name, pa.from_numpy_dtype(column_type(name))) for name in metrics)]
+    )
+    with pa.ipc.new_stream(pa.PythonFile(sink, mode="w"), schema) as writer:
+        for window in _windows(store, request.gpu_uuid, start, end, metrics):
+            writer.write_batch(_record_batch(window, schema))
+            yield from ((piece, window.resolution_s) for piece in sink.take())
+    yield from ((piece, 0.0) for piece in sink.take())
 
-    def __init__(self, store: Store, request: query_pb2.ReadSamplesRequest) -> None:
-        self._store = store
-        self._request = request
 
-    def pieces(self) -> Iterator[tuple[bytes, float]]:
-        """Yield the stream in pieces of at most a mebibyte; memory stays bounded however long the range is.
+def _windows(store: Store, gpu_uuid: str, start: int, end: int, metrics: Sequence[str]) -> Iterator[Samples]:
+    windows = min(max(1, _METRICS_PER_WINDOW // len(metrics)), _MOST_WINDOWS)
+    # From tick to tick: a host that once woke up in 1970 leaves decades without any between.
+    while (tick := store.samples.next_tick(gpu_uuid, start)) is not None and tick < end:
+        start = min(tick + _WINDOW_NS * windows, end)
+        yield store.samples.read(gpu_uuid, tick, start, metrics)
 
-        Beside each piece stands the resolution of its samples in seconds, 0 when they are as sampled.
 
-        Raises:
-            RequestError: No such GPU, or it has no such metric (``NOT_FOUND``).
-            RequestError: No such metric anywhere, or the end comes before the start (``INVALID_ARGUMENT``).
-        """
-        request = self._request
-        start = nanoseconds(request.start_time, "start_time") if request.HasField("start_time") else 0
-        end = nanoseconds(request.end_time, "end_time") if request.HasField("end_time") else _END_OF_TIME
-        # Such a message holds the year 9999, and a store's 64 bits of nanoseconds do not.
-        start, end = (min(max(time, 0), _END_OF_TIME) for time in (start, end))
-        if end < start:
-            raise RequestError("INVALID_ARGUMENT", "field 'end_time': comes before start_time")
-        metrics = self._metrics()
-        sink = _StreamBuffer()
-        schema = pa.schema(
-            [("time_unix_nano", pa.int64()), *((name, pa.from_numpy_dtype(column_type(name))) for name in metrics)]
-        )
-        with pa.ipc.new_stream(pa.PythonFile(sink, mode="w"), schema) as writer:
-            for window in self._windows(start, end, metrics):
-                writer.write_batch(_record_batch(window, schema))
-                yield from ((piece, window.resolution_s) for piece in sink.take())
-        yield from ((piece, 0.0) for piece in sink.take())
-
-    def _windows(self, start: int, end: int, metrics: Sequence[str]) -> Iterator[Samples]:
-        windows = min(max(1, _METRICS_PER_WINDOW // len(metrics)), _MOST_WINDOWS)
-        # From tick to tick: a host that once woke up in 1970 leaves decades without any between.
-        while (tick := self._store.samples.next_tick(self._request.gpu_uuid, start)) is not None and tick < end:
-            start = min(tick + _WINDOW_NS * windows, end)
-            yield self._store.samples.read(self._request.gpu_uuid, tick, start, metrics)
-
-    def _metrics(self) -> list[str]:
-        gpu_uuid = self._request.gpu_uuid
-        available = self._store.facts.metrics(gpu_uuid)
-        if not available:
-            raise RequestError(
-                "NOT_FOUND", f"no samples of a GPU {gpu_uuid[:80]!r}; ListRuns ('gpusonde runs') names GPUs"
-            )
-        for name in self._request.metrics:
-            try:
-                metric(name)
-            except UnknownMetricError as error:
-                raise RequestError("INVALID_ARGUMENT", f"field 'metrics': {error}") from None
-            if name not in available:
-                raise RequestError(
-                    "NOT_FOUND", f"GPU {gpu_uuid!r} has no metric {name!r}; it has {', '.join(available)}"
-                )
-        return list(dict.fromkeys(self._request.metrics)) or available
+def _choose_metrics(store: Store, request: query_pb2.ReadSamplesRequest) -> list[str]:
+    gpu_uuid = request.gpu_uuid
+    available = store.facts.metrics(gpu_uuid)
+    if not available:
+        raise RequestError("NOT_FOUND", f"no samples of a GPU {gpu_uuid[:80]!r}; ListRuns ('gpusonde runs') names GPUs")
+    for name in request.metrics:
+        try:
+            metric(name)
+        except UnknownMetricError as error:
+            raise RequestError("INVALID_ARGUMENT", f"field 'metrics': {error}") from None
+        if name not in available:
+            raise RequestError("NOT_FOUND", f"GPU {gpu_uuid!r} has no metric {name!r}; it has {', '.join(available)}")
+    return list(dict.fromkeys(request.metrics)) or available
 
 
 class _StreamBuffer:

@@ -13,7 +13,7 @@ import grpc.aio
 
 from gpusonde.collector.query.prediction import LatencyPredictor
 from gpusonde.collector.query.runs import list_epochs, list_runs
-from gpusonde.collector.query.samples import SampleStream
+from gpusonde.collector.query.samples import stream_samples
 from gpusonde.collector.storage.store import Store
 from gpusonde.errors import RequestError, StoreCorruptError, StoreError
 from gpusonde.predictor.crossgpu import ModelFileError
@@ -61,7 +61,7 @@ class QueryService(query_pb2_grpc.QueryServiceServicer):
         self, request: query_pb2.ReadSamplesRequest, context: Context
     ) -> AsyncIterator[query_pb2.ReadSamplesResponse]:
         """Stream the samples of a GPU."""
-        pieces = SampleStream(self._store, request).pieces()
+        pieces = stream_samples(self._store, request)
         while (found := await self._answer(context, lambda: next(pieces, None))) is not None:
             piece, resolution_s = found
             response = query_pb2.ReadSamplesResponse(arrow_ipc=piece)

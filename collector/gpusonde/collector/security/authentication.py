@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from typing import Protocol
+from collections.abc import Callable
 
 import grpc
 
@@ -19,16 +19,6 @@ from gpusonde.service.tls import ExpiryWarning, ServerTls, is_loopback
 
 _LOG = logging.getLogger(__name__)
 _STREAM_CHECK_S = 0.5
-
-
-class Streams(Protocol):
-    """Whose streams are watched."""
-
-    def end_revoked(self) -> None:
-        """End the streams of those whose proof is no longer good."""
-
-    def rebalance(self) -> None:
-        """Throttle, and lift it."""
 
 
 class AccessControl:
@@ -86,15 +76,19 @@ class AccessControl:
         if self._anonymous:
             _LOG.warning("%s takes callers without certificate and token (security.anonymous)", address)
 
-    async def watch_streams(self, streams: Streams) -> None:
-        """Look after open streams, and say when our certificate is about to expire; runs until it is cancelled."""
+    async def watch_streams(self, *looks: Callable[[], None]) -> None:
+        """Have open streams looked after, and say when our certificate is about to expire; runs until cancelled.
+
+        Args:
+            looks: Called twice a second.
+        """
         warning = ExpiryWarning("the collector's certificate")
         while True:
             if self.tls:
                 self.tls.refresh()
                 warning.check(self.tls.expiry_unix_s)
-            streams.end_revoked()
-            streams.rebalance()
+            for look in looks:
+                look()
             await asyncio.sleep(_STREAM_CHECK_S)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import zlib
 from collections.abc import Callable, Collection, Mapping
-from typing import Protocol
 
 from gpusonde.collector.storage.store import Store, UnusableStateError
+from gpusonde.collector.tracking.follower import GpuFollower
 from gpusonde.collector.tracking.run_state import FollowerState, Resume
 from gpusonde.errors import ChildLostError, StoreError
 
@@ -16,17 +16,6 @@ _LOG = logging.getLogger(__name__)
 _VERSION = 1
 
 Key = tuple[str, str]
-
-
-class Stateful(Protocol):
-    """What is needed of a ``GpuFollower``."""
-
-    @property
-    def has_run(self) -> bool:
-        """Whether a run is open."""
-
-    def state(self) -> FollowerState | None:
-        """Return what another follower needs to go on here."""
 
 
 class StateKeeper:
@@ -131,7 +120,7 @@ class StateKeeper:
         self._due.pop(key, None)
         self._stored.discard(key)
 
-    def keep(self, followers: Mapping[Key, Stateful]) -> None:
+    def keep(self, followers: Mapping[Key, GpuFollower]) -> None:
         """Store the states that are due; call it when the catalogue has what the followers know."""
         now = self._clock()
         for key in [key for key in self._stored if key in followers and not followers[key].has_run]:
@@ -144,13 +133,13 @@ class StateKeeper:
         due = sorted((time, key) for key, time in self._due.items() if time <= now and key in self._changed)
         self._write([key for _, key in due], followers, now + self._round_s)
 
-    def keep_all(self, followers: Mapping[Key, Stateful]) -> None:
+    def keep_all(self, followers: Mapping[Key, GpuFollower]) -> None:
         """Store every state that has changed, for as long as a shutdown may take."""
         self._paused_until = 0.0
         oldest_first = sorted(self._changed, key=lambda key: self._due.get(key, 0.0))
         self._write(oldest_first, followers, self._clock() + self._shutdown_s)
 
-    def _write(self, keys: Collection[Key], followers: Mapping[Key, Stateful], until: float) -> None:
+    def _write(self, keys: Collection[Key], followers: Mapping[Key, GpuFollower], until: float) -> None:
         for key in keys:
             if self._clock() < self._paused_until or self._clock() > until:
                 return

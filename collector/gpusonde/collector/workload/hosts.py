@@ -10,12 +10,12 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from gpusonde.catalog import GpuCatalog, GpuSpec
-from gpusonde.collector.ingest.session import KnownLoad
+from gpusonde.collector.ingest.session import AgentSession, KnownLoad
 from gpusonde.collector.query.paging import from_token, page_size, to_token
 from gpusonde.collector.query.prediction import resolve
 from gpusonde.collector.storage.store import FactStore, Store
@@ -27,13 +27,6 @@ from gpusonde.workload.v1 import workload_pb2
 # A disk that had little to do says little about what it could do.
 _LEAST_DISK_BUSY_RATIO = 0.1
 _RESOURCES = ("cores", "memory_bytes", "disk_bytes_per_second", "flops")
-
-
-class LiveSession(Protocol):
-    """A stream of an agent."""
-
-    agent_id: str
-    load: KnownLoad | None
 
 
 @dataclass(frozen=True)
@@ -127,7 +120,7 @@ class ResourceCollector:
         gpus: Resolves names of GPUs.
     """
 
-    def __init__(self, facts: FactStore, sessions: Callable[[], Iterable[LiveSession]], gpus: GpuCatalog) -> None:
+    def __init__(self, facts: FactStore, sessions: Callable[[], Iterable[AgentSession]], gpus: GpuCatalog) -> None:
         self._facts = facts
         self._sessions = sessions
         self._gpus = gpus
