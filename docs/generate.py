@@ -345,10 +345,11 @@ def ambiguous_gpus() -> str:
     """Draw what names of several GPUs are taken for."""
     from gpusonde.catalog import load_gpus
 
-    rows = []
+    names: dict[tuple[str, str], list[str]] = {}
     for entry in load_gpus().ambiguous:
         others = [f"{other} (not in the catalogue)" for other in entry.others]
-        rows.append((entry.name, entry.candidates[0], ", ".join([*entry.candidates[1:], *others])))
+        names.setdefault((entry.candidates[0], ", ".join([*entry.candidates[1:], *others])), []).append(entry.name)
+    rows = ((", ".join(alike), *meant) for meant, alike in names.items())
     return table(("name", "taken for", "also possible"), rows)
 
 

@@ -31,6 +31,7 @@ VERSION = 1
 
 # A part counts as written when it survives a power loss, as an acknowledgement promises.
 _DURABLE = "fsync_after_insert = 1, fsync_part_directory = 1"
+# Codecs: for values Gorilla and FPC were larger than ZSTD(1), and ZSTD(3) 0 to 3 % smaller at more CPU.
 _KEY = "spool Int64 CODEC(Delta, ZSTD(1)), sequence Int64 CODEC(Delta, ZSTD(1))"
 _RECEIVED = "received DateTime('UTC') CODEC(Delta, ZSTD(1))"
 
