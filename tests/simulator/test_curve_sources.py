@@ -13,11 +13,8 @@ from gpusonde.predictor.crossgpu import LatencyModel, LatencyPrediction, SourceM
 from gpusonde.simulator.compute import (
     ComputeProbe,
     CurveOrigin,
-    EpochLatencies,
     EpochLatency,
-    GrayBoxEstimates,
     LatencyEstimate,
-    MeasuredSteps,
     compute_curve,
 )
 from gpusonde.simulator.gradients import assumed_trace
@@ -31,29 +28,24 @@ def prediction(latency, low, high, status="ok"):
     return LatencyPrediction("V100", latency, low, high, 0.9, status, False, "prior only", "because", "test")
 
 
-class Estimator:
-    """A workload estimator that knows a straight line, give or take 10 %."""
-
-    def estimate_step(self, device, batch_size):
-        assert device == "V100"
-        seconds = 0.01 + 0.001 * batch_size
-        factor = math.exp(0.1 * NORMAL_90)
-        return LatencyEstimate(batch_size, seconds, seconds / factor, seconds * factor)
+def estimates(batches):
+    """A straight line, give or take 10 %."""
+    factor = math.exp(0.1 * NORMAL_90)
+    steps = [(batch, 0.01 + 0.001 * batch) for batch in batches]
+    return [LatencyEstimate(batch, seconds, seconds / factor, seconds * factor) for batch, seconds in steps]
 
 
 def test_all_three_origins_give_the_same_curve_for_the_same_latencies_and_say_where_it_comes_from():
     batches = (8, 16, 64, 128)
-    timed = MeasuredSteps([ComputeProbe(batch, 0.01 + 0.001 * batch) for batch in batches])
-    estimated = GrayBoxEstimates.from_estimator(Estimator(), "V100", batches)
+    timed = [ComputeProbe(batch, 0.01 + 0.001 * batch) for batch in batches]
+    estimated = estimates(batches)
     steps = [math.ceil(50_000 / batch) for batch in batches]
-    epochs = EpochLatencies(
-        [
-            EpochLatency.from_prediction(
-                prediction(*[count * (0.01 + 0.001 * batch) * f for f in (1, 0.8, 1.25)]), batch, 50_000
-            )
-            for batch, count in zip(batches, steps, strict=True)
-        ]
-    )
+    epochs = [
+        EpochLatency.from_prediction(
+            prediction(*[count * (0.01 + 0.001 * batch) * f for f in (1, 0.8, 1.25)]), batch, 50_000
+        )
+        for batch, count in zip(batches, steps, strict=True)
+    ]
     curves = [compute_curve(source, largest_batch=512) for source in (timed, estimated, epochs)]
     assert [curve.origin for curve in curves] == [CurveOrigin.PROBES, CurveOrigin.GRAY_BOX, CurveOrigin.CROSS_GPU]
     for curve in curves:
@@ -78,7 +70,7 @@ def test_runs_seen_by_telemetry_on_one_gpu_become_a_curve_on_another():
         )
         for batch, epoch_s in ((16, 120.0), (64, 80.0), (256, 70.0))
     ]
-    curve = compute_curve(EpochLatencies(epochs))
+    curve = compute_curve(epochs)
     assert curve.origin is CurveOrigin.CROSS_GPU
     assert (curve.uncertainty > 0.05).all()
     latency = curve.predict([16, 64, 256]).total_s
@@ -87,8 +79,8 @@ def test_runs_seen_by_telemetry_on_one_gpu_become_a_curve_on_another():
 
 
 def test_one_run_takes_its_shape_from_the_curve_of_another_gpu():
-    shape = compute_curve(MeasuredSteps([ComputeProbe(8, 0.1), ComputeProbe(64, 0.4), ComputeProbe(128, 0.8)]))
-    alone = EpochLatencies([EpochLatency(64, 64_000, 200.0, 180.0, 220.0)])
+    shape = compute_curve([ComputeProbe(8, 0.1), ComputeProbe(64, 0.4), ComputeProbe(128, 0.8)])
+    alone = [EpochLatency(64, 64_000, 200.0, 180.0, 220.0)]
     curve = compute_curve(alone, shape=shape, largest_batch=100)
     ratio = curve.predict([8, 64, 128]).total_s / shape.predict([8, 64, 128]).total_s
     assert ratio == pytest.approx([0.2 / shape.predict(64).total_s[0]] * 3)
@@ -105,8 +97,8 @@ def test_what_is_uncertain_about_a_curve_shows_beside_the_iteration_and_not_in_i
             return BusBandwidth(np.full(len(transfer_bytes), 1e12), np.zeros(len(transfer_bytes)))
 
     batches = (8, 16, 64)
-    timed = compute_curve(MeasuredSteps([ComputeProbe(batch, 0.01 + 0.001 * batch) for batch in batches]), "paper")
-    estimated = compute_curve(GrayBoxEstimates.from_estimator(Estimator(), "V100", batches), "paper")
+    timed = compute_curve([ComputeProbe(batch, 0.01 + 0.001 * batch) for batch in batches], "paper")
+    estimated = compute_curve(estimates(batches), "paper")
     simulator = IterationSimulator(assumed_trace(1e8), Wire())
     certain, uncertain = (simulator.estimate([DeviceGroup(curve, 64, 16)]) for curve in (timed, estimated))
     assert uncertain.mean_s == pytest.approx(certain.mean_s)
@@ -127,7 +119,7 @@ def test_what_is_uncertain_about_a_curve_shows_beside_the_iteration_and_not_in_i
 )
 def test_estimates_that_are_none_are_refused(figures, says):
     with pytest.raises(ProblemError, match=says):
-        compute_curve(GrayBoxEstimates([LatencyEstimate(*figures), LatencyEstimate(16, 0.2, 0.1, 0.3)]))
+        compute_curve([LatencyEstimate(*figures), LatencyEstimate(16, 0.2, 0.1, 0.3)])
 
 
 def test_epochs_that_no_run_has_are_refused():

@@ -12,16 +12,20 @@ from support.workload_graphs import StraightLines, small_network
 from gpusonde.catalog import Precision
 from gpusonde.predictor.workload import zoo
 from gpusonde.predictor.workload.engine import Cluster, WorkloadModel, WorkloadRequest
-from gpusonde.simulator.compute import CurveOrigin, GrayBoxEstimates, compute_curve
-from gpusonde.simulator.compute.sources import GraphEstimator, gradient_bytes, largest_batch_estimate
+from gpusonde.simulator.compute import CurveOrigin, compute_curve
+from gpusonde.simulator.compute.sources import gradient_bytes, largest_batch_estimate, latency_estimate, predict_steps
 
 NORMAL_90 = 1.6448536
 GRAPH = small_network()
 
 
+def curve_of(predictions, batches):
+    return compute_curve([latency_estimate(batch, each) for batch, each in zip(batches, predictions, strict=True)])
+
+
 def test_a_curve_of_a_network_that_never_ran_follows_the_model_and_is_as_uncertain_as_it():
     model = StraightLines()
-    curve = compute_curve(GrayBoxEstimates.from_estimator(GraphEstimator(model, GRAPH), "T4", [8, 16, 32, 64]))
+    curve = curve_of(predict_steps(model, GRAPH, ["T4"], [8, 16, 32, 64])["T4"], [8, 16, 32, 64])
     assert curve.origin is CurveOrigin.GRAY_BOX
     for batch in (8, 24, 64):
         assert curve.predict(batch).total_s[0] == pytest.approx(
@@ -32,7 +36,7 @@ def test_a_curve_of_a_network_that_never_ran_follows_the_model_and_is_as_uncerta
 
 def test_all_devices_and_batch_sizes_are_one_question_to_the_model():
     model = StraightLines()
-    found = GraphEstimator(model, GRAPH, Precision.FP16).predictions(["T4", "A10G"], [8, 16, 32])
+    found = predict_steps(model, GRAPH, ["T4", "A10G"], [8, 16, 32], Precision.FP16)
     assert model.asked == [6]
     assert [len(found[device]) for device in ("T4", "A10G")] == [3, 3]
     assert found["A10G"][0].seconds < found["T4"][0].seconds
@@ -57,11 +61,9 @@ def test_nothing_fits_where_the_parameters_do_not():
 
 
 def test_the_shipped_model_gives_curves_of_a_known_network_that_rise_with_the_batch_and_fall_with_the_gpu():
-    estimator = GraphEstimator(WorkloadModel.shipped(), zoo.load("resnet50"))
-    curves = {
-        device: compute_curve(GrayBoxEstimates.from_estimator(estimator, device, [16, 32, 64, 128]))
-        for device in ("K80", "T4", "A100-SXM4-40GB")
-    }
+    devices, batches = ["K80", "T4", "A100-SXM4-40GB"], [16, 32, 64, 128]
+    found = predict_steps(WorkloadModel.shipped(), zoo.load("resnet50"), devices, batches)
+    curves = {device: curve_of(found[device], batches) for device in devices}
     seconds = [float(curve.predict(64).total_s[0]) for curve in curves.values()]
     assert seconds == sorted(seconds, reverse=True)
     for curve in curves.values():

@@ -25,12 +25,8 @@ from gpusonde.simulator.compute import (
     ComputeProbe,
     CurveKind,
     CurveOrigin,
-    CurveSource,
-    EpochLatencies,
     EpochLatency,
-    GrayBoxEstimates,
     LatencyEstimate,
-    MeasuredSteps,
     compute_curve,
 )
 from gpusonde.simulator.compute.fitting import LONGEST_S
@@ -90,14 +86,6 @@ class CurveKeys:
     def form(self) -> str:
         """The key of the list that is there."""
         return next(form for form in ("probes", "epochs", "gray_box") if getattr(self, form) is not None)
-
-    def source(self) -> CurveSource:
-        """Return what the curve is made from."""
-        if self.epochs is not None:
-            return EpochLatencies(self.epochs)
-        if self.gray_box is not None:
-            return GrayBoxEstimates(self.gray_box)
-        return MeasuredSteps(self.probes or ())
 
 
 @dataclass(frozen=True)
@@ -242,6 +230,6 @@ def _curve(keys: CurveKeys, path: str, gpus: GpuCatalog, known: Mapping[str, Com
             raise DocumentError(f"{path}.shape", f"there is no curve of {like!r} before this one")
         shape = known[like]
     try:
-        return compute_curve(keys.source(), keys.kind, shape=shape, largest_batch=keys.largest_batch)
+        return compute_curve(getattr(keys, keys.form), keys.kind, shape=shape, largest_batch=keys.largest_batch)
     except ValueError as error:
         raise DocumentError(f"{path}.{keys.form}", str(error)) from None

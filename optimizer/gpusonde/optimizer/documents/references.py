@@ -37,11 +37,11 @@ from gpusonde.predictor.workload.graph import WorkloadGraph, read_graph
 from gpusonde.simulator.compute import EpochLatency
 from gpusonde.simulator.compute.fitting import LARGEST_BATCH
 from gpusonde.simulator.compute.sources import (
-    GraphEstimator,
     WorkloadPredictor,
     gradient_bytes,
     largest_batch_estimate,
     latency_estimate,
+    predict_steps,
 )
 
 _LOG = logging.getLogger(__name__)
@@ -323,10 +323,9 @@ def _estimated_curves(
     if not limits:
         return []
     path = None if keys.model is None else folder / Path(keys.model).expanduser()
-    estimator = GraphEstimator(model(path), graph, keys.precision)
     sizes = {device: keys.batch_sizes or _default_batch_sizes(limit) for device, limit in limits.items()}
     every_size = sorted({size for each in sizes.values() for size in each})
-    found = estimator.predictions(list(limits), every_size)
+    found = predict_steps(model(path), graph, list(limits), every_size, keys.precision)
     curves = []
     for device, limit in limits.items():
         rows = [(size, each) for size, each in zip(every_size, found[device], strict=True) if size in sizes[device]]

@@ -10,13 +10,8 @@ from gpusonde.simulator.compute.fitting import (
 )
 from gpusonde.simulator.compute.search import LargestBatch, batches_to_probe, largest_batch
 from gpusonde.simulator.compute.sources import (
-    CurveSource,
-    EpochLatencies,
     EpochLatency,
-    GrayBoxEstimates,
     LatencyEstimate,
-    MeasuredSteps,
-    WorkloadEstimator,
     compute_curve,
 )
 
@@ -26,14 +21,9 @@ __all__ = [
     "ComputeProbe",
     "CurveKind",
     "CurveOrigin",
-    "CurveSource",
-    "EpochLatencies",
     "EpochLatency",
-    "GrayBoxEstimates",
     "LargestBatch",
     "LatencyEstimate",
-    "MeasuredSteps",
-    "WorkloadEstimator",
     "batches_to_probe",
     "compute_curve",
     "fit_compute_curve",

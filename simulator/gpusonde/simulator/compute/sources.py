@@ -1,10 +1,10 @@
 """Where a compute curve can come from: timed steps, a network's graph, or epoch latencies predicted from metrics.
 
-All three give probes, and ``compute_curve`` makes the curve. Estimates and predictions come with an interval; it is the
+``compute_curve`` makes the curve of each. Estimates and predictions come with an interval; it is the
 uncertainty of the whole curve (devices do not differ by it, and steps do not either), never the spread of steps.
 
 A job that has never run has no timed steps and no metrics. Its graph says what it computes, and a model fitted on other
-networks' measured iterations says how long that takes (``GraphEstimator``). Such an iteration is a whole one: forward
+networks' measured iterations says how long that takes (``predict_steps``). Such an iteration is a whole one: forward
 and backward pass, update of the weights, and the copy of the batch to the device. Gradients and the batch that memory
 takes follow from the graph as well.
 """
@@ -12,10 +12,10 @@ takes follow from the graph as well.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated, Protocol, TypeAlias
 
 import numpy as np
 
@@ -36,39 +36,6 @@ from gpusonde.simulator.compute.fitting import (
 
 if TYPE_CHECKING:
     from gpusonde.predictor.crossgpu import LatencyPrediction
-
-
-class CurveSource(Protocol):
-    """What a curve can be made from."""
-
-    @property
-    def origin(self) -> CurveOrigin:
-        """Which of the three it is."""
-        ...
-
-    def probes(self) -> list[ComputeProbe]:
-        """Return latencies at batch sizes.
-
-        Raises:
-            ProblemError: A figure that no step can have.
-        """
-        ...
-
-
-@dataclass(frozen=True)
-class MeasuredSteps:
-    """Steps that were timed on the device.
-
-    Attributes:
-        timed: One per batch size or more.
-    """
-
-    timed: Sequence[ComputeProbe]
-    origin: CurveOrigin = CurveOrigin.PROBES
-
-    def probes(self) -> list[ComputeProbe]:
-        """Return them as they are."""
-        return list(self.timed)
 
 
 @dataclass(frozen=True)
@@ -110,39 +77,6 @@ class LatencyEstimate:
         """Relative standard deviation behind the interval, which is about normal in the logarithm."""
         low_s, high_s = self.interval_s
         return math.log(high_s / low_s) / (2.0 * NormalDist().inv_cdf(0.5 + self.interval_coverage / 2.0))
-
-
-class WorkloadEstimator(Protocol):
-    """Estimates steps of one workload from its graph of operations and a device's data sheet."""
-
-    def estimate_step(self, device: str, batch_size: int) -> LatencyEstimate:
-        """Return the latency of a step on a device of the catalogue."""
-        ...
-
-
-@dataclass(frozen=True)
-class GrayBoxEstimates:
-    """Latencies estimated from a workload's graph.
-
-    Attributes:
-        estimates: At two batch sizes or more.
-    """
-
-    estimates: Sequence[LatencyEstimate]
-    origin: CurveOrigin = CurveOrigin.GRAY_BOX
-
-    @classmethod
-    def from_estimator(cls, estimator: WorkloadEstimator, device: str, batch_sizes: Sequence[int]) -> GrayBoxEstimates:
-        """Return what an estimator says about a device at these batch sizes."""
-        return cls([estimator.estimate_step(device, batch_size) for batch_size in batch_sizes])
-
-    def probes(self) -> list[ComputeProbe]:
-        """Return one probe per estimate.
-
-        Raises:
-            ProblemError: A figure that no step can have, or an interval that is none.
-        """
-        return [ComputeProbe(each.batch_size, each.total_s, uncertainty=each.uncertainty) for each in self.estimates]
 
 
 @dataclass(frozen=True)
@@ -207,49 +141,47 @@ class EpochLatency:
         return LatencyEstimate(self.batch_size, step_s, low_s, high_s, self.interval_coverage)
 
 
-@dataclass(frozen=True)
-class EpochLatencies:
-    """Epoch latencies of runs of one workload that differ in their batch size, without a look into the job.
-
-    Attributes:
-        epochs: One per run.
-    """
-
-    epochs: Sequence[EpochLatency]
-    origin: CurveOrigin = CurveOrigin.CROSS_GPU
-
-    def probes(self) -> list[ComputeProbe]:
-        """Return one probe per run.
-
-        Raises:
-            ProblemError: A figure that no epoch can have, or an interval that is none.
-        """
-        return GrayBoxEstimates([each.per_step() for each in self.epochs]).probes()
+# What a curve can be made from: timed steps, estimates from a graph, or epochs of runs with different batch sizes.
+Latencies: TypeAlias = Sequence[ComputeProbe] | Sequence[LatencyEstimate] | Sequence[EpochLatency]
+_ORIGINS: Mapping[type, CurveOrigin] = {
+    ComputeProbe: CurveOrigin.PROBES,
+    LatencyEstimate: CurveOrigin.GRAY_BOX,
+    EpochLatency: CurveOrigin.CROSS_GPU,
+}
 
 
 def compute_curve(
-    source: CurveSource,
+    latencies: Latencies,
     kind: CurveKind = "default",
     *,
     shape: ComputeCurve | None = None,
     largest_batch: int | None = None,
 ) -> ComputeCurve:
-    """Return the curve of a source.
+    """Return the curve of latencies of one kind.
 
     Args:
-        source: Where it comes from.
+        latencies: What it is made from.
         kind: As ``fit_compute_curve``.
-        shape: The job's curve on another device. A source that knows one batch size only, as telemetry of a single run
-            does, takes its shape from there.
+        shape: The job's curve on another device. Latencies at one batch size only, as telemetry of a single run gives
+            them, take their shape from there.
         largest_batch: Largest batch size that fits into the device's memory.
 
     Raises:
         ProblemError: Fewer than two batch sizes and no shape, or a figure that is none.
     """
-    probes = source.probes()
+    probes = [_probe(each) for each in latencies]
+    origin = _ORIGINS[type(latencies[0])] if latencies else CurveOrigin.PROBES
     if shape is not None and len({each.batch_size for each in probes}) == 1:
-        return replace(_scaled(shape, probes), origin=source.origin, largest_batch=largest_batch)
-    return fit_compute_curve(probes, kind, origin=source.origin, largest_batch=largest_batch)
+        return replace(_scaled(shape, probes), origin=origin, largest_batch=largest_batch)
+    return fit_compute_curve(probes, kind, origin=origin, largest_batch=largest_batch)
+
+
+def _probe(latency: ComputeProbe | LatencyEstimate | EpochLatency) -> ComputeProbe:
+    if isinstance(latency, EpochLatency):
+        latency = latency.per_step()
+    if isinstance(latency, LatencyEstimate):
+        return ComputeProbe(latency.batch_size, latency.total_s, uncertainty=latency.uncertainty)
+    return latency
 
 
 def _scaled(shape: ComputeCurve, probes: Sequence[ComputeProbe]) -> ComputeCurve:
@@ -281,42 +213,32 @@ class WorkloadPredictor(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class GraphEstimator:
-    """Estimates steps of one network on single devices; a ``WorkloadEstimator``.
+def predict_steps(
+    model: WorkloadPredictor,
+    graph: WorkloadGraph,
+    devices: Sequence[str],
+    batch_sizes: Sequence[int],
+    precision: Precision = Precision.FP32,
+) -> dict[str, list[WorkloadPrediction]]:
+    """Return steps of a network on single devices: for each device, one prediction per batch size.
 
-    Attributes:
-        model: Fitted on measured iterations of other networks.
+    Args:
+        model: Fitted on measured iterations of other networks; it is asked once for all of them.
         graph: The network.
+        devices: Of the catalogue.
+        batch_sizes: Samples per step.
         precision: What its matrix products are computed in.
-        environment: A place of measurement that the model knows; None is any other.
+
+    Raises:
+        gpusonde.predictor.workload.engine.ModelError: The model cannot say anything of one of them.
     """
-
-    model: WorkloadPredictor
-    graph: WorkloadGraph
-    precision: Precision = Precision.FP32
-    environment: str | None = None
-
-    def estimate_step(self, device: str, batch_size: int) -> LatencyEstimate:
-        """Return the latency of a step on a device of the catalogue.
-
-        Raises:
-            gpusonde.predictor.workload.engine.ModelError: The model cannot say anything of it.
-        """
-        return latency_estimate(batch_size, self.predictions([device], [batch_size])[device][0])
-
-    def predictions(self, devices: Sequence[str], batch_sizes: Sequence[int]) -> dict[str, list[WorkloadPrediction]]:
-        """Return, for each device, one prediction per batch size; the model is asked once for all of them.
-
-        Raises:
-            gpusonde.predictor.workload.engine.ModelError: The model cannot say anything of one of them.
-        """
-        answers = iter(self.model.predict([self._request(each, batch) for each in devices for batch in batch_sizes]))
-        return {device: [next(answers) for _ in batch_sizes] for device in devices}
-
-    def _request(self, device: str, batch_size: int) -> WorkloadRequest:
-        cluster = Cluster(device, precision=self.precision, environment=self.environment)
-        return WorkloadRequest(self.graph, batch_size, cluster)
+    questions = [
+        WorkloadRequest(graph, batch, Cluster(device, precision=precision))
+        for device in devices
+        for batch in batch_sizes
+    ]
+    answers = iter(model.predict(questions))
+    return {device: [next(answers) for _ in batch_sizes] for device in devices}
 
 
 def gradient_bytes(graph: WorkloadGraph) -> int:
