@@ -66,7 +66,7 @@ class Calibrator:
         )  # fmt: skip
 
     def _seen_gpus(self) -> list[LeftOut]:
-        """Errors on configurations left out, and on whole workloads left out.
+        """Return errors on configurations left out, and on whole workloads left out.
 
         The scale makes the two comparable, so either's quantile would do in theory; the larger one is taken.
         """
@@ -84,7 +84,7 @@ class Calibrator:
         return parts
 
     def _one_unseen_gpu(self) -> list[LeftOut]:
-        """Every GPU left out in turn, with all pairs it is in."""
+        """Return errors with every GPU left out in turn, with all pairs it is in."""
         pairs = self._pairs
         parts = []
         for gpu in np.unique(np.concatenate([pairs.source_gpu, pairs.target_gpu])):
@@ -96,7 +96,7 @@ class Calibrator:
         return parts
 
     def _by_gpu(self, log_errors: FloatArray) -> list[LeftOut]:
-        """Errors of the prior, which has seen no GPU, by the GPU they come from."""
+        """Return the errors of the prior, which has seen no GPU, by the GPU they come from."""
         pairs = self._pairs
         between = np.array([[rate_uncertainty(a, b) for b in pairs.gpus] for a in pairs.gpus])
         scales = between[pairs.source_gpu, pairs.target_gpu]

@@ -33,7 +33,7 @@ _FIRST_SINGLE_ISSUE = 7.0
 
 
 def log_compute_rate(gpu: GpuSpec, precision: Precision, tensor_weight: float) -> float:
-    """Natural logarithm of the rate in TFLOP/s.
+    """Return the natural logarithm of the rate in TFLOP/s.
 
     Args:
         gpu: The GPU.
@@ -132,7 +132,7 @@ _MEMORY_FLOOR = 0.003
 
 
 def feature_matrix(source: SourceMeasurement, targets: Sequence[GpuSpec]) -> FloatArray:
-    """Features of one measurement against several target GPUs.
+    """Return the features of one measurement against several target GPUs.
 
     Returns:
         Shape (targets, features), finite.
@@ -158,7 +158,7 @@ def feature_matrix(source: SourceMeasurement, targets: Sequence[GpuSpec]) -> Flo
 
 
 def has_figures(target: GpuSpec) -> bool:
-    """Whether everything that features need of a target GPU is known."""
+    """Tell whether everything that features need of a target GPU is known."""
     return all((getattr(target, name) or 0) > 0 for name in _RATIO_ATTRIBUTES)
 
 
@@ -197,7 +197,7 @@ def _source_features(source: SourceMeasurement) -> tuple[list[float], dict[str, 
 def _priors(
     busy: float, busy_quartile_3: float, memory: float, memory_share: float, compute: float, bandwidth: float
 ) -> list[float]:
-    """Six rooflines; the learned model sees where they disagree. ``compute`` and ``bandwidth`` are log ratios."""
+    """Return six rooflines; the model sees where they disagree. ``compute`` and ``bandwidth`` are log ratios."""
     compute_ratio, bandwidth_ratio = math.exp(compute), math.exp(bandwidth)
     geometric = math.sqrt(compute_ratio * bandwidth_ratio)
     mixed = memory_share * bandwidth_ratio + (1 - memory_share) * compute_ratio

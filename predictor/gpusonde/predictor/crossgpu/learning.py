@@ -138,7 +138,7 @@ def learn(
 
 
 def _newest_pairs(fleet: RunsTable, now_unix_s: float, half_life_s: float) -> tuple[IndexArray, IndexArray]:
-    """The pairs that ended last, without those that are too old to count, in the order of ``Pairs.of``."""
+    """Return the pairs that ended last, without those that are too old to count, in the order of ``Pairs.of``."""
     source, target = fleet.pairs()
     ends = np.array([run.end_unix_s for run in fleet.runs])
     ended = np.maximum(ends[source], ends[target])
@@ -149,7 +149,7 @@ def _newest_pairs(fleet: RunsTable, now_unix_s: float, half_life_s: float) -> tu
 
 
 def _errors(model: LatencyModel, fleet: RunsTable, source: IndexArray, target: IndexArray) -> FloatArray:
-    """Absolute relative errors; a pair that a model has no answer for counts as being wrong altogether."""
+    """Return absolute relative errors; a pair that a model has no answer for counts as being wrong altogether."""
     runs = fleet.runs
     predicted = [
         model.predict(runs[i].measurement(), [runs[j].gpu])[0].epoch_latency_s
@@ -187,7 +187,7 @@ class ModelVersions:
         self.folder = Path(folder)
 
     def listed(self) -> tuple[str, ...]:
-        """Versions that have been in service, the present one last; empty while the shipped one is.
+        """Return the versions that have been in service, the present one last; empty while the shipped one is.
 
         Raises:
             ModelFileError: The list is damaged, or was written by another version of gpusonde.
@@ -233,7 +233,7 @@ class ModelVersions:
         return model
 
     def in_service(self) -> tuple[LatencyModel, list[str]]:
-        """The model in service: the newest that can be used, at last the shipped one.
+        """Return the model in service: the newest that can be used, at last the shipped one.
 
         Returns:
             The model, and what was wrong with those that should have come before it.
@@ -336,7 +336,7 @@ class ModelInService:
         self._seen: tuple[int, int, int] | None = None
 
     def model(self) -> LatencyModel:
-        """The model in service; while the newest one cannot be used, the one that was."""
+        """Return the model in service; while the newest one cannot be used, the one that was."""
         with self._lock:
             seen = self._state_of_list()
             if self._model is None or seen != self._seen:

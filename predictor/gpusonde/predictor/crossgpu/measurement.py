@@ -147,7 +147,7 @@ class SourceMeasurement:
         object.__setattr__(self, "static_attributes", MappingProxyType(dict(self.static_attributes)))
 
     def figure(self, attribute: str) -> float | None:
-        """A static attribute of the source GPU: as read on the device where that is known, else the catalogue's."""
+        """Return a static attribute of the source GPU: as the device has it where known, else the catalogue's."""
         value = self.static_attributes.get(attribute)
         if value is not None and value > 0:
             return value
@@ -185,7 +185,7 @@ class LatencyPrediction:
 
 
 def run_distributions(trace: Trace) -> dict[str, MetricDistribution]:
-    """Distributions of every metric of a trace over the whole of it: the aggregation the shipped model was fitted on.
+    """Return the distributions of every metric over the whole of a trace, as the shipped model was fitted on them.
 
     Metrics without a single value, and those beyond the plausible range of the catalogue, are left out.
     """

@@ -94,7 +94,7 @@ class Query:
         return TrainedGpu.from_spec(self._source.gpu).is_same_chip(target)
 
     def _same_chip(self, target: GpuSpec) -> _RatioEstimate:
-        """The GPU that was measured, or a variant of it with, say, more memory: no model has anything to add."""
+        """Answer for the GPU that was measured, or a variant of it with, say, more memory: no model adds anything."""
         if target.name == self._source.gpu.name:
             return _RatioEstimate(0.0, 0.0, _MEASURED, False, ())
         # What runs of one workload on one GPU differ by is all that remains.
@@ -102,7 +102,7 @@ class Query:
         return _RatioEstimate(0.0, spread, "same chip", False, ())
 
     def _with_residual(self, targets: Sequence[tuple[int, GpuSpec]]) -> dict[int, _RatioEstimate]:
-        """Answers for the targets that the learned part can say something about, by their index."""
+        """Answer for the targets that the learned part can say something about, by their index."""
         state, source = self._state, self._source
         usable = [(index, target, len(self._unseen(target))) for index, target in targets if has_figures(target)]
         usable = [found for found in usable if found[2] < 2]
@@ -145,7 +145,7 @@ class Query:
         return _RatioEstimate(log_ratio, half_width, method, bool(reasons), tuple(reasons))
 
     def _prior_only(self, target: GpuSpec, level: MetricLevel) -> _RatioEstimate:
-        """The prior alone: neither GPU was seen, or the metrics do not suffice for more.
+        """Answer by the prior alone: neither GPU was seen, or the metrics do not suffice for more.
 
         Raises:
             ValueError: A peak rate of one of the GPUs is not known.
@@ -181,7 +181,7 @@ class Query:
         return _RatioEstimate(log_ratio, half_width, method, extrapolated, tuple(reasons))
 
     def _half_width(self, regime: Regime, target: GpuSpec) -> float:
-        """Half width where GPUs are known by their data sheets only; the prior's where the regime has none."""
+        """Return the half width where only data sheets of GPUs are known; the prior's where the regime has none."""
         state = self._state
         calibrated = regime in state.calibrations
         learned = regime is Regime.ONE_UNSEEN_GPU and calibrated
@@ -365,7 +365,7 @@ class LatencyModel:
 
     @classmethod
     def shipped(cls) -> LatencyModel:
-        """The model that comes with the package; ``MODEL_CARD.md`` beside it says what it was fitted on.
+        """Load the model that comes with the package; ``MODEL_CARD.md`` beside it says what it was fitted on.
 
         Raises:
             ModelFileError: The installation is damaged.

@@ -144,17 +144,17 @@ class Pairs:
         return tuple(gpu.name for gpu in self.gpus)
 
     def where(self, mask: BoolArray) -> Pairs:
-        """The pairs for which ``mask``, shape (pairs,), is True; the names stay."""
+        """Return the pairs for which ``mask``, shape (pairs,), is True; the names stay."""
         arrays: dict[str, Any] = {name: getattr(self, name)[mask] for name in _ARRAYS}
         return replace(self, **arrays)
 
     def touches(self, gpu: int) -> BoolArray:
-        """Which pairs have the GPU as source or target, shape (pairs,)."""
+        """Tell which pairs have the GPU as source or target, shape (pairs,)."""
         mask: BoolArray = (self.source_gpu == gpu) | (self.target_gpu == gpu)
         return mask
 
     def sources(self) -> tuple[FloatArray, IndexArray]:
-        """The source runs behind the pairs.
+        """Return the source runs behind the pairs.
 
         Returns:
             Their features, shape (runs, source features), and the position of a pair of each, shape (runs,).
@@ -165,7 +165,7 @@ class Pairs:
         return own[positions], positions
 
     def well_known_gpus(self, configurations: int) -> tuple[TrainedGpu, ...]:
-        """GPUs that at least so many configurations ran on."""
+        """Return the GPUs that at least so many configurations ran on."""
 
         def count(gpu: int) -> int:
             return len(np.unique(self.configuration[self.touches(gpu)]))
@@ -174,7 +174,7 @@ class Pairs:
 
 
 def decayed_weights(time_unix_s: FloatArray, now_unix_s: float, half_life_s: float) -> FloatArray:
-    """Weight of each pair in a fit: halved with every half-life that has passed; 1 for pairs without a time.
+    """Return the weight of each pair in a fit: halved with every half-life that has passed; 1 for pairs without a time.
 
     Args:
         time_unix_s: Shape (pairs,).

@@ -52,7 +52,7 @@ class FeatureGroups:
     latency: bool = True
 
     def names(self) -> tuple[str, ...]:
-        """Names of the features, in order."""
+        """Return the names of the features, in order."""
         dynamic = [f"{metric}_{statistic}" for metric in DYNAMIC_METRICS for statistic in _STATISTICS]
         static = [f"ratio_{attribute}" for attribute in STATIC_ATTRIBUTES]
         return (
@@ -63,7 +63,7 @@ class FeatureGroups:
 
 
 def paper_features(source: SourceMeasurement, targets: Sequence[GpuSpec], groups: FeatureGroups) -> FloatArray:
-    """The paper's features of one measurement against several targets.
+    """Return the paper's features of one measurement against several targets.
 
     Returns:
         Shape (targets, features); NaN where an attribute is not known, which all three regressors accept.
@@ -138,7 +138,7 @@ class PaperStack:
         return self
 
     def predict(self, source: SourceMeasurement, targets: Sequence[GpuSpec]) -> FloatArray:
-        """Seconds per epoch on each target, shape (targets,).
+        """Predict seconds per epoch on each target, shape (targets,).
 
         Raises:
             MeasurementError: A metric is missing.
@@ -146,17 +146,17 @@ class PaperStack:
         return self.predict_features(paper_features(source, targets, self.groups))["stack"]
 
     def predict_pairs(self, runs: RunsTable, source: IndexArray, target: IndexArray) -> dict[str, FloatArray]:
-        """Seconds per epoch for pairs of runs, by the stack and by each of its base regressors, each of shape (n,)."""
+        """Predict seconds per epoch for pairs of runs, by the stack and each of its regressors, of shape (n,) each."""
         return self.predict_features(self.features(runs, source, target))
 
     def predict_features(self, x: FloatArray) -> dict[str, FloatArray]:
-        """Seconds per epoch for feature rows, by ``random_forest``, ``catboost`` and the ``stack`` of both."""
+        """Predict seconds per epoch for feature rows, by ``random_forest``, ``catboost`` and the ``stack`` of both."""
         base = [np.asarray(regressor.predict(x), dtype=np.float64) for regressor in self._base]
         stacked = np.asarray(self._meta.predict(np.column_stack(base)), dtype=np.float64)
         return {"random_forest": base[0], "catboost": base[1], "stack": stacked}
 
     def features(self, runs: RunsTable, source: IndexArray, target: IndexArray) -> FloatArray:
-        """The stack's inputs for pairs of runs, shape (pairs, features)."""
+        """Return the stack's inputs for pairs of runs, shape (pairs, features)."""
         rows = [
             paper_features(runs.runs[i].measurement(), [runs.runs[j].gpu], self.groups)
             for i, j in zip(source, target, strict=True)
@@ -176,7 +176,7 @@ class PaperStack:
         ]  # fmt: skip
 
     def _folds(self, rows: int, configurations: Sequence[object]) -> Iterator[tuple[IndexArray, IndexArray]]:
-        """scikit-learn's StackingRegressor with cv=5: contiguous fifths of the (shuffled) training pairs."""
+        """Split as scikit-learn's StackingRegressor with cv=5 does: contiguous fifths of the shuffled pairs."""
         from sklearn.model_selection import GroupKFold, KFold  # noqa: PLC0415
 
         if self.grouped_folds:

@@ -48,7 +48,7 @@ def write_model(path: str | Path, settings: ModelSettings, state: LatencyModelSt
 
 
 def encode_model(settings: ModelSettings, state: LatencyModelState) -> tuple[bytes, str]:
-    """The bytes of a model file, and the model's version."""
+    """Make the bytes of a model file, and the model's version."""
     arrays = {name: array.astype(_ARRAY_TYPES[name]) for name, array in _arrays(state).items()}
     document = {
         "format": FORMAT,

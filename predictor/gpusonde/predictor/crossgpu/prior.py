@@ -60,7 +60,7 @@ class Roofline:
 
 
 def metric_level(source: SourceMeasurement, required: tuple[str, ...]) -> MetricLevel:
-    """The best level that the source's metrics allow.
+    """Return the best level that the source's metrics allow.
 
     Args:
         source: The measurement.
@@ -76,13 +76,13 @@ def metric_level(source: SourceMeasurement, required: tuple[str, ...]) -> Metric
 
 
 def has_activity(source: SourceMeasurement) -> bool:
-    """Whether the source has the DCGM activity metrics that split its time between memory and compute."""
+    """Tell whether the source has the DCGM activity metrics that split its time between memory and compute."""
     metrics = source.metrics
     return "dram_active" in metrics and ("sm_active" in metrics or "graphics_active" in metrics)
 
 
 def roofline(source: SourceMeasurement, level: MetricLevel) -> Roofline:
-    """Weights of the prior at a level.
+    """Return the weights of the prior at a level.
 
     At the DCGM level the share of working time is that of the graphics engine (or, without it, of the SMs), the
     bandwidth's weight is DRAM activity against the busier of the compute pipes, and the tensor pipe's share of the
@@ -111,7 +111,7 @@ def roofline(source: SourceMeasurement, level: MetricLevel) -> Roofline:
 
 
 def log_latency_ratio(source: SourceMeasurement, target: GpuSpec, line: Roofline) -> float:
-    """Natural logarithm of (epoch latency on the target / epoch latency on the source) by the prior.
+    """Return the natural logarithm of (epoch latency on the target / epoch latency on the source) by the prior.
 
     Raises:
         ValueError: A peak rate of one of the GPUs is not known.
@@ -130,7 +130,7 @@ def log_latency_ratio(source: SourceMeasurement, target: GpuSpec, line: Roofline
 
 
 def log_peak_ratio(source: SourceMeasurement, target: GpuSpec) -> float:
-    """The simplest prior, the baseline of every evaluation: utilisation, peak FP32 rate and memory bandwidth.
+    """Predict by the simplest prior, the baseline of every evaluation: utilisation, peak FP32 rate, memory bandwidth.
 
     Raises:
         ValueError: A peak rate of one of the GPUs is not known.
@@ -146,7 +146,7 @@ def log_peak_ratio(source: SourceMeasurement, target: GpuSpec) -> float:
 
 
 def log_static_ratio(source: SourceMeasurement, target: GpuSpec) -> float:
-    """The prediction without dynamic metrics: the prior of a GPU that always works, less the variance of its log error.
+    """Predict without dynamic metrics: by the prior of a GPU that always works, less the variance of its log error.
 
     A relative error weighs too long a prediction more than too short a one. Of a log-normal quantity the value with the
     least expected relative error lies the variance of its logarithm below the median, which matters here because the

@@ -98,7 +98,7 @@ class GaussianProcess:
         return cls(center, scale, points, solution, length, amplitude, noise)
 
     def predict(self, x: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Mean, and standard deviation given the nearest training point alone.
+        """Predict the mean, and the standard deviation given the nearest training point alone.
 
         The second is an upper bound of the process' standard deviation (noise included) that costs O(n) instead of
         O(n^2): conditioning on more points can only lower it. It says how far from the data a query lies.
@@ -121,7 +121,7 @@ class GaussianProcess:
 def _matern(
     squared_distances: FloatArray, features: int, length: float, amplitude: float
 ) -> tuple[FloatArray, FloatArray]:
-    """Covariances, and their derivative by the logarithm of the length scale."""
+    """Return covariances, and their derivative by the logarithm of the length scale."""
     scaled = squared_distances * (3.0 / (features * length**2))
     distance = np.sqrt(scaled)
     decay = amplitude**2 * np.exp(-distance)
@@ -141,7 +141,7 @@ def _search(
     precision: FloatArray,
     start: tuple[float, float, float] | None,
 ) -> tuple[float, float, float]:
-    """Length scale, amplitude and noise of the highest marginal likelihood, given each point's relative precision."""
+    """Find length scale, amplitude and noise of the highest marginal likelihood, given points' relative precision."""
     # SciPy's import takes a tenth of a second that prediction, which is plain numpy, should not pay.
     from scipy.linalg import cho_factor, cho_solve  # noqa: PLC0415
     from scipy.optimize import minimize  # noqa: PLC0415
@@ -187,7 +187,7 @@ class ObliviousTrees:
     bias: float
 
     def predict(self, x: FloatArray) -> FloatArray:
-        """Predict.
+        """Predict with the trees.
 
         Args:
             x: Features, shape (queries, features).
@@ -330,7 +330,7 @@ class ResidualModel:
         return cls(process, trees, settings.process_weight)
 
     def predict(self, x: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Residual, and how uncertain the query's place in feature space makes it (standard deviation).
+        """Predict the residual, and how uncertain the query's place in feature space makes it (standard deviation).
 
         Args:
             x: Features, shape (queries, features).

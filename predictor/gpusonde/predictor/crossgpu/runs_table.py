@@ -124,7 +124,7 @@ def classify_columns(path: Path, heading: Sequence[str]) -> Columns:
 
 
 def recomputed_memory_bandwidth(memory_clock_mhz: float, memory_bus_bits: float) -> float:
-    """Peak bytes per second of a double data rate bus: clock x 2 x width / 8; 0 when either is not known.
+    """Return the peak bytes per second of a double data rate bus: clock x 2 x width / 8; 0 when either is not known.
 
     The reported memory clock of GDDR6 is half of its data clock, so the factor 2 holds there too (checked against the
     data sheets of P100, V100, T4 and A10G).
@@ -215,7 +215,7 @@ class Run:
     end_unix_s: float = 0.0
 
     def measurement(self) -> SourceMeasurement:
-        """The run as the source of a prediction."""
+        """Return the run as the source of a prediction."""
         return SourceMeasurement(
             gpu=self.gpu,
             epoch_latency_s=self.detected_epoch_latency_s,
@@ -240,7 +240,7 @@ class RunsTable:
         return tuple(sorted({run.gpu.name for run in self.runs}))
 
     def run(self, row: int) -> Run:
-        """The run of data row ``row`` (0 is the first).
+        """Return the run of data row ``row`` (0 is the first).
 
         Raises:
             IndexError: There is no such row; the message gives the range.
@@ -250,14 +250,14 @@ class RunsTable:
         return self.runs[row]
 
     def counterparts(self, row: int) -> list[Run]:
-        """Other runs of the same configuration on other GPUs: what predictions from ``row`` can be checked against."""
+        """Return the same configuration's runs on other GPUs: what predictions from ``row`` can be checked against."""
         chosen = self.run(row)
         return [
             run for run in self.runs if run.configuration == chosen.configuration and run.gpu.name != chosen.gpu.name
         ]
 
     def pairs(self) -> tuple[IndexArray, IndexArray]:
-        """Every ordered pair of runs of one configuration on two different GPUs.
+        """Return every ordered pair of runs of one configuration on two different GPUs.
 
         Returns:
             Indices of the source runs and of the target runs, each of shape (pairs,).

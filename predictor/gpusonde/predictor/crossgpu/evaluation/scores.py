@@ -61,7 +61,7 @@ class PairErrors:
     def without_intervals(
         cls, table: RunsTable, source: IndexArray, target: IndexArray, predicted_s: FloatArray
     ) -> PairErrors:
-        """Predictions of a model that gives seconds alone, for pairs of a table."""
+        """Take the predictions of a model that gives seconds alone, for pairs of a table."""
 
         def names(of: Callable[[Run], str], indices: IndexArray) -> npt.NDArray[np.str_]:
             return np.array([of(table.runs[index]) for index in indices])
@@ -80,7 +80,7 @@ class PairErrors:
         )
 
     def where(self, mask: BoolArray) -> PairErrors:
-        """The pairs for which ``mask``, shape (n,), is True."""
+        """Return the pairs for which ``mask``, shape (n,), is True."""
         return PairErrors(*(getattr(self, name)[mask] for name in self.__dataclass_fields__))
 
 
@@ -265,7 +265,7 @@ Predictor = Callable[[Task], PairErrors]
 
 
 def default_predictor(settings: ModelSettings, protocol: LatencyProtocol) -> Predictor:
-    """The default model; only the intervals that the protocol's queries need are calibrated."""
+    """Return what asks the default model; only the intervals that the protocol's queries need are calibrated."""
     needed = {
         LatencyProtocol.TARGET: Regime.ONE_UNSEEN_GPU,
         LatencyProtocol.BOTH: Regime.PRIOR_ONLY,
@@ -281,7 +281,7 @@ def default_predictor(settings: ModelSettings, protocol: LatencyProtocol) -> Pre
 
 
 def paper_predictor(make: Callable[[int], PaperStack], part: str = "stack") -> Predictor:
-    """The paper's stack, or one of its base regressors.
+    """Return what asks the paper's stack, or one of its base regressors.
 
     Args:
         make: Builds an unfitted stack for a seed.
@@ -297,7 +297,7 @@ def paper_predictor(make: Callable[[int], PaperStack], part: str = "stack") -> P
 
 
 def prior_predictor(level: MetricLevel | None = None) -> Predictor:
-    """A physical prior alone: nothing is fitted.
+    """Return what asks a physical prior alone: nothing is fitted.
 
     Args:
         level: Metrics that our prior may use; the simplest prior, of utilisation and peak rates, when left out.
@@ -393,7 +393,7 @@ def evaluate(
 
 
 def without_metrics(runs: RunsTable) -> RunsTable:
-    """The runs as if nobody had sampled a metric while they ran."""
+    """Return the runs as if nobody had sampled a metric while they ran."""
     return RunsTable(tuple(replace(run, metrics={}) for run in runs.runs))
 
 

@@ -54,7 +54,7 @@ class Timing:
 
 
 def is_timings_table(path: str | Path) -> bool:
-    """Whether a file's heading is that of a table of timings.
+    """Tell whether a file's heading is that of a table of timings.
 
     Raises:
         OSError: The file cannot be read.

@@ -67,7 +67,7 @@ class Encoder:
         Raises:
             GraphLimitError: One is larger than the limits; ``embed`` the others without it.
         """
-        parts = [self._means(batch, self.node_states(batch)) for batch in self._batches(graphs)]
+        parts = [self._average_nodes(batch, self.node_states(batch)) for batch in self._split_into_batches(graphs)]
         return np.concatenate(parts) if parts else np.empty((0, self.size))
 
     def structure(self, graph: WorkloadGraph) -> GraphStructure:
@@ -107,7 +107,7 @@ class Encoder:
                     far[step.nodes] = self._perceptron("virtual", renewed)
         return self._layer_norm(states)
 
-    def _batches(self, graphs: Iterable[WorkloadGraph]) -> Iterator[GraphBatch]:
+    def _split_into_batches(self, graphs: Iterable[WorkloadGraph]) -> Iterator[GraphBatch]:
         waiting: list[GraphStructure] = []
         nodes = virtual = 0
         for graph in graphs:
@@ -124,7 +124,7 @@ class Encoder:
         if waiting:
             yield GraphBatch.of(waiting)
 
-    def _means(self, batch: GraphBatch, states: Floats) -> Floats:
+    def _average_nodes(self, batch: GraphBatch, states: Floats) -> Floats:
         means: Floats = np.add.reduceat(states, batch.starts[:-1]) / np.diff(batch.starts)[:, None]
         return means
 

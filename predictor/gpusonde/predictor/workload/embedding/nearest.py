@@ -49,7 +49,7 @@ class ArchitectureIndex:
     def __init__(self, names: Sequence[str], families: Sequence[str], embeddings: Floats) -> None:
         self.names, self.families = tuple(names), tuple(families)
         self._centre = embeddings.mean(axis=0)
-        self._directions = self._direction(embeddings)
+        self._directions = self._normalise(embeddings)
 
     @staticmethod
     def of(architectures: Sequence[KnownArchitecture], encoder: Encoder) -> ArchitectureIndex:
@@ -77,12 +77,12 @@ class ArchitectureIndex:
         Returns:
             Name, family and similarity, -1..1, of each.
         """
-        similarities = self._directions @ self._direction(embedding[None])[0]
+        similarities = self._directions @ self._normalise(embedding[None])[0]
         order = np.argsort(-similarities, kind="stable")
         told = [position for position in order if self.names[position] not in without][: max(0, count)]
         return [(self.names[each], self.families[each], float(similarities[each])) for each in told]
 
-    def _direction(self, embeddings: Floats) -> Floats:
+    def _normalise(self, embeddings: Floats) -> Floats:
         centred = embeddings - self._centre
         lengths = np.linalg.norm(centred, axis=1, keepdims=True)
         # What lies at the centre resembles nothing: similarity 0.

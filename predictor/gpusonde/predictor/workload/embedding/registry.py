@@ -73,15 +73,15 @@ class Registry:
         self._kept: dict[Path, tuple[tuple[int, int, int], RegisteredEncoder]] = {}
 
     def dataset_types(self) -> tuple[str, ...]:
-        """Dataset types that have an encoder, in alphabetical order.
+        """Return the dataset types that have an encoder, in alphabetical order.
 
         Raises:
             EncoderError: The folder holds more than a registry ever does.
             OSError: The folder cannot be read.
         """
         found: set[str] = set()
-        for folder in self._folders():
-            found.update(_named(folder))
+        for folder in self._list_folders():
+            found.update(_list_dataset_types(folder))
             if len(found) > _MAXIMUM_DATASET_TYPES:
                 raise EncoderError(f"{folder} holds more than {_MAXIMUM_DATASET_TYPES} encoders: no registry's folder")
         return tuple(sorted(found))
@@ -97,7 +97,7 @@ class Registry:
             OSError: A file cannot be read.
         """
         check_dataset_type(dataset_type)
-        for folder in self._folders():
+        for folder in self._list_folders():
             card = folder / f"{dataset_type}.json"
             if card.is_file():
                 return self._read_once(dataset_type, card)
@@ -116,7 +116,7 @@ class Registry:
             OSError: A file cannot be read.
         """
         name = checkpoint_name(check_dataset_type(dataset_type), sha256)
-        for folder in self._folders():
+        for folder in self._list_folders():
             path = folder / name
             try:
                 weights = _read_checkpoint(path)
@@ -180,7 +180,7 @@ class Registry:
         for _, path in sorted(found, reverse=True)[_KEPT_CHECKPOINTS - 1 :]:
             path.unlink(missing_ok=True)
 
-    def _folders(self) -> Iterator[Path]:
+    def _list_folders(self) -> Iterator[Path]:
         if self.folder is not None:
             yield self.folder
         yield self._shipped
@@ -242,7 +242,7 @@ def _read_checkpoint(path: Path) -> EncoderWeights:
         raise EncoderError(f"{path}: {error}; restore it or train the encoder again") from error
 
 
-def _named(folder: Path) -> Iterator[str]:
+def _list_dataset_types(folder: Path) -> Iterator[str]:
     if not folder.is_dir():
         return
     for path in folder.glob("*.json"):

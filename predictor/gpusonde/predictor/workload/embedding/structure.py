@@ -135,7 +135,7 @@ class GraphStructure:
 
 
 def shape_features(weight: Shape) -> tuple[float, ...]:
-    """Figures on the shape of a node's weight, all of the order of one: logarithms, so that no width is out of range.
+    """Return figures on the shape of a node's weight, of the order of one: logarithms, so that all widths are in range.
 
     GHN-2's own code looks a shape up in a table. The rows of widths that no training network had stay random there.
 
@@ -180,7 +180,7 @@ def virtual_edges(
     found: list[tuple[Positions, Positions, npt.NDArray[np.uint8]]] = []
     total = 0
     for first in range(0, count if fewest <= maximum_steps else 0, together):
-        steps = _steps_from(graph, first, min(first + together, count))
+        steps = _count_steps_from(graph, first, min(first + together, count))
         readers, writers = np.nonzero((steps >= fewest) & (steps <= maximum_steps))
         total += len(writers)
         if total > limits.virtual_edges:
@@ -196,8 +196,8 @@ def virtual_edges(
     return VirtualEdges(writers, readers, lengths)
 
 
-def _steps_from(graph: WorkloadGraph, first: int, end: int) -> npt.NDArray[np.uint8]:
-    """Edges of the shortest path to each node from ``first`` on (rows) from each of ``first`` to ``end`` (columns).
+def _count_steps_from(graph: WorkloadGraph, first: int, end: int) -> npt.NDArray[np.uint8]:
+    """Count edges of the shortest path to each node from ``first`` on (rows) from those before ``end`` (columns).
 
     255 stands for more than 254, and for no path.
     """
@@ -282,21 +282,21 @@ class GraphBatch:
             primitives=np.concatenate([each.primitives for each in structures]),
             shapes=np.concatenate([each.shapes for each in structures]),
             starts=starts,
-            forward=_steps(depths, (writers, readers, ones), (far_writers, far_readers, factors)),
-            backward=_steps(heights, (readers, writers, ones), (far_readers, far_writers, factors)),
+            forward=_order_steps(depths, (writers, readers, ones), (far_writers, far_readers, factors)),
+            backward=_order_steps(heights, (readers, writers, ones), (far_readers, far_writers, factors)),
         )
 
 
 _Edges = tuple[Positions, Positions, Floats]
 
 
-def _steps(levels: Positions, direct: _Edges, virtual: _Edges) -> tuple[Step, ...]:
-    """Visits of all nodes by ascending level; edges are senders, receivers and factors."""
+def _order_steps(levels: Positions, direct: _Edges, virtual: _Edges) -> tuple[Step, ...]:
+    """Order the visits of all nodes by ascending level; edges are senders, receivers and factors."""
     order = np.argsort(levels, kind="stable")
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))
     heard = np.bincount(virtual[1], minlength=len(levels))[order]
-    bounds = _bounds(levels[order], heard)
+    bounds = _find_bounds(levels[order], heard)
     parts = [_group_by_receiver(edges, rank, bounds) for edges in (direct, virtual)]
     return tuple(
         Step(order[first:end], near, far)
@@ -304,8 +304,8 @@ def _steps(levels: Positions, direct: _Edges, virtual: _Edges) -> tuple[Step, ..
     )
 
 
-def _bounds(levels: Positions, heard: Positions) -> list[int]:
-    """Where steps begin, and the end: at every new level, and within one where too much would be heard at once."""
+def _find_bounds(levels: Positions, heard: Positions) -> list[int]:
+    """Find where steps begin, and the end: at every new level, and within one where too much would be heard at once."""
     bounds, messages = [0], 0
     for position, (level, count) in enumerate(zip(levels.tolist(), heard.tolist(), strict=True)):
         if position > bounds[-1] and (level != levels[position - 1] or messages + count > _MESSAGES_AT_ONCE):

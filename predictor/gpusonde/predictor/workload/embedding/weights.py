@@ -103,7 +103,7 @@ class EncoderDescription:
             ("passes", _MAXIMUM_PASSES),
         ):
             value = getattr(self, name)
-            check(_is_count(value) and 1 <= value <= most, f"{name} must be 1 to {most}, not {_short(value)}")
+            check(_is_count(value) and 1 <= value <= most, f"{name} must be 1 to {most}, not {_shorten(value)}")
         check(self.hidden_size % 2 == 0, f"hidden_size must be even, not {self.hidden_size}")
         check(_is_count(self.training_steps) and self.training_steps >= 0, "training_steps")
         check(self.seed is None or _is_count(self.seed), "seed")
@@ -201,7 +201,7 @@ class EncoderWeights:
 
     def to_bytes(self) -> bytes:
         """Return the content of a file of these weights."""
-        return encode(_document(self.description), self.arrays)[0]
+        return encode(_make_document(self.description), self.arrays)[0]
 
     def save(self, path: str | Path) -> None:
         """Write them; whoever reads the file meanwhile finds the old ones or the new.
@@ -233,11 +233,11 @@ class EncoderWeights:
             file = decode(content, most_bytes=_MAXIMUM_FILE_BYTES)
         except ModelError as error:
             raise EncoderError(f"not a file of an encoder's weights: {error}") from error
-        return EncoderWeights(_description(file.document), file.arrays)
+        return EncoderWeights(_read_description(file.document), file.arrays)
 
 
-def _short(value: object) -> str:
-    """Text of what a stranger's file may hold, in bounds."""
+def _shorten(value: object) -> str:
+    """Cut the text of a value that a stranger's file may hold."""
     text = str(value)
     return text if len(text) <= 200 else f"{text[:200]} ..."
 
@@ -246,15 +246,15 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _document(description: EncoderDescription) -> dict[str, Any]:
+def _make_document(description: EncoderDescription) -> dict[str, Any]:
     return {"format": FORMAT, **asdict(description)}
 
 
 def _encode(description: EncoderDescription) -> bytes:
-    return json.dumps(_document(description), sort_keys=True, separators=(",", ":")).encode()
+    return json.dumps(_make_document(description), sort_keys=True, separators=(",", ":")).encode()
 
 
-def _description(document: dict[str, Any]) -> EncoderDescription:
+def _read_description(document: dict[str, Any]) -> EncoderDescription:
     if document.pop("format", None) != FORMAT:
         raise EncoderError(f"not an encoder's weights of format {FORMAT}")
     try:
@@ -265,4 +265,4 @@ def _description(document: dict[str, Any]) -> EncoderDescription:
     except EncoderError:
         raise
     except (KeyError, TypeError, ValueError) as error:
-        raise EncoderError(f"an encoder's description is damaged: {_short(error)}") from error
+        raise EncoderError(f"an encoder's description is damaged: {_shorten(error)}") from error

@@ -62,15 +62,13 @@ _LARGEST_STEP = 1.0
 def level_keys(table: FeatureTable) -> tuple[npt.NDArray[np.str_], ...]:
     """Return what each row is at each level; "" where it is nothing that could be known again."""
     environment, device, precision = table.environment, table.device, table.precision
-    setting = _joined(_joined(environment, device), precision)
-    counted = _joined(
-        setting, _joined(table.parallelism, np.round(np.exp(table.cluster[:, 0])).astype(int).astype(str))
-    )
+    setting = _join(_join(environment, device), precision)
+    counted = _join(setting, _join(table.parallelism, np.round(np.exp(table.cluster[:, 0])).astype(int).astype(str)))
     known = environment != ""
     return precision, device, environment, np.where(known, setting, ""), np.where(known, counted, "")
 
 
-def _joined(one: npt.NDArray[np.str_], other: npt.NDArray[np.str_]) -> npt.NDArray[np.str_]:
+def _join(one: npt.NDArray[np.str_], other: npt.NDArray[np.str_]) -> npt.NDArray[np.str_]:
     return np.char.add(np.char.add(one, " | "), other)
 
 
@@ -89,12 +87,12 @@ class CalibratedRoofline:
     deviations: tuple[FloatArray, ...]
 
     def log_seconds(self, table: FeatureTable) -> FloatArray:
-        """Natural logarithm of the seconds of each row, shape (n,)."""
+        """Return the natural logarithm of the seconds of each row, shape (n,)."""
         factors = np.tile(self.common, (len(table), 1))
         for names, deviations, keys in zip(self.names, self.deviations, level_keys(table), strict=True):
             # The last row is that of what has no deviation.
             padded = np.vstack([deviations, np.zeros(len(StepPart))])
-            factors += padded[_positions(names, keys)]
+            factors += padded[_find_positions(names, keys)]
         return _combine(np.log(table.parts) + factors)[0]
 
     @classmethod
@@ -145,7 +143,7 @@ class _TermIndex:
         columns = [np.zeros(len(keys[0]), dtype=np.intp)]
         first = 1
         for own, level, size in zip(names, keys, sizes, strict=True):
-            positions = _positions(own, level)
+            positions = _find_positions(own, level)
             columns.append(np.where(positions < 0, count, first + positions))
             first += size
         deviations = [_COMMON_DEVIATION]
@@ -172,7 +170,7 @@ class _TermIndex:
         return summed
 
     def solve(self, shares: FloatArray, weights: FloatArray, error: FloatArray, state: FloatArray) -> FloatArray:
-        """One Gauss-Newton step of the posterior's mode."""
+        """Make one Gauss-Newton step of the posterior's mode."""
         from scipy import linalg, sparse  # noqa: PLC0415
 
         rows, parts = shares.shape
@@ -190,8 +188,8 @@ class _TermIndex:
         return step
 
 
-def _positions(names: Sequence[str], keys: npt.NDArray[np.str_]) -> IndexArray:
-    """Position of each key among the names, -1 where it is none of them."""
+def _find_positions(names: Sequence[str], keys: npt.NDArray[np.str_]) -> IndexArray:
+    """Return the position of each key among the names, -1 where it is none of them."""
     position = {name: number for number, name in enumerate(names)}
     found, inverse = np.unique(keys, return_inverse=True)
     of_found = np.array([position.get(key, -1) for key in found.tolist()], dtype=np.intp)
@@ -199,7 +197,7 @@ def _positions(names: Sequence[str], keys: npt.NDArray[np.str_]) -> IndexArray:
 
 
 def _combine(log_parts: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Logarithm of a step's seconds, and how much each part's logarithm moves it, shape (n,) and (n, parts)."""
+    """Return a step's log seconds, and how much each part's logarithm moves them, shape (n,) and (n, parts)."""
     parts = np.exp(log_parts)
     device = parts[:, DEVICE_PARTS].sum(axis=1)
     host = parts[:, HOST_PARTS].sum(axis=1)

@@ -135,15 +135,15 @@ class GraphCounts:
         )
 
     def flops(self, batch_size: int) -> FloatArray:
-        """Floating-point operations of each operation in a step, shape (n,)."""
+        """Return the floating-point operations of each operation in a step, shape (n,)."""
         return batch_size * self.flops_per_sample + self.fixed_flops
 
     def bytes(self, batch_size: int) -> FloatArray:
-        """Traffic of each operation in a step, fp32, shape (n,)."""
+        """Return the memory traffic of each operation in a step, fp32, shape (n,)."""
         return batch_size * self.bytes_per_sample + self.fixed_bytes
 
     def by_class(self, values: FloatArray) -> FloatArray:
-        """Sum per class of one value per operation, shape (classes,)."""
+        """Add up per class one value per operation, shape (classes,)."""
         summed: FloatArray = np.bincount(self.classes, weights=values, minlength=len(OperationClass)).astype(np.float64)
         return summed
 

@@ -107,7 +107,7 @@ class DeviceRates:
 
 
 def roofline_parts(counts: GraphCounts, batch_size: int, cluster: Cluster, rates: DeviceRates) -> FloatArray:
-    """Seconds of each part of a training step at peak rates.
+    """Return the seconds of each part of a training step at peak rates.
 
     Args:
         counts: Of the network.
@@ -200,7 +200,7 @@ class FeatureTable:
         return len(self.parts)
 
     def rows(self, chosen: npt.NDArray[np.bool_] | npt.NDArray[np.intp]) -> FeatureTable:
-        """Some of the rows."""
+        """Return some of the rows."""
         return FeatureTable(**{item.name: getattr(self, item.name)[chosen] for item in fields(self)})
 
 
@@ -217,7 +217,7 @@ class FeatureBuilder:
         self._cache = cache or CountsCache()
 
     def spec(self, name: str) -> GpuSpec:
-        """Data sheet of a device.
+        """Return the data sheet of a device.
 
         Raises:
             ModelError: The catalogue does not hold it.
@@ -245,13 +245,13 @@ class FeatureBuilder:
             key = (cluster.device, cluster.precision.value)
             if key not in rates:
                 rates[key] = DeviceRates.of(self.spec(cluster.device), cluster.precision)
-            counts = self._counts(request.graph)
+            counts = self._count_graphs(request.graph)
             parts.append(roofline_parts(counts, request.batch_size, cluster, rates[key]))
             if not parts[-1].max() < _LONGEST_STEP_SECONDS:
                 raise ModelError(f"{request.graph.name}: its operations are too large for any device")
             own = (id(request.graph), request.batch_size)
             if own not in known:
-                known[own] = (_analytic(counts, request.batch_size), _analytic(counts, 1))
+                known[own] = (_make_analytic_columns(counts, request.batch_size), _make_analytic_columns(counts, 1))
             analytic.append(known[own][0])
             network.append(known[own][1])
         clusters = [request.cluster for request in requests]
@@ -260,7 +260,7 @@ class FeatureBuilder:
             parts=np.array(parts).reshape(count, len(StepPart)),
             analytic=np.array(analytic).reshape(count, len(ANALYTIC_COLUMNS)),
             network=np.array(network).reshape(count, len(ANALYTIC_COLUMNS)),
-            cluster=np.array([_cluster(each) for each in requests]).reshape(count, len(CLUSTER_COLUMNS)),
+            cluster=np.array([_make_cluster_columns(each) for each in requests]).reshape(count, len(CLUSTER_COLUMNS)),
             device=np.array([each.device for each in clusters], dtype=np.str_),
             environment=np.array([each.environment or "" for each in clusters], dtype=np.str_),
             precision=np.array([each.precision.value for each in clusters], dtype=np.str_),
@@ -268,14 +268,14 @@ class FeatureBuilder:
             embedding=np.zeros((count, 0)) if embedding is None else np.asarray(embedding, dtype=np.float64),
         )
 
-    def _counts(self, graph: WorkloadGraph) -> GraphCounts:
+    def _count_graphs(self, graph: WorkloadGraph) -> GraphCounts:
         try:
             return self._cache.get(graph)
         except OverflowError:
             raise ModelError(f"{graph.name}: its operations are too large to be counted") from None
 
 
-def _analytic(counts: GraphCounts, batch_size: int) -> FloatArray:
+def _make_analytic_columns(counts: GraphCounts, batch_size: int) -> FloatArray:
     flops = counts.by_class(counts.flops(batch_size))[list(MATRIX_CLASSES)]
     moved = counts.by_class(counts.bytes(batch_size))
     number = counts.by_class(np.ones(len(counts.classes)))
@@ -283,7 +283,7 @@ def _analytic(counts: GraphCounts, batch_size: int) -> FloatArray:
     return np.concatenate([np.log1p(flops / _UNIT), np.log1p(moved / _UNIT), np.log1p(number), rest])
 
 
-def _cluster(request: WorkloadRequest) -> list[float]:
+def _make_cluster_columns(request: WorkloadRequest) -> list[float]:
     cluster = request.cluster
     counts = [math.log(each) for each in (cluster.device_count, cluster.node_count, request.batch_size)]
     if cluster.host is None:
@@ -347,11 +347,11 @@ class Encoding:
         if self.features in WITH_EMBEDDING:
             blocks.append(table.embedding)
         for name, values in zip(CATEGORIES, self.categories, strict=True):
-            blocks.append(_one_hot(getattr(table, name), values))
+            blocks.append(_encode_one_hot(getattr(table, name), values))
         return np.hstack(blocks)
 
 
-def _one_hot(column: npt.NDArray[np.str_], values: Sequence[str]) -> FloatArray:
+def _encode_one_hot(column: npt.NDArray[np.str_], values: Sequence[str]) -> FloatArray:
     if not values:
         return np.zeros((len(column), 0))
     found: FloatArray = (column[:, None] == np.array(values)[None, :]).astype(np.float64)

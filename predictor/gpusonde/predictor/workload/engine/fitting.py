@@ -75,7 +75,7 @@ class ValidatedCandidate:
 
 
 def default_candidates(*, embedding: bool) -> list[Candidate]:
-    """What ``kind="default"`` tries, what it prefers first: support vectors, in the lower corner of the paper's grid.
+    """Return what ``kind="default"`` tries, preferred ones first: support vectors, low in the paper's grid.
 
     Args:
         embedding: Whether there are columns of an embedding.
@@ -335,16 +335,16 @@ def fit_state(
     trial = None
     if embedding:
         choices, trial = _choose_embedding(choices, groups)
-    best = {name: _best(each, groups) for name, each in group_by_regressor(choices).items()}
-    estimators = {name: _fitted(choice, table, log_seconds, own, coverage) for name, choice in best.items()}
+    best = {name: _choose_best(each, groups) for name, each in group_by_regressor(choices).items()}
+    estimators = {name: _fit_estimator(choice, table, log_seconds, own, coverage) for name, choice in best.items()}
     return WorkloadModelState(
         kind=kind,
-        chosen=_best(list(best.values()), groups).candidate.regressor,
+        chosen=_choose_best(list(best.values()), groups).candidate.regressor,
         estimators=estimators,
         roofline=roofline,
         roofline_errors=calibrate_errors(roofline_errors, coverage),
         ood_detector=OutOfDistributionDetector.fit(table, architectures.tolist(), gpus),
-        intervals=Intervals(coverage, _new_quantiles(table, log_seconds, measurements, roofline, gpus, coverage)),
+        intervals=Intervals(coverage, _calibrate_new(table, log_seconds, measurements, roofline, gpus, coverage)),
         rows=len(measurements),
         encoder=encoder if trial is not None and trial.kept else None,
         trial=trial,
@@ -365,14 +365,14 @@ def _check(kind: str, regressor: str | None, architectures: npt.NDArray[np.str_]
         )
 
 
-def _best(choices: Sequence[ValidatedCandidate], groups: npt.NDArray[np.str_] | None) -> ValidatedCandidate:
-    """With groups, the preferred one of the best; without, the one with the least error, as the paper has it."""
+def _choose_best(choices: Sequence[ValidatedCandidate], groups: npt.NDArray[np.str_] | None) -> ValidatedCandidate:
+    """Return the preferred one of the best with groups; without, the one with the least error, as the paper does."""
     return min(choices, key=lambda choice: choice.score) if groups is None else first_of_the_best(choices, groups)
 
 
-def _answering(choices: Sequence[ValidatedCandidate], groups: npt.NDArray[np.str_] | None) -> ValidatedCandidate:
+def _choose_answering(choices: Sequence[ValidatedCandidate], groups: npt.NDArray[np.str_] | None) -> ValidatedCandidate:
     """Return the one that answers: the best of the best of every regressor."""
-    return _best([_best(each, groups) for each in group_by_regressor(choices).values()], groups)
+    return _choose_best([_choose_best(each, groups) for each in group_by_regressor(choices).values()], groups)
 
 
 def _choose_embedding(
@@ -381,12 +381,12 @@ def _choose_embedding(
     """Keep columns of an embedding where the one that answers has them; for the others alone they are not worth it."""
     having = [each for each in choices if each.candidate.features in WITH_EMBEDDING]
     lacking = [each for each in choices if each.candidate.features not in WITH_EMBEDDING]
-    kept = _answering(choices, groups).candidate.features in WITH_EMBEDDING
-    without = _answering(lacking, groups).score if lacking else None
-    return choices if kept else lacking, EmbeddingTrial(kept, _answering(having, groups).score, without)
+    kept = _choose_answering(choices, groups).candidate.features in WITH_EMBEDDING
+    without = _choose_answering(lacking, groups).score if lacking else None
+    return choices if kept else lacking, EmbeddingTrial(kept, _choose_answering(having, groups).score, without)
 
 
-def _fitted(
+def _fit_estimator(
     choice: ValidatedCandidate,
     table: FeatureTable,
     log_seconds: FloatArray,
@@ -399,7 +399,7 @@ def _fitted(
     return FittedEstimator(estimator, choice.score, calibrate_errors(choice.errors, coverage), by_environment)
 
 
-def _new_quantiles(
+def _calibrate_new(
     table: FeatureTable,
     log_seconds: FloatArray,
     measurements: Sequence[WorkloadMeasurement],
@@ -407,7 +407,7 @@ def _new_quantiles(
     gpus: Sequence[GpuSpec],
     coverage: float,
 ) -> Mapping[Newness, Calibration]:
-    """Errors of the calibrated roofline, which answers wherever something is new."""
+    """Calibrate by errors of the calibrated roofline, which answers wherever something is new."""
 
     def errors_without(mask: Mask) -> FloatArray:
         fitted = CalibratedRoofline.fit(table.rows(~mask), log_seconds[~mask], near=roofline)

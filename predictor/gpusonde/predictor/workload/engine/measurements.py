@@ -121,7 +121,7 @@ def _find_keras(name: str, image_size: int | None, description: str) -> Network:
     if image_size is None:
         raise GraphError(f"{name}: no graph of this network without an image size")
     if image_size not in sizes:
-        raise GraphError(f"{name}: its graph is for images of {_listed(sizes)} pixels, not {image_size}")
+        raise GraphError(f"{name}: its graph is for images of {_list_sizes(sizes)} pixels, not {image_size}")
     graph = zoo.load_keras(plain, image_size)
     channels, classes = graph.operations[0].output[1], graph.operations[-1].output[-1]
     for what, pattern, count in (("channels", _INPUT, channels), ("classes", _CLASSES, classes)):
@@ -131,7 +131,7 @@ def _find_keras(name: str, image_size: int | None, description: str) -> Network:
     return Network(graph, plain.lower(), zoo.keras_family(plain))
 
 
-def _listed(sizes: Sequence[int]) -> str:
+def _list_sizes(sizes: Sequence[int]) -> str:
     return ", ".join(map(str, sizes))
 
 

@@ -117,7 +117,7 @@ class WorkloadModel:
             RequestError: A device is not in the catalogue.
         """
         requests = [each.request for each in measurements]
-        table = self._features.table(requests, None if self._embed is None else self._embedding(requests))
+        table = self._features.table(requests, None if self._embed is None else self._compute_embedding(requests))
         devices = dict.fromkeys(each.cluster.device for each in requests)
         self._state = fit_state(
             table, measurements, [self._features.spec(name) for name in devices], kind=kind, regressor=regressor,
@@ -128,7 +128,7 @@ class WorkloadModel:
         return self
 
     def predict(self, requests: Sequence[WorkloadRequest], *, regressor: str | None = None) -> list[WorkloadPrediction]:
-        """Predict.
+        """Predict the seconds of a training iteration.
 
         Args:
             requests: Any number; those of the same graph share its counts.
@@ -150,7 +150,7 @@ class WorkloadModel:
         halves = [row for row, each in enumerate(requests) if each.cluster.precision is Precision.FP16]
         singles = self._predict([_ask_in_single_precision(requests[row]) for row in halves], name)
         for row, single in zip(halves, singles, strict=True):
-            found[row] = _explained(found[row], single)
+            found[row] = _explain(found[row], single)
         return found
 
     def _predict(self, requests: Sequence[WorkloadRequest], name: str) -> list[WorkloadPrediction]:
@@ -159,7 +159,7 @@ class WorkloadModel:
         state = self.state
         chosen = state.estimators[name]
         features = chosen.estimator.candidate.features
-        embedding = self._embedding(requests) if features in WITH_EMBEDDING else None
+        embedding = self._compute_embedding(requests) if features in WITH_EMBEDDING else None
         table = self._features.table(requests, embedding)
         gpus = [self._features.spec(each.cluster.device) for each in requests]
         ood_scores = state.ood_detector.score(table, gpus)
@@ -182,7 +182,7 @@ class WorkloadModel:
                     features=ROOFLINE if falls_back else features,
                     out_of_distribution=ood_score.out_of_distribution,
                     reasons=(
-                        *self._reasons(ood_score, gpu, table, row, falls_back=falls_back),
+                        *self._give_reasons(ood_score, gpu, table, row, falls_back=falls_back),
                         *_note_hosts(requests[row], counted=chosen.estimator.counts_hosts and not falls_back),
                     ),
                     nearest=ood_score.nearest,
@@ -190,7 +190,7 @@ class WorkloadModel:
             )
         return found
 
-    def _reasons(
+    def _give_reasons(
         self, ood_score: OodScore, gpu: GpuSpec, table: FeatureTable, row: int, *, falls_back: bool
     ) -> list[str]:
         known = self.state.ood_detector
@@ -212,7 +212,7 @@ class WorkloadModel:
             reasons.append(f"{where}: frameworks and hosts differ, so the interval is that of a new one")
         return reasons
 
-    def _embedding(self, requests: Sequence[WorkloadRequest]) -> FloatArray:
+    def _compute_embedding(self, requests: Sequence[WorkloadRequest]) -> FloatArray:
         if self._embed is None:
             raise ModelError("this model has columns of an embedding; give the encoder that it was fitted with")
         graphs = {id(each.graph): each.graph for each in requests}
@@ -273,8 +273,8 @@ def _ask_in_single_precision(request: WorkloadRequest) -> WorkloadRequest:
     return replace(request, cluster=replace(request.cluster, precision=Precision.FP32))
 
 
-def _explained(half: WorkloadPrediction, single: WorkloadPrediction) -> WorkloadPrediction:
-    """An answer for half precision that nobody expects: it saves no launch, and without matrix units no arithmetic."""
+def _explain(half: WorkloadPrediction, single: WorkloadPrediction) -> WorkloadPrediction:
+    """Explain an unexpected answer for half precision: it saves no launch, and without matrix units no arithmetic."""
     if half.seconds < _NOTABLY_SLOWER * single.seconds:
         return half
     # Without the ratio, so that the same words of many answers are one note.

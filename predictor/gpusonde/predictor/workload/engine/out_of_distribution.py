@@ -52,7 +52,7 @@ class HostRange:
     always: bool
 
     def unlike(self, name: str, value: float) -> str:
-        """Why a question's value is beyond the measured ones; empty where it is not.
+        """Say why a question's value is beyond the measured ones; empty where it is not.
 
         A column of 0 is unknown. Where it was the same in all measurements it counts for nothing, and may be left out.
         """
@@ -69,7 +69,7 @@ class HostRange:
 
 
 def measured_hosts(cluster: FloatArray) -> dict[str, HostRange]:
-    """Ranges of the columns that measurements told of.
+    """Return the ranges of the columns that measurements told of.
 
     Args:
         cluster: ``FeatureTable.cluster``, shape (n, columns).
@@ -84,7 +84,7 @@ def measured_hosts(cluster: FloatArray) -> dict[str, HostRange]:
 
 
 def unlike_hosts(ranges: Mapping[str, HostRange], row: FloatArray) -> list[str]:
-    """Why what hosts have free is beyond what was measured.
+    """Say why what hosts have free is beyond what was measured.
 
     Args:
         ranges: By column.
@@ -201,7 +201,7 @@ class OutOfDistributionDetector:
                 for environment in np.unique(table.environment).tolist()
                 if environment and len(of_environment := sizes[table.environment == environment, _BATCH])
             },
-            settings=frozenset(_settings(table)),
+            settings=frozenset(_name_settings(table)),
             hosts=measured_hosts(table.cluster),
         )
 
@@ -215,12 +215,12 @@ class OutOfDistributionDetector:
         known: dict[bytes, tuple[tuple[str, ...], tuple[tuple[str, float], ...]]] = {}
         seen: dict[str, tuple[bool, float]] = {}
         found = []
-        settings = _settings(table)
+        settings = _name_settings(table)
         for row, gpu in enumerate(gpus):
             environment = str(table.environment[row])
             key = table.network[row].tobytes()
             if key not in known:
-                known[key] = self._network(table.network[row])
+                known[key] = self._judge_network(table.network[row])
             if gpu.name not in seen:
                 unknown = not self.gpus.seen(gpu)
                 seen[gpu.name] = (unknown, self.gpus.interval_inflation(gpu) if unknown else 1.0)
@@ -228,18 +228,18 @@ class OutOfDistributionDetector:
             found.append(
                 OodScore(
                     unlike_network=unlike,
-                    unlike_cluster=tuple(self._cluster(table, row)),
+                    unlike_cluster=tuple(self._judge_cluster(table, row)),
                     unknown_device=seen[gpu.name][0],
                     device_inflation=seen[gpu.name][1],
                     unknown_environment=environment not in self.batches_by_environment
                     or settings[row] not in self.settings,
-                    new_in_environment=self._new_in_environment(table, row, settings[row]),
+                    new_in_environment=self._judge_environment(table, row, settings[row]),
                     nearest=nearest,
                 )
             )
         return found
 
-    def _network(self, network: FloatArray) -> tuple[tuple[str, ...], tuple[tuple[str, float], ...]]:
+    def _judge_network(self, network: FloatArray) -> tuple[tuple[str, ...], tuple[tuple[str, float], ...]]:
         points = self.networks
         point = (network - points.center) / points.spread
         distances = root_mean_square_distances(point[None, :], points.points)[0] / points.usual_distance
@@ -264,7 +264,7 @@ class OutOfDistributionDetector:
                 reasons.append(f"the network has {share:.2g} % of the {name} of the smallest measured")
         return tuple(reasons), tuple(nearest.items())
 
-    def _new_in_environment(self, table: FeatureTable, row: int, setting: str) -> str:
+    def _judge_environment(self, table: FeatureTable, row: int, setting: str) -> str:
         environment = str(table.environment[row])
         if environment not in self.batches_by_environment:
             return ""
@@ -276,7 +276,7 @@ class OutOfDistributionDetector:
             return ""
         return f"batches of {batch} samples per device, but {least:.0f} to {most:.0f} were measured at {environment}"
 
-    def _cluster(self, table: FeatureTable, row: int) -> list[str]:
+    def _judge_cluster(self, table: FeatureTable, row: int) -> list[str]:
         reasons = []
         precision, parallelism = str(table.precision[row]), str(table.parallelism[row])
         if precision not in self.precisions:
@@ -294,7 +294,7 @@ class OutOfDistributionDetector:
         return reasons + unlike_hosts(self.hosts, table.cluster[row])
 
 
-def _settings(table: FeatureTable) -> list[str]:
+def _name_settings(table: FeatureTable) -> list[str]:
     columns = (table.environment.tolist(), table.device.tolist(), table.precision.tolist())
     return [" | ".join(each) for each in zip(*columns, strict=True)]
 
@@ -330,7 +330,7 @@ class Intervals:
     quantiles: Mapping[Newness, Calibration]
 
     def half_width(self, ood_score: OodScore, architecture: Calibration) -> float:
-        """Half width of a request's interval.
+        """Return the half width of a request's interval.
 
         Args:
             ood_score: Of the request.
@@ -394,7 +394,7 @@ def calibrate_left_out(
     for newness, labels in groups.items():
         parts = [
             LeftOut(errors, np.full(len(errors), device_inflation(name) if newness is Newness.DEVICE else 1.0))
-            for name, errors in _left_out(errors_without, labels)
+            for name, errors in _collect_left_out(errors_without, labels)
         ]
         if len(parts) >= _FEWEST_GROUPS[newness.name]:
             whole = newness is Newness.FAMILY
@@ -402,7 +402,7 @@ def calibrate_left_out(
     return found
 
 
-def _left_out(errors_without: Callable[[Mask], FloatArray], groups: Groups) -> Sequence[tuple[str, FloatArray]]:
+def _collect_left_out(errors_without: Callable[[Mask], FloatArray], groups: Groups) -> Sequence[tuple[str, FloatArray]]:
     found = []
     for group in np.unique(groups).tolist():
         mask = groups == group

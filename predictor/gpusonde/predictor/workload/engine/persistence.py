@@ -58,10 +58,10 @@ def write_model(path: Path, state: WorkloadModelState) -> str:
     Returns:
         The model's version: the format's and a digest of its content.
     """
-    content, digest = encode(_document(state), _arrays(state))
+    content, digest = encode(_make_document(state), _collect_arrays(state))
     path.parent.mkdir(parents=True, exist_ok=True)
     write_durably(path, content)
-    return _version(FORMAT_VERSION, digest)
+    return _name_version(FORMAT_VERSION, digest)
 
 
 def read_model(path: Path) -> tuple[WorkloadModelState, str]:
@@ -89,12 +89,12 @@ def read_model(path: Path) -> tuple[WorkloadModelState, str]:
     if version != (_FORMER_VERSION if stored.is_former else FORMAT_VERSION) or document.get("columns") != _COLUMNS:
         raise ModelFileError(where, "made for another version of this program: fit it again")
     try:
-        return _state(document, stored.arrays), _version(version, stored.digest)
+        return _read_state(document, stored.arrays), _name_version(version, stored.digest)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
         raise ModelFileError(where, f"damaged: {type(error).__name__} {error}; restore or fit it again") from error
 
 
-def _document(state: WorkloadModelState) -> dict[str, Any]:
+def _make_document(state: WorkloadModelState) -> dict[str, Any]:
     ood_detector = state.ood_detector
     # Models without an embedding are what they were before there was a name for its encoder.
     encoder = {} if state.encoder is None else {"encoder": asdict(state.encoder)}
@@ -110,7 +110,7 @@ def _document(state: WorkloadModelState) -> dict[str, Any]:
         "quantiles": {newness.value: asdict(value) for newness, value in state.intervals.quantiles.items()},
         "roofline": {"names": [list(names) for names in state.roofline.names]},
         "roofline_errors": asdict(state.roofline_errors),
-        "estimators": {name: _described(each) for name, each in state.estimators.items()},
+        "estimators": {name: _describe_estimator(each) for name, each in state.estimators.items()},
         "familiarity": {
             "usual_distance": ood_detector.networks.usual_distance,
             "architectures": list(ood_detector.architectures),
@@ -122,18 +122,18 @@ def _document(state: WorkloadModelState) -> dict[str, Any]:
             "parallelisms": list(ood_detector.parallelisms),
             "places": {name: list(batches) for name, batches in ood_detector.batches_by_environment.items()},
             "settings": sorted(ood_detector.settings),
-            **_hosts(ood_detector),
+            **_describe_hosts(ood_detector),
         },
     }
 
 
-def _hosts(ood_detector: OutOfDistributionDetector) -> dict[str, Any]:
+def _describe_hosts(ood_detector: OutOfDistributionDetector) -> dict[str, Any]:
     # As with the encoder.
     hosts = {name: asdict(known) for name, known in ood_detector.hosts.items()}
     return {"hosts": hosts} if hosts else {}
 
 
-def _described(fitted: FittedEstimator) -> dict[str, Any]:
+def _describe_estimator(fitted: FittedEstimator) -> dict[str, Any]:
     estimator = fitted.estimator
     scale = estimator.fitted.standardisation
     return {
@@ -150,7 +150,7 @@ def _described(fitted: FittedEstimator) -> dict[str, Any]:
     }
 
 
-def _arrays(state: WorkloadModelState) -> dict[str, npt.NDArray[Any]]:
+def _collect_arrays(state: WorkloadModelState) -> dict[str, npt.NDArray[Any]]:
     networks = state.ood_detector.networks
     arrays: dict[str, npt.NDArray[Any]] = {
         "roofline.common": state.roofline.common,
@@ -170,47 +170,47 @@ def _arrays(state: WorkloadModelState) -> dict[str, npt.NDArray[Any]]:
     return arrays
 
 
-def _state(document: Mapping[str, Any], arrays: Arrays) -> WorkloadModelState:
+def _read_state(document: Mapping[str, Any], arrays: Arrays) -> WorkloadModelState:
     coverage = float(document["coverage"])
     estimators = {
-        str(name): _estimator(str(name), described, arrays) for name, described in document["estimators"].items()
+        str(name): _read_estimator(str(name), described, arrays) for name, described in document["estimators"].items()
     }
-    _sound(document["kind"] in KINDS and document["chosen"] in estimators and 0 < coverage < 1, "its settings")
-    quantiles = {Newness(name): _calibration(value) for name, value in document["quantiles"].items()}
+    _require(document["kind"] in KINDS and document["chosen"] in estimators and 0 < coverage < 1, "its settings")
+    quantiles = {Newness(name): _read_calibration(value) for name, value in document["quantiles"].items()}
     state = WorkloadModelState(
         kind=document["kind"],
         chosen=document["chosen"],
         estimators=estimators,
-        roofline=_roofline(document["roofline"], arrays),
-        roofline_errors=_calibration(document["roofline_errors"]),
+        roofline=_read_roofline(document["roofline"], arrays),
+        roofline_errors=_read_calibration(document["roofline_errors"]),
         ood_detector=_read_detector(document["familiarity"], arrays),
         intervals=Intervals(coverage, quantiles),
         rows=int(document["rows"]),
-        encoder=_encoder(document["encoder"]) if "encoder" in document else None,
+        encoder=_read_encoder(document["encoder"]) if "encoder" in document else None,
     )
-    _sound(state.encoder is None or state.has_embedding, "its encoder")
+    _require(state.encoder is None or state.has_embedding, "its encoder")
     return state
 
 
-def _encoder(stored: Mapping[str, Any]) -> EncoderReference:
+def _read_encoder(stored: Mapping[str, Any]) -> EncoderReference:
     sha256 = stored["sha256"]
-    _sound(isinstance(sha256, str) and _SHA256.fullmatch(sha256) is not None, "the digest of its encoder")
+    _require(isinstance(sha256, str) and _SHA256.fullmatch(sha256) is not None, "the digest of its encoder")
     return EncoderReference(check_dataset_type(stored["dataset_type"]), sha256)
 
 
-def _calibration(stored: Mapping[str, Any]) -> Calibration:
+def _read_calibration(stored: Mapping[str, Any]) -> Calibration:
     found = Calibration(float(stored["quantile"]), int(stored["count"]))
-    _sound(0 <= found.quantile < float("inf") and found.count >= 0, "a quantile")
+    _require(0 <= found.quantile < float("inf") and found.count >= 0, "a quantile")
     return found
 
 
-def _roofline(stored: Mapping[str, Any], arrays: Arrays) -> CalibratedRoofline:
+def _read_roofline(stored: Mapping[str, Any], arrays: Arrays) -> CalibratedRoofline:
     parts = len(ROOFLINE_COLUMNS)
-    names = tuple(_texts(each) for each in stored["names"])
+    names = tuple(_read_texts(each) for each in stored["names"])
     deviations = tuple(arrays[f"roofline.{level}"] for level in range(len(LEVELS)))
     common = arrays["roofline.common"]
-    _sound(len(names) == len(LEVELS) and common.shape == (parts,), "its roofline")
-    _sound(all(a.shape == (len(n), parts) for a, n in zip(deviations, names, strict=True)), "its roofline's levels")
+    _require(len(names) == len(LEVELS) and common.shape == (parts,), "its roofline")
+    _require(all(a.shape == (len(n), parts) for a, n in zip(deviations, names, strict=True)), "its roofline's levels")
     return CalibratedRoofline(common, names, deviations)
 
 
@@ -219,14 +219,14 @@ def _read_detector(stored: Mapping[str, Any], arrays: Arrays) -> OutOfDistributi
         arrays[f"familiarity.{name}"] for name in ("center", "spread", "points", "totals")
     )
     width = len(ANALYTIC_COLUMNS)
-    architectures = _texts(stored["architectures"])
+    architectures = _read_texts(stored["architectures"])
     usual = float(stored["usual_distance"])
-    _sound(center.shape == spread.shape == (width,) and bool((spread > 0).all()), "its networks' scale")
-    _sound(points.shape == (len(architectures), width) and len(points) > 0 and usual > 0, "its networks")
-    _sound(totals.shape == (2, 4), "its networks' totals")
+    _require(center.shape == spread.shape == (width,) and bool((spread > 0).all()), "its networks' scale")
+    _require(points.shape == (len(architectures), width) and len(points) > 0 and usual > 0, "its networks")
+    _require(totals.shape == (2, 4), "its networks' totals")
     least, most = map(float, stored["batches"])
     gpus = tuple(TrainedGpu(**gpu) for gpu in stored["gpus"])
-    _sound(len(gpus) > 0, "its devices")
+    _require(len(gpus) > 0, "its devices")
     return OutOfDistributionDetector(
         networks=RunNeighbourhood(center, spread, points, usual),
         architectures=architectures,
@@ -235,24 +235,24 @@ def _read_detector(stored: Mapping[str, Any], arrays: Arrays) -> OutOfDistributi
         devices=float(stored["devices"]),
         nodes=float(stored["nodes"]),
         gpus=GpuNeighbourhood(gpus),
-        precisions=_texts(stored["precisions"]),
-        parallelisms=_texts(stored["parallelisms"]),
+        precisions=_read_texts(stored["precisions"]),
+        parallelisms=_read_texts(stored["parallelisms"]),
         batches_by_environment={str(name): (float(low), float(high)) for name, (low, high) in stored["places"].items()},
-        settings=frozenset(_texts(stored["settings"])),
-        hosts={name: _host_range(name, known) for name, known in stored.get("hosts", {}).items()},
+        settings=frozenset(_read_texts(stored["settings"])),
+        hosts={name: _read_host_range(name, known) for name, known in stored.get("hosts", {}).items()},
     )
 
 
-def _host_range(name: str, stored: Mapping[str, Any]) -> HostRange:
+def _read_host_range(name: str, stored: Mapping[str, Any]) -> HostRange:
     found = HostRange(float(stored["low"]), float(stored["high"]), bool(stored["always"]))
-    _sound(name in HOST_COLUMNS and 0 < found.low <= found.high < float("inf"), "what its hosts have free")
+    _require(name in HOST_COLUMNS and 0 < found.low <= found.high < float("inf"), "what its hosts have free")
     return found
 
 
-def _estimator(name: str, stored: Mapping[str, Any], arrays: Arrays) -> FittedEstimator:
+def _read_estimator(name: str, stored: Mapping[str, Any], arrays: Arrays) -> FittedEstimator:
     features = stored["features"]
-    categories = tuple(_texts(values) for values in stored["categories"])
-    _sound(name in REGRESSORS and features in FEATURE_SETS and len(categories) == len(CATEGORIES), "a regressor")
+    categories = tuple(_read_texts(values) for values in stored["categories"])
+    _require(name in REGRESSORS and features in FEATURE_SETS and len(categories) == len(CATEGORIES), "a regressor")
     own = {key.removeprefix(f"{name}."): array for key, array in arrays.items() if key.startswith(f"{name}.")}
     center, inverse = own.pop("center"), own.pop("inverse")
     width = len(CLUSTER_COLUMNS) + sum(map(len, categories))
@@ -262,13 +262,15 @@ def _estimator(name: str, stored: Mapping[str, Any], arrays: Arrays) -> FittedEs
         width += len(ANALYTIC_COLUMNS)
     extra = len(center) - width
     most = _LONGEST_EMBEDDING if features in WITH_EMBEDDING else 0
-    _sound(center.shape == inverse.shape and 0 <= extra <= most, f"the columns of {name}")
+    _require(center.shape == inverse.shape and 0 <= extra <= most, f"the columns of {name}")
     check_arrays(name, own, len(center))
     least, largest = map(float, stored["bounds"])
     logarithmic = bool(stored["logarithmic"])
-    _sound(least <= largest and (logarithmic or least > 0), f"the bounds of {name}")
+    _require(least <= largest and (logarithmic or least > 0), f"the bounds of {name}")
     scale = Standardisation(center, inverse, float(stored["target_center"]), float(stored["target_spread"]))
-    _sound(bool(np.isfinite([least, largest, scale.target_center, scale.target_spread]).all()), f"the scale of {name}")
+    _require(
+        bool(np.isfinite([least, largest, scale.target_center, scale.target_spread]).all()), f"the scale of {name}"
+    )
     estimator = Estimator(
         Candidate(name, features, dict(stored["options"])),
         Encoding(features, categories),
@@ -276,19 +278,19 @@ def _estimator(name: str, stored: Mapping[str, Any], arrays: Arrays) -> FittedEs
         logarithmic,
         (least, largest),
     )
-    by_environment = {str(name): _calibration(value) for name, value in stored["places"].items()}
-    return FittedEstimator(estimator, float(stored["score"]), _calibration(stored["architecture"]), by_environment)
+    by_environment = {str(name): _read_calibration(value) for name, value in stored["places"].items()}
+    return FittedEstimator(estimator, float(stored["score"]), _read_calibration(stored["architecture"]), by_environment)
 
 
-def _texts(values: Any) -> tuple[str, ...]:
-    _sound(isinstance(values, list) and all(isinstance(value, str) for value in values), "a list of names")
+def _read_texts(values: Any) -> tuple[str, ...]:
+    _require(isinstance(values, list) and all(isinstance(value, str) for value in values), "a list of names")
     return tuple(values)
 
 
-def _sound(condition: bool, what: str) -> None:
+def _require(condition: bool, what: str) -> None:
     if not condition:
         raise ValueError(f"{what} cannot be")
 
 
-def _version(format_version: int, digest: str) -> str:
+def _name_version(format_version: int, digest: str) -> str:
     return f"workload-{format_version}-{digest[:12]}"

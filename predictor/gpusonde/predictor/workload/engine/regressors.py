@@ -48,7 +48,7 @@ class Standardisation:
         return cls(x.mean(axis=0), inverse, float(y.mean()), float(max(y.std(), _SAME)))
 
     def columns(self, x: FloatArray) -> FloatArray:
-        """Standardised columns."""
+        """Standardise columns."""
         scaled: FloatArray = (x - self.center) * self.inverse
         return scaled
 
@@ -137,7 +137,7 @@ def check_arrays(name: str, arrays: Arrays, columns: int) -> None:
 
 
 def second_order(x: FloatArray) -> FloatArray:
-    """Columns, their squares and their products by two."""
+    """Return columns, their squares and their products by two."""
     first, second = np.triu_indices(x.shape[1])
     return np.hstack([x, x[:, first] * x[:, second]])
 

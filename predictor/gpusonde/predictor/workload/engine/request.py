@@ -109,7 +109,7 @@ class WorkloadRequest:
         return self.batch_size * self.cluster.device_count
 
     def epoch_iterations(self, samples: int) -> int:
-        """Iterations of an epoch, the last of which may hold fewer samples.
+        """Count the iterations of an epoch, the last of which may hold fewer samples.
 
         Args:
             samples: Samples in the epoch.

@@ -17,7 +17,7 @@ from gpusonde.predictor.workload.graph.op_registry import NoOp, OpType
 
 
 def contraction_shapes(equation: str, left: Shape, right: Shape) -> tuple[Shape, Shape] | None:
-    """Shapes of the two matrices, or stacks of them, whose product an Einstein sum is.
+    """Return the shapes of the two matrices, or stacks of them, whose product an Einstein sum is.
 
     Args:
         equation: As in ``torch.einsum``, such as "bhqd,bhkd->bhqk"; without an arrow, what occurs once is kept.
@@ -35,7 +35,7 @@ def contraction_shapes(equation: str, left: Shape, right: Shape) -> tuple[Shape,
     extents: dict[str, int] = {}
     labels = []
     for term, shape in zip(both, (left, right), strict=True):
-        names = _spelled_out(term, len(shape))
+        names = _spell_out(term, len(shape))
         if len(names) != len(shape):
             return None
         for name, extent in zip(names, shape, strict=True):
@@ -85,7 +85,7 @@ def first_contraction(equation: str, shapes: Sequence[Shape]) -> tuple[str, Shap
 
 
 def tensordot_equation(dims: Sequence[Sequence[int]], ranks: Sequence[int]) -> str:
-    """Equation of a ``tensordot``, as of an Einstein sum.
+    """Return the equation of a ``tensordot``, as of an Einstein sum.
 
     Args:
         dims: The dimensions that are summed over, of the first and of the second tensor, in the same order.
@@ -99,8 +99,8 @@ def tensordot_equation(dims: Sequence[Sequence[int]], ranks: Sequence[int]) -> s
     return f"{''.join(left)},{''.join(right)}->{''.join(kept)}"
 
 
-def _spelled_out(term: str, rank: int) -> list[str]:
-    """One name for each extent; those that "..." stands for are ".1", ".2", ... from the last."""
+def _spell_out(term: str, rank: int) -> list[str]:
+    """Give each extent a name; those that "..." stands for are ".1", ".2", ... from the last."""
     before, dots, after = term.partition("...")
     hidden = max(rank - len(before) - len(after), 0) if dots else 0
     return [*before, *(f".{number}" for number in range(hidden, 0, -1)), *after]
@@ -194,7 +194,7 @@ class GraphBuilder:
             of: The tensor.
             shape: Extents of the new one.
         """
-        self._values[key] = self._viewed([self._value(of)], shape)
+        self._values[key] = self._follow_views([self._get_value(of)], shape)
 
     def add_operator(
         self,
@@ -226,16 +226,16 @@ class GraphBuilder:
         Raises:
             MalformedGraphError: It reads a tensor that nothing wrote.
         """
-        operands = [None if each is None else self._value(each) for each in arguments]
+        operands = [None if each is None else self._get_value(each) for each in arguments]
         if equation:
-            op_type, operands = self._contracted(equation, operands, source)
+            op_type, operands = self._contract(equation, operands, source)
         present = [each for each in operands if each is not None]
         if op_type is NoOp.CONSTANT:
             self._values[key] = present[0] if overwrites and present else _Value(output)
         elif 0 in output or all(each.is_constant for each in present):
             self._values[key] = _Value(output)
         elif op_type is NoOp.VIEW:
-            self._values[key] = self._viewed(present, output)
+            self._values[key] = self._follow_views(present, output)
             if overwrites:
                 _overwrite(present[0], self._values[key].writers)
         else:
@@ -264,7 +264,7 @@ class GraphBuilder:
         Raises:
             MalformedGraphError: Nothing wrote it.
         """
-        return self._value(key).shape
+        return self._get_value(key).shape
 
     @property
     def unknown(self) -> tuple[str, ...]:
@@ -286,9 +286,9 @@ class GraphBuilder:
         Raises:
             MalformedGraphError: There is nothing in it.
         """
-        returned = [each for each in map(self._value, outputs) if 0 not in each.shape]
+        returned = [each for each in map(self._get_value, outputs) if 0 not in each.shape]
         shapes = tuple(each.shape for each in returned)
-        sources = [writer for each in returned for writer in self._written(each)]
+        sources = [writer for each in returned for writer in self._find_writer(each)]
         last = Operation(Primitive.OUTPUT, "output", shapes[0] if shapes else (), shapes)
         self._append(last, sources)
         if any(each.primitive is Primitive.RECURRENT and not each.weight for each in self._operations):
@@ -309,13 +309,13 @@ class GraphBuilder:
             tuple(self._notes),
         )
 
-    def _value(self, key: Key) -> _Value:
+    def _get_value(self, key: Key) -> _Value:
         try:
             return self._values[key]
         except KeyError:
             raise MalformedGraphError(f"an operator reads {key!s:.80}, which nothing before it writes") from None
 
-    def _contracted(
+    def _contract(
         self, equation: str, operands: list[_Value | None], source: str
     ) -> tuple[OpType | None, list[_Value | None]]:
         """Return an Einstein sum as a product of matrices; of one tensor or without a sum: as what it costs."""
@@ -326,7 +326,7 @@ class GraphBuilder:
             key = object()
             self._values.update({(key, number): each for number, each in enumerate(tensors[:2])})
             self.add_operator(key, None, [(key, 0), (key, 1)], shape, source=source, name="einsum", equation=first)
-            tensors = [self._value(key), *tensors[2:]]
+            tensors = [self._get_value(key), *tensors[2:]]
         operands = [*tensors]
         if len(tensors) == 1:
             return Primitive.GLOBAL_AVERAGE_POOL, operands
@@ -339,13 +339,13 @@ class GraphBuilder:
             _Value(shape, each.writers, each.parameter, each) for each, shape in zip(tensors, shapes, strict=True)
         ]
 
-    def _viewed(self, present: Sequence[_Value], output: Shape) -> _Value:
+    def _follow_views(self, present: Sequence[_Value], output: Shape) -> _Value:
         first = present[0]
         if 0 in output:
             return _Value(output)
         if len(present) == 1 or all(each.is_constant for each in present[1:]):
             return _Value(output, first.writers, first.parameter, first)
-        writers = _union(self._written(each) for each in present)
+        writers = _unite(self._find_writer(each) for each in present)
         if len(writers) > _MOST_WRITERS:
             shapes = tuple(each.shape for each in present if each.writers)
             joined = Operation(Primitive.CONCATENATION, "joined", output, shapes)
@@ -358,9 +358,9 @@ class GraphBuilder:
         if primitive in _WEIGHTLESS:
             for each in operands:
                 if each is not None:
-                    self._written(each)
+                    self._find_writer(each)
         present = [each for each in operands if each is not None]
-        weight = _weight(primitive, operands)
+        weight = _find_weight_shape(primitive, operands)
         if primitive is Primitive.MATRIX_PRODUCT and len(weight) == 2:
             primitive = Primitive.LINEAR
         elif primitive in {Primitive.SUM, Primitive.PRODUCT}:
@@ -387,10 +387,10 @@ class GraphBuilder:
             groups,
             source,
         )
-        return self._append(operation, _union(each.writers for each in present))
+        return self._append(operation, _unite(each.writers for each in present))
 
-    def _written(self, value: _Value) -> tuple[int, ...]:
-        """Who wrote it; of a trainable tensor, the operation that stands for it."""
+    def _find_writer(self, value: _Value) -> tuple[int, ...]:
+        """Return which operations wrote a tensor; of a trainable tensor, the operation that stands for it."""
         trained = value.parameter
         if trained is not None and not value.writers:
             if trained.name not in self._parameter_operations:
@@ -417,24 +417,24 @@ class GraphBuilder:
         return position
 
 
-def _weight(primitive: Primitive, operands: Sequence[_Value | None]) -> Shape:
-    """Shape of the weight, turned into PyTorch's layout."""
+def _find_weight_shape(primitive: Primitive, operands: Sequence[_Value | None]) -> Shape:
+    """Return the shape of the weight, turned into PyTorch's layout."""
     present = [each for each in operands if each is not None]
     if primitive is Primitive.MATRIX_PRODUCT:
-        return _matrix_weight(present)
+        return _find_matrix_shape(present)
     if primitive in _WEIGHTLESS:
         return ()
     weights = [each.shape for each in present if not each.writers and each.parameter is not None]
     if primitive is Primitive.RECURRENT:
-        return _recurrent_weight(weights)
+        return _find_recurrent_shape(weights)
     if primitive in _CONVOLUTIONS or primitive is Primitive.LINEAR:
         second = operands[1] if len(operands) > 1 else None
         return second.shape if second is not None and not second.writers else ()
     return weights[0] if weights else ()
 
 
-def _matrix_weight(present: Sequence[_Value]) -> Shape:
-    """(..., out, in) of the factor that no input is in; () if both are activations."""
+def _find_matrix_shape(present: Sequence[_Value]) -> Shape:
+    """Return (..., out, in) of the factor that no input is in; () if both are activations."""
     if len(present) < 2:
         return ()
     left, right = present[:2]
@@ -445,8 +445,8 @@ def _matrix_weight(present: Sequence[_Value]) -> Shape:
     return ()
 
 
-def _recurrent_weight(weights: Iterable[Shape]) -> Shape:
-    """All matrices side by side."""
+def _find_recurrent_shape(weights: Iterable[Shape]) -> Shape:
+    """Put all matrices side by side."""
     matrices = [shape for shape in weights if len(shape) == 2]
     if not matrices:
         return ()
@@ -467,5 +467,5 @@ def _overwrite(value: _Value, writers: tuple[int, ...]) -> None:
         each = each.base
 
 
-def _union(writers: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+def _unite(writers: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(writer for each in writers for writer in each))

@@ -112,17 +112,17 @@ class GraphCost:
     @property
     def per_sample(self) -> OperationCost:
         """What one more sample in the batch adds, rounded down."""
-        return self._scaled(1)
+        return self._scale(1)
 
     def at(self, batch_size: int) -> OperationCost:
-        """Of a batch of this size.
+        """Return the cost of a batch of this size.
 
         Args:
             batch_size: Samples.
         """
-        return self._scaled(batch_size) + self.fixed
+        return self._scale(batch_size) + self.fixed
 
-    def _scaled(self, batch_size: int) -> OperationCost:
+    def _scale(self, batch_size: int) -> OperationCost:
         one = self.scaling
         return OperationCost(
             one.matrix_flops * batch_size // self.batch_size,
@@ -151,8 +151,8 @@ def operation_cost(operation: Operation) -> OperationCost:
             input_bytes=BYTES_PER_NUMBER * (read + written), output_bytes=BYTES_PER_NUMBER * written, weight_bytes=0
         )
     return OperationCost(
-        matrix_flops=_matrix_flops(operation, written),
-        elementwise_flops=_elementwise_flops(operation, written),
+        matrix_flops=_count_matrix_flops(operation, written),
+        elementwise_flops=_count_elementwise_flops(operation, written),
         input_bytes=BYTES_PER_NUMBER * read,
         output_bytes=BYTES_PER_NUMBER * written,
         weight_bytes=BYTES_PER_NUMBER * weights,
@@ -181,14 +181,14 @@ def graph_cost(graph: WorkloadGraph, primitives: Iterable[Primitive] | None = No
     return GraphCost(graph.batch_size, scaling, fixed)
 
 
-def _matrix_flops(operation: Operation, written: int) -> int:
+def _count_matrix_flops(operation: Operation, written: int) -> int:
     primitive, weight, inputs = operation.primitive, operation.weight, operation.inputs
     if primitive not in MATRIX_PRIMITIVES:
         return 0
     if primitive is Primitive.ATTENTION:
-        return _attention_flops(inputs, written)
+        return _count_attention_flops(inputs, written)
     if primitive is Primitive.RECURRENT:
-        return 2 * _steps(inputs) * math.prod(weight) if weight else 0
+        return 2 * _count_steps(inputs) * math.prod(weight) if weight else 0
     if primitive is Primitive.TRANSPOSED_CONVOLUTION:
         return 2 * sum(map(math.prod, inputs[:1])) * math.prod(weight[1:])
     if primitive is Primitive.MATRIX_PRODUCT:
@@ -199,8 +199,8 @@ def _matrix_flops(operation: Operation, written: int) -> int:
     return 2 * written * math.prod(weight[1:]) if weight else 0
 
 
-def _attention_flops(inputs: tuple[Shape, ...], written: int) -> int:
-    """Queries x keys, then weights x values; the mask of a causal one saves nothing."""
+def _count_attention_flops(inputs: tuple[Shape, ...], written: int) -> int:
+    """Count queries x keys, then weights x values; the mask of a causal one saves nothing."""
     if not inputs or len(inputs[0]) < 2:
         return 0
     queries = inputs[0]
@@ -208,12 +208,12 @@ def _attention_flops(inputs: tuple[Shape, ...], written: int) -> int:
     return 2 * keys[-2] * (math.prod(queries) + written)
 
 
-def _steps(inputs: tuple[Shape, ...]) -> int:
-    """Samples x time steps of a recurrent layer."""
+def _count_steps(inputs: tuple[Shape, ...]) -> int:
+    """Count samples x time steps of a recurrent layer."""
     return math.prod(inputs[0][:-1]) if inputs and inputs[0] else 0
 
 
-def _elementwise_flops(operation: Operation, written: int) -> int:
+def _count_elementwise_flops(operation: Operation, written: int) -> int:
     inputs = operation.inputs
     if operation.primitive is Primitive.ATTENTION and inputs and len(inputs[0]) > 1:
         keys = inputs[1] if len(inputs) > 1 and len(inputs[1]) > 1 else inputs[0]

@@ -34,7 +34,7 @@ def dump_graph(graph: WorkloadGraph) -> str:
         "batch_size": graph.batch_size,
         "front_end": graph.front_end,
         "notes": list(graph.notes),
-        "operations": [dict(_fields(each)) for each in graph.operations],
+        "operations": [dict(_list_fields(each)) for each in graph.operations],
         "edges": graph.edges,
     }
     return json.dumps(document, separators=(",", ":"), allow_nan=False)
@@ -64,8 +64,8 @@ def load_graph(data: bytes | str, limits: GraphLimits | None = None) -> Workload
     notes = _list("notes", document.get("notes", []), limits.notes)
     graph = WorkloadGraph(
         name=limits.check_text("name", document["name"]),
-        operations=tuple(_operation(f"operations[{at}]", each, limits) for at, each in enumerate(operations)),
-        edges=tuple(_edge(f"edges[{at}]", each) for at, each in enumerate(edges)),
+        operations=tuple(_read_operation(f"operations[{at}]", each, limits) for at, each in enumerate(operations)),
+        edges=tuple(_read_edge(f"edges[{at}]", each) for at, each in enumerate(edges)),
         batch_size=limits.check_batch_size(document["batch_size"]),
         front_end=limits.check_text("front_end", document.get("front_end", "")),
         notes=tuple(limits.check_text(f"notes[{at}]", each, limits.note_text) for at, each in enumerate(notes)),
@@ -98,7 +98,7 @@ def parse_json(data: bytes | str, limits: GraphLimits, most_bytes: int | None = 
             raise MalformedGraphError(f"no UTF-8 text: {error.reason} at byte {error.start}") from None
     _count_before_parsing(data, limits)
     try:
-        return json.loads(data, parse_int=_integer, object_pairs_hook=_object)
+        return json.loads(data, parse_int=_read_integer, object_pairs_hook=_refuse_repeated_keys)
     except RecursionError:
         raise MalformedGraphError("no JSON of a graph: it is nested too deeply") from None
     except json.JSONDecodeError as error:
@@ -106,32 +106,32 @@ def parse_json(data: bytes | str, limits: GraphLimits, most_bytes: int | None = 
 
 
 def _count_before_parsing(text: str, limits: GraphLimits) -> None:
-    """A list of a million empty lists fits into 3 MB of text but not into 100 MB of memory."""
-    if _values(text) > limits.values or _containers(text) > limits.containers:
+    """Count values and containers first: a million empty lists are 3 MB of text, but more than 100 MB of memory."""
+    if _count_values(text) > limits.values or _count_containers(text) > limits.containers:
         # Commas and brackets in names do not count; leaving those out takes longer and is seldom needed.
         text = text.replace("\\\\", "").replace('\\"', "")
         limits.check_count("quotation marks in the JSON text", text.count('"'), 4 * limits.values)
         text = "".join(text.split('"')[::2])
-        limits.check_count("values in the JSON text", _values(text), limits.values)
-        limits.check_count("lists and objects in the JSON text", _containers(text), limits.containers)
+        limits.check_count("values in the JSON text", _count_values(text), limits.values)
+        limits.check_count("lists and objects in the JSON text", _count_containers(text), limits.containers)
 
 
-def _values(text: str) -> int:
+def _count_values(text: str) -> int:
     return text.count(",") + text.count(":") + 1
 
 
-def _containers(text: str) -> int:
+def _count_containers(text: str) -> int:
     return text.count("[") + text.count("{")
 
 
-def _integer(text: str) -> int:
+def _read_integer(text: str) -> int:
     # Converting a million digits takes minutes where the interpreter does not refuse.
     if len(text) > _LONGEST_INTEGER:
         return -(1 << 62) if text.startswith("-") else 1 << 62
     return int(text)
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _refuse_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         # Readers that take the first and readers that take the last would see two graphs.
@@ -141,7 +141,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _fields(operation: Operation) -> Iterator[tuple[str, Any]]:
+def _list_fields(operation: Operation) -> Iterator[tuple[str, Any]]:
     yield "primitive", operation.primitive.value
     yield "name", operation.name
     yield "output", operation.output
@@ -157,7 +157,7 @@ def _fields(operation: Operation) -> Iterator[tuple[str, Any]]:
         yield "source", operation.source
 
 
-def _operation(place: str, given: object, limits: GraphLimits) -> Operation:
+def _read_operation(place: str, given: object, limits: GraphLimits) -> Operation:
     fields = _check_keys(place, given, _OPERATION_KEYS, _REQUIRED_OPERATION_KEYS)
     kind = fields["primitive"]
     primitive = _PRIMITIVES.get(kind) if isinstance(kind, str) else None
@@ -168,14 +168,14 @@ def _operation(place: str, given: object, limits: GraphLimits) -> Operation:
     return Operation(
         primitive=primitive,
         name=limits.check_text(f"{place}.name", fields["name"]),
-        output=_shape(f"{place}.output", fields["output"], limits),
+        output=_read_shape(f"{place}.output", fields["output"], limits),
         inputs=tuple(
-            _shape(f"{place}.inputs[{at}]", each, limits)
+            _read_shape(f"{place}.inputs[{at}]", each, limits)
             for at, each in enumerate(_list(f"{place}.inputs", fields.get("inputs", []), limits.inputs))
         ),
-        weight=_shape(f"{place}.weight", fields.get("weight", []), limits),
+        weight=_read_shape(f"{place}.weight", fields.get("weight", []), limits),
         parameters=tuple(
-            _parameter(f"{place}.parameters[{at}]", each, limits)
+            _read_parameter(f"{place}.parameters[{at}]", each, limits)
             for at, each in enumerate(_list(f"{place}.parameters", fields.get("parameters", []), limits.tensors))
         ),
         groups=groups,
@@ -183,19 +183,19 @@ def _operation(place: str, given: object, limits: GraphLimits) -> Operation:
     )
 
 
-def _parameter(place: str, given: object, limits: GraphLimits) -> Parameter:
+def _read_parameter(place: str, given: object, limits: GraphLimits) -> Parameter:
     if not isinstance(given, list) or len(given) != 2:
         raise MalformedGraphError(f"{place}: it must be a list of name and shape")
-    return Parameter(limits.check_text(f"{place}[0]", given[0]), _shape(f"{place}[1]", given[1], limits))
+    return Parameter(limits.check_text(f"{place}[0]", given[0]), _read_shape(f"{place}[1]", given[1], limits))
 
 
-def _shape(place: str, given: object, limits: GraphLimits) -> Shape:
+def _read_shape(place: str, given: object, limits: GraphLimits) -> Shape:
     if not isinstance(given, list):
         raise MalformedGraphError(f"{place}: it must be a list of extents")
     return limits.check_shape(place, given)
 
 
-def _edge(place: str, given: object) -> tuple[int, int]:
+def _read_edge(place: str, given: object) -> tuple[int, int]:
     if not isinstance(given, list) or len(given) != 2 or type(given[0]) is not int or type(given[1]) is not int:
         raise MalformedGraphError(f"{place}: it must be a list of two positions")
     return given[0], given[1]

@@ -148,12 +148,12 @@ class WorkloadGraph:
     @cached_property
     def successors(self) -> tuple[tuple[int, ...], ...]:
         """Who reads the output of each operation."""
-        return _adjacency(len(self.operations), self.edges)
+        return _list_neighbours(len(self.operations), self.edges)
 
     @cached_property
     def predecessors(self) -> tuple[tuple[int, ...], ...]:
         """Whose outputs each operation reads."""
-        return _adjacency(len(self.operations), [(reader, writer) for writer, reader in self.edges])
+        return _list_neighbours(len(self.operations), [(reader, writer) for writer, reader in self.edges])
 
     @cached_property
     def sees_input(self) -> tuple[bool, ...]:
@@ -179,7 +179,7 @@ LAYERS = frozenset(
 )
 
 
-def _adjacency(count: int, edges: Sequence[tuple[int, int]]) -> tuple[tuple[int, ...], ...]:
+def _list_neighbours(count: int, edges: Sequence[tuple[int, int]]) -> tuple[tuple[int, ...], ...]:
     lists: list[list[int]] = [[] for _ in range(count)]
     for one, other in edges:
         lists[one].append(other)

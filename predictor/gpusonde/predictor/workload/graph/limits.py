@@ -94,12 +94,12 @@ class GraphLimits:
         """
         if len(shape) > self.dimensions:
             raise GraphLimitError(f"{place}: {len(shape)} dimensions, at most {self.dimensions} are accepted")
-        extents = tuple(self._extent(place, position, each) for position, each in enumerate(shape))
+        extents = tuple(self._check_extent(place, position, each) for position, each in enumerate(shape))
         if math.prod(extents) > self.elements:
             raise GraphLimitError(f"{place}: a tensor of more than {self.elements} elements")
         return extents
 
-    def _extent(self, place: str, position: int, extent: object) -> int:
+    def _check_extent(self, place: str, position: int, extent: object) -> int:
         # A bool is an int to isinstance.
         if type(extent) is not int:
             raise MalformedGraphError(f"{place}[{position}]: an extent must be an integer")

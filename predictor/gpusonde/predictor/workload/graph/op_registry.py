@@ -26,12 +26,12 @@ CONSTANT: Final = NoOp.CONSTANT
 OpType = Primitive | NoOp
 
 
-def _table(groups: Mapping[OpType, str]) -> dict[str, OpType]:
+def _make_table(groups: Mapping[OpType, str]) -> dict[str, OpType]:
     return {name: op_type for op_type, names in groups.items() for name in names.split()}
 
 
 # Without the trailing "_" of the variants that work in place.
-_TORCH: Final = _table(
+_TORCH: Final = _make_table(
     {
         Primitive.CONVOLUTION: "conv1d conv2d conv3d convolution _convolution mkldnn_convolution cudnn_convolution",
         Primitive.TRANSPOSED_CONVOLUTION: "conv_transpose1d conv_transpose2d conv_transpose3d",
@@ -217,7 +217,7 @@ TORCH_MODULES: Final[Mapping[str, str]] = {
     for module in modules.split()
 }
 
-_ONNX: Final = _table(
+_ONNX: Final = _make_table(
     {
         Primitive.CONVOLUTION: "Conv",
         Primitive.TRANSPOSED_CONVOLUTION: "ConvTranspose",
@@ -277,7 +277,7 @@ def torch_op_type(operator: str) -> OpType | None:
 
 
 def torch_name(operator: str) -> str:
-    """Bare name of an operator of PyTorch: "add" of "torch.ops.aten.add_.Tensor", "aten::add.out" and "__add__".
+    """Return an operator's bare name: "add" of "torch.ops.aten.add_.Tensor", "aten::add.out" and "__add__".
 
     Args:
         operator: As for ``torch_role``.

@@ -103,7 +103,7 @@ def read_graph(
             # A pipe can neither be mapped nor be read again.
             content = beginning + file.read(limits.archive_bytes)
             return _read(io.BytesIO(content), content, found, limits, name, batch_size)
-        with _mapped(file) as data:
+        with _map_file(file) as data:
             return _read(file, data, found, limits, name, batch_size)
 
 
@@ -120,8 +120,8 @@ def _read(
 
 
 @contextmanager
-def _mapped(file: BinaryIO) -> Iterator[bytes | mmap.mmap]:
-    """The file in memory without reading it: weights are gigabytes, and nobody looks at them."""
+def _map_file(file: BinaryIO) -> Iterator[bytes | mmap.mmap]:
+    """Map the file into memory without reading it: weights are gigabytes, and nobody looks at them."""
     if os.fstat(file.fileno()).st_size == 0:
         yield b""
         return

@@ -164,7 +164,7 @@ class ArchitectureSpec:
     cells: tuple[Cell, ...]
 
     def size(self, side: int) -> tuple[int, int]:
-        """About how large its networks are: without norms, heads and images of several channels.
+        """Estimate how large its networks are: without norms, heads and images of several channels.
 
         Args:
             side: Pixels per side of the images.
@@ -191,7 +191,7 @@ class ArchitectureSpec:
             for node in cell.nodes:
                 operations += len(node) - 1
                 for wire in node:
-                    more_work, more_operations = _block_size(wire.block, width, positions)
+                    more_work, more_operations = _measure_block(wire.block, width, positions)
                     work += more_work
                     operations += more_operations
         return work, operations
@@ -208,7 +208,7 @@ class ArchitectureSpec:
             ValueError: It is none.
         """
         try:
-            return _from_document(json.loads(text))
+            return _read_spec(json.loads(text))
         except (KeyError, TypeError, AttributeError, RecursionError, ValueError) as error:
             problem = str(error)[:200]
             raise ValueError(f"no description of an architecture: {type(error).__name__} {problem}") from error
@@ -240,7 +240,7 @@ class ArchitectureSpace:
 
     @staticmethod
     def for_images(side: int) -> ArchitectureSpace:
-        """Architectures for square images: the stem leaves at most 16 by 16 positions, so that steps stay short.
+        """Return a space for square images: the stem leaves at most 16 by 16 positions, so that steps stay short.
 
         Args:
             side: Pixels per side, at least 4.
@@ -262,20 +262,20 @@ def sample(generator: random.Random, space: ArchitectureSpace | None = None) -> 
     """
     space = space or ArchitectureSpace()
     while True:
-        spec = _any(generator, space)
+        spec = _draw_spec(generator, space)
         work, operations = spec.size(space.side)
         if work <= space.maximum_multiply_adds and operations <= space.maximum_operations:
             return spec
 
 
-def _any(generator: random.Random, space: ArchitectureSpace) -> ArchitectureSpec:
+def _draw_spec(generator: random.Random, space: ArchitectureSpace) -> ArchitectureSpec:
     style = generator.choice(_STYLES)
     norm = generator.choices(tuple(Norm), (0.8, 0.1, 0.3 if style in _WITHOUT_NORMS else 0.0))[0]
     # Most are shallow: those learn sooner and cost less. Some are as deep as there are.
     shares = (3,) if norm is Norm.NONE else (3, 2, 2, 1)
     count = generator.randint(1, max(1, space.maximum_cells // generator.choice(shares)))
     halving = set(generator.sample(range(count), min(count, generator.randint(0, space.maximum_halvings))))
-    cells = tuple(_cell(generator, style, norm, 2 if position in halving else 1) for position in range(count))
+    cells = tuple(_draw_cell(generator, style, norm, 2 if position in halving else 1) for position in range(count))
     sums = style is Style.DENSE or style in _AROUND_BLOCKS
     return ArchitectureSpec(
         style=style,
@@ -290,7 +290,7 @@ def _any(generator: random.Random, space: ArchitectureSpace) -> ArchitectureSpec
     )
 
 
-def _cell(generator: random.Random, style: Style, norm: Norm, stride: int) -> Cell:
+def _draw_cell(generator: random.Random, style: Style, norm: Norm, stride: int) -> Cell:
     blocks = _BLOCKS[style]
     most_wires = (1,) if style in _AROUND_BLOCKS else (1, 1, 2)
     nodes = tuple(
@@ -302,7 +302,7 @@ def _cell(generator: random.Random, style: Style, norm: Norm, stride: int) -> Ce
     concatenated = style is Style.DENSE or generator.random() < 0.15
     may_shortcut = norm is not Norm.NONE and style not in _AROUND_BLOCKS
     return Cell(
-        nodes if concatenated else _read_by_the_last(nodes),
+        nodes if concatenated else _keep_heard_nodes(nodes),
         stride,
         concatenated=concatenated,
         residual=may_shortcut and (style in _AROUND_CELLS or generator.random() < 0.15),
@@ -310,7 +310,7 @@ def _cell(generator: random.Random, style: Style, norm: Norm, stride: int) -> Ce
     )
 
 
-def _read_by_the_last(nodes: tuple[tuple[Wire, ...], ...]) -> tuple[tuple[Wire, ...], ...]:
+def _keep_heard_nodes(nodes: tuple[tuple[Wire, ...], ...]) -> tuple[tuple[Wire, ...], ...]:
     """Return the nodes that the last one reads, directly or through others; what nobody reads would never learn."""
     kept = {len(nodes)}
     for state in range(len(nodes), 0, -1):
@@ -322,8 +322,8 @@ def _read_by_the_last(nodes: tuple[tuple[Wire, ...], ...]) -> tuple[tuple[Wire, 
     )
 
 
-def _block_size(block: BlockKind, width: int, positions: int) -> tuple[int, int]:
-    """Multiply-adds and operations of a block."""
+def _measure_block(block: BlockKind, width: int, positions: int) -> tuple[int, int]:
+    """Return the multiply-adds and operations of a block."""
     square, tokens = width * width, positions * positions * width
     per_position, operations = {
         BlockKind.CONVOLUTION_1: (square, 3),
@@ -346,7 +346,7 @@ def _block_size(block: BlockKind, width: int, positions: int) -> tuple[int, int]
     return per_position * positions + (2 * tokens if attends else 0), operations
 
 
-def _from_document(document: Any) -> ArchitectureSpec:
+def _read_spec(document: Any) -> ArchitectureSpec:
     def count(value: object, least: int) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise ValueError(f"{value!r} is no count of at least {least}")

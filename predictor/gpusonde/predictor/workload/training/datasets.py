@@ -99,7 +99,7 @@ _ROW_BYTES = 1 + 3 * 32 * 32
 
 
 def read_cifar10(path: str | Path) -> ImageDataset:
-    """CIFAR-10 as its authors split it: 50,000 images to train on, 10,000 to test with.
+    """Read CIFAR-10 as its authors split it: 50,000 images to train on, 10,000 to test with.
 
     Args:
         path: The folder ``cifar-10-batches-bin``, or the one that it is in.
@@ -112,7 +112,7 @@ def read_cifar10(path: str | Path) -> ImageDataset:
     if (folder / _FOLDER).is_dir():
         folder = folder / _FOLDER
     if not (folder / _TEST_FILE).is_file():
-        raise EncoderError(_what_is_missing(folder))
+        raise EncoderError(_describe_missing(folder))
     # Filled in place: two copies of it would be more than a gigabyte.
     train_images = np.empty((len(_TRAIN_FILES) * _IMAGES_PER_FILE, *_SHAPE), np.float32)
     train_labels = np.empty(len(train_images), np.int64)
@@ -123,7 +123,7 @@ def read_cifar10(path: str | Path) -> ImageDataset:
     return ImageDataset(CIFAR10, train_images, train_labels, test_images, test_labels, _CLASSES)
 
 
-def _what_is_missing(folder: Path) -> str:
+def _describe_missing(folder: Path) -> str:
     pickled = (folder / _PICKLED_FOLDER).is_dir() or (folder / "data_batch_1").is_file()
     found = "holds CIFAR-10's Python version, which is pickled and never read here" if pickled else "has no CIFAR-10"
     return (
@@ -234,7 +234,7 @@ def read_folder(
     folder = Path(path)
     if not folder.is_dir():
         raise EncoderError(f"{folder} is no folder; name one with a sub-folder of images per class")
-    files = _files(folder, limits)
+    files = _list_files(folder, limits)
     count = sum(map(len, files.values()))
     if count * channels * image_size**2 * np.dtype(np.float32).itemsize > limits.memory_bytes:
         raise EncoderError(
@@ -251,14 +251,14 @@ def read_folder(
         order = np.random.default_rng(label).permutation(len(paths))
         test.append((images[order[:tested]], labels[:tested]))
         train.append((images[order[tested:]], labels[tested:]))
-    return ImageDataset(dataset_type, *_joined(train), *_joined(test), tuple(files))
+    return ImageDataset(dataset_type, *_join(train), *_join(test), tuple(files))
 
 
-def _joined(parts: list[tuple[Images, Labels]]) -> tuple[Images, Labels]:
+def _join(parts: list[tuple[Images, Labels]]) -> tuple[Images, Labels]:
     return np.concatenate([images for images, _ in parts]), np.concatenate([labels for _, labels in parts])
 
 
-def _files(folder: Path, limits: FolderLimits) -> dict[str, list[Path]]:
+def _list_files(folder: Path, limits: FolderLimits) -> dict[str, list[Path]]:
     classes = sorted(each for each in folder.iterdir() if each.is_dir() and not each.name.startswith("."))
     if not 2 <= len(classes) <= MAXIMUM_CLASSES:
         raise EncoderError(
@@ -293,7 +293,7 @@ class _ImageReader:
         if path.stat().st_size > self._limits.file_bytes:
             raise EncoderError(f"{path} is larger than {self._limits.file_bytes >> 20} MiB")
         try:
-            scaled = self._scaled(path)
+            scaled = self._scale(path)
         except EncoderError:
             raise
         except (OSError, ValueError, SyntaxError, EOFError, self._pillow.DecompressionBombError) as error:
@@ -301,7 +301,7 @@ class _ImageReader:
         pixels = np.asarray(scaled, np.float32) / 127.5 - 1
         return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
-    def _scaled(self, path: Path) -> Any:
+    def _scale(self, path: Path) -> Any:
         with self._pillow.open(path, formats=_FORMATS) as image:
             # The header tells the size before anything is decoded.
             if image.width * image.height > self._limits.pixels:

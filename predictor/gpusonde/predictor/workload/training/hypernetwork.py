@@ -62,7 +62,7 @@ class TorchEncoder(nn.Module):
         self.description: EncoderDescription = weights.description
         # Names of parameters may hold no dots.
         self.arrays = nn.ParameterDict(
-            {_key(name): nn.Parameter(torch.from_numpy(array.copy())) for name, array in weights.arrays.items()}
+            {_make_key(name): nn.Parameter(torch.from_numpy(array.copy())) for name, array in weights.arrays.items()}
         )
 
     def structure(self, graph: WorkloadGraph) -> GraphStructure:
@@ -78,7 +78,7 @@ class TorchEncoder(nn.Module):
         )
 
     def forward(self, structures: Sequence[GraphStructure]) -> torch.Tensor:
-        """States of all nodes of graphs, one graph after the other, after layer normalisation."""
+        """Return the states of all nodes of graphs, one graph after the other, after layer normalisation."""
         batch = GraphBatch.of(structures)
         kind = self.arrays["norm_weight"]
         hidden = functional.relu(self._linear("shape.hidden", torch.from_numpy(batch.shapes).to(kind)))
@@ -86,7 +86,7 @@ class TorchEncoder(nn.Module):
         states = self.arrays["primitive"][primitives] + self._linear("shape.output", hidden)
         for _ in range(self.description.passes):
             for steps in (batch.forward, batch.backward):
-                states = self._traversed(states, [self._visit(step) for step in steps])
+                states = self._traverse(states, [self._visit(step) for step in steps])
         weight, bias = self.arrays["norm_weight"], self.arrays["norm_bias"]
         return functional.layer_norm(states, states.shape[-1:], weight, bias, LAYER_NORM_EPSILON)
 
@@ -101,22 +101,22 @@ class TorchEncoder(nn.Module):
             EncoderError: They are not finite.
         """
         arrays = {
-            name: self.arrays[_key(name)].detach().cpu().numpy().astype(np.float32, copy=True)
+            name: self.arrays[_make_key(name)].detach().cpu().numpy().astype(np.float32, copy=True)
             for name in self.description.shapes()
         }
         return EncoderWeights(
             replace(self.description, dataset_type=dataset_type, training_steps=training_steps), arrays
         )
 
-    def _traversed(self, states: torch.Tensor, visits: Sequence[_Visit]) -> torch.Tensor:
-        """States after one traversal. Few operations per visit: there are many visits, and each is small."""
+    def _traverse(self, states: torch.Tensor, visits: Sequence[_Visit]) -> torch.Tensor:
+        """Return the states after one traversal. Few operations per visit: there are many visits, and each is small."""
         count, size = states.shape
         order = torch.cat([visit.nodes for visit in visits])
         sizes = [len(visit.nodes) for visit in visits]
         # A traversal renews every node once, so its own state before that is known from the start.
         before = states.index_select(0, order)
         held = self._linear("gru.state", before)
-        hidden, output = self._both_perceptrons()
+        hidden, output = self._join_perceptrons()
         said = states.new_zeros(count, 2 * size)
         renewed = []
         for visit, state, own in zip(visits, before.split(sizes), held.split(sizes), strict=True):
@@ -130,8 +130,8 @@ class TorchEncoder(nn.Module):
             said.index_copy_(0, visit.nodes, functional.relu(functional.linear(words, *output)))
         return torch.cat(renewed).index_select(0, torch.argsort(order))
 
-    def _both_perceptrons(self) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
-        """Hidden and output layer of MLP and MLP_sp side by side, as one perceptron."""
+    def _join_perceptrons(self) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
+        """Put the hidden and output layers of MLP and MLP_sp side by side, as one perceptron."""
         arrays = self.arrays
         hidden = torch.cat([arrays["message_hidden_weight"], arrays["virtual_hidden_weight"]])
         output = torch.block_diag(arrays["message_output_weight"], arrays["virtual_output_weight"])
@@ -141,7 +141,9 @@ class TorchEncoder(nn.Module):
         )
 
     def _linear(self, name: str, values: torch.Tensor) -> torch.Tensor:
-        return functional.linear(values, self.arrays[_key(f"{name}.weight")], self.arrays[_key(f"{name}.bias")])
+        return functional.linear(
+            values, self.arrays[_make_key(f"{name}.weight")], self.arrays[_make_key(f"{name}.bias")]
+        )
 
     def _visit(self, step: Step) -> _Visit:
         kind = self.arrays["norm_weight"]
@@ -156,7 +158,7 @@ class TorchEncoder(nn.Module):
         )
 
 
-def _key(name: str) -> str:
+def _make_key(name: str) -> str:
     return name.replace(".", "_")
 
 
@@ -211,14 +213,14 @@ def plan_tensors(graph: WorkloadGraph, classes: int) -> tuple[PlannedTensor, ...
     )
     planned = []
     for position, operation in enumerate(graph.operations):
-        beta = 2.0 if _activated(graph, position) else 1.0
+        beta = 2.0 if _is_activated(graph, position) else 1.0
         for parameter in operation.parameters:
-            kind = _kind(parameter.name, parameter.shape, is_classifier=position == classifier)
+            kind = _choose_kind(parameter.name, parameter.shape, is_classifier=position == classifier)
             planned.append(PlannedTensor(position, parameter.name, parameter.shape, kind, beta))
     return tuple(planned)
 
 
-def _kind(name: str, shape: Shape, *, is_classifier: bool) -> TensorKind:
+def _choose_kind(name: str, shape: Shape, *, is_classifier: bool) -> TensorKind:
     if len(shape) >= 2:
         return TensorKind.CLASSIFIER_WEIGHT if is_classifier else TensorKind.WEIGHT
     if "bias" in name.rpartition(".")[2]:
@@ -232,7 +234,7 @@ _FIRST_CLASSIFIER = 0.1
 _NORMS = frozenset({Primitive.BATCH_NORM, Primitive.LAYER_NORM, Primitive.OTHER_NORM})
 
 
-def _activated(graph: WorkloadGraph, position: int) -> bool:
+def _is_activated(graph: WorkloadGraph, position: int) -> bool:
     """Tell whether what an operation writes goes through a non-linearity that halves its power, maybe after a norm."""
     readers = [
         further
@@ -298,18 +300,20 @@ class ParameterDecoder(nn.Module):
             The tensors, in the order of ``planned``.
         """
         made: dict[int, torch.Tensor] = {}
-        for (extent, of_classifier), places in self._groups(planned).items():
+        for (extent, of_classifier), places in self._group_tensors(planned).items():
             group = [planned[place] for place in places]
             rows = torch.tensor([each.node for each in group], device=states.device)
             chosen = states.index_select(0, rows)
             tensors = (
-                self._vectors(chosen, group) if extent == 0 else self._weights(chosen, group, extent, of_classifier)
+                self._make_vectors(chosen, group)
+                if extent == 0
+                else self._make_weights(chosen, group, extent, of_classifier)
             )
             made.update(zip(places, tensors, strict=True))
         return [made[place] for place in range(len(planned))]
 
-    def _groups(self, planned: Sequence[PlannedTensor]) -> dict[tuple[int, bool], list[int]]:
-        """Positions of tensors that are made together, by the extent of their tile (0: vectors)."""
+    def _group_tensors(self, planned: Sequence[PlannedTensor]) -> dict[tuple[int, bool], list[int]]:
+        """Return the positions of tensors that are made together, by the extent of their tile (0: vectors)."""
         groups: dict[tuple[int, bool], list[int]] = {}
         for place, each in enumerate(planned):
             if each.kind in {TensorKind.WEIGHT, TensorKind.CLASSIFIER_WEIGHT}:
@@ -320,7 +324,7 @@ class ParameterDecoder(nn.Module):
             groups.setdefault(key, []).append(place)
         return groups
 
-    def _weights(
+    def _make_weights(
         self, states: torch.Tensor, group: Sequence[PlannedTensor], extent: int, of_classifier: bool
     ) -> Iterable[torch.Tensor]:
         tile, largest = self.settings.tile, self.settings.extent
@@ -336,9 +340,9 @@ class ParameterDecoder(nn.Module):
             # From outputs of a layer to classes.
             tiles = self.classify(tiles.transpose(3, 4)).transpose(3, 4)
         tiles = tiles.permute(0, 3, 4, 1, 2)
-        return [_fitted(made, each.shape) * each.scale for made, each in zip(tiles, group, strict=True)]
+        return [_fit_tile(made, each.shape) * each.scale for made, each in zip(tiles, group, strict=True)]
 
-    def _vectors(self, states: torch.Tensor, group: Sequence[PlannedTensor]) -> Iterable[torch.Tensor]:
+    def _make_vectors(self, states: torch.Tensor, group: Sequence[PlannedTensor]) -> Iterable[torch.Tensor]:
         tile = self.settings.tile
         weights, biases = self.vectors(states).view(-1, 2, tile).unbind(1)
         weights, tanh_biases = 2 * torch.sigmoid(0.5 * weights), torch.tanh(0.2 * biases)
@@ -348,10 +352,10 @@ class ParameterDecoder(nn.Module):
             TensorKind.BIAS: tanh_biases,
             TensorKind.CLASSIFIER_BIAS: class_biases,
         }
-        return [_fitted(sources[each.kind][row], each.shape) for row, each in enumerate(group)]
+        return [_fit_tile(sources[each.kind][row], each.shape) for row, each in enumerate(group)]
 
 
-def _fitted(tile: torch.Tensor, shape: Shape) -> torch.Tensor:
+def _fit_tile(tile: torch.Tensor, shape: Shape) -> torch.Tensor:
     """Repeat and cut a tile to a shape; extents beyond the tile's are laid out along its last one."""
     extents = list(shape) + [1] * (tile.dim() - len(shape))
     extents = [*extents[: tile.dim() - 1], math.prod(extents[tile.dim() - 1 :])]

@@ -37,14 +37,14 @@ class _Style:
         ]
 
     def normalized(self, channels: int) -> list[nn.Module]:
-        """The norm, if there is one."""
+        """Return the norm, if there is one."""
         if self.norm is Norm.BATCH:
             # Predicted weights come with no running statistics: they are those of the batch at hand.
             return [nn.BatchNorm2d(channels, track_running_stats=False)]
         return [nn.GroupNorm(_GROUPS, channels)] if self.norm is Norm.GROUP else []
 
     def activated(self) -> nn.Module:
-        """The non-linearity."""
+        """Return the non-linearity."""
         return {Activation.RELU: nn.ReLU, Activation.SILU: nn.SiLU, Activation.GELU: nn.GELU}[self.activation]()
 
     def layers(
@@ -111,7 +111,7 @@ class _Attention(nn.Module):
         return tokens.transpose(1, 2).unflatten(2, (self.side, self.side))
 
 
-def _block(block: BlockKind, channels: int, side: int, style: _Style) -> nn.Module:
+def _make_block(block: BlockKind, channels: int, side: int, style: _Style) -> nn.Module:
     # A multiple of the groups of a group norm.
     half = max(_GROUPS, channels // 2 // _GROUPS * _GROUPS)
     if block is BlockKind.MAX_POOL:
@@ -161,12 +161,12 @@ class _CellModule(nn.Module):
             nn.Identity() if fits else nn.Sequential(*style.layers(inputs, outputs, extent, stride=cell.stride))
         )
         together = cell.concatenated and len(cell.nodes) > 1
-        used = range(1, len(cell.nodes) + 1) if together else _ancestors(cell)
+        used = range(1, len(cell.nodes) + 1) if together else _find_ancestors(cell)
         # Nothing is built that reaches no output: tracing would miss its parameters and try in vain to find them.
         wires = [node if number in used else () for number, node in enumerate(cell.nodes, 1)]
         self.sources = [[wire.source for wire in node] for node in wires]
         self.nodes = nn.ModuleList(
-            nn.ModuleList(_block(wire.block, outputs, side, style) for wire in node) for node in wires
+            nn.ModuleList(_make_block(wire.block, outputs, side, style) for wire in node) for node in wires
         )
         self.reduce = nn.Conv2d(outputs * len(cell.nodes), outputs, 1) if together else None
 
@@ -179,8 +179,8 @@ class _CellModule(nn.Module):
         return states[0] + result if self.residual else result
 
 
-def _ancestors(cell: Cell) -> set[int]:
-    """Nodes that the last one of a cell hears from, and itself, counted from 1."""
+def _find_ancestors(cell: Cell) -> set[int]:
+    """Return the nodes that the last one of a cell hears from, and itself, counted from 1."""
     found = {len(cell.nodes)}
     for number in range(len(cell.nodes), 0, -1):
         if number in found:
@@ -216,14 +216,14 @@ class GeneratedNetwork(nn.Module):
             width = wider
         self.cells = nn.Sequential(*cells)
         before = [*style.normalized(width), style.activated()] if spec.normalized_head else []
-        self.head = nn.Sequential(*before, *_head(spec.head, width, side, classes))
+        self.head = nn.Sequential(*before, *_make_head(spec.head, width, side, classes))
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Scores of the classes."""
+        """Return the scores of the classes."""
         return self.head(self.cells(self.stem(images)))
 
 
-def _head(head: Head, width: int, side: int, classes: int) -> list[nn.Module]:
+def _make_head(head: Head, width: int, side: int, classes: int) -> list[nn.Module]:
     if head is Head.FLATTEN:
         return [nn.Flatten(), nn.Linear(width * side * side, classes)]
     if head is Head.CONVOLUTION:

@@ -72,7 +72,7 @@ class TrainingOptions:
             raise EncoderError(f"learning_rate_drops are shares of the steps, not {self.learning_rate_drops}")
 
     def learning_rate_at(self, step: int) -> float:
-        """Learning rate of a step, counted from 0."""
+        """Return the learning rate of a step, counted from 0."""
         drops = sum(step >= int(share * self.steps) for share in self.learning_rate_drops)
         return float(self.learning_rate * self.learning_rate_factor**drops)
 

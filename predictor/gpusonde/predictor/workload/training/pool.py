@@ -42,7 +42,7 @@ class Architecture:
     prepared: PreparedGraph
 
     def classify(self, parameters: Mapping[str, torch.Tensor], images: torch.Tensor) -> torch.Tensor:
-        """Scores of the classes with given weights."""
+        """Return the scores of the classes with given weights."""
         scores: torch.Tensor = functional_call(self.network, dict(parameters), (images,))
         return scores
 
@@ -100,7 +100,7 @@ class Pool:
                 tell(sum(map(len, made)), sum(wanted))
                 spec = parts[number][len(part)] if parts else sample(generator, space)
                 network = GeneratedNetwork(spec, dataset.channels, dataset.side, len(dataset.classes))
-                graph = _graph(network, dataset)
+                graph = _read_graph(network, dataset)
                 content = content_digest(graph)
                 if content in seen:
                     if parts:
@@ -112,14 +112,14 @@ class Pool:
         return Pool(*map(tuple, made))
 
     def as_document(self) -> dict[str, Any]:
-        """Their descriptions, for JSON."""
+        """Return the descriptions of the architectures, for JSON."""
         return {
             "trained": [each.spec.to_json() for each in self.trained],
             "held_out": [each.spec.to_json() for each in self.held_out],
         }
 
 
-def _graph(network: Any, dataset: ImageDataset) -> WorkloadGraph:
+def _read_graph(network: Any, dataset: ImageDataset) -> WorkloadGraph:
     images = torch.zeros(_TRACED_BATCH, dataset.channels, dataset.side, dataset.side)
     return from_torch(network, images)
 

@@ -74,7 +74,7 @@ class PlainLines:
             return
         self._phase, self._next = report.phase, now + _SECONDS_BETWEEN_LINES
         loss = "" if report.loss is None else f", loss {report.loss:.3f}"
-        left = "" if report.seconds_left is None else f", about {_duration(report.seconds_left)} left"
+        left = "" if report.seconds_left is None else f", about {_format_duration(report.seconds_left)} left"
         print(f"{report.phase.value}: {report.done} of {report.total}{loss}{left}", file=self._stream, flush=True)
 
 
@@ -103,14 +103,14 @@ def shown_on(stream: TextIO) -> Iterator[Progress]:
             if report.phase not in tasks:
                 tasks[report.phase] = bars.add_task(report.phase.value, total=report.total, more="")
             loss = "" if report.loss is None else f"loss {report.loss:.3f}"
-            left = "" if report.seconds_left is None else f"{_duration(report.seconds_left)} left"
+            left = "" if report.seconds_left is None else f"{_format_duration(report.seconds_left)} left"
             more = ", ".join(filter(None, (loss, left)))
             bars.update(tasks[report.phase], completed=report.done, total=report.total, more=more)
 
         yield show
 
 
-def _duration(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

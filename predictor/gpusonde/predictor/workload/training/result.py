@@ -89,7 +89,7 @@ class Accuracy:
         return math.fsum(self.shares) / len(self.shares)
 
     def as_document(self) -> dict[str, Any]:
-        """Mean, worst, best and number of networks, for JSON."""
+        """Return mean, worst, best and number of networks, for JSON."""
         return {
             "mean": round(self.mean, 4),
             "worst": round(min(self.shares), 4),
@@ -149,7 +149,7 @@ class TrainingResult:
         return {
             "options": self.options.as_document(),
             "dataset_sha256": self.dataset_sha256,
-            "loss_means_of_50_steps": [_rounded(mean_loss(part)) for part in curve],
+            "loss_means_of_50_steps": [_round(mean_loss(part)) for part in curve],
             "skipped_steps": self.skipped_steps,
             "skipped_networks": self.skipped_networks,
             "accuracy_of_unseen_architectures": self.accuracy.as_document(),
@@ -161,10 +161,10 @@ class TrainingResult:
 
 
 def mean_loss(losses: Sequence[float]) -> float:
-    """Mean of the losses that are finite; NaN if none is."""
+    """Return the mean of the losses that are finite; NaN if none is."""
     finite = [loss for loss in losses if math.isfinite(loss)]
     return math.fsum(finite) / len(finite) if finite else math.nan
 
 
-def _rounded(value: float) -> float | None:
+def _round(value: float) -> float | None:
     return round(value, 4) if math.isfinite(value) else None

@@ -92,12 +92,12 @@ def train(
     check_dataset_type(dataset.name)
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    with DirectoryLock(directory, "training"), _one_thread(), deferred_interrupts() as interrupted:
+    with DirectoryLock(directory, "training"), _use_one_thread(), deferred_interrupts() as interrupted:
         training = _Training.begun(dataset, options, directory / CHECKPOINT, progress)
         training.make_steps(lambda: interrupted() or should_stop())
         result = training.result()
     write_durably(directory / ENCODER, result.encoder.to_bytes())
-    document = {**result.figures(), "losses": _finite_or_none(result.losses)}
+    document = {**result.figures(), "losses": _replace_infinite(result.losses)}
     write_durably(directory / RESULT, (json.dumps(document, indent=1) + "\n").encode())
     return result
 
@@ -180,7 +180,7 @@ class _Training:
             self._tell()
 
     def _make_step(self, step: int) -> tuple[float, int]:
-        """One step: its loss, and how many networks of it were skipped."""
+        """Make one step; return its loss, and how many networks of it were skipped."""
         options, dataset = self.options, self.dataset
         generator = np.random.default_rng((options.seed, _STEPS_STREAM, step))
         chosen = generator.choice(len(self.pool.trained), options.architectures_per_step, replace=False)
@@ -191,7 +191,7 @@ class _Training:
         architectures = [self.pool.trained[position] for position in chosen]
         most = MOST_LOSS_OVER_CHANCE * math.log(len(dataset.classes))
         losses, tensors, gradients = [], [], []
-        for architecture, parameters in zip(architectures, _predicted(self.network, architectures), strict=True):
+        for architecture, parameters in zip(architectures, _predict_weights(self.network, architectures), strict=True):
             leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
             loss = functional.cross_entropy(architecture.classify(leaves, batch), labels)
             found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
@@ -227,9 +227,9 @@ class _Training:
         def tell(done: int) -> None:
             self.progress(ProgressReport(Phase.TESTING, done, total))
 
-        accuracy = self._accuracy(self.network, tell)
+        accuracy = self._measure_accuracy(self.network, tell)
         first = new_hypernetwork(dataset, options)
-        untrained = self._accuracy(first, lambda done: tell(total // 2 + done))
+        untrained = self._measure_accuracy(first, lambda done: tell(total // 2 + done))
         return TrainingResult(
             encoder=self.network.encoder_weights(dataset.name, len(self.losses)),
             options=options,
@@ -240,20 +240,20 @@ class _Training:
             chance=float(counts.max() / counts.sum()),
             seconds_per_step=self.seconds / len(self.losses),
             dataset_sha256=dataset.fingerprint,
-            versions=_versions(),
+            versions=_collect_versions(),
         )
 
-    def _accuracy(self, network: GraphHyperNetwork, tell: Callable[[int], None]) -> Accuracy:
+    def _measure_accuracy(self, network: GraphHyperNetwork, tell: Callable[[int], None]) -> Accuracy:
         shares = []
         with torch.no_grad():
             for done, architecture in enumerate(self.pool.held_out):
                 tell(done)
-                shares.append(self._share(network, architecture))
+                shares.append(self._measure_share(network, architecture))
         tell(len(self.pool.held_out))
         return Accuracy(tuple(shares))
 
-    def _share(self, network: GraphHyperNetwork, architecture: Architecture) -> float:
-        (parameters,) = _predicted(network, [architecture])
+    def _measure_share(self, network: GraphHyperNetwork, architecture: Architecture) -> float:
+        (parameters,) = _predict_weights(network, [architecture])
         labels = self.dataset.test_labels[: self.options.test_images]
         right = 0
         for start in range(0, len(labels), _TESTED_AT_ONCE):
@@ -273,21 +273,23 @@ class _Training:
             "options": self.options.as_document(),
             "dataset_type": self.dataset.name,
             "dataset_sha256": self.dataset.fingerprint,
-            "losses": _finite_or_none(self.losses),
+            "losses": _replace_infinite(self.losses),
             "skipped_networks": self.skipped,
             "seconds": self.seconds,
             "architectures": self.pool.as_document(),
         }
-        write_checkpoint(self.checkpoint, document, _state(self.network, self.optimizer))
+        write_checkpoint(self.checkpoint, document, _collect_state(self.network, self.optimizer))
 
 
-def _predicted(network: GraphHyperNetwork, architectures: Sequence[Architecture]) -> list[dict[str, torch.Tensor]]:
+def _predict_weights(
+    network: GraphHyperNetwork, architectures: Sequence[Architecture]
+) -> list[dict[str, torch.Tensor]]:
     predicted: list[dict[str, torch.Tensor]] = network([each.prepared for each in architectures])
     return predicted
 
 
-def _state(network: GraphHyperNetwork, optimizer: Any) -> dict[str, Any]:
-    """Weights and what Adam remembers of them."""
+def _collect_state(network: GraphHyperNetwork, optimizer: Any) -> dict[str, Any]:
+    """Return weights and what Adam remembers of them."""
     arrays = {f"network.{name}": value.numpy() for name, value in network.state_dict().items()}
     for name, parameter in network.named_parameters():
         for key, value in optimizer.state.get(parameter, {}).items():
@@ -321,8 +323,8 @@ def _check_same(document: Mapping[str, Any], dataset: ImageDataset, options: Tra
 
 
 @contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """Sums of several threads depend on how many there are; a step here is too small to need them."""
+def _use_one_thread() -> Iterator[None]:
+    """Use one thread: sums of several depend on how many there are, and a step here is too small to need them."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -331,10 +333,10 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _finite_or_none(losses: list[float] | tuple[float, ...]) -> list[float | None]:
+def _replace_infinite(losses: list[float] | tuple[float, ...]) -> list[float | None]:
     return [loss if math.isfinite(loss) else None for loss in losses]
 
 
-def _versions() -> dict[str, str]:
+def _collect_versions() -> dict[str, str]:
     names = ("gpusonde", "torch", "numpy")
     return {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in names}

@@ -24,7 +24,7 @@ _SUFFIX = ".json"
 
 
 def names() -> tuple[str, ...]:
-    """All networks but those of Keras, in alphabetical order."""
+    """Return the names of all networks but those of Keras, in alphabetical order."""
     return tuple(sorted(families()))
 
 
@@ -35,7 +35,7 @@ def families() -> dict[str, str]:
     with other groups and widths. GoogLeNet counts as an Inception, MobileNet and EfficientNet are one family each over
     their versions, RegNet X and Y and both Swins too.
     """
-    return _families(_GRAPHS)
+    return _read_families(_GRAPHS)
 
 
 def family(name: str) -> str:
@@ -65,7 +65,7 @@ def load(name: str) -> WorkloadGraph:
 def keras_sizes() -> dict[str, tuple[int, ...]]:
     """Return the image sizes in pixels at which the graph of each Keras network is there, ascending, by its name."""
     sizes: dict[str, list[int]] = {}
-    for each in _families(_KERAS):
+    for each in _read_families(_KERAS):
         name, _, size = each.rpartition("@")
         sizes.setdefault(name, []).append(int(size))
     return {name: tuple(sorted(sizes[name])) for name in sorted(sizes)}
@@ -77,7 +77,7 @@ def keras_family(name: str) -> str:
     Raises:
         KeyError: There is no such network.
     """
-    return next(family for each, family in _families(_KERAS).items() if each.startswith(f"{name}@"))
+    return next(family for each, family in _read_families(_KERAS).items() if each.startswith(f"{name}@"))
 
 
 def load_keras(name: str, image_size: int) -> WorkloadGraph:
@@ -91,10 +91,10 @@ def load_keras(name: str, image_size: int) -> WorkloadGraph:
         KeyError: There is no such network, or not at this size.
     """
     key = f"{name}@{image_size}"
-    return _load(_KERAS, _families(_KERAS)[key], key)
+    return _load(_KERAS, _read_families(_KERAS)[key], key)
 
 
-def _families(collection: str) -> dict[str, str]:
+def _read_families(collection: str) -> dict[str, str]:
     found = {}
     for folder in (resources.files(__package__) / collection).iterdir():
         if folder.is_dir():

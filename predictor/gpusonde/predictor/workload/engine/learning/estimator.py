@@ -84,7 +84,7 @@ class Estimator:
         return bool(self.fitted.standardisation.inverse[_OF_HOSTS].any())
 
     def log_seconds(self, table: FeatureTable, roofline: FloatArray) -> FloatArray:
-        """Natural logarithm of the seconds of each row, shape (n,).
+        """Return the natural logarithm of the seconds of each row, shape (n,).
 
         Args:
             table: The requests.

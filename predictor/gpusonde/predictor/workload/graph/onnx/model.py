@@ -55,16 +55,16 @@ class WireReader:
             key = data[at]
             at += 1
             if key >= 0x80:
-                key, at = self._varint(at - 1, end)
+                key, at = self._read_varint(at - 1, end)
             number, kind = key >> 3, key & 7
             if number == 0:
                 raise MalformedGraphError(f"no protocol buffer: field 0 at byte {at}")
             if kind == VARINT:
-                value, at = self._varint(at, end)
+                value, at = self._read_varint(at, end)
                 yield number, kind, value, 0
                 continue
             if kind == BYTES:
-                size, at = self._varint(at, end)
+                size, at = self._read_varint(at, end)
             elif kind in _FIXED_BYTES:
                 size = _FIXED_BYTES[kind]
             else:
@@ -75,7 +75,7 @@ class WireReader:
             at += size
 
     def text(self, begin: int, end: int) -> str:
-        """Text of a field.
+        """Return the text of a field.
 
         Raises:
             MalformedGraphError: No UTF-8.
@@ -102,10 +102,10 @@ class WireReader:
             self._left -= 1
             if self._left < 0:
                 raise GraphLimitError(f"more than {self._most} fields in the messages")
-            value, at = self._varint(at, end)
+            value, at = self._read_varint(at, end)
             yield signed(value)
 
-    def _varint(self, at: int, end: int) -> tuple[int, int]:
+    def _read_varint(self, at: int, end: int) -> tuple[int, int]:
         value = 0
         for place in range(_LONGEST_VARINT):
             if at >= end:
@@ -172,7 +172,7 @@ class OnnxNode:
     constant: OnnxTensor | None = None
 
     def integer(self, name: str, default: int) -> int:
-        """First integer of an attribute."""
+        """Return the first integer of an attribute."""
         return self.integers.get(name, (default,))[0]
 
 
@@ -261,13 +261,13 @@ class _Reading:
             if number == 7:
                 graphs.append((begin, end))
             elif number == 25:
-                model.functions.add(self._function(begin, end))
+                model.functions.add(self._read_function(begin, end))
         if len(graphs) != 1:
             raise MalformedGraphError(f"no ONNX file: {len(graphs)} graphs in it")
-        self._graph(model, *graphs[0])
+        self._read_graph(model, *graphs[0])
         return model
 
-    def _graph(self, model: OnnxModel, begin: int, end: int) -> None:
+    def _read_graph(self, model: OnnxModel, begin: int, end: int) -> None:
         values: list[tuple[int, int, int]] = []
         for number, kind, at, to in self._wire.fields(begin, end):
             if kind != BYTES:
@@ -275,11 +275,11 @@ class _Reading:
             if number == 1:
                 if len(model.nodes) >= self._limits.operations:
                     raise GraphLimitError(f"more than {self._limits.operations} nodes in the ONNX file")
-                model.nodes.append(self._node(at, to))
+                model.nodes.append(self._read_node(at, to))
             elif number == 2:
                 model.name = self._name(at, to)
             elif number == 5:
-                tensor = self._tensor(at, to)
+                tensor = self._read_tensor(at, to)
                 if tensor.name in model.tensors:
                     raise MalformedGraphError(f"two initialisers are called {tensor.name!r}")
                 model.tensors[tensor.name] = tensor
@@ -289,7 +289,7 @@ class _Reading:
                 values.append((number, at, to))
             self._limits.check_count("tensors", len(model.tensors) + len(values), self._limits.tensors)
         for number, at, to in values:
-            value = self._value(at, to)
+            value = self._read_value(at, to)
             if number == 11 and value.name not in model.tensors:
                 model.inputs[value.name] = value
             elif number == 12:
@@ -297,7 +297,7 @@ class _Reading:
             elif number == 13:
                 model.between[value.name] = value
 
-    def _node(self, begin: int, end: int) -> OnnxNode:
+    def _read_node(self, begin: int, end: int) -> OnnxNode:
         node = OnnxNode()
         for number, kind, at, to in self._wire.fields(begin, end):
             if kind != BYTES:
@@ -314,16 +314,16 @@ class _Reading:
             elif number == 4:
                 node.operator = self._name(at, to)
             elif number == 5:
-                self._attribute(node, at, to)
+                self._read_attribute(node, at, to)
             elif number == 7:
                 node.domain = self._name(at, to)
         if not node.operator:
             raise MalformedGraphError("a node without an operator")
         if node.operator in _CONTROL_FLOW and node.domain in DEFAULT_DOMAINS:
-            raise _control_flow(node.operator)
+            raise _make_control_flow_error(node.operator)
         return node
 
-    def _attribute(self, node: OnnxNode, begin: int, end: int) -> None:
+    def _read_attribute(self, node: OnnxNode, begin: int, end: int) -> None:
         name = ""
         text: str | None = None
         integers: list[int] = []
@@ -336,9 +336,9 @@ class _Reading:
             elif number == 4 and kind == BYTES and to - at <= self._limits.text:
                 text = self._wire.data[at:to].decode("utf-8", "replace")
             elif number in (5, 10) and kind == BYTES:
-                node.constant = self._tensor(at, to)
+                node.constant = self._read_tensor(at, to)
             elif number in (6, 11) and kind == BYTES:
-                raise _control_flow(node.operator)
+                raise _make_control_flow_error(node.operator)
             elif number == 8:
                 # Long lists are tables, not settings.
                 integers.extend(self._wire.integers(each))
@@ -347,7 +347,7 @@ class _Reading:
         if text is not None:
             node.texts[name] = text
 
-    def _tensor(self, begin: int, end: int) -> OnnxTensor:
+    def _read_tensor(self, begin: int, end: int) -> OnnxTensor:
         name, kind_of_value = "", 0
         extents: list[int] = []
         for each in self._wire.fields(begin, end):
@@ -367,13 +367,13 @@ class _Reading:
                 )
             elif kind == VARINT and number in (4, 5, 7, 10, 11):
                 raise UnsupportedGraphError("weights that are not packed are not read")
-        return OnnxTensor(name, self._shape(f"initialiser {name!r}", extents), kind_of_value in _FLOATS)
+        return OnnxTensor(name, self._read_shape(f"initialiser {name!r}", extents), kind_of_value in _FLOATS)
 
-    def _shape(self, place: str, extents: list[int]) -> Shape:
+    def _read_shape(self, place: str, extents: list[int]) -> Shape:
         # Empty tensors are common as arguments ("no scales", "no axes"); they are read as one of one element.
         return self._limits.check_shape(place, [each or 1 for each in extents])
 
-    def _value(self, begin: int, end: int) -> OnnxValue:
+    def _read_value(self, begin: int, end: int) -> OnnxValue:
         name, value = "", OnnxValue("")
         for number, kind, at, to in self._wire.fields(begin, end):
             if number == 1 and kind == BYTES:
@@ -381,22 +381,22 @@ class _Reading:
             elif number == 2 and kind == BYTES:
                 for inner, inner_kind, inner_at, inner_to in self._wire.fields(at, to):
                     if inner == 1 and inner_kind == BYTES:
-                        value = self._tensor_type(inner_at, inner_to)
+                        value = self._read_tensor_type(inner_at, inner_to)
         return OnnxValue(name, value.element_type, value.extents)
 
-    def _tensor_type(self, begin: int, end: int) -> OnnxValue:
+    def _read_tensor_type(self, begin: int, end: int) -> OnnxValue:
         element_type = 0
         extents: list[Extent] | None = None
         for number, kind, at, to in self._wire.fields(begin, end):
             if number == 1 and kind == VARINT:
                 element_type = at
             elif number == 2 and kind == BYTES:
-                extents = [self._extent(*each) for each in self._wire.fields(at, to)]
+                extents = [self._read_extent(*each) for each in self._wire.fields(at, to)]
         if extents is not None and len(extents) > self._limits.dimensions:
             raise GraphLimitError(f"a tensor of more than {self._limits.dimensions} dimensions")
         return OnnxValue("", element_type, None if extents is None else tuple(extents))
 
-    def _extent(self, number: int, kind: int, begin: int, end: int) -> Extent:
+    def _read_extent(self, number: int, kind: int, begin: int, end: int) -> Extent:
         if number != 1 or kind != BYTES:
             return None
         extent: Extent = None
@@ -407,7 +407,7 @@ class _Reading:
                 extent = self._name(at, to) or None
         return extent
 
-    def _function(self, begin: int, end: int) -> tuple[str, str]:
+    def _read_function(self, begin: int, end: int) -> tuple[str, str]:
         name = domain = ""
         for number, kind, at, to in self._wire.fields(begin, end):
             if number == 1 and kind == BYTES:
@@ -422,7 +422,7 @@ class _Reading:
         return self._limits.check_text("a name in the ONNX file", self._wire.text(begin, end))
 
 
-def _control_flow(operator: str) -> DataDependentGraphError:
+def _make_control_flow_error(operator: str) -> DataDependentGraphError:
     return DataDependentGraphError(
         f"{operator}: which operations run depends on the data, there is no single graph of them"
     )

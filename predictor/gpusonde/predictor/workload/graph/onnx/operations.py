@@ -81,7 +81,7 @@ class _Search:
                 self._readers[name].append(node)
 
     def only_reader(self, name: str, operator: str) -> OnnxNode | None:
-        """The node that reads a tensor, if there is one only, of this operator, with two inputs and one output."""
+        """Return the only node that reads a tensor, if it is of this operator, with two inputs and one output."""
         readers = self._readers[name]
         if len(readers) != 1 or name in self._outputs:
             return None
@@ -94,9 +94,9 @@ class _Search:
         scaled = self._writers.get(erf.inputs[0])
         if scaled is None or scaled.operator not in _SCALED or self.only_reader_of(erf.inputs[0]) is not erf:
             return None
-        source = self._changing(scaled)
+        source = self._find_changing(scaled)
         plus_one = self.only_reader(erf.outputs[0], "Add")
-        if source is None or plus_one is None or self._changing(plus_one) != erf.outputs[0]:
+        if source is None or plus_one is None or self._find_changing(plus_one) != erf.outputs[0]:
             return None
         chain = [source, erf.inputs[0], erf.outputs[0], plus_one.outputs[0]]
         half, once = False, False
@@ -143,17 +143,17 @@ class _Search:
             inner.append(scores)
         if node is None or node.operator != "MatMul" or len(node.inputs) != 2 or not self._is_only(scores, reader):
             return None
-        queries, keys = (self._scaled(each, node) for each in node.inputs)
+        queries, keys = (self._find_scaled(each, node) for each in node.inputs)
         if queries is None or keys is None:
             return None
         return last.outputs[0], (queries, keys, last.inputs[1], *mask), [*inner, *node.inputs]
 
-    def _scaled(self, name: str, reader: OnnxNode) -> str | None:
+    def _find_scaled(self, name: str, reader: OnnxNode) -> str | None:
         """Return what is scaled by a constant for this reader alone."""
         node = self._writers.get(name)
         if node is None or node.operator not in _SCALED or not self._is_only(name, reader):
             return None
-        return self._changing(node)
+        return self._find_changing(node)
 
     def _is_only(self, name: str, reader: OnnxNode) -> bool:
         return self.only_reader_of(name) is reader
@@ -164,13 +164,13 @@ class _Search:
         return readers[0] if len(readers) == 1 and name not in self._outputs else None
 
     def _is_half(self, name: str, source: str) -> bool:
-        """Whether a tensor is x times a constant and read once."""
+        """Tell whether a tensor is x times a constant and read once."""
         node = self._writers.get(name)
         if node is None or node.operator not in _SCALED or self.only_reader_of(name) is None:
             return False
-        return self._changing(node) == source
+        return self._find_changing(node) == source
 
-    def _changing(self, node: OnnxNode) -> str | None:
+    def _find_changing(self, node: OnnxNode) -> str | None:
         """Return the input of a node that is no constant, if the other one is one."""
         changing = [each for each in node.inputs if each not in self._constants]
         return changing[0] if len(node.inputs) == 2 and len(changing) == 1 else None
@@ -197,12 +197,12 @@ class NodeReader:
 
     def __init__(self, model: OnnxModel) -> None:
         self._model = model
-        self._keys = [_key(node) for node in model.nodes]
+        self._keys = [_make_key(node) for node in model.nodes]
         self._tensors = dict(model.tensors)
         for node, key in zip(model.nodes, self._keys, strict=True):
             if node.constant is not None and not node.inputs:
                 self._tensors[key] = OnnxTensor(key, node.constant.shape, node.constant.is_float)
-        self._roles = [_op_type(node, model, self._tensors) for node in model.nodes]
+        self._roles = [_find_op_type(node, model, self._tensors) for node in model.nodes]
         self._trained = self._find_trained()
         self._constants = self._find_constants()
         self._recurrent = self._find_recurrent()
@@ -241,7 +241,7 @@ class NodeReader:
                     raise MalformedGraphError(f"tensor {output!r} is written twice")
                 written.add(output)
             self._add(builder, node, key, op_type, shapes.known, limits)
-        for note in self._notes():
+        for note in self._make_notes():
             builder.add_note(note)
         if shapes.was_symbolic:
             builder.add_note(f"the file leaves the batch open: shapes are those of a batch of {shapes.batch_size}")
@@ -301,19 +301,19 @@ class NodeReader:
         builder.add_parameter(tensor.name, tensor.name, shape)
 
     def _find_recurrent(self) -> frozenset[str]:
-        """Arguments of recurrent layers."""
+        """Find the arguments of recurrent layers."""
         nodes = zip(self._model.nodes, self._roles, strict=True)
         return frozenset(each for node, op_type in nodes if op_type is Primitive.RECURRENT for each in node.inputs)
 
     def _find_trained(self) -> frozenset[str]:
-        """Tensors that are weights: what a file trains it does not say."""
+        """Find the tensors that are weights: what a file trains it does not say."""
         used: set[str] = set()
         # From the end, so that a tensor whose view is a weight is one, too.
         for node, key, op_type in reversed(list(zip(self._model.nodes, self._keys, self._roles, strict=True))):
             if op_type is VIEW:
                 used.update(node.inputs[:1] if key in used else ())
             elif op_type in _WITH_WEIGHTS or node.operator == "PRelu":
-                settings = _settings(node, op_type)
+                settings = _find_settings(node, op_type)
                 used.update(each for position, each in enumerate(node.inputs) if position not in settings)
         return frozenset(
             name
@@ -322,7 +322,7 @@ class NodeReader:
         )
 
     def _find_constants(self) -> frozenset[str]:
-        """Tensors that depend on no input and no weight."""
+        """Find the tensors that depend on no input and no weight."""
         found = {name for name in self._tensors if name not in self._trained}
         for node, key, op_type in zip(self._model.nodes, self._keys, self._roles, strict=True):
             if key in self._tensors:
@@ -332,7 +332,7 @@ class NodeReader:
         return frozenset(found)
 
     def _find_biases(self) -> tuple[dict[str, str], dict[str, str]]:
-        """Products with a weight to which a bias is added: PyTorch's linear layer of more than two dimensions.
+        """Find products with a weight to which a bias is added: PyTorch's linear layer of more than two dimensions.
 
         Returns:
             The bias by the product, and the product by the sum.
@@ -361,7 +361,7 @@ class NodeReader:
                         biases[product], sums[key] = bias, product
         return biases, sums
 
-    def _notes(self) -> Iterator[str]:
+    def _make_notes(self) -> Iterator[str]:
         operators = {node.operator for node in self._model.nodes}
         yield "every floating-point tensor that the ONNX file holds as a weight counts as trainable"
         if "Conv" in operators and _BATCH_NORM not in operators:
@@ -371,15 +371,15 @@ class NodeReader:
             )
 
 
-def _key(node: OnnxNode) -> str:
+def _make_key(node: OnnxNode) -> str:
     key = next(filter(None, node.outputs), None)
     if key is None:
         raise MalformedGraphError(f"a node ({node.operator}) writes nothing")
     return key
 
 
-def _settings(node: OnnxNode, op_type: OpType | None) -> tuple[int, ...]:
-    """Positions of the arguments that are no weights."""
+def _find_settings(node: OnnxNode, op_type: OpType | None) -> tuple[int, ...]:
+    """Return the positions of the arguments that are no weights."""
     if node.operator == _BATCH_NORM:
         return (3, 4)  # mean and variance
     if op_type is Primitive.RECURRENT:
@@ -387,7 +387,7 @@ def _settings(node: OnnxNode, op_type: OpType | None) -> tuple[int, ...]:
     return (1,) if op_type is Primitive.LOOKUP else ()
 
 
-def _op_type(node: OnnxNode, model: OnnxModel, tensors: Mapping[str, OnnxTensor]) -> OpType | None:
+def _find_op_type(node: OnnxNode, model: OnnxModel, tensors: Mapping[str, OnnxTensor]) -> OpType | None:
     if (node.domain, node.operator) in model.functions:
         raise UnsupportedGraphError(
             f"the file itself defines the operator {node.operator}: inline its functions first "

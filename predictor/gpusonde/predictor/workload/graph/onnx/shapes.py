@@ -58,36 +58,37 @@ def without_weights(
         elif number == _OPSETS and kind == BYTES:
             written += encoded_bytes(number, data[begin:end])
         elif number == 7 and kind == BYTES:
-            graph = b"".join(_graph(wire, begin, end, model, inputs, names))
+            graph = b"".join(_rewrite_graph(wire, begin, end, model, inputs, names))
             written += encoded_bytes(number, graph)
     limits.check_size("the ONNX file without its weights", len(written), limits.onnx_structure_bytes)
     return bytes(written)
 
 
-def _graph(
+def _rewrite_graph(
     wire: WireReader, begin: int, end: int, model: OnnxModel, inputs: Mapping[str, Shape], names: Mapping[str, int]
 ) -> Iterator[bytes]:
     for number, kind, at, to in wire.fields(begin, end):
         if kind != BYTES:
             continue
         if number == 5 and to - at > _LARGEST_KEPT_BYTES:
-            yield encoded_bytes(number, _only_shape(wire, at, to))
+            yield encoded_bytes(number, _keep_shape(wire, at, to))
         elif number in (1, 2, 5):
             yield encoded_bytes(number, wire.data[at:to])
     for name, shape in inputs.items():
-        yield encoded_bytes(11, _value(model.inputs[name], shape))
+        yield encoded_bytes(11, _rewrite_value(model.inputs[name], shape))
     for name, value in model.outputs.items():
         yield encoded_bytes(
-            12, _value(value, _known(value, names)) if value.element_type else encoded_bytes(1, name.encode())
+            12,
+            _rewrite_value(value, _take_known(value, names)) if value.element_type else encoded_bytes(1, name.encode()),
         )
     for value in model.between.values():
-        known = _known(value, names)
+        known = _take_known(value, names)
         # One that is half known would be believed where it is wrong for these inputs.
         if value.element_type and known is not None:
-            yield encoded_bytes(13, _value(value, known))
+            yield encoded_bytes(13, _rewrite_value(value, known))
 
 
-def _only_shape(wire: WireReader, begin: int, end: int) -> bytes:
+def _keep_shape(wire: WireReader, begin: int, end: int) -> bytes:
     written = bytearray()
     for number, kind, at, to in wire.fields(begin, end):
         if number in (_DIMS, _DATA_TYPE) and kind == VARINT:
@@ -97,7 +98,7 @@ def _only_shape(wire: WireReader, begin: int, end: int) -> bytes:
     return bytes(written)
 
 
-def _known(value: OnnxValue, names: Mapping[str, int]) -> Shape | None:
+def _take_known(value: OnnxValue, names: Mapping[str, int]) -> Shape | None:
     if value.extents is None:
         return None
     extents = [number_of(each, names) for each in value.extents]
@@ -109,7 +110,7 @@ def number_of(extent: Extent, names: Mapping[str, int]) -> int | None:
     return names.get(extent) if isinstance(extent, str) else extent
 
 
-def _value(value: OnnxValue, shape: Shape | None) -> bytes:
+def _rewrite_value(value: OnnxValue, shape: Shape | None) -> bytes:
     tensor = encoded_varint(1 << 3) + encoded_varint(value.element_type)
     if shape is not None:
         dims = b"".join(encoded_bytes(1, encoded_varint(1 << 3) + encoded_varint(each)) for each in shape)
@@ -157,7 +158,7 @@ def declared_shapes(model: OnnxModel, batch_size: int, limits: GraphLimits) -> S
         raise MalformedGraphError("the ONNX file has no input")
     shapes = Shapes({}, 0, {}, was_symbolic=False)
     for name, value in model.inputs.items():
-        shapes.inputs[name] = _input_shape(name, value, batch_size, shapes, limits)
+        shapes.inputs[name] = _find_input_shape(name, value, batch_size, shapes, limits)
     shapes.batch_size = next((each[0] for each in shapes.inputs.values() if each), 1)
     _collect(model, shapes, limits)
     return shapes
@@ -205,7 +206,7 @@ def infer(data: Bytes, model: OnnxModel, shapes: Shapes, limits: GraphLimits) ->
     _collect(inferred, shapes, limits)
 
 
-def _input_shape(name: str, value: OnnxValue, batch_size: int, shapes: Shapes, limits: GraphLimits) -> Shape:
+def _find_input_shape(name: str, value: OnnxValue, batch_size: int, shapes: Shapes, limits: GraphLimits) -> Shape:
     if value.extents is None:
         raise UnsupportedGraphError(f"input {name!r} has no shape: export with one")
     extents: list[int] = []
@@ -228,7 +229,7 @@ def _input_shape(name: str, value: OnnxValue, batch_size: int, shapes: Shapes, l
 def _collect(model: OnnxModel, shapes: Shapes, limits: GraphLimits) -> None:
     for values in (model.between, model.outputs):
         for name, value in values.items():
-            shape = _shape(value, shapes.names)
+            shape = _read_shape(value, shapes.names)
             if shape is not None:
                 # Tensors without elements occur as arguments; they are read as one of one element.
                 extents = [each or 1 for each in shape]
@@ -236,7 +237,7 @@ def _collect(model: OnnxModel, shapes: Shapes, limits: GraphLimits) -> None:
     shapes.known.update(shapes.inputs)
 
 
-def _shape(value: OnnxValue, names: Mapping[str, int]) -> list[int] | None:
+def _read_shape(value: OnnxValue, names: Mapping[str, int]) -> list[int] | None:
     if value.extents is None:
         return None
     numbers = [number_of(each, names) for each in value.extents]

@@ -54,8 +54,8 @@ def attack_in(archive: zipfile.ZipFile) -> str | None:
     """
     looked_at = 0
     for entry in archive.infolist()[:_MOST_FILES]:
-        for pickled in _pickles_in(archive, entry):
-            imported = _dangerous_import(pickled)
+        for pickled in _find_pickles(archive, entry):
+            imported = _find_dangerous_import(pickled)
             if imported is not None:
                 return f"{entry.filename[:100]!r} would call {imported[:100]!r}"
             looked_at += 1
@@ -64,19 +64,19 @@ def attack_in(archive: zipfile.ZipFile) -> str | None:
     return None
 
 
-def _pickles_in(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Iterator[bytes]:
+def _find_pickles(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Iterator[bytes]:
     if not _is_small(entry):
         return
     with archive.open(entry) as file:
         beginning = file.read(4)
         if beginning == _ARCHIVE:
-            yield from _inner_pickles(beginning + file.read(_MOST_BYTES))
+            yield from _find_inner_pickles(beginning + file.read(_MOST_BYTES))
         elif beginning[:1] == _PROTOCOL or entry.filename.endswith(_SUFFIXES):
             yield beginning + file.read(_MOST_BYTES)
 
 
-def _inner_pickles(content: bytes) -> Iterator[bytes]:
-    """A file of torch.save: an archive with a pickle in it."""
+def _find_inner_pickles(content: bytes) -> Iterator[bytes]:
+    """Yield the pickle in a file of torch.save, which is an archive."""
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as inner:
             for entry in inner.infolist():
@@ -92,7 +92,7 @@ def _is_small(entry: zipfile.ZipInfo) -> bool:
     return is_open and 0 < entry.file_size <= _MOST_BYTES
 
 
-def _dangerous_import(pickled: bytes) -> str | None:
+def _find_dangerous_import(pickled: bytes) -> str | None:
     """Return what a pickle would import that it has no business with."""
     pushed: list[object] = [None, None]
     remembered: dict[object, object] = {}
@@ -162,14 +162,14 @@ def read_program(file: BinaryIO, limits: GraphLimits) -> ProgramText:
         UnsupportedGraphError: Several programs.
     """
     limits.check_size("the archive", file.seek(0, os.SEEK_END), limits.archive_bytes)
-    with _archive(file, limits) as archive:
+    with _open_archive(file, limits) as archive:
         entries = archive.infolist()
         limits.check_count("files in the archive", len(entries), limits.archive_entries)
         by_name = {each.filename: each for each in entries}
         if len(by_name) < len(entries):
             # Which one counts depends on who reads.
             raise MalformedGraphError("the archive holds two files of the same name")
-        program = _program(entries)
+        program = _find_program(entries)
         attack = attack_in(archive)
         if attack is not None:
             raise MalformedGraphError(
@@ -185,7 +185,7 @@ def read_program(file: BinaryIO, limits: GraphLimits) -> ProgramText:
 
 
 @contextmanager
-def _archive(file: BinaryIO, limits: GraphLimits) -> Iterator[zipfile.ZipFile]:
+def _open_archive(file: BinaryIO, limits: GraphLimits) -> Iterator[zipfile.ZipFile]:
     bounded = _BoundedReads(file, max(limits.archive_entries * _DIRECTORY_BYTES_PER_ENTRY, _CHUNK))
     try:
         with zipfile.ZipFile(cast("BinaryIO", bounded)) as archive:
@@ -196,7 +196,7 @@ def _archive(file: BinaryIO, limits: GraphLimits) -> Iterator[zipfile.ZipFile]:
         raise MalformedGraphError("no ZIP archive, or a damaged one") from None
 
 
-def _program(entries: list[zipfile.ZipInfo]) -> zipfile.ZipInfo:
+def _find_program(entries: list[zipfile.ZipInfo]) -> zipfile.ZipInfo:
     found = [each for each in entries if _is_program(each.filename.split("/"))]
     found = found or [each for each in entries if each.filename.rpartition("/")[2] == _OLD_PROGRAM]
     if len(found) > 1:
@@ -258,4 +258,4 @@ class _BoundedReads:
         return True
 
     def close(self) -> None:
-        """The file belongs to the caller."""
+        """Do nothing: the file belongs to the caller."""

@@ -36,7 +36,7 @@ class ProgramReader:
         self._module = _get(_check_type(document, dict, "the program"), "graph_module", dict)
         self._builder = GraphBuilder(name, "pt2")
         self._limits = limits
-        self._same = _same_tensors(weights)
+        self._same = _find_same_tensors(weights)
         self._nodes = self._arguments = self._scopes = 0
         self._batch_size: int | None = None
         self._is_open = False
@@ -51,7 +51,7 @@ class ProgramReader:
             UnsupportedGraphError: Sizes that nobody can tell, or no tensor among its inputs.
         """
         graph = _get(self._module, "graph", dict)
-        shapes = self._shapes(graph)
+        shapes = self._read_shapes(graph)
         specifications = _get(_get(self._module, "signature", dict), "input_specs", list)
         self._limits.check_count("inputs", len(specifications), self._limits.tensors)
         for specification in specifications:
@@ -66,19 +66,19 @@ class ProgramReader:
     def _read_input(self, specification: Mapping[str, Any], shapes: Mapping[str, Shape]) -> None:
         for kind, value in specification.items():
             argument = _get(_check_type(value, dict, "an input"), "arg", dict, default={})
-            name = _name(argument) if "name" in argument else next(_tensors_in(argument), None)
+            name = _name(argument) if "name" in argument else next(_find_tensors(argument), None)
             if name is None or name not in shapes:
                 continue
             shape = shapes[name]
             if kind == "parameter":
                 called = _get(value, "parameter_name", str)
-                self._builder.add_parameter(_key(0, name), self._same.get(called, called), shape)
+                self._builder.add_parameter(_make_key(0, name), self._same.get(called, called), shape)
             elif kind == "user_input":
-                self._builder.add_input(_key(0, name), shape, name)
+                self._builder.add_input(_make_key(0, name), shape, name)
                 if self._batch_size is None and shape:
                     self._batch_size = shape[0]
             else:
-                self._builder.add_constant(_key(0, name), shape)
+                self._builder.add_constant(_make_key(0, name), shape)
 
     def _read_graph(self, graph: Mapping[str, Any], shapes: Mapping[str, Shape], scope: int) -> list[Key]:
         """Add the nodes of a graph; names in graphs within graphs are told apart by the number of the scope."""
@@ -87,15 +87,15 @@ class ProgramReader:
         self._limits.check_count("nodes", self._nodes, self._limits.operations)
         for node in nodes:
             self._read_node(_check_type(node, dict, "a node"), shapes, scope)
-        return [_key(scope, name) for name in _tensors_in(_get(graph, "outputs", list)) if name in shapes]
+        return [_make_key(scope, name) for name in _find_tensors(_get(graph, "outputs", list)) if name in shapes]
 
     def _read_node(self, node: Mapping[str, Any], shapes: Mapping[str, Shape], scope: int) -> None:
         target = _get(node, "target", str)
         inputs = [_check_type(each, dict, "an argument") for each in _get(node, "inputs", list)]
         settings = {_get(each, "name", str): _get(each, "arg", dict) for each in inputs}
         values = [_get(each, "arg", dict) for each in inputs]
-        outputs = [name for name in _tensors_in(_get(node, "outputs", list)) if name in shapes]
-        name = _operator_name(target)
+        outputs = [name for name in _find_tensors(_get(node, "outputs", list)) if name in shapes]
+        name = _name_operator(target)
         if name.rpartition("::")[2] in _CHOICES:
             raise DataDependentGraphError(
                 f"the network chooses what to run while it runs ({name}): there is no single graph. Export one branch."
@@ -113,7 +113,7 @@ class ProgramReader:
         self, name: str, target: str, title: str, values: Sequence[Mapping[str, Any]],
         settings: Mapping[str, Mapping[str, Any]], outputs: Sequence[str], shapes: Mapping[str, Shape], scope: int,
     ) -> None:  # fmt: skip
-        arguments: list[Key | None] = [_key(scope, each) for each in _tensors_in(values) if each in shapes]
+        arguments: list[Key | None] = [_make_key(scope, each) for each in _find_tensors(values) if each in shapes]
         self._arguments += len(arguments)
         self._limits.check_count("arguments", self._arguments, self._limits.inputs)
         op_type = torch_op_type(name)
@@ -123,7 +123,7 @@ class ProgramReader:
             op_type = Primitive.TRANSPOSED_CONVOLUTION
         groups = settings.get("groups", {}).get("as_int", 1)
         equation = settings.get("equation", {}).get("as_string", "")
-        key = _key(scope, outputs[0])
+        key = _make_key(scope, outputs[0])
         self._builder.add_operator(
             key,
             op_type,
@@ -137,36 +137,36 @@ class ProgramReader:
         )
         self._limits.check_count("edges", self._builder.edge_count, self._limits.edges)
         for other in outputs[1:]:
-            self._builder.add_view(_key(scope, other), key, shapes[other])
+            self._builder.add_view(_make_key(scope, other), key, shapes[other])
 
     def _read_inner(
         self, graph: Mapping[str, Any], values: Sequence[Mapping[str, Any]], outputs: Sequence[str], scope: int
     ) -> None:
-        """A graph within the graph, as ``with torch.no_grad()`` makes one: its nodes, in place."""
+        """Read a graph within the graph, as ``with torch.no_grad()`` makes one: its nodes, in place."""
         self._scopes += 1
         inner_scope = self._scopes
         if self._scopes > _MOST_SCOPES:
             raise GraphLimitError(f"more than {_MOST_SCOPES} graphs within the graph")
-        shapes = self._shapes(graph)
-        given = [each for value in values if "as_graph" not in value for each in _named_in(value)]
-        for name, source in zip(_named_in(_get(graph, "inputs", list)), given, strict=False):
+        shapes = self._read_shapes(graph)
+        given = [each for value in values if "as_graph" not in value for each in _find_names(value)]
+        for name, source in zip(_find_names(_get(graph, "inputs", list)), given, strict=False):
             if name in shapes:
-                self._builder.add_view(_key(inner_scope, name), _key(scope, source), shapes[name])
+                self._builder.add_view(_make_key(inner_scope, name), _make_key(scope, source), shapes[name])
         for name, key in zip(outputs, self._read_graph(graph, shapes, inner_scope), strict=False):
-            self._builder.add_view(_key(scope, name), key, self._builder.shape(key))
+            self._builder.add_view(_make_key(scope, name), key, self._builder.shape(key))
 
-    def _shapes(self, graph: Mapping[str, Any]) -> dict[str, Shape]:
+    def _read_shapes(self, graph: Mapping[str, Any]) -> dict[str, Shape]:
         values = _get(graph, "tensor_values", dict)
         self._limits.check_count("tensors", len(values), self._limits.tensors)
-        return {name: self._shape(name, _check_type(value, dict, "a tensor")) for name, value in values.items()}
+        return {name: self._read_shape(name, _check_type(value, dict, "a tensor")) for name, value in values.items()}
 
-    def _shape(self, name: str, value: Mapping[str, Any]) -> Shape:
+    def _read_shape(self, name: str, value: Mapping[str, Any]) -> Shape:
         place = f"tensor_values.{name[:100]}"
-        extents = [self._extent(place, _check_type(each, dict, place)) for each in _get(value, "sizes", list)]
+        extents = [self._read_extent(place, _check_type(each, dict, place)) for each in _get(value, "sizes", list)]
         # Tensors without elements occur as arguments; they are read as one of one element.
         return self._limits.check_shape(place, [1 if each == 0 and type(each) is int else each for each in extents])
 
-    def _extent(self, place: str, size: Mapping[str, Any]) -> object:
+    def _read_extent(self, place: str, size: Mapping[str, Any]) -> object:
         if "as_int" in size:
             return size["as_int"]
         expression = _get(size, "as_expr", dict)
@@ -177,7 +177,7 @@ class ProgramReader:
         raise UnsupportedGraphError(f"{place}: a size that is known only when the network runs")
 
 
-def _same_tensors(weights: object) -> dict[str, str]:
+def _find_same_tensors(weights: object) -> dict[str, str]:
     """Return the first name of each weight that has several."""
     configuration = weights.get("config") if isinstance(weights, dict) else None
     if not isinstance(configuration, dict):
@@ -189,42 +189,42 @@ def _same_tensors(weights: object) -> dict[str, str]:
         raise MalformedGraphError("what says where the weights lie is nested too deeply") from None
 
 
-def _key(scope: int, name: str) -> Key:
+def _make_key(scope: int, name: str) -> Key:
     """Return what a tensor is called among those of all scopes."""
     return f"{scope}:{name}" if scope else name
 
 
-def _operator_name(target: str) -> str:
-    """Name of an operator as its schema has it: "aten::conv2d"."""
+def _name_operator(target: str) -> str:
+    """Return the name of an operator as its schema has it: "aten::conv2d"."""
     parts = target.removeprefix(_PREFIX).split(".")
     return f"{parts[0]}::{parts[1]}" if target.startswith(_PREFIX) and len(parts) > 1 else parts[-1]
 
 
-def _tensors_in(argument: object) -> Iterator[str]:
+def _find_tensors(argument: object) -> Iterator[str]:
     """Return the names of the tensors in an argument, in order and as often as they occur."""
-    for kind, name in _names(argument, 0):
+    for kind, name in _read_names(argument, 0):
         if kind != "as_sym_int":
             yield name
 
 
-def _named_in(argument: object) -> Iterator[str]:
+def _find_names(argument: object) -> Iterator[str]:
     """Return the names of tensors and of sizes."""
-    for _, name in _names(argument, 0):
+    for _, name in _read_names(argument, 0):
         yield name
 
 
-def _names(argument: object, depth: int, kind: str = "") -> Iterator[tuple[str, str]]:
+def _read_names(argument: object, depth: int, kind: str = "") -> Iterator[tuple[str, str]]:
     if depth > _MOST_NESTED:
         raise MalformedGraphError("an argument is nested too deeply")
     if isinstance(argument, list):
         for each in argument:
-            yield from _names(each, depth + 1, kind)
+            yield from _read_names(each, depth + 1, kind)
     elif isinstance(argument, dict):
         for key, value in argument.items():
             if key in _TENSORS:
-                yield from _names(value, depth + 1, "as_tensor")
+                yield from _read_names(value, depth + 1, "as_tensor")
             elif key in _SIZES:
-                yield from _names(value, depth + 1, "as_sym_int")
+                yield from _read_names(value, depth + 1, "as_sym_int")
             elif kind and key in {"name", "as_name"}:
                 yield kind, _check_type(value, str, "a name")
 

@@ -68,12 +68,12 @@ def from_torch(
     if given and not any(each.numel() for each in given):
         raise UnsupportedGraphError("the tensors of the example are empty: give it at least one sample")
     if batch_size is None:
-        batch_size = _first_extent(arguments, keywords)
+        batch_size = _find_first_extent(arguments, keywords)
     title = name or type(module).__name__
     counts = parameter_counts(module)
     with read_mode(module):
         graph = _read(module, arguments, keywords, title, batch_size)
-    unread = _unread(graph, counts)
+    unread = _find_unread(graph, counts)
     if not unread:
         return graph
     with read_mode(module, as_trained=True):
@@ -81,15 +81,15 @@ def from_torch(
             trained = export.export(module, arguments, keywords, name=title, batch_size=batch_size)
         except GraphError:
             trained = graph
-    still_unread = _unread(trained, counts)
+    still_unread = _find_unread(trained, counts)
     if len(still_unread) < len(unread):
         only_there = [each for each in unread if each not in still_unread]
         numbers = sum(counts[each] for each in only_there)
-        note = f"taken as in training: {numbers} trainable numbers are used only there ({_named(only_there)})"
-        graph, unread = _noted(trained, note), still_unread
+        note = f"taken as in training: {numbers} trainable numbers are used only there ({_list_names(only_there)})"
+        graph, unread = _add_note(trained, note), still_unread
     if unread:
         numbers = sum(counts[each] for each in unread)
-        graph = _noted(graph, f"{numbers} trainable numbers of the network are never used ({_named(unread)})")
+        graph = _add_note(graph, f"{numbers} trainable numbers of the network are never used ({_list_names(unread)})")
     return graph
 
 
@@ -102,22 +102,22 @@ def _read(
         return export.export(module, arguments, keywords, name=name, batch_size=batch_size)
 
 
-def _unread(graph: WorkloadGraph, counts: Mapping[str, int]) -> list[str]:
+def _find_unread(graph: WorkloadGraph, counts: Mapping[str, int]) -> list[str]:
     """Return the trainable tensors that no operation has."""
     read = {parameter.name for operation in graph.operations for parameter in operation.parameters}
     return [name for name, count in counts.items() if count and name not in read]
 
 
-def _noted(graph: WorkloadGraph, note: str) -> WorkloadGraph:
+def _add_note(graph: WorkloadGraph, note: str) -> WorkloadGraph:
     return replace(graph, notes=(*graph.notes, note))
 
 
-def _named(names: Sequence[str]) -> str:
+def _list_names(names: Sequence[str]) -> str:
     more = len(names) - _MOST_NAMED
     return ", ".join(names[:_MOST_NAMED]) + (f" and {more} others" if more > 0 else "")
 
 
-def _first_extent(arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> int:
+def _find_first_extent(arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> int:
     for each in (*arguments, *keywords.values()):
         if isinstance(each, torch.Tensor) and each.dim() and each.shape[0]:
             return int(each.shape[0])

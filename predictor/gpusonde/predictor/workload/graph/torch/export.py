@@ -38,7 +38,7 @@ def build(factory: Callable[[], object]) -> nn.Module:
     Raises:
         UnsupportedGraphError: It returns something else, or fails; the cause is what it raised.
     """
-    module = _built(factory)
+    module = _build(factory)
     if not isinstance(module, nn.Module):
         raise UnsupportedGraphError(f"the factory returned {type(module).__name__}; it must return a torch.nn.Module")
     if any(isinstance(each, UninitializedTensorMixin) for each in (*module.parameters(), *module.buffers())):
@@ -48,8 +48,8 @@ def build(factory: Callable[[], object]) -> nn.Module:
     return module.to("meta")
 
 
-def _built(factory: Callable[[], object]) -> object:
-    """Whoever computes with tensors while building needs those, and whoever looks at weights needs weights."""
+def _build(factory: Callable[[], object]) -> object:
+    """Call the factory, giving tensors to who computes with them while building, and weights to who looks at them."""
     first: Exception | None = None
     for without in (lambda: torch.device("meta"), parameters_on_meta, contextlib.nullcontext):
         try:
@@ -74,7 +74,7 @@ def example(inputs: Sequence[tuple[Sequence[int], str]], batch_size: int) -> tup
 
 @contextlib.contextmanager
 def parameters_on_meta() -> Iterator[None]:
-    """Parameters lose their storage as soon as they are registered; other tensors keep theirs."""
+    """Let parameters lose their storage as soon as they are registered; other tensors keep theirs."""
     register = nn.Module.register_parameter
 
     def register_on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
@@ -120,23 +120,21 @@ def export(
         UnsupportedGraphError: It cannot be exported for another reason.
     """
     try:
-        with _quiet(), kept_as_is(module):
-            program = _exported(module, arguments, keywords)
+        with _silence(), kept_as_is(module):
+            program = _export(module, arguments, keywords)
     except Exception as error:
-        raise _explained(error) from error
+        raise _explain(error) from error
     return read_program(program, module, name=name, batch_size=batch_size)
 
 
-def _exported(
-    module: nn.Module, arguments: tuple[Any, ...], keywords: Mapping[str, Any]
-) -> torch.export.ExportedProgram:
+def _export(module: nn.Module, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> torch.export.ExportedProgram:
     try:
         program = torch.export.export(module, arguments, dict(keywords), strict=False)
     except RuntimeError as error:
         if _UNKNOWN_OUTPUT not in str(error):
             raise
         program = torch.export.export(_TensorsOnly(module), arguments, dict(keywords), strict=False)
-    if any(_operator_name(node.target) == _BATCHED for node in program.graph.nodes):
+    if any(_name_operator(node.target) == _BATCHED for node in program.graph.nodes):
         # Within torch.vmap the batch is hidden, and the work that it makes with it.
         program = program.run_decompositions({})
     return program
@@ -173,8 +171,8 @@ def read_program(
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """What torch warns, logs and prints of an export that fails is in the error too."""
+def _silence() -> Iterator[None]:
+    """Silence torch: what it warns, logs and prints of an export that fails is in the error too."""
     logger = logging.getLogger("torch.fx.experimental.symbolic_shapes")
     disabled = logger.disabled
     try:
@@ -201,14 +199,14 @@ class _ProgramReader:
         }
 
     def read(self) -> list[Key]:
-        """All nodes; returns what the network returns."""
+        """Read all nodes; return what the network returns."""
         return self._read_graph(self._program.graph_module, self._read_placeholder)
 
     def _read_graph(self, graph_module: fx.GraphModule, placeholder: Any) -> list[Key]:
         for node in graph_module.graph.nodes:
             shape = shape_of(node.meta.get("val"))
             if node.op == "output":
-                return list(_tensors_in(node.args))
+                return list(_find_tensors(node.args))
             if node.op == "placeholder":
                 placeholder(node, shape)
             elif node.op == "get_attr":
@@ -233,19 +231,19 @@ class _ProgramReader:
             self._builder.add_constant(node, shape)
 
     def _read_operator(self, graph_module: fx.GraphModule, node: fx.Node, shape: Shape | None) -> None:
-        name = _operator_name(node.target)
+        name = _name_operator(node.target)
         if name in _CHOICES:
             raise DataDependentGraphError(
                 f"the network chooses what to run while it runs ({name}): there is no single graph. Hand in one branch."
             )
-        inner = _inner_graph(graph_module, node)
+        inner = _find_inner_graph(graph_module, node)
         if inner is not None:
             self._read_inner(inner, node)
         elif shape is not None:
             self._add(node, name, shape)
 
     def _read_inner(self, inner: fx.GraphModule, node: fx.Node) -> None:
-        """A graph within the graph, as ``with torch.enable_grad()`` makes one: its nodes, in place."""
+        """Read a graph within the graph, as ``with torch.enable_grad()`` makes one: its nodes, in place."""
         given = iter([each for each in node.args if isinstance(each, fx.Node) and each.op != "get_attr"])
 
         def placeholder(each: fx.Node, shape: Shape | None) -> None:
@@ -260,9 +258,9 @@ class _ProgramReader:
         if name == "getitem" and node.args in self._parts:
             self._builder.add_view(node, self._parts[node.args], shape)
             return
-        arguments: list[Key | None] = list(_tensors_in((node.args, node.kwargs)))
+        arguments: list[Key | None] = list(_find_tensors((node.args, node.kwargs)))
         op_type = torch_op_type(name)
-        settings = _settings(node)
+        settings = _name_arguments(node)
         bare = torch_name(name)
         equation = settings.get("equation", "")
         if bare == "tensordot":
@@ -285,26 +283,26 @@ class _ProgramReader:
         )
 
 
-def _tensors_in(argument: Any) -> Iterator[fx.Node]:
-    """Nodes that are tensors, in order and as often as they occur."""
+def _find_tensors(argument: Any) -> Iterator[fx.Node]:
+    """Yield the nodes that are tensors, in order and as often as they occur."""
     if isinstance(argument, fx.Node):
         if shape_of(argument.meta.get("val")) is not None:
             yield argument
     elif isinstance(argument, tuple | list):
         for each in argument:
-            yield from _tensors_in(each)
+            yield from _find_tensors(each)
     elif isinstance(argument, Mapping):
-        yield from _tensors_in(list(argument.values()))
+        yield from _find_tensors(list(argument.values()))
 
 
-def _operator_name(target: Any) -> str:
+def _name_operator(target: Any) -> str:
     schema = getattr(target, "_schema", None)
     if schema is not None:
         return str(schema.name)
     return str(getattr(target, "__name__", target))
 
 
-def _settings(node: fx.Node) -> dict[str, Any]:
+def _name_arguments(node: fx.Node) -> dict[str, Any]:
     """Return the operator's arguments by the names of its schema."""
     schema = getattr(node.target, "_schema", None)
     if schema is None:
@@ -313,7 +311,7 @@ def _settings(node: fx.Node) -> dict[str, Any]:
     return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
 
 
-def _inner_graph(graph_module: fx.GraphModule, node: fx.Node) -> fx.GraphModule | None:
+def _find_inner_graph(graph_module: fx.GraphModule, node: fx.Node) -> fx.GraphModule | None:
     for each in node.args:
         if isinstance(each, fx.Node) and each.op == "get_attr":
             inner = getattr(graph_module, str(each.target), None)
@@ -322,7 +320,7 @@ def _inner_graph(graph_module: fx.GraphModule, node: fx.Node) -> fx.GraphModule 
     return None
 
 
-def _explained(error: BaseException) -> UnsupportedGraphError:
+def _explain(error: BaseException) -> UnsupportedGraphError:
     """Return what to tell the user of an export that failed."""
     cause: BaseException | None = error
     while cause is not None:
@@ -330,14 +328,14 @@ def _explained(error: BaseException) -> UnsupportedGraphError:
             return DataDependentGraphError(
                 "what the network runs depends on the values of its data (an if, a loop or a size): there is no single"
                 " graph. Hand in the part without it, or replace the choice by torch.where or by a constant."
-                f" torch says: {_first_line(cause)}"
+                f" torch says: {_cut_to_line(cause)}"
             )
         cause = cause.__cause__ or cause.__context__
     return UnsupportedGraphError(
         "torch.export could not read the network on this example. Check that network(*example) runs and that it is an"
-        f" ordinary module; otherwise hand in its ONNX file. torch says: {type(error).__name__}: {_first_line(error)}"
+        f" ordinary module; otherwise hand in its ONNX file. torch says: {type(error).__name__}: {_cut_to_line(error)}"
     )
 
 
-def _first_line(error: BaseException) -> str:
+def _cut_to_line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0][:300]

@@ -59,7 +59,7 @@ def parameter_names(module: nn.Module) -> dict[str, str]:
 
 
 def parameter_counts(module: nn.Module) -> dict[str, int]:
-    """Numbers in every trainable tensor, each once, by its first name.
+    """Count the numbers in every trainable tensor, each once, by its first name.
 
     Args:
         module: The network.
@@ -107,7 +107,7 @@ def kept_as_is(module: nn.Module) -> Iterator[None]:
     Args:
         module: The network.
     """
-    before = [(vars(each), dict(vars(each)), _collections_in(vars(each))) for each in module.modules()]
+    before = [(vars(each), dict(vars(each)), _copy_collections(vars(each))) for each in module.modules()]
     try:
         yield
     finally:
@@ -146,7 +146,7 @@ def shape_of(value: Any) -> Shape | None:
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Tensors in tuples, lists and mappings.
+    """Yield the tensors in tuples, lists and mappings.
 
     Args:
         value: What a network is given or returns; whatever else is in it is left out.
@@ -161,7 +161,7 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def move_to_device_of(module: nn.Module, example: Any) -> Any:
-    """The example's tensors, moved to the meta device if the module is there.
+    """Move the example's tensors to the meta device if the module is there.
 
     Args:
         module: The network.
@@ -173,7 +173,7 @@ def move_to_device_of(module: nn.Module, example: Any) -> Any:
     return _move_to_meta(example)
 
 
-def _collections_in(attributes: Mapping[str, Any]) -> list[tuple[Any, Any]]:
+def _copy_collections(attributes: Mapping[str, Any]) -> list[tuple[Any, Any]]:
     """Return what can be put back into lists, sets and mappings that a module holds."""
     return [(each, each.copy()) for each in attributes.values() if type(each) in {dict, OrderedDict, list, set}]
 
@@ -214,7 +214,7 @@ def trace(
     Raises:
         UnsupportedGraphError: Tracing fails, or would miss an operation or a trainable tensor.
     """
-    graph_module = _traced(module, arguments, keywords)
+    graph_module = _trace(module, arguments, keywords)
     builder = GraphBuilder(name, "fx")
     reader = _TraceReader(builder, module, graph_module)
     outputs = reader.read()
@@ -227,7 +227,7 @@ def trace(
     return graph
 
 
-def _traced(module: nn.Module, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> fx.GraphModule:
+def _trace(module: nn.Module, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> fx.GraphModule:
     try:
         bound = inspect.signature(module.forward).bind(*arguments, **keywords)
     except TypeError as error:
@@ -260,10 +260,10 @@ class _TraceReader:
         self._modules = dict(module.named_modules(remove_duplicate=False))
 
     def read(self) -> list[Key]:
-        """All nodes; returns what the network returns."""
+        """Read all nodes; return what the network returns."""
         for node in self._graph_module.graph.nodes:
             if node.op == "output":
-                return list(self._tensors_in(node.args))
+                return list(self._find_tensors(node.args))
             self._read(node)
         return []
 
@@ -294,7 +294,7 @@ class _TraceReader:
         padded = getattr(module, "padding_mode", "zeros") != "zeros"  # an operator of its own
         if operator_name is None or operator_name in _COMPOSITE or hooked or padded:
             raise UnsupportedGraphError(f"fx does not look into {type(module).__name__}")
-        arguments: list[Key] = list(self._tensors_in((node.args, node.kwargs)))
+        arguments: list[Key] = list(self._find_tensors((node.args, node.kwargs)))
         for name, parameter in module.named_parameters(recurse=False):
             key = ("parameter", f"{node.target}.{name}")
             self._builder.add_parameter(key, self._names[key[1]], tuple(parameter.shape))
@@ -311,21 +311,21 @@ class _TraceReader:
         )
 
     def _read_function(self, node: fx.Node, shape: Shape) -> None:
-        source, op_type = _named(node)
+        source, op_type = _name_operator(node)
         bare = torch_name(source)
         if bare in _COMPOSITE:
             raise UnsupportedGraphError(f"fx does not look into {bare}")
         if bare == "getitem" and _is_collection(node.args[0]):
             self._builder.add_view(node, node.args[0], shape)
             return
-        arguments: list[Key] = list(self._tensors_in(node.args))
-        keywords = sorted(node.kwargs, key=_keyword_rank)
-        arguments += self._tensors_in([node.kwargs[each] for each in keywords])
+        arguments: list[Key] = list(self._find_tensors(node.args))
+        keywords = sorted(node.kwargs, key=_rank_keyword)
+        arguments += self._find_tensors([node.kwargs[each] for each in keywords])
         if bare == "rmatmul":
             arguments.reverse()
         elif bare in PRODUCTS_WITH_A_SUM:
             arguments = [*arguments[1:], *arguments[:1]]
-        elif bare == "getitem" and (len(arguments) > 1 or _chooses(node.args[1])):
+        elif bare == "getitem" and (len(arguments) > 1 or _is_lookup(node.args[1])):
             op_type = Primitive.LOOKUP
         position = _GROUPS_POSITION.get(bare)
         groups = node.kwargs.get("groups", node.args[position] if position and len(node.args) > position else 1)
@@ -344,26 +344,26 @@ class _TraceReader:
             overwrites=is_in_place(source) or node.kwargs.get("inplace") is True or bare in _IN_PLACE_OPERATORS,
         )
 
-    def _tensors_in(self, argument: Any) -> Iterator[Key]:
-        """Nodes that are tensors, in order and as often as they occur; of those that are several, each."""
+    def _find_tensors(self, argument: Any) -> Iterator[Key]:
+        """Yield the nodes that are tensors, in order and as often as they occur; of those that are several, each."""
         if isinstance(argument, fx.Node):
             if _is_collection(argument):
-                yield from self._parts(argument, argument.meta["val"])
+                yield from self._find_parts(argument, argument.meta["val"])
             elif shape_of(argument.meta.get("val")) is not None:
                 yield argument
         elif isinstance(argument, tuple | list):
             for each in argument:
-                yield from self._tensors_in(each)
+                yield from self._find_tensors(each)
         elif isinstance(argument, Mapping):
-            yield from self._tensors_in(list(argument.values()))
+            yield from self._find_tensors(list(argument.values()))
         elif isinstance(argument, slice):
-            yield from self._tensors_in([argument.start, argument.stop, argument.step])
+            yield from self._find_tensors([argument.start, argument.stop, argument.step])
 
-    def _parts(self, node: fx.Node, value: Any, *place: int) -> Iterator[Key]:
+    def _find_parts(self, node: fx.Node, value: Any, *place: int) -> Iterator[Key]:
         """Return the tensors that an operator returned, as an LSTM its states, where they are handed on as one."""
         if isinstance(value, tuple | list):
             for number, each in enumerate(value):
-                yield from self._parts(node, each, *place, number)
+                yield from self._find_parts(node, each, *place, number)
         elif (shape := shape_of(value)) is not None:
             key = (node, *place)
             self._builder.add_view(key, node, shape)
@@ -375,13 +375,13 @@ def _is_collection(argument: Any) -> bool:
     return isinstance(argument, fx.Node) and isinstance(argument.meta.get("val"), tuple | list)
 
 
-def _chooses(index: Any) -> bool:
+def _is_lookup(index: Any) -> bool:
     """Tell whether it picks elements by their numbers, which copies them; a slice does not."""
     given = index if isinstance(index, tuple) else (index,)
     return any(isinstance(each, list | torch.Tensor) for each in given)
 
 
-def _named(node: fx.Node) -> tuple[str, OpType | None]:
+def _name_operator(node: fx.Node) -> tuple[str, OpType | None]:
     """Return what the user would call the operator, and what it is."""
     if node.op == "call_method":
         return str(node.target), torch_op_type(str(node.target))
@@ -393,6 +393,6 @@ def _named(node: fx.Node) -> tuple[str, OpType | None]:
     return (name if known else source), (torch_op_type(name) if known else None)
 
 
-def _keyword_rank(keyword: str) -> int:
-    """Keywords in the order of the positions that they stand for."""
+def _rank_keyword(keyword: str) -> int:
+    """Order keywords as the positions that they stand for."""
     return _FIRST_KEYWORDS.index(keyword) if keyword in _FIRST_KEYWORDS else len(_FIRST_KEYWORDS)
