@@ -11,7 +11,7 @@ from support.scripted_collector import ScriptedCollector
 from support.wire_agent import wait_until
 
 from gpusonde.agent import AgentConfig, ReplaySource, run_agent
-from gpusonde.agent.metrics import AgentFigures, AgentMetrics, RecordAges, SelfCounters
+from gpusonde.agent.metrics import AgentMetrics, RecordAges, SelfCounters
 from gpusonde.agent.sources.base import SourceStatistics
 from gpusonde.service.metrics import Distribution
 from gpusonde.service.reload import ReloadCounters
@@ -134,15 +134,13 @@ def test_every_counter_is_shown_under_its_agreed_name():
     registry = CollectorRegistry()
     registry.register(
         AgentMetrics(
-            AgentFigures(
-                counters=counters,
-                source=SourceStatistics(lag_s=0.25, hung_calls=1),
-                ages=ages,
-                reloads=ReloadCounters(succeeded=2, failed=1, last_successful=False),
-                version="1.2.3",
-                source_name="nvml",
-                spool_max_bytes=lambda: 1 << 20,
-            )
+            counters=counters,
+            source=SourceStatistics(lag_s=0.25, hung_calls=1),
+            ages=ages,
+            reloads=ReloadCounters(succeeded=2, failed=1, last_successful=False),
+            version="1.2.3",
+            source_name="nvml",
+            spool_max_bytes=lambda: 1 << 20,
         )
     )
     text = generate_latest(registry).decode()
@@ -158,9 +156,7 @@ def test_every_counter_is_shown_under_its_agreed_name():
 def test_without_a_certificate_there_is_no_expiry_to_alert_on():
     registry = CollectorRegistry()
     registry.register(
-        AgentMetrics(
-            AgentFigures(SelfCounters(), SourceStatistics(), RecordAges(), ReloadCounters(), "1", "nvml", lambda: 0)
-        )
+        AgentMetrics(SelfCounters(), SourceStatistics(), RecordAges(), ReloadCounters(), "1", "nvml", lambda: 0)
     )
     assert registry.get_sample_value("gpusonde_agent_certificate_expiry_timestamp_seconds") is None
     assert registry.get_sample_value("gpusonde_agent_spool_oldest_record_age_seconds") == 0

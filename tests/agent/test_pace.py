@@ -10,8 +10,9 @@ import pytest
 from gpusonde.agent.config import SourceConfig
 from gpusonde.agent.metrics import SelfCounters
 from gpusonde.agent.pace import AdaptivePace
-from gpusonde.agent.sampler import Sampler, SamplerClocks
+from gpusonde.agent.sampler import Sampler
 from gpusonde.agent.sources.base import (
+    Clocks,
     GpuDescription,
     GpuTicks,
     Reading,
@@ -49,7 +50,7 @@ class Host:
         self.pace = AdaptivePace(settings, METRICS, 2, self.counters)
 
     def run(self):
-        clocks = SamplerClocks(lambda: self.now_s, lambda: round(self.now_s * 1e9), lambda: self.processor_now_s)
+        clocks = Clocks(lambda: self.now_s, lambda: round(self.now_s * 1e9), lambda: self.processor_now_s)
         Sampler(self, self.inventory, self.pace, self, self.counters, clocks=clocks, wait=self.wait).run()
         return self
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from gpusonde.agent.metrics import SelfCounters
-from gpusonde.agent.sampler import Sampler, SamplerClocks
+from gpusonde.agent.sampler import Sampler
 from gpusonde.agent.sources.base import (
+    Clocks,
     GpuDescription,
     GpuEventKind,
     GpuTicks,
@@ -49,7 +50,7 @@ class World:
         self.counters = SelfCounters()
         self.sampler = Sampler(
             self, self.inventory, INTERVAL_S, self, self.counters,
-            clocks=SamplerClocks(lambda: self.now_s, self.wall_ns), wait=self.wait,
+            clocks=Clocks(lambda: self.now_s, self.wall_ns), wait=self.wait,
         )  # fmt: skip
 
     def wall_ns(self):

@@ -15,8 +15,9 @@ from gpusonde.agent import AgentConfig, ReplaySource, run_agent
 from gpusonde.agent.config import SourceConfig
 from gpusonde.agent.metrics import SelfCounters
 from gpusonde.agent.pace import AdaptivePace
-from gpusonde.agent.sampler import Sampler, SamplerClocks
+from gpusonde.agent.sampler import Sampler
 from gpusonde.agent.sources.base import (
+    Clocks,
     GpuDescription,
     GpuTicks,
     Reading,
@@ -44,7 +45,7 @@ class TracedGpu:
     def sampled(self, settings):
         counters = SelfCounters()
         pace = AdaptivePace(settings, self.metrics, 1, counters)
-        clocks = SamplerClocks(lambda: self.now_s, lambda: round(self.now_s * 1e9), lambda: 0.0)
+        clocks = Clocks(lambda: self.now_s, lambda: round(self.now_s * 1e9), lambda: 0.0)
         Sampler(self, self.inventory, pace, self, counters, clocks=clocks, wait=self.wait).run()
         values = dict(zip(self.trace.metrics, np.array(self.columns).T, strict=True))
         return Trace(np.array(self.times), values, gpu_uuid="GPU-a"), counters

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.metrics_core import Metric
 
-from gpusonde.agent.metrics import AgentFigures, AgentMetrics, RecordAges, SelfCounters
+from gpusonde.agent.metrics import AgentMetrics, RecordAges, SelfCounters
 from gpusonde.agent.sources.base import SourceStatistics
 from gpusonde.collector.metrics import CollectorCounters, CollectorFigures, CollectorMetrics, StoreFigures
 from gpusonde.collector.storage.store import StoreCounters
@@ -18,10 +18,10 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 def agent_metrics() -> list[Metric]:
-    figures = AgentFigures(
+    metrics = AgentMetrics(
         SelfCounters(), SourceStatistics(), RecordAges(), ReloadCounters(), "1", "nvml", spool_max_bytes=lambda: 1
     )
-    return list(AgentMetrics(figures).collect())
+    return list(metrics.collect())
 
 
 def collector_metrics() -> list[Metric]:

@@ -10,9 +10,9 @@ from support.fake_dcgm import engine as fake
 from support.fake_dcgm.engine import FakeEngine
 
 from gpusonde.agent.config import SourceConfig
-from gpusonde.agent.sources.base import SourceEvent, SourceInventory
+from gpusonde.agent.sources.base import Clocks, SourceEvent, SourceInventory
 from gpusonde.agent.sources.dcgm.bindings import load_bindings
-from gpusonde.agent.sources.dcgm.source import DcgmSource, HostProbes, SourceClock
+from gpusonde.agent.sources.dcgm.source import DcgmSource, HostProbes
 from gpusonde.errors import SourceUnavailableError
 from gpusonde.telemetry import MissingReason
 
@@ -56,12 +56,12 @@ class DcgmHost:
         for name, value in options.items():
             part = found if name in found else own if name in ("patience_s", "call_limit_s") else section
             part[name] = value
-        clock = SourceClock(
+        clocks = Clocks(
             wall_ns=lambda: round(self.engine.time_s * 1e9),
             monotonic=lambda: self.monotonic_s,
             sleep=self.advance,
         )
-        return DcgmSource(SourceConfig(**section), probes=HostProbes(**found), clock=clock, **own)
+        return DcgmSource(SourceConfig(**section), probes=HostProbes(**found), clocks=clocks, **own)
 
     def open(self, source: DcgmSource) -> SourceInventory:
         self._take(source.open())

@@ -17,7 +17,7 @@ from gpusonde.agent.batch import inventory_record
 from gpusonde.agent.config import AgentConfig
 from gpusonde.agent.host import HostLoadReader, describe_host
 from gpusonde.agent.jobs import JobParts, JobWatcher, make_watcher
-from gpusonde.agent.metrics import AgentFigures, AgentMetrics, RecordAges, SelfCounters
+from gpusonde.agent.metrics import AgentMetrics, RecordAges, SelfCounters
 from gpusonde.agent.pace import AdaptivePace
 from gpusonde.agent.sampler import Sampler
 from gpusonde.agent.sources.base import GpuSource, SourceInventory
@@ -334,15 +334,13 @@ class Agent:
 
     def _make_metrics(self) -> AgentMetrics:
         return AgentMetrics(
-            AgentFigures(
-                counters=self._counters,
-                source=self._source.statistics,
-                ages=self._ages,
-                reloads=self._supervisor.reloads,
-                version=importlib.metadata.version("gpusonde"),
-                source_name=self._inventory.source,
-                spool_max_bytes=lambda: self._spool.max_bytes,
-            )
+            counters=self._counters,
+            source=self._source.statistics,
+            ages=self._ages,
+            reloads=self._supervisor.reloads,
+            version=importlib.metadata.version("gpusonde"),
+            source_name=self._inventory.source,
+            spool_max_bytes=lambda: self._spool.max_bytes,
         )
 
     def _committed(self) -> None:

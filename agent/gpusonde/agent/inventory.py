@@ -11,10 +11,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from gpusonde.agent import cuda_attributes
 from gpusonde.agent.sources.base import GpuDescription, StaticAttribute, StaticOrigin
+from gpusonde.agent.sources.nvml.library import Nvml
 from gpusonde.errors import DriverCallError
 from gpusonde.telemetry import MissingReason
 
@@ -23,18 +24,6 @@ log = logging.getLogger(__name__)
 CudaAttributes = Mapping[str, Mapping[str, float]]
 
 _CUDA_TIMEOUT_S = 10.0
-
-
-class Caller(Protocol):
-    """The part of :class:`gpusonde.agent.sources.nvml.library.Nvml` that is needed here."""
-
-    def call(self, name: str, *arguments: Any) -> Any:
-        """Call a function of pynvml."""
-        ...
-
-    def text(self, name: str, *arguments: Any) -> str:
-        """Call a function that returns text."""
-        ...
 
 
 # Name, pynvml function, arguments after the handle, conversion. Clocks: 0 graphics, 1 SM, 2 memory.
@@ -59,7 +48,7 @@ _NVML_FIGURES: tuple[tuple[str, str, tuple[Any, ...], Callable[[Any], float]], .
 
 
 def describe_gpu(
-    nvml: Caller,
+    nvml: Nvml,
     handle: Any,
     gpu_uuid: str,
     index: int,
@@ -126,7 +115,7 @@ def read_cuda_attributes(
 
 
 def _figure(
-    nvml: Caller, handle: Any, function: str, arguments: tuple[Any, ...], convert: Callable[[Any], float]
+    nvml: Nvml, handle: Any, function: str, arguments: tuple[Any, ...], convert: Callable[[Any], float]
 ) -> float | None:
     try:
         return convert(nvml.call(function, handle, *arguments))

@@ -229,9 +229,9 @@ _DROP_REASONS = ("spool_full", "disk_full", "spool_corrupt", "too_large")
 _SLOWDOWN_REASONS = ("idle", "read_budget")
 
 
-@dataclass(frozen=True)
-class AgentFigures:
-    """What there is to tell.
+@dataclass(frozen=True, eq=False)
+class AgentMetrics:
+    """What the agent tells of itself; a collector for a ``CollectorRegistry``.
 
     Attributes:
         counters: Of all parts.
@@ -251,30 +251,16 @@ class AgentFigures:
     source_name: str
     spool_max_bytes: Callable[[], int]
 
-
-class AgentMetrics:
-    """A collector for a ``CollectorRegistry``.
-
-    Args:
-        figures: What there is to tell.
-    """
-
-    def __init__(self, figures: AgentFigures) -> None:
-        self._figures = figures
-
     def collect(self) -> Iterable[Metric]:
         """Read everything once."""
-        figures = self._figures
-        yield metrics.info(
-            f"{_PREFIX}_build_info", "What runs.", {"version": figures.version, "source": figures.source_name}
-        )
-        yield metrics.gauge(f"{_PREFIX}_gpus", "GPUs and MIG instances that are sampled.", figures.counters.gpus)
-        yield from self._sampling(figures.counters)
-        yield from self._source(figures.source)
-        yield from self._jobs(figures.counters)
-        yield from self._spool(figures.counters)
-        yield from self._uplink(figures.counters)
-        yield from figures.reloads.families(_PREFIX)
+        yield metrics.info(f"{_PREFIX}_build_info", "What runs.", {"version": self.version, "source": self.source_name})
+        yield metrics.gauge(f"{_PREFIX}_gpus", "GPUs and MIG instances that are sampled.", self.counters.gpus)
+        yield from self._sampling(self.counters)
+        yield from self._source(self.source)
+        yield from self._jobs(self.counters)
+        yield from self._spool(self.counters)
+        yield from self._uplink(self.counters)
+        yield from self.reloads.families(_PREFIX)
 
     def _sampling(self, counters: SelfCounters) -> Iterable[Metric]:
         yield metrics.counter(f"{_PREFIX}_ticks", "Ticks of one GPU each.", counters.ticks)
@@ -347,12 +333,12 @@ class AgentMetrics:
         yield metrics.gauge(
             f"{_PREFIX}_spool_max_bytes",
             "Size at which the oldest records are dropped.",
-            self._figures.spool_max_bytes(),
+            self.spool_max_bytes(),
         )
         yield metrics.gauge(
             f"{_PREFIX}_spool_oldest_record_age_seconds",
             "For how long the oldest record has waited for its acknowledgement; 0 when none waits.",
-            self._figures.ages.oldest_s(counters.acked_sequence, counters.last_sequence),
+            self.ages.oldest_s(counters.acked_sequence, counters.last_sequence),
         )
         yield metrics.counter(f"{_PREFIX}_records", "Records appended to the spool.", counters.records)
         yield metrics.counters(

@@ -22,7 +22,7 @@ from typing import Protocol
 
 from gpusonde.agent.metrics import SelfCounters
 from gpusonde.agent.pace import FixedPace, Pace
-from gpusonde.agent.sources.base import GpuEventKind, GpuSource, Reading, SourceEvent, SourceInventory
+from gpusonde.agent.sources.base import Clocks, GpuEventKind, GpuSource, Reading, SourceEvent, SourceInventory
 from gpusonde.service.health import Heartbeat
 
 # Slewing moves the clock by at most 0.5 ms per second; anything this large between two ticks is a step.
@@ -55,21 +55,6 @@ class SampleSink(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class SamplerClocks:
-    """The clocks that a sampler looks at.
-
-    Attributes:
-        monotonic: Seconds, never set back.
-        wall_ns: Unix time in nanoseconds.
-        processor: Seconds of processor time of the calling thread.
-    """
-
-    monotonic: Callable[[], float] = time.monotonic
-    wall_ns: Callable[[], int] = time.time_ns
-    processor: Callable[[], float] = time.thread_time
-
-
 class Sampler:
     """Reads one open source until it ends or is told to stop.
 
@@ -93,7 +78,7 @@ class Sampler:
         sink: SampleSink,
         counters: SelfCounters,
         *,
-        clocks: SamplerClocks | None = None,
+        clocks: Clocks | None = None,
         wait: Callable[[float], bool] | None = None,
         heartbeat: Heartbeat | None = None,
     ) -> None:
@@ -102,7 +87,7 @@ class Sampler:
         self._pace: Pace = FixedPace(pace) if isinstance(pace, (int, float)) else pace
         self._sink = sink
         self._counters = counters
-        self._clocks = clocks or SamplerClocks()
+        self._clocks = clocks or Clocks()
         self._stopping = threading.Event()
         self._wait = wait or self._pause
         self._heartbeat = heartbeat or Heartbeat("the sampler")

@@ -13,7 +13,6 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 log = logging.getLogger(__name__)
 
@@ -71,13 +70,6 @@ class Heartbeat:
         return f"{self._part} has not moved for {late_s:.0f} s" if late_s > self._tolerance_s else None
 
 
-class Notify(Protocol):
-    """See :func:`gpusonde.service.health.notify`."""
-
-    def __call__(self, *states: str) -> None:
-        """Send states in one message."""
-
-
 def watchdog_s(environment: Mapping[str, str], process_id: int) -> float | None:
     """Return the time after which systemd takes this process for dead, or None when it does not watch.
 
@@ -107,7 +99,7 @@ class Watchdog:
         check: Callable[[], str | None],
         status: Callable[[], str],
         *,
-        tell: Notify = notify,
+        tell: Callable[..., None] = notify,
     ) -> None:
         self._limit_s = limit_s
         self._check = check

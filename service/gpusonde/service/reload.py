@@ -17,7 +17,7 @@ from prometheus_client.metrics_core import Metric
 
 from gpusonde.service import metrics
 from gpusonde.service.config import Configuration, LogConfig, take_over
-from gpusonde.service.health import Notify, notify
+from gpusonde.service.health import notify
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class Reloader(Generic[_C]):
         apply: Callable[[_C, frozenset[str]], Awaitable[None]],
         counters: ReloadCounters,
         *,
-        tell: Notify = notify,
+        tell: Callable[..., None] = notify,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.config = running

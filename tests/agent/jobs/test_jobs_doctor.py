@@ -36,9 +36,12 @@ def test_each_source_names_the_jobs_that_it_knows(look, fake_nvml, tmp_path):
         child.kill()
         child.wait()
     assert [finding.usable for finding in found.values()] == [True, True, True]
-    assert [(o.gpu_uuid, o.job_id) for o in found["slurm"].owners] == [(fake_nvml.uuid(0), "4711")]
-    assert [(o.gpu_uuid, o.job_id) for o in found["kubernetes"].owners] == [(fake_nvml.uuid(1), "ns/pod")]
-    assert [o.gpu_uuid for o in found["processes"].owners] == [fake_nvml.uuid(1)]
+    jobs = {
+        name: {gpu: [o.job_id for o in of] for gpu, of in finding.owners.items()} for name, finding in found.items()
+    }
+    assert jobs["slurm"] == {fake_nvml.uuid(0): ["4711"]}
+    assert jobs["kubernetes"] == {fake_nvml.uuid(1): ["ns/pod"]}
+    assert list(jobs["processes"]) == [fake_nvml.uuid(1)]
 
 
 def test_what_is_not_there_or_off_is_told_with_what_to_do(look, fake_nvml, tmp_path):

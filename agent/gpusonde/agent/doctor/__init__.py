@@ -1,13 +1,12 @@
 """Says what can be sampled on this host, what cannot, and what to do about it."""
 
-from gpusonde.agent.doctor.examine import JobOwnerFinding, JobSourceFinding, examine, examine_jobs
+from gpusonde.agent.doctor.examine import JobSourceFinding, examine, examine_jobs
 from gpusonde.agent.doctor.findings import Diagnosis, GpuFinding, MetricFinding, SourceFinding
 from gpusonde.agent.doctor.system import SystemFacts, read_system
 
 __all__ = [
     "Diagnosis",
     "GpuFinding",
-    "JobOwnerFinding",
     "JobSourceFinding",
     "MetricFinding",
     "SourceFinding",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from gpusonde.agent.config import JobsConfig, SourceConfig
 from gpusonde.agent.doctor.findings import Diagnosis, GpuFinding, MetricFinding, SourceFinding, advise
 from gpusonde.agent.doctor.system import SystemFacts, read_system
 from gpusonde.agent.jobs.kubelet import KubeletPods
+from gpusonde.agent.jobs.ownership import Owners
 from gpusonde.agent.jobs.processes import ProcessOwners, ProcFolder
 from gpusonde.agent.jobs.sources import DRIVER_FOLDER, DeviceNames, JobSource, MappingFiles, read_minors
 from gpusonde.agent.sources.base import GpuDescription, GpuSource, ProcessReader, SourceInventory
@@ -32,21 +33,6 @@ _LOOKS = 3
 
 
 @dataclass(frozen=True)
-class JobOwnerFinding:
-    """A job on a GPU.
-
-    Attributes:
-        gpu_uuid: The GPU or MIG instance.
-        scheduler: Who gave it the GPU.
-        job_id: Its name there.
-    """
-
-    gpu_uuid: str
-    scheduler: str
-    job_id: str
-
-
-@dataclass(frozen=True)
 class JobSourceFinding:
     """One source of jobs.
 
@@ -54,13 +40,13 @@ class JobSourceFinding:
         name: Its name: "slurm", "kubernetes" or "processes".
         usable: It answers.
         reason: Why it does not, and what to do; empty when it does.
-        owners: The jobs it names now.
+        owners: The GPUs that have an owner now, and which.
     """
 
     name: str
     usable: bool
     reason: str = ""
-    owners: tuple[JobOwnerFinding, ...] = ()
+    owners: Owners = field(default_factory=dict)
 
 
 def examine_jobs(
@@ -132,10 +118,7 @@ def _ask(source: JobSource, now_ns: Callable[[], int]) -> JobSourceFinding:
             owners = source.owners(now_ns())
     except JobSourceError as error:
         return JobSourceFinding(source.name, usable=False, reason=str(error))
-    found = tuple(
-        JobOwnerFinding(gpu, owner.scheduler.value, owner.job_id) for gpu in sorted(owners) for owner in owners[gpu]
-    )
-    return JobSourceFinding(source.name, usable=True, owners=found)
+    return JobSourceFinding(source.name, usable=True, owners=owners)
 
 
 # Long enough for a tick that waits for late values; short enough to wait for at a terminal.

@@ -8,7 +8,8 @@ impossible figures, and zeros while the GPU works become missing values with a r
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -69,6 +70,23 @@ class ZeroGuard:
         self._renewed_s = now_s
         self._patience_s = min(2 * self._patience_s, _LONGEST_PATIENCE_S)
         return True
+
+
+@dataclass(frozen=True)
+class Clocks:
+    """The time as sampler and sources see it.
+
+    Attributes:
+        monotonic: Seconds, never set back.
+        wall_ns: Unix time in nanoseconds.
+        processor: Seconds of processor time of the calling thread.
+        sleep: Waits for seconds.
+    """
+
+    monotonic: Callable[[], float] = time.monotonic
+    wall_ns: Callable[[], int] = time.time_ns
+    processor: Callable[[], float] = time.thread_time
+    sleep: Callable[[float], None] = time.sleep
 
 
 TimeArray = npt.NDArray[np.int64]

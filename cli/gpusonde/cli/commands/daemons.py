@@ -172,9 +172,10 @@ def render_doctor(screen: Screen, diagnosis: Diagnosis, jobs: Sequence[JobSource
             _render_gpu(screen, gpu)
     for job_source in jobs:
         screen.heading(f"jobs from {job_source.name}: {'usable' if job_source.usable else 'not usable'}")
-        screen.line(job_source.reason or formatting.count(len(job_source.owners), "owner") + " of GPUs now")
-        for owner in job_source.owners:
-            screen.line(f"{owner.gpu_uuid}: job {owner.job_id} ({owner.scheduler})")
+        owners = _owners(job_source)
+        screen.line(job_source.reason or formatting.count(len(owners), "owner") + " of GPUs now")
+        for owner in owners:
+            screen.line(f"{owner['gpu_uuid']}: job {owner['job_id']} ({owner['scheduler']})")
     screen.heading(f"the agent would sample with {chosen.name}" if chosen else "nothing can be sampled on this host")
     for advice in diagnosis.advice:
         screen.note(f"- {advice}")
@@ -221,11 +222,16 @@ def _job_source(finding: JobSourceFinding) -> JobSourcePayload:
         "name": finding.name,
         "usable": finding.usable,
         "reason": finding.reason or None,
-        "owners": [
-            {"gpu_uuid": owner.gpu_uuid, "scheduler": owner.scheduler, "job_id": owner.job_id}
-            for owner in finding.owners
-        ],
+        "owners": _owners(finding),
     }
+
+
+def _owners(finding: JobSourceFinding) -> list[GpuOwnerPayload]:
+    return [
+        {"gpu_uuid": gpu, "scheduler": owner.scheduler.value, "job_id": owner.job_id}
+        for gpu, owners in sorted(finding.owners.items())
+        for owner in owners
+    ]
 
 
 def _gpu(gpu: GpuFinding) -> SampledGpuPayload:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +17,7 @@ from gpusonde.agent.config import SourceConfig
 from gpusonde.agent.inventory import CudaAttributes, read_cuda_attributes
 from gpusonde.agent.sources.base import (
     LASTING_REASONS,
+    Clocks,
     GpuDescription,
     GpuEventKind,
     Reading,
@@ -161,21 +161,6 @@ class HostProbes:
     cuda_attributes: Callable[[], CudaAttributes] = read_cuda_attributes
 
 
-@dataclass(frozen=True)
-class SourceClock:
-    """The time as a source sees it.
-
-    Attributes:
-        wall_ns: Unix time in nanoseconds.
-        monotonic: Seconds, never set back.
-        sleep: Waits for seconds.
-    """
-
-    wall_ns: Callable[[], int] = time.time_ns
-    monotonic: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
-
-
 class DcgmSource:
     """Reads every GPU and MIG instance that the engine shows.
 
@@ -188,7 +173,7 @@ class DcgmSource:
         patience_s: Seconds without an engine after which the source fails.
         call_limit_s: Seconds after which a request for values is given up; other calls may take three times as long.
         probes: What is found on this host beside the engine.
-        clock: The time, and waiting.
+        clocks: The time, and waiting.
     """
 
     name = "dcgm"
@@ -200,9 +185,9 @@ class DcgmSource:
         patience_s: float = math.inf,
         call_limit_s: float = _CALL_LIMIT_S,
         probes: HostProbes | None = None,
-        clock: SourceClock | None = None,
+        clocks: Clocks | None = None,
     ) -> None:
-        probes, clock = probes or HostProbes(), clock or SourceClock()
+        probes = probes or HostProbes()
         address = config.dcgm_address
         self.statistics = SourceStatistics()
         self._link = EngineLink(
@@ -215,7 +200,7 @@ class DcgmSource:
         self._slow_interval_s = config.slow_interval_s
         self._interval_s = config.interval_s
         self._probes = probes
-        self._clock = clock
+        self._clocks = clocks or Clocks()
         self._pause = ProfilingPause(config.profiler_pause_file)
         self._watches = Watches()
         self._stuck: dict[Watch, StuckWatch] = {}
@@ -272,7 +257,7 @@ class DcgmSource:
             SourceError: There was no engine for ``patience_s``, or it hangs again and again.
         """
         events: list[SourceEvent] = []
-        now_us = self._clock.wall_ns() // 1000
+        now_us = self._clocks.wall_ns() // 1000
         if now_us < self._last_us - _CLOCK_SET_BACK_US:
             for gpu in self._gpus:
                 gpu.restart()
@@ -311,11 +296,11 @@ class DcgmSource:
     def _open(self, engine: Engine) -> SourceInventory:
         found = find(engine, self._probes.load_nvml)
         watches = self._watch(engine, found.devices)
-        first = watches.first_values(min(self._interval_s, 0.1), self._clock.sleep)
+        first = watches.first_values(min(self._interval_s, 0.1), self._clocks.sleep)
         for _, value in first:
             _note_missing(value, watches.missing)
         self._cuda = self._probes.cuda_attributes()
-        now_s = self._clock.monotonic()
+        now_s = self._clocks.monotonic()
         inventory = self._make_inventory(found, now_s, [])
         for watch, value in first:
             for gpu in self._gpus_of.get(value.entity, ()):
@@ -324,8 +309,8 @@ class DcgmSource:
         return inventory
 
     def _watch(self, engine: Engine, devices: Sequence[DcgmDevice]) -> Watches:
-        self._watches = Planner(engine, devices, self._interval_s, self._slow_interval_s, self._clock.wall_ns).open()
-        now_s = self._clock.monotonic()
+        self._watches = Planner(engine, devices, self._interval_s, self._slow_interval_s, self._clocks.wall_ns).open()
+        now_s = self._clocks.monotonic()
         self._stuck = {watch: StuckWatch(self._interval_s, now_s) for watch in self._watches.fast}
         self._slow_due_s = -math.inf
         self._look_due_s = now_s + self._slow_interval_s
@@ -407,7 +392,7 @@ class DcgmSource:
                     events.append(SourceEvent(gpu.index, value.time_us * 1000, GpuEventKind.XID, xid))
         newest_us = max((value.time_us for value in values), default=0)
         if newest_us and watch in self._stuck:
-            self.statistics.lag_s = max(0.0, self._clock.wall_ns() / 1e9 - newest_us / 1e6)
+            self.statistics.lag_s = max(0.0, self._clocks.wall_ns() / 1e9 - newest_us / 1e6)
         return newest_us > 0
 
     def _follow_loss(self, gpu: DcgmGpu, value: EngineValue, events: list[SourceEvent]) -> None:
@@ -416,14 +401,14 @@ class DcgmSource:
         elif gpu.lost and value.time_us and not isinstance(value.number, MissingReason):
             gpu.lost = False
             gpu.restart()
-            events.append(SourceEvent(gpu.index, self._clock.wall_ns(), GpuEventKind.RECOVERED))
+            events.append(SourceEvent(gpu.index, self._clocks.wall_ns(), GpuEventKind.RECOVERED))
             log.warning("GPU %s answers again", gpu.key)
 
     def _lose(self, gpu: DcgmGpu, why: str, events: list[SourceEvent]) -> None:
         if gpu.lost:
             return
         gpu.lost = True
-        events.append(SourceEvent(gpu.index, self._clock.wall_ns(), GpuEventKind.LOST))
+        events.append(SourceEvent(gpu.index, self._clocks.wall_ns(), GpuEventKind.LOST))
         log.error("GPU %s is lost (%s); going on with the others", gpu.key, why)
 
     def _renew(self, watch: Watch, why: str) -> None:
