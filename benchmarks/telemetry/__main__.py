@@ -54,9 +54,8 @@ def agent_section(args: argparse.Namespace) -> list[str]:
         ("wake-ups of all threads", *both(lambda cost: f"{cost.wakeups_per_s:.0f} per second"), ""),
     ]
     text = (
-        f"`gpusonde agent`, {idle.gpus} GPUs, {idle.metrics} metrics, 10 Hz, over a stand-in for NVIDIA's library that "
-        f"answers at once: what the driver itself takes comes on top. {idle.seconds:.0f} s each: on cores that sleep "
-        "between two ticks, and on cores that other work keeps awake, as on a host that trains."
+        f"`gpusonde agent`, {idle.gpus} GPUs, {idle.metrics} metrics, 10 Hz, {idle.seconds:.0f} s each, over a "
+        "stand-in for NVIDIA's library that answers at once: what the driver itself takes comes on top."
     )
     columns = ("what", "cores asleep between ticks", "cores awake", "wanted at most")
     return ["## The agent on its host", "", text, "", *table(columns, rows)]
@@ -67,9 +66,9 @@ def spool_section(args: argparse.Namespace) -> list[str]:
     seconds = 2 if args.quick else 30
     text = (
         "The agent's segment files, and a table of SQLite (WAL, `synchronous=FULL`, a row a record, a checksum of ours "
-        f"in each) in their place: records of 8 GPUs, 25 metrics, 10 Hz, each committed; {seconds} s per load. What "
-        "damage does is an average over 400 spools of 150 to 600 records that were all committed. "
-        f"SQLite {sqlite3.sqlite_version}; why the segments stay: [0030](../decisions/0030-the-spool-is-our-own.md)."
+        f"in each): records of 8 GPUs, 25 metrics, 10 Hz, each committed; {seconds} s per load. Damage: the mean over "
+        f"400 spools of 150 to 600 committed records. SQLite {sqlite3.sqlite_version}; why the segments stay: "
+        "[0030](../decisions/0030-the-spool-is-our-own.md)."
     )
     return ["## The spool beside SQLite", "", text, "", *spool_engines.report(seconds), ""]
 
@@ -125,10 +124,7 @@ def tracking_section(args: argparse.Namespace) -> list[str]:
         (f"{s.from_s} to {s.to_s} s", f"{100 * s.cpu_share:.3f} % of a core", f"{1000 * s.cpu_share:.2f} cores")
         for s in stages
     ]
-    text = (
-        "One `EpochTracker` fed second by second with the 25 metrics (15 of them tell what a GPU does), by the age of "
-        "the run."
-    )
+    text = "One `EpochTracker` fed second by second with the 25 metrics, by the age of the run."
     columns = ("age of the run", "one GPU", "1,000 GPUs, all of that age")
     return ["## Looking for epochs", "", text, "", *table(columns, rows)]
 
@@ -140,9 +136,9 @@ def connections_section(args: argparse.Namespace) -> list[str]:
     rows = [(f"{seen.agents:,}", f"{seen.connected_ms:.0f} ms", str(seen.unacked), failures, f"{seen.cpu_s:.1f} s")]
     columns = ("agents", "greeted (99 %)", "records unacknowledged", "streams that ended", "CPU of the collector")
     text = (
-        f"A collector started with the usual soft limit of {connections.USUAL_LIMIT:,} open files, and agents with a "
-        "connection each that all come at once. The collector raises the limit and keeps files for itself; where the "
-        "hard limit is 1,024 it serves 768 agents and refuses the rest at once, which harms nobody else."
+        "Agents with a connection each that all come at once. The collector raises the usual soft limit of "
+        f"{connections.USUAL_LIMIT:,} open files; where the hard limit is 1,024 it serves 768 agents and refuses the "
+        "rest."
     )
     return ["## Many connections", "", text, "", *table(columns, rows)]
 
@@ -160,8 +156,7 @@ def shapes_section(args: argparse.Namespace) -> list[str]:
     columns = ("message", "messages per host and second", "bytes per sample", "server CPU per sample", "GPUs per core")
     text = (
         "The same samples (8 GPUs, 25 metrics, 10 Hz) through one `grpc.aio` server, up to arrays; ours with all "
-        "checks of the collector and decompression, the others with none. CPU of the server with gRPC; nothing is "
-        "stored."
+        "checks and decompression, the others with none. CPU of the server with gRPC."
     )
     return ["## Shapes of messages", "", text, "", *table(columns, rows)]
 

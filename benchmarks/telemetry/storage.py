@@ -45,8 +45,9 @@ An hour at 10 Hz, records of 8 GPUs and a second each, times that jitter by 0.3 
 3. the same without idle stretches, which is the worst case.
 
 A sample is one value of one metric; its bytes include times, sequences and footers. The bars are 1.6 bytes per sample
-after compaction, and 5 ms for an hour of one GPU and one metric, warm. Appends run beside compaction with a quarter of
-a core. An hour in the log means that no segment could be written for so long; a restart normally finds a minute of it.
+after compaction, and 5 ms for an hour of one GPU and one metric, warm (the same read again; *cold*: a fresh process,
+pages not cached; *footers*: these and pages cached, columns not). Compaction gets a quarter of a core. An hour in the
+log means that no segment could be written for so long; a restart normally finds a minute of it.
 
 """
 
@@ -110,7 +111,7 @@ def append_latencies(directory: Path, agents: Agents, seconds: int) -> list[tupl
         ended = compacts and not worker.is_alive()
         if compacts:
             worker.join()
-        what = f"one append of a second of all GPUs, {name}" + (" (it ended before)" if ended else "")
+        what = f"append of a second of all GPUs, {name}" + (" (it ended before)" if ended else "")
         rows += [
             (f"{what}, p{share}", Times(float(np.percentile(taken, share)), float(np.percentile(worked, share))))
             for share in (50, 99)
@@ -166,26 +167,24 @@ def read_latencies(directory: Path, agents: Agents, seconds: int, stage: str) ->
 
     rows.append(
         (
-            f"{stage}, one metric, cold: first read of a fresh process, pages not cached",
+            f"{stage}, one metric, cold",
             sorted(cold() for _ in range(7))[3],
         )
     )
     store = reopened(directory, cache_bytes=0)
     for uuid in agents.uuids:
         read(store, uuid, one)
-    rows.append(
-        (f"{stage}, one metric, footers and pages cached, columns not", timed(lambda: read(store, next(gpus), one)))
-    )
+    rows.append((f"{stage}, one metric, footers", timed(lambda: read(store, next(gpus), one))))
     rows.append(
         (
-            f"{stage}, all {len(agents.workload.metrics)} metrics, footers and pages cached",
+            f"{stage}, all {len(agents.workload.metrics)} metrics, footers",
             timed(lambda: read(store, next(gpus), None), 9),
         )
     )
     store.close()
     store = reopened(directory)
     read(store, agents.uuids[0], one)
-    rows.append((f"{stage}, one metric, warm: the same read again", timed(lambda: read(store, agents.uuids[0], one))))
+    rows.append((f"{stage}, one metric, warm", timed(lambda: read(store, agents.uuids[0], one))))
     store.close()
     return rows
 
@@ -218,7 +217,7 @@ def rpc_latencies(directory: Path, agents: Agents, seconds: int, stage: str) -> 
                 assert len(trace) == seconds * TICKS_PER_SECOND
 
             ask()
-            return [(f"{stage}, one metric, the query RPC with its client, again", timed(ask))]
+            return [(f"{stage}, one metric, warm, by RPC", timed(ask))]
     finally:
         stop.set()
         thread.join()
