@@ -50,11 +50,6 @@ def test_an_iteration_is_forward_then_backward_or_exchange_then_the_optimizer():
     assert found.mean_s == pytest.approx(0.45, abs=1e-9)
     assert (found.p50_s, found.p95_s) == pytest.approx((0.45, 0.45), abs=1e-9)
     assert found.optimizer_s == 0.05
-    line = simulator.time_line([DeviceGroup(curve(), 2, 16)])
-    assert (line.forward_end_s, line.backward_end_s, line.end_s) == pytest.approx((0.1, 0.3, 0.45), abs=1e-9)
-    assert line.ready_s.tolist() == pytest.approx([0.2, 0.3], abs=1e-9)
-    assert line.start_s.tolist() == pytest.approx([0.2, 0.3], abs=1e-9)
-    assert line.finish_s.tolist() == pytest.approx([0.3, 0.4], abs=1e-9)
 
 
 def test_an_exchange_that_hides_behind_the_backward_pass_costs_nothing():
@@ -68,7 +63,6 @@ def test_an_exchange_that_hides_behind_the_backward_pass_costs_nothing():
 def test_one_device_exchanges_nothing():
     simulator = IterationSimulator(assumed_trace(1e9), Wire(1.0))
     assert simulator.estimate([DeviceGroup(curve(), 1, 16)]).mean_s == pytest.approx(0.3, abs=1e-9)
-    assert simulator.time_line([DeviceGroup(curve(), 1, 16)]).end_s == pytest.approx(0.3, abs=1e-9)
 
 
 def test_the_slowest_group_decides():
@@ -138,9 +132,8 @@ def test_a_batch_size_that_no_probe_covers_is_said():
 
 def test_iterations_that_do_not_exist_are_refused():
     simulator = IterationSimulator(assumed_trace(1e8), Wire(1e9))
-    for ask in (simulator.estimate, simulator.time_line):
-        with pytest.raises(ValueError, match="needs a device"):
-            ask([])
+    with pytest.raises(ValueError, match="needs a device"):
+        simulator.estimate([])
     with pytest.raises(ValueError, match="one device or more"):
         DeviceGroup(curve(), 0, 16)
     with pytest.raises(ValueError, match="above zero"):

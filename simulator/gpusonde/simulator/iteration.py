@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 from scipy.special import ndtri
 
-from gpusonde.simulator.communication import BandwidthSharing, simulate_communication, simulate_communications
+from gpusonde.simulator.communication import BandwidthSharing, simulate_communications
 from gpusonde.simulator.compute import ComputeCurve, ComputeLatency
 from gpusonde.simulator.gradients import FloatArray, GradientTrace, ring_traffic_bytes
 
@@ -100,27 +100,6 @@ class IterationEstimate:
     uncertainty_s: float = 0.0
 
 
-@dataclass(frozen=True)
-class TimeLine:
-    """One iteration at typical latencies, seconds from its start.
-
-    Attributes:
-        forward_end_s: End of the forward pass.
-        backward_end_s: End of the backward pass.
-        ready_s: Shape (n,), when each bucket is ready.
-        start_s: Shape (n,), when its transfer begins.
-        finish_s: Shape (n,), when it ends.
-        end_s: End of the iteration.
-    """
-
-    forward_end_s: float
-    backward_end_s: float
-    ready_s: FloatArray
-    start_s: FloatArray
-    finish_s: FloatArray
-    end_s: float
-
-
 class IterationSimulator:
     """Simulates iterations of one job.
 
@@ -182,29 +161,6 @@ class IterationSimulator:
             optimizer_s=self._optimizer_s,
             extrapolated=any(bool(latency.extrapolated[0]) for latency in latencies),
             uncertainty_s=self._uncertainty_s(latencies, world_size),
-        )
-
-    def time_line(self, groups: Sequence[DeviceGroup]) -> TimeLine:
-        """Return one iteration in which every device and the network do as they typically do.
-
-        Raises:
-            ValueError: No groups.
-        """
-        world_size = _world_size(groups)
-        latencies = [group.curve.predict(group.batch_size) for group in groups]
-        forward_s = max(float(latency.forward_s[0]) for latency in latencies)
-        backward_s = max(float(latency.backward_s[0]) for latency in latencies)
-        ready = self._trace.ready_fractions * backward_s
-        if world_size == 1:
-            start = finish = ready
-        else:
-            bandwidth = self._network.bus_bandwidth(self._trace.bucket_bytes, world_size)
-            traffic = ring_traffic_bytes(self._trace.bucket_bytes, world_size)
-            found = simulate_communication(ready, traffic, bandwidth.bytes_per_second, self._sharing)
-            start, finish = found.start_s, found.finish_s
-        end_s = forward_s + max(backward_s, float(finish.max())) + self._optimizer_s
-        return TimeLine(
-            forward_s, forward_s + backward_s, forward_s + ready, forward_s + start, forward_s + finish, end_s
         )
 
     def _uncertainty_s(self, latencies: Sequence[ComputeLatency], world_size: int) -> float:

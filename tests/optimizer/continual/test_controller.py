@@ -16,7 +16,6 @@ from gpusonde.optimizer.continual import (
     Controller,
     Decision,
     DecisionKind,
-    EpochProgress,
     Machine,
     Notice,
     NoticeKind,
@@ -334,10 +333,8 @@ def test_progress_from_detected_epochs_projects_the_end_of_a_job_that_nobody_ins
     task = problem(deadline_s=6 * HOUR)
     controller = Controller(replace(task, offers=(SURE,)), TableSteps(OFFERS, LATENCIES), cloud)
     controller.attach(Plan((Group("sure", 1, 64),)), ["m"])
-    epochs = EpochProgress(iterations_per_epoch=100)
-    for epoch in range(6):
-        epochs.report(epoch, 200.0 * (epoch + 1))
-    controller.observe_epochs(epochs)
+    ends_s = [200.0 * epoch for epoch in range(1, 7)]
+    controller.observe_epochs([math.nan, *reversed(ends_s)], iterations_per_epoch=100)
     recommendation = controller.step(1200.0).recommendation
     assert recommendation.remaining_iterations == 6600
     assert recommendation.projection is not None

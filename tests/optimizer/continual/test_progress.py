@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from gpusonde.optimizer.continual import EpochProgress, ProgressWindow, project
+from gpusonde.optimizer.continual import ProgressWindow, project
 
 
 def test_a_steady_job_has_its_rate_and_a_narrow_interval() -> None:
@@ -111,46 +111,3 @@ def test_a_projection_has_its_optimistic_end_first() -> None:
     projection = project(5.0, 10.0, throughput)
     assert projection.low_s < projection.end_s < projection.high_s
     assert projection.end_s == pytest.approx(15.0)
-
-
-def test_detected_epochs_are_progress() -> None:
-    epochs = EpochProgress(100, offset_s=1000.0)
-    for index in range(5):
-        epochs.report(index, 60.0 * (index + 1))
-    window = epochs.window()
-    assert epochs.completed == 500
-    assert window.completed == 500
-    assert window.latest_s == 1300.0
-    throughput = window.throughput()
-    assert throughput is not None
-    assert throughput.mean == pytest.approx(100 / 60)
-
-
-def test_an_epoch_that_is_corrected_or_withdrawn_changes_the_progress() -> None:
-    epochs = EpochProgress(100)
-    for index in range(4):
-        epochs.report(index, 60.0 * (index + 1))
-    epochs.report(3, 250.0)
-    assert epochs.completed == 400
-    assert epochs.window().latest_s == 250.0
-    assert epochs.withdraw(3)
-    assert epochs.completed == 300
-    assert not epochs.withdraw(3)
-    assert not epochs.withdraw(99)
-    assert not epochs.report(7, math.nan)
-
-
-def test_epochs_of_a_long_run_are_counted_but_not_all_kept() -> None:
-    epochs = EpochProgress(10, capacity=16)
-    for index in range(5000):
-        epochs.report(index, 30.0 * (index + 1))
-    assert epochs.completed == 50_000
-    assert len(epochs.window(1e9)) <= 16
-    assert epochs.window().completed == 50_000
-    assert not epochs.report(5001, 10.0), "too old to be corrected"
-
-
-@pytest.mark.parametrize("iterations", [0, -1, math.nan, math.inf])
-def test_an_epoch_without_iterations_is_refused(iterations: float) -> None:
-    with pytest.raises(ValueError, match="iterations"):
-        EpochProgress(iterations)

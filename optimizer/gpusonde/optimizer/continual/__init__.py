@@ -10,17 +10,8 @@ from gpusonde.optimizer.continual.options import (
     checkpoint_interval_s,
     expected_run,
 )
-from gpusonde.optimizer.continual.progress import (
-    Clock,
-    EpochProgress,
-    ProgressWindow,
-    Projection,
-    RealClock,
-    SimulatedClock,
-    Throughput,
-    project,
-)
-from gpusonde.optimizer.continual.runtime import Runtime, Trainer
+from gpusonde.optimizer.continual.progress import ProgressWindow, Projection, Throughput, project
+from gpusonde.optimizer.continual.runtime import Clock, Runtime, Trainer
 
 __all__ = [
     "Clock",
@@ -30,7 +21,6 @@ __all__ = [
     "Controller",
     "Decision",
     "DecisionKind",
-    "EpochProgress",
     "ExpectedRun",
     "Machine",
     "Notice",
@@ -38,11 +28,9 @@ __all__ = [
     "PreemptionRates",
     "ProgressWindow",
     "Projection",
-    "RealClock",
     "Recommendation",
     "ReportedCloud",
     "Runtime",
-    "SimulatedClock",
     "Throughput",
     "Trainer",
     "checkpoint_interval_s",

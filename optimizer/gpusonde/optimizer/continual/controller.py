@@ -19,7 +19,7 @@ from gpusonde.optimizer.continual.candidates import CandidateFinder, JobState, P
 from gpusonde.optimizer.continual.fleet import Cloud, Fleet, Losses
 from gpusonde.optimizer.continual.options import ContinualOptions, PreemptionRates
 from gpusonde.optimizer.continual.policy import Policy, PolicyDecision
-from gpusonde.optimizer.continual.progress import EpochProgress, ProgressWindow, Projection, Throughput, project
+from gpusonde.optimizer.continual.progress import ProgressWindow, Projection, Throughput, project
 from gpusonde.optimizer.problem import Billing, MachineOffer, Plan, Problem
 from gpusonde.optimizer.step_times import StepTimes
 
@@ -234,10 +234,22 @@ class Controller:
             self._completed = self.window.completed
         return taken
 
-    def observe_epochs(self, epochs: EpochProgress) -> None:
-        """Take progress from detected epochs instead of reported iterations."""
-        self.window = epochs.window(self.options.window_s, confidence=self.options.confidence)
-        self._completed = min(epochs.completed, float(self.problem.iterations))
+    def observe_epochs(self, ends_s: Sequence[float], iterations_per_epoch: float, before: float = 0.0) -> None:
+        """Take progress from detected epochs instead of reported iterations.
+
+        What lies between two ends is not known and counts for nothing, so that a window holds three epochs at least,
+        however long. The window is built afresh, since an epoch that is withdrawn changes every count after it.
+
+        Args:
+            ends_s: When the epochs that stand have ended; ends that are not finite are left out.
+            iterations_per_epoch: Iterations of one epoch.
+            before: Iterations before the first of these epochs.
+        """
+        self.window = ProgressWindow(self.options.window_s, confidence=self.options.confidence)
+        finite = sorted(filter(math.isfinite, ends_s))
+        for count, end_s in enumerate(finite, start=1):
+            self.window.observe(end_s, before + count * iterations_per_epoch)
+        self._completed = min(before + len(finite) * iterations_per_epoch, float(self.problem.iterations))
 
     def attach(self, plan: Plan, machines: Sequence[str]) -> None:
         """Take over a job that runs already, on machines that the cloud lists."""

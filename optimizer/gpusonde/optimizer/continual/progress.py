@@ -1,72 +1,16 @@
 """``ProgressWindow``: how fast a job advances of late, with the 95 % bound of it (Srifty, section 4.5).
 
-It is fed by what the job reports, or by ``EpochProgress``: iterations from epochs that were detected from outside,
-without instrumentation. ``Clock`` counts a job's seconds, real or simulated.
+It is fed by what the job reports, or by the ends of epochs that were detected from outside, without instrumentation.
 """
 
 from __future__ import annotations
 
 import math
-import time
 from collections import deque
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
 
 from scipy.special import stdtrit
-
-
-class Clock(Protocol):
-    """Counts seconds; its zero is where the job's deadline counts from."""
-
-    def now_s(self) -> float:
-        """Return the seconds since the clock's zero."""
-        ...
-
-    def wait_until(self, time_s: float) -> None:
-        """Return when ``time_s`` has come; at once when it has passed."""
-        ...
-
-
-class RealClock:
-    """The monotonic clock of this host.
-
-    Args:
-        elapsed_s: What the clock shows now; above zero for a job that was started before.
-    """
-
-    def __init__(self, elapsed_s: float = 0.0) -> None:
-        self._zero_s = time.monotonic() - elapsed_s
-
-    def now_s(self) -> float:
-        """Return the seconds since the clock's zero."""
-        return time.monotonic() - self._zero_s
-
-    def wait_until(self, time_s: float) -> None:
-        """Sleep until ``time_s``."""
-        time.sleep(max(0.0, time_s - self.now_s()))
-
-
-class SimulatedClock:
-    """A clock that only moves when it is told to.
-
-    Args:
-        start_s: What it shows at first.
-    """
-
-    def __init__(self, start_s: float = 0.0) -> None:
-        self._now_s = float(start_s)
-
-    def now_s(self) -> float:
-        """Return the seconds since the clock's zero."""
-        return self._now_s
-
-    def wait_until(self, time_s: float) -> None:
-        """Move the clock to ``time_s``; a time that has passed leaves it where it is."""
-        if not math.isfinite(time_s):
-            raise ValueError(f"a simulated clock cannot wait until {time_s}")
-        self._now_s = max(self._now_s, time_s)
-
 
 # The spread that rates have at the least, so that two equal ones do not look certain.
 _LEAST_SPREAD = 0.01
@@ -214,77 +158,3 @@ def project(now_s: float, remaining: float, throughput: Throughput) -> Projectio
         return now_s if remaining <= 0 else now_s + remaining / rate if rate > 0 else math.inf
 
     return Projection(end(throughput.mean), end(throughput.high), end(throughput.low))
-
-
-class EpochProgress:
-    """Turns the epochs of a run into observations of progress.
-
-    A detector reports epochs as they end, corrects their ends and withdraws some (``EpochEvent`` of the epoch detector:
-    pass ``epoch.index``, ``epoch.end_s``). Progress is the number of epochs that stand, times the iterations of
-    an epoch; what lies between two ends is not known and counts for nothing, so that a window holds three epochs at
-    least, however long.
-
-    Memory is bounded: of epochs older than the latest ``capacity`` only their number is kept.
-
-    Args:
-        iterations_per_epoch: Iterations of one epoch.
-        offset_s: Added to the detector's times to get the job's clock.
-        capacity: How many of the latest epochs can still be corrected.
-    """
-
-    def __init__(self, iterations_per_epoch: float, *, offset_s: float = 0.0, capacity: int = 256) -> None:
-        if not (math.isfinite(iterations_per_epoch) and iterations_per_epoch > 0):
-            raise ValueError(f"an epoch has iterations, not {iterations_per_epoch}")
-        if capacity < 4:
-            raise ValueError(f"four epochs or more are kept, not {capacity}")
-        self._per_epoch = float(iterations_per_epoch)
-        self._offset_s = offset_s
-        self._capacity = capacity
-        self._ends_s: dict[int, float] = {}
-        self._settled = 0
-        self._settled_end_s = -math.inf
-
-    @property
-    def completed(self) -> float:
-        """Iterations in the epochs that stand."""
-        return (self._settled + len(self._ends_s)) * self._per_epoch
-
-    def report(self, index: int, end_s: float) -> bool:
-        """Take an epoch, new or corrected.
-
-        Args:
-            index: Identifies it within the run.
-            end_s: Its end, on the detector's time.
-
-        Returns:
-            False when it was left out: its end is not finite, or it is older than what can be corrected.
-        """
-        if not math.isfinite(end_s) or end_s + self._offset_s <= self._settled_end_s:
-            return False
-        self._ends_s[index] = end_s + self._offset_s
-        if len(self._ends_s) > self._capacity:
-            first = min(self._ends_s, key=self._ends_s.__getitem__)
-            self._settled_end_s = self._ends_s.pop(first)
-            self._settled += 1
-        return True
-
-    def withdraw(self, index: int) -> bool:
-        """Take back an epoch that turned out to be none.
-
-        Returns:
-            False when it is unknown or too old to be corrected.
-        """
-        if index not in self._ends_s:
-            return False
-        del self._ends_s[index]
-        return True
-
-    def window(self, window_s: float = 300.0, *, confidence: float = 0.95) -> ProgressWindow:
-        """Return the epochs' ends as observations of progress.
-
-        It is built afresh, since an epoch that is withdrawn changes every count after it.
-        """
-        window = ProgressWindow(window_s, confidence=confidence)
-        for number, end_s in enumerate(sorted(self._ends_s.values()), start=self._settled + 1):
-            window.observe(end_s, number * self._per_epoch)
-        return window

@@ -9,8 +9,19 @@ from typing import Protocol
 from gpusonde.errors import CloudError
 from gpusonde.optimizer.continual.controller import Controller, Decision, DecisionKind
 from gpusonde.optimizer.continual.fleet import Cloud
-from gpusonde.optimizer.continual.progress import Clock
 from gpusonde.optimizer.problem import Plan
+
+
+class Clock(Protocol):
+    """Counts seconds; its zero is where the job's deadline counts from."""
+
+    def now_s(self) -> float:
+        """Return the seconds since the clock's zero."""
+        ...
+
+    def wait_until(self, time_s: float) -> None:
+        """Return when ``time_s`` has come; at once when it has passed."""
+        ...
 
 
 class Trainer(Protocol):

@@ -6,7 +6,6 @@ A watched job's machines are started and ended by somebody else, who reports the
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,6 @@ from gpusonde.documents import ListOf, Number, Whole, parse, parse_json, to_plai
 from gpusonde.errors import DocumentError, ProblemError
 from gpusonde.optimizer.continual.controller import Controller, Decision, DecisionKind
 from gpusonde.optimizer.continual.fleet import Machine, Notice, NoticeKind, ReportedCloud
-from gpusonde.optimizer.continual.progress import EpochProgress, ProgressWindow
 from gpusonde.optimizer.documents.problem import (
     PARETO_FORMAT,
     ProblemDocument,
@@ -166,7 +164,8 @@ class JobWatch:
             raise DocumentError(
                 "samples_per_epoch", "is missing; without it epochs do not say how many iterations are done"
             )
-        self._controller.observe_epochs(_Epochs(self._per_epoch, ends_s, older, self._before))
+        before = self._before + older * self._per_epoch
+        self._controller.observe_epochs(ends_s[-MOST_EPOCHS:], self._per_epoch, before)
 
     def machines(
         self,
@@ -275,25 +274,6 @@ class JobWatch:
             "remaining_iterations": iterations - completed,
             "throughput": None if throughput is None else to_plain(throughput),
         }
-
-
-class _Epochs(EpochProgress):
-    """Epochs that all stand as they are."""
-
-    def __init__(self, per_epoch: float, ends_s: Sequence[float], older: int, before: float) -> None:
-        super().__init__(per_epoch)
-        self._before = before + older * per_epoch
-        self._ends = sorted(end_s for end_s in ends_s[-MOST_EPOCHS:] if math.isfinite(end_s))
-
-    @property
-    def completed(self) -> float:
-        return self._before + len(self._ends) * self._per_epoch
-
-    def window(self, window_s: float = 300.0, *, confidence: float = 0.95) -> ProgressWindow:
-        window = ProgressWindow(window_s, confidence=confidence)
-        for count, end_s in enumerate(self._ends, start=1):
-            window.observe(end_s, self._before + count * self._per_epoch)
-        return window
 
 
 def _solve(problem: Problem, steps: StepTimes) -> Solution:
